@@ -1,0 +1,247 @@
+"""The gradient-matching term of Theorem 1 as a PyMC distribution."""
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+from pymc.distributions.dist_math import check_parameters
+from pymc.distributions.distribution import Continuous, SymbolicRandomVariable
+from pymc.distributions.shape_utils import rv_size_is_none
+from pymc.initial_point import make_initial_point_expression
+from pymc.pytensorf import normalize_rng_param
+from pytensor.graph.replace import clone_replace
+from pytensor.graph.traversal import ancestors
+from pytensor.tensor.random.utils import normalize_size_param
+from pytensor.tensor.variable import TensorConstant, TensorVariable
+
+from pymc_gradmatch import spectral
+from pymc_gradmatch.gp import StateGP
+from pymc_gradmatch.kernels import EVALUATE_ONCE
+from pymc_gradmatch.ode import ODE
+
+__all__ = ["GradientMatchingODE", "gradient_mismatch"]
+
+
+def gradient_mismatch(ode: ODE, x: TensorVariable, theta, gp: StateGP) -> TensorVariable:
+    r"""Write :math:`f(x, \theta) / s - D \tilde x`, in standardised units per time.
+
+    Parameters
+    ----------
+    ode : ODE
+        The right-hand side f, evaluated in the data's units.
+    x : TensorVariable
+        States in the data's units, shape ``(..., time, state)``.
+    theta : mapping of str to tensor_like, or sequence
+        Parameters.
+    gp : StateGP
+        The Gaussian processes that give D, and the scale s of the data.
+
+    Returns
+    -------
+    TensorVariable
+        Shape ``(..., time, state)``.
+    """
+    standardised = (x - gp.mean) / gp.scale
+    slope = spectral.per_state(pt.as_tensor(gp.operators().D), standardised)
+    return ode(gp.t, x, theta) / gp.scale - slope
+
+
+class GradientMatchingODERV(SymbolicRandomVariable):
+    """The random variable behind :class:`GradientMatchingODE`; draws under every backend."""
+
+    name = "gradient_matching_ode"
+    extended_signature = "[rng],[size],(t,k),(k,t,t),(k,t)->[rng],(t,k)"
+    _print_name = ("GradientMatchingODE", r"\operatorname{GradientMatchingODE}")
+
+    @classmethod
+    def rv_op(cls, mismatch, vectors, variances, *, size=None, rng=None):
+        """Build the random variable from the parameters of its distribution."""
+        rng = normalize_rng_param(rng)
+        size = normalize_size_param(size)
+        batch = tuple(mismatch.shape[:-2]) if rv_size_is_none(size) else tuple(size)
+        next_rng, noise = spectral.draw(rng, batch, vectors, variances)
+        inputs = [rng, size, mismatch, vectors, variances]
+        return cls(inputs=inputs, outputs=[next_rng, mismatch + noise])(*inputs)
+
+
+class GradientMatchingODE(Continuous):
+    r"""The ODE as a constraint on the states: the last factor of Theorem 1.
+
+    Two experts speak of the derivatives: the ODE says :math:`f(x, \theta)`,
+    the Gaussian process says :math:`N(D x, A)`, and they may differ by a
+    tolerance :math:`\gamma`.  Their mismatch, per state and in standardised
+    units, is
+
+    .. math::
+
+        g = f(x, \theta) / s - D \tilde x \;\sim\; N(0, A + \gamma I), \qquad
+        \tilde x = (x - m) / s
+
+    (Wenk et al. 2019, Theorem 1, with the mean :math:`m` and scale :math:`s`
+    of the data).  The variable is ``N(g, A + gamma I)``, observed at zero,
+    normalising constants included, so that :math:`\gamma` may be random.
+
+    Parameters
+    ----------
+    ode : ODE
+        The right-hand side.
+    x : tensor_like of float
+        States in the data's units, shape ``(time, state)`` or ``(..., time,
+        state)``: what ``gp.prior("x")`` returns.
+    theta : mapping of str to tensor_like of float
+        One scalar for each of ``ode.params``.
+    gp : StateGP
+        The Gaussian processes of the states, in the order of ``ode.states``.
+    gamma : tensor_like of float
+        *Variance* of the mismatch, in (standardised state / time) squared,
+        positive.  The paper calls it a standard deviation but adds it
+        unsquared to the covariance.
+
+    Raises
+    ------
+    ValueError
+        Before any sampling, if shapes, names, gamma or the covariance do not
+        fit, or if the right-hand side is not finite where samplers start.
+
+    Notes
+    -----
+    In a model, ``observed`` is zero and ``dims`` are ``("time", "state")`` by
+    default.  Posterior predictive draws of the variable are replicated
+    mismatches.
+
+    References
+    ----------
+    .. [1] Wenk, P. et al. (2019). Fast Gaussian process based gradient matching
+       for parameter identification in systems of nonlinear ODEs. *AISTATS*.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm, pymc_gradmatch as gm
+    >>> decay = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
+    >>> t = np.linspace(0, 4, 9)
+    >>> gp = gm.StateGP(t, np.exp(-t)[:, None], [pm.gp.cov.ExpQuad(1, ls=2.0)], sigma=0.1)
+    >>> with pm.Model() as model:
+    ...     theta = {"rate": pm.HalfNormal("rate", 1.0)}
+    ...     x = gp.prior("x")
+    ...     g = gm.GradientMatchingODE("gradient_match", decay, x, theta, gp=gp, gamma=0.1)
+    >>> model.observed_RVs
+    [gradient_match]
+    """
+
+    rv_type = GradientMatchingODERV
+    rv_op = GradientMatchingODERV.rv_op
+
+    def __new__(cls, name, ode, x, theta, *, gp, gamma, observed=None, dims=None, **kwargs):
+        """Add the constraint to the model on the stack."""
+        model = pm.modelcontext(None)
+        x = pt.as_tensor(x)
+        if dims is None and x.ndim == 2 and {"time", "state"} <= set(model.coords):
+            dims = ("time", "state")
+        _check_names(ode, gp)
+        _check_shape(x, gp)
+        _check_start(model, ode, x, theta, gp)
+        if observed is None:
+            observed = np.zeros(x.type.shape)
+        return super().__new__(
+            cls, name, ode, x, theta, gp=gp, gamma=gamma, observed=observed, dims=dims, **kwargs
+        )
+
+    @classmethod
+    def dist(cls, ode, x, theta, *, gp, gamma, **kwargs):
+        """Make the distribution outside a model; arguments as for the class."""
+        x = pt.as_tensor(x)
+        _check_names(ode, gp)
+        _check_shape(x, gp)
+        spectrum = spectral.spectrum(gp.operators().A)
+        variances = _tolerant_variances(spectrum.variances, gamma, gp)
+        mismatch = gradient_mismatch(ode, x, theta, gp)
+        return super().dist([mismatch, pt.as_tensor(spectrum.vectors), variances], **kwargs)
+
+    def support_point(rv, size, mismatch, vectors, variances):
+        if rv_size_is_none(size):
+            return mismatch
+        return pt.broadcast_to(mismatch, (*size, *mismatch.shape[-2:]))
+
+    def logp(value, mismatch, vectors, variances):
+        return check_parameters(
+            spectral.log_density(value - mismatch, vectors, variances),
+            variances > 0,
+            msg="gamma > 0",
+        )
+
+
+def _tolerant_variances(variances, gamma, gp: StateGP) -> TensorVariable:
+    """Return the eigenvalues of A + gamma I, shape ``(state, time)``."""
+    gamma = pt.as_tensor(gamma, dtype="float64" if np.isscalar(gamma) else None)
+    if gamma.ndim != 0:
+        msg = f"gamma has {gamma.ndim} dimensions; expected one number."
+        raise ValueError(msg)
+    if isinstance(gamma, TensorConstant):
+        if not (np.isfinite(gamma.data) and gamma.data > 0):
+            msg = (
+                f"gamma is {gamma.data:g}; expected a positive variance, in (standardised state / "
+                "time) squared. The paper uses 0.3 for Lotka-Volterra, 3e-4 for FitzHugh-Nagumo."
+            )
+            raise ValueError(msg)
+        total = variances + gamma.data
+        singular = (total <= spectral.smallest_reliable(total)).any(axis=-1)
+        if singular.any():
+            states = [gp.states[k] for k in np.flatnonzero(singular)]
+            msg = (
+                f"A + gamma I is not positive definite for state {states} with gamma = "
+                f"{gamma.data:g}. Use a larger gamma, or a rougher kernel (Matern52)."
+            )
+            raise ValueError(msg)
+    # Rounding leaves eigenvalues of A slightly below zero; A itself has none.
+    return np.maximum(variances, 0) + gamma
+
+
+def _check_names(ode: ODE, gp: StateGP):
+    if len(ode.states) != len(gp.states):
+        msg = (
+            f"the ODE has {len(ode.states)} states {list(ode.states)}, the Gaussian process "
+            f"{len(gp.states)}; expected one column of y per state of the ODE."
+        )
+        raise ValueError(msg)
+    numbered = tuple(range(len(gp.states)))
+    if gp.states not in (numbered, ode.states):
+        msg = (
+            f"the columns of y are {list(gp.states)}, the states of the ODE {list(ode.states)}; "
+            "expected the same names in the same order."
+        )
+        raise ValueError(msg)
+
+
+def _check_shape(x: TensorVariable, gp: StateGP):
+    expected = gp.y.shape
+    if x.ndim < 2 or any(
+        given not in (None, wanted)
+        for given, wanted in zip(x.type.shape[-2:], expected, strict=True)
+    ):
+        msg = (
+            f"x has shape {x.type.shape}; expected (..., time, state) = (..., {expected[0]}, "
+            f'{expected[1]}), the grid of the Gaussian process: x = gp.prior("x").'
+        )
+        raise ValueError(msg)
+
+
+def _check_start(model: pm.Model, ode: ODE, x, theta, gp: StateGP):
+    """Evaluate the right-hand side where samplers start; NaN there helps nobody."""
+    f = ode(gp.t, x, theta)
+    upstream = set(ancestors([f]))
+    free = [rv for rv in model.free_RVs if rv in upstream]
+    start = make_initial_point_expression(
+        free_rvs=free,
+        rvs_to_transforms={},
+        initval_strategies=model.rvs_to_initial_values,
+    )
+    values = clone_replace([f], dict(zip(free, start, strict=True)))[0].eval(mode=EVALUATE_ONCE)
+    if np.isfinite(values).all():
+        return
+    *_, row, column = np.argwhere(~np.isfinite(values))[0]
+    msg = (
+        f"the right-hand side of state {ode.states[column]!r} is {values[..., row, column]} at "
+        f"t = {gp.t[row]:g} where sampling starts (states at the Gaussian process' posterior mean, "
+        "parameters at their support point). Choose priors that keep it finite, start elsewhere "
+        "with `initval`, or write the ODE for transformed states, for example logarithms."
+    )
+    raise ValueError(msg)

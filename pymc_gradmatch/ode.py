@@ -1,0 +1,301 @@
+"""Right-hand sides: written once by the user, used as a graph and as a function."""
+
+import warnings
+from collections import namedtuple
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from keyword import iskeyword
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+from numpy.typing import ArrayLike, NDArray
+from pytensor.gradient import jacobian
+from pytensor.tensor.variable import TensorVariable
+from scipy.integrate import ODEintWarning, odeint
+
+__all__ = ["ODE"]
+
+RTOL = 1e-8
+MAX_STEPS = 5000  # between two output times; a solution that blows up needs more
+
+
+class ODE:
+    r"""A system of ordinary differential equations, :math:`\dot x = f(t, x, \theta)`.
+
+    Parameters
+    ----------
+    rhs : callable
+        ``rhs(t, x, theta)``, written with :mod:`pymc.math` or
+        :mod:`pytensor.tensor` functions.  ``x`` and ``theta`` are named tuples:
+        unpack them, or use ``x.prey`` and ``theta.alpha``.  Returns one
+        expression per state, as a tuple or list in the order of ``states`` or
+        as a dict by state name.
+    states : sequence of str
+        Names of the states.
+    params : sequence of str
+        Names of the parameters.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If a name is not usable, or if the right-hand side, called once on
+        symbolic dummies, fails or returns something else than one scalar
+        expression per state.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc_gradmatch as gm
+    >>> decay = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
+    >>> decay
+    ODE(states=['mass'], params=['rate'])
+    >>> decay.solve([0.0, 1.0, 2.0], x0=[1.0], theta=[0.5])[:, 0].round(4)
+    array([1.    , 0.6065, 0.3679])
+    """
+
+    def __init__(
+        self,
+        rhs: Callable,
+        states: Sequence[str],
+        params: Sequence[str],
+    ):
+        self.rhs = rhs
+        self.states = _checked_names(states, "states")
+        self.params = _checked_names(params, "params")
+        self._State = namedtuple("State", self.states)
+        self._Param = namedtuple("Param", self.params)
+        n_time = 7
+        x = pt.tensor("x", shape=(n_time, len(self.states)), dtype="float64")
+        t = pt.tensor("t", shape=(n_time,), dtype="float64")
+        self(t, x, [pt.scalar(name, dtype="float64") for name in self.params])
+
+    def __repr__(self) -> str:
+        return f"ODE(states={list(self.states)}, params={list(self.params)})"
+
+    def __call__(self, t, x, theta) -> TensorVariable:
+        """Write the right-hand side as a PyTensor graph.
+
+        Parameters
+        ----------
+        t : tensor_like of float
+            Times, shape ``(time,)``.
+        x : tensor_like of float
+            States, shape ``(..., time, state)``.
+        theta : mapping of str to tensor_like, or sequence in the order of ``params``
+            Parameters; each broadcasts against ``(..., time)``.
+
+        Returns
+        -------
+        TensorVariable
+            Derivatives of the states, shape ``(..., time, state)``, in the
+            units of x / time.
+        """
+        x = pt.as_tensor(x)
+        theta = [pt.as_tensor(value) for value in self.ordered_params(theta)]
+        columns = [x[..., k] for k in range(len(self.states))]
+        try:
+            result = self.rhs(pt.as_tensor(t), self._State(*columns), self._Param(*theta))
+        except Exception as error:
+            msg = (
+                f"calling the right-hand side of {self!r} on symbolic tensors raised "
+                f"{type(error).__name__}: {error}. It is called as rhs(t, x, theta) with "
+                f"x = ({', '.join(self.states)}) and theta = ({', '.join(self.params)}). Use "
+                "pm.math or pytensor.tensor functions: numpy's and math's do not work on tensors, "
+                "nor do `if`, `max` and comparisons (use pm.math.switch)."
+            )
+            raise TypeError(msg) from error
+        derivatives = [
+            self._checked_derivative(state, value, columns[0])
+            for state, value in zip(self.states, self._ordered_result(result), strict=True)
+        ]
+        return pt.stack(derivatives, axis=-1)
+
+    def ordered_params(self, theta) -> list:
+        """Return parameters in the order of ``params``, from a mapping or a sequence."""
+        if isinstance(theta, Mapping):
+            missing = [name for name in self.params if name not in theta]
+            unknown = [name for name in theta if name not in self.params]
+            if missing or unknown:
+                msg = (
+                    f"theta lacks {missing} and has unknown {unknown}; "
+                    f"the parameters are {list(self.params)}."
+                )
+                raise ValueError(msg)
+            return [theta[name] for name in self.params]
+        values = list(theta)
+        if len(values) != len(self.params):
+            msg = f"theta has {len(values)} values; expected one for each of {list(self.params)}."
+            raise ValueError(msg)
+        return values
+
+    def _ordered_result(self, result) -> list:
+        if isinstance(result, Mapping):
+            missing = [name for name in self.states if name not in result]
+            unknown = [name for name in result if name not in self.states]
+            if missing or unknown:
+                msg = (
+                    f"the right-hand side returns no derivative of {missing} and one of unknown "
+                    f"{unknown}; the states are {list(self.states)}."
+                )
+                raise ValueError(msg)
+            return [result[name] for name in self.states]
+        if not isinstance(result, tuple | list):
+            msg = (
+                f"the right-hand side returns a {type(result).__name__}; expected a tuple, a list "
+                f"or a dict with one expression for each of {list(self.states)}."
+            )
+            raise TypeError(msg)
+        if len(result) != len(self.states):
+            msg = (
+                f"the right-hand side returns {len(result)} expressions; expected "
+                f"{len(self.states)}, one for each of {list(self.states)}."
+            )
+            raise ValueError(msg)
+        return list(result)
+
+    def _checked_derivative(self, state, value, column) -> TensorVariable:
+        try:
+            value = pt.as_tensor(value)
+        except (TypeError, ValueError, NotImplementedError) as error:
+            msg = (
+                f"the derivative of state {state!r} is a {type(value).__name__}; expected a "
+                "number or an expression in t, x and theta written with pm.math functions."
+            )
+            raise TypeError(msg) from error
+        fits = value.ndim <= column.ndim and all(
+            n in (1, m) or n is None or m is None
+            for n, m in zip(value.type.shape[::-1], column.type.shape[::-1], strict=False)
+        )
+        if not fits:
+            msg = (
+                f"the derivative of state {state!r} has shape {value.type.shape} where the state "
+                f"has shape {column.type.shape}; expected one value per time. Index into vectors, "
+                "and sum over states by name."
+            )
+            raise ValueError(msg)
+        return value + pt.zeros_like(column)
+
+    def solve(self, t: ArrayLike, x0: ArrayLike, theta) -> NDArray[np.float64]:
+        """Integrate the ODE numerically with LSODA, relative tolerance 1e-8.
+
+        Parameters
+        ----------
+        t : array_like of float
+            Increasing times, shape ``(time,)``.
+        x0 : array_like of float
+            States at ``t[0]``, shape ``(state,)`` or ``(draw, state)``.
+        theta : mapping of str to array_like, or array_like
+            Parameters: numbers or arrays of shape ``(draw,)`` by name, or an
+            array of shape ``(param,)`` or ``(draw, param)``.
+
+        Returns
+        -------
+        array of float
+            Trajectories, shape ``(time, state)``, or ``(draw, time, state)``
+            when ``x0`` or ``theta`` have a draw axis.
+
+        Warns
+        -----
+        UserWarning
+            If the integration of some draws failed; their trajectories are NaN.
+
+        Examples
+        --------
+        >>> import pymc_gradmatch as gm
+        >>> decay = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
+        >>> decay.solve([0.0, 1.0], x0=[[1.0], [2.0]], theta={"rate": 0.5}).shape
+        (2, 2, 1)
+        """
+        t = np.asarray(t, dtype=float)
+        if t.ndim != 1 or len(t) < 2 or not (np.diff(t) > 0).all():
+            msg = f"t has shape {t.shape}; expected at least two strictly increasing times."
+            raise ValueError(msg)
+        x0 = np.asarray(x0, dtype=float)
+        if isinstance(theta, Mapping):
+            theta = np.stack(np.broadcast_arrays(*self.ordered_params(theta)), axis=-1)
+        theta = np.asarray(theta, dtype=float)
+        expected = {"x0": (x0, self.states), "theta": (theta, self.params)}
+        for name, (values, names) in expected.items():
+            if values.ndim not in (1, 2) or values.shape[-1] != len(names):
+                msg = (
+                    f"{name} has shape {values.shape}; expected ({len(names)},) or "
+                    f"(draw, {len(names)}), in the order {list(names)}."
+                )
+                raise ValueError(msg)
+        if x0.ndim == theta.ndim == 1:
+            return self._solve_draws(t, x0[None], theta[None])[0]
+        n_draws = np.broadcast_shapes(x0.shape[:-1], theta.shape[:-1])
+        return self._solve_draws(
+            t,
+            np.broadcast_to(x0, (*n_draws, x0.shape[-1])),
+            np.broadcast_to(theta, (*n_draws, theta.shape[-1])),
+        )
+
+    def _solve_draws(self, t, x0, theta) -> NDArray[np.float64]:
+        trajectories = np.full((len(x0), len(t), len(self.states)), np.nan)
+        for draw, (start, parameters) in enumerate(zip(x0, theta, strict=True)):
+            solution = self._integrate(t, start, parameters)
+            if solution is not None:
+                trajectories[draw] = solution
+        n_failed = int(np.isnan(trajectories).any(axis=(1, 2)).sum())
+        if n_failed:
+            warnings.warn(
+                f"the numerical integration of {n_failed} of {len(x0)} draws failed; their "
+                "trajectories are NaN. The parameters may lie where the ODE diverges.",
+                UserWarning,
+                stacklevel=3,
+            )
+        return trajectories
+
+    def _integrate(self, t, x0, theta) -> NDArray[np.float64] | None:
+        derivative, jac = self._compiled
+        # The absolute tolerance follows the size of the states, which may be tiny.
+        size = max(np.abs(x0).max(), np.finfo(float).tiny)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ODEintWarning)
+            solution, report = odeint(
+                lambda time, x: derivative(np.asarray(time), x, theta),
+                x0,
+                t,
+                Dfun=lambda time, x: jac(np.asarray(time), x, theta),
+                tfirst=True,
+                rtol=RTOL,
+                atol=1e-2 * RTOL * size,
+                mxstep=MAX_STEPS,
+                full_output=True,
+            )
+        succeeded = report["message"] == "Integration successful."
+        return solution if succeeded and np.isfinite(solution).all() else None
+
+    @cached_property
+    def _compiled(self):
+        t = pt.scalar("t", dtype="float64")
+        x = pt.vector("x", dtype="float64", shape=(len(self.states),))
+        theta = pt.vector("theta", dtype="float64", shape=(len(self.params),))
+        f = self(t[None], x[None], [theta[i] for i in range(len(self.params))])[0]
+        return tuple(
+            pytensor.function([t, x, theta], out, on_unused_input="ignore", trust_input=True)
+            for out in (f, jacobian(f, x, vectorize=True))
+        )
+
+
+def _checked_names(names: Sequence[str], what: str) -> tuple[str, ...]:
+    if isinstance(names, str):
+        msg = f"{what} is the string {names!r}; expected a list of names."
+        raise TypeError(msg)
+    names = tuple(names)
+    unusable = [
+        name
+        for name in names
+        if not (isinstance(name, str) and name.isidentifier())
+        or iskeyword(name)
+        or name.startswith("_")
+    ]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if not names or unusable or repeated:
+        msg = (
+            f"{what} are {list(names)}; expected distinct Python names. "
+            f"Unusable: {unusable}, repeated: {repeated}."
+        )
+        raise ValueError(msg)
+    return names

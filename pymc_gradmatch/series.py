@@ -1,0 +1,99 @@
+"""Checks of the user's time series, made once, before anything is computed from them."""
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+__all__ = ["as_observations", "as_times", "state_names"]
+
+# Kernels see times through differences of squares: beyond this many sampling
+# intervals from zero, rounding spoils the distances between neighbours.
+FARTHEST_START = 1e6
+
+
+def as_times(t: ArrayLike) -> NDArray[np.float64]:
+    """Return the times as a read-only vector, or say what is wrong with them."""
+    times = np.array(t, dtype=float)
+    if times.ndim != 1:
+        msg = f"t has shape {times.shape}; expected one dimension, one entry per observation time."
+        raise ValueError(msg)
+    if times.size < 3:
+        msg = f"t has {times.size} times; gradient matching needs at least three."
+        raise ValueError(msg)
+    if not np.isfinite(times).all():
+        where = np.flatnonzero(~np.isfinite(times)).tolist()
+        msg = f"t is not finite at index {where}; drop those observations or mend their times."
+        raise ValueError(msg)
+    steps = np.diff(times)
+    if (steps < 0).any():
+        where = int(np.argmax(steps < 0))
+        msg = (
+            f"t is not sorted: t[{where}] = {times[where]:g} comes before "
+            f"t[{where + 1}] = {times[where + 1]:g}. Sort t and the rows of y together, "
+            "for example order = np.argsort(t); t, y = t[order], y[order]."
+        )
+        raise ValueError(msg)
+    if (steps == 0).any():
+        where = int(np.argmax(steps == 0))
+        msg = (
+            f"t repeats the time {times[where]:g} (index {where} and {where + 1}). Expected each "
+            "time once: average the replicates, or give each its own likelihood in the model."
+        )
+        raise ValueError(msg)
+    if np.abs(times).max() > FARTHEST_START * np.median(steps):
+        msg = (
+            f"t starts at {times[0]:g}, more than {FARTHEST_START:g} sampling intervals from zero, "
+            "where kernels lose their precision. Count time from the start: t - t[0]."
+        )
+        raise ValueError(msg)
+    times.flags.writeable = False
+    return times
+
+
+def as_observations(y: ArrayLike, t: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the observations as a read-only ``(time, state)`` array, or say what is wrong."""
+    values = np.array(y, dtype=float)
+    if values.ndim != 2 or len(values) != len(t) or values.shape[1] == 0:
+        hint = ""
+        if values.ndim == 1:
+            hint = " For a single state pass y[:, None]."
+        elif values.ndim == 2 and values.shape[1] == len(t):
+            hint = " Pass y.T."
+        msg = (
+            f"y has shape {values.shape}; expected (time, state) with {len(t)} times, "
+            f"one row for each entry of t.{hint}"
+        )
+        raise ValueError(msg)
+    unobserved = np.isnan(values).all(axis=0)
+    if unobserved.any():
+        msg = (
+            f"y has no observation of state {np.flatnonzero(unobserved).tolist()} (all NaN). "
+            "Unobserved states are not supported yet; every state needs data."
+        )
+        raise ValueError(msg)
+    if np.isinf(values).any():
+        row, column = np.argwhere(np.isinf(values))[0].tolist()
+        msg = f"y is infinite at time index {row}, state {column}; expected finite numbers."
+        raise ValueError(msg)
+    if np.isnan(values).any():
+        row, column = np.argwhere(np.isnan(values))[0].tolist()
+        msg = (
+            f"y has {int(np.isnan(values).sum())} missing values (NaN), the first at time index "
+            f"{row}, state {column}. Missing observations are not supported yet: drop the times "
+            "at which a state was not observed."
+        )
+        raise ValueError(msg)
+    constant = np.ptp(values, axis=0) == 0
+    if constant.any():
+        msg = (
+            f"y is constant (zero variance) for state {np.flatnonzero(constant).tolist()}: it says "
+            "nothing about a rate of change. Leave that state out and put its value into the ODE."
+        )
+        raise ValueError(msg)
+    values.flags.writeable = False
+    return values
+
+
+def state_names(y: ArrayLike, n_states: int) -> tuple:
+    """Return the column names of a table, or numbers for a plain array."""
+    columns = getattr(y, "columns", None)
+    return tuple(range(n_states)) if columns is None else tuple(columns)

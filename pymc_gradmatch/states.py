@@ -1,0 +1,127 @@
+"""The prior of the states, N(x | mu, C), as a PyMC distribution."""
+
+import pytensor.tensor as pt
+from pymc.distributions.dist_math import check_parameters
+from pymc.distributions.distribution import Continuous, SymbolicRandomVariable
+from pymc.distributions.shape_utils import rv_size_is_none
+from pymc.distributions.transforms import _default_transform
+from pymc.logprob.transforms import Transform
+from pymc.pytensorf import normalize_rng_param
+from pytensor.tensor.random.utils import normalize_size_param
+
+from pymc_gradmatch import spectral
+
+__all__ = ["StatePrior", "StatePriorRV"]
+
+
+class StatePriorRV(SymbolicRandomVariable):
+    """The random variable behind :class:`StatePrior`; draws under every PyTensor backend."""
+
+    name = "state_prior"
+    extended_signature = "[rng],[size],(k),(k),(k,t,t),(k,t),(t,k)->[rng],(t,k)"
+    _print_name = ("StatePrior", r"\operatorname{StatePrior}")
+
+    @classmethod
+    def rv_op(cls, mean, scale, vectors, variances, start, *, size=None, rng=None):
+        rng = normalize_rng_param(rng)
+        size = normalize_size_param(size)
+        draw_size = None if rv_size_is_none(size) else tuple(size)
+        next_rng, standardised = spectral.draw(rng, draw_size, vectors, variances)
+        inputs = [rng, size, mean, scale, vectors, variances, start]
+        return cls(inputs=inputs, outputs=[next_rng, mean + scale * standardised])(*inputs)
+
+
+class Standardized(Transform):
+    """Samplers move standardised states: one unit is one standard deviation of the data.
+
+    Step sizes and start-up jitter then mean the same in every problem.
+    """
+
+    name = "standardized"
+    ndim_supp = 2
+
+    def forward(self, value, rng, size, mean, scale, *_):
+        """Return the standardised states."""
+        return (value - mean) / scale
+
+    def backward(self, value, rng, size, mean, scale, *_):
+        """Return the states in the data's units."""
+        return mean + scale * value
+
+    def log_jac_det(self, value, rng, size, mean, scale, *_):
+        """Return log |d states / d standardised|, of batch shape."""
+        n_time = value.shape[-2]
+        return n_time * (pt.zeros(value.shape[:-2]) + pt.log(scale).sum(axis=-1))
+
+
+class StatePrior(Continuous):
+    r"""States on a grid of times with a Gaussian process prior each.
+
+    .. math::
+
+        x_k = \mu_k + s_k \tilde x_k, \qquad
+        \tilde x_k \sim N(0, C_k), \qquad C_k = V_k\,\mathrm{diag}(v_k)\,V_k^\top
+
+    with the mean :math:`\mu_k` and the scale :math:`s_k` of the data.  This is
+    the second factor of Theorem 1 of Wenk et al. (2019) in the data's units.
+    :meth:`StateGP.prior <pymc_gradmatch.StateGP.prior>` makes it; it is rarely
+    needed by itself.
+
+    Parameters
+    ----------
+    mean, scale : tensor_like of float
+        Shape ``(state,)``, in the data's units; scales are positive.
+    vectors : tensor_like of float
+        Eigenvectors of each C, in columns, shape ``(state, time, time)``.
+    variances : tensor_like of float
+        Eigenvalues of each C, shape ``(state, time)``, positive.
+    start : tensor_like of float
+        Where samplers start, shape ``(time, state)``, in the data's units.  It
+        takes no part in the density.
+
+    Notes
+    -----
+    The value has shape ``(time, state)``.  Samplers see the standardised
+    states.
+
+    References
+    ----------
+    .. [1] Wenk, P. et al. (2019). Fast Gaussian process based gradient matching
+       for parameter identification in systems of nonlinear ODEs. *AISTATS*.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm, pymc_gradmatch as gm
+    >>> from pymc_gradmatch.states import StatePrior
+    >>> unit = {"mean": [0.0], "scale": [1.0], "start": np.zeros((3, 1))}
+    >>> x = StatePrior.dist(vectors=np.eye(3)[None], variances=np.ones((1, 3)), **unit)
+    >>> float(pm.logp(x, np.zeros((3, 1))).eval().round(4))  # three standard normals
+    -2.7568
+    """
+
+    rv_type = StatePriorRV
+    rv_op = StatePriorRV.rv_op
+
+    @classmethod
+    def dist(cls, mean, scale, vectors, variances, start, **kwargs):
+        """Make the distribution outside a model."""
+        parameters = [mean, scale, vectors, variances, start]
+        return super().dist([pt.as_tensor(p) for p in parameters], **kwargs)
+
+    def support_point(rv, size, mean, scale, vectors, variances, start):
+        if rv_size_is_none(size):
+            return start
+        return pt.broadcast_to(start, (*size, *start.shape))
+
+    def logp(value, mean, scale, vectors, variances, start):
+        standardised = (value - mean) / scale
+        density = spectral.log_density(standardised, vectors, variances)
+        jacobian = value.shape[-2] * pt.log(scale).sum(axis=-1)
+        return check_parameters(
+            density - jacobian, scale > 0, variances > 0, msg="scale > 0, variances > 0"
+        )
+
+
+@_default_transform.register(StatePrior)
+def _state_prior_default_transform(op, rv):
+    return Standardized()
