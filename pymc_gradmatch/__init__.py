@@ -1,8 +1,29 @@
-"""Gradient matching for PyMC: parameters of ODEs without an ODE solver in the loop."""
-from pymc_gradmatch import kernels, systems
+"""Gradient matching for PyMC: parameters of ODEs without an ODE solver in the loop.
+
+Put a Gaussian process on every state of the system.  Its derivative is then
+Gaussian too, and the ODE enters as a constraint on it: Theorem 1 of Wenk et
+al., "Fast Gaussian process based gradient matching for parameter
+identification in systems of nonlinear ODEs", AISTATS 2019.
+"""
+
+from pymc_gradmatch import datasets, kernels, systems
 from pymc_gradmatch.distribution import GradientMatchingODE
 from pymc_gradmatch.fit import fit_gp
 from pymc_gradmatch.gp import StateGP
 from pymc_gradmatch.model import build_model
 from pymc_gradmatch.ode import ODE
+from pymc_gradmatch.plots import plot_states
 from pymc_gradmatch.sampling import sample_fgpgm
+
+__all__ = [
+    "ODE",
+    "GradientMatchingODE",
+    "StateGP",
+    "build_model",
+    "datasets",
+    "fit_gp",
+    "kernels",
+    "plot_states",
+    "sample_fgpgm",
+    "systems",
+]

@@ -128,7 +128,7 @@ def fit_gp(
             families[choice], evaluators[choice], standardised[:, group], nugget, n_starts, rng
         )
         _warn_at_bounds(families[choice], estimate, [names[k] for k in group])
-        fitted = families[choice].build(*(np.asarray(value) for value in estimate[:-1]))
+        fitted = families[choice].build(*(pt.constant(value, dtype="float64") for value in estimate[:-1]))
         covs += [fitted] * len(group)
         sigmas += [estimate[-1]] * len(group)
     return StateGP(t, y, covs, sigmas * scale, nugget=nugget, standardize=standardize)

@@ -29,7 +29,9 @@ def sample_fgpgm(
     PyMC's :class:`pymc.Metropolis`, one coordinate at a time in random order:
     step 2 of Algorithm 1 of Wenk et al. (2019).  Parameters move on their own
     scale, without PyMC's transformations; proposals outside a prior's support
-    are rejected.
+    are rejected.  The chain starts at the states' initial point, the posterior
+    mean of the Gaussian process, and at the most probable parameters given
+    these states.
 
     Parameters
     ----------
@@ -90,7 +92,8 @@ def sample_fgpgm(
             'states among them. Build them with gp.prior("x", parameterization="centered").'
         )
         raise ValueError(msg)
-    plain, start = _with_plain_parameters(model)
+    start = _start(model)
+    plain = _with_plain_parameters(model)
     states = [rv for rv in plain.free_RVs if _is_states(rv)]
     others = [rv for rv in plain.free_RVs if not _is_states(rv)]
     with plain, warnings.catch_warnings():
@@ -118,18 +121,26 @@ def _is_states(rv) -> bool:
     return isinstance(rv.owner.op, StatePriorRV)
 
 
-def _with_plain_parameters(model: pm.Model) -> tuple[pm.Model, dict]:
-    """Copy the model without its parameters' transforms; return it with its initial values."""
-    initial_values = dict(model.rvs_to_initial_values)
+def _start(model: pm.Model) -> dict[str, np.ndarray]:
+    """Return the states' start and the most probable other variables given these states."""
     parameters = [rv for rv in model.free_RVs if not _is_states(rv)]
+    with model:
+        most_probable = pm.find_MAP(
+            vars=parameters, progressbar=False, return_inferencedata=True, jitter=False
+        )
+    point = most_probable["posterior"].isel(chain=0, draw=0)
+    return {rv.name: point[rv.name].to_numpy() for rv in model.free_RVs}
+
+
+def _with_plain_parameters(model: pm.Model) -> pm.Model:
+    """Copy the model without its parameters' transforms and without initial values."""
+    initial_values = dict(model.rvs_to_initial_values)
     try:
         # PyMC copies only models without initial values of their own.
         model.rvs_to_initial_values.update(dict.fromkeys(initial_values))
-        plain = remove_value_transforms(model, parameters)
+        return remove_value_transforms(model, [rv for rv in model.free_RVs if not _is_states(rv)])
     finally:
         model.rvs_to_initial_values.update(initial_values)
-    given = {rv.name: value for rv, value in initial_values.items() if value is not None}
-    return plain, given
 
 
 def _metropolis(variables, width: float | None) -> pm.Metropolis:

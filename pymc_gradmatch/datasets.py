@@ -1,0 +1,59 @@
+"""Real data that come with the package."""
+
+import json
+from importlib import resources
+from typing import NamedTuple
+
+import pandas as pd
+
+__all__ = ["LynxHare", "lynx_hare"]
+
+
+class LynxHare(NamedTuple):
+    """The pelt counts and what an exact analysis says of them."""
+
+    pelts: pd.DataFrame
+    """Pelts traded per year, in thousands; columns ``hare`` and ``lynx``, index ``year``."""
+    reference: pd.DataFrame
+    """Exact posterior, by numerical integration: columns ``mean`` and ``sd`` by parameter."""
+    source: str
+    """Where the counts and the posterior come from."""
+
+
+def lynx_hare() -> LynxHare:
+    """Load the Hudson's Bay Company's counts of hare and lynx pelts, 1900 to 1920.
+
+    Returns
+    -------
+    LynxHare
+
+    References
+    ----------
+    .. [1] Hewitt, C. G. (1921). *The Conservation of the Wild Life of Canada*.
+       Scribner.
+    .. [2] Carpenter, B. (2018). Predator-prey population dynamics: the
+       Lotka-Volterra model in Stan. Stan case studies.
+    .. [3] Magnusson, M. et al. posteriordb: a database of Bayesian posterior
+       inference; entry hudson_lynx_hare-lotka_volterra.
+
+    Examples
+    --------
+    >>> import pymc_gradmatch as gm
+    >>> gm.datasets.lynx_hare().pelts.loc[1904]
+    hare    36.3
+    lynx    59.4
+    Name: 1904, dtype: float64
+    """
+    text = resources.files("pymc_gradmatch").joinpath("data/lynx_hare.json").read_text("utf-8")
+    content = json.loads(text)
+    posterior = content["reference_posterior"]
+    return LynxHare(
+        pelts=pd.DataFrame(
+            {"hare": content["hare"], "lynx": content["lynx"]},
+            index=pd.Index(content["year"], name="year"),
+        ),
+        reference=pd.DataFrame({"mean": posterior["mean"], "sd": posterior["sd_approx"]}).loc[
+            list(posterior["sd_approx"])
+        ],
+        source=f"Counts: {content['source']}. Posterior: {posterior['source']}.",
+    )

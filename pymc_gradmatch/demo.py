@@ -1,0 +1,190 @@
+"""The main job: ``python -m pymc_gradmatch.demo`` fits real data, then the paper's first example."""
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+
+import arviz as az
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import pymc as pm
+import xarray as xr
+from arviz_base.labels import MapLabeller
+from arviz_plots import PlotCollection
+
+import pymc_gradmatch as gm
+
+__all__ = ["fit_lotka_volterra", "fit_lynx_hare", "main"]
+
+
+def log_lotka_volterra(t, x, theta):
+    """Lotka-Volterra for the logarithms of the populations."""
+    hare, lynx = pm.math.exp(x.hare), pm.math.exp(x.lynx)
+    return theta.alpha - theta.beta * lynx, -theta.gamma + theta.delta * hare
+
+
+def fit_lynx_hare(data: gm.datasets.LynxHare, random_seed: int = 1) -> xr.DataTree:
+    """Fit predator and prey to the pelt counts, with log-normal observations, by NUTS."""
+    ode = gm.ODE(log_lotka_volterra, ["hare", "lynx"], ["alpha", "beta", "gamma", "delta"])
+    years = data.pelts.index.to_numpy()
+    gp = gm.fit_gp(years, np.log(data.pelts), cov="ExpQuad", shared=True, random_seed=random_seed)
+    with pm.Model():
+        theta = {
+            "alpha": pm.TruncatedNormal("alpha", 1, 0.5, lower=0),
+            "beta": pm.TruncatedNormal("beta", 0.05, 0.05, lower=0),
+            "gamma": pm.TruncatedNormal("gamma", 1, 0.5, lower=0),
+            "delta": pm.TruncatedNormal("delta", 0.05, 0.05, lower=0),
+        }
+        x = gp.prior("x")
+        sigma = pm.LogNormal("sigma", -1, 1, dims="state")
+        pm.LogNormal("y", x, sigma, observed=data.pelts.to_numpy(), dims=("time", "state"))
+        gm.GradientMatchingODE("gradient_match", ode, x, theta, gp=gp, gamma=0.01)
+        pm.Deterministic("pelts", pm.math.exp(x), dims=("time", "state"))
+        return pm.sample(chains=2, cores=2, random_seed=random_seed)
+
+
+def fit_lotka_volterra(draws: int = 20_000, random_seed: int = 1) -> tuple:
+    """Fit the paper's Lotka-Volterra example in its single Metropolis chain."""
+    system = gm.systems.lotka_volterra
+    data = system.simulate("low", random_seed=random_seed)
+    model = gm.build_model(
+        system.ode,
+        data.t,
+        data.y,
+        priors=system.priors(),
+        cov=system.paper.cov,
+        shared=system.paper.shared,
+        gamma=system.paper.gamma,
+        state_box=system.paper.state_box,
+        random_seed=random_seed,
+    )
+    idata = gm.sample_fgpgm(
+        model,
+        draws,
+        state_step=system.paper.state_step,
+        param_step=system.paper.param_step,
+        random_seed=random_seed,
+    )
+    return data, idata
+
+
+def main(arguments: list[str] | None = None):
+    """Run both fits, print what they found and save the figures."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--out", type=Path, default=Path("demo-output"), help="folder of figures")
+    parser.add_argument("--draws", type=int, default=20_000, help="Metropolis sweeps")
+    options = parser.parse_args(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)
+    mpl.use("Agg")
+
+    print("1. Lynx and hare, 1900-1920: NUTS on Theorem 1, no ODE solver in the loop")
+    lynx_hare = gm.datasets.lynx_hare()
+    idata = fit_lynx_hare(lynx_hare)
+    print(az.summary(idata, var_names=["alpha", "beta", "gamma", "delta", "sigma"]))
+    print("\nBeside the published exact posterior (numerical integration, posteriordb):")
+    print(compare(idata, lynx_hare.reference).to_string(), "\n")
+    save_figures(
+        idata,
+        options.out,
+        "lynx-hare",
+        units={
+            "alpha": "1 / year",
+            "beta": "1 / (year x thousand pelts)",
+            "gamma": "1 / year",
+            "delta": "1 / (year x thousand pelts)",
+        },
+        states={"var_name": "pelts", "labels": ("year", "pelts (thousands)")},
+    )
+
+    print("\n2. Lotka-Volterra as in the paper: one Metropolis chain")
+    system = gm.systems.lotka_volterra
+    data, idata = fit_lotka_volterra(options.draws)
+    summary = az.summary(idata, var_names=list(system.ode.params), kind="all")
+    summary.insert(0, "truth", list(system.theta.values()))
+    print(summary.drop(columns="r_hat"), "\n")
+    save_figures(
+        idata,
+        options.out,
+        "lotka-volterra",
+        units={
+            "alpha": "1 / time",
+            "beta": "1 / (time x population)",
+            "gamma": "1 / time",
+            "delta": "1 / (time x population)",
+        },
+        truth=system.theta,
+        states={"truth": data.x, "labels": ("time", "population")},
+    )
+
+
+def compare(idata: xr.DataTree, reference: pd.DataFrame) -> pd.DataFrame:
+    """Put posterior means and standard deviations beside a reference posterior."""
+    draws = idata["posterior"].dataset[list(reference.index)]
+    mean, sd = draws.mean().to_pandas(), draws.std().to_pandas()
+    return pd.DataFrame(
+        {
+            "mean": mean,
+            "sd": sd,
+            "reference mean": reference["mean"],
+            "reference sd": reference["sd"],
+            "distance in reference sd": (mean - reference["mean"]) / reference["sd"],
+        }
+    ).round(4)
+
+
+def save_figures(
+    idata: xr.DataTree,
+    folder: Path,
+    name: str,
+    *,
+    units: Mapping[str, str],
+    states: dict,
+    truth: Mapping[str, float] | None = None,
+):
+    """Save a trace plot, parameter histograms and the states over the data."""
+    figures = {
+        "trace": plot_trace(idata, units),
+        "parameters": plot_parameters(idata, units, truth),
+        "states": gm.plot_states(idata, **states),
+    }
+    for kind, figure in figures.items():
+        path = folder / f"{name}-{kind}.png"
+        figure.savefig(path, dpi=150)
+        print(f"saved {path}")
+
+
+def plot_trace(idata: xr.DataTree, units: Mapping[str, str]) -> PlotCollection:
+    """Plot the draws of each parameter against the draw's number."""
+    return az.plot_trace(
+        idata,
+        var_names=list(units),
+        labeller=_with_units(units),
+        **_TWO_COLUMNS,
+    )
+
+
+def plot_parameters(
+    idata: xr.DataTree, units: Mapping[str, str], truth: Mapping[str, float] | None = None
+) -> PlotCollection:
+    """Plot a histogram of each parameter, with the true value where it is known."""
+    figure = az.plot_dist(
+        idata, var_names=list(units), kind="hist", labeller=_with_units(units), **_TWO_COLUMNS
+    )
+    if truth is not None:
+        line = {"color": "black", "linestyle": "--", "label": "truth"}
+        az.add_lines(figure, values=dict(truth), visuals={"ref_line": line})
+        handles = figure.get_target(next(iter(truth)), {}).get_legend_handles_labels()
+        figure.viz["figure"].item().legend(*handles, loc="outside lower center")
+    return figure
+
+
+_TWO_COLUMNS = {"col_wrap": 2, "figure_kwargs": {"figsize": (9, 5.5), "layout": "constrained"}}
+
+
+def _with_units(units: Mapping[str, str]) -> MapLabeller:
+    return MapLabeller(var_name_map={name: f"{name} ({unit})" for name, unit in units.items()})
+
+
+if __name__ == "__main__":
+    main()

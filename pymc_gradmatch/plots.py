@@ -1,0 +1,113 @@
+"""States with bands over the data: the one plot that ArviZ does not have."""
+
+import arviz as az
+import numpy as np
+import xarray as xr
+from arviz_base.labels import NoVarLabeller
+from arviz_plots import PlotCollection, visuals
+from numpy.typing import ArrayLike
+
+__all__ = ["plot_states"]
+
+
+def plot_states(
+    idata: xr.DataTree,
+    *,
+    var_name: str = "x",
+    observed: str | None = "y",
+    truth: ArrayLike | None = None,
+    ci_prob: float | None = None,
+    group: str = "posterior",
+    labels: tuple[str, str] | None = None,
+    **pc_kwargs,
+) -> PlotCollection:
+    """Plot the states against time: mean, credible band, data, truth; one panel per state.
+
+    Parameters
+    ----------
+    idata : xarray.DataTree
+        What :func:`pymc.sample` or :func:`~pymc_gradmatch.sample_fgpgm` returns.
+    var_name : str, default "x"
+        The variable to plot, with dims ``time`` and ``state``.
+    observed : str or None, default "y"
+        The observed variable drawn over it, with the same dims; None for none.
+    truth : array_like of float, optional
+        True trajectories, shape ``(time, state)``, on the same times.
+    ci_prob : float, optional
+        Probability of the band (equal tails); ArviZ's default if not given.
+    group : str, default "posterior"
+        Group of ``idata`` to take the variable from.
+    labels : (str, str), optional
+        Labels of the axes, with units; the names of the dims and of the
+        variable if not given.
+
+    Returns
+    -------
+    arviz_plots.PlotCollection
+        To add to, or to save: ``pc.savefig("states.png")``.
+
+    Other Parameters
+    ----------------
+    **pc_kwargs
+        Passed to :meth:`arviz_plots.PlotCollection.wrap`, for example
+        ``figure_kwargs={"figsize": (10, 4)}``.
+
+    Raises
+    ------
+    ValueError
+        If the variable does not have dims ``time`` and ``state``.
+
+    Examples
+    --------
+    .. code-block:: python
+
+        idata = pm.sample(model=model)
+        gm.plot_states(idata, labels=("time (h)", "concentration (mM)"))
+    """
+    draws = idata[group][var_name]
+    if not {"time", "state"} <= set(draws.dims):
+        msg = f"{var_name!r} has dims {draws.dims}; expected 'time' and 'state' among them."
+        raise ValueError(msg)
+    ci_prob = az.rcParams["stats.ci_prob"] if ci_prob is None else ci_prob
+    quantiles = draws.quantile([(1 - ci_prob) / 2, (1 + ci_prob) / 2], dim=["chain", "draw"])
+    low, high = quantiles.drop_vars("quantile").transpose("quantile", ...)
+    mean = draws.mean(["chain", "draw"])
+    x_label, y_label = labels or ("time", var_name)
+
+    pc_kwargs.setdefault("col_wrap", 3)
+    n_columns = min(pc_kwargs["col_wrap"], mean.sizes["state"])
+    n_rows = -(-mean.sizes["state"] // n_columns)
+    layout = {"figsize": (4.5 * n_columns, 3.2 * n_rows + 0.5), "layout": "constrained"}
+    pc_kwargs["figure_kwargs"] = layout | pc_kwargs.get("figure_kwargs", {})
+    panels = mean.to_dataset(name=var_name)
+    pc = PlotCollection.wrap(panels, cols=["state"], **pc_kwargs)
+    on_grid = {"data": panels, "x": mean["time"]}
+    pc.map(
+        visuals.fill_between_y, "band", **on_grid, y_bottom=low, y_top=high,
+        color="C0", alpha=0.3, label=f"{ci_prob:.0%} interval",
+    )  # fmt: skip
+    pc.map(visuals.line_xy, "mean", **on_grid, color="C0", label="posterior mean")
+    if truth is not None:
+        true_states = mean.copy(data=np.asarray(truth)).to_dataset(name=var_name)
+        pc.map(
+            visuals.line_xy, "truth", **on_grid | {"data": true_states},
+            color="black", linestyle="--", label="truth",
+        )  # fmt: skip
+    if observed is not None:
+        data = idata["observed_data"][observed].to_dataset(name=var_name)
+        pc.map(
+            visuals.scatter_xy, "data", **on_grid | {"data": data},
+            color="C1", label="data", zorder=3,
+        )  # fmt: skip
+    pc.map(
+        visuals.labelled_title, "title", data=panels, subset_info=True, labeller=NoVarLabeller()
+    )
+    pc.map(visuals.labelled_x, "x_label", data=panels, text=x_label)
+    pc.map(visuals.labelled_y, "y_label", data=panels, text=y_label)
+    if pc.backend == "matplotlib":
+        handles = pc.viz["plot"].isel(state=0).item().get_legend_handles_labels()
+        pc.viz["figure"].item().legend(*handles, loc="outside lower center", ncols=4)
+        whole = bool((mean["time"] == mean["time"].round()).all())
+        for panel in pc.viz["plot"].to_numpy().ravel():
+            panel.locator_params(axis="x", nbins=6, integer=whole)
+    return pc
