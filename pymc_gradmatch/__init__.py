@@ -6,7 +6,7 @@ al., "Fast Gaussian process based gradient matching for parameter
 identification in systems of nonlinear ODEs", AISTATS 2019.
 """
 
-from pymc_gradmatch import datasets, kernels, systems
+from pymc_gradmatch import datasets, derivatives, kernels, systems
 from pymc_gradmatch.distribution import GradientMatchingODE
 from pymc_gradmatch.fit import fit_gp
 from pymc_gradmatch.gp import StateGP
@@ -21,6 +21,7 @@ __all__ = [
     "StateGP",
     "build_model",
     "datasets",
+    "derivatives",
     "fit_gp",
     "kernels",
     "plot_states",

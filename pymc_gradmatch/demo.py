@@ -1,4 +1,4 @@
-"""The main job: ``python -m pymc_gradmatch.demo`` fits real data, then the paper's first example."""
+"""The main job: ``python -m pymc_gradmatch.demo`` fits real data, then the paper's example."""
 
 import argparse
 from collections.abc import Mapping
@@ -24,7 +24,9 @@ def log_lotka_volterra(t, x, theta):
     return theta.alpha - theta.beta * lynx, -theta.gamma + theta.delta * hare
 
 
-def fit_lynx_hare(data: gm.datasets.LynxHare, random_seed: int = 1) -> xr.DataTree:
+def fit_lynx_hare(
+    data: gm.datasets.LynxHare, *, random_seed: int = 1, progressbar: bool = True
+) -> xr.DataTree:
     """Fit predator and prey to the pelt counts, with log-normal observations, by NUTS."""
     ode = gm.ODE(log_lotka_volterra, ["hare", "lynx"], ["alpha", "beta", "gamma", "delta"])
     years = data.pelts.index.to_numpy()
@@ -41,10 +43,12 @@ def fit_lynx_hare(data: gm.datasets.LynxHare, random_seed: int = 1) -> xr.DataTr
         pm.LogNormal("y", x, sigma, observed=data.pelts.to_numpy(), dims=("time", "state"))
         gm.GradientMatchingODE("gradient_match", ode, x, theta, gp=gp, gamma=0.01)
         pm.Deterministic("pelts", pm.math.exp(x), dims=("time", "state"))
-        return pm.sample(chains=2, cores=2, random_seed=random_seed)
+        return pm.sample(chains=2, cores=2, random_seed=random_seed, progressbar=progressbar)
 
 
-def fit_lotka_volterra(draws: int = 20_000, random_seed: int = 1) -> tuple:
+def fit_lotka_volterra(
+    draws: int = 20_000, *, random_seed: int = 1
+) -> tuple[gm.systems.Simulation, xr.DataTree]:
     """Fit the paper's Lotka-Volterra example in its single Metropolis chain."""
     system = gm.systems.lotka_volterra
     data = system.simulate("low", random_seed=random_seed)

@@ -14,8 +14,8 @@ from pytensor.tensor.random.utils import normalize_size_param
 from pytensor.tensor.variable import TensorConstant, TensorVariable
 
 from pymc_gradmatch import spectral
+from pymc_gradmatch.derivatives import EVALUATE_ONCE
 from pymc_gradmatch.gp import StateGP
-from pymc_gradmatch.kernels import EVALUATE_ONCE
 from pymc_gradmatch.ode import ODE
 
 __all__ = ["GradientMatchingODE", "gradient_mismatch"]
@@ -48,7 +48,7 @@ def gradient_mismatch(ode: ODE, x: TensorVariable, theta, gp: StateGP) -> Tensor
 class GradientMatchingODERV(SymbolicRandomVariable):
     """The random variable behind :class:`GradientMatchingODE`; draws under every backend."""
 
-    name = "gradient_matching_ode"
+    name = "GradientMatchingODE"
     extended_signature = "[rng],[size],(t,k),(k,t,t),(k,t)->[rng],(t,k)"
     _print_name = ("GradientMatchingODE", r"\operatorname{GradientMatchingODE}")
 
@@ -157,11 +157,13 @@ class GradientMatchingODE(Continuous):
         return super().dist([mismatch, pt.as_tensor(spectrum.vectors), variances], **kwargs)
 
     def support_point(rv, size, mismatch, vectors, variances):
+        """Return the mismatch itself, broadcast to the full shape."""
         if rv_size_is_none(size):
             return mismatch
         return pt.broadcast_to(mismatch, (*size, *mismatch.shape[-2:]))
 
     def logp(value, mismatch, vectors, variances):
+        """Write log N(value | mismatch, A + gamma I), of batch shape."""
         return check_parameters(
             spectral.log_density(value - mismatch, vectors, variances),
             variances > 0,

@@ -7,11 +7,11 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 from numpy.typing import ArrayLike, NDArray
-from pytensor.gradient import pushforward
 from scipy.linalg import LinAlgError, cho_factor, cho_solve
 from scipy.optimize import minimize
 from scipy.stats import qmc
 
+from pymc_gradmatch.derivatives import derivative
 from pymc_gradmatch.families import CovFunction, KernelFamily, kernel_family
 from pymc_gradmatch.gp import StateGP
 from pymc_gradmatch.series import as_observations, as_times, state_names
@@ -107,7 +107,9 @@ def fit_gp(
     if len(choices) == 1:
         choices = choices * n_states
     if len(choices) != n_states:
-        msg = f"cov has {len(choices)} entries for {n_states} states; expected one, or one per state."
+        msg = (
+            f"cov has {len(choices)} entries for {n_states} states; expected one, or one per state."
+        )
         raise ValueError(msg)
     if shared and len(set(choices)) > 1:
         msg = f"shared=True needs one kernel for all states; cov is {choices}."
@@ -128,10 +130,12 @@ def fit_gp(
             families[choice], evaluators[choice], standardised[:, group], nugget, n_starts, rng
         )
         _warn_at_bounds(families[choice], estimate, [names[k] for k in group])
-        fitted = families[choice].build(*(pt.constant(value, dtype="float64") for value in estimate[:-1]))
+        fitted = families[choice].build(
+            *(pt.constant(value, dtype="float64") for value in estimate[:-1])
+        )
         covs += [fitted] * len(group)
         sigmas += [estimate[-1]] * len(group)
-    return StateGP(t, y, covs, sigmas * scale, nugget=nugget, standardize=standardize)
+    return StateGP(t, y, covs, np.array(sigmas) * scale, nugget=nugget, standardize=standardize)
 
 
 def negative_log_marginal_likelihood(K, dK, y):
@@ -164,8 +168,7 @@ def negative_log_marginal_likelihood(K, dK, y):
 def _compile(family: KernelFamily, t: NDArray[np.float64]):
     hyperparameters = [pt.scalar(name) for name in family.hyperparameters]
     k = family.build(*hyperparameters)(t[:, None])
-    one = pt.ones(())
-    derivatives = [pushforward(k, h, one) for h in hyperparameters]
+    derivatives = [derivative(k, h) for h in hyperparameters]
     return pytensor.function(hyperparameters, [k, *derivatives], mode="FAST_COMPILE")
 
 

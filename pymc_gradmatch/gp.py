@@ -1,9 +1,9 @@
 """The Gaussian processes of the states: data, kernels, C, D, A and the prior."""
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -12,73 +12,19 @@ import pytensor.tensor as pt
 from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_gradmatch import kernels, spectral
-from pymc_gradmatch.series import as_observations, as_times, state_names
+from pymc_gradmatch import spectral
+from pymc_gradmatch.derivatives import Blocks, evaluate_blocks
+from pymc_gradmatch.kernels import check_kernels, describe
+from pymc_gradmatch.operators import Operators, conditional_operators
+from pymc_gradmatch.series import as_observations, as_sigma, as_times, read_only, state_names
 from pymc_gradmatch.states import StatePrior
 
-__all__ = ["Operators", "StateGP", "conditional_operators"]
+__all__ = ["Parameterization", "StateGP"]
 
 Parameterization = Literal["centered", "whitened"]
 
 
-class Operators(NamedTuple):
-    """The matrices of Theorem 1, one per state, shape ``(state, time, time)``.
-
-    In standardised units: C has no unit, D is in 1 / time, A in 1 / time squared.
-    """
-
-    C: NDArray[np.float64]
-    """Covariance of the states, with the nugget."""
-    D: NDArray[np.float64]
-    """Maps states to the mean of their derivatives."""
-    A: NDArray[np.float64]
-    """Covariance of the derivatives given the states, without gamma."""
-
-
-def conditional_operators(blocks: kernels.Blocks, nugget: float) -> Operators:
-    r"""Condition a Gaussian process' derivative on its values.
-
-    .. math::
-
-        C = k + \epsilon I, \qquad D = {'C}\,C^{-1}, \qquad
-        A = C'' - {'C}\,C^{-1}\,C'
-
-    so that :math:`p(\dot x \mid x) = N(D x, A)` (Wenk et al. 2019, eq. 6 to 9).
-    The nugget :math:`\epsilon` stands wherever C stands and on no derivative
-    block, as in the reference implementation.
-
-    Parameters
-    ----------
-    blocks : Blocks
-        The kernel and its derivatives, arrays of shape ``(state, time, time)``.
-    nugget : float
-        Added to the diagonal of the kernel matrix, in standardised units squared.
-
-    Returns
-    -------
-    Operators
-
-    Raises
-    ------
-    ValueError
-        If C is not numerically positive definite.
-    """
-    C = blocks.k + nugget * np.eye(blocks.k.shape[-1])
-    vectors, variances = spectral.spectrum(C)
-    singular = (variances <= spectral.smallest_reliable(variances)).any(axis=-1)
-    if singular.any():
-        msg = (
-            f"the covariance C of state {np.flatnonzero(singular).tolist()} is not positive "
-            f"definite with nugget={nugget:g}: the kernel is too smooth for this grid. "
-            "Use a larger nugget (the paper's is 1e-4), or a shorter lengthscale."
-        )
-        raise ValueError(msg)
-    D = (blocks.dk_dt1 @ vectors / variances[:, None, :]) @ vectors.mT
-    A = blocks.d2k - D @ blocks.dk_dt2
-    return Operators(C, D, (A + A.mT) / 2)
-
-
-@dataclass(frozen=True, repr=False, eq=False)
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class StateGP:
     r"""One Gaussian process per state, with everything fixed that Algorithm 1 fixes first.
 
@@ -142,51 +88,60 @@ class StateGP:
 
     t: NDArray[np.float64]
     y: NDArray[np.float64]
-    covs: Sequence[pm.gp.cov.BaseCovariance]
+    covs: tuple[pm.gp.cov.BaseCovariance, ...]
     sigma: NDArray[np.float64]
-    _: KW_ONLY
-    nugget: float = 1e-4
-    standardize: bool = True
-    states: tuple = field(init=False)
-    mean: NDArray[np.float64] = field(init=False)
-    scale: NDArray[np.float64] = field(init=False)
+    nugget: float
+    states: tuple
+    mean: NDArray[np.float64]
+    scale: NDArray[np.float64]
 
-    def __post_init__(self):
-        t = as_times(self.t)
-        y = as_observations(self.y, t)
-        n_states = y.shape[1]
-        checked = {
-            "t": t,
-            "y": y,
-            "states": state_names(self.y, n_states),
-            "covs": _checked_covs(self.covs, n_states),
-            "sigma": _checked_sigma(self.sigma, n_states),
-            "mean": _frozen(y.mean(axis=0) if self.standardize else np.zeros(n_states)),
-            "scale": _frozen(y.std(axis=0) if self.standardize else np.ones(n_states)),
-        }
-        if not self.nugget >= 0:
-            msg = f"nugget is {self.nugget}; expected a number that is not negative."
+    def __init__(
+        self,
+        t: ArrayLike,
+        y: ArrayLike,
+        covs: Sequence[pm.gp.cov.BaseCovariance],
+        sigma: ArrayLike,
+        *,
+        nugget: float = 1e-4,
+        standardize: bool = True,
+    ):
+        times = as_times(t)
+        observations = as_observations(y, times)
+        n_states = observations.shape[1]
+        if not nugget >= 0:
+            msg = f"nugget is {nugget}; expected a number that is not negative."
             raise ValueError(msg)
-        for name, value in checked.items():
+        mean, scale = observations.mean(axis=0), observations.std(axis=0)
+        attributes = {
+            "t": times,
+            "y": observations,
+            "covs": check_kernels(covs, n_states),
+            "sigma": as_sigma(sigma, n_states),
+            "nugget": nugget,
+            "states": state_names(y, n_states),
+            "mean": read_only(mean if standardize else np.zeros(n_states)),
+            "scale": read_only(scale if standardize else np.ones(n_states)),
+        }
+        for name, value in attributes.items():
             object.__setattr__(self, name, value)
 
     @cached_property
     def _operators(self) -> Operators:
         distinct = {id(cov): cov for cov in self.covs}
-        blocks = {key: kernels.evaluate_blocks(cov, self.t) for key, cov in distinct.items()}
+        blocks = {key: evaluate_blocks(cov, self.t) for key, cov in distinct.items()}
         stacked = (np.stack(b) for b in zip(*(blocks[id(cov)] for cov in self.covs), strict=True))
-        operators = conditional_operators(kernels.Blocks(*stacked), self.nugget)
-        return Operators(*(_frozen(matrix) for matrix in operators))
+        operators = conditional_operators(Blocks(*stacked), self.nugget)
+        return Operators(*(read_only(matrix) for matrix in operators))
 
     @cached_property
-    def _spectrum_C(self) -> spectral.Spectrum:
+    def _prior_spectrum(self) -> spectral.Spectrum:
         return spectral.spectrum(self._operators.C)
 
     def operators(self) -> Operators:
         """Return C, D and A of every state, each ``(state, time, time)``, standardised units.
 
-        C has the nugget, A is without gamma.  See :func:`conditional_operators`
-        for the formulae.
+        C has the nugget, A is without gamma.  For the formulae see
+        :func:`~pymc_gradmatch.operators.conditional_operators`.
         """
         return self._operators
 
@@ -195,7 +150,7 @@ class StateGP:
 
         .. math:: m + s\,C\,(C + \sigma^2 I)^{-1}\,\tilde y
         """
-        vectors, variances = self._spectrum_C
+        vectors, variances = self._prior_spectrum
         shrinkage = variances / (variances + self._noise_variance[:, None])
         coordinates = spectral.per_state(vectors.mT, self._standardised)
         return self.mean + self.scale * spectral.per_state(vectors, shrinkage.T * coordinates)
@@ -205,7 +160,7 @@ class StateGP:
 
         On the standardised data, without the constant that the scale brings.
         """
-        vectors, variances = self._spectrum_C
+        vectors, variances = self._prior_spectrum
         total = variances + self._noise_variance[:, None]
         coordinates = spectral.per_state(vectors.mT, self._standardised).T
         return -0.5 * (coordinates**2 / total + np.log(2 * np.pi * total)).sum(axis=-1)
@@ -248,7 +203,7 @@ class StateGP:
         (7, 1)
         """
         model = pm.modelcontext(None)
-        vectors, variances = self._spectrum_C
+        vectors, variances = self._prior_spectrum
         start = self.posterior_mean()
         self._add_coords(model)
         if parameterization == "centered":
@@ -269,13 +224,16 @@ class StateGP:
         raise ValueError(msg)
 
     def _add_coords(self, model: pm.Model):
-        for dim, values in {"time": self.t, "state": self.states}.items():
+        coords: dict[str, Sequence | NDArray] = {"time": self.t, "state": self.states}
+        for dim, values in coords.items():
             if dim not in model.coords:
                 model.add_coord(dim, values)
-            elif len(model.coords[dim] or ()) != len(values):
+                continue
+            there = tuple(model.coords[dim] or ())
+            if len(there) != len(values):
                 msg = (
-                    f"the model has the coord {dim!r} with {len(model.coords[dim] or ())} values; "
-                    f"this Gaussian process has {len(values)}. Name the model's coord differently."
+                    f"the model has the coord {dim!r} with {len(there)} values; this Gaussian "
+                    f"process has {len(values)}. Name the model's coord differently."
                 )
                 raise ValueError(msg)
 
@@ -296,7 +254,7 @@ class StateGP:
         """
         return pd.DataFrame(
             {
-                "kernel": [kernels.describe(cov) for cov in self.covs],
+                "kernel": [describe(cov) for cov in self.covs],
                 "sigma": self.sigma,
                 "mean": self.mean,
                 "scale": self.scale,
@@ -311,41 +269,7 @@ class StateGP:
             f"[{self.t[0]:g}, {self.t[-1]:g}], nugget {self.nugget:g}"
         ]
         lines += [
-            f"  {state}: {kernels.describe(cov)}, sigma {sigma:.4g}"
+            f"  {state}: {describe(cov)}, sigma {sigma:.4g}"
             for state, cov, sigma in zip(self.states, self.covs, self.sigma, strict=True)
         ]
         return "\n".join(lines)
-
-
-def _frozen(array: ArrayLike) -> NDArray[np.float64]:
-    array = np.array(array, dtype=float)
-    array.flags.writeable = False
-    return array
-
-
-def _checked_covs(covs, n_states: int) -> tuple:
-    covs = tuple(covs)
-    if len(covs) != n_states:
-        msg = f"covs has {len(covs)} kernels for {n_states} states; expected one per state."
-        raise ValueError(msg)
-    for k, cov in enumerate(covs):
-        if not isinstance(cov, pm.gp.cov.BaseCovariance):
-            msg = f"covs[{k}] is a {type(cov).__name__}; expected a kernel from pm.gp.cov."
-            raise TypeError(msg)
-        kernels.check_one_dimensional(cov)
-    return covs
-
-
-def _checked_sigma(sigma, n_states: int) -> NDArray[np.float64]:
-    try:
-        values = np.broadcast_to(np.asarray(sigma, dtype=float), n_states)
-    except ValueError:
-        msg = (
-            f"sigma has shape {np.shape(sigma)}; expected one number or one for each of "
-            f"{n_states} states."
-        )
-        raise ValueError(msg) from None
-    if not (np.isfinite(values) & (values > 0)).all():
-        msg = f"sigma is {values.tolist()}; expected positive standard deviations."
-        raise ValueError(msg)
-    return _frozen(values)

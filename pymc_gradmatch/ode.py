@@ -1,6 +1,5 @@
 """Right-hand sides: written once by the user, used as a graph and as a function."""
 
-import warnings
 from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -12,12 +11,10 @@ import pytensor.tensor as pt
 from numpy.typing import ArrayLike, NDArray
 from pytensor.gradient import jacobian
 from pytensor.tensor.variable import TensorVariable
-from scipy.integrate import ODEintWarning, odeint
+
+from pymc_gradmatch.integration import integrate
 
 __all__ = ["ODE"]
-
-RTOL = 1e-8
-MAX_STEPS = 5000  # between two output times; a solution that blows up needs more
 
 
 class ODE:
@@ -62,8 +59,8 @@ class ODE:
         self.rhs = rhs
         self.states = _checked_names(states, "states")
         self.params = _checked_names(params, "params")
-        self._State = namedtuple("State", self.states)
-        self._Param = namedtuple("Param", self.params)
+        self._as_states = _record("State", self.states)
+        self._as_params = _record("Param", self.params)
         n_time = 7
         x = pt.tensor("x", shape=(n_time, len(self.states)), dtype="float64")
         t = pt.tensor("t", shape=(n_time,), dtype="float64")
@@ -94,11 +91,11 @@ class ODE:
         theta = [pt.as_tensor(value) for value in self.ordered_params(theta)]
         columns = [x[..., k] for k in range(len(self.states))]
         try:
-            result = self.rhs(pt.as_tensor(t), self._State(*columns), self._Param(*theta))
+            result = self.rhs(pt.as_tensor(t), self._as_states(*columns), self._as_params(*theta))
         except Exception as error:
             msg = (
                 f"calling the right-hand side of {self!r} on symbolic tensors raised "
-                f"{type(error).__name__}: {error}. It is called as rhs(t, x, theta) with "
+                f"{type(error).__name__} ({error}). It is called as rhs(t, x, theta) with "
                 f"x = ({', '.join(self.states)}) and theta = ({', '.join(self.params)}). Use "
                 "pm.math or pytensor.tensor functions: numpy's and math's do not work on tensors, "
                 "nor do `if`, `max` and comparisons (use pm.math.switch)."
@@ -222,61 +219,33 @@ class ODE:
                     f"(draw, {len(names)}), in the order {list(names)}."
                 )
                 raise ValueError(msg)
-        if x0.ndim == theta.ndim == 1:
-            return self._solve_draws(t, x0[None], theta[None])[0]
-        n_draws = np.broadcast_shapes(x0.shape[:-1], theta.shape[:-1])
-        return self._solve_draws(
+        draws = np.broadcast_shapes(x0.shape[:-1], theta.shape[:-1])
+        n_draws = draws or (1,)
+        derivative, jacobian = self._compiled
+        trajectories = integrate(
+            derivative,
+            jacobian,
             t,
-            np.broadcast_to(x0, (*n_draws, x0.shape[-1])),
-            np.broadcast_to(theta, (*n_draws, theta.shape[-1])),
+            np.broadcast_to(x0, (*n_draws, len(self.states))),
+            np.broadcast_to(theta, (*n_draws, len(self.params))),
         )
-
-    def _solve_draws(self, t, x0, theta) -> NDArray[np.float64]:
-        trajectories = np.full((len(x0), len(t), len(self.states)), np.nan)
-        for draw, (start, parameters) in enumerate(zip(x0, theta, strict=True)):
-            solution = self._integrate(t, start, parameters)
-            if solution is not None:
-                trajectories[draw] = solution
-        n_failed = int(np.isnan(trajectories).any(axis=(1, 2)).sum())
-        if n_failed:
-            warnings.warn(
-                f"the numerical integration of {n_failed} of {len(x0)} draws failed; their "
-                "trajectories are NaN. The parameters may lie where the ODE diverges.",
-                UserWarning,
-                stacklevel=3,
-            )
-        return trajectories
-
-    def _integrate(self, t, x0, theta) -> NDArray[np.float64] | None:
-        derivative, jac = self._compiled
-        # The absolute tolerance follows the size of the states, which may be tiny.
-        size = max(np.abs(x0).max(), np.finfo(float).tiny)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ODEintWarning)
-            solution, report = odeint(
-                lambda time, x: derivative(np.asarray(time), x, theta),
-                x0,
-                t,
-                Dfun=lambda time, x: jac(np.asarray(time), x, theta),
-                tfirst=True,
-                rtol=RTOL,
-                atol=1e-2 * RTOL * size,
-                mxstep=MAX_STEPS,
-                full_output=True,
-            )
-        succeeded = report["message"] == "Integration successful."
-        return solution if succeeded and np.isfinite(solution).all() else None
+        return trajectories if draws else trajectories[0]
 
     @cached_property
-    def _compiled(self):
+    def _compiled(self) -> tuple[Callable, Callable]:
         t = pt.scalar("t", dtype="float64")
         x = pt.vector("x", dtype="float64", shape=(len(self.states),))
         theta = pt.vector("theta", dtype="float64", shape=(len(self.params),))
         f = self(t[None], x[None], [theta[i] for i in range(len(self.params))])[0]
-        return tuple(
+        derivative, jac = (
             pytensor.function([t, x, theta], out, on_unused_input="ignore", trust_input=True)
             for out in (f, jacobian(f, x, vectorize=True))
         )
+        return derivative, jac
+
+
+def _record(name: str, fields: tuple[str, ...]) -> Callable[..., tuple]:
+    return namedtuple(name, fields)
 
 
 def _checked_names(names: Sequence[str], what: str) -> tuple[str, ...]:

@@ -64,7 +64,7 @@ def plot_states(
         idata = pm.sample(model=model)
         gm.plot_states(idata, labels=("time (h)", "concentration (mM)"))
     """
-    draws = idata[group][var_name]
+    draws = idata[group].dataset[var_name]
     if not {"time", "state"} <= set(draws.dims):
         msg = f"{var_name!r} has dims {draws.dims}; expected 'time' and 'state' among them."
         raise ValueError(msg)
@@ -94,14 +94,12 @@ def plot_states(
             color="black", linestyle="--", label="truth",
         )  # fmt: skip
     if observed is not None:
-        data = idata["observed_data"][observed].to_dataset(name=var_name)
+        data = idata["observed_data"].dataset[observed].to_dataset(name=var_name)
         pc.map(
             visuals.scatter_xy, "data", **on_grid | {"data": data},
             color="C1", label="data", zorder=3,
         )  # fmt: skip
-    pc.map(
-        visuals.labelled_title, "title", data=panels, subset_info=True, labeller=NoVarLabeller()
-    )
+    pc.map(visuals.labelled_title, "title", data=panels, subset_info=True, labeller=NoVarLabeller())
     pc.map(visuals.labelled_x, "x_label", data=panels, text=x_label)
     pc.map(visuals.labelled_y, "y_label", data=panels, text=y_label)
     if pc.backend == "matplotlib":

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["as_observations", "as_times", "state_names"]
+__all__ = ["as_observations", "as_sigma", "as_times", "read_only", "state_names"]
 
 # Kernels see times through differences of squares: beyond this many sampling
 # intervals from zero, rounding spoils the distances between neighbours.
@@ -20,8 +20,8 @@ def as_times(t: ArrayLike) -> NDArray[np.float64]:
         msg = f"t has {times.size} times; gradient matching needs at least three."
         raise ValueError(msg)
     if not np.isfinite(times).all():
-        where = np.flatnonzero(~np.isfinite(times)).tolist()
-        msg = f"t is not finite at index {where}; drop those observations or mend their times."
+        indices = np.flatnonzero(~np.isfinite(times)).tolist()
+        msg = f"t is not finite at index {indices}; drop those observations or mend their times."
         raise ValueError(msg)
     steps = np.diff(times)
     if (steps < 0).any():
@@ -45,8 +45,7 @@ def as_times(t: ArrayLike) -> NDArray[np.float64]:
             "where kernels lose their precision. Count time from the start: t - t[0]."
         )
         raise ValueError(msg)
-    times.flags.writeable = False
-    return times
+    return read_only(times)
 
 
 def as_observations(y: ArrayLike, t: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -89,11 +88,33 @@ def as_observations(y: ArrayLike, t: NDArray[np.float64]) -> NDArray[np.float64]
             "nothing about a rate of change. Leave that state out and put its value into the ODE."
         )
         raise ValueError(msg)
-    values.flags.writeable = False
-    return values
+    return read_only(values)
 
 
 def state_names(y: ArrayLike, n_states: int) -> tuple:
     """Return the column names of a table, or numbers for a plain array."""
     columns = getattr(y, "columns", None)
     return tuple(range(n_states)) if columns is None else tuple(columns)
+
+
+def as_sigma(sigma: ArrayLike, n_states: int) -> NDArray[np.float64]:
+    """Return one positive standard deviation per state, or say what is wrong."""
+    try:
+        values = np.broadcast_to(np.asarray(sigma, dtype=float), n_states)
+    except ValueError:
+        msg = (
+            f"sigma has shape {np.shape(sigma)}; expected one number or one for each of "
+            f"{n_states} states."
+        )
+        raise ValueError(msg) from None
+    if not (np.isfinite(values) & (values > 0)).all():
+        msg = f"sigma is {values.tolist()}; expected positive standard deviations."
+        raise ValueError(msg)
+    return read_only(values)
+
+
+def read_only(array: ArrayLike) -> NDArray[np.float64]:
+    """Return a copy that cannot be written to."""
+    copy = np.array(array, dtype=float)
+    copy.flags.writeable = False
+    return copy

@@ -17,12 +17,13 @@ __all__ = ["StatePrior", "StatePriorRV"]
 class StatePriorRV(SymbolicRandomVariable):
     """The random variable behind :class:`StatePrior`; draws under every PyTensor backend."""
 
-    name = "state_prior"
+    name = "StatePrior"
     extended_signature = "[rng],[size],(k),(k),(k,t,t),(k,t),(t,k)->[rng],(t,k)"
     _print_name = ("StatePrior", r"\operatorname{StatePrior}")
 
     @classmethod
     def rv_op(cls, mean, scale, vectors, variances, start, *, size=None, rng=None):
+        """Build the random variable from the parameters of its distribution."""
         rng = normalize_rng_param(rng)
         size = normalize_size_param(size)
         draw_size = None if rv_size_is_none(size) else tuple(size)
@@ -109,11 +110,13 @@ class StatePrior(Continuous):
         return super().dist([pt.as_tensor(p) for p in parameters], **kwargs)
 
     def support_point(rv, size, mean, scale, vectors, variances, start):
+        """Return ``start``, broadcast to the full shape."""
         if rv_size_is_none(size):
             return start
         return pt.broadcast_to(start, (*size, *start.shape))
 
     def logp(value, mean, scale, vectors, variances, start):
+        """Write the log density of states in the data's units, of batch shape."""
         standardised = (value - mean) / scale
         density = spectral.log_density(standardised, vectors, variances)
         jacobian = value.shape[-2] * pt.log(scale).sum(axis=-1)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pymc as pm
@@ -23,16 +23,16 @@ __all__ = [
 
 
 class Noise(NamedTuple):
-    """A noise level: one standard deviation for all states, or a signal-to-noise ratio."""
+    """A noise level: one standard deviation for all states, or a ratio of variances."""
 
-    sd: float | None = None
-    snr: float | None = None
+    kind: Literal["sd", "snr"]
+    size: float
 
     def sigma(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the standard deviation of each state's noise, shape ``(state,)``."""
-        if self.sd is not None:
-            return np.full(x.shape[1], self.sd)
-        return x.std(axis=0) / np.sqrt(self.snr)
+        if self.kind == "sd":
+            return np.full(x.shape[1], self.size)
+        return x.std(axis=0) / np.sqrt(self.size)
 
 
 class PaperSettings(NamedTuple):
@@ -175,7 +175,7 @@ lotka_volterra = System(
     theta={"alpha": 2.0, "beta": 1.0, "gamma": 4.0, "delta": 1.0},
     x0=(5.0, 3.0),
     t=np.linspace(0, 2, 20),
-    noise={"low": Noise(sd=0.1), "high": Noise(sd=0.5)},
+    noise={"low": Noise("sd", 0.1), "high": Noise("sd", 0.5)},
     paper=PaperSettings("ExpQuad", True, 0.3, (0.0, 100.0), 3.0, 0.075, 0.09, 100_000),
 )
 
@@ -194,7 +194,7 @@ protein_transduction = System(
     theta={"k1": 0.07, "k2": 0.6, "k3": 0.05, "k4": 0.3, "V": 0.017, "Km": 0.3},
     x0=(1.0, 0.0, 1.0, 0.0, 0.0),
     t=np.array([0, 1, 2, 4, 5, 7, 10, 15, 20, 30, 40, 50, 60, 80, 100], dtype=float),
-    noise={"low": Noise(sd=0.001), "high": Noise(sd=0.01)},
+    noise={"low": Noise("sd", 0.001), "high": Noise("sd", 0.01)},
     paper=PaperSettings("Sigmoid", False, 1e-4, (0.0, 4.0), 5.0, 0.001, 0.15, 300_000),
 )
 
@@ -211,6 +211,6 @@ fitzhugh_nagumo = System(
     theta={"alpha": 0.2, "beta": 0.2, "phi": 3.0},
     x0=(-1.0, 1.0),
     t=np.linspace(0, 10, 20),
-    noise={"snr10": Noise(snr=10.0), "snr100": Noise(snr=100.0)},
+    noise={"snr10": Noise("snr", 10.0), "snr100": Noise("snr", 100.0)},
     paper=PaperSettings("Matern52", False, 3e-4, (1e-4, 10.0), 3.0, 0.075, 0.12, 300_000),
 )

@@ -1,0 +1,39 @@
+# Two commands on a fresh machine with Python 3.12 or newer: `make demo` and `make test`.
+VENV := .venv
+BIN := $(VENV)/bin
+FIND_PYTHON = for p in python3.14 python3.13 python3.12 python3 python; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && echo $$p && break; done
+
+.PHONY: demo test lint types benchmarks clean
+
+demo: $(VENV)/.installed
+	$(BIN)/python -m pymc_gradmatch.demo
+
+test: $(VENV)/.installed-test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+lint: $(VENV)/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed-test
+	$(BIN)/mypy
+
+benchmarks: $(VENV)/.installed-test
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.foundation
+
+$(BIN)/python:
+	@python=$$($(FIND_PYTHON)); \
+	if [ -z "$$python" ]; then echo "Python 3.12 or newer is needed and was not found" >&2; exit 1; fi; \
+	$$python -m venv $(VENV)
+
+$(VENV)/.installed: $(BIN)/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+$(VENV)/.installed-test: $(BIN)/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable ".[test]"
+	@touch $@ $(VENV)/.installed
+
+clean:
+	rm -rf $(VENV) demo-output

@@ -1,0 +1,68 @@
+"""C, D and A: what a Gaussian process on the states says about their derivatives."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pymc_gradmatch import spectral
+from pymc_gradmatch.derivatives import Blocks
+
+__all__ = ["Operators", "conditional_operators"]
+
+
+class Operators(NamedTuple):
+    """The matrices of Theorem 1, one per state, shape ``(state, time, time)``.
+
+    In standardised units: C has no unit, D is in 1 / time, A in 1 / time squared.
+    """
+
+    C: NDArray[np.float64]
+    """Covariance of the states, with the nugget."""
+    D: NDArray[np.float64]
+    """Maps states to the mean of their derivatives."""
+    A: NDArray[np.float64]
+    """Covariance of the derivatives given the states, without gamma."""
+
+
+def conditional_operators(blocks: Blocks, nugget: float) -> Operators:
+    r"""Condition a Gaussian process' derivative on its values.
+
+    .. math::
+
+        C = k + \epsilon I, \qquad D = {'C}\,C^{-1}, \qquad
+        A = C'' - {'C}\,C^{-1}\,C'
+
+    so that :math:`p(\dot x \mid x) = N(D x, A)` (Wenk et al. 2019, eq. 6 to 9).
+    The nugget :math:`\epsilon` stands wherever C stands and on no derivative
+    block, as in the reference implementation.
+
+    Parameters
+    ----------
+    blocks : Blocks
+        The kernel and its derivatives, arrays of shape ``(state, time, time)``.
+    nugget : float
+        Added to the diagonal of the kernel matrix, in standardised units squared.
+
+    Returns
+    -------
+    Operators
+
+    Raises
+    ------
+    ValueError
+        If C is not numerically positive definite.
+    """
+    C = blocks.k + nugget * np.eye(blocks.k.shape[-1])
+    vectors, variances = spectral.spectrum(C)
+    singular = (variances <= spectral.smallest_reliable(variances)).any(axis=-1)
+    if singular.any():
+        msg = (
+            f"the covariance C of state {np.flatnonzero(singular).tolist()} is not positive "
+            f"definite with nugget={nugget:g}: the kernel is too smooth for this grid. "
+            "Use a larger nugget (the paper's is 1e-4), or a shorter lengthscale."
+        )
+        raise ValueError(msg)
+    D = (blocks.dk_dt1 @ vectors / variances[:, None, :]) @ vectors.mT
+    A = blocks.d2k - D @ blocks.dk_dt2
+    return Operators(C, D, (A + A.mT) / 2)

@@ -1,0 +1,137 @@
+"""fit_gp: exact gradients, one optimum from any seed, the reference's optimum, warnings."""
+
+import warnings
+
+import numpy as np
+import pandas as pd
+import pymc as pm
+import pytest
+from scipy.optimize import approx_fprime
+from scipy.stats import multivariate_normal
+
+import pymc_gradmatch as gm
+from pymc_gradmatch.fit import negative_log_marginal_likelihood
+
+
+def test_marginal_likelihood_and_gradient_are_exact(rng):
+    t = np.linspace(0, 2, 9)
+    y = rng.normal(size=(9, 3))
+    distance = (t[:, None] - t) ** 2
+
+    def covariance(values):
+        variance, lengthscale, sigma = values
+        return variance * np.exp(-0.5 * distance / lengthscale**2) + sigma**2 * np.eye(9)
+
+    at = np.array([1.3, 0.6, 0.4])
+    dK = np.stack(
+        [
+            (covariance(at) - at[2] ** 2 * np.eye(9)) / at[0],
+            (covariance(at) - at[2] ** 2 * np.eye(9)) * distance / at[1] ** 3,
+            2 * at[2] * np.eye(9),
+        ]
+    )
+    value, gradient = negative_log_marginal_likelihood(covariance(at), dK, y)
+    expected = -multivariate_normal(cov=covariance(at)).logpdf(y.T).sum()
+    np.testing.assert_allclose(value, expected, rtol=1e-12)
+    numerical = approx_fprime(
+        at, lambda v: -multivariate_normal(cov=covariance(v)).logpdf(y.T).sum(), 1e-7
+    )
+    np.testing.assert_allclose(gradient, numerical, rtol=1e-5)
+
+
+def test_optimum_does_not_depend_on_the_seed(data):
+    fits = [
+        gm.fit_gp(data.t, data.y, cov="ExpQuad", shared=True, random_seed=seed) for seed in range(5)
+    ]
+    for other in fits[1:]:
+        np.testing.assert_allclose(other.sigma, fits[0].sigma, rtol=1e-4)
+        np.testing.assert_allclose(other.operators().C, fits[0].operators().C, rtol=1e-3, atol=1e-5)
+
+
+def test_one_kernel_or_one_per_state(data):
+    gp = gm.fit_gp(data.t, data.y, cov=["ExpQuad", "Matern52"], random_seed=1)
+    assert [text.split()[2][:4] for text in gp.summary()["kernel"]] == ["ExpQ", "Mate"]
+    alone = gm.fit_gp(data.t, data.y[:, 1:], cov="Matern52", random_seed=2)
+    np.testing.assert_allclose(gp.sigma[1], alone.sigma[0], rtol=1e-4)
+
+
+def test_shared_kernel_has_one_sigma_in_standardised_units(gp):
+    assert gp.covs[0] is gp.covs[1]
+    np.testing.assert_allclose(*(gp.sigma / gp.scale), rtol=1e-12)
+
+
+@pytest.mark.parametrize("cov", ["ExpQuad", "Matern52", "Sigmoid"])
+def test_changing_units_changes_nothing_but_units(data, cov):
+    """Assert that bounds follow the units of the data and of time."""
+    gp = gm.fit_gp(data.t, data.y, cov=cov, random_seed=1)
+    other = gm.fit_gp(3600 * data.t, 100 * data.y + 5, cov=cov, random_seed=1)
+    np.testing.assert_allclose(other.sigma, 100 * gp.sigma, rtol=1e-3)
+    np.testing.assert_allclose(
+        other.log_marginal_likelihood(), gp.log_marginal_likelihood(), rtol=1e-5
+    )
+
+
+def test_users_kernel_is_fitted_within_its_bounds(data, gp):
+    def cov(variance, ls):
+        return variance * pm.gp.cov.ExpQuad(1, ls=ls)
+
+    bounds = {"variance": (1e-4, 100), "ls": (0.05, 20)}
+    own = gm.fit_gp(data.t, data.y, cov=cov, bounds=bounds, shared=True, random_seed=3)
+    np.testing.assert_allclose(own.sigma, gp.sigma, rtol=1e-4)
+
+
+def test_estimate_at_a_bound_warns_and_names_it(data):
+    prey = pd.DataFrame({"prey": data.y[:, 0]})
+    bounds = {"lengthscale": (0.1, 0.3)}
+    message = r"state 'prey': the estimate of lengthscale ended at its high bound 0.3"
+    with pytest.warns(UserWarning, match=message):
+        gm.fit_gp(data.t, prey, cov="ExpQuad", bounds=bounds, random_seed=1)
+
+
+def test_shared_estimate_at_a_bound_names_all_states(data):
+    with pytest.warns(
+        UserWarning, match=r"states \[0, 1\]: the estimate of sigma ended at its low"
+    ):
+        gm.fit_gp(data.t, data.y, cov="ExpQuad", shared=True, bounds={"sigma": (0.5, 2)})
+
+
+def test_good_fit_does_not_warn(data):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gm.fit_gp(data.t, data.y, cov="ExpQuad", random_seed=1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"cov": "RBF"}, ValueError, r"'RBF'; expected one of 'ExpQuad', 'Matern52'"),
+        ({"cov": ["ExpQuad"] * 3}, ValueError, r"3 entries for 2 states"),
+        (
+            {"cov": ["ExpQuad", "Matern52"], "shared": True},
+            ValueError,
+            r"shared=True needs one kernel",
+        ),
+        ({"cov": pm.gp.cov.ExpQuad(1, ls=1.0)}, TypeError, r"ExpQuad.*StateGP"),
+        (
+            {
+                "cov": lambda ls, scale: scale * pm.gp.cov.ExpQuad(1, ls=ls),
+                "bounds": {"ls": (1, 2)},
+            },
+            ValueError,
+            r"missing for \['scale'\] and given for unknown \[\]",
+        ),
+        (
+            {"cov": "ExpQuad", "bounds": {"length": (1, 2)}},
+            ValueError,
+            r"unknown \['length'\]; this kernel's hyperparameters are \['variance', 'lengthscale'",
+        ),
+        (
+            {"cov": "ExpQuad", "bounds": {"lengthscale": (2, 1)}},
+            ValueError,
+            r"bounds of 'lengthscale' are \(2, 1\); expected 0 < low < high",
+        ),
+    ],
+)
+def test_unusable_kernels_and_bounds_are_named(data, settings, error, message):
+    with pytest.raises(error, match=message):
+        gm.fit_gp(data.t, data.y, **settings)

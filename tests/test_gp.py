@@ -1,0 +1,253 @@
+"""StateGP: C, D, A against a dense conditional Gaussian, the prior, and bad input."""
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pymc as pm
+import pytest
+from scipy.stats import multivariate_normal
+
+import pymc_gradmatch as gm
+from pymc_gradmatch.derivatives import evaluate_blocks
+
+COV = [pm.gp.cov.ExpQuad(1, ls=0.5)] * 2
+
+
+def test_operators_are_the_dense_conditional_gaussian(two_kernel_gp):
+    """Assert p(x' | x) = N(D x, A), by conditioning the joint covariance of (x, x')."""
+    gp = two_kernel_gp
+    for k, cov in enumerate(gp.covs):
+        blocks = evaluate_blocks(cov, gp.t)
+        C = blocks.k + gp.nugget * np.eye(len(gp.t))
+        gain = np.linalg.solve(C, blocks.dk_dt1.T).T
+        np.testing.assert_allclose(gp.operators().C[k], C, rtol=1e-14)
+        np.testing.assert_allclose(gp.operators().D[k], gain, rtol=1e-7, atol=1e-7)
+        conditional = blocks.d2k - gain @ blocks.dk_dt2
+        np.testing.assert_allclose(gp.operators().A[k], conditional, rtol=1e-7, atol=1e-7)
+
+
+def test_joint_density_factorises_into_prior_and_conditional(two_kernel_gp, rng):
+    """Assert N(x, x') = N(x | 0, C) N(x' | D x, A) at random points, determinants included."""
+    gp = two_kernel_gp
+    C, D, A = (matrices[1] for matrices in gp.operators())
+    blocks = evaluate_blocks(gp.covs[1], gp.t)
+    joint = np.block([[C, blocks.dk_dt2], [blocks.dk_dt1, blocks.d2k]])
+    for _ in range(3):
+        x = rng.normal(size=len(gp.t))
+        slope = D @ x + rng.normal(size=len(gp.t))
+        np.testing.assert_allclose(
+            multivariate_normal(cov=joint, allow_singular=False).logpdf([*x, *slope]),
+            multivariate_normal(cov=C).logpdf(x) + multivariate_normal(D @ x, A).logpdf(slope),
+            rtol=1e-7,
+        )
+
+
+def test_derivative_operator_differentiates_a_smooth_function():
+    t = np.linspace(0, 3, 40)
+    y = np.stack([np.sin(t), np.exp(-t)], axis=1)
+    gp = gm.StateGP(t, y, [4.0 * pm.gp.cov.ExpQuad(1, ls=1.0)] * 2, sigma=0.1, nugget=1e-8)
+    slopes = gm.spectral.per_state(gp.operators().D, (y - gp.mean) / gp.scale) * gp.scale
+    expected = np.stack([np.cos(t), -np.exp(-t)], axis=1)
+    np.testing.assert_allclose(slopes[3:-3], expected[3:-3], atol=1e-3)
+
+
+def test_data_are_standardised_with_their_population_sd(data, gp):
+    np.testing.assert_allclose(gp.mean, data.y.mean(axis=0))
+    np.testing.assert_allclose(gp.scale, data.y.std(axis=0, ddof=0))
+    raw = gm.StateGP(data.t, data.y, COV, sigma=0.1, standardize=False)
+    np.testing.assert_array_equal([*raw.mean, *raw.scale], [0, 0, 1, 1])
+
+
+def test_posterior_mean_and_evidence_are_gaussian_process_regression(two_kernel_gp):
+    gp = two_kernel_gp
+    for k in range(2):
+        C = gp.operators().C[k]
+        noisy = C + np.eye(len(gp.t)) * (gp.sigma[k] / gp.scale[k]) ** 2
+        y = (gp.y[:, k] - gp.mean[k]) / gp.scale[k]
+        expected = gp.mean[k] + gp.scale[k] * C @ np.linalg.solve(noisy, y)
+        np.testing.assert_allclose(gp.posterior_mean()[:, k], expected, rtol=1e-9)
+        np.testing.assert_allclose(
+            gp.log_marginal_likelihood()[k], multivariate_normal(cov=noisy).logpdf(y), rtol=1e-9
+        )
+
+
+def test_rescaling_the_data_rescales_everything_and_leaves_the_operators(data):
+    covs = [pm.gp.cov.Matern52(1, ls=0.6)] * 2
+    gp = gm.StateGP(data.t, data.y, covs, sigma=0.1)
+    other = gm.StateGP(data.t, 1000 * data.y - 7, covs, sigma=100.0)
+    for mine, theirs in zip(gp.operators(), other.operators(), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    np.testing.assert_allclose(1000 * gp.posterior_mean() - 7, other.posterior_mean())
+
+
+@pytest.mark.usefixtures("fast_compile")
+def test_prior_density_is_multivariate_normal_in_the_datas_units(two_kernel_gp, rng):
+    gp = two_kernel_gp
+    with pm.Model() as model:
+        x = gp.prior("x")
+    value = rng.normal(size=gp.y.shape)
+    expected = sum(
+        multivariate_normal(
+            np.full(len(gp.t), gp.mean[k]), gp.scale[k] ** 2 * gp.operators().C[k]
+        ).logpdf(value[:, k])
+        for k in range(2)
+    )
+    np.testing.assert_allclose(pm.logp(x, value).eval(), expected, rtol=1e-9)
+    standardised = {"x_standardized__": (value - gp.mean) / gp.scale}
+    jacobian = len(gp.t) * np.log(gp.scale).sum()
+    np.testing.assert_allclose(model.compile_logp()(standardised), expected + jacobian, rtol=1e-9)
+
+
+@pytest.mark.parametrize("parameterization", ["centered", "whitened"])
+def test_prior_draws_have_the_covariance_of_the_process(two_kernel_gp, parameterization):
+    gp = two_kernel_gp
+    with pm.Model() as model:
+        gp.prior("x", parameterization=parameterization)
+    n_draws = 4000
+    draws = pm.draw(model["x"], draws=n_draws, random_seed=1, mode="FAST_COMPILE")
+    for k in range(2):
+        C = gp.scale[k] ** 2 * gp.operators().C[k]
+        sd = np.sqrt(np.diag(C))
+        error_of_mean = (draws[..., k].mean(axis=0) - gp.mean[k]) / sd
+        error_of_cov = (np.cov(draws[..., k].T) - C) / np.outer(sd, sd)
+        # Monte Carlo: sd of a mean is 1, of a covariance at most sqrt(2), over sqrt(n).
+        assert np.abs(error_of_mean).max() < 5 / np.sqrt(n_draws)
+        assert np.abs(error_of_cov).max() < 5 * np.sqrt(2 / n_draws)
+
+
+@pytest.mark.usefixtures("fast_compile")
+def test_both_parameterizations_have_the_same_density_and_start(two_kernel_gp):
+    gp = two_kernel_gp
+    densities = {}
+    for parameterization in ("centered", "whitened"):
+        with pm.Model() as model:
+            x = gp.prior("x", parameterization=parameterization)
+            pm.Normal("y", x, gp.sigma, observed=gp.y)
+        point = model.initial_point()
+        logp = model.compile_logp()
+        shifted = {name: value + 0.1 * np.ones_like(value) for name, value in point.items()}
+        [states] = model.replace_rvs_by_values([model["x"]])
+        evaluate = model.compile_fn(states)
+        np.testing.assert_allclose(evaluate(point), gp.posterior_mean(), rtol=1e-9)
+        moved = {"x_standardized__": (evaluate(shifted) - gp.mean) / gp.scale}
+        densities[parameterization] = logp(point), logp(shifted), moved
+    with pm.Model() as centered:
+        x = gp.prior("x")
+        pm.Normal("y", x, gp.sigma, observed=gp.y)
+    start, shifted, moved = densities["whitened"]
+    volume = 0.5 * sum(np.linalg.slogdet(C)[1] for C in gp.operators().C)
+    logp = centered.compile_logp()
+    np.testing.assert_allclose(start - volume, densities["centered"][0], rtol=1e-9)
+    np.testing.assert_allclose(shifted - volume, logp(moved), rtol=1e-9)
+
+
+def test_prior_has_dims_and_adds_only_the_coords_that_are_missing(gp):
+    with pm.Model(coords={"state": ["prey", "predator"]}) as model:
+        gp.prior("x")
+    assert model.named_vars_to_dims["x"] == ("time", "state")
+    assert model.coords["state"] == ("prey", "predator")
+    np.testing.assert_array_equal(model.coords["time"], gp.t)
+    with (
+        pm.Model(coords={"state": ["a", "b", "c"]}),
+        pytest.raises(ValueError, match=r"coord 'state' with 3 values.*has 2"),
+    ):
+        gp.prior("x")
+
+
+def test_unknown_parameterization_is_an_error(gp):
+    with pm.Model(), pytest.raises(ValueError, match=r"'sideways'; expected 'centered' or"):
+        gp.prior("x", parameterization="sideways")
+
+
+def test_object_is_immutable(gp):
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        gp.nugget = 0.1
+    for array in (gp.t, gp.y, gp.sigma, gp.mean, gp.scale, *gp.operators()):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 1.0
+
+
+def test_table_columns_name_the_states_and_the_summary(data):
+    table = pd.DataFrame(data.y, columns=["prey", "predator"])
+    gp = gm.StateGP(data.t, table, COV, sigma=[0.1, 0.2])
+    summary = gp.summary()
+    assert list(summary.index) == ["prey", "predator"]
+    np.testing.assert_array_equal(summary["sigma"], [0.1, 0.2])
+    assert "prey: ExpQuad(ls=0.5), sigma 0.1" in repr(gp)
+
+
+SORTED = np.linspace(0, 2, 5)
+
+
+@pytest.mark.parametrize(
+    ("t", "message"),
+    [
+        (SORTED[::-1], r"not sorted: t\[0\] = 2 comes before t\[1\] = 1.5.*np.argsort"),
+        ([0, 1, 1, 2, 3], r"repeats the time 1 \(index 1 and 2\).*average"),
+        ([0, 1], r"2 times.*at least three"),
+        ([0, 1, np.nan, 3, 4], r"not finite at index \[2\]"),
+        (np.ones((5, 1)), r"shape \(5, 1\).*one dimension"),
+        (SORTED + 1e9, r"t starts at 1e\+09.*t - t\[0\]"),
+    ],
+)
+def test_unusable_times_are_named(t, message):
+    y = np.random.default_rng(0).normal(size=(5, 2))
+    with pytest.raises(ValueError, match=message):
+        gm.fit_gp(t, y, cov="ExpQuad")
+
+
+def changed(row, column, value):
+    y = np.arange(10.0).reshape(5, 2)
+    y[row, column] = value
+    return y
+
+
+@pytest.mark.parametrize(
+    ("y", "message"),
+    [
+        (np.arange(5.0), r"shape \(5,\); expected \(time, state\) with 5 times.*y\[:, None\]"),
+        (np.ones((2, 5)), r"shape \(2, 5\).*Pass y\.T"),
+        (np.ones((4, 2)), r"shape \(4, 2\); expected \(time, state\) with 5 times"),
+        (changed(slice(None), 1, np.nan), r"no observation of state \[1\].*not supported yet"),
+        (changed(2, 1, np.nan), r"1 missing values.*time index 2, state 1.*not supported yet"),
+        (changed(3, 0, np.inf), r"infinite at time index 3, state 0"),
+        (changed(slice(None), 0, 4.0), r"constant \(zero variance\) for state \[0\]"),
+    ],
+)
+def test_unusable_observations_are_named(y, message):
+    with pytest.raises(ValueError, match=message):
+        gm.fit_gp(SORTED, y, cov="ExpQuad")
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"sigma": 0.0}, ValueError, r"sigma is \[0.0, 0.0\]; expected positive"),
+        ({"sigma": [0.1, -1]}, ValueError, r"sigma is .*expected positive"),
+        ({"sigma": [0.1, 0.1, 0.1]}, ValueError, r"sigma has shape \(3,\); expected one number"),
+        ({"nugget": -1e-4}, ValueError, r"nugget is -0.0001"),
+        ({"covs": COV[:1]}, ValueError, r"1 kernels for 2 states"),
+        ({"covs": ["ExpQuad"] * 2}, TypeError, r"covs\[0\] is a str; expected a kernel"),
+        (
+            {"covs": [pm.gp.cov.ExpQuad(2, ls=[1.0, 1.0])] * 2},
+            ValueError,
+            r"input_dim=2; expected 1",
+        ),
+        (
+            {"covs": [pm.gp.cov.ExpQuad(1, ls=pm.HalfNormal.dist())] * 2},
+            ValueError,
+            r"symbolic hyperparameters; expected numbers",
+        ),
+    ],
+)
+def test_unusable_settings_are_named(data, settings, error, message):
+    settings = {"covs": COV, "sigma": 0.1} | settings
+    with pytest.raises(error, match=message):
+        gm.StateGP(data.t, data.y, **settings)
+
+
+def test_singular_covariance_is_an_error_that_names_the_nugget(data):
+    gp = gm.StateGP(data.t, data.y, [pm.gp.cov.ExpQuad(1, ls=3.0)] * 2, sigma=0.1, nugget=0.0)
+    with pytest.raises(ValueError, match=r"state \[0, 1\].*not positive definite.*larger nugget"):
+        gp.operators()

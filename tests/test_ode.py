@@ -1,0 +1,157 @@
+"""ODE: the symbolic right-hand side, numerical integration, and messages."""
+
+import math
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+import pytest
+
+import pymc_gradmatch as gm
+
+
+def test_tuple_list_and_dict_are_the_same_right_hand_side(fast_compile):
+    forms = [
+        lambda t, x, theta: (theta.r * x.a, x.b - x.a),
+        lambda t, x, theta: [theta.r * x[0], x[1] - x[0]],
+        lambda t, x, theta: {"b": x.b - x.a, "a": theta.r * x.a},
+    ]
+    x = np.arange(8.0).reshape(4, 2)
+    values = [gm.ODE(f, ["a", "b"], ["r"])(np.arange(4.0), x, {"r": 3.0}).eval() for f in forms]
+    for value in values:
+        np.testing.assert_array_equal(value, np.stack([3 * x[:, 0], x[:, 1] - x[:, 0]], axis=1))
+
+
+def test_constants_and_time_broadcast_to_every_time(fast_compile):
+    ode = gm.ODE(lambda t, x, theta: (1, theta.r, pm.math.sin(t)), ["a", "b", "c"], ["r"])
+    t = np.linspace(0, 1, 4)
+    value = ode(t, np.zeros((2, 4, 3)), [0.5]).eval()
+    assert value.shape == (2, 4, 3)
+    np.testing.assert_allclose(
+        value[1], np.stack([np.ones(4), 0.5 * np.ones(4), np.sin(t)], axis=1)
+    )
+
+
+def test_batch_equals_loop(fast_compile, lotka_volterra, rng):
+    x = rng.uniform(1, 5, size=(3, 4, 2))
+    theta = rng.uniform(0.5, 2, size=(3, 4))
+    t = np.arange(4.0)
+    batch = lotka_volterra.ode(t, x, list(theta.T[:, :, None])).eval()
+    for i in range(3):
+        np.testing.assert_allclose(batch[i], lotka_volterra.ode(t, x[i], theta[i]).eval())
+
+
+@pytest.fixture(scope="module")
+def oscillator():
+    return gm.ODE(lambda t, x, theta: (x.v, -(theta.w**2) * x.q), ["q", "v"], ["w"])
+
+
+def test_solution_is_the_closed_form(oscillator):
+    t = np.linspace(0, 6, 13)
+    x = oscillator.solve(t, [1.0, 0.5], {"w": 2.0})
+    exact = np.cos(2 * t) + 0.25 * np.sin(2 * t)
+    np.testing.assert_allclose(x[:, 0], exact, atol=2e-6)
+
+
+def test_solution_starts_at_the_first_time(oscillator):
+    late = oscillator.solve([3.0, 4.0], [1.0, 0.0], [2.0])
+    np.testing.assert_allclose(late, oscillator.solve([0.0, 1.0], [1.0, 0.0], [2.0]), rtol=1e-6)
+
+
+def test_stiff_system_is_solved():
+    """Assert Robertson's problem at t = 40 (Hairer and Wanner 1996, page 144)."""
+    robertson = gm.ODE(
+        lambda t, x, theta: (
+            -0.04 * x.a + 1e4 * x.b * x.c,
+            0.04 * x.a - 1e4 * x.b * x.c - theta.k * x.b**2,
+            theta.k * x.b**2,
+        ),
+        ["a", "b", "c"],
+        ["k"],
+    )
+    x = robertson.solve([0.0, 0.4, 40.0], [1.0, 0.0, 0.0], [3e7])
+    np.testing.assert_allclose(x[2], [0.7158271, 9.185535e-6, 0.2841637], rtol=1e-5)
+
+
+def test_draws_equal_a_loop(oscillator):
+    t = np.linspace(0, 2, 5)
+    w = np.array([1.0, 2.0, 3.0])
+    by_name = oscillator.solve(t, [1.0, 0.0], {"w": w})
+    by_array = oscillator.solve(t, np.tile([1.0, 0.0], (3, 1)), w[:, None])
+    loop = [oscillator.solve(t, [1.0, 0.0], [value]) for value in w]
+    np.testing.assert_array_equal(by_name, loop)
+    np.testing.assert_array_equal(by_array, loop)
+
+
+def test_failed_draws_are_nan_and_counted_once():
+    explosion = gm.ODE(lambda t, x, theta: [theta.r * x.u**2], ["u"], ["r"])
+    rates = np.array([[0.1], [1.0], [0.2], [2.0]])  # u = 1 / (1 - r t) ends at t = 1 / r
+    with pytest.warns(UserWarning, match="2 of 4 draws failed") as caught:
+        u = explosion.solve([0.0, 1.0, 2.0], [1.0], rates)
+    assert len(caught) == 1
+    assert np.isnan(u[[1, 3]]).all()
+    np.testing.assert_allclose(u[[0, 2], -1, 0], [1 / 0.8, 1 / 0.6], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("rhs", "error", "message"),
+    [
+        (lambda t, x, theta: [x.a], ValueError, r"returns 1 expressions; expected 2.*\['a', 'b'\]"),
+        (
+            lambda t, x, theta: {"a": x.a, "c": x.b},
+            ValueError,
+            r"\['b'\] and one of unknown \['c'\]",
+        ),
+        (lambda t, x, theta: x.a, TypeError, r"returns a TensorVariable; expected a tuple"),
+        (lambda t, x, theta: [x.a, x.q], TypeError, r"no attribute 'q'.*x = \(a, b\)"),
+        (lambda t, x, theta: [x.a, theta.s], TypeError, r"no attribute 's'.*theta = \(r\)"),
+        (lambda t, x, theta: [x.a, np.ones(3) * theta.r], ValueError, r"'b' has shape \(3,\)"),
+        (lambda t, x, theta: [x.a, "fast"], TypeError, r"'b' is a str; expected a number"),
+        (lambda t, x, theta: [np.where(x.a > 0, 1, 0), 1], TypeError, r"pm\.math.*numpy's"),
+        (lambda t, x, theta: [math.exp(x.a), 1], TypeError, r"pm\.math.*math's"),
+        (lambda t, x, theta: [np.maximum(x.a, 0), 1], TypeError, r"pm\.math"),
+        (lambda t, x, theta: [x.a if x.a > 0 else 0, 1], TypeError, r"pm\.math\.switch"),
+    ],
+)
+def test_wrong_right_hand_side_is_refused_at_construction(rhs, error, message):
+    with pytest.raises(error, match=message):
+        gm.ODE(rhs, ["a", "b"], ["r"])
+
+
+@pytest.mark.parametrize(
+    ("states", "params", "message"),
+    [
+        (["a", "a"], ["r"], r"states are \['a', 'a'\].*repeated: \['a'\]"),
+        (["a", "b-c"], ["r"], r"Unusable: \['b-c'\]"),
+        (["a", "b"], ["lambda"], r"params are \['lambda'\].*Unusable: \['lambda'\]"),
+        ([], ["r"], r"states are \[\]"),
+    ],
+)
+def test_unusable_names_are_refused(states, params, message):
+    with pytest.raises(ValueError, match=message):
+        gm.ODE(lambda t, x, theta: list(x), states, params)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([0.0, 1.0], [1.0], [2.0]), r"x0 has shape \(1,\); expected \(2,\) or \(draw, 2\)"),
+        (([0.0, 1.0], [1.0, 0.0], [2.0, 1.0]), r"theta has shape \(2,\); expected \(1,\)"),
+        (([0.0, 1.0], [1.0, 0.0], {"v": 2.0}), r"lacks \['w'\] and has unknown \['v'\]"),
+        (([1.0, 0.0], [1.0, 0.0], [2.0]), r"strictly increasing"),
+    ],
+)
+def test_unusable_arguments_of_solve_are_named(oscillator, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        oscillator.solve(*arguments)
+
+
+def test_symbolic_and_numerical_right_hand_sides_agree(fast_compile):
+    """Assert that a solution's finite differences are the right-hand side, in all systems."""
+    for name in ("lotka_volterra", "protein_transduction", "fitzhugh_nagumo"):
+        system = getattr(gm.systems, name)
+        t = np.linspace(0, 1, 2001)
+        x = system.ode.solve(t, system.x0, system.theta)
+        slopes = np.gradient(x, t, axis=0, edge_order=2)
+        f = system.ode(t, pt.as_tensor(x), system.theta).eval()
+        np.testing.assert_allclose(slopes[5:-5], f[5:-5], atol=1e-4)

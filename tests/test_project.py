@@ -1,0 +1,59 @@
+"""The project itself: environments agree, the README's example runs as pasted."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+
+
+def requirements(lines):
+    """Return {name: version range}, with extras (``pymc[nutpie]``) as packages of their own."""
+    found = {}
+    for line in lines:
+        name, extras, versions = re.fullmatch(
+            r"([A-Za-z][\w.-]*)(?:\[([\w,-]+)\])?([<>=!~\d.,*]*)", line.replace(" ", "")
+        ).groups()
+        found[name] = versions
+        found |= dict.fromkeys(extras.split(",") if extras else [], "")
+    return found
+
+
+def test_conda_environment_is_the_same_as_pyproject():
+    text = (ROOT / "environment.yml").read_text("utf-8")
+    conda = re.findall(r"^  - ([\w.<>=,-]+)$", text.split("dependencies:")[1], re.MULTILINE)
+    project = PYPROJECT["project"]
+    declared = [*project["dependencies"], *project["optional-dependencies"]["test"]]
+    expected = requirements(declared) | {"python": project["requires-python"], "pip": ""}
+    assert requirements(conda) == expected
+
+
+def test_python_version_files_agree():
+    pinned = (ROOT / ".python-version").read_text("utf-8").strip()
+    assert PYPROJECT["project"]["requires-python"] == f">={pinned}"
+
+
+@pytest.mark.parametrize("number", [0])
+def test_readme_example_runs_as_pasted(number, tmp_path):
+    examples = re.findall(
+        r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL
+    )
+    script = tmp_path / "example.py"
+    script.write_text(examples[number], "utf-8")
+    run = subprocess.run(
+        [sys.executable, "-W", "error", str(script)],
+        cwd=tmp_path,
+        env=None,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    assert "alpha" in run.stdout
+    assert (tmp_path / "states.png").stat().st_size > 10_000

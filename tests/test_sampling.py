@@ -1,0 +1,126 @@
+"""Sampling end to end: NUTS and the paper's chain on one density, with fixed proposals."""
+
+import arviz as az
+import numpy as np
+import pymc as pm
+import pytest
+
+import pymc_gradmatch as gm
+
+
+@pytest.fixture(scope="module")
+def model(lotka_volterra, data, gp):
+    priors = {name: pm.HalfNormal.dist(5) for name in lotka_volterra.ode.params}
+    return gm.build_model(lotka_volterra.ode, data.t, data.y, priors=priors, gp=gp, gamma=0.3)
+
+
+@pytest.fixture(scope="module")
+def nuts(model):
+    with model:
+        return pm.sample(
+            draws=1000, chains=2, cores=1, random_seed=1, progressbar=False, quiet=True
+        )
+
+
+@pytest.fixture(scope="module")
+def metropolis(model):
+    return gm.sample_fgpgm(
+        model,
+        draws=15_000,
+        burn_in=1_000,
+        state_step=0.075,
+        param_step=0.09,
+        random_seed=1,
+        progressbar=False,
+    )
+
+
+def test_nuts_converges_without_tuning_by_the_user(nuts, lotka_volterra):
+    params = list(lotka_volterra.ode.params)
+    assert float(az.rhat(nuts, var_names=params).dataset.to_array().max()) < 1.01
+    assert float(az.ess(nuts, var_names=params).dataset.to_array().min()) > 400
+    assert int(nuts["sample_stats"]["diverging"].sum()) == 0
+
+
+def test_metropolis_and_nuts_sample_the_same_posterior(nuts, metropolis, lotka_volterra):
+    """Assert that means agree within four Monte Carlo standard errors, from each chain's ESS."""
+    for name in (*lotka_volterra.ode.params, "x"):
+        difference = nuts["posterior"][name].mean(["chain", "draw"]) - metropolis["posterior"][
+            name
+        ].mean(["chain", "draw"])
+        errors = [az.mcse(draws, var_names=[name])[name] for draws in (nuts, metropolis)]
+        assert float(np.abs(difference / np.hypot(*errors)).max()) < 4, name
+
+
+def test_chain_is_in_the_datas_units_with_coords(metropolis, data):
+    x = metropolis["posterior"]["x"]
+    assert x.dims == ("chain", "draw", "time", "state")
+    assert x.shape == (1, 15_000, *data.y.shape)
+    np.testing.assert_array_equal(x["state"], ["prey", "predator"])
+    np.testing.assert_allclose(x.mean(["chain", "draw"]), data.x, atol=0.3)
+
+
+def test_proposal_widths_stay_fixed(metropolis):
+    np.testing.assert_array_equal(metropolis["sample_stats"]["scaling"], 1.0)
+
+
+def test_proposals_have_the_given_widths(model):
+    """Assert it on accepted moves of a tight chain, where nearly every proposal is accepted."""
+    step = 1e-4
+    idata = gm.sample_fgpgm(
+        model,
+        draws=1_500,
+        burn_in=0,
+        state_step=step,
+        param_step=3 * step,
+        random_seed=2,
+        progressbar=False,
+    )
+    moves = idata["posterior"].dataset.diff("draw")
+    scale = model["x"].owner.inputs[3].data
+    # The sd of n normal increments has a relative error of 1 / sqrt(2 n).
+    for sd, width, n in [
+        (float((moves["x"] / scale).std()), step, 1_500 * 40),
+        (float(moves["alpha"].std()), 3 * step, 1_500),
+    ]:
+        assert sd == pytest.approx(width, rel=4 / np.sqrt(2 * n) + 0.01)
+
+
+def test_same_seed_gives_the_same_chain_and_widths_can_be_tuned(model):
+    chains = [
+        gm.sample_fgpgm(model, draws=20, burn_in=300, random_seed=3, progressbar=False)
+        for _ in range(2)
+    ]
+    np.testing.assert_array_equal(*(chain["posterior"]["x"] for chain in chains))
+    assert not np.any(chains[0]["sample_stats"]["scaling"] == 1.0)
+
+
+def test_users_initial_values_are_kept(lotka_volterra, data, gp):
+    with pm.Model() as model:
+        theta = {name: pm.HalfNormal(name, 5, initval=1.0) for name in lotka_volterra.ode.params}
+        x = gp.prior("x")
+        gm.GradientMatchingODE("g", lotka_volterra.ode, x, theta, gp=gp, gamma=0.3)
+    before = model.initial_point()
+    plain = gm.sampling._with_plain_parameters(model)
+    assert {value.name for value in plain.value_vars} == {
+        *lotka_volterra.ode.params,
+        "x_standardized__",
+    }
+    after = model.initial_point()
+    for name in before:
+        np.testing.assert_array_equal(before[name], after[name])
+
+
+def test_whitened_states_cannot_be_moved_one_by_one(lotka_volterra, data, gp):
+    priors = {name: pm.HalfNormal.dist(5) for name in lotka_volterra.ode.params}
+    model = gm.build_model(
+        lotka_volterra.ode, data.t, data.y, priors=priors, gp=gp, parameterization="whitened"
+    )
+    with pytest.raises(ValueError, match=r"'x_whitened_'.*parameterization=\"centered\""):
+        gm.sample_fgpgm(model)
+
+
+@pytest.mark.parametrize("name", ["state_step", "param_step"])
+def test_steps_must_be_positive(model, name):
+    with pytest.raises(ValueError, match=rf"{name} is 0; expected a positive number"):
+        gm.sample_fgpgm(model, **{name: 0})
