@@ -1,0 +1,138 @@
+"""The foundation's figures: fitting, log density, Metropolis sweeps, recovery.
+
+``python -m benchmarks.foundation`` prints and saves them; ``--quick`` does the
+same in a minute with shorter chains.  Run it with ``OMP_NUM_THREADS=1``.
+"""
+
+import argparse
+import logging
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from time import process_time
+
+import numpy as np
+import pandas as pd
+import pymc as pm
+import pytensor
+
+import pymc_gradmatch as gm
+
+SYSTEM = gm.systems.lotka_volterra
+
+
+def best_of(repeats: int, calls: int, function: Callable[[], object]) -> float:
+    """Return CPU seconds per call, the best of several repeats on a noisy machine."""
+    times = []
+    for _ in range(repeats):
+        start = process_time()
+        for _ in range(calls):
+            function()
+        times.append((process_time() - start) / calls)
+    return min(times)
+
+
+def build(seed: int) -> tuple[gm.systems.Simulation, pm.Model]:
+    """Return a data set and the paper's model of it."""
+    data = SYSTEM.simulate("low", random_seed=seed)
+    model = gm.build_model(
+        SYSTEM.ode,
+        data.t,
+        data.y,
+        priors={name: pm.HalfNormal.dist(5) for name in SYSTEM.ode.params},
+        cov="ExpQuad",
+        shared=True,
+        gamma=0.3,
+        random_seed=seed,
+    )
+    return data, model
+
+
+def fitting() -> float:
+    """Return CPU seconds of a whole ``fit_gp``, its small compilation included."""
+    data = SYSTEM.simulate("low", random_seed=1)
+    return best_of(
+        3, 1, lambda: gm.fit_gp(data.t, data.y, cov="ExpQuad", shared=True, random_seed=1)
+    )
+
+
+def density(model: pm.Model) -> tuple[float, float]:
+    """Return CPU microseconds of one log density, and of one with its gradient."""
+    point = model.initial_point()
+    values = [np.asarray(point[variable.name]) for variable in model.value_vars]
+    logp, dlogp = model.logp(), model.dlogp()
+    micro = []
+    for outputs in (logp, [logp, dlogp]):
+        function = model.compile_fn(outputs, inputs=model.value_vars, point_fn=False)
+        function.trust_input = True
+        micro.append(1e6 * best_of(5, 5_000, lambda f=function: f(*values)))
+    return micro[0], micro[1]
+
+
+def sweep(model: pm.Model, draws: int) -> float:
+    """Return CPU milliseconds per Metropolis sweep, from chains of two lengths.
+
+    The difference leaves out what both have in common: compilation and start.
+    """
+    seconds = []
+    for n in (draws // 10, draws):
+        start = process_time()
+        gm.sample_fgpgm(
+            model,
+            n,
+            burn_in=0,
+            state_step=0.075,
+            param_step=0.09,
+            random_seed=1,
+            progressbar=False,
+        )
+        seconds.append(process_time() - start)
+    return 1e3 * (seconds[1] - seconds[0]) / (draws - draws // 10)
+
+
+def recovery(seeds: int) -> float:
+    """Return the median trajectory RMSE from the true start, posterior means by NUTS."""
+    rmse = []
+    for seed in range(seeds):
+        data, model = build(seed)
+        with model:
+            idata = pm.sample(
+                500, chains=2, cores=1, random_seed=seed, progressbar=False, quiet=True
+            )
+        mean = {name: float(idata["posterior"][name].mean()) for name in SYSTEM.ode.params}
+        trajectory = SYSTEM.ode.solve(data.t, SYSTEM.x0, mean)
+        rmse.append(np.sqrt(np.mean((trajectory - data.x) ** 2)))
+    return float(np.median(rmse))
+
+
+def main(arguments: list[str] | None = None):
+    """Measure, print a table, save it as CSV."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--quick", action="store_true", help="a minute instead of ten")
+    parser.add_argument("--out", type=Path, help="CSV file to save")
+    options = parser.parse_args(arguments)
+    logging.getLogger("pymc").setLevel(logging.ERROR)
+
+    _, model = build(1)
+    logp, with_gradient = density(model)
+    milliseconds = sweep(model, 2_000 if options.quick else 10_000)
+    seeds = 1 if options.quick else 10
+    rows = [
+        ("fit_gp, Lotka-Volterra, 10 starts (CPU s)", fitting(), "< 1"),
+        ("log density, one call (CPU us)", logp, "<= 25"),
+        ("log density and gradient, one call (CPU us)", with_gradient, ""),
+        ("Metropolis sweep of 44 coordinates (CPU ms)", milliseconds, "<= 1.5"),
+        (f"median trajectory RMSE, {seeds} seeds", recovery(seeds), "<= 0.07"),
+    ]
+    table = pd.DataFrame(rows, columns=["what", "measured", "wanted"]).set_index("what")
+    print(
+        f"Python {platform.python_version()}, PyMC {pm.__version__}, "
+        f"PyTensor {pytensor.__version__}, {platform.machine()}, one thread"
+    )
+    print(table.to_string(float_format="{:.3g}".format))
+    if options.out:
+        table.to_csv(options.out)
+
+
+if __name__ == "__main__":
+    main()
