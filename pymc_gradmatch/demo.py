@@ -43,7 +43,7 @@ def fit_lynx_hare(
         pm.LogNormal("y", x, sigma, observed=data.pelts.to_numpy(), dims=("time", "state"))
         gm.GradientMatchingODE("gradient_match", ode, x, theta, gp=gp, gamma=0.01)
         pm.Deterministic("pelts", pm.math.exp(x), dims=("time", "state"))
-        return pm.sample(chains=2, cores=2, random_seed=random_seed, progressbar=progressbar)
+        return pm.sample(2000, chains=2, random_seed=random_seed, progressbar=progressbar)
 
 
 def fit_lotka_volterra(
@@ -173,7 +173,12 @@ def plot_parameters(
 ) -> PlotCollection:
     """Plot a histogram of each parameter, with the true value where it is known."""
     figure = az.plot_dist(
-        idata, var_names=list(units), kind="hist", labeller=_with_units(units), **_TWO_COLUMNS
+        idata,
+        var_names=list(units),
+        kind="hist",
+        labeller=_with_units(units),
+        visuals={"point_estimate_text": truth is None},
+        **_TWO_COLUMNS,
     )
     if truth is not None:
         line = {"color": "black", "linestyle": "--", "label": "truth"}

@@ -51,7 +51,7 @@ def sample_fgpgm(
     random_seed : int or numpy.random.Generator, optional
         Seed of the chain.
     progressbar : bool, default True
-        Show PyMC's progress bar.
+        Show PyMC's progress bar and messages.
 
     Returns
     -------
@@ -113,6 +113,7 @@ def sample_fgpgm(
             initvals=start,
             random_seed=random_seed,
             progressbar=progressbar,
+            quiet=not progressbar,
             compute_convergence_checks=False,
         )
 

@@ -15,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import pytensor.tensor as pt
 from numpy.typing import NDArray
-from pytensor.tensor.variable import TensorVariable
+from pytensor.gradient import zero_grad
+from pytensor.tensor.variable import TensorConstant, TensorVariable
 
 __all__ = ["Spectrum", "draw", "log_density", "per_state", "smallest_reliable", "spectrum"]
 
@@ -44,9 +45,22 @@ def per_state(matrices, x):
 
     Works on NumPy arrays and on PyTensor variables alike.
     """
-    if isinstance(x, TensorVariable) or isinstance(matrices, TensorVariable):
-        return pt.matvec(matrices, x.mT).mT
-    return np.matvec(matrices, x.mT).mT
+    if not isinstance(matrices, TensorVariable) and not isinstance(x, TensorVariable):
+        return np.matvec(matrices, x.mT).mT
+    # Sums of products instead of BLAS calls: they compile five times faster.
+    # A sum over rows is vectorised, one along a row is not, so the value and
+    # the derivative are each written in the form whose loop is fast; what is
+    # added and subtracted cancels when the graph is compiled.
+    matrices, vectors = pt.as_tensor(matrices), pt.as_tensor(x).mT
+    fast_value = (_transposed(matrices) * vectors[..., :, None]).sum(axis=-2)
+    fast_derivative = (matrices * vectors[..., None, :]).sum(axis=-1)
+    return (zero_grad(fast_value) + (fast_derivative - zero_grad(fast_derivative))).mT
+
+
+def _transposed(matrices: TensorVariable) -> TensorVariable:
+    if isinstance(matrices, TensorConstant):
+        return pt.constant(np.ascontiguousarray(matrices.data.mT))
+    return matrices.mT
 
 
 def log_density(
@@ -58,7 +72,7 @@ def log_density(
 
     The result has the batch shape of the arguments.
     """
-    coordinates = pt.matvec(vectors.mT, residual.mT)
+    coordinates = per_state(_transposed(vectors), residual).mT
     terms = pt.square(coordinates) / variances + pt.log(2 * np.pi * variances)
     return -0.5 * terms.sum(axis=(-2, -1))
 

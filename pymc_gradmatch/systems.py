@@ -127,7 +127,13 @@ class System:
         return Simulation(times, y, x, sigma)
 
     def priors(self) -> dict[str, TensorVariable]:
-        """Return the reference code's prior: uniform on a box, for every parameter."""
+        """Return the reference code's prior: uniform on a box, for every parameter.
+
+        Its middle, where NUTS starts, can be far from the posterior (50 on the
+        Lotka-Volterra box); with a small gamma chains may be caught there.
+        :func:`~pymc_gradmatch.sample_fgpgm` finds a start by itself; for NUTS
+        prefer a prior that knows the scale, such as ``pm.HalfNormal.dist(5)``.
+        """
         return {name: pm.Uniform.dist(*self.paper.theta_box) for name in self.ode.params}
 
     def __repr__(self) -> str:
