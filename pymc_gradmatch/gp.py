@@ -94,6 +94,7 @@ class StateGP:
     states: tuple
     mean: NDArray[np.float64]
     scale: NDArray[np.float64]
+    _operators: Operators
 
     def __init__(
         self,
@@ -112,26 +113,20 @@ class StateGP:
             msg = f"nugget is {nugget}; expected a number that is not negative."
             raise ValueError(msg)
         mean, scale = observations.mean(axis=0), observations.std(axis=0)
+        checked_covs = check_kernels(covs, n_states)
         attributes = {
             "t": times,
             "y": observations,
-            "covs": check_kernels(covs, n_states),
+            "covs": checked_covs,
             "sigma": as_sigma(sigma, n_states),
             "nugget": nugget,
             "states": state_names(y, n_states),
             "mean": read_only(mean if standardize else np.zeros(n_states)),
             "scale": read_only(scale if standardize else np.ones(n_states)),
+            "_operators": _operators(checked_covs, times, nugget),
         }
         for name, value in attributes.items():
             object.__setattr__(self, name, value)
-
-    @cached_property
-    def _operators(self) -> Operators:
-        distinct = {id(cov): cov for cov in self.covs}
-        blocks = {key: evaluate_blocks(cov, self.t) for key, cov in distinct.items()}
-        stacked = (np.stack(b) for b in zip(*(blocks[id(cov)] for cov in self.covs), strict=True))
-        operators = conditional_operators(Blocks(*stacked), self.nugget)
-        return Operators(*(read_only(matrix) for matrix in operators))
 
     @cached_property
     def _prior_spectrum(self) -> spectral.Spectrum:
@@ -273,3 +268,9 @@ class StateGP:
             for state, cov, sigma in zip(self.states, self.covs, self.sigma, strict=True)
         ]
         return "\n".join(lines)
+
+
+def _operators(covs: Sequence, t: NDArray[np.float64], nugget: float) -> Operators:
+    distinct = {id(cov): evaluate_blocks(cov, t) for cov in {id(cov): cov for cov in covs}.values()}
+    blocks = Blocks(*map(np.stack, zip(*(distinct[id(cov)] for cov in covs), strict=True)))
+    return Operators(*map(read_only, conditional_operators(blocks, nugget)))

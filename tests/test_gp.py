@@ -235,6 +235,11 @@ def test_unusable_observations_are_named(y, message):
             r"input_dim=2; expected 1",
         ),
         (
+            {"covs": [pm.gp.cov.Matern12(1, ls=1.0)] * 2},
+            ValueError,
+            r"Matern12\(ls=1\) is not differentiable at zero distance.*Matern52",
+        ),
+        (
             {"covs": [pm.gp.cov.ExpQuad(1, ls=pm.HalfNormal.dist())] * 2},
             ValueError,
             r"symbolic hyperparameters; expected numbers",
@@ -248,6 +253,6 @@ def test_unusable_settings_are_named(data, settings, error, message):
 
 
 def test_singular_covariance_is_an_error_that_names_the_nugget(data):
-    gp = gm.StateGP(data.t, data.y, [pm.gp.cov.ExpQuad(1, ls=3.0)] * 2, sigma=0.1, nugget=0.0)
+    smooth = [pm.gp.cov.ExpQuad(1, ls=3.0)] * 2
     with pytest.raises(ValueError, match=r"state \[0, 1\].*not positive definite.*larger nugget"):
-        gp.operators()
+        gm.StateGP(data.t, data.y, smooth, sigma=0.1, nugget=0.0)
