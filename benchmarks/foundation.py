@@ -97,7 +97,7 @@ def recovery(seeds: int) -> float:
         data, model = build(seed)
         with model:
             idata = pm.sample(
-                500, chains=2, cores=1, random_seed=seed, progressbar=False, quiet=True
+                2_000, chains=2, cores=1, random_seed=seed, progressbar=False, quiet=True
             )
         mean = {name: float(idata["posterior"][name].mean()) for name in SYSTEM.ode.params}
         trajectory = SYSTEM.ode.solve(data.t, SYSTEM.x0, mean)

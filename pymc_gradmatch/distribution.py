@@ -18,7 +18,7 @@ from pymc_gradmatch.derivatives import EVALUATE_ONCE
 from pymc_gradmatch.gp import StateGP
 from pymc_gradmatch.ode import ODE
 
-__all__ = ["GradientMatchingODE", "gradient_mismatch"]
+__all__ = ["GradientMatchingODE", "check_states", "gradient_mismatch"]
 
 
 def gradient_mismatch(ode: ODE, x: TensorVariable, theta, gp: StateGP) -> TensorVariable:
@@ -136,10 +136,16 @@ class GradientMatchingODE(Continuous):
         x = pt.as_tensor(x)
         if dims is None and x.ndim == 2 and {"time", "state"} <= set(model.coords):
             dims = ("time", "state")
-        _check_names(ode, gp)
+        check_states(ode, gp.states)
         _check_shape(x, gp)
         _check_start(model, ode, x, theta, gp)
         if observed is None:
+            if None in x.type.shape:
+                msg = (
+                    f"x has the shape {x.type.shape}, unknown where it says None; expected a known "
+                    "one. Use gp.prior, a variable with dims of fixed length, or pass `observed`."
+                )
+                raise ValueError(msg)
             observed = np.zeros(x.type.shape)
         return super().__new__(
             cls, name, ode, x, theta, gp=gp, gamma=gamma, observed=observed, dims=dims, **kwargs
@@ -149,7 +155,7 @@ class GradientMatchingODE(Continuous):
     def dist(cls, ode, x, theta, *, gp, gamma, **kwargs):
         """Make the distribution outside a model; arguments as for the class."""
         x = pt.as_tensor(x)
-        _check_names(ode, gp)
+        check_states(ode, gp.states)
         _check_shape(x, gp)
         spectrum = spectral.spectrum(gp.operators().A)
         variances = _tolerant_variances(spectrum.variances, gamma, gp)
@@ -197,17 +203,17 @@ def _tolerant_variances(variances, gamma, gp: StateGP) -> TensorVariable:
     return np.maximum(variances, 0) + gamma
 
 
-def _check_names(ode: ODE, gp: StateGP):
-    if len(ode.states) != len(gp.states):
+def check_states(ode: ODE, names: tuple):
+    """Raise unless the columns of the data are the states of the ODE, or have no names."""
+    if len(ode.states) != len(names):
         msg = (
-            f"the ODE has {len(ode.states)} states {list(ode.states)}, the Gaussian process "
-            f"{len(gp.states)}; expected one column of y per state of the ODE."
+            f"the ODE has {len(ode.states)} states {list(ode.states)}, the data {len(names)}; "
+            "expected one column of y per state of the ODE."
         )
         raise ValueError(msg)
-    numbered = tuple(range(len(gp.states)))
-    if gp.states not in (numbered, ode.states):
+    if names not in (tuple(range(len(names))), ode.states):
         msg = (
-            f"the columns of y are {list(gp.states)}, the states of the ODE {list(ode.states)}; "
+            f"the columns of y are {list(names)}, the states of the ODE {list(ode.states)}; "
             "expected the same names in the same order."
         )
         raise ValueError(msg)

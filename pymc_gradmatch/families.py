@@ -1,7 +1,7 @@
 """Kernel families with free hyperparameters, and the bounds within which they are fitted."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ import numpy as np
 import pymc as pm
 from numpy.typing import NDArray
 
-from pymc_gradmatch.kernels import Sigmoid
+from pymc_gradmatch.kernels import Sigmoid, check_time_only
 
 __all__ = ["Bounds", "CovFunction", "KernelFamily", "default_bounds", "kernel_family"]
 
@@ -63,13 +63,23 @@ class KernelFamily:
         """Names of the kernel's own hyperparameters."""
         return tuple(name for name in self.bounds if name != "sigma")
 
+    def kernel(self, values: Iterable) -> pm.gp.cov.BaseCovariance:
+        """Build the kernel from values of its hyperparameters, in their order."""
+        cov = self.build(**dict(zip(self.hyperparameters, values, strict=True)))
+        if not isinstance(cov, pm.gp.cov.BaseCovariance):
+            msg = f"the function cov returns a {type(cov).__name__}; expected a pm.gp.cov kernel."
+            raise TypeError(msg)
+        check_time_only(cov)
+        return cov
+
 
 def kernel_family(
     cov: str | CovFunction,
     t: NDArray[np.float64],
-    bounds: Mapping[str, tuple[float, float]] | None = None,
+    bounds: Mapping[str, tuple[float, float]],
 ) -> KernelFamily:
     """Look up a kernel by name, or take the user's function with its bounds."""
+    known = default_bounds(t)
     if isinstance(cov, str):
         if cov not in NAMED:
             msg = (
@@ -78,30 +88,32 @@ def kernel_family(
             )
             raise ValueError(msg)
         build = NAMED[cov]
-        known = default_bounds(t)
     elif callable(cov) and not isinstance(cov, pm.gp.cov.BaseCovariance):
         build = cov
-        known = {"sigma": default_bounds(t)["sigma"]}
+        known = {"sigma": known["sigma"]}
     else:
         msg = (
             f"cov is a {type(cov).__name__}; expected the name of a kernel or a function of "
             "hyperparameters. For a kernel with fixed hyperparameters use pymc_gradmatch.StateGP."
         )
         raise TypeError(msg)
-
-    given = {name: Bounds(*pair) for name, pair in (bounds or {}).items()}
-    names = (*inspect.signature(build).parameters, "sigma")
-    missing = [name for name in names if name not in known | given]
-    unknown = [name for name in given if name not in names]
-    if missing or unknown:
-        msg = (
-            f"bounds are missing for {missing} and given for unknown {unknown}; "
-            f"this kernel's hyperparameters are {list(names)}."
-        )
+    names = [*_hyperparameters(build, bounds), "sigma"]
+    available = known | {name: Bounds(*pair) for name, pair in bounds.items()}
+    missing = [name for name in names if name not in available]
+    if missing:
+        msg = f"bounds are missing for {missing}; give (low, high) for each of {names}."
         raise ValueError(msg)
-    chosen = {name: (known | given)[name] for name in names}
-    for name, (low, high) in chosen.items():
+    family = KernelFamily(build, {name: available[name] for name in names})
+    for name, (low, high) in family.bounds.items():
         if not 0 < low < high < np.inf:
             msg = f"bounds of {name!r} are ({low}, {high}); expected 0 < low < high < infinity."
             raise ValueError(msg)
-    return KernelFamily(build, chosen)
+    return family
+
+
+def _hyperparameters(build: CovFunction, bounds: Mapping) -> list[str]:
+    """Return the names of a function's arguments; those of the bounds where it takes any."""
+    arguments = inspect.signature(build).parameters.values()
+    if any(argument.kind is argument.VAR_KEYWORD for argument in arguments):
+        return [name for name in bounds if name != "sigma"]
+    return [argument.name for argument in arguments]

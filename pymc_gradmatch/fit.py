@@ -1,7 +1,7 @@
 """Algorithm 1, step 1: kernel hyperparameters and noise by maximum marginal likelihood."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import pytensor
@@ -14,7 +14,7 @@ from scipy.stats import qmc
 from pymc_gradmatch.derivatives import derivative
 from pymc_gradmatch.families import CovFunction, KernelFamily, kernel_family
 from pymc_gradmatch.gp import StateGP
-from pymc_gradmatch.series import as_observations, as_times, state_names
+from pymc_gradmatch.series import as_observations, as_times, mean_and_scale, state_names
 
 __all__ = ["fit_gp", "negative_log_marginal_likelihood"]
 
@@ -115,27 +115,37 @@ def fit_gp(
         msg = f"shared=True needs one kernel for all states; cov is {choices}."
         raise ValueError(msg)
 
+    if n_starts < 1:
+        msg = f"n_starts is {n_starts}; expected at least one start."
+        raise ValueError(msg)
     rng = np.random.default_rng(random_seed)
-    scale = observations.std(axis=0) if standardize else np.ones(n_states)
-    mean = observations.mean(axis=0) if standardize else np.zeros(n_states)
+    mean, scale = mean_and_scale(observations, standardize)
     standardised = (observations - mean) / scale
-    families = {choice: kernel_family(choice, times, bounds) for choice in choices}
+    families = {choice: kernel_family(choice, times, bounds or {}) for choice in choices}
+    _check_bounds_are_used(bounds or {}, families.values())
     evaluators = {choice: _compile(family, times) for choice, family in families.items()}
 
+    groups = [list(range(n_states))] if shared else [[k] for k in range(n_states)]
+    estimates = [
+        _maximise(
+            families[choices[group[0]]],
+            evaluators[choices[group[0]]],
+            standardised[:, group],
+            nugget,
+            n_starts,
+            rng,
+        )
+        for group in groups
+    ]
     covs, sigmas = [], []
-    groups = [range(n_states)] if shared else [[k] for k in range(n_states)]
-    for group in groups:
-        choice = choices[group[0]]
-        estimate = _maximise(
-            families[choice], evaluators[choice], standardised[:, group], nugget, n_starts, rng
-        )
-        _warn_at_bounds(families[choice], estimate, [names[k] for k in group])
-        fitted = families[choice].build(
-            *(pt.constant(value, dtype="float64") for value in estimate[:-1])
-        )
-        covs += [fitted] * len(group)
+    for group, estimate in zip(groups, estimates, strict=True):
+        values = (pt.constant(value, dtype="float64") for value in estimate[:-1])
+        covs += [families[choices[group[0]]].kernel(values)] * len(group)
         sigmas += [estimate[-1]] * len(group)
-    return StateGP(t, y, covs, np.array(sigmas) * scale, nugget=nugget, standardize=standardize)
+    gp = StateGP(t, y, covs, np.array(sigmas) * scale, nugget=nugget, standardize=standardize)
+    for group, estimate in zip(groups, estimates, strict=True):
+        _warn_at_bounds(families[choices[group[0]]], estimate, [names[k] for k in group])
+    return gp
 
 
 def negative_log_marginal_likelihood(K, dK, y):
@@ -165,9 +175,17 @@ def negative_log_marginal_likelihood(K, dK, y):
     return value, 0.5 * np.einsum("ij,hij->h", inner, dK)
 
 
+def _check_bounds_are_used(bounds: Mapping, families: Iterable[KernelFamily]):
+    used = {name: None for family in families for name in family.bounds}
+    unknown = [name for name in bounds if name not in used]
+    if unknown:
+        msg = f"bounds are given for unknown {unknown}; the hyperparameters are {list(used)}."
+        raise ValueError(msg)
+
+
 def _compile(family: KernelFamily, t: NDArray[np.float64]):
     hyperparameters = [pt.scalar(name) for name in family.hyperparameters]
-    k = family.build(*hyperparameters)(t[:, None])
+    k = family.kernel(hyperparameters)(t[:, None])
     derivatives = [derivative(k, h) for h in hyperparameters]
     return pytensor.function(hyperparameters, [k, *derivatives], mode="FAST_COMPILE")
 

@@ -16,7 +16,14 @@ from pymc_gradmatch import spectral
 from pymc_gradmatch.derivatives import Blocks, evaluate_blocks
 from pymc_gradmatch.kernels import check_kernels, describe
 from pymc_gradmatch.operators import Operators, conditional_operators
-from pymc_gradmatch.series import as_observations, as_sigma, as_times, read_only, state_names
+from pymc_gradmatch.series import (
+    as_observations,
+    as_sigma,
+    as_times,
+    mean_and_scale,
+    read_only,
+    state_names,
+)
 from pymc_gradmatch.states import StatePrior
 
 __all__ = ["Parameterization", "StateGP"]
@@ -47,7 +54,9 @@ class StateGP:
         the names of the states.
     covs : sequence of pymc.gp.cov.BaseCovariance
         One kernel per state, of one input dimension, on time in the units of
-        ``t`` and on standardised data.  Hyperparameters are numbers.
+        ``t`` and on standardised data.  Hyperparameters are numbers; PyTensor
+        keeps a literal such as ``0.5`` in single precision, ``np.float64(0.5)``
+        in double.
     sigma : array_like of float
         Standard deviation of the observation noise in the data's units, one
         number or one per state.
@@ -112,7 +121,7 @@ class StateGP:
         if not nugget >= 0:
             msg = f"nugget is {nugget}; expected a number that is not negative."
             raise ValueError(msg)
-        mean, scale = observations.mean(axis=0), observations.std(axis=0)
+        mean, scale = mean_and_scale(observations, standardize)
         checked_covs = check_kernels(covs, n_states)
         attributes = {
             "t": times,
@@ -121,9 +130,9 @@ class StateGP:
             "sigma": as_sigma(sigma, n_states),
             "nugget": nugget,
             "states": state_names(y, n_states),
-            "mean": read_only(mean if standardize else np.zeros(n_states)),
-            "scale": read_only(scale if standardize else np.ones(n_states)),
-            "_operators": _operators(checked_covs, times, nugget),
+            "mean": mean,
+            "scale": scale,
+            "_operators": _conditional(checked_covs, times, nugget),
         }
         for name, value in attributes.items():
             object.__setattr__(self, name, value)
@@ -225,10 +234,11 @@ class StateGP:
                 model.add_coord(dim, values)
                 continue
             there = tuple(model.coords[dim] or ())
-            if len(there) != len(values):
+            unnamed = dim == "state" and self.states == tuple(range(len(self.states)))
+            if len(there) != len(values) or not (unnamed or there == tuple(values)):
                 msg = (
-                    f"the model has the coord {dim!r} with {len(there)} values; this Gaussian "
-                    f"process has {len(values)}. Name the model's coord differently."
+                    f"the model's coord {dim!r} has {len(there)} values, {_first(there)}; this "
+                    f"Gaussian process {len(values)}, {_first(values)}. Expected the same."
                 )
                 raise ValueError(msg)
 
@@ -270,7 +280,14 @@ class StateGP:
         return "\n".join(lines)
 
 
-def _operators(covs: Sequence, t: NDArray[np.float64], nugget: float) -> Operators:
-    distinct = {id(cov): evaluate_blocks(cov, t) for cov in {id(cov): cov for cov in covs}.values()}
-    blocks = Blocks(*map(np.stack, zip(*(distinct[id(cov)] for cov in covs), strict=True)))
+def _conditional(covs: Sequence, t: NDArray[np.float64], nugget: float) -> Operators:
+    distinct = {id(cov): cov for cov in covs}
+    evaluated = {key: evaluate_blocks(cov, t) for key, cov in distinct.items()}
+    per_state = [evaluated[id(cov)] for cov in covs]
+    blocks = Blocks(*(np.stack(matrices) for matrices in zip(*per_state, strict=True)))
     return Operators(*map(read_only, conditional_operators(blocks, nugget)))
+
+
+def _first(values: Sequence | NDArray) -> str:
+    shown = ", ".join(map(str, values[:3]))
+    return shown if len(values) <= 3 else f"{shown}, ..."

@@ -55,8 +55,10 @@ def integrate(
 
 
 def _integrate_one(derivative, jacobian, t, x0, theta) -> NDArray[np.float64] | None:
-    # The absolute tolerance follows the size of the states, which may be tiny.
-    size = max(np.abs(x0).max(), np.finfo(float).tiny)
+    # Absolute tolerances follow the size that each state has or soon gets.
+    speed = np.abs(derivative(np.asarray(t[0]), x0, theta))
+    size = np.maximum(np.abs(x0), np.nan_to_num(speed) * (t[-1] - t[0]))
+    size = np.maximum(size, 1e-6 * size.max() or 1.0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ODEintWarning)
         solution, report = odeint(

@@ -10,7 +10,7 @@ from pymc.pytensorf import rvs_in_graph
 from pytensor.graph.traversal import explicit_graph_inputs
 from pytensor.tensor.variable import TensorConstant, TensorVariable
 
-__all__ = ["Sigmoid", "check_kernels", "describe"]
+__all__ = ["Sigmoid", "check_kernels", "check_time_only", "describe"]
 
 
 class Sigmoid(pm.gp.cov.Covariance):
@@ -79,11 +79,13 @@ def check_kernels(covs: Sequence[pm.gp.cov.BaseCovariance], n_states: int) -> tu
         if not isinstance(cov, pm.gp.cov.BaseCovariance):
             msg = f"covs[{k}] is a {type(cov).__name__}; expected a kernel from pm.gp.cov."
             raise TypeError(msg)
-        _check_one_dimensional(cov)
+        check_time_only(cov)
+        _check_fixed(cov)
     return covs
 
 
-def _check_one_dimensional(cov: pm.gp.cov.BaseCovariance):
+def check_time_only(cov: pm.gp.cov.BaseCovariance):
+    """Raise if the kernel has other inputs than time."""
     input_dim = getattr(cov, "input_dim", 1)
     if input_dim != 1:
         msg = (
@@ -91,6 +93,9 @@ def _check_one_dimensional(cov: pm.gp.cov.BaseCovariance):
             "time is the only input of a state."
         )
         raise ValueError(msg)
+
+
+def _check_fixed(cov: pm.gp.cov.BaseCovariance):
     t = pt.vector("t")
     free = [var for var in explicit_graph_inputs([cov(t[:, None])]) if var is not t]
     random = rvs_in_graph([cov(t[:, None])])

@@ -12,11 +12,13 @@ from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_gradmatch.distribution import GradientMatchingODE
+from pymc_gradmatch.distribution import GradientMatchingODE, check_states
 from pymc_gradmatch.families import CovFunction
 from pymc_gradmatch.fit import fit_gp
 from pymc_gradmatch.gp import Parameterization, StateGP
+from pymc_gradmatch.naming import in_order
 from pymc_gradmatch.ode import ODE
+from pymc_gradmatch.series import as_observations, as_times, state_names
 
 __all__ = ["PRESETS", "Preset", "build_model"]
 
@@ -73,7 +75,9 @@ def build_model(
         that the model already has.
     preset : {"fgpgm"}
         Where the settings that are not given come from.  ``"fgpgm"``: the
-        paper's, an ``"ExpQuad"`` kernel per state, gamma 0.3, nugget 1e-4.
+        paper's, an ``"ExpQuad"`` kernel per state, gamma 0.3, nugget 1e-4.  What
+        the paper sets for one system only stands in ``gm.systems``: for example
+        ``gm.systems.lotka_volterra.paper``.
     cov, shared
         Kernel of the states, see :func:`~pymc_gradmatch.fit_gp`.
     gamma : float or TensorVariable, optional
@@ -125,6 +129,7 @@ def build_model(
     settings = PRESETS[preset]
     model = pm.Model.get_context(error_if_none=False) or pm.Model()
     _check_priors(ode, priors, model)
+    check_states(ode, state_names(y, as_observations(y, as_times(t)).shape[1]))
     if gp is None:
         gp = fit_gp(
             t,
@@ -137,6 +142,10 @@ def build_model(
     else:
         _check_given_gp(gp, t, y, cov, shared)
 
+    gamma = settings.gamma if gamma is None else gamma
+    # Fails, if it must, before anything is added to a model of the user's.
+    GradientMatchingODE.dist(ode, gp.y, [np.float64(1)] * len(ode.params), gp=gp, gamma=gamma)
+
     with model:
         if "state" not in model.coords:
             model.add_coord("state", ode.states)
@@ -146,26 +155,12 @@ def build_model(
             inside = pt.all(pt.abs(x - gp.mean) <= state_box * gp.scale)
             pm.Potential("state_box", pt.switch(inside, 0.0, -np.inf))
         pm.Normal("y", x, gp.sigma, observed=gp.y, dims=("time", "state"))
-        GradientMatchingODE(
-            "gradient_match",
-            ode,
-            x,
-            theta,
-            gp=gp,
-            gamma=settings.gamma if gamma is None else gamma,
-        )
+        GradientMatchingODE("gradient_match", ode, x, theta, gp=gp, gamma=gamma)
     return model
 
 
 def _check_priors(ode: ODE, priors: Mapping[str, TensorVariable], model: pm.Model):
-    missing = [name for name in ode.params if name not in priors]
-    unknown = [name for name in priors if name not in ode.params]
-    if missing or unknown:
-        msg = (
-            f"priors are missing for {missing} and given for unknown {unknown}; "
-            f"the ODE's parameters are {list(ode.params)}."
-        )
-        raise ValueError(msg)
+    in_order(priors, ode.params, "priors are")
     for name, prior in priors.items():
         is_distribution = (
             isinstance(prior, TensorVariable)

@@ -3,7 +3,6 @@
 from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from keyword import iskeyword
 
 import numpy as np
 import pytensor
@@ -13,6 +12,7 @@ from pytensor.gradient import jacobian
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_gradmatch.integration import integrate
+from pymc_gradmatch.naming import in_order, usable_names
 
 __all__ = ["ODE"]
 
@@ -57,8 +57,8 @@ class ODE:
         params: Sequence[str],
     ):
         self.rhs = rhs
-        self.states = _checked_names(states, "states")
-        self.params = _checked_names(params, "params")
+        self.states = usable_names(states, "states")
+        self.params = usable_names(params, "params")
         self._as_states = _record("State", self.states)
         self._as_params = _record("Param", self.params)
         n_time = 7
@@ -110,32 +110,21 @@ class ODE:
     def ordered_params(self, theta) -> list:
         """Return parameters in the order of ``params``, from a mapping or a sequence."""
         if isinstance(theta, Mapping):
-            missing = [name for name in self.params if name not in theta]
-            unknown = [name for name in theta if name not in self.params]
-            if missing or unknown:
-                msg = (
-                    f"theta lacks {missing} and has unknown {unknown}; "
-                    f"the parameters are {list(self.params)}."
-                )
-                raise ValueError(msg)
-            return [theta[name] for name in self.params]
-        values = list(theta)
-        if len(values) != len(self.params):
-            msg = f"theta has {len(values)} values; expected one for each of {list(self.params)}."
+            return in_order(theta, self.params, "theta is")
+        if not isinstance(theta, Sequence | np.ndarray):
+            msg = (
+                f"theta is a {type(theta).__name__}; expected a mapping by name, or a list, in the "
+                f"order {list(self.params)}."
+            )
+            raise TypeError(msg)
+        if len(theta) != len(self.params):
+            msg = f"theta has {len(theta)} values; expected one for each of {list(self.params)}."
             raise ValueError(msg)
-        return values
+        return list(theta)
 
     def _ordered_result(self, result) -> list:
         if isinstance(result, Mapping):
-            missing = [name for name in self.states if name not in result]
-            unknown = [name for name in result if name not in self.states]
-            if missing or unknown:
-                msg = (
-                    f"the right-hand side returns no derivative of {missing} and one of unknown "
-                    f"{unknown}; the states are {list(self.states)}."
-                )
-                raise ValueError(msg)
-            return [result[name] for name in self.states]
+            return in_order(result, self.states, "derivatives returned by the right-hand side are")
         if not isinstance(result, tuple | list):
             msg = (
                 f"the right-hand side returns a {type(result).__name__}; expected a tuple, a list "
@@ -219,7 +208,10 @@ class ODE:
                     f"(draw, {len(names)}), in the order {list(names)}."
                 )
                 raise ValueError(msg)
-        draws = np.broadcast_shapes(x0.shape[:-1], theta.shape[:-1])
+        draws = x0.shape[:-1] or theta.shape[:-1]
+        if theta.shape[:-1] not in ((), draws):
+            msg = f"x0 has {x0.shape[0]} draws and theta {theta.shape[0]}; expected as many."
+            raise ValueError(msg)
         n_draws = draws or (1,)
         derivative, jacobian = self._compiled
         trajectories = integrate(
@@ -246,25 +238,3 @@ class ODE:
 
 def _record(name: str, fields: tuple[str, ...]) -> Callable[..., tuple]:
     return namedtuple(name, fields)
-
-
-def _checked_names(names: Sequence[str], what: str) -> tuple[str, ...]:
-    if isinstance(names, str):
-        msg = f"{what} is the string {names!r}; expected a list of names."
-        raise TypeError(msg)
-    names = tuple(names)
-    unusable = [
-        name
-        for name in names
-        if not (isinstance(name, str) and name.isidentifier())
-        or iskeyword(name)
-        or name.startswith("_")
-    ]
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if not names or unusable or repeated:
-        msg = (
-            f"{what} are {list(names)}; expected distinct Python names. "
-            f"Unusable: {unusable}, repeated: {repeated}."
-        )
-        raise ValueError(msg)
-    return names

@@ -125,6 +125,8 @@ def _is_states(rv) -> bool:
 def _start(model: pm.Model) -> dict[str, np.ndarray]:
     """Return the states' start and the most probable other variables given these states."""
     parameters = [rv for rv in model.free_RVs if not _is_states(rv)]
+    if not parameters:
+        return {}
     with model:
         most_probable = pm.find_MAP(
             vars=parameters, progressbar=False, return_inferencedata=True, jitter=False

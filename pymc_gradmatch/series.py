@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["as_observations", "as_sigma", "as_times", "read_only", "state_names"]
+__all__ = ["as_observations", "as_sigma", "as_times", "mean_and_scale", "read_only", "state_names"]
 
 # Kernels see times through differences of squares: beyond this many sampling
 # intervals from zero, rounding spoils the distances between neighbours.
@@ -12,6 +12,9 @@ FARTHEST_START = 1e6
 
 def as_times(t: ArrayLike) -> NDArray[np.float64]:
     """Return the times as a read-only vector, or say what is wrong with them."""
+    if np.asarray(t).dtype.kind in "mM":
+        msg = "t holds dates; expected numbers, for example (t - t[0]) / np.timedelta64(1, 'D')."
+        raise TypeError(msg)
     times = np.array(t, dtype=float)
     if times.ndim != 1:
         msg = f"t has shape {times.shape}; expected one dimension, one entry per observation time."
@@ -50,7 +53,7 @@ def as_times(t: ArrayLike) -> NDArray[np.float64]:
 
 def as_observations(y: ArrayLike, t: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the observations as a read-only ``(time, state)`` array, or say what is wrong."""
-    values = np.array(y, dtype=float)
+    values = np.ma.filled(np.ma.array(y, dtype=float), np.nan)
     if values.ndim != 2 or len(values) != len(t) or values.shape[1] == 0:
         hint = ""
         if values.ndim == 1:
@@ -95,6 +98,13 @@ def state_names(y: ArrayLike, n_states: int) -> tuple:
     """Return the column names of a table, or numbers for a plain array."""
     columns = getattr(y, "columns", None)
     return tuple(range(n_states)) if columns is None else tuple(columns)
+
+
+def mean_and_scale(y: NDArray[np.float64], standardize: bool) -> tuple:
+    """Return what standardises the observations: mean and population sd of each state."""
+    if standardize:
+        return read_only(y.mean(axis=0)), read_only(y.std(axis=0))
+    return read_only(np.zeros(y.shape[1])), read_only(np.ones(y.shape[1]))
 
 
 def as_sigma(sigma: ArrayLike, n_states: int) -> NDArray[np.float64]:

@@ -178,6 +178,30 @@ def test_gamma_may_be_random_because_the_determinant_is_there(
 
 
 @pytest.mark.usefixtures("fast_compile")
+def test_gamma_with_a_prior_is_part_of_the_model(lotka_volterra, two_kernel_gp):
+    gp = two_kernel_gp
+    with pm.Model() as model:
+        theta = {name: pm.HalfNormal(name, 5) for name in lotka_volterra.ode.params}
+        x = gp.prior("x")
+        tolerance = pm.HalfNormal("tolerance", 1.0)
+        gm.GradientMatchingODE("g", lotka_volterra.ode, x, theta, gp=gp, gamma=tolerance)
+    logp = model.compile_logp(vars=[model["g"]])
+    point = model.initial_point()
+    theta = {name: np.exp(point[f"{name}_log__"]) for name in lotka_volterra.ode.params}
+    for value in (0.5, 0.01):
+        point["tolerance_log__"] = np.log(value)
+        expected = constraint(gp, gp.posterior_mean(), theta, value)
+        np.testing.assert_allclose(logp(point), expected, rtol=1e-9)
+
+
+def test_states_of_unknown_shape_are_an_error(lotka_volterra, gp):
+    with pm.Model():
+        x = pm.Data("x", gp.y)
+        with pytest.raises(ValueError, match=r"x has the shape \(None, None\), unknown"):
+            gm.GradientMatchingODE("g", lotka_volterra.ode, x, THETA, gp=gp, gamma=GAMMA)
+
+
+@pytest.mark.usefixtures("fast_compile")
 def test_gamma_is_a_variance_per_time_squared(data, lotka_volterra, two_kernel_gp, states):
     """Assert that counting time in minutes divides gamma by 60^2 and keeps the density."""
     gp, unit = two_kernel_gp, 60.0
@@ -288,7 +312,7 @@ def test_states_of_another_shape_are_an_error(lotka_volterra, gp):
 
 def test_ode_with_other_states_than_the_data_is_an_error(data, gp):
     three = gm.systems.protein_transduction.ode
-    with pytest.raises(ValueError, match=r"the ODE has 5 states .* the Gaussian process 2"):
+    with pytest.raises(ValueError, match=r"the ODE has 5 states .* the data 2"):
         gm.GradientMatchingODE.dist(three, gp.y, {}, gp=gp, gamma=GAMMA)
 
 
@@ -301,7 +325,7 @@ def test_columns_in_another_order_are_an_error(data, lotka_volterra):
 
 def test_missing_and_unknown_parameters_are_an_error(lotka_volterra, gp):
     theta = {"alpha": 1.0, "beta": 1.0, "gamma": 1.0, "epsilon": 1.0}
-    with pytest.raises(ValueError, match=r"lacks \['delta'\] and has unknown \['epsilon'\]"):
+    with pytest.raises(ValueError, match=r"missing for \['delta'\].*unknown \['epsilon'\]"):
         gm.GradientMatchingODE.dist(lotka_volterra.ode, gp.y, theta, gp=gp, gamma=GAMMA)
 
 

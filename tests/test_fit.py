@@ -71,13 +71,33 @@ def test_changing_units_changes_nothing_but_units(data, cov):
     )
 
 
-def test_users_kernel_is_fitted_within_its_bounds(data, gp):
-    def cov(variance, ls):
-        return variance * pm.gp.cov.ExpQuad(1, ls=ls)
-
+@pytest.mark.parametrize(
+    "cov",
+    [
+        lambda variance, ls: variance * pm.gp.cov.ExpQuad(1, ls=ls),
+        lambda *, ls, variance: variance * pm.gp.cov.ExpQuad(1, ls=ls),
+        lambda **h: h["variance"] * pm.gp.cov.ExpQuad(1, ls=h["ls"]),
+    ],
+    ids=["arguments", "keywords", "any keywords"],
+)
+def test_users_kernel_is_fitted_within_its_bounds(data, gp, cov):
     bounds = {"variance": (1e-4, 100), "ls": (0.05, 20)}
     own = gm.fit_gp(data.t, data.y, cov=cov, bounds=bounds, shared=True, random_seed=3)
     np.testing.assert_allclose(own.sigma, gp.sigma, rtol=1e-4)
+
+
+def test_rational_quadratic_warns_that_it_wants_to_be_exponentiated_quadratic(data, gp):
+    with pytest.warns(UserWarning, match="estimate of alpha ended at its high bound 100"):
+        rational = gm.fit_gp(data.t, data.y, cov="RatQuad", shared=True, random_seed=1)
+    np.testing.assert_allclose(rational.sigma, gp.sigma, rtol=0.02)
+
+
+def test_bounds_reach_the_kernel_that_has_them(data):
+    bounds = {"lengthscale": (0.2, 2.0), "a": (1e-3, 100)}
+    gp = gm.fit_gp(
+        data.t, data.y, cov=["ExpQuad", "Sigmoid"], bounds=bounds, n_starts=4, random_seed=1
+    )
+    assert ["ExpQuad" in text for text in gp.summary()["kernel"]] == [True, False]
 
 
 def test_estimate_at_a_bound_warns_and_names_it(data):
@@ -118,12 +138,28 @@ def test_good_fit_does_not_warn(data):
                 "bounds": {"ls": (1, 2)},
             },
             ValueError,
-            r"missing for \['scale'\] and given for unknown \[\]",
+            r"bounds are missing for \['scale'\]; give \(low, high\) for each of \['ls', 'scale'",
         ),
         (
             {"cov": "ExpQuad", "bounds": {"length": (1, 2)}},
             ValueError,
-            r"unknown \['length'\]; this kernel's hyperparameters are \['variance', 'lengthscale'",
+            r"unknown \['length'\]; the hyperparameters are \['variance', 'lengthscale'",
+        ),
+        ({"cov": "ExpQuad", "n_starts": 0}, ValueError, r"n_starts is 0; expected at least one"),
+        (
+            {"cov": lambda ls: pm.gp.cov.ExpQuad(2, ls=[ls, ls]), "bounds": {"ls": (1, 2)}},
+            ValueError,
+            r"input_dim=2; expected 1",
+        ),
+        (
+            {"cov": lambda ls: 2 * ls, "bounds": {"ls": (1, 2)}},
+            TypeError,
+            r"cov returns a TensorVariable; expected a pm.gp.cov kernel",
+        ),
+        (
+            {"cov": lambda ls: pm.gp.cov.Matern12(1, ls=ls), "bounds": {"ls": (0.01, 20)}},
+            ValueError,
+            r"Matern12.*not differentiable at zero distance",
         ),
         (
             {"cov": "ExpQuad", "bounds": {"lengthscale": (2, 1)}},

@@ -114,8 +114,7 @@ def test_factors_of_theorem_1_match(case, reference_gp):
         keys = ("prior", "observation", "gradient")
         for key, here, there in zip(keys, evaluate(point), at_first, strict=True):
             expected = point[key] - first[key]
-            scale = max(abs(point[key]), abs(first[key]))
-            assert abs((here - there) - expected) <= 1e-6 * scale, (point["name"], key)
+            assert here - there == pytest.approx(expected, rel=1e-6, abs=1e-6), (point["name"], key)
 
 
 def test_fit_is_at_least_as_likely_as_the_references(case, reference_gp):

@@ -5,11 +5,15 @@ import dataclasses
 import numpy as np
 import pandas as pd
 import pymc as pm
+import pytensor
+import pytensor.tensor as pt
 import pytest
+from pymc.distributions.distribution import support_point
 from scipy.stats import multivariate_normal
 
 import pymc_gradmatch as gm
 from pymc_gradmatch.derivatives import evaluate_blocks
+from pymc_gradmatch.states import StatePrior
 
 COV = [pm.gp.cov.ExpQuad(1, ls=0.5)] * 2
 
@@ -27,14 +31,18 @@ def test_operators_are_the_dense_conditional_gaussian(two_kernel_gp):
         np.testing.assert_allclose(gp.operators().A[k], conditional, rtol=1e-7, atol=1e-7)
 
 
-def test_joint_density_factorises_into_prior_and_conditional(two_kernel_gp, rng):
+@pytest.mark.parametrize("k", [0, 1])
+def test_joint_density_factorises_into_prior_and_conditional(two_kernel_gp, rng, k):
     """Assert N(x, x') = N(x | 0, C) N(x' | D x, A) at random points, determinants included."""
     gp = two_kernel_gp
-    C, D, A = (matrices[1] for matrices in gp.operators())
-    blocks = evaluate_blocks(gp.covs[1], gp.t)
-    joint = np.block([[C, blocks.dk_dt2], [blocks.dk_dt1, blocks.d2k]])
+    C, D, A = (matrices[k] for matrices in gp.operators())
+    blocks = evaluate_blocks(gp.covs[k], gp.t)
+    A = A + 0.3 * np.eye(len(gp.t))
+    d2k = blocks.d2k + 0.3 * np.eye(len(gp.t))
+    joint = np.block([[C, blocks.dk_dt2], [blocks.dk_dt1, d2k]])
     for _ in range(3):
         x = rng.normal(size=len(gp.t))
+        # Beyond the nugget an ExpQuad's derivatives are all but determined: add a tolerance.
         slope = D @ x + rng.normal(size=len(gp.t))
         np.testing.assert_allclose(
             multivariate_normal(cov=joint, allow_singular=False).logpdf([*x, *slope]),
@@ -150,9 +158,50 @@ def test_prior_has_dims_and_adds_only_the_coords_that_are_missing(gp):
     np.testing.assert_array_equal(model.coords["time"], gp.t)
     with (
         pm.Model(coords={"state": ["a", "b", "c"]}),
-        pytest.raises(ValueError, match=r"coord 'state' with 3 values.*has 2"),
+        pytest.raises(ValueError, match=r"coord 'state' has 3 values, a, b, c;.*process 2, 0, 1"),
     ):
         gp.prior("x")
+
+
+def test_coords_of_the_model_must_be_those_of_the_data(data, gp):
+    table = pd.DataFrame(data.y, columns=["prey", "predator"])
+    named = gm.StateGP(data.t, table, COV, sigma=0.1)
+    with (
+        pm.Model(coords={"state": ["predator", "prey"]}),
+        pytest.raises(
+            ValueError, match=r"'state' has 2 values, predator, prey;.*2, prey, predator"
+        ),
+    ):
+        named.prior("x")
+    with (
+        pm.Model(coords={"time": np.arange(20)}),
+        pytest.raises(ValueError, match=r"'time' has 20 values, 0, 1, 2, ...;.*Expected the same"),
+    ):
+        gp.prior("x")
+
+
+@pytest.mark.usefixtures("fast_compile")
+def test_prior_may_have_a_batch_of_states(two_kernel_gp, rng):
+    gp = two_kernel_gp
+    spectrum = gm.spectral.spectrum(gp.operators().C)
+    x = StatePrior.dist(gp.mean, gp.scale, *spectrum, gp.posterior_mean(), size=(3,))
+    value = rng.normal(size=(3, *gp.y.shape))
+    single = StatePrior.dist(gp.mean, gp.scale, *spectrum, gp.posterior_mean())
+    loop = [pm.logp(single, v).eval() for v in value]
+    np.testing.assert_allclose(pm.logp(x, value).eval(), loop, rtol=1e-12)
+    assert pm.draw(x, random_seed=1).shape == (3, *gp.y.shape)
+    np.testing.assert_array_equal(support_point(x).eval(), [gp.posterior_mean()] * 3)
+
+
+@pytest.mark.parametrize("mode", ["FAST_COMPILE", None])
+def test_product_per_state_is_a_matrix_product_and_so_is_its_gradient(rng, mode):
+    matrices, x, weights = rng.normal(size=(2, 5, 5)), pt.matrix("x"), rng.normal(size=(5, 2))
+    product = gm.spectral.per_state(pt.constant(matrices), x)
+    outputs = [product, pt.grad((weights * product).sum(), x)]
+    at = rng.normal(size=(5, 2))
+    value, gradient = pytensor.function([x], outputs, mode=mode)(at)
+    np.testing.assert_allclose(value, np.einsum("kij,jk->ik", matrices, at), rtol=1e-12)
+    np.testing.assert_allclose(gradient, np.einsum("kij,ik->jk", matrices, weights), rtol=1e-12)
 
 
 def test_unknown_parameterization_is_an_error(gp):
@@ -186,6 +235,10 @@ SORTED = np.linspace(0, 2, 5)
         (SORTED[::-1], r"not sorted: t\[0\] = 2 comes before t\[1\] = 1.5.*np.argsort"),
         ([0, 1, 1, 2, 3], r"repeats the time 1 \(index 1 and 2\).*average"),
         ([0, 1], r"2 times.*at least three"),
+        (
+            np.arange("2024-01", "2024-06", dtype="datetime64[M]"),
+            r"t holds dates; expected numbers",
+        ),
         ([0, 1, np.nan, 3, 4], r"not finite at index \[2\]"),
         (np.ones((5, 1)), r"shape \(5, 1\).*one dimension"),
         (SORTED + 1e9, r"t starts at 1e\+09.*t - t\[0\]"),
@@ -193,7 +246,7 @@ SORTED = np.linspace(0, 2, 5)
 )
 def test_unusable_times_are_named(t, message):
     y = np.random.default_rng(0).normal(size=(5, 2))
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         gm.fit_gp(t, y, cov="ExpQuad")
 
 
@@ -211,6 +264,7 @@ def changed(row, column, value):
         (np.ones((4, 2)), r"shape \(4, 2\); expected \(time, state\) with 5 times"),
         (changed(slice(None), 1, np.nan), r"no observation of state \[1\].*not supported yet"),
         (changed(2, 1, np.nan), r"1 missing values.*time index 2, state 1.*not supported yet"),
+        (np.ma.masked_equal(changed(1, 1, -9.0), -9.0), r"1 missing values.*time index 1, state 1"),
         (changed(3, 0, np.inf), r"infinite at time index 3, state 0"),
         (changed(slice(None), 0, 4.0), r"constant \(zero variance\) for state \[0\]"),
     ],

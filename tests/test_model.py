@@ -90,6 +90,19 @@ def test_table_must_have_the_odes_columns(lotka_volterra, data, priors):
         gm.build_model(lotka_volterra.ode, data.t, table, priors=priors, random_seed=1)
 
 
+def test_data_with_other_columns_than_the_ode_fail_before_the_fit(lotka_volterra, data, priors):
+    with pytest.raises(ValueError, match=r"ODE has 2 states .* the data 1"):
+        gm.build_model(lotka_volterra.ode, data.t, data.y[:, :1], priors=priors)
+
+
+def test_unusable_gamma_leaves_the_users_model_as_it_was(lotka_volterra, data, gp, priors):
+    with pm.Model() as model:
+        pm.Normal("mine")
+        with pytest.raises(ValueError, match="gamma is -1"):
+            gm.build_model(lotka_volterra.ode, data.t, data.y, priors=priors, gp=gp, gamma=-1.0)
+    assert list(model.named_vars) == ["mine"]
+
+
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [

@@ -1,12 +1,11 @@
 """The project itself: environments agree, the README's example runs as pasted."""
 
+import json
 import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
@@ -38,17 +37,24 @@ def test_python_version_files_agree():
     assert PYPROJECT["project"]["requires-python"] == f">={pinned}"
 
 
-@pytest.mark.parametrize("number", [0])
-def test_readme_example_runs_as_pasted(number, tmp_path):
+def test_notebooks_are_stored_with_their_outputs_and_without_paths():
+    for path in (ROOT / "notebooks").glob("*.ipynb"):
+        text = path.read_text("utf-8")
+        cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+        assert all(cell["execution_count"] for cell in cells), path.name
+        assert sum(len(cell["outputs"]) for cell in cells) > len(cells) / 2, path.name
+        assert str(ROOT) not in text
+
+
+def test_readme_example_runs_as_pasted(tmp_path):
     examples = re.findall(
         r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL
     )
     script = tmp_path / "example.py"
-    script.write_text(examples[number], "utf-8")
+    script.write_text("\n".join(examples), "utf-8")
     run = subprocess.run(
         [sys.executable, "-W", "error", str(script)],
         cwd=tmp_path,
-        env=None,
         capture_output=True,
         text=True,
         timeout=300,
