@@ -1,7 +1,7 @@
 # Two commands on a fresh machine with Python 3.12 or newer: `make demo` and `make test`.
 VENV := .venv
 BIN := $(VENV)/bin
-FIND_PYTHON = for p in python3.14 python3.13 python3.12 python3 python; do \
+FIND_PYTHON = for p in python3.12 python3.13 python3.14 python3 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && echo $$p && break; done
 
 .PHONY: demo test lint types benchmarks clean

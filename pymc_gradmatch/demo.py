@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Mapping
 from pathlib import Path
+from time import perf_counter
 
 import arviz as az
 import matplotlib as mpl
@@ -17,6 +18,8 @@ import pymc_gradmatch as gm
 
 __all__ = ["fit_lotka_volterra", "fit_lynx_hare", "main"]
 
+_TWO_COLUMNS = {"col_wrap": 2, "figure_kwargs": {"figsize": (9, 5.5), "layout": "constrained"}}
+
 
 def log_lotka_volterra(t, x, theta):
     """Lotka-Volterra for the logarithms of the populations."""
@@ -27,7 +30,12 @@ def log_lotka_volterra(t, x, theta):
 def fit_lynx_hare(
     data: gm.datasets.LynxHare, *, random_seed: int = 1, progressbar: bool = True
 ) -> xr.DataTree:
-    """Fit predator and prey to the pelt counts, with log-normal observations, by NUTS."""
+    """Fit predator and prey to the pelt counts, with log-normal observations, by NUTS.
+
+    Priors are those of the reference posterior, but for its prior on the first
+    year's populations, whose place the Gaussian process takes.  gamma is small
+    because the equations are to be taken at their word, as the reference does.
+    """
     ode = gm.ODE(log_lotka_volterra, ["hare", "lynx"], ["alpha", "beta", "gamma", "delta"])
     years = data.pelts.index.to_numpy()
     gp = gm.fit_gp(years, np.log(data.pelts), cov="ExpQuad", shared=True, random_seed=random_seed)
@@ -80,6 +88,7 @@ def main(arguments: list[str] | None = None):
     parser.add_argument("--draws", type=int, default=20_000, help="Metropolis sweeps")
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
+    start = perf_counter()
     mpl.use("Agg")
 
     print("1. Lynx and hare, 1900-1920: NUTS on Theorem 1, no ODE solver in the loop")
@@ -120,6 +129,7 @@ def main(arguments: list[str] | None = None):
         truth=system.theta,
         states={"truth": data.x, "labels": ("time", "population")},
     )
+    print(f"\nDone in {perf_counter() - start:.0f} s.")
 
 
 def compare(idata: xr.DataTree, reference: pd.DataFrame) -> pd.DataFrame:
@@ -160,12 +170,12 @@ def save_figures(
 
 def plot_trace(idata: xr.DataTree, units: Mapping[str, str]) -> PlotCollection:
     """Plot the draws of each parameter against the draw's number."""
-    return az.plot_trace(
-        idata,
-        var_names=list(units),
-        labeller=_with_units(units),
-        **_TWO_COLUMNS,
+    figure = az.plot_trace(
+        idata, var_names=list(units), labeller=_with_units(units), **_TWO_COLUMNS
     )
+    if idata["posterior"].sizes["chain"] > 1:
+        figure.add_legend("chain")
+    return figure
 
 
 def plot_parameters(
@@ -186,9 +196,6 @@ def plot_parameters(
         handles = figure.get_target(next(iter(truth)), {}).get_legend_handles_labels()
         figure.viz["figure"].item().legend(*handles, loc="outside lower center")
     return figure
-
-
-_TWO_COLUMNS = {"col_wrap": 2, "figure_kwargs": {"figsize": (9, 5.5), "layout": "constrained"}}
 
 
 def _with_units(units: Mapping[str, str]) -> MapLabeller:
