@@ -13,18 +13,16 @@ from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_gradmatch import spectral
-from pymc_gradmatch.derivatives import Blocks, evaluate_blocks
 from pymc_gradmatch.kernels import check_kernels, describe
-from pymc_gradmatch.operators import Operators, conditional_operators
+from pymc_gradmatch.operators import Operators, operators_of
 from pymc_gradmatch.series import (
     as_observations,
     as_sigma,
     as_times,
     mean_and_scale,
-    read_only,
     state_names,
 )
-from pymc_gradmatch.states import StatePrior
+from pymc_gradmatch.states import StatePrior, add_coords
 
 __all__ = ["Parameterization", "StateGP"]
 
@@ -132,7 +130,7 @@ class StateGP:
             "states": state_names(y, n_states),
             "mean": mean,
             "scale": scale,
-            "_operators": _conditional(checked_covs, times, nugget),
+            "_operators": operators_of(checked_covs, times, nugget),
         }
         for name, value in attributes.items():
             object.__setattr__(self, name, value)
@@ -209,7 +207,7 @@ class StateGP:
         model = pm.modelcontext(None)
         vectors, variances = self._prior_spectrum
         start = self.posterior_mean()
-        self._add_coords(model)
+        add_coords(model, {"time": self.t, "state": self.states})
         if parameterization == "centered":
             return StatePrior(
                 name, self.mean, self.scale, vectors, variances, start, dims=("time", "state")
@@ -226,21 +224,6 @@ class StateGP:
             return pm.Deterministic(name, x, dims=("time", "state"))
         msg = f"parameterization is {parameterization!r}; expected 'centered' or 'whitened'."
         raise ValueError(msg)
-
-    def _add_coords(self, model: pm.Model):
-        coords: dict[str, Sequence | NDArray] = {"time": self.t, "state": self.states}
-        for dim, values in coords.items():
-            if dim not in model.coords:
-                model.add_coord(dim, values)
-                continue
-            there = tuple(model.coords[dim] or ())
-            unnamed = dim == "state" and self.states == tuple(range(len(self.states)))
-            if len(there) != len(values) or not (unnamed or there == tuple(values)):
-                msg = (
-                    f"the model's coord {dim!r} has {len(there)} values, {_first(there)}; this "
-                    f"Gaussian process {len(values)}, {_first(values)}. Expected the same."
-                )
-                raise ValueError(msg)
 
     @property
     def _standardised(self):
@@ -278,16 +261,3 @@ class StateGP:
             for state, cov, sigma in zip(self.states, self.covs, self.sigma, strict=True)
         ]
         return "\n".join(lines)
-
-
-def _conditional(covs: Sequence, t: NDArray[np.float64], nugget: float) -> Operators:
-    distinct = {id(cov): cov for cov in covs}
-    evaluated = {key: evaluate_blocks(cov, t) for key, cov in distinct.items()}
-    per_state = [evaluated[id(cov)] for cov in covs]
-    blocks = Blocks(*(np.stack(matrices) for matrices in zip(*per_state, strict=True)))
-    return Operators(*map(read_only, conditional_operators(blocks, nugget)))
-
-
-def _first(values: Sequence | NDArray) -> str:
-    shown = ", ".join(map(str, values[:3]))
-    return shown if len(values) <= 3 else f"{shown}, ..."

@@ -1,14 +1,17 @@
 """C, D and A: what a Gaussian process on the states says about their derivatives."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import pymc as pm
 from numpy.typing import NDArray
 
 from pymc_gradmatch import spectral
-from pymc_gradmatch.derivatives import Blocks
+from pymc_gradmatch.derivatives import Blocks, evaluate_blocks
+from pymc_gradmatch.series import read_only
 
-__all__ = ["Operators", "conditional_operators"]
+__all__ = ["Operators", "conditional_operators", "operators_of"]
 
 
 class Operators(NamedTuple):
@@ -66,3 +69,14 @@ def conditional_operators(blocks: Blocks, nugget: float) -> Operators:
     D = (blocks.dk_dt1 @ vectors / variances[:, None, :]) @ vectors.mT
     A = blocks.d2k - D @ blocks.dk_dt2
     return Operators(C, D, (A + A.mT) / 2)
+
+
+def operators_of(
+    covs: Sequence[pm.gp.cov.BaseCovariance], t: NDArray[np.float64], nugget: float
+) -> Operators:
+    """Evaluate C, D and A of one kernel per state; a kernel that is shared, only once."""
+    distinct = {id(cov): cov for cov in covs}
+    evaluated = {key: evaluate_blocks(cov, t) for key, cov in distinct.items()}
+    per_state = [evaluated[id(cov)] for cov in covs]
+    blocks = Blocks(*(np.stack(matrices) for matrices in zip(*per_state, strict=True)))
+    return Operators(*map(read_only, conditional_operators(blocks, nugget)))

@@ -1,6 +1,10 @@
 """The prior of the states, N(x | mu, C), as a PyMC distribution."""
 
+from collections.abc import Mapping, Sequence
+
+import pymc as pm
 import pytensor.tensor as pt
+from numpy.typing import NDArray
 from pymc.distributions.dist_math import check_parameters
 from pymc.distributions.distribution import Continuous, SymbolicRandomVariable
 from pymc.distributions.shape_utils import rv_size_is_none
@@ -11,7 +15,7 @@ from pytensor.tensor.random.utils import normalize_size_param
 
 from pymc_gradmatch import spectral
 
-__all__ = ["StatePrior", "StatePriorRV"]
+__all__ = ["StatePrior", "StatePriorRV", "add_coords"]
 
 
 class StatePriorRV(SymbolicRandomVariable):
@@ -128,3 +132,24 @@ class StatePrior(Continuous):
 @_default_transform.register(StatePrior)
 def _state_prior_default_transform(op, rv):
     return Standardized()
+
+
+def add_coords(model: pm.Model, coords: Mapping[str, Sequence | NDArray]):
+    """Add coords that the model lacks; those that it has must be the same, unless unnamed."""
+    for dim, values in coords.items():
+        if dim not in model.coords:
+            model.add_coord(dim, values)
+            continue
+        there = tuple(model.coords[dim] or ())
+        unnamed = dim == "state" and tuple(values) == tuple(range(len(values)))
+        if len(there) != len(values) or not (unnamed or there == tuple(values)):
+            msg = (
+                f"the model's coord {dim!r} has {len(there)} values, {_first(there)}; this "
+                f"Gaussian process {len(values)}, {_first(values)}. Expected the same."
+            )
+            raise ValueError(msg)
+
+
+def _first(values: Sequence | NDArray) -> str:
+    shown = ", ".join(map(str, values[:3]))
+    return shown if len(values) <= 3 else f"{shown}, ..."
