@@ -10,6 +10,8 @@ from pymc.initial_point import make_initial_point_expression
 from pymc.pytensorf import normalize_rng_param
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
+from pytensor.tensor.random.op import RandomVariable
+from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.random.utils import normalize_size_param
 from pytensor.tensor.variable import TensorConstant, TensorVariable
 
@@ -235,6 +237,20 @@ def _check_shape(x: TensorVariable, gp: StateGP):
 def _check_start(model: pm.Model, ode: ODE, x, theta, gp: StateGP):
     """Evaluate the right-hand side where samplers start; NaN there helps nobody."""
     f = ode(gp.t, x, theta)
+    stray = [
+        var
+        for var in ancestors([f], blockers=model.basic_RVs)
+        if var.owner is not None
+        and isinstance(var.owner.op, RandomVariable | SymbolicRandomVariable)
+        and var not in model.basic_RVs
+        and not isinstance(var.type, RandomType)
+    ]
+    if stray:
+        msg = (
+            f"the states or parameters depend on {len(stray)} random variables that are not in the "
+            'model, such as pm.HalfNormal.dist(5); expected named ones: pm.HalfNormal("alpha", 5).'
+        )
+        raise ValueError(msg)
     upstream = set(ancestors([f]))
     free = [rv for rv in model.free_RVs if rv in upstream]
     start = make_initial_point_expression(

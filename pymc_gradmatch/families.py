@@ -40,7 +40,7 @@ def default_bounds(t: NDArray[np.float64]) -> dict[str, Bounds]:
     variance and standard deviation, lengths relative to the grid of times, so
     that neither the data's units nor the unit of time matter.
     """
-    step, span = np.diff(t).min(), t[-1] - t[0]
+    step, span = np.median(np.diff(t)), t[-1] - t[0]
     return {
         "variance": Bounds(1e-4, 1e2),
         "lengthscale": Bounds(step, 10 * span),

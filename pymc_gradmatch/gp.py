@@ -179,7 +179,8 @@ class StateGP:
             is what the paper's sampler moves.  ``"whitened"``: the free variable
             is a standard normal, ``name + "_whitened_"``, the coordinates of
             the states in the eigenbasis of C, and the states are a
-            deterministic.  Both give the same posterior.
+            deterministic.  Both give the same posterior; :func:`pymc.do`,
+            :func:`pymc.observe` and copies of a model need ``"centered"``.
 
         Returns
         -------

@@ -1,6 +1,6 @@
 """Names of states and parameters: which are usable, and values in their order."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from keyword import iskeyword
 
 __all__ = ["in_order", "usable_names"]
@@ -8,8 +8,8 @@ __all__ = ["in_order", "usable_names"]
 
 def usable_names(names: Sequence[str], what: str) -> tuple[str, ...]:
     """Return the names, or say which cannot be fields of a named tuple."""
-    if isinstance(names, str):
-        msg = f"{what} is the string {names!r}; expected a list of names."
+    if isinstance(names, str | Set):
+        msg = f"{what} is {names!r}; expected a list of names, in their order."
         raise TypeError(msg)
     names = tuple(names)
     unusable = [
@@ -31,8 +31,9 @@ def usable_names(names: Sequence[str], what: str) -> tuple[str, ...]:
 
 def in_order(values: Mapping, names: Sequence[str], what: str) -> list:
     """Return the values in the order of the names, which must be theirs exactly."""
-    missing = [name for name in names if name not in values]
-    unknown = [name for name in values if name not in names]
+    given = list(values.keys())  # a pandas Series iterates over its values
+    missing = [name for name in names if name not in given]
+    unknown = [name for name in given if name not in names]
     if missing or unknown:
         msg = (
             f"{what} missing for {missing} and given for unknown {unknown}; "

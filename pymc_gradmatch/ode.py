@@ -109,7 +109,7 @@ class ODE:
 
     def ordered_params(self, theta) -> list:
         """Return parameters in the order of ``params``, from a mapping or a sequence."""
-        if isinstance(theta, Mapping):
+        if hasattr(theta, "keys"):  # also a row or a table of pandas
             return in_order(theta, self.params, "theta is")
         if not isinstance(theta, Sequence | np.ndarray):
             msg = (
@@ -161,15 +161,15 @@ class ODE:
             raise ValueError(msg)
         return value + pt.zeros_like(column)
 
-    def solve(self, t: ArrayLike, x0: ArrayLike, theta) -> NDArray[np.float64]:
+    def solve(self, t: ArrayLike, x0, theta) -> NDArray[np.float64]:
         """Integrate the ODE numerically with LSODA, relative tolerance 1e-8.
 
         Parameters
         ----------
         t : array_like of float
             Increasing times, shape ``(time,)``.
-        x0 : array_like of float
-            States at ``t[0]``, shape ``(state,)`` or ``(draw, state)``.
+        x0 : array_like of float, or mapping of str to array_like
+            States at ``t[0]``, shape ``(state,)`` or ``(draw, state)``, or by name.
         theta : mapping of str to array_like, or array_like
             Parameters: numbers or arrays of shape ``(draw,)`` by name, or an
             array of shape ``(param,)`` or ``(draw, param)``.
@@ -196,10 +196,11 @@ class ODE:
         if t.ndim != 1 or len(t) < 2 or not (np.diff(t) > 0).all():
             msg = f"t has shape {t.shape}; expected at least two strictly increasing times."
             raise ValueError(msg)
-        x0 = np.asarray(x0, dtype=float)
-        if isinstance(theta, Mapping):
+        if hasattr(x0, "keys"):
+            x0 = np.stack(np.broadcast_arrays(*in_order(x0, self.states, "x0 is")), axis=-1)
+        if hasattr(theta, "keys"):
             theta = np.stack(np.broadcast_arrays(*self.ordered_params(theta)), axis=-1)
-        theta = np.asarray(theta, dtype=float)
+        x0, theta = np.asarray(x0, dtype=float), np.asarray(theta, dtype=float)
         expected = {"x0": (x0, self.states), "theta": (theta, self.params)}
         for name, (values, names) in expected.items():
             if values.ndim not in (1, 2) or values.shape[-1] != len(names):

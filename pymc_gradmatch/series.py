@@ -7,7 +7,7 @@ __all__ = ["as_observations", "as_sigma", "as_times", "mean_and_scale", "read_on
 
 # Kernels see times through differences of squares: beyond this many sampling
 # intervals from zero, rounding spoils the distances between neighbours.
-FARTHEST_START = 1e6
+FARTHEST_START = 3e4
 
 
 def as_times(t: ArrayLike) -> NDArray[np.float64]:
@@ -84,7 +84,7 @@ def as_observations(y: ArrayLike, t: NDArray[np.float64]) -> NDArray[np.float64]
             "at which a state was not observed."
         )
         raise ValueError(msg)
-    constant = np.ptp(values, axis=0) == 0
+    constant = np.ptp(values, axis=0) <= 1e-12 * np.abs(values).max(axis=0)
     if constant.any():
         msg = (
             f"y is constant (zero variance) for state {np.flatnonzero(constant).tolist()}: it says "

@@ -329,6 +329,14 @@ def test_missing_and_unknown_parameters_are_an_error(lotka_volterra, gp):
         gm.GradientMatchingODE.dist(lotka_volterra.ode, gp.y, theta, gp=gp, gamma=GAMMA)
 
 
+def test_parameters_that_are_not_in_the_model_are_an_error(lotka_volterra, gp):
+    with pm.Model():
+        theta = {name: pm.HalfNormal.dist(5) for name in lotka_volterra.ode.params}
+        x = gp.prior("x")
+        with pytest.raises(ValueError, match=r"4 random variables that are not in the model"):
+            gm.GradientMatchingODE("g", lotka_volterra.ode, x, theta, gp=gp, gamma=GAMMA)
+
+
 def test_right_hand_side_that_is_nan_at_the_start_names_state_and_time(data, gp):
     def undefined(t, x, theta):
         return theta.r * x.prey, pm.math.log(x.prey - 1000)

@@ -241,7 +241,7 @@ SORTED = np.linspace(0, 2, 5)
         ),
         ([0, 1, np.nan, 3, 4], r"not finite at index \[2\]"),
         (np.ones((5, 1)), r"shape \(5, 1\).*one dimension"),
-        (SORTED + 1e9, r"t starts at 1e\+09.*t - t\[0\]"),
+        (SORTED + 1e5, r"t starts at 100000.*t - t\[0\]"),
     ],
 )
 def test_unusable_times_are_named(t, message):
@@ -266,6 +266,7 @@ def changed(row, column, value):
         (changed(2, 1, np.nan), r"1 missing values.*time index 2, state 1.*not supported yet"),
         (np.ma.masked_equal(changed(1, 1, -9.0), -9.0), r"1 missing values.*time index 1, state 1"),
         (changed(3, 0, np.inf), r"infinite at time index 3, state 0"),
+        (changed(slice(None), 0, [0.3, 0.1 + 0.2] * 2 + [0.3]), r"constant .* for state \[0\]"),
         (changed(slice(None), 0, 4.0), r"constant \(zero variance\) for state \[0\]"),
     ],
 )

@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
@@ -132,6 +133,21 @@ def test_failed_draws_are_nan_and_counted_once():
 def test_wrong_right_hand_side_is_refused_at_construction(rhs, error, message):
     with pytest.raises(error, match=message):
         gm.ODE(rhs, ["a", "b"], ["r"])
+
+
+def test_pandas_rows_and_tables_go_by_name():
+    ode = gm.ODE(lambda t, x, theta: [-theta.a * x.q + theta.b], ["q"], ["a", "b"])
+    expected = ode.solve([0.0, 1.0], [1.0], [1.0, 5.0])
+    row, start = pd.Series({"b": 5.0, "a": 1.0}), pd.Series({"q": 1.0})
+    np.testing.assert_array_equal(ode.solve([0.0, 1.0], start, row), expected)
+    table = pd.DataFrame({"b": [5.0, 5.0], "a": [1.0, 1.0]})
+    np.testing.assert_array_equal(ode.solve([0.0, 1.0], {"q": 1.0}, table), [expected] * 2)
+
+
+@pytest.mark.parametrize("names", ["ab", {"a", "b"}])
+def test_names_without_an_order_are_refused(names):
+    with pytest.raises(TypeError, match="expected a list of names, in their order"):
+        gm.ODE(lambda t, x, theta: list(x), names, ["r"])
 
 
 @pytest.mark.parametrize(
