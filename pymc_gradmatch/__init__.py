@@ -10,7 +10,9 @@ from pymc_gradmatch import datasets, derivatives, kernels, systems
 from pymc_gradmatch.distribution import GradientMatchingODE
 from pymc_gradmatch.fit import fit_gp
 from pymc_gradmatch.gp import StateGP
+from pymc_gradmatch.many import fit_many
 from pymc_gradmatch.model import build_model
+from pymc_gradmatch.nuts import find_map, sample
 from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.plots import plot_states
 from pymc_gradmatch.sampling import sample_fgpgm
@@ -22,9 +24,12 @@ __all__ = [
     "build_model",
     "datasets",
     "derivatives",
+    "find_map",
     "fit_gp",
+    "fit_many",
     "kernels",
     "plot_states",
+    "sample",
     "sample_fgpgm",
     "systems",
 ]

@@ -7,6 +7,7 @@ one-dimensional kernel by forward-mode differentiation, so that every
 :mod:`pymc.gp.cov` kernel, and every sum or product of them, can be used.
 """
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -24,7 +25,15 @@ from pytensor.tensor.variable import TensorVariable
 
 from pymc_gradmatch.kernels import describe
 
-__all__ = ["EVALUATE_ONCE", "Blocks", "covariance_blocks", "derivative", "evaluate_blocks"]
+__all__ = [
+    "EVALUATE_ONCE",
+    "Blocks",
+    "checked_blocks",
+    "compile_blocks",
+    "covariance_blocks",
+    "derivative",
+    "evaluate_blocks",
+]
 
 # A graph that runs a handful of times: walk it in Python, without rewriting it.
 EVALUATE_ONCE = Mode(linker="py", optimizer="None")
@@ -140,11 +149,26 @@ def evaluate_blocks(cov: pm.gp.cov.BaseCovariance, t: NDArray[np.float64]) -> Bl
            [-0.607, -0.   ,  0.607],
            [-0.271, -0.607, -0.   ]])
     """
+    return checked_blocks(compile_blocks(cov), cov, t)
+
+
+def compile_blocks(cov: pm.gp.cov.BaseCovariance, hyperparameters: Sequence = ()) -> Callable:
+    """Compile the blocks as a function of hyperparameters and two vectors of times.
+
+    The function also returns the kernel matrix with white noise on its diagonal, if it has any.
+    """
     t1, t2 = pt.vector("t1"), pt.vector("t2")
     graphs: tuple = covariance_blocks(cov, t1, t2)
-    evaluate = pytensor.function(
-        [t1, t2], [*graphs, cov(t1[:, None])], mode=EVALUATE_ONCE, on_unused_input="ignore"
+    return pytensor.function(
+        [*hyperparameters, t1, t2],
+        [*graphs, cov(t1[:, None])],
+        mode=EVALUATE_ONCE,
+        on_unused_input="ignore",
     )
+
+
+def checked_blocks(evaluate: Callable, cov: pm.gp.cov.BaseCovariance, t) -> Blocks:
+    """Evaluate compiled blocks at times, or say why the kernel ``cov`` cannot be used."""
     *values, k_with_noise = evaluate(t, t)
     blocks = Blocks(*values)
     _check_differentiable(cov, blocks, k_with_noise, evaluate, t)

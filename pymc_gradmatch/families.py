@@ -11,7 +11,14 @@ from numpy.typing import NDArray
 
 from pymc_gradmatch.kernels import Sigmoid, check_time_only
 
-__all__ = ["Bounds", "CovFunction", "KernelFamily", "default_bounds", "kernel_family"]
+__all__ = [
+    "Bounds",
+    "CovFunction",
+    "KernelFamily",
+    "build_kernel",
+    "default_bounds",
+    "kernel_family",
+]
 
 type CovFunction = Callable[..., pm.gp.cov.BaseCovariance]
 
@@ -65,12 +72,17 @@ class KernelFamily:
 
     def kernel(self, values: Iterable) -> pm.gp.cov.BaseCovariance:
         """Build the kernel from values of its hyperparameters, in their order."""
-        cov = self.build(**dict(zip(self.hyperparameters, values, strict=True)))
-        if not isinstance(cov, pm.gp.cov.BaseCovariance):
-            msg = f"the function cov returns a {type(cov).__name__}; expected a pm.gp.cov kernel."
-            raise TypeError(msg)
-        check_time_only(cov)
-        return cov
+        return build_kernel(self.build, dict(zip(self.hyperparameters, values, strict=True)))
+
+
+def build_kernel(build: CovFunction, hyperparameters: Mapping) -> pm.gp.cov.BaseCovariance:
+    """Call a function of hyperparameters and check that it returns a kernel of time."""
+    cov = build(**hyperparameters)
+    if not isinstance(cov, pm.gp.cov.BaseCovariance):
+        msg = f"the function cov returns a {type(cov).__name__}; expected a pm.gp.cov kernel."
+        raise TypeError(msg)
+    check_time_only(cov)
+    return cov
 
 
 def kernel_family(

@@ -1,7 +1,9 @@
 """Algorithm 1, step 1: kernel hyperparameters and noise by maximum marginal likelihood."""
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import NamedTuple
 
 import numpy as np
 import pytensor
@@ -11,8 +13,8 @@ from scipy.linalg import LinAlgError, cho_factor, cho_solve
 from scipy.optimize import minimize
 from scipy.stats import qmc
 
-from pymc_gradmatch.derivatives import derivative
-from pymc_gradmatch.families import CovFunction, KernelFamily, kernel_family
+from pymc_gradmatch.derivatives import checked_blocks, compile_blocks, derivative
+from pymc_gradmatch.families import CovFunction, KernelFamily, build_kernel, kernel_family
 from pymc_gradmatch.gp import StateGP
 from pymc_gradmatch.series import as_observations, as_times, mean_and_scale, state_names
 
@@ -123,13 +125,12 @@ def fit_gp(
     standardised = (observations - mean) / scale
     families = {choice: kernel_family(choice, times, bounds or {}) for choice in choices}
     _check_bounds_are_used(bounds or {}, families.values())
-    evaluators = {choice: _compile(family, times) for choice, family in families.items()}
 
     groups = [list(range(n_states))] if shared else [[k] for k in range(n_states)]
     estimates = [
         _maximise(
             families[choices[group[0]]],
-            evaluators[choices[group[0]]],
+            times,
             standardised[:, group],
             nugget,
             n_starts,
@@ -137,12 +138,24 @@ def fit_gp(
         )
         for group in groups
     ]
-    covs, sigmas = [], []
+    covs, sigmas, evaluators = [], [], {}
     for group, estimate in zip(groups, estimates, strict=True):
-        values = (pt.constant(value, dtype="float64") for value in estimate[:-1])
-        covs += [families[choices[group[0]]].kernel(values)] * len(group)
+        family = families[choices[group[0]]]
+        values = [pt.constant(value, dtype="float64") for value in estimate[:-1]]
+        kernel = family.kernel(values)
+        covs += [kernel] * len(group)
         sigmas += [estimate[-1]] * len(group)
-    gp = StateGP(t, y, covs, np.array(sigmas) * scale, nugget=nugget, standardize=standardize)
+        compiled = _compiled(family.build, family.hyperparameters)
+        evaluators[kernel] = partial(compiled.blocks, *estimate[:-1])
+    gp = StateGP._from_evaluated(
+        t,
+        y,
+        covs,
+        np.array(sigmas) * scale,
+        nugget,
+        standardize,
+        evaluate=lambda kernel, times: checked_blocks(evaluators[kernel], kernel, times),
+    )
     for group, estimate in zip(groups, estimates, strict=True):
         _warn_at_bounds(families[choices[group[0]]], estimate, [names[k] for k in group])
     return gp
@@ -183,20 +196,34 @@ def _check_bounds_are_used(bounds: Mapping, families: Iterable[KernelFamily]):
         raise ValueError(msg)
 
 
-def _compile(family: KernelFamily, t: NDArray[np.float64]):
-    hyperparameters = [pt.scalar(name) for name in family.hyperparameters]
-    k = family.kernel(hyperparameters)(t[:, None])
+class Compiled(NamedTuple):
+    """Functions of a kernel family's hyperparameters."""
+
+    kernel: Callable
+    """And of times: the kernel matrix and its derivative by each hyperparameter."""
+    blocks: Callable
+    """And of two vectors of times: see :func:`~pymc_gradmatch.derivatives.compile_blocks`."""
+
+
+@lru_cache(maxsize=16)
+def _compiled(build: CovFunction, names: tuple[str, ...]) -> Compiled:
+    hyperparameters = [pt.scalar(name) for name in names]
+    cov = build_kernel(build, dict(zip(names, hyperparameters, strict=True)))
+    t = pt.vector("t")
+    k = cov(t[:, None])
     derivatives = [derivative(k, h) for h in hyperparameters]
-    return pytensor.function(hyperparameters, [k, *derivatives], mode="FAST_COMPILE")
+    kernel = pytensor.function([*hyperparameters, t], [k, *derivatives], mode="FAST_COMPILE")
+    return Compiled(kernel, compile_blocks(cov, hyperparameters))
 
 
-def _maximise(family, evaluate, y, nugget, n_starts, rng) -> NDArray[np.float64]:
+def _maximise(family, t, y, nugget, n_starts, rng) -> NDArray[np.float64]:
+    evaluate = _compiled(family.build, family.hyperparameters).kernel
     log_bounds = np.log(list(family.bounds.values()))
     identity = np.eye(len(y))
 
     def objective(log_values):
         *hyperparameters, sigma = values = np.exp(log_values)
-        k, *derivatives = evaluate(*hyperparameters)
+        k, *derivatives = evaluate(*hyperparameters, t)
         K = k + (nugget + sigma**2) * identity
         dK = np.stack([*derivatives, 2 * sigma * identity])
         try:

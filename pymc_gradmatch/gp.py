@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 import pandas as pd
@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_gradmatch import spectral
+from pymc_gradmatch.derivatives import evaluate_blocks
 from pymc_gradmatch.kernels import check_kernels, describe
 from pymc_gradmatch.operators import Operators, operators_of
 from pymc_gradmatch.series import (
@@ -113,6 +114,9 @@ class StateGP:
         nugget: float = 1e-4,
         standardize: bool = True,
     ):
+        self._set(t, y, covs, sigma, nugget, standardize, evaluate_blocks)
+
+    def _set(self, t, y, covs, sigma, nugget, standardize, evaluate):
         times = as_times(t)
         observations = as_observations(y, times)
         n_states = observations.shape[1]
@@ -130,10 +134,17 @@ class StateGP:
             "states": state_names(y, n_states),
             "mean": mean,
             "scale": scale,
-            "_operators": operators_of(checked_covs, times, nugget),
+            "_operators": operators_of(checked_covs, times, nugget, evaluate),
         }
         for name, value in attributes.items():
             object.__setattr__(self, name, value)
+
+    @classmethod
+    def _from_evaluated(cls, t, y, covs, sigma, nugget, standardize, evaluate) -> Self:
+        """Construct where a function of (kernel, times) gives the blocks at less cost."""
+        gp = object.__new__(cls)
+        gp._set(t, y, covs, sigma, nugget, standardize, evaluate)
+        return gp
 
     @cached_property
     def _prior_spectrum(self) -> spectral.Spectrum:

@@ -1,6 +1,6 @@
 """C, D and A: what a Gaussian process on the states says about their derivatives."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -72,11 +72,14 @@ def conditional_operators(blocks: Blocks, nugget: float) -> Operators:
 
 
 def operators_of(
-    covs: Sequence[pm.gp.cov.BaseCovariance], t: NDArray[np.float64], nugget: float
+    covs: Sequence[pm.gp.cov.BaseCovariance],
+    t: NDArray[np.float64],
+    nugget: float,
+    evaluate: Callable[..., Blocks] = evaluate_blocks,
 ) -> Operators:
     """Evaluate C, D and A of one kernel per state; a kernel that is shared, only once."""
     distinct = {id(cov): cov for cov in covs}
-    evaluated = {key: evaluate_blocks(cov, t) for key, cov in distinct.items()}
+    evaluated = {key: evaluate(cov, t) for key, cov in distinct.items()}
     per_state = [evaluated[id(cov)] for cov in covs]
     blocks = Blocks(*(np.stack(matrices) for matrices in zip(*per_state, strict=True)))
     return Operators(*map(read_only, conditional_operators(blocks, nugget)))

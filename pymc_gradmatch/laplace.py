@@ -1,0 +1,117 @@
+"""The mode of a log density and coordinates in which it looks like a standard normal."""
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+
+__all__ = ["Laplace", "laplace", "maximise"]
+
+type Density = Callable[[NDArray[np.float64]], tuple[float, NDArray[np.float64]]]
+
+ROUNDS = 3  # each starts from the coordinates that the one before found
+SMALLEST_CURVATURE = 1e-2  # no coordinate is stretched more than tenfold in a round
+
+
+class Laplace(NamedTuple):
+    r"""A normal approximation, :math:`u = \hat u + W q` with q nearly standard normal."""
+
+    location: NDArray[np.float64]
+    r"""The mode :math:`\hat u`."""
+    factor: NDArray[np.float64]
+    r"""W, with :math:`W W^\top` the inverse of the negative Hessian at the mode."""
+    log_density: float
+    """The log density at the mode."""
+
+
+def maximise(density: Density, starts: Iterable[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Return the best point that L-BFGS reaches from several starts.
+
+    Parameters
+    ----------
+    density : callable
+        Returns a log density and its gradient at a point.
+    starts : iterable of array
+        Points, shape ``(n,)``; those where the density is not finite are left out.
+
+    Returns
+    -------
+    array of float
+        Shape ``(n,)``.
+
+    Raises
+    ------
+    ValueError
+        If the density is not finite at any start.
+    """
+    fits = [_ascend(density, start) for start in starts if np.isfinite(density(start)[0])]
+    if not fits:
+        msg = (
+            "the log density is not finite at any start; check the priors, or pass `initval` for "
+            "the parameters."
+        )
+        raise ValueError(msg)
+    return min(fits, key=lambda fit: fit.fun).x
+
+
+def _ascend(density: Density, start: NDArray[np.float64]):
+    def objective(point):
+        value, gradient = density(point)
+        if not (np.isfinite(value) and np.isfinite(gradient).all()):
+            return np.inf, np.zeros_like(point)
+        return -value, -gradient
+
+    return minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": 500})
+
+
+def laplace(density: Density, start: NDArray[np.float64]) -> Laplace:
+    r"""Climb to the mode nearby and approximate the density by a normal there.
+
+    Alternates between climbing in the present coordinates and choosing
+    coordinates by the Hessian at the point reached, so that badly scaled
+    densities need few steps.  Directions without curvature, along which the
+    density is not normal at all, keep a finite scale.
+
+    Parameters
+    ----------
+    density : callable
+        Returns a log density and its gradient at a point.
+    start : array of float
+        Shape ``(n,)``.
+
+    Returns
+    -------
+    Laplace
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from pymc_gradmatch.laplace import laplace
+    >>> precision = np.array([[2.0, 1.0], [1.0, 3.0]])
+    >>> fit = laplace(lambda u: (-0.5 * u @ precision @ u, -precision @ u), np.ones(2))
+    >>> bool(np.allclose(fit.factor @ fit.factor.T, np.linalg.inv(precision)))
+    True
+    """
+    location, factor = start, np.eye(len(start))
+    for _ in range(ROUNDS):
+        origin, scale = location, factor
+
+        def rotated(q, origin=origin, scale=scale):
+            value, gradient = density(origin + scale @ q)
+            return value, scale.T @ gradient
+
+        top = _ascend(rotated, np.zeros(len(start))).x
+        variances, vectors = np.linalg.eigh(-_hessian(rotated, top))
+        stretch = 1 / np.sqrt(np.maximum(np.abs(variances), SMALLEST_CURVATURE))
+        location, factor = origin + scale @ top, scale @ (vectors * stretch)
+    return Laplace(location, factor, density(location)[0])
+
+
+def _hessian(density: Density, point: NDArray[np.float64]) -> NDArray[np.float64]:
+    step = 1e-4
+    columns = []
+    for shift in step * np.eye(len(point)):
+        columns.append((density(point + shift)[1] - density(point - shift)[1]) / (2 * step))
+    return np.nan_to_num((np.array(columns) + np.array(columns).T) / 2)

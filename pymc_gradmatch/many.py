@@ -1,0 +1,129 @@
+"""One ODE, many data sets: compiled once, fitted side by side."""
+
+from collections.abc import Mapping, Sequence
+from threading import Lock
+
+import numpy as np
+import xarray as xr
+from joblib import Parallel, delayed
+from numpy.typing import ArrayLike, NDArray
+from pytensor.tensor.variable import TensorVariable
+from rich.progress import track
+
+from pymc_gradmatch.compiled import compile_posterior
+from pymc_gradmatch.model import build_model
+from pymc_gradmatch.ode import ODE
+
+__all__ = ["fit_many"]
+
+
+def fit_many(
+    ode: ODE,
+    t: ArrayLike,
+    ys: NDArray | Sequence[ArrayLike],
+    *,
+    priors: Mapping[str, TensorVariable],
+    draws: int = 1_000,
+    tune: int | None = None,
+    chains: int = 2,
+    n_jobs: int = -1,
+    random_seed: int | np.random.SeedSequence | None = None,
+    progressbar: bool = True,
+    **settings,
+) -> xr.Dataset:
+    """Fit an ODE to every data set of a stack, with one compilation.
+
+    Each is fitted as by :func:`~pymc_gradmatch.build_model` and
+    :func:`~pymc_gradmatch.sample`; only the numbers in the compiled density
+    change from one to the next.
+
+    Parameters
+    ----------
+    ode : ODE
+        The right-hand side.
+    t : array_like of float
+        Times, shape ``(time,)``, the same for all.
+    ys : array_like of float, or sequence of tables
+        Observations, shape ``(replicate, time, state)``.
+    priors : mapping of str to TensorVariable
+        As for :func:`~pymc_gradmatch.build_model`; the same for all.
+    draws, tune, chains : int
+        As for :func:`~pymc_gradmatch.sample`, for every data set.
+    n_jobs : int, default -1
+        Data sets that are fitted at the same time; -1 is one per core.
+    random_seed : int or numpy.random.SeedSequence, optional
+        A data set's draws depend on this seed and on its place in the stack.
+    progressbar : bool, default True
+        Show how many are done.
+    **settings
+        Other arguments of :func:`~pymc_gradmatch.build_model`: ``preset``,
+        ``cov``, ``shared``, ``gamma``, ``state_box``.
+
+    Returns
+    -------
+    xarray.Dataset
+        Draws of the parameters, the states ``x`` and ``diverging``, dims
+        ``("replicate", "chain", "draw", ...)``, and ``failure``, dims
+        ``("replicate",)``: empty, or why there are no draws; these are NaN then.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If no model can be built from any data set.
+
+    Examples
+    --------
+    .. code-block:: python
+
+        fits = gm.fit_many(ode, t, ys, priors=priors, gamma=0.3, random_seed=1)
+        fits["alpha"].mean(["chain", "draw"])  # one posterior mean per data set
+    """
+    if not isinstance(random_seed, np.random.SeedSequence):
+        random_seed = np.random.SeedSequence(random_seed)
+    seeds = random_seed.spawn(len(ys))
+    building = Lock()  # graphs are written in Python, one at a time
+    template = None
+
+    def fit(replicate: int) -> xr.Dataset | Exception:
+        nonlocal template
+        rng = np.random.default_rng(seeds[replicate])
+        try:
+            with building:
+                model = build_model(
+                    ode, t, ys[replicate], priors=priors, random_seed=rng, **settings
+                )
+                template = template or compile_posterior(model)
+                posterior = template.for_model(model)
+            idata = posterior.sample(
+                posterior.find_mode(rng),
+                draws=draws,
+                tune=tune,
+                chains=chains,
+                cores=1,
+                seed=int(rng.integers(2**31)),
+                save_warmup=False,
+                progress_bar=False,
+            )
+        except Exception as error:
+            return error
+        return idata["posterior"].dataset.assign(diverging=idata["sample_stats"]["diverging"])
+
+    fits = Parallel(n_jobs=n_jobs, prefer="threads", return_as="generator")(
+        delayed(fit)(replicate) for replicate in range(len(ys))
+    )
+    results = list(track(fits, "Fitting", total=len(ys), disable=not progressbar))
+    if template is None:
+        raise results[0]
+    return _stacked(results)
+
+
+def _stacked(results: list[xr.Dataset | Exception]) -> xr.Dataset:
+    complete = next(result for result in results if isinstance(result, xr.Dataset))
+    empty = xr.full_like(complete, np.nan, dtype=float)
+    datasets = [empty if isinstance(result, Exception) else result for result in results]
+    failures = [
+        f"{type(result).__name__}: {result}" if isinstance(result, Exception) else ""
+        for result in results
+    ]
+    stacked = xr.concat(datasets, dim="replicate")
+    return stacked.assign(failure=("replicate", failures))

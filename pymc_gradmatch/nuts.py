@@ -1,0 +1,167 @@
+"""NUTS for gradient matching: a good start, and coordinates in which the posterior is round."""
+
+import time
+
+import numpy as np
+import pymc as pm
+import pytensor
+from numpy.typing import NDArray
+from pymc.sampling.mcmc import NutpieProgressBarManager, patch_nutpie_idata
+from pymc.stats.convergence import log_warnings, run_convergence_checks
+from xarray import DataTree
+
+from pymc_gradmatch.compiled import compile_posterior
+from pymc_gradmatch.derivatives import EVALUATE_ONCE
+
+__all__ = ["find_map", "sample"]
+
+
+def sample(
+    draws: int = 1_000,
+    *,
+    tune: int | None = None,
+    chains: int = 4,
+    cores: int | None = None,
+    target_accept: float | None = None,
+    random_seed: int | np.random.Generator | None = None,
+    progressbar: bool = True,
+    model: pm.Model | None = None,
+) -> DataTree:
+    r"""Sample the model on the stack by NUTS, from a good start and in coordinates made for it.
+
+    .. math:: u = \hat u + W q, \qquad W W^\top = H^{-1}
+
+    where u are all free variables, unconstrained, in one vector,
+    :math:`\hat u` is their most probable value and H the negative Hessian of
+    the log density there.  States and parameters of a gradient-matching model
+    are strongly correlated; q is nearly a standard normal, in which NUTS needs
+    a handful of steps.  The posterior is the same as that of
+    :func:`pymc.sample`, and so are names, dims and groups of the result.
+
+    Parameters
+    ----------
+    draws : int, default 1_000
+        Draws of each chain.
+    tune : int, optional
+        Draws of each chain before these, discarded; None is nutpie's choice.
+    chains : int, default 4
+        Number of chains.
+    cores : int, optional
+        Chains that run at the same time; None is all cores.
+    target_accept : float, optional
+        Mean acceptance that the step width is tuned for; None is nutpie's.
+    random_seed : int or numpy.random.Generator, optional
+        Seed of starts and chains.
+    progressbar : bool, default True
+        Show PyMC's progress bar and messages.
+    model : pymc.Model, optional
+        The model, if it is not the one on the stack.
+
+    Returns
+    -------
+    xarray.DataTree
+        As from :func:`pymc.sample`.
+
+    Raises
+    ------
+    ValueError
+        If the model has discrete free variables, or if its log density is not
+        finite at any start.
+
+    Notes
+    -----
+    The start is the best mode found from eight draws of the parameters from
+    their prior, see :func:`find_map`.  A variable that makes up the variance of
+    the mismatch (a random gamma) keeps its own coordinate.  H has one row per
+    coordinate: beyond some thousand of them :func:`pymc.sample` with
+    ``nuts={"adaptation": "low_rank"}`` is the better tool.
+
+    Examples
+    --------
+    .. code-block:: python
+
+        model = gm.build_model(ode, t, y, priors=priors)
+        idata = gm.sample(model=model, random_seed=1)
+    """
+    model = pm.modelcontext(model)
+    rng = np.random.default_rng(random_seed)
+    posterior = compile_posterior(model)
+    mode = posterior.find_mode(rng)
+    bars = NutpieProgressBarManager(chains=chains, draws=draws, progressbar=progressbar)
+    options = {} if target_accept is None else {"target_accept": target_accept}
+    start = time.perf_counter()
+    with bars:
+        idata = posterior.sample(
+            mode,
+            draws=draws,
+            tune=tune,
+            chains=chains,
+            cores=cores,
+            seed=int(rng.integers(2**31)),
+            save_warmup=False,
+            progress_bar=False,
+            progress_callback=bars.update,
+            **options,
+        )
+    patch_nutpie_idata(idata, model, sampling_time=time.perf_counter() - start)
+    if progressbar:
+        log_warnings(run_convergence_checks(idata, model))
+    return idata
+
+
+def find_map(
+    *,
+    random_seed: int | np.random.Generator | None = None,
+    model: pm.Model | None = None,
+) -> dict[str, NDArray]:
+    """Find the most probable states and parameters, from several starts.
+
+    The mode of the density that samplers see: of the unconstrained variables.
+    Parameters start from eight draws of their prior and climb given the
+    states' start, the posterior mean of their Gaussian process; the best three
+    then climb together with the states.  This keeps clear of the wrong modes
+    that a climb from one prior draw ends in.
+
+    Parameters
+    ----------
+    random_seed : int or numpy.random.Generator, optional
+        Seed of the prior draws.
+    model : pymc.Model, optional
+        The model, if it is not the one on the stack.
+
+    Returns
+    -------
+    dict of str to array
+        Free variables and deterministics by name; good as ``initvals`` of
+        :func:`pymc.sample`.
+
+    Raises
+    ------
+    ValueError
+        As :func:`sample`.
+
+    Notes
+    -----
+    A variable that makes up the variance of the mismatch, such as a random
+    gamma, stays at its start: its joint mode with the states runs to zero.
+
+    Examples
+    --------
+    .. code-block:: python
+
+        with model:
+            start = gm.find_map(random_seed=1)
+            idata = pm.sample(initvals={name: start[name] for name in ode.params})
+    """
+    model = pm.modelcontext(model)
+    posterior = compile_posterior(model)
+    mode = posterior.find_mode(np.random.default_rng(random_seed))
+    named = [*model.free_RVs, *model.deterministics]
+    evaluate = pytensor.function(
+        [model.rvs_to_values[rv] for rv in model.free_RVs],
+        model.replace_rvs_by_values(named),
+        mode=EVALUATE_ONCE,
+        on_unused_input="ignore",
+    )
+    values = evaluate(*posterior.by_variable(mode.location))
+    return {variable.name: value for variable, value in zip(named, values, strict=True)}
