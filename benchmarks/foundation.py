@@ -91,18 +91,28 @@ def sweep(model: pm.Model, draws: int) -> float:
 
 
 def recovery(seeds: int) -> float:
-    """Return the median trajectory RMSE from the true start, posterior means by NUTS."""
-    rmse = []
-    for seed in range(seeds):
-        data, model = build(seed)
-        with model:
-            idata = pm.sample(
-                2_000, chains=2, cores=1, random_seed=seed, progressbar=False, quiet=True
-            )
-        mean = {name: float(idata["posterior"][name].mean()) for name in SYSTEM.ode.params}
-        trajectory = SYSTEM.ode.solve(data.t, SYSTEM.x0, mean)
-        rmse.append(np.sqrt(np.mean((trajectory - data.x) ** 2)))
-    return float(np.median(rmse))
+    """Return the median trajectory RMSE from the true start, with the paper's settings.
+
+    Parameters are posterior means, from 20 000 draws: the median lies near its
+    bound, and this many move it by less than 0.001.
+    """
+    stack = [SYSTEM.simulate("low", random_seed=seed) for seed in range(seeds)]
+    fits = gm.fit_many(
+        SYSTEM.ode,
+        SYSTEM.t,
+        np.stack([data.y for data in stack]),
+        priors=SYSTEM.priors(),
+        cov=SYSTEM.paper.cov,
+        shared=SYSTEM.paper.shared,
+        gamma=SYSTEM.paper.gamma,
+        draws=10_000,
+        random_seed=0,
+        progressbar=False,
+    )
+    means = fits[list(SYSTEM.ode.params)].mean(["chain", "draw"]).to_dataframe()
+    trajectories = SYSTEM.ode.solve(SYSTEM.t, SYSTEM.x0, means)
+    errors = trajectories - np.stack([data.x for data in stack])
+    return float(np.median(np.sqrt(np.mean(errors**2, axis=(1, 2)))))
 
 
 def main(arguments: list[str] | None = None):

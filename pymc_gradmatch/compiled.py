@@ -1,42 +1,34 @@
 """A posterior compiled once: its density, its mode, and NUTS in coordinates made for it."""
 
-import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self, cast
+from typing import Self, cast
 
 import numpy as np
 import nutpie
 import pymc as pm
 import pytensor
+import pytensor.tensor as pt
+from arviz_base import dict_to_dataset
 from numpy.typing import NDArray
+from pymc.backends.arviz import coords_and_dims_for_inferencedata
 from pymc.initial_point import make_initial_point_expression, make_initial_point_fn
-from pytensor.graph.basic import Variable, equal_computations
-from pytensor.graph.replace import graph_replace
-from pytensor.graph.rewriting.utils import rewrite_graph
+from pytensor.graph.replace import graph_replace, vectorize_graph
 from pytensor.graph.traversal import ancestors
-from pytensor.tensor.variable import TensorConstant
+from pytensor.tensor.variable import TensorVariable
 from xarray import DataTree
 
 from pymc_gradmatch.derivatives import EVALUATE_ONCE
 from pymc_gradmatch.distribution import GradientMatchingODERV
 from pymc_gradmatch.laplace import Laplace, laplace, maximise
+from pymc_gradmatch.native import COORDINATES, NativeDensity, compile_density
 from pymc_gradmatch.states import StatePriorRV
+from pymc_gradmatch.written import Written, same_but_for_constants, write
 
 __all__ = ["CompiledPosterior", "compile_posterior"]
 
-COORDINATES = "coordinates"
-NUMBERS = "numbers"  # name of the one shared variable
 N_STARTS = 8
 N_CLIMBED = 3  # the best of the starts, from which states and parameters climb together
-
-
-class Written(NamedTuple):
-    """A model's log density and its variables as graphs of the value variables."""
-
-    inputs: list[Variable]
-    outputs: list[Variable]
-    constants: list[Any]
 
 
 @dataclass(frozen=True)
@@ -45,14 +37,17 @@ class CompiledPosterior:
 
     Attributes
     ----------
-    compiled : nutpie.CompiledModel
+    model : pymc.Model
+        Where names and dims come from.
+    native : NativeDensity
         The density as a function of q, where ``u = location + factor @ q`` is
-        the vector of all value variables.
+        the vector of all value variables; its numbers are the location, the
+        factor and the data, in that order.
     draw_start : callable
         Maps a seed to a start u, parameters drawn from their prior.
     is_state, is_held : array of bool
-        Which entries of u are states; which make up the variance of the
-        mismatch, gamma first of all.
+        Which entries of u are states; which are neither states nor parameters
+        of an ODE, such as a random sigma or gamma.
     shapes : list of tuple
         Shapes of the value variables.
     written : Written
@@ -61,7 +56,8 @@ class CompiledPosterior:
         Every number that may differ between data sets, in one vector.
     """
 
-    compiled: Any
+    model: pm.Model
+    native: NativeDensity
     draw_start: Callable[[int], NDArray[np.float64]]
     is_state: NDArray[np.bool_]
     is_held: NDArray[np.bool_]
@@ -77,38 +73,32 @@ class CompiledPosterior:
         ValueError
             If the model differs in more than its numbers.
         """
-        other = _write(model)
-        if not _same_but_for_constants(self.written, other):
+        other = write(model)
+        if not same_but_for_constants(self.written, other):
             msg = "the model differs from the compiled one in more than its data."
             raise ValueError(msg)
         data = _flat(constant.data for constant in other.constants)
-        n = len(self.is_state)
-        numbers = _flat([np.zeros(n), np.eye(n), data])
         states = _states_start(model)
         return replace(
             self,
-            compiled=self.compiled.with_data(**{NUMBERS: numbers}),
+            model=model,
+            native=self.native.with_numbers(_numbers(_standard(self.native.n), data)),
             draw_start=lambda seed: _with_entries(self.draw_start(seed), self.is_state, states),
+            written=other,
             data=data,
         )
 
     def density(self, u: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-        """Return the log density and its gradient; minus infinity where it cannot be evaluated."""
-        pointer = ctypes.POINTER(ctypes.c_double)
-        point, gradient, value = np.ascontiguousarray(u), np.empty(len(u)), np.empty(())
-        arrays = (array.ctypes.data_as(pointer) for array in (point, gradient, value))
-        code = self.compiled.compiled_logp_func.ctypes(
-            len(u), *arrays, self.compiled.user_data.ctypes.data
-        )
-        return (float(value), gradient) if code == 0 else (-np.inf, np.zeros(len(u)))
+        """Return the log density and its gradient at a vector of value variables."""
+        return self.native(u)
 
     def find_mode(self, rng: np.random.Generator) -> Laplace:
         """Find the mode and a normal approximation there.
 
         From every start the parameters climb alone, given the states; from
-        the best of these points states and parameters climb together.  What
-        makes up the variance of the mismatch stays where it starts: its joint
-        mode with the states runs to zero.
+        the best of these points states and parameters climb together.  A
+        random sigma or gamma stays where it starts: the joint mode of a
+        variance and what varies runs to zero.
         """
         starts = [self.draw_start(seed) for seed in rng.integers(2**31, size=N_STARTS)]
         parameters = ~(self.is_state | self.is_held)
@@ -127,14 +117,30 @@ class CompiledPosterior:
 
     def sample(self, around: Laplace, **settings) -> DataTree:
         """Run nutpie's NUTS in the coordinates of a normal approximation."""
-        numbers = _flat([around.location, around.factor.T, self.data])
-        trace = nutpie.sample(self.compiled.with_data(**{NUMBERS: numbers}), **settings)
-        trace["posterior"] = trace["posterior"].dataset.drop_dims(f"{COORDINATES}_dim_0")
+        trace = self.native.with_numbers(_numbers(around, self.data)).sample(**settings)
+        q = trace["posterior"][COORDINATES].to_numpy()
+        values = self.variables(around.location + q @ around.factor.T)
+        coords, dims = coords_and_dims_for_inferencedata(self.model)
+        trace["posterior"] = dict_to_dataset(
+            values, coords=coords, dims=dims, inference_library=nutpie
+        )
         return trace
 
-    def by_variable(self, u: NDArray[np.float64]) -> list[NDArray[np.float64]]:
-        """Cut u into the value variables."""
-        return _cut(u, self.shapes)
+    def variables(self, u: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+        """Return the model's variables by name, from points of shape ``(..., n)``."""
+        batch = u.shape[:-1]
+        points = [
+            pt.tensor(dtype="float64", shape=(None,) * len(batch) + shape) for shape in self.shapes
+        ]
+        graphs = vectorize_graph(
+            self.written.variables, dict(zip(self.written.inputs, points, strict=True))
+        )
+        evaluate = pytensor.function(points, graphs, mode=EVALUATE_ONCE, on_unused_input="ignore")
+        values = evaluate(*_cut(u, self.shapes))
+        return {
+            name: np.broadcast_to(value, batch + value.shape[len(batch) :])
+            for name, value in zip(self.written.names, values, strict=True)
+        }
 
     def _along(self, u, entries):
         """Return the density as a function of some entries of u, the others fixed."""
@@ -166,7 +172,7 @@ def compile_posterior(model: pm.Model) -> CompiledPosterior:
             "ones. Use pm.sample, which has samplers for discrete variables."
         )
         raise ValueError(msg)
-    held = _makes_up_mismatch_variance(model)
+    held = _held(model)
     parameters = [rv for rv in model.free_RVs if not _is_states(rv) and rv not in held]
     strategies = {rv.name: "prior" for rv in parameters if model.rvs_to_initial_values[rv] is None}
     start = make_initial_point_fn(model=model, overrides=strategies, return_transformed=True)
@@ -176,70 +182,44 @@ def compile_posterior(model: pm.Model) -> CompiledPosterior:
     def entries(chosen):
         return np.repeat([chosen(rv) for rv in model.free_RVs], sizes)
 
-    written = _write(model)
+    written = write(model)
+    data = _flat(constant.data for constant in written.constants)
+    standard = _standard(sum(sizes))
     return CompiledPosterior(
-        nutpie.compile_pymc_model(_in_flat_coordinates(model, written, shapes)),
+        model,
+        _compile(written, shapes).with_numbers(_numbers(standard, data)),
         draw_start=lambda seed: _flat(start(seed).values()),
         is_state=entries(_is_states),
         is_held=entries(lambda rv: rv in held),
         shapes=shapes,
         written=written,
-        data=_flat(constant.data for constant in written.constants),
+        data=data,
     )
 
 
-def _write(model: pm.Model) -> Written:
-    graphs = [model.logp(), *model.replace_rvs_by_values(_named(model))]
-    outputs = cast("list[Variable]", rewrite_graph(graphs, include=("canonicalize", "stabilize")))
-    constants = [variable for variable in ancestors(outputs) if _is_data(variable)]
-    return Written([model.rvs_to_values[rv] for rv in model.free_RVs], outputs, constants)
-
-
-def _named(model: pm.Model) -> list[Variable]:
-    return [*model.free_RVs, *model.deterministics]
-
-
-def _is_data(variable) -> bool:
-    # Factors such as 0.5 belong to the formula.
-    return (
-        isinstance(variable, TensorConstant)
-        and variable.dtype == "float64"
-        and not (variable.ndim == 0 and float(4 * variable.data).is_integer())
-    )
-
-
-def _same_but_for_constants(one: Written, other: Written) -> bool:
-    if [c.type for c in one.constants] != [c.type for c in other.constants]:
-        return False
-    slots = [constant.type() for constant in one.constants]
-    first, second = (
-        graph_replace(written.outputs, dict(zip(written.constants, slots, strict=True)))
-        for written in (one, other)
-    )
-    return equal_computations([*first], [*second], in_xs=one.inputs, in_ys=other.inputs)
-
-
-def _in_flat_coordinates(model: pm.Model, written: Written, shapes) -> pm.Model:
-    """Write the model for one vector q, its variables as deterministics.
-
-    All numbers are one shared variable: compiled code is then the same for
-    all data of a shape, and nutpie takes its time over every shared variable.
-    """
+def _compile(written: Written, shapes) -> NativeDensity:
     n = sum(int(np.prod(shape)) for shape in shapes)
-    arrays = [np.zeros(n), np.eye(n), *(constant.data for constant in written.constants)]
-    numbers = pytensor.shared(_flat(arrays), name=NUMBERS, shape=(sum(a.size for a in arrays),))
-    location, factor_rows, *slots = _cut(numbers, [array.shape for array in arrays])
-    with pm.Model(coords=model.coords) as flat:
-        q = pm.Flat(COORDINATES, shape=n)
-        # A sum over rows, unlike one along a row, is vectorised.
-        u = location + (factor_rows * q[:, None]).sum(axis=0)
-        parts = [*zip(written.inputs, _cut(u, shapes), strict=True)]
-        parts += zip(written.constants, slots, strict=True)
-        logp, *graphs = graph_replace(written.outputs, dict(parts))
-        pm.Potential("log_density", logp)
-        for variable, graph in zip(_named(model), graphs, strict=True):
-            pm.Deterministic(variable.name, graph, dims=model.named_vars_to_dims.get(variable.name))
-    return flat
+    slots = [(n,), (n, n), *(constant.data.shape for constant in written.constants)]
+    n_numbers = sum(int(np.prod(shape)) for shape in slots)
+    q = pt.tensor("q", dtype="float64", shape=(n,))
+    numbers = pt.tensor("numbers", dtype="float64", shape=(n_numbers,))
+    location, factor_rows, *constants = _cut(numbers, slots)
+    # A sum over rows, unlike one along a row, is vectorised.
+    u = location + (factor_rows * q[:, None]).sum(axis=0)
+    parts = [*zip(written.inputs, _cut(u, shapes), strict=True)]
+    parts += zip(written.constants, constants, strict=True)
+    log_density = cast(
+        "TensorVariable", graph_replace(written.log_density, dict(parts), strict=False)
+    )
+    return compile_density(log_density, q, numbers)
+
+
+def _numbers(around: Laplace, data) -> NDArray[np.float64]:
+    return _flat([around.location, around.factor.T, data])
+
+
+def _standard(n: int) -> Laplace:
+    return Laplace(np.zeros(n), np.eye(n), 0.0)
 
 
 def _flat(arrays) -> NDArray[np.float64]:
@@ -249,7 +229,7 @@ def _flat(arrays) -> NDArray[np.float64]:
 def _cut(vector, shapes) -> list:
     ends = np.cumsum([int(np.prod(shape)) for shape in shapes])
     return [
-        vector[end - int(np.prod(shape)) : end].reshape(shape)
+        vector[..., end - int(np.prod(shape)) : end].reshape((*vector.shape[:-1], *shape))
         for end, shape in zip(ends, shapes, strict=True)
     ]
 
@@ -268,13 +248,12 @@ def _states_start(model: pm.Model) -> NDArray[np.float64]:
     return _flat(pytensor.function([], graphs, mode=EVALUATE_ONCE)())
 
 
-def _makes_up_mismatch_variance(model: pm.Model) -> set:
-    variances = [
-        rv.owner.inputs[-1]
-        for rv in model.observed_RVs
-        if isinstance(rv.owner.op, GradientMatchingODERV)
-    ]
-    return set(model.free_RVs) & set(ancestors(variances))
+def _held(model: pm.Model) -> set:
+    """Return the free variables that neither are states nor reach a right-hand side."""
+    matches = [rv for rv in model.observed_RVs if isinstance(rv.owner.op, GradientMatchingODERV)]
+    mismatches = [rv.owner.inputs[2] for rv in matches]
+    reached = set(ancestors(mismatches)) if matches else set(model.free_RVs)
+    return {rv for rv in model.free_RVs if rv not in reached and not _is_states(rv)}
 
 
 def _with_entries(u, entries, part):

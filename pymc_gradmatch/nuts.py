@@ -4,14 +4,12 @@ import time
 
 import numpy as np
 import pymc as pm
-import pytensor
 from numpy.typing import NDArray
 from pymc.sampling.mcmc import NutpieProgressBarManager, patch_nutpie_idata
 from pymc.stats.convergence import log_warnings, run_convergence_checks
 from xarray import DataTree
 
 from pymc_gradmatch.compiled import compile_posterior
-from pymc_gradmatch.derivatives import EVALUATE_ONCE
 
 __all__ = ["find_map", "sample"]
 
@@ -71,9 +69,9 @@ def sample(
     Notes
     -----
     The start is the best mode found from eight draws of the parameters from
-    their prior, see :func:`find_map`.  A variable that makes up the variance of
-    the mismatch (a random gamma) keeps its own coordinate.  H has one row per
-    coordinate: beyond some thousand of them :func:`pymc.sample` with
+    their prior, see :func:`find_map`.  What is neither a state nor a parameter of
+    an ODE (a random sigma or gamma) keeps its own coordinate.  H has one row
+    per coordinate: beyond some thousand of them :func:`pymc.sample` with
     ``nuts={"adaptation": "low_rank"}`` is the better tool.
 
     Examples
@@ -142,8 +140,9 @@ def find_map(
 
     Notes
     -----
-    A variable that makes up the variance of the mismatch, such as a random
-    gamma, stays at its start: its joint mode with the states runs to zero.
+    What is neither a state nor a parameter of an ODE, such as a random sigma or
+    gamma, stays at its start: the joint mode of a variance and what varies
+    runs to zero.
 
     Examples
     --------
@@ -156,12 +155,4 @@ def find_map(
     model = pm.modelcontext(model)
     posterior = compile_posterior(model)
     mode = posterior.find_mode(np.random.default_rng(random_seed))
-    named = [*model.free_RVs, *model.deterministics]
-    evaluate = pytensor.function(
-        [model.rvs_to_values[rv] for rv in model.free_RVs],
-        model.replace_rvs_by_values(named),
-        mode=EVALUATE_ONCE,
-        on_unused_input="ignore",
-    )
-    values = evaluate(*posterior.by_variable(mode.location))
-    return {variable.name: value for variable, value in zip(named, values, strict=True)}
+    return posterior.variables(mode.location)

@@ -6,13 +6,8 @@ from pymc_gradmatch.demo import compare, fit_lynx_hare
 
 
 def test_lotka_volterra_is_recovered_over_ten_seeds():
-    """Assert the median trajectory RMSE from the true start, less strictly than the aim of 0.07.
-
-    It came out as 0.0687 (500 draws a chain), 0.0674 and 0.0710 (2000), on code that
-    differed a little between the runs; the cause is not known. Until it is, the
-    bound is 0.075, chosen after seeing these figures; the aim stays 0.07.
-    """
-    assert recovery(seeds=10) <= 0.075
+    """Assert the median trajectory RMSE from the true start, with the paper's settings."""
+    assert recovery(seeds=10) <= 0.07
 
 
 def test_lynx_and_hare_agree_with_the_published_exact_posterior():

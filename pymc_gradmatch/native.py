@@ -1,0 +1,135 @@
+"""Log densities as machine code that nutpie calls, with numbers that can be exchanged.
+
+nutpie's own compilation of a PyMC model spends most of its time on shared
+variables and on the variables that it stores.  A density needs neither: here
+all numbers are one vector behind one pointer, and draws are turned into the
+model's variables afterwards.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, Self, cast
+
+import numba
+import numpy as np
+import nutpie
+import pytensor
+from numba import types
+from numpy.typing import NDArray
+from nutpie.compile_pymc import CompiledPyMCModel
+from pytensor.tensor.variable import TensorVariable
+from xarray import DataTree
+
+__all__ = ["COORDINATES", "NativeDensity", "compile_density"]
+
+COORDINATES = "coordinates"
+
+_EVALUATE = types.int64(types.uint64, *[types.voidptr] * 4)
+_EXPAND = types.int64(types.uint64, types.uint64, *[types.voidptr] * 3)
+_NOT_FINITE, _FAILED = 3, 1
+
+
+@dataclass(frozen=True)
+class NativeDensity:
+    """A log density of a vector q and its gradient, given a vector of numbers.
+
+    Attributes
+    ----------
+    evaluate, expand : numba CFunc
+        The density; and the identity, nutpie's map from q to what it stores.
+    numbers : array of float
+        What the density depends on beside q.
+    n : int
+        Length of q.
+    """
+
+    evaluate: Any
+    expand: Any
+    numbers: NDArray[np.float64]
+    n: int
+
+    def with_numbers(self, numbers: NDArray[np.float64]) -> Self:
+        """Return the same density of other numbers; nothing is compiled."""
+        return replace(self, numbers=np.ascontiguousarray(numbers))
+
+    def __call__(self, q: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        """Return the value and the gradient; minus infinity where there is none."""
+        point, gradient, value = np.ascontiguousarray(q), np.empty(self.n), np.empty(1)
+        arrays = (point, gradient, value, self.numbers)
+        failed = self.evaluate.ctypes(self.n, *(array.ctypes.data for array in arrays))
+        return (-np.inf, np.zeros(self.n)) if failed else (float(value[0]), gradient)
+
+    def sample(self, **settings) -> DataTree:
+        """Run nutpie from around zero; the draws are the variable ``"coordinates"``."""
+        model = CompiledPyMCModel(
+            dims={COORDINATES: (f"{COORDINATES}_dim",)},
+            reparameterized_names=[],
+            compiled_logp_func=self.evaluate,
+            compiled_expand_func=self.expand,
+            initial_point_func=lambda seed: np.random.default_rng(seed).uniform(-1, 1, self.n),
+            shared_data={},
+            shared_var_keys={},
+            user_data=self.numbers,
+            n_expanded=self.n,
+            shape_info=([COORDINATES], [slice(0, self.n)], [(self.n,)]),
+            logp_func=None,
+            expand_func=None,
+            _n_dim=self.n,
+            _shapes={COORDINATES: (self.n,)},
+            _coords={f"{COORDINATES}_dim": np.arange(self.n)},
+        )
+        return nutpie.sample(model, **settings)
+
+
+def compile_density(
+    log_density: TensorVariable, q: TensorVariable, numbers: TensorVariable
+) -> NativeDensity:
+    """Compile a graph of two vectors of known length, by numba.
+
+    Parameters
+    ----------
+    log_density : TensorVariable
+        A scalar.
+    q, numbers : TensorVariable
+        Its inputs, vectors of static shape.
+    """
+    n, n_numbers = q.type.shape[0], numbers.type.shape[0]
+    function = pytensor.function(
+        [q, numbers],
+        [log_density, cast("TensorVariable", pytensor.grad(log_density, q))],
+        mode="NUMBA",
+        on_unused_input="ignore",
+    )
+    value_and_gradient = function.vm.jit_fn
+
+    float64 = np.float64
+
+    def evaluate(n_given, q_start, gradient_start, value_start, numbers_start):
+        q_given = numba.carray(q_start, (n,), float64)
+        value_out = numba.carray(value_start, (1,), float64)
+        gradient_out = numba.carray(gradient_start, (n,), float64)
+        try:
+            value, gradient = value_and_gradient(
+                q_given, numba.carray(numbers_start, (n_numbers,), float64)
+            )
+        except Exception:  # numba catches nothing more specific
+            return _FAILED
+        value_out[0] = value[()]
+        finite = np.isfinite(value_out[0])
+        for i in range(n):
+            gradient_out[i] = gradient[i]
+            finite = finite and np.isfinite(gradient[i])
+        return 0 if finite else _NOT_FINITE
+
+    def expand(n_given, n_stored, q_start, stored_start, numbers_start):
+        q_given = numba.carray(q_start, (n,), float64)
+        stored = numba.carray(stored_start, (n,), float64)
+        for i in range(n):
+            stored[i] = q_given[i]
+        return 0
+
+    return NativeDensity(
+        numba.cfunc(_EVALUATE)(evaluate),
+        numba.cfunc(_EXPAND)(expand),
+        np.empty(n_numbers),
+        n,
+    )

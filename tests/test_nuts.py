@@ -1,0 +1,176 @@
+"""NUTS in Laplace coordinates: the same posterior as PyMC's, from a good start, in any model."""
+
+import arviz as az
+import numpy as np
+import pymc as pm
+import pytest
+from scipy.optimize import approx_fprime
+
+import pymc_gradmatch as gm
+from pymc_gradmatch.compiled import compile_posterior
+from pymc_gradmatch.laplace import laplace, maximise
+
+QUIET = {"cores": 1, "random_seed": 1, "progressbar": False}
+
+
+def decay_model():
+    """Return a small model with everything that makes coordinates hard.
+
+    A bounded and a positive parameter, random sigma and gamma, a deterministic with dims.
+    """
+    ode = gm.ODE(
+        lambda t, x, theta: [theta.floor - theta.rate * x.mass], ["mass"], ["rate", "floor"]
+    )
+    t = np.linspace(0, 3, 8)
+    y = 2 * np.exp(-t)[:, None] + np.random.default_rng(1).normal(0, 0.1, (8, 1))
+    gp = gm.StateGP(t, y, [pm.gp.cov.Matern52(1, ls=np.float64(1.5))], sigma=0.1)
+    with pm.Model(coords={"state": ode.states}) as model:
+        theta = {"rate": pm.HalfNormal("rate", 2), "floor": pm.Uniform("floor", -1, 1)}
+        x = gp.prior("x")
+        sigma = pm.HalfNormal("sigma", 0.3)
+        gamma = pm.HalfNormal("gamma", 0.5)
+        pm.Normal("y", x, sigma, observed=y)
+        pm.Deterministic("double", 2 * x, dims=("time", "state"))
+        gm.GradientMatchingODE("gradient_match", ode, x, theta, gp=gp, gamma=gamma)
+    return model
+
+
+@pytest.fixture(scope="module")
+def model():
+    return decay_model()
+
+
+@pytest.fixture(scope="module")
+def ours(model):
+    return gm.sample(2_000, chains=4, model=model, **QUIET)
+
+
+@pytest.fixture(scope="module")
+def theirs(model):
+    with model:
+        return pm.sample(2_000, chains=4, quiet=True, **QUIET)
+
+
+@pytest.mark.parametrize("name", ["rate", "floor", "sigma", "gamma", "x", "double"])
+def test_draws_are_those_of_pymc(ours, theirs, name):
+    """Assert means and standard deviations within five Monte Carlo standard errors."""
+    for statistic in ("mean", "sd"):
+        one, other = ours["posterior"][name], theirs["posterior"][name]
+        error = np.hypot(*(az.mcse(draws, method=statistic) for draws in (one, other)))
+        compute = {"mean": "mean", "sd": "std"}[statistic]
+        dims = ["chain", "draw"]
+        difference = getattr(one, compute)(dims) - getattr(other, compute)(dims)
+        assert float(np.abs(difference / error).max()) < 5
+
+
+def test_result_has_the_groups_dims_and_coords_of_pymc(ours, theirs):
+    for group in ("posterior", "observed_data", "constant_data"):
+        one, other = ours[group].dataset, theirs[group].dataset
+        names = [name for name in other.data_vars if not name.endswith("__")]
+        assert {name: one[name].dims for name in one.data_vars} == {
+            name: other[name].dims for name in names
+        }
+    assert list(ours["posterior"].coords["state"].values) == ["mass"]
+    assert {"diverging", "n_steps"} <= set(ours["sample_stats"].data_vars)
+
+
+def test_chains_mix_at_once(ours):
+    assert float(az.rhat(ours).dataset.to_array().max()) < 1.01
+
+
+def test_a_seed_fixes_the_draws(model):
+    first, second, other = (
+        gm.sample(50, tune=50, chains=1, cores=1, random_seed=s, progressbar=False, model=model)
+        for s in (3, 3, 4)
+    )
+    assert first["posterior"]["rate"].equals(second["posterior"]["rate"])
+    assert not first["posterior"]["rate"].equals(other["posterior"]["rate"])
+
+
+def test_compiled_density_is_that_of_pymc(model):
+    """Assert value and gradient at a random point, and the way back to the model's variables."""
+    posterior = compile_posterior(model)
+    u = posterior.draw_start(1) + np.random.default_rng(2).normal(0, 0.1, posterior.native.n)
+    value, gradient = posterior.density(u)
+    point = dict(
+        zip(
+            (model.rvs_to_values[rv].name for rv in model.free_RVs),
+            np.split(u, np.cumsum([1, 1, 8, 1])),
+            strict=True,
+        )
+    )
+    point = {name: part.reshape((8, 1) if len(part) == 8 else ()) for name, part in point.items()}
+    assert value == pytest.approx(float(model.compile_logp()(point)), rel=1e-12)
+    numeric = approx_fprime(u, lambda v: posterior.density(v)[0], 1e-7)
+    np.testing.assert_allclose(gradient, numeric, rtol=1e-4, atol=1e-4)
+    variables = posterior.variables(u)
+    assert variables["rate"] == pytest.approx(np.exp(point["rate_log__"]))
+    np.testing.assert_allclose(variables["double"], 2 * variables["x"])
+
+
+def test_variances_are_not_climbed(model):
+    """Assert that sigma and gamma keep their start, while states and parameters reach a mode."""
+    posterior = compile_posterior(model)
+    assert posterior.is_held.sum() == 2
+    mode = posterior.find_mode(np.random.default_rng(1))
+    start = posterior.draw_start(0)
+    np.testing.assert_array_equal(mode.location[posterior.is_held], start[posterior.is_held])
+    free = ~posterior.is_held
+    np.testing.assert_allclose((mode.factor.T @ posterior.density(mode.location)[1])[free], 0,
+                               atol=1e-4)  # fmt: skip
+
+
+def test_fitzhugh_nagumo_ends_in_the_right_mode_from_prior_starts():
+    """Assert the mode near the truth for ten seeds of the starts; one start in nine is a trap."""
+    system = gm.systems.fitzhugh_nagumo
+    data = system.simulate("snr100", t=np.linspace(0, 10, 25), random_seed=0)
+    priors = {name: pm.HalfNormal.dist(5) for name in system.ode.params}
+    model = gm.build_model(
+        system.ode, data.t, data.y, priors=priors, cov="Matern52", gamma=3e-4, random_seed=0
+    )
+    posterior = compile_posterior(model)
+    modes = [posterior.find_mode(np.random.default_rng(seed)) for seed in range(10)]
+    heights = [mode.log_density for mode in modes]
+    np.testing.assert_allclose(heights, heights[0], atol=1e-3)
+    variables = posterior.variables(modes[0].location)
+    for name, truth in system.theta.items():
+        assert abs(variables[name] - truth) < 0.25 * truth + 0.05
+
+
+def test_find_map_is_at_least_as_good_as_pymc(lotka_volterra, data, gp):
+    priors = {name: pm.HalfNormal.dist(5) for name in lotka_volterra.ode.params}
+    model = gm.build_model(lotka_volterra.ode, data.t, data.y, priors=priors, gp=gp, gamma=0.3)
+    found = gm.find_map(model=model, random_seed=1)
+    assert found["x"].shape == data.y.shape
+    posterior = compile_posterior(model)
+    mode = posterior.find_mode(np.random.default_rng(1))
+    np.testing.assert_allclose(posterior.variables(mode.location)["x"], found["x"], rtol=1e-6)
+    with model:
+        reference = pm.find_MAP(progressbar=False, return_inferencedata=True, jitter=False)
+    point = reference["posterior"].isel(chain=0, draw=0)
+    states = (point["x"].to_numpy() - gp.mean) / gp.scale
+    theirs = np.append([np.log(point[name]) for name in lotka_volterra.ode.params], states)
+    assert mode.log_density >= posterior.density(theirs)[0] - 1e-6
+
+
+def test_discrete_variables_are_refused():
+    with pm.Model() as model:
+        pm.Poisson("count", 3)
+    with pytest.raises(ValueError, match=r"'count'.*discrete.*pm\.sample"):
+        gm.sample(model=model)
+
+
+def test_laplace_of_a_normal_is_exact_whatever_its_scales(rng):
+    scales = 10.0 ** np.arange(-3, 3)
+    root = rng.normal(size=(6, 6)) * scales
+    precision = np.linalg.inv(root.T @ root)
+    center = rng.normal(size=6) * scales
+    density = lambda u: (-0.5 * (u - center) @ precision @ (u - center), -precision @ (u - center))  # noqa: E731
+    fit = laplace(density, center + scales)
+    np.testing.assert_allclose(fit.factor.T @ precision @ fit.factor, np.eye(6), atol=1e-3)
+    np.testing.assert_allclose((fit.location - center) / scales, 0, atol=1e-3)
+
+
+def test_climbing_without_a_finite_start_says_so():
+    with pytest.raises(ValueError, match=r"not finite at any start.*initval"):
+        maximise(lambda u: (-np.inf, u), [np.zeros(2)])
