@@ -56,12 +56,14 @@ class Case(NamedTuple):
 
 _HALF_NORMAL = Prior("HalfNormal", (5.0,))
 _BOX = Prior("Uniform", gm.systems.protein_transduction.paper.theta_box)
+_NARROW = Prior("HalfNormal", (1.0,))
 
 CASES = [
     Case(gm.systems.lotka_volterra, "low", gm.systems.lotka_volterra.t, _HALF_NORMAL),
     Case(gm.systems.lotka_volterra, "high", gm.systems.lotka_volterra.t, _HALF_NORMAL),
     Case(gm.systems.fitzhugh_nagumo, "snr100", np.linspace(0, 10, 25), _HALF_NORMAL),
     Case(gm.systems.fitzhugh_nagumo, "snr10", np.linspace(0, 10, 20), _HALF_NORMAL),
+    Case(gm.systems.protein_transduction, "low", gm.systems.protein_transduction.t, _NARROW),
     Case(gm.systems.protein_transduction, "low", gm.systems.protein_transduction.t, _BOX),
     Case(gm.systems.protein_transduction, "high", gm.systems.protein_transduction.t, _BOX),
 ]

@@ -1,0 +1,267 @@
+"""From data to posterior: effective draws per second, compilation, many fits, the paper's chain.
+
+``OMP_NUM_THREADS=1 python -m benchmarks.speed`` prints the tables and, with
+``--out FOLDER``, saves them as CSV; ``--quick`` is a smoke test.  With JAX
+installed (``pip install .[benchmarks]``) the rival of :mod:`benchmarks.rivals`
+is measured in the same run on the same data.
+"""
+
+import argparse
+import importlib.util
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from time import process_time
+
+import arviz as az
+import numpy as np
+import pandas as pd
+import pymc as pm
+
+import pymc_gradmatch as gm
+from benchmarks.rivals import CASES, Case, diffrax_nuts
+from pymc_gradmatch.compiled import CompiledPosterior, compile_posterior
+from pymc_gradmatch.laplace import Laplace
+
+LV = gm.systems.lotka_volterra
+LV_PRIORS = {name: pm.HalfNormal.dist(5) for name in LV.ode.params}
+SETTINGS = {"chains": 4, "cores": 1, "seed": 1, "progress_bar": False}
+RIVAL_CASES = [0, 2, 4, 5]
+
+# What a user's script does, in a process of its own; prints seconds since its start.
+TO_POSTERIOR = """
+from time import perf_counter; start = perf_counter()
+import pymc as pm, pymc_gradmatch as gm
+system = gm.systems.lotka_volterra
+data = system.simulate("low", random_seed={seed})
+priors = {{name: pm.HalfNormal.dist(5) for name in system.ode.params}}
+model = gm.build_model(
+    system.ode, data.t, data.y, priors=priors, cov="ExpQuad", shared=True, gamma=0.3
+)
+gm.sample(chains=2, cores=1, random_seed=1, progressbar=False, model=model)
+print(perf_counter() - start)
+"""
+FLOOR = """
+from time import perf_counter; start = perf_counter()
+import pymc as pm, pymc_gradmatch as gm
+with pm.Model():
+    pm.Normal("a")
+    pm.sample(chains=2, cores=1, random_seed={seed}, progressbar=False, quiet=True)
+print(perf_counter() - start)
+"""
+LONG_CHAIN = """
+import resource, pymc_gradmatch as gm
+system = gm.systems.protein_transduction
+data, paper = system.simulate("low", random_seed={seed}), system.paper
+model = gm.build_model(system.ode, data.t, data.y, priors=system.priors(), cov=paper.cov,
+                       gamma=paper.gamma, state_box=paper.state_box, random_seed=1)
+gm.sample_fgpgm(model, paper.draws, state_step=paper.state_step, param_step=paper.param_step,
+                random_seed=1, progressbar=False)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+"""
+
+
+def coordinates(posterior: CompiledPosterior, gp: gm.StateGP, mode: Laplace) -> Iterator:
+    """Yield the parameterisations that were compared, as linear maps around the same mode."""
+    vectors, variances = np.linalg.eigh(gp.operators().C)[::-1]
+    noise = np.square(gp.sigma / gp.scale)[:, None]
+    widths = {
+        "centred": None,
+        "whitened by the prior": np.sqrt(variances),
+        "whitened by the GP posterior": np.sqrt(variances * noise / (variances + noise)),
+    }
+    n_time, n_states = gp.y.shape
+    for name, width in widths.items():
+        factor = np.eye(posterior.native.n)
+        if width is not None:
+            states = np.zeros((n_time, n_states, n_time, n_states))
+            for k in range(n_states):
+                states[:, k, :, k] = vectors[k] * width[k]
+            where = np.flatnonzero(posterior.is_state)
+            factor[np.ix_(where, where)] = states.reshape(n_time * n_states, -1)
+        yield name, Laplace(mode.location, factor, mode.log_density)
+    yield "Laplace (gm.sample)", mode
+
+
+def ess_per_second(case: Case, draw) -> tuple[float, float]:
+    """Return effective draws per CPU second, the least over theta, and R-hat, the largest."""
+    start = process_time()
+    trace = draw()
+    seconds = process_time() - start
+    theta = trace["posterior"].dataset[list(case.system.ode.params)]
+    return (
+        float(az.ess(theta).to_array().min()) / seconds,
+        float(az.rhat(theta).to_array().max()),
+    )
+
+
+def sampling_speed(seeds: int, n_cases: int, draws: int) -> pd.DataFrame:
+    """Compare coordinates and mass matrices by NUTS, and the rival, on every case."""
+    rows = []
+    with_rival = importlib.util.find_spec("diffrax") is not None
+    for index, case in enumerate(CASES[:n_cases]):
+        paper, posterior = case.system.paper, None
+        label = f"{case.system.name}, {case.noise}, {case.prior.family}{case.prior.arguments}"
+        for seed in range(seeds):
+            data = case.simulate(seed)
+            gp = gm.fit_gp(data.t, data.y, cov=paper.cov, shared=paper.shared, random_seed=1)
+            priors = {name: case.prior.pymc() for name in case.system.ode.params}
+            model = gm.build_model(
+                case.system.ode, data.t, data.y, priors=priors, gp=gp, gamma=paper.gamma
+            )
+            posterior = posterior.for_model(model) if posterior else compile_posterior(model)
+            mode = posterior.find_mode(np.random.default_rng(1))
+            for name, around in coordinates(posterior, gp, mode):
+                for adaptation in ("diag", "low_rank"):
+                    speed, rhat = ess_per_second(
+                        case,
+                        lambda p=posterior, a=around, m=adaptation: p.sample(
+                            a, draws=draws, adaptation=m, **SETTINGS
+                        ),
+                    )
+                    rows.append((label, seed, name, adaptation, speed, rhat))
+            if with_rival and index in RIVAL_CASES and seed == 0:
+                for dense in (False, True):
+                    rival = diffrax_nuts(
+                        case.system,
+                        data,
+                        prior=case.prior,
+                        dense_mass=dense,
+                        warmup=draws,
+                        draws=draws,
+                    )
+                    mass = "dense" if dense else "diag"
+                    rows.append(
+                        (
+                            label,
+                            seed,
+                            "NumPyro + diffrax",
+                            mass,
+                            rival.ess_per_cpu_second,
+                            rival.rhat,
+                        )
+                    )
+            print(f"done: {label}, data set {seed}", file=sys.stderr, flush=True)
+    columns = ["case", "data set", "coordinates", "mass matrix", "ESS per CPU s", "R-hat"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def run(script: str, seed: int = 0, cache: str | None = None) -> float:
+    """Run a script in a new process, with the compilation caches of a folder."""
+    flags = {} if cache is None else {"PYTENSOR_FLAGS": f"base_compiledir={cache}"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **flags}
+    command = [sys.executable, "-W", "ignore", "-c", script.format(seed=seed)]
+    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return float(output.stdout)
+
+
+def compilation() -> Iterator[tuple[str, float, str]]:
+    """Yield seconds from import to posterior, cold and warm, and PyMC's own for one normal."""
+    with tempfile.TemporaryDirectory() as cache:
+        yield "import to posterior, cold caches (s)", run(TO_POSTERIOR, 0, cache), "<= 25"
+        warm = min(run(TO_POSTERIOR, seed, cache) for seed in (1, 2, 3))
+        yield "import to posterior, warm caches, new data (s)", warm, "<= 8"
+        run(FLOOR, 0, cache)
+        yield "the same for pm.Normal('a') by pm.sample (s)", run(FLOOR, 1, cache), ""
+
+
+def evaluation(calls: int = 5_000) -> Iterator[tuple[str, float, str]]:
+    """Yield the cost of one log density with gradient, call from Python included."""
+    data = LV.simulate("low", random_seed=0)
+    model = gm.build_model(
+        LV.ode, data.t, data.y, priors=LV_PRIORS, cov="ExpQuad", shared=True, gamma=0.3
+    )
+    native = compile_posterior(model).native
+    arrays = (np.zeros(native.n), np.empty(native.n), np.empty(1), native.numbers)
+    addresses = [array.ctypes.data for array in arrays]
+    seconds = []
+    for _ in range(10):
+        start = process_time()
+        for _ in range(calls):
+            native.evaluate.ctypes(native.n, *addresses)
+        seconds.append((process_time() - start) / calls)
+    yield "log density with gradient, compiled (CPU us)", 1e6 * min(seconds), "<= 5"
+
+
+def many(n_sets: int, draws: int) -> Iterator[tuple[str, float, str]]:
+    """Yield CPU seconds of a stack of fits, beyond those of its first two."""
+    ys = np.stack([LV.simulate("low", random_seed=seed).y for seed in range(n_sets + 2)])
+    seconds = []
+    for stack in (ys[:2], ys):
+        start = process_time()
+        gm.fit_many(
+            LV.ode, LV.t, stack, priors=LV_PRIORS, cov="ExpQuad", shared=True, gamma=0.3,
+            draws=draws // 2, chains=2, random_seed=1, progressbar=False,
+        )  # fmt: skip
+        seconds.append(process_time() - start)
+    label = f"{n_sets} Lotka-Volterra data sets, {draws} draws each, after compilation (CPU s)"
+    yield label, seconds[1] - seconds[0], "<= 60" if n_sets == 100 else ""
+
+
+def chain(sweeps: int) -> Iterator[tuple[str, float, str]]:
+    """Yield CPU seconds of the paper's chain: ours, and PyMC's Metropolis extrapolated."""
+    data = LV.simulate("low", random_seed=0)
+    model = gm.build_model(
+        LV.ode, data.t, data.y, priors=LV_PRIORS, cov="ExpQuad", shared=True, gamma=0.3
+    )
+    start = process_time()
+    gm.sample_fgpgm(
+        model, sweeps, state_step=0.075, param_step=0.09, random_seed=1, progressbar=False
+    )
+    yield f"sample_fgpgm, {sweeps} sweeps, compilation included (CPU s)", process_time() - start, ""
+    seconds = []
+    for draws in (10, sweeps // 100, sweeps // 20):
+        with model:
+            steps = [
+                pm.Metropolis([rv], S=np.full(rv.size.eval(), 0.08), tune_interval=2**62)
+                for rv in model.free_RVs
+            ]
+            start = process_time()
+            pm.sample(
+                draws, tune=0, chains=1, cores=1, step=steps, random_seed=1, progressbar=False,
+                quiet=True, compute_convergence_checks=False,
+            )  # fmt: skip
+            seconds.append(process_time() - start)
+    per_sweep = (seconds[2] - seconds[1]) / (sweeps // 20 - sweeps // 100)
+    label = f"pm.Metropolis, {sweeps} sweeps, from {sweeps // 20} (CPU s)"
+    yield label, sweeps * per_sweep, "<= 90" if sweeps == 100_000 else ""
+
+
+def main(arguments: list[str] | None = None):
+    """Measure, print the tables, save them."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--quick", action="store_true", help="small sizes, Lotka-Volterra only")
+    parser.add_argument("--out", type=Path, help="folder of the CSV files")
+    options = parser.parse_args(arguments)
+    quick = options.quick
+    warnings.filterwarnings("ignore", message=".*ended at its", category=UserWarning)
+    warnings.filterwarnings("ignore", message="overflow encountered in exp")
+
+    rows = [*evaluation(500 if quick else 5_000), *many(2 if quick else 100, 1_000)]
+    rows += chain(2_000 if quick else 100_000)
+    if not quick:
+        rows += compilation()
+        rows.append(("peak memory, 300 000 sweeps of PT (GiB)", run(LONG_CHAIN), "< 1"))
+    costs = pd.DataFrame(rows, columns=["what", "measured", "wanted"]).set_index("what")
+    speeds = sampling_speed(*(1, 1, 200) if quick else (5, len(CASES), 1_000))
+    medians = speeds.drop(columns="data set").groupby(["case", "coordinates", "mass matrix"])
+    print(
+        f"Python {platform.python_version()}, PyMC {pm.__version__}, "
+        f"{platform.machine()}, {os.cpu_count()} cores, one thread"
+    )
+    print(costs.to_string(float_format="{:.3g}".format), "\n")
+    print("Medians over data sets:")
+    print(medians.median().to_string(float_format="{:.4g}".format))
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        costs.to_csv(options.out / "speed-costs.csv")
+        speeds.to_csv(options.out / "speed-sampling.csv", index=False)
+
+
+if __name__ == "__main__":
+    main()
