@@ -269,12 +269,11 @@ def _states_start(model: pm.Model) -> NDArray[np.float64]:
 
 
 def _makes_up_mismatch_variance(model: pm.Model) -> set:
-    variances = [
-        rv.owner.inputs[-1]
-        for rv in model.observed_RVs
-        if isinstance(rv.owner.op, GradientMatchingODERV)
+    nodes = [
+        rv.owner for rv in model.observed_RVs if isinstance(rv.owner.op, GradientMatchingODERV)
     ]
-    return set(model.free_RVs) & set(ancestors(variances))
+    bases = [parameter for node in nodes for parameter in node.op.dist_params(node)[1:]]
+    return set(model.free_RVs) & set(ancestors(bases))
 
 
 def _with_entries(u, entries, part):
