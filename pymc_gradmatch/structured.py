@@ -41,8 +41,8 @@ from pymc_gradmatch.spectral import matvec, per_state
 
 __all__ = ["Compressed", "compress", "compress_if_cheaper", "product"]
 
-SHORTEST = 100  # below, a dense product is as fast and compiles faster
-WORTHWHILE = 0.5  # largest share of the dense product's cost
+SHORTEST = 100  # below, a dense product is about as fast and compiles faster
+WORTHWHILE = 0.5  # largest share of the dense product's multiplications
 TOLERANCE = 1e-8
 # Data sets whose ranks differ by little then share one compiled density.
 RANK_STEP = 3
@@ -63,7 +63,7 @@ class Compressed(NamedTuple):
 
 
 def compress_if_cheaper(matrices: NDArray[np.float64]) -> Compressed | None:
-    """Compress the matrices where this at least halves the cost of a product, else None."""
+    """Compress where this at least halves the multiplications of a product, else return None."""
     n_time = matrices.shape[-1]
     if n_time < SHORTEST:
         return None

@@ -10,7 +10,9 @@ from scipy.stats import multivariate_normal
 import pymc_gradmatch as gm
 from pymc_gradmatch import normal, spectral, structured
 from pymc_gradmatch.distribution import GradientMatchingODERV
+from pymc_gradmatch.many import _compiled_for
 from pymc_gradmatch.operators import operators_of
+from pymc_gradmatch.states import StatePrior
 
 GAMMA = 0.3
 N_TIME = 160
@@ -228,3 +230,30 @@ def test_what_makes_up_the_variance_is_found_in_both_bases(lotka_volterra):
         assert isinstance(model["g"].owner.op, GradientMatchingODERV)
         held = gm.compiled._makes_up_mismatch_variance(model)
         assert held == ({gamma} if random else set())
+
+
+@pytest.mark.usefixtures("fast_compile")
+def test_size_gives_a_batch_of_long_series(lotka_volterra):
+    gp = long_gp(lotka_volterra)
+    x = StatePrior.dist(gp.mean, gp.scale, gp.y, *gp._prior_basis, size=(3,))
+    assert pm.draw(x, random_seed=1).shape == (3, *gp.y.shape)
+    single = StatePrior.dist(gp.mean, gp.scale, gp.y, *gp._prior_basis)
+    density = pm.logp(x, np.stack([gp.y] * 3)).eval()
+    np.testing.assert_allclose(density, [pm.logp(single, gp.y).eval()] * 3, rtol=1e-12)
+
+
+def test_data_sets_whose_matrices_differ_in_shape_are_compiled_apart():
+    unit = spectral.Spectrum(vectors=np.eye(3)[None], variances=np.ones((1, 3)))
+
+    def model(numbers):
+        with pm.Model() as model:
+            x = StatePrior("x", [0.0], [1.0], np.zeros((3, 1)), *unit)
+            pm.Normal("y", x[0], observed=numbers)
+        return model
+
+    compiled = []
+    for numbers in ([0.1, 0.2], [0.1, 0.2, 0.3], [1.3, 0.2]):
+        value, _ = _compiled_for(model(numbers), compiled).density(np.zeros(3))
+        expected = multivariate_normal(cov=np.eye(3 + len(numbers))).logpdf([0, 0, 0, *numbers])
+        np.testing.assert_allclose(value, expected)
+    assert len(compiled) == 2
