@@ -15,7 +15,7 @@ from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.random.utils import normalize_size_param
 from pytensor.tensor.variable import TensorConstant, TensorVariable
 
-from pymc_gradmatch import spectral
+from pymc_gradmatch import normal, spectral, structured
 from pymc_gradmatch.derivatives import EVALUATE_ONCE
 from pymc_gradmatch.gp import StateGP
 from pymc_gradmatch.ode import ODE
@@ -43,7 +43,7 @@ def gradient_mismatch(ode: ODE, x: TensorVariable, theta, gp: StateGP) -> Tensor
         Shape ``(..., time, state)``.
     """
     standardised = (x - gp.mean) / gp.scale
-    slope = spectral.per_state(pt.as_tensor(gp.operators().D), standardised)
+    slope = structured.product(gp._slope_operator, standardised)
     return ode(gp.t, x, theta) / gp.scale - slope
 
 
@@ -51,18 +51,21 @@ class GradientMatchingODERV(SymbolicRandomVariable):
     """The random variable behind :class:`GradientMatchingODE`; draws under every backend."""
 
     name = "GradientMatchingODE"
-    extended_signature = "[rng],[size],(t,k),(k,t,t),(k,t)->[rng],(t,k)"
     _print_name = ("GradientMatchingODE", r"\operatorname{GradientMatchingODE}")
 
     @classmethod
-    def rv_op(cls, mismatch, vectors, variances, *, size=None, rng=None):
+    def rv_op(cls, mismatch, *basis, size=None, rng=None):
         """Build the random variable from the parameters of its distribution."""
         rng = normalize_rng_param(rng)
         size = normalize_size_param(size)
         batch = tuple(mismatch.shape[:-2]) if rv_size_is_none(size) else tuple(size)
-        next_rng, noise = spectral.draw(rng, batch, vectors, variances)
-        inputs = [rng, size, mismatch, vectors, variances]
-        return cls(inputs=inputs, outputs=[next_rng, mismatch + noise])(*inputs)
+        next_rng, noise = normal.draw(rng, batch, normal.basis_of(basis))
+        inputs = [rng, size, mismatch, *basis]
+        return cls(
+            inputs=inputs,
+            outputs=[next_rng, mismatch + noise],
+            extended_signature=f"[rng],[size],(t,k),{normal.signature(basis)}->[rng],(t,k)",
+        )(*inputs)
 
 
 class GradientMatchingODE(Continuous):
@@ -159,28 +162,29 @@ class GradientMatchingODE(Continuous):
         x = pt.as_tensor(x)
         check_states(ode, gp.states)
         _check_shape(x, gp)
-        spectrum = spectral.spectrum(gp.operators().A)
-        variances = _tolerant_variances(spectrum.variances, gamma, gp)
+        basis = _tolerant_basis(gamma, gp)
         mismatch = gradient_mismatch(ode, x, theta, gp)
-        return super().dist([mismatch, pt.as_tensor(spectrum.vectors), variances], **kwargs)
+        return super().dist([mismatch, *map(pt.as_tensor, basis)], **kwargs)
 
-    def support_point(rv, size, mismatch, vectors, variances):
+    def support_point(rv, rng, size, mismatch, *basis):
         """Return the mismatch itself, broadcast to the full shape."""
         if rv_size_is_none(size):
             return mismatch
         return pt.broadcast_to(mismatch, (*size, *mismatch.shape[-2:]))
 
-    def logp(value, mismatch, vectors, variances):
+    def logp(value, rng, size, mismatch, *parameters):
         """Write log N(value | mismatch, A + gamma I), of batch shape."""
+        basis = normal.basis_of(parameters)
         return check_parameters(
-            spectral.log_density(value - mismatch, vectors, variances),
-            variances > 0,
+            normal.log_density(value - mismatch, basis),
+            basis.variances > 0,
             msg="gamma > 0",
         )
 
 
-def _tolerant_variances(variances, gamma, gp: StateGP) -> TensorVariable:
-    """Return the eigenvalues of A + gamma I, shape ``(state, time)``."""
+def _tolerant_basis(gamma, gp: StateGP) -> normal.Basis:
+    """Return independent coordinates of the mismatch, of covariance A + gamma I."""
+    vectors, variances = gp._conditional_spectrum
     gamma = pt.as_tensor(gamma, dtype="float64" if np.isscalar(gamma) else None)
     if gamma.ndim != 0:
         msg = f"gamma has {gamma.ndim} dimensions; expected one number."
@@ -201,8 +205,11 @@ def _tolerant_variances(variances, gamma, gp: StateGP) -> TensorVariable:
                 f"{gamma.data:g}. Use a larger gamma, or a rougher kernel (Matern52)."
             )
             raise ValueError(msg)
+        innovations = normal.innovations(gp.operators().A + gamma.data * np.eye(len(gp.t)))
+        if innovations:
+            return innovations
     # Rounding leaves eigenvalues of A slightly below zero; A itself has none.
-    return np.maximum(variances, 0) + gamma
+    return spectral.Spectrum(vectors, np.maximum(variances, 0) + gamma)
 
 
 def check_states(ode: ODE, names: tuple):

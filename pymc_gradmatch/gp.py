@@ -12,7 +12,7 @@ import pytensor.tensor as pt
 from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_gradmatch import spectral
+from pymc_gradmatch import normal, spectral, structured
 from pymc_gradmatch.derivatives import evaluate_blocks
 from pymc_gradmatch.kernels import check_kernels, describe
 from pymc_gradmatch.operators import Operators, operators_of
@@ -150,6 +150,18 @@ class StateGP:
     def _prior_spectrum(self) -> spectral.Spectrum:
         return spectral.spectrum(self._operators.C)
 
+    @cached_property
+    def _prior_basis(self) -> normal.Basis:
+        return normal.innovations(self._operators.C) or self._prior_spectrum
+
+    @cached_property
+    def _conditional_spectrum(self) -> spectral.Spectrum:
+        return spectral.spectrum(self._operators.A)
+
+    @cached_property
+    def _slope_operator(self) -> structured.Compressed | NDArray[np.float64]:
+        return structured.compress_if_cheaper(self._operators.D) or self._operators.D
+
     def operators(self) -> Operators:
         """Return C, D and A of every state, each ``(state, time, time)``, standardised units.
 
@@ -217,14 +229,14 @@ class StateGP:
         (7, 1)
         """
         model = pm.modelcontext(None)
-        vectors, variances = self._prior_spectrum
         start = self.posterior_mean()
         add_coords(model, {"time": self.t, "state": self.states})
         if parameterization == "centered":
             return StatePrior(
-                name, self.mean, self.scale, vectors, variances, start, dims=("time", "state")
+                name, self.mean, self.scale, start, *self._prior_basis, dims=("time", "state")
             )
         if parameterization == "whitened":
+            vectors, variances = self._prior_spectrum
             sd = np.sqrt(variances).T
             standardised_start = (start - self.mean) / self.scale
             whitened = pm.Normal(

@@ -1,16 +1,18 @@
 """One ODE, many data sets: compiled once, fitted side by side."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from threading import Lock
 
 import numpy as np
+import pymc as pm
 import xarray as xr
 from joblib import Parallel, delayed
 from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor.variable import TensorVariable
 from rich.progress import track
 
-from pymc_gradmatch.compiled import compile_posterior
+from pymc_gradmatch.compiled import CompiledPosterior, compile_posterior
 from pymc_gradmatch.model import build_model
 from pymc_gradmatch.ode import ODE
 
@@ -35,7 +37,8 @@ def fit_many(
 
     Each is fitted as by :func:`~pymc_gradmatch.build_model` and
     :func:`~pymc_gradmatch.sample`; only the numbers in the compiled density
-    change from one to the next.
+    change from one to the next.  (At 100 times and more, matrices of different
+    ranks may need a few compilations.)
 
     Parameters
     ----------
@@ -82,18 +85,16 @@ def fit_many(
         random_seed = np.random.SeedSequence(random_seed)
     seeds = random_seed.spawn(len(ys))
     building = Lock()  # graphs are written in Python, one at a time
-    template = None
+    compiled: list[CompiledPosterior] = []
 
     def fit(replicate: int) -> xr.Dataset | Exception:
-        nonlocal template
         rng = np.random.default_rng(seeds[replicate])
         try:
             with building:
                 model = build_model(
                     ode, t, ys[replicate], priors=priors, random_seed=rng, **settings
                 )
-                template = template or compile_posterior(model)
-                posterior = template.for_model(model)
+                posterior = _compiled_for(model, compiled)
             idata = posterior.sample(
                 posterior.find_mode(rng),
                 draws=draws,
@@ -112,9 +113,18 @@ def fit_many(
         delayed(fit)(replicate) for replicate in range(len(ys))
     )
     results = list(track(fits, "Fitting", total=len(ys), disable=not progressbar))
-    if template is None:
+    if not compiled:
         raise results[0]
     return _stacked(results)
+
+
+def _compiled_for(model: pm.Model, compiled: list[CompiledPosterior]) -> CompiledPosterior:
+    """Return one of the compiled posteriors with this model's numbers, or one more if none fits."""
+    for posterior in compiled:
+        with suppress(ValueError):
+            return posterior.for_model(model)
+    compiled.append(compile_posterior(model))
+    return compiled[-1].for_model(model)
 
 
 def _stacked(results: list[xr.Dataset | Exception]) -> xr.Dataset:

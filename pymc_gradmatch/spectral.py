@@ -1,16 +1,10 @@
-"""Normal vectors in the eigenbasis of their covariance, one per state.
-
-Both normal factors of Theorem 1, the prior of the states and the mismatch of
-the gradients, are products over states of ``N(r_k | 0, V_k diag(v_k) V_k')``.
-In the eigenbasis the density needs one batched product and no
-factorisation, and a multiple of the identity, such as ``gamma I``, is added to
-the eigenvalues alone: it can be random at no cost.
+"""Products with one matrix per state, and eigenbases of covariances.
 
 Vectors over time have shape ``(..., time, state)``, matrices
 ``(..., state, time, time)``, eigenvalues ``(..., state, time)``.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytensor.tensor as pt
@@ -18,14 +12,18 @@ from numpy.typing import NDArray
 from pytensor.gradient import zero_grad
 from pytensor.tensor.variable import TensorConstant, TensorVariable
 
-__all__ = ["Spectrum", "draw", "log_density", "per_state", "smallest_reliable", "spectrum"]
+__all__ = ["Spectrum", "matvec", "per_state", "smallest_reliable", "spectrum"]
 
 
 class Spectrum(NamedTuple):
     """Eigenvectors (in columns) and eigenvalues of one covariance per state."""
 
-    vectors: NDArray[np.float64]
-    variances: NDArray[np.float64]
+    vectors: Any
+    variances: Any
+
+    def coordinates(self, residual: TensorVariable) -> TensorVariable:
+        """Return the coordinates of vectors in the eigenbasis, ``(..., state, time)``."""
+        return per_state(_transposed(self.vectors), residual).mT
 
 
 def spectrum(covariance: NDArray[np.float64]) -> Spectrum:
@@ -45,40 +43,27 @@ def per_state(matrices, x):
 
     Works on NumPy arrays and on PyTensor variables alike.
     """
-    if not isinstance(matrices, TensorVariable) and not isinstance(x, TensorVariable):
-        return np.matvec(matrices, x.mT).mT
+    return matvec(matrices, x.mT).mT
+
+
+def matvec(matrices, vectors):
+    """Multiply vectors ``(..., n)`` by matrices ``(..., m, n)``, as :func:`numpy.matvec`.
+
+    Works on NumPy arrays and on PyTensor variables alike.
+    """
+    if not isinstance(matrices, TensorVariable) and not isinstance(vectors, TensorVariable):
+        return np.matvec(matrices, vectors)
     # Sums of products instead of BLAS calls: they compile five times faster.
     # A sum over rows is vectorised, one along a row is not, so the value and
     # the derivative are each written in the form whose loop is fast; what is
     # added and subtracted cancels when the graph is compiled.
-    matrices, vectors = pt.as_tensor(matrices), pt.as_tensor(x).mT
+    matrices, vectors = pt.as_tensor(matrices), pt.as_tensor(vectors)
     fast_value = (_transposed(matrices) * vectors[..., :, None]).sum(axis=-2)
     fast_derivative = (matrices * vectors[..., None, :]).sum(axis=-1)
-    return (zero_grad(fast_value) + (fast_derivative - zero_grad(fast_derivative))).mT
+    return zero_grad(fast_value) + (fast_derivative - zero_grad(fast_derivative))
 
 
 def _transposed(matrices: TensorVariable) -> TensorVariable:
     if isinstance(matrices, TensorConstant):
         return pt.constant(np.ascontiguousarray(matrices.data.mT))
     return matrices.mT
-
-
-def log_density(
-    residual: TensorVariable, vectors: TensorVariable, variances: TensorVariable
-) -> TensorVariable:
-    r"""Write the log density of residuals, summed over times and states.
-
-    .. math:: \sum_k \log N(r_k \mid 0, V_k\,\mathrm{diag}(v_k)\,V_k^\top)
-
-    The result has the batch shape of the arguments.
-    """
-    coordinates = per_state(_transposed(vectors), residual).mT
-    terms = pt.square(coordinates) / variances + pt.log(2 * np.pi * variances)
-    return -0.5 * terms.sum(axis=(-2, -1))
-
-
-def draw(rng, size, vectors: TensorVariable, variances: TensorVariable):
-    """Draw residuals exactly; returns the next generator and ``(*size, time, state)``."""
-    shape = variances.shape if size is None else (*size, *variances.shape[-2:])
-    next_rng, noise = pt.random.normal(size=shape, rng=rng, return_next_rng=True)
-    return next_rng, per_state(vectors, (pt.sqrt(variances) * noise).mT)

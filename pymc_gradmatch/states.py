@@ -13,7 +13,7 @@ from pymc.logprob.transforms import Transform
 from pymc.pytensorf import normalize_rng_param
 from pytensor.tensor.random.utils import normalize_size_param
 
-from pymc_gradmatch import spectral
+from pymc_gradmatch import normal
 
 __all__ = ["StatePrior", "StatePriorRV", "add_coords"]
 
@@ -22,18 +22,21 @@ class StatePriorRV(SymbolicRandomVariable):
     """The random variable behind :class:`StatePrior`; draws under every PyTensor backend."""
 
     name = "StatePrior"
-    extended_signature = "[rng],[size],(k),(k),(k,t,t),(k,t),(t,k)->[rng],(t,k)"
     _print_name = ("StatePrior", r"\operatorname{StatePrior}")
 
     @classmethod
-    def rv_op(cls, mean, scale, vectors, variances, start, *, size=None, rng=None):
+    def rv_op(cls, mean, scale, start, *basis, size=None, rng=None):
         """Build the random variable from the parameters of its distribution."""
         rng = normalize_rng_param(rng)
         size = normalize_size_param(size)
         draw_size = None if rv_size_is_none(size) else tuple(size)
-        next_rng, standardised = spectral.draw(rng, draw_size, vectors, variances)
-        inputs = [rng, size, mean, scale, vectors, variances, start]
-        return cls(inputs=inputs, outputs=[next_rng, mean + scale * standardised])(*inputs)
+        next_rng, standardised = normal.draw(rng, draw_size, normal.basis_of(basis))
+        inputs = [rng, size, mean, scale, start, *basis]
+        return cls(
+            inputs=inputs,
+            outputs=[next_rng, mean + scale * standardised],
+            extended_signature=f"[rng],[size],(k),(k),(t,k),{normal.signature(basis)}->[rng],(t,k)",
+        )(*inputs)
 
 
 class Standardized(Transform):
@@ -65,7 +68,7 @@ class StatePrior(Continuous):
     .. math::
 
         x_k = \mu_k + s_k \tilde x_k, \qquad
-        \tilde x_k \sim N(0, C_k), \qquad C_k = V_k\,\mathrm{diag}(v_k)\,V_k^\top
+        \tilde x_k \sim N(0, C_k), \qquad C_k = F_k\,\mathrm{diag}(v_k)\,F_k^\top
 
     with the mean :math:`\mu_k` and the scale :math:`s_k` of the data.  This is
     the second factor of Theorem 1 of Wenk et al. (2019) in the data's units.
@@ -76,13 +79,13 @@ class StatePrior(Continuous):
     ----------
     mean, scale : tensor_like of float
         Shape ``(state,)``, in the data's units; scales are positive.
-    vectors : tensor_like of float
-        Eigenvectors of each C, in columns, shape ``(state, time, time)``.
-    variances : tensor_like of float
-        Eigenvalues of each C, shape ``(state, time)``, positive.
     start : tensor_like of float
         Where samplers start, shape ``(time, state)``, in the data's units.  It
         takes no part in the density.
+    *basis : tensor_like of float
+        A :class:`~pymc_gradmatch.spectral.Spectrum` of each C or its
+        :class:`~pymc_gradmatch.normal.Innovations`, unpacked: F of shape
+        ``(state, time, time)``, v of shape ``(state, time)``, positive, ...
 
     Notes
     -----
@@ -98,8 +101,8 @@ class StatePrior(Continuous):
     --------
     >>> import numpy as np, pymc as pm, pymc_gradmatch as gm
     >>> from pymc_gradmatch.states import StatePrior
-    >>> unit = {"mean": [0.0], "scale": [1.0], "start": np.zeros((3, 1))}
-    >>> x = StatePrior.dist(vectors=np.eye(3)[None], variances=np.ones((1, 3)), **unit)
+    >>> unit = gm.spectral.Spectrum(vectors=np.eye(3)[None], variances=np.ones((1, 3)))
+    >>> x = StatePrior.dist([0.0], [1.0], np.zeros((3, 1)), *unit)
     >>> float(pm.logp(x, np.zeros((3, 1))).eval().round(4))  # three standard normals
     -2.7568
     """
@@ -108,24 +111,23 @@ class StatePrior(Continuous):
     rv_op = StatePriorRV.rv_op
 
     @classmethod
-    def dist(cls, mean, scale, vectors, variances, start, **kwargs):
+    def dist(cls, mean, scale, start, *basis, **kwargs):
         """Make the distribution outside a model."""
-        parameters = [mean, scale, vectors, variances, start]
-        return super().dist([pt.as_tensor(p) for p in parameters], **kwargs)
+        return super().dist([pt.as_tensor(p) for p in (mean, scale, start, *basis)], **kwargs)
 
-    def support_point(rv, size, mean, scale, vectors, variances, start):
+    def support_point(rv, rng, size, mean, scale, start, *basis):
         """Return ``start``, broadcast to the full shape."""
         if rv_size_is_none(size):
             return start
         return pt.broadcast_to(start, (*size, *start.shape))
 
-    def logp(value, mean, scale, vectors, variances, start):
+    def logp(value, rng, size, mean, scale, start, *parameters):
         """Write the log density of states in the data's units, of batch shape."""
-        standardised = (value - mean) / scale
-        density = spectral.log_density(standardised, vectors, variances)
+        basis = normal.basis_of(parameters)
+        density = normal.log_density((value - mean) / scale, basis)
         jacobian = value.shape[-2] * pt.log(scale).sum(axis=-1)
         return check_parameters(
-            density - jacobian, scale > 0, variances > 0, msg="scale > 0, variances > 0"
+            density - jacobian, scale > 0, basis.variances > 0, msg="scale > 0, variances > 0"
         )
 
 

@@ -1,0 +1,93 @@
+r"""Normal vectors over time, one covariance per state, in independent coordinates.
+
+Both normal factors of Theorem 1, the prior of the states and the mismatch of
+the gradients, are products over states of
+
+.. math:: N(r_k \mid 0, F_k\,\mathrm{diag}(v_k)\,F_k^\top)
+
+The coordinates :math:`F_k^{-1} r_k` are independent, of variance :math:`v_k`,
+so that a density needs one product and no factorisation.  Two choices of F:
+
+- :class:`~pymc_gradmatch.spectral.Spectrum`, eigenvectors.  A multiple of the
+  identity, such as ``gamma I``, is added to v alone: it can be random at no cost.
+- :class:`Innovations`, a triangular F.  A coordinate is what one time adds to
+  the times before it; the products are cheap for long series, see
+  ``structured``.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytensor.tensor as pt
+from numpy.typing import NDArray
+from pytensor.tensor.variable import TensorVariable
+from scipy.linalg import solve_triangular
+
+from pymc_gradmatch import structured
+from pymc_gradmatch.spectral import Spectrum, per_state
+from pymc_gradmatch.structured import Compressed, compress_if_cheaper, product
+
+__all__ = ["Basis", "Innovations", "basis_of", "draw", "innovations", "log_density", "signature"]
+
+
+class Innovations(NamedTuple):
+    """Unit lower triangular F and v of one covariance per state, and F's compressed inverse."""
+
+    vectors: Any
+    variances: Any
+    near: Any
+    coupling: Any
+    far: Any
+
+    def coordinates(self, residual: TensorVariable) -> TensorVariable:
+        """Return what each time adds to the times before it, ``(..., state, time)``."""
+        return product(Compressed(self.near, self.coupling, self.far), residual).mT
+
+
+Basis = Spectrum | Innovations
+
+
+def innovations(covariance: NDArray[np.float64]) -> Innovations | None:
+    """Factorise matrices of shape ``(state, time, time)``; None where this does not pay."""
+    if covariance.shape[-1] < structured.SHORTEST:
+        return None
+    try:
+        factors = np.linalg.cholesky(covariance)
+    except np.linalg.LinAlgError:
+        return None
+    scales = np.diagonal(factors, axis1=-2, axis2=-1)
+    unit = factors / scales[:, None, :]
+    identity = np.eye(covariance.shape[-1])
+    inverse = [solve_triangular(f, identity, lower=True, unit_diagonal=True) for f in unit]
+    compressed = compress_if_cheaper(np.stack(inverse))
+    return compressed and Innovations(unit, scales**2, *compressed)
+
+
+def basis_of(parameters) -> Basis:
+    """Return the basis that was unpacked into the parameters of a random variable."""
+    return Spectrum(*parameters) if len(parameters) == 2 else Innovations(*parameters)
+
+
+def signature(parameters) -> str:
+    """Return the core shapes of a basis' parameters, as NumPy writes signatures."""
+    return ",".join(["(k,t,t)", "(k,t)", "(k,n,m,b)", "(k,q,q)", "(k,n,b,r)"][: len(parameters)])
+
+
+def log_density(residual: TensorVariable, basis: Basis) -> TensorVariable:
+    r"""Write the log density of residuals, summed over times and states.
+
+    .. math:: \sum_k \log N(r_k \mid 0, F_k\,\mathrm{diag}(v_k)\,F_k^\top)
+
+    The result has the batch shape of the residual.
+    """
+    terms = pt.square(basis.coordinates(residual)) / basis.variances
+    terms += pt.log(2 * np.pi * basis.variances)
+    return -0.5 * terms.sum(axis=(-2, -1))
+
+
+def draw(rng, size, basis: Basis):
+    """Draw residuals exactly; returns the next generator and ``(*size, time, state)``."""
+    variances = basis.variances
+    shape = variances.shape if size is None else (*size, *variances.shape[-2:])
+    next_rng, noise = pt.random.normal(size=shape, rng=rng, return_next_rng=True)
+    return next_rng, per_state(basis.vectors, (pt.sqrt(variances) * noise).mT)

@@ -1,0 +1,259 @@
+"""Long series: compressed matrices give the numbers of the dense ones, with nothing to type."""
+
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from scipy.stats import multivariate_normal
+
+import pymc_gradmatch as gm
+from pymc_gradmatch import normal, spectral, structured
+from pymc_gradmatch.distribution import GradientMatchingODERV
+from pymc_gradmatch.many import _compiled_for
+from pymc_gradmatch.operators import operators_of
+from pymc_gradmatch.states import StatePrior
+
+GAMMA = 0.3
+N_TIME = 160
+THETA = {"alpha": 1.7, "beta": 0.9, "gamma": 3.5, "delta": 1.1}
+KERNELS = {
+    "Matern32": pm.gp.cov.Matern32,
+    "Matern52": pm.gp.cov.Matern52,
+    "ExpQuad": pm.gp.cov.ExpQuad,
+}
+
+
+def times(n_time, irregular):
+    if irregular:
+        return np.sort(np.random.default_rng(3).uniform(0, 0.05 * n_time, n_time))
+    return 0.05 * np.arange(n_time)
+
+
+def operators(kernel, irregular=False, n_time=N_TIME):
+    covs = [KERNELS[kernel](1, ls=np.float64(ls)) for ls in (1.0, 2.5)]
+    return operators_of(covs, times(n_time, irregular), 1e-4)
+
+
+def long_gp(lotka_volterra, kernel="Matern52", irregular=False, ls=1.0, n_time=N_TIME):
+    data = lotka_volterra.simulate("low", t=times(n_time, irregular), random_seed=1)
+    covs = [KERNELS[kernel](1, ls=np.float64(ls))] * 2
+    return gm.StateGP(data.t, data.y, covs, sigma=0.1)
+
+
+def constraint(ode, gp, gamma=GAMMA):
+    x = gp.posterior_mean()
+    return gm.GradientMatchingODE.dist(ode, x, THETA, gp=gp, gamma=gamma)
+
+
+def basis(rv, n_others):
+    return normal.basis_of(rv.owner.op.dist_params(rv.owner)[n_others:])
+
+
+@pytest.fixture(params=[False, True], ids=["regular", "irregular"])
+def irregular(request):
+    return request.param
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_products_are_the_dense_ones(rng, kernel, irregular):
+    C, D, A = operators(kernel, irregular)
+    identity = np.eye(N_TIME)
+    x = rng.normal(size=(3, N_TIME, 2))
+    inverse_factors = np.linalg.inv(np.linalg.cholesky(np.stack([C, A + GAMMA * identity])))
+    for matrices in (D, *inverse_factors):
+        compressed = structured.compress(matrices, size=20)
+        expected = np.matvec(matrices, x.mT).mT
+        error = np.abs(structured.product(compressed, x) - expected).max()
+        assert error < 1e-7 * np.abs(expected).max()
+        symbolic = pt.tensor("x", shape=(None, N_TIME, 2), dtype="float64")
+        product = structured.product(compressed, symbolic)
+        value = pytensor.function([symbolic], product, mode="FAST_COMPILE")(x)
+        np.testing.assert_allclose(value, structured.product(compressed, x), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(("kernel", "rank"), [("Matern32", 3), ("Matern52", 3), ("ExpQuad", 12)])
+def test_ranks_are_those_of_the_kernel(kernel, rank, irregular):
+    """Assert at most 3 and 6 for a Matern kernel, whatever the lengthscale; ranks go by threes."""
+    C, D, A = operators(kernel, irregular)
+    for covariance in (C, A + GAMMA * np.eye(N_TIME)):
+        assert normal.innovations(covariance).far.shape[-1] <= rank
+    if kernel != "ExpQuad":
+        assert structured.compress_if_cheaper(D).far.shape[-1] <= 2 * rank
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_log_density_and_gradient_are_the_eigenbasis_ones(rng, kernel, irregular):
+    C, _, A = operators(kernel, irregular)
+    residual = pt.tensor("residual", shape=(N_TIME, 2), dtype="float64")
+    for covariance in (C, A + GAMMA * np.eye(N_TIME)):
+        at = np.stack([rng.multivariate_normal(np.zeros(N_TIME), c) for c in covariance], axis=1)
+        numbers = []
+        for chosen in (normal.innovations(covariance), spectral.spectrum(covariance)):
+            density = normal.log_density(residual, type(chosen)(*map(pt.as_tensor, chosen)))
+            outputs = [density, pt.grad(density, residual)]
+            numbers.append(pytensor.function([residual], outputs, mode="FAST_COMPILE")(at))
+        (value, gradient), (expected, expected_gradient) = numbers
+        np.testing.assert_allclose(value, expected, atol=1e-5)
+        size = np.abs(expected_gradient).max()
+        np.testing.assert_allclose(gradient, expected_gradient, atol=1e-5 * size)
+
+
+@pytest.mark.usefixtures("fast_compile")
+def test_posterior_density_is_theorem_1_in_scipy(lotka_volterra, rng, irregular):
+    ode, gp = lotka_volterra.ode, long_gp(lotka_volterra, irregular=irregular)
+    priors = {name: pm.HalfNormal.dist(5) for name in ode.params}
+    model = gm.build_model(ode, gp.t, gp.y, priors=priors, gp=gp, gamma=GAMMA)
+    assert isinstance(basis(model["x"], 3), normal.Innovations)
+    assert isinstance(basis(model["gradient_match"], 1), normal.Innovations)
+    C, D, A = gp.operators()
+    logp = model.compile_logp()
+
+    def theorem_1(z):
+        x = gp.mean + gp.scale * z
+        f = (
+            np.stack(
+                [
+                    THETA["alpha"] * x[:, 0] - THETA["beta"] * x[:, 0] * x[:, 1],
+                    -THETA["gamma"] * x[:, 1] + THETA["delta"] * x[:, 0] * x[:, 1],
+                ],
+                axis=-1,
+            )
+            / gp.scale
+        )
+        total = sum(
+            np.log(2) + multivariate_normal(cov=25.0).logpdf(value) + np.log(value)
+            for value in THETA.values()
+        )
+        identity = np.eye(N_TIME)
+        for k in range(2):
+            total += multivariate_normal(cov=C[k]).logpdf(z[:, k])
+            total += multivariate_normal(x[:, k], gp.sigma[k] ** 2 * identity).logpdf(gp.y[:, k])
+            mismatch = multivariate_normal(D[k] @ z[:, k], A[k] + GAMMA * identity)
+            total += mismatch.logpdf(f[:, k])
+        return total
+
+    start = (gp.posterior_mean() - gp.mean) / gp.scale
+    for z in (start, start + 0.01 * rng.normal(size=start.shape)):
+        point = {f"{name}_log__": np.log(value) for name, value in THETA.items()}
+        value = logp(point | {"x_standardized__": z})
+        np.testing.assert_allclose(value, theorem_1(z), rtol=1e-8, atol=1e-5)
+
+
+def test_draws_have_the_covariance_of_the_states_and_of_the_mismatch(lotka_volterra):
+    gp, n_draws = long_gp(lotka_volterra), 3000
+    with pm.Model() as model:
+        gp.prior("x")
+    C, _, A = gp.operators()
+    identity = np.eye(N_TIME)
+    scale = gp.scale[:, None, None]
+    cases = [(model["x"], scale**2 * C), (constraint(lotka_volterra.ode, gp), A + GAMMA * identity)]
+    for variable, covariance in cases:
+        draws = pm.draw(variable, draws=n_draws, random_seed=1, mode="FAST_COMPILE")
+        for k in range(2):
+            sd = np.sqrt(np.diagonal(covariance[k]))
+            error = (np.cov(draws[..., k].T) - covariance[k]) / np.outer(sd, sd)
+            # Monte Carlo: sd of a covariance is at most sqrt(2), over sqrt(n).
+            assert np.abs(error).max() < 5 * np.sqrt(2 / n_draws)
+
+
+@pytest.mark.usefixtures("fast_compile")
+def test_predictive_draws_of_a_long_series(lotka_volterra):
+    ode, gp = lotka_volterra.ode, long_gp(lotka_volterra)
+    priors = {name: pm.HalfNormal.dist(5) for name in ode.params}
+    compile_kwargs = {"mode": "FAST_COMPILE"}
+    with gm.build_model(ode, gp.t, gp.y, priors=priors, gp=gp, gamma=GAMMA):
+        prior = pm.sample_prior_predictive(3, random_seed=1, compile_kwargs=compile_kwargs)
+        prior["posterior"] = prior["prior"]
+        predictive = pm.sample_posterior_predictive(
+            prior, random_seed=2, progressbar=False, compile_kwargs=compile_kwargs
+        )
+    for group in (prior["prior_predictive"], predictive["posterior_predictive"]):
+        assert group["gradient_match"].shape == (1, 3, N_TIME, 2)
+        assert np.isfinite(group["gradient_match"]).all()
+
+
+@pytest.mark.usefixtures("fast_compile")
+def test_batch_of_states_equals_loop(lotka_volterra, rng):
+    gp = long_gp(lotka_volterra)
+    x = gp.y + rng.normal(0, 0.2, size=(3, *gp.y.shape))
+    g = gm.GradientMatchingODE.dist(lotka_volterra.ode, x, THETA, gp=gp, gamma=GAMMA)
+    assert g.type.shape == (3, *gp.y.shape)
+    loop = [
+        pm.logp(
+            gm.GradientMatchingODE.dist(lotka_volterra.ode, one, THETA, gp=gp, gamma=GAMMA),
+            np.zeros_like(one),
+        ).eval()
+        for one in x
+    ]
+    np.testing.assert_allclose(pm.logp(g, np.zeros_like(x)).eval(), loop, rtol=1e-9)
+
+
+@pytest.mark.usefixtures("fast_compile")
+def test_random_gamma_stays_in_the_eigenbasis_and_gives_the_same_number(lotka_volterra):
+    gp = long_gp(lotka_volterra)
+    gamma = pt.scalar("gamma", dtype="float64")
+    fixed, free = (constraint(lotka_volterra.ode, gp, g) for g in (GAMMA, gamma))
+    assert isinstance(basis(fixed, 1), normal.Innovations)
+    assert isinstance(basis(free, 1), spectral.Spectrum)
+    zero = np.zeros_like(gp.y)
+    expected = pm.logp(free, zero).eval({gamma: GAMMA})
+    np.testing.assert_allclose(pm.logp(fixed, zero).eval(), expected, rtol=1e-8, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "ls", "n_time"),
+    [("Matern52", 1.0, structured.SHORTEST - 1), ("ExpQuad", 0.25, structured.SHORTEST + 10)],
+    ids=["short", "high rank"],
+)
+def test_short_series_and_high_ranks_stay_dense(lotka_volterra, kernel, ls, n_time):
+    gp = long_gp(lotka_volterra, kernel, ls=ls, n_time=n_time)
+    with pm.Model() as model:
+        gp.prior("x")
+    assert isinstance(basis(model["x"], 3), spectral.Spectrum)
+    assert isinstance(basis(constraint(lotka_volterra.ode, gp), 1), spectral.Spectrum)
+    assert gp._slope_operator is gp.operators().D
+
+
+def test_random_matrix_is_not_compressed(rng):
+    assert structured.compress_if_cheaper(rng.normal(size=(2, N_TIME, N_TIME))) is None
+
+
+@pytest.mark.usefixtures("fast_compile")
+def test_what_makes_up_the_variance_is_found_in_both_bases(lotka_volterra):
+    ode, gp = lotka_volterra.ode, long_gp(lotka_volterra)
+    for random in (False, True):
+        with pm.Model() as model:
+            theta = {name: pm.HalfNormal(name, 5) for name in ode.params}
+            gamma = pm.HalfNormal("tolerance", 1.0) if random else GAMMA
+            gm.GradientMatchingODE("g", ode, gp.prior("x"), theta, gp=gp, gamma=gamma)
+        assert isinstance(model["g"].owner.op, GradientMatchingODERV)
+        held = gm.compiled._makes_up_mismatch_variance(model)
+        assert held == ({gamma} if random else set())
+
+
+@pytest.mark.usefixtures("fast_compile")
+def test_size_gives_a_batch_of_long_series(lotka_volterra):
+    gp = long_gp(lotka_volterra)
+    x = StatePrior.dist(gp.mean, gp.scale, gp.y, *gp._prior_basis, size=(3,))
+    assert pm.draw(x, random_seed=1).shape == (3, *gp.y.shape)
+    single = StatePrior.dist(gp.mean, gp.scale, gp.y, *gp._prior_basis)
+    density = pm.logp(x, np.stack([gp.y] * 3)).eval()
+    np.testing.assert_allclose(density, [pm.logp(single, gp.y).eval()] * 3, rtol=1e-12)
+
+
+def test_data_sets_whose_matrices_differ_in_shape_are_compiled_apart():
+    unit = spectral.Spectrum(vectors=np.eye(3)[None], variances=np.ones((1, 3)))
+
+    def model(numbers):
+        with pm.Model() as model:
+            x = StatePrior("x", [0.0], [1.0], np.zeros((3, 1)), *unit)
+            pm.Normal("y", x[0], observed=numbers)
+        return model
+
+    compiled = []
+    for numbers in ([0.1, 0.2], [0.1, 0.2, 0.3], [1.3, 0.2]):
+        value, _ = _compiled_for(model(numbers), compiled).density(np.zeros(3))
+        expected = multivariate_normal(cov=np.eye(3 + len(numbers))).logpdf([0, 0, 0, *numbers])
+        np.testing.assert_allclose(value, expected)
+    assert len(compiled) == 2
