@@ -51,7 +51,7 @@ def fit_lynx_hare(
         pm.LogNormal("y", x, sigma, observed=data.pelts.to_numpy(), dims=("time", "state"))
         gm.GradientMatchingODE("gradient_match", ode, x, theta, gp=gp, gamma=0.01)
         pm.Deterministic("pelts", pm.math.exp(x), dims=("time", "state"))
-        return pm.sample(2000, chains=2, random_seed=random_seed, progressbar=progressbar)
+        return gm.sample(2000, chains=2, random_seed=random_seed, progressbar=progressbar)
 
 
 def fit_lotka_volterra(

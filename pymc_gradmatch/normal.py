@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytensor.tensor as pt
 from numpy.typing import NDArray
-from pytensor.tensor.variable import TensorVariable
+from pytensor.tensor.variable import TensorConstant, TensorVariable
 from scipy.linalg import solve_triangular
 
 from pymc_gradmatch import structured
@@ -80,9 +80,16 @@ def log_density(residual: TensorVariable, basis: Basis) -> TensorVariable:
 
     The result has the batch shape of the residual.
     """
-    terms = pt.square(basis.coordinates(residual)) / basis.variances
+    terms = pt.square(basis.coordinates(residual)) * _reciprocal(basis.variances)
     terms += pt.log(2 * np.pi * basis.variances)
     return -0.5 * terms.sum(axis=(-2, -1))
+
+
+def _reciprocal(variances: TensorVariable) -> TensorVariable:
+    # Of a constant at once: gradients would divide in their innermost loop.
+    if isinstance(variances, TensorConstant):
+        return pt.constant(1 / variances.data)
+    return pt.reciprocal(variances)
 
 
 def draw(rng, size, basis: Basis):

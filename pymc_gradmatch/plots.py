@@ -61,7 +61,7 @@ def plot_states(
     --------
     .. code-block:: python
 
-        idata = pm.sample(model=model)
+        idata = gm.sample(model=model)
         gm.plot_states(idata, labels=("time (h)", "concentration (mM)"))
     """
     draws = idata[group].dataset[var_name]
