@@ -48,7 +48,11 @@ def gradient_mismatch(ode: ODE, x: TensorVariable, theta, gp: StateGP) -> Tensor
 
 
 class GradientMatchingODERV(SymbolicRandomVariable):
-    """The random variable behind :class:`GradientMatchingODE`; draws under every backend."""
+    """The random variable behind :class:`GradientMatchingODE`; draws under every backend.
+
+    How many parameters it has depends on the basis, so its signature belongs to
+    the instance and PyMC hands all inputs, ``rng`` and ``size`` too, to ``logp``.
+    """
 
     name = "GradientMatchingODE"
     _print_name = ("GradientMatchingODE", r"\operatorname{GradientMatchingODE}")

@@ -19,7 +19,11 @@ __all__ = ["StatePrior", "StatePriorRV", "add_coords"]
 
 
 class StatePriorRV(SymbolicRandomVariable):
-    """The random variable behind :class:`StatePrior`; draws under every PyTensor backend."""
+    """The random variable behind :class:`StatePrior`; draws under every PyTensor backend.
+
+    How many parameters it has depends on the basis, so its signature belongs to
+    the instance and PyMC hands all inputs, ``rng`` and ``size`` too, to ``logp``.
+    """
 
     name = "StatePrior"
     _print_name = ("StatePrior", r"\operatorname{StatePrior}")

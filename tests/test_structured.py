@@ -66,10 +66,20 @@ def test_products_are_the_dense_ones(rng, kernel, irregular):
         expected = np.matvec(matrices, x.mT).mT
         error = np.abs(structured.product(compressed, x) - expected).max()
         assert error < 1e-7 * np.abs(expected).max()
-        symbolic = pt.tensor("x", shape=(None, N_TIME, 2), dtype="float64")
-        product = structured.product(compressed, symbolic)
-        value = pytensor.function([symbolic], product, mode="FAST_COMPILE")(x)
-        np.testing.assert_allclose(value, structured.product(compressed, x), rtol=1e-9, atol=1e-12)
+
+
+def test_symbolic_product_and_its_gradient_are_the_numpy_ones_with_a_batch(rng):
+    D = structured.compress(operators("Matern52").D, size=23)
+    at, weights = rng.normal(size=(2, 3, N_TIME, 2))
+    x = pt.tensor("x", shape=(None, N_TIME, 2), dtype="float64")
+    product = structured.product(D, x)
+    outputs = [product, pt.grad((weights * product).sum(), x)]
+    evaluate = pytensor.function([x], outputs, mode="FAST_COMPILE")
+    value, gradient = evaluate(at)
+    np.testing.assert_allclose(value, structured.product(D, at), rtol=1e-12, atol=1e-12)
+    dense = structured.product(D, np.eye(N_TIME)[..., None] * np.ones(2))
+    expected = np.einsum("jik,bik->bjk", dense, weights)
+    np.testing.assert_allclose(gradient, expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize(("kernel", "rank"), [("Matern32", 3), ("Matern52", 3), ("ExpQuad", 12)])
@@ -88,12 +98,12 @@ def test_log_density_and_gradient_are_the_eigenbasis_ones(rng, kernel, irregular
     residual = pt.tensor("residual", shape=(N_TIME, 2), dtype="float64")
     for covariance in (C, A + GAMMA * np.eye(N_TIME)):
         at = np.stack([rng.multivariate_normal(np.zeros(N_TIME), c) for c in covariance], axis=1)
-        numbers = []
+        outputs = []
         for chosen in (normal.innovations(covariance), spectral.spectrum(covariance)):
             density = normal.log_density(residual, type(chosen)(*map(pt.as_tensor, chosen)))
-            outputs = [density, pt.grad(density, residual)]
-            numbers.append(pytensor.function([residual], outputs, mode="FAST_COMPILE")(at))
-        (value, gradient), (expected, expected_gradient) = numbers
+            outputs += [density, pt.grad(density, residual)]
+        evaluate = pytensor.function([residual], outputs, mode="FAST_COMPILE")
+        value, gradient, expected, expected_gradient = evaluate(at)
         np.testing.assert_allclose(value, expected, atol=1e-5)
         size = np.abs(expected_gradient).max()
         np.testing.assert_allclose(gradient, expected_gradient, atol=1e-5 * size)
