@@ -4,13 +4,17 @@ BIN := $(VENV)/bin
 FIND_PYTHON = for p in python3.12 python3.13 python3.14 python3 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && echo $$p && break; done
 
-.PHONY: demo test lint types benchmarks clean
+.PHONY: demo test test-jax lint types benchmarks clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m pymc_gradmatch.demo
 
 test: $(VENV)/.installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+test-jax: $(VENV)/.installed-test
+	$(BIN)/python -m pip install --quiet --editable ".[test,jax]"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_engines.py
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
@@ -21,6 +25,7 @@ types: $(VENV)/.installed-test
 
 benchmarks: $(VENV)/.installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.foundation
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.speed
 
 $(BIN)/python:
 	@python=$$($(FIND_PYTHON)); \
