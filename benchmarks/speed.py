@@ -248,7 +248,7 @@ def main(arguments: list[str] | None = None):
         rows += compilation()
         rows.append(("peak memory, 300 000 sweeps of PT (GiB)", run(LONG_CHAIN), "< 1"))
     costs = pd.DataFrame(rows, columns=["what", "measured", "wanted"]).set_index("what")
-    speeds = sampling_speed(*(1, 1, 200) if quick else (5, len(CASES), 1_000))
+    speeds = sampling_speed(*(1, 1, 200) if quick else (3, len(CASES), 1_000))
     medians = speeds.drop(columns="data set").groupby(["case", "coordinates", "mass matrix"])
     print(
         f"Python {platform.python_version()}, PyMC {pm.__version__}, "
