@@ -51,7 +51,7 @@ def sample(
     random_seed : int or numpy.random.Generator, optional
         Seed of starts and chains.
     progressbar : bool, default True
-        Show PyMC's progress bar and messages.
+        Show PyMC's progress bar.  Its convergence warnings are logged anyway.
     model : pymc.Model, optional
         The model, if it is not the one on the stack.
 
@@ -68,6 +68,11 @@ def sample(
 
     Notes
     -----
+    The coordinates are made for a posterior that is roughly normal.  Where it has
+    several modes or a long curved ridge (FitzHugh-Nagumo with much noise, rates
+    that the data hardly constrain) R-hat says so; :func:`pymc.sample` is the
+    more robust choice then.  docs/speed.md compares the two.
+
     The start is the best mode found from eight draws of the parameters from
     their prior, see :func:`find_map`.  What is neither a state nor a parameter of
     an ODE (a random sigma or gamma) keeps its own coordinate.  H has one row
@@ -102,8 +107,7 @@ def sample(
             **options,
         )
     patch_nutpie_idata(idata, model, sampling_time=time.perf_counter() - start)
-    if progressbar:
-        log_warnings(run_convergence_checks(idata, model))
+    log_warnings(run_convergence_checks(idata, model))
     return idata
 
 
