@@ -6,7 +6,6 @@ same in a minute with shorter chains.  Run it with ``OMP_NUM_THREADS=1``.
 
 import argparse
 import logging
-import platform
 from collections.abc import Callable
 from pathlib import Path
 from time import process_time
@@ -14,9 +13,9 @@ from time import process_time
 import numpy as np
 import pandas as pd
 import pymc as pm
-import pytensor
 
 import pymc_gradmatch as gm
+from benchmarks import machine
 
 SYSTEM = gm.systems.lotka_volterra
 
@@ -135,10 +134,7 @@ def main(arguments: list[str] | None = None):
         (f"median trajectory RMSE, {seeds} seeds", recovery(seeds), "<= 0.07"),
     ]
     table = pd.DataFrame(rows, columns=["what", "measured", "wanted"]).set_index("what")
-    print(
-        f"Python {platform.python_version()}, PyMC {pm.__version__}, "
-        f"PyTensor {pytensor.__version__}, {platform.machine()}, one thread"
-    )
+    print(machine())
     print(table.to_string(float_format="{:.3g}".format))
     if options.out:
         table.to_csv(options.out)

@@ -11,7 +11,6 @@ on), and Lorenz-96 with 2, 10 and 40 states.  ``--quick`` stops at 200 times and
 
 import argparse
 import logging
-import platform
 from pathlib import Path
 from time import perf_counter, process_time
 from unittest.mock import patch
@@ -25,6 +24,7 @@ import pytensor.tensor as pt
 from pymc.pytensorf import join_nonshared_inputs
 
 import pymc_gradmatch as gm
+from benchmarks import machine
 from pymc_gradmatch import structured
 
 SYSTEM = gm.systems.lotka_volterra
@@ -134,10 +134,7 @@ def main(arguments: list[str] | None = None):
         rows.append(row("Lorenz-96", "dense", lorenz_96, n_state))
         print(rows[-1], flush=True)
     table = pd.DataFrame(rows).set_index(["system", "times", "states", "matrices"])
-    print(
-        f"Python {platform.python_version()}, PyMC {pm.__version__}, "
-        f"PyTensor {pytensor.__version__}, {platform.machine()}, one thread"
-    )
+    print(machine())
     print(table.to_string(float_format="{:.3g}".format))
     if options.out:
         table.to_csv(options.out, float_format="%.4g")

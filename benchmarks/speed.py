@@ -9,7 +9,6 @@ is measured in the same run on the same data.
 import argparse
 import importlib.util
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ import pandas as pd
 import pymc as pm
 
 import pymc_gradmatch as gm
+from benchmarks import machine
 from benchmarks.rivals import CASES, Case, diffrax_nuts
 from pymc_gradmatch.compiled import CompiledPosterior, compile_posterior
 from pymc_gradmatch.laplace import Laplace
@@ -250,10 +250,7 @@ def main(arguments: list[str] | None = None):
     costs = pd.DataFrame(rows, columns=["what", "measured", "wanted"]).set_index("what")
     speeds = sampling_speed(*(1, 1, 200) if quick else (3, len(CASES), 1_000))
     medians = speeds.drop(columns="data set").groupby(["case", "coordinates", "mass matrix"])
-    print(
-        f"Python {platform.python_version()}, PyMC {pm.__version__}, "
-        f"{platform.machine()}, {os.cpu_count()} cores, one thread"
-    )
+    print(machine())
     print(costs.to_string(float_format="{:.3g}".format), "\n")
     print("Medians over data sets:")
     print(medians.median().to_string(float_format="{:.4g}".format))

@@ -22,7 +22,7 @@ from pymc_gradmatch.derivatives import EVALUATE_ONCE
 from pymc_gradmatch.distribution import GradientMatchingODERV
 from pymc_gradmatch.laplace import Laplace, laplace, maximise
 from pymc_gradmatch.native import COORDINATES, NativeDensity, compile_density
-from pymc_gradmatch.states import StatePriorRV
+from pymc_gradmatch.states import is_states
 from pymc_gradmatch.written import Written, same_but_for_constants, write
 
 __all__ = ["CompiledPosterior", "compile_posterior"]
@@ -173,7 +173,7 @@ def compile_posterior(model: pm.Model) -> CompiledPosterior:
         )
         raise ValueError(msg)
     held = _held(model)
-    parameters = [rv for rv in model.free_RVs if not _is_states(rv) and rv not in held]
+    parameters = [rv for rv in model.free_RVs if not is_states(rv) and rv not in held]
     strategies = {rv.name: "prior" for rv in parameters if model.rvs_to_initial_values[rv] is None}
     start = make_initial_point_fn(model=model, overrides=strategies, return_transformed=True)
     shapes = [np.shape(value) for value in start(0).values()]
@@ -189,7 +189,7 @@ def compile_posterior(model: pm.Model) -> CompiledPosterior:
         model,
         _compile(written, shapes).with_numbers(_numbers(standard, data)),
         draw_start=lambda seed: _flat(start(seed).values()),
-        is_state=entries(_is_states),
+        is_state=entries(is_states),
         is_held=entries(lambda rv: rv in held),
         shapes=shapes,
         written=written,
@@ -234,13 +234,9 @@ def _cut(vector, shapes) -> list:
     ]
 
 
-def _is_states(rv) -> bool:
-    return isinstance(rv.owner.op, StatePriorRV)
-
-
 def _states_start(model: pm.Model) -> NDArray[np.float64]:
     graphs = make_initial_point_expression(
-        free_rvs=[rv for rv in model.free_RVs if _is_states(rv)],
+        free_rvs=[rv for rv in model.free_RVs if is_states(rv)],
         rvs_to_transforms=model.rvs_to_transforms,
         initval_strategies={},
         return_transformed=True,
@@ -253,7 +249,7 @@ def _held(model: pm.Model) -> set:
     matches = [rv for rv in model.observed_RVs if isinstance(rv.owner.op, GradientMatchingODERV)]
     mismatches = [rv.owner.inputs[2] for rv in matches]
     reached = set(ancestors(mismatches)) if matches else set(model.free_RVs)
-    return {rv for rv in model.free_RVs if rv not in reached and not _is_states(rv)}
+    return {rv for rv in model.free_RVs if rv not in reached and not is_states(rv)}
 
 
 def _with_entries(u, entries, part):

@@ -124,7 +124,7 @@ def _compiled_for(model: pm.Model, compiled: list[CompiledPosterior]) -> Compile
         with suppress(ValueError):
             return posterior.for_model(model)
     compiled.append(compile_posterior(model))
-    return compiled[-1].for_model(model)
+    return compiled[-1]
 
 
 def _stacked(results: list[xr.Dataset | Exception]) -> xr.Dataset:

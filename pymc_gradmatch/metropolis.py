@@ -101,7 +101,7 @@ class CompiledMetropolis(ArrayStepShared):
 
     def __init__(
         self,
-        vars: Sequence[TensorVariable] | None = None,  # noqa: A002
+        vars: Sequence[TensorVariable] | None = None,  # noqa: A002  PyMC looks for it by this name
         *,
         width: float | Mapping[str, ArrayLike | None] | None = None,
         model: pm.Model | None = None,

@@ -12,7 +12,8 @@ from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_gradmatch.distribution import GradientMatchingODE, check_states
+from pymc_gradmatch.checks import check_states
+from pymc_gradmatch.distribution import GradientMatchingODE
 from pymc_gradmatch.families import CovFunction
 from pymc_gradmatch.fit import fit_gp
 from pymc_gradmatch.gp import Parameterization, StateGP

@@ -6,7 +6,7 @@ from pymc.model.transform.conditioning import remove_value_transforms
 from xarray import DataTree
 
 from pymc_gradmatch.metropolis import CompiledMetropolis
-from pymc_gradmatch.states import StatePriorRV
+from pymc_gradmatch.states import is_states
 
 __all__ = ["sample_fgpgm"]
 
@@ -85,7 +85,7 @@ def sample_fgpgm(
         if step is not None and not step > 0:
             msg = f"{name} is {step}; expected a positive number, or None to let PyMC tune it."
             raise ValueError(msg)
-    if not any(_is_states(rv) for rv in model.free_RVs):
+    if not any(is_states(rv) for rv in model.free_RVs):
         msg = (
             f"the free variables of the model are {[rv.name for rv in model.free_RVs]}; expected "
             'states among them. Build them with gp.prior("x", parameterization="centered").'
@@ -93,7 +93,7 @@ def sample_fgpgm(
         raise ValueError(msg)
     start = _start(model)
     plain = _with_plain_parameters(model)
-    width = {rv.name: state_step if _is_states(rv) else param_step for rv in plain.free_RVs}
+    width = {rv.name: state_step if is_states(rv) else param_step for rv in plain.free_RVs}
     with plain:
         return pm.sample(
             draws,
@@ -111,13 +111,9 @@ def sample_fgpgm(
         )
 
 
-def _is_states(rv) -> bool:
-    return isinstance(rv.owner.op, StatePriorRV)
-
-
 def _start(model: pm.Model) -> dict[str, np.ndarray]:
     """Return the states' start and the most probable other variables given these states."""
-    parameters = [rv for rv in model.free_RVs if not _is_states(rv)]
+    parameters = [rv for rv in model.free_RVs if not is_states(rv)]
     if not parameters:
         return {}
     with model:
@@ -134,6 +130,6 @@ def _with_plain_parameters(model: pm.Model) -> pm.Model:
     try:
         # PyMC copies only models without initial values of their own.
         model.rvs_to_initial_values.update(dict.fromkeys(initial_values))
-        return remove_value_transforms(model, [rv for rv in model.free_RVs if not _is_states(rv)])
+        return remove_value_transforms(model, [rv for rv in model.free_RVs if not is_states(rv)])
     finally:
         model.rvs_to_initial_values.update(initial_values)

@@ -15,7 +15,7 @@ from pytensor.tensor.random.utils import normalize_size_param
 
 from pymc_gradmatch import normal
 
-__all__ = ["StatePrior", "StatePriorRV", "add_coords"]
+__all__ = ["StatePrior", "StatePriorRV", "add_coords", "is_states"]
 
 
 class StatePriorRV(SymbolicRandomVariable):
@@ -41,6 +41,11 @@ class StatePriorRV(SymbolicRandomVariable):
             outputs=[next_rng, mean + scale * standardised],
             extended_signature=f"[rng],[size],(k),(k),(t,k),{normal.signature(basis)}->[rng],(t,k)",
         )(*inputs)
+
+
+def is_states(rv) -> bool:
+    """Tell whether a variable of a model is a :class:`StatePrior`."""
+    return isinstance(rv.owner.op, StatePriorRV)
 
 
 class Standardized(Transform):

@@ -40,6 +40,20 @@ def gp(data):
 
 
 @pytest.fixture(scope="session")
+def decay_model():
+    """Return a function that makes a model of one decaying state, small enough for any sampler."""
+
+    def make(n_time, lengthscale, gamma):
+        ode = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
+        t = np.linspace(0, 2, n_time)
+        y = np.exp(-t)[:, None] + np.random.default_rng(1).normal(0, 0.1, (n_time, 1))
+        gp = gm.StateGP(t, y, [pm.gp.cov.Matern52(1, ls=lengthscale)], sigma=0.1)
+        return gm.build_model(ode, t, y, priors={"rate": pm.HalfNormal.dist(2)}, gp=gp, gamma=gamma)
+
+    return make
+
+
+@pytest.fixture(scope="session")
 def two_kernel_gp(data):
     """Return a GP whose states have different kernels, so that mixing them up shows."""
     covs = [

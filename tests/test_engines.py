@@ -7,17 +7,11 @@ import pytest
 from pymc.blocking import DictToArrayBijection
 from scipy.optimize import minimize
 
-import pymc_gradmatch as gm
-
 
 @pytest.fixture(scope="module")
-def model():
+def model(decay_model):
     """Return a decay with 8 times: one rate and 8 states, which every engine does in seconds."""
-    ode = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
-    t = np.linspace(0, 2, 8)
-    y = np.exp(-t)[:, None] + np.random.default_rng(1).normal(0, 0.1, (8, 1))
-    gp = gm.StateGP(t, y, [pm.gp.cov.Matern52(1, ls=1.0)], sigma=0.1)
-    return gm.build_model(ode, t, y, priors={"rate": pm.HalfNormal.dist(2)}, gp=gp, gamma=0.1)
+    return decay_model(8, 1.0, 0.1)
 
 
 def sample(model, engine):

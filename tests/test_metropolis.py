@@ -7,7 +7,6 @@ import pymc as pm
 import pytensor.tensor as pt
 import pytest
 
-import pymc_gradmatch as gm
 from pymc_gradmatch.metropolis import CompiledMetropolis
 
 MEAN = np.array([1.0, -2.0, 0.5])
@@ -23,13 +22,9 @@ def correlated():
 
 
 @pytest.fixture(scope="module")
-def decay():
+def decay(decay_model):
     """Return a gradient-matching model of one state at five times."""
-    ode = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
-    t = np.linspace(0, 2, 5)
-    y = np.exp(-t)[:, None] + np.random.default_rng(1).normal(0, 0.1, (5, 1))
-    gp = gm.StateGP(t, y, [pm.gp.cov.Matern52(1, ls=0.3)], sigma=0.1)
-    return gm.build_model(ode, t, y, priors={"rate": pm.HalfNormal.dist(2)}, gp=gp, gamma=1.0)
+    return decay_model(5, 0.3, 1.0)
 
 
 def sample(model, step, draws=400, tune=0, chains=1, random_seed=1):

@@ -165,7 +165,10 @@ def test_laplace_of_a_normal_is_exact_whatever_its_scales(rng):
     root = rng.normal(size=(6, 6)) * scales
     precision = np.linalg.inv(root.T @ root)
     center = rng.normal(size=6) * scales
-    density = lambda u: (-0.5 * (u - center) @ precision @ (u - center), -precision @ (u - center))  # noqa: E731
+
+    def density(u):
+        return -0.5 * (u - center) @ precision @ (u - center), -precision @ (u - center)
+
     fit = laplace(density, center + scales)
     np.testing.assert_allclose(fit.factor.T @ precision @ fit.factor, np.eye(6), atol=1e-3)
     np.testing.assert_allclose((fit.location - center) / scales, 0, atol=1e-3)

@@ -20,13 +20,9 @@ def nuts(model):
 
 
 @pytest.fixture(scope="module")
-def decay():
+def decay(decay_model):
     """Return a model so small that Metropolis converges: one state, six times."""
-    ode = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
-    t = np.linspace(0, 2, 6)
-    y = np.exp(-t)[:, None] + np.random.default_rng(1).normal(0, 0.1, (6, 1))
-    gp = gm.StateGP(t, y, [pm.gp.cov.Matern52(1, ls=0.3)], sigma=0.1)
-    return gm.build_model(ode, t, y, priors={"rate": pm.HalfNormal.dist(2)}, gp=gp, gamma=1.0)
+    return decay_model(6, 0.3, 1.0)
 
 
 @pytest.fixture(scope="module")
