@@ -15,6 +15,8 @@ from pymc_gradmatch.model import build_model
 from pymc_gradmatch.nuts import find_map, sample
 from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.plots import plot_states
+from pymc_gradmatch.recentring import recentre
+from pymc_gradmatch.refined import refine
 from pymc_gradmatch.sampling import sample_fgpgm
 
 __all__ = [
@@ -29,6 +31,8 @@ __all__ = [
     "fit_many",
     "kernels",
     "plot_states",
+    "recentre",
+    "refine",
     "sample",
     "sample_fgpgm",
     "systems",

@@ -35,7 +35,7 @@ def check_states(ode: ODE, names: tuple):
 
 def check_shape(x: TensorVariable, gp: StateGP):
     """Raise unless the states live on the grid of the Gaussian process."""
-    expected = gp.y.shape
+    expected = gp.prior_mean.shape
     if x.ndim < 2 or any(
         given not in (None, wanted)
         for given, wanted in zip(x.type.shape[-2:], expected, strict=True)

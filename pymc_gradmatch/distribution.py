@@ -7,6 +7,7 @@ from pymc.distributions.dist_math import check_parameters
 from pymc.distributions.distribution import Continuous, SymbolicRandomVariable
 from pymc.distributions.shape_utils import rv_size_is_none
 from pymc.pytensorf import normalize_rng_param
+from pytensor.graph.basic import Variable
 from pytensor.tensor.random.utils import normalize_size_param
 from pytensor.tensor.variable import TensorConstant, TensorVariable
 
@@ -19,7 +20,7 @@ __all__ = ["GradientMatchingODE", "gradient_mismatch"]
 
 
 def gradient_mismatch(ode: ODE, x: TensorVariable, theta, gp: StateGP) -> TensorVariable:
-    r"""Write :math:`f(x, \theta) / s - D \tilde x`, in standardised units per time.
+    r"""Write :math:`(f(x, \theta) - \dot m) / s - D \tilde x`, in standardised units per time.
 
     Parameters
     ----------
@@ -37,9 +38,9 @@ def gradient_mismatch(ode: ODE, x: TensorVariable, theta, gp: StateGP) -> Tensor
     TensorVariable
         Shape ``(..., time, state)``.
     """
-    standardised = (x - gp.mean) / gp.scale
-    slope = structured.product(gp._slope_operator, standardised)
-    return ode(gp.t, x, theta) / gp.scale - slope
+    deviation = (x - gp.prior_mean) / gp.scale
+    slope = structured.product(gp._slope_operator, deviation)
+    return ode(gp.t, x, theta) / gp.scale - gp.prior_slope / gp.scale - slope
 
 
 class GradientMatchingODERV(SymbolicRandomVariable):
@@ -77,12 +78,13 @@ class GradientMatchingODE(Continuous):
 
     .. math::
 
-        g = f(x, \theta) / s - D \tilde x \;\sim\; N(0, A + \gamma I), \qquad
+        g = (f(x, \theta) - \dot m) / s - D \tilde x \;\sim\; N(0, A + \gamma I), \qquad
         \tilde x = (x - m) / s
 
-    (Wenk et al. 2019, Theorem 1, with the mean :math:`m` and scale :math:`s`
-    of the data).  The variable is ``N(g, A + gamma I)``, observed at zero,
-    normalising constants included, so that :math:`\gamma` may be random.
+    (Wenk et al. 2019, Theorem 1, with the scale :math:`s` of the data and the
+    prior mean :math:`m`, a constant or a trajectory).  The variable is
+    ``N(g, A + gamma I)``, observed at zero, normalising constants included, so
+    that :math:`\gamma` may be random.
 
     Parameters
     ----------
@@ -97,8 +99,8 @@ class GradientMatchingODE(Continuous):
         The Gaussian processes of the states, in the order of ``ode.states``.
     gamma : tensor_like of float
         *Variance* of the mismatch, in (standardised state / time) squared,
-        positive.  The paper calls it a standard deviation but adds it
-        unsquared to the covariance.
+        positive; one number, or one per state.  The paper calls it a standard
+        deviation but adds it unsquared to the covariance.
 
     Raises
     ------
@@ -183,29 +185,40 @@ class GradientMatchingODE(Continuous):
 
 def _tolerant_basis(gamma, gp: StateGP) -> normal.Basis:
     """Return independent coordinates of the mismatch, of covariance A + gamma I."""
+    n_states = len(gp.states)
     vectors, variances = gp._conditional_spectrum
-    gamma = pt.as_tensor(gamma, dtype="float64" if np.isscalar(gamma) else None)
-    if gamma.ndim != 0:
-        msg = f"gamma has {gamma.ndim} dimensions; expected one number."
+    gamma = pt.as_tensor(gamma, dtype=None if isinstance(gamma, Variable) else "float64")
+    if gamma.type.shape not in ((), (n_states,)):
+        msg = (
+            f"gamma has the shape {gamma.type.shape}; expected one number, or one for each of "
+            f"the {n_states} states."
+        )
         raise ValueError(msg)
     if isinstance(gamma, TensorConstant):
-        if not (np.isfinite(gamma.data) and gamma.data > 0):
-            msg = (
-                f"gamma is {gamma.data:g}; expected a positive variance, in (standardised state / "
-                "time) squared. The paper uses 0.3 for Lotka-Volterra, 3e-4 for FitzHugh-Nagumo."
-            )
-            raise ValueError(msg)
-        total = variances + gamma.data
-        singular = (total <= spectral.smallest_reliable(total)).any(axis=-1)
-        if singular.any():
-            states = [gp.states[k] for k in np.flatnonzero(singular)]
-            msg = (
-                f"A + gamma I is not positive definite for state {states} with gamma = "
-                f"{gamma.data:g}. Use a larger gamma, or a rougher kernel (Matern52)."
-            )
-            raise ValueError(msg)
-        innovations = normal.innovations(gp.operators().A + gamma.data * np.eye(len(gp.t)))
+        tolerance = np.broadcast_to(gamma.data, n_states)
+        _check_tolerance(tolerance, variances, gp.states)
+        identity = np.eye(len(gp.t))
+        innovations = normal.innovations(gp.operators().A + tolerance[:, None, None] * identity)
         if innovations:
             return innovations
     # Rounding leaves eigenvalues of A slightly below zero; A itself has none.
-    return spectral.Spectrum(vectors, np.maximum(variances, 0) + gamma)
+    return spectral.Spectrum(vectors, np.maximum(variances, 0) + gamma[..., None])
+
+
+def _check_tolerance(gamma, variances, states):
+    if not (np.isfinite(gamma) & (gamma > 0)).all():
+        given = ", ".join(f"{value:g}" for value in np.unique(gamma))
+        msg = (
+            f"gamma is {given}; expected a positive variance, in (standardised state / time) "
+            "squared. The paper uses 0.3 for Lotka-Volterra, 3e-4 for FitzHugh-Nagumo."
+        )
+        raise ValueError(msg)
+    total = variances + gamma[:, None]
+    singular = (total <= spectral.smallest_reliable(total)).any(axis=-1)
+    if singular.any():
+        names = [states[k] for k in np.flatnonzero(singular)]
+        msg = (
+            f"A + gamma I is not positive definite for state {names} with gamma = "
+            f"{gamma[singular].min():g}. Use a larger gamma, or a rougher kernel (Matern52)."
+        )
+        raise ValueError(msg)

@@ -1,33 +1,34 @@
 """The Gaussian processes of the states: data, kernels, C, D, A and the prior."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Literal, Self
+from typing import Self
 
 import numpy as np
 import pandas as pd
 import pymc as pm
-import pytensor.tensor as pt
 from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_gradmatch import normal, spectral, structured
-from pymc_gradmatch.derivatives import evaluate_blocks
+from pymc_gradmatch.derivatives import Blocks, evaluate_blocks
 from pymc_gradmatch.kernels import check_kernels, describe
-from pymc_gradmatch.operators import Operators, operators_of
+from pymc_gradmatch.operators import Operators, blocks_of, conditional_operators
 from pymc_gradmatch.series import (
+    as_nugget,
     as_observations,
+    as_positive,
     as_sigma,
     as_times,
+    grid_around,
     mean_and_scale,
+    read_only,
     state_names,
 )
-from pymc_gradmatch.states import StatePrior, add_coords
+from pymc_gradmatch.states import Parameterization, add_states
 
-__all__ = ["Parameterization", "StateGP"]
-
-Parameterization = Literal["centered", "whitened"]
+__all__ = ["StateGP"]
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
@@ -96,12 +97,16 @@ class StateGP:
 
     t: NDArray[np.float64]
     y: NDArray[np.float64]
+    observed: NDArray[np.intp]
     covs: tuple[pm.gp.cov.BaseCovariance, ...]
     sigma: NDArray[np.float64]
-    nugget: float
+    nugget: NDArray[np.float64]
     states: tuple
     mean: NDArray[np.float64]
     scale: NDArray[np.float64]
+    prior_mean: NDArray[np.float64]
+    prior_slope: NDArray[np.float64]
+    _blocks: Blocks
     _operators: Operators
 
     def __init__(
@@ -111,7 +116,7 @@ class StateGP:
         covs: Sequence[pm.gp.cov.BaseCovariance],
         sigma: ArrayLike,
         *,
-        nugget: float = 1e-4,
+        nugget: ArrayLike = 1e-4,
         standardize: bool = True,
     ):
         self._set(t, y, covs, sigma, nugget, standardize, evaluate_blocks)
@@ -120,24 +125,37 @@ class StateGP:
         times = as_times(t)
         observations = as_observations(y, times)
         n_states = observations.shape[1]
-        if not nugget >= 0:
-            msg = f"nugget is {nugget}; expected a number that is not negative."
-            raise ValueError(msg)
+        nuggets = as_nugget(nugget, n_states)
         mean, scale = mean_and_scale(observations, standardize)
         checked_covs = check_kernels(covs, n_states)
-        attributes = {
-            "t": times,
-            "y": observations,
-            "covs": checked_covs,
-            "sigma": as_sigma(sigma, n_states),
-            "nugget": nugget,
-            "states": state_names(y, n_states),
-            "mean": mean,
-            "scale": scale,
-            "_operators": operators_of(checked_covs, times, nugget, evaluate),
-        }
+        blocks = blocks_of(checked_covs, times, evaluate)
+        self._fill(
+            t=times,
+            y=observations,
+            observed=np.arange(len(times)),
+            covs=checked_covs,
+            sigma=as_sigma(sigma, n_states),
+            nugget=nuggets,
+            states=state_names(y, n_states),
+            mean=mean,
+            scale=scale,
+            prior_mean=read_only(np.broadcast_to(mean, observations.shape)),
+            prior_slope=read_only(np.zeros(observations.shape)),
+            _blocks=blocks,
+            _operators=conditional_operators(blocks, nuggets),
+        )
+
+    def _fill(self, **attributes):
         for name, value in attributes.items():
             object.__setattr__(self, name, value)
+
+    def _changed(self, **changes) -> Self:
+        values = {field.name: getattr(self, field.name) for field in fields(self)} | changes
+        if {"_blocks", "nugget"} & changes.keys():
+            values["_operators"] = conditional_operators(values["_blocks"], values["nugget"])
+        gp = object.__new__(type(self))
+        gp._fill(**values)
+        return gp
 
     @classmethod
     def _from_evaluated(cls, t, y, covs, sigma, nugget, standardize, evaluate) -> Self:
@@ -145,6 +163,103 @@ class StateGP:
         gp = object.__new__(cls)
         gp._set(t, y, covs, sigma, nugget, standardize, evaluate)
         return gp
+
+    @property
+    def t_observed(self) -> NDArray[np.float64]:
+        """Times of the observations, shape ``(observation,)``."""
+        return self.t[self.observed]
+
+    def at_observations(self, x):
+        """Return the rows of x, ``(..., time, state)``, that belong to the observations.
+
+        Works on arrays and on PyTensor variables alike: what the likelihood is about.
+        """
+        if len(self.observed) == len(self.t):
+            return x
+        steps = np.diff(self.observed)
+        if (steps == steps[0]).all():
+            return x[..., :: int(steps[0]), :]
+        return x[..., self.observed, :]
+
+    def with_grid(self, grid: int | ArrayLike) -> Self:
+        r"""Return a copy whose states live on a finer grid than the observations.
+
+        Theorem 1 holds on any grid; observations are of some of its times.
+
+        Parameters
+        ----------
+        grid : int or array_like of float
+            Steps between one observation and the next (1: the observation
+            times alone), or sorted times with the observation times among them.
+
+        Raises
+        ------
+        ValueError
+            If an observation time is missing, or the prior mean is a
+            trajectory, which is known on its own grid only.
+        """
+        if (self.prior_slope != 0).any() or (self.prior_mean != self.mean).any():
+            msg = "the prior mean is a trajectory on the present grid; call with_grid before it."
+            raise ValueError(msg)
+        times, observed = grid_around(self.t_observed, grid)
+        shape = (len(times), len(self.states))
+        return self._changed(
+            t=times,
+            observed=observed,
+            prior_mean=read_only(np.broadcast_to(self.mean, shape)),
+            prior_slope=read_only(np.zeros(shape)),
+            _blocks=blocks_of(self.covs, times, evaluate_blocks),
+        )
+
+    def with_covs(self, covs: Sequence[pm.gp.cov.BaseCovariance]) -> Self:
+        """Return a copy with other kernels, one per state."""
+        checked = check_kernels(covs, len(self.states))
+        return self._changed(covs=checked, _blocks=blocks_of(checked, self.t, evaluate_blocks))
+
+    def with_nugget(self, nugget: ArrayLike) -> Self:
+        """Return a copy with another nugget, one number or one per state."""
+        return self._changed(nugget=as_nugget(nugget, len(self.states)))
+
+    def with_amplitude(self, factor: ArrayLike) -> Self:
+        """Return a copy whose kernels are multiplied by a factor, one number or one per state.
+
+        C without its nugget, and with it A, is ``factor`` times as large: the
+        prior pulls less on the states, and says less about their slopes.
+        """
+        factors = as_positive(factor, len(self.states), "factor")
+        return self._changed(
+            covs=tuple(float(f) * cov for f, cov in zip(factors, self.covs, strict=True)),
+            _blocks=Blocks(*(factors[:, None, None] * block for block in self._blocks)),
+        )
+
+    def with_mean(self, x: ArrayLike, slope: ArrayLike) -> Self:
+        r"""Return a copy whose prior mean is a trajectory m(t) in place of a constant.
+
+        Theorem 1 holds for any mean: :math:`N(x \mid m, C)` and
+        :math:`N(f(x, \theta) \mid \dot m + D (x - m), A + \gamma I)`.
+
+        Parameters
+        ----------
+        x, slope : array_like of float
+            The trajectory on the grid and its derivative, shape ``(time,
+            state)``, in the data's units, and per unit of time.
+        """
+        trajectories = []
+        for name, values in {"x": x, "slope": slope}.items():
+            array = read_only(values)
+            expected = (len(self.t), len(self.states))
+            if array.shape != expected or not np.isfinite(array).all():
+                msg = (
+                    f"{name} has shape {array.shape}; expected finite values of shape (time, "
+                    f"state) = {expected}, on the grid gp.t."
+                )
+                raise ValueError(msg)
+            trajectories.append(array)
+        return self._changed(prior_mean=trajectories[0], prior_slope=trajectories[1])
+
+    def with_sigma(self, sigma: ArrayLike) -> Self:
+        """Return a copy with another noise, in the data's units, one number or one per state."""
+        return self._changed(sigma=as_sigma(sigma, len(self.states)))
 
     @cached_property
     def _prior_spectrum(self) -> spectral.Spectrum:
@@ -170,25 +285,40 @@ class StateGP:
         """
         return self._operators
 
-    def posterior_mean(self) -> NDArray[np.float64]:
-        r"""Return the smoothed states, shape ``(time, state)``, in the data's units.
+    def slope_variance(self) -> NDArray[np.float64]:
+        """Return the prior variance of the slopes, the median over time, shape ``(state,)``.
 
-        .. math:: m + s\,C\,(C + \sigma^2 I)^{-1}\,\tilde y
+        In (standardised state / time) squared: what gamma is to be compared with.
         """
-        vectors, variances = self._prior_spectrum
-        shrinkage = variances / (variances + self._noise_variance[:, None])
-        coordinates = spectral.per_state(vectors.mT, self._standardised)
-        return self.mean + self.scale * spectral.per_state(vectors, shrinkage.T * coordinates)
+        return np.median(np.diagonal(self._blocks.d2k, axis1=-2, axis2=-1), axis=-1)
+
+    def posterior_mean(self) -> NDArray[np.float64]:
+        r"""Return the smoothed states on the grid, shape ``(time, state)``, in the data's units.
+
+        .. math:: m + s\,C_{:o}\,(C_{oo} + \sigma^2 I)^{-1}\,(\tilde y - \tilde m_o)
+
+        where o are the times of the observations.
+        """
+        K, residual = self._marginal
+        weights = np.linalg.solve(K, residual.T[..., None])
+        smooth = (self._operators.C[:, :, self.observed] @ weights)[..., 0].T
+        return self.prior_mean + self.scale * smooth
 
     def log_marginal_likelihood(self) -> NDArray[np.float64]:
         r"""Return log N(y_k | m_k, s_k^2 (C_k + sigma_k^2 I)) of each state's data.
 
         On the standardised data, without the constant that the scale brings.
         """
-        vectors, variances = self._prior_spectrum
-        total = variances + self._noise_variance[:, None]
-        coordinates = spectral.per_state(vectors.mT, self._standardised).T
-        return -0.5 * (coordinates**2 / total + np.log(2 * np.pi * total)).sum(axis=-1)
+        K, residual = self._marginal
+        misfit = (residual.T * np.linalg.solve(K, residual.T[..., None])[..., 0]).sum(axis=-1)
+        return -0.5 * (misfit + np.linalg.slogdet(2 * np.pi * K).logabsdet)
+
+    @property
+    def _marginal(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the covariance of the observations and their residual, standardised."""
+        noise = np.square(self.sigma / self.scale)[:, None, None] * np.eye(len(self.y))
+        K = self._operators.C[:, self.observed[:, None], self.observed] + noise
+        return K, (self.y - self.prior_mean[self.observed]) / self.scale
 
     def prior(self, name: str, parameterization: Parameterization = "centered") -> TensorVariable:
         r"""Add the states to the model on the stack: N(x | m, s^2 C), Theorem 1's second factor.
@@ -228,34 +358,7 @@ class StateGP:
         >>> x.type.shape
         (7, 1)
         """
-        model = pm.modelcontext(None)
-        start = self.posterior_mean()
-        add_coords(model, {"time": self.t, "state": self.states})
-        if parameterization == "centered":
-            return StatePrior(
-                name, self.mean, self.scale, start, *self._prior_basis, dims=("time", "state")
-            )
-        if parameterization == "whitened":
-            vectors, variances = self._prior_spectrum
-            sd = np.sqrt(variances).T
-            standardised_start = (start - self.mean) / self.scale
-            whitened = pm.Normal(
-                f"{name}_whitened_",
-                shape=self.y.shape,
-                initval=spectral.per_state(vectors.mT, standardised_start) / sd,
-            )
-            x = self.mean + self.scale * spectral.per_state(pt.as_tensor(vectors), sd * whitened)
-            return pm.Deterministic(name, x, dims=("time", "state"))
-        msg = f"parameterization is {parameterization!r}; expected 'centered' or 'whitened'."
-        raise ValueError(msg)
-
-    @property
-    def _standardised(self):
-        return (self.y - self.mean) / self.scale
-
-    @property
-    def _noise_variance(self):
-        return np.square(self.sigma / self.scale)
+        return add_states(name, self, parameterization)
 
     def summary(self) -> pd.DataFrame:
         """Return a table with one row per state.
@@ -278,7 +381,7 @@ class StateGP:
     def __repr__(self) -> str:
         lines = [
             f"StateGP: {len(self.states)} states, {len(self.t)} times on "
-            f"[{self.t[0]:g}, {self.t[-1]:g}], nugget {self.nugget:g}"
+            f"[{self.t[0]:g}, {self.t[-1]:g}], nugget {self.nugget.max():g}"
         ]
         lines += [
             f"  {state}: {describe(cov)}, sigma {sigma:.4g}"

@@ -79,6 +79,7 @@ def check_kernels(covs: Sequence[pm.gp.cov.BaseCovariance], n_states: int) -> tu
         if not isinstance(cov, pm.gp.cov.BaseCovariance):
             msg = f"covs[{k}] is a {type(cov).__name__}; expected a kernel from pm.gp.cov."
             raise TypeError(msg)
+    for cov in {id(cov): cov for cov in covs}.values():
         check_time_only(cov)
         _check_fixed(cov)
     return covs

@@ -11,7 +11,7 @@ __all__ = ["Laplace", "laplace", "maximise"]
 
 type Density = Callable[[NDArray[np.float64]], tuple[float, NDArray[np.float64]]]
 
-ROUNDS = 3  # each starts from the coordinates that the one before found
+ROUNDS = 2  # each climbs in coordinates made where the one before ended
 SMALLEST_CURVATURE = 1e-2  # no coordinate is stretched more than tenfold in a round
 
 
@@ -96,17 +96,26 @@ def laplace(density: Density, start: NDArray[np.float64]) -> Laplace:
     """
     location, factor = start, np.eye(len(start))
     for _ in range(ROUNDS):
-        origin, scale = location, factor
+        factor = _whitened(density, location, factor)
+        location = location + factor @ _ascend(_moved(density, location, factor), 0 * start).x
+    return Laplace(location, _whitened(density, location, factor), density(location)[0])
 
-        def rotated(q, origin=origin, scale=scale):
-            value, gradient = density(origin + scale @ q)
-            return value, scale.T @ gradient
 
-        top = _ascend(rotated, np.zeros(len(start))).x
-        variances, vectors = np.linalg.eigh(-_hessian(rotated, top))
-        stretch = 1 / np.sqrt(np.maximum(np.abs(variances), SMALLEST_CURVATURE))
-        location, factor = origin + scale @ top, scale @ (vectors * stretch)
-    return Laplace(location, factor, density(location)[0])
+def _moved(density: Density, location, factor) -> Density:
+    """Return the density as a function of q, where u = location + factor q."""
+
+    def rotated(q):
+        value, gradient = density(location + factor @ q)
+        return value, factor.T @ gradient
+
+    return rotated
+
+
+def _whitened(density: Density, location, factor) -> NDArray[np.float64]:
+    """Return the factor that the Hessian at a point asks for, starting from another."""
+    hessian = _hessian(_moved(density, location, factor), np.zeros(len(location)))
+    variances, vectors = np.linalg.eigh(-hessian)
+    return factor @ (vectors / np.sqrt(np.maximum(np.abs(variances), SMALLEST_CURVATURE)))
 
 
 def _hessian(density: Density, point: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -1,5 +1,6 @@
 """The four lines of Theorem 1, written by one call."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -9,17 +10,20 @@ import pytensor.tensor as pt
 from numpy.typing import ArrayLike
 from pymc.distributions.distribution import SymbolicRandomVariable
 from pytensor.tensor.random.op import RandomVariable
-from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_gradmatch.checks import check_states
 from pymc_gradmatch.distribution import GradientMatchingODE
 from pymc_gradmatch.families import CovFunction
 from pymc_gradmatch.fit import fit_gp
-from pymc_gradmatch.gp import Parameterization, StateGP
+from pymc_gradmatch.gp import StateGP
 from pymc_gradmatch.naming import in_order
 from pymc_gradmatch.ode import ODE
+from pymc_gradmatch.parameters import is_registered, registered
+from pymc_gradmatch.recentring import recentre
+from pymc_gradmatch.refined import refine
 from pymc_gradmatch.series import as_observations, as_times, state_names
+from pymc_gradmatch.states import Parameterization, add_coords
 
 __all__ = ["PRESETS", "Preset", "build_model"]
 
@@ -29,11 +33,16 @@ class Preset(NamedTuple):
 
     cov: str
     shared: bool
-    gamma: float
     nugget: float
+    gamma: float | None
+    sigma: str
+    refined: bool
 
 
-PRESETS = {"fgpgm": Preset(cov="ExpQuad", shared=False, gamma=0.3, nugget=1e-4)}
+PRESETS = {
+    "fgpgm": Preset("ExpQuad", False, 1e-4, gamma=0.3, sigma="fixed", refined=False),
+    "refined": Preset("Matern52", False, 1e-4, gamma=None, sigma="random", refined=True),
+}
 
 
 def build_model(
@@ -45,7 +54,11 @@ def build_model(
     preset: str = "fgpgm",
     cov: str | CovFunction | Sequence[str | CovFunction] | None = None,
     shared: bool | None = None,
-    gamma: float | TensorVariable | None = None,
+    gamma: ArrayLike | TensorVariable | None = None,
+    grid: int | ArrayLike | None = None,
+    amplitude: ArrayLike | None = None,
+    recentred: bool | None = None,
+    sigma: str | TensorVariable | None = None,
     gp: StateGP | None = None,
     parameterization: Parameterization = "centered",
     state_box: float | None = None,
@@ -59,8 +72,8 @@ def build_model(
         p(\theta)\, N(x \mid \mu, C)\, N(y \mid x, \sigma^2 I)\,
         N(f(x, \theta) \mid D x, A + \gamma I)
 
-    (Wenk et al. 2019.)  Kernel hyperparameters and sigma are fitted first and
-    fixed.  The model is the same as the four lines written by hand; inside a
+    (Wenk et al. 2019.)  Kernel hyperparameters are fitted first and fixed.  The
+    model is the same as the four lines written by hand; inside a
     ``with pm.Model()`` block its variables are added to that model.
 
     Parameters
@@ -74,16 +87,30 @@ def build_model(
     priors : mapping of str to TensorVariable
         For each parameter of the ODE a scalar ``.dist()`` object, or a variable
         that the model already has.
-    preset : {"fgpgm"}
+    preset : {"fgpgm", "refined"}
         Where the settings that are not given come from.  ``"fgpgm"``: the
-        paper's, an ``"ExpQuad"`` kernel per state, gamma 0.3, nugget 1e-4.  What
-        the paper sets for one system only stands in ``gm.systems``: for example
-        ``gm.systems.lotka_volterra.paper``.
+        paper's, an ``"ExpQuad"`` kernel per state, gamma 0.3, nugget 1e-4, sigma
+        fixed at its estimate.  What the paper sets for one system only stands
+        in ``gm.systems``: for example ``gm.systems.lotka_volterra.paper``.
+        ``"refined"``: no smoothing bias and sigma sampled, close to the exact
+        posterior; see :func:`~pymc_gradmatch.refine` and docs/accuracy.md.
     cov, shared
         Kernel of the states, see :func:`~pymc_gradmatch.fit_gp`.
-    gamma : float or TensorVariable, optional
+    gamma : array_like of float or TensorVariable, optional
         Variance of the mismatch, in (standardised state / time) squared, see
         :class:`~pymc_gradmatch.GradientMatchingODE`.
+    grid : int or array_like of float, optional
+        Where the states live, see :meth:`StateGP.with_grid`; the times of the
+        observations if not given.
+    amplitude : array_like of float, optional
+        Factor of the kernels' variance, see :meth:`StateGP.with_amplitude`.
+    recentred : bool, optional
+        Whether the prior mean is a solution of the ODE, see
+        :func:`~pymc_gradmatch.recentre`.
+    sigma : {"fixed", "random"} or TensorVariable, optional
+        The noise: ``"fixed"`` at its estimate; ``"random"``, a half-normal per
+        state as wide as its data vary; or a prior in the data's units, such as
+        ``pm.HalfNormal.dist(0.5)``, of a number or one per state.
 
     Returns
     -------
@@ -131,33 +158,81 @@ def build_model(
     model = pm.Model.get_context(error_if_none=False) or pm.Model()
     _check_priors(ode, priors, model)
     check_states(ode, state_names(y, as_observations(y, as_times(t)).shape[1]))
+    sigma = settings.sigma if sigma is None else sigma
+    _check_sigma(sigma)
+    rng = np.random.default_rng(random_seed)
     if gp is None:
-        gp = fit_gp(
+        gp = _fitted(t, y, settings, cov, shared, rng)
+    else:
+        _check_given_gp(gp, t, y, cov, shared)
+    initvals: dict[str, float] = {}
+    if settings.refined:
+        if amplitude is not None or recentred is not None:
+            msg = "preset 'refined' sets amplitude and recentred itself; expected neither."
+            raise ValueError(msg)
+        with model:
+            gp, rule, initvals, _ = refine(ode, gp, priors=priors, grid=grid, random_seed=rng)
+        gamma = rule if gamma is None else gamma
+    else:
+        gamma = settings.gamma if gamma is None else gamma
+        gp = gp if grid is None else gp.with_grid(grid)
+        gp = gp if amplitude is None else gp.with_amplitude(amplitude)
+        if recentred:
+            with model:
+                gp, initvals, _ = recentre(ode, gp, priors=priors, gamma=gamma, random_seed=rng)
+    # Fails, if it must, before anything is added to a model of the user's.
+    unit = [np.float64(1)] * len(ode.params)
+    GradientMatchingODE.dist(ode, gp.prior_mean, unit, gp=gp, gamma=gamma)
+
+    with model:
+        if "state" not in model.coords:
+            model.add_coord("state", ode.states)
+        theta = {
+            name: registered(model, name, priors[name], initvals.get(name)) for name in ode.params
+        }
+        x = gp.prior("x", parameterization=parameterization)
+        if state_box is not None:
+            inside = pt.all(pt.abs(x - gp.mean) <= state_box * gp.scale)
+            pm.Potential("state_box", pt.switch(inside, 0.0, -np.inf))
+        noise = _noise(model, gp, sigma)
+        dims = ("time", "state")
+        if len(gp.observed) < len(gp.t):
+            add_coords(model, {"time_observed": gp.t_observed})
+            dims = ("time_observed", "state")
+        pm.Normal("y", gp.at_observations(x), noise, observed=gp.y, dims=dims)
+        GradientMatchingODE("gradient_match", ode, x, theta, gp=gp, gamma=gamma)
+    return model
+
+
+def _fitted(t, y, settings: Preset, cov, shared, rng) -> StateGP:
+    with warnings.catch_warnings():
+        if settings.refined:  # which takes sigma from this fit, and nothing else
+            warnings.simplefilter("ignore", UserWarning)
+        return fit_gp(
             t,
             y,
             cov=settings.cov if cov is None else cov,
             shared=settings.shared if shared is None else shared,
             nugget=settings.nugget,
-            random_seed=random_seed,
+            random_seed=rng,
         )
-    else:
-        _check_given_gp(gp, t, y, cov, shared)
 
-    gamma = settings.gamma if gamma is None else gamma
-    # Fails, if it must, before anything is added to a model of the user's.
-    GradientMatchingODE.dist(ode, gp.y, [np.float64(1)] * len(ode.params), gp=gp, gamma=gamma)
 
-    with model:
-        if "state" not in model.coords:
-            model.add_coord("state", ode.states)
-        theta = {name: _registered(model, name, priors[name]) for name in ode.params}
-        x = gp.prior("x", parameterization=parameterization)
-        if state_box is not None:
-            inside = pt.all(pt.abs(x - gp.mean) <= state_box * gp.scale)
-            pm.Potential("state_box", pt.switch(inside, 0.0, -np.inf))
-        pm.Normal("y", x, gp.sigma, observed=gp.y, dims=("time", "state"))
-        GradientMatchingODE("gradient_match", ode, x, theta, gp=gp, gamma=gamma)
-    return model
+def _noise(model: pm.Model, gp: StateGP, sigma):
+    if isinstance(sigma, TensorVariable):
+        return registered(model, "sigma", sigma)
+    if sigma == "fixed":
+        return gp.sigma
+    return pm.HalfNormal("sigma", gp.scale, initval=gp.sigma, dims="state")
+
+
+def _check_sigma(sigma):
+    if not isinstance(sigma, TensorVariable) and sigma not in ("fixed", "random"):
+        msg = (
+            f"sigma is {sigma!r}; expected 'fixed', 'random', or a prior in the data's units, for "
+            "example pm.HalfNormal.dist(0.5)."
+        )
+        raise ValueError(msg)
 
 
 def _check_priors(ode: ODE, priors: Mapping[str, TensorVariable], model: pm.Model):
@@ -168,7 +243,7 @@ def _check_priors(ode: ODE, priors: Mapping[str, TensorVariable], model: pm.Mode
             and prior.owner is not None
             and isinstance(prior.owner.op, RandomVariable | SymbolicRandomVariable)
         )
-        if not is_distribution and not _is_registered(prior, model):
+        if not is_distribution and not is_registered(prior, model):
             msg = (
                 f"the prior of {name!r} is a {type(prior).__name__}; expected a distribution, "
                 f"for example pm.HalfNormal.dist(5), or a variable of the model."
@@ -186,20 +261,3 @@ def _check_given_gp(gp: StateGP, t, y, cov, shared):
     if not (np.array_equal(gp.t, t) and np.array_equal(gp.y, np.asarray(y, dtype=float))):
         msg = "gp was made from other data than t and y; expected the same times and observations."
         raise ValueError(msg)
-
-
-def _is_registered(variable, model: pm.Model) -> bool:
-    return any(variable is known for known in model.named_vars.values())
-
-
-def _registered(model: pm.Model, name: str, prior: TensorVariable) -> TensorVariable:
-    if _is_registered(prior, model):
-        return prior
-    # The same .dist() object may serve several parameters and models: each
-    # gets a node, and a stream of random numbers, of its own.
-    inputs = [
-        pt.random.shared_rng(seed=None) if isinstance(variable.type, RandomType) else variable
-        for variable in prior.owner.inputs
-    ]
-    node = prior.owner.clone_with_new_inputs(inputs)
-    return model.register_rv(node.outputs[prior.owner.outputs.index(prior)], name)

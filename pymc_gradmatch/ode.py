@@ -224,6 +224,41 @@ class ODE:
         )
         return trajectories if draws else trajectories[0]
 
+    def linearised(
+        self, t: NDArray[np.float64], x: NDArray[np.float64], theta: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """Evaluate the right-hand side along a trajectory, with its derivatives.
+
+        Parameters
+        ----------
+        t, x, theta : array of float
+            Times, states and parameters, shapes ``(time,)``, ``(time, state)``
+            and ``(param,)``.
+
+        Returns
+        -------
+        f, df_dx, df_dtheta : array of float
+            Shapes ``(time, state)``, ``(time, state, state)`` and
+            ``(time, state, param)``.
+        """
+        return self._linearisation(t, x, np.broadcast_to(theta, (len(t), len(self.params))))
+
+    @cached_property
+    def _linearisation(self) -> Callable:
+        t = pt.vector("t", dtype="float64")
+        x = pt.matrix("x", dtype="float64", shape=(None, len(self.states)))
+        theta = pt.matrix("theta", dtype="float64", shape=(None, len(self.params)))
+        f = self(t, x, [theta[:, i] for i in range(len(self.params))])
+        # What happens at one time depends on the states of that time alone.
+        totals = [f[:, k].sum() for k in range(len(self.states))]
+        df_dx, df_dtheta = (
+            pt.stack([pytensor.grad(s, wrt, disconnected_inputs="ignore") for s in totals], axis=1)
+            for wrt in (x, theta)
+        )
+        return pytensor.function(
+            [t, x, theta], [f, df_dx, df_dtheta], on_unused_input="ignore", mode="FAST_COMPILE"
+        )
+
     @cached_property
     def _compiled(self) -> tuple[Callable, Callable]:
         t = pt.scalar("t", dtype="float64")

@@ -5,13 +5,13 @@ from typing import NamedTuple
 
 import numpy as np
 import pymc as pm
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from pymc_gradmatch import spectral
 from pymc_gradmatch.derivatives import Blocks, evaluate_blocks
 from pymc_gradmatch.series import read_only
 
-__all__ = ["Operators", "conditional_operators", "operators_of"]
+__all__ = ["Operators", "blocks_of", "conditional_operators"]
 
 
 class Operators(NamedTuple):
@@ -28,7 +28,7 @@ class Operators(NamedTuple):
     """Covariance of the derivatives given the states, without gamma."""
 
 
-def conditional_operators(blocks: Blocks, nugget: float) -> Operators:
+def conditional_operators(blocks: Blocks, nugget: ArrayLike) -> Operators:
     r"""Condition a Gaussian process' derivative on its values.
 
     .. math::
@@ -44,8 +44,9 @@ def conditional_operators(blocks: Blocks, nugget: float) -> Operators:
     ----------
     blocks : Blocks
         The kernel and its derivatives, arrays of shape ``(state, time, time)``.
-    nugget : float
-        Added to the diagonal of the kernel matrix, in standardised units squared.
+    nugget : array_like of float
+        Added to the diagonal of the kernel matrix, in standardised units squared;
+        one number, or one per state.
 
     Returns
     -------
@@ -56,30 +57,30 @@ def conditional_operators(blocks: Blocks, nugget: float) -> Operators:
     ValueError
         If C is not numerically positive definite.
     """
-    C = blocks.k + nugget * np.eye(blocks.k.shape[-1])
+    n_states, n_times, _ = blocks.k.shape
+    nuggets = np.broadcast_to(nugget, n_states)
+    C = blocks.k + nuggets[:, None, None] * np.eye(n_times)
     vectors, variances = spectral.spectrum(C)
     singular = (variances <= spectral.smallest_reliable(variances)).any(axis=-1)
     if singular.any():
         msg = (
             f"the covariance C of state {np.flatnonzero(singular).tolist()} is not positive "
-            f"definite with nugget={nugget:g}: the kernel is too smooth for this grid. "
+            f"definite with nugget={nuggets.min():g}: the kernel is too smooth for this grid. "
             "Use a larger nugget (the paper's is 1e-4), or a shorter lengthscale."
         )
         raise ValueError(msg)
     D = (blocks.dk_dt1 @ vectors / variances[:, None, :]) @ vectors.mT
     A = blocks.d2k - D @ blocks.dk_dt2
-    return Operators(C, D, (A + A.mT) / 2)
+    return Operators(*map(read_only, (C, D, (A + A.mT) / 2)))
 
 
-def operators_of(
+def blocks_of(
     covs: Sequence[pm.gp.cov.BaseCovariance],
     t: NDArray[np.float64],
-    nugget: float,
     evaluate: Callable[..., Blocks] = evaluate_blocks,
-) -> Operators:
-    """Evaluate C, D and A of one kernel per state; a kernel that is shared, only once."""
+) -> Blocks:
+    """Evaluate the blocks of one kernel per state; a kernel that is shared, only once."""
     distinct = {id(cov): cov for cov in covs}
     evaluated = {key: evaluate(cov, t) for key, cov in distinct.items()}
     per_state = [evaluated[id(cov)] for cov in covs]
-    blocks = Blocks(*(np.stack(matrices) for matrices in zip(*per_state, strict=True)))
-    return Operators(*map(read_only, conditional_operators(blocks, nugget)))
+    return Blocks(*(np.stack(matrices) for matrices in zip(*per_state, strict=True)))

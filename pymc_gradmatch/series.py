@@ -3,7 +3,17 @@
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["as_observations", "as_sigma", "as_times", "mean_and_scale", "read_only", "state_names"]
+__all__ = [
+    "as_nugget",
+    "as_observations",
+    "as_positive",
+    "as_sigma",
+    "as_times",
+    "grid_around",
+    "mean_and_scale",
+    "read_only",
+    "state_names",
+]
 
 # Kernels see times through differences of squares: beyond this many sampling
 # intervals from zero, rounding spoils the distances between neighbours.
@@ -109,18 +119,63 @@ def mean_and_scale(y: NDArray[np.float64], standardize: bool) -> tuple:
 
 def as_sigma(sigma: ArrayLike, n_states: int) -> NDArray[np.float64]:
     """Return one positive standard deviation per state, or say what is wrong."""
+    return as_positive(sigma, n_states, "sigma")
+
+
+def as_nugget(nugget: ArrayLike, n_states: int) -> NDArray[np.float64]:
+    """Return one nugget per state, or say what is wrong."""
+    values = _per_state(nugget, n_states, "nugget")
+    if not (np.isfinite(values) & (values >= 0)).all():
+        msg = f"nugget is {np.unique(values).tolist()}; expected numbers that are not negative."
+        raise ValueError(msg)
+    return read_only(values)
+
+
+def as_positive(numbers: ArrayLike, n_states: int, name: str) -> NDArray[np.float64]:
+    """Return one positive number per state, or say what is wrong with ``name``."""
+    values = _per_state(numbers, n_states, name)
+    if not (np.isfinite(values) & (values > 0)).all():
+        msg = f"{name} is {values.tolist()}; expected positive numbers."
+        raise ValueError(msg)
+    return read_only(values)
+
+
+def _per_state(numbers: ArrayLike, n_states: int, name: str) -> NDArray[np.float64]:
     try:
-        values = np.broadcast_to(np.asarray(sigma, dtype=float), n_states)
+        return np.broadcast_to(np.asarray(numbers, dtype=float), n_states)
     except ValueError:
         msg = (
-            f"sigma has shape {np.shape(sigma)}; expected one number or one for each of "
+            f"{name} has shape {np.shape(numbers)}; expected one number or one for each of "
             f"{n_states} states."
         )
         raise ValueError(msg) from None
-    if not (np.isfinite(values) & (values > 0)).all():
-        msg = f"sigma is {values.tolist()}; expected positive standard deviations."
+
+
+def grid_around(
+    t: NDArray[np.float64], grid: int | ArrayLike
+) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
+    """Return a grid that contains the times t, and where in it they are.
+
+    An integer is the number of equal steps in every gap.
+    """
+    if np.ndim(grid) == 0:
+        if not (isinstance(grid, int | np.integer) and grid >= 1):
+            msg = f"grid is {grid}; expected a whole number of steps per gap, or an array of times."
+            raise ValueError(msg)
+        fractions = np.arange(grid) / grid
+        inner = t[:-1, None] + np.diff(t)[:, None] * fractions
+        times = as_times(np.append(inner.ravel(), t[-1]))
+    else:
+        times = as_times(grid)
+    nearest = np.abs(times[:, None] - t).argmin(axis=0)
+    missing = ~np.isclose(times[nearest], t, rtol=1e-12, atol=1e-9 * np.diff(times).min())
+    if missing.any():
+        msg = (
+            f"the grid lacks the observation times {t[missing][:3].tolist()}; expected all of them "
+            "among its times, for example np.union1d(grid, t)."
+        )
         raise ValueError(msg)
-    return read_only(values)
+    return times, nearest
 
 
 def read_only(array: ArrayLike) -> NDArray[np.float64]:

@@ -1,7 +1,9 @@
 """The prior of the states, N(x | mu, C), as a PyMC distribution."""
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
+import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 from numpy.typing import NDArray
@@ -12,10 +14,20 @@ from pymc.distributions.transforms import _default_transform
 from pymc.logprob.transforms import Transform
 from pymc.pytensorf import normalize_rng_param
 from pytensor.tensor.random.utils import normalize_size_param
+from pytensor.tensor.variable import TensorVariable
 
-from pymc_gradmatch import normal
+from pymc_gradmatch import normal, spectral
 
-__all__ = ["StatePrior", "StatePriorRV", "add_coords", "is_states"]
+__all__ = [
+    "Parameterization",
+    "StatePrior",
+    "StatePriorRV",
+    "add_coords",
+    "add_states",
+    "is_states",
+]
+
+Parameterization = Literal["centered", "whitened"]
 
 
 class StatePriorRV(SymbolicRandomVariable):
@@ -39,7 +51,7 @@ class StatePriorRV(SymbolicRandomVariable):
         return cls(
             inputs=inputs,
             outputs=[next_rng, mean + scale * standardised],
-            extended_signature=f"[rng],[size],(k),(k),(t,k),{normal.signature(basis)}->[rng],(t,k)",
+            extended_signature=f"[rng],[size],(t,k),(k),(t,k),{normal.signature(basis)}->[rng],(t,k)",
         )(*inputs)
 
 
@@ -79,15 +91,17 @@ class StatePrior(Continuous):
         x_k = \mu_k + s_k \tilde x_k, \qquad
         \tilde x_k \sim N(0, C_k), \qquad C_k = F_k\,\mathrm{diag}(v_k)\,F_k^\top
 
-    with the mean :math:`\mu_k` and the scale :math:`s_k` of the data.  This is
-    the second factor of Theorem 1 of Wenk et al. (2019) in the data's units.
+    with the prior mean :math:`\mu_k(t)` and the scale :math:`s_k` of the data.
+    This is the second factor of Theorem 1 of Wenk et al. (2019) in the data's units.
     :meth:`StateGP.prior <pymc_gradmatch.StateGP.prior>` makes it; it is rarely
     needed by itself.
 
     Parameters
     ----------
-    mean, scale : tensor_like of float
-        Shape ``(state,)``, in the data's units; scales are positive.
+    mean : tensor_like of float
+        Shape ``(time, state)``, in the data's units.
+    scale : tensor_like of float
+        Shape ``(state,)``, in the data's units, positive.
     start : tensor_like of float
         Where samplers start, shape ``(time, state)``, in the data's units.  It
         takes no part in the density.
@@ -111,7 +125,7 @@ class StatePrior(Continuous):
     >>> import numpy as np, pymc as pm, pymc_gradmatch as gm
     >>> from pymc_gradmatch.states import StatePrior
     >>> unit = gm.spectral.Spectrum(vectors=np.eye(3)[None], variances=np.ones((1, 3)))
-    >>> x = StatePrior.dist([0.0], [1.0], np.zeros((3, 1)), *unit)
+    >>> x = StatePrior.dist(np.zeros((3, 1)), [1.0], np.zeros((3, 1)), *unit)
     >>> float(pm.logp(x, np.zeros((3, 1))).eval().round(4))  # three standard normals
     -2.7568
     """
@@ -143,6 +157,31 @@ class StatePrior(Continuous):
 @_default_transform.register(StatePrior)
 def _state_prior_default_transform(op, rv):
     return Standardized()
+
+
+def add_states(name: str, gp, parameterization: Parameterization) -> TensorVariable:
+    """Add the states of a :class:`~pymc_gradmatch.StateGP` to the model on the stack."""
+    model = pm.modelcontext(None)
+    add_coords(model, {"time": gp.t, "state": gp.states})
+    start = gp.prior_mean if (gp.prior_slope != 0).any() else gp.posterior_mean()
+    if parameterization == "centered":
+        parameters = (gp.prior_mean, gp.scale, start, *gp._prior_basis)
+        return StatePrior(name, *parameters, dims=("time", "state"))
+    if parameterization == "whitened":
+        vectors, variances = gp._prior_spectrum
+        sd = np.sqrt(variances).T
+        standardised_start = (start - gp.prior_mean) / gp.scale
+        whitened = pm.Normal(
+            f"{name}_whitened_",
+            shape=start.shape,
+            initval=spectral.per_state(vectors.mT, standardised_start) / sd,
+        )
+        standardised = spectral.per_state(pt.as_tensor(vectors), sd * whitened)
+        return pm.Deterministic(
+            name, gp.prior_mean + gp.scale * standardised, dims=("time", "state")
+        )
+    msg = f"parameterization is {parameterization!r}; expected 'centered' or 'whitened'."
+    raise ValueError(msg)
 
 
 def add_coords(model: pm.Model, coords: Mapping[str, Sequence | NDArray]):

@@ -184,9 +184,9 @@ def test_coords_of_the_model_must_be_those_of_the_data(data, gp):
 def test_prior_may_have_a_batch_of_states(two_kernel_gp, rng):
     gp = two_kernel_gp
     spectrum = gm.spectral.spectrum(gp.operators().C)
-    x = StatePrior.dist(gp.mean, gp.scale, gp.posterior_mean(), *spectrum, size=(3,))
+    x = StatePrior.dist(gp.prior_mean, gp.scale, gp.posterior_mean(), *spectrum, size=(3,))
     value = rng.normal(size=(3, *gp.y.shape))
-    single = StatePrior.dist(gp.mean, gp.scale, gp.posterior_mean(), *spectrum)
+    single = StatePrior.dist(gp.prior_mean, gp.scale, gp.posterior_mean(), *spectrum)
     loop = [pm.logp(single, v).eval() for v in value]
     np.testing.assert_allclose(pm.logp(x, value).eval(), loop, rtol=1e-12)
     assert pm.draw(x, random_seed=1).shape == (3, *gp.y.shape)

@@ -11,7 +11,7 @@ import pymc_gradmatch as gm
 from pymc_gradmatch import normal, spectral, structured
 from pymc_gradmatch.distribution import GradientMatchingODERV
 from pymc_gradmatch.many import _compiled_for
-from pymc_gradmatch.operators import operators_of
+from pymc_gradmatch.operators import blocks_of, conditional_operators
 from pymc_gradmatch.states import StatePrior
 
 GAMMA = 0.3
@@ -32,7 +32,7 @@ def times(n_time, irregular):
 
 def operators(kernel, irregular=False, n_time=N_TIME):
     covs = [KERNELS[kernel](1, ls=np.float64(ls)) for ls in (1.0, 2.5)]
-    return operators_of(covs, times(n_time, irregular), 1e-4)
+    return conditional_operators(blocks_of(covs, times(n_time, irregular)), 1e-4)
 
 
 def long_gp(lotka_volterra, kernel="Matern52", irregular=False, ls=1.0, n_time=N_TIME):
@@ -245,9 +245,9 @@ def test_a_random_tolerance_is_found_in_both_bases(lotka_volterra):
 @pytest.mark.usefixtures("fast_compile")
 def test_size_gives_a_batch_of_long_series(lotka_volterra):
     gp = long_gp(lotka_volterra)
-    x = StatePrior.dist(gp.mean, gp.scale, gp.y, *gp._prior_basis, size=(3,))
+    x = StatePrior.dist(gp.prior_mean, gp.scale, gp.y, *gp._prior_basis, size=(3,))
     assert pm.draw(x, random_seed=1).shape == (3, *gp.y.shape)
-    single = StatePrior.dist(gp.mean, gp.scale, gp.y, *gp._prior_basis)
+    single = StatePrior.dist(gp.prior_mean, gp.scale, gp.y, *gp._prior_basis)
     density = pm.logp(x, np.stack([gp.y] * 3)).eval()
     np.testing.assert_allclose(density, [pm.logp(single, gp.y).eval()] * 3, rtol=1e-12)
 

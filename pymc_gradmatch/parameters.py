@@ -1,0 +1,118 @@
+"""The parameters of an ODE as one unconstrained vector, with the density of their prior."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+from numpy.typing import NDArray
+from pymc.initial_point import make_initial_point_expression, make_initial_point_fn
+from pytensor.graph.replace import clone_replace
+from pytensor.graph.traversal import ancestors
+from pytensor.tensor.random.type import RandomType
+from pytensor.tensor.variable import TensorVariable
+
+__all__ = ["Parameters", "is_registered", "parameters_of", "registered"]
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Independent scalar parameters in PyMC's unconstrained coordinates u, shape ``(param,)``.
+
+    Attributes
+    ----------
+    names : sequence of str
+        In the order of u.
+    log_prior : callable
+        Maps u to the log density of u, its gradient and the diagonal of its Hessian.
+    natural : callable
+        Maps u to the parameters and their derivatives by their own u.
+    draw : callable
+        Maps a seed to a draw of u from the prior.
+    """
+
+    names: Sequence[str]
+    log_prior: Callable[[NDArray], tuple[NDArray, NDArray, NDArray]]
+    natural: Callable[[NDArray], tuple[NDArray, NDArray]]
+    draw: Callable[[int], NDArray]
+
+    def by_name(self, u: NDArray) -> dict[str, float]:
+        """Return the parameters themselves."""
+        return dict(zip(self.names, self.natural(u)[0].tolist(), strict=True))
+
+
+def parameters_of(priors: Mapping[str, TensorVariable], names: Sequence[str]) -> Parameters:
+    """Compile what :class:`Parameters` holds, from scalar priors by name.
+
+    A variable of the user's model has its prior given the initial values of
+    the variables that it depends on.
+    """
+    outer = pm.Model.get_context(error_if_none=False)
+    model = pm.Model(model=None)
+    with model:
+        for name in names:
+            _add(model, name, _given_parents(priors[name], outer))
+    values = [model.rvs_to_values[model[name]] for name in names]
+    u = pt.vector("u", dtype="float64", shape=(len(names),))
+    graphs: list[Any] = [model.logp(), *model.replace_rvs_by_values([model[n] for n in names])]
+    log_prior, *theta = clone_replace(graphs, {v: u[i] for i, v in enumerate(values)})
+    gradient = cast("TensorVariable", pytensor.grad(log_prior, u))
+    curvature = _gradient(gradient.sum(), u)  # independent: the Hessian is diagonal
+    natural = pt.stack(theta)
+
+    def compiled(graphs):
+        return pytensor.function([u], graphs, mode="FAST_COMPILE", on_unused_input="ignore")
+
+    start = make_initial_point_fn(
+        model=model, overrides=dict.fromkeys(names, "prior"), return_transformed=True
+    )
+    return Parameters(
+        names,
+        compiled([log_prior, gradient, curvature]),
+        compiled([natural, _gradient(natural.sum(), u)]),
+        lambda seed: np.array([float(value) for value in start(seed).values()]),
+    )
+
+
+def is_registered(variable, model: pm.Model | None) -> bool:
+    """Tell whether a variable already belongs to a model."""
+    return model is not None and any(variable is known for known in model.named_vars.values())
+
+
+def registered(
+    model: pm.Model, name: str, prior: TensorVariable, initval: float | None = None
+) -> TensorVariable:
+    """Return the model's variable of a prior: itself, if it is there, or a new one."""
+    return prior if is_registered(prior, model) else _add(model, name, prior, initval)
+
+
+def _add(model, name, prior, initval=None) -> TensorVariable:
+    # The same .dist() object may serve several parameters and models: each
+    # gets a node, and a stream of random numbers, of its own.
+    inputs = [
+        pt.random.shared_rng(seed=None) if isinstance(variable.type, RandomType) else variable
+        for variable in prior.owner.inputs
+    ]
+    node = prior.owner.clone_with_new_inputs(inputs)
+    return model.register_rv(node.outputs[prior.owner.outputs.index(prior)], name, initval=initval)
+
+
+def _given_parents(prior, outer: pm.Model | None):
+    if not is_registered(prior, outer):
+        return prior
+    upstream = set(ancestors(prior.owner.inputs))
+    parents = [rv for rv in outer.free_RVs if rv in upstream]
+    values = make_initial_point_expression(
+        free_rvs=parents,
+        rvs_to_transforms={},
+        initval_strategies=outer.rvs_to_initial_values,
+    )
+    inputs = clone_replace(prior.owner.inputs, dict(zip(parents, values, strict=True)))
+    return prior.owner.clone_with_new_inputs(inputs).outputs[prior.owner.outputs.index(prior)]
+
+
+def _gradient(scalar, u) -> TensorVariable:
+    return cast("TensorVariable", pytensor.grad(scalar, u, disconnected_inputs="ignore"))
