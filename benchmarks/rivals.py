@@ -132,8 +132,8 @@ RIGHT_HAND_SIDES: dict[str, Callable] = {
 }
 
 
-def _import_jax():
-    """Import the rival's packages: float64, one thread, no accelerator."""
+def import_jax():
+    """Import and return diffrax, jax and numpyro: float64, one thread, no accelerator."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     os.environ.setdefault(
@@ -144,7 +144,7 @@ def _import_jax():
         import jax
         import numpyro
     except ImportError as error:
-        msg = "The rival needs JAX, NumPyro and diffrax: pip install .[benchmarks]"
+        msg = "This benchmark needs JAX, NumPyro and diffrax: pip install .[benchmarks]"
         raise ImportError(msg) from error
     jax.config.update("jax_enable_x64", True)
     return diffrax, jax, numpyro
@@ -152,7 +152,7 @@ def _import_jax():
 
 def _model(system: System, data: Simulation, prior: Prior) -> Callable[[], None]:
     """Return the NumPyro model: theta and the initial states unknown, sigma known."""
-    diffrax, jax, numpyro = _import_jax()
+    diffrax, jax, numpyro = import_jax()
     right_hand_side = RIGHT_HAND_SIDES[system.name]
     term = diffrax.ODETerm(lambda t, x, theta: jax.numpy.stack(right_hand_side(*x, *theta)))
 
@@ -184,7 +184,7 @@ def _model(system: System, data: Simulation, prior: Prior) -> Callable[[], None]
 
 def _gradient_us(model: Callable[[], None], init_strategy: Callable, calls: int = 2_000) -> float:
     """Return CPU microseconds of one log density with gradient, the best of three loops."""
-    _, jax, numpyro = _import_jax()
+    _, jax, numpyro = import_jax()
     information = numpyro.infer.util.initialize_model(
         jax.random.key(0), model, init_strategy=init_strategy
     )
@@ -259,7 +259,7 @@ def diffrax_nuts(
     JAX is switched to float64 for the whole process, and to one thread if it
     has not run yet.
     """
-    _, jax, numpyro = _import_jax()
+    _, jax, numpyro = import_jax()
     model = _model(system, data, prior)
     start_at_truth = numpyro.infer.init_to_value(
         values={**system.theta, "x0": np.asarray(system.x0)}

@@ -1,0 +1,44 @@
+"""The data sets of the accuracy study."""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+import pymc_gradmatch as gm
+from benchmarks.rivals import Prior
+from pymc_gradmatch.systems import Noise, Simulation, System
+
+
+class AccuracyCase(NamedTuple):
+    """A system, its noise level, its times and the prior of every parameter."""
+
+    name: str
+    system: System
+    noise: str
+    t: np.ndarray
+    prior: Prior
+
+    def simulate(self, replicate: int) -> Simulation:
+        """Return one of the data sets; its number is the seed of the noise."""
+        return self.system.simulate(self.noise, t=self.t, random_seed=replicate)
+
+
+_LV = gm.systems.lotka_volterra
+_FHN = gm.systems.fitzhugh_nagumo
+_PT = gm.systems.protein_transduction
+# Cho et al. (AAAI 2026) compare MAGI with FGPGM and AGM on this problem.
+_FHN_MAGI = replace(_FHN, noise={**_FHN.noise, "sd0.2": Noise("sd", 0.2)})
+
+_WIDE = Prior("HalfNormal", (5.0,))
+_NARROW = Prior("HalfNormal", (1.0,))
+
+ACCURACY_CASES = (
+    AccuracyCase("LV low", _LV, "low", _LV.t, _WIDE),
+    AccuracyCase("LV high", _LV, "high", _LV.t, _WIDE),
+    AccuracyCase("FHN SNR 10", _FHN, "snr10", np.linspace(0, 10, 20), _WIDE),
+    AccuracyCase("FHN SNR 100", _FHN, "snr100", np.linspace(0, 10, 25), _WIDE),
+    AccuracyCase("FHN MAGI", _FHN_MAGI, "sd0.2", np.linspace(0, 20, 41), _WIDE),
+    AccuracyCase("PT low", _PT, "low", _PT.t, _NARROW),
+    AccuracyCase("PT high", _PT, "high", _PT.t, _NARROW),
+)

@@ -1,0 +1,198 @@
+"""NUTS on the exact posterior of a data set: NumPyro, with diffrax inside.
+
+JAX comes with the extra ``benchmarks``; importing this module does not need it.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from time import process_time
+from typing import NamedTuple
+
+import arviz as az
+import numpy as np
+
+from benchmarks.cases import ACCURACY_CASES, AccuracyCase
+from benchmarks.rivals import RIGHT_HAND_SIDES, import_jax
+
+
+class Length(NamedTuple):
+    """Length of every chain: warm-up, and draws after it."""
+
+    warmup: int
+    draws: int
+
+
+LENGTHS = (Length(300, 700), Length(600, 1_400), Length(1_000, 4_000))
+CHAINS = 4
+RHAT_REACHED = 1.01
+
+
+class Fit(NamedTuple):
+    """Draws of the exact posterior of one data set.
+
+    Attributes
+    ----------
+    theta, x0, sigma : array
+        Parameters, states at the first time and noise of every state, each of
+        shape ``(chain, draw, ...)``.
+    divergences : int
+        Divergent transitions after warm-up.
+    attempts : int
+        How many lengths of chains were tried; the last is kept.
+    cpu_seconds : float
+        Warm-up and draws of all chains of the last attempt, compilation left out.
+    """
+
+    theta: np.ndarray
+    x0: np.ndarray
+    sigma: np.ndarray
+    divergences: int
+    attempts: int
+    cpu_seconds: float
+
+    def rhat(self) -> float:
+        """Return the largest R-hat of theta."""
+        return float(az.rhat(self._theta_by_name()).dataset["theta"].max())
+
+    def ess(self) -> float:
+        """Return the least bulk effective sample size of theta."""
+        return float(az.ess(self._theta_by_name(), method="bulk").dataset["theta"].min())
+
+    def _theta_by_name(self):
+        return az.from_dict({"posterior": {"theta": self.theta}})
+
+
+def split(case: AccuracyCase, u) -> tuple:
+    """Split unconstrained points into log theta, the first states and log sigma."""
+    n_params, n_states = len(case.system.theta), len(case.system.x0)
+    return u[..., :n_params], u[..., n_params : n_params + n_states], u[..., -n_states:]
+
+
+def log_density(case: AccuracyCase) -> Callable:
+    """Return the exact log density of an unconstrained point, given the observations.
+
+    Theta has the prior of the case; the first states have normal priors as wide as
+    ten standard deviations of the observations, which is practically flat; and the
+    noise of each state is half-normal, as wide as its observations vary.
+    """
+    diffrax, jax, numpyro = import_jax()
+    distributions = numpyro.distributions
+    right_hand_side = RIGHT_HAND_SIDES[case.system.name]
+    term = diffrax.ODETerm(lambda t, x, theta: jax.numpy.stack(right_hand_side(*x, *theta)))
+    # A hundred thousandth of the noise: far below what the data can tell.
+    controller = diffrax.PIDController(rtol=1e-6, atol=1e-5 * case.simulate(0).sigma.min())
+
+    def log_p(u, y):
+        log_theta, x0, log_sigma = split(case, u)
+        theta, sigma = jax.numpy.exp(log_theta), jax.numpy.exp(log_sigma)
+        spread = y.std(axis=0)
+        solution = diffrax.diffeqsolve(
+            term,
+            diffrax.Tsit5(),
+            t0=case.t[0],
+            t1=case.t[-1],
+            dt0=None,
+            y0=x0,
+            args=theta,
+            saveat=diffrax.SaveAt(ts=case.t),
+            stepsize_controller=controller,
+            adjoint=diffrax.RecursiveCheckpointAdjoint(),
+            max_steps=1_000,
+            throw=False,
+        )
+        return (
+            (case.prior.numpyro().log_prob(theta) + log_theta).sum()
+            + distributions.Normal(y.mean(axis=0), 10 * spread).log_prob(x0).sum()
+            + (distributions.HalfNormal(spread).log_prob(sigma) + log_sigma).sum()
+            + distributions.Normal(solution.ys, sigma).log_prob(y).sum()
+        )
+
+    return log_p
+
+
+def round_coordinates(case: AccuracyCase) -> tuple[np.ndarray, np.ndarray]:
+    """Return the truth, unconstrained, and a factor of its Gauss-Newton covariance.
+
+    In these coordinates the posterior of every data set of the case is nearly
+    round, so that warm-up starts with short trajectories.
+    """
+    system, truth = case.system, case.simulate(0)
+    center = np.concatenate([np.log(list(system.theta.values())), system.x0, np.log(truth.sigma)])
+    n_solved = len(system.theta) + len(system.x0)
+    steps = 1e-3 * np.eye(n_solved, len(center))
+    up, down = (
+        system.ode.solve(case.t, x0, np.exp(log_theta))
+        for log_theta, x0, _ in (split(case, center + step) for step in (steps, -steps))
+    )
+    slopes = ((up - down) / 2e-3 / truth.sigma).reshape(n_solved, -1)
+    # About the prior's share, one for every log theta, and Fisher's, 2 T for every log sigma.
+    counts = len(system.theta), len(system.x0), len(system.x0)
+    precision = np.diag(np.repeat([1.0, 0.0, 2.0 * len(case.t)], counts))
+    precision[:n_solved, :n_solved] += slopes @ slopes.T
+    return center, np.linalg.inv(np.linalg.cholesky(precision)).T
+
+
+@cache
+def compiled_chain(name: str, length: Length) -> Callable:
+    """Return ``chain(key, y)``, compiled once for all data sets of a case."""
+    _, jax, numpyro = import_jax()
+    case = next(case for case in ACCURACY_CASES if case.name == name)
+    log_p = log_density(case)
+    center, factor = round_coordinates(case)
+
+    def chain(key, y):
+        of_start, of_chain = jax.random.split(key)
+        kernel = numpyro.infer.NUTS(
+            potential_fn=lambda z: -log_p(center + factor @ z, y),
+            dense_mass=True,
+            # With NumPyro's 0.8 a few draws in a thousand diverge on FitzHugh-Nagumo.
+            target_accept_prob=0.9,
+        )
+        mcmc = numpyro.infer.MCMC(
+            kernel, num_warmup=length.warmup, num_samples=length.draws, progress_bar=False
+        )
+        # As far from the truth as the posterior is wide: a reference may know its mode.
+        start = jax.random.normal(of_start, center.shape)
+        mcmc.run(of_chain, init_params=start, extra_fields=("diverging",))
+        return center + mcmc.get_samples() @ factor.T, mcmc.get_extra_fields()["diverging"].sum()
+
+    example = jax.random.key(0), case.simulate(0).y
+    return jax.jit(chain).lower(*example).compile()
+
+
+def sample(case: AccuracyCase, replicate: int, lengths: Sequence[Length] = LENGTHS) -> Fit:
+    """Sample the exact posterior of a data set, with longer chains until they agree.
+
+    Parameters
+    ----------
+    case : AccuracyCase
+        One of the cases of the study.
+    replicate : int
+        Number of the data set, also the seed of the chains.
+    lengths : sequence of Length
+        What to try in turn while the largest R-hat is above 1.01.
+
+    Returns
+    -------
+    Fit
+        The last attempt.
+
+    Raises
+    ------
+    ImportError
+        If JAX, NumPyro or diffrax is missing.
+    """
+    _, jax, _ = import_jax()
+    y = case.simulate(replicate).y
+    for attempt, length in enumerate(lengths):
+        chain = compiled_chain(case.name, length)
+        keys = jax.random.split(jax.random.fold_in(jax.random.key(replicate), attempt), CHAINS)
+        start = process_time()
+        runs = [jax.block_until_ready(chain(key, y)) for key in keys]
+        cpu_seconds = process_time() - start
+        log_theta, x0, log_sigma = split(case, np.stack([np.asarray(u) for u, _ in runs]))
+        divergences = sum(int(count) for _, count in runs)
+        fit = Fit(np.exp(log_theta), x0, np.exp(log_sigma), divergences, attempt + 1, cpu_seconds)
+        if fit.rhat() <= RHAT_REACHED:
+            break
+    return fit
