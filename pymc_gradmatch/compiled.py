@@ -18,6 +18,7 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor.variable import TensorVariable
 from xarray import DataTree
 
+from pymc_gradmatch.curved import Coordinates, Split, curve, monomials, straight
 from pymc_gradmatch.derivatives import EVALUATE_ONCE
 from pymc_gradmatch.distribution import GradientMatchingODERV
 from pymc_gradmatch.laplace import Laplace, laplace, maximise
@@ -45,9 +46,8 @@ class CompiledPosterior:
         factor and the data, in that order.
     draw_start : callable
         Maps a seed to a start u, parameters drawn from their prior.
-    is_state, is_held : array of bool
-        Which entries of u are states; which are neither states nor parameters
-        of an ODE, such as a random sigma or gamma.
+    split : Split
+        What the entries of u are to the coordinates.
     shapes : list of tuple
         Shapes of the value variables.
     written : Written
@@ -59,8 +59,7 @@ class CompiledPosterior:
     model: pm.Model
     native: NativeDensity
     draw_start: Callable[[int], NDArray[np.float64]]
-    is_state: NDArray[np.bool_]
-    is_held: NDArray[np.bool_]
+    split: Split
     shapes: list[tuple[int, ...]]
     written: Written
     data: NDArray[np.float64]
@@ -78,12 +77,12 @@ class CompiledPosterior:
             msg = "the model differs from the compiled one in more than its data."
             raise ValueError(msg)
         data = _flat(constant.data for constant in other.constants)
-        states = _states_start(model)
+        given = _given(model)
         return replace(
             self,
             model=model,
-            native=self.native.with_numbers(_numbers(_standard(self.native.n), data)),
-            draw_start=lambda seed: _with_entries(self.draw_start(seed), self.is_state, states),
+            native=self.native.with_numbers(_numbers(_standard(self.native.n, self.split), data)),
+            draw_start=lambda seed: _with_entries(self.draw_start(seed), *given),
             written=other,
             data=data,
         )
@@ -93,33 +92,36 @@ class CompiledPosterior:
         return self.native(u)
 
     def find_mode(self, rng: np.random.Generator) -> Laplace:
-        """Find the mode and a normal approximation there.
+        """Find the most probable u, and a normal approximation there.
 
         From every start the parameters climb alone, given the states; from
         the best of these points states and parameters climb together.  A
         random sigma or gamma stays where it starts: the joint mode of a
         variance and what varies runs to zero.
         """
+        free = ~self.split.is_held
         starts = [self.draw_start(seed) for seed in rng.integers(2**31, size=N_STARTS)]
-        parameters = ~(self.is_state | self.is_held)
+        joint = self._along(starts[0], free)
+        if all(np.array_equal(start, starts[0]) for start in starts):
+            return self._with_held(starts[0], laplace(joint, starts[0][free]))
+        parameters = ~(self.split.is_state | self.split.is_held)
         climbed = [
             _with_entries(u, parameters, maximise(self._along(u, parameters), [u[parameters]]))
             for u in starts
             if np.isfinite(self.density(u)[0])
         ]
         climbed.sort(key=lambda u: -self.density(u)[0])
-        free = ~self.is_held
-        joint = self._along(starts[0], free)
-        mode = laplace(joint, maximise(joint, [u[free] for u in climbed[:N_CLIMBED]]))
-        factor = np.eye(len(free))
-        factor[np.ix_(free, free)] = mode.factor
-        return Laplace(_with_entries(starts[0], free, mode.location), factor, mode.log_density)
+        best = maximise(joint, [u[free] for u in climbed[:N_CLIMBED]])
+        return self._with_held(starts[0], laplace(joint, best))
 
-    def sample(self, around: Laplace, **settings) -> DataTree:
-        """Run nutpie's NUTS in the coordinates of a normal approximation."""
+    def coordinates(self, mode: Laplace, rng: np.random.Generator) -> Coordinates:
+        """Make coordinates around the mode in which the posterior is nearly standard normal."""
+        return curve(self.density, mode, self.split, rng)
+
+    def sample(self, around: Coordinates, **settings) -> DataTree:
+        """Run nutpie's NUTS in coordinates."""
         trace = self.native.with_numbers(_numbers(around, self.data)).sample(**settings)
-        q = trace["posterior"][COORDINATES].to_numpy()
-        values = self.variables(around.location + q @ around.factor.T)
+        values = self.variables(around(trace["posterior"][COORDINATES].to_numpy()))
         coords, dims = coords_and_dims_for_inferencedata(self.model)
         trace["posterior"] = dict_to_dataset(
             values, coords=coords, dims=dims, inference_library=nutpie
@@ -141,6 +143,12 @@ class CompiledPosterior:
             name: np.broadcast_to(value, batch + value.shape[len(batch) :])
             for name, value in zip(self.written.names, values, strict=True)
         }
+
+    def _with_held(self, start, mode: Laplace) -> Laplace:
+        free = ~self.split.is_held
+        factor = np.eye(len(free))
+        factor[np.ix_(free, free)] = mode.factor
+        return Laplace(_with_entries(start, free, mode.location), factor, mode.log_density)
 
     def _along(self, u, entries):
         """Return the density as a function of some entries of u, the others fixed."""
@@ -184,28 +192,36 @@ def compile_posterior(model: pm.Model) -> CompiledPosterior:
 
     written = write(model)
     data = _flat(constant.data for constant in written.constants)
-    standard = _standard(sum(sizes))
+    n_soft = sum(rv.type.shape[-1] for rv in model.free_RVs if is_states(rv))
+    split = Split(entries(is_states), entries(lambda rv: rv in held), n_soft)
+    standard = _standard(sum(sizes), split)
     return CompiledPosterior(
         model,
-        _compile(written, shapes).with_numbers(_numbers(standard, data)),
+        _compile(written, shapes, split).with_numbers(_numbers(standard, data)),
         draw_start=lambda seed: _flat(start(seed).values()),
-        is_state=entries(is_states),
-        is_held=entries(lambda rv: rv in held),
+        split=split,
         shapes=shapes,
         written=written,
         data=data,
     )
 
 
-def _compile(written: Written, shapes) -> NativeDensity:
+def _compile(written: Written, shapes, split: Split) -> NativeDensity:
     n = sum(int(np.prod(shape)) for shape in shapes)
-    slots = [(n,), (n, n), *(constant.data.shape for constant in written.constants)]
+    slots = [
+        (n,),
+        (n, n),
+        (split.n_monomials, n),
+        *(constant.data.shape for constant in written.constants),
+    ]
     n_numbers = sum(int(np.prod(shape)) for shape in slots)
     q = pt.tensor("q", dtype="float64", shape=(n,))
     numbers = pt.tensor("numbers", dtype="float64", shape=(n_numbers,))
-    location, factor_rows, *constants = _cut(numbers, slots)
+    location, linear, bent, *constants = _cut(numbers, slots)
     # A sum over rows, unlike one along a row, is vectorised.
-    u = location + (factor_rows * q[:, None]).sum(axis=0)
+    u = location + (linear * q[:, None]).sum(axis=0)
+    if split.n_monomials:
+        u += (bent * pt.concatenate(monomials(q, split.n_curved))[:, None]).sum(axis=0)
     parts = [*zip(written.inputs, _cut(u, shapes), strict=True)]
     parts += zip(written.constants, constants, strict=True)
     log_density = cast(
@@ -214,12 +230,12 @@ def _compile(written: Written, shapes) -> NativeDensity:
     return compile_density(log_density, q, numbers)
 
 
-def _numbers(around: Laplace, data) -> NDArray[np.float64]:
-    return _flat([around.location, around.factor.T, data])
+def _numbers(around: Coordinates, data) -> NDArray[np.float64]:
+    return _flat([around.location, around.linear.T, around.bent.T, data])
 
 
-def _standard(n: int) -> Laplace:
-    return Laplace(np.zeros(n), np.eye(n), 0.0)
+def _standard(n: int, split: Split) -> Coordinates:
+    return straight(Laplace(np.zeros(n), np.eye(n), 0.0), split)
 
 
 def _flat(arrays) -> NDArray[np.float64]:
@@ -234,14 +250,21 @@ def _cut(vector, shapes) -> list:
     ]
 
 
-def _states_start(model: pm.Model) -> NDArray[np.float64]:
+def _given(model: pm.Model) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+    """Tell which entries of u have a start of the model's own, and return these starts."""
     graphs = make_initial_point_expression(
-        free_rvs=[rv for rv in model.free_RVs if is_states(rv)],
+        free_rvs=model.free_RVs,
         rvs_to_transforms=model.rvs_to_transforms,
-        initval_strategies={},
+        initval_strategies=model.rvs_to_initial_values,
         return_transformed=True,
     )
-    return _flat(pytensor.function([], graphs, mode=EVALUATE_ONCE)())
+    values = pytensor.function([], graphs, mode=EVALUATE_ONCE)()
+    is_given = [
+        np.full(np.size(value), is_states(rv) or model.rvs_to_initial_values[rv] is not None)
+        for rv, value in zip(model.free_RVs, values, strict=True)
+    ]
+    entries = np.concatenate(is_given)
+    return entries, _flat(values)[entries]
 
 
 def _held(model: pm.Model) -> set:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-__all__ = ["Laplace", "laplace", "maximise"]
+__all__ = ["Density", "Laplace", "ascend", "hessian", "laplace", "maximise", "moved"]
 
 type Density = Callable[[NDArray[np.float64]], tuple[float, NDArray[np.float64]]]
 
@@ -46,24 +46,26 @@ def maximise(density: Density, starts: Iterable[NDArray[np.float64]]) -> NDArray
     ValueError
         If the density is not finite at any start.
     """
-    fits = [_ascend(density, start) for start in starts if np.isfinite(density(start)[0])]
-    if not fits:
+    tops = [ascend(density, start) for start in starts if np.isfinite(density(start)[0])]
+    if not tops:
         msg = (
             "the log density is not finite at any start; check the priors, or pass `initval` for "
             "the parameters."
         )
         raise ValueError(msg)
-    return min(fits, key=lambda fit: fit.fun).x
+    return max(tops, key=lambda top: density(top)[0])
 
 
-def _ascend(density: Density, start: NDArray[np.float64]):
+def ascend(density: Density, start: NDArray[np.float64], steps: int = 500) -> NDArray[np.float64]:
+    """Return the point that L-BFGS reaches in at most so many steps."""
+
     def objective(point):
         value, gradient = density(point)
         if not (np.isfinite(value) and np.isfinite(gradient).all()):
             return np.inf, np.zeros_like(point)
         return -value, -gradient
 
-    return minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": 500})
+    return minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": steps}).x
 
 
 def laplace(density: Density, start: NDArray[np.float64]) -> Laplace:
@@ -94,31 +96,34 @@ def laplace(density: Density, start: NDArray[np.float64]) -> Laplace:
     >>> bool(np.allclose(fit.factor @ fit.factor.T, np.linalg.inv(precision)))
     True
     """
-    location, factor = start, np.eye(len(start))
+    fit = Laplace(start, np.eye(len(start)), density(start)[0])
     for _ in range(ROUNDS):
-        factor = _whitened(density, location, factor)
-        location = location + factor @ _ascend(_moved(density, location, factor), 0 * start).x
-    return Laplace(location, _whitened(density, location, factor), density(location)[0])
+        fit = fit._replace(factor=_whitened(density, fit))
+        top = fit.location + fit.factor @ ascend(moved(density, fit), np.zeros(len(start)))
+        fit = fit._replace(location=top, log_density=density(top)[0])
+    return fit._replace(factor=_whitened(density, fit))
 
 
-def _moved(density: Density, location, factor) -> Density:
+def moved(density: Density, around: Laplace) -> Density:
     """Return the density as a function of q, where u = location + factor q."""
 
     def rotated(q):
-        value, gradient = density(location + factor @ q)
-        return value, factor.T @ gradient
+        value, gradient = density(around.location + around.factor @ q)
+        return value, around.factor.T @ gradient
 
     return rotated
 
 
-def _whitened(density: Density, location, factor) -> NDArray[np.float64]:
+def _whitened(density: Density, around: Laplace) -> NDArray[np.float64]:
     """Return the factor that the Hessian at a point asks for, starting from another."""
-    hessian = _hessian(_moved(density, location, factor), np.zeros(len(location)))
-    variances, vectors = np.linalg.eigh(-hessian)
-    return factor @ (vectors / np.sqrt(np.maximum(np.abs(variances), SMALLEST_CURVATURE)))
+    curvature = -hessian(moved(density, around), np.zeros(len(around.location)))
+    variances, vectors = np.linalg.eigh(curvature)
+    scale = 1 / np.sqrt(np.maximum(np.abs(variances), SMALLEST_CURVATURE))
+    return around.factor @ (vectors * scale)
 
 
-def _hessian(density: Density, point: NDArray[np.float64]) -> NDArray[np.float64]:
+def hessian(density: Density, point: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the Hessian of a log density, from differences of its gradient."""
     step = 1e-4
     columns = []
     for shift in step * np.eye(len(point)):

@@ -96,7 +96,7 @@ def fit_many(
                 )
                 posterior = _compiled_for(model, compiled)
             idata = posterior.sample(
-                posterior.find_mode(rng),
+                posterior.coordinates(posterior.find_mode(rng), rng),
                 draws=draws,
                 tune=tune,
                 chains=chains,

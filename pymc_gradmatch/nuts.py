@@ -89,13 +89,13 @@ def sample(
     model = pm.modelcontext(model)
     rng = np.random.default_rng(random_seed)
     posterior = compile_posterior(model)
-    mode = posterior.find_mode(rng)
+    around = posterior.coordinates(posterior.find_mode(rng), rng)
     bars = NutpieProgressBarManager(chains=chains, draws=draws, progressbar=progressbar)
     options = {} if target_accept is None else {"target_accept": target_accept}
     start = time.perf_counter()
     with bars:
         idata = posterior.sample(
-            mode,
+            around,
             draws=draws,
             tune=tune,
             chains=chains,
