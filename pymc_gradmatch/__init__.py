@@ -8,6 +8,7 @@ identification in systems of nonlinear ODEs", AISTATS 2019.
 
 from pymc_gradmatch import datasets, derivatives, kernels, systems
 from pymc_gradmatch.distribution import GradientMatchingODE
+from pymc_gradmatch.exactness import integrate_check
 from pymc_gradmatch.fit import fit_gp
 from pymc_gradmatch.gp import StateGP
 from pymc_gradmatch.many import fit_many
@@ -16,10 +17,12 @@ from pymc_gradmatch.nuts import find_map, sample
 from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.plots import plot_states
 from pymc_gradmatch.sampling import sample_fgpgm
+from pymc_gradmatch.verdict import IntegrateCheck
 
 __all__ = [
     "ODE",
     "GradientMatchingODE",
+    "IntegrateCheck",
     "StateGP",
     "build_model",
     "datasets",
@@ -27,6 +30,7 @@ __all__ = [
     "find_map",
     "fit_gp",
     "fit_many",
+    "integrate_check",
     "kernels",
     "plot_states",
     "sample",
