@@ -8,6 +8,7 @@ identification in systems of nonlinear ODEs", AISTATS 2019.
 
 from pymc_gradmatch import datasets, derivatives, kernels, systems
 from pymc_gradmatch.distribution import GradientMatchingODE
+from pymc_gradmatch.exactness import integrate_check
 from pymc_gradmatch.fit import fit_gp
 from pymc_gradmatch.gp import StateGP
 from pymc_gradmatch.many import fit_many
@@ -18,10 +19,12 @@ from pymc_gradmatch.plots import plot_states
 from pymc_gradmatch.recentring import recentre
 from pymc_gradmatch.refined import refine
 from pymc_gradmatch.sampling import sample_fgpgm
+from pymc_gradmatch.verdict import IntegrateCheck
 
 __all__ = [
     "ODE",
     "GradientMatchingODE",
+    "IntegrateCheck",
     "StateGP",
     "build_model",
     "datasets",
@@ -29,6 +32,7 @@ __all__ = [
     "find_map",
     "fit_gp",
     "fit_many",
+    "integrate_check",
     "kernels",
     "plot_states",
     "recentre",
