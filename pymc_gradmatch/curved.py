@@ -27,6 +27,7 @@ __all__ = ["Coordinates", "Split", "curve", "monomials", "straight"]
 
 SPREADS = (0.5, 1.0, 1.5)  # posterior standard deviations; each sweep starts from the one before
 STEPS = 30
+TYPICAL = 8  # points at which the thickness of the ridge is measured
 CONVERGED = 0.2  # conditional standard deviations
 MOST_MONOMIALS = 400
 
@@ -149,7 +150,21 @@ def _bent(density: Density, flat: Coordinates, n_held: int, rng) -> Coordinates:
     constant, slopes, curvatures = np.split(coefficients, [1, 1 + n_curved])
     linear = flat.linear.copy()
     linear[:, :n_curved] += hard @ slopes.T
-    return Coordinates(flat.location + hard @ constant[0], linear, hard @ curvatures.T, n_curved)
+    bent = Coordinates(flat.location + hard @ constant[0], linear, hard @ curvatures.T, n_curved)
+    linear[:, n_curved + n_held :] = _typical(density, bent, hard, rng)
+    return bent
+
+
+def _typical(density: Density, bent: Coordinates, hard, rng) -> NDArray[np.float64]:
+    """Rescale the hard directions to their mean precision along the ridge."""
+    n, n_hard = hard.shape
+    curvatures = []
+    for point in rng.normal(size=(TYPICAL, bent.n_curved)):
+        q = np.concatenate([point, np.zeros(n - bent.n_curved)])
+        along = moved(density, Laplace(bent(q), hard, 0.0))
+        curvatures.append(-hessian(along, np.zeros(n_hard)))
+    variances, axes = _inverse(np.mean(curvatures, axis=0))
+    return hard @ (axes * np.sqrt(variances))
 
 
 def _features(points, n_curved) -> NDArray[np.float64]:
