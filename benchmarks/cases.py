@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+from pytensor.tensor.variable import TensorVariable
 
 import pymc_gradmatch as gm
 from benchmarks.rivals import Prior
@@ -22,6 +23,10 @@ class AccuracyCase(NamedTuple):
     def simulate(self, replicate: int) -> Simulation:
         """Return one of the data sets; its number is the seed of the noise."""
         return self.system.simulate(self.noise, t=self.t, random_seed=replicate)
+
+    def priors(self) -> dict[str, TensorVariable]:
+        """Return the prior of every parameter, for PyMC."""
+        return {name: self.prior.pymc() for name in self.system.ode.params}
 
 
 _LV = gm.systems.lotka_volterra

@@ -192,8 +192,8 @@ def compile_posterior(model: pm.Model) -> CompiledPosterior:
 
     written = write(model)
     data = _flat(constant.data for constant in written.constants)
-    n_soft = sum(rv.type.shape[-1] for rv in model.free_RVs if is_states(rv))
-    split = Split(entries(is_states), entries(lambda rv: rv in held), n_soft)
+    n_states = sum(rv.type.shape[-1] for rv in model.free_RVs if is_states(rv))
+    split = Split(entries(is_states), entries(lambda rv: rv in held), n_states)
     standard = _standard(sum(sizes), split)
     return CompiledPosterior(
         model,

@@ -25,6 +25,7 @@ from pymc_gradmatch.laplace import Density, Laplace, ascend, hessian, moved
 
 __all__ = ["Coordinates", "Split", "curve", "monomials", "straight"]
 
+MOST_CURVED = 11
 SPREADS = (0.5, 1.0, 1.5)  # posterior standard deviations; each sweep starts from the one before
 STEPS = 30
 TYPICAL = 8  # points at which the thickness of the ridge is measured
@@ -38,13 +39,20 @@ class Split(NamedTuple):
     is_state: NDArray[np.bool_]
     is_held: NDArray[np.bool_]
     """Neither states nor parameters of an ODE, such as a random sigma or gamma."""
-    n_soft: int
-    """How many directions of freedom the states have when the parameters are known."""
+    n_states: int
 
     @property
     def n_curved(self) -> int:
-        """How many coordinates the ridge is a polynomial of."""
-        return int((~self.is_state & ~self.is_held).sum()) + self.n_soft if self.n_soft else 0
+        """How many coordinates the ridge is a polynomial of.
+
+        The parameters and, where not too many, two soft directions per state:
+        one for the freedom that a solution has when the parameters are known, one
+        for where the tolerance is widest.
+        """
+        n_parameters = int((~self.is_state & ~self.is_held).sum())
+        if self.n_states == 0:
+            return 0
+        return n_parameters + max(self.n_states, min(2 * self.n_states, MOST_CURVED - n_parameters))
 
     @property
     def n_monomials(self) -> int:
@@ -137,14 +145,14 @@ def _bent(density: Density, flat: Coordinates, n_held: int, rng) -> Coordinates:
     hard = flat.linear[:, n_curved + n_held :]
     coefficients = np.zeros((1 + n_curved + count, hard.shape[1]))
     for spread in SPREADS:
-        points = rng.normal(scale=spread, size=(3 * len(coefficients), n_curved))
+        points = rng.normal(scale=spread, size=(2 * len(coefficients), n_curved))
         features = _features(points, n_curved)
         ridge = [
             _settle(density, flat, hard, point, feature @ coefficients)
             for point, feature in zip(points, features, strict=True)
         ]
         usable = [i for i, z in enumerate(ridge) if z is not None]
-        if len(usable) < 1.5 * len(coefficients):
+        if len(usable) < 1.3 * len(coefficients):
             break
         coefficients = np.linalg.lstsq(features[usable], np.stack([ridge[i] for i in usable]))[0]
     constant, slopes, curvatures = np.split(coefficients, [1, 1 + n_curved])
