@@ -19,10 +19,12 @@ from pymc_gradmatch.plots import plot_states
 from pymc_gradmatch.recentring import recentre
 from pymc_gradmatch.refined import refine
 from pymc_gradmatch.sampling import sample_fgpgm
+from pymc_gradmatch.selection import GammaSelection, select_gamma
 from pymc_gradmatch.verdict import IntegrateCheck
 
 __all__ = [
     "ODE",
+    "GammaSelection",
     "GradientMatchingODE",
     "IntegrateCheck",
     "StateGP",
@@ -39,5 +41,6 @@ __all__ = [
     "refine",
     "sample",
     "sample_fgpgm",
+    "select_gamma",
     "systems",
 ]
