@@ -11,6 +11,7 @@ from pymc_gradmatch.distribution import GradientMatchingODE
 from pymc_gradmatch.exactness import integrate_check
 from pymc_gradmatch.fit import fit_gp
 from pymc_gradmatch.gp import StateGP
+from pymc_gradmatch.gridcheck import GridCheck, grid_check
 from pymc_gradmatch.many import fit_many
 from pymc_gradmatch.model import build_model
 from pymc_gradmatch.nuts import find_map, sample
@@ -26,6 +27,7 @@ __all__ = [
     "ODE",
     "GammaSelection",
     "GradientMatchingODE",
+    "GridCheck",
     "IntegrateCheck",
     "StateGP",
     "build_model",
@@ -34,6 +36,7 @@ __all__ = [
     "find_map",
     "fit_gp",
     "fit_many",
+    "grid_check",
     "integrate_check",
     "kernels",
     "plot_states",
