@@ -11,6 +11,7 @@ from pymc_gradmatch.distribution import GradientMatchingODE
 from pymc_gradmatch.exactness import integrate_check
 from pymc_gradmatch.fit import fit_gp
 from pymc_gradmatch.gp import StateGP
+from pymc_gradmatch.gridcheck import GridCheck, grid_check
 from pymc_gradmatch.many import fit_many
 from pymc_gradmatch.model import build_model
 from pymc_gradmatch.nuts import find_map, sample
@@ -19,11 +20,14 @@ from pymc_gradmatch.plots import plot_states
 from pymc_gradmatch.recentring import recentre
 from pymc_gradmatch.refined import refine
 from pymc_gradmatch.sampling import sample_fgpgm
+from pymc_gradmatch.selection import GammaSelection, select_gamma
 from pymc_gradmatch.verdict import IntegrateCheck
 
 __all__ = [
     "ODE",
+    "GammaSelection",
     "GradientMatchingODE",
+    "GridCheck",
     "IntegrateCheck",
     "StateGP",
     "build_model",
@@ -32,6 +36,7 @@ __all__ = [
     "find_map",
     "fit_gp",
     "fit_many",
+    "grid_check",
     "integrate_check",
     "kernels",
     "plot_states",
@@ -39,5 +44,6 @@ __all__ = [
     "refine",
     "sample",
     "sample_fgpgm",
+    "select_gamma",
     "systems",
 ]

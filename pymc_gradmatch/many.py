@@ -1,20 +1,15 @@
 """One ODE, many data sets: compiled once, fitted side by side."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from threading import Lock
 
 import numpy as np
-import pymc as pm
 import xarray as xr
-from joblib import Parallel, delayed
 from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor.variable import TensorVariable
-from rich.progress import track
 
-from pymc_gradmatch.compiled import CompiledPosterior, compile_posterior
 from pymc_gradmatch.model import build_model
 from pymc_gradmatch.ode import ODE
+from pymc_gradmatch.side_by_side import reason, sample_side_by_side
 
 __all__ = ["fit_many"]
 
@@ -72,7 +67,7 @@ def fit_many(
     Raises
     ------
     ValueError, TypeError
-        If no model can be built from any data set.
+        If none can be fitted: what went wrong with the first.
 
     Examples
     --------
@@ -81,59 +76,29 @@ def fit_many(
         fits = gm.fit_many(ode, t, ys, priors=priors, gamma=0.3, random_seed=1)
         fits["alpha"].mean(["chain", "draw"])  # one posterior mean per data set
     """
-    if not isinstance(random_seed, np.random.SeedSequence):
-        random_seed = np.random.SeedSequence(random_seed)
-    seeds = random_seed.spawn(len(ys))
-    building = Lock()  # graphs are written in Python, one at a time
-    compiled: list[CompiledPosterior] = []
 
-    def fit(replicate: int) -> xr.Dataset | Exception:
-        rng = np.random.default_rng(seeds[replicate])
-        try:
-            with building:
-                model = build_model(
-                    ode, t, ys[replicate], priors=priors, random_seed=rng, **settings
-                )
-                posterior = _compiled_for(model, compiled)
-            idata = posterior.sample(
-                posterior.coordinates(posterior.find_mode(rng), rng),
-                draws=draws,
-                tune=tune,
-                chains=chains,
-                cores=1,
-                seed=int(rng.integers(2**31)),
-                save_warmup=False,
-                progress_bar=False,
-            )
-        except Exception as error:
-            return error
-        return idata["posterior"].dataset.assign(diverging=idata["sample_stats"]["diverging"])
+    def builder(y):
+        return lambda rng: build_model(ode, t, y, priors=priors, random_seed=rng, **settings)
 
-    fits = Parallel(n_jobs=n_jobs, prefer="threads", return_as="generator")(
-        delayed(fit)(replicate) for replicate in range(len(ys))
+    results = sample_side_by_side(
+        [builder(y) for y in ys],
+        draws=draws,
+        tune=tune,
+        chains=chains,
+        n_jobs=n_jobs,
+        random_seed=random_seed,
+        progressbar=progressbar,
     )
-    results = list(track(fits, "Fitting", total=len(ys), disable=not progressbar))
-    if not compiled:
-        raise results[0]
+    errors = [result for result in results if isinstance(result, Exception)]
+    if len(errors) == len(results):
+        raise errors[0]
     return _stacked(results)
-
-
-def _compiled_for(model: pm.Model, compiled: list[CompiledPosterior]) -> CompiledPosterior:
-    """Return one of the compiled posteriors with this model's numbers, or one more if none fits."""
-    for posterior in compiled:
-        with suppress(ValueError):
-            return posterior.for_model(model)
-    compiled.append(compile_posterior(model))
-    return compiled[-1]
 
 
 def _stacked(results: list[xr.Dataset | Exception]) -> xr.Dataset:
     complete = next(result for result in results if isinstance(result, xr.Dataset))
     empty = xr.full_like(complete, np.nan, dtype=float)
     datasets = [empty if isinstance(result, Exception) else result for result in results]
-    failures = [
-        f"{type(result).__name__}: {result}" if isinstance(result, Exception) else ""
-        for result in results
-    ]
+    failures = [reason(result) if isinstance(result, Exception) else "" for result in results]
     stacked = xr.concat(datasets, dim="replicate")
     return stacked.assign(failure=("replicate", failures))

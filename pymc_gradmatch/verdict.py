@@ -10,7 +10,8 @@ from arviz_base import from_dict
 from numpy.typing import NDArray
 
 from pymc_gradmatch.importance import Weighted, reliable_k
-from pymc_gradmatch.target import START, ExactPosterior
+from pymc_gradmatch.tables import furthest, ordered, printed, scalars
+from pymc_gradmatch.target import ExactPosterior
 
 __all__ = ["IntegrateCheck", "judge"]
 
@@ -65,7 +66,7 @@ class IntegrateCheck:
     starts: list[dict[str, Any]]
 
     def __repr__(self) -> str:
-        return f"{self.verdict}\n\n{self.moved.to_string(float_format='{:.3g}'.format)}"
+        return printed(self.verdict, self.moved)
 
 
 def judge(
@@ -100,28 +101,10 @@ def judge(
     )
 
 
-def _ordered(target: ExactPosterior, variables) -> dict[str, NDArray[np.float64]]:
-    """Return the ODE's parameters first, then x(t0)."""
-    return {
-        name: variables[name] for name in dict.fromkeys([*target.ode.params, START, *variables])
-    }
-
-
-def _labelled(target: ExactPosterior, variables) -> pd.DataFrame:
-    """Return all scalars as columns."""
-    columns = {}
-    for name, values in _ordered(target, variables).items():
-        per_state = values.shape[1:] == (len(target.ode.states),)
-        for index in np.ndindex(values.shape[1:]):
-            label = target.ode.states[index[0]] if per_state else ", ".join(map(str, index))
-            columns[f"{name}[{label}]" if index else name] = values[:, *index]
-    return pd.DataFrame(columns)
-
-
 def _compare(target: ExactPosterior, weighted: Weighted) -> pd.DataFrame:
     _, matched = target.variables(target.draws)
-    before = _labelled(target, matched)
-    after = _labelled(target, weighted.evaluated.variables)
+    before = pd.DataFrame(scalars(matched, target.ode))
+    after = pd.DataFrame(scalars(weighted.evaluated.variables, target.ode))
     mean = weighted.weights @ after
     table = pd.DataFrame(
         {
@@ -144,7 +127,7 @@ def _resample(weights, rng) -> NDArray[np.int64]:
 
 def _draws(target: ExactPosterior, weighted: Weighted, drawn, states: str) -> xr.DataTree:
     variables = weighted.evaluated.variables
-    values = {name: array[drawn] for name, array in _ordered(target, variables).items()}
+    values = {name: array[drawn] for name, array in ordered(variables, target.ode).items()}
     values[states] = weighted.evaluated.trajectories[drawn]
     on_grid = ["time", "state"]
     n_states = len(target.ode.states)
@@ -168,8 +151,7 @@ def _verdict(target: ExactPosterior, weighted: Weighted, moved: pd.Series) -> st
         f"Pareto k {weighted.pareto_k:.2f} ({limit:.2f} is the limit), {weighted.n_effective:.0f} "
         f"effective draws of {len(weighted.weights)}, {weighted.n_rounds} rounds"
     )
-    furthest = moved[moved.abs().sort_values(ascending=False).index[:3]]
-    moves = ", ".join(f"{name} by {value:+.1f}" for name, value in furthest.items())
+    moves = furthest(moved)
     wish = "" if target.noise_is_random else "a prior for sigma, "
     if weighted.is_reliable:
         return (

@@ -1,0 +1,90 @@
+"""Models that are one formula with different numbers: compiled once, sampled side by side."""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from threading import Lock
+
+import numpy as np
+import pymc as pm
+import xarray as xr
+from joblib import Parallel, delayed
+from rich.progress import track
+
+from pymc_gradmatch.compiled import CompiledPosterior, compile_posterior
+
+__all__ = ["reason", "sample_side_by_side"]
+
+
+def sample_side_by_side(
+    builders: Sequence[Callable[[np.random.Generator], pm.Model]],
+    *,
+    draws: int,
+    tune: int | None,
+    chains: int,
+    n_jobs: int,
+    random_seed: int | np.random.SeedSequence | None,
+    progressbar: bool,
+) -> list[xr.Dataset | Exception]:
+    """Build models and sample each by NUTS, with one compilation for all of one formula.
+
+    Parameters
+    ----------
+    builders : sequence of callable
+        Each maps a generator of random numbers to a model.
+    draws, tune, chains : int
+        As for :func:`~pymc_gradmatch.sample`, for every model.
+    n_jobs : int
+        Models that are sampled at the same time; -1 is one per core.
+    random_seed : int or numpy.random.SeedSequence, optional
+        A model's draws depend on this seed and on its place.
+    progressbar : bool
+        Show how many are done.
+
+    Returns
+    -------
+    list of xarray.Dataset or Exception
+        The posterior with ``diverging``, or what went wrong.
+    """
+    if not isinstance(random_seed, np.random.SeedSequence):
+        random_seed = np.random.SeedSequence(random_seed)
+    seeds = random_seed.spawn(len(builders))
+    building = Lock()  # graphs are written in Python, one at a time
+    compiled: list[CompiledPosterior] = []
+
+    def fit(build, seed) -> xr.Dataset | Exception:
+        rng = np.random.default_rng(seed)
+        try:
+            with building:
+                posterior = _compiled_for(build(rng), compiled)
+            idata = posterior.sample(
+                posterior.coordinates(posterior.find_mode(rng), rng),
+                draws=draws,
+                tune=tune,
+                chains=chains,
+                cores=1,
+                seed=int(rng.integers(2**31)),
+                save_warmup=False,
+                progress_bar=False,
+            )
+        except Exception as error:
+            return error
+        return idata["posterior"].dataset.assign(diverging=idata["sample_stats"]["diverging"])
+
+    fits = Parallel(n_jobs=n_jobs, prefer="threads", return_as="generator")(
+        delayed(fit)(build, seed) for build, seed in zip(builders, seeds, strict=True)
+    )
+    return list(track(fits, "Fitting", total=len(builders), disable=not progressbar))
+
+
+def reason(error: Exception) -> str:
+    """Return an error in words."""
+    return f"{type(error).__name__}: {error}"
+
+
+def _compiled_for(model: pm.Model, compiled: list[CompiledPosterior]) -> CompiledPosterior:
+    """Return one of the compiled posteriors with this model's numbers, or one more if none fits."""
+    for posterior in compiled:
+        with suppress(ValueError):
+            return posterior.for_model(model)
+    compiled.append(compile_posterior(model))
+    return compiled[-1]
