@@ -26,6 +26,7 @@ from pymc_gradmatch.laplace import Density, Laplace, ascend, hessian, moved
 __all__ = ["Coordinates", "Split", "curve", "monomials", "straight"]
 
 MOST_CURVED = 11
+PROBES, STRAIGHT = 32, 0.3  # points along the ridge, and how far a straight one may miss there
 SPREADS = (0.5, 1.0, 1.5)  # posterior standard deviations; each sweep starts from the one before
 STEPS = 30
 TYPICAL = 8  # points at which the thickness of the ridge is measured
@@ -137,7 +138,18 @@ def curve(density: Density, mode: Laplace, split: Split, rng: np.random.Generato
     others = np.setdiff1d(np.arange(n), columns)
     linear[np.ix_(states, others)] = vectors * np.sqrt(variances)  # the softest first
     flat = straight(Laplace(mode.location, linear, mode.log_density), split)
-    return _bent(density, flat, len(held), rng) if flat.bent.size else flat
+    if flat.bent.size == 0 or _is_straight(density, flat, rng):
+        return flat
+    return _bent(density, flat, len(held), rng)
+
+
+def _is_straight(density: Density, flat: Coordinates, rng) -> bool:
+    """Tell whether the log density along the straight ridge is that of a normal."""
+    q = np.zeros((PROBES, len(flat.location)))
+    q[:, : flat.n_curved] = rng.normal(size=(PROBES, flat.n_curved))
+    values = np.array([density(u)[0] for u in flat(q)])
+    excess = values + 0.5 * np.square(q).sum(axis=1)
+    return bool(np.isfinite(excess).all() and excess.std() < STRAIGHT)
 
 
 def _bent(density: Density, flat: Coordinates, n_held: int, rng) -> Coordinates:
@@ -151,10 +163,11 @@ def _bent(density: Density, flat: Coordinates, n_held: int, rng) -> Coordinates:
             _settle(density, flat, hard, point, feature @ coefficients)
             for point, feature in zip(points, features, strict=True)
         ]
-        usable = [i for i, z in enumerate(ridge) if z is not None]
-        if len(usable) < 1.3 * len(coefficients):
+        usable = np.array([z is not None for z in ridge])
+        if usable.sum() < 1.3 * len(coefficients):
             break
-        coefficients = np.linalg.lstsq(features[usable], np.stack([ridge[i] for i in usable]))[0]
+        settled = np.stack([z for z in ridge if z is not None])
+        coefficients = np.linalg.lstsq(features[usable], settled)[0]
     constant, slopes, curvatures = np.split(coefficients, [1, 1 + n_curved])
     linear = flat.linear.copy()
     linear[:, :n_curved] += hard @ slopes.T

@@ -9,6 +9,7 @@ import pymc as pm
 import pytensor.tensor as pt
 from numpy.typing import ArrayLike
 from pymc.distributions.distribution import SymbolicRandomVariable
+from pytensor.graph.basic import Variable
 from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.variable import TensorVariable
 
@@ -25,7 +26,7 @@ from pymc_gradmatch.refined import refine
 from pymc_gradmatch.series import as_observations, as_times, state_names
 from pymc_gradmatch.states import Parameterization, add_coords
 
-__all__ = ["PRESETS", "Preset", "build_model"]
+__all__ = ["PRESETS", "Preset", "build_model", "fitted"]
 
 
 class Preset(NamedTuple):
@@ -162,7 +163,7 @@ def build_model(
     _check_sigma(sigma)
     rng = np.random.default_rng(random_seed)
     if gp is None:
-        gp = _fitted(t, y, settings, cov, shared, rng)
+        gp = fitted(t, y, settings, cov, shared, rng)
     else:
         _check_given_gp(gp, t, y, cov, shared)
     initvals: dict[str, float] = {}
@@ -178,6 +179,9 @@ def build_model(
         gp = gp if grid is None else gp.with_grid(grid)
         gp = gp if amplitude is None else gp.with_amplitude(amplitude)
         if recentred:
+            if isinstance(gamma, Variable):
+                msg = "recentred=True needs a number for gamma; it is a variable of a model."
+                raise ValueError(msg)
             with model:
                 gp, initvals, _ = recentre(ode, gp, priors=priors, gamma=gamma, random_seed=rng)
     # Fails, if it must, before anything is added to a model of the user's.
@@ -204,7 +208,8 @@ def build_model(
     return model
 
 
-def _fitted(t, y, settings: Preset, cov, shared, rng) -> StateGP:
+def fitted(t, y, settings: Preset, cov, shared, rng) -> StateGP:
+    """Fit the Gaussian processes as a preset asks, with the user's kernels if given."""
     with warnings.catch_warnings():
         if settings.refined:  # which takes sigma from this fit, and nothing else
             warnings.simplefilter("ignore", UserWarning)

@@ -3,6 +3,7 @@
 from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from typing import cast
 
 import numpy as np
 import pytensor
@@ -252,8 +253,7 @@ class ODE:
         # What happens at one time depends on the states of that time alone.
         totals = [f[:, k].sum() for k in range(len(self.states))]
         df_dx, df_dtheta = (
-            pt.stack([pytensor.grad(s, wrt, disconnected_inputs="ignore") for s in totals], axis=1)
-            for wrt in (x, theta)
+            pt.stack([_gradient(total, wrt) for total in totals], axis=1) for wrt in (x, theta)
         )
         return pytensor.function(
             [t, x, theta], [f, df_dx, df_dtheta], on_unused_input="ignore", mode="FAST_COMPILE"
@@ -270,6 +270,10 @@ class ODE:
             for out in (f, jacobian(f, x, vectorize=True))
         )
         return derivative, jac
+
+
+def _gradient(total: TensorVariable, wrt: TensorVariable) -> TensorVariable:
+    return cast("TensorVariable", pytensor.grad(total, wrt, disconnected_inputs="ignore"))
 
 
 def _record(name: str, fields: tuple[str, ...]) -> Callable[..., tuple]:

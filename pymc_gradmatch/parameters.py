@@ -101,7 +101,7 @@ def _add(model, name, prior, initval=None) -> TensorVariable:
 
 
 def _given_parents(prior, outer: pm.Model | None):
-    if not is_registered(prior, outer):
+    if outer is None or not is_registered(prior, outer):
         return prior
     upstream = set(ancestors(prior.owner.inputs))
     parents = [rv for rv in outer.free_RVs if rv in upstream]

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_gradmatch.gp import StateGP
-from pymc_gradmatch.model import PRESETS, _fitted, build_model
+from pymc_gradmatch.model import PRESETS, build_model, fitted
 from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.series import as_observations, as_times
 from pymc_gradmatch.side_by_side import reason, sample_side_by_side
@@ -162,7 +162,7 @@ def select_gamma(
     if gp is None:
         preset = PRESETS.get(settings.get("preset", "fgpgm"), PRESETS["fgpgm"])
         cov, shared = settings.pop("cov", None), settings.pop("shared", None)
-        gp = _fitted(t, y, preset, cov, shared, np.random.default_rng(seeds.spawn(1)[0]))
+        gp = fitted(t, y, preset, cov, shared, np.random.default_rng(seeds.spawn(1)[0]))
 
     def builder(gamma):
         return lambda rng: build_model(
