@@ -48,7 +48,8 @@ def integrate_check(
     ode : ODE
         The system.
     gp : StateGP
-        The Gaussian processes of the model: its observations ``y`` are the data.
+        Gaussian processes made from the data: their observations count, their
+        kernels and their grid do not.
     model : pymc.Model, optional
         The model, if it is not the one on the stack.  The exact posterior has its
         priors of theta, sigma and what these depend on, and further likelihood
@@ -138,8 +139,17 @@ def _posterior(idata, states: str, gp: StateGP) -> xr.Dataset:
         )
         raise ValueError(msg)
     sizes = dict(posterior[states].sizes)
-    expected = {"time": len(gp.t), "state": len(gp.states)}
-    if {dim: n for dim, n in sizes.items() if dim not in ("chain", "draw")} != expected:
-        msg = f"the states {states!r} have sizes {sizes}; expected {expected}, those of gp."
+    if set(sizes) != {"chain", "draw", "time", "state"} or sizes["state"] != len(gp.states):
+        msg = (
+            f"the states {states!r} have sizes {sizes}; expected chain, draw, time and "
+            f"{len(gp.states)} states, those of gp."
+        )
+        raise ValueError(msg)
+    start = posterior[states].get_index("time")[0]
+    if start > gp.t_observed[0]:
+        msg = (
+            f"the states {states!r} begin at {start:g}, the observations of gp at "
+            f"{gp.t_observed[0]:g}; expected states from the first observation on."
+        )
         raise ValueError(msg)
     return posterior

@@ -36,13 +36,13 @@ class Preset(NamedTuple):
     shared: bool
     nugget: float
     gamma: float | None
+    """None: grid, kernels, prior mean and gamma by the rule of ``refine``."""
     sigma: str
-    refined: bool
 
 
 PRESETS = {
-    "fgpgm": Preset("ExpQuad", False, 1e-4, gamma=0.3, sigma="fixed", refined=False),
-    "refined": Preset("Matern52", False, 1e-4, gamma=None, sigma="random", refined=True),
+    "fgpgm": Preset("ExpQuad", False, 1e-4, gamma=0.3, sigma="fixed"),
+    "refined": Preset("Matern52", False, 1e-4, gamma=None, sigma="random"),
 }
 
 
@@ -167,7 +167,7 @@ def build_model(
     else:
         _check_given_gp(gp, t, y, cov, shared)
     initvals: dict[str, float] = {}
-    if settings.refined:
+    if settings.gamma is None:
         if amplitude is not None or recentred is not None:
             msg = "preset 'refined' sets amplitude and recentred itself; expected neither."
             raise ValueError(msg)
@@ -211,7 +211,7 @@ def build_model(
 def fitted(t, y, settings: Preset, cov, shared, rng) -> StateGP:
     """Fit the Gaussian processes as a preset asks, with the user's kernels if given."""
     with warnings.catch_warnings():
-        if settings.refined:  # which takes sigma from this fit, and nothing else
+        if settings.gamma is None:  # refine takes sigma from this fit, and nothing else
             warnings.simplefilter("ignore", UserWarning)
         return fit_gp(
             t,

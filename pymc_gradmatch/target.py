@@ -101,7 +101,8 @@ class ExactPosterior:
         self.ode, self._gp, self._sigma = ode, gp, sigma
         self.noise_is_random = sigma is not None
         self.times, self.observed = gp.t_observed, gp.y
-        self._grid = np.union1d(gp.t[:1], self.times)  # x(t0) is the state at gp.t[0]
+        first = posterior[states].get_index("time")[:1]
+        self._grid = np.union1d(first, self.times)
         self._solve = BatchedSolver(ode)
 
         theta = [_variable(model, name, [()]) for name in ode.params]

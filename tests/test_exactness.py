@@ -59,7 +59,8 @@ def matched(gp, n=2_000, **variables):
         for name, (dims, draw) in variables.items()
     }
     draws["x"] = (("chain", "draw", "time", "state"), x)
-    return xr.DataTree.from_dict({"posterior": xr.Dataset(draws)})
+    coords = {"time": gp.t}
+    return xr.DataTree.from_dict({"posterior": xr.Dataset(draws, coords=coords)})
 
 
 def lognormal(median, sd):
