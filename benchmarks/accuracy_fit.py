@@ -1,7 +1,6 @@
 """One data set of the accuracy study: the fits, and what is kept of them."""
 
 from collections.abc import Callable
-from contextlib import suppress
 from time import process_time
 from typing import NamedTuple
 
@@ -11,7 +10,8 @@ import pymc as pm
 
 import pymc_gradmatch as gm
 from benchmarks.cases import AccuracyCase
-from pymc_gradmatch.compiled import CompiledPosterior, compile_posterior
+from pymc_gradmatch.compiled import CompiledPosterior
+from pymc_gradmatch.side_by_side import compiled_for
 
 DRAWS, CHAINS = 1_000, 2
 
@@ -66,17 +66,16 @@ class Study:
         data = self.case.simulate(replicate)
         start = process_time()
         built = METHODS[self.method](self.case, data)
-        posterior = self._compiled_for(built.model)
+        posterior = compiled_for(built.model, self.compiled)
         started_sampling = process_time()
         rng = np.random.default_rng(replicate)
-        around = posterior.coordinates(posterior.find_mode(rng), rng)
         idata = posterior.sample(
-            around,
+            posterior.find_mode(rng),
+            rng,
             draws=DRAWS,
             tune=None,
             chains=CHAINS,
             cores=1,
-            seed=replicate,
             save_warmup=False,
             progress_bar=False,
         )
@@ -102,13 +101,6 @@ class Study:
             "check_seconds": process_time() - sampled,
             **self._accuracy(check.idata["posterior"].dataset, data, "checked "),
         }
-
-    def _compiled_for(self, model: pm.Model) -> CompiledPosterior:
-        for posterior in self.compiled:
-            with suppress(ValueError):
-                return posterior.for_model(model)
-        self.compiled.append(compile_posterior(model))
-        return self.compiled[-1]
 
     def _accuracy(self, draws, data, prefix: str) -> dict[str, float]:
         """Return errors of the trajectory, coverage, and moments of theta."""

@@ -10,6 +10,7 @@ import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 from arviz_base import dict_to_dataset
+from arviz_stats.base import array_stats
 from numpy.typing import NDArray
 from pymc.backends.arviz import coords_and_dims_for_inferencedata
 from pymc.initial_point import make_initial_point_expression, make_initial_point_fn
@@ -18,7 +19,7 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor.variable import TensorVariable
 from xarray import DataTree
 
-from pymc_gradmatch.curved import Coordinates, Split, curve, monomials, straight
+from pymc_gradmatch.curved import Coordinates, Split, curve, monomials, retrace, straight
 from pymc_gradmatch.derivatives import EVALUATE_ONCE
 from pymc_gradmatch.distribution import GradientMatchingODERV
 from pymc_gradmatch.laplace import Laplace, laplace, maximise
@@ -29,6 +30,9 @@ from pymc_gradmatch.written import Written, same_but_for_constants, write
 __all__ = ["CompiledPosterior", "compile_posterior"]
 
 N_STARTS = 8
+ATTEMPTS = 3  # runs in coordinates fitted anew, before chains that disagree are returned
+AGREED = 1.01  # R-hat
+ENOUGH_PILOTS = 100  # draws per coordinate of the ridge
 N_CLIMBED = 3  # the best of the starts, from which states and parameters climb together
 
 
@@ -114,19 +118,33 @@ class CompiledPosterior:
         best = maximise(joint, [u[free] for u in climbed[:N_CLIMBED]])
         return self._with_held(starts[0], laplace(joint, best))
 
-    def coordinates(self, mode: Laplace, rng: np.random.Generator) -> Coordinates:
-        """Make coordinates around the mode in which the posterior is nearly standard normal."""
-        return curve(self.density, mode, self.split, rng)
+    def sample(self, mode: Laplace, rng: np.random.Generator, **settings) -> DataTree:
+        """Run nutpie's NUTS in coordinates around the mode.
 
-    def sample(self, around: Coordinates, **settings) -> DataTree:
-        """Run nutpie's NUTS in coordinates."""
-        trace = self.native.with_numbers(_numbers(around, self.data)).sample(**settings)
-        values = self.variables(around(trace["posterior"][COORDINATES].to_numpy()))
+        Where chains disagree along the ridge, they show where it lies: the
+        coordinates are fitted to their draws and the run is repeated.
+        """
+        around = curve(self.density, mode, self.split, rng)
+        for attempt in range(1, ATTEMPTS + 1):
+            native = self.native.with_numbers(_numbers(around, self.data))
+            trace = native.sample(seed=int(rng.integers(2**31)), **settings)
+            q = trace["posterior"][COORDINATES].to_numpy()
+            if attempt == ATTEMPTS or self._agree(q):
+                break
+            around = retrace(self.density, around, self.split, q.reshape(-1, q.shape[-1]), rng)
         coords, dims = coords_and_dims_for_inferencedata(self.model)
         trace["posterior"] = dict_to_dataset(
-            values, coords=coords, dims=dims, inference_library=nutpie
+            self.variables(around(q)), coords=coords, dims=dims, inference_library=nutpie
         )
         return trace
+
+    def _agree(self, q: NDArray[np.float64]) -> bool:
+        n_curved = self.split.n_curved
+        if self.split.n_monomials == 0 or q.shape[0] * q.shape[1] < ENOUGH_PILOTS * n_curved:
+            return True
+        curved = q[..., :n_curved]
+        rhat = array_stats.rhat(curved, chain_axis=0, draw_axis=1)
+        return bool((rhat < AGREED).all())
 
     def variables(self, u: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
         """Return the model's variables by name, from points of shape ``(..., n)``."""

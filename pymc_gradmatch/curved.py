@@ -23,14 +23,15 @@ from numpy.typing import NDArray
 
 from pymc_gradmatch.laplace import Density, Laplace, ascend, hessian, moved
 
-__all__ = ["Coordinates", "Split", "curve", "monomials", "straight"]
+__all__ = ["Coordinates", "Split", "curve", "monomials", "retrace", "straight"]
 
 MOST_CURVED = 11
 PROBES, STRAIGHT = 32, 0.3  # points along the ridge, and how far a straight one may miss there
 SPREADS = (0.5, 1.0, 1.5)  # posterior standard deviations; each sweep starts from the one before
-STEPS = 30
+STEPS = 60
+PILOTS = 2  # draws for each coefficient, when the ridge is traced anew
 TYPICAL = 8  # points at which the thickness of the ridge is measured
-CONVERGED = 0.2  # conditional standard deviations
+CONVERGED = 0.3  # conditional standard deviations
 MOST_MONOMIALS = 400
 
 
@@ -152,28 +153,73 @@ def _is_straight(density: Density, flat: Coordinates, rng) -> bool:
     return bool(np.isfinite(excess).all() and excess.std() < STRAIGHT)
 
 
+def retrace(
+    density: Density, around: Coordinates, split: Split, draws: NDArray[np.float64], rng
+) -> Coordinates:
+    """Fit the ridge again where draws of q, shape ``(draw, n)``, say that it is.
+
+    For posteriors much wider or more skewed than their curvature at the mode tells.
+    """
+    n_curved, n_held = around.n_curved, int(split.is_held.sum())
+    along, across = slice(n_curved), slice(n_curved + n_held, None)
+    hard = around.linear[:, across]
+    coefficients = 1 + n_curved + around.bent.shape[1]
+    chosen = rng.permutation(draws)[: PILOTS * coefficients]
+    flat = around._replace(bent=np.zeros_like(around.bent))
+    starts = chosen[:, across]
+    starts = starts + np.linalg.lstsq(hard, (around(chosen) - flat(chosen)).T)[0].T
+    center = draws[:, : n_curved + n_held].mean(axis=0)
+    scale = np.zeros((len(center), len(center)))
+    scale[along, along] = np.linalg.cholesky(np.cov(draws[:, along].T))
+    scale[n_curved:, n_curved:] = np.diag(draws[:, n_curved : len(center)].std(axis=0))
+    ridge = [
+        _settle(density, flat, hard, q[: len(center)], z)
+        for q, z in zip(chosen, starts, strict=True)
+    ]
+    points = np.linalg.solve(scale, (chosen[:, : len(center)] - center).T).T[:, along]
+    fit = _fitted(points, ridge)
+    if fit is None:
+        return around
+    linear = around.linear.copy()
+    linear[:, : len(center)] = linear[:, : len(center)] @ scale
+    moved_to = around.location + around.linear[:, : len(center)] @ center
+    return _with_ridge(Coordinates(moved_to, linear, around.bent, n_curved), hard, fit)
+
+
 def _bent(density: Density, flat: Coordinates, n_held: int, rng) -> Coordinates:
     n_curved, count = flat.n_curved, flat.bent.shape[1]
     hard = flat.linear[:, n_curved + n_held :]
     coefficients = np.zeros((1 + n_curved + count, hard.shape[1]))
     for spread in SPREADS:
         points = rng.normal(scale=spread, size=(2 * len(coefficients), n_curved))
-        features = _features(points, n_curved)
         ridge = [
             _settle(density, flat, hard, point, feature @ coefficients)
-            for point, feature in zip(points, features, strict=True)
+            for point, feature in zip(points, _features(points), strict=True)
         ]
-        usable = np.array([z is not None for z in ridge])
-        if usable.sum() < 1.3 * len(coefficients):
+        fit = _fitted(points, ridge)
+        if fit is None:
             break
-        settled = np.stack([z for z in ridge if z is not None])
-        coefficients = np.linalg.lstsq(features[usable], settled)[0]
-    constant, slopes, curvatures = np.split(coefficients, [1, 1 + n_curved])
-    linear = flat.linear.copy()
-    linear[:, :n_curved] += hard @ slopes.T
-    bent = Coordinates(flat.location + hard @ constant[0], linear, hard @ curvatures.T, n_curved)
-    linear[:, n_curved + n_held :] = _typical(density, bent, hard, rng)
+        coefficients = fit
+    bent = _with_ridge(flat, hard, coefficients)
+    bent.linear[:, n_curved + n_held :] = _typical(density, bent, hard, rng)
     return bent
+
+
+def _fitted(points, ridge: list) -> NDArray[np.float64] | None:
+    """Return coefficients of the ridge over points where it was found, if these are enough."""
+    found = np.array([z is not None for z in ridge])
+    features = _features(points[found])
+    if len(features) < 1.3 * features.shape[1]:
+        return None
+    return np.linalg.lstsq(features, np.stack([z for z in ridge if z is not None]))[0]
+
+
+def _with_ridge(flat: Coordinates, hard, coefficients) -> Coordinates:
+    constant, slopes, curvatures = np.split(coefficients, [1, 1 + flat.n_curved])
+    linear = flat.linear.copy()
+    linear[:, : flat.n_curved] += hard @ slopes.T
+    location = flat.location + hard @ constant[0]
+    return Coordinates(location, linear, hard @ curvatures.T, flat.n_curved)
 
 
 def _typical(density: Density, bent: Coordinates, hard, rng) -> NDArray[np.float64]:
@@ -188,8 +234,8 @@ def _typical(density: Density, bent: Coordinates, hard, rng) -> NDArray[np.float
     return hard @ (axes * np.sqrt(variances))
 
 
-def _features(points, n_curved) -> NDArray[np.float64]:
-    return np.hstack([np.ones((len(points), 1)), points, *monomials(points, n_curved)])
+def _features(points) -> NDArray[np.float64]:
+    return np.hstack([np.ones((len(points), 1)), points, *monomials(points, points.shape[1])])
 
 
 def _settle(density: Density, flat: Coordinates, hard, point, z) -> NDArray[np.float64] | None:

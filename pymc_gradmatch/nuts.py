@@ -89,18 +89,18 @@ def sample(
     model = pm.modelcontext(model)
     rng = np.random.default_rng(random_seed)
     posterior = compile_posterior(model)
-    around = posterior.coordinates(posterior.find_mode(rng), rng)
+    mode = posterior.find_mode(rng)
     bars = NutpieProgressBarManager(chains=chains, draws=draws, progressbar=progressbar)
     options = {} if target_accept is None else {"target_accept": target_accept}
     start = time.perf_counter()
     with bars:
         idata = posterior.sample(
-            around,
+            mode,
+            rng,
             draws=draws,
             tune=tune,
             chains=chains,
             cores=cores,
-            seed=int(rng.integers(2**31)),
             save_warmup=False,
             progress_bar=False,
             progress_callback=bars.update,

@@ -12,7 +12,7 @@ from rich.progress import track
 
 from pymc_gradmatch.compiled import CompiledPosterior, compile_posterior
 
-__all__ = ["reason", "sample_side_by_side"]
+__all__ = ["compiled_for", "reason", "sample_side_by_side"]
 
 
 def sample_side_by_side(
@@ -55,14 +55,14 @@ def sample_side_by_side(
         rng = np.random.default_rng(seed)
         try:
             with building:
-                posterior = _compiled_for(build(rng), compiled)
+                posterior = compiled_for(build(rng), compiled)
             idata = posterior.sample(
-                posterior.coordinates(posterior.find_mode(rng), rng),
+                posterior.find_mode(rng),
+                rng,
                 draws=draws,
                 tune=tune,
                 chains=chains,
                 cores=1,
-                seed=int(rng.integers(2**31)),
                 save_warmup=False,
                 progress_bar=False,
             )
@@ -81,7 +81,7 @@ def reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _compiled_for(model: pm.Model, compiled: list[CompiledPosterior]) -> CompiledPosterior:
+def compiled_for(model: pm.Model, compiled: list[CompiledPosterior]) -> CompiledPosterior:
     """Return one of the compiled posteriors with this model's numbers, or one more if none fits."""
     for posterior in compiled:
         with suppress(ValueError):
