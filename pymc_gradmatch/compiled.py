@@ -125,16 +125,27 @@ class CompiledPosterior:
         coordinates are fitted to their draws and the run is repeated.
         """
         around = curve(self.density, mode, self.split, rng)
-        for attempt in range(1, ATTEMPTS + 1):
-            native = self.native.with_numbers(_numbers(around, self.data))
-            trace = native.sample(seed=int(rng.integers(2**31)), **settings)
-            q = trace["posterior"][COORDINATES].to_numpy()
-            if attempt == ATTEMPTS or self._agree(q):
-                break
+        for _ in range(ATTEMPTS - 1):
+            trace, q = self._draw(around, rng, settings)
+            if self._agree(q):
+                return self._named(trace, around(q))
             around = retrace(self.density, around, self.split, q.reshape(-1, q.shape[-1]), rng)
+        return self.sample_around(around, rng, **settings)
+
+    def sample_around(self, around: Coordinates, rng: np.random.Generator, **settings) -> DataTree:
+        """Run nutpie's NUTS in the coordinates given, once."""
+        trace, q = self._draw(around, rng, settings)
+        return self._named(trace, around(q))
+
+    def _draw(self, around: Coordinates, rng, settings) -> tuple[DataTree, NDArray[np.float64]]:
+        native = self.native.with_numbers(_numbers(around, self.data))
+        trace = native.sample(seed=int(rng.integers(2**31)), **settings)
+        return trace, trace["posterior"][COORDINATES].to_numpy()
+
+    def _named(self, trace: DataTree, u: NDArray[np.float64]) -> DataTree:
         coords, dims = coords_and_dims_for_inferencedata(self.model)
         trace["posterior"] = dict_to_dataset(
-            self.variables(around(q)), coords=coords, dims=dims, inference_library=nutpie
+            self.variables(u), coords=coords, dims=dims, inference_library=nutpie
         )
         return trace
 
