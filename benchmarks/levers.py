@@ -1,0 +1,109 @@
+"""Each lever against the smoothing bias, and each number of the refined rule, varied.
+
+``python -m benchmarks.levers`` finds the most probable states and parameters
+under every variant, integrates the ODE from there, and prints the median
+trajectory error as a ratio to the exact posterior's (``benchmarks/exact.csv``)
+on the same data sets.  No sampling: this is about bias.
+"""
+
+import argparse
+import warnings
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+import pymc_gradmatch as gm
+from benchmarks.cases import ACCURACY_CASES, AccuracyCase
+from pymc_gradmatch.climbing import climb_from_prior
+from pymc_gradmatch.parameters import parameters_of
+from pymc_gradmatch.refined import REFINED, RefinedSettings
+
+HERE = Path(__file__).parent
+
+
+class Levers(NamedTuple):
+    """Levers on a Gaussian process fitted with a Matern52 kernel."""
+
+    grid: int = 1
+    amplitude: float = 1.0
+    gamma: float = 0.3
+    recentred: bool = False
+
+
+VARIANTS: dict[str, Levers | RefinedSettings] = {
+    "Matern52, gamma 0.3": Levers(),
+    "gamma 1e-4": Levers(gamma=1e-4),
+    "grid 4": Levers(grid=4),
+    "amplitude x 100": Levers(amplitude=100),
+    "grid 4, amplitude x 100, gamma 1e-4": Levers(4, 100, 1e-4),
+    "the same, re-centred": Levers(4, 100, 1e-4, recentred=True),
+    "refined": REFINED,
+    "refined, steps 2": REFINED._replace(steps=2),
+    "refined, steps 8": REFINED._replace(steps=8, longest=400),
+    "refined, amplitude 10 sigma": REFINED._replace(narrow_amplitude=10.0),
+    "refined, amplitude 100 sigma": REFINED._replace(narrow_amplitude=100.0),
+    "refined, lengthscale 1.5 steps": REFINED._replace(narrow_lengthscale=1.5),
+    "refined, lengthscale 3 steps": REFINED._replace(narrow_lengthscale=3.0),
+    "refined, gamma x 100": REFINED._replace(tolerance=1e-4),
+    "refined, gamma / 10": REFINED._replace(tolerance=1e-7),
+}
+
+
+def error(case: AccuracyCase, replicate: int, variant: Levers | RefinedSettings) -> float:
+    """Return the trajectory RMSE from the estimated parameters and first states."""
+    ode, data, priors = case.system.ode, case.simulate(replicate), case.priors()
+    gp = gm.fit_gp(data.t, data.y, cov="Matern52", random_seed=1)
+    if isinstance(variant, RefinedSettings):
+        centred, _, theta, _ = gm.refine(ode, gp, priors=priors, settings=variant, random_seed=1)
+        x0 = centred.prior_mean[0]
+    else:
+        gp = gp.with_grid(variant.grid).with_amplitude(variant.amplitude)
+        if variant.recentred:
+            centred, theta, _ = gm.recentre(
+                ode, gp, priors=priors, gamma=variant.gamma, random_seed=1
+            )
+            x0 = centred.prior_mean[0]
+        else:
+            parameters = parameters_of(priors, ode.params)
+            gamma = np.full(len(ode.states), variant.gamma)
+            rng = np.random.default_rng(1)
+            found = climb_from_prior(ode, gp, parameters, gamma, gp.posterior_mean(), rng)
+            theta, x0 = parameters.by_name(found.u), found.x[0]
+    return float(np.sqrt(np.mean((ode.solve(data.t, x0, theta) - data.x) ** 2)))
+
+
+def main(arguments: list[str] | None = None):
+    """Run every variant on every case, print the ratios and save them."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--replicates", type=int, default=10, help="data sets of each case")
+    parser.add_argument("--exact", type=Path, default=HERE / "exact.csv", help="exact posteriors")
+    parser.add_argument("--csv", type=Path, default=HERE / "levers.csv", help="table")
+    options = parser.parse_args(arguments)
+    exact = pd.read_csv(options.exact, index_col=["case", "replicate"])["rmse"]
+    columns: dict[str, pd.Series] = {}
+    for case in ACCURACY_CASES:
+        replicates = range(options.replicates)
+        reference = exact.loc[case.name].loc[list(replicates)].median()
+        ratios = {}
+        for name, variant in VARIANTS.items():
+            errors = [_error_or_nan(case, replicate, variant) for replicate in replicates]
+            ratios[name] = np.median(np.nan_to_num(errors, nan=np.inf)) / reference
+            print(f"{case.name}, {name}: {ratios[name]:.2f}", flush=True)
+        columns[case.name] = pd.Series(ratios)
+        pd.DataFrame(columns).to_csv(options.csv, float_format="%.3g")
+    print(pd.DataFrame(columns).to_string(float_format="{:.3g}".format))
+
+
+def _error_or_nan(case, replicate, variant) -> float:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return error(case, replicate, variant)
+        except (ValueError, np.linalg.LinAlgError):
+            return np.nan
+
+
+if __name__ == "__main__":
+    main()
