@@ -1,10 +1,10 @@
 """Accuracy beside the exact posterior: ``python -m benchmarks.accuracy``.
 
 Fits what ``--out`` and ``--csv`` lack, one file per data set, case and method,
-prints the tables of all that is there and writes all rows to ``--csv``; an
-interrupted run goes on where it stopped.
-``--table`` prints only, ``--quick`` fits three data sets of two cases.  The
-exact posteriors come from ``benchmarks/exact.csv``, see ``benchmarks.exact``.
+prints the table of all that is there and writes all rows to ``--csv``; an
+interrupted run goes on where it stopped.  ``--table`` prints only, ``--quick``
+fits three data sets of two cases.  The exact posteriors come from
+``benchmarks/exact.csv``, see ``benchmarks.exact``.
 """
 
 import argparse
@@ -32,6 +32,7 @@ AIMS = {
     "PT low": 2.0,
     "PT high": 2.0,
 }
+INDEX = ["case", "method", "replicate"]
 AGREE = 3.5  # Monte Carlo standard errors; the most of six parameters in 100 data sets
 
 
@@ -40,8 +41,8 @@ def path_of(case: AccuracyCase, method: str, replicate: int, folder: Path) -> Pa
     return folder / f"{case.name.replace(' ', '-')}-{method}-{replicate}.json"
 
 
-def run(folder: Path, cases, methods, replicates: int):
-    """Fit what a folder lacks; a failure is a row with its reason."""
+def run(folder: Path, cases, methods, replicates: int, known: pd.Index):
+    """Fit what a folder and a table of known rows lack; a failure is a row with its reason."""
     folder.mkdir(parents=True, exist_ok=True)
     studies = {(case.name, method): Study(case, method) for case in cases for method in methods}
     for first, end in BLOCKS:
@@ -49,14 +50,13 @@ def run(folder: Path, cases, methods, replicates: int):
             for method in methods:
                 for replicate in range(first, min(end, replicates)):
                     path = path_of(case, method, replicate, folder)
-                    if path.exists():
+                    if path.exists() or (case.name, method, replicate) in known:
                         continue
                     row = _fitted(studies[case.name, method], replicate)
                     unfinished = path.with_suffix(".unfinished")
                     unfinished.write_text(json.dumps(row))
                     os.replace(unfinished, path)
-                    shown = {k: v for k, v in row.items() if not k[-1:].isspace()}
-                    print(case.name, method, replicate, _short(shown), flush=True)
+                    print(case.name, method, replicate, _short(row), flush=True)
 
 
 def _fitted(study: Study, replicate: int) -> dict:
@@ -75,8 +75,8 @@ def _short(row: dict) -> str:
     )
 
 
-def rows_of(folder: Path) -> pd.DataFrame:
-    """Return all rows of a folder."""
+def rows_of(folder: Path, known: pd.DataFrame | None) -> pd.DataFrame:
+    """Return the rows of a folder, and of a table those that the folder lacks."""
     rows = [
         {"case": case.name, "method": method, "replicate": replicate} | json.loads(path.read_text())
         for case in ACCURACY_CASES
@@ -84,7 +84,13 @@ def rows_of(folder: Path) -> pd.DataFrame:
         for replicate in range(BLOCKS[-1][-1])
         if (path := path_of(case, method, replicate, folder)).exists()
     ]
-    return pd.DataFrame(rows).set_index(["case", "method", "replicate"])
+    fitted = pd.DataFrame(rows).set_index(INDEX) if rows else None
+    tables = [table for table in (fitted, known) if table is not None]
+    if not tables:
+        msg = f"there are no fits in {folder}; run without --table first."
+        raise FileNotFoundError(msg)
+    joined = pd.concat(tables)
+    return joined[~joined.index.duplicated()].sort_index()
 
 
 def table_of(rows: pd.DataFrame, exact: pd.DataFrame) -> pd.DataFrame:
@@ -92,35 +98,31 @@ def table_of(rows: pd.DataFrame, exact: pd.DataFrame) -> pd.DataFrame:
     summaries = {}
     for (name, method), group in rows.groupby(level=["case", "method"], sort=False):
         fits = group.droplevel(["case", "method"])
+        case = next(case for case in ACCURACY_CASES if case.name == name)
         reference = exact.loc[name]
         shared = fits.index.intersection(reference.index)
         fits, reference = fits.loc[shared], reference.loc[shared]
         params = [c.removeprefix("log mean ") for c in reference if c.startswith("log mean ")]
         params = [p for p in params if reference[f"log mean {p}"].notna().any()]
-        summaries[name, method] = _summary(fits, reference, params, AIMS[name])
+        summaries[name, method] = _summary(fits, reference, params, case)
     return pd.DataFrame(summaries).T.rename_axis(["case", "method"])
 
 
-def _summary(fits, reference, params, aim) -> dict[str, float]:
+def _summary(fits, reference, params, case: AccuracyCase) -> dict[str, float]:
     exact_rmse = reference["rmse"].median()
-    moments = {
-        quantity: (
-            fits[[f"{prefix}{quantity} {p}" for p in params]].to_numpy(),
-            reference[[f"{quantity} {p}" for p in params]].to_numpy(),
-        )
-        for prefix in ("",)
-        for quantity in ("log mean", "log sd")
-    }
-    (mean, exact_mean), (sd, exact_sd) = moments["log mean"], moments["log sd"]
+    mean, sd = (fits[[f"{of} {p}" for p in params]].to_numpy() for of in ("log mean", "log sd"))
+    exact_mean, exact_sd = (
+        reference[[f"{of} {p}" for p in params]].to_numpy() for of in ("log mean", "log sd")
+    )
     summary = {
         "sets": len(fits),
         "rmse": fits["rmse"].median(),
         "exact rmse": exact_rmse,
         "ratio": fits["rmse"].median() / exact_rmse,
-        "aim": aim,
+        "aim": AIMS[case.name],
         "failures": int((~(fits["rmse"] < 5 * exact_rmse)).sum()),
         "coverage": fits["covered"].mean(),
-        "exact coverage": np.nan,
+        "exact coverage": _coverage(reference, params, case),
         "moved (exact sd)": np.nanmedian(np.nanmax(np.abs(mean - exact_mean) / exact_sd, axis=1)),
         "sd ratio": np.nanmedian(sd / exact_sd),
         "mixing": (fits["rhat"].lt(1.01) & fits["ess"].ge(200)).mean(),
@@ -143,12 +145,20 @@ def _summary(fits, reference, params, aim) -> dict[str, float]:
     return summary
 
 
+def _coverage(reference, params, case: AccuracyCase) -> float:
+    low, high = (
+        reference[[f"{edge} % {p}" for p in params]].to_numpy() for edge in ("2.5", "97.5")
+    )
+    true = np.array([case.system.theta[p] for p in params])
+    return float(((low <= true) & (true <= high)).mean())
+
+
 def main(arguments: list[str] | None = None):
     """Run the study and print its tables."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--out", type=Path, default=HERE / "results" / "accuracy", help="rows")
     parser.add_argument("--exact", type=Path, default=HERE / "exact.csv", help="exact posteriors")
-    parser.add_argument("--csv", type=Path, help="where to save all rows")
+    parser.add_argument("--csv", type=Path, default=HERE / "accuracy.csv", help="all rows")
     parser.add_argument("--replicates", type=int, default=100, help="data sets of each case")
     parser.add_argument("--cases", nargs="+", choices=[case.name for case in ACCURACY_CASES])
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
@@ -159,15 +169,19 @@ def main(arguments: list[str] | None = None):
     if options.quick:
         names, options.replicates = ["LV low", "FHN SNR 100"], 3
         options.out = options.out.with_name("accuracy-quick")
+    known = None
+    if options.csv.exists() and not options.quick:
+        known = pd.read_csv(options.csv, index_col=INDEX)
     cases = [case for case in ACCURACY_CASES if case.name in names]
     if not options.table:
-        run(options.out, cases, options.methods, options.replicates)
-    rows = rows_of(options.out)
+        done = pd.Index([]) if known is None else known.index
+        run(options.out, cases, options.methods, options.replicates, done)
+    rows = rows_of(options.out, known)
     exact = pd.read_csv(options.exact, index_col=["case", "replicate"])
     packages = ", ".join(f"{p} {version(p)}" for p in ("pymc", "pytensor", "nutpie"))
     print(f"Python {platform.python_version()}, {packages}, {platform.machine()}, one thread")
     print(table_of(rows, exact).T.to_string(float_format="{:.3g}".format))
-    if options.csv:
+    if not options.quick:
         rows.to_csv(options.csv, float_format="%.5g")
 
 
