@@ -258,6 +258,6 @@ def _check_given_gp(gp: StateGP, t, y, cov, shared):
     if cov is not None or shared is not None:
         msg = "gp is given, and so is cov or shared; a given gp has its kernels already."
         raise ValueError(msg)
-    if not (np.array_equal(gp.t, t) and np.array_equal(gp.y, np.asarray(y, dtype=float))):
+    if not (np.array_equal(gp.t_observed, t) and np.array_equal(gp.y, np.asarray(y, dtype=float))):
         msg = "gp was made from other data than t and y; expected the same times and observations."
         raise ValueError(msg)
