@@ -42,7 +42,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def ours(model):
-    return gm.sample(2_000, chains=4, model=model, **QUIET)
+    return gm.sample(4_000, chains=4, model=model, **QUIET)
 
 
 @pytest.fixture(scope="module")
