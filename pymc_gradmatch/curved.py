@@ -115,12 +115,13 @@ def curve(density: Density, mode: Laplace, split: Split, rng: np.random.Generato
         np.flatnonzero(mask)
         for mask in (~(split.is_state | split.is_held), split.is_held, split.is_state)
     )
-    given, n_chosen, n_curved = np.concatenate([chosen, held]), len(chosen), split.n_curved
+    given, n_chosen = np.concatenate([chosen, held]), len(chosen)
     variances, vectors = _inverse(precision[np.ix_(states, states)])
     follow = -(vectors * variances) @ (vectors.T @ precision[np.ix_(states, given)])
     marginal = precision[np.ix_(given, given)] + precision[np.ix_(given, states)] @ follow
     # Columns: parameters, soft directions of the states, held variables, the rest of the states.
-    columns = np.concatenate([np.arange(n_chosen), n_curved + np.arange(len(held))]).astype(int)
+    n_before_held = n_chosen + split.n_soft
+    columns = np.concatenate([np.arange(n_chosen), n_before_held + np.arange(len(held))])
     linear = np.zeros((n, n))
     for block in (slice(n_chosen), slice(n_chosen, len(given))):
         spread, axes = _inverse(marginal[block, block])
@@ -143,10 +144,10 @@ def _bent(density: Density, flat: Coordinates, n_held: int, rng) -> Coordinates:
             _settle(density, flat, hard, point, feature @ coefficients)
             for point, feature in zip(points, features, strict=True)
         ]
-        usable = [i for i, z in enumerate(ridge) if z is not None]
+        usable = {i: z for i, z in enumerate(ridge) if z is not None}
         if len(usable) < 1.5 * len(coefficients):
             break
-        coefficients = np.linalg.lstsq(features[usable], np.stack([ridge[i] for i in usable]))[0]
+        coefficients = np.linalg.lstsq(features[[*usable]], np.stack([*usable.values()]))[0]
     constant, slopes, curvatures = np.split(coefficients, [1, 1 + n_curved])
     linear = flat.linear.copy()
     linear[:, :n_curved] += hard @ slopes.T
