@@ -2,14 +2,12 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 from numpy.typing import ArrayLike
-from pymc.distributions.distribution import SymbolicRandomVariable
-from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_gradmatch.checks import check_states
@@ -19,7 +17,7 @@ from pymc_gradmatch.fit import fit_gp
 from pymc_gradmatch.gp import StateGP
 from pymc_gradmatch.naming import in_order
 from pymc_gradmatch.ode import ODE
-from pymc_gradmatch.parameters import is_registered, registered
+from pymc_gradmatch.parameters import is_distribution, is_registered, registered
 from pymc_gradmatch.recentring import recentre
 from pymc_gradmatch.refined import refine
 from pymc_gradmatch.series import as_observations, as_times, state_names
@@ -159,30 +157,36 @@ def build_model(
     _check_priors(ode, priors, model)
     check_states(ode, state_names(y, as_observations(y, as_times(t)).shape[1]))
     sigma = settings.sigma if sigma is None else sigma
-    _check_sigma(sigma)
+    _check_sigma(sigma, len(ode.states))
     rng = np.random.default_rng(random_seed)
     if gp is None:
         gp = _fitted(t, y, settings, cov, shared, rng)
     else:
         _check_given_gp(gp, t, y, cov, shared)
     initvals: dict[str, float] = {}
+    tolerance: Any = settings.gamma if gamma is None else gamma
     if settings.refined:
         if amplitude is not None or recentred is not None:
             msg = "preset 'refined' sets amplitude and recentred itself; expected neither."
             raise ValueError(msg)
         with model:
             gp, rule, initvals, _ = refine(ode, gp, priors=priors, grid=grid, random_seed=rng)
-        gamma = rule if gamma is None else gamma
+        tolerance = rule if gamma is None else gamma
     else:
-        gamma = settings.gamma if gamma is None else gamma
         gp = gp if grid is None else gp.with_grid(grid)
         gp = gp if amplitude is None else gp.with_amplitude(amplitude)
         if recentred:
+            if isinstance(tolerance, TensorVariable):
+                msg = (
+                    "gamma is a variable; recentred=True expects numbers. Call gm.recentre with "
+                    "numbers, and pass its gp and your gamma."
+                )
+                raise ValueError(msg)
             with model:
-                gp, initvals, _ = recentre(ode, gp, priors=priors, gamma=gamma, random_seed=rng)
+                gp, initvals, _ = recentre(ode, gp, priors=priors, gamma=tolerance, random_seed=rng)
     # Fails, if it must, before anything is added to a model of the user's.
     unit = [np.float64(1)] * len(ode.params)
-    GradientMatchingODE.dist(ode, gp.prior_mean, unit, gp=gp, gamma=gamma)
+    GradientMatchingODE.dist(ode, gp.prior_mean, unit, gp=gp, gamma=tolerance)
 
     with model:
         if "state" not in model.coords:
@@ -200,7 +204,7 @@ def build_model(
             add_coords(model, {"time_observed": gp.t_observed})
             dims = ("time_observed", "state")
         pm.Normal("y", gp.at_observations(x), noise, observed=gp.y, dims=dims)
-        GradientMatchingODE("gradient_match", ode, x, theta, gp=gp, gamma=gamma)
+        GradientMatchingODE("gradient_match", ode, x, theta, gp=gp, gamma=tolerance)
     return model
 
 
@@ -226,8 +230,15 @@ def _noise(model: pm.Model, gp: StateGP, sigma):
     return pm.HalfNormal("sigma", gp.scale, initval=gp.sigma, dims="state")
 
 
-def _check_sigma(sigma):
-    if not isinstance(sigma, TensorVariable) and sigma not in ("fixed", "random"):
+def _check_sigma(sigma, n_states: int):
+    if isinstance(sigma, TensorVariable):
+        if sigma.type.shape not in ((), (n_states,)):
+            msg = (
+                f"the prior of sigma has shape {sigma.type.shape}; expected one number, or one for "
+                f"each of {n_states} states."
+            )
+            raise ValueError(msg)
+    elif sigma not in ("fixed", "random"):
         msg = (
             f"sigma is {sigma!r}; expected 'fixed', 'random', or a prior in the data's units, for "
             "example pm.HalfNormal.dist(0.5)."
@@ -238,12 +249,7 @@ def _check_sigma(sigma):
 def _check_priors(ode: ODE, priors: Mapping[str, TensorVariable], model: pm.Model):
     in_order(priors, ode.params, "priors are")
     for name, prior in priors.items():
-        is_distribution = (
-            isinstance(prior, TensorVariable)
-            and prior.owner is not None
-            and isinstance(prior.owner.op, RandomVariable | SymbolicRandomVariable)
-        )
-        if not is_distribution and not is_registered(prior, model):
+        if not is_distribution(prior) and not is_registered(prior, model):
             msg = (
                 f"the prior of {name!r} is a {type(prior).__name__}; expected a distribution, "
                 f"for example pm.HalfNormal.dist(5), or a variable of the model."

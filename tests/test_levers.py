@@ -358,6 +358,14 @@ def test_sigma_may_have_a_prior_of_the_users(lotka_volterra, data, gp, priors, s
             {"preset": "refined", "recentred": True},
             r"preset 'refined' sets amplitude and recentred itself",
         ),
+        (
+            {"sigma": pm.HalfNormal.dist(shape=3)},
+            r"prior of sigma has shape \(3,\); expected one number, or one for each of 2 states",
+        ),
+        (
+            {"gamma": pm.HalfNormal.dist(), "recentred": True},
+            r"gamma is a variable; recentred=True expects numbers. Call gm.recentre",
+        ),
         ({"grid": 0}, r"grid is 0; expected a whole number"),
         ({"amplitude": -1.0}, r"factor is \[-1.0, -1.0\]; expected positive"),
     ],

@@ -245,3 +245,20 @@ def test_no_finite_start_is_an_error(decay):
     priors = {"a": pm.Uniform.dist(1e3, 1e4)}
     with pytest.raises(ValueError, match=r"finite for none of 8 draws .*check the priors"):
         gm.recentre(ode, gp, priors=priors, gamma=0.1, random_seed=1)
+
+
+def test_parameters_that_are_computed_are_an_error(decay):
+    ode, gp, priors, *_ = decay
+    with pm.Model() as model:
+        rate = pm.Deterministic("rate", pm.math.exp(pm.Normal("log_rate")))
+        for prior in (rate, 1.5):
+            with pytest.raises(
+                TypeError, match=r"prior of 'rate' is a .* not drawn; expected a dis"
+            ):
+                gm.recentre(ode, gp, priors=priors | {"rate": prior}, gamma=0.1)
+        for settings in ({"recentred": True}, {"preset": "refined"}):
+            with pytest.raises(TypeError, match=r"prior of 'rate' is a TensorVariable"):
+                gm.build_model(
+                    ode, gp.t_observed, gp.y, priors=priors | {"rate": rate}, gp=gp, **settings
+                )
+    assert list(model.named_vars) == ["log_rate", "rate"]
