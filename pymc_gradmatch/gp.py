@@ -291,7 +291,7 @@ class StateGP:
 
         In (standardised state / time) squared: what gamma is to be compared with.
         """
-        return np.median(np.diagonal(self._blocks.d2k, axis1=-2, axis2=-1), axis=-1)
+        return np.median(np.diagonal(np.asarray(self._blocks.d2k), axis1=-2, axis2=-1), axis=-1)
 
     def posterior_mean(self) -> NDArray[np.float64]:
         r"""Return the smoothed states on the grid, shape ``(time, state)``, in the data's units.

@@ -251,10 +251,12 @@ class ODE:
         f = self(t, x, [theta[:, i] for i in range(len(self.params))])
         # What happens at one time depends on the states of that time alone.
         totals = [f[:, k].sum() for k in range(len(self.states))]
-        df_dx, df_dtheta = (
-            pt.stack([pytensor.grad(s, wrt, disconnected_inputs="ignore") for s in totals], axis=1)
-            for wrt in (x, theta)
-        )
+
+        def gradients(wrt):
+            rows: list = [pytensor.grad(s, wrt, disconnected_inputs="ignore") for s in totals]
+            return pt.stack(rows, axis=1)
+
+        df_dx, df_dtheta = gradients(x), gradients(theta)
         return pytensor.function(
             [t, x, theta], [f, df_dx, df_dtheta], on_unused_input="ignore", mode="FAST_COMPILE"
         )

@@ -160,7 +160,9 @@ def grid_around(
     """
     if np.ndim(grid) == 0:
         if not (isinstance(grid, int | np.integer) and grid >= 1):
-            msg = f"grid is {grid}; expected a whole number of steps per gap, or an array of times."
+            msg = (
+                f"grid is {grid!r}; expected a whole number of steps per gap, or an array of times."
+            )
             raise ValueError(msg)
         fractions = np.arange(grid) / grid
         inner = t[:-1, None] + np.diff(t)[:, None] * fractions
