@@ -125,12 +125,13 @@ def curve(density: Density, mode: Laplace, split: Split, rng: np.random.Generato
         np.flatnonzero(mask)
         for mask in (~(split.is_state | split.is_held), split.is_held, split.is_state)
     )
-    given, n_chosen, n_curved = np.concatenate([chosen, held]), len(chosen), split.n_curved
+    given, n_chosen = np.concatenate([chosen, held]), len(chosen)
     variances, vectors = _inverse(precision[np.ix_(states, states)])
     follow = -(vectors * variances) @ (vectors.T @ precision[np.ix_(states, given)])
     marginal = precision[np.ix_(given, given)] + precision[np.ix_(given, states)] @ follow
     # Columns: parameters, soft directions of the states, held variables, the rest of the states.
-    columns = np.concatenate([np.arange(n_chosen), n_curved + np.arange(len(held))]).astype(int)
+    n_before_held = max(n_chosen, split.n_curved)
+    columns = np.concatenate([np.arange(n_chosen), n_before_held + np.arange(len(held))])
     linear = np.zeros((n, n))
     for block in (slice(n_chosen), slice(n_chosen, len(given))):
         spread, axes = _inverse(marginal[block, block])

@@ -24,7 +24,7 @@ def integrate_check(
     model: pm.Model | None = None,
     states: str = "x",
     sigma: str | None = None,
-    n_draws: int = 2_000,
+    n_draws: int = 10_000,
     random_seed: int | np.random.Generator | None = None,
 ) -> IntegrateCheck:
     r"""Turn draws of a gradient-matching posterior into draws of the exact one, if they allow it.
@@ -62,7 +62,7 @@ def integrate_check(
         Name of the observation noise's standard deviation, one for all states or
         one per state.  None: ``"sigma"`` if the model has it, else it is fixed
         at ``gp.sigma``.
-    n_draws : int, default 2_000
+    n_draws : int, default 10_000
         Draws of each round, and of the result; at least 100, better 100 for each
         parameter, state and sigma.
     random_seed : int or numpy.random.Generator, optional

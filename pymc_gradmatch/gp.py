@@ -178,7 +178,8 @@ class StateGP:
             return x
         steps = np.diff(self.observed)
         if (steps == steps[0]).all():
-            return x[..., :: int(steps[0]), :]
+            first, last = int(self.observed[0]), int(self.observed[-1])
+            return x[..., first : last + 1 : int(steps[0]), :]
         return x[..., self.observed, :]
 
     def with_grid(self, grid: int | ArrayLike) -> Self:

@@ -134,9 +134,10 @@ def describe(cov: pm.gp.cov.BaseCovariance) -> str:
     settings = {
         name: value
         for name, value in vars(cov).items()
-        if isinstance(value, Number | TensorVariable) and name != "input_dim"
+        if isinstance(value, Number | TensorVariable | pm.gp.cov.BaseCovariance)
+        and name != "input_dim"
     }
-    listed = ", ".join(f"{name}={_number(value)}" for name, value in settings.items())
+    listed = ", ".join(f"{name}={describe(value)}" for name, value in settings.items())
     return f"{type(cov).__name__}({listed})"
 
 

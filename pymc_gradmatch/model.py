@@ -8,9 +8,6 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 from numpy.typing import ArrayLike
-from pymc.distributions.distribution import SymbolicRandomVariable
-from pytensor.graph.basic import Variable
-from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_gradmatch.checks import check_states
@@ -20,7 +17,7 @@ from pymc_gradmatch.fit import fit_gp
 from pymc_gradmatch.gp import StateGP
 from pymc_gradmatch.naming import in_order
 from pymc_gradmatch.ode import ODE
-from pymc_gradmatch.parameters import is_registered, registered
+from pymc_gradmatch.parameters import is_distribution, is_registered, registered
 from pymc_gradmatch.recentring import recentre
 from pymc_gradmatch.refined import refine
 from pymc_gradmatch.series import as_observations, as_times, state_names
@@ -160,7 +157,7 @@ def build_model(
     _check_priors(ode, priors, model)
     check_states(ode, state_names(y, as_observations(y, as_times(t)).shape[1]))
     sigma = settings.sigma if sigma is None else sigma
-    _check_sigma(sigma)
+    _check_sigma(sigma, len(ode.states))
     rng = np.random.default_rng(random_seed)
     if gp is None:
         gp = fitted(t, y, settings, cov, shared, rng)
@@ -179,8 +176,11 @@ def build_model(
         gp = gp if grid is None else gp.with_grid(grid)
         gp = gp if amplitude is None else gp.with_amplitude(amplitude)
         if recentred:
-            if isinstance(gamma, Variable):
-                msg = "recentred=True needs a number for gamma; it is a variable of a model."
+            if isinstance(gamma, TensorVariable):
+                msg = (
+                    "gamma is a variable; recentred=True expects numbers. Call gm.recentre with "
+                    "numbers, and pass its gp and your gamma."
+                )
                 raise ValueError(msg)
             with model:
                 gp, initvals, _ = recentre(ode, gp, priors=priors, gamma=gamma, random_seed=rng)
@@ -231,8 +231,15 @@ def _noise(model: pm.Model, gp: StateGP, sigma):
     return pm.HalfNormal("sigma", gp.scale, initval=gp.sigma, dims="state")
 
 
-def _check_sigma(sigma):
-    if not isinstance(sigma, TensorVariable) and sigma not in ("fixed", "random"):
+def _check_sigma(sigma, n_states: int):
+    if isinstance(sigma, TensorVariable):
+        if sigma.type.shape not in ((), (n_states,)):
+            msg = (
+                f"the prior of sigma has shape {sigma.type.shape}; expected one number, or one for "
+                f"each of {n_states} states."
+            )
+            raise ValueError(msg)
+    elif sigma not in ("fixed", "random"):
         msg = (
             f"sigma is {sigma!r}; expected 'fixed', 'random', or a prior in the data's units, for "
             "example pm.HalfNormal.dist(0.5)."
@@ -243,12 +250,7 @@ def _check_sigma(sigma):
 def _check_priors(ode: ODE, priors: Mapping[str, TensorVariable], model: pm.Model):
     in_order(priors, ode.params, "priors are")
     for name, prior in priors.items():
-        is_distribution = (
-            isinstance(prior, TensorVariable)
-            and prior.owner is not None
-            and isinstance(prior.owner.op, RandomVariable | SymbolicRandomVariable)
-        )
-        if not is_distribution and not is_registered(prior, model):
+        if not is_distribution(prior) and not is_registered(prior, model):
             msg = (
                 f"the prior of {name!r} is a {type(prior).__name__}; expected a distribution, "
                 f"for example pm.HalfNormal.dist(5), or a variable of the model."
@@ -263,6 +265,6 @@ def _check_given_gp(gp: StateGP, t, y, cov, shared):
     if cov is not None or shared is not None:
         msg = "gp is given, and so is cov or shared; a given gp has its kernels already."
         raise ValueError(msg)
-    if not (np.array_equal(gp.t, t) and np.array_equal(gp.y, np.asarray(y, dtype=float))):
+    if not (np.array_equal(gp.t_observed, t) and np.array_equal(gp.y, np.asarray(y, dtype=float))):
         msg = "gp was made from other data than t and y; expected the same times and observations."
         raise ValueError(msg)

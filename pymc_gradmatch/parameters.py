@@ -9,13 +9,15 @@ import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 from numpy.typing import NDArray
+from pymc.distributions.distribution import SymbolicRandomVariable
 from pymc.initial_point import make_initial_point_expression, make_initial_point_fn
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
+from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.variable import TensorVariable
 
-__all__ = ["Parameters", "is_registered", "parameters_of", "registered"]
+__all__ = ["Parameters", "is_distribution", "is_registered", "parameters_of", "registered"]
 
 
 @dataclass(frozen=True)
@@ -49,11 +51,23 @@ def parameters_of(priors: Mapping[str, TensorVariable], names: Sequence[str]) ->
 
     A variable of the user's model has its prior given the initial values of
     the variables that it depends on.
+
+    Raises
+    ------
+    TypeError
+        If a prior is no distribution, such as a deterministic.
     """
     outer = pm.Model.get_context(error_if_none=False)
     model = pm.Model(model=None)
     with model:
         for name in names:
+            if not is_distribution(priors[name]):
+                msg = (
+                    f"the prior of {name!r} is a {type(priors[name]).__name__} that is computed "
+                    "or given, not drawn; expected a distribution, for example "
+                    "pm.HalfNormal.dist(5): re-centring starts from draws of it."
+                )
+                raise TypeError(msg)
             _add(model, name, _given_parents(priors[name], outer))
     values = [model.rvs_to_values[model[name]] for name in names]
     u = pt.vector("u", dtype="float64", shape=(len(names),))
@@ -75,6 +89,12 @@ def parameters_of(priors: Mapping[str, TensorVariable], names: Sequence[str]) ->
         compiled([natural, _gradient(natural.sum(), u)]),
         lambda seed: np.array([float(value) for value in start(seed).values()]),
     )
+
+
+def is_distribution(variable) -> bool:
+    """Tell whether a variable is drawn from a distribution, in a model or not."""
+    owner = getattr(variable, "owner", None)
+    return owner is not None and isinstance(owner.op, RandomVariable | SymbolicRandomVariable)
 
 
 def is_registered(variable, model: pm.Model | None) -> bool:

@@ -30,7 +30,8 @@ def plot_states(
     var_name : str, default "x"
         The variable to plot, with dims ``time`` and ``state``.
     observed : str or None, default "y"
-        The observed variable drawn over it, with the same dims; None for none.
+        The observed variable drawn over it, with dims ``state`` and ``time``, or
+        times of its own such as ``time_observed``; None for none.
     truth : array_like of float, optional
         True trajectories, shape ``(time, state)``, on the same times.
     ci_prob : float, optional
@@ -55,7 +56,8 @@ def plot_states(
     Raises
     ------
     ValueError
-        If the variable does not have dims ``time`` and ``state``.
+        If the variable does not have dims ``time`` and ``state``, or the
+        observed one not ``state`` and one more.
 
     Examples
     --------
@@ -94,9 +96,13 @@ def plot_states(
             color="black", linestyle="--", label="truth",
         )  # fmt: skip
     if observed is not None:
-        data = idata["observed_data"].dataset[observed].to_dataset(name=var_name)
+        data = idata["observed_data"].dataset[observed]
+        times = [dim for dim in data.dims if dim != "state"]
+        if "state" not in data.dims or len(times) != 1:
+            msg = f"{observed!r} has dims {data.dims}; expected 'state' and one of times."
+            raise ValueError(msg)
         pc.map(
-            visuals.scatter_xy, "data", **on_grid | {"data": data},
+            visuals.scatter_xy, "data", data=data.to_dataset(name=var_name), x=data[times[0]],
             color="C1", label="data", zorder=3,
         )  # fmt: skip
     pc.map(visuals.labelled_title, "title", data=panels, subset_info=True, labeller=NoVarLabeller())

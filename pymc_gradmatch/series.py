@@ -177,7 +177,9 @@ def grid_around(
             "among its times, for example np.union1d(grid, t)."
         )
         raise ValueError(msg)
-    return times, nearest
+    exact = times.copy()
+    exact[nearest] = t
+    return read_only(exact), nearest
 
 
 def read_only(array: ArrayLike) -> NDArray[np.float64]:

@@ -60,4 +60,4 @@ def two_kernel_gp(data):
         1.5 * pm.gp.cov.ExpQuad(1, ls=np.float64(0.61)),
         0.7 * pm.gp.cov.Matern52(1, ls=np.float64(0.83)),
     ]
-    return gm.StateGP(data.t, data.y, covs, sigma=[0.1, 0.2])
+    return gm.StateGP(data.t, data.y, covs, sigma=[0.1, 0.2], nugget=[1e-4, 3e-4])

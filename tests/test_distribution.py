@@ -114,7 +114,9 @@ def test_gradient_of_the_density_is_finite_differences(lotka_volterra, two_kerne
 @pytest.mark.usefixtures("fast_compile")
 def test_permuting_the_states_changes_nothing(lotka_volterra, two_kernel_gp, states):
     gp = two_kernel_gp
-    swapped_gp = gm.StateGP(gp.t, gp.y[:, ::-1], gp.covs[::-1], gp.sigma[::-1])
+    swapped_gp = gm.StateGP(
+        gp.t, gp.y[:, ::-1], gp.covs[::-1], gp.sigma[::-1], nugget=gp.nugget[::-1]
+    )
 
     def swapped(t, x, theta):
         prey, predator = lotka_volterra.ode.rhs(t, (x.prey, x.predator), theta)
@@ -133,7 +135,7 @@ def test_rescaling_data_and_parameters_together_changes_nothing(
 ):
     gp = two_kernel_gp
     unit = 1000.0
-    scaled_gp = gm.StateGP(gp.t, unit * gp.y, gp.covs, unit * gp.sigma)
+    scaled_gp = gm.StateGP(gp.t, unit * gp.y, gp.covs, unit * gp.sigma, nugget=gp.nugget)
     scaled_theta = THETA | {"beta": THETA["beta"] / unit, "delta": THETA["delta"] / unit}
     ode = lotka_volterra.ode
     here = gm.GradientMatchingODE.dist(ode, states, THETA, gp=gp, gamma=GAMMA)
@@ -209,7 +211,7 @@ def test_gamma_is_a_variance_per_time_squared(data, lotka_volterra, two_kernel_g
         1.5 * pm.gp.cov.ExpQuad(1, ls=np.float64(0.61 * unit)),
         0.7 * pm.gp.cov.Matern52(1, ls=np.float64(0.83 * unit)),
     ]
-    slow_gp = gm.StateGP(unit * data.t, data.y, covs, gp.sigma)
+    slow_gp = gm.StateGP(unit * data.t, data.y, covs, gp.sigma, nugget=gp.nugget)
     slow_theta = {name: value / unit for name, value in THETA.items()}
     ode = lotka_volterra.ode
     here = gm.GradientMatchingODE.dist(ode, states, THETA, gp=gp, gamma=GAMMA)
@@ -293,7 +295,12 @@ def test_hyperparameters_are_computed_outside_the_graph(lotka_volterra, two_kern
         (-0.3, r"gamma is -0.3; expected a positive variance"),
         (np.nan, r"gamma is nan; expected a positive variance"),
         (1e-18, r"A \+ gamma I is not positive definite.*larger gamma"),
-        ([0.1, 0.2], r"gamma has 1 dimensions; expected one number"),
+        ([0.1, -0.2], r"gamma is -0.2, 0.1; expected a positive variance"),
+        (
+            [0.1, 0.2, 0.3],
+            r"gamma has the shape \(3,\); expected one number, or one for each of the 2",
+        ),
+        ([[0.1, 0.2]], r"gamma has the shape \(1, 2\); expected one number, or one"),
     ],
 )
 def test_unusable_gamma_is_an_error_when_the_model_is_built(lotka_volterra, gp, gamma, message):

@@ -53,7 +53,7 @@ def simple_model(decay, gp):
 def matched(gp, n=2_000, **variables):
     """Return made-up matched draws: parameters as given, states near the data."""
     rng = np.random.default_rng(2)
-    x = gp.posterior_mean() + 0.1 * rng.normal(size=(2, n // 2, *gp.y.shape))
+    x = gp.posterior_mean() + 0.1 * rng.normal(size=(2, n // 2, *gp.prior_mean.shape))
     draws = {
         name: (("chain", "draw", *dims), draw(rng, (2, n // 2, *[len(gp.states)] * len(dims))))
         for name, (dims, draw) in variables.items()
@@ -97,6 +97,20 @@ def test_weighted_draws_have_the_moments_of_brute_force_quadrature(check, gp):
     means, sds = quadrature(gp)
     assert check.is_exact
     assert abs(check.moved["moved"]["rate"]) > 1
+    error = 4 / np.sqrt(check.n_effective)
+    for row, mean, sd in zip(["rate", "x0[mass]"], means, sds, strict=True):
+        assert check.moved["exact_mean"][row] == pytest.approx(mean, abs=error * sd)
+        assert check.moved["exact_sd"][row] == pytest.approx(sd, rel=error)
+
+
+def test_data_on_part_of_the_grid_count_at_their_own_times(decay, gp):
+    """Assert the moments of brute force for states on a grid that goes on beyond the data."""
+    fine = gp.with_grid(np.append(gp.with_grid(3).t, [2.2, 2.5]))
+    priors = {"rate": pm.HalfNormal.dist(PRIOR_SD)}
+    model = gm.build_model(decay, gp.t, gp.y, priors=priors, gp=fine)
+    draws = matched(fine, rate=lognormal(1.4, 0.25))
+    check = gm.integrate_check(draws, decay, fine, model=model, n_draws=4_000, random_seed=1)
+    means, sds = quadrature(gp)
     error = 4 / np.sqrt(check.n_effective)
     for row, mean, sd in zip(["rate", "x0[mass]"], means, sds, strict=True):
         assert check.moved["exact_mean"][row] == pytest.approx(mean, abs=error * sd)

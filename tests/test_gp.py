@@ -23,7 +23,7 @@ def test_operators_are_the_dense_conditional_gaussian(two_kernel_gp):
     gp = two_kernel_gp
     for k, cov in enumerate(gp.covs):
         blocks = evaluate_blocks(cov, gp.t)
-        C = blocks.k + gp.nugget * np.eye(len(gp.t))
+        C = blocks.k + gp.nugget[k] * np.eye(len(gp.t))
         gain = np.linalg.solve(C, blocks.dk_dt1.T).T
         np.testing.assert_allclose(gp.operators().C[k], C, rtol=1e-14)
         np.testing.assert_allclose(gp.operators().D[k], gain, rtol=1e-7, atol=1e-7)
@@ -281,7 +281,17 @@ def test_unusable_observations_are_named(y, message):
         ({"sigma": 0.0}, ValueError, r"sigma is \[0.0, 0.0\]; expected positive"),
         ({"sigma": [0.1, -1]}, ValueError, r"sigma is .*expected positive"),
         ({"sigma": [0.1, 0.1, 0.1]}, ValueError, r"sigma has shape \(3,\); expected one number"),
-        ({"nugget": -1e-4}, ValueError, r"nugget is -0.0001"),
+        (
+            {"nugget": -1e-4},
+            ValueError,
+            r"nugget is \[-0.0001\]; expected numbers that are not neg",
+        ),
+        ({"nugget": [1e-4, np.nan]}, ValueError, r"nugget is \[0.0001, nan\]"),
+        (
+            {"nugget": [1e-4] * 3},
+            ValueError,
+            r"nugget has shape \(3,\); expected one number or one",
+        ),
         ({"covs": COV[:1]}, ValueError, r"1 kernels for 2 states"),
         ({"covs": ["ExpQuad"] * 2}, TypeError, r"covs\[0\] is a str; expected a kernel"),
         (

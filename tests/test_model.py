@@ -64,7 +64,9 @@ def test_one_prior_for_all_parameters_gives_independent_draws(lotka_volterra, da
 
 def test_preset_is_the_papers_settings(lotka_volterra, data, priors):
     gp = gm.fit_gp(data.t, data.y, cov="ExpQuad", random_seed=1)
-    with pytest.raises(ValueError, match=r"preset is 'fast'; expected one of \['fgpgm'\]"):
+    with pytest.raises(
+        ValueError, match=r"preset is 'fast'; expected one of \['fgpgm', 'refined'\]"
+    ):
         gm.build_model(lotka_volterra.ode, data.t, data.y, priors=priors, preset="fast")
     preset = gm.build_model(
         lotka_volterra.ode, data.t, data.y, priors=priors, preset="fgpgm", random_seed=1

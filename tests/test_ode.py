@@ -188,3 +188,35 @@ def test_symbolic_and_numerical_right_hand_sides_agree(fast_compile):
         slopes = np.gradient(x, t, axis=0, edge_order=2)
         f = system.ode(t, pt.as_tensor(x), system.theta).eval()
         np.testing.assert_allclose(slopes[5:-5], f[5:-5], atol=1e-4)
+
+
+def forced(t, x, theta):
+    """Return a right-hand side in which time, a state and a parameter are each missing once."""
+    return [theta.a * pm.math.sin(theta.b * t) - x.p * x.q, theta.a * t, 1.0]
+
+
+@pytest.mark.parametrize(
+    "ode",
+    [
+        gm.systems.lotka_volterra.ode,
+        gm.systems.protein_transduction.ode,
+        gm.ODE(forced, ["p", "q", "r"], ["a", "b"]),
+    ],
+    ids=["LV", "PT", "forced"],
+)
+def test_linearised_is_finite_differences(ode, rng):
+    t = np.linspace(0.1, 3, 6)
+    x, theta = rng.uniform(0.5, 2, (6, len(ode.states))), rng.uniform(0.5, 2, len(ode.params))
+    f, df_dx, df_dtheta = ode.linearised(t, x, theta)
+
+    def derivatives(x, theta):
+        return ode(t, x, list(theta)).eval(mode="FAST_COMPILE")
+
+    h = 1e-6
+    np.testing.assert_allclose(f, derivatives(x, theta), rtol=1e-12)
+    for k, step in enumerate(h * np.eye(len(ode.states))):
+        ahead, behind = (derivatives(x + sign * step, theta) for sign in (1, -1))
+        np.testing.assert_allclose(df_dx[..., k], (ahead - behind) / (2 * h), atol=1e-7)
+    for i, step in enumerate(h * np.eye(len(ode.params))):
+        ahead, behind = (derivatives(x, theta + sign * step) for sign in (1, -1))
+        np.testing.assert_allclose(df_dtheta[..., i], (ahead - behind) / (2 * h), atol=1e-7)

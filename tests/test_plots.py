@@ -40,3 +40,12 @@ def test_variables_without_time_and_state_are_refused(idata):
     idata["posterior"] = idata["posterior"].dataset.assign(alpha=("draw", np.ones(50)))
     with pytest.raises(ValueError, match=r"'alpha' has dims \('draw',\); expected 'time'"):
         gm.plot_states(idata, var_name="alpha")
+
+
+def test_data_without_dims_are_refused(idata, data):
+    idata["observed_data"] = xr.Dataset({"y": (("y_dim_0", "y_dim_1"), data.y)})
+    with pytest.raises(
+        ValueError, match=r"'y' has dims \('y_dim_0', 'y_dim_1'\); expected 'state'"
+    ):
+        gm.plot_states(idata)
+    assert gm.plot_states(idata, observed=None)

@@ -1,0 +1,268 @@
+"""Coordinates bent along a ridge: volume, density, and the same posterior as PyMC's."""
+
+import arviz as az
+import numpy as np
+import pymc as pm
+import pytest
+from scipy.optimize import approx_fprime
+
+import pymc_gradmatch as gm
+from pymc_gradmatch import many
+from pymc_gradmatch.compiled import _numbers, compile_posterior
+from pymc_gradmatch.curved import Coordinates, Split, curve, monomials, straight
+from pymc_gradmatch.laplace import laplace
+
+QUIET = {"cores": 1, "random_seed": 1, "progressbar": False}
+
+
+def banana_model():
+    """Return a decay whose states follow two parameters along a curve."""
+    ode = gm.ODE(
+        lambda t, x, theta: [theta.floor - theta.rate * x.mass], ["mass"], ["rate", "floor"]
+    )
+    t = np.linspace(0, 3, 7)
+    y = (0.5 + 2 * np.exp(-t))[:, None] + np.random.default_rng(1).normal(0, 0.1, (7, 1))
+    gp = gm.StateGP(t, y, [pm.gp.cov.ExpQuad(1, ls=np.float64(1.2))], sigma=0.1).with_amplitude(9.0)
+    priors = {"rate": pm.HalfNormal.dist(1.0), "floor": pm.Normal.dist(0.5, 0.5)}
+    return gm.build_model(ode, t, y, priors=priors, gp=gp, gamma=1e-3)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return banana_model()
+
+
+@pytest.fixture(scope="module")
+def posterior(model):
+    return compile_posterior(model)
+
+
+@pytest.fixture(scope="module")
+def around(posterior):
+    rng = np.random.default_rng(1)
+    return posterior.coordinates(posterior.find_mode(rng), rng)
+
+
+def determinant(coordinates, q):
+    jacobian = [
+        (coordinates(q + step) - coordinates(q - step)) / 2e-5 for step in 1e-5 * np.eye(len(q))
+    ]
+    return np.linalg.slogdet(np.array(jacobian))
+
+
+def test_coordinates_preserve_volume(around, rng):
+    """Assert one Jacobian determinant everywhere, though the coordinates are bent."""
+    assert np.abs(around.bent).max() > 0.01
+    sign, expected = np.linalg.slogdet(around.linear.T)
+    for q in rng.normal(scale=1.5, size=(4, len(around.location))):
+        here = determinant(around, q)
+        assert here.sign == sign
+        assert here.logabsdet == pytest.approx(expected, abs=1e-6)
+
+
+def test_parameters_and_one_direction_per_state_are_straight(around, posterior):
+    """Assert that the monomials move states alone, and depend on the curved coordinates alone."""
+    assert (posterior.split.n_curved, posterior.split.n_states) == (4, 1)
+    np.testing.assert_array_equal(around.bent[~posterior.split.is_state], 0)
+    assert posterior.split.n_monomials == around.bent.shape[1] == 6 + 10
+
+
+def test_compiled_density_of_q_is_the_density_of_u(around, posterior, rng):
+    """Assert value and gradient."""
+    native = posterior.native.with_numbers(_numbers(around, posterior.data))
+    for q in rng.normal(size=(3, len(around.location))):
+        value, gradient = native(q)
+        assert value == pytest.approx(posterior.density(around(q))[0], rel=1e-10)
+        numeric = approx_fprime(q, lambda v: posterior.density(around(v))[0], 1e-7)
+        np.testing.assert_allclose(gradient, numeric, rtol=1e-4, atol=1e-4)
+
+
+def test_map_of_many_points_is_the_map_of_each(around, rng):
+    q = rng.normal(size=(2, 3, len(around.location)))
+    expected = [[around(point) for point in row] for row in q]
+    np.testing.assert_allclose(around(q), expected, rtol=1e-12)
+
+
+def test_bent_coordinates_are_rounder_than_straight_ones(posterior, around):
+    """Assert a log density nearer to -|q|^2 / 2 at typical points, in the median."""
+    mode = posterior.find_mode(np.random.default_rng(1))
+    flat = straight(mode, posterior.split)
+    points = np.random.default_rng(5).normal(size=(50, len(mode.location)))
+
+    def misfit(coordinates):
+        height = posterior.density(coordinates(np.zeros(points.shape[1])))[0]
+        drop = [posterior.density(coordinates(q))[0] - height + 0.5 * q @ q for q in points]
+        return np.median(np.abs(drop))
+
+    assert misfit(around) < 0.5 * misfit(flat)
+
+
+@pytest.mark.parametrize("n_held", [0, 2])
+def test_a_cubic_ridge_is_found(rng, n_held):
+    """Assert that a normal bent by known cubic polynomials becomes the standard normal again."""
+    n_params, n_state = 2, 6
+    split = Split(
+        np.repeat([False, True, False], [n_params, n_state, n_held]),
+        np.repeat([False, True], [n_params + n_state, n_held]),
+        n_states=1,
+    )
+    n, n_curved = n_params + n_state + n_held, 3
+    order = [*range(n_params), n_params, *range(n_params + n_state, n)]
+    order += range(n_params + 1, n_params + n_state)  # curved, held, hard
+    scales = np.repeat([1.0, 0.02], [n_curved + n_held, n_state - 1])
+    bent = np.zeros((n, split.n_monomials))
+    bent[n_params + 1 : n_params + n_state] = rng.normal(0, 0.03, (n_state - 1, split.n_monomials))
+    linear = np.zeros((n, n))
+    linear[order, range(n)] = scales
+    location = rng.normal(size=n)
+
+    def density(u):
+        curved = (u - location)[order][:n_curved]
+        total = u - location
+        for k, row in enumerate(bent):
+            total[k] -= row @ np.concatenate(monomials(curved, n_curved))
+        z = total[order] / scales
+        gradient = np.zeros(n)
+        gradient[order] = -z / scales
+        h = 1e-5
+        for i, step in enumerate(h * np.eye(n_curved)):
+            ahead, behind = (
+                bent @ np.concatenate(monomials(curved + s * step, n_curved)) for s in (1, -1)
+            )
+            gradient[order[i]] -= gradient @ (ahead - behind) / (2 * h)
+        return -0.5 * z @ z, gradient
+
+    numeric = approx_fprime(location + 0.1, lambda u: density(u)[0], 1e-7)
+    np.testing.assert_allclose(density(location + 0.1)[1], numeric, rtol=1e-3, atol=1e-2)
+    mode = laplace(density, location)
+    found = curve(density, mode, split, np.random.default_rng(2))
+    assert isinstance(found, Coordinates)
+    points = np.random.default_rng(3).normal(size=(40, n))
+    flat = straight(mode, split)
+    for coordinates, worst in ((found, 1.0), (flat, np.inf)):
+        height = density(coordinates(np.zeros(n)))[0]
+        misfit = [density(coordinates(q))[0] - height + 0.5 * q @ q for q in points]
+        assert np.median(np.abs(misfit)) < worst
+    assert np.median(np.abs(misfit)) > 3  # of the flat ones
+
+
+@pytest.fixture(scope="module")
+def ours(model):
+    return gm.sample(2_000, chains=4, model=model, **QUIET)
+
+
+@pytest.fixture(scope="module")
+def theirs(model):
+    with model:
+        return pm.sample(2_000, chains=4, target_accept=0.9, quiet=True, **QUIET)
+
+
+@pytest.mark.parametrize("name", ["rate", "floor", "x"])
+def test_draws_along_a_banana_are_those_of_pymc(ours, theirs, name):
+    """Assert means, standard deviations and outer quantiles within five Monte Carlo errors."""
+    one, other = ours["posterior"][name], theirs["posterior"][name]
+    dims = ["chain", "draw"]
+    for settings, compute in (
+        ({"method": "mean"}, lambda draws: draws.mean(dims)),
+        ({"method": "sd"}, lambda draws: draws.std(dims)),
+        ({"method": "quantile", "prob": 0.05}, lambda draws: draws.quantile(0.05, dims)),
+        ({"method": "quantile", "prob": 0.95}, lambda draws: draws.quantile(0.95, dims)),
+    ):
+        error = np.hypot(*(az.mcse(draws, **settings) for draws in (one, other)))
+        assert float(np.abs((compute(one) - compute(other)) / error).max()) < 5
+
+
+def test_sampling_along_a_banana_takes_few_steps(ours, theirs):
+    """Assert more effective draws per gradient than PyMC's, and no divergence to speak of."""
+
+    def per_step(idata):
+        steps = float(idata["sample_stats"]["n_steps"].sum())
+        return min(float(az.ess(idata["posterior"][name]).min()) for name in ("rate", "x")) / steps
+
+    assert per_step(ours) > 2 * per_step(theirs)
+    assert int(ours["sample_stats"]["diverging"].sum()) < 0.005 * 8_000
+    assert float(az.rhat(ours["posterior"].dataset).to_array().max()) < 1.01
+
+
+def test_without_states_of_their_own_coordinates_are_straight(rng):
+    """Assert those of a normal, as in a whitened model, for parameters and a random sigma."""
+    root = rng.normal(size=(6, 6))
+    precision = root @ root.T + np.eye(6)
+    is_held = np.arange(6) >= 4
+    split = Split(np.zeros(6, dtype=bool), is_held, n_states=0)
+
+    def density(u):
+        return -0.5 * u @ precision @ u, -precision @ u
+
+    around = curve(density, laplace(density, np.zeros(6)), split, rng)
+    assert around.bent.size == 0
+    expected = np.zeros((6, 6))
+    for block in (is_held, ~is_held):  # each given the other
+        expected[np.ix_(block, block)] = np.linalg.inv(precision[np.ix_(block, block)])
+    np.testing.assert_allclose(around.linear @ around.linear.T, expected, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def two_data_sets(lotka_volterra):
+    """Return two series of the same system with different parameters."""
+    rng, t = np.random.default_rng(4), np.linspace(0, 2, 16)
+    thetas = [{**lotka_volterra.theta}, {**lotka_volterra.theta, "alpha": 1.2, "gamma": 3.0}]
+    solutions = np.stack([lotka_volterra.ode.solve(t, [5, 3], theta) for theta in thetas])
+    return t, solutions + rng.normal(0, 0.1, solutions.shape), thetas
+
+
+@pytest.fixture(scope="module")
+def settings(lotka_volterra):
+    priors = {name: pm.HalfNormal.dist(5) for name in lotka_volterra.ode.params}
+    return {"priors": priors, "preset": "refined", "grid": 2}
+
+
+@pytest.fixture(scope="module")
+def lv_models(lotka_volterra, two_data_sets, settings):
+    t, ys, _ = two_data_sets
+    return [gm.build_model(lotka_volterra.ode, t, y, random_seed=1, **settings) for y in ys]
+
+
+@pytest.fixture(scope="module")
+def lv_posterior(lv_models):
+    return compile_posterior(lv_models[0])
+
+
+def test_each_refined_data_set_starts_at_its_own_estimates(lv_models, lv_posterior):
+    """Assert starts and data of the second in what was compiled for the first."""
+    one, other = lv_models
+    exchanged = lv_posterior.for_model(other)
+    start = other.initial_point()
+    flat = np.concatenate([np.ravel(start[v.name]) for v in other.value_vars])
+    for seed in (1, 2):
+        np.testing.assert_allclose(exchanged.draw_start(seed), flat, rtol=1e-12, atol=1e-12)
+    expected = float(other.compile_logp(mode="FAST_COMPILE")(start))
+    assert exchanged.density(flat)[0] == pytest.approx(expected, rel=1e-9)
+    assert np.abs(start["alpha_log__"] - one.initial_point()["alpha_log__"]) > 0.2
+
+
+def test_refined_data_sets_share_one_compilation(
+    lotka_volterra, two_data_sets, settings, lv_posterior
+):
+    t, ys, thetas = two_data_sets
+    compiled = []
+
+    def counted(model):
+        compiled.append(model)
+        return lv_posterior.for_model(model)  # compiled for the same data, by another seed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(many, "compile_posterior", counted)
+        fits = gm.fit_many(
+            lotka_volterra.ode, t, ys, draws=150, tune=200, chains=2, n_jobs=1, random_seed=1,
+            progressbar=False, **settings,
+        )  # fmt: skip
+    assert len(compiled) == 1
+    assert list(fits["failure"].values) == ["", ""]
+    assert fits["x"].sizes["time"] == 31
+    for replicate, theta in enumerate(thetas):
+        for name, truth in theta.items():
+            draws = fits[name][replicate]
+            assert abs(float(draws.mean()) - truth) < 4 * float(draws.std())
+    sigma = fits["sigma"].mean(["chain", "draw"])
+    assert ((sigma > 0.05) & (sigma < 0.2)).all()

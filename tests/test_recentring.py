@@ -1,0 +1,264 @@
+"""Climbing to the most probable point, and re-centring the prior mean on the ODE's solution."""
+
+import numpy as np
+import pymc as pm
+import pytest
+from scipy.optimize import least_squares
+
+import pymc_gradmatch as gm
+from pymc_gradmatch.climbing import _Problem, climb, climb_from_prior
+from pymc_gradmatch.parameters import parameters_of
+
+GAMMA = np.array([0.05, 0.2])
+PRIORS = {
+    "half normal": pm.HalfNormal.dist(3.0),
+    "log normal": pm.LogNormal.dist(0.3, 0.7),
+    "uniform": pm.Uniform.dist(-1.0, 4.0),
+    "normal": pm.Normal.dist(1.0, 2.0),
+    "gamma": pm.Gamma.dist(3.0, 2.0),
+}
+
+
+@pytest.fixture(scope="module")
+def priors(lotka_volterra):
+    """Return priors of several supports, so that mixing up coordinates shows."""
+    return dict(
+        zip(
+            lotka_volterra.ode.params,
+            [
+                pm.HalfNormal.dist(5),
+                pm.LogNormal.dist(0, 1),
+                pm.Uniform.dist(0, 9),
+                pm.Normal.dist(),
+            ],
+            strict=True,
+        )
+    )
+
+
+@pytest.fixture(scope="module")
+def climbing(lotka_volterra, two_kernel_gp, priors):
+    """Return the model, and its Gauss-Newton twin, on a grid with a trajectory as prior mean."""
+    ode = lotka_volterra.ode
+    gp = two_kernel_gp.with_grid(2).with_amplitude([4.0, 2.0])
+    solution = ode.solve(gp.t, lotka_volterra.x0, lotka_volterra.theta)
+    slope, *_ = ode.linearised(gp.t, solution, np.array([*lotka_volterra.theta.values()]))
+    gp = gp.with_mean(solution + 0.1, slope)
+    model = gm.build_model(ode, gp.t_observed, gp.y, priors=priors, gp=gp, gamma=GAMMA)
+    return gp, model, parameters_of(priors, ode.params)
+
+
+def as_point(model, gp, u, x):
+    """Return a point of the model from unconstrained parameters and states."""
+    *values, states = (variable.name for variable in model.value_vars)
+    return dict(zip(values, u, strict=True)) | {states: (x - gp.prior_mean) / gp.scale}
+
+
+@pytest.mark.parametrize("name", PRIORS)
+def test_unconstrained_parameters_are_those_of_pymc(name):
+    """Assert density, natural values and derivatives against a PyMC model of the same prior."""
+    parameters = parameters_of({"a": PRIORS[name]}, ["a"])
+    with pm.Model() as model:
+        model.register_rv(
+            PRIORS[name].owner.clone().outputs[PRIORS[name].owner.outputs.index(PRIORS[name])], "a"
+        )
+    [value] = model.value_vars
+    logp = model.compile_logp(mode="FAST_COMPILE")
+    natural = model.compile_fn(model.replace_rvs_by_values([model["a"]])[0], mode="FAST_COMPILE")
+    h = 1e-4
+    for u in (-1.3, 0.2, 0.9):
+        low, here, high = (float(logp({value.name: u + step})) for step in (-h, 0, h))
+        density, gradient, curvature = parameters.log_prior(np.array([u]))
+        assert density == pytest.approx(here, rel=1e-12)
+        assert gradient == pytest.approx((high - low) / (2 * h), rel=1e-6, abs=1e-7)
+        assert curvature == pytest.approx((high - 2 * here + low) / h**2, rel=1e-5, abs=1e-6)
+        low, here, high = (float(natural({value.name: u + step})) for step in (-h, 0, h))
+        theta, slope = parameters.natural(np.array([u]))
+        assert theta == pytest.approx(here, rel=1e-12)
+        assert slope == pytest.approx((high - low) / (2 * h), rel=1e-6)
+
+
+def test_parameters_keep_to_themselves(priors, lotka_volterra):
+    """Assert sums of densities, a diagonal Hessian and names in order, for mixed supports."""
+    names = lotka_volterra.ode.params
+    together = parameters_of(priors, names)
+    u = np.array([0.3, -0.2, 0.7, -1.1])
+    alone = [parameters_of({name: priors[name]}, [name]) for name in names]
+    density, gradient, curvature = together.log_prior(u)
+    singles = [one.log_prior(u[[i]]) for i, one in enumerate(alone)]
+    assert density == pytest.approx(sum(float(single[0]) for single in singles))
+    np.testing.assert_allclose(gradient, [single[1][0] for single in singles])
+    np.testing.assert_allclose(curvature, [single[2][0] for single in singles])
+    expected = [one.natural(u[[i]])[0][0] for i, one in enumerate(alone)]
+    assert together.by_name(u) == pytest.approx(dict(zip(names, expected, strict=True)))
+
+
+def test_draws_of_parameters_are_those_of_the_prior():
+    parameters = parameters_of(
+        {"a": pm.Uniform.dist(2, 3), "b": pm.Normal.dist(9, 0.1)}, ["b", "a"]
+    )
+    draws = np.array([parameters.natural(parameters.draw(seed))[0] for seed in range(400)])
+    assert draws.mean(axis=0) == pytest.approx([9, 2.5], abs=0.06)
+    assert draws.std(axis=0) == pytest.approx([0.1, 1 / np.sqrt(12)], rel=0.2)
+    np.testing.assert_array_equal(parameters.draw(7), parameters.draw(7))
+
+
+def test_a_variable_that_depends_on_another_has_its_prior_given_the_others_start():
+    with pm.Model() as model:
+        width = pm.LogNormal("width", 0, 1, initval=2.5)
+        rate = pm.HalfNormal("rate", width)
+        parameters = parameters_of({"rate": rate}, ["rate"])
+    expected = parameters_of({"rate": pm.HalfNormal.dist(np.float64(2.5))}, ["rate"])
+    u = np.array([0.4])
+    np.testing.assert_allclose(parameters.log_prior(u)[0], expected.log_prior(u)[0], rtol=1e-12)
+    assert list(model.named_vars) == ["width", "rate"]
+
+
+def test_objective_is_minus_the_models_log_density(climbing, lotka_volterra, rng):
+    """Assert one constant across random points, and the gradient, against the PyMC graph."""
+    gp, model, parameters = climbing
+    problem = _Problem(lotka_volterra.ode, gp, parameters, GAMMA)
+    logp, dlogp = (f(mode="FAST_COMPILE") for f in (model.compile_logp, model.compile_dlogp))
+    totals = []
+    for _ in range(4):
+        u, x = rng.normal(0.3, 0.4, 4), gp.prior_mean + rng.normal(0, 0.3, gp.prior_mean.shape)
+        value, gradient = problem.value(problem.flat(u, x))
+        point = as_point(model, gp, u, x)
+        totals.append(value + logp(point))
+        theirs = -dlogp(point)
+        ours = np.append(gradient[:4], gradient[4:].reshape(2, -1).T.ravel())
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6 * np.abs(theirs).max())
+        np.testing.assert_allclose(problem.states(problem.flat(u, x)), x, rtol=1e-12)
+    np.testing.assert_allclose(totals, totals[0], rtol=1e-8)
+
+
+def test_the_point_reached_is_stationary_in_the_models_density(climbing, lotka_volterra):
+    """Assert a gradient of the PyMC graph that is small against the posterior's widths."""
+    gp, model, parameters = climbing
+    start = climb_from_prior(
+        lotka_volterra.ode, gp, parameters, GAMMA, gp.posterior_mean(), np.random.default_rng(1)
+    )
+    top = climb(lotka_volterra.ode, gp, parameters, GAMMA, [(start.u, start.x)])
+    gradient = model.compile_dlogp(mode="FAST_COMPILE")(as_point(model, gp, top.u, top.x))
+    assert np.abs(gradient[:4] * top.sd).max() < 1e-3
+    problem = _Problem(lotka_volterra.ode, gp, parameters, GAMMA)
+    covariance = np.linalg.inv(problem.hessian(problem.flat(top.u, top.x)))
+    flat = np.append(gradient[:4], gradient[4:].reshape(-1, 2).T.ravel())
+    assert np.sqrt(flat @ covariance @ flat) < 1e-3  # the Newton step, in posterior sds
+    theta = parameters.by_name(top.u)
+    for name, truth in lotka_volterra.theta.items():
+        assert theta[name] == pytest.approx(truth, rel=0.2)
+
+
+@pytest.fixture(scope="module")
+def decay():
+    """Return a decay with a floor, its data, and the exact least-squares estimate with its sds."""
+    ode = gm.ODE(
+        lambda t, x, theta: [theta.floor - theta.rate * x.mass], ["mass"], ["rate", "floor"]
+    )
+    t = np.linspace(0, 4, 15)
+    y = (0.3 + 1.7 * np.exp(-t))[:, None] + np.random.default_rng(3).normal(0, 0.05, (15, 1))
+
+    def residuals(p):
+        rate, floor, x0 = p
+        return (floor / rate + (x0 - floor / rate) * np.exp(-rate * t)) - y[:, 0]
+
+    fit = least_squares(residuals, [1.0, 0.3, 2.0], xtol=1e-12, ftol=1e-12)
+    variance = 2 * fit.cost / (len(t) - 3)
+    sd = np.sqrt(variance * np.diag(np.linalg.inv(fit.jac.T @ fit.jac)))
+    # Without a transform: the most probable point is then that of the likelihood.
+    priors = {"rate": pm.Normal.dist(0, 100), "floor": pm.Normal.dist(0, 100)}
+    gp = gm.fit_gp(t, y, cov="Matern52", random_seed=1).with_grid(4).with_amplitude(100.0)
+    return ode, gp, priors, fit.x, sd, np.sqrt(variance)
+
+
+@pytest.fixture(scope="module")
+def recentred(decay):
+    ode, gp, priors, *_ = decay
+    return gm.recentre(ode, gp, priors=priors, gamma=1e-6, random_seed=1)
+
+
+def test_recentring_ends_at_the_least_squares_estimate(decay, recentred):
+    """Assert theta and sigma of a decay whose solution is known, within a tenth of an sd."""
+    *_, estimate, sd, sigma = decay
+    error = np.array([*recentred.theta.values()]) - estimate[:2]
+    assert (np.abs(error) < 0.1 * sd[:2]).all()
+    assert np.abs(recentred.gp.prior_mean[0, 0] - estimate[2]) < 0.1 * sd[2]
+    assert recentred.gp.sigma[0] == pytest.approx(sigma, rel=1e-2)
+    assert recentred.moves[-1] < 0.1
+    assert len(recentred.moves) < 10
+
+
+def test_prior_mean_is_a_solution_of_the_ode(decay, recentred):
+    """Assert the solution, its slope, and theta at which it was made, a last move away."""
+    ode, gp, _, _, sd, _ = decay
+    centred = recentred.gp
+    rate, floor = recentred.theta.values()
+    mean, slope = centred.prior_mean, centred.prior_slope
+    np.testing.assert_allclose(slope, floor - rate * mean, atol=0.1 * sd.max() * np.abs(mean).max())
+    # By the solution alone: x' is linear in x, exactly.
+    fitted = np.polyfit(mean[:, 0], slope[:, 0], 1)
+    np.testing.assert_allclose(np.polyval(fitted, mean[:, 0]), slope[:, 0], atol=1e-9)
+    theta = {"rate": -fitted[0], "floor": fitted[1]}
+    np.testing.assert_allclose(ode.solve(centred.t, mean[0], theta), mean, rtol=1e-6)
+    np.testing.assert_allclose([*theta.values()], [rate, floor], atol=0.1 * sd.max())
+    for mine, theirs in zip(centred.operators(), gp.operators(), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_another_seed_finds_the_same(decay, recentred):
+    ode, gp, priors, _, sd, _ = decay
+    other = gm.recentre(ode, gp, priors=priors, gamma=1e-6, random_seed=8)
+    difference = np.subtract([*other.theta.values()], [*recentred.theta.values()])
+    assert (np.abs(difference) < 0.05 * sd[:2]).all()
+
+
+def test_what_does_not_belong_together_is_an_error(decay):
+    ode, gp, priors, *_ = decay
+    with pytest.raises(ValueError, match=r"missing for \['floor'\]"):
+        gm.recentre(ode, gp, priors={"rate": priors["rate"]}, gamma=0.1)
+    with pytest.raises(ValueError, match=r"gamma is \[-1.0\]; expected positive"):
+        gm.recentre(ode, gp, priors=priors, gamma=-1.0)
+    two = gm.systems.lotka_volterra.ode
+    with pytest.raises(ValueError, match=r"ODE has 2 states .* the data 1"):
+        gm.recentre(two, gp, priors={}, gamma=0.1)
+
+
+def test_an_ode_that_cannot_be_integrated_warns_and_leaves_the_mean(decay):
+    """Assert it for a right-hand side that explodes as soon as it is followed for long."""
+    _, gp, *_ = decay
+    ode = gm.ODE(lambda t, x, theta: [theta.a * x.mass**4 + 50.0], ["mass"], ["a"])
+    priors = {"a": pm.LogNormal.dist(3.0, 0.1)}
+    with pytest.warns(
+        UserWarning, match=r"could not be integrated at the estimate \{'a': .*another"
+    ):
+        found = gm.recentre(ode, gp, priors=priors, gamma=10.0, random_seed=1)
+    np.testing.assert_array_equal(found.gp.prior_mean, gp.prior_mean)
+    np.testing.assert_array_equal(found.gp.sigma, gp.sigma)
+    assert found.moves == []
+    assert np.isfinite(found.theta["a"])
+
+
+def test_no_finite_start_is_an_error(decay):
+    _, gp, *_ = decay
+    ode = gm.ODE(lambda t, x, theta: [pm.math.log(x.mass - theta.a)], ["mass"], ["a"])
+    priors = {"a": pm.Uniform.dist(1e3, 1e4)}
+    with pytest.raises(ValueError, match=r"finite for none of 8 draws .*check the priors"):
+        gm.recentre(ode, gp, priors=priors, gamma=0.1, random_seed=1)
+
+
+def test_parameters_that_are_computed_are_an_error(decay):
+    ode, gp, priors, *_ = decay
+    with pm.Model() as model:
+        rate = pm.Deterministic("rate", pm.math.exp(pm.Normal("log_rate")))
+        for prior in (rate, 1.5):
+            with pytest.raises(
+                TypeError, match=r"prior of 'rate' is a .* not drawn; expected a dis"
+            ):
+                gm.recentre(ode, gp, priors=priors | {"rate": prior}, gamma=0.1)
+        for settings in ({"recentred": True}, {"preset": "refined"}):
+            with pytest.raises(TypeError, match=r"prior of 'rate' is a TensorVariable"):
+                gm.build_model(
+                    ode, gp.t_observed, gp.y, priors=priors | {"rate": rate}, gp=gp, **settings
+                )
+    assert list(model.named_vars) == ["log_rate", "rate"]
