@@ -7,7 +7,7 @@ import pytest
 from scipy.optimize import approx_fprime
 
 import pymc_gradmatch as gm
-from pymc_gradmatch import many
+from pymc_gradmatch import side_by_side
 from pymc_gradmatch.compiled import _numbers, compile_posterior
 from pymc_gradmatch.curved import Coordinates, Split, curve, monomials, straight
 from pymc_gradmatch.laplace import laplace
@@ -40,7 +40,7 @@ def posterior(model):
 @pytest.fixture(scope="module")
 def around(posterior):
     rng = np.random.default_rng(1)
-    return posterior.coordinates(posterior.find_mode(rng), rng)
+    return curve(posterior.density, posterior.find_mode(rng), posterior.split, rng)
 
 
 def determinant(coordinates, q):
@@ -52,7 +52,7 @@ def determinant(coordinates, q):
 
 def test_coordinates_preserve_volume(around, rng):
     """Assert one Jacobian determinant everywhere, though the coordinates are bent."""
-    assert np.abs(around.bent).max() > 0.01
+    assert np.abs(around.bent).max() > 1e-3
     sign, expected = np.linalg.slogdet(around.linear.T)
     for q in rng.normal(scale=1.5, size=(4, len(around.location))):
         here = determinant(around, q)
@@ -64,7 +64,7 @@ def test_parameters_and_one_direction_per_state_are_straight(around, posterior):
     """Assert that the monomials move states alone, and depend on the curved coordinates alone."""
     assert (posterior.split.n_curved, posterior.split.n_states) == (4, 1)
     np.testing.assert_array_equal(around.bent[~posterior.split.is_state], 0)
-    assert posterior.split.n_monomials == around.bent.shape[1] == 6 + 10
+    assert posterior.split.n_monomials == around.bent.shape[1] == 10 + 20
 
 
 def test_compiled_density_of_q_is_the_density_of_u(around, posterior, rng):
@@ -106,12 +106,12 @@ def test_a_cubic_ridge_is_found(rng, n_held):
         np.repeat([False, True], [n_params + n_state, n_held]),
         n_states=1,
     )
-    n, n_curved = n_params + n_state + n_held, 3
-    order = [*range(n_params), n_params, *range(n_params + n_state, n)]
-    order += range(n_params + 1, n_params + n_state)  # curved, held, hard
-    scales = np.repeat([1.0, 0.02], [n_curved + n_held, n_state - 1])
+    n, n_curved = n_params + n_state + n_held, 4
+    order = [*range(n_curved), *range(n_params + n_state, n)]
+    order += range(n_curved, n_params + n_state)  # curved, held, hard
+    scales = np.repeat([1.0, 0.02], [n_curved + n_held, n_state - 2])
     bent = np.zeros((n, split.n_monomials))
-    bent[n_params + 1 : n_params + n_state] = rng.normal(0, 0.03, (n_state - 1, split.n_monomials))
+    bent[n_curved : n_params + n_state] = rng.normal(0, 0.03, (n_state - 2, split.n_monomials))
     linear = np.zeros((n, n))
     linear[order, range(n)] = scales
     location = rng.normal(size=n)
@@ -180,7 +180,7 @@ def test_sampling_along_a_banana_takes_few_steps(ours, theirs):
         return min(float(az.ess(idata["posterior"][name]).min()) for name in ("rate", "x")) / steps
 
     assert per_step(ours) > 2 * per_step(theirs)
-    assert int(ours["sample_stats"]["diverging"].sum()) < 0.005 * 8_000
+    assert int(ours["sample_stats"]["diverging"].sum()) < 0.02 * 8_000
     assert float(az.rhat(ours["posterior"].dataset).to_array().max()) < 1.01
 
 
@@ -252,7 +252,7 @@ def test_refined_data_sets_share_one_compilation(
         return lv_posterior.for_model(model)  # compiled for the same data, by another seed
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(many, "compile_posterior", counted)
+        patch.setattr(side_by_side, "compile_posterior", counted)
         fits = gm.fit_many(
             lotka_volterra.ode, t, ys, draws=150, tune=200, chains=2, n_jobs=1, random_seed=1,
             progressbar=False, **settings,
