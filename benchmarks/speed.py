@@ -101,10 +101,10 @@ def ess_per_second(case: Case, draw) -> tuple[float, float]:
     )
 
 
-def sampling_speed(seeds: int, n_cases: int, draws: int) -> pd.DataFrame:
+def sampling_speed(seeds: int, n_cases: int, draws: int, *, ours_only: bool) -> pd.DataFrame:
     """Compare coordinates and mass matrices by NUTS, and the rival, on every case."""
     rows = []
-    with_rival = importlib.util.find_spec("diffrax") is not None
+    with_rival = importlib.util.find_spec("diffrax") is not None and not ours_only
     for index, case in enumerate(CASES[:n_cases]):
         paper, posterior = case.system.paper, None
         label = f"{case.system.name}, {case.noise}, {case.prior.family}{case.prior.arguments}"
@@ -117,7 +117,7 @@ def sampling_speed(seeds: int, n_cases: int, draws: int) -> pd.DataFrame:
             )
             posterior = posterior.for_model(model) if posterior else compile_posterior(model)
             mode = posterior.find_mode(np.random.default_rng(1))
-            for name, around in coordinates(posterior, gp, mode):
+            for name, around in () if ours_only else coordinates(posterior, gp, mode):
                 for adaptation in ("diag", "low_rank"):
                     speed, rhat = ess_per_second(
                         case,
@@ -245,18 +245,25 @@ def main(arguments: list[str] | None = None):
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--quick", action="store_true", help="small sizes, Lotka-Volterra only")
     parser.add_argument("--out", type=Path, help="folder of the CSV files")
+    parser.add_argument("--ours", action="store_true", help="only gm.sample, on every case")
     options = parser.parse_args(arguments)
     quick = options.quick
     warnings.filterwarnings("ignore", message=".*ended at its", category=UserWarning)
     warnings.filterwarnings("ignore", message="overflow encountered in exp")
 
+    if options.ours:
+        ours = sampling_speed(3, len(CASES), 1_000, ours_only=True)
+        print(machine())
+        print(ours.to_string(index=False, float_format="{:.4g}".format))
+        return
     rows = [*evaluation(500 if quick else 5_000), *many(2 if quick else 100, 1_000)]
     rows += chain(2_000 if quick else 100_000)
     if not quick:
         rows += compilation()
         rows.append(("peak memory, 300 000 sweeps of PT (GiB)", run(LONG_CHAIN), "< 1"))
     costs = pd.DataFrame(rows, columns=["what", "measured", "wanted"]).set_index("what")
-    speeds = sampling_speed(*(1, 1, 200) if quick else (3, len(CASES), 1_000))
+    sizes = (1, 1, 200) if quick else (3, len(CASES), 1_000)
+    speeds = sampling_speed(*sizes, ours_only=False)
     medians = speeds.drop(columns="data set").groupby(["case", "coordinates", "mass matrix"])
     print(machine())
     print(costs.to_string(float_format="{:.3g}".format), "\n")

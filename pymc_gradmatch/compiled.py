@@ -153,8 +153,8 @@ class CompiledPosterior:
         n_curved = self.split.n_curved
         if self.split.n_monomials == 0 or q.shape[0] * q.shape[1] < ENOUGH_PILOTS * n_curved:
             return True
-        curved = q[..., :n_curved]
-        rhat = array_stats.rhat(curved, chain_axis=0, draw_axis=1)
+        followed = q[..., : n_curved + int(self.split.is_held.sum())]
+        rhat = array_stats.rhat(followed, chain_axis=0, draw_axis=1)
         return bool((rhat < AGREED).all())
 
     def variables(self, u: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:

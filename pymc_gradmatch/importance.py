@@ -138,8 +138,9 @@ def _smoothed(log_ratio) -> tuple[NDArray[np.float64], float]:
     possible = np.isfinite(log_ratio)
     highest = log_ratio[possible].max()
     log_ratio = np.where(possible, log_ratio - highest, -1e3)
-    smoothed, pareto_k = array_stats.psislw(-log_ratio)
-    weights = np.where(possible, np.exp(smoothed), 0.0)
+    with np.errstate(all="ignore"):  # a proposal without hope has a tail beyond floats, and a k
+        smoothed, pareto_k = array_stats.psislw(-log_ratio)
+        weights = np.where(possible, np.exp(smoothed), 0.0)
     # No tail can be fitted where all but a few weights vanish.
     return weights / weights.sum(), float(np.nan_to_num(pareto_k, nan=np.inf))
 

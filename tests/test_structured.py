@@ -10,8 +10,8 @@ from scipy.stats import multivariate_normal
 import pymc_gradmatch as gm
 from pymc_gradmatch import normal, spectral, structured
 from pymc_gradmatch.distribution import GradientMatchingODERV
-from pymc_gradmatch.many import _compiled_for
 from pymc_gradmatch.operators import blocks_of, conditional_operators
+from pymc_gradmatch.side_by_side import compiled_for
 from pymc_gradmatch.states import StatePrior
 
 GAMMA = 0.3
@@ -263,7 +263,7 @@ def test_data_sets_whose_matrices_differ_in_shape_are_compiled_apart():
 
     compiled = []
     for numbers in ([0.1, 0.2], [0.1, 0.2, 0.3], [1.3, 0.2]):
-        value, _ = _compiled_for(model(numbers), compiled).density(np.zeros(3))
+        value, _ = compiled_for(model(numbers), compiled).density(np.zeros(3))
         expected = multivariate_normal(cov=np.eye(3 + len(numbers))).logpdf([0, 0, 0, *numbers])
         np.testing.assert_allclose(value, expected)
     assert len(compiled) == 2
