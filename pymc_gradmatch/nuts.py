@@ -27,14 +27,17 @@ def sample(
 ) -> DataTree:
     r"""Sample the model on the stack by NUTS, from a good start and in coordinates made for it.
 
-    .. math:: u = \hat u + W q, \qquad W W^\top = H^{-1}
+    .. math:: u = \hat u + W q + Q\, p(q_1, \dots, q_d)
 
     where u are all free variables, unconstrained, in one vector,
-    :math:`\hat u` is their most probable value and H the negative Hessian of
-    the log density there.  States and parameters of a gradient-matching model
-    are strongly correlated; q is nearly a standard normal, in which NUTS needs
-    a handful of steps.  The posterior is the same as that of
-    :func:`pymc.sample`, and so are names, dims and groups of the result.
+    :math:`\hat u` is their most probable value, W comes from the Hessian there,
+    and the monomials p of degree two and three in the parameters and the softest
+    directions of the states follow the curve along which states and parameters
+    depend on each other.  In q the posterior is nearly a standard normal, in
+    which NUTS needs a handful of steps; the map preserves volume.  Where chains
+    disagree, the curve is fitted to their draws and the run repeated, up to
+    twice.  The posterior is the same as that of :func:`pymc.sample`, and so are
+    names, dims and groups of the result.
 
     Parameters
     ----------
@@ -68,14 +71,14 @@ def sample(
 
     Notes
     -----
-    The coordinates are made for a posterior that is roughly normal.  Where it has
-    several modes or a long curved ridge (FitzHugh-Nagumo with much noise, rates
-    that the data hardly constrain) R-hat says so; :func:`pymc.sample` is the
-    more robust choice then.  docs/speed.md compares the two.
+    Where the posterior has several modes, or a ridge that is thin and bent beyond
+    a cubic (FitzHugh-Nagumo with much noise), R-hat says so; :func:`pymc.sample`
+    may be the more robust choice then.  docs/speed.md compares the two, and
+    docs/accuracy.md says what :func:`~pymc_gradmatch.integrate_check` can repair.
 
     The start is the best mode found from eight draws of the parameters from
     their prior, see :func:`find_map`.  What is neither a state nor a parameter of
-    an ODE (a random sigma or gamma) keeps its own coordinate.  H has one row
+    an ODE (a random sigma or gamma) keeps its own coordinate.  W has one row
     per coordinate: beyond some thousand of them :func:`pymc.sample` with
     ``nuts={"adaptation": "low_rank"}`` is the better tool.
 
