@@ -121,11 +121,12 @@ def refine(
     .. code-block:: python
 
         gp, gamma, start, _ = gm.refine(ode, gm.fit_gp(t, y, cov="Matern52"), priors=priors)
-        with pm.Model():
+        with pm.Model(coords={"time_observed": t}):
             theta = {name: pm.HalfNormal(name, 5, initval=start[name]) for name in ode.params}
             x = gp.prior("x")
             sigma = pm.HalfNormal("sigma", gp.scale, initval=gp.sigma, dims="state")
-            pm.Normal("y", gp.at_observations(x), sigma, observed=y)
+            dims = ("time_observed", "state")
+            pm.Normal("y", gp.at_observations(x), sigma, observed=y, dims=dims)
             gm.GradientMatchingODE("gradient_match", ode, x, theta, gp=gp, gamma=gamma)
             idata = gm.sample()
     """
