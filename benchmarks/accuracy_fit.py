@@ -17,26 +17,24 @@ DRAWS, CHAINS = 1_000, 2
 
 
 class Model(NamedTuple):
-    """A model, and the Gaussian processes that went into it."""
+    """A model, and the Gaussian processes fitted to its data."""
 
     model: pm.Model
     gp: gm.StateGP
 
 
 def refined(case: AccuracyCase, data) -> Model:
-    """Build ``preset="refined"``, by the two calls that it is made of."""
-    ode, seed = case.system.ode, 1
-    start = gm.fit_gp(data.t, data.y, cov="Matern52", random_seed=seed)
-    gp, gamma, theta, _ = gm.refine(ode, start, priors=case.priors(), random_seed=seed)
-    with pm.Model() as model:
-        parameters = {
-            name: getattr(pm, case.prior.family)(name, *case.prior.arguments, initval=theta[name])
-            for name in ode.params
-        }
-        x = gp.prior("x")
-        sigma = pm.HalfNormal("sigma", gp.scale, initval=gp.sigma, dims="state")
-        pm.Normal("y", gp.at_observations(x), sigma, observed=data.y)
-        gm.GradientMatchingODE("gradient_match", ode, x, parameters, gp=gp, gamma=gamma)
+    """Build ``preset="refined"``."""
+    gp = gm.fit_gp(data.t, data.y, cov="Matern52", random_seed=1)
+    model = gm.build_model(
+        case.system.ode,
+        data.t,
+        data.y,
+        priors=case.priors(),
+        preset="refined",
+        gp=gp,
+        random_seed=1,
+    )
     return Model(model, gp)
 
 
