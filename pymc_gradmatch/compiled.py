@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Self, cast
+from typing import Self
 
 import numpy as np
 import nutpie
@@ -13,17 +13,16 @@ from arviz_base import dict_to_dataset
 from arviz_stats.base import array_stats
 from numpy.typing import NDArray
 from pymc.backends.arviz import coords_and_dims_for_inferencedata
-from pymc.initial_point import make_initial_point_expression, make_initial_point_fn
-from pytensor.graph.replace import graph_replace, vectorize_graph
-from pytensor.graph.traversal import ancestors
-from pytensor.tensor.variable import TensorVariable
+from pymc.initial_point import make_initial_point_fn
+from pytensor.graph.replace import vectorize_graph
 from xarray import DataTree
 
-from pymc_gradmatch.curved import Coordinates, Split, curve, monomials, retrace, straight
+from pymc_gradmatch.curved import Coordinates, Split, curve, retrace, straight
 from pymc_gradmatch.derivatives import EVALUATE_ONCE
-from pymc_gradmatch.distribution import GradientMatchingODERV
 from pymc_gradmatch.laplace import Laplace, laplace, maximise
-from pymc_gradmatch.native import COORDINATES, NativeDensity, compile_density
+from pymc_gradmatch.native import COORDINATES, NativeDensity
+from pymc_gradmatch.packed import compile_written, cut, flat, pack
+from pymc_gradmatch.starts import given_starts, held_variables
 from pymc_gradmatch.states import is_states
 from pymc_gradmatch.written import Written, same_but_for_constants, write
 
@@ -80,12 +79,12 @@ class CompiledPosterior:
         if not same_but_for_constants(self.written, other):
             msg = "the model differs from the compiled one in more than its data."
             raise ValueError(msg)
-        data = _flat(constant.data for constant in other.constants)
-        given = _given(model)
+        data = flat(constant.data for constant in other.constants)
+        given = given_starts(model)
         return replace(
             self,
             model=model,
-            native=self.native.with_numbers(_numbers(_standard(self.native.n, self.split), data)),
+            native=self.native.with_numbers(pack(_standard(self.native.n, self.split), data)),
             draw_start=lambda seed: _with_entries(self.draw_start(seed), *given),
             written=other,
             data=data,
@@ -138,7 +137,7 @@ class CompiledPosterior:
         return self._named(trace, around(q))
 
     def _draw(self, around: Coordinates, rng, settings) -> tuple[DataTree, NDArray[np.float64]]:
-        native = self.native.with_numbers(_numbers(around, self.data))
+        native = self.native.with_numbers(pack(around, self.data))
         trace = native.sample(seed=int(rng.integers(2**31)), **settings)
         return trace, trace["posterior"][COORDINATES].to_numpy()
 
@@ -167,7 +166,7 @@ class CompiledPosterior:
             self.written.variables, dict(zip(self.written.inputs, points, strict=True))
         )
         evaluate = pytensor.function(points, graphs, mode=EVALUATE_ONCE, on_unused_input="ignore")
-        values = evaluate(*_cut(u, self.shapes))
+        values = evaluate(*cut(u, self.shapes))
         return {
             name: np.broadcast_to(value, batch + value.shape[len(batch) :])
             for name, value in zip(self.written.names, values, strict=True)
@@ -209,7 +208,7 @@ def compile_posterior(model: pm.Model) -> CompiledPosterior:
             "ones. Use pm.sample, which has samplers for discrete variables."
         )
         raise ValueError(msg)
-    held = _held(model)
+    held = held_variables(model)
     parameters = [rv for rv in model.free_RVs if not is_states(rv) and rv not in held]
     strategies = {rv.name: "prior" for rv in parameters if model.rvs_to_initial_values[rv] is None}
     start = make_initial_point_fn(model=model, overrides=strategies, return_transformed=True)
@@ -220,14 +219,14 @@ def compile_posterior(model: pm.Model) -> CompiledPosterior:
         return np.repeat([chosen(rv) for rv in model.free_RVs], sizes)
 
     written = write(model)
-    data = _flat(constant.data for constant in written.constants)
+    data = flat(constant.data for constant in written.constants)
     n_states = sum(rv.type.shape[-1] for rv in model.free_RVs if is_states(rv))
     split = Split(entries(is_states), entries(lambda rv: rv in held), n_states)
     standard = _standard(sum(sizes), split)
     return CompiledPosterior(
         model,
-        _compile(written, shapes, split).with_numbers(_numbers(standard, data)),
-        draw_start=lambda seed: _flat(start(seed).values()),
+        compile_written(written, shapes, split).with_numbers(pack(standard, data)),
+        draw_start=lambda seed: flat(start(seed).values()),
         split=split,
         shapes=shapes,
         written=written,
@@ -235,76 +234,11 @@ def compile_posterior(model: pm.Model) -> CompiledPosterior:
     )
 
 
-def _compile(written: Written, shapes, split: Split) -> NativeDensity:
-    n = sum(int(np.prod(shape)) for shape in shapes)
-    slots = [
-        (n,),
-        (n, n),
-        (split.n_monomials, n),
-        *(constant.data.shape for constant in written.constants),
-    ]
-    n_numbers = sum(int(np.prod(shape)) for shape in slots)
-    q = pt.tensor("q", dtype="float64", shape=(n,))
-    numbers = pt.tensor("numbers", dtype="float64", shape=(n_numbers,))
-    location, linear, bent, *constants = _cut(numbers, slots)
-    # A sum over rows, unlike one along a row, is vectorised.
-    u = location + (linear * q[:, None]).sum(axis=0)
-    if split.n_monomials:
-        u += (bent * pt.concatenate(monomials(q, split.n_curved))[:, None]).sum(axis=0)
-    parts = [*zip(written.inputs, _cut(u, shapes), strict=True)]
-    parts += zip(written.constants, constants, strict=True)
-    log_density = cast(
-        "TensorVariable", graph_replace(written.log_density, dict(parts), strict=False)
-    )
-    return compile_density(log_density, q, numbers)
-
-
-def _numbers(around: Coordinates, data) -> NDArray[np.float64]:
-    return _flat([around.location, around.linear.T, around.bent.T, data])
-
-
-def _standard(n: int, split: Split) -> Coordinates:
-    return straight(Laplace(np.zeros(n), np.eye(n), 0.0), split)
-
-
-def _flat(arrays) -> NDArray[np.float64]:
-    return np.concatenate([np.ravel(array) for array in arrays]).astype(float)
-
-
-def _cut(vector, shapes) -> list:
-    ends = np.cumsum([int(np.prod(shape)) for shape in shapes])
-    return [
-        vector[..., end - int(np.prod(shape)) : end].reshape((*vector.shape[:-1], *shape))
-        for end, shape in zip(ends, shapes, strict=True)
-    ]
-
-
-def _given(model: pm.Model) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-    """Tell which entries of u have a start of the model's own, and return these starts."""
-    graphs = make_initial_point_expression(
-        free_rvs=model.free_RVs,
-        rvs_to_transforms=model.rvs_to_transforms,
-        initval_strategies=model.rvs_to_initial_values,
-        return_transformed=True,
-    )
-    values = pytensor.function([], graphs, mode=EVALUATE_ONCE)()
-    is_given = [
-        np.full(np.size(value), is_states(rv) or model.rvs_to_initial_values[rv] is not None)
-        for rv, value in zip(model.free_RVs, values, strict=True)
-    ]
-    entries = np.concatenate(is_given)
-    return entries, _flat(values)[entries]
-
-
-def _held(model: pm.Model) -> set:
-    """Return the free variables that neither are states nor reach a right-hand side."""
-    matches = [rv for rv in model.observed_RVs if isinstance(rv.owner.op, GradientMatchingODERV)]
-    mismatches = [rv.owner.inputs[2] for rv in matches]
-    reached = set(ancestors(mismatches)) if matches else set(model.free_RVs)
-    return {rv for rv in model.free_RVs if rv not in reached and not is_states(rv)}
-
-
 def _with_entries(u, entries, part):
     result = u.copy()
     result[entries] = part
     return result
+
+
+def _standard(n: int, split: Split) -> Coordinates:
+    return straight(Laplace(np.zeros(n), np.eye(n), 0.0), split)

@@ -8,9 +8,10 @@ from scipy.optimize import approx_fprime
 
 import pymc_gradmatch as gm
 from pymc_gradmatch import side_by_side
-from pymc_gradmatch.compiled import _numbers, compile_posterior
+from pymc_gradmatch.compiled import compile_posterior
 from pymc_gradmatch.curved import Coordinates, Split, curve, monomials, straight
 from pymc_gradmatch.laplace import laplace
+from pymc_gradmatch.packed import pack
 
 QUIET = {"cores": 1, "random_seed": 1, "progressbar": False}
 
@@ -69,7 +70,7 @@ def test_parameters_and_one_direction_per_state_are_straight(around, posterior):
 
 def test_compiled_density_of_q_is_the_density_of_u(around, posterior, rng):
     """Assert value and gradient."""
-    native = posterior.native.with_numbers(_numbers(around, posterior.data))
+    native = posterior.native.with_numbers(pack(around, posterior.data))
     for q in rng.normal(size=(3, len(around.location))):
         value, gradient = native(q)
         assert value == pytest.approx(posterior.density(around(q))[0], rel=1e-10)
