@@ -2,15 +2,12 @@
 
 import numpy as np
 import pymc as pm
-from pymc.distributions.distribution import SymbolicRandomVariable
 from pymc.initial_point import make_initial_point_expression
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
-from pytensor.tensor.random.op import RandomVariable
-from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_gradmatch.derivatives import EVALUATE_ONCE
+from pymc_gradmatch.derivatives import EVALUATE_ONCE, random_ancestors
 from pymc_gradmatch.gp import StateGP
 from pymc_gradmatch.ode import ODE
 
@@ -50,14 +47,7 @@ def check_shape(x: TensorVariable, gp: StateGP):
 def check_start(model: pm.Model, ode: ODE, x, theta, gp: StateGP):
     """Evaluate the right-hand side where samplers start; NaN there helps nobody."""
     f = ode(gp.t, x, theta)
-    stray = [
-        var
-        for var in ancestors([f], blockers=model.basic_RVs)
-        if var.owner is not None
-        and isinstance(var.owner.op, RandomVariable | SymbolicRandomVariable)
-        and var not in model.basic_RVs
-        and not isinstance(var.type, RandomType)
-    ]
+    stray = random_ancestors([f], model.basic_RVs)
     if stray:
         msg = (
             f"the states or parameters depend on {len(stray)} random variables that are not in the "

@@ -7,7 +7,7 @@ one-dimensional kernel by forward-mode differentiation, so that every
 :mod:`pymc.gp.cov` kernel, and every sum or product of them, can be used.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -15,12 +15,16 @@ import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 from numpy.typing import NDArray
+from pymc.initial_point import make_initial_point_expression
 from pytensor.compile.mode import Mode
 from pytensor.gradient import pushforward, zero_grad
-from pytensor.graph.replace import clone_replace
+from pytensor.graph.basic import Variable
+from pytensor.graph.replace import clone_replace, graph_replace
 from pytensor.graph.traversal import ancestors
 from pytensor.scalar.basic import Clip
 from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.random.op import RNGConsumerOp
+from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_gradmatch.kernels import describe
@@ -28,11 +32,14 @@ from pymc_gradmatch.kernels import describe
 __all__ = [
     "EVALUATE_ONCE",
     "Blocks",
+    "at_support_points",
     "checked_blocks",
     "compile_blocks",
     "covariance_blocks",
     "derivative",
     "evaluate_blocks",
+    "random_ancestors",
+    "write_blocks",
 ]
 
 # A graph that runs a handful of times: walk it in Python, without rewriting it.
@@ -112,7 +119,8 @@ def _without_clipping(k: TensorVariable) -> TensorVariable:
             inner = clipped.owner.inputs[0]
             passing = inner + zero_grad(clipped - inner)
             smooth[clipped] = pt.switch(inner < -rounding, clipped, passing)
-    return pt.as_tensor(clone_replace([k], replace=smooth)[0]) if smooth else k
+    # Not clone_replace, which would copy random hyperparameters too.
+    return pt.as_tensor(graph_replace([k], replace=smooth)[0]) if smooth else k
 
 
 def _is_clip(var) -> bool:
@@ -150,6 +158,69 @@ def evaluate_blocks(cov: pm.gp.cov.BaseCovariance, t: NDArray[np.float64]) -> Bl
            [-0.271, -0.607, -0.   ]])
     """
     return checked_blocks(compile_blocks(cov), cov, t)
+
+
+def write_blocks(cov: pm.gp.cov.BaseCovariance, t: NDArray[np.float64]) -> Blocks:
+    """Write :func:`covariance_blocks` at times, of a kernel with random hyperparameters.
+
+    Parameters
+    ----------
+    cov : pymc.gp.cov.BaseCovariance
+        A kernel of one input dimension.
+    t : array of float
+        Times, shape ``(time,)``.
+
+    Returns
+    -------
+    Blocks
+        Four graphs of shape ``(time, time)``.
+
+    Raises
+    ------
+    ValueError
+        As :func:`evaluate_blocks`, from values at the support points of the priors.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm, pymc_gradmatch as gm
+    >>> with pm.Model():
+    ...     kernel = pm.gp.cov.ExpQuad(1, ls=pm.HalfNormal("lengthscale"))
+    >>> gm.derivatives.write_blocks(kernel, np.arange(3.0)).d2k.type.shape
+    (3, 3)
+    """
+    t1, t2 = pt.vector("t1"), pt.vector("t2")
+    graphs: tuple = covariance_blocks(cov, t1, t2)
+    evaluate = pytensor.function(
+        [t1, t2],
+        at_support_points((*graphs, cov(t1[:, None]))),
+        mode=EVALUATE_ONCE,
+        on_unused_input="ignore",
+    )
+    checked_blocks(evaluate, cov, t)
+    times: dict[Variable, Variable] = {t1: pt.constant(t), t2: pt.constant(t)}
+    square = (len(t), len(t))
+    return Blocks(*(pt.specify_shape(g, square) for g in graph_replace([*graphs], times)))
+
+
+def at_support_points(graphs: Sequence) -> list:
+    """Replace random variables by the support points of their distributions."""
+    random = random_ancestors(graphs)
+    points = make_initial_point_expression(
+        free_rvs=random, rvs_to_transforms={}, initval_strategies={}
+    )
+    return clone_replace([*graphs], dict(zip(random, points, strict=True)))
+
+
+def random_ancestors(graphs: Sequence, known: Collection = ()) -> list:
+    """Return the random variables that graphs depend on, up to known ones and without these."""
+    return [
+        var
+        for var in ancestors(graphs, blockers=known)
+        if var.owner is not None
+        and isinstance(var.owner.op, RNGConsumerOp)
+        and not isinstance(var.type, RandomType)
+        and var not in known
+    ]
 
 
 def compile_blocks(cov: pm.gp.cov.BaseCovariance, hyperparameters: Sequence = ()) -> Callable:

@@ -186,7 +186,6 @@ class GradientMatchingODE(Continuous):
 def _tolerant_basis(gamma, gp: StateGP) -> normal.Basis:
     """Return independent coordinates of the mismatch, of covariance A + gamma I."""
     n_states = len(gp.states)
-    vectors, variances = gp._conditional_spectrum
     gamma = pt.as_tensor(gamma, dtype=None if isinstance(gamma, Variable) else "float64")
     if gamma.type.shape not in ((), (n_states,)):
         msg = (
@@ -194,10 +193,15 @@ def _tolerant_basis(gamma, gp: StateGP) -> normal.Basis:
             f"the {n_states} states."
         )
         raise ValueError(msg)
+    identity = np.eye(len(gp.t))
+    if isinstance(gamma, TensorConstant):
+        _check_positive(gamma.data)
+    if gp.is_random:
+        return normal.cholesky(gp.operators().A + gamma[..., None, None] * identity)
+    vectors, variances = gp._conditional_spectrum
     if isinstance(gamma, TensorConstant):
         tolerance = np.broadcast_to(gamma.data, n_states)
-        _check_tolerance(tolerance, variances, gp.states)
-        identity = np.eye(len(gp.t))
+        _check_definite(tolerance, variances, gp.states)
         innovations = normal.innovations(gp.operators().A + tolerance[:, None, None] * identity)
         if innovations:
             return innovations
@@ -205,7 +209,7 @@ def _tolerant_basis(gamma, gp: StateGP) -> normal.Basis:
     return spectral.Spectrum(vectors, np.maximum(variances, 0) + gamma[..., None])
 
 
-def _check_tolerance(gamma, variances, states):
+def _check_positive(gamma):
     if not (np.isfinite(gamma) & (gamma > 0)).all():
         given = ", ".join(f"{value:g}" for value in np.unique(gamma))
         msg = (
@@ -213,6 +217,9 @@ def _check_tolerance(gamma, variances, states):
             "squared. The paper uses 0.3 for Lotka-Volterra, 3e-4 for FitzHugh-Nagumo."
         )
         raise ValueError(msg)
+
+
+def _check_definite(gamma, variances, states):
     total = variances + gamma[:, None]
     singular = (total <= spectral.smallest_reliable(total)).any(axis=-1)
     if singular.any():

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
 import pymc as pm
+import pytensor.tensor as pt
 from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor.variable import TensorVariable
 
@@ -54,12 +55,13 @@ class StateGP:
         the names of the states.
     covs : sequence of pymc.gp.cov.BaseCovariance
         One kernel per state, of one input dimension, on time in the units of
-        ``t`` and on standardised data.  Hyperparameters are numbers; PyTensor
-        keeps a literal such as ``0.5`` in single precision, ``np.float64(0.5)``
-        in double.
-    sigma : array_like of float
+        ``t`` and on standardised data.  Hyperparameters are numbers, or random
+        variables of a model: C, D and A are then graphs of them, factorised at
+        every evaluation.  PyTensor keeps a literal such as ``0.5`` in single
+        precision, ``np.float64(0.5)`` in double.
+    sigma : array_like of float or TensorVariable
         Standard deviation of the observation noise in the data's units, one
-        number or one per state.
+        number or one per state; may be random.
     nugget : float, default 1e-4
         Added to the diagonal of every C, in standardised units squared; acts
         like an unseen noise of standard deviation ``sqrt(nugget)``.
@@ -84,6 +86,8 @@ class StateGP:
     ----------
     .. [1] Wenk, P. et al. (2019). Fast Gaussian process based gradient matching
        for parameter identification in systems of nonlinear ODEs. *AISTATS*.
+    .. [2] Dondelinger, F. et al. (2013). ODE parameter inference using adaptive
+       gradient matching with Gaussian processes. *AISTATS*.
 
     Examples
     --------
@@ -93,13 +97,25 @@ class StateGP:
     >>> gp = gm.StateGP(t, y, covs=[pm.gp.cov.ExpQuad(1, ls=1.2)] * 2, sigma=0.1)
     >>> gp.operators().D.shape
     (2, 7, 7)
+
+    Adaptive gradient matching [2]_, hyperparameters, noise and gamma in one posterior:
+
+    >>> decay = gm.ODE(lambda t, x, theta: [-theta.k * x.a, -theta.k * x.b], ["a", "b"], ["k"])
+    >>> with pm.Model() as model:
+    ...     variance, lengthscale = pm.HalfNormal("variance", 2), pm.HalfNormal("lengthscale", 3)
+    ...     kernel = variance * pm.gp.cov.ExpQuad(1, ls=lengthscale)
+    ...     gp = gm.StateGP(t, y, covs=[kernel] * 2, sigma=pm.HalfNormal("sigma", 1))
+    ...     x = gp.prior("x")
+    ...     y_obs = pm.Normal("y", x, gp.sigma, observed=y)
+    ...     theta, gamma = {"k": pm.HalfNormal("k")}, pm.HalfNormal("gamma")
+    ...     match = gm.GradientMatchingODE("gradient_match", decay, x, theta, gp=gp, gamma=gamma)
     """
 
     t: NDArray[np.float64]
     y: NDArray[np.float64]
     observed: NDArray[np.intp]
     covs: tuple[pm.gp.cov.BaseCovariance, ...]
-    sigma: NDArray[np.float64]
+    sigma: Any
     nugget: NDArray[np.float64]
     states: tuple
     mean: NDArray[np.float64]
@@ -114,7 +130,7 @@ class StateGP:
         t: ArrayLike,
         y: ArrayLike,
         covs: Sequence[pm.gp.cov.BaseCovariance],
-        sigma: ArrayLike,
+        sigma: ArrayLike | TensorVariable,
         *,
         nugget: ArrayLike = 1e-4,
         standardize: bool = True,
@@ -163,6 +179,11 @@ class StateGP:
         gp = object.__new__(cls)
         gp._set(t, y, covs, sigma, nugget, standardize, evaluate)
         return gp
+
+    @property
+    def is_random(self) -> bool:
+        """Whether a kernel has random hyperparameters; C, D and A are graphs then."""
+        return isinstance(self._operators.C, TensorVariable)
 
     @property
     def t_observed(self) -> NDArray[np.float64]:
@@ -258,7 +279,7 @@ class StateGP:
             trajectories.append(array)
         return self._changed(prior_mean=trajectories[0], prior_slope=trajectories[1])
 
-    def with_sigma(self, sigma: ArrayLike) -> Self:
+    def with_sigma(self, sigma: ArrayLike | TensorVariable) -> Self:
         """Return a copy with another noise, in the data's units, one number or one per state."""
         return self._changed(sigma=as_sigma(sigma, len(self.states)))
 
@@ -268,6 +289,8 @@ class StateGP:
 
     @cached_property
     def _prior_basis(self) -> normal.Basis:
+        if self.is_random:
+            return normal.cholesky(self._operators.C)
         return normal.innovations(self._operators.C) or self._prior_spectrum
 
     @cached_property
@@ -275,7 +298,9 @@ class StateGP:
         return spectral.spectrum(self._operators.A)
 
     @cached_property
-    def _slope_operator(self) -> structured.Compressed | NDArray[np.float64]:
+    def _slope_operator(self) -> structured.Compressed | NDArray[np.float64] | TensorVariable:
+        if self.is_random:
+            return self._operators.D
         return structured.compress_if_cheaper(self._operators.D) or self._operators.D
 
     def operators(self) -> Operators:
@@ -291,6 +316,7 @@ class StateGP:
 
         In (standardised state / time) squared: what gamma is to be compared with.
         """
+        self._check_numbers("slope_variance")
         return np.median(np.diagonal(np.asarray(self._blocks.d2k), axis1=-2, axis2=-1), axis=-1)
 
     def posterior_mean(self) -> NDArray[np.float64]:
@@ -298,10 +324,11 @@ class StateGP:
 
         .. math:: m + s\,C_{:o}\,(C_{oo} + \sigma^2 I)^{-1}\,(\tilde y - \tilde m_o)
 
-        where o are the times of the observations.
+        where o are the times of the observations.  A graph where hyperparameters are random.
         """
         K, residual = self._marginal
-        weights = np.linalg.solve(K, residual.T[..., None])
+        solve = pt.linalg.solve if isinstance(K, TensorVariable) else np.linalg.solve
+        weights = solve(K, residual.T[..., None])
         smooth = (self._operators.C[:, :, self.observed] @ weights)[..., 0].T
         return self.prior_mean + self.scale * smooth
 
@@ -310,6 +337,7 @@ class StateGP:
 
         On the standardised data, without the constant that the scale brings.
         """
+        self._check_numbers("log_marginal_likelihood")
         K, residual = self._marginal
         misfit = (residual.T * np.linalg.solve(K, residual.T[..., None])[..., 0]).sum(axis=-1)
         return -0.5 * (misfit + np.linalg.slogdet(2 * np.pi * K).logabsdet)
@@ -317,9 +345,17 @@ class StateGP:
     @property
     def _marginal(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the covariance of the observations and their residual, standardised."""
-        noise = np.square(self.sigma / self.scale)[:, None, None] * np.eye(len(self.y))
+        noise = ((self.sigma / self.scale) ** 2)[:, None, None] * np.eye(len(self.y))
         K = self._operators.C[:, self.observed[:, None], self.observed] + noise
         return K, (self.y - self.prior_mean[self.observed]) / self.scale
+
+    def _check_numbers(self, method: str):
+        if self.is_random or isinstance(self.sigma, TensorVariable):
+            msg = (
+                f"gp.{method} needs numbers, but hyperparameters or sigma of this StateGP are "
+                "random variables. Call it on a fitted one: gm.fit_gp(t, y, cov=...)."
+            )
+            raise ValueError(msg)
 
     def prior(self, name: str, parameterization: Parameterization = "centered") -> TensorVariable:
         r"""Add the states to the model on the stack: N(x | m, s^2 C), Theorem 1's second factor.
@@ -335,6 +371,8 @@ class StateGP:
             the states in the eigenbasis of C, and the states are a
             deterministic.  Both give the same posterior; :func:`pymc.do`,
             :func:`pymc.observe` and copies of a model need ``"centered"``.
+            Where hyperparameters are random, the coordinates are those of C's
+            Cholesky factor.
 
         Returns
         -------
@@ -384,8 +422,10 @@ class StateGP:
             f"StateGP: {len(self.states)} states, {len(self.t)} times on "
             f"[{self.t[0]:g}, {self.t[-1]:g}], nugget {self.nugget.max():g}"
         ]
+        random = isinstance(self.sigma, TensorVariable)
+        sigmas = ["random"] * len(self.states) if random else [f"{s:.4g}" for s in self.sigma]
         lines += [
-            f"  {state}: {describe(cov)}, sigma {sigma:.4g}"
-            for state, cov, sigma in zip(self.states, self.covs, self.sigma, strict=True)
+            f"  {state}: {describe(cov)}, sigma {sigma}"
+            for state, cov, sigma in zip(self.states, self.covs, sigmas, strict=True)
         ]
         return "\n".join(lines)

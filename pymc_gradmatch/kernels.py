@@ -10,7 +10,7 @@ from pymc.pytensorf import rvs_in_graph
 from pytensor.graph.traversal import explicit_graph_inputs
 from pytensor.tensor.variable import TensorConstant, TensorVariable
 
-__all__ = ["Sigmoid", "check_kernels", "check_time_only", "describe"]
+__all__ = ["Sigmoid", "check_kernels", "check_time_only", "describe", "is_random"]
 
 
 class Sigmoid(pm.gp.cov.Covariance):
@@ -70,7 +70,7 @@ class Sigmoid(pm.gp.cov.Covariance):
 
 
 def check_kernels(covs: Sequence[pm.gp.cov.BaseCovariance], n_states: int) -> tuple:
-    """Return one kernel per state, on time alone and with fixed hyperparameters, or raise."""
+    """Return one kernel per state, on time alone, or raise."""
     covs = tuple(covs)
     if len(covs) != n_states:
         msg = f"covs has {len(covs)} kernels for {n_states} states; expected one per state."
@@ -81,7 +81,7 @@ def check_kernels(covs: Sequence[pm.gp.cov.BaseCovariance], n_states: int) -> tu
             raise TypeError(msg)
     for cov in {id(cov): cov for cov in covs}.values():
         check_time_only(cov)
-        _check_fixed(cov)
+        _check_closed(cov)
     return covs
 
 
@@ -96,16 +96,20 @@ def check_time_only(cov: pm.gp.cov.BaseCovariance):
         raise ValueError(msg)
 
 
-def _check_fixed(cov: pm.gp.cov.BaseCovariance):
+def _check_closed(cov: pm.gp.cov.BaseCovariance):
     t = pt.vector("t")
     free = [var for var in explicit_graph_inputs([cov(t[:, None])]) if var is not t]
-    random = rvs_in_graph([cov(t[:, None])])
-    if free or random:
+    if free:
         msg = (
-            f"the kernel {describe(cov)} has symbolic hyperparameters; expected numbers. "
-            "Kernels with random hyperparameters are not supported yet."
+            f"the kernel {describe(cov)} has symbolic hyperparameters without a value; expected "
+            "numbers, or random variables of a model."
         )
         raise ValueError(msg)
+
+
+def is_random(cov: pm.gp.cov.BaseCovariance) -> bool:
+    """Tell whether a kernel has random hyperparameters."""
+    return bool(rvs_in_graph([cov(pt.vector("t")[:, None])]))
 
 
 def describe(cov: pm.gp.cov.BaseCovariance) -> str:

@@ -13,6 +13,8 @@ so that a density needs one product and no factorisation.  Two choices of F:
 - :class:`Innovations`, a triangular F.  A coordinate is what one time adds to
   the times before it; the products are cheap for long series, see
   ``structured``.
+- :class:`Cholesky`, the same F of a covariance that is a graph, because its
+  hyperparameters are random: it is factorised at every evaluation.
 """
 
 from typing import Any, NamedTuple
@@ -27,7 +29,17 @@ from pymc_gradmatch import structured
 from pymc_gradmatch.spectral import Spectrum, per_state
 from pymc_gradmatch.structured import Compressed, compress_if_cheaper, product
 
-__all__ = ["Basis", "Innovations", "basis_of", "draw", "innovations", "log_density", "signature"]
+__all__ = [
+    "Basis",
+    "Cholesky",
+    "Innovations",
+    "basis_of",
+    "cholesky",
+    "draw",
+    "innovations",
+    "log_density",
+    "signature",
+]
 
 
 class Innovations(NamedTuple):
@@ -44,7 +56,38 @@ class Innovations(NamedTuple):
         return product(Compressed(self.near, self.coupling, self.far), residual).mT
 
 
-Basis = Spectrum | Innovations
+class Cholesky(NamedTuple):
+    """The lower triangular factor of one covariance per state."""
+
+    factor: TensorVariable
+
+    @property
+    def vectors(self) -> TensorVariable:
+        """F, unit lower triangular."""
+        return self.factor / self._scales[..., None, :]
+
+    @property
+    def variances(self) -> TensorVariable:
+        """Variances v of the coordinates, ``(state, time)``."""
+        return pt.square(self._scales)
+
+    @property
+    def _scales(self) -> TensorVariable:
+        return pt.diagonal(self.factor, axis1=-2, axis2=-1)
+
+    def coordinates(self, residual: TensorVariable) -> TensorVariable:
+        """Return what each time adds to the times before it, ``(..., state, time)``."""
+        return self._scales * pt.linalg.solve_triangular(
+            self.factor, residual.mT, lower=True, b_ndim=1
+        )
+
+
+Basis = Spectrum | Innovations | Cholesky
+
+
+def cholesky(covariance: TensorVariable) -> Cholesky:
+    """Factorise ``(state, time, time)``; NaN, to samplers a density of zero, where that fails."""
+    return Cholesky(pt.linalg.cholesky(covariance, on_error="nan"))
 
 
 def innovations(covariance: NDArray[np.float64]) -> Innovations | None:
@@ -65,7 +108,8 @@ def innovations(covariance: NDArray[np.float64]) -> Innovations | None:
 
 def basis_of(parameters) -> Basis:
     """Return the basis that was unpacked into the parameters of a random variable."""
-    return Spectrum(*parameters) if len(parameters) == 2 else Innovations(*parameters)
+    kinds: dict[int, type] = {1: Cholesky, 2: Spectrum, 5: Innovations}
+    return kinds[len(parameters)](*parameters)
 
 
 def signature(parameters) -> str:

@@ -1,14 +1,18 @@
 """C, D and A: what a Gaussian process on the states says about their derivatives."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pymc as pm
+import pytensor.tensor as pt
 from numpy.typing import ArrayLike, NDArray
+from pytensor.tensor.variable import TensorVariable
 
 from pymc_gradmatch import spectral
-from pymc_gradmatch.derivatives import Blocks, evaluate_blocks
+from pymc_gradmatch.derivatives import Blocks, evaluate_blocks, write_blocks
+from pymc_gradmatch.kernels import is_random
+from pymc_gradmatch.normal import cholesky
 from pymc_gradmatch.series import read_only
 
 __all__ = ["Operators", "blocks_of", "conditional_operators"]
@@ -18,13 +22,14 @@ class Operators(NamedTuple):
     """The matrices of Theorem 1, one per state, shape ``(state, time, time)``.
 
     In standardised units: C has no unit, D is in 1 / time, A in 1 / time squared.
+    Arrays, or graphs where hyperparameters are random.
     """
 
-    C: NDArray[np.float64]
+    C: Any
     """Covariance of the states, with the nugget."""
-    D: NDArray[np.float64]
+    D: Any
     """Maps states to the mean of their derivatives."""
-    A: NDArray[np.float64]
+    A: Any
     """Covariance of the derivatives given the states, without gamma."""
 
 
@@ -43,7 +48,7 @@ def conditional_operators(blocks: Blocks, nugget: ArrayLike) -> Operators:
     Parameters
     ----------
     blocks : Blocks
-        The kernel and its derivatives, arrays of shape ``(state, time, time)``.
+        The kernel and its derivatives, arrays or graphs of shape ``(state, time, time)``.
     nugget : array_like of float
         Added to the diagonal of the kernel matrix, in standardised units squared;
         one number, or one per state.
@@ -55,8 +60,10 @@ def conditional_operators(blocks: Blocks, nugget: ArrayLike) -> Operators:
     Raises
     ------
     ValueError
-        If C is not numerically positive definite.
+        If C is an array and not numerically positive definite.
     """
+    if isinstance(blocks.k, TensorVariable):
+        return _conditional_graphs(*blocks, nugget)
     n_states, n_times, _ = blocks.k.shape
     nuggets = np.broadcast_to(nugget, n_states)
     C = blocks.k + nuggets[:, None, None] * np.eye(n_times)
@@ -74,13 +81,30 @@ def conditional_operators(blocks: Blocks, nugget: ArrayLike) -> Operators:
     return Operators(*map(read_only, (C, D, (A + A.mT) / 2)))
 
 
+def _conditional_graphs(k, _, dk_dt2, d2k, nugget: ArrayLike) -> Operators:
+    n_states, n_times, _ = k.type.shape
+    nuggets = np.broadcast_to(nugget, n_states)
+    C = k + nuggets[:, None, None] * np.eye(n_times)
+    factor = cholesky(C).factor
+    half = pt.linalg.solve_triangular(factor, dk_dt2, lower=True, b_ndim=2)
+    D = pt.linalg.solve_triangular(factor.mT, half, lower=False, b_ndim=2).mT
+    return Operators(C, D, d2k - half.mT @ half)
+
+
 def blocks_of(
     covs: Sequence[pm.gp.cov.BaseCovariance],
     t: NDArray[np.float64],
     evaluate: Callable[..., Blocks] = evaluate_blocks,
 ) -> Blocks:
-    """Evaluate the blocks of one kernel per state; a kernel that is shared, only once."""
+    """Evaluate the blocks of one kernel per state; a kernel that is shared, only once.
+
+    Where a hyperparameter is random, the blocks are graphs.
+    """
     distinct = {id(cov): cov for cov in covs}
-    evaluated = {key: evaluate(cov, t) for key, cov in distinct.items()}
+    random = any(is_random(cov) for cov in distinct.values())
+    evaluated = {
+        key: write_blocks(cov, t) if random else evaluate(cov, t) for key, cov in distinct.items()
+    }
     per_state = [evaluated[id(cov)] for cov in covs]
-    return Blocks(*(np.stack(matrices) for matrices in zip(*per_state, strict=True)))
+    stack: Callable = pt.stack if random else np.stack
+    return Blocks(*(stack(matrices) for matrices in zip(*per_state, strict=True)))

@@ -1,7 +1,9 @@
 """Checks of the user's time series, made once, before anything is computed from them."""
 
 import numpy as np
+import pytensor.tensor as pt
 from numpy.typing import ArrayLike, NDArray
+from pytensor.tensor.variable import TensorVariable
 
 __all__ = [
     "as_nugget",
@@ -117,9 +119,17 @@ def mean_and_scale(y: NDArray[np.float64], standardize: bool) -> tuple:
     return read_only(np.zeros(y.shape[1])), read_only(np.ones(y.shape[1]))
 
 
-def as_sigma(sigma: ArrayLike, n_states: int) -> NDArray[np.float64]:
+def as_sigma(sigma: ArrayLike | TensorVariable, n_states: int):
     """Return one positive standard deviation per state, or say what is wrong."""
-    return as_positive(sigma, n_states, "sigma")
+    if not isinstance(sigma, TensorVariable):
+        return as_positive(sigma, n_states, "sigma")
+    if sigma.type.shape not in ((), (n_states,)):
+        msg = (
+            f"sigma is a variable of shape {sigma.type.shape}; expected one number, or one for "
+            f"each of {n_states} states."
+        )
+        raise ValueError(msg)
+    return pt.broadcast_to(sigma, (n_states,))
 
 
 def as_nugget(nugget: ArrayLike, n_states: int) -> NDArray[np.float64]:

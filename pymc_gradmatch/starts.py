@@ -10,7 +10,7 @@ from pytensor.graph.traversal import ancestors
 from pymc_gradmatch.derivatives import EVALUATE_ONCE
 from pymc_gradmatch.distribution import GradientMatchingODERV
 from pymc_gradmatch.packed import flat
-from pymc_gradmatch.states import is_states
+from pymc_gradmatch.states import basis_inputs, is_states
 
 __all__ = ["given_starts", "held_variables"]
 
@@ -33,8 +33,17 @@ def given_starts(model: pm.Model) -> tuple[NDArray[np.bool_], NDArray[np.float64
 
 
 def held_variables(model: pm.Model) -> set:
-    """Return the free variables that neither are states nor reach a right-hand side."""
+    """Return the free variables that neither are states nor parameters of a right-hand side.
+
+    Sigma, gamma and hyperparameters of kernels: variances, of which the joint
+    mode with what varies runs to zero.
+    """
     matches = [rv for rv in model.observed_RVs if isinstance(rv.owner.op, GradientMatchingODERV)]
-    mismatches = [rv.owner.inputs[2] for rv in matches]
-    reached = set(ancestors(mismatches)) if matches else set(model.free_RVs)
-    return {rv for rv in model.free_RVs if rv not in reached and not is_states(rv)}
+    if not matches:
+        return set()
+    states = [rv for rv in model.free_RVs if is_states(rv)]
+    reached = set(ancestors([rv.owner.inputs[2] for rv in matches]))
+    shaping = set(ancestors([part for rv in states for part in basis_inputs(rv)]))
+    return {
+        rv for rv in model.free_RVs if rv not in states and (rv not in reached or rv in shaping)
+    }

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 from numpy.typing import NDArray
@@ -17,6 +16,7 @@ from pytensor.tensor.random.utils import normalize_size_param
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_gradmatch import normal, spectral
+from pymc_gradmatch.derivatives import EVALUATE_ONCE, at_support_points, random_ancestors
 
 __all__ = [
     "Parameterization",
@@ -24,6 +24,7 @@ __all__ = [
     "StatePriorRV",
     "add_coords",
     "add_states",
+    "basis_inputs",
     "is_states",
 ]
 
@@ -58,6 +59,11 @@ class StatePriorRV(SymbolicRandomVariable):
 def is_states(rv) -> bool:
     """Tell whether a variable of a model is a :class:`StatePrior`."""
     return isinstance(rv.owner.op, StatePriorRV)
+
+
+def basis_inputs(rv) -> list:
+    """Return what the covariance of a :class:`StatePrior` is computed from."""
+    return rv.owner.inputs[5:]
 
 
 class Standardized(Transform):
@@ -162,21 +168,29 @@ def _state_prior_default_transform(op, rv):
 def add_states(name: str, gp, parameterization: Parameterization) -> TensorVariable:
     """Add the states of a :class:`~pymc_gradmatch.StateGP` to the model on the stack."""
     model = pm.modelcontext(None)
+    stray = random_ancestors([gp._operators.C], model.basic_RVs) if gp.is_random else []
+    if stray:
+        msg = (
+            f"the kernels depend on {len(stray)} random variables that are not in the model, such "
+            'as pm.HalfNormal.dist(1); expected named ones: pm.HalfNormal("lengthscale", 1).'
+        )
+        raise ValueError(msg)
     add_coords(model, {"time": gp.t, "state": gp.states})
     start = gp.prior_mean if (gp.prior_slope != 0).any() else gp.posterior_mean()
     if parameterization == "centered":
         parameters = (gp.prior_mean, gp.scale, start, *gp._prior_basis)
         return StatePrior(name, *parameters, dims=("time", "state"))
     if parameterization == "whitened":
-        vectors, variances = gp._prior_spectrum
-        sd = np.sqrt(variances).T
-        standardised_start = (start - gp.prior_mean) / gp.scale
+        basis = gp._prior_basis if gp.is_random else gp._prior_spectrum
+        sd = basis.variances.T**0.5
+        standardised_start = pt.as_tensor((start - gp.prior_mean) / gp.scale)
+        coordinates = at_support_points([basis.coordinates(standardised_start).mT / sd])[0]
         whitened = pm.Normal(
             f"{name}_whitened_",
-            shape=start.shape,
-            initval=spectral.per_state(vectors.mT, standardised_start) / sd,
+            shape=gp.prior_mean.shape,
+            initval=coordinates.eval(mode=EVALUATE_ONCE),
         )
-        standardised = spectral.per_state(pt.as_tensor(vectors), sd * whitened)
+        standardised = spectral.per_state(pt.as_tensor(basis.vectors), sd * whitened)
         return pm.Deterministic(
             name, gp.prior_mean + gp.scale * standardised, dims=("time", "state")
         )

@@ -36,6 +36,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytensor.tensor as pt
 from numpy.typing import NDArray
+from pytensor.tensor.variable import TensorVariable
 
 from pymc_gradmatch.spectral import matvec, per_state
 
@@ -108,7 +109,7 @@ def compress(matrices: NDArray[np.float64], size: int) -> Compressed:
     )
 
 
-def product(matrix: Compressed | NDArray[np.float64], x):
+def product(matrix: Compressed | NDArray[np.float64] | TensorVariable, x):
     """Multiply each state's vector over time by its matrix; shape ``(..., time, state)``.
 
     Works on NumPy arrays and on PyTensor variables alike.
