@@ -34,7 +34,7 @@ def draw_figures(study: xr.Dataset, folder: Path) -> list[Path]:
         figures[f"parameters-{slug}"] = parameter_boxplots(fits, case)
         figures[f"chain-{slug}"] = example_chain(fits, case)
     for method in study["method"].to_numpy():
-        figures[f"fhn-points-{method}"] = fitzhugh_nagumo(study.sel(method=method))
+        figures[f"fhn-points-{method}"] = fitzhugh_nagumo(study.sel({"method": method}))
     paths = []
     for name, figure in figures.items():
         if figure.axes:
@@ -51,7 +51,9 @@ def _fitted(fits: xr.Dataset) -> xr.Dataset:
 
 
 def _methods(fits: xr.Dataset) -> list[str]:
-    return [m for m in fits["method"].to_numpy() if _fitted(fits.sel(method=m)).sizes["replicate"]]
+    return [
+        m for m in fits["method"].to_numpy() if _fitted(fits.sel({"method": m})).sizes["replicate"]
+    ]
 
 
 def _color(method: str) -> str:
@@ -95,7 +97,9 @@ def rmse_boxplots(study: xr.Dataset) -> Figure:
         fits = study.sel(case=case)
         errors = {}
         for method in _methods(fits):
-            values = _fitted(fits.sel(method=method))["rmse_overall"].sel(start="true").to_numpy()
+            values = (
+                _fitted(fits.sel({"method": method}))["rmse_overall"].sel(start="true").to_numpy()
+            )
             errors[method] = values[np.isfinite(values)]
         _boxes(axis, errors)
         axis.set(title=case, ylabel="RMSE of the states", yscale="log")
@@ -113,7 +117,7 @@ def trajectories(fits: xr.Dataset, case: str) -> Figure:
     for state in states:
         for method in methods:
             axis = next(panels)
-            _band(axis, _fitted(fits.sel(method=method)), state, _color(method))
+            _band(axis, _fitted(fits.sel({"method": method})), state, _color(method))
             if state == states[0]:
                 axis.set_title(method)
             if method == methods[0]:
@@ -178,7 +182,7 @@ def parameter_boxplots(fits: xr.Dataset, case: str) -> Figure:
     figure, axes = _grid(len(params), min(4, len(params)), (3.2, 3.0))
     for param, axis in zip(params, axes, strict=True):
         means = {
-            method: _fitted(fits.sel(method=method))["mean"].sel(param=param).to_numpy()
+            method: _fitted(fits.sel({"method": method}))["mean"].sel(param=param).to_numpy()
             for method in methods
         }
         _boxes(axis, means)
@@ -192,7 +196,7 @@ def example_chain(fits: xr.Dataset, case: str) -> Figure:
     """Draw the marginals of the first data set by every method, with the truth."""
     params, methods = case_named(case).system.ode.params, _methods(fits)
     figure, axes = _grid(len(params), min(4, len(params)), (3.2, 2.6))
-    first = {method: _fitted(fits.sel(method=method)).isel(replicate=0) for method in methods}
+    first = {method: _fitted(fits.sel({"method": method})).isel(replicate=0) for method in methods}
     for param, axis in zip(params, axes, strict=True):
         draws = {m: _finite(fit["draws"].sel(param=param)) for m, fit in first.items()}
         edges = _edges(np.concatenate(list(draws.values())))

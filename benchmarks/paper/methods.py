@@ -37,7 +37,7 @@ class Effort(NamedTuple):
 
 
 FULL = Effort(draws=1_000, chains=4, sweeps=1.0, steps=30_000)
-QUICK = Effort(draws=200, chains=2, sweeps=0.05, steps=3_000)
+QUICK = Effort(draws=200, chains=2, sweeps=0.05, steps=15_000)
 
 
 class Draws(NamedTuple):

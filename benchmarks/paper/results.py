@@ -13,6 +13,7 @@ from benchmarks.paper.summary import QUANTILES, STARTS
 __all__ = ["combine", "load", "stacked"]
 
 FILE = "study.nc"
+LONGEST = 400  # characters of a reason or a note
 PARAMS = tuple(dict.fromkeys(name for system in SYSTEMS.values() for name in system.ode.params))
 STATES = tuple(dict.fromkeys(name for system in SYSTEMS.values() for name in system.ode.states))
 NAMED = {"param": PARAMS, "state": STATES, "start": STARTS}
@@ -81,7 +82,7 @@ def stacked(fits: list[xr.Dataset]) -> xr.Dataset:
                 shape = outer + tuple(sizes[dim] for dim in variable.dims)
                 columns[name] = (FITTED + variable.dims, _empty(shape, variable.dtype))
             rows = [_positions(fit, dim) for dim in variable.dims]
-            columns[name][1][place][np.ix_(*rows)] = variable.to_numpy()
+            columns[name][1][(*place, *np.ix_(*rows))] = variable.to_numpy()
     fitted = np.zeros(outer, dtype=bool)
     fitted[tuple(np.transpose(places))] = True
     columns["fitted"] = (FITTED, fitted)
@@ -106,7 +107,7 @@ def _sizes(fits: list[xr.Dataset]) -> dict[str, int]:
 
 def _empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     if dtype.kind in "OUT":
-        return np.full(shape, "", dtype=object)
+        return np.full(shape, "", dtype=f"<U{LONGEST}")
     return np.full(shape, np.nan, dtype=dtype if dtype.kind == "f" else float)
 
 

@@ -5,6 +5,7 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import pairwise
 from pathlib import Path
 from time import process_time
 from typing import NamedTuple
@@ -58,7 +59,7 @@ def tasks_of(cases: Sequence[str], methods: Sequence[str], replicates: int) -> l
     ends = [end for end in BLOCKS if end < replicates] + [replicates]
     return [
         Task(case, method, replicate)
-        for first, end in zip(ends[:-1], ends[1:], strict=True)
+        for first, end in pairwise(ends)
         for case in cases
         for method in methods
         for replicate in range(first, end)

@@ -40,7 +40,7 @@ def summary(study: xr.Dataset) -> pd.DataFrame:
     rows = {}
     for case in study["case"].to_numpy():
         for method in study["method"].to_numpy():
-            fits = study.sel(case=case, method=method)
+            fits = study.sel({"case": case, "method": method})
             fits = fits.isel(replicate=fits["fitted"].to_numpy().astype(bool))
             if fits.sizes["replicate"]:
                 rows[case, method] = _summary(fits)
@@ -89,7 +89,9 @@ def reductions(study: xr.Dataset) -> pd.DataFrame:
             both = _both(study, case, "fgpgm", rival)
             if rival == "fgpgm" or both is None:
                 continue
-            ours, theirs = (both["rmse"].sel(start="true", method=m) for m in ("fgpgm", rival))
+            ours, theirs = (
+                both["rmse"].sel({"start": "true", "method": m}) for m in ("fgpgm", rival)
+            )
             with np.errstate(invalid="ignore"):
                 paired = 1 - ours / theirs
                 medians = 1 - _medians(ours) / _medians(theirs)
@@ -112,7 +114,7 @@ def _both(study: xr.Dataset, case: str, one: str, other: str) -> xr.Dataset | No
         return None
     fits = study.sel(case=case)
     known = fits["fitted"].astype(bool) & (fits["failure"] == "")
-    shared = (known.sel(method=one) & known.sel(method=other)).to_numpy()
+    shared = (known.sel({"method": one}) & known.sel({"method": other})).to_numpy()
     return fits.isel(replicate=shared) if shared.any() else None
 
 
@@ -144,7 +146,7 @@ def agreement(study: xr.Dataset) -> pd.DataFrame:
         both = _both(study, case, "fgpgm", "nuts")
         if both is None:
             continue
-        chain, nuts = (both.sel(method=method) for method in ("fgpgm", "nuts"))
+        chain, nuts = (both.sel({"method": method}) for method in ("fgpgm", "nuts"))
         converged = (chain["ess"].min("param") >= ENOUGH) & (nuts["rhat"].max("param") < MIXED)
         distance = abs(chain["mean"] - nuts["mean"])
         z = (distance / np.hypot(chain["mcse"], nuts["mcse"])).where(converged)
