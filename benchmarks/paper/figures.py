@@ -20,6 +20,7 @@ COLORS = {
     "refined": "C4",
     "exact": "C7",
 }
+NARROWEST = 6.0  # inches, for titles and legends
 UNITS = {"LV": "time", "PT": "time (s)", "FHN": "time"}
 
 
@@ -79,7 +80,7 @@ def _grid(n: int, n_columns: int, size: tuple[float, float], **options):
     figure, axes = plt.subplots(
         n_rows,
         n_columns,
-        figsize=(size[0] * n_columns, size[1] * n_rows),
+        figsize=(max(size[0] * n_columns, NARROWEST), size[1] * n_rows + 0.6),
         layout="constrained",
         squeeze=False,
         **options,

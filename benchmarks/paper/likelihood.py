@@ -16,6 +16,7 @@ from pymc_gradmatch.systems import Simulation
 __all__ = ["LikelihoodFit", "maximum_likelihood"]
 
 N_STARTS = 4
+EVALUATIONS = 60  # of one climb; on a ridge that the box cuts off the last ones gain nothing
 REWEIGHTED = 3  # times that sigma is estimated anew from the residuals
 STEP = 1e-5  # of the finite differences, relative
 
@@ -120,6 +121,7 @@ def maximum_likelihood(
             bounds=(low, high),
             x_scale="jac",
             args=(sigma,),
+            max_nfev=EVALUATIONS,
         )
 
     sigma = np.asarray(gp.sigma)

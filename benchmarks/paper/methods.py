@@ -37,7 +37,7 @@ class Effort(NamedTuple):
 
 
 FULL = Effort(draws=1_000, chains=4, sweeps=1.0, steps=30_000)
-QUICK = Effort(draws=200, chains=2, sweeps=0.05, steps=15_000)
+QUICK = Effort(draws=200, chains=2, sweeps=0.05, steps=5_000)
 
 
 class Draws(NamedTuple):
@@ -165,9 +165,8 @@ def mvgm(case: PaperCase, data: Simulation, seed: int, effort: Effort) -> Draws:
     """
     model = paper_model(case, data, seed, parameterization="whitened")
     posterior = compiled_for(model, _compiled[case.name, "mvgm"])
-    start = posterior.variables(posterior.find_mode(np.random.default_rng(seed)).location)
     began = process_time()
-    fitted, note = fit_mean_field(model, start, seed, effort.steps)
+    fitted, note = fit_mean_field(model, posterior, seed, effort.steps)
     return _draws(case, fitted, process_time() - began, note)._replace(is_chain=False)
 
 
