@@ -12,7 +12,7 @@ __all__ = ["fit_mean_field"]
 
 RATE = 0.02
 DRAWS = 1_000
-STILL = 1.0  # nats in the last tenth, of which shrinking steps alone bring some tenths
+SETTLED = 0.5  # standard deviations that any mean may move in the last fifth of the steps
 
 
 def fit_mean_field(
@@ -41,7 +41,7 @@ def fit_mean_field(
     draws : xarray.Dataset
         Draws of the approximation, dims ``chain`` (one) and ``draw``.
     note : str
-        Empty, or that the bound was still rising when the steps ran out.
+        Empty, or that the means still moved when the steps ran out.
     """
     mode = posterior.find_mode(np.random.default_rng(seed))
     start = posterior.variables(mode.location)
@@ -50,7 +50,11 @@ def fit_mean_field(
     sds = cut(1 / np.sqrt(np.diagonal(precision)), posterior.shapes)
     rate = pytensor.shared(RATE, name="rate")
 
+    earlier = []
+
     def shrink(approximation, losses, i):
+        if i == steps * 4 // 5:
+            earlier.append(approximation.mean.eval())
         rate.set_value(RATE * 0.5 * (1 + np.cos(np.pi * min(i / steps, 1))))
 
     with model:
@@ -68,7 +72,7 @@ def fit_mean_field(
             progressbar=False,
         )
     draws = approximation.sample(DRAWS, random_seed=seed)["posterior"].dataset
-    *_, before, last = np.array_split(approximation.hist, 10)
-    rise = before.mean() - last.mean()
-    note = "" if rise < STILL else f"the bound was still rising, by {rise:.2g}"
+    # The bound says little: shrinking steps alone raise it by tens of nats where density is stiff.
+    moved = np.max(np.abs(approximation.mean.eval() - earlier[0]) / approximation.std.eval())
+    note = "" if moved < SETTLED else f"the means still moved, by {moved:.2g} sd"
     return draws, note
