@@ -1,0 +1,67 @@
+"""Run the experiments of the paper: ``python -m benchmarks.paper``.
+
+``run`` (the default) fits what ``--out`` lacks, every fit a file of its own,
+and goes on where a killed run stopped; then it combines all into ``study.nc``
+and prints the tables, as ``table`` does.  ``figures`` draws from ``study.nc``.
+
+With ``--scheduler ADDRESS`` the fits run on the workers of a Dask cluster,
+which are started in a copy of this repository::
+
+    dask scheduler
+    OMP_NUM_THREADS=1 PYTHONPATH=. dask worker ADDRESS --nworkers 2 --nthreads 1
+"""
+
+import argparse
+from pathlib import Path
+
+from benchmarks.paper.cases import CASES, SYSTEMS
+from benchmarks.paper.figures import draw_figures
+from benchmarks.paper.methods import FULL, METHODS, QUICK
+from benchmarks.paper.results import combine, load
+from benchmarks.paper.study import run, tasks_of
+from benchmarks.paper.tables import print_tables
+
+RESULTS = Path(__file__).parents[1] / "results"
+QUICK_CASES = ("LV low", "FHN SNR 100, 25 points")
+
+
+def main(arguments: list[str] | None = None):
+    """Run the study, or show what has been saved."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.paper",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("action", nargs="?", choices=("run", "table", "figures"), default="run")
+    parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS))
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
+    parser.add_argument("--replicates", type=int, default=100, help="data sets of each case")
+    parser.add_argument("--n-jobs", type=int, default=-1, help="processes; -1 is one per core")
+    parser.add_argument("--out", type=Path, help="folder of the results")
+    parser.add_argument("--scheduler", metavar="ADDRESS", help="run on this Dask cluster")
+    parser.add_argument("--quick", action="store_true", help="one data set, short chains")
+    options = parser.parse_args(arguments)
+    out = options.out or RESULTS / ("paper-quick" if options.quick else "paper")
+    if options.action == "run":
+        cases = [case.name for case in CASES if case.system_key in options.systems]
+        effort, replicates = FULL, options.replicates
+        if options.quick:
+            cases = [name for name in cases if name in QUICK_CASES]
+            effort, replicates = QUICK, 1
+        run(
+            tasks_of(cases, options.methods, replicates),
+            out,
+            effort,
+            n_jobs=options.n_jobs,
+            scheduler=options.scheduler,
+        )
+    if options.action in ("run", "table"):
+        combine(out)
+        print_tables(load(out), out)
+    if options.action == "figures" or options.quick:
+        for path in draw_figures(load(out), out / "figures"):
+            print(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""The paper's figures, from saved results."""
+
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarks.paper.cases import case_named
+
+__all__ = ["draw_figures"]
+
+COLORS = {
+    "fgpgm": "C0",
+    "agm": "C1",
+    "mvgm": "C2",
+    "nuts": "C3",
+    "refined": "C4",
+    "exact": "C7",
+}
+NARROWEST = 6.0  # inches, for titles and legends
+UNITS = {"LV": "time", "PT": "time (s)", "FHN": "time"}
+
+
+def draw_figures(study: xr.Dataset, folder: Path) -> list[Path]:
+    """Draw every figure that the results allow, and return the paths of the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    figures: dict[str, Figure] = {"rmse": rmse_boxplots(study)}
+    for case in study["case"].to_numpy():
+        slug = case.replace(",", "").replace(" ", "-")
+        fits = study.sel(case=case)
+        figures[f"trajectories-{slug}"] = trajectories(fits, case)
+        figures[f"parameters-{slug}"] = parameter_boxplots(fits, case)
+        figures[f"chain-{slug}"] = example_chain(fits, case)
+    for method in study["method"].to_numpy():
+        figures[f"fhn-points-{method}"] = fitzhugh_nagumo(study.sel({"method": method}))
+    paths = []
+    for name, figure in figures.items():
+        if figure.axes:
+            paths.append(folder / f"{name}.png")
+            figure.savefig(paths[-1], dpi=150)
+        plt.close(figure)
+    return paths
+
+
+def _fitted(fits: xr.Dataset) -> xr.Dataset:
+    """Return the replicates of one method and case that have results."""
+    there = fits["fitted"].astype(bool) & (fits["failure"] == "")
+    return fits.isel(replicate=there.to_numpy())
+
+
+def _methods(fits: xr.Dataset) -> list[str]:
+    return [
+        m for m in fits["method"].to_numpy() if _fitted(fits.sel({"method": m})).sizes["replicate"]
+    ]
+
+
+def _color(method: str) -> str:
+    return COLORS.get(method, "C5")
+
+
+def _boxes(axis: Axes, values: dict[str, np.ndarray]) -> None:
+    """Draw one box per method, in its colour."""
+    boxes = axis.boxplot(
+        list(values.values()),
+        tick_labels=list(values),
+        patch_artist=True,
+        medianprops={"color": "black"},
+        flierprops={"markersize": 3},
+    )
+    for patch, method in zip(boxes["boxes"], values, strict=True):
+        patch.set(facecolor=_color(method), alpha=0.5)
+    axis.tick_params("x", rotation=45)
+
+
+def _grid(n: int, n_columns: int, size: tuple[float, float], **options):
+    n_rows = -(-n // n_columns)
+    figure, axes = plt.subplots(
+        n_rows,
+        n_columns,
+        figsize=(max(size[0] * n_columns, NARROWEST), size[1] * n_rows + 0.6),
+        layout="constrained",
+        squeeze=False,
+        **options,
+    )
+    for axis in axes.ravel()[n:]:
+        axis.remove()
+    return figure, axes.ravel()[:n]
+
+
+def rmse_boxplots(study: xr.Dataset) -> Figure:
+    """Draw the errors of all methods, one panel per case."""
+    cases = study["case"].to_numpy()
+    figure, axes = _grid(len(cases), min(3, len(cases)), (4.2, 3.2))
+    for case, axis in zip(cases, axes, strict=True):
+        fits = study.sel(case=case)
+        errors = {}
+        for method in _methods(fits):
+            values = (
+                _fitted(fits.sel({"method": method}))["rmse_overall"].sel(start="true").to_numpy()
+            )
+            errors[method] = values[np.isfinite(values)]
+        _boxes(axis, errors)
+        axis.set(title=case, ylabel="RMSE of the states", yscale="log")
+    figure.suptitle("Trajectories from the true x0 by the posterior mean of theta")
+    return figure
+
+
+def trajectories(fits: xr.Dataset, case: str) -> Figure:
+    """Draw median trajectories with bands over data sets: states in rows, methods in columns."""
+    states, methods = case_named(case).system.ode.states, _methods(fits)
+    figure, axes = _grid(
+        len(states) * len(methods), len(methods), (3.0, 2.1), sharex=True, sharey="row"
+    )
+    panels = iter(axes)
+    for state in states:
+        for method in methods:
+            axis = next(panels)
+            _band(axis, _fitted(fits.sel({"method": method})), state, _color(method))
+            if state == states[0]:
+                axis.set_title(method)
+            if method == methods[0]:
+                axis.set_ylabel(state)
+            if state == states[-1]:
+                axis.set_xlabel(UNITS[case_named(case).system_key])
+    _legend(figure, axes[0], f"{case}: trajectories from the true x0")
+    return figure
+
+
+def fitzhugh_nagumo(study: xr.Dataset) -> Figure:
+    """Draw FitzHugh-Nagumo with ever more observations, states in rows."""
+    cases = [
+        case
+        for case in study["case"].to_numpy()
+        if case.startswith("FHN") and _fitted(study.sel(case=case)).sizes["replicate"]
+    ]
+    if not cases:
+        return plt.figure()
+    states = case_named(cases[0]).system.ode.states
+    figure, axes = _grid(
+        len(states) * len(cases), len(cases), (2.6, 2.3), sharex=True, sharey="row"
+    )
+    method = str(study["method"].item())
+    panels = iter(axes)
+    for state in states:
+        for case in cases:
+            axis = next(panels)
+            _band(axis, _fitted(study.sel(case=case)), state, _color(method))
+            if state == states[0]:
+                axis.set_title(case.removeprefix("FHN "))
+            if case == cases[0]:
+                axis.set_ylabel(state)
+            if state == states[-1]:
+                axis.set_xlabel(UNITS["FHN"])
+    _legend(figure, axes[0], f"FitzHugh-Nagumo, {method}: trajectories from the true x0")
+    return figure
+
+
+def _band(axis: Axes, fits: xr.Dataset, state: str, color: str) -> None:
+    curves = fits["trajectory"].sel(start="true", state=state).to_numpy()
+    curves = curves[np.isfinite(curves).all(axis=1)]
+    t, truth = fits["t_point"].to_numpy(), fits["truth"].sel(state=state).to_numpy()
+    if len(curves):
+        low, middle, high = np.quantile(curves, [0.1, 0.5, 0.9], axis=0)
+        axis.fill_between(t, low, high, color=color, alpha=0.3, lw=0, label="10 to 90 %")
+        axis.plot(t, middle, color=color, label="median over data sets")
+        # One wild trajectory must not flatten all panels of the row.
+    span = np.ptp(truth)
+    axis.set_ylim(truth.min() - 0.3 * span, truth.max() + 0.3 * span)
+    axis.plot(t, truth, color="black", ls="--", lw=1, label="truth")
+
+
+def _legend(figure: Figure, axis: Axes, title: str) -> None:
+    figure.suptitle(title)
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+
+
+def parameter_boxplots(fits: xr.Dataset, case: str) -> Figure:
+    """Draw the posterior means of all data sets, with the truth."""
+    params, methods = case_named(case).system.ode.params, _methods(fits)
+    figure, axes = _grid(len(params), min(4, len(params)), (3.2, 3.0))
+    for param, axis in zip(params, axes, strict=True):
+        means = {
+            method: _fitted(fits.sel({"method": method}))["mean"].sel(param=param).to_numpy()
+            for method in methods
+        }
+        _boxes(axis, means)
+        axis.axhline(fits["true_theta"].sel(param=param).item(), color="black", ls="--", lw=1)
+        axis.set(title=param, ylabel="posterior mean")
+    figure.suptitle(f"{case}: posterior means over data sets, truth dashed")
+    return figure
+
+
+def example_chain(fits: xr.Dataset, case: str) -> Figure:
+    """Draw the marginals of the first data set by every method, with the truth."""
+    params, methods = case_named(case).system.ode.params, _methods(fits)
+    figure, axes = _grid(len(params), min(4, len(params)), (3.2, 2.6))
+    first = {method: _fitted(fits.sel({"method": method})).isel(replicate=0) for method in methods}
+    for param, axis in zip(params, axes, strict=True):
+        draws = {m: _finite(fit["draws"].sel(param=param)) for m, fit in first.items()}
+        edges = _edges(np.concatenate(list(draws.values())))
+        for method, values in draws.items():
+            axis.hist(
+                values, edges, density=True, histtype="step", color=_color(method), label=method
+            )
+        axis.axvline(
+            fits["true_theta"].sel(param=param).item(), color="black", ls="--", lw=1, label="truth"
+        )
+        axis.set(xlabel=param, ylabel="density")
+    if len(axes):
+        figure.suptitle(f"{case}: one data set")
+        figure.legend(
+            *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(methods) + 1
+        )
+    return figure
+
+
+def _finite(values: xr.DataArray) -> np.ndarray:
+    array = values.to_numpy()
+    return array[np.isfinite(array)]
+
+
+def _edges(values: np.ndarray) -> np.ndarray:
+    low, high = np.quantile(values, [0.002, 0.998])
+    return np.linspace(low, high, 51)

@@ -1,0 +1,191 @@
+"""Ways of inference, one function each, in one registry.
+
+To add a method, write a function of (case, data, seed, effort) that returns
+:class:`Draws`, and enter it in ``METHODS``; the study does the rest.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable
+from time import process_time
+from typing import NamedTuple
+
+import numpy as np
+import pymc as pm
+
+import pymc_gradmatch as gm
+from benchmarks.paper.cases import PaperCase
+from benchmarks.paper.likelihood import maximum_likelihood
+from benchmarks.paper.meanfield import fit_mean_field
+from pymc_gradmatch.compiled import CompiledPosterior
+from pymc_gradmatch.side_by_side import compiled_for
+from pymc_gradmatch.systems import Simulation
+
+__all__ = ["FULL", "METHODS", "QUICK", "Draws", "Effort", "Method"]
+
+
+class Effort(NamedTuple):
+    """Lengths of chains and of optimisations."""
+
+    draws: int
+    """Draws of each NUTS chain."""
+    chains: int
+    """NUTS chains."""
+    sweeps: float
+    """Metropolis sweeps, as a fraction of the paper's."""
+    steps: int
+    """Steps of variational inference."""
+
+
+FULL = Effort(draws=1_000, chains=4, sweeps=1.0, steps=30_000)
+QUICK = Effort(draws=200, chains=2, sweeps=0.05, steps=5_000)
+
+
+class Draws(NamedTuple):
+    """What a method returns.
+
+    Attributes
+    ----------
+    theta : array of float
+        Draws of the parameters, shape ``(chain, draw, param)``.
+    x : array of float
+        Draws of the states at the times of the observations, shape
+        ``(chain, draw, time, state)``.
+    sampling_seconds : float
+        CPU seconds of the inference proper, without building and compiling.
+    is_chain : bool
+        Whether draws depend on one another, so that their effective number and
+        R-hat mean something.
+    note : str
+        What the reader of the result should know.
+    """
+
+    theta: np.ndarray
+    x: np.ndarray
+    sampling_seconds: float
+    is_chain: bool = True
+    note: str = ""
+
+
+Method = Callable[[PaperCase, Simulation, int, Effort], Draws]
+
+# One list per case and method in every process: the first data set compiles.
+_compiled: dict[tuple[str, str], list[CompiledPosterior]] = defaultdict(list)
+
+
+def paper_gp(case: PaperCase, data: Simulation, seed: int) -> gm.StateGP:
+    """Fit the paper's kernel: step 1 of Algorithm 1."""
+    settings = case.system.paper
+    return gm.fit_gp(data.t, data.y, cov=settings.cov, shared=settings.shared, random_seed=seed)
+
+
+def paper_model(case: PaperCase, data: Simulation, seed: int, **options) -> pm.Model:
+    """Build the paper's density: its kernel, gamma and boxes."""
+    settings = case.system.paper
+    return gm.build_model(
+        case.system.ode,
+        data.t,
+        data.y,
+        priors=case.system.priors(),
+        gp=paper_gp(case, data, seed),
+        gamma=settings.gamma,
+        state_box=settings.state_box,
+        **options,
+    )
+
+
+def fgpgm(case: PaperCase, data: Simulation, seed: int, effort: Effort) -> Draws:
+    """Run the paper's single Metropolis chain."""
+    settings = case.system.paper
+    model = paper_model(case, data, seed)
+    start = process_time()
+    idata = gm.sample_fgpgm(
+        model,
+        draws=max(500, int(effort.sweeps * settings.draws)),
+        state_step=settings.state_step,
+        param_step=settings.param_step,
+        random_seed=seed,
+        progressbar=False,
+    )
+    return _draws(case, idata["posterior"].dataset, process_time() - start)
+
+
+def nuts(case: PaperCase, data: Simulation, seed: int, effort: Effort) -> Draws:
+    """Run NUTS on the density of :func:`fgpgm`, as :func:`pymc_gradmatch.sample` does."""
+    return _nuts(case, paper_model(case, data, seed), "nuts", seed, effort)
+
+
+def refined(case: PaperCase, data: Simulation, seed: int, effort: Effort) -> Draws:
+    """Run NUTS on ``preset="refined"``, in the boxes of the paper."""
+    model = gm.build_model(
+        case.system.ode,
+        data.t,
+        data.y,
+        priors=case.system.priors(),
+        preset="refined",
+        gp=gm.fit_gp(data.t, data.y, cov="Matern52", random_seed=seed),
+        random_seed=seed,
+    )
+    return _nuts(case, model, "refined", seed, effort)
+
+
+def _nuts(case: PaperCase, model: pm.Model, method: str, seed: int, effort: Effort) -> Draws:
+    posterior = compiled_for(model, _compiled[case.name, method])
+    rng = np.random.default_rng(seed)
+    start = process_time()
+    idata = posterior.sample(
+        posterior.find_mode(rng),
+        rng,
+        draws=effort.draws,
+        tune=None,
+        chains=effort.chains,
+        cores=1,
+        save_warmup=False,
+        progress_bar=False,
+    )
+    seconds = process_time() - start
+    diverging = int(idata["sample_stats"]["diverging"].sum())
+    note = f"{diverging} divergences" if diverging else ""
+    return _draws(case, idata["posterior"].dataset, seconds, note)
+
+
+def _draws(case: PaperCase, posterior, seconds: float, note: str = "") -> Draws:
+    theta = np.stack([posterior[name].to_numpy() for name in case.system.ode.params], axis=-1)
+    # The refined preset has a finer grid than the observations.
+    x = posterior["x"].sel(time=case.t, method="nearest").to_numpy()
+    return Draws(theta, x, seconds, note=note)
+
+
+def mvgm(case: PaperCase, data: Simulation, seed: int, effort: Effort) -> Draws:
+    """Fit a mean-field Gaussian to the density of :func:`fgpgm`, by ``pm.fit``.
+
+    Gorbach et al. (2017) have a full Gaussian per state over time, and factorise
+    over states and parameters.  PyMC's mean field in whitened coordinates is our
+    reading of it: in the eigenbasis of C the Gaussian process' own posterior is
+    diagonal, so that each state's factor is a full Gaussian over time.
+    """
+    model = paper_model(case, data, seed, parameterization="whitened")
+    posterior = compiled_for(model, _compiled[case.name, "mvgm"])
+    began = process_time()
+    fitted, note = fit_mean_field(model, posterior, seed, effort.steps)
+    return _draws(case, fitted, process_time() - began, note)._replace(is_chain=False)
+
+
+def exact(case: PaperCase, data: Simulation, seed: int, effort: Effort) -> Draws:
+    """Maximise the likelihood by numerical integration; draws are the normal approximation.
+
+    No posterior: the maximum over (theta, x0) in the paper's box, and normal
+    draws around it, clipped to the box.
+    """
+    began = process_time()
+    fit = maximum_likelihood(case, data, paper_gp(case, data, seed), seed)
+    theta, x = fit.draws(1_000, np.random.default_rng(seed))
+    return Draws(theta[None], x[None], process_time() - began, is_chain=False, note=fit.note)
+
+
+METHODS: dict[str, Method] = {
+    "fgpgm": fgpgm,
+    "nuts": nuts,
+    "refined": refined,
+    "mvgm": mvgm,
+    "exact": exact,
+}

@@ -1,0 +1,138 @@
+"""All fits in one netCDF file."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import xarray as xr
+
+from benchmarks.paper.cases import CASES, SYSTEMS, case_named
+from benchmarks.paper.methods import METHODS
+from benchmarks.paper.summary import QUANTILES, STARTS
+
+__all__ = ["combine", "load", "stacked"]
+
+FILE = "study.nc"
+LONGEST = 400  # characters of a reason or a note
+PARAMS = tuple(dict.fromkeys(name for system in SYSTEMS.values() for name in system.ode.params))
+STATES = tuple(dict.fromkeys(name for system in SYSTEMS.values() for name in system.ode.states))
+NAMED = {"param": PARAMS, "state": STATES, "start": STARTS}
+FITTED = ("method", "case", "replicate")
+
+
+def combine(out: Path) -> Path:
+    """Write ``study.nc`` from the files of all fits in a folder, and return its path.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there are none.
+    """
+    paths = sorted((out / "fits").glob("*.nc"))
+    if not paths:
+        msg = f"there are no fits in {out / 'fits'}; run `python -m benchmarks.paper` first."
+        raise FileNotFoundError(msg)
+    study = stacked([xr.load_dataset(path, engine="h5netcdf") for path in paths])
+    floats = [name for name, variable in study.items() if variable.dtype.kind == "f"]
+    unfinished = out / f"{FILE}.unfinished"
+    study.to_netcdf(
+        unfinished, engine="h5netcdf", encoding={name: {"compression": "gzip"} for name in floats}
+    )
+    os.replace(unfinished, out / FILE)
+    return out / FILE
+
+
+def load(out: Path) -> xr.Dataset:
+    """Return the combined results of a folder."""
+    return xr.load_dataset(out / FILE, engine="h5netcdf")
+
+
+def stacked(fits: list[xr.Dataset]) -> xr.Dataset:
+    """Put fits side by side, with the truth of every case.
+
+    Parameters
+    ----------
+    fits : list of xarray.Dataset
+        As from :func:`benchmarks.paper.study.fit`: attributes say which is which.
+
+    Returns
+    -------
+    xarray.Dataset
+        Dims ``method``, ``case`` and ``replicate`` before those of each fit.
+        Names of parameters and states are those of all systems; what a system
+        does not have is NaN, and so is what was not fitted.
+    """
+    methods = _in_order(METHODS, {fit.attrs["method"] for fit in fits})
+    cases = _in_order([case.name for case in CASES], {fit.attrs["case"] for fit in fits})
+    replicates = sorted({int(fit.attrs["replicate"]) for fit in fits})
+    places = [
+        (
+            methods.index(fit.attrs["method"]),
+            cases.index(fit.attrs["case"]),
+            replicates.index(int(fit.attrs["replicate"])),
+        )
+        for fit in fits
+    ]
+    outer = (len(methods), len(cases), len(replicates))
+    columns: dict[str, tuple[tuple[str, ...], np.ndarray]] = {}
+    sizes = _sizes(fits)
+    for place, fit in zip(places, fits, strict=True):
+        for name, variable in fit.data_vars.items():
+            if name not in columns:
+                shape = outer + tuple(sizes[dim] for dim in variable.dims)
+                columns[name] = (FITTED + variable.dims, _empty(shape, variable.dtype))
+            rows = [_positions(fit, dim) for dim in variable.dims]
+            columns[name][1][(*place, *np.ix_(*rows))] = variable.to_numpy()
+    fitted = np.zeros(outer, dtype=bool)
+    fitted[tuple(np.transpose(places))] = True
+    columns["fitted"] = (FITTED, fitted)
+    coords = {"method": methods, "case": cases, "replicate": replicates}
+    named = {dim: list(names) for dim, names in NAMED.items()}
+    study = xr.Dataset(columns, coords=coords | named | {"quantile": list(QUANTILES)})
+    return study.merge(_truths(cases, sizes["time"]))
+
+
+def _in_order(known, there: set[str]) -> list[str]:
+    return [name for name in known if name in there] + sorted(there - set(known))
+
+
+def _sizes(fits: list[xr.Dataset]) -> dict[str, int]:
+    sizes = {dim: len(names) for dim, names in NAMED.items()}
+    longest = {"time": max(len(case_named(fit.attrs["case"]).t) for fit in fits)}
+    for fit in fits:
+        for dim, size in fit.sizes.items():
+            longest[dim] = max(size, longest.get(dim, 0))
+    return longest | sizes
+
+
+def _empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    if dtype.kind in "OUT":
+        return np.full(shape, "", dtype=f"<U{LONGEST}")
+    return np.full(shape, np.nan, dtype=dtype if dtype.kind == "f" else float)
+
+
+def _positions(fit: xr.Dataset, dim: str) -> np.ndarray:
+    if dim in NAMED:
+        return np.array([NAMED[dim].index(name) for name in fit[dim].to_numpy()])
+    return np.arange(fit.sizes[dim])
+
+
+def _truths(cases: list[str], n_times: int) -> xr.Dataset:
+    """Return true parameters and trajectories, and both time axes, of every case."""
+    columns = {
+        "true_theta": (("case", "param"), np.full((len(cases), len(PARAMS)), np.nan)),
+        "truth": (("case", "point", "state"), np.full((len(cases), 101, len(STATES)), np.nan)),
+        "t_point": (("case", "point"), np.full((len(cases), 101), np.nan)),
+        "t": (("case", "time"), np.full((len(cases), n_times), np.nan)),
+    }
+    for row, name in enumerate(cases):
+        case = case_named(name)
+        ode = case.system.ode
+        params = [PARAMS.index(param) for param in ode.params]
+        states = [STATES.index(state) for state in ode.states]
+        columns["true_theta"][1][row, params] = case.truth
+        truth = ode.solve(case.points(), case.system.x0, case.truth)
+        columns["truth"][1][row][:, states] = truth
+        columns["t_point"][1][row] = case.points()
+        columns["t"][1][row, : len(case.t)] = case.t
+    return xr.Dataset(columns)

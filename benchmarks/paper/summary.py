@@ -1,0 +1,98 @@
+"""What is kept of a fit: moments, draws, trajectories and their errors."""
+
+import warnings
+
+import arviz as az
+import numpy as np
+import xarray as xr
+
+from benchmarks.paper.cases import PaperCase
+from benchmarks.paper.methods import Draws
+from pymc_gradmatch.systems import Simulation
+
+__all__ = ["QUANTILES", "STARTS", "failed", "summarise"]
+
+QUANTILES = (0.025, 0.5, 0.975)
+STARTS = ("true", "inferred")
+KEPT = 1_000  # draws of theta, thinned
+
+
+def summarise(case: PaperCase, data: Simulation, draws: Draws) -> xr.Dataset:
+    """Summarise the draws of one fit.
+
+    Parameters
+    ----------
+    case : PaperCase
+        The system.
+    data : Simulation
+        Observations and true states.
+    draws : Draws
+        What a method returned.
+
+    Returns
+    -------
+    xarray.Dataset
+        Dims ``param``, ``state``, ``quantile``, ``draw``, ``time`` (of the
+        observations), ``point`` (of the trajectories) and ``start``: whether a
+        trajectory, integrated from the posterior mean of theta, starts at the
+        true x0 or at the posterior mean of x(t0).
+    """
+    ode = case.system.ode
+    theta = draws.theta.reshape(-1, len(ode.params))
+    states = draws.x.mean(axis=(0, 1))
+    starts = np.array([case.system.x0, states[0]])
+    at_data, trajectory = (
+        _solved(ode, t, starts, theta.mean(axis=0)) for t in (case.t, case.points())
+    )
+    squares = np.square(at_data - data.x)
+    kept = np.linspace(0, len(theta) - 1, min(KEPT, len(theta))).astype(int)
+    return xr.Dataset(
+        {
+            "mean": ("param", theta.mean(axis=0)),
+            "sd": ("param", theta.std(axis=0)),
+            "quantiles": (("quantile", "param"), np.quantile(theta, QUANTILES, axis=0)),
+            **_mixing(draws),
+            "draws": (("draw", "param"), theta[kept].astype("float32")),
+            "x": (("time", "state"), states),
+            "trajectory": (("start", "point", "state"), trajectory.astype("float32")),
+            "rmse": (("start", "state"), _root(squares.mean(axis=1))),
+            "rmse_overall": ("start", _root(squares.mean(axis=(1, 2)))),
+            "sampling_seconds": draws.sampling_seconds,
+            "note": draws.note,
+            "failure": "",
+        },
+        coords=_coords(case),
+    )
+
+
+def failed(case: PaperCase, reason: str) -> xr.Dataset:
+    """Return the row of a fit that failed: its reason, and nothing else."""
+    return xr.Dataset({"failure": reason, "note": ""}, coords=_coords(case))
+
+
+def _coords(case: PaperCase) -> dict:
+    ode = case.system.ode
+    return {"param": list(ode.params), "state": list(ode.states), "start": list(STARTS)}
+
+
+def _solved(ode, t, x0, theta) -> np.ndarray:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return ode.solve(t, x0, theta)
+
+
+def _root(mean_square: np.ndarray) -> np.ndarray:
+    # What cannot be integrated is as wrong as can be; NaN is for what was not fitted.
+    return np.sqrt(np.nan_to_num(mean_square, nan=np.inf))
+
+
+def _mixing(draws: Draws) -> dict:
+    n_params = draws.theta.shape[-1]
+    ess, mcse, rhat = (np.full(n_params, np.nan) for _ in range(3))
+    if draws.is_chain:
+        theta = xr.Dataset({"theta": (("chain", "draw", "param"), draws.theta)})
+        ess = az.ess(theta)["theta"].to_numpy()
+        mcse = az.mcse(theta, method="mean")["theta"].to_numpy()
+        if len(draws.theta) > 1:
+            rhat = az.rhat(theta)["theta"].to_numpy()
+    return {"ess": ("param", ess), "mcse": ("param", mcse), "rhat": ("param", rhat)}
