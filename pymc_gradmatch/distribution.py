@@ -15,6 +15,7 @@ from pymc_gradmatch import normal, spectral, structured
 from pymc_gradmatch.checks import check_shape, check_start, check_states
 from pymc_gradmatch.gp import StateGP
 from pymc_gradmatch.ode import ODE
+from pymc_gradmatch.series import fits_states
 
 __all__ = ["GradientMatchingODE", "gradient_mismatch"]
 
@@ -187,7 +188,7 @@ def _tolerant_basis(gamma, gp: StateGP) -> normal.Basis:
     """Return independent coordinates of the mismatch, of covariance A + gamma I."""
     n_states = len(gp.states)
     gamma = pt.as_tensor(gamma, dtype=None if isinstance(gamma, Variable) else "float64")
-    if gamma.type.shape not in ((), (n_states,)):
+    if not fits_states(gamma, n_states):
         msg = (
             f"gamma has the shape {gamma.type.shape}; expected one number, or one for each of "
             f"the {n_states} states."

@@ -20,7 +20,7 @@ from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.parameters import is_distribution, is_registered, registered
 from pymc_gradmatch.recentring import recentre
 from pymc_gradmatch.refined import refine
-from pymc_gradmatch.series import as_observations, as_times, state_names
+from pymc_gradmatch.series import as_observations, as_times, fits_states, state_names
 from pymc_gradmatch.states import Parameterization, add_coords
 
 __all__ = ["PRESETS", "Preset", "build_model", "fitted"]
@@ -233,7 +233,7 @@ def _noise(model: pm.Model, gp: StateGP, sigma):
 
 def _check_sigma(sigma, n_states: int):
     if isinstance(sigma, TensorVariable):
-        if sigma.type.shape not in ((), (n_states,)):
+        if not fits_states(sigma, n_states):
             msg = (
                 f"the prior of sigma has shape {sigma.type.shape}; expected one number, or one for "
                 f"each of {n_states} states."

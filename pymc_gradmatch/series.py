@@ -11,6 +11,7 @@ __all__ = [
     "as_positive",
     "as_sigma",
     "as_times",
+    "fits_states",
     "grid_around",
     "mean_and_scale",
     "read_only",
@@ -123,13 +124,18 @@ def as_sigma(sigma: ArrayLike | TensorVariable, n_states: int):
     """Return one positive standard deviation per state, or say what is wrong."""
     if not isinstance(sigma, TensorVariable):
         return as_positive(sigma, n_states, "sigma")
-    if sigma.type.shape not in ((), (n_states,)):
+    if not fits_states(sigma, n_states):
         msg = (
             f"sigma is a variable of shape {sigma.type.shape}; expected one number, or one for "
             f"each of {n_states} states."
         )
         raise ValueError(msg)
     return pt.broadcast_to(sigma, (n_states,))
+
+
+def fits_states(variable: TensorVariable, n_states: int) -> bool:
+    """Tell whether a variable is one number or one per state; with dims, its length is unknown."""
+    return variable.type.shape in ((), (n_states,), (None,))
 
 
 def as_nugget(nugget: ArrayLike, n_states: int) -> NDArray[np.float64]:

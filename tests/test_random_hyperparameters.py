@@ -26,7 +26,7 @@ def adaptive_model():
             theta = {"k": pm.HalfNormal("k", 2)}
             variance, gamma = pm.HalfNormal("variance", 2), pm.HalfNormal("gamma", 1)
             lengthscale = pm.LogNormal("lengthscale", 0, 1, shape=2)
-            sigma = pm.HalfNormal("sigma", 1, shape=2)
+            sigma = pm.HalfNormal("sigma", 1, dims="state")
             kernels = [variance * pm.gp.cov.ExpQuad(1, ls=lengthscale[i]) for i in range(2)]
             gp = gm.StateGP(TIMES, DATA, kernels, sigma=sigma, nugget=NUGGET)
             x = gp.prior("x", parameterization)
