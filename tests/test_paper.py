@@ -3,6 +3,7 @@
 import os
 import signal
 
+import distributed
 import numpy as np
 import pytest
 import xarray as xr
@@ -47,7 +48,6 @@ def instant(monkeypatch):
 
 
 def test_a_study_survives_the_death_of_a_worker(serial, tmp_path, monkeypatch):
-    distributed = pytest.importorskip("distributed")
     with distributed.LocalCluster(
         n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
     ) as cluster:
