@@ -54,12 +54,18 @@ class NativeDensity:
         """Return the same density of other numbers; nothing is compiled."""
         return replace(self, numbers=np.ascontiguousarray(numbers))
 
-    def __call__(self, q: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-        """Return the value and the gradient; minus infinity where there is none."""
-        point, gradient, value = np.ascontiguousarray(q), np.empty(self.n), np.empty(1)
-        arrays = (point, gradient, value, self.numbers)
-        failed = self.evaluate.ctypes(self.n, *(array.ctypes.data for array in arrays))
-        return (-np.inf, np.zeros(self.n)) if failed else (float(value[0]), gradient)
+    def __call__(self, q: NDArray[np.float64]) -> tuple[NDArray, NDArray]:
+        """Return values and gradients at points ``(..., n)``; minus infinity where none."""
+        points = np.ascontiguousarray(q)
+        gradients, values = np.empty(q.shape), np.empty(q.shape[:-1])
+        starts = [array.ctypes.data for array in (points, gradients, values, self.numbers)]
+        steps = (8 * self.n, 8 * self.n, 8, 0)
+        for i in range(values.size):
+            addresses = (start + i * step for start, step in zip(starts, steps, strict=True))
+            if self.evaluate.ctypes(self.n, *addresses):
+                values.flat[i] = -np.inf
+                gradients.reshape(-1, self.n)[i] = 0
+        return values[()], gradients
 
     def sample(self, **settings) -> DataTree:
         """Run nutpie from around zero; the draws are the variable ``"coordinates"``."""
