@@ -141,9 +141,13 @@ def curve(density: Density, mode: Laplace, split: Split, rng: np.random.Generato
     others = np.setdiff1d(np.arange(n), columns)
     linear[np.ix_(states, others)] = vectors * np.sqrt(variances)  # the softest first
     flat = straight(Laplace(mode.location, linear, mode.log_density), split)
-    if flat.bent.size == 0 or _is_straight(density, flat, len(held), rng):
+    if flat.bent.size == 0:
         return flat
-    return _bent(density, flat, len(held), rng)
+    is_straight = _is_straight(density, flat, len(held), rng)
+    ridge = flat if is_straight else _bent(density, flat, len(held), rng)
+    hard = slice(flat.n_curved + len(held), None)
+    ridge.linear[:, hard] = _typical(density, ridge, ridge.linear[:, hard], rng)
+    return ridge
 
 
 def _is_straight(density: Density, flat: Coordinates, n_held: int, rng) -> bool:
@@ -197,9 +201,7 @@ def _bent(density: Density, flat: Coordinates, n_held: int, rng) -> Coordinates:
         if fit is None:
             break
         coefficients = fit
-    bent = _with_ridge(flat, hard, coefficients)
-    bent.linear[:, n_curved + n_held :] = _typical(density, bent, hard, rng)
-    return bent
+    return _with_ridge(flat, hard, coefficients)
 
 
 def _fitted(points, ridge, found) -> NDArray[np.float64] | None:
