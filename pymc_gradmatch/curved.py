@@ -21,17 +21,18 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pymc_gradmatch.laplace import Density, Laplace, ascend, hessian, moved
+from pymc_gradmatch.laplace import Density, Laplace, hessian, moved
+from pymc_gradmatch.settling import settle
 
 __all__ = ["Coordinates", "Split", "curve", "monomials", "retrace", "straight"]
 
 MOST_CURVED = 11
-PROBES, STRAIGHT = 32, 0.3  # points along the ridge, and how far a straight one may miss there
+PROBES, STRAIGHT = 32, 0.1  # points along the ridge, and the log density a bend must gain
 SPREADS = (0.5, 1.0, 1.5)  # posterior standard deviations; each sweep starts from the one before
 STEPS = 60
 PILOTS = 2  # draws for each coefficient, when the ridge is traced anew
 TYPICAL = 8  # points at which the thickness of the ridge is measured
-CONVERGED = 0.3  # conditional standard deviations
+SETTLED, CONVERGED = 1e-3, 0.3  # conditional standard deviations; aimed at, and good enough
 MOST_MONOMIALS = 400
 
 
@@ -110,7 +111,7 @@ def curve(density: Density, mode: Laplace, split: Split, rng: np.random.Generato
     Parameters
     ----------
     density : callable
-        Returns a log density of u and its gradient.
+        Returns log densities and gradients at points u, shape ``(..., n)``.
     mode : Laplace
         The mode, and coordinates in which the Hessian there can be computed.
     split : Split
@@ -140,18 +141,23 @@ def curve(density: Density, mode: Laplace, split: Split, rng: np.random.Generato
     others = np.setdiff1d(np.arange(n), columns)
     linear[np.ix_(states, others)] = vectors * np.sqrt(variances)  # the softest first
     flat = straight(Laplace(mode.location, linear, mode.log_density), split)
-    if flat.bent.size == 0 or _is_straight(density, flat, rng):
+    if flat.bent.size == 0:
         return flat
-    return _bent(density, flat, len(held), rng)
+    is_straight = _is_straight(density, flat, len(held), rng)
+    ridge = flat if is_straight else _bent(density, flat, len(held), rng)
+    hard = slice(flat.n_curved + len(held), None)
+    ridge.linear[:, hard] = _typical(density, ridge, ridge.linear[:, hard], rng)
+    return ridge
 
 
-def _is_straight(density: Density, flat: Coordinates, rng) -> bool:
-    """Tell whether the log density along the straight ridge is that of a normal."""
+def _is_straight(density: Density, flat: Coordinates, n_held: int, rng) -> bool:
+    """Tell whether the most probable states along the straight ridge lie on it."""
     q = np.zeros((PROBES, len(flat.location)))
     q[:, : flat.n_curved] = rng.normal(size=(PROBES, flat.n_curved))
-    values = np.array([density(u)[0] for u in flat(q)])
-    excess = values + 0.5 * np.square(q).sum(axis=1)
-    return bool(np.isfinite(excess).all() and excess.std() < STRAIGHT)
+    values, gradients = density(flat(q))
+    # Across the ridge the curvature is about one: half a squared slope is what a bend gains.
+    gains = 0.5 * np.square(gradients @ flat.linear[:, flat.n_curved + n_held :]).sum(axis=1)
+    return bool(np.isfinite(values).all() and gains.mean() < STRAIGHT)
 
 
 def retrace(
@@ -173,12 +179,9 @@ def retrace(
     scale = np.zeros((len(center), len(center)))
     scale[along, along] = np.linalg.cholesky(np.cov(draws[:, along].T))
     scale[n_curved:, n_curved:] = np.diag(draws[:, n_curved : len(center)].std(axis=0))
-    ridge = [
-        _settle(density, flat, hard, q[: len(center)], z)
-        for q, z in zip(chosen, starts, strict=True)
-    ]
+    ridge = _settled(density, flat, hard, chosen[:, : len(center)], starts)
     points = np.linalg.solve(scale, (chosen[:, : len(center)] - center).T).T[:, along]
-    fit = _fitted(points, ridge)
+    fit = _fitted(points, *ridge)
     if fit is None:
         return around
     linear = around.linear.copy()
@@ -193,26 +196,20 @@ def _bent(density: Density, flat: Coordinates, n_held: int, rng) -> Coordinates:
     coefficients = np.zeros((1 + n_curved + count, hard.shape[1]))
     for spread in SPREADS:
         points = rng.normal(scale=spread, size=(2 * len(coefficients), n_curved))
-        ridge = [
-            _settle(density, flat, hard, point, feature @ coefficients)
-            for point, feature in zip(points, _features(points), strict=True)
-        ]
-        fit = _fitted(points, ridge)
+        ridge = _settled(density, flat, hard, points, _features(points) @ coefficients)
+        fit = _fitted(points, *ridge)
         if fit is None:
             break
         coefficients = fit
-    bent = _with_ridge(flat, hard, coefficients)
-    bent.linear[:, n_curved + n_held :] = _typical(density, bent, hard, rng)
-    return bent
+    return _with_ridge(flat, hard, coefficients)
 
 
-def _fitted(points, ridge: list) -> NDArray[np.float64] | None:
+def _fitted(points, ridge, found) -> NDArray[np.float64] | None:
     """Return coefficients of the ridge over points where it was found, if these are enough."""
-    found = np.array([z is not None for z in ridge])
     features = _features(points[found])
     if len(features) < 1.3 * features.shape[1]:
         return None
-    return np.linalg.lstsq(features, np.stack([z for z in ridge if z is not None]))[0]
+    return np.linalg.lstsq(features, ridge[found])[0]
 
 
 def _with_ridge(flat: Coordinates, hard, coefficients) -> Coordinates:
@@ -239,16 +236,16 @@ def _features(points) -> NDArray[np.float64]:
     return np.hstack([np.ones((len(points), 1)), points, *monomials(points, points.shape[1])])
 
 
-def _settle(density: Density, flat: Coordinates, hard, point, z) -> NDArray[np.float64] | None:
-    """Find the most probable hard coordinates at given curved ones, or None."""
-    origin = flat.location + flat.linear[:, : len(point)] @ point
+def _settled(density: Density, flat: Coordinates, hard, points, starts):
+    """Find the most probable hard coordinates at given curved ones, and tell where it worked."""
+    origins = flat.location + points @ flat.linear[:, : points.shape[1]].T
 
-    def along(z):
-        value, gradient = density(origin + hard @ z)
-        return value, hard.T @ gradient
+    def along(z, place):
+        values, gradients = density(origins[place] + z @ hard.T)
+        return values, gradients @ hard
 
-    top = ascend(along, z, STEPS)
-    return top if np.abs(along(top)[1]).max() < CONVERGED else None
+    ridge, slopes = settle(along, starts, steps=STEPS, tolerance=SETTLED)
+    return ridge, slopes < CONVERGED
 
 
 def _inverse(precision) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

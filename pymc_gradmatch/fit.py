@@ -20,6 +20,9 @@ from pymc_gradmatch.series import as_observations, as_times, mean_and_scale, sta
 
 __all__ = ["fit_gp", "negative_log_marginal_likelihood"]
 
+ROUGHLY = 1e-3  # relative, of every start's descent; only the best go on to the end
+N_FINISHED = 3
+
 
 def fit_gp(
     t: ArrayLike,
@@ -233,11 +236,10 @@ def _maximise(family, t, y, nugget, n_starts, rng) -> NDArray[np.float64]:
         return value, gradient * values
 
     starts = qmc.scale(qmc.LatinHypercube(len(log_bounds), rng=rng).random(n_starts), *log_bounds.T)
-    fits = [
-        minimize(objective, start, jac=True, method="L-BFGS-B", bounds=log_bounds)
-        for start in starts
-    ]
-    best = min(fits, key=lambda fit: fit.fun)
+    descend = partial(minimize, objective, jac=True, method="L-BFGS-B", bounds=log_bounds)
+    rough = [descend(start, options={"ftol": ROUGHLY}) for start in starts]
+    rough.sort(key=lambda fit: fit.fun)
+    best = min((descend(fit.x) for fit in rough[:N_FINISHED]), key=lambda fit: fit.fun)
     if not np.isfinite(best.fun):
         msg = (
             f"the marginal likelihood is not finite from any of {n_starts} starts: the kernel is "

@@ -1,7 +1,7 @@
 """The mode of a log density and coordinates in which it looks like a standard normal."""
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,7 +9,7 @@ from scipy.optimize import minimize
 
 __all__ = ["Density", "Laplace", "ascend", "hessian", "laplace", "maximise", "moved"]
 
-type Density = Callable[[NDArray[np.float64]], tuple[float, NDArray[np.float64]]]
+type Density = Callable[[NDArray[np.float64]], tuple[Any, NDArray[np.float64]]]
 
 ROUNDS = 2  # each climbs in coordinates made where the one before ended
 SMALLEST_CURVATURE = 1e-2  # no coordinate is stretched more than tenfold in a round

@@ -19,6 +19,9 @@ from nutpie.compile_pymc import CompiledPyMCModel
 from pytensor.tensor.variable import TensorVariable
 from xarray import DataTree
 
+from pymc_gradmatch import pullback
+from pymc_gradmatch.curved import Split
+
 __all__ = ["COORDINATES", "NativeDensity", "compile_density"]
 
 COORDINATES = "coordinates"
@@ -51,12 +54,18 @@ class NativeDensity:
         """Return the same density of other numbers; nothing is compiled."""
         return replace(self, numbers=np.ascontiguousarray(numbers))
 
-    def __call__(self, q: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-        """Return the value and the gradient; minus infinity where there is none."""
-        point, gradient, value = np.ascontiguousarray(q), np.empty(self.n), np.empty(1)
-        arrays = (point, gradient, value, self.numbers)
-        failed = self.evaluate.ctypes(self.n, *(array.ctypes.data for array in arrays))
-        return (-np.inf, np.zeros(self.n)) if failed else (float(value[0]), gradient)
+    def __call__(self, q: NDArray[np.float64]) -> tuple[NDArray, NDArray]:
+        """Return values and gradients at points ``(..., n)``; minus infinity where none."""
+        points = np.ascontiguousarray(q)
+        gradients, values = np.empty(q.shape), np.empty(q.shape[:-1])
+        starts = [array.ctypes.data for array in (points, gradients, values, self.numbers)]
+        steps = (8 * self.n, 8 * self.n, 8, 0)
+        for i in range(values.size):
+            addresses = (start + i * step for start, step in zip(starts, steps, strict=True))
+            if self.evaluate.ctypes(self.n, *addresses):
+                values.flat[i] = -np.inf
+                gradients.reshape(-1, self.n)[i] = 0
+        return values[()], gradients
 
     def sample(self, **settings) -> DataTree:
         """Run nutpie from around zero; the draws are the variable ``"coordinates"``."""
@@ -81,21 +90,25 @@ class NativeDensity:
 
 
 def compile_density(
-    log_density: TensorVariable, q: TensorVariable, numbers: TensorVariable
+    log_density: TensorVariable, u: TensorVariable, data: TensorVariable, split: Split
 ) -> NativeDensity:
-    """Compile a graph of two vectors of known length, by numba.
+    """Compile a graph of two vectors of known length, by numba, as a function of q.
 
     Parameters
     ----------
     log_density : TensorVariable
         A scalar.
-    q, numbers : TensorVariable
+    u, data : TensorVariable
         Its inputs, vectors of static shape.
+    split : Split
+        How many coordinates the map from q to u bends along, and how many monomials it has.
     """
-    n, n_numbers = q.type.shape[0], numbers.type.shape[0]
+    n, n_data = u.type.shape[0], data.type.shape[0]
+    n_curved, n_monomials = split.n_curved, split.n_monomials
+    n_numbers = 1 + n + n * n + n_monomials * n + n_data
     function = pytensor.function(
-        [q, numbers],
-        [log_density, cast("TensorVariable", pytensor.grad(log_density, q))],
+        [u, data],
+        [log_density, cast("TensorVariable", pytensor.grad(log_density, u))],
         mode="NUMBA",
         on_unused_input="ignore",
     )
@@ -104,20 +117,32 @@ def compile_density(
     float64 = np.float64
 
     def evaluate(n_given, q_start, gradient_start, value_start, numbers_start):
-        q_given = numba.carray(q_start, (n,), float64)
+        q = numba.carray(q_start, (n,), float64)
         value_out = numba.carray(value_start, (1,), float64)
         gradient_out = numba.carray(gradient_start, (n,), float64)
+        numbers = numba.carray(numbers_start, (n_numbers,), float64)
+        is_bent = numbers[0] != 0
+        u = numbers[1 : 1 + n].copy()
+        end = 1 + n + n * n
+        linear = numbers[1 + n : end].reshape((n, n))
+        bent = numbers[end : end + n_monomials * n].reshape((n_monomials, n))
+        p = np.empty(n_monomials)
+        pullback.combine(q, linear, u)
+        if is_bent:
+            pullback.fill_monomials(q, n_curved, p)
+            pullback.combine(p, bent, u)
         try:
-            value, gradient = value_and_gradient(
-                q_given, numba.carray(numbers_start, (n_numbers,), float64)
-            )
+            value, gradient = value_and_gradient(u, numbers[end + n_monomials * n :])
         except Exception:  # numba catches nothing more specific
             return _FAILED
         value_out[0] = value[()]
+        pullback.project(linear, gradient, gradient_out)
+        if is_bent:
+            pullback.project(bent, gradient, p)
+            pullback.add_monomials_gradient(q, n_curved, p, gradient_out)
         finite = np.isfinite(value_out[0])
         for i in range(n):
-            gradient_out[i] = gradient[i]
-            finite = finite and np.isfinite(gradient[i])
+            finite = finite and np.isfinite(gradient_out[i])
         return 0 if finite else _NOT_FINITE
 
     def expand(n_given, n_stored, q_start, stored_start, numbers_start):

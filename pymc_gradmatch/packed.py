@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from pytensor.graph.replace import graph_replace
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_gradmatch.curved import Coordinates, Split, monomials
+from pymc_gradmatch.curved import Coordinates, Split
 from pymc_gradmatch.native import NativeDensity, compile_density
 from pymc_gradmatch.written import Written
 
@@ -18,31 +18,20 @@ __all__ = ["compile_written", "cut", "flat", "pack"]
 def compile_written(written: Written, shapes, split: Split) -> NativeDensity:
     """Compile a model's log density as a function of q and of what :func:`pack` returns."""
     n = sum(int(np.prod(shape)) for shape in shapes)
-    slots = [
-        (n,),
-        (n, n),
-        (split.n_monomials, n),
-        *(constant.data.shape for constant in written.constants),
-    ]
-    n_numbers = sum(int(np.prod(shape)) for shape in slots)
-    q = pt.tensor("q", dtype="float64", shape=(n,))
-    numbers = pt.tensor("numbers", dtype="float64", shape=(n_numbers,))
-    location, linear, bent, *constants = cut(numbers, slots)
-    # A sum over rows, unlike one along a row, is vectorised.
-    u = location + (linear * q[:, None]).sum(axis=0)
-    if split.n_monomials:
-        u += (bent * pt.concatenate(monomials(q, split.n_curved))[:, None]).sum(axis=0)
+    slots = [constant.data.shape for constant in written.constants]
+    u = pt.tensor("u", dtype="float64", shape=(n,))
+    data = pt.tensor("data", dtype="float64", shape=(sum(int(np.prod(shape)) for shape in slots),))
     parts = [*zip(written.inputs, cut(u, shapes), strict=True)]
-    parts += zip(written.constants, constants, strict=True)
+    parts += zip(written.constants, cut(data, slots), strict=True)
     log_density = cast(
         "TensorVariable", graph_replace(written.log_density, dict(parts), strict=False)
     )
-    return compile_density(log_density, q, numbers)
+    return compile_density(log_density, u, data, split)
 
 
 def pack(around: Coordinates, data) -> NDArray[np.float64]:
     """Return coordinates and data as one vector."""
-    return flat([around.location, around.linear.T, around.bent.T, data])
+    return flat([around.bent.any(), around.location, around.linear.T, around.bent.T, data])
 
 
 def flat(arrays) -> NDArray[np.float64]:
