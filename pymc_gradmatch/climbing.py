@@ -19,6 +19,7 @@ from pymc_gradmatch import spectral
 from pymc_gradmatch.gp import StateGP
 from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.parameters import Parameters
+from pymc_gradmatch.threads import on_one_thread
 
 __all__ = ["Matched", "climb", "climb_from_prior"]
 
@@ -39,6 +40,7 @@ class Matched(NamedTuple):
     """Minus the log of Theorem 1, up to a constant of the data and the grid."""
 
 
+@on_one_thread
 def climb(
     ode: ODE,
     gp: StateGP,

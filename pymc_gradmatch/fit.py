@@ -17,6 +17,7 @@ from pymc_gradmatch.derivatives import checked_blocks, compile_blocks, derivativ
 from pymc_gradmatch.families import CovFunction, KernelFamily, build_kernel, kernel_family
 from pymc_gradmatch.gp import StateGP
 from pymc_gradmatch.series import as_observations, as_times, mean_and_scale, state_names
+from pymc_gradmatch.threads import on_one_thread
 
 __all__ = ["fit_gp", "negative_log_marginal_likelihood"]
 
@@ -219,6 +220,7 @@ def _compiled(build: CovFunction, names: tuple[str, ...]) -> Compiled:
     return Compiled(kernel, compile_blocks(cov, hyperparameters))
 
 
+@on_one_thread
 def _maximise(family, t, y, nugget, n_starts, rng) -> NDArray[np.float64]:
     evaluate = _compiled(family.build, family.hyperparameters).kernel
     log_bounds = np.log(list(family.bounds.values()))

@@ -10,10 +10,12 @@ from pymc.stats.convergence import log_warnings, run_convergence_checks
 from xarray import DataTree
 
 from pymc_gradmatch.compiled import compile_posterior
+from pymc_gradmatch.threads import on_one_thread
 
 __all__ = ["find_map", "sample"]
 
 
+@on_one_thread
 def sample(
     draws: int = 1_000,
     *,
@@ -114,6 +116,7 @@ def sample(
     return idata
 
 
+@on_one_thread
 def find_map(
     *,
     random_seed: int | np.random.Generator | None = None,

@@ -12,10 +12,12 @@ from pytensor import config
 from rich.progress import track
 
 from pymc_gradmatch.compiled import CompiledPosterior, compile_posterior
+from pymc_gradmatch.threads import on_one_thread
 
 __all__ = ["compiled_for", "reason", "sample_side_by_side"]
 
 
+@on_one_thread
 def sample_side_by_side(
     builders: Sequence[Callable[[np.random.Generator], pm.Model]],
     *,

@@ -1,0 +1,34 @@
+"""Small matrices do not wait for one another's threads."""
+
+import numpy as np
+from threadpoolctl import threadpool_info, threadpool_limits
+
+import pymc_gradmatch as gm
+from pymc_gradmatch import fit
+from pymc_gradmatch.threads import on_one_thread
+
+
+def blas_threads():
+    return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+
+
+def test_blas_has_one_thread_inside_and_what_it_had_before_outside():
+    with threadpool_limits(2, user_api="blas"):
+        assert on_one_thread(blas_threads)() == {1}
+        assert blas_threads() == {2}
+
+
+def test_the_marginal_likelihood_is_maximised_on_one_thread(monkeypatch):
+    seen = []
+
+    def spy(K, dK, y):
+        seen.append(blas_threads())
+        return negative_log_marginal_likelihood(K, dK, y)
+
+    negative_log_marginal_likelihood = fit.negative_log_marginal_likelihood
+    monkeypatch.setattr(fit, "negative_log_marginal_likelihood", spy)
+    t = np.linspace(0, 6, 8)
+    with threadpool_limits(2, user_api="blas"):
+        gm.fit_gp(t, np.sin(t)[:, None], cov="ExpQuad", n_starts=1, random_seed=1)
+    assert seen
+    assert all(threads == {1} for threads in seen)
