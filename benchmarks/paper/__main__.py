@@ -22,7 +22,7 @@ from benchmarks.paper.study import run, tasks_of
 from benchmarks.paper.tables import print_tables
 
 RESULTS = Path(__file__).parents[1] / "results"
-QUICK_CASES = ("LV low", "FHN SNR 100, 25 points")
+QUICK_CASES = ("LV low",)
 
 
 def main(arguments: list[str] | None = None):
