@@ -19,7 +19,7 @@ def decay():
 
 @pytest.fixture(scope="module")
 def y():
-    return np.exp(-T)[:, None] + np.random.default_rng(1).normal(0, 0.02, (9, 1))
+    return np.exp(-T)[:, None] + np.random.default_rng(1).normal(0, 0.05, (9, 1))
 
 
 @pytest.fixture(scope="module")
