@@ -14,7 +14,6 @@ entries of q are what is left of the states around the ridge that they
 describe.  Such a shear preserves volume, so it needs no Jacobian.
 """
 
-from itertools import combinations_with_replacement
 from math import comb
 from typing import NamedTuple
 
@@ -22,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_gradmatch.laplace import Density, Laplace, hessian, moved
+from pymc_gradmatch.pullback import fill_rows
 from pymc_gradmatch.settling import settle
 
 __all__ = ["Coordinates", "Split", "curve", "monomials", "retrace", "straight"]
@@ -60,25 +60,22 @@ class Split(NamedTuple):
     @property
     def n_monomials(self) -> int:
         """How many monomials p there are."""
-        return sum(comb(self.n_curved + k - 1, k) for k in _degrees(self.n_curved))
+        return _count(self.n_curved)
 
 
-def _degrees(n: int) -> list[int]:
-    """Return the degrees that are not too many."""
-    counts = np.cumsum([comb(n + k - 1, k) for k in (2, 3)])
-    return [k for k, count in zip((2, 3), counts, strict=True) if n and count <= MOST_MONOMIALS]
+def _count(n_curved: int) -> int:
+    """Return how many monomials there are, without a degree that has too many."""
+    squares, cubes = (comb(n_curved + k - 1, k) for k in (2, 3))
+    return max(count for count in (0, squares, squares + cubes) if count <= MOST_MONOMIALS)
 
 
-def monomials(q, n_curved: int) -> list:
-    """Return the products of the first coordinates, in one array per degree."""
-    products = []
-    for degree in _degrees(n_curved):
-        indices = np.array([*combinations_with_replacement(range(n_curved), degree)]).T
-        product = q[..., indices[0]]
-        for index in indices[1:]:
-            product = product * q[..., index]
-        products.append(product)
-    return products
+def monomials(q: NDArray[np.float64], n_curved: int) -> NDArray[np.float64]:
+    """Return the products of two and of three of the first coordinates, ``(..., monomials)``."""
+    points = np.ascontiguousarray(q.reshape(-1, q.shape[-1]))
+    rows = np.empty((len(points), _count(n_curved)))
+    if rows.size:
+        fill_rows(points, n_curved, rows)
+    return rows.reshape(*q.shape[:-1], rows.shape[1])
 
 
 class Coordinates(NamedTuple):
@@ -95,7 +92,7 @@ class Coordinates(NamedTuple):
         """Return u at points of shape ``(..., n)``."""
         u = self.location + q @ self.linear.T
         if self.bent.size:
-            u += np.concatenate(monomials(q, self.n_curved), axis=-1) @ self.bent.T
+            u += monomials(q, self.n_curved) @ self.bent.T
         return u
 
 
@@ -233,7 +230,7 @@ def _typical(density: Density, bent: Coordinates, hard, rng) -> NDArray[np.float
 
 
 def _features(points) -> NDArray[np.float64]:
-    return np.hstack([np.ones((len(points), 1)), points, *monomials(points, points.shape[1])])
+    return np.hstack([np.ones((len(points), 1)), points, monomials(points, points.shape[1])])
 
 
 def _settled(density: Density, flat: Coordinates, hard, points, starts):

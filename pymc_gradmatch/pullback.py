@@ -6,7 +6,7 @@ skipped, and the machine code is the same for every model, so numba caches it.
 
 import numba
 
-__all__ = ["add_monomials_gradient", "combine", "fill_monomials", "project"]
+__all__ = ["add_monomials_gradient", "combine", "fill_monomials", "fill_rows", "project"]
 
 _compiled = numba.njit(cache=True, fastmath={"reassoc", "contract"})
 
@@ -44,6 +44,13 @@ def fill_monomials(q, n_curved, p):
             for k in range(j, n_curved):
                 p[row] = q[i] * q[j] * q[k]
                 row += 1
+
+
+@_compiled
+def fill_rows(points, n_curved, rows):
+    """Write the monomials of every point."""
+    for i in range(len(points)):
+        fill_monomials(points[i], n_curved, rows[i])
 
 
 @_compiled

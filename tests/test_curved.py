@@ -1,5 +1,7 @@
 """Coordinates bent along a ridge: volume, density, and the same posterior as PyMC's."""
 
+from itertools import combinations_with_replacement
+
 import arviz as az
 import numpy as np
 import pymc as pm
@@ -59,6 +61,20 @@ def test_coordinates_preserve_volume(around, rng):
         here = determinant(around, q)
         assert here.sign == sign
         assert here.logabsdet == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(("n_curved", "degrees"), [(0, ()), (3, (2, 3)), (13, (2,)), (30, ())])
+def test_monomials_are_all_products_of_degrees_with_few_enough(rng, n_curved, degrees):
+    q = rng.normal(size=(2, 4, n_curved + 1))
+    chosen = [
+        list(indices)
+        for degree in degrees
+        for indices in combinations_with_replacement(range(n_curved), degree)
+    ]
+    expected = np.array([q[..., indices].prod(axis=-1) for indices in chosen])
+    found = monomials(q, n_curved)
+    assert found.shape == (2, 4, len(chosen))
+    np.testing.assert_allclose(found, np.moveaxis(expected.reshape(-1, 2, 4), 0, -1))
 
 
 def test_parameters_and_one_direction_per_state_are_straight(around, posterior):
@@ -121,15 +137,13 @@ def test_a_cubic_ridge_is_found(rng, n_held):
         curved = (u - location)[order][:n_curved]
         total = u - location
         for k, row in enumerate(bent):
-            total[k] -= row @ np.concatenate(monomials(curved, n_curved))
+            total[k] -= row @ monomials(curved, n_curved)
         z = total[order] / scales
         gradient = np.zeros(n)
         gradient[order] = -z / scales
         h = 1e-5
         for i, step in enumerate(h * np.eye(n_curved)):
-            ahead, behind = (
-                bent @ np.concatenate(monomials(curved + s * step, n_curved)) for s in (1, -1)
-            )
+            ahead, behind = (bent @ monomials(curved + s * step, n_curved) for s in (1, -1))
             gradient[order[i]] -= gradient @ (ahead - behind) / (2 * h)
         return -0.5 * z @ z, gradient
 
