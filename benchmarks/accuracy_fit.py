@@ -74,8 +74,6 @@ class Study:
             tune=None,
             chains=CHAINS,
             cores=1,
-            save_warmup=False,
-            progress_bar=False,
         )
         sampled = process_time()
         row = self._accuracy(idata["posterior"].dataset, data, "")

@@ -32,7 +32,7 @@ from pymc_gradmatch.laplace import Laplace
 
 LV = gm.systems.lotka_volterra
 LV_PRIORS = {name: pm.HalfNormal.dist(5) for name in LV.ode.params}
-SETTINGS = {"chains": 4, "cores": 1, "progress_bar": False}
+SETTINGS = {"chains": 4, "cores": 1}
 RIVAL_CASES = [0, 2, 4, 5]
 DEFAULT = "curved (gm.sample)"
 

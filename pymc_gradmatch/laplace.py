@@ -11,6 +11,7 @@ __all__ = ["Density", "Laplace", "ascend", "hessian", "laplace", "maximise", "mo
 
 type Density = Callable[[NDArray[np.float64]], tuple[Any, NDArray[np.float64]]]
 
+STEPS = 500
 ROUNDS = 2  # each climbs in coordinates made where the one before ended
 SMALLEST_CURVATURE = 1e-2  # no coordinate is stretched more than tenfold in a round
 
@@ -56,8 +57,8 @@ def maximise(density: Density, starts: Iterable[NDArray[np.float64]]) -> NDArray
     return max(tops, key=lambda top: density(top)[0])
 
 
-def ascend(density: Density, start: NDArray[np.float64], steps: int = 500) -> NDArray[np.float64]:
-    """Return the point that L-BFGS reaches in at most so many steps."""
+def ascend(density: Density, start: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the point that L-BFGS reaches."""
 
     def objective(point):
         value, gradient = density(point)
@@ -65,7 +66,7 @@ def ascend(density: Density, start: NDArray[np.float64], steps: int = 500) -> ND
             return np.inf, np.zeros_like(point)
         return -value, -gradient
 
-    return minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": steps}).x
+    return minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": STEPS}).x
 
 
 def laplace(density: Density, start: NDArray[np.float64]) -> Laplace:

@@ -86,7 +86,7 @@ class NativeDensity:
             _shapes={COORDINATES: (self.n,)},
             _coords={f"{COORDINATES}_dim": np.arange(self.n)},
         )
-        return nutpie.sample(model, **settings)
+        return nutpie.sample(model, save_warmup=False, progress_bar=False, **settings)
 
 
 def compile_density(

@@ -106,8 +106,6 @@ def sample(
             tune=tune,
             chains=chains,
             cores=cores,
-            save_warmup=False,
-            progress_bar=False,
             progress_callback=bars.update,
             **options,
         )

@@ -67,8 +67,6 @@ def sample_side_by_side(
                 tune=tune,
                 chains=chains,
                 cores=1,
-                save_warmup=False,
-                progress_bar=False,
             )
         except Exception as error:
             return error

@@ -147,14 +147,7 @@ def _nuts(
 ) -> Draws:
     posterior = compiled_for(model, _compiled[case.name, method])
     rng = np.random.default_rng(seed)
-    settings = {
-        "draws": effort.draws,
-        "tune": None,
-        "chains": effort.chains,
-        "cores": 1,
-        "save_warmup": False,
-        "progress_bar": False,
-    }
+    settings = {"draws": effort.draws, "tune": None, "chains": effort.chains, "cores": 1}
     start = process_time()
     mode = posterior.find_mode(rng)
     if bent:
