@@ -1,4 +1,4 @@
-"""Adaptive gradient matching (Dondelinger et al. 2013): every hyperparameter in the posterior."""
+"""Adaptive gradient matching (Dondelinger et al. 2013): hyperparameters in the posterior."""
 
 import inspect
 
@@ -8,18 +8,24 @@ from pytensor.tensor.variable import TensorConstant
 
 import pymc_gradmatch as gm
 from benchmarks.paper.cases import PaperCase
-from pymc_gradmatch.families import NAMED, build_kernel, default_bounds
+from pymc_gradmatch.families import NAMED, build_kernel
 from pymc_gradmatch.systems import Simulation
 
 __all__ = ["adaptive_model"]
 
+GAMMAS = (1e-4, 1.0)
+SPREAD = np.log(2)
+
 
 def adaptive_model(case: PaperCase, data: Simulation, fitted: gm.StateGP) -> pm.Model:
-    """Write the four lines with the paper's kernels and random hyperparameters, sigma and gamma.
+    """Write the four lines with the paper's kernels and random hyperparameters and gamma.
 
-    Hyperpriors are log-normal, with 95 % of their mass where ``fit_gp`` searches;
-    sigma is half-normal, as wide as the data vary; gamma half-normal, as wide as
-    the slopes vary.  Chains start at the estimates that FGPGM fixes.
+    Hyperpriors are log-normal, a factor of two (one standard deviation) around
+    the estimates that FGPGM fixes; gamma is log-uniform where the paper searches.
+    Sigma is FGPGM's estimate: if it is random, then states that do not move,
+    with all data noise, are the most probable ones of noisy data sets, since
+    nothing in the density counts against the ease with which flat states obey
+    an ODE.
 
     Parameters
     ----------
@@ -28,32 +34,29 @@ def adaptive_model(case: PaperCase, data: Simulation, fitted: gm.StateGP) -> pm.
     data : Simulation
         The observations.
     fitted : StateGP
-        Kernels with their estimates, where chains start.
+        Kernels and sigma as FGPGM has them.
     """
     settings, ode = case.system.paper, case.system.ode
     owners = ode.states[:1] if settings.shared else ode.states
     with pm.Model(coords={"state": ode.states}) as model:
         theta = {name: pm.Uniform(name, *settings.theta_box) for name in ode.params}
-        covs = [_kernel(case, fitted, k, owner) for k, owner in enumerate(owners)]
-        sigma = pm.HalfNormal("sigma", fitted.scale, initval=fitted.sigma, dims="state")
-        slopes = float(np.median(fitted.slope_variance()))
-        gamma = pm.HalfNormal("tolerance", slopes, initval=min(settings.gamma, slopes))
-        gp = gm.StateGP(data.t, data.y, covs * (len(ode.states) // len(covs)), sigma=sigma)
+        covs = [_kernel(case, fitted.covs[k], owner) for k, owner in enumerate(owners)]
+        low, high = np.log(GAMMAS)
+        log_gamma = pm.Uniform("log tolerance", low, high, initval=(low + high) / 2)
+        gp = gm.StateGP(data.t, data.y, covs * (len(ode.states) // len(covs)), sigma=fitted.sigma)
         x = gp.prior("x")
         pm.Normal("y", x, gp.sigma, observed=data.y, dims=("time", "state"))
-        gm.GradientMatchingODE("gradient_match", ode, x, theta, gp=gp, gamma=gamma)
+        gm.GradientMatchingODE("gradient_match", ode, x, theta, gp=gp, gamma=pm.math.exp(log_gamma))
     return model
 
 
-def _kernel(case: PaperCase, fitted: gm.StateGP, k: int, owner: str):
-    build, bounds = NAMED[case.system.paper.cov], default_bounds(fitted.t)
-    names = [*inspect.signature(build).parameters]
-    random = {}
-    for name, estimate in zip(names, _estimates(fitted.covs[k]), strict=True):
-        low, high = np.log(bounds[name])
-        random[name] = pm.LogNormal(
-            f"{name} of {owner}", (low + high) / 2, (high - low) / 4, initval=estimate
-        )
+def _kernel(case: PaperCase, fitted: pm.gp.cov.Prod, owner: str):
+    build = NAMED[case.system.paper.cov]
+    estimates = zip(inspect.signature(build).parameters, _estimates(fitted), strict=True)
+    random = {
+        name: pm.LogNormal(f"{name} of {owner}", np.log(estimate), SPREAD)
+        for name, estimate in estimates
+    }
     return build_kernel(build, random)
 
 

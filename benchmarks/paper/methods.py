@@ -117,7 +117,7 @@ def nuts(case: PaperCase, data: Simulation, seed: int, effort: Effort) -> Draws:
 
 
 def agm(case: PaperCase, data: Simulation, seed: int, effort: Effort) -> Draws:
-    """Run NUTS on adaptive gradient matching: hyperparameters, sigma and gamma are random too.
+    """Run NUTS on adaptive gradient matching: hyperparameters and gamma are random too.
 
     In straight coordinates: hyperparameters change the ridge from draw to draw.
     Every density costs factorisations, ten times the others' time, so that there
