@@ -169,17 +169,11 @@ def test_draws_have_the_covariance_of_the_states_and_of_the_mismatch(lotka_volte
 
 
 @pytest.mark.usefixtures("fast_compile")
-def test_predictive_draws_of_a_long_series(lotka_volterra):
+def test_predictive_draws_of_a_long_series(lotka_volterra, predictive_draws):
     ode, gp = lotka_volterra.ode, long_gp(lotka_volterra)
     priors = {name: pm.HalfNormal.dist(5) for name in ode.params}
-    compile_kwargs = {"mode": "FAST_COMPILE"}
-    with gm.build_model(ode, gp.t, gp.y, priors=priors, gp=gp, gamma=GAMMA):
-        prior = pm.sample_prior_predictive(3, random_seed=1, compile_kwargs=compile_kwargs)
-        prior["posterior"] = prior["prior"]
-        predictive = pm.sample_posterior_predictive(
-            prior, random_seed=2, progressbar=False, compile_kwargs=compile_kwargs
-        )
-    for group in (prior["prior_predictive"], predictive["posterior_predictive"]):
+    model = gm.build_model(ode, gp.t, gp.y, priors=priors, gp=gp, gamma=GAMMA)
+    for group in predictive_draws(model, 3):
         assert group["gradient_match"].shape == (1, 3, N_TIME, 2)
         assert np.isfinite(group["gradient_match"]).all()
 
