@@ -9,7 +9,6 @@ fits three data sets of two cases.  The exact posteriors come from
 
 import argparse
 import json
-import os
 import platform
 import warnings
 from importlib.metadata import version
@@ -20,6 +19,7 @@ import pandas as pd
 
 from benchmarks.accuracy_fit import METHODS, Study
 from benchmarks.cases import ACCURACY_CASES, AccuracyCase
+from benchmarks.saving import finished
 
 HERE = Path(__file__).parent
 BLOCKS = ((0, 10), (10, 40), (40, 100))
@@ -53,9 +53,8 @@ def run(folder: Path, cases, methods, replicates: int, known: pd.Index):
                     if path.exists() or (case.name, method, replicate) in known:
                         continue
                     row = _fitted(studies[case.name, method], replicate)
-                    unfinished = path.with_suffix(".unfinished")
-                    unfinished.write_text(json.dumps(row))
-                    os.replace(unfinished, path)
+                    with finished(path) as unfinished:
+                        unfinished.write_text(json.dumps(row))
                     print(case.name, method, replicate, _short(row), flush=True)
 
 

@@ -8,7 +8,6 @@ data set, and writes the summary of all files to ``benchmarks/exact.csv``;
 """
 
 import argparse
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import pandas as pd
 
 from benchmarks.cases import ACCURACY_CASES, AccuracyCase
 from benchmarks.exact_posterior import Fit, Length, sample
+from benchmarks.saving import finished
 
 HERE = Path(__file__).parent
 # All cases get their first data sets before any case gets its last: a partial run is of use.
@@ -65,10 +65,8 @@ def save(fit: Fit, path: Path):
     """Write draws in single precision, all of the file or nothing."""
     arrays = {name: np.asarray(value) for name, value in fit._asdict().items()}
     halved = {name: a.astype("float32") if a.ndim else a for name, a in arrays.items()}
-    unfinished = path.with_suffix(".unfinished")
-    with unfinished.open("wb") as file:
+    with finished(path) as unfinished, unfinished.open("wb") as file:
         np.savez(file, **halved)
-    os.replace(unfinished, path)
 
 
 def load(path: Path) -> Fit:

@@ -113,10 +113,10 @@ class _Problem:
     def __init__(self, ode: ODE, gp: StateGP, parameters: Parameters, gamma):
         self.ode, self.gp, self.parameters = ode, gp, parameters
         self.shape = gp.prior_mean.shape
-        vectors, variances = gp._conditional_spectrum
+        vectors, variances = gp._process.conditional_spectrum
         self.whiten = (vectors / np.sqrt(np.maximum(variances, 0) + gamma[:, None])[:, None]).mT
         self.slope = self.whiten @ gp.operators().D
-        vectors, variances = gp._prior_spectrum
+        vectors, variances = gp._process.prior_spectrum
         precision = (vectors / variances[:, None]) @ vectors.mT
         self.noise = gp.sigma / gp.scale
         observed = np.zeros((len(gp.states), len(gp.t)))

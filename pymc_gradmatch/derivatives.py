@@ -129,12 +129,13 @@ def _is_clip(var) -> bool:
 
 
 def evaluate_blocks(cov: pm.gp.cov.BaseCovariance, t: NDArray[np.float64]) -> Blocks:
-    """Evaluate :func:`covariance_blocks` of a kernel with constant hyperparameters.
+    """Evaluate :func:`covariance_blocks` of a kernel.
 
     Parameters
     ----------
     cov : pymc.gp.cov.BaseCovariance
-        A kernel of one input dimension.
+        A kernel of one input dimension.  Where hyperparameters are random, the
+        support points of their priors stand for them.
     t : array of float
         Times, shape ``(time,)``.
 
@@ -161,24 +162,17 @@ def evaluate_blocks(cov: pm.gp.cov.BaseCovariance, t: NDArray[np.float64]) -> Bl
 
 
 def write_blocks(cov: pm.gp.cov.BaseCovariance, t: NDArray[np.float64]) -> Blocks:
-    """Write :func:`covariance_blocks` at times, of a kernel with random hyperparameters.
+    """Write as graphs what :func:`evaluate_blocks` evaluates, for random hyperparameters.
 
     Parameters
     ----------
-    cov : pymc.gp.cov.BaseCovariance
-        A kernel of one input dimension.
-    t : array of float
-        Times, shape ``(time,)``.
+    cov, t
+        As of :func:`evaluate_blocks`; what cannot be used raises the same errors.
 
     Returns
     -------
     Blocks
         Four graphs of shape ``(time, time)``.
-
-    Raises
-    ------
-    ValueError
-        As :func:`evaluate_blocks`, from values at the support points of the priors.
 
     Examples
     --------
@@ -188,18 +182,12 @@ def write_blocks(cov: pm.gp.cov.BaseCovariance, t: NDArray[np.float64]) -> Block
     >>> gm.derivatives.write_blocks(kernel, np.arange(3.0)).d2k.type.shape
     (3, 3)
     """
-    t1, t2 = pt.vector("t1"), pt.vector("t2")
-    graphs: tuple = covariance_blocks(cov, t1, t2)
-    evaluate = pytensor.function(
-        [t1, t2],
-        at_support_points((*graphs, cov(t1[:, None]))),
-        mode=EVALUATE_ONCE,
-        on_unused_input="ignore",
-    )
-    checked_blocks(evaluate, cov, t)
-    times: dict[Variable, Variable] = {t1: pt.constant(t), t2: pt.constant(t)}
+    times = pt.vector("t1"), pt.vector("t2")
+    blocks: tuple = covariance_blocks(cov, *times)
+    checked_blocks(_compiled(cov, blocks, times), cov, t)
+    there: dict[Variable, Variable] = dict.fromkeys(times, pt.constant(t))
     square = (len(t), len(t))
-    return Blocks(*(pt.specify_shape(g, square) for g in graph_replace([*graphs], times)))
+    return Blocks(*(pt.specify_shape(g, square) for g in graph_replace([*blocks], there)))
 
 
 def at_support_points(graphs: Sequence) -> list:
@@ -226,13 +214,17 @@ def random_ancestors(graphs: Sequence, known: Collection = ()) -> list:
 def compile_blocks(cov: pm.gp.cov.BaseCovariance, hyperparameters: Sequence = ()) -> Callable:
     """Compile the blocks as a function of hyperparameters and two vectors of times.
 
-    The function also returns the kernel matrix with white noise on its diagonal, if it has any.
+    Random hyperparameters have the values of their support points.  The function also returns
+    the kernel matrix with white noise on its diagonal, if it has any.
     """
-    t1, t2 = pt.vector("t1"), pt.vector("t2")
-    graphs: tuple = covariance_blocks(cov, t1, t2)
+    times = pt.vector("t1"), pt.vector("t2")
+    return _compiled(cov, covariance_blocks(cov, *times), times, hyperparameters)
+
+
+def _compiled(cov, blocks: tuple, times: tuple, hyperparameters: Sequence = ()) -> Callable:
     return pytensor.function(
-        [*hyperparameters, t1, t2],
-        [*graphs, cov(t1[:, None])],
+        [*hyperparameters, *times],
+        at_support_points([*blocks, cov(times[0][:, None])]),
         mode=EVALUATE_ONCE,
         on_unused_input="ignore",
     )

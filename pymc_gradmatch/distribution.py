@@ -40,7 +40,7 @@ def gradient_mismatch(ode: ODE, x: TensorVariable, theta, gp: StateGP) -> Tensor
         Shape ``(..., time, state)``.
     """
     deviation = (x - gp.prior_mean) / gp.scale
-    slope = structured.product(gp._slope_operator, deviation)
+    slope = structured.product(gp._process.slope_operator, deviation)
     return ode(gp.t, x, theta) / gp.scale - gp.prior_slope / gp.scale - slope
 
 
@@ -199,7 +199,7 @@ def _tolerant_basis(gamma, gp: StateGP) -> normal.Basis:
         _check_positive(gamma.data)
     if gp.is_random:
         return normal.cholesky(gp.operators().A + gamma[..., None, None] * identity)
-    vectors, variances = gp._conditional_spectrum
+    vectors, variances = gp._process.conditional_spectrum
     if isinstance(gamma, TensorConstant):
         tolerance = np.broadcast_to(gamma.data, n_states)
         _check_definite(tolerance, variances, gp.states)

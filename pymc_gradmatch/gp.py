@@ -1,39 +1,30 @@
-"""The Gaussian processes of the states: data, kernels, C, D, A and the prior."""
+"""Data, Gaussian processes and noise, all that Algorithm 1 fixes first."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 import pandas as pd
 import pymc as pm
-import pytensor.tensor as pt
 from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_gradmatch import normal, spectral, structured
-from pymc_gradmatch.derivatives import Blocks, evaluate_blocks
-from pymc_gradmatch.kernels import check_kernels, describe
-from pymc_gradmatch.operators import Operators, blocks_of, conditional_operators
-from pymc_gradmatch.series import (
-    as_nugget,
-    as_observations,
-    as_positive,
-    as_sigma,
-    as_times,
-    grid_around,
-    mean_and_scale,
-    read_only,
-    state_names,
-)
+from pymc_gradmatch.derivatives import evaluate_blocks
+from pymc_gradmatch.gridded import GriddedData
+from pymc_gradmatch.kernels import check_kernels
+from pymc_gradmatch.operators import Operators, blocks_of
+from pymc_gradmatch.overview import table_of, text_of
+from pymc_gradmatch.process import GridProcess
+from pymc_gradmatch.regression import log_evidence, smoothed
+from pymc_gradmatch.series import as_nugget, as_positive, as_sigma
 from pymc_gradmatch.states import Parameterization, add_states
 
 __all__ = ["StateGP"]
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
-class StateGP:
+class StateGP(GriddedData):
     r"""One Gaussian process per state, with everything fixed that Algorithm 1 fixes first.
 
     .. math::
@@ -111,19 +102,8 @@ class StateGP:
     ...     match = gm.GradientMatchingODE("gradient_match", decay, x, theta, gp=gp, gamma=gamma)
     """
 
-    t: NDArray[np.float64]
-    y: NDArray[np.float64]
-    observed: NDArray[np.intp]
-    covs: tuple[pm.gp.cov.BaseCovariance, ...]
     sigma: Any
-    nugget: NDArray[np.float64]
-    states: tuple
-    mean: NDArray[np.float64]
-    scale: NDArray[np.float64]
-    prior_mean: NDArray[np.float64]
-    prior_slope: NDArray[np.float64]
-    _blocks: Blocks
-    _operators: Operators
+    _process: GridProcess
 
     def __init__(
         self,
@@ -138,40 +118,18 @@ class StateGP:
         self._set(t, y, covs, sigma, nugget, standardize, evaluate_blocks)
 
     def _set(self, t, y, covs, sigma, nugget, standardize, evaluate):
-        times = as_times(t)
-        observations = as_observations(y, times)
-        n_states = observations.shape[1]
+        super().__init__(t, y, standardize=standardize)
+        n_states = len(self.states)
         nuggets = as_nugget(nugget, n_states)
-        mean, scale = mean_and_scale(observations, standardize)
-        checked_covs = check_kernels(covs, n_states)
-        blocks = blocks_of(checked_covs, times, evaluate)
-        self._fill(
-            t=times,
-            y=observations,
-            observed=np.arange(len(times)),
-            covs=checked_covs,
-            sigma=as_sigma(sigma, n_states),
-            nugget=nuggets,
-            states=state_names(y, n_states),
-            mean=mean,
-            scale=scale,
-            prior_mean=read_only(np.broadcast_to(mean, observations.shape)),
-            prior_slope=read_only(np.zeros(observations.shape)),
-            _blocks=blocks,
-            _operators=conditional_operators(blocks, nuggets),
-        )
-
-    def _fill(self, **attributes):
-        for name, value in attributes.items():
-            object.__setattr__(self, name, value)
+        checked = check_kernels(covs, n_states)
+        blocks = blocks_of(checked, self.t, evaluate)
+        sigmas = as_sigma(sigma, n_states)
+        self._fill(sigma=sigmas, _process=GridProcess(checked, nuggets, blocks))
 
     def _changed(self, **changes) -> Self:
-        values = {field.name: getattr(self, field.name) for field in fields(self)} | changes
-        if {"_blocks", "nugget"} & changes.keys():
-            values["_operators"] = conditional_operators(values["_blocks"], values["nugget"])
-        gp = object.__new__(type(self))
-        gp._fill(**values)
-        return gp
+        if "t" in changes:
+            changes["_process"] = self._process.with_covs(self.covs, changes["t"])
+        return super()._changed(**changes)
 
     @classmethod
     def _from_evaluated(cls, t, y, covs, sigma, nugget, standardize, evaluate) -> Self:
@@ -181,66 +139,29 @@ class StateGP:
         return gp
 
     @property
-    def is_random(self) -> bool:
-        """Whether a kernel has random hyperparameters; C, D and A are graphs then."""
-        return isinstance(self._operators.C, TensorVariable)
+    def covs(self) -> tuple[pm.gp.cov.BaseCovariance, ...]:
+        """One kernel per state."""
+        return self._process.covs
 
     @property
-    def t_observed(self) -> NDArray[np.float64]:
-        """Times of the observations, shape ``(observation,)``."""
-        return self.t[self.observed]
+    def nugget(self) -> NDArray[np.float64]:
+        """What is added to the diagonal of every C, shape ``(state,)``."""
+        return self._process.nugget
 
-    def at_observations(self, x):
-        """Return the rows of x, ``(..., time, state)``, that belong to the observations.
-
-        Works on arrays and on PyTensor variables alike: what the likelihood is about.
-        """
-        if len(self.observed) == len(self.t):
-            return x
-        steps = np.diff(self.observed)
-        if (steps == steps[0]).all():
-            first, last = int(self.observed[0]), int(self.observed[-1])
-            return x[..., first : last + 1 : int(steps[0]), :]
-        return x[..., self.observed, :]
-
-    def with_grid(self, grid: int | ArrayLike) -> Self:
-        r"""Return a copy whose states live on a finer grid than the observations.
-
-        Theorem 1 holds on any grid; observations are of some of its times.
-
-        Parameters
-        ----------
-        grid : int or array_like of float
-            Steps between one observation and the next (1: the observation
-            times alone), or sorted times with the observation times among them.
-
-        Raises
-        ------
-        ValueError
-            If an observation time is missing, or the prior mean is a
-            trajectory, which is known on its own grid only.
-        """
-        if (self.prior_slope != 0).any() or (self.prior_mean != self.mean).any():
-            msg = "the prior mean is a trajectory on the present grid; call with_grid before it."
-            raise ValueError(msg)
-        times, observed = grid_around(self.t_observed, grid)
-        shape = (len(times), len(self.states))
-        return self._changed(
-            t=times,
-            observed=observed,
-            prior_mean=read_only(np.broadcast_to(self.mean, shape)),
-            prior_slope=read_only(np.zeros(shape)),
-            _blocks=blocks_of(self.covs, times, evaluate_blocks),
-        )
+    @property
+    def is_random(self) -> bool:
+        """Whether a kernel has random hyperparameters; C, D and A are graphs then."""
+        return self._process.is_random
 
     def with_covs(self, covs: Sequence[pm.gp.cov.BaseCovariance]) -> Self:
         """Return a copy with other kernels, one per state."""
         checked = check_kernels(covs, len(self.states))
-        return self._changed(covs=checked, _blocks=blocks_of(checked, self.t, evaluate_blocks))
+        return self._changed(_process=self._process.with_covs(checked, self.t))
 
     def with_nugget(self, nugget: ArrayLike) -> Self:
         """Return a copy with another nugget, one number or one per state."""
-        return self._changed(nugget=as_nugget(nugget, len(self.states)))
+        nuggets = as_nugget(nugget, len(self.states))
+        return self._changed(_process=self._process.with_nugget(nuggets))
 
     def with_amplitude(self, factor: ArrayLike) -> Self:
         """Return a copy whose kernels are multiplied by a factor, one number or one per state.
@@ -249,59 +170,11 @@ class StateGP:
         prior pulls less on the states, and says less about their slopes.
         """
         factors = as_positive(factor, len(self.states), "factor")
-        return self._changed(
-            covs=tuple(float(f) * cov for f, cov in zip(factors, self.covs, strict=True)),
-            _blocks=Blocks(*(factors[:, None, None] * block for block in self._blocks)),
-        )
-
-    def with_mean(self, x: ArrayLike, slope: ArrayLike) -> Self:
-        r"""Return a copy whose prior mean is a trajectory m(t) in place of a constant.
-
-        Theorem 1 holds for any mean: :math:`N(x \mid m, C)` and
-        :math:`N(f(x, \theta) \mid \dot m + D (x - m), A + \gamma I)`.
-
-        Parameters
-        ----------
-        x, slope : array_like of float
-            The trajectory on the grid and its derivative, shape ``(time,
-            state)``, in the data's units, and per unit of time.
-        """
-        trajectories = []
-        for name, values in {"x": x, "slope": slope}.items():
-            array = read_only(values)
-            expected = (len(self.t), len(self.states))
-            if array.shape != expected or not np.isfinite(array).all():
-                msg = (
-                    f"{name} has shape {array.shape}; expected finite values of shape (time, "
-                    f"state) = {expected}, on the grid gp.t."
-                )
-                raise ValueError(msg)
-            trajectories.append(array)
-        return self._changed(prior_mean=trajectories[0], prior_slope=trajectories[1])
+        return self._changed(_process=self._process.multiplied(factors))
 
     def with_sigma(self, sigma: ArrayLike | TensorVariable) -> Self:
         """Return a copy with another noise, in the data's units, one number or one per state."""
         return self._changed(sigma=as_sigma(sigma, len(self.states)))
-
-    @cached_property
-    def _prior_spectrum(self) -> spectral.Spectrum:
-        return spectral.spectrum(self._operators.C)
-
-    @cached_property
-    def _prior_basis(self) -> normal.Basis:
-        if self.is_random:
-            return normal.cholesky(self._operators.C)
-        return normal.innovations(self._operators.C) or self._prior_spectrum
-
-    @cached_property
-    def _conditional_spectrum(self) -> spectral.Spectrum:
-        return spectral.spectrum(self._operators.A)
-
-    @cached_property
-    def _slope_operator(self) -> structured.Compressed | NDArray[np.float64] | TensorVariable:
-        if self.is_random:
-            return self._operators.D
-        return structured.compress_if_cheaper(self._operators.D) or self._operators.D
 
     def operators(self) -> Operators:
         """Return C, D and A of every state, each ``(state, time, time)``, standardised units.
@@ -309,7 +182,7 @@ class StateGP:
         C has the nugget, A is without gamma.  For the formulae see
         :func:`~pymc_gradmatch.operators.conditional_operators`.
         """
-        return self._operators
+        return self._process.operators
 
     def slope_variance(self) -> NDArray[np.float64]:
         """Return the prior variance of the slopes, the median over time, shape ``(state,)``.
@@ -317,7 +190,7 @@ class StateGP:
         In (standardised state / time) squared: what gamma is to be compared with.
         """
         self._check_numbers("slope_variance")
-        return np.median(np.diagonal(np.asarray(self._blocks.d2k), axis1=-2, axis2=-1), axis=-1)
+        return self._process.slope_variance
 
     def posterior_mean(self) -> NDArray[np.float64]:
         r"""Return the smoothed states on the grid, shape ``(time, state)``, in the data's units.
@@ -326,11 +199,7 @@ class StateGP:
 
         where o are the times of the observations.  A graph where hyperparameters are random.
         """
-        K, residual = self._marginal
-        solve = pt.linalg.solve if isinstance(K, TensorVariable) else np.linalg.solve
-        weights = solve(K, residual.T[..., None])
-        smooth = (self._operators.C[:, :, self.observed] @ weights)[..., 0].T
-        return self.prior_mean + self.scale * smooth
+        return self.prior_mean + self.scale * smoothed(*self._regression)
 
     def log_marginal_likelihood(self) -> NDArray[np.float64]:
         r"""Return log N(y_k | m_k, s_k^2 (C_k + sigma_k^2 I)) of each state's data.
@@ -338,16 +207,12 @@ class StateGP:
         On the standardised data, without the constant that the scale brings.
         """
         self._check_numbers("log_marginal_likelihood")
-        K, residual = self._marginal
-        misfit = (residual.T * np.linalg.solve(K, residual.T[..., None])[..., 0]).sum(axis=-1)
-        return -0.5 * (misfit + np.linalg.slogdet(2 * np.pi * K).logabsdet)
+        return log_evidence(*self._regression)
 
     @property
-    def _marginal(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the covariance of the observations and their residual, standardised."""
-        noise = ((self.sigma / self.scale) ** 2)[:, None, None] * np.eye(len(self.y))
-        K = self._operators.C[:, self.observed[:, None], self.observed] + noise
-        return K, (self.y - self.prior_mean[self.observed]) / self.scale
+    def _regression(self) -> tuple:
+        residual = (self.y - self.prior_mean[self.observed]) / self.scale
+        return self._process.operators.C, (self.sigma / self.scale) ** 2, residual, self.observed
 
     def _check_numbers(self, method: str):
         if self.is_random or isinstance(self.sigma, TensorVariable):
@@ -406,26 +271,7 @@ class StateGP:
         ``scale`` in the data's units, and the log marginal likelihood of the
         standardised data.
         """
-        return pd.DataFrame(
-            {
-                "kernel": [describe(cov) for cov in self.covs],
-                "sigma": self.sigma,
-                "mean": self.mean,
-                "scale": self.scale,
-                "log_marginal_likelihood": self.log_marginal_likelihood(),
-            },
-            index=pd.Index(self.states, name="state"),
-        )
+        return table_of(self)
 
     def __repr__(self) -> str:
-        lines = [
-            f"StateGP: {len(self.states)} states, {len(self.t)} times on "
-            f"[{self.t[0]:g}, {self.t[-1]:g}], nugget {self.nugget.max():g}"
-        ]
-        random = isinstance(self.sigma, TensorVariable)
-        sigmas = ["random"] * len(self.states) if random else [f"{s:.4g}" for s in self.sigma]
-        lines += [
-            f"  {state}: {describe(cov)}, sigma {sigma}"
-            for state, cov, sigma in zip(self.states, self.covs, sigmas, strict=True)
-        ]
-        return "\n".join(lines)
+        return text_of(self)

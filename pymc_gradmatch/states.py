@@ -168,7 +168,7 @@ def _state_prior_default_transform(op, rv):
 def add_states(name: str, gp, parameterization: Parameterization) -> TensorVariable:
     """Add the states of a :class:`~pymc_gradmatch.StateGP` to the model on the stack."""
     model = pm.modelcontext(None)
-    stray = random_ancestors([gp._operators.C], model.basic_RVs) if gp.is_random else []
+    stray = random_ancestors([gp.operators().C], model.basic_RVs) if gp.is_random else []
     if stray:
         msg = (
             f"the kernels depend on {len(stray)} random variables that are not in the model, such "
@@ -178,10 +178,10 @@ def add_states(name: str, gp, parameterization: Parameterization) -> TensorVaria
     add_coords(model, {"time": gp.t, "state": gp.states})
     start = gp.prior_mean if (gp.prior_slope != 0).any() else gp.posterior_mean()
     if parameterization == "centered":
-        parameters = (gp.prior_mean, gp.scale, start, *gp._prior_basis)
+        parameters = (gp.prior_mean, gp.scale, start, *gp._process.prior_basis)
         return StatePrior(name, *parameters, dims=("time", "state"))
     if parameterization == "whitened":
-        basis = gp._prior_basis if gp.is_random else gp._prior_spectrum
+        basis = gp._process.prior_basis if gp.is_random else gp._process.prior_spectrum
         sd = basis.variances.T**0.5
         standardised_start = pt.as_tensor((start - gp.prior_mean) / gp.scale)
         coordinates = at_support_points([basis.coordinates(standardised_start).mT / sd])[0]

@@ -54,6 +54,26 @@ def decay_model():
 
 
 @pytest.fixture(scope="session")
+def predictive_draws():
+    """Return a function that makes draws of a model's data, the prior's and a posterior's.
+
+    The prior's draws of the parameters stand in for a posterior.
+    """
+
+    def draw(model, draws):
+        quick = {"compile_kwargs": {"mode": "FAST_COMPILE"}}
+        with model:
+            idata = pm.sample_prior_predictive(draws=draws, random_seed=1, **quick)
+            idata["posterior"] = idata["prior"]
+            posterior = pm.sample_posterior_predictive(
+                idata, random_seed=2, progressbar=False, **quick
+            )
+        return idata["prior_predictive"], posterior["posterior_predictive"]
+
+    return draw
+
+
+@pytest.fixture(scope="session")
 def two_kernel_gp(data):
     """Return a GP whose states have different kernels, so that mixing them up shows."""
     covs = [

@@ -241,17 +241,9 @@ def test_draws_are_the_replicated_mismatch(lotka_volterra, two_kernel_gp, states
 
 
 @pytest.mark.usefixtures("fast_compile")
-def test_forward_sampling_works_end_to_end(lotka_volterra, two_kernel_gp):
+def test_forward_sampling_works_end_to_end(lotka_volterra, two_kernel_gp, predictive_draws):
     model = four_line_model(lotka_volterra.ode, two_kernel_gp)
-    with model:
-        prior = pm.sample_prior_predictive(
-            draws=5, random_seed=1, compile_kwargs={"mode": "FAST_COMPILE"}
-        )
-        prior["posterior"] = prior["prior"]
-        predictive = pm.sample_posterior_predictive(
-            prior, random_seed=2, progressbar=False, compile_kwargs={"mode": "FAST_COMPILE"}
-        )
-    for group in (prior["prior_predictive"], predictive["posterior_predictive"]):
+    for group in predictive_draws(model, 5):
         assert group["gradient_match"].dims == ("chain", "draw", "time", "state")
         assert group["gradient_match"].shape == (1, 5, *two_kernel_gp.y.shape)
         assert np.isfinite(group["gradient_match"]).all()

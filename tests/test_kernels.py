@@ -103,6 +103,13 @@ def test_compiled_and_interpreted_graphs_give_the_same_derivatives():
     np.testing.assert_allclose(compiled(t, t), evaluate_blocks(cov, t).d2k, rtol=1e-9, atol=1e-12)
 
 
+def test_random_hyperparameters_are_evaluated_at_their_support_points():
+    with pm.Model():
+        cov = pm.gp.cov.ExpQuad(1, ls=pm.Normal("lengthscale", np.float64(0.7), 0.1))
+    fixed = evaluate_blocks(pm.gp.cov.ExpQuad(1, ls=np.float64(0.7)), T)
+    np.testing.assert_array_equal(evaluate_blocks(cov, T), fixed)
+
+
 def test_sigmoid_is_the_papers_formula():
     a, b = 0.3, 1.9
     norm = np.sqrt(a + b * T**2 + 1)

@@ -386,18 +386,15 @@ def test_a_given_process_may_live_on_a_finer_grid(lotka_volterra, data, gp, prio
     assert logps(here, point) == logps(there, point)
 
 
-def test_predictive_draws_of_a_fine_grid_are_where_the_data_are(lotka_volterra, data, gp, priors):
+def test_predictive_draws_of_a_fine_grid_are_where_the_data_are(
+    lotka_volterra, data, gp, priors, predictive_draws
+):
     table = pd.DataFrame(data.y, columns=["prey", "predator"])
     named = gm.StateGP(data.t, table, gp.covs, gp.sigma)
     model = gm.build_model(
         lotka_volterra.ode, data.t, table, priors=priors, gp=named, grid=2, sigma="random"
     )
-    quick = {"compile_kwargs": {"mode": "FAST_COMPILE"}, "random_seed": 1}
-    with model:
-        prior = pm.sample_prior_predictive(draws=4, **quick)
-        prior["posterior"] = prior["prior"]
-        predictive = pm.sample_posterior_predictive(prior, progressbar=False, **quick)
-    for group in (prior["prior_predictive"], predictive["posterior_predictive"]):
+    for group in predictive_draws(model, 4):
         assert group["y"].dims == ("chain", "draw", "time_observed", "state")
         assert group["gradient_match"].dims == ("chain", "draw", "time", "state")
         np.testing.assert_array_equal(group["y"].coords["time_observed"], data.t)

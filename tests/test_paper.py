@@ -12,6 +12,7 @@ from benchmarks.paper import methods, results, study, tables
 from benchmarks.paper.cases import CASES, case_named
 from benchmarks.paper.methods import QUICK, Draws
 from benchmarks.paper.summary import summarise
+from benchmarks.saving import finished
 
 N_SETS = 6
 
@@ -102,6 +103,23 @@ def test_an_interrupted_study_resumes_without_fitting_again(instant, tmp_path, m
     study.run(tasks("instant"), tmp_path, QUICK)
     assert instant == [task.seed for task in tasks("instant")[3:]]
     assert all(path.stat().st_mtime_ns == time for path, time in there.items())
+
+
+def write_and_fail(path):
+    with finished(path) as unfinished:
+        unfinished.write_text("half")
+        raise KeyboardInterrupt
+
+
+def test_a_file_is_whole_or_not_there(tmp_path):
+    path = tmp_path / "row.json"
+    with pytest.raises(KeyboardInterrupt):
+        write_and_fail(path)
+    assert not path.exists()
+    with finished(path) as unfinished:
+        unfinished.write_text("whole")
+    assert [file.name for file in tmp_path.iterdir()] == ["row.json"]
+    assert path.read_text() == "whole"
 
 
 def test_a_failing_fit_is_a_row_with_its_reason(instant, tmp_path, monkeypatch):

@@ -213,13 +213,8 @@ def test_samplers_start_at_the_estimate(lv_model, lv_exact):
     assert np.isfinite(lv_model.compile_logp(mode="FAST_COMPILE")(start))
 
 
-def test_predictive_draws_of_the_refined_model(lv_model, data):
-    quick = {"compile_kwargs": {"mode": "FAST_COMPILE"}, "random_seed": 1}
-    with lv_model:
-        prior = pm.sample_prior_predictive(draws=3, **quick)
-        prior["posterior"] = prior["prior"]
-        predictive = pm.sample_posterior_predictive(prior, progressbar=False, **quick)
-    for group in (prior["prior_predictive"], predictive["posterior_predictive"]):
+def test_predictive_draws_of_the_refined_model(lv_model, data, predictive_draws):
+    for group in predictive_draws(lv_model, 3):
         assert group["y"].shape == (1, 3, *data.y.shape)
         assert np.isfinite(group["y"]).all()
 

@@ -169,17 +169,11 @@ def test_draws_have_the_covariance_of_the_states_and_of_the_mismatch(lotka_volte
 
 
 @pytest.mark.usefixtures("fast_compile")
-def test_predictive_draws_of_a_long_series(lotka_volterra):
+def test_predictive_draws_of_a_long_series(lotka_volterra, predictive_draws):
     ode, gp = lotka_volterra.ode, long_gp(lotka_volterra)
     priors = {name: pm.HalfNormal.dist(5) for name in ode.params}
-    compile_kwargs = {"mode": "FAST_COMPILE"}
-    with gm.build_model(ode, gp.t, gp.y, priors=priors, gp=gp, gamma=GAMMA):
-        prior = pm.sample_prior_predictive(3, random_seed=1, compile_kwargs=compile_kwargs)
-        prior["posterior"] = prior["prior"]
-        predictive = pm.sample_posterior_predictive(
-            prior, random_seed=2, progressbar=False, compile_kwargs=compile_kwargs
-        )
-    for group in (prior["prior_predictive"], predictive["posterior_predictive"]):
+    model = gm.build_model(ode, gp.t, gp.y, priors=priors, gp=gp, gamma=GAMMA)
+    for group in predictive_draws(model, 3):
         assert group["gradient_match"].shape == (1, 3, N_TIME, 2)
         assert np.isfinite(group["gradient_match"]).all()
 
@@ -223,7 +217,7 @@ def test_short_series_and_high_ranks_stay_dense(lotka_volterra, kernel, ls, n_ti
         gp.prior("x")
     assert isinstance(basis(model["x"], 3), spectral.Spectrum)
     assert isinstance(basis(constraint(lotka_volterra.ode, gp), 1), spectral.Spectrum)
-    assert gp._slope_operator is gp.operators().D
+    assert gp._process.slope_operator is gp.operators().D
 
 
 def test_random_matrix_is_not_compressed(rng):
@@ -246,9 +240,9 @@ def test_a_random_tolerance_is_found_in_both_bases(lotka_volterra):
 @pytest.mark.usefixtures("fast_compile")
 def test_size_gives_a_batch_of_long_series(lotka_volterra):
     gp = long_gp(lotka_volterra)
-    x = StatePrior.dist(gp.prior_mean, gp.scale, gp.y, *gp._prior_basis, size=(3,))
+    x = StatePrior.dist(gp.prior_mean, gp.scale, gp.y, *gp._process.prior_basis, size=(3,))
     assert pm.draw(x, random_seed=1).shape == (3, *gp.y.shape)
-    single = StatePrior.dist(gp.prior_mean, gp.scale, gp.y, *gp._prior_basis)
+    single = StatePrior.dist(gp.prior_mean, gp.scale, gp.y, *gp._process.prior_basis)
     density = pm.logp(x, np.stack([gp.y] * 3)).eval()
     np.testing.assert_allclose(density, [pm.logp(single, gp.y).eval()] * 3, rtol=1e-12)
 

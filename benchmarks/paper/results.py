@@ -1,6 +1,5 @@
 """All fits in one netCDF file."""
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +8,7 @@ import xarray as xr
 from benchmarks.paper.cases import CASES, SYSTEMS, case_named
 from benchmarks.paper.methods import METHODS
 from benchmarks.paper.summary import QUANTILES, STARTS
+from benchmarks.saving import finished
 
 __all__ = ["combine", "load", "stacked"]
 
@@ -34,11 +34,9 @@ def combine(out: Path) -> Path:
         raise FileNotFoundError(msg)
     study = stacked([xr.load_dataset(path, engine="h5netcdf") for path in paths])
     floats = [name for name, variable in study.items() if variable.dtype.kind == "f"]
-    unfinished = out / f"{FILE}.unfinished"
-    study.to_netcdf(
-        unfinished, engine="h5netcdf", encoding={name: {"compression": "gzip"} for name in floats}
-    )
-    os.replace(unfinished, out / FILE)
+    encoding = {name: {"compression": "gzip"} for name in floats}
+    with finished(out / FILE) as unfinished:
+        study.to_netcdf(unfinished, engine="h5netcdf", encoding=encoding)
     return out / FILE
 
 

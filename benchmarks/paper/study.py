@@ -1,7 +1,6 @@
 """The study: one task per case, method and data set, saved as it finishes."""
 
 import logging
-import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -24,6 +23,7 @@ from rich.progress import (
 from benchmarks.paper.cases import CASES, case_named
 from benchmarks.paper.methods import METHODS, Effort
 from benchmarks.paper.summary import failed, summarise
+from benchmarks.saving import finished
 
 __all__ = ["Task", "fit", "path_of", "run", "tasks_of"]
 
@@ -160,6 +160,5 @@ def _backend(n_jobs: int, scheduler: str | None) -> Iterator[None]:
 
 
 def _save(result: xr.Dataset, path: Path) -> None:
-    unfinished = path.with_suffix(".unfinished")
-    result.to_netcdf(unfinished, engine="h5netcdf")
-    os.replace(unfinished, path)
+    with finished(path) as unfinished:
+        result.to_netcdf(unfinished, engine="h5netcdf")
