@@ -170,7 +170,7 @@ def made_up(method, errors, shift=0.0):
         fit = summarise(case, data, Draws(theta, x, 1.0))
         fit["rmse"][:] = error
         fit["rmse_overall"][:] = error
-        fit = fit.assign(cpu_seconds=3.0)
+        fit = fit.assign(cpu_seconds=3.0, method_seed=replicate)
         fits.append(fit.assign_attrs(case="LV low", method=method, replicate=replicate))
     return fits
 
@@ -191,6 +191,9 @@ def test_tables_of_made_up_results():
     assert reduced["of medians"] == pytest.approx(0.5)
     assert reduced["paired"] == pytest.approx(0.75)
     assert reduced["paper"] == 0.35
+    rows = tables.every_fit(both)
+    assert len(rows) == 9
+    assert rows.loc[("LV low", "fgpgm", 2), "rmse_true_x0"] == pytest.approx(0.3)
     reference = tables.against_reference(both)
     assert reference.loc["LV low", "ratio"] == pytest.approx(0.2 / 0.062)
 
