@@ -22,6 +22,12 @@ COLORS = {
 }
 NARROWEST = 6.0  # inches, for titles and legends
 UNITS = {"LV": "time", "PT": "time (s)", "FHN": "time"}
+# States have no units, so that all parameters but these have none either.
+RATES = {
+    "LV": ("1 / time", {"alpha", "beta", "gamma", "delta"}),
+    "PT": ("1 / s", {"k1", "k2", "k3", "k4", "V"}),
+    "FHN": ("", set()),
+}
 
 
 def draw_figures(study: xr.Dataset, folder: Path) -> list[Path]:
@@ -188,7 +194,7 @@ def parameter_boxplots(fits: xr.Dataset, case: str) -> Figure:
         }
         _boxes(axis, means)
         axis.axhline(fits["true_theta"].sel(param=param).item(), color="black", ls="--", lw=1)
-        axis.set(title=param, ylabel="posterior mean")
+        axis.set(ylabel=_with_unit(param, case))
     figure.suptitle(f"{case}: posterior means over data sets, truth dashed")
     return figure
 
@@ -208,13 +214,18 @@ def example_chain(fits: xr.Dataset, case: str) -> Figure:
         axis.axvline(
             fits["true_theta"].sel(param=param).item(), color="black", ls="--", lw=1, label="truth"
         )
-        axis.set(xlabel=param, ylabel="density")
+        axis.set(xlabel=_with_unit(param, case), ylabel="density")
     if len(axes):
         figure.suptitle(f"{case}: one data set")
         figure.legend(
             *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(methods) + 1
         )
     return figure
+
+
+def _with_unit(param: str, case: str) -> str:
+    unit, rates = RATES[case_named(case).system_key]
+    return f"{param} ({unit})" if param in rates else param
 
 
 def _finite(values: xr.DataArray) -> np.ndarray:
