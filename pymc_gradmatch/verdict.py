@@ -147,9 +147,10 @@ def _draws(target: ExactPosterior, weighted: Weighted, drawn, states: str) -> xr
 
 def _verdict(target: ExactPosterior, weighted: Weighted, moved: pd.Series) -> str:
     limit = reliable_k(len(weighted.weights))
+    rounds = "1 round" if weighted.n_rounds == 1 else f"{weighted.n_rounds} rounds"
     figures = (
         f"Pareto k {weighted.pareto_k:.2f} ({limit:.2f} is the limit), {weighted.n_effective:.0f} "
-        f"effective draws of {len(weighted.weights)}, {weighted.n_rounds} rounds"
+        f"effective draws of {len(weighted.weights)}, {rounds}"
     )
     moves = furthest(moved)
     wish = "" if target.noise_is_random else "a prior for sigma, "

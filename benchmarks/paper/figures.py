@@ -22,11 +22,16 @@ COLORS = {
 }
 NARROWEST = 6.0  # inches, for titles and legends
 UNITS = {"LV": "time", "PT": "time (s)", "FHN": "time"}
-# States have no units, so that all parameters but these have none either.
-RATES = {
-    "LV": ("1 / time", {"alpha", "beta", "gamma", "delta"}),
-    "PT": ("1 / s", {"k1", "k2", "k3", "k4", "V"}),
-    "FHN": ("", set()),
+PARAMETER_UNITS = {
+    "LV": {
+        "alpha": "1 / time",
+        "beta": "1 / (time x population)",
+        "gamma": "1 / time",
+        "delta": "1 / (time x population)",
+    },
+    # Concentrations, and the states of FitzHugh-Nagumo, have no units.
+    "PT": dict.fromkeys(("k1", "k2", "k3", "k4", "V"), "1 / s"),
+    "FHN": {},
 }
 
 
@@ -224,8 +229,8 @@ def example_chain(fits: xr.Dataset, case: str) -> Figure:
 
 
 def _with_unit(param: str, case: str) -> str:
-    unit, rates = RATES[case_named(case).system_key]
-    return f"{param} ({unit})" if param in rates else param
+    unit = PARAMETER_UNITS[case_named(case).system_key].get(param)
+    return f"{param} ({unit})" if unit else param
 
 
 def _finite(values: xr.DataArray) -> np.ndarray:
