@@ -191,6 +191,8 @@ def test_tables_of_made_up_results():
     assert reduced["of medians"] == pytest.approx(0.5)
     assert reduced["paired"] == pytest.approx(0.75)
     assert reduced["paper"] == 0.35
+    costs = tables.costs(both).loc["agm"]
+    assert costs.tolist() == pytest.approx([3, 1, 9 / 3600, 300 / 3600])
     rows = tables.every_fit(both)
     assert len(rows) == 9
     assert rows.loc[("LV low", "fgpgm", 2), "rmse_true_x0"] == pytest.approx(0.3)

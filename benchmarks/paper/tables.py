@@ -165,6 +165,19 @@ def agreement(study: xr.Dataset) -> pd.DataFrame:
     return pd.DataFrame(rows).T.rename_axis("case")
 
 
+def costs(study: xr.Dataset) -> pd.DataFrame:
+    """Return the CPU hours of every method, and what 100 data sets of each of its cases take."""
+    seconds = study["cpu_seconds"]
+    cases = seconds.mean("replicate")
+    columns = {
+        "fits": seconds.count(["case", "replicate"]),
+        "cases": cases.count("case"),
+        "CPU h": seconds.sum(["case", "replicate"]) / 3600,
+        "CPU h, 100 sets of each case": 100 * cases.sum("case") / 3600,
+    }
+    return pd.DataFrame({name: column.to_series() for name, column in columns.items()})
+
+
 def failures(study: xr.Dataset) -> pd.Series:
     """Return the reasons of fits that failed, and how often each occurred."""
     reasons = study["failure"].to_series()
@@ -197,6 +210,7 @@ def print_tables(study: xr.Dataset, out: Path) -> None:
         "table1": ("Reduction of the state RMSE by FGPGM (the paper's Table 1)", reductions(study)),
         "reference": ("FGPGM beside its reference code", against_reference(study)),
         "agreement": ("Metropolis and NUTS on the same density", agreement(study)),
+        "costs": ("CPU time of every method", costs(study)),
         "failures": ("Fits that failed", failures(study).to_frame()),
     }
     for name, (title, table) in tables.items():
