@@ -197,7 +197,8 @@ def test_tables_of_made_up_results():
     assert len(rows) == 9
     assert rows.loc[("LV low", "fgpgm", 2), "rmse_true_x0"] == pytest.approx(0.3)
     reference = tables.against_reference(both)
-    assert reference.loc["LV low", "ratio"] == pytest.approx(0.2 / 0.062)
+    assert reference.loc["LV low", "fgpgm ratio"] == pytest.approx(0.2 / 0.062)
+    assert reference.loc["LV low", "nuts sets"] == 3
 
 
 def test_agreement_is_in_monte_carlo_errors():
