@@ -124,7 +124,7 @@ def main(arguments: list[str] | None = None):
 
     _, model = build(1)
     logp, with_gradient = density(model)
-    milliseconds = sweep(model, 2_000 if options.quick else 10_000)
+    milliseconds = sweep(model, 20_000 if options.quick else 100_000)
     seeds = 1 if options.quick else 10
     rows = [
         ("fit_gp, Lotka-Volterra, 10 starts (CPU s)", fitting(), "< 1"),
