@@ -2,14 +2,17 @@
 
 import os
 import signal
+from pathlib import Path
 
 import distributed
 import numpy as np
 import pytest
+import scipy.stats
 import xarray as xr
 
 from benchmarks.paper import methods, results, study, tables
 from benchmarks.paper.cases import CASES, case_named
+from benchmarks.paper.markdown import markdown_tables
 from benchmarks.paper.methods import QUICK, Draws
 from benchmarks.paper.summary import summarise
 from benchmarks.saving import finished
@@ -199,6 +202,29 @@ def test_tables_of_made_up_results():
     reference = tables.against_reference(both)
     assert reference.loc["LV low", "fgpgm ratio"] == pytest.approx(0.2 / 0.062)
     assert reference.loc["LV low", "nuts sets"] == 3
+
+
+def test_few_data_sets_are_seldom_as_far_away_as_a_median_outside_their_range(monkeypatch):
+    made = results.stacked(made_up("nuts", [0.1, 0.2, 0.3, 0.4, 0.5]))
+    monkeypatch.setattr(tables, "REFERENCE_SETS", 9)
+    chances = {}
+    for reference in (0.3, 0.5, 0.6):
+        monkeypatch.setitem(tables.REFERENCE_RMSE, "LV low", reference)
+        chances[reference] = tables.against_reference(made).loc["LV low", "nuts chance"]
+    assert chances[0.3] == 1
+    # By ratio 0.1 is farther away than 0.5; each is the median where 5 of 9 draws are it.
+    at_an_end = scipy.stats.binom(9, 0.2).sf(4)
+    assert chances[0.5] == pytest.approx(2 * at_an_end, abs=0.008)
+    assert chances[0.6] == pytest.approx(at_an_end, abs=0.006)
+
+
+def test_the_tables_of_the_docs_are_those_of_the_saved_results():
+    root = Path(__file__).parents[1]
+    text = (root / "docs" / "paper.md").read_text()
+    written = markdown_tables(root / "benchmarks" / "paper-results")
+    assert set(written) == {"summary", "reference", "table1", "agreement", "costs"}
+    missing = [name for name, table in written.items() if table not in text]
+    assert not missing
 
 
 def test_agreement_is_in_monte_carlo_errors():

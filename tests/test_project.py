@@ -61,6 +61,13 @@ def imports_of(path):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module.startswith("pymc_gradmatch."):
             found.add(node.module.removeprefix("pymc_gradmatch."))
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+            found |= {
+                name.removeprefix("pymc_gradmatch.")
+                for name in names
+                if name.startswith("pymc_gradmatch.")
+            }
     return found
 
 

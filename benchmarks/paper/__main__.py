@@ -2,7 +2,8 @@
 
 ``run`` (the default) fits what ``--out`` lacks, every fit a file of its own,
 and goes on where a killed run stopped; then it combines all into ``study.nc``
-and prints the tables, as ``table`` does.  ``figures`` draws from ``study.nc``.
+and prints the tables, as ``table`` does, which also writes them in Markdown to
+``tables.md``.  ``figures`` draws from ``study.nc``.
 
 With ``--scheduler ADDRESS`` the fits run on the workers of a Dask cluster,
 which are started in a copy of this repository::
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from benchmarks.paper.cases import CASES, SYSTEMS
 from benchmarks.paper.figures import draw_figures
+from benchmarks.paper.markdown import markdown_tables
 from benchmarks.paper.methods import FULL, METHODS, QUICK
 from benchmarks.paper.results import combine, load
 from benchmarks.paper.study import run, tasks_of
@@ -58,6 +60,7 @@ def main(arguments: list[str] | None = None):
     if options.action in ("run", "table"):
         combine(out)
         print_tables(load(out), out)
+        (out / "tables.md").write_text("\n\n".join(markdown_tables(out).values()) + "\n")
     if options.action == "figures" or options.quick:
         for path in draw_figures(load(out), out / "figures"):
             print(path)

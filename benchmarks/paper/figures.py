@@ -1,5 +1,6 @@
 """The paper's figures, from saved results."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -38,22 +39,25 @@ PARAMETER_UNITS = {
 def draw_figures(study: xr.Dataset, folder: Path) -> list[Path]:
     """Draw every figure that the results allow, and return the paths of the files."""
     folder.mkdir(parents=True, exist_ok=True)
-    figures: dict[str, Figure] = {"rmse": rmse_boxplots(study)}
-    for case in study["case"].to_numpy():
-        slug = case.replace(",", "").replace(" ", "-")
-        fits = study.sel(case=case)
-        figures[f"trajectories-{slug}"] = trajectories(fits, case)
-        figures[f"parameters-{slug}"] = parameter_boxplots(fits, case)
-        figures[f"chain-{slug}"] = example_chain(fits, case)
-    for method in study["method"].to_numpy():
-        figures[f"fhn-points-{method}"] = fitzhugh_nagumo(study.sel({"method": method}))
     paths = []
-    for name, figure in figures.items():
+    for name, figure in _figures(study):
         if figure.axes:
             paths.append(folder / f"{name}.png")
             figure.savefig(paths[-1], dpi=150)
         plt.close(figure)
     return paths
+
+
+def _figures(study: xr.Dataset) -> Iterator[tuple[str, Figure]]:
+    yield "rmse", rmse_boxplots(study)
+    for case in study["case"].to_numpy():
+        slug = case.replace(",", "").replace(" ", "-")
+        fits = study.sel(case=case)
+        yield f"trajectories-{slug}", trajectories(fits, case)
+        yield f"parameters-{slug}", parameter_boxplots(fits, case)
+        yield f"chain-{slug}", example_chain(fits, case)
+    for method in study["method"].to_numpy():
+        yield f"fhn-points-{method}", fitzhugh_nagumo(study.sel({"method": method}))
 
 
 def _fitted(fits: xr.Dataset) -> xr.Dataset:

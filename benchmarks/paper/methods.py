@@ -102,7 +102,7 @@ def fgpgm(case: PaperCase, data: Simulation, seed: int, effort: Effort) -> Draws
     start = process_time()
     idata = gm.sample_fgpgm(
         model,
-        draws=max(500, int(effort.sweeps * settings.draws)),
+        draws=max(500, int(effort.sweeps * case.sweeps)),
         state_step=settings.state_step,
         param_step=settings.param_step,
         random_seed=seed,
