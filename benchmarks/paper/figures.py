@@ -76,8 +76,8 @@ def _color(method: str) -> str:
     return COLORS.get(method, "C5")
 
 
-def _boxes(axis: Axes, values: dict[str, np.ndarray]) -> None:
-    """Draw one box per method, in its colour."""
+def _boxes(axis: Axes, values: dict[str, np.ndarray]) -> np.ndarray:
+    """Draw one box per method, in its colour, and return the ends of their whiskers."""
     boxes = axis.boxplot(
         list(values.values()),
         tick_labels=list(values),
@@ -88,6 +88,7 @@ def _boxes(axis: Axes, values: dict[str, np.ndarray]) -> None:
     for patch, method in zip(boxes["boxes"], values, strict=True):
         patch.set(facecolor=_color(method), alpha=0.5)
     axis.tick_params("x", rotation=45)
+    return np.ravel([line.get_ydata() for line in boxes["caps"]])
 
 
 def _grid(n: int, n_columns: int, size: tuple[float, float], **options):
@@ -201,10 +202,12 @@ def parameter_boxplots(fits: xr.Dataset, case: str) -> Figure:
             method: _fitted(fits.sel({"method": method}))["mean"].sel(param=param).to_numpy()
             for method in methods
         }
-        _boxes(axis, means)
-        axis.axhline(fits["true_theta"].sel(param=param).item(), color="black", ls="--", lw=1)
-        axis.set(ylabel=_with_unit(param, case))
-    figure.suptitle(f"{case}: posterior means over data sets, truth dashed")
+        truth = fits["true_theta"].sel(param=param).item()
+        ends = np.append(_boxes(axis, means), truth)
+        axis.axhline(truth, color="black", ls="--", lw=1)
+        margin = 0.2 * np.ptp(ends)
+        axis.set(ylabel=_with_unit(param, case), ylim=(ends.min() - margin, ends.max() + margin))
+    figure.suptitle(f"{case}: posterior means over data sets, truth dashed (far ones left out)")
     return figure
 
 
