@@ -220,11 +220,18 @@ def test_few_data_sets_are_seldom_as_far_away_as_a_median_outside_their_range(mo
 
 def test_the_tables_of_the_docs_are_those_of_the_saved_results():
     root = Path(__file__).parents[1]
-    text = (root / "docs" / "paper.md").read_text()
+    text = (root / "docs" / "paper.md").read_text("utf-8")
     written = markdown_tables(root / "benchmarks" / "paper-results")
     assert set(written) == {"summary", "reference", "table1", "agreement", "costs"}
     missing = [name for name, table in written.items() if table not in text]
     assert not missing
+
+
+def test_tables_of_one_method_have_dashes_for_the_others(tmp_path):
+    tables.print_tables(results.stacked(made_up("fgpgm", [0.1, 0.2])), tmp_path)
+    written = markdown_tables(tmp_path)
+    assert set(written) == {"summary", "reference", "costs"}
+    assert written["reference"].endswith("| - | - | - |")
 
 
 def test_agreement_is_in_monte_carlo_errors():

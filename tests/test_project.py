@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+INSIDE = "pymc_gradmatch."
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 
 
@@ -59,15 +60,11 @@ def imports_of(path):
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module == "pymc_gradmatch":
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module.startswith("pymc_gradmatch."):
-            found.add(node.module.removeprefix("pymc_gradmatch."))
+        elif isinstance(node, ast.ImportFrom) and node.module.startswith(INSIDE):
+            found.add(node.module.removeprefix(INSIDE))
         elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-            found |= {
-                name.removeprefix("pymc_gradmatch.")
-                for name in names
-                if name.startswith("pymc_gradmatch.")
-            }
+            names = {alias.name for alias in node.names}
+            found |= {name.removeprefix(INSIDE) for name in names if name.startswith(INSIDE)}
     return found
 
 

@@ -60,7 +60,8 @@ def main(arguments: list[str] | None = None):
     if options.action in ("run", "table"):
         combine(out)
         print_tables(load(out), out)
-        (out / "tables.md").write_text("\n\n".join(markdown_tables(out).values()) + "\n")
+        text = "\n\n".join(markdown_tables(out).values()) + "\n"
+        (out / "tables.md").write_text(text, "utf-8")
     if options.action == "figures" or options.quick:
         for path in draw_figures(load(out), out / "figures"):
             print(path)

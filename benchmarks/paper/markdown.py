@@ -12,7 +12,7 @@ Cells = dict[str, Callable[[pd.Series], str]]
 
 def _number(column: str, digits: int = 2) -> Callable[[pd.Series], str]:
     def cell(row: pd.Series) -> str:
-        if pd.isna(row[column]):
+        if pd.isna(row.get(column)):
             return "-"
         # Rounded first, then written without an exponent.
         return f"{float(f'{row[column]:.{digits}g}'):.15g}"
@@ -22,7 +22,7 @@ def _number(column: str, digits: int = 2) -> Callable[[pd.Series], str]:
 
 def _share(column: str) -> Callable[[pd.Series], str]:
     # Plus zero: not "-0.00".
-    return lambda row: "-" if pd.isna(row[column]) else f"{round(row[column], 2) + 0:.2f}"
+    return lambda row: "-" if pd.isna(row.get(column)) else f"{round(row[column], 2) + 0:.2f}"
 
 
 def _quartiles(row: pd.Series) -> str:
@@ -32,7 +32,7 @@ def _quartiles(row: pd.Series) -> str:
 
 def _with_error(method: str) -> Callable[[pd.Series], str]:
     def cell(row: pd.Series) -> str:
-        if pd.isna(row[method]):
+        if pd.isna(row.get(method)):
             return "-"
         median, error = _number(method, 3)(row), _number(f"{method} error")(row)
         return f"{median} ± {error} ({row[f'{method} sets']:.0f})"
@@ -92,7 +92,7 @@ def markdown_tables(folder: Path) -> dict[str, str]:
     Returns
     -------
     dict of str to str
-        A Markdown table of each file that is there.
+        A Markdown table of each file that is there, with a dash for what is not known.
     """
     return {
         name: _table(pd.read_csv(path), INDEX.get(name, 1), columns)

@@ -46,7 +46,12 @@ def summary(study: xr.Dataset) -> pd.DataFrame:
             fits = fits.isel(replicate=fits["fitted"].to_numpy().astype(bool))
             if fits.sizes["replicate"]:
                 rows[case, method] = _summary(fits)
-    return pd.DataFrame(rows).T.rename_axis(["case", "method"])
+    return _table(rows, "case", "method")
+
+
+def _table(rows: dict, *index: str) -> pd.DataFrame:
+    table = pd.DataFrame(rows).T
+    return table.rename_axis(list(index)) if rows else table
 
 
 def _summary(fits: xr.Dataset) -> dict[str, float]:
@@ -103,7 +108,7 @@ def reductions(study: xr.Dataset) -> pd.DataFrame:
                 "paired": _quantile(paired, 0.5),
                 "paper": PAPER_REDUCTION.get((case, rival), np.nan),
             }
-    return pd.DataFrame(rows).T.rename_axis(["case", "FGPGM against"])
+    return _table(rows, "case", "FGPGM against")
 
 
 def _medians(errors: xr.DataArray) -> xr.DataArray:
@@ -145,7 +150,7 @@ def against_reference(study: xr.Dataset) -> pd.DataFrame:
                     f"{method} ratio": median / REFERENCE_RMSE[case],
                     f"{method} chance": (abs(np.log(few / median)) >= away).mean(),
                 }
-    return pd.DataFrame(rows).T.rename_axis("case")
+    return _table(rows, "case")
 
 
 def _bootstrap_medians(values: np.ndarray, n_sets: int) -> np.ndarray:
@@ -186,7 +191,7 @@ def agreement(study: xr.Dataset) -> pd.DataFrame:
             "the same, not converged": _quantile(apart.where(~converged), 1.0),
             "median Metropolis ess": _quantile(chain["ess"].min("param"), 0.5),
         }
-    return pd.DataFrame(rows).T.rename_axis("case")
+    return _table(rows, "case")
 
 
 def costs(study: xr.Dataset) -> pd.DataFrame:
