@@ -97,9 +97,8 @@ class ODE:
             msg = (
                 f"calling the right-hand side of {self!r} on symbolic tensors raised "
                 f"{type(error).__name__} ({error}). It is called as rhs(t, x, theta) with "
-                f"x = ({', '.join(self.states)}) and theta = ({', '.join(self.params)}). Use "
-                "pm.math or pytensor.tensor functions: numpy's and math's do not work on tensors, "
-                "nor do `if`, `max` and comparisons (use pm.math.switch)."
+                f"x = ({', '.join(self.states)}) and theta = ({', '.join(self.params)}). "
+                f"{_advice(error)}"
             )
             raise TypeError(msg) from error
         derivatives = [
@@ -274,6 +273,15 @@ class ODE:
 
 def _gradient(total: TensorVariable, wrt: TensorVariable) -> TensorVariable:
     return cast("TensorVariable", pytensor.grad(total, wrt, disconnected_inputs="ignore"))
+
+
+def _advice(error: Exception) -> str:
+    if isinstance(error, AttributeError) and isinstance(error.obj, tuple):  # x or theta
+        return "Use these names, or declare what is missing in states or params."
+    return (
+        "Use pm.math or pytensor.tensor functions: numpy's and math's do not work on tensors, "
+        "nor do `if`, `max` and comparisons (use pm.math.switch)."
+    )
 
 
 def _record(name: str, fields: tuple[str, ...]) -> Callable[..., tuple]:
