@@ -2,18 +2,18 @@
 
 import os
 import signal
-from pathlib import Path
 
 import distributed
 import numpy as np
 import pytest
-import scipy.stats
 import xarray as xr
+from scipy.special import logit
 
 from benchmarks.paper import methods, results, study, tables
+from benchmarks.paper.adaptive import GAMMAS, adaptive_model
 from benchmarks.paper.cases import CASES, case_named
-from benchmarks.paper.markdown import markdown_tables
-from benchmarks.paper.methods import QUICK, Draws
+from benchmarks.paper.figures import draw_figures
+from benchmarks.paper.methods import FULL, QUICK, Draws
 from benchmarks.paper.summary import summarise
 from benchmarks.saving import finished
 
@@ -45,7 +45,7 @@ def instant(monkeypatch):
         calls.append(seed)
         rng = np.random.default_rng(seed)
         theta = rng.normal(case.truth, 0.01, size=(2, 100, len(case.truth)))
-        return Draws(theta, rng.normal(data.x, 0.01, size=(2, 100, *data.x.shape)), 0.0)
+        return Draws(theta, rng.normal(data.x, 0.01, size=(2, 100, *data.x.shape)))
 
     monkeypatch.setitem(methods.METHODS, "instant", around_truth)
     return calls
@@ -125,12 +125,25 @@ def test_a_file_is_whole_or_not_there(tmp_path):
     assert path.read_text() == "whole"
 
 
-def test_a_failing_fit_is_a_row_with_its_reason(instant, tmp_path, monkeypatch):
-    def failing(case, data, seed, effort):
+def test_chains_of_other_lengths_get_a_folder_of_their_own(instant, tmp_path):
+    study.run(tasks("instant", 1), tmp_path, QUICK)
+    with pytest.raises(ValueError, match=r"'draws': 200.*'draws': 1000.*--out"):
+        study.run(tasks("instant", 2), tmp_path, FULL)
+    assert len(instant) == 1
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """Enter a method that always fails."""
+
+    def without_start(case, data, seed, effort):
         msg = "no start was found."
         raise ValueError(msg)
 
-    monkeypatch.setitem(methods.METHODS, "failing", failing)
+    monkeypatch.setitem(methods.METHODS, "failing", without_start)
+
+
+def test_a_failing_fit_is_a_row_with_its_reason(instant, failing, tmp_path):
     study.run(tasks("failing", 2) + tasks("instant", 2), tmp_path, QUICK)
     fits = saved(tmp_path)
     failed = fits.sel({"method": "failing", "case": "LV low"})
@@ -141,6 +154,14 @@ def test_a_failing_fit_is_a_row_with_its_reason(instant, tmp_path, monkeypatch):
     assert table.loc[("LV low", "failing"), "failures"] == 2
     assert table.loc[("LV low", "instant"), "failures"] == 0
     assert tables.failures(fits).to_numpy().tolist() == [2]
+
+
+def test_where_all_fits_failed_the_tables_say_why(failing, tmp_path, capsys):
+    study.run(tasks("failing", 2), tmp_path, QUICK)
+    fits = saved(tmp_path)
+    tables.write_tables(fits, tmp_path)
+    assert "ValueError: no start was found." in capsys.readouterr().out
+    assert draw_figures(fits, tmp_path) == []
 
 
 def test_tasks_run_through_small_studies_first_and_keep_compilations_together():
@@ -155,92 +176,61 @@ def test_a_trajectory_that_cannot_be_integrated_is_infinitely_wrong():
     case = case_named("LV low")
     data = case.simulate(0)
     theta = np.broadcast_to([90.0, -90.0, -90.0, 90.0], (2, 10, 4))
-    draws = Draws(theta, np.broadcast_to(data.x, (2, 10, *data.x.shape)), 0.0, is_chain=False)
+    draws = Draws(theta, np.broadcast_to(data.x, (2, 10, *data.x.shape)), is_chain=False)
     result = summarise(case, data, draws)
     assert np.isinf(result["rmse_overall"]).all()
     assert np.isnan(result["trajectory"].sel(start="true")).any()
 
 
-def made_up(method, errors, shift=0.0):
-    """Return fits of Lotka-Volterra at low noise whose errors are given."""
+def test_the_inferred_start_is_that_of_the_states():
     case = case_named("LV low")
     data = case.simulate(0)
-    fits = []
-    for replicate, error in enumerate(errors):
-        rng = np.random.default_rng(replicate)
-        theta = rng.normal(case.truth + shift, 0.1, size=(4, 250, 4))
-        x = np.broadcast_to(data.x, (4, 250, *data.x.shape))
-        fit = summarise(case, data, Draws(theta, x, 1.0))
-        fit["rmse"][:] = error
-        fit["rmse_overall"][:] = error
-        fit = fit.assign(cpu_seconds=3.0, method_seed=replicate)
-        fits.append(fit.assign_attrs(case="LV low", method=method, replicate=replicate))
-    return fits
+    theta = np.broadcast_to(case.truth, (2, 10, 4))
+    x = np.broadcast_to(data.x + 0.5, (2, 10, *data.x.shape))
+    errors = summarise(case, data, Draws(theta, x, is_chain=False))["rmse"]
+    assert (errors.sel(start="true") < 1e-5).all()
+    assert (errors.sel(start="inferred") > 0.1).all()
 
 
-def test_tables_of_made_up_results():
-    fits = [
-        *made_up("fgpgm", [0.1, 0.2, 0.3]),
-        *made_up("nuts", [0.1, 0.2, 0.3]),
-        *made_up("agm", [0.4, 0.4, np.inf]),
+ATTRIBUTES = {"lengthscale": "ls", "a": "a", "b": "b"}
+
+
+def estimates_of(fitted, owners):
+    """Return the hyperparameters of a fit by their names in the adaptive model."""
+    named = {}
+    for owner, cov in zip(owners, fitted.covs, strict=False):
+        kernel, variance = cov._factor_list
+        there = {
+            name: getattr(kernel, at) for name, at in ATTRIBUTES.items() if hasattr(kernel, at)
+        }
+        named |= {f"{name} of {owner}": value.eval() for name, value in there.items()}
+        named[f"variance of {owner}"] = variance.eval()
+    return named
+
+
+@pytest.mark.filterwarnings("ignore:.*the estimate of sigma ended at its low bound")
+@pytest.mark.parametrize("name", ["LV low", "PT high", "FHN SNR 100, 10 points"])
+def test_adaptive_gradient_matching_at_the_estimates_is_fgpgm(name):
+    case = case_named(name)
+    data, settings = case.simulate(0), case.system.paper
+    fitted = methods.paper_gp(case, data)
+    adaptive, fixed = adaptive_model(case, data, fitted), methods.paper_model(case, data)
+    low, high = np.log(GAMMAS)
+    share = (np.log(settings.gamma) - low) / (high - low)
+    point = fixed.initial_point() | {"log tolerance_interval__": logit(share)}
+    estimates = estimates_of(fitted, case.system.ode.states[: 1 if settings.shared else None])
+    point |= {f"{name}_log__": np.log(value) for name, value in estimates.items()}
+    assert point.keys() == adaptive.initial_point().keys()
+    log_densities = [
+        model.compile_logp(
+            vars=[model[factor] for factor in ("x", "y", "gradient_match")],
+            sum=False,
+            mode="FAST_COMPILE",
+        )({name: point[name] for name in model.initial_point()})
+        for model in (adaptive, fixed)
     ]
-    both = results.stacked(fits)
-    table = tables.summary(both)
-    assert table.loc[("LV low", "fgpgm"), "rmse true x0"] == pytest.approx(0.2)
-    assert table.loc[("LV low", "agm"), "rmse true x0"] == pytest.approx(0.4)
-    assert table.loc[("LV low", "agm"), "q75 true"] == np.inf
-    assert table.loc[("LV low", "fgpgm"), "coverage"] == 1
-    reduced = tables.reductions(both).loc[("LV low", "agm")]
-    assert reduced["of medians"] == pytest.approx(0.5)
-    assert reduced["paired"] == pytest.approx(0.75)
-    assert reduced["paper"] == 0.35
-    costs = tables.costs(both).loc["agm"]
-    assert costs.tolist() == pytest.approx([3, 1, 9 / 3600, 300 / 3600])
-    rows = tables.every_fit(both)
-    assert len(rows) == 9
-    assert rows.loc[("LV low", "fgpgm", 2), "rmse_true_x0"] == pytest.approx(0.3)
-    reference = tables.against_reference(both)
-    assert reference.loc["LV low", "fgpgm ratio"] == pytest.approx(0.2 / 0.062)
-    assert reference.loc["LV low", "nuts sets"] == 3
-
-
-def test_few_data_sets_are_seldom_as_far_away_as_a_median_outside_their_range(monkeypatch):
-    made = results.stacked(made_up("nuts", [0.1, 0.2, 0.3, 0.4, 0.5]))
-    monkeypatch.setattr(tables, "REFERENCE_SETS", 9)
-    chances = {}
-    for reference in (0.3, 0.5, 0.6):
-        monkeypatch.setitem(tables.REFERENCE_RMSE, "LV low", reference)
-        chances[reference] = tables.against_reference(made).loc["LV low", "nuts chance"]
-    assert chances[0.3] == 1
-    # By ratio 0.1 is farther away than 0.5; each is the median where 5 of 9 draws are it.
-    at_an_end = scipy.stats.binom(9, 0.2).sf(4)
-    assert chances[0.5] == pytest.approx(2 * at_an_end, abs=0.008)
-    assert chances[0.6] == pytest.approx(at_an_end, abs=0.006)
-
-
-def test_the_tables_of_the_docs_are_those_of_the_saved_results():
-    root = Path(__file__).parents[1]
-    text = (root / "docs" / "paper.md").read_text("utf-8")
-    written = markdown_tables(root / "benchmarks" / "paper-results")
-    assert set(written) == {"summary", "reference", "table1", "agreement", "costs"}
-    missing = [name for name, table in written.items() if table not in text]
-    assert not missing
-
-
-def test_tables_of_one_method_have_dashes_for_the_others(tmp_path):
-    tables.print_tables(results.stacked(made_up("fgpgm", [0.1, 0.2])), tmp_path)
-    written = markdown_tables(tmp_path)
-    assert set(written) == {"summary", "reference", "costs"}
-    assert written["reference"].endswith("| - | - | - |")
-
-
-def test_agreement_is_in_monte_carlo_errors():
-    same = results.stacked(made_up("fgpgm", [0.1, 0.2]) + made_up("nuts", [0.1, 0.2]))
-    assert tables.agreement(same).loc["LV low", "agree"] == 1
-    apart = results.stacked(made_up("fgpgm", [0.1, 0.2]) + made_up("nuts", [0.1, 0.2], shift=0.05))
-    row = tables.agreement(apart).loc["LV low"]
-    assert row["agree"] == 0
-    assert row["largest distance (sd)"] == pytest.approx(0.5, rel=0.1)
+    for ours, expected in zip(*log_densities, strict=True):
+        np.testing.assert_allclose(ours.sum(), expected.sum(), rtol=1e-6)
 
 
 def test_names_that_two_systems_share_stay_apart():
@@ -249,7 +239,7 @@ def test_names_that_two_systems_share_stay_apart():
         case = case_named(name)
         data = case.simulate(0)
         theta = np.broadcast_to(case.truth, (1, 5, len(case.truth)))
-        draws = Draws(theta, data.x[None, None], 0.0, is_chain=False)
+        draws = Draws(theta, data.x[None, None], is_chain=False)
         fit = summarise(case, data, draws)
         fits.append(fit.assign_attrs(case=name, method="exact", replicate=0))
     both = results.stacked(fits).sel({"method": "exact", "replicate": 0})

@@ -18,7 +18,7 @@ ODE = gm.ODE(lambda t, x, theta: [-theta.k * x.a, theta.k * (1 - x.b)], ["a", "b
 
 
 @pytest.fixture(scope="module")
-def adaptive_model():
+def two_decays():
     """Return a function that writes two decays, a lengthscale per state, everything random."""
 
     def make(parameterization):
@@ -38,8 +38,8 @@ def adaptive_model():
 
 
 @pytest.fixture(scope="module")
-def centered(adaptive_model):
-    return adaptive_model("centered")
+def centered(two_decays):
+    return two_decays("centered")
 
 
 @pytest.fixture(scope="module")
@@ -189,8 +189,8 @@ def test_normaliser_by_brute_force():
         assert_allclose(integral, expected.pdf(np.zeros(3)), rtol=1e-5)
 
 
-def test_whitened_states_have_the_same_density(centered, adaptive_model, rng):
-    whitened = adaptive_model("whitened")
+def test_whitened_states_have_the_same_density(centered, two_decays, rng):
+    whitened = two_decays("whitened")
     values = random_values(rng)
     point = point_of(**values)
     factors = [

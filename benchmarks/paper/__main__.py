@@ -1,9 +1,10 @@
 """Run the experiments of the paper: ``python -m benchmarks.paper``.
 
 ``run`` (the default) fits what ``--out`` lacks, every fit a file of its own,
-and goes on where a killed run stopped; then it combines all into ``study.nc``
-and prints the tables, as ``table`` does, which also writes them in Markdown to
-``tables.md``.  ``figures`` draws from ``study.nc``.
+and goes on where a killed run stopped; a fit that failed is tried again once
+its file is deleted.  Then it combines all into ``study.nc`` and prints the
+tables, as ``table`` does, which also writes them in Markdown to ``tables.md``.
+``figures`` draws from ``study.nc``.
 
 With ``--scheduler ADDRESS`` the fits run on the workers of a Dask cluster,
 which are started in a copy of this repository::
@@ -21,10 +22,9 @@ from benchmarks.paper.markdown import markdown_tables
 from benchmarks.paper.methods import FULL, METHODS, QUICK
 from benchmarks.paper.results import combine, load
 from benchmarks.paper.study import run, tasks_of
-from benchmarks.paper.tables import print_tables
+from benchmarks.paper.tables import write_tables
 
 RESULTS = Path(__file__).parents[1] / "results"
-QUICK_CASES = ("LV low",)
 
 
 def main(arguments: list[str] | None = None):
@@ -37,21 +37,20 @@ def main(arguments: list[str] | None = None):
     parser.add_argument("action", nargs="?", choices=("run", "table", "figures"), default="run")
     parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS))
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
-    parser.add_argument("--replicates", type=int, default=100, help="data sets of each case")
+    parser.add_argument("--replicates", type=int, help="data sets of each case; 100, quick 1")
     parser.add_argument("--n-jobs", type=int, default=-1, help="processes; -1 is one per core")
     parser.add_argument("--out", type=Path, help="folder of the results")
     parser.add_argument("--scheduler", metavar="ADDRESS", help="run on this Dask cluster")
-    parser.add_argument("--quick", action="store_true", help="one data set, short chains")
+    parser.add_argument("--quick", action="store_true", help="the first case, short chains")
     options = parser.parse_args(arguments)
     out = options.out or RESULTS / ("paper-quick" if options.quick else "paper")
     if options.action == "run":
         cases = [case.name for case in CASES if case.system_key in options.systems]
-        effort, replicates = FULL, options.replicates
+        effort, replicates = FULL, 100
         if options.quick:
-            cases = [name for name in cases if name in QUICK_CASES]
-            effort, replicates = QUICK, 1
+            cases, effort, replicates = cases[:1], QUICK, 1
         run(
-            tasks_of(cases, options.methods, replicates),
+            tasks_of(cases, options.methods, options.replicates or replicates),
             out,
             effort,
             n_jobs=options.n_jobs,
@@ -59,7 +58,7 @@ def main(arguments: list[str] | None = None):
         )
     if options.action in ("run", "table"):
         combine(out)
-        print_tables(load(out), out)
+        write_tables(load(out), out)
         text = "\n\n".join(markdown_tables(out).values()) + "\n"
         (out / "tables.md").write_text(text, "utf-8")
     if options.action == "figures" or options.quick:

@@ -30,6 +30,11 @@ class PaperCase(NamedTuple):
         return SYSTEMS[self.system_key]
 
     @property
+    def slug(self) -> str:
+        """The name as part of a file's name."""
+        return self.name.replace(",", "").replace(" ", "-")
+
+    @property
     def truth(self) -> np.ndarray:
         """True parameters, in the order of ``system.ode.params``."""
         return np.array([self.system.theta[name] for name in self.system.ode.params])

@@ -41,23 +41,26 @@ def draw_figures(study: xr.Dataset, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for name, figure in _figures(study):
-        if figure.axes:
-            paths.append(folder / f"{name}.png")
-            figure.savefig(paths[-1], dpi=150)
+        paths.append(folder / f"{name}.png")
+        figure.savefig(paths[-1], dpi=150)
         plt.close(figure)
     return paths
 
 
 def _figures(study: xr.Dataset) -> Iterator[tuple[str, Figure]]:
-    yield "rmse", rmse_boxplots(study)
-    for case in study["case"].to_numpy():
-        slug = case.replace(",", "").replace(" ", "-")
-        fits = study.sel(case=case)
+    cases = [case for case in study["case"].to_numpy() if _methods(study.sel(case=case))]
+    if cases:
+        yield "rmse", rmse_boxplots(study.sel(case=cases))
+    for case in cases:
+        slug, fits = case_named(case).slug, study.sel(case=case)
         yield f"trajectories-{slug}", trajectories(fits, case)
         yield f"parameters-{slug}", parameter_boxplots(fits, case)
         yield f"chain-{slug}", example_chain(fits, case)
     for method in study["method"].to_numpy():
-        yield f"fhn-points-{method}", fitzhugh_nagumo(study.sel({"method": method}))
+        known = [case for case in cases if method in _methods(study.sel(case=case))]
+        if spiking := [case for case in known if case.startswith("FHN")]:
+            fits = study.sel({"method": method, "case": spiking})
+            yield f"fhn-points-{method}", fitzhugh_nagumo(fits)
 
 
 def _fitted(fits: xr.Dataset) -> xr.Dataset:
@@ -147,13 +150,7 @@ def trajectories(fits: xr.Dataset, case: str) -> Figure:
 
 def fitzhugh_nagumo(study: xr.Dataset) -> Figure:
     """Draw FitzHugh-Nagumo with ever more observations, states in rows."""
-    cases = [
-        case
-        for case in study["case"].to_numpy()
-        if case.startswith("FHN") and _fitted(study.sel(case=case)).sizes["replicate"]
-    ]
-    if not cases:
-        return plt.figure()
+    cases = study["case"].to_numpy()
     states = case_named(cases[0]).system.ode.states
     figure, axes = _grid(
         len(states) * len(cases), len(cases), (2.6, 2.3), sharex=True, sharey="row"
@@ -212,12 +209,18 @@ def parameter_boxplots(fits: xr.Dataset, case: str) -> Figure:
 
 
 def example_chain(fits: xr.Dataset, case: str) -> Figure:
-    """Draw the marginals of the first data set by every method, with the truth."""
+    """Draw the marginals of the first data set by the methods that have it, with the truth."""
     params, methods = case_named(case).system.ode.params, _methods(fits)
     figure, axes = _grid(len(params), min(4, len(params)), (3.2, 2.6))
-    first = {method: _fitted(fits.sel({"method": method})).isel(replicate=0) for method in methods}
+    by_method = {method: _fitted(fits.sel({"method": method})) for method in methods}
+    first = min(known["replicate"].to_numpy()[0] for known in by_method.values())
+    by_method = {
+        method: known.sel(replicate=first)
+        for method, known in by_method.items()
+        if first in known["replicate"]
+    }
     for param, axis in zip(params, axes, strict=True):
-        draws = {m: _finite(fit["draws"].sel(param=param)) for m, fit in first.items()}
+        draws = {m: _finite(fit["draws"].sel(param=param)) for m, fit in by_method.items()}
         edges = _edges(np.concatenate(list(draws.values())))
         for method, values in draws.items():
             axis.hist(
@@ -227,11 +230,10 @@ def example_chain(fits: xr.Dataset, case: str) -> Figure:
             fits["true_theta"].sel(param=param).item(), color="black", ls="--", lw=1, label="truth"
         )
         axis.set(xlabel=_with_unit(param, case), ylabel="density")
-    if len(axes):
-        figure.suptitle(f"{case}: one data set")
-        figure.legend(
-            *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(methods) + 1
-        )
+    figure.suptitle(f"{case}: one data set")
+    figure.legend(
+        *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(by_method) + 1
+    )
     return figure
 
 

@@ -14,7 +14,7 @@ def _number(column: str, digits: int = 2) -> Callable[[pd.Series], str]:
     def cell(row: pd.Series) -> str:
         if pd.isna(row.get(column)):
             return "-"
-        # Rounded first, then written without an exponent.
+        # Rounded first, then written without an exponent down to 1e-4.
         return f"{float(f'{row[column]:.{digits}g}'):.15g}"
 
     return cell
@@ -56,6 +56,7 @@ COLUMNS: dict[str, Cells] = {
         "NUTS (sets)": _with_error("nuts"),
         "its ratio": _share("nuts ratio"),
         "8 sets as far": _share("nuts chance"),
+        "integration, its ratio": _share("exact ratio"),
     },
     "table1": {
         "sets": _number("sets", 3),
@@ -78,7 +79,7 @@ COLUMNS: dict[str, Cells] = {
         "CPU h for 100 sets of each of these": _number("CPU h, 100 sets of each case"),
     },
 }
-INDEX = {"summary": 2, "table1": 2}
+INDEX = {"summary": 2, "table1": 2, "reference": 2}
 
 
 def markdown_tables(folder: Path) -> dict[str, str]:
@@ -87,7 +88,7 @@ def markdown_tables(folder: Path) -> dict[str, str]:
     Parameters
     ----------
     folder : Path
-        Where :func:`benchmarks.paper.tables.print_tables` has saved them.
+        Where :func:`benchmarks.paper.tables.write_tables` has saved them.
 
     Returns
     -------

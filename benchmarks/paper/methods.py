@@ -6,7 +6,6 @@ To add a method, write a function of (case, data, seed, effort) that returns
 
 from collections import defaultdict
 from collections.abc import Callable
-from time import process_time
 from typing import NamedTuple
 
 import numpy as np
@@ -52,8 +51,6 @@ class Draws(NamedTuple):
     x : array of float
         Draws of the states at the times of the observations, shape
         ``(chain, draw, time, state)``.
-    sampling_seconds : float
-        CPU seconds of the inference proper, without building and compiling.
     is_chain : bool
         Whether draws depend on one another, so that their effective number and
         R-hat mean something.
@@ -63,7 +60,6 @@ class Draws(NamedTuple):
 
     theta: np.ndarray
     x: np.ndarray
-    sampling_seconds: float
     is_chain: bool = True
     note: str = ""
 
@@ -74,13 +70,13 @@ Method = Callable[[PaperCase, Simulation, int, Effort], Draws]
 _compiled: dict[tuple[str, str], list[CompiledPosterior]] = defaultdict(list)
 
 
-def paper_gp(case: PaperCase, data: Simulation, seed: int) -> gm.StateGP:
-    """Fit the paper's kernel: step 1 of Algorithm 1."""
+def paper_gp(case: PaperCase, data: Simulation) -> gm.StateGP:
+    """Fit the paper's kernel, step 1 of Algorithm 1: the same one for every method."""
     settings = case.system.paper
-    return gm.fit_gp(data.t, data.y, cov=settings.cov, shared=settings.shared, random_seed=seed)
+    return gm.fit_gp(data.t, data.y, cov=settings.cov, shared=settings.shared, random_seed=0)
 
 
-def paper_model(case: PaperCase, data: Simulation, seed: int, **options) -> pm.Model:
+def paper_model(case: PaperCase, data: Simulation, **options) -> pm.Model:
     """Build the paper's density: its kernel, gamma and boxes."""
     settings = case.system.paper
     return gm.build_model(
@@ -88,7 +84,7 @@ def paper_model(case: PaperCase, data: Simulation, seed: int, **options) -> pm.M
         data.t,
         data.y,
         priors=case.system.priors(),
-        gp=paper_gp(case, data, seed),
+        gp=paper_gp(case, data),
         gamma=settings.gamma,
         state_box=settings.state_box,
         **options,
@@ -98,22 +94,20 @@ def paper_model(case: PaperCase, data: Simulation, seed: int, **options) -> pm.M
 def fgpgm(case: PaperCase, data: Simulation, seed: int, effort: Effort) -> Draws:
     """Run the paper's single Metropolis chain."""
     settings = case.system.paper
-    model = paper_model(case, data, seed)
-    start = process_time()
     idata = gm.sample_fgpgm(
-        model,
+        paper_model(case, data),
         draws=max(500, int(effort.sweeps * case.sweeps)),
         state_step=settings.state_step,
         param_step=settings.param_step,
         random_seed=seed,
         progressbar=False,
     )
-    return _draws(case, idata["posterior"].dataset, process_time() - start)
+    return _draws(case, idata["posterior"].dataset)
 
 
 def nuts(case: PaperCase, data: Simulation, seed: int, effort: Effort) -> Draws:
     """Run NUTS on the density of :func:`fgpgm`, as :func:`pymc_gradmatch.sample` does."""
-    return _nuts(case, paper_model(case, data, seed), "nuts", seed, effort)
+    return _nuts(case, paper_model(case, data), "nuts", seed, effort)
 
 
 def agm(case: PaperCase, data: Simulation, seed: int, effort: Effort) -> Draws:
@@ -123,7 +117,7 @@ def agm(case: PaperCase, data: Simulation, seed: int, effort: Effort) -> Draws:
     Every density costs factorisations, ten times the others' time, so that there
     are a quarter of the draws.
     """
-    model = adaptive_model(case, data, paper_gp(case, data, seed))
+    model = adaptive_model(case, data, paper_gp(case, data))
     fewer = effort._replace(draws=effort.draws // 2, chains=2)
     return _nuts(case, model, "agm", seed, fewer, bent=False)
 
@@ -148,23 +142,21 @@ def _nuts(
     posterior = compiled_for(model, _compiled[case.name, method])
     rng = np.random.default_rng(seed)
     settings = {"draws": effort.draws, "tune": None, "chains": effort.chains, "cores": 1}
-    start = process_time()
     mode = posterior.find_mode(rng)
     if bent:
         idata = posterior.sample(mode, rng, **settings)
     else:
         idata = posterior.sample_around(straight(mode, posterior.split), rng, **settings)
-    seconds = process_time() - start
     diverging = int(idata["sample_stats"]["diverging"].sum())
     note = f"{diverging} divergences" if diverging else ""
-    return _draws(case, idata["posterior"].dataset, seconds, note)
+    return _draws(case, idata["posterior"].dataset, note)
 
 
-def _draws(case: PaperCase, posterior, seconds: float, note: str = "") -> Draws:
+def _draws(case: PaperCase, posterior, note: str = "") -> Draws:
     theta = np.stack([posterior[name].to_numpy() for name in case.system.ode.params], axis=-1)
     # The refined preset has a finer grid than the observations.
     x = posterior["x"].sel(time=case.t, method="nearest").to_numpy()
-    return Draws(theta, x, seconds, note=note)
+    return Draws(theta, x, note=note)
 
 
 def mvgm(case: PaperCase, data: Simulation, seed: int, effort: Effort) -> Draws:
@@ -175,11 +167,10 @@ def mvgm(case: PaperCase, data: Simulation, seed: int, effort: Effort) -> Draws:
     reading of it: in the eigenbasis of C the Gaussian process' own posterior is
     diagonal, so that each state's factor is a full Gaussian over time.
     """
-    model = paper_model(case, data, seed, parameterization="whitened")
+    model = paper_model(case, data, parameterization="whitened")
     posterior = compiled_for(model, _compiled[case.name, "mvgm"])
-    began = process_time()
     fitted, note = fit_mean_field(model, posterior, seed, effort.steps)
-    return _draws(case, fitted, process_time() - began, note)._replace(is_chain=False)
+    return _draws(case, fitted, note)._replace(is_chain=False)
 
 
 def exact(case: PaperCase, data: Simulation, seed: int, effort: Effort) -> Draws:
@@ -188,10 +179,9 @@ def exact(case: PaperCase, data: Simulation, seed: int, effort: Effort) -> Draws
     No posterior: the maximum over (theta, x0) in the paper's box, and normal
     draws around it, clipped to the box.
     """
-    began = process_time()
-    fit = maximum_likelihood(case, data, paper_gp(case, data, seed), seed)
+    fit = maximum_likelihood(case, data, paper_gp(case, data), seed)
     theta, x = fit.draws(1_000, np.random.default_rng(seed))
-    return Draws(theta[None], x[None], process_time() - began, is_chain=False, note=fit.note)
+    return Draws(theta[None], x[None], is_chain=False, note=fit.note)
 
 
 METHODS: dict[str, Method] = {

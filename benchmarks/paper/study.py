@@ -1,5 +1,6 @@
 """The study: one task per case, method and data set, saved as it finishes."""
 
+import json
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
@@ -68,8 +69,8 @@ def tasks_of(cases: Sequence[str], methods: Sequence[str], replicates: int) -> l
 
 def path_of(task: Task, out: Path) -> Path:
     """Return where a fit is saved."""
-    case = task.case.replace(",", "").replace(" ", "-")
-    return out / "fits" / f"{case}_{task.method}_{task.replicate:03d}.nc"
+    slug = case_named(task.case).slug
+    return out / "fits" / f"{slug}_{task.method}_{task.replicate:03d}.nc"
 
 
 def fit(task: Task, effort: Effort) -> tuple[Task, xr.Dataset]:
@@ -84,7 +85,7 @@ def fit(task: Task, effort: Effort) -> tuple[Task, xr.Dataset]:
             result = summarise(case, data, draws)
         except Exception as error:
             seconds = process_time() - start
-            result = failed(case, f"{type(error).__name__}: {error}"[:300])
+            result = failed(case, f"{type(error).__name__}: {error}")
     result = result.assign(cpu_seconds=seconds, data_seed=task.replicate, method_seed=task.seed)
     return task, result.assign_attrs(task._asdict() | effort._asdict())
 
@@ -114,6 +115,8 @@ def run(
     """Fit what is not saved yet.
 
     This process alone writes, so that workers elsewhere need no shared disk.
+    What fits raise is their result; one that kills its process ends the run,
+    and leaves those that had finished.
 
     Parameters
     ----------
@@ -127,8 +130,14 @@ def run(
         Processes on this machine.
     scheduler : str, optional
         Address of a Dask scheduler, whose workers then do the work.
+
+    Raises
+    ------
+    ValueError
+        If the folder has fits with chains of other lengths.
     """
     (out / "fits").mkdir(parents=True, exist_ok=True)
+    _keep_to_one(effort, out)
     missing = [task for task in tasks if not path_of(task, out).exists()]
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with ExitStack() as stack:
@@ -157,6 +166,19 @@ def _backend(n_jobs: int, scheduler: str | None) -> Iterator[None]:
         raise ImportError(msg) from error
     with Client(scheduler), parallel_config("dask"):
         yield
+
+
+def _keep_to_one(effort: Effort, out: Path) -> None:
+    path, given = out / "effort.json", effort._asdict()
+    if not path.exists():
+        path.write_text(json.dumps(given), "utf-8")
+    there = json.loads(path.read_text("utf-8"))
+    if there != given:
+        msg = (
+            f"the fits in {out} have chains of the lengths {there}, these would have {given}. "
+            "Choose another folder (--out), so that no table mixes them."
+        )
+        raise ValueError(msg)
 
 
 def _save(result: xr.Dataset, path: Path) -> None:

@@ -15,6 +15,19 @@ __all__ = ["QUANTILES", "STARTS", "failed", "summarise"]
 QUANTILES = (0.025, 0.5, 0.975)
 STARTS = ("true", "inferred")
 KEPT = 1_000  # draws of theta, thinned
+DIMS = {
+    "mean": ("param",),
+    "sd": ("param",),
+    "quantiles": ("quantile", "param"),
+    "ess": ("param",),
+    "mcse": ("param",),
+    "rhat": ("param",),
+    "draws": ("draw", "param"),
+    "x": ("time", "state"),
+    "trajectory": ("start", "point", "state"),
+    "rmse": ("start", "state"),
+    "rmse_overall": ("start",),
+}
 
 
 def summarise(case: PaperCase, data: Simulation, draws: Draws) -> xr.Dataset:
@@ -46,33 +59,34 @@ def summarise(case: PaperCase, data: Simulation, draws: Draws) -> xr.Dataset:
     )
     squares = np.square(at_data - data.x)
     kept = np.linspace(0, len(theta) - 1, min(KEPT, len(theta))).astype(int)
-    return xr.Dataset(
-        {
-            "mean": ("param", theta.mean(axis=0)),
-            "sd": ("param", theta.std(axis=0)),
-            "quantiles": (("quantile", "param"), np.quantile(theta, QUANTILES, axis=0)),
-            **_mixing(draws),
-            "draws": (("draw", "param"), theta[kept].astype("float32")),
-            "x": (("time", "state"), states),
-            "trajectory": (("start", "point", "state"), trajectory.astype("float32")),
-            "rmse": (("start", "state"), _root(squares.mean(axis=1))),
-            "rmse_overall": ("start", _root(squares.mean(axis=(1, 2)))),
-            "sampling_seconds": draws.sampling_seconds,
-            "note": draws.note,
-            "failure": "",
-        },
-        coords=_coords(case),
-    )
+    values = _mixing(draws) | {
+        "mean": theta.mean(axis=0),
+        "sd": theta.std(axis=0),
+        "quantiles": np.quantile(theta, QUANTILES, axis=0),
+        "draws": theta[kept].astype("float32"),
+        "x": states,
+        "trajectory": trajectory.astype("float32"),
+        "rmse": _root(squares.mean(axis=1)),
+        "rmse_overall": _root(squares.mean(axis=(1, 2))),
+    }
+    return _row(case, values, note=draws.note, failure="")
 
 
 def failed(case: PaperCase, reason: str) -> xr.Dataset:
-    """Return the row of a fit that failed: its reason, and nothing else."""
-    return xr.Dataset({"failure": reason, "note": ""}, coords=_coords(case))
-
-
-def _coords(case: PaperCase) -> dict:
+    """Return the row of a fit that failed: its reason, and NaN for the rest."""
     ode = case.system.ode
-    return {"param": list(ode.params), "state": list(ode.states), "start": list(STARTS)}
+    sizes = {"param": len(ode.params), "state": len(ode.states), "start": len(STARTS)}
+    sizes |= {"quantile": len(QUANTILES), "time": len(case.t), "point": len(case.points())}
+    shapes = {name: [sizes.get(dim, 1) for dim in dims] for name, dims in DIMS.items()}
+    nothing = {name: np.full(shape, np.nan) for name, shape in shapes.items()}
+    return _row(case, nothing, note="", failure=reason)
+
+
+def _row(case: PaperCase, values: dict[str, np.ndarray], **texts: str) -> xr.Dataset:
+    ode = case.system.ode
+    columns = {name: (DIMS[name], value) for name, value in values.items()}
+    coords = {"param": list(ode.params), "state": list(ode.states), "start": list(STARTS)}
+    return xr.Dataset(columns | texts, coords=coords)
 
 
 def _solved(ode, t, x0, theta) -> np.ndarray:
@@ -86,7 +100,7 @@ def _root(mean_square: np.ndarray) -> np.ndarray:
     return np.sqrt(np.nan_to_num(mean_square, nan=np.inf))
 
 
-def _mixing(draws: Draws) -> dict:
+def _mixing(draws: Draws) -> dict[str, np.ndarray]:
     n_params = draws.theta.shape[-1]
     ess, mcse, rhat = (np.full(n_params, np.nan) for _ in range(3))
     if draws.is_chain:
@@ -95,4 +109,4 @@ def _mixing(draws: Draws) -> dict:
         mcse = az.mcse(theta, method="mean")["theta"].to_numpy()
         if len(draws.theta) > 1:
             rhat = az.rhat(theta)["theta"].to_numpy()
-    return {"ess": ("param", ess), "mcse": ("param", mcse), "rhat": ("param", rhat)}
+    return {"ess": ess, "mcse": mcse, "rhat": rhat}

@@ -6,7 +6,17 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-__all__ = ["agreement", "every_fit", "print_tables", "reductions", "summary"]
+from benchmarks.paper.reference import against_reference
+
+__all__ = [
+    "agreement",
+    "costs",
+    "every_fit",
+    "failures",
+    "reductions",
+    "summary",
+    "write_tables",
+]
 
 PAPER_REDUCTION = {
     ("LV low", "agm"): 0.35,
@@ -17,17 +27,6 @@ PAPER_REDUCTION = {
     ("LV high", "mvgm"): 0.31,
 }
 """Table 1 of Wenk et al. (2019)."""
-REFERENCE_RMSE = {
-    "LV low": 0.062,
-    "LV high": 0.296,
-    "PT low": 0.0101,
-    "PT high": 0.0213,
-    "FHN SNR 10, 20 points": 0.43,
-    "FHN SNR 100, 25 points": 0.062,
-}
-"""Medians of the reference code at full length, from the true x0."""
-REFERENCE_SETS = 8
-"""About how many data sets each of these is of: 6 to 12."""
 ENOUGH = 100  # effective draws, below which a Metropolis chain has not converged
 AGREE = 3.5  # Monte Carlo standard errors; the most of a few parameters in many data sets
 MIXED = 1.01  # R-hat of the NUTS chains
@@ -62,22 +61,30 @@ def _summary(fits: xr.Dataset) -> dict[str, float]:
     for start in ("true", "inferred"):
         errors = fits["rmse_overall"].sel(start=start)
         row |= {
-            f"rmse {start} x0": _quantile(errors, 0.5),
+            f"rmse {start} x0": _median(errors),
             f"q25 {start}": _quantile(errors, 0.25),
             f"q75 {start}": _quantile(errors, 0.75),
         }
     return row | {
         "coverage": float(inside.mean()),
-        "ess": _quantile(fits["ess"].min("param"), 0.5),
-        "rhat": _quantile(fits["rhat"].max("param"), 0.5),
-        "CPU s": _quantile(fits["cpu_seconds"], 0.5),
-        "CPU s sampling": _quantile(fits["sampling_seconds"], 0.5),
+        "ess": _median(fits["ess"].min("param")),
+        "rhat": _median(fits["rhat"].max("param")),
+        "CPU s": _median(fits["cpu_seconds"]),
         "CPU h total": float(fits["cpu_seconds"].sum()) / 3600,
     }
 
 
+def _median(values: xr.DataArray) -> float:
+    known = _known(values)
+    return float(np.median(known)) if known.size else np.nan
+
+
+def _known(values: xr.DataArray) -> np.ndarray:
+    return values.to_numpy()[values.notnull().to_numpy()]
+
+
 def _quantile(values: xr.DataArray, probability: float) -> float:
-    known = values.to_numpy()[values.notnull().to_numpy()]
+    known = _known(values)
     # An order statistic: interpolation would turn an infinite error into NaN.
     return float(np.quantile(known, probability, method="nearest")) if known.size else np.nan
 
@@ -105,7 +112,7 @@ def reductions(study: xr.Dataset) -> pd.DataFrame:
             rows[case, rival] = {
                 "sets": both.sizes["replicate"],
                 "of medians": float(medians.mean()),
-                "paired": _quantile(paired, 0.5),
+                "paired": _median(paired),
                 "paper": PAPER_REDUCTION.get((case, rival), np.nan),
             }
     return _table(rows, "case", "FGPGM against")
@@ -123,44 +130,6 @@ def _both(study: xr.Dataset, case: str, one: str, other: str) -> xr.Dataset | No
     known = fits["fitted"].astype(bool) & (fits["failure"] == "")
     shared = (known.sel({"method": one}) & known.sel({"method": other})).to_numpy()
     return fits.isel(replicate=shared) if shared.any() else None
-
-
-def against_reference(study: xr.Dataset) -> pd.DataFrame:
-    """Return the medians of FGPGM beside those of its reference code.
-
-    ``error`` is the standard error of our median, by the bootstrap over data
-    sets.  NUTS on the same density stands beside it, for chains that mix badly.
-    ``chance`` is for the error of the reference's median: the share of medians
-    of 8 data sets, drawn from ours, that are at least as far from our median.
-    """
-    errors = study["rmse_overall"].sel(start="true")
-    rows = {}
-    for case in [case for case in REFERENCE_RMSE if case in study["case"]]:
-        rows[case] = {"reference": REFERENCE_RMSE[case]}
-        for method in [method for method in ("fgpgm", "nuts") if method in study["method"]]:
-            known = errors.sel({"case": case, "method": method}).dropna("replicate").to_numpy()
-            if known.size:
-                median = np.median(known)
-                away = abs(np.log(REFERENCE_RMSE[case] / median))
-                few = _bootstrap_medians(known, REFERENCE_SETS)
-                rows[case] |= {
-                    f"{method} sets": known.size,
-                    method: median,
-                    f"{method} error": _spread(_bootstrap_medians(known, known.size)),
-                    f"{method} ratio": median / REFERENCE_RMSE[case],
-                    f"{method} chance": (abs(np.log(few / median)) >= away).mean(),
-                }
-    return _table(rows, "case")
-
-
-def _bootstrap_medians(values: np.ndarray, n_sets: int) -> np.ndarray:
-    drawn = np.random.default_rng(1).choice(values, (10_000, n_sets))
-    return np.median(drawn, axis=1)
-
-
-def _spread(values: np.ndarray) -> float:
-    with np.errstate(invalid="ignore"):  # of errors that are infinite
-        return float(values.std())
 
 
 def agreement(study: xr.Dataset) -> pd.DataFrame:
@@ -185,11 +154,11 @@ def agreement(study: xr.Dataset) -> pd.DataFrame:
             "sets": both.sizes["replicate"],
             "converged": int(converged.sum()),
             "agree": float((farthest < AGREE).mean()) if farthest.size else np.nan,
-            "median z": _quantile(z, 0.5),
+            "median z": _median(z),
             "largest z": _quantile(farthest, 1.0),
             "largest distance (sd)": _quantile(apart.where(converged), 1.0),
             "the same, not converged": _quantile(apart.where(~converged), 1.0),
-            "median Metropolis ess": _quantile(chain["ess"].min("param"), 0.5),
+            "median Metropolis ess": _median(chain["ess"].min("param")),
         }
     return _table(rows, "case")
 
@@ -231,7 +200,7 @@ def every_fit(study: xr.Dataset) -> pd.DataFrame:
     return table.astype({"method_seed": "int64"})
 
 
-def print_tables(study: xr.Dataset, out: Path) -> None:
+def write_tables(study: xr.Dataset, out: Path) -> None:
     """Print all tables and save each as CSV, with one of all fits."""
     every_fit(study).to_csv(out / "fits.csv", float_format="%.5g")
     tables = {
@@ -243,6 +212,8 @@ def print_tables(study: xr.Dataset, out: Path) -> None:
         "failures": ("Fits that failed", failures(study).to_frame()),
     }
     for name, (title, table) in tables.items():
+        path = out / f"{name}.csv"
+        path.unlink(missing_ok=True)
         if len(table):
             print(f"\n{title}\n{table.to_string(float_format='{:.3g}'.format)}")
-            table.to_csv(out / f"{name}.csv", float_format="%.5g")
+            table.to_csv(path, float_format="%.5g")
