@@ -2,7 +2,8 @@ r"""The settings of ``preset="refined"``: Theorem 1 without its smoothing bias.
 
 One rule for all problems; docs/accuracy.md has the study behind it.
 
-1. *Grid*: four steps from one observation to the next (fewer for long series).
+1. *Grid*: four steps from one observation to the next (more for short series,
+   fewer for long ones).
 2. *Time* is counted in observations: people observe where things change.
 3. A wide Gaussian process finds the solution: Matern52 with a lengthscale of
    four observations and an amplitude of ten standard deviations of the data,
@@ -15,6 +16,7 @@ One rule for all problems; docs/accuracy.md has the study behind it.
 
 from collections.abc import Mapping
 from functools import reduce
+from math import ceil
 from typing import NamedTuple
 
 import numpy as np
@@ -39,7 +41,9 @@ class RefinedSettings(NamedTuple):
     """What the rule fixes; lengths are in observations or in grid steps."""
 
     steps: int = 4
-    """Grid steps from one observation to the next, at most."""
+    """Grid steps from one observation to the next."""
+    shortest: int = 56
+    """Grid steps in all below which gaps are divided further."""
     longest: int = 160
     """Grid steps in all beyond which gaps are divided no further."""
     wide_lengthscale: float = 4.0
@@ -135,7 +139,7 @@ def refine(
     parameters = parameters_of(priors, ode.params)
     times, states = gp.t_observed, range(len(gp.states))
     if grid is None:
-        grid = int(np.clip(round(settings.longest / (len(times) - 1)), 1, settings.steps))
+        grid = _steps_per_gap(settings, len(times) - 1)
     wide = _counted(pm.gp.cov.Matern52, settings.wide_lengthscale, times)
     on_grid = gp.with_covs([wide for _ in states]).with_grid(grid)
     step = (len(times) - 1) / (len(on_grid.t) - 1)
@@ -159,6 +163,11 @@ def refine(
     centred, found, more = follow(ode, centred, parameters, found, narrowed)
     theta = parameters.by_name(found.u)
     return Refined(centred, gamma_of(centred), theta, moves + more)
+
+
+def _steps_per_gap(settings: RefinedSettings, n_gaps: int) -> int:
+    fewest, most = ceil(settings.shortest / n_gaps), round(settings.longest / n_gaps)
+    return max(1, fewest, min(settings.steps, most))
 
 
 def _scaled(gp: StateGP, amplitude) -> StateGP:

@@ -113,8 +113,8 @@ def test_the_rule_is_what_its_docstring_says(data, lv_fit):
     np.testing.assert_allclose(lv_fit.gamma, 1e-6 * variance / (2 * step) ** 2, rtol=1e-6)
 
 
-@pytest.mark.parametrize(("n_times", "steps"), [(41, 4), (60, 3), (120, 1)])
-def test_long_series_have_fewer_steps_per_gap(decay, n_times, steps):
+@pytest.mark.parametrize(("n_times", "steps"), [(10, 7), (15, 4), (41, 4), (60, 3), (120, 1)])
+def test_short_series_have_more_steps_per_gap_and_long_ones_fewer(decay, n_times, steps):
     ode, priors = decay
     t = np.linspace(0, 4, n_times)
     y = np.exp(-t)[:, None] + np.random.default_rng(1).normal(0, 0.02, (n_times, 1))
