@@ -30,7 +30,16 @@ def priors():
 @pytest.fixture(scope="module")
 def smooth(decay, y, priors):
     return gm.grid_check(
-        decay, T, y, priors=priors, draws=3_000, chains=4, cores=1, random_seed=1, progressbar=False
+        decay,
+        T,
+        y,
+        priors=priors,
+        grid=4,
+        draws=3_000,
+        chains=4,
+        cores=1,
+        random_seed=1,
+        progressbar=False,
     )
 
 
