@@ -167,7 +167,7 @@ def refine(
 
 def _steps_per_gap(settings: RefinedSettings, n_gaps: int) -> int:
     fewest, most = ceil(settings.shortest / n_gaps), round(settings.longest / n_gaps)
-    return max(1, fewest, min(settings.steps, most))
+    return max(fewest, min(settings.steps, most))
 
 
 def _scaled(gp: StateGP, amplitude) -> StateGP:

@@ -10,6 +10,7 @@ import pymc_gradmatch as gm
 from pymc_gradmatch.comparison import compare_draws, judge
 
 T = np.linspace(0, 4, 9)
+REPEATABLE = {"cores": 1, "random_seed": 1, "progressbar": False}
 
 
 @pytest.fixture(scope="module")
@@ -29,18 +30,7 @@ def priors():
 
 @pytest.fixture(scope="module")
 def smooth(decay, y, priors):
-    return gm.grid_check(
-        decay,
-        T,
-        y,
-        priors=priors,
-        grid=4,
-        draws=3_000,
-        chains=4,
-        cores=1,
-        random_seed=1,
-        progressbar=False,
-    )
+    return gm.grid_check(decay, T, y, priors=priors, grid=4, draws=3_000, chains=4, **REPEATABLE)
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +48,7 @@ def spiking():
         draws=200,
         tune=200,
         chains=2,
-        cores=1,
-        random_seed=1,
-        progressbar=False,
+        **REPEATABLE,
     )
 
 
@@ -138,9 +126,7 @@ def test_where_the_posterior_need_not_settle_the_advice_is_the_refined_preset(de
         finer=4,
         draws=500,
         chains=2,
-        cores=1,
-        random_seed=1,
-        progressbar=False,
+        **REPEATABLE,
     )
     assert check.is_fine_enough is False
     assert check.moved["sd_ratio"]["rate"] < 0.8

@@ -48,7 +48,8 @@ def draw_figures(study: xr.Dataset, folder: Path) -> list[Path]:
 
 
 def _figures(study: xr.Dataset) -> Iterator[tuple[str, Figure]]:
-    cases = [case for case in study["case"].to_numpy() if _methods(study.sel(case=case))]
+    by_case = {case: _methods(study.sel(case=case)) for case in study["case"].to_numpy()}
+    cases = [case for case, methods in by_case.items() if methods]
     if cases:
         yield "rmse", rmse_boxplots(study.sel(case=cases))
     for case in cases:
@@ -57,8 +58,8 @@ def _figures(study: xr.Dataset) -> Iterator[tuple[str, Figure]]:
         yield f"parameters-{slug}", parameter_boxplots(fits, case)
         yield f"chain-{slug}", example_chain(fits, case)
     for method in study["method"].to_numpy():
-        known = [case for case in cases if method in _methods(study.sel(case=case))]
-        if spiking := [case for case in known if case.startswith("FHN")]:
+        spiking = [c for c in cases if c.startswith("FHN") and method in by_case[c]]
+        if spiking:
             fits = study.sel({"method": method, "case": spiking})
             yield f"fhn-points-{method}", fitzhugh_nagumo(fits)
 
@@ -179,7 +180,7 @@ def _band(axis: Axes, fits: xr.Dataset, state: str, color: str) -> None:
         low, middle, high = np.quantile(curves, [0.1, 0.5, 0.9], axis=0)
         axis.fill_between(t, low, high, color=color, alpha=0.3, lw=0, label="10 to 90 %")
         axis.plot(t, middle, color=color, label="median over data sets")
-        # One wild trajectory must not flatten all panels of the row.
+    # One wild trajectory must not flatten all panels of the row.
     span = np.ptp(truth)
     axis.set_ylim(truth.min() - 0.3 * span, truth.max() + 0.3 * span)
     axis.plot(t, truth, color="black", ls="--", lw=1, label="truth")
