@@ -1,7 +1,7 @@
 """Right-hand sides: written once by the user, used as a graph and as a function."""
 
 from collections import namedtuple
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import cast
 
@@ -14,6 +14,7 @@ from pytensor.tensor.variable import TensorVariable
 
 from pymc_gradmatch.integration import integrate
 from pymc_gradmatch.naming import in_order, usable_names
+from pymc_gradmatch.righthandside import derivatives_of
 
 __all__ = ["ODE"]
 
@@ -91,21 +92,9 @@ class ODE:
         x = pt.as_tensor(x)
         theta = [pt.as_tensor(value) for value in self.ordered_params(theta)]
         columns = [x[..., k] for k in range(len(self.states))]
-        try:
-            result = self.rhs(pt.as_tensor(t), self._as_states(*columns), self._as_params(*theta))
-        except Exception as error:
-            msg = (
-                f"calling the right-hand side of {self!r} on symbolic tensors raised "
-                f"{type(error).__name__} ({error}). It is called as rhs(t, x, theta) with "
-                f"x = ({', '.join(self.states)}) and theta = ({', '.join(self.params)}). "
-                f"{_advice(error)}"
-            )
-            raise TypeError(msg) from error
-        derivatives = [
-            self._checked_derivative(state, value, columns[0])
-            for state, value in zip(self.states, self._ordered_result(result), strict=True)
-        ]
-        return pt.stack(derivatives, axis=-1)
+        return derivatives_of(
+            self.rhs, pt.as_tensor(t), self._as_states(*columns), self._as_params(*theta)
+        )
 
     def ordered_params(self, theta) -> list:
         """Return parameters in the order of ``params``, from a mapping or a sequence."""
@@ -121,45 +110,6 @@ class ODE:
             msg = f"theta has {len(theta)} values; expected one for each of {list(self.params)}."
             raise ValueError(msg)
         return list(theta)
-
-    def _ordered_result(self, result) -> list:
-        if isinstance(result, Mapping):
-            return in_order(result, self.states, "derivatives returned by the right-hand side are")
-        if not isinstance(result, tuple | list):
-            msg = (
-                f"the right-hand side returns a {type(result).__name__}; expected a tuple, a list "
-                f"or a dict with one expression for each of {list(self.states)}."
-            )
-            raise TypeError(msg)
-        if len(result) != len(self.states):
-            msg = (
-                f"the right-hand side returns {len(result)} expressions; expected "
-                f"{len(self.states)}, one for each of {list(self.states)}."
-            )
-            raise ValueError(msg)
-        return list(result)
-
-    def _checked_derivative(self, state, value, column) -> TensorVariable:
-        try:
-            value = pt.as_tensor(value)
-        except (TypeError, ValueError, NotImplementedError) as error:
-            msg = (
-                f"the derivative of state {state!r} is a {type(value).__name__}; expected a "
-                "number or an expression in t, x and theta written with pm.math functions."
-            )
-            raise TypeError(msg) from error
-        fits = value.ndim <= column.ndim and all(
-            n in (1, m) or n is None or m is None
-            for n, m in zip(value.type.shape[::-1], column.type.shape[::-1], strict=False)
-        )
-        if not fits:
-            msg = (
-                f"the derivative of state {state!r} has shape {value.type.shape} where the state "
-                f"has shape {column.type.shape}; expected one value per time. Index into vectors, "
-                "and sum over states by name."
-            )
-            raise ValueError(msg)
-        return value + pt.zeros_like(column)
 
     def solve(self, t: ArrayLike, x0, theta) -> NDArray[np.float64]:
         """Integrate the ODE numerically with LSODA, relative tolerance 1e-8.
@@ -273,15 +223,6 @@ class ODE:
 
 def _gradient(total: TensorVariable, wrt: TensorVariable) -> TensorVariable:
     return cast("TensorVariable", pytensor.grad(total, wrt, disconnected_inputs="ignore"))
-
-
-def _advice(error: Exception) -> str:
-    if isinstance(error, AttributeError) and isinstance(error.obj, tuple):  # x or theta
-        return "Use these names, or declare what is missing in states or params."
-    return (
-        "Use pm.math or pytensor.tensor functions: numpy's and math's do not work on tensors, "
-        "nor do `if`, `max` and comparisons (use pm.math.switch)."
-    )
 
 
 def _record(name: str, fields: tuple[str, ...]) -> Callable[..., tuple]:
