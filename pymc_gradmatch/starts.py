@@ -16,7 +16,11 @@ __all__ = ["given_starts", "held_variables"]
 
 
 def given_starts(model: pm.Model) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-    """Tell which entries of u have a start of the model's own, and return these starts."""
+    """Tell which entries of u do not start at a draw of their prior, and return these starts.
+
+    States, variances, which start at the support points of their priors, and
+    what has an ``initval``.
+    """
     graphs = make_initial_point_expression(
         free_rvs=model.free_RVs,
         rvs_to_transforms=model.rvs_to_transforms,
@@ -24,11 +28,13 @@ def given_starts(model: pm.Model) -> tuple[NDArray[np.bool_], NDArray[np.float64
         return_transformed=True,
     )
     values = pytensor.function([], graphs, mode=EVALUATE_ONCE)()
-    is_given = [
-        np.full(np.size(value), is_states(rv) or model.rvs_to_initial_values[rv] is not None)
-        for rv, value in zip(model.free_RVs, values, strict=True)
-    ]
-    entries = np.concatenate(is_given)
+    held = held_variables(model)
+
+    def is_given(rv):
+        return is_states(rv) or rv in held or model.rvs_to_initial_values[rv] is not None
+
+    sizes = [np.size(value) for value in values]
+    entries = np.repeat([is_given(rv) for rv in model.free_RVs], sizes)
     return entries, flat(values)[entries]
 
 

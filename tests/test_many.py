@@ -95,6 +95,27 @@ def test_numbers_are_exchanged_not_the_formula(ode, ys, priors):
         exchanged.for_model(other)
 
 
+def test_a_random_sigma_starts_at_its_own_prior_not_at_the_compiled_model_s(ode, ys, priors):
+    medians, spread = (0.01, 0.1), 0.5
+    models = [
+        gm.build_model(
+            ode,
+            T,
+            ys[0],
+            priors=priors,
+            sigma=pm.LogNormal.dist(np.log(median), spread),
+            random_seed=1,
+            **SETTINGS,
+        )
+        for median in medians
+    ]
+    exchanged = compile_posterior(models[0]).for_model(models[1])
+    mean_of_lognormal = np.log(medians[1]) + spread**2 / 2
+    np.testing.assert_allclose(
+        exchanged.draw_start(1)[exchanged.split.is_held], mean_of_lognormal, rtol=1e-12
+    )
+
+
 def test_an_error_that_all_share_is_raised(ode, ys):
     with pytest.raises(ValueError, match="rate"):
         gm.fit_many(ode, T, ys[:2], priors={}, progressbar=False, **SETTINGS)
