@@ -2,6 +2,7 @@
 
 import os
 import signal
+from types import SimpleNamespace
 
 import distributed
 import numpy as np
@@ -12,6 +13,7 @@ from scipy.special import logit
 from benchmarks.paper import methods, results, study, tables
 from benchmarks.paper.adaptive import GAMMAS, adaptive_model
 from benchmarks.paper.cases import CASES, case_named
+from benchmarks.paper.collapse import climb
 from benchmarks.paper.figures import draw_figures
 from benchmarks.paper.methods import FULL, QUICK, Draws
 from benchmarks.paper.summary import summarise
@@ -231,6 +233,23 @@ def test_adaptive_gradient_matching_at_the_estimates_is_fgpgm(name):
     ]
     for ours, expected in zip(*log_densities, strict=True):
         np.testing.assert_allclose(ours.sum(), expected.sum(), rtol=1e-6)
+
+
+def test_evidence_climbs_to_its_maximum_and_is_the_integral():
+    """Assert both for x ~ N(h, s^2), h ~ N(1, 1): log p(h) without x is that of its prior."""
+    s = 0.1
+
+    def density(u):
+        h, x = u
+        z = (x - h) / s
+        value = -(z**2 + (h - 1) ** 2) / 2 - np.log(2 * np.pi * s)
+        return value, np.array([z / s - (h - 1), -z / s])
+
+    is_held = np.array([True, False])
+    posterior = SimpleNamespace(density=density, split=SimpleNamespace(is_held=is_held))
+    evidence, mode = climb(posterior, np.array([-2.0, 0.0]), is_held)
+    np.testing.assert_allclose(mode, [1, 1], atol=0.02)
+    np.testing.assert_allclose(evidence, -np.log(2 * np.pi) / 2, atol=1e-3)
 
 
 def test_names_that_two_systems_share_stay_apart():

@@ -54,9 +54,6 @@ def _table(rows: dict, *index: str) -> pd.DataFrame:
 
 
 def _summary(fits: xr.Dataset) -> dict[str, float]:
-    truth = fits["true_theta"]
-    low, high = (fits["quantiles"].sel(quantile=edge) for edge in (0.025, 0.975))
-    inside = ((low <= truth) & (truth <= high)).where(truth.notnull() & low.notnull())
     row = {"sets": fits.sizes["replicate"], "failures": int((fits["failure"] != "").sum())}
     for start in ("true", "inferred"):
         errors = fits["rmse_overall"].sel(start=start)
@@ -66,12 +63,19 @@ def _summary(fits: xr.Dataset) -> dict[str, float]:
             f"q75 {start}": _quantile(errors, 0.75),
         }
     return row | {
-        "coverage": float(inside.mean()),
+        "coverage": float(_covered(fits).mean()),
         "ess": _median(fits["ess"].min("param")),
         "rhat": _median(fits["rhat"].max("param")),
         "CPU s": _median(fits["cpu_seconds"]),
         "CPU h total": float(fits["cpu_seconds"].sum()) / 3600,
     }
+
+
+def _covered(fits: xr.Dataset) -> xr.DataArray:
+    """Tell which true parameters lie in their central 95 % intervals."""
+    truth = fits["true_theta"]
+    low, high = (fits["quantiles"].sel(quantile=edge, drop=True) for edge in (0.025, 0.975))
+    return ((low <= truth) & (truth <= high)).where(truth.notnull() & low.notnull())
 
 
 def _median(values: xr.DataArray) -> float:
@@ -184,17 +188,20 @@ def failures(study: xr.Dataset) -> pd.Series:
 
 
 def every_fit(study: xr.Dataset) -> pd.DataFrame:
-    """Return one row per fit: its seed, errors, least effective draws and CPU seconds."""
+    """Return one row per fit: its seed, errors, coverage, mixing, CPU seconds and estimates."""
+    means = study["mean"]
     columns = {
         "method_seed": study["method_seed"],
         "rmse_true_x0": study["rmse_overall"].sel(start="true", drop=True),
         "rmse_inferred_x0": study["rmse_overall"].sel(start="inferred", drop=True),
+        "covered": _covered(study).mean("param"),
         "ess": study["ess"].min("param"),
         "rhat": study["rhat"].max("param"),
         "cpu_seconds": study["cpu_seconds"],
         "note": study["note"],
         "failure": study["failure"],
     }
+    columns |= {f"mean {name}": means.sel(param=name, drop=True) for name in study["param"].values}
     table = xr.Dataset(columns).to_dataframe(dim_order=["case", "method", "replicate"])
     table = table[study["fitted"].to_series().reorder_levels(table.index.names)[table.index] == 1]
     return table.astype({"method_seed": "int64"})
