@@ -22,6 +22,7 @@ COLORS = {
     "exact": "C7",
 }
 NARROWEST = 6.0  # inches, for titles and legends
+STATE_LABELS = {"prey": "prey (population)", "predator": "predator (population)"}
 UNITS = {"LV": "time", "PT": "time (s)", "FHN": "time"}
 PARAMETER_UNITS = {
     "LV": {
@@ -81,10 +82,10 @@ def _color(method: str) -> str:
 
 
 def _boxes(axis: Axes, values: dict[str, np.ndarray]) -> np.ndarray:
-    """Draw one box per method, in its colour, and return the ends of their whiskers."""
+    """Draw one box per method, named with its number of values, and return the whiskers' ends."""
     boxes = axis.boxplot(
         list(values.values()),
-        tick_labels=list(values),
+        tick_labels=[f"{method} ({len(each)})" for method, each in values.items()],
         patch_artist=True,
         medianprops={"color": "black"},
         flierprops={"markersize": 3},
@@ -123,8 +124,11 @@ def rmse_boxplots(study: xr.Dataset) -> Figure:
             )
             errors[method] = values[np.isfinite(values)]
         _boxes(axis, errors)
-        axis.set(title=case, ylabel="RMSE of the states", yscale="log")
-    figure.suptitle("Trajectories from the true x0 by the posterior mean of theta")
+        axis.set(title=case, ylabel="RMSE (units of the states)", yscale="log")
+    figure.suptitle(
+        "Errors of the trajectories from the true x0 by the posterior mean of theta "
+        "(numbers of data sets)"
+    )
     return figure
 
 
@@ -138,11 +142,12 @@ def trajectories(fits: xr.Dataset, case: str) -> Figure:
     for state in states:
         for method in methods:
             axis = next(panels)
-            _band(axis, _fitted(fits.sel({"method": method})), state, _color(method))
+            fitted = _fitted(fits.sel({"method": method}))
+            _band(axis, fitted, state, _color(method))
             if state == states[0]:
-                axis.set_title(method)
+                axis.set_title(f"{method}, {fitted.sizes['replicate']} data sets")
             if method == methods[0]:
-                axis.set_ylabel(state)
+                axis.set_ylabel(STATE_LABELS.get(state, state))
             if state == states[-1]:
                 axis.set_xlabel(UNITS[case_named(case).system_key])
     _legend(figure, axes[0], f"{case}: trajectories from the true x0")
@@ -161,9 +166,11 @@ def fitzhugh_nagumo(study: xr.Dataset) -> Figure:
     for state in states:
         for case in cases:
             axis = next(panels)
-            _band(axis, _fitted(study.sel(case=case)), state, _color(method))
+            fitted = _fitted(study.sel(case=case))
+            _band(axis, fitted, state, _color(method))
             if state == states[0]:
-                axis.set_title(case.removeprefix("FHN "))
+                name = case.removeprefix("FHN ")
+                axis.set_title(f"{name}\n{fitted.sizes['replicate']} data sets")
             if case == cases[0]:
                 axis.set_ylabel(state)
             if state == states[-1]:
