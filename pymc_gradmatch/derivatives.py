@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from pymc.initial_point import make_initial_point_expression
 from pytensor.compile.mode import Mode
 from pytensor.gradient import pushforward, zero_grad
-from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace, graph_replace
 from pytensor.graph.traversal import ancestors
 from pytensor.scalar.basic import Clip
@@ -27,7 +26,7 @@ from pytensor.tensor.random.op import RNGConsumerOp
 from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_gradmatch.kernels import describe
+from pymc_gradmatch.kernels import describe, is_stationary
 
 __all__ = [
     "EVALUATE_ONCE",
@@ -185,9 +184,28 @@ def write_blocks(cov: pm.gp.cov.BaseCovariance, t: NDArray[np.float64]) -> Block
     times = pt.vector("t1"), pt.vector("t2")
     blocks: tuple = covariance_blocks(cov, *times)
     checked_blocks(_compiled(cov, blocks, times), cov, t)
-    there: dict[Variable, Variable] = dict.fromkeys(times, pt.constant(t))
-    square = (len(t), len(t))
-    return Blocks(*(pt.specify_shape(g, square) for g in graph_replace([*blocks], there)))
+    if is_stationary(cov):
+        differences, places = _differences(t)
+        graphs = [graph.ravel()[places] for graph in _at(blocks, times, differences, [0.0])]
+    else:
+        graphs = _at(blocks, times, t, t)
+    return Blocks(*(pt.specify_shape(graph, (len(t), len(t))) for graph in graphs))
+
+
+def _differences(t: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Return all differences of two times, each once, and which of them every pair has.
+
+    On a regular grid of n times there are 2 n - 1, so that a kernel of them costs little.
+    """
+    differences = t[:, None] - t
+    rounded = np.round(differences / np.ptp(t), 12)
+    _, first, places = np.unique(rounded, return_index=True, return_inverse=True)
+    return differences.ravel()[first], places.reshape(differences.shape)
+
+
+def _at(graphs: Sequence, times: Sequence, t1, t2) -> list[TensorVariable]:
+    there = dict(zip(times, map(pt.constant, (t1, t2)), strict=True))
+    return cast("list[TensorVariable]", graph_replace([*graphs], there))
 
 
 def at_support_points(graphs: Sequence) -> list:

@@ -10,7 +10,7 @@ from pymc.pytensorf import rvs_in_graph
 from pytensor.graph.traversal import explicit_graph_inputs
 from pytensor.tensor.variable import TensorConstant, TensorVariable
 
-__all__ = ["Sigmoid", "check_kernels", "check_time_only", "describe", "is_random"]
+__all__ = ["Sigmoid", "check_kernels", "check_time_only", "describe", "is_random", "is_stationary"]
 
 
 class Sigmoid(pm.gp.cov.Covariance):
@@ -110,6 +110,15 @@ def _check_closed(cov: pm.gp.cov.BaseCovariance):
 def is_random(cov: pm.gp.cov.BaseCovariance) -> bool:
     """Tell whether a kernel has random hyperparameters."""
     return bool(rvs_in_graph([cov(pt.vector("t")[:, None])]))
+
+
+def is_stationary(cov) -> bool:
+    """Tell whether a kernel, or a factor of one, is known to depend on time differences alone."""
+    if isinstance(cov, pm.gp.cov.Combination):
+        return all(is_stationary(part) for part in cov._factor_list)
+    if isinstance(cov, pm.gp.cov.BaseCovariance):
+        return isinstance(cov, pm.gp.cov.Stationary | pm.gp.cov.Constant)
+    return np.ndim(cov) == 0
 
 
 def describe(cov: pm.gp.cov.BaseCovariance) -> str:
