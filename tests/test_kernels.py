@@ -9,7 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pymc_gradmatch as gm
-from pymc_gradmatch.derivatives import covariance_blocks, evaluate_blocks
+from pymc_gradmatch.derivatives import (
+    EVALUATE_ONCE,
+    covariance_blocks,
+    evaluate_blocks,
+    write_blocks,
+)
 from pymc_gradmatch.kernels import Sigmoid, describe
 
 T = np.array([0.0, 0.3, 0.45, 1.1, 2.0])
@@ -137,3 +142,11 @@ def test_description_names_kernel_and_hyperparameters():
     cov = 2.5 * pm.gp.cov.RatQuad(1, ls=0.5, alpha=3.0) * pm.gp.cov.Periodic(1, period=2.0, ls=1.0)
     assert describe(cov) == "2.5 * RatQuad(ls=0.5, alpha=3) * Periodic(ls=1, period=2)"
     assert describe(Sigmoid(0.5, 2.0) ** 2) == "Sigmoid(a=0.5, b=2) ** 2"
+
+
+@pytest.mark.parametrize("t", [np.linspace(0.1, 3, 7), T], ids=["regular", "irregular"])
+def test_written_blocks_are_the_evaluated_ones(cov, t):
+    """Assert that one value for all pairs of times as far apart is the value of each."""
+    written, evaluated = write_blocks(cov, t), evaluate_blocks(cov, t)
+    for graph, matrix in zip(written, evaluated, strict=True):
+        np.testing.assert_allclose(graph.eval(mode=EVALUATE_ONCE), matrix, rtol=1e-6, atol=1e-9)
