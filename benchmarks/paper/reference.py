@@ -32,8 +32,8 @@ def against_reference(study: xr.Dataset) -> pd.DataFrame:
     sets.  NUTS on the same density stands beside it, for chains that mix badly.
     ``chance`` is for the error of the reference's median: the share of medians
     of 8 data sets, drawn from ours, that are at least as far from our median.
-    Numerical integration is the control: it has no settings to differ in, so
-    that its ratio shows how far the data sets themselves differ.
+    Numerical integration is the control: it has neither kernel nor gamma to
+    differ in, so that its ratio shows how far the data sets themselves differ.
     """
     ours = [method for method in ("fgpgm", "nuts", "exact") if method in study["method"]]
     rows = []
