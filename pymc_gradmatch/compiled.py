@@ -19,7 +19,7 @@ from xarray import DataTree
 
 from pymc_gradmatch.curved import Coordinates, Split, curve, retrace, straight
 from pymc_gradmatch.derivatives import EVALUATE_ONCE
-from pymc_gradmatch.laplace import Laplace, laplace, maximise
+from pymc_gradmatch.laplace import Density, Laplace, laplace, maximise
 from pymc_gradmatch.native import COORDINATES, NativeDensity
 from pymc_gradmatch.packed import compile_written, cut, flat, pack
 from pymc_gradmatch.starts import given_starts, held_variables
@@ -104,12 +104,12 @@ class CompiledPosterior:
         """
         free = ~self.split.is_held
         starts = [self.draw_start(seed) for seed in rng.integers(2**31, size=N_STARTS)]
-        joint = self._along(starts[0], free)
+        joint = self.along(starts[0], free)
         if all(np.array_equal(start, starts[0]) for start in starts):
             return self._with_held(starts[0], laplace(joint, starts[0][free]))
         parameters = ~(self.split.is_state | self.split.is_held)
         climbed = [
-            _with_entries(u, parameters, maximise(self._along(u, parameters), [u[parameters]]))
+            _with_entries(u, parameters, maximise(self.along(u, parameters), [u[parameters]]))
             for u in starts
             if np.isfinite(self.density(u)[0])
         ]
@@ -178,7 +178,7 @@ class CompiledPosterior:
         factor[np.ix_(free, free)] = mode.factor
         return Laplace(_with_entries(start, free, mode.location), factor, mode.log_density)
 
-    def _along(self, u, entries):
+    def along(self, u, entries) -> Density:
         """Return the density as a function of some entries of u, the others fixed."""
 
         def density(part):

@@ -54,14 +54,7 @@ def climb(
         nonlocal best, mode
         u = mode.copy()
         u[moved] = values
-
-        def density(part):
-            point = u.copy()
-            point[free] = part
-            value, gradient = posterior.density(point)
-            return value, gradient[free]
-
-        fit = laplace(density, u[free])
+        fit = laplace(posterior.along(u, free), u[free])
         log_volume = np.linalg.slogdet(fit.factor)[1] + free.sum() / 2 * np.log(2 * np.pi)
         evidence = fit.log_density + log_volume
         if evidence > best:
