@@ -1,5 +1,7 @@
 """The gradient-matching term of Theorem 1 as a PyMC distribution."""
 
+from typing import NamedTuple
+
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
@@ -17,7 +19,7 @@ from pymc_gradmatch.gp import StateGP
 from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.series import fits_states
 
-__all__ = ["GradientMatchingODE", "gradient_mismatch"]
+__all__ = ["Constraint", "GradientMatchingODE", "constraints", "gradient_mismatch"]
 
 
 def gradient_mismatch(ode: ODE, x: TensorVariable, theta, gp: StateGP) -> TensorVariable:
@@ -47,26 +49,61 @@ def gradient_mismatch(ode: ODE, x: TensorVariable, theta, gp: StateGP) -> Tensor
 class GradientMatchingODERV(SymbolicRandomVariable):
     """The random variable behind :class:`GradientMatchingODE`; draws under every backend.
 
-    How many parameters it has depends on the basis, so its signature belongs to
-    the instance and PyMC hands all inputs, ``rng`` and ``size`` too, to ``logp``.
+    States and parameters are among its inputs, and ODE and Gaussian processes
+    its attributes, so that a model tells which equations it holds: see
+    :func:`constraints`.  They take no part in the density, which is that of
+    the mismatch.  How many parameters it has depends on the basis, so its
+    signature belongs to the instance and PyMC hands all inputs, ``rng`` and
+    ``size`` too, to ``logp``.
     """
 
     name = "GradientMatchingODE"
     _print_name = ("GradientMatchingODE", r"\operatorname{GradientMatchingODE}")
 
+    def __init__(self, *args, ode: ODE, gp: StateGP, **kwargs):
+        self.ode, self.gp = ode, gp
+        super().__init__(*args, **kwargs)
+
     @classmethod
-    def rv_op(cls, mismatch, *basis, size=None, rng=None):
+    def rv_op(cls, mismatch, x, theta, *basis, ode, gp, size=None, rng=None):
         """Build the random variable from the parameters of its distribution."""
         rng = normalize_rng_param(rng)
         size = normalize_size_param(size)
         batch = tuple(mismatch.shape[:-2]) if rv_size_is_none(size) else tuple(size)
         next_rng, noise = normal.draw(rng, batch, normal.basis_of(basis))
-        inputs = [rng, size, mismatch, *basis]
+        inputs = [rng, size, mismatch, x, theta, *basis]
+        core = f"(t,k),(t,k),(s,p),{normal.signature(basis)}"
         return cls(
             inputs=inputs,
             outputs=[next_rng, mismatch + noise],
-            extended_signature=f"[rng],[size],(t,k),{normal.signature(basis)}->[rng],(t,k)",
+            extended_signature=f"[rng],[size],{core}->[rng],(t,k)",
+            ode=ode,
+            gp=gp,
         )(*inputs)
+
+    def rebuild_rv(self, *parameters, **kwargs):
+        """Build it anew from other inputs, for the same ODE."""
+        return self.rv_op(*parameters, ode=self.ode, gp=self.gp, **kwargs)
+
+
+class Constraint(NamedTuple):
+    """One :class:`GradientMatchingODE` of a model: which states obey which equations."""
+
+    name: str
+    ode: ODE
+    gp: StateGP
+    x: TensorVariable
+    """States in the data's units on the grid ``gp.t``, shape ``(..., time, state)``."""
+    theta: TensorVariable
+    """Parameters in the order of ``ode.params``, shape ``(..., 1, param)``."""
+
+
+def constraints(model: pm.Model) -> list[Constraint]:
+    """Return the constraints of a model, in their order."""
+    found = [rv for rv in model.observed_RVs if isinstance(rv.owner.op, GradientMatchingODERV)]
+    return [
+        Constraint(rv.name, rv.owner.op.ode, rv.owner.op.gp, *rv.owner.inputs[3:5]) for rv in found
+    ]
 
 
 class GradientMatchingODE(Continuous):
@@ -166,15 +203,16 @@ class GradientMatchingODE(Continuous):
         check_shape(x, gp)
         basis = _tolerant_basis(gamma, gp)
         mismatch = gradient_mismatch(ode, x, theta, gp)
-        return super().dist([mismatch, *map(pt.as_tensor, basis)], **kwargs)
+        parameters = [mismatch, x, _in_one(ode.ordered_params(theta)), *map(pt.as_tensor, basis)]
+        return super().dist(parameters, ode=ode, gp=gp, **kwargs)
 
-    def support_point(rv, rng, size, mismatch, *basis):
+    def support_point(rv, rng, size, mismatch, x, theta, *basis):
         """Return the mismatch itself, broadcast to the full shape."""
         if rv_size_is_none(size):
             return mismatch
         return pt.broadcast_to(mismatch, (*size, *mismatch.shape[-2:]))
 
-    def logp(value, rng, size, mismatch, *parameters):
+    def logp(value, rng, size, mismatch, x, theta, *parameters):
         """Write log N(value | mismatch, A + gamma I), of batch shape."""
         basis = normal.basis_of(parameters)
         return check_parameters(
@@ -182,6 +220,12 @@ class GradientMatchingODE(Continuous):
             basis.variances > 0,
             msg="gamma > 0",
         )
+
+
+def _in_one(theta) -> TensorVariable:
+    """Return parameters that broadcast against ``(..., time)`` as ``(..., time or 1, param)``."""
+    values = [pt.atleast_1d(pt.as_tensor(value)).astype("float64") for value in theta]
+    return pt.stack(pt.broadcast_arrays(*values), axis=-1)
 
 
 def _tolerant_basis(gamma, gp: StateGP) -> normal.Basis:
