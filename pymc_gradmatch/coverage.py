@@ -7,10 +7,12 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from pymc_gradmatch.importance import LogDensity, Mixture, Weighted, search, weigh
+from pymc_gradmatch.ridges import modes_and_ridges
 
 __all__ = ["Coverage", "cover"]
 
-WIDTHS = (2.0, 4.0, 8.0)  # of the first proposals, in standard deviations of the given draws
+WIDTHS = (2.0, 5.0)  # of first proposals, in standard deviations of the given draws
+CLIMBERS = 4  # draws from which modes are climbed to
 DRAWS = (1_500, 6_000)  # of a round of each search, in turn, where the searches disagree
 ERRORS = 4.0  # Monte Carlo standard errors that agreement allows for
 CLOSE = 0.15  # standard deviations, or of a log, that do not matter
@@ -52,7 +54,11 @@ class Coverage(NamedTuple):
 def cover(
     target: LogDensity, draws: NDArray[np.float64], n_draws: int, rng: np.random.Generator
 ) -> Coverage:
-    """Search for a target from proposals wider than some draws, and compare what is found.
+    """Search for a target from several starts, and compare what is found.
+
+    Two searches start from proposals wider than some draws, one from the modes
+    nearby and the ridges that lead away from them.  Where they disagree, each
+    starts again from all that was found.
 
     Parameters
     ----------
@@ -71,17 +77,18 @@ def cover(
         Of the first attempt with a reliable k and searches that agree, else of the last.
     """
     mean, covariance = draws.mean(axis=0), np.atleast_2d(np.cov(draws.T))
+    starts = [Mixture.around(mean, width**2 * covariance) for width in WIDTHS]
+    climbing = rng.choice(draws, CLIMBERS, replace=False)
+    starts.append(modes_and_ridges(target, climbing, covariance))
     n_rounds = 0
     for n_searching in DRAWS:
-        starts = [Mixture.around(mean, width**2 * covariance) for width in WIDTHS]
         searches = [search(target, start, n_searching, rng) for start in starts]
         n_rounds += sum(found.n_rounds for found in searches)
-        coverage = _together(target, [found.proposal for found in searches], n_draws, rng)
-        coverage = coverage._replace(n_rounds=n_rounds)
+        proposals = [found.proposal for found in searches]
+        coverage = _together(target, proposals, n_draws, rng)._replace(n_rounds=n_rounds)
         if coverage.is_reliable:
             break
-        points, weights = coverage.weighted.points, coverage.weighted.weights
-        mean, covariance = weights @ points, coverage.covariance
+        starts = [Mixture.of([*starts, *proposals])] * len(starts)
     return coverage
 
 

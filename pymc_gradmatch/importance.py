@@ -1,6 +1,7 @@
 """Importance sampling from mixtures that move to their target, and what says that they cover it."""
 
 from collections.abc import Callable
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -14,11 +15,15 @@ __all__ = ["Mixture", "Search", "Weighted", "fit_mixture", "reliable_k", "search
 
 DEGREES = 7  # tails of the proposal: heavier than most posteriors', with a finite kurtosis
 MAX_ROUNDS = 30
-ENOUGH = 0.3  # effective draws, as a share of a round's, at which a proposal is left as it is
+ENOUGH = 0.2  # effective draws, as a share of a round's, at which a proposal is left as it is
 PER_COORDINATE = 10  # effective draws that a mean and a covariance are estimated from
 AT_LEAST = 0.1  # effective draws, as a share of a round's, that a proposal is fitted to
-MOST_PARTS = 12
-EM_STEPS = 30
+MOST_PARTS = 16
+EM_STEPS, LITTLE = 30, 1e-4
+SMALL = 0.1
+MAX_RELIABLE = 5  # rounds with a reliable k, of which the best is taken
+STRETCH = 2.5
+FITTED = 3_000  # draws that a mixture is fitted to
 FLATTEST = 1e-12  # least power of the weights; log ratios of 1e9 occur where sigma is tiny
 
 type LogDensity = Callable[[NDArray[np.float64]], NDArray[np.float64]]
@@ -55,6 +60,16 @@ class Mixture(NamedTuple):
             ],
             axis=1,
         )
+
+    def stretched(self) -> "Mixture":
+        """Return the mixture with a second half in which parts are longer along their longest axis.
+
+        What a ridge goes on with lies there: a fit to draws never reaches beyond them.
+        """
+        lengths, axes = np.linalg.eigh(self.shapes)
+        longest = np.sqrt(lengths[:, -1:]) * axes[..., -1]
+        longer = self.shapes + (STRETCH**2 - 1) * longest[:, :, None] * longest[:, None, :]
+        return Mixture.of([self, self._replace(shapes=longer)])
 
     def draw(self, n: int, rng: np.random.Generator) -> NDArray[np.float64]:
         """Return n draws, each part in its share to within one draw."""
@@ -156,7 +171,8 @@ def search(
     Returns
     -------
     Search
-        The first proposal with a reliable k and enough effective draws, or the last.
+        The first proposal with a reliable k and enough effective draws, else the best of
+        five with a reliable k, or the last.
 
     Raises
     ------
@@ -169,13 +185,16 @@ def search(
        importance sampling. *Scandinavian Journal of Statistics* 39(4).
     """
     proposals, drawn, heights, densities = [start], [], [], []
+    reliable: list[tuple[float, Mixture]] = []
     for n_rounds in range(1, MAX_ROUNDS + 1):
         latest = proposals[-1]
         drawn.append(latest.draw(n_draws, rng))
         heights.append(target(drawn[-1]))
         own = weigh(drawn[-1], heights[-1] - latest.log_density(drawn[-1]))
-        if own.is_reliable and own.n_effective > ENOUGH * n_draws:
-            return Search(latest, n_rounds)
+        if own.is_reliable:
+            reliable.append((own.n_effective, latest))
+        if own.is_reliable and own.n_effective > ENOUGH * n_draws or len(reliable) == MAX_RELIABLE:
+            break
         # Densities of all draws under all proposals, of which only the new ones are missing.
         densities = [
             np.append(known, proposal.log_density(drawn[-1]))
@@ -193,8 +212,11 @@ def search(
             raise ValueError(msg)
         needed = max(AT_LEAST * n_draws, PER_COORDINATE * points.shape[1])
         weights = _flattened(log_ratio[possible], needed)
-        proposals.append(fit_mixture(points[possible], weights, rng))
-    return Search(proposals[-1], MAX_ROUNDS)
+        chosen = rng.choice(np.flatnonzero(possible), size=FITTED, p=weights)
+        proposals.append(fit_mixture(points[chosen], rng).stretched())
+    if reliable:
+        latest = max(reliable, key=itemgetter(0))[1]
+    return Search(latest, n_rounds)
 
 
 def _flattened(log_ratio, n_needed: float) -> NDArray[np.float64]:
@@ -208,86 +230,71 @@ def _flattened(log_ratio, n_needed: float) -> NDArray[np.float64]:
         power *= 0.8
 
 
-def fit_mixture(
-    points: NDArray[np.float64], weights: NDArray[np.float64], rng: np.random.Generator
-) -> Mixture:
-    """Fit a mixture of t distributions to weighted points, with as many parts as pay.
+def fit_mixture(points: NDArray[np.float64], rng: np.random.Generator) -> Mixture:
+    """Fit a mixture of t distributions to points, with as many parts as pay.
 
     The number of parts is doubled as long as the points that a fit has not seen
     become more probable.
 
     Parameters
     ----------
-    points, weights : array of float
-        Shapes ``(point, n)`` and ``(point,)``, weights of sum one.
+    points : array of float
+        Shape ``(point, n)``; some may be repeated.
     rng : numpy.random.Generator
         Chooses the points that are held back, and where parts begin.
     """
-    mean = weights @ points
-    covariance = np.atleast_2d(np.cov(points.T, aweights=weights, ddof=0))
-    scale = np.sqrt(np.diagonal(covariance))
-    standard = (points - mean) / scale
-    learnt = rng.random(len(points)) < 0.5
-    n_effective = 1 / np.square(weights).sum()
-    best, n_parts, score = None, 1, -np.inf
-    while n_parts <= min(MOST_PARTS, n_effective / (PER_COORDINATE * points.shape[1])) or n_parts == 1:
-        fit = _em(standard[learnt], weights[learnt], n_parts, rng)
-        new_score = weights[~learnt] @ fit.log_density(standard[~learnt])
+    distinct, which = np.unique(points, axis=0, return_inverse=True)
+    most = min(MOST_PARTS, len(distinct) // (PER_COORDINATE * points.shape[1]))
+    held_back = (rng.random(len(distinct)) < 0.5)[which]  # the same draws on the same side
+    n_parts, score = 1, -np.inf
+    for candidate in 2 ** np.arange(int(np.log2(max(most, 1))) + 1):
+        fit = _em(points[~held_back], int(candidate), rng)
+        new_score = fit.log_density(points[held_back]).mean()
         if new_score <= score:
             break
-        best, score, n_parts = n_parts, new_score, 2 * n_parts
-    fit = _em(standard, weights, best or 1, rng)
-    return Mixture(fit.shares, mean + scale * fit.means, fit.shapes * np.outer(scale, scale))
+        n_parts, score = int(candidate), new_score
+    return _em(points, n_parts, rng)
 
 
-def _em(points, weights, n_parts: int, rng) -> Mixture:
-    """Maximise the weighted likelihood of a mixture by expectation and maximisation."""
+def _em(points, n_parts: int, rng) -> Mixture:
+    """Maximise the likelihood of a mixture by expectation and maximisation."""
     n = points.shape[1]
-    weights = weights / weights.sum()
-    overall = np.atleast_2d(np.cov(points.T, aweights=weights, ddof=0))
-    mean = weights @ points
-    fit = Mixture.around(mean, overall)
+    overall = np.atleast_2d(np.cov(points.T)) + 1e-12 * np.eye(n)
+    fit = Mixture.around(points.mean(axis=0), overall)
     if n_parts > 1:
-        chosen = points[rng.choice(len(points), size=2_000, p=weights)]
-        whitened = np.linalg.solve(np.linalg.cholesky(overall + 1e-9 * np.eye(n)), chosen.T).T
-        centers, labels = kmeans2(whitened, n_parts, minit="++", rng=rng)
-        counts = np.bincount(labels, minlength=n_parts)
-        fit = Mixture(
-            np.full(n_parts, 1 / n_parts),
-            np.stack([chosen[labels == k].mean(axis=0) if counts[k] else mean for k in range(n_parts)]),
-            np.stack([overall / n_parts ** (2 / n) for _ in range(n_parts)]),
-        )
-    total = -np.inf
+        whitened = np.linalg.solve(np.linalg.cholesky(overall), points.T).T
+        _, labels = kmeans2(whitened, n_parts, minit="++", rng=rng)
+        shares = np.eye(n_parts)[labels]
+        fit = Mixture(*(np.repeat(part, n_parts, axis=0) for part in fit))
+        fit = _maximised(points, shares, fit, overall)
+    likelihood = -np.inf
     for _ in range(EM_STEPS):
         log_parts = fit.log_parts(points)
         log_all = logsumexp(log_parts, axis=1)
-        if weights @ log_all - total < 1e-4:
+        if log_all.mean() - likelihood < LITTLE:
             break
-        total = weights @ log_all
-        shares = weights[:, None] * np.exp(log_parts - log_all[:, None])
-        fit = _maximised(points, shares, fit, overall)
+        likelihood = log_all.mean()
+        fit = _maximised(points, np.exp(log_parts - log_all[:, None]), fit, overall)
     return fit
 
 
 def _maximised(points, shares, fit: Mixture, overall) -> Mixture:
     """Return the mixture of which each part fits its share of the points best."""
-    n = points.shape[1]
+    n_points, n = points.shape
     means, shapes = [], []
-    totals = shares.sum(axis=0)
+    totals = shares.sum(axis=0) + LITTLE
     for share, total, mean, shape in zip(shares.T, totals, fit.means, fit.shapes, strict=True):
-        if total < 1e-6:
-            means.append(mean)
-            shapes.append(shape)
-            continue
-        away = points - mean
-        distance = np.einsum("ij,ij->i", away, np.linalg.solve(shape, away.T).T)
-        counted = share * (DEGREES + n) / (DEGREES + distance)
+        distance = _distance(points - mean, shape)
+        counted = share * (DEGREES + n) / (DEGREES + distance) + LITTLE / n_points
         center = counted @ points / counted.sum()
         away = points - center
         spread = (counted * away.T) @ away / total
-        # A few points say little about a covariance: the rest of it is that of all.
-        n_effective = total**2 / np.square(share).sum()
-        known = n_effective / (n_effective + n + 1)
+        # A few points say little about a covariance; the rest is a small one like that of all.
+        known = total / (total + n + 1)
         means.append(center)
-        shapes.append(known * spread + (1 - known) * overall * 0.1)
-    return Mixture(np.maximum(totals, 1e-6) / np.maximum(totals, 1e-6).sum(), np.stack(means), np.stack(shapes))
+        shapes.append(known * spread + (1 - known) * SMALL * overall)
+    return Mixture(totals / totals.sum(), np.stack(means), np.stack(shapes))
+
+
+def _distance(away, shape) -> NDArray[np.float64]:
+    return np.square(np.linalg.solve(np.linalg.cholesky(shape), away.T)).sum(axis=0)

@@ -1,0 +1,194 @@
+"""The modes of a density that is known by its values alone, and the ridges that lead away from them."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pymc_gradmatch.importance import LogDensity, Mixture
+
+__all__ = ["Local", "climb", "modes_and_ridges"]
+
+STEP = 0.1  # of differences, in local standard deviations; values are exact to about 1e-6
+LENGTHS = np.array([1.0, 0.5, 0.2, 0.05, 0.01])  # of a Newton step, all tried at once
+LONGEST = 4.0  # Newton step, in local standard deviations
+WIDEST, NARROWEST = 3.0, 0.05  # change of a local standard deviation in one step
+CLIMBS = 15
+SETTLED = 0.01  # rise of the log density
+STEPS = 25  # of a walk, of one local standard deviation each
+LOWEST = 12.0  # log density below the mode at which a walk ends
+APART = 5.0  # local standard deviations between modes that are walked from
+AXES = 3  # of a mode, along which ridges are walked in both directions
+
+
+class Local(NamedTuple):
+    r"""What a log density is around points: :math:`\phi = \mathrm{point} + W z`, z of unit width.
+
+    Attributes
+    ----------
+    point, height : array of float
+        Shapes ``(walker, n)`` and ``(walker,)``.
+    factor : array of float
+        W, shape ``(walker, n, n)``.
+    gradient, hessian : array of float
+        By z, shapes ``(walker, n)`` and ``(walker, n, n)``.
+    """
+
+    point: NDArray[np.float64]
+    height: NDArray[np.float64]
+    factor: NDArray[np.float64]
+    gradient: NDArray[np.float64]
+    hessian: NDArray[np.float64]
+
+    def only(self, chosen) -> "Local":
+        """Return some of the walkers."""
+        return Local(*(values[chosen] for values in self))
+
+    @property
+    def covariance(self) -> NDArray[np.float64]:
+        """Of the normal approximation, where the density has a mode."""
+        return self.factor @ self.factor.mT
+
+
+def look_around(target: LogDensity, point, factor) -> Local:
+    """Find gradients and Hessians from differences, for all walkers at once."""
+    n_walkers, n = point.shape
+    axes = STEP * np.eye(n)
+    rows, columns = np.triu_indices(n, 1)
+    both = axes[rows] + axes[columns]
+    offsets = np.concatenate([np.zeros((1, n)), axes, -axes, both, -both])
+    around = point[:, None] + np.einsum("wij,oj->woi", factor, offsets)
+    height = target(around.reshape(-1, n)).reshape(n_walkers, -1)
+    center, ahead, behind, ahead_both, behind_both = np.split(
+        height, np.cumsum([1, n, n, len(rows)]), axis=1
+    )
+    gradient = (ahead - behind) / (2 * STEP)
+    hessian = np.zeros((n_walkers, n, n))
+    mixed = ahead_both + behind_both + 2 * center
+    mixed -= ahead[:, rows] + behind[:, rows] + ahead[:, columns] + behind[:, columns]
+    hessian[:, rows, columns] = mixed / (2 * STEP**2)
+    hessian += hessian.mT
+    hessian[:, range(n), range(n)] = (ahead + behind - 2 * center) / STEP**2
+    return Local(point, center[:, 0], factor, gradient, hessian)
+
+
+def rescaled(local: Local) -> Local:
+    """Return the walkers with coordinates in which the curvature is about one."""
+    curvature, axes = np.linalg.eigh(-np.nan_to_num(local.hessian))
+    scale = 1 / np.sqrt(np.clip(np.abs(curvature), WIDEST**-2, NARROWEST**-2))
+    change = axes * scale[:, None]
+    return Local(
+        local.point,
+        local.height,
+        local.factor @ change,
+        np.einsum("wji,wj->wi", change, local.gradient),
+        change.mT @ local.hessian @ change,
+    )
+
+
+def step(target: LogDensity, local: Local, direction) -> tuple[NDArray, NDArray]:
+    """Return the best point, and its height, of several lengths along a direction z."""
+    longest = np.linalg.norm(direction, axis=1, keepdims=True)
+    direction = direction * np.minimum(1, LONGEST / np.maximum(longest, 1e-300))
+    move = np.einsum("wij,wj->wi", local.factor, direction)
+    tried = local.point[:, None] + LENGTHS[:, None] * move[:, None]
+    height = target(tried.reshape(-1, tried.shape[-1])).reshape(len(tried), -1)
+    best = height.argmax(axis=1)
+    walkers = np.arange(len(tried))
+    rises = height[walkers, best] > local.height
+    point = np.where(rises[:, None], tried[walkers, best], local.point)
+    return point, np.where(rises, height[walkers, best], local.height)
+
+
+def climb(target: LogDensity, points: NDArray[np.float64], covariance: NDArray) -> Local:
+    """Climb to the modes near points by Newton's method, in coordinates made anew at each step.
+
+    Parameters
+    ----------
+    target : callable
+        Maps points ``(point, n)`` to log densities.
+    points : array of float
+        Where to start, shape ``(walker, n)``.
+    covariance : array of float
+        What the coordinates are like at first.
+    """
+    factor = np.linalg.cholesky(covariance)
+    local = look_around(target, points, np.repeat(factor[None], len(points), axis=0))
+    for _ in range(CLIMBS):
+        local = rescaled(local)
+        # Curvature is one, but for directions that were cut short: gradient is Newton's step.
+        point, height = step(target, local, local.gradient)
+        rise = height - local.height
+        local = look_around(target, point, local.factor)
+        if not (rise > SETTLED).any():
+            break
+    return rescaled(local)
+
+
+def modes_and_ridges(
+    target: LogDensity, points: NDArray[np.float64], covariance: NDArray
+) -> Mixture:
+    """Return a mixture along the ridges that lead away from the modes near points.
+
+    From every mode walks go both ways along the axes of its normal approximation that
+    are longest, one local standard deviation at a time; across the ridge each
+    step climbs.  What they pass becomes a part of the mixture, with the
+    covariance that the curvature there tells.
+    """
+    modes = climb(target, points, covariance)
+    modes = modes.only(np.isfinite(modes.height) & (modes.height > modes.height.max() - LOWEST))
+    modes = modes.only(_distinct(modes))
+    passed = [modes]
+    n = points.shape[1]
+    lengths, axes = np.linalg.eigh(modes.covariance)
+    n_axes = min(AXES, n)
+    ahead = (axes * np.sqrt(lengths)[:, None])[..., -n_axes:].mT.reshape(-1, n)
+    local = modes.only(np.repeat(np.arange(len(modes.height)), n_axes))
+    local = local.only(np.concatenate([np.arange(len(ahead))] * 2))
+    ahead = np.concatenate([ahead, -ahead])
+    for _ in range(STEPS):
+        before = local.point
+        local = _across(target, local, ahead)
+        going = np.isfinite(local.height) & (local.height > modes.height.max() - LOWEST)
+        if not going.any():
+            break
+        local, ahead = local.only(going), (local.point - before)[going]
+        passed.append(local)
+        # As far again as one standard deviation is here.
+        length = np.linalg.norm(np.linalg.solve(local.factor, ahead[..., None])[..., 0], axis=1)
+        ahead = ahead / np.clip(length, 0.5, 2.0)[:, None]
+    point = np.concatenate([local.point for local in passed])
+    height = np.concatenate([local.height for local in passed])
+    shapes = np.concatenate([local.covariance for local in passed])
+    log_share = 0.5 * (height + 0.5 * np.linalg.slogdet(shapes).logabsdet)
+    shares = np.exp(log_share - log_share.max())
+    return Mixture(shares / shares.sum(), point, shapes)
+
+
+def _across(target: LogDensity, local: Local, ahead) -> Local:
+    """Step ahead and climb in the directions across."""
+    along = np.linalg.solve(local.factor, ahead[..., None])[..., 0]
+    local = look_around(target, local.point + ahead, local.factor)
+    for _ in range(2):
+        local_scaled = rescaled(local)
+        along = np.linalg.solve(local_scaled.factor, ahead[..., None])[..., 0]
+        along /= np.linalg.norm(along, axis=1, keepdims=True)
+        gradient = np.nan_to_num(local_scaled.gradient)
+        across = gradient - (gradient * along).sum(axis=1, keepdims=True) * along
+        point, _ = step(target, local_scaled, across)
+        local = look_around(target, point, local_scaled.factor)
+    return rescaled(local)
+
+
+def _distinct(modes: Local) -> list[int]:
+    """Return the places of modes that are far from each other, the best first."""
+    chosen: list[int] = []
+    for candidate in np.argsort(-modes.height):
+        away = [modes.point[candidate] - modes.point[other] for other in chosen]
+        distances = [
+            np.linalg.norm(np.linalg.solve(modes.factor[other], gap))
+            for other, gap in zip(chosen, away, strict=True)
+        ]
+        if all(distance > APART for distance in distances):
+            chosen.append(int(candidate))
+    return chosen
