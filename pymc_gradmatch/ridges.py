@@ -15,7 +15,8 @@ LONGEST = 4.0  # Newton step, in local standard deviations
 WIDEST, NARROWEST = 3.0, 0.05  # change of a local standard deviation in one step
 CLIMBS = 15
 SETTLED = 0.01  # rise of the log density
-STEPS = 25  # of a walk, of one local standard deviation each
+STEPS = 40  # of a walk
+LEVEL = 1.0  # change of the log density in a step, up to which the next is longer
 LOWEST = 12.0  # log density below the mode at which a walk ends
 APART = 5.0  # local standard deviations between modes that are walked from
 AXES = 3  # of a mode, along which ridges are walked in both directions
@@ -143,20 +144,26 @@ def modes_and_ridges(
     lengths, axes = np.linalg.eigh(modes.covariance)
     n_axes = min(AXES, n)
     ahead = (axes * np.sqrt(lengths)[:, None])[..., -n_axes:].mT.reshape(-1, n)
-    local = modes.only(np.repeat(np.arange(len(modes.height)), n_axes))
-    local = local.only(np.concatenate([np.arange(len(ahead))] * 2))
-    ahead = np.concatenate([ahead, -ahead])
+    origin = np.repeat(np.arange(len(modes.height)), n_axes)
+    origin, ahead = np.concatenate([origin, origin]), np.concatenate([ahead, -ahead])
+    home = modes.only(origin)
+    local, reach, stride = home, np.zeros(len(origin)), np.ones(len(origin))
     for _ in range(STEPS):
-        before = local.point
+        before, height = local.point, local.height
         local = _across(target, local, ahead)
-        going = np.isfinite(local.height) & (local.height > modes.height.max() - LOWEST)
+        # A walk that comes nearer to its mode again is on its way back.
+        farther = _length(home.factor, local.point - home.point)
+        going = (farther > reach) & (local.height > modes.height.max() - LOWEST)
         if not going.any():
             break
-        local, ahead = local.only(going), (local.point - before)[going]
+        ahead = local.point - before
+        # Longer strides where the ridge is level, in standard deviations as they are here.
+        is_level = np.abs(local.height - height) < LEVEL
+        stride = np.clip(np.where(is_level, 1.5, 0.7) * stride, 0.5, LONGEST)
+        ahead *= (stride / np.maximum(_length(local.factor, ahead), 0.2))[:, None]
+        home, local, ahead = home.only(going), local.only(going), ahead[going]
+        reach, stride = farther[going], stride[going]
         passed.append(local)
-        # As far again as one standard deviation is here.
-        length = np.linalg.norm(np.linalg.solve(local.factor, ahead[..., None])[..., 0], axis=1)
-        ahead = ahead / np.clip(length, 0.5, 2.0)[:, None]
     point = np.concatenate([local.point for local in passed])
     height = np.concatenate([local.height for local in passed])
     shapes = np.concatenate([local.covariance for local in passed])
@@ -167,17 +174,18 @@ def modes_and_ridges(
 
 def _across(target: LogDensity, local: Local, ahead) -> Local:
     """Step ahead and climb in the directions across."""
+    local = rescaled(look_around(target, local.point + ahead, local.factor))
     along = np.linalg.solve(local.factor, ahead[..., None])[..., 0]
-    local = look_around(target, local.point + ahead, local.factor)
-    for _ in range(2):
-        local_scaled = rescaled(local)
-        along = np.linalg.solve(local_scaled.factor, ahead[..., None])[..., 0]
-        along /= np.linalg.norm(along, axis=1, keepdims=True)
-        gradient = np.nan_to_num(local_scaled.gradient)
-        across = gradient - (gradient * along).sum(axis=1, keepdims=True) * along
-        point, _ = step(target, local_scaled, across)
-        local = look_around(target, point, local_scaled.factor)
-    return rescaled(local)
+    along /= np.linalg.norm(along, axis=1, keepdims=True)
+    gradient = np.nan_to_num(local.gradient)
+    across = gradient - (gradient * along).sum(axis=1, keepdims=True) * along
+    point, _ = step(target, local, across)
+    return rescaled(look_around(target, point, local.factor))
+
+
+def _length(factor, move) -> NDArray[np.float64]:
+    """Return lengths of moves in standard deviations."""
+    return np.linalg.norm(np.linalg.solve(factor, move[..., None])[..., 0], axis=-1)
 
 
 def _distinct(modes: Local) -> list[int]:
@@ -186,8 +194,7 @@ def _distinct(modes: Local) -> list[int]:
     for candidate in np.argsort(-modes.height):
         away = [modes.point[candidate] - modes.point[other] for other in chosen]
         distances = [
-            np.linalg.norm(np.linalg.solve(modes.factor[other], gap))
-            for other, gap in zip(chosen, away, strict=True)
+            _length(modes.factor[other], gap) for other, gap in zip(chosen, away, strict=True)
         ]
         if all(distance > APART for distance in distances):
             chosen.append(int(candidate))
