@@ -17,6 +17,7 @@ from pymc_gradmatch.model import build_model
 from pymc_gradmatch.nuts import find_map, sample
 from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.plots import plot_states
+from pymc_gradmatch.predictive import predict
 from pymc_gradmatch.recentring import recentre
 from pymc_gradmatch.refined import refine
 from pymc_gradmatch.sampling import sample_fgpgm
@@ -40,6 +41,7 @@ __all__ = [
     "integrate_check",
     "kernels",
     "plot_states",
+    "predict",
     "recentre",
     "refine",
     "sample",

@@ -65,6 +65,19 @@ class Solutions:
         self._solvers = [BatchedSolver(constraint.ode) for constraint in self.constraints]
 
     @property
+    def observed(self) -> list[str]:
+        """Names of what the model observes beside the constraints."""
+        matched = [constraint.name for constraint in self.constraints]
+        return [rv.name for rv in self.model.observed_RVs if rv.name not in matched]
+
+    def starts_at(self, draws: xr.Dataset) -> list[NDArray[np.float64]]:
+        """Return x(t0) of each constraint at draws of it, or of the states."""
+        return [
+            _stacked(draws[name]) if name in draws else self.at_draws(draws, [graph])[0]
+            for name, graph in zip(self.starts, self.start_graphs, strict=True)
+        ]
+
+    @property
     def start_graphs(self) -> list[TensorVariable]:
         """x(t0) of each constraint, shape ``(..., state)``, as graphs of the model's variables."""
         return [constraint.x[..., 0, :] for constraint in self.constraints]
@@ -136,10 +149,7 @@ class Solutions:
                 "model from the same run."
             )
             raise ValueError(msg)
-        values = [
-            posterior[v.name].stack(sample=("chain", "draw")).transpose("sample", ...).to_numpy()
-            for v in inputs
-        ]
+        values = [_stacked(posterior[v.name]) for v in inputs]
         for variable, array in zip(inputs, values, strict=True):
             shape = variable.type.shape
             if len(shape) != array.ndim - 1 or not all(map(_may_equal, shape, array.shape[1:])):
@@ -440,6 +450,10 @@ def _connected(model: pm.Model, seeds, x) -> list:
 def _is_made_of(variable, free, model: pm.Model, x) -> bool:
     roots = {*model.free_RVs, *x} & set(ancestors([variable]))
     return bool(roots) and roots <= set(free)
+
+
+def _stacked(draws: xr.DataArray) -> NDArray[np.float64]:
+    return draws.stack(sample=("chain", "draw")).transpose("sample", ...).to_numpy()
 
 
 def _may_equal(static: int | None, size: int) -> bool:

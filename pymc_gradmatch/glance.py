@@ -1,0 +1,96 @@
+"""A first look at whether a matched posterior can be the exact one: the exact mode, and its width."""
+
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import pymc as pm
+import xarray as xr
+
+from pymc_gradmatch.ridges import climb
+from pymc_gradmatch.tables import furthest
+from pymc_gradmatch.target import ExactPosterior
+
+__all__ = ["Glance", "glance"]
+
+FAR = 1.0  # exact standard deviations
+NARROW, WIDE = 2 / 3, 3 / 2  # matched standard deviations, in exact ones
+MOST_COORDINATES = 40  # the Hessian takes as many solutions as its square
+ADVICE = "Check it: gm.integrate_check(idata, model=model)."
+
+
+class Glance(NamedTuple):
+    """What :func:`glance` saw.
+
+    Attributes
+    ----------
+    text : str
+        In one or two sentences.
+    is_suspicious : bool
+        Whether the matched posterior lies elsewhere than the exact one, or is
+        much narrower or wider.
+    table : pandas.DataFrame or None
+        One row per unconstrained coordinate: ``moved``, from the exact mode to
+        the matched mean in the exact mode's standard deviations, and
+        ``sd_ratio``, matched to exact.
+    """
+
+    text: str
+    is_suspicious: bool
+    table: pd.DataFrame | None = None
+
+
+def glance(model: pm.Model, posterior: xr.Dataset) -> Glance:
+    r"""Compare draws with the normal approximation of the exact posterior at its mode.
+
+    .. math:: N\bigl(\hat\phi,\; H^{-1}\bigr), \qquad
+        H = -\nabla\nabla \log p(\hat\phi \mid y)
+
+    of the density of :class:`~pymc_gradmatch.target.ExactPosterior`, climbed to from the
+    mean of the draws, with differences for derivatives: some hundred solutions of
+    the ODE.  A normal approximation is no verdict; that is
+    :func:`~pymc_gradmatch.integrate_check`'s.
+
+    Parameters
+    ----------
+    model : pymc.Model
+        The model.
+    posterior : xarray.Dataset
+        Its draws.
+    """
+    unseen = "The matched posterior was not compared with the exact one"
+    try:
+        target = ExactPosterior(model, posterior)
+    except ValueError as error:
+        return Glance(f"{unseen}: {error}", False)
+    draws = target.draws
+    if draws.shape[1] > MOST_COORDINATES:
+        return Glance(f"{unseen}: it has {draws.shape[1]} unknowns. {ADVICE}", False)
+    mean = draws.mean(axis=0)
+    local = climb(target, mean[None], np.cov(draws.T).reshape(len(mean), len(mean)))
+    if not np.isfinite(local.height).all():
+        text = "The ODE cannot be integrated from the mean of the matched posterior."
+        return Glance(f"{text} {ADVICE}", True)
+    exact_sd = np.sqrt(np.diagonal(local.covariance[0]))
+    table = pd.DataFrame(
+        {
+            "moved": (mean - local.point[0]) / exact_sd,
+            "sd_ratio": draws.std(axis=0) / exact_sd,
+        },
+        index=target.names,
+    )
+    seen = []
+    if (far := table["moved"].abs() > FAR).any():
+        seen.append(
+            f"its mean is away from the exact posterior's mode, most in "
+            f"{furthest(table['moved'][far])} of the exact standard deviations"
+        )
+    if (other := (table["sd_ratio"] < NARROW) | (table["sd_ratio"] > WIDE)).any():
+        most = np.log(table["sd_ratio"][other]).abs().sort_values(ascending=False).index[:3]
+        ratios = ", ".join(f"{name} {table['sd_ratio'][name]:.2g}" for name in most)
+        seen.append(f"its standard deviations are other ones, {ratios} times the exact")
+    if seen:
+        text = f"The matched posterior is not the exact one: {'; '.join(seen)}"
+        return Glance(f"{text} (by a normal approximation). {ADVICE}", True, table)
+    text = "The matched posterior lies where the exact one does and is as wide"
+    return Glance(f"{text}, by a normal approximation at the mode; no more was checked.", False, table)
