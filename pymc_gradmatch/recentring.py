@@ -130,11 +130,27 @@ def follow(
     return gp, matched, moves
 
 
-def _centred(ode: ODE, gp: StateGP, parameters: Parameters, matched: Matched) -> StateGP | None:
+def distance_from_solution(
+    ode: ODE, gp: StateGP, parameters: Parameters, matched: Matched
+) -> NDArray[np.float64]:
+    """Return how far the most probable states are from the solution with the same start.
+
+    In sigma, root mean square over time, shape ``(state,)``; NaN if it cannot be integrated.
+    """
+    solution = _solution(ode, gp, parameters, matched)
+    return np.sqrt(np.square((matched.x - solution) / gp.sigma).mean(axis=0))
+
+
+def _solution(ode: ODE, gp: StateGP, parameters: Parameters, matched: Matched) -> NDArray:
     theta, _ = parameters.natural(matched.u)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        solution = ode.solve(gp.t, matched.x[0], theta)
+        return ode.solve(gp.t, matched.x[0], theta)
+
+
+def _centred(ode: ODE, gp: StateGP, parameters: Parameters, matched: Matched) -> StateGP | None:
+    solution = _solution(ode, gp, parameters, matched)
+    theta, _ = parameters.natural(matched.u)
     if not np.isfinite(solution).all():
         warnings.warn(
             f"the ODE could not be integrated at the estimate "

@@ -14,6 +14,7 @@ One rule for all problems; docs/accuracy.md has the study behind it.
 5. gamma is a millionth of the prior variance of the slopes.
 """
 
+import warnings
 from collections.abc import Mapping
 from functools import reduce
 from math import ceil
@@ -32,7 +33,7 @@ from pymc_gradmatch.gp import StateGP
 from pymc_gradmatch.naming import in_order
 from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.parameters import parameters_of
-from pymc_gradmatch.recentring import follow
+from pymc_gradmatch.recentring import distance_from_solution, follow
 
 __all__ = ["REFINED", "Refined", "RefinedSettings", "refine"]
 
@@ -60,6 +61,7 @@ class RefinedSettings(NamedTuple):
 
 REFINED = RefinedSettings()
 NUGGET = 1e-9  # of the kernel's variance
+FAR = 0.3  # sigma, between matched states and solution; docs/accuracy.md's cases stay below 0.12
 
 
 class Refined(NamedTuple):
@@ -118,7 +120,8 @@ def refine(
     Warns
     -----
     UserWarning
-        If the ODE cannot be integrated at an estimate.
+        If the ODE cannot be integrated at an estimate, or if the most probable states
+        are not its solution: where it is faster than the grid.
 
     Examples
     --------
@@ -162,7 +165,28 @@ def refine(
     centred, found, moves = follow(ode, searching, parameters, found, lambda gp: (gp, gamma))
     centred, found, more = follow(ode, centred, parameters, found, narrowed)
     theta = parameters.by_name(found.u)
+    _warn_if_apart(distance_from_solution(ode, centred, parameters, found), ode, theta)
     return Refined(centred, gamma_of(centred), theta, moves + more)
+
+
+def _warn_if_apart(distance: NDArray[np.float64], ode: ODE, theta: Mapping[str, float]):
+    """Warn where states that match the ODE on the grid are not its solution."""
+    apart = [
+        f"{state!r} by {far:.2g}"
+        for state, far in zip(ode.states, distance, strict=True)
+        if not far <= FAR
+    ]
+    if apart:
+        warnings.warn(
+            f"the most probable states and the ODE's solution from the same start, with "
+            f"{ {name: float(f'{value:.4g}') for name, value in theta.items()} }, differ in state "
+            f"{', '.join(apart)} (sigma, root mean square; at most {FAR} is expected): between the "
+            "times of the grid the system is faster than the grid, or than the data tell. Do not "
+            "trust this fit by itself: take a finer grid, give fast parameters narrow priors or "
+            "eliminate them (quasi-steady state), and follow it with gm.integrate_check.",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 def _steps_per_gap(settings: RefinedSettings, n_gaps: int) -> int:
