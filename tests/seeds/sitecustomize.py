@@ -17,8 +17,10 @@ _default_rng, _SeedSequence = np.random.default_rng, np.random.bit_generator.See
 
 def shifted(seed):
     """Return a seed, shifted if it is an integer or made of integers."""
-    if isinstance(seed, int | np.integer | list | tuple | np.ndarray):
-        return np.add(seed, SHIFT).tolist()
+    if isinstance(seed, int | np.integer):
+        return int(seed) + SHIFT
+    if isinstance(seed, list | tuple | np.ndarray):
+        return [shifted(part) for part in seed]
     return seed
 
 
