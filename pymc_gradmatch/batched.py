@@ -9,6 +9,7 @@ import pytensor.tensor as pt
 from numpy.typing import NDArray
 from scipy.integrate import DOP853
 
+from pymc_gradmatch.derivatives import as_written
 from pymc_gradmatch.ode import ODE
 
 __all__ = ["BatchedSolver"]
@@ -48,9 +49,10 @@ class BatchedSolver:
         x = pt.tensor("x", dtype="float64", shape=(None, len(ode.states)))
         theta = pt.tensor("theta", dtype="float64", shape=(None, len(ode.params)))
         f = ode(t, x, [theta[:, i] for i in range(len(ode.params))])
-        self._derivative = pytensor.function(
-            [t, x, theta], f, on_unused_input="ignore", trust_input=True
-        )
+        with as_written():
+            self._derivative = pytensor.function(
+                [t, x, theta], f, on_unused_input="ignore", trust_input=True
+            )
 
     def __call__(self, t, x0, theta) -> NDArray[np.float64]:
         """Integrate from every draw of start and parameters.

@@ -18,7 +18,7 @@ from pytensor.graph.replace import vectorize_graph
 from xarray import DataTree
 
 from pymc_gradmatch.curved import Coordinates, Split, curve, retrace, straight
-from pymc_gradmatch.derivatives import EVALUATE_ONCE
+from pymc_gradmatch.derivatives import EVALUATE_ONCE, as_written
 from pymc_gradmatch.laplace import Density, Laplace, laplace, maximise
 from pymc_gradmatch.native import COORDINATES, NativeDensity
 from pymc_gradmatch.packed import compile_written, cut, flat, pack
@@ -211,7 +211,8 @@ def compile_posterior(model: pm.Model) -> CompiledPosterior:
     held = held_variables(model)
     parameters = [rv for rv in model.free_RVs if not is_states(rv) and rv not in held]
     strategies = {rv.name: "prior" for rv in parameters if model.rvs_to_initial_values[rv] is None}
-    start = make_initial_point_fn(model=model, overrides=strategies, return_transformed=True)
+    with as_written():
+        start = make_initial_point_fn(model=model, overrides=strategies, return_transformed=True)
     shapes = [np.shape(value) for value in start(0).values()]
     sizes = [int(np.prod(shape)) for shape in shapes]
 

@@ -8,6 +8,7 @@ one-dimensional kernel by forward-mode differentiation, so that every
 """
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -31,6 +32,7 @@ from pymc_gradmatch.kernels import describe, is_stationary
 __all__ = [
     "EVALUATE_ONCE",
     "Blocks",
+    "as_written",
     "at_support_points",
     "checked_blocks",
     "compile_blocks",
@@ -45,6 +47,16 @@ __all__ = [
 EVALUATE_ONCE = Mode(linker="py", optimizer="None")
 
 type Matrix = NDArray[np.float64] | TensorVariable
+
+
+def as_written() -> AbstractContextManager:
+    """Return a context in which PyTensor compiles sums in the order in which they are written.
+
+    By default LLVM may reorder sums and fuse products with them, and does so in another way
+    wherever it inlines a function.  Which of the resulting copies runs depends on what was
+    compiled in this process and what came from a cache, so that the last digit would.
+    """
+    return pytensor.config.change_flags(numba__fastmath=False)
 
 
 class Blocks(NamedTuple):

@@ -98,8 +98,8 @@ def fit_gp(
     Examples
     --------
     >>> import numpy as np, pymc_gradmatch as gm
-    >>> t = np.linspace(0, 6, 15)
-    >>> noise = np.random.default_rng(1).normal(0, 0.1, (15, 2))
+    >>> t = np.linspace(0, 6, 60)
+    >>> noise = np.random.default_rng(1).normal(0, 0.1, (60, 2))
     >>> y = np.stack([np.sin(t), np.cos(t)], axis=1) + noise
     >>> gp = gm.fit_gp(t, y, cov="ExpQuad", random_seed=1)
     >>> bool(np.all(abs(gp.sigma - 0.1) < 0.05))

@@ -20,6 +20,7 @@ from pymc_gradmatch.tables import printed
 __all__ = ["GridCheck", "grid_check"]
 
 TARGET_ACCEPT = 0.9  # standard deviations hang on the tails, which longer steps miss
+MORE = 4  # times as many draws, where the first cannot tell
 
 
 @dataclass(frozen=True, repr=False)
@@ -31,7 +32,7 @@ class GridCheck:
     verdict : str
         Whether the grid is fine enough, and what to do if not.
     is_fine_enough : bool or None
-        None where the Monte Carlo error leaves it open.
+        None where the Monte Carlo error leaves it open, also with more draws.
     moved : pandas.DataFrame
         One row per parameter, x(t0) and sigma, if it is random: mean and sd on
         the grid and on the finer one; ``moved``, the difference of the means in
@@ -81,7 +82,8 @@ def grid_check(
     finer grid gives another one.  The grid is fine enough if no mean moves by
     more than 0.3 standard deviations and no standard deviation changes by more
     than a fifth, by two Monte Carlo standard errors (ArviZ's ``mcse``); it is not
-    if one does so by as much; else more draws are needed.
+    if one does so by as much.  Where the draws can tell neither, both models are
+    sampled once more, with four times as many.
 
     Parameters
     ----------
@@ -103,7 +105,9 @@ def grid_check(
         :meth:`StateGP.with_grid`; the preset's if not given.
     finer : int or array_like of float, optional
         The finer one; twice as many steps if not given.
-    draws, tune, chains, cores
+    draws : int, default 1_000
+        Draws of each chain, and a quarter of those of the second attempt.
+    tune, chains, cores
         As for :func:`~pymc_gradmatch.sample`.
     random_seed : int or numpy.random.Generator, optional
         Seed of both fits; that of the Gaussian processes is the same for both.
@@ -159,21 +163,26 @@ def grid_check(
     if sizes[1] <= sizes[0]:
         msg = f"the finer grid has {sizes[1]} times and the grid {sizes[0]}; expected more."
         raise ValueError(msg)
-    fits = [
-        sample(
-            draws,
-            tune=tune,
-            chains=chains,
-            cores=cores,
-            target_accept=TARGET_ACCEPT,
-            random_seed=rng,
-            progressbar=progressbar,
-            model=model,
-        )
-        for model in models
-    ]
-    start = as_times(t)[0]
-    table, r_hat = compare_draws(*(_rows(idata, ode, start) for idata in fits))
+
+    def compared(draws) -> tuple[list[xr.DataTree], pd.DataFrame, float]:
+        fits = [
+            sample(
+                draws,
+                tune=tune,
+                chains=chains,
+                cores=cores,
+                target_accept=TARGET_ACCEPT,
+                random_seed=rng,
+                progressbar=progressbar,
+                model=model,
+            )
+            for model in models
+        ]
+        return fits, *compare_draws(*(_rows(idata, ode, as_times(t)[0]) for idata in fits))
+
+    fits, table, r_hat = compared(draws)
+    if judge(table) is None:
+        fits, table, r_hat = compared(MORE * draws)
     is_fine_enough = judge(table)
     verdict = in_words(table, is_fine_enough, sizes, r_hat, preset)
     return GridCheck(verdict, is_fine_enough, table, *fits)

@@ -19,6 +19,8 @@ from pymc.util import get_value_vars_from_user_vars
 from pymc.vartypes import discrete_types
 from pytensor.tensor.variable import TensorVariable
 
+from pymc_gradmatch.derivatives import as_written
+
 __all__ = ["CompiledMetropolis"]
 
 TUNE_INTERVAL = 100
@@ -114,7 +116,7 @@ class CompiledMetropolis(ArrayStepShared):
         self.width, self.fixed = _widths(width, shapes)
         shared = make_shared_replacements(point, values, model)
         [logp], joined = join_nonshared_inputs(point, [model.logp()], values, shared)
-        with model:
+        with model, as_written():
             self.log_density = pm.compile([joined], logp, mode="NUMBA")
         super().__init__(values, shared)
         self.tune = True

@@ -21,6 +21,7 @@ from xarray import DataTree
 
 from pymc_gradmatch import pullback
 from pymc_gradmatch.curved import Split
+from pymc_gradmatch.derivatives import as_written
 
 __all__ = ["COORDINATES", "NativeDensity", "compile_density"]
 
@@ -105,13 +106,14 @@ def compile_density(
     """
     n, n_data = u.type.shape[0], data.type.shape[0]
     n_curved, n_monomials = split.n_curved, split.n_monomials
-    n_numbers = 1 + n + n * n + n_monomials * n + n_data
-    function = pytensor.function(
-        [u, data],
-        [log_density, cast("TensorVariable", pytensor.grad(log_density, u))],
-        mode="NUMBA",
-        on_unused_input="ignore",
-    )
+    n_numbers = 1 + n + 2 * n * n + 2 * n_monomials * n + n_data
+    with as_written():
+        function = pytensor.function(
+            [u, data],
+            [log_density, cast("TensorVariable", pytensor.grad(log_density, u))],
+            mode="NUMBA",
+            on_unused_input="ignore",
+        )
     value_and_gradient = function.vm.jit_fn
 
     float64 = np.float64
@@ -123,22 +125,28 @@ def compile_density(
         numbers = numba.carray(numbers_start, (n_numbers,), float64)
         is_bent = numbers[0] != 0
         u = numbers[1 : 1 + n].copy()
-        end = 1 + n + n * n
-        linear = numbers[1 + n : end].reshape((n, n))
+        end = 1 + n + 2 * n * n
+        both = numbers[1 + n : end].reshape((2, n, n))
+        linear, linear_back = both[0], both[1]
         bent = numbers[end : end + n_monomials * n].reshape((n_monomials, n))
+        end += n_monomials * n
+        bent_back = numbers[end : end + n_monomials * n].reshape((n, n_monomials))
+        end += n_monomials * n
         p = np.empty(n_monomials)
         pullback.combine(q, linear, u)
         if is_bent:
             pullback.fill_monomials(q, n_curved, p)
             pullback.combine(p, bent, u)
         try:
-            value, gradient = value_and_gradient(u, numbers[end + n_monomials * n :])
+            value, gradient = value_and_gradient(u, numbers[end:])
         except Exception:  # numba catches nothing more specific
             return _FAILED
         value_out[0] = value[()]
-        pullback.project(linear, gradient, gradient_out)
+        gradient_out[:] = 0
+        pullback.combine(gradient, linear_back, gradient_out)
         if is_bent:
-            pullback.project(bent, gradient, p)
+            p[:] = 0
+            pullback.combine(gradient, bent_back, p)
             pullback.add_monomials_gradient(q, n_curved, p, gradient_out)
         finite = np.isfinite(value_out[0])
         for i in range(n):

@@ -54,7 +54,8 @@ def sample(
     target_accept : float, optional
         Mean acceptance that the step width is tuned for; None is nutpie's.
     random_seed : int or numpy.random.Generator, optional
-        Seed of starts and chains.
+        Seed of starts and chains.  It fixes the draws on one machine with the same
+        versions; elsewhere they are others of the same posterior (docs/speed.md).
     progressbar : bool, default True
         Show PyMC's progress bar.  Its convergence warnings are logged anyway.
     model : pymc.Model, optional

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from pytensor.gradient import jacobian
 from pytensor.tensor.variable import TensorVariable
 
+from pymc_gradmatch.derivatives import as_written
 from pymc_gradmatch.integration import integrate
 from pymc_gradmatch.naming import in_order, usable_names
 from pymc_gradmatch.righthandside import derivatives_of
@@ -214,10 +215,11 @@ class ODE:
         x = pt.vector("x", dtype="float64", shape=(len(self.states),))
         theta = pt.vector("theta", dtype="float64", shape=(len(self.params),))
         f = self(t[None], x[None], [theta[i] for i in range(len(self.params))])[0]
-        derivative, jac = (
-            pytensor.function([t, x, theta], out, on_unused_input="ignore", trust_input=True)
-            for out in (f, jacobian(f, x, vectorize=True))
-        )
+        with as_written():
+            derivative, jac = (
+                pytensor.function([t, x, theta], out, on_unused_input="ignore", trust_input=True)
+                for out in (f, jacobian(f, x, vectorize=True))
+            )
         return derivative, jac
 
 

@@ -30,8 +30,12 @@ def compile_written(written: Written, shapes, split: Split) -> NativeDensity:
 
 
 def pack(around: Coordinates, data) -> NDArray[np.float64]:
-    """Return coordinates and data as one vector."""
-    return flat([around.bent.any(), around.location, around.linear.T, around.bent.T, data])
+    """Return coordinates and data as one vector; matrices twice, by rows and by columns.
+
+    A matrix times a vector is a sum of its columns, a loop that is fast in the order written.
+    """
+    linear, bent = around.linear, around.bent
+    return flat([bent.any(), around.location, linear.T, linear, bent.T, bent, data])
 
 
 def flat(arrays) -> NDArray[np.float64]:

@@ -17,6 +17,8 @@ from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.variable import TensorVariable
 
+from pymc_gradmatch.derivatives import as_written
+
 __all__ = ["Parameters", "is_distribution", "is_registered", "parameters_of", "registered"]
 
 
@@ -80,9 +82,10 @@ def parameters_of(priors: Mapping[str, TensorVariable], names: Sequence[str]) ->
     def compiled(graphs):
         return pytensor.function([u], graphs, mode="FAST_COMPILE", on_unused_input="ignore")
 
-    start = make_initial_point_fn(
-        model=model, overrides=dict.fromkeys(names, "prior"), return_transformed=True
-    )
+    with as_written():
+        start = make_initial_point_fn(
+            model=model, overrides=dict.fromkeys(names, "prior"), return_transformed=True
+        )
     return Parameters(
         names,
         compiled([log_prior, gradient, curvature]),

@@ -6,9 +6,9 @@ skipped, and the machine code is the same for every model, so numba caches it.
 
 import numba
 
-__all__ = ["add_monomials_gradient", "combine", "fill_monomials", "fill_rows", "project"]
+__all__ = ["add_monomials_gradient", "combine", "fill_monomials", "fill_rows"]
 
-_compiled = numba.njit(cache=True, fastmath={"reassoc", "contract"})
+_compiled = numba.njit(cache=True)
 
 
 @_compiled
@@ -17,16 +17,6 @@ def combine(weights, rows, total):
     for i in range(len(weights)):
         for j in range(len(total)):
             total[j] += weights[i] * rows[i, j]
-
-
-@_compiled
-def project(rows, vector, products):
-    """Write the products of rows with a vector."""
-    for i in range(len(products)):
-        product = 0.0
-        for j in range(len(vector)):
-            product += rows[i, j] * vector[j]
-        products[i] = product
 
 
 @_compiled

@@ -1,0 +1,96 @@
+"""What hangs on the machine, on caches and on seeds: densities, verdicts, the suite itself."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from statistics import NormalDist
+
+import numpy as np
+import pymc as pm
+import pytest
+import xarray as xr
+
+import pymc_gradmatch as gm
+from pymc_gradmatch import gridcheck
+from pymc_gradmatch.compiled import compile_posterior
+
+ROOT = Path(__file__).parents[1]
+REORDERED = ("reassoc", "contract", "fast")  # LLVM's flags that let it change a sum
+
+
+def test_a_compiled_density_adds_in_the_order_written(decay_model):
+    """Assert it of its machine code: which copy of a function runs can then not be seen."""
+    code = compile_posterior(decay_model(6, 1.0, 0.1)).native.evaluate.inspect_llvm()
+    sums = [line for line in code.splitlines() if " fadd " in line or " fmul " in line]
+    assert len(sums) > 10
+    assert not [line for line in sums if any(f" {flag} " in line for flag in REORDERED)]
+
+
+def fits_of_made_up_draws(asked):
+    """Return a stand-in for gm.sample: the quantiles of a normal as draws, shuffled."""
+
+    def sample(draws, *, chains, model, **_):
+        asked.append(draws)
+        rng = np.random.default_rng(1)
+        n = chains * draws
+        z = np.array([NormalDist().inv_cdf((i + 0.5) / n) for i in range(n)])
+        z = rng.permuted(z).reshape(chains, draws)
+        times = np.array(model.coords["time"], dtype=float)
+        x = np.broadcast_to(z[..., None, None], (*z.shape, len(times), 1))
+        return xr.DataTree.from_dict(
+            {
+                "posterior": xr.Dataset(
+                    {
+                        "rate": (("chain", "draw"), z),
+                        "x": (("chain", "draw", "time", "state"), x),
+                    },
+                    coords={"time": times},
+                )
+            }
+        )
+
+    return sample
+
+
+@pytest.mark.parametrize(("draws", "asked_for"), [(20, [20, 20, 80, 80]), (500, [500, 500])])
+def test_grid_check_draws_more_where_it_cannot_tell(monkeypatch, draws, asked_for):
+    asked: list[int] = []
+    monkeypatch.setattr(gridcheck, "sample", fits_of_made_up_draws(asked))
+    ode = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
+    t = np.linspace(0, 4, 9)
+    gp = gm.StateGP(t, np.exp(-t)[:, None], [pm.gp.cov.ExpQuad(1, ls=1.0)], sigma=0.05)
+    check = gm.grid_check(
+        ode, t, gp.y, priors={"rate": pm.HalfNormal.dist(2)}, preset="fgpgm", gp=gp, grid=1,
+        draws=draws, progressbar=False,
+    )  # fmt: skip
+    assert asked == asked_for
+    assert check.is_fine_enough is True
+    assert check.idata["posterior"].sizes["draw"] == asked_for[-1]
+
+
+def draws_of(code, shift):
+    """Return what a process prints whose seeds are shifted as pytest does it."""
+    environment = os.environ | {
+        "GRADMATCH_SEED_SHIFT": str(shift),
+        "PYTHONPATH": str(ROOT / "tests" / "seeds"),
+    }
+    command = [sys.executable, "-c", f"import numpy as np; print({code})"]
+    return subprocess.run(command, env=environment, capture_output=True, check=True).stdout
+
+
+def test_one_variable_shifts_every_integer_seed():
+    """Assert it for generators and seed sequences, here and in processes started from here."""
+    codes = [
+        "np.random.default_rng(1).normal()",
+        "np.random.default_rng([1, 2]).normal()",
+        "np.random.SeedSequence(1).generate_state(2)",
+        "np.random.default_rng(np.random.SeedSequence(1).spawn(2)[1]).normal()",
+        "np.random.default_rng(np.uint64(2**64 - 1)).normal()",
+    ]
+    together = f"[{', '.join(codes)}]"
+    one, again, other, none = (draws_of(together, shift) for shift in (1, 1, 2, 0))
+    assert one == again
+    assert len({one, other, none}) == 3
+    plain = draws_of("np.random.default_rng(1).normal()", 0)
+    assert float(plain) == pytest.approx(0.345584192064786, rel=1e-12)
