@@ -10,6 +10,7 @@ from pymc.pytensorf import normalize_rng_param
 from pytensor.graph.basic import Variable
 from pytensor.tensor.random.utils import normalize_size_param
 from pytensor.tensor.variable import TensorConstant, TensorVariable
+from xarray import DataTree
 
 from pymc_gradmatch import normal, spectral, structured
 from pymc_gradmatch.checks import check_shape, check_start, check_states
@@ -17,7 +18,7 @@ from pymc_gradmatch.gp import StateGP
 from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.series import fits_states
 
-__all__ = ["GradientMatchingODE", "gradient_mismatch"]
+__all__ = ["GradientMatchingODE", "gradient_mismatch", "is_constraint", "keep_observations"]
 
 
 def gradient_mismatch(ode: ODE, x: TensorVariable, theta, gp: StateGP) -> TensorVariable:
@@ -182,6 +183,17 @@ class GradientMatchingODE(Continuous):
             basis.variances > 0,
             msg="gamma > 0",
         )
+
+
+def is_constraint(rv) -> bool:
+    """Tell whether a variable of a model is a :class:`GradientMatchingODE`."""
+    return isinstance(rv.owner.op, GradientMatchingODERV)
+
+
+def keep_observations(idata: DataTree, model: pm.Model):
+    """Take the constraint out of the observed data: zeros, which ArviZ would plot as data."""
+    constraints = [rv.name for rv in model.observed_RVs if is_constraint(rv)]
+    idata["observed_data"] = idata["observed_data"].dataset.drop_vars(constraints)
 
 
 def _tolerant_basis(gamma, gp: StateGP) -> normal.Basis:
