@@ -22,7 +22,7 @@ from pymc_gradmatch.derivatives import EVALUATE_ONCE
 from pymc_gradmatch.laplace import Density, Laplace, laplace, maximise
 from pymc_gradmatch.native import COORDINATES, NativeDensity
 from pymc_gradmatch.packed import compile_written, cut, flat, pack
-from pymc_gradmatch.starts import given_starts, held_variables
+from pymc_gradmatch.starts import given_starts, has_start, held_variables
 from pymc_gradmatch.states import is_states
 from pymc_gradmatch.written import Written, same_but_for_constants, write
 
@@ -210,7 +210,7 @@ def compile_posterior(model: pm.Model) -> CompiledPosterior:
         raise ValueError(msg)
     held = held_variables(model)
     parameters = [rv for rv in model.free_RVs if not is_states(rv) and rv not in held]
-    strategies = {rv.name: "prior" for rv in parameters if model.rvs_to_initial_values[rv] is None}
+    strategies = {rv.name: "prior" for rv in parameters if not has_start(model, rv)}
     start = make_initial_point_fn(model=model, overrides=strategies, return_transformed=True)
     shapes = [np.shape(value) for value in start(0).values()]
     sizes = [int(np.prod(shape)) for shape in shapes]

@@ -163,13 +163,13 @@ def build_model(
         gp = fitted(t, y, settings, cov, shared, rng)
     else:
         _check_given_gp(gp, t, y, cov, shared)
-    initvals: dict[str, float] = {}
+    starts: dict[str, float] = {}
     if settings.gamma is None:
         if amplitude is not None or recentred is not None:
             msg = "preset 'refined' sets amplitude and recentred itself; expected neither."
             raise ValueError(msg)
         with model:
-            gp, rule, initvals, _ = refine(ode, gp, priors=priors, grid=grid, random_seed=rng)
+            gp, rule, starts, _ = refine(ode, gp, priors=priors, grid=grid, random_seed=rng)
         gamma = rule if gamma is None else gamma
     else:
         gamma = settings.gamma if gamma is None else gamma
@@ -183,7 +183,7 @@ def build_model(
                 )
                 raise ValueError(msg)
             with model:
-                gp, initvals, _ = recentre(ode, gp, priors=priors, gamma=gamma, random_seed=rng)
+                gp, starts, _ = recentre(ode, gp, priors=priors, gamma=gamma, random_seed=rng)
     # Fails, if it must, before anything is added to a model of the user's.
     unit = [np.float64(1)] * len(ode.params)
     GradientMatchingODE.dist(ode, gp.prior_mean, unit, gp=gp, gamma=gamma)
@@ -192,7 +192,8 @@ def build_model(
         if "state" not in model.coords:
             model.add_coord("state", ode.states)
         theta = {
-            name: registered(model, name, priors[name], initvals.get(name)) for name in ode.params
+            name: registered(model, name, priors[name], start=starts.get(name))
+            for name in ode.params
         }
         x = gp.prior("x", parameterization=parameterization)
         if state_box is not None:
@@ -228,7 +229,8 @@ def _noise(model: pm.Model, gp: StateGP, sigma):
         return registered(model, "sigma", sigma)
     if sigma == "fixed":
         return gp.sigma
-    return pm.HalfNormal("sigma", gp.scale, initval=gp.sigma, dims="state")
+    prior = pm.HalfNormal.dist(gp.scale)
+    return registered(model, "sigma", prior, start=gp.sigma, dims=("state",))
 
 
 def _check_sigma(sigma, n_states: int):

@@ -8,7 +8,7 @@ import numpy as np
 import pymc as pm
 import pytensor
 import pytensor.tensor as pt
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from pymc.distributions.distribution import SymbolicRandomVariable
 from pymc.initial_point import make_initial_point_expression, make_initial_point_fn
 from pytensor.graph.replace import clone_replace
@@ -16,6 +16,8 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.variable import TensorVariable
+
+from pymc_gradmatch.initial import starting_at
 
 __all__ = ["Parameters", "is_distribution", "is_registered", "parameters_of", "registered"]
 
@@ -103,13 +105,20 @@ def is_registered(variable, model: pm.Model | None) -> bool:
 
 
 def registered(
-    model: pm.Model, name: str, prior: TensorVariable, initval: float | None = None
+    model: pm.Model,
+    name: str,
+    prior: TensorVariable,
+    *,
+    start: ArrayLike | None = None,
+    dims: tuple[str, ...] | None = None,
 ) -> TensorVariable:
     """Return the model's variable of a prior: itself, if it is there, or a new one."""
-    return prior if is_registered(prior, model) else _add(model, name, prior, initval)
+    if is_registered(prior, model):
+        return prior
+    return _add(model, name, prior if start is None else starting_at(prior, start), dims)
 
 
-def _add(model, name, prior, initval=None) -> TensorVariable:
+def _add(model, name, prior, dims=None) -> TensorVariable:
     # The same .dist() object may serve several parameters and models: each
     # gets a node, and a stream of random numbers, of its own.
     inputs = [
@@ -117,7 +126,7 @@ def _add(model, name, prior, initval=None) -> TensorVariable:
         for variable in prior.owner.inputs
     ]
     node = prior.owner.clone_with_new_inputs(inputs)
-    return model.register_rv(node.outputs[prior.owner.outputs.index(prior)], name, initval=initval)
+    return model.register_rv(node.outputs[prior.owner.outputs.index(prior)], name, dims=dims)
 
 
 def _given_parents(prior, outer: pm.Model | None):
