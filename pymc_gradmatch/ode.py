@@ -68,6 +68,10 @@ class ODE:
         t = pt.tensor("t", shape=(n_time,), dtype="float64")
         self(t, x, [pt.scalar(name, dtype="float64") for name in self.params])
 
+    def __reduce__(self):
+        # Its named tuples and compiled functions cannot be pickled, and need not be.
+        return type(self), (self.rhs, self.states, self.params)
+
     def __repr__(self) -> str:
         return f"ODE(states={list(self.states)}, params={list(self.params)})"
 
