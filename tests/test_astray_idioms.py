@@ -1,6 +1,7 @@
 """Habits of PyMC and ArviZ: models are copied and pickled, and ArviZ finds the observations."""
 
 import pickle
+import sys
 from functools import partial
 
 import arviz as az
@@ -12,6 +13,8 @@ from pymc.distributions.shape_utils import change_dist_size
 from pymc.model.core import Model
 
 import pymc_gradmatch as gm
+from benchmarks.paper import results, study
+from benchmarks.paper.methods import METHODS, QUICK, Draws
 from pymc_gradmatch.initial import starting_at
 from pymc_gradmatch.starts import given_starts
 
@@ -204,3 +207,39 @@ def test_the_mean_is_labelled_by_its_group(draws):
         pc = gm.plot_states(draws, group=group)
         [mean] = pc.get_target("x", {"state": "mass"}).get_lines()
         assert mean.get_label() == f"{group} mean"
+
+
+@pytest.fixture
+def instant(monkeypatch):
+    """Enter a method of the study that takes no time; return the seeds that it was called with."""
+    calls = []
+
+    def around_truth(case, data, seed, effort):
+        calls.append(seed)
+        theta = np.random.default_rng(seed).normal(case.truth, 0.01, (2, 100, len(case.truth)))
+        return Draws(theta, np.broadcast_to(data.x, (2, 100, *data.x.shape)))
+
+    monkeypatch.setitem(METHODS, "instant", around_truth)
+    return calls
+
+
+@pytest.mark.parametrize("kept", [0, 1000], ids=["empty", "truncated"])
+def test_a_broken_fit_of_the_study_is_named_and_fitted_again(instant, kept, tmp_path, capsys):
+    tasks = study.tasks_of(["LV low"], ["instant"], 3)
+    study.run(tasks, tmp_path, QUICK)
+    broken = study.path_of(tasks[1], tmp_path)
+    broken.write_bytes(broken.read_bytes()[:kept])
+    with pytest.raises(ValueError, match=f"{broken.name} cannot be read.*again"):
+        results.combine(tmp_path)
+    instant.clear()
+    study.run(tasks, tmp_path, QUICK)
+    assert instant == [tasks[1].seed]
+    assert broken.name in capsys.readouterr().out.replace("\n", "")
+    assert results.load(results.combine(tmp_path).parent).sizes["replicate"] == 3
+
+
+def test_the_study_asks_for_its_file_format_before_it_fits(instant, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "h5netcdf", None)
+    with pytest.raises(ImportError, match=r"h5netcdf.*pip install"):
+        study.run(study.tasks_of(["LV low"], ["instant"], 1), tmp_path, QUICK)
+    assert instant == []
