@@ -13,6 +13,7 @@ from pymc.distributions.shape_utils import change_dist_size
 from pymc.model.core import Model
 
 import pymc_gradmatch as gm
+from benchmarks import fuzz
 from benchmarks.paper import results, study
 from benchmarks.paper.methods import METHODS, QUICK, Draws
 from pymc_gradmatch.initial import starting_at
@@ -243,3 +244,34 @@ def test_the_study_asks_for_its_file_format_before_it_fits(instant, tmp_path, mo
     with pytest.raises(ImportError, match=r"h5netcdf.*pip install"):
         study.run(study.tasks_of(["LV low"], ["instant"], 1), tmp_path, QUICK)
     assert instant == []
+
+
+def judged(function):
+    with fuzz.heard() as foreign:
+        try:
+            function()
+        except Exception as error:
+            return fuzz.judge(error)[0], foreign
+    return "finite", foreign
+
+
+def test_the_fuzz_tells_messages_of_ours_from_other_exceptions_and_warnings():
+    kernel = [pm.gp.cov.ExpQuad(1, ls=1.0)]
+    assert judged(lambda: gm.StateGP([0, 2, 1], np.eye(3)[:, :1], kernel, 0.1)) == ("message", [])
+    assert judged(lambda: gm.StateGP([0, 1, 2], "data", kernel, 0.1)) == ("failure", [])
+    assert judged(
+        lambda: gm.systems.lotka_volterra.ode.solve([0, 1], [1e200, 1], [1, 1, 1, 1])
+    ) == (
+        "finite",
+        [],
+    )
+    result, [warned] = judged(lambda: np.log(np.zeros(1)))
+    assert result == "finite"
+    assert warned.startswith("RuntimeWarning: divide by zero")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_problem_of_the_fuzz_is_the_same_every_time(seed):
+    one, other = fuzz.problem(seed), fuzz.problem(seed)
+    assert (one.road, one.mistake, one.states) == (other.road, other.mistake, other.states)
+    np.testing.assert_array_equal(np.asarray(one.y), np.asarray(other.y))
