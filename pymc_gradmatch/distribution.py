@@ -114,7 +114,8 @@ class GradientMatchingODE(Continuous):
     -----
     In a model, ``observed`` is zero and ``dims`` are ``("time", "state")`` by
     default.  Posterior predictive draws of the variable are replicated
-    mismatches.
+    mismatches.  To PyMC it is one observed variable among others: name the data,
+    ``pm.compute_log_likelihood(idata, var_names=["y"])``, for ``az.loo``.
 
     References
     ----------
