@@ -14,10 +14,19 @@ from pytensor.tensor.random.utils import normalize_size_param
 from pytensor.tensor.variable import TensorConstant, TensorVariable
 
 from pymc_gradmatch import normal, spectral, structured
-from pymc_gradmatch.checks import check_shape, check_start, check_states
+from pymc_gradmatch.checks import (
+    check_labels,
+    check_shape,
+    check_start,
+    check_states,
+    dims_of,
+    label_states,
+    remember_data,
+)
 from pymc_gradmatch.gp import StateGP
+from pymc_gradmatch.naming import DRAWS, refuse_reserved
 from pymc_gradmatch.ode import ODE
-from pymc_gradmatch.series import fits_states
+from pymc_gradmatch.series import as_numbers, fits_states
 
 __all__ = ["Constraint", "GradientMatchingODE", "constraints", "gradient_mismatch"]
 
@@ -148,8 +157,9 @@ class GradientMatchingODE(Continuous):
 
     Notes
     -----
-    In a model, ``observed`` is zero and ``dims`` are ``("time", "state")`` by
-    default.  Posterior predictive draws of the variable are replicated
+    In a model, ``observed`` is zero and ``dims`` are those of x by default.
+    The labels of their state dim must be ``ode.states``, and become so where
+    there are none.  Posterior predictive draws of the variable are replicated
     mismatches.
 
     References
@@ -178,11 +188,12 @@ class GradientMatchingODE(Continuous):
         """Add the constraint to the model on the stack."""
         model = pm.modelcontext(None)
         x = pt.as_tensor(x)
-        if dims is None and x.ndim == 2 and {"time", "state"} <= set(model.coords):
-            dims = ("time", "state")
         check_states(ode, gp.states)
         check_shape(x, gp)
-        check_start(model, ode, x, theta, gp)
+        refuse_reserved(model.named_vars, DRAWS)
+        dims = dims_of(model, x) if dims is None else dims
+        check_labels(model, ode, dims)
+        check_start(model, ode, x, theta, gp, [gamma])
         if observed is None:
             if None in x.type.shape:
                 msg = (
@@ -191,9 +202,12 @@ class GradientMatchingODE(Continuous):
                 )
                 raise ValueError(msg)
             observed = np.zeros(x.type.shape)
-        return super().__new__(
+        match = super().__new__(
             cls, name, ode, x, theta, gp=gp, gamma=gamma, observed=observed, dims=dims, **kwargs
         )
+        label_states(model, ode, dims)
+        remember_data(match, model, gp)
+        return match
 
     @classmethod
     def dist(cls, ode, x, theta, *, gp, gamma, **kwargs):
@@ -218,7 +232,7 @@ class GradientMatchingODE(Continuous):
         return check_parameters(
             normal.log_density(value - mismatch, basis),
             basis.variances > 0,
-            msg="gamma > 0",
+            msg="A + gamma I is positive definite, gamma > 0",
         )
 
 
@@ -231,7 +245,9 @@ def _in_one(theta) -> TensorVariable:
 def _tolerant_basis(gamma, gp: StateGP) -> normal.Basis:
     """Return independent coordinates of the mismatch, of covariance A + gamma I."""
     n_states = len(gp.states)
-    gamma = pt.as_tensor(gamma, dtype=None if isinstance(gamma, Variable) else "float64")
+    if not isinstance(gamma, Variable):
+        expected = 'a positive number, one per state, or a variable: pm.HalfNormal("gamma", 1)'
+        gamma = pt.constant(as_numbers(gamma, "gamma", expected), dtype="float64")
     if not fits_states(gamma, n_states):
         msg = (
             f"gamma has the shape {gamma.type.shape}; expected one number, or one for each of "

@@ -11,6 +11,7 @@ import pytensor.tensor as pt
 from numpy.typing import NDArray
 from pymc.distributions.distribution import SymbolicRandomVariable
 from pymc.initial_point import make_initial_point_expression, make_initial_point_fn
+from pymc.vartypes import continuous_types
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.random.op import RandomVariable
@@ -55,7 +56,9 @@ def parameters_of(priors: Mapping[str, TensorVariable], names: Sequence[str]) ->
     Raises
     ------
     TypeError
-        If a prior is no distribution, such as a deterministic.
+        If a prior is no distribution, such as a deterministic, or discrete.
+    ValueError
+        If a prior cannot be drawn from, such as a flat one.
     """
     outer = pm.Model.get_context(error_if_none=False)
     model = pm.Model(model=None)
@@ -66,6 +69,12 @@ def parameters_of(priors: Mapping[str, TensorVariable], names: Sequence[str]) ->
                     f"the prior of {name!r} is a {type(priors[name]).__name__} that is computed "
                     "or given, not drawn; expected a distribution, for example "
                     "pm.HalfNormal.dist(5): re-centring starts from draws of it."
+                )
+                raise TypeError(msg)
+            if priors[name].dtype not in continuous_types:
+                msg = (
+                    f"the prior of {name!r} is discrete; expected a continuous one: re-centring "
+                    "climbs by gradients. Use preset 'fgpgm' and pm.sample for discrete parameters."
                 )
                 raise TypeError(msg)
             _add(model, name, _given_parents(priors[name], outer))
@@ -83,6 +92,14 @@ def parameters_of(priors: Mapping[str, TensorVariable], names: Sequence[str]) ->
     start = make_initial_point_fn(
         model=model, overrides=dict.fromkeys(names, "prior"), return_transformed=True
     )
+    try:
+        start(0)
+    except NotImplementedError as error:
+        msg = (
+            f"a prior cannot be drawn from ({error}): re-centring starts from draws of it. "
+            "Expected proper distributions, for example pm.HalfNormal.dist(5)."
+        )
+        raise ValueError(msg) from error
     return Parameters(
         names,
         compiled([log_prior, gradient, curvature]),
