@@ -13,6 +13,7 @@ from pytensor.tensor.variable import TensorVariable
 from pymc_gradmatch.comparison import compare_draws, in_words, judge
 from pymc_gradmatch.model import build_model
 from pymc_gradmatch.nuts import sample
+from pymc_gradmatch.naming import yielding
 from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.series import as_times
 from pymc_gradmatch.tables import printed
@@ -191,8 +192,10 @@ def _rows(idata: xr.DataTree, ode: ODE, start: float) -> xr.Dataset:
     """Return the draws of theta, x(t0) and sigma, one variable per scalar."""
     posterior = idata["posterior"].dataset
     rows = {name: posterior[name] for name in ode.params}
-    x0 = posterior["x"].sel(time=start, method="nearest")
-    per_state = {"x0": x0} | ({"sigma": posterior["sigma"]} if "sigma" in posterior else {})
+    x, sigma = (yielding(name, ode.params) for name in ("x", "sigma"))
+    x0 = posterior[x].sel(time=start, method="nearest")
+    per_state = {yielding("x0", ode.params): x0}
+    per_state |= {sigma: posterior[sigma]} if sigma in posterior else {}
     for name, values in per_state.items():
         if "state" not in values.dims:
             rows[name] = values
