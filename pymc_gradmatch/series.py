@@ -139,14 +139,14 @@ def _held(data: Any, name: str):
 def check_counts(**counts: Any):
     """Raise unless all are whole numbers from one on (``tune``: from zero), or None."""
     for name, count in counts.items():
-        least = 0 if name in ("tune", "burn_in") else 1
+        least, word = (0, "zero") if name in ("tune", "burn_in") else (1, "one")
         if count is None:
             continue
         if isinstance(count, bool) or not isinstance(count, int | np.integer):
             msg = f"{name} is {count!r}; expected a whole number."
             raise TypeError(msg)
         if count < least:
-            msg = f"{name} is {count}; expected at least {least}."
+            msg = f"{name} is {count}; expected at least {word}."
             raise ValueError(msg)
 
 

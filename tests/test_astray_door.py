@@ -434,10 +434,10 @@ def test_numbers_that_are_none_are_refused(decay, one, gp_of_one):
 @pytest.mark.parametrize(
     ("counts", "error", "message"),
     [
-        ({"draws": 0}, ValueError, "draws is 0; expected at least 1"),
+        ({"draws": 0}, ValueError, "draws is 0; expected at least one"),
         ({"draws": "many"}, TypeError, "draws is 'many'; expected a whole number"),
-        ({"chains": 0}, ValueError, "chains is 0; expected at least 1"),
-        ({"tune": -1}, ValueError, "tune is -1; expected at least 0"),
+        ({"chains": 0}, ValueError, "chains is 0; expected at least one"),
+        ({"tune": -1}, ValueError, "tune is -1; expected at least zero"),
     ],
 )
 def test_counts_are_checked_before_anything_is_compiled(
@@ -448,7 +448,7 @@ def test_counts_are_checked_before_anything_is_compiled(
         gm.sample(model=model, **counts)
     with pytest.raises(error, match=message):
         gm.fit_many(decay, TIMES, [one], priors=PRIORS, **counts)
-    with pytest.raises(ValueError, match="burn_in is -1; expected at least 0"):
+    with pytest.raises(ValueError, match="burn_in is -1; expected at least zero"):
         gm.sample_fgpgm(model, burn_in=-1)
 
 
