@@ -232,8 +232,8 @@ def check_coords(model: pm.Model, coords: Mapping[str, Sequence | NDArray | int]
     """Raise unless coords that the model has are these; a number is a length without labels."""
     for dim, values in coords.items():
         advice = (
-            "Expected the same. Where they differ with reason, give the states dims of their own: "
-            'gp.prior("x2", dims=("time2", "state2")).'
+            "Expected the same. Where they differ with reason (another experiment, a finer grid) "
+            'give one of them another name: gp.prior("x2", dims=("time2", "state2")).'
         )
         if dim in model.named_vars:
             msg = f"the model has a variable {dim!r}, and the states a dim of that name. {advice}"
