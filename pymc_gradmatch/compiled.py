@@ -17,6 +17,7 @@ from pymc.initial_point import make_initial_point_fn
 from pytensor.graph.replace import vectorize_graph
 from xarray import DataTree
 
+from pymc_gradmatch.checks import warn_of_other_data
 from pymc_gradmatch.curved import Coordinates, Split, curve, retrace, straight
 from pymc_gradmatch.derivatives import EVALUATE_ONCE
 from pymc_gradmatch.laplace import Density, Laplace, laplace, maximise
@@ -208,11 +209,19 @@ def compile_posterior(model: pm.Model) -> CompiledPosterior:
             "ones. Use pm.sample, which has samplers for discrete variables."
         )
         raise ValueError(msg)
+    warn_of_other_data(model)
     held = held_variables(model)
     parameters = [rv for rv in model.free_RVs if not is_states(rv) and rv not in held]
     strategies = {rv.name: "prior" for rv in parameters if not has_start(model, rv)}
     start = make_initial_point_fn(model=model, overrides=strategies, return_transformed=True)
-    shapes = [np.shape(value) for value in start(0).values()]
+    try:
+        shapes = [np.shape(value) for value in start(0).values()]
+    except NotImplementedError as error:
+        msg = (
+            f"a parameter cannot be drawn from its prior ({error}), which is where climbs start. "
+            "Give it an `initval`, or a proper prior such as pm.HalfNormal."
+        )
+        raise ValueError(msg) from error
     sizes = [int(np.prod(shape)) for shape in shapes]
 
     def entries(chosen):

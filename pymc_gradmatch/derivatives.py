@@ -17,7 +17,7 @@ import pytensor.tensor as pt
 from numpy.typing import NDArray
 from pymc.initial_point import make_initial_point_expression
 from pytensor.compile.mode import Mode
-from pytensor.gradient import pushforward, zero_grad
+from pytensor.gradient import DisconnectedInputError, pushforward, zero_grad
 from pytensor.graph.replace import clone_replace, graph_replace
 from pytensor.graph.traversal import ancestors
 from pytensor.scalar.basic import Clip
@@ -97,7 +97,14 @@ def covariance_blocks(
     0.25
     """
     k = _without_clipping(cov(t1[:, None], t2[:, None]))
-    dk_dt1 = derivative(k, t1)
+    try:
+        dk_dt1 = derivative(k, t1)
+    except DisconnectedInputError:
+        msg = (
+            f"the kernel {describe(cov)} is the same at all times: a state that never changes has "
+            "no slope to match. Expected a kernel of time, such as ExpQuad, alone or in a sum."
+        )
+        raise ValueError(msg) from None
     return Blocks(k, dk_dt1, derivative(k, t2), derivative(dk_dt1, t2))
 
 

@@ -1,5 +1,7 @@
 """The gradient-matching term of Theorem 1 as a PyMC distribution."""
 
+from typing import NamedTuple
+
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
@@ -13,12 +15,28 @@ from pytensor.tensor.variable import TensorConstant, TensorVariable
 from xarray import DataTree
 
 from pymc_gradmatch import normal, spectral, structured
-from pymc_gradmatch.checks import check_shape, check_start, check_states
+from pymc_gradmatch.checks import (
+    check_labels,
+    check_shape,
+    check_start,
+    check_states,
+    dims_of,
+    label_states,
+    remember_data,
+)
 from pymc_gradmatch.gp import StateGP
+from pymc_gradmatch.naming import DRAWS, refuse_reserved
 from pymc_gradmatch.ode import ODE
-from pymc_gradmatch.series import fits_states
+from pymc_gradmatch.series import as_numbers, fits_states
 
-__all__ = ["GradientMatchingODE", "gradient_mismatch", "is_constraint", "keep_observations"]
+__all__ = [
+    "Constraint",
+    "GradientMatchingODE",
+    "constraints",
+    "gradient_mismatch",
+    "is_constraint",
+    "keep_observations",
+]
 
 
 def gradient_mismatch(ode: ODE, x: TensorVariable, theta, gp: StateGP) -> TensorVariable:
@@ -48,26 +66,61 @@ def gradient_mismatch(ode: ODE, x: TensorVariable, theta, gp: StateGP) -> Tensor
 class GradientMatchingODERV(SymbolicRandomVariable):
     """The random variable behind :class:`GradientMatchingODE`; draws under every backend.
 
-    How many parameters it has depends on the basis, so its signature belongs to
-    the instance and PyMC hands all inputs, ``rng`` and ``size`` too, to ``logp``.
+    States and parameters are among its inputs, and ODE and Gaussian processes
+    its attributes, so that a model tells which equations it holds: see
+    :func:`constraints`.  They take no part in the density, which is that of
+    the mismatch.  How many parameters it has depends on the basis, so its
+    signature belongs to the instance and PyMC hands all inputs, ``rng`` and
+    ``size`` too, to ``logp``.
     """
 
     name = "GradientMatchingODE"
     _print_name = ("GradientMatchingODE", r"\operatorname{GradientMatchingODE}")
 
+    def __init__(self, *args, ode: ODE, gp: StateGP, **kwargs):
+        self.ode, self.gp = ode, gp
+        super().__init__(*args, **kwargs)
+
     @classmethod
-    def rv_op(cls, mismatch, *basis, size=None, rng=None):
+    def rv_op(cls, mismatch, x, theta, *basis, ode, gp, size=None, rng=None):
         """Build the random variable from the parameters of its distribution."""
         rng = normalize_rng_param(rng)
         size = normalize_size_param(size)
         batch = tuple(mismatch.shape[:-2]) if rv_size_is_none(size) else tuple(size)
         next_rng, noise = normal.draw(rng, batch, normal.basis_of(basis))
-        inputs = [rng, size, mismatch, *basis]
+        inputs = [rng, size, mismatch, x, theta, *basis]
+        core = f"(t,k),(t,k),(s,p),{normal.signature(basis)}"
         return cls(
             inputs=inputs,
             outputs=[next_rng, mismatch + noise],
-            extended_signature=f"[rng],[size],(t,k),{normal.signature(basis)}->[rng],(t,k)",
+            extended_signature=f"[rng],[size],{core}->[rng],(t,k)",
+            ode=ode,
+            gp=gp,
         )(*inputs)
+
+    def rebuild_rv(self, *parameters, **kwargs):
+        """Build it anew from other inputs, for the same ODE."""
+        return self.rv_op(*parameters, ode=self.ode, gp=self.gp, **kwargs)
+
+
+class Constraint(NamedTuple):
+    """One :class:`GradientMatchingODE` of a model: which states obey which equations."""
+
+    name: str
+    ode: ODE
+    gp: StateGP
+    x: TensorVariable
+    """States in the data's units on the grid ``gp.t``, shape ``(..., time, state)``."""
+    theta: TensorVariable
+    """Parameters in the order of ``ode.params``, shape ``(..., 1, param)``."""
+
+
+def constraints(model: pm.Model) -> list[Constraint]:
+    """Return the constraints of a model, in their order."""
+    found = [rv for rv in model.observed_RVs if is_constraint(rv)]
+    return [
+        Constraint(rv.name, rv.owner.op.ode, rv.owner.op.gp, *rv.owner.inputs[3:5]) for rv in found
+    ]
 
 
 class GradientMatchingODE(Continuous):
@@ -112,8 +165,9 @@ class GradientMatchingODE(Continuous):
 
     Notes
     -----
-    In a model, ``observed`` is zero and ``dims`` are ``("time", "state")`` by
-    default.  Posterior predictive draws of the variable are replicated
+    In a model, ``observed`` is zero and ``dims`` are those of x by default.
+    The labels of their state dim must be ``ode.states``, and become so where
+    there are none.  Posterior predictive draws of the variable are replicated
     mismatches.  To PyMC it is one observed variable among others: name the data,
     ``pm.compute_log_likelihood(idata, var_names=["y"])``, for ``az.loo``.
 
@@ -143,11 +197,12 @@ class GradientMatchingODE(Continuous):
         """Add the constraint to the model on the stack."""
         model = pm.modelcontext(None)
         x = pt.as_tensor(x)
-        if dims is None and x.ndim == 2 and {"time", "state"} <= set(model.coords):
-            dims = ("time", "state")
         check_states(ode, gp.states)
         check_shape(x, gp)
-        check_start(model, ode, x, theta, gp)
+        refuse_reserved(model.named_vars, DRAWS)
+        dims = dims_of(model, x) if dims is None else dims
+        check_labels(model, ode, dims)
+        check_start(model, ode, x, theta, gp, [gamma])
         if observed is None:
             if None in x.type.shape:
                 msg = (
@@ -156,9 +211,12 @@ class GradientMatchingODE(Continuous):
                 )
                 raise ValueError(msg)
             observed = np.zeros(x.type.shape)
-        return super().__new__(
+        match = super().__new__(
             cls, name, ode, x, theta, gp=gp, gamma=gamma, observed=observed, dims=dims, **kwargs
         )
+        label_states(model, ode, dims)
+        remember_data(match, model, gp)
+        return match
 
     @classmethod
     def dist(cls, ode, x, theta, *, gp, gamma, **kwargs):
@@ -168,21 +226,22 @@ class GradientMatchingODE(Continuous):
         check_shape(x, gp)
         basis = _tolerant_basis(gamma, gp)
         mismatch = gradient_mismatch(ode, x, theta, gp)
-        return super().dist([mismatch, *map(pt.as_tensor, basis)], **kwargs)
+        parameters = [mismatch, x, _in_one(ode.ordered_params(theta)), *map(pt.as_tensor, basis)]
+        return super().dist(parameters, ode=ode, gp=gp, **kwargs)
 
-    def support_point(rv, rng, size, mismatch, *basis):
+    def support_point(rv, rng, size, mismatch, x, theta, *basis):
         """Return the mismatch itself, broadcast to the full shape."""
         if rv_size_is_none(size):
             return mismatch
         return pt.broadcast_to(mismatch, (*size, *mismatch.shape[-2:]))
 
-    def logp(value, rng, size, mismatch, *parameters):
+    def logp(value, rng, size, mismatch, x, theta, *parameters):
         """Write log N(value | mismatch, A + gamma I), of batch shape."""
         basis = normal.basis_of(parameters)
         return check_parameters(
             normal.log_density(value - mismatch, basis),
             basis.variances > 0,
-            msg="gamma > 0",
+            msg="A + gamma I is positive definite, gamma > 0",
         )
 
 
@@ -192,15 +251,23 @@ def is_constraint(rv) -> bool:
 
 
 def keep_observations(idata: DataTree, model: pm.Model):
-    """Take the constraint out of the observed data: zeros, which ArviZ would plot as data."""
-    constraints = [rv.name for rv in model.observed_RVs if is_constraint(rv)]
-    idata["observed_data"] = idata["observed_data"].dataset.drop_vars(constraints)
+    """Take the constraints out of the observed data: zeros, which ArviZ would plot as data."""
+    names = [constraint.name for constraint in constraints(model)]
+    idata["observed_data"] = idata["observed_data"].dataset.drop_vars(names)
+
+
+def _in_one(theta) -> TensorVariable:
+    """Return parameters that broadcast against ``(..., time)`` as ``(..., time or 1, param)``."""
+    values = [pt.atleast_1d(pt.as_tensor(value)).astype("float64") for value in theta]
+    return pt.stack(pt.broadcast_arrays(*values), axis=-1)
 
 
 def _tolerant_basis(gamma, gp: StateGP) -> normal.Basis:
     """Return independent coordinates of the mismatch, of covariance A + gamma I."""
     n_states = len(gp.states)
-    gamma = pt.as_tensor(gamma, dtype=None if isinstance(gamma, Variable) else "float64")
+    if not isinstance(gamma, Variable):
+        expected = 'a positive number, one per state, or a variable: pm.HalfNormal("gamma", 1)'
+        gamma = pt.constant(as_numbers(gamma, "gamma", expected), dtype="float64")
     if not fits_states(gamma, n_states):
         msg = (
             f"gamma has the shape {gamma.type.shape}; expected one number, or one for each of "

@@ -16,7 +16,14 @@ from scipy.stats import qmc
 from pymc_gradmatch.derivatives import checked_blocks, compile_blocks, derivative
 from pymc_gradmatch.families import CovFunction, KernelFamily, build_kernel, kernel_family
 from pymc_gradmatch.gp import StateGP
-from pymc_gradmatch.series import as_observations, as_times, mean_and_scale, state_names
+from pymc_gradmatch.series import (
+    as_nugget,
+    as_observations,
+    as_times,
+    check_counts,
+    mean_and_scale,
+    state_names,
+)
 from pymc_gradmatch.threads import on_one_thread
 
 __all__ = ["fit_gp", "negative_log_marginal_likelihood"]
@@ -53,7 +60,7 @@ def fit_gp(
         Times, shape ``(time,)``, sorted, at least three.
     y : array_like of float
         Observations, shape ``(time, state)``; a table's column names become
-        the names of the states.
+        the names of the states.  Of ``pm.Data`` the present values are taken.
     cov : str, callable, or a sequence with one of these per state
         ``"ExpQuad"``, ``"Matern52"``, ``"RatQuad"`` or ``"Sigmoid"``; or a
         function of hyperparameters that returns a kernel from
@@ -121,9 +128,8 @@ def fit_gp(
         msg = f"shared=True needs one kernel for all states; cov is {choices}."
         raise ValueError(msg)
 
-    if n_starts < 1:
-        msg = f"n_starts is {n_starts}; expected at least one start."
-        raise ValueError(msg)
+    check_counts(n_starts=n_starts)
+    as_nugget(nugget, n_states)
     rng = np.random.default_rng(random_seed)
     mean, scale = mean_and_scale(observations, standardize)
     standardised = (observations - mean) / scale
@@ -254,7 +260,7 @@ def _maximise(family, t, y, nugget, n_starts, rng) -> NDArray[np.float64]:
 def _warn_at_bounds(family: KernelFamily, estimate, states):
     for (name, bounds), value in zip(family.bounds.items(), estimate, strict=True):
         for side, bound in bounds._asdict().items():
-            if np.isclose(value, bound, rtol=1e-3):
+            if np.isclose(value, bound, rtol=1e-3, atol=0):
                 subject = f"state {states[0]!r}" if len(states) == 1 else f"states {states}"
                 warnings.warn(
                     f"{subject}: the estimate of {name} ended at its {side} bound {bound:.4g} "

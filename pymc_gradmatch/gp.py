@@ -43,7 +43,7 @@ class StateGP(GriddedData):
         Times, shape ``(time,)``, sorted, at least three.
     y : array_like of float
         Observations, shape ``(time, state)``.  A table's column names become
-        the names of the states.
+        the names of the states.  Of ``pm.Data`` the present values are taken.
     covs : sequence of pymc.gp.cov.BaseCovariance
         One kernel per state, of one input dimension, on time in the units of
         ``t`` and on standardised data.  Hyperparameters are numbers, or random
@@ -222,7 +222,13 @@ class StateGP(GriddedData):
             )
             raise ValueError(msg)
 
-    def prior(self, name: str, parameterization: Parameterization = "centered") -> TensorVariable:
+    def prior(
+        self,
+        name: str,
+        parameterization: Parameterization = "centered",
+        *,
+        dims: Sequence[str] = ("time", "state"),
+    ) -> TensorVariable:
         r"""Add the states to the model on the stack: N(x | m, s^2 C), Theorem 1's second factor.
 
         Parameters
@@ -234,23 +240,26 @@ class StateGP(GriddedData):
             is what the paper's sampler moves.  ``"whitened"``: the free variable
             is a standard normal, ``name + "_whitened_"``, the coordinates of
             the states in the eigenbasis of C, and the states are a
-            deterministic.  Both give the same posterior; :func:`pymc.do`,
-            :func:`pymc.observe` and copies of a model need ``"centered"``.
-            Where hyperparameters are random, the coordinates are those of C's
-            Cholesky factor.
+            deterministic.  Both give the same posterior.  Where hyperparameters
+            are random, the coordinates are those of C's Cholesky factor.
+        dims : (str, str), default ("time", "state")
+            Names of the dims.  Experiments with times of their own in one model
+            have dims of their own: ``dims=("time2", "state")``.
 
         Returns
         -------
         TensorVariable
-            The states in the data's units, shape ``(time, state)``, dims
-            ``("time", "state")``; coords are added where the model lacks them.
+            The states in the data's units, shape ``(time, state)``; coords are
+            added where the model lacks them.  Where neither the data nor the
+            model name the states, the constraint does, after those of the ODE.
             Samplers start at the posterior mean of the Gaussian process.
 
         Raises
         ------
         ValueError
-            If the parameterization is unknown, or the model's coords do not
-            fit the data.
+            If the parameterization is unknown, the model's coords do not fit
+            the data, or sigma or a kernel depends on a random variable that is
+            not in the model; nothing is added before.
 
         Examples
         --------
@@ -262,7 +271,7 @@ class StateGP(GriddedData):
         >>> x.type.shape
         (7, 1)
         """
-        return add_states(name, self, parameterization)
+        return add_states(name, self, parameterization, dims)
 
     def summary(self) -> pd.DataFrame:
         """Return a table with one row per state.

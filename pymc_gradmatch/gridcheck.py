@@ -13,10 +13,10 @@ from pytensor.tensor.variable import TensorVariable
 from pymc_gradmatch.comparison import compare_draws, in_words, judge
 from pymc_gradmatch.model import build_model
 from pymc_gradmatch.nuts import sample
+from pymc_gradmatch.naming import yielding
 from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.series import as_times
-from pymc_gradmatch.tables import printed, scalars
-from pymc_gradmatch.target import START
+from pymc_gradmatch.tables import printed
 
 __all__ = ["GridCheck", "grid_check"]
 
@@ -191,9 +191,14 @@ def _halved(times: np.ndarray) -> np.ndarray:
 def _rows(idata: xr.DataTree, ode: ODE, start: float) -> xr.Dataset:
     """Return the draws of theta, x(t0) and sigma, one variable per scalar."""
     posterior = idata["posterior"].dataset
-    variables = {name: posterior[name].to_numpy() for name in ode.params}
-    variables[START] = posterior["x"].sel(time=start, method="nearest").to_numpy()
-    if "sigma" in posterior:
-        variables["sigma"] = posterior["sigma"].to_numpy()
-    columns = scalars(variables, ode, n_batch=2)
-    return xr.Dataset({name: (("chain", "draw"), values) for name, values in columns.items()})
+    rows = {name: posterior[name] for name in ode.params}
+    x, sigma = (yielding(name, ode.params) for name in ("x", "sigma"))
+    x0 = posterior[x].sel(time=start, method="nearest")
+    per_state = {yielding("x0", ode.params): x0}
+    per_state |= {sigma: posterior[sigma]} if sigma in posterior else {}
+    for name, values in per_state.items():
+        if "state" not in values.dims:
+            rows[name] = values
+            continue
+        rows |= {f"{name}[{state}]": values.isel(state=k) for k, state in enumerate(ode.states)}
+    return xr.Dataset({name: values.drop_vars(["time", "state"], errors="ignore") for name, values in rows.items()})

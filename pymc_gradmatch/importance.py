@@ -1,25 +1,77 @@
-"""Importance sampling from a Student t that moves to its target; Pareto k says whether it did."""
+"""Importance sampling from mixtures that move to their target, and what says that they cover it."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from arviz_stats.base import array_stats
 from numpy.typing import NDArray
 from scipy import stats
+from scipy.cluster.vq import kmeans2
+from scipy.special import logsumexp
 
-__all__ = ["Weighted", "importance_sample", "reliable_k"]
+__all__ = ["Mixture", "Search", "Weighted", "fit_mixture", "reliable_k", "search", "weigh"]
 
 DEGREES = 7  # tails of the proposal: heavier than most posteriors', with a finite kurtosis
-MAX_ROUNDS = 40
-ENOUGH = 0.25  # effective draws, as a share of all, at which a proposal is left as it is
-MAX_RELIABLE = 5  # rounds with a reliable k, of which the best is taken
+MAX_ROUNDS = 30
+ENOUGH = 0.3  # effective draws, as a share of a round's, at which a proposal is left as it is
 PER_COORDINATE = 10  # effective draws that a mean and a covariance are estimated from
+AT_LEAST = 0.1  # effective draws, as a share of a round's, that a proposal is fitted to
+MOST_PARTS = 12
+EM_STEPS = 30
 FLATTEST = 1e-12  # least power of the weights; log ratios of 1e9 occur where sigma is tiny
+
+type LogDensity = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+
+
+class Mixture(NamedTuple):
+    """Student t distributions with shares, means ``(part, n)`` and shapes ``(part, n, n)``."""
+
+    shares: NDArray[np.float64]
+    means: NDArray[np.float64]
+    shapes: NDArray[np.float64]
+
+    @classmethod
+    def around(cls, mean: NDArray, covariance: NDArray) -> "Mixture":
+        """Return a single t of a mean and a covariance."""
+        return cls(np.ones(1), mean[None], covariance[None] * (DEGREES - 2) / DEGREES)
+
+    @classmethod
+    def of(cls, mixtures: list["Mixture"]) -> "Mixture":
+        """Return the mixture of mixtures, in equal shares."""
+        shares, means, shapes = (np.concatenate(parts) for parts in zip(*mixtures, strict=True))
+        return cls(shares / len(mixtures), means, shapes)
+
+    def log_density(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the log density at points, shape ``(point, n)``."""
+        return logsumexp(self.log_parts(points), axis=1)
+
+    def log_parts(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return what each part adds to the density, its log, shape ``(point, part)``."""
+        return np.log(self.shares) + np.stack(
+            [
+                np.atleast_1d(stats.multivariate_t(mean, shape, df=DEGREES).logpdf(points))
+                for mean, shape in zip(self.means, self.shapes, strict=True)
+            ],
+            axis=1,
+        )
+
+    def draw(self, n: int, rng: np.random.Generator) -> NDArray[np.float64]:
+        """Return n draws, each part in its share to within one draw."""
+        ends = np.append(0.0, np.cumsum(self.shares))
+        counts = np.diff(np.floor(n * ends / ends[-1] + rng.random()).astype(int))
+        parts = [
+            stats.multivariate_t(mean, shape, df=DEGREES)
+            .rvs(count, random_state=rng)
+            .reshape(count, -1)
+            for mean, shape, count in zip(self.means, self.shapes, counts, strict=True)
+            if count
+        ]
+        return np.concatenate(parts)
 
 
 class Weighted(NamedTuple):
-    """Draws from a proposal with weights that make them draws from the target.
+    """Draws of a proposal with weights that make them draws of the target.
 
     Attributes
     ----------
@@ -29,21 +81,15 @@ class Weighted(NamedTuple):
         Pareto-smoothed, sum one, shape ``(draw,)``.
     pareto_k, n_effective : float
         The tail of the weights; one over the sum of their squares.
-    n_rounds : int
-        Proposals that were tried.
-    covariance : array of float
-        Of the coordinates; weights are flattened if too few of them dominate.
-    evaluated : object
-        What the target returned at these points.
+    log_evidence : float
+        Log of the mean weight.
     """
 
     points: NDArray[np.float64]
     weights: NDArray[np.float64]
     pareto_k: float
     n_effective: float
-    n_rounds: int
-    covariance: NDArray[np.float64]
-    evaluated: Any
+    log_evidence: float
 
     @property
     def is_reliable(self) -> bool:
@@ -56,28 +102,52 @@ def reliable_k(n_draws: int) -> float:
     return min(1 - 1 / np.log10(n_draws), 0.7)
 
 
-def importance_sample(
-    target: Callable[[NDArray[np.float64]], Any],
-    draws: NDArray[np.float64],
-    n_draws: int,
-    rng: np.random.Generator,
-) -> Weighted:
-    r"""Draw from a Student t near some draws, weight by the target, move the t, repeat.
+def weigh(points: NDArray[np.float64], log_ratio: NDArray[np.float64]) -> Weighted:
+    """Smooth the weights of draws, the logs of which are given, by a Pareto tail."""
+    possible = np.isfinite(log_ratio)
+    highest = log_ratio[possible].max() if possible.any() else 0.0
+    shifted = np.where(possible, log_ratio - highest, -1e3)
+    with np.errstate(all="ignore"):  # a proposal without hope has a tail beyond floats, and a k
+        smoothed, pareto_k = array_stats.psislw(-shifted)
+        weights = np.where(possible, np.exp(smoothed), 0.0)
+    weights = weights / weights.sum() if possible.any() else np.full(len(points), np.nan)
+    return Weighted(
+        points,
+        weights,
+        # No tail can be fitted where all but a few weights vanish.
+        float(np.nan_to_num(pareto_k, nan=np.inf)),
+        1 / np.square(weights).sum(),
+        float(highest + logsumexp(shifted) - np.log(len(points))),
+    )
 
-    .. math:: w_i \propto p(\phi_i) / t_7(\phi_i \mid m, S), \qquad \phi_i \sim t_7(m, S)
 
-    m and S match mean and covariance of ``draws`` at first, then those of the
-    weighted draws of the round before, with :math:`w^\beta` in place of w where
-    too few weights dominate.  Each round is valid by itself: its draws come from
-    one known density.
+class Search(NamedTuple):
+    """Where a search for the target ended."""
+
+    proposal: Mixture
+    n_rounds: int
+
+
+def search(
+    target: LogDensity, start: Mixture, n_draws: int, rng: np.random.Generator
+) -> Search:
+    r"""Move a mixture from where it starts to where the target is.
+
+    Each round draws from the present mixture :math:`q_r` and weighs the draws of
+    all rounds together [1]_,
+
+    .. math:: w_i \propto p(\phi_i) \Big/ \textstyle\sum_r q_r(\phi_i)
+
+    and fits the next mixture to them.  Where too few weights count, they are
+    flattened, :math:`w^\beta`: the mixture then moves to the target by way of its
+    tempered versions, from the wide to the narrow.
 
     Parameters
     ----------
     target : callable
-        Maps points ``(draw, coordinate)`` to an object whose ``log_density`` has
-        shape ``(draw,)`` and is -inf for weight zero.
-    draws : array of float
-        Draws of a density like the target, shape ``(draw, coordinate)``.
+        Maps points ``(draw, coordinate)`` to log densities, -inf for none.
+    start : Mixture
+        The first proposal, wider than the target.
     n_draws : int
         Draws of each round.
     rng : numpy.random.Generator
@@ -85,80 +155,139 @@ def importance_sample(
 
     Returns
     -------
-    Weighted
-        The first round with a reliable k and enough effective draws; if none
-        is found soon, the reliable one with most effective draws, else that of least k.
+    Search
+        The first proposal with a reliable k and enough effective draws, or the last.
 
     Raises
     ------
     ValueError
-        If the target is zero at all draws of a round.
+        If the target is zero at all draws of the first round.
 
     References
     ----------
-    .. [1] Vehtari, A., Simpson, D., Gelman, A., Yao, Y., Gabry, J. (2024). Pareto
-       smoothed importance sampling. *Journal of Machine Learning Research* 25.
+    .. [1] Cornuet, J.-M., Marin, J.-M., Mira, A., Robert, C. P. (2012). Adaptive multiple
+       importance sampling. *Scandinavian Journal of Statistics* 39(4).
     """
-    mean, covariance = draws.mean(axis=0), np.atleast_2d(np.cov(draws.T))
-    rounds: list[Weighted] = []
-    while len(rounds) < MAX_ROUNDS and sum(r.is_reliable for r in rounds) < MAX_RELIABLE:
-        shape = covariance * (DEGREES - 2) / DEGREES
-        proposal = stats.multivariate_t(mean, shape, df=DEGREES)
-        points = proposal.rvs(n_draws, random_state=rng).reshape(n_draws, -1)
-        evaluated = target(points)
-        log_ratio = evaluated.log_density - proposal.logpdf(points)
-        if not np.isfinite(log_ratio).any():
+    proposals, drawn, heights, densities = [start], [], [], []
+    for n_rounds in range(1, MAX_ROUNDS + 1):
+        latest = proposals[-1]
+        drawn.append(latest.draw(n_draws, rng))
+        heights.append(target(drawn[-1]))
+        own = weigh(drawn[-1], heights[-1] - latest.log_density(drawn[-1]))
+        if own.is_reliable and own.n_effective > ENOUGH * n_draws:
+            return Search(latest, n_rounds)
+        # Densities of all draws under all proposals, of which only the new ones are missing.
+        densities = [
+            np.append(known, proposal.log_density(drawn[-1]))
+            for known, proposal in zip(densities, proposals, strict=False)
+        ]
+        points, height = np.concatenate(drawn), np.concatenate(heights)
+        densities.append(latest.log_density(points))
+        log_ratio = height - logsumexp(densities, axis=0)
+        possible = np.isfinite(log_ratio)
+        if not possible.any():
             msg = (
-                f"the exact density is zero at all {n_draws} draws near the given ones; expected "
-                "some that the ODE can be integrated from. Check priors and the draws, "
-                "and that data and ODE are the model's."
+                f"the exact density is zero at all {n_draws} draws around the given ones; expected "
+                "some that the ODE can be integrated from. Check priors, likelihood and the draws."
             )
             raise ValueError(msg)
-        weights, pareto_k = _smoothed(log_ratio)
-        mean, covariance = _moved(points, log_ratio, covariance)
-        latest = Weighted(
-            points=points,
-            weights=weights,
-            pareto_k=pareto_k,
-            n_effective=1 / (weights**2).sum(),
-            n_rounds=len(rounds) + 1,
-            covariance=covariance,
-            evaluated=evaluated,
-        )
-        if latest.is_reliable and latest.n_effective > ENOUGH * n_draws:
-            return latest
-        rounds.append(latest)
-    best = max(
-        rounds, key=lambda r: (r.is_reliable, r.n_effective if r.is_reliable else -r.pareto_k)
-    )
-    return best._replace(n_rounds=len(rounds))
+        needed = max(AT_LEAST * n_draws, PER_COORDINATE * points.shape[1])
+        weights = _flattened(log_ratio[possible], needed)
+        proposals.append(fit_mixture(points[possible], weights, rng))
+    return Search(proposals[-1], MAX_ROUNDS)
 
 
-def _smoothed(log_ratio) -> tuple[NDArray[np.float64], float]:
-    possible = np.isfinite(log_ratio)
-    highest = log_ratio[possible].max()
-    log_ratio = np.where(possible, log_ratio - highest, -1e3)
-    with np.errstate(all="ignore"):  # a proposal without hope has a tail beyond floats, and a k
-        smoothed, pareto_k = array_stats.psislw(-log_ratio)
-        weights = np.where(possible, np.exp(smoothed), 0.0)
-    # No tail can be fitted where all but a few weights vanish.
-    return weights / weights.sum(), float(np.nan_to_num(pareto_k, nan=np.inf))
-
-
-def _moved(points, log_ratio, covariance):
-    """Return the weighted mean and covariance, weights flattened until enough of them count."""
-    enough = PER_COORDINATE * points.shape[1]
+def _flattened(log_ratio, n_needed: float) -> NDArray[np.float64]:
+    """Return the weights to the highest power at which enough of them count."""
     power = 1.0
-    weights, n_effective = _flattened(log_ratio, power)
-    while n_effective < enough and power > FLATTEST:
+    while True:
+        weights = np.exp(power * (log_ratio - log_ratio.max()))
+        weights /= weights.sum()
+        if 1 / np.square(weights).sum() >= n_needed or power < FLATTEST:
+            return weights
         power *= 0.8
-        weights, n_effective = _flattened(log_ratio, power)
-    new = np.atleast_2d(np.cov(points.T, aweights=weights, ddof=0))
-    share = min(n_effective / enough, 1.0)
-    return weights @ points, share * new + (1 - share) * covariance
 
 
-def _flattened(log_ratio, power: float) -> tuple[NDArray[np.float64], float]:
-    weights = np.exp(power * (log_ratio - log_ratio.max()))
-    weights /= weights.sum()
-    return weights, 1 / (weights**2).sum()
+def fit_mixture(
+    points: NDArray[np.float64], weights: NDArray[np.float64], rng: np.random.Generator
+) -> Mixture:
+    """Fit a mixture of t distributions to weighted points, with as many parts as pay.
+
+    The number of parts is doubled as long as the points that a fit has not seen
+    become more probable.
+
+    Parameters
+    ----------
+    points, weights : array of float
+        Shapes ``(point, n)`` and ``(point,)``, weights of sum one.
+    rng : numpy.random.Generator
+        Chooses the points that are held back, and where parts begin.
+    """
+    mean = weights @ points
+    covariance = np.atleast_2d(np.cov(points.T, aweights=weights, ddof=0))
+    scale = np.sqrt(np.diagonal(covariance))
+    standard = (points - mean) / scale
+    learnt = rng.random(len(points)) < 0.5
+    n_effective = 1 / np.square(weights).sum()
+    best, n_parts, score = None, 1, -np.inf
+    while n_parts <= min(MOST_PARTS, n_effective / (PER_COORDINATE * points.shape[1])) or n_parts == 1:
+        fit = _em(standard[learnt], weights[learnt], n_parts, rng)
+        new_score = weights[~learnt] @ fit.log_density(standard[~learnt])
+        if new_score <= score:
+            break
+        best, score, n_parts = n_parts, new_score, 2 * n_parts
+    fit = _em(standard, weights, best or 1, rng)
+    return Mixture(fit.shares, mean + scale * fit.means, fit.shapes * np.outer(scale, scale))
+
+
+def _em(points, weights, n_parts: int, rng) -> Mixture:
+    """Maximise the weighted likelihood of a mixture by expectation and maximisation."""
+    n = points.shape[1]
+    weights = weights / weights.sum()
+    overall = np.atleast_2d(np.cov(points.T, aweights=weights, ddof=0))
+    mean = weights @ points
+    fit = Mixture.around(mean, overall)
+    if n_parts > 1:
+        chosen = points[rng.choice(len(points), size=2_000, p=weights)]
+        whitened = np.linalg.solve(np.linalg.cholesky(overall + 1e-9 * np.eye(n)), chosen.T).T
+        centers, labels = kmeans2(whitened, n_parts, minit="++", rng=rng)
+        counts = np.bincount(labels, minlength=n_parts)
+        fit = Mixture(
+            np.full(n_parts, 1 / n_parts),
+            np.stack([chosen[labels == k].mean(axis=0) if counts[k] else mean for k in range(n_parts)]),
+            np.stack([overall / n_parts ** (2 / n) for _ in range(n_parts)]),
+        )
+    total = -np.inf
+    for _ in range(EM_STEPS):
+        log_parts = fit.log_parts(points)
+        log_all = logsumexp(log_parts, axis=1)
+        if weights @ log_all - total < 1e-4:
+            break
+        total = weights @ log_all
+        shares = weights[:, None] * np.exp(log_parts - log_all[:, None])
+        fit = _maximised(points, shares, fit, overall)
+    return fit
+
+
+def _maximised(points, shares, fit: Mixture, overall) -> Mixture:
+    """Return the mixture of which each part fits its share of the points best."""
+    n = points.shape[1]
+    means, shapes = [], []
+    totals = shares.sum(axis=0)
+    for share, total, mean, shape in zip(shares.T, totals, fit.means, fit.shapes, strict=True):
+        if total < 1e-6:
+            means.append(mean)
+            shapes.append(shape)
+            continue
+        away = points - mean
+        distance = np.einsum("ij,ij->i", away, np.linalg.solve(shape, away.T).T)
+        counted = share * (DEGREES + n) / (DEGREES + distance)
+        center = counted @ points / counted.sum()
+        away = points - center
+        spread = (counted * away.T) @ away / total
+        # A few points say little about a covariance: the rest of it is that of all.
+        n_effective = total**2 / np.square(share).sum()
+        known = n_effective / (n_effective + n + 1)
+        means.append(center)
+        shapes.append(known * spread + (1 - known) * overall * 0.1)
+    return Mixture(np.maximum(totals, 1e-6) / np.maximum(totals, 1e-6).sum(), np.stack(means), np.stack(shapes))

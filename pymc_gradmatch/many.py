@@ -8,10 +8,13 @@ from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_gradmatch.model import build_model
+from pymc_gradmatch.naming import refuse_reserved
 from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.side_by_side import reason, sample_side_by_side
 
 __all__ = ["fit_many"]
+
+RESULTS = dict.fromkeys(("replicate", "diverging", "failure"), "part of the result")
 
 
 def fit_many(
@@ -76,6 +79,10 @@ def fit_many(
         fits = gm.fit_many(ode, t, ys, priors=priors, gamma=0.3, random_seed=1)
         fits["alpha"].mean(["chain", "draw"])  # one posterior mean per data set
     """
+    if ys is None or len(ys) == 0:
+        msg = "ys has no data sets; expected shape (replicate, time, state), or a list of tables."
+        raise ValueError(msg)
+    refuse_reserved(ode.params, RESULTS)
 
     def builder(y):
         return lambda rng: build_model(ode, t, y, priors=priors, random_seed=rng, **settings)

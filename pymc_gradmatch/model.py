@@ -2,26 +2,41 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 from numpy.typing import ArrayLike
+from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_gradmatch.checks import check_states
+from pymc_gradmatch.checks import check_labels, check_start, check_states
+from pymc_gradmatch.derivatives import at_support_points
 from pymc_gradmatch.distribution import GradientMatchingODE
 from pymc_gradmatch.families import CovFunction
 from pymc_gradmatch.fit import fit_gp
 from pymc_gradmatch.gp import StateGP
-from pymc_gradmatch.naming import in_order
+from pymc_gradmatch.initial import starting_at
+from pymc_gradmatch.naming import in_order, refuse_reserved, yielding
 from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.parameters import is_distribution, is_registered, registered
 from pymc_gradmatch.recentring import recentre
 from pymc_gradmatch.refined import refine
-from pymc_gradmatch.series import as_observations, as_times, fits_states, state_names
-from pymc_gradmatch.states import Parameterization, add_coords
+from pymc_gradmatch.series import (
+    as_numbers,
+    as_observations,
+    as_times,
+    fits_states,
+    state_names,
+)
+from pymc_gradmatch.states import (
+    Parameterization,
+    add_coords,
+    check_coords,
+    check_states_fit,
+    start_of,
+)
 
 __all__ = ["PRESETS", "Preset", "build_model", "fitted"]
 
@@ -41,12 +56,14 @@ PRESETS = {
     "fgpgm": Preset("ExpQuad", False, 1e-4, gamma=0.3, sigma="fixed"),
     "refined": Preset("Matern52", False, 1e-4, gamma=None, sigma="random"),
 }
+OURS = ("x", "y", "sigma", "gamma", "gradient_match", "state_box")
+DIMS = ("time", "state")
 
 
 def build_model(
     ode: ODE,
-    t: ArrayLike,
-    y: ArrayLike,
+    t: ArrayLike | SharedVariable,
+    y: ArrayLike | SharedVariable,
     *,
     priors: Mapping[str, TensorVariable],
     preset: str = "fgpgm",
@@ -82,9 +99,13 @@ def build_model(
         Times, shape ``(time,)``, sorted, at least three.
     y : array_like of float
         Observations, shape ``(time, state)``, in the order of ``ode.states``.
+        ``pm.Data`` are what ``y`` observes in the model.  :func:`pymc.set_data`
+        changes the likelihood alone: kernels, times, mean and scale, and what
+        was estimated from the data, stay; ``gm.sample`` and ``gm.find_map`` say so.
     priors : mapping of str to TensorVariable
         For each parameter of the ODE a scalar ``.dist()`` object, or a variable
-        that the model already has.
+        that the model already has.  Parameters cannot be called ``chain``,
+        ``draw``, ``time``, ``time_observed`` or ``state``.
     preset : {"fgpgm", "refined"}
         Where the settings that are not given come from.  ``"fgpgm"``: the
         paper's, an ``"ExpQuad"`` kernel per state, gamma 0.3, nugget 1e-4, sigma
@@ -96,7 +117,8 @@ def build_model(
         Kernel of the states, see :func:`~pymc_gradmatch.fit_gp`.
     gamma : array_like of float or TensorVariable, optional
         Variance of the mismatch, in (standardised state / time) squared, see
-        :class:`~pymc_gradmatch.GradientMatchingODE`.
+        :class:`~pymc_gradmatch.GradientMatchingODE`.  A prior, such as
+        ``pm.HalfNormal.dist(0.3)``, becomes the variable ``gamma``.
     grid : int or array_like of float, optional
         Where the states live, see :meth:`StateGP.with_grid`; the times of the
         observations if not given.
@@ -114,8 +136,9 @@ def build_model(
     -------
     pymc.Model
         With one variable per parameter by its name, the states ``x``, the
-        observations ``y`` and the constraint ``gradient_match``; coords
-        ``time`` and ``state``.
+        observations ``y`` and the constraint ``gradient_match``, and, if they
+        are random, ``sigma`` and ``gamma``; coords ``time`` and ``state``.  Where
+        a parameter has one of these names, ours yields: ``sigma_``, ``x_``.
 
     Other Parameters
     ----------------
@@ -132,7 +155,8 @@ def build_model(
     Raises
     ------
     ValueError, TypeError
-        If data, priors or settings do not fit; nothing is sampled before.
+        If data, priors or settings do not fit; nothing is sampled before, and
+        nothing added to the model.
 
     References
     ----------
@@ -149,15 +173,31 @@ def build_model(
     >>> [variable.name for variable in model.basic_RVs]
     ['rate', 'x', 'y', 'gradient_match']
     """
-    if preset not in PRESETS:
+    if preset not in tuple(PRESETS):
         msg = f"preset is {preset!r}; expected one of {list(PRESETS)}."
         raise ValueError(msg)
     settings = PRESETS[preset]
     model = pm.Model.get_context(error_if_none=False) or pm.Model()
+    name = {ours: yielding(ours, ode.params) for ours in OURS}
     _check_priors(ode, priors, model)
     check_states(ode, state_names(y, as_observations(y, as_times(t)).shape[1]))
     sigma = settings.sigma if sigma is None else sigma
     _check_sigma(sigma, len(ode.states))
+    variables: dict[str, Any] = {**priors, name["sigma"]: sigma, name["gamma"]: gamma}
+    to_come = {
+        n: variable
+        for n, variable in variables.items()
+        if is_distribution(variable) and not is_registered(variable, model)
+    }
+    refuse_reserved(to_come)
+    optional = {
+        f"{name['x']}_whitened_": parameterization == "whitened",
+        name["sigma"]: isinstance(sigma, str) and sigma == "random",
+        name["state_box"]: state_box is not None,
+    }
+    ours = [name["x"], name["y"], name["gradient_match"]]
+    _check_room(model, [*to_come, *ours, *(n for n, is_added in optional.items() if is_added)])
+    check_labels(model, ode, DIMS)
     rng = np.random.default_rng(random_seed)
     if gp is None:
         gp = fitted(t, y, settings, cov, shared, rng)
@@ -184,28 +224,38 @@ def build_model(
                 raise ValueError(msg)
             with model:
                 gp, starts, _ = recentre(ode, gp, priors=priors, gamma=gamma, random_seed=rng)
+    started = {n: starting_at(priors[n], start) for n, start in starts.items() if n in to_come}
+    priors, to_come = dict(priors) | started, to_come | started
     # Fails, if it must, before anything is added to a model of the user's.
+    coords = check_states_fit(model, gp, parameterization, DIMS)
+    if len(gp.observed) < len(gp.t):
+        coords |= {"time_observed": gp.t_observed}
+    check_coords(model, coords)
+    start = start_of(gp)
+    check_start(model, ode, start, priors, gp, [gamma, sigma], [*to_come.values()])
+    if state_box is not None:
+        _check_box(state_box, (start - gp.mean) / gp.scale)
     unit = [np.float64(1)] * len(ode.params)
     GradientMatchingODE.dist(ode, gp.prior_mean, unit, gp=gp, gamma=gamma)
 
     with model:
-        if "state" not in model.coords:
-            model.add_coord("state", ode.states)
-        theta = {
-            name: registered(model, name, priors[name], start=starts.get(name))
-            for name in ode.params
-        }
-        x = gp.prior("x", parameterization=parameterization)
+        theta = {n: registered(model, n, priors[n]) for n in ode.params}
+        x = gp.prior(name["x"], parameterization=parameterization)
+        add_coords(model, coords)
         if state_box is not None:
             inside = pt.all(pt.abs(x - gp.mean) <= state_box * gp.scale)
-            pm.Potential("state_box", pt.switch(inside, 0.0, -np.inf))
-        noise = _noise(model, gp, sigma)
-        dims = ("time", "state")
-        if len(gp.observed) < len(gp.t):
-            add_coords(model, {"time_observed": gp.t_observed})
-            dims = ("time_observed", "state")
-        pm.Normal("y", gp.at_observations(x), noise, observed=gp.y, dims=dims)
-        GradientMatchingODE("gradient_match", ode, x, theta, gp=gp, gamma=gamma)
+            pm.Potential(name["state_box"], pt.switch(inside, 0.0, -np.inf))
+        noise = _noise(model, name["sigma"], gp, sigma)
+        if isinstance(gamma, TensorVariable) and is_distribution(gamma):
+            gamma = registered(model, name["gamma"], gamma)
+        pm.Normal(
+            name["y"],
+            gp.at_observations(x),
+            noise,
+            observed=y if isinstance(y, SharedVariable) else gp.y,
+            dims=("time_observed" if "time_observed" in coords else "time", "state"),
+        )
+        GradientMatchingODE(name["gradient_match"], ode, x, theta, gp=gp, gamma=gamma)
     return model
 
 
@@ -224,13 +274,42 @@ def fitted(t, y, settings: Preset, cov, shared, rng) -> StateGP:
         )
 
 
-def _noise(model: pm.Model, gp: StateGP, sigma):
+def _noise(model: pm.Model, name: str, gp: StateGP, sigma):
+    if is_distribution(sigma):
+        return registered(model, name, sigma)
     if isinstance(sigma, TensorVariable):
-        return registered(model, "sigma", sigma)
+        return sigma
     if sigma == "fixed":
         return gp.sigma
-    prior = pm.HalfNormal.dist(gp.scale)
-    return registered(model, "sigma", prior, start=gp.sigma, dims=("state",))
+    prior = starting_at(pm.HalfNormal.dist(gp.scale), gp.sigma)
+    return registered(model, name, prior, dims=("state",))
+
+
+def _check_room(model: pm.Model, names: Sequence[str]):
+    taken = [n for n in names if model.name_for(n) in model.named_vars or n in model.coords]
+    if taken:
+        msg = (
+            f"the model already has variables or dims called {taken}, names that build_model would "
+            "add; expected a model without them. Rename yours, or write the four lines with names "
+            'of their own: gp.prior("x2", dims=("time2", "state")).'
+        )
+        raise ValueError(msg)
+
+
+def _check_box(state_box, deviation):
+    size = as_numbers(state_box, "state_box", "a number")
+    if size.ndim != 0 or not size > 0:
+        msg = f"state_box is {state_box!r}; expected a positive number, in standardised units."
+        raise ValueError(msg)
+    if isinstance(deviation, TensorVariable):
+        deviation = at_support_points([deviation])[0].eval()
+    furthest = np.abs(deviation).max()
+    if furthest > size:
+        msg = (
+            f"state_box is {state_box:g}, but the states start up to {furthest:.3g} standard "
+            "deviations from their mean, outside of it; expected a larger one."
+        )
+        raise ValueError(msg)
 
 
 def _check_sigma(sigma, n_states: int):
@@ -241,7 +320,7 @@ def _check_sigma(sigma, n_states: int):
                 f"each of {n_states} states."
             )
             raise ValueError(msg)
-    elif sigma not in ("fixed", "random"):
+    elif not isinstance(sigma, str) or sigma not in ("fixed", "random"):
         msg = (
             f"sigma is {sigma!r}; expected 'fixed', 'random', or a prior in the data's units, for "
             "example pm.HalfNormal.dist(0.5)."
@@ -267,6 +346,9 @@ def _check_given_gp(gp: StateGP, t, y, cov, shared):
     if cov is not None or shared is not None:
         msg = "gp is given, and so is cov or shared; a given gp has its kernels already."
         raise ValueError(msg)
-    if not (np.array_equal(gp.t_observed, t) and np.array_equal(gp.y, np.asarray(y, dtype=float))):
+    times = as_times(t)
+    if not (
+        np.array_equal(gp.t_observed, times) and np.array_equal(gp.y, as_observations(y, times))
+    ):
         msg = "gp was made from other data than t and y; expected the same times and observations."
         raise ValueError(msg)

@@ -1,9 +1,16 @@
-"""Names of states and parameters: which are usable, and values in their order."""
+"""Names of states, parameters and variables: which are usable, and values in their order."""
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from keyword import iskeyword
 
-__all__ = ["in_order", "usable_names"]
+__all__ = ["DRAWS", "RESERVED", "in_order", "refuse_reserved", "usable_names", "yielding"]
+
+DRAWS = {"chain": "an axis of draws in ArviZ", "draw": "an axis of draws in ArviZ"}
+RESERVED = DRAWS | {
+    "time": "a dim of the states",
+    "state": "a dim of the states",
+    "time_observed": "a dim of the observations",
+}
 
 
 def usable_names(names: Sequence[str], what: str) -> tuple[str, ...]:
@@ -29,8 +36,30 @@ def usable_names(names: Sequence[str], what: str) -> tuple[str, ...]:
     return names
 
 
+def refuse_reserved(names: Collection[str], reserved: Mapping[str, str] = RESERVED):
+    """Raise if variables of a model would have names that something else needs."""
+    clashes = {name: reserved[name] for name in names if name in reserved}
+    if clashes:
+        listed = ", ".join(f"{name!r} ({use})" for name, use in clashes.items())
+        msg = (
+            f"variables have names that are taken: {listed}. Expected other names than "
+            f"{list(reserved)}; rename the parameters."
+        )
+        raise ValueError(msg)
+
+
+def yielding(name: str, taken: Collection[str]) -> str:
+    """Return a name of ours, with an underscore where a parameter has it: ``sigma_``."""
+    while name in taken:
+        name += "_"
+    return name
+
+
 def in_order(values: Mapping, names: Sequence[str], what: str) -> list:
     """Return the values in the order of the names, which must be theirs exactly."""
+    if not hasattr(values, "keys"):
+        msg = f"{what} a {type(values).__name__}; expected a mapping from each of {list(names)}."
+        raise TypeError(msg)
     given = list(values.keys())  # a pandas Series iterates over its values
     missing = [name for name in names if name not in given]
     unknown = [name for name in given if name not in names]

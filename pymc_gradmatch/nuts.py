@@ -11,6 +11,7 @@ from xarray import DataTree
 
 from pymc_gradmatch.compiled import compile_posterior
 from pymc_gradmatch.distribution import keep_observations
+from pymc_gradmatch.series import check_counts
 from pymc_gradmatch.threads import on_one_thread
 
 __all__ = ["find_map", "sample"]
@@ -92,6 +93,7 @@ def sample(
         model = gm.build_model(ode, t, y, priors=priors)
         idata = gm.sample(model=model, random_seed=1)
     """
+    check_counts(draws=draws, tune=tune, chains=chains, cores=cores)
     model = pm.modelcontext(model)
     rng = np.random.default_rng(random_seed)
     posterior = compile_posterior(model)

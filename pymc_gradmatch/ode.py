@@ -14,7 +14,7 @@ from pytensor.tensor.variable import TensorVariable
 
 from pymc_gradmatch.integration import integrate
 from pymc_gradmatch.naming import in_order, usable_names
-from pymc_gradmatch.righthandside import derivatives_of
+from pymc_gradmatch.righthandside import check_arguments, derivatives_of
 
 __all__ = ["ODE"]
 
@@ -39,8 +39,9 @@ class ODE:
     ------
     ValueError, TypeError
         If a name is not usable, or if the right-hand side, called once on
-        symbolic dummies, fails or returns something else than one scalar
-        expression per state.
+        symbolic dummies, fails, returns something else than one scalar
+        expression per state, indexes time, or takes its arguments in the order
+        of ``odeint``, ``rhs(x, t, theta)``.
 
     Examples
     --------
@@ -64,9 +65,9 @@ class ODE:
         self._as_states = _record("State", self.states)
         self._as_params = _record("Param", self.params)
         n_time = 7
-        x = pt.tensor("x", shape=(n_time, len(self.states)), dtype="float64")
-        t = pt.tensor("t", shape=(n_time,), dtype="float64")
-        self(t, x, [pt.scalar(name, dtype="float64") for name in self.params])
+        t, *x = (pt.tensor(name, shape=(n_time,), dtype="float64") for name in ("t", *self.states))
+        theta = [pt.scalar(name, dtype="float64") for name in self.params]
+        check_arguments(rhs, t, self._as_states(*x), self._as_params(*theta))
 
     def __reduce__(self):
         # Its named tuples and compiled functions cannot be pickled, and need not be.
@@ -220,7 +221,7 @@ class ODE:
         f = self(t[None], x[None], [theta[i] for i in range(len(self.params))])[0]
         derivative, jac = (
             pytensor.function([t, x, theta], out, on_unused_input="ignore", trust_input=True)
-            for out in (f, jacobian(f, x, vectorize=True))
+            for out in (f, jacobian(f, x, vectorize=True, disconnected_inputs="ignore"))
         )
         return derivative, jac
 

@@ -8,16 +8,15 @@ import numpy as np
 import pymc as pm
 import pytensor
 import pytensor.tensor as pt
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from pymc.distributions.distribution import SymbolicRandomVariable
 from pymc.initial_point import make_initial_point_expression, make_initial_point_fn
+from pymc.vartypes import continuous_types
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.variable import TensorVariable
-
-from pymc_gradmatch.initial import starting_at
 
 __all__ = ["Parameters", "is_distribution", "is_registered", "parameters_of", "registered"]
 
@@ -57,7 +56,9 @@ def parameters_of(priors: Mapping[str, TensorVariable], names: Sequence[str]) ->
     Raises
     ------
     TypeError
-        If a prior is no distribution, such as a deterministic.
+        If a prior is no distribution, such as a deterministic, or discrete.
+    ValueError
+        If a prior cannot be drawn from, such as a flat one.
     """
     outer = pm.Model.get_context(error_if_none=False)
     model = pm.Model(model=None)
@@ -68,6 +69,12 @@ def parameters_of(priors: Mapping[str, TensorVariable], names: Sequence[str]) ->
                     f"the prior of {name!r} is a {type(priors[name]).__name__} that is computed "
                     "or given, not drawn; expected a distribution, for example "
                     "pm.HalfNormal.dist(5): re-centring starts from draws of it."
+                )
+                raise TypeError(msg)
+            if priors[name].dtype not in continuous_types:
+                msg = (
+                    f"the prior of {name!r} is discrete; expected a continuous one: re-centring "
+                    "climbs by gradients. Use preset 'fgpgm' and pm.sample for discrete parameters."
                 )
                 raise TypeError(msg)
             _add(model, name, _given_parents(priors[name], outer))
@@ -85,6 +92,14 @@ def parameters_of(priors: Mapping[str, TensorVariable], names: Sequence[str]) ->
     start = make_initial_point_fn(
         model=model, overrides=dict.fromkeys(names, "prior"), return_transformed=True
     )
+    try:
+        start(0)
+    except NotImplementedError as error:
+        msg = (
+            f"a prior cannot be drawn from ({error}): re-centring starts from draws of it. "
+            "Expected proper distributions, for example pm.HalfNormal.dist(5)."
+        )
+        raise ValueError(msg) from error
     return Parameters(
         names,
         compiled([log_prior, gradient, curvature]),
@@ -108,14 +123,12 @@ def registered(
     model: pm.Model,
     name: str,
     prior: TensorVariable,
-    *,
-    start: ArrayLike | None = None,
     dims: tuple[str, ...] | None = None,
 ) -> TensorVariable:
     """Return the model's variable of a prior: itself, if it is there, or a new one."""
     if is_registered(prior, model):
         return prior
-    return _add(model, name, prior if start is None else starting_at(prior, start), dims)
+    return _add(model, name, prior, dims)
 
 
 def _add(model, name, prior, dims=None) -> TensorVariable:

@@ -7,6 +7,7 @@ from xarray import DataTree
 
 from pymc_gradmatch.distribution import keep_observations
 from pymc_gradmatch.metropolis import CompiledMetropolis
+from pymc_gradmatch.series import as_numbers, check_counts
 from pymc_gradmatch.states import is_states
 
 __all__ = ["sample_fgpgm"]
@@ -82,8 +83,9 @@ def sample_fgpgm(
         idata = gm.sample_fgpgm(model, state_step=0.075, param_step=0.09, random_seed=1)
         az.plot_trace(idata, var_names=list(ode.params))
     """
+    check_counts(draws=draws, burn_in=burn_in)
     for name, step in {"state_step": state_step, "param_step": param_step}.items():
-        if step is not None and not step > 0:
+        if step is not None and not as_numbers(step, name, "a positive number") > 0:
             msg = f"{name} is {step}; expected a positive number, or None to let PyMC tune it."
             raise ValueError(msg)
     if not any(is_states(rv) for rv in model.free_RVs):

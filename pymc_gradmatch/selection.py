@@ -13,6 +13,7 @@ from pytensor.tensor.variable import TensorVariable
 
 from pymc_gradmatch.gp import StateGP
 from pymc_gradmatch.model import PRESETS, build_model, fitted
+from pymc_gradmatch.naming import yielding
 from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.series import as_observations, as_times
 from pymc_gradmatch.side_by_side import reason, sample_side_by_side
@@ -206,7 +207,8 @@ def judge(
     if isinstance(result, Exception):
         return {"failure": reason(result)}
     theta = {name: float(result[name].mean()) for name in ode.params}
-    start = result["x"].sel(time=t[0], method="nearest").mean(["chain", "draw"]).to_numpy()
+    states = result[yielding("x", ode.params)]
+    start = states.sel(time=t[0], method="nearest").mean(["chain", "draw"]).to_numpy()
     row: dict = {f"theta.{name}": mean for name, mean in theta.items()}
     row |= {f"x0.{name}": mean for name, mean in zip(ode.states, start, strict=True)}
     row["r_hat"] = max(float(az.rhat(result[name])) for name in ode.params)

@@ -1,16 +1,23 @@
 """Checks of the user's time series, made once, before anything is computed from them."""
 
+from reprlib import repr as short
+from typing import Any
+
 import numpy as np
 import pytensor.tensor as pt
 from numpy.typing import ArrayLike, NDArray
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Variable
 from pytensor.tensor.variable import TensorVariable
 
 __all__ = [
     "as_nugget",
+    "as_numbers",
     "as_observations",
     "as_positive",
     "as_sigma",
     "as_times",
+    "check_counts",
     "fits_states",
     "grid_around",
     "mean_and_scale",
@@ -23,12 +30,13 @@ __all__ = [
 FARTHEST_START = 3e4
 
 
-def as_times(t: ArrayLike) -> NDArray[np.float64]:
+def as_times(t: ArrayLike | SharedVariable) -> NDArray[np.float64]:
     """Return the times as a read-only vector, or say what is wrong with them."""
-    if np.asarray(t).dtype.kind in "mM":
+    given = _held(t, "t")
+    if np.asarray(given).dtype.kind in "mM":
         msg = "t holds dates; expected numbers, for example (t - t[0]) / np.timedelta64(1, 'D')."
         raise TypeError(msg)
-    times = np.array(t, dtype=float)
+    times = as_numbers(given, "t")
     if times.ndim != 1:
         msg = f"t has shape {times.shape}; expected one dimension, one entry per observation time."
         raise ValueError(msg)
@@ -64,9 +72,11 @@ def as_times(t: ArrayLike) -> NDArray[np.float64]:
     return read_only(times)
 
 
-def as_observations(y: ArrayLike, t: NDArray[np.float64]) -> NDArray[np.float64]:
+def as_observations(y: ArrayLike | SharedVariable, t: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the observations as a read-only ``(time, state)`` array, or say what is wrong."""
-    values = np.ma.filled(np.ma.array(y, dtype=float), np.nan)
+    given = _held(y, "y")
+    values = np.ma.filled(given.astype(float), np.nan) if np.ma.isMA(given) else given
+    values = as_numbers(values, "y")
     if values.ndim != 2 or len(values) != len(t) or values.shape[1] == 0:
         hint = ""
         if values.ndim == 1:
@@ -107,7 +117,40 @@ def as_observations(y: ArrayLike, t: NDArray[np.float64]) -> NDArray[np.float64]
     return read_only(values)
 
 
-def state_names(y: ArrayLike, n_states: int) -> tuple:
+def as_numbers(values: Any, name: str, expected: str = "numbers") -> NDArray[np.float64]:
+    """Return an array, or say what was expected of ``name``."""
+    try:
+        return np.asarray(values, dtype=float)
+    except (TypeError, ValueError):
+        msg = f"{name} is a {type(values).__name__}, {short(values)}; expected {expected}."
+        raise TypeError(msg) from None
+
+
+def _held(data: Any, name: str):
+    """Return what ``pm.Data`` holds at present; other data as they are."""
+    if isinstance(data, SharedVariable):
+        return data.get_value()
+    if isinstance(data, Variable):
+        msg = f"{name} is a symbolic {type(data).__name__}; expected numbers, or pm.Data."
+        raise TypeError(msg)
+    return data
+
+
+def check_counts(**counts: Any):
+    """Raise unless all are whole numbers from one on (``tune``: from zero), or None."""
+    for name, count in counts.items():
+        least, word = (0, "zero") if name in ("tune", "burn_in") else (1, "one")
+        if count is None:
+            continue
+        if isinstance(count, bool) or not isinstance(count, int | np.integer):
+            msg = f"{name} is {count!r}; expected a whole number."
+            raise TypeError(msg)
+        if count < least:
+            msg = f"{name} is {count}; expected at least {word}."
+            raise ValueError(msg)
+
+
+def state_names(y: Any, n_states: int) -> tuple:
     """Return the column names of a table, or numbers for a plain array."""
     columns = getattr(y, "columns", None)
     return tuple(range(n_states)) if columns is None else tuple(columns)
@@ -157,14 +200,12 @@ def as_positive(numbers: ArrayLike, n_states: int, name: str) -> NDArray[np.floa
 
 
 def _per_state(numbers: ArrayLike, n_states: int, name: str) -> NDArray[np.float64]:
-    try:
-        return np.broadcast_to(np.asarray(numbers, dtype=float), n_states)
-    except ValueError:
-        msg = (
-            f"{name} has shape {np.shape(numbers)}; expected one number or one for each of "
-            f"{n_states} states."
-        )
-        raise ValueError(msg) from None
+    expected = f"one number or one for each of {n_states} states"
+    values = as_numbers(numbers, name, expected)
+    if values.shape not in ((), (1,), (n_states,)):
+        msg = f"{name} has shape {values.shape}; expected {expected}."
+        raise ValueError(msg)
+    return np.broadcast_to(values, n_states)
 
 
 def grid_around(

@@ -12,6 +12,7 @@ from pytensor import config
 from rich.progress import track
 
 from pymc_gradmatch.compiled import CompiledPosterior, compile_posterior
+from pymc_gradmatch.series import check_counts
 from pymc_gradmatch.threads import on_one_thread
 
 __all__ = ["compiled_for", "reason", "sample_side_by_side"]
@@ -48,6 +49,7 @@ def sample_side_by_side(
     list of xarray.Dataset or Exception
         The posterior with ``diverging``, or what went wrong.
     """
+    check_counts(draws=draws, tune=tune, chains=chains)
     if not isinstance(random_seed, np.random.SeedSequence):
         random_seed = np.random.SeedSequence(random_seed)
     seeds = random_seed.spawn(len(builders))

@@ -1,7 +1,7 @@
 """The prior of the states, N(x | mu, C), as a PyMC distribution."""
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import pymc as pm
 import pytensor.tensor as pt
@@ -26,7 +26,10 @@ __all__ = [
     "add_coords",
     "add_states",
     "basis_inputs",
+    "check_coords",
+    "check_states_fit",
     "is_states",
+    "start_of",
 ]
 
 Parameterization = Literal["centered", "whitened"]
@@ -157,7 +160,10 @@ class StatePrior(Continuous):
         density = normal.log_density((value - mean) / scale, basis)
         jacobian = value.shape[-2] * pt.log(scale).sum(axis=-1)
         return check_parameters(
-            density - jacobian, scale > 0, basis.variances > 0, msg="scale > 0, variances > 0"
+            density - jacobian,
+            scale > 0,
+            basis.variances > 0,
+            msg="C is positive definite (a larger nugget helps), scale > 0",
         )
 
 
@@ -166,51 +172,94 @@ def _state_prior_default_transform(op, rv):
     return Standardized()
 
 
-def add_states(name: str, gp, parameterization: Parameterization) -> TensorVariable:
+def add_states(
+    name: str, gp, parameterization: Parameterization, dims: Sequence[str]
+) -> TensorVariable:
     """Add the states of a :class:`~pymc_gradmatch.StateGP` to the model on the stack."""
     model = pm.modelcontext(None)
-    stray = random_ancestors([gp.operators().C], model.basic_RVs) if gp.is_random else []
-    if stray:
-        msg = (
-            f"the kernels depend on {len(stray)} random variables that are not in the model, such "
-            'as pm.HalfNormal.dist(1); expected named ones: pm.HalfNormal("lengthscale", 1).'
-        )
-        raise ValueError(msg)
-    add_coords(model, {"time": gp.t, "state": gp.states})
-    start = gp.prior_mean if (gp.prior_slope != 0).any() else gp.posterior_mean()
+    coords = check_states_fit(model, gp, parameterization, dims)
+    add_coords(model, coords)
+    dims, start = tuple(dims), start_of(gp)
     if parameterization == "centered":
         parameters = (gp.prior_mean, gp.scale, start, *gp._process.prior_basis)
-        return StatePrior(name, *parameters, dims=("time", "state"))
-    if parameterization == "whitened":
-        basis = gp._process.prior_basis if gp.is_random else gp._process.prior_spectrum
-        sd = basis.variances.T**0.5
-        standardised_start = pt.as_tensor((start - gp.prior_mean) / gp.scale)
-        coordinates = at_support_points([basis.coordinates(standardised_start).mT / sd])[0]
-        independent = pm.Normal.dist(shape=gp.prior_mean.shape)
-        starting = starting_at(independent, coordinates.eval(mode=EVALUATE_ONCE))
-        whitened = model.register_rv(starting, f"{name}_whitened_")
-        standardised = spectral.per_state(pt.as_tensor(basis.vectors), sd * whitened)
-        return pm.Deterministic(
-            name, gp.prior_mean + gp.scale * standardised, dims=("time", "state")
-        )
-    msg = f"parameterization is {parameterization!r}; expected 'centered' or 'whitened'."
-    raise ValueError(msg)
+        return StatePrior(name, *parameters, dims=dims)
+    basis = gp._process.prior_basis if gp.is_random else gp._process.prior_spectrum
+    sd = basis.variances.T**0.5
+    standardised_start = pt.as_tensor((start - gp.prior_mean) / gp.scale)
+    coordinates = at_support_points([basis.coordinates(standardised_start).mT / sd])[0]
+    independent = pm.Normal.dist(shape=gp.prior_mean.shape)
+    starting = starting_at(independent, coordinates.eval(mode=EVALUATE_ONCE))
+    whitened = model.register_rv(starting, f"{name}_whitened_")
+    standardised = spectral.per_state(pt.as_tensor(basis.vectors), sd * whitened)
+    return pm.Deterministic(name, gp.prior_mean + gp.scale * standardised, dims=dims)
 
 
-def add_coords(model: pm.Model, coords: Mapping[str, Sequence | NDArray]):
-    """Add coords that the model lacks; those that it has must be the same, unless unnamed."""
-    for dim, values in coords.items():
-        if dim not in model.coords:
-            model.add_coord(dim, values)
-            continue
-        there = tuple(model.coords[dim] or ())
-        unnamed = dim == "state" and tuple(values) == tuple(range(len(values)))
-        if len(there) != len(values) or not (unnamed or there == tuple(values)):
+def start_of(gp):
+    """Return where samplers start: the data smoothed, or a prior mean that is a trajectory."""
+    return gp.prior_mean if (gp.prior_slope != 0).any() else gp.posterior_mean()
+
+
+def check_states_fit(
+    model: pm.Model, gp, parameterization: str, dims: Sequence[str]
+) -> dict[str, Sequence | NDArray | int]:
+    """Raise if states cannot be added to a model; return the coords that they need."""
+    if parameterization not in get_args(Parameterization):
+        msg = f"parameterization is {parameterization!r}; expected 'centered' or 'whitened'."
+        raise ValueError(msg)
+    if isinstance(dims, str) or len(dims) != 2 or not all(isinstance(dim, str) for dim in dims):
+        msg = f'dims are {dims!r}; expected the names of two, for example ("time", "state").'
+        raise ValueError(msg)
+    for what, is_random, graph, example in [
+        ("the kernels depend", gp.is_random, gp.operators().C, '"lengthscale", 1'),
+        ("sigma depends", isinstance(gp.sigma, TensorVariable), gp.sigma, '"sigma", 1'),
+    ]:
+        stray = random_ancestors([graph], model.basic_RVs) if is_random else []
+        if stray:
             msg = (
-                f"the model's coord {dim!r} has {len(there)} values, {_first(there)}; this "
-                f"Gaussian process {len(values)}, {_first(values)}. Expected the same."
+                f"{what} on {len(stray)} random variables that are not in the model, such "
+                f"as pm.HalfNormal.dist(1); expected named ones: pm.HalfNormal({example})."
             )
             raise ValueError(msg)
+    n_states = len(gp.states)
+    named = gp.states != tuple(range(n_states))
+    coords = dict(zip(dims, (gp.t, gp.states if named else n_states), strict=True))
+    check_coords(model, coords)
+    return coords
+
+
+def check_coords(model: pm.Model, coords: Mapping[str, Sequence | NDArray | int]):
+    """Raise unless coords that the model has are these; a number is a length without labels."""
+    for dim, values in coords.items():
+        advice = (
+            "Expected the same. Where they differ with reason (another experiment, a finer grid) "
+            'give one of them another name: gp.prior("x2", dims=("time2", "state2")).'
+        )
+        if dim in model.named_vars:
+            msg = f"the model has a variable {dim!r}, and the states a dim of that name. {advice}"
+            raise ValueError(msg)
+        if dim not in model.coords:
+            continue
+        labels = model.coords[dim]
+        there = range(int(model.dim_lengths[dim].eval())) if labels is None else labels
+        wanted = range(values) if isinstance(values, int) else tuple(values)
+        unnamed = labels is None or isinstance(values, int)
+        if len(there) != len(wanted) or not (unnamed or there == wanted):
+            msg = (
+                f"the model's coord {dim!r} has {len(there)} values, {_first(there)}; this "
+                f"Gaussian process {len(wanted)}, {_first(wanted)}. {advice}"
+            )
+            raise ValueError(msg)
+
+
+def add_coords(model: pm.Model, coords: Mapping[str, Sequence | NDArray | int]):
+    """Add coords that the model lacks, labels where it has none; others must be the same."""
+    check_coords(model, coords)
+    for dim, values in coords.items():
+        if dim not in model.coords:
+            unnamed = isinstance(values, int)
+            model.add_coord(dim, None if unnamed else values, length=values if unnamed else None)
+        elif model.coords[dim] is None and not isinstance(values, int):
+            model.coords[dim] = tuple(values)
 
 
 def _first(values: Sequence | NDArray) -> str:

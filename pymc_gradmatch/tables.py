@@ -1,32 +1,8 @@
-"""What verdicts have in common: rows of scalars by name, the largest moves, one way to print."""
+"""What verdicts have in common: the largest moves, and one way to print."""
 
-from collections.abc import Mapping
-
-import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
-from pymc_gradmatch.ode import ODE
-from pymc_gradmatch.target import START
-
-__all__ = ["furthest", "ordered", "printed", "scalars"]
-
-
-def ordered(variables: Mapping[str, NDArray], ode: ODE) -> dict[str, NDArray]:
-    """Return the ODE's parameters first, then x(t0)."""
-    return {name: variables[name] for name in dict.fromkeys([*ode.params, START, *variables])}
-
-
-def scalars(variables: Mapping[str, NDArray], ode: ODE, n_batch: int = 1) -> dict[str, NDArray]:
-    """Return every scalar by a label such as ``x0[prey]``, its batch axes kept."""
-    columns = {}
-    for name, values in ordered(variables, ode).items():
-        shape = values.shape[n_batch:]
-        for index in np.ndindex(shape):
-            per_state = shape == (len(ode.states),)
-            label = ode.states[index[0]] if per_state else ", ".join(map(str, index))
-            columns[f"{name}[{label}]" if index else name] = values[..., *index]
-    return columns
+__all__ = ["furthest", "printed"]
 
 
 def furthest(moved: pd.Series, decimals: int = 1) -> str:

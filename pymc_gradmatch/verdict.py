@@ -9,8 +9,9 @@ import xarray as xr
 from arviz_base import from_dict
 from numpy.typing import NDArray
 
-from pymc_gradmatch.importance import Weighted, reliable_k
-from pymc_gradmatch.tables import furthest, ordered, printed, scalars
+from pymc_gradmatch.coverage import WIDTHS, Coverage
+from pymc_gradmatch.importance import reliable_k
+from pymc_gradmatch.tables import furthest, printed
 from pymc_gradmatch.target import ExactPosterior
 
 __all__ = ["IntegrateCheck", "judge"]
@@ -29,16 +30,21 @@ class IntegrateCheck:
     verdict : str
         Whether ``idata`` are draws from the exact posterior, and what to do if not.
     is_exact : bool
-        Whether ``pareto_k`` is below the k that is reliable for so many draws.
+        Whether ``pareto_k`` is below the k that is reliable for so many draws, and
+        independent searches agree.
     moved : pandas.DataFrame
         One row per parameter, x(t0) and sigma: mean and sd of the matched and of
         the exact posterior, and ``moved``, the difference of the means in units
         of the matched sd.
+    disagreement : pandas.DataFrame
+        One row per unconstrained coordinate: by how much the searches differ at most
+        in its mean (standard deviations) and in the log of its standard
+        deviation, beyond four Monte Carlo errors.
     idata : xarray.DataTree
         Group ``posterior``: equally weighted draws, resampled (so some are
         repeated), as one chain in random order: parameters, ``x0``, sigma if it
-        is random, and the integrated states at the times of the data under
-        their name in the model.  Group ``observed_data``: y.
+        is random, and the integrated states on their grid under their name in
+        the model.  Group ``observed_data``: what the model observes.
     weights : array of float
         Of the draws before resampling, smoothed, shape ``(draw,)``, sum one.
     pareto_k : float
@@ -46,10 +52,10 @@ class IntegrateCheck:
     n_effective : float
         One over the sum of the squared weights.
     n_rounds : int
-        Proposals that were tried.
+        Proposals that were tried, in all searches.
     covariance : pandas.DataFrame
         Covariance of the unconstrained coordinates by their names, of the weighted
-        draws (weights flattened where few dominate): a metric for another sampler.
+        draws: a metric for another sampler.
     starts : list of dict
         Free variables and ``x0`` at up to four draws: ``initvals`` for another sampler.
     """
@@ -57,6 +63,7 @@ class IntegrateCheck:
     verdict: str
     is_exact: bool
     moved: pd.DataFrame
+    disagreement: pd.DataFrame
     idata: xr.DataTree
     weights: NDArray[np.float64]
     pareto_k: float
@@ -69,49 +76,47 @@ class IntegrateCheck:
         return printed(self.verdict, self.moved)
 
 
-def judge(
-    target: ExactPosterior, weighted: Weighted, states: str, rng: np.random.Generator
-) -> IntegrateCheck:
+def judge(target: ExactPosterior, found: Coverage, rng: np.random.Generator) -> IntegrateCheck:
     """Compare weighted draws with the matched ones, and resample them.
 
     Parameters
     ----------
     target : ExactPosterior
         What the draws were weighted by; holds the matched draws.
-    weighted : Weighted
+    found : Coverage
         Draws of its coordinates.
-    states : str
-        Name of the trajectories in the result.
     rng : numpy.random.Generator
         Source of the resampling.
     """
-    moved = _compare(target, weighted)
+    weighted = found.weighted
     drawn = _resample(weighted.weights, rng)
+    moved = _compare(target, weighted.points, weighted.weights)
+    disagreement = found.disagreement.set_axis([*target.names, "evidence"])
     return IntegrateCheck(
-        verdict=_verdict(target, weighted, moved["moved"]),
-        is_exact=weighted.is_reliable,
+        verdict=_verdict(found, moved["moved"], disagreement),
+        is_exact=found.is_reliable,
         moved=moved,
-        idata=_draws(target, weighted, drawn, states),
+        disagreement=disagreement,
+        idata=_draws(target, weighted.points[drawn]),
         weights=weighted.weights,
         pareto_k=weighted.pareto_k,
         n_effective=weighted.n_effective,
-        n_rounds=weighted.n_rounds,
-        covariance=pd.DataFrame(weighted.covariance, target.names, target.names),
-        starts=target.starts(weighted.points[list(dict.fromkeys(drawn))[:N_STARTS]]),
+        n_rounds=found.n_rounds,
+        covariance=pd.DataFrame(found.covariance, target.names, target.names),
+        starts=target.initial_points(weighted.points[list(dict.fromkeys(drawn))[:N_STARTS]]),
     )
 
 
-def _compare(target: ExactPosterior, weighted: Weighted) -> pd.DataFrame:
-    _, matched = target.variables(target.draws)
-    before = pd.DataFrame(scalars(matched, target.ode))
-    after = pd.DataFrame(scalars(weighted.evaluated.variables, target.ode))
-    mean = weighted.weights @ after
+def _compare(target: ExactPosterior, points, weights) -> pd.DataFrame:
+    before = pd.DataFrame(target.scalars(target.draws))
+    after = pd.DataFrame(target.scalars(points))
+    mean = weights @ after
     table = pd.DataFrame(
         {
             "matched_mean": before.mean(),
             "matched_sd": before.std(),
             "exact_mean": mean,
-            "exact_sd": np.sqrt(weighted.weights @ (after - mean) ** 2),
+            "exact_sd": np.sqrt(weights @ (after - mean) ** 2),
         }
     )
     table["moved"] = (table["exact_mean"] - table["matched_mean"]) / table["matched_sd"]
@@ -125,45 +130,51 @@ def _resample(weights, rng) -> NDArray[np.int64]:
     return rng.permutation(np.searchsorted(ends / ends[-1], (np.arange(n) + rng.random()) / n))
 
 
-def _draws(target: ExactPosterior, weighted: Weighted, drawn, states: str) -> xr.DataTree:
-    variables = weighted.evaluated.variables
-    values = {name: array[drawn] for name, array in ordered(variables, target.ode).items()}
-    values[states] = weighted.evaluated.trajectories[drawn]
-    on_grid = ["time", "state"]
-    n_states = len(target.ode.states)
-    dims = {name: ["state"] for name, array in values.items() if array.shape[1:] == (n_states,)} | {
-        states: on_grid,
-        "y": on_grid,
-    }
+def _draws(target: ExactPosterior, points) -> xr.DataTree:
+    values = target.variables(points)
+    observed = target.observed_data
+    dims, coords = {}, {}
+    for name, array in [*((n, v[0]) for n, v in values.items()), *observed.items()]:
+        named = target.dims(name) or (None,) * array.ndim
+        labels = target.labels(name, array.shape)
+        dims[name] = [dim or f"{name}_dim_{k}" for k, dim in enumerate(named)]
+        coords |= dict(zip(dims[name], map(list, labels), strict=True))
     return from_dict(
         {
             "posterior": {name: array[None] for name, array in values.items()},
-            "observed_data": {"y": target.observed},
+            "observed_data": observed,
         },
-        coords={"time": target.times, "state": list(target.ode.states)},
+        coords=coords,
         dims=dims,
     )
 
 
-def _verdict(target: ExactPosterior, weighted: Weighted, moved: pd.Series) -> str:
+def _verdict(found: Coverage, moved: pd.Series, disagreement: pd.DataFrame) -> str:
+    weighted = found.weighted
     limit = reliable_k(len(weighted.weights))
-    rounds = "1 round" if weighted.n_rounds == 1 else f"{weighted.n_rounds} rounds"
     figures = (
         f"Pareto k {weighted.pareto_k:.2f} ({limit:.2f} is the limit), {weighted.n_effective:.0f} "
-        f"effective draws of {len(weighted.weights)}, {rounds}"
+        f"effective draws of {len(weighted.weights)}, {found.n_rounds} rounds"
     )
     moves = furthest(moved)
-    wish = "" if target.noise_is_random else "a prior for sigma, "
-    if weighted.is_reliable:
+    if found.is_reliable:
         return (
-            f"These are draws from the exact posterior: {figures}. It differs from the matched one "
-            f"most in {moves} (matched standard deviations)."
-            + (FAR_AWAY if moved.abs().max() > FAR else "")
+            f"These are draws from the exact posterior: {len(WIDTHS)} independent searches agree, "
+            f"{figures}. It differs from the matched one most in {moves} (matched standard "
+            "deviations)." + (FAR_AWAY if moved.abs().max() > FAR else "")
+        )
+    if not weighted.is_reliable:
+        why = f"their weights are too uneven: {figures}"
+    else:
+        most = furthest(disagreement.max(axis=1))
+        why = (
+            f"{len(WIDTHS)} independent searches disagree, beyond their errors most on {most} "
+            f"(standard deviations): {figures}. The posterior is wider, or has more parts, than "
+            "they could cover"
         )
     return (
-        f"These are not draws from the exact posterior: {figures}. The equations pull away from "
-        f"the matched posterior, most {moves} (matched standard deviations; a direction, not a "
-        f"size). Try more draws (n_draws), improve the match ({wish}smaller gamma, finer grid), or "
-        "sample the exact posterior with an ODE solver in the loop, from .starts and with "
-        ".covariance as the metric."
+        f"These are not draws from the exact posterior: {why}. From the matched posterior it moves "
+        f"most in {moves} (matched standard deviations; a direction, not a size). Try more draws "
+        "(n_draws), narrower priors where the data leave parameters open, or sample the exact "
+        "posterior with an ODE solver in the loop, from .starts and with .covariance as the metric."
     )
