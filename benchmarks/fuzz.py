@@ -493,8 +493,8 @@ def _observations_of_another_kind(posed):
             y.astype(complex),
             np.sign(y),
             y.round().astype(int),
-            y * 1e300,
-            y * 1e-300,
+            y * 1e30,
+            y * 1e-30,
         ),
     )
 
