@@ -23,7 +23,7 @@ from pymc_gradmatch.derivatives import EVALUATE_ONCE, as_written
 from pymc_gradmatch.laplace import Density, Laplace, laplace, maximise
 from pymc_gradmatch.native import COORDINATES, NativeDensity
 from pymc_gradmatch.packed import compile_written, cut, flat, pack
-from pymc_gradmatch.starts import given_starts, held_variables
+from pymc_gradmatch.starts import given_starts, has_start, held_variables
 from pymc_gradmatch.states import is_states
 from pymc_gradmatch.written import Written, same_but_for_constants, write
 
@@ -212,7 +212,7 @@ def compile_posterior(model: pm.Model) -> CompiledPosterior:
     warn_of_other_data(model)
     held = held_variables(model)
     parameters = [rv for rv in model.free_RVs if not is_states(rv) and rv not in held]
-    strategies = {rv.name: "prior" for rv in parameters if model.rvs_to_initial_values[rv] is None}
+    strategies = {rv.name: "prior" for rv in parameters if not has_start(model, rv)}
     with as_written():
         start = make_initial_point_fn(model=model, overrides=strategies, return_transformed=True)
     try:

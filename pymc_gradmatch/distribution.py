@@ -12,6 +12,7 @@ from pymc.pytensorf import normalize_rng_param
 from pytensor.graph.basic import Variable
 from pytensor.tensor.random.utils import normalize_size_param
 from pytensor.tensor.variable import TensorConstant, TensorVariable
+from xarray import DataTree
 
 from pymc_gradmatch import normal, spectral, structured
 from pymc_gradmatch.checks import (
@@ -28,7 +29,14 @@ from pymc_gradmatch.naming import DRAWS, refuse_reserved
 from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.series import as_numbers, fits_states
 
-__all__ = ["Constraint", "GradientMatchingODE", "constraints", "gradient_mismatch"]
+__all__ = [
+    "Constraint",
+    "GradientMatchingODE",
+    "constraints",
+    "gradient_mismatch",
+    "is_constraint",
+    "keep_observations",
+]
 
 
 def gradient_mismatch(ode: ODE, x: TensorVariable, theta, gp: StateGP) -> TensorVariable:
@@ -109,7 +117,7 @@ class Constraint(NamedTuple):
 
 def constraints(model: pm.Model) -> list[Constraint]:
     """Return the constraints of a model, in their order."""
-    found = [rv for rv in model.observed_RVs if isinstance(rv.owner.op, GradientMatchingODERV)]
+    found = [rv for rv in model.observed_RVs if is_constraint(rv)]
     return [
         Constraint(rv.name, rv.owner.op.ode, rv.owner.op.gp, *rv.owner.inputs[3:5]) for rv in found
     ]
@@ -160,7 +168,8 @@ class GradientMatchingODE(Continuous):
     In a model, ``observed`` is zero and ``dims`` are those of x by default.
     The labels of their state dim must be ``ode.states``, and become so where
     there are none.  Posterior predictive draws of the variable are replicated
-    mismatches.
+    mismatches.  To PyMC it is one observed variable among others: name the data,
+    ``pm.compute_log_likelihood(idata, var_names=["y"])``, for ``az.loo``.
 
     References
     ----------
@@ -234,6 +243,17 @@ class GradientMatchingODE(Continuous):
             basis.variances > 0,
             msg="A + gamma I is positive definite, gamma > 0",
         )
+
+
+def is_constraint(rv) -> bool:
+    """Tell whether a variable of a model is a :class:`GradientMatchingODE`."""
+    return isinstance(rv.owner.op, GradientMatchingODERV)
+
+
+def keep_observations(idata: DataTree, model: pm.Model):
+    """Take the constraints out of the observed data: zeros, which ArviZ would plot as data."""
+    names = [constraint.name for constraint in constraints(model)]
+    idata["observed_data"] = idata["observed_data"].dataset.drop_vars(names)
 
 
 def _in_one(theta) -> TensorVariable:

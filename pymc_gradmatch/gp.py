@@ -240,10 +240,8 @@ class StateGP(GriddedData):
             is what the paper's sampler moves.  ``"whitened"``: the free variable
             is a standard normal, ``name + "_whitened_"``, the coordinates of
             the states in the eigenbasis of C, and the states are a
-            deterministic.  Both give the same posterior; :func:`pymc.do`,
-            :func:`pymc.observe` and copies of a model need ``"centered"``.
-            Where hyperparameters are random, the coordinates are those of C's
-            Cholesky factor.
+            deterministic.  Both give the same posterior.  Where hyperparameters
+            are random, the coordinates are those of C's Cholesky factor.
         dims : (str, str), default ("time", "state")
             Names of the dims.  Experiments with times of their own in one model
             have dims of their own: ``dims=("time2", "state")``.

@@ -17,6 +17,7 @@ from pymc_gradmatch.distribution import GradientMatchingODE
 from pymc_gradmatch.families import CovFunction
 from pymc_gradmatch.fit import fit_gp
 from pymc_gradmatch.gp import StateGP
+from pymc_gradmatch.initial import starting_at
 from pymc_gradmatch.naming import in_order, refuse_reserved, yielding
 from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.parameters import is_distribution, is_registered, registered
@@ -202,13 +203,13 @@ def build_model(
         gp = fitted(t, y, settings, cov, shared, rng)
     else:
         _check_given_gp(gp, t, y, cov, shared)
-    initvals: dict[str, float] = {}
+    starts: dict[str, float] = {}
     if settings.gamma is None:
         if amplitude is not None or recentred is not None:
             msg = "preset 'refined' sets amplitude and recentred itself; expected neither."
             raise ValueError(msg)
         with model:
-            gp, rule, initvals, _ = refine(ode, gp, priors=priors, grid=grid, random_seed=rng)
+            gp, rule, starts, _ = refine(ode, gp, priors=priors, grid=grid, random_seed=rng)
         gamma = rule if gamma is None else gamma
     else:
         gamma = settings.gamma if gamma is None else gamma
@@ -222,24 +223,23 @@ def build_model(
                 )
                 raise ValueError(msg)
             with model:
-                gp, initvals, _ = recentre(ode, gp, priors=priors, gamma=gamma, random_seed=rng)
+                gp, starts, _ = recentre(ode, gp, priors=priors, gamma=gamma, random_seed=rng)
+    started = {n: starting_at(priors[n], start) for n, start in starts.items() if n in to_come}
+    priors, to_come = dict(priors) | started, to_come | started
     # Fails, if it must, before anything is added to a model of the user's.
     coords = check_states_fit(model, gp, parameterization, DIMS)
     if len(gp.observed) < len(gp.t):
         coords |= {"time_observed": gp.t_observed}
     check_coords(model, coords)
     start = start_of(gp)
-    at_start = dict(priors) | {
-        n: known + 0 * priors[n] for n, known in initvals.items() if n in to_come
-    }
-    check_start(model, ode, start, at_start, gp, [gamma, sigma], [*to_come.values()])
+    check_start(model, ode, start, priors, gp, [gamma, sigma], [*to_come.values()])
     if state_box is not None:
         _check_box(state_box, (start - gp.mean) / gp.scale)
     unit = [np.float64(1)] * len(ode.params)
     GradientMatchingODE.dist(ode, gp.prior_mean, unit, gp=gp, gamma=gamma)
 
     with model:
-        theta = {n: registered(model, n, priors[n], initvals.get(n)) for n in ode.params}
+        theta = {n: registered(model, n, priors[n]) for n in ode.params}
         x = gp.prior(name["x"], parameterization=parameterization)
         add_coords(model, coords)
         if state_box is not None:
@@ -281,7 +281,8 @@ def _noise(model: pm.Model, name: str, gp: StateGP, sigma):
         return sigma
     if sigma == "fixed":
         return gp.sigma
-    return pm.HalfNormal(name, gp.scale, initval=gp.sigma, dims="state")
+    prior = starting_at(pm.HalfNormal.dist(gp.scale), gp.sigma)
+    return registered(model, name, prior, dims=("state",))
 
 
 def _check_room(model: pm.Model, names: Sequence[str]):

@@ -10,6 +10,7 @@ from pymc.stats.convergence import log_warnings, run_convergence_checks
 from xarray import DataTree
 
 from pymc_gradmatch.compiled import compile_posterior
+from pymc_gradmatch.distribution import keep_observations
 from pymc_gradmatch.series import check_counts
 from pymc_gradmatch.threads import on_one_thread
 
@@ -113,6 +114,7 @@ def sample(
             **options,
         )
     patch_nutpie_idata(idata, model, sampling_time=time.perf_counter() - start)
+    keep_observations(idata, model)
     log_warnings(run_convergence_checks(idata, model))
     return idata
 

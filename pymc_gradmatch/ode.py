@@ -70,6 +70,10 @@ class ODE:
         theta = [pt.scalar(name, dtype="float64") for name in self.params]
         check_arguments(rhs, t, self._as_states(*x), self._as_params(*theta))
 
+    def __reduce__(self):
+        # Its named tuples and compiled functions cannot be pickled, and need not be.
+        return type(self), (self.rhs, self.states, self.params)
+
     def __repr__(self) -> str:
         return f"ODE(states={list(self.states)}, params={list(self.params)})"
 

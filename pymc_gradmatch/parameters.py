@@ -123,13 +123,18 @@ def is_registered(variable, model: pm.Model | None) -> bool:
 
 
 def registered(
-    model: pm.Model, name: str, prior: TensorVariable, initval: float | None = None
+    model: pm.Model,
+    name: str,
+    prior: TensorVariable,
+    dims: tuple[str, ...] | None = None,
 ) -> TensorVariable:
     """Return the model's variable of a prior: itself, if it is there, or a new one."""
-    return prior if is_registered(prior, model) else _add(model, name, prior, initval)
+    if is_registered(prior, model):
+        return prior
+    return _add(model, name, prior, dims)
 
 
-def _add(model, name, prior, initval=None) -> TensorVariable:
+def _add(model, name, prior, dims=None) -> TensorVariable:
     # The same .dist() object may serve several parameters and models: each
     # gets a node, and a stream of random numbers, of its own.
     inputs = [
@@ -137,7 +142,7 @@ def _add(model, name, prior, initval=None) -> TensorVariable:
         for variable in prior.owner.inputs
     ]
     node = prior.owner.clone_with_new_inputs(inputs)
-    return model.register_rv(node.outputs[prior.owner.outputs.index(prior)], name, initval=initval)
+    return model.register_rv(node.outputs[prior.owner.outputs.index(prior)], name, dims=dims)
 
 
 def _given_parents(prior, outer: pm.Model | None):

@@ -1,5 +1,7 @@
 """States with bands over the data: the one plot that ArviZ does not have."""
 
+from collections.abc import Hashable
+
 import arviz as az
 import numpy as np
 import xarray as xr
@@ -28,10 +30,11 @@ def plot_states(
     idata : xarray.DataTree
         What :func:`pymc.sample` or :func:`~pymc_gradmatch.sample_fgpgm` returns.
     var_name : str, default "x"
-        The variable to plot, with dims ``time`` and ``state``.
+        The variable to plot, with the dim ``state`` and one of times, such as
+        ``time`` or ``time_observed``.
     observed : str or None, default "y"
-        The observed variable drawn over it, with dims ``state`` and ``time``, or
-        times of its own such as ``time_observed``; None for none.
+        The observed variable drawn over it, with the dim ``state`` and one of
+        times, which may be others; None for none.
     truth : array_like of float, optional
         True trajectories, shape ``(time, state)``, on the same times.
     ci_prob : float, optional
@@ -56,8 +59,8 @@ def plot_states(
     Raises
     ------
     ValueError
-        If the variable does not have dims ``time`` and ``state``, or the
-        observed one not ``state`` and one more.
+        If the variable or the observed one does not have the dim ``state`` and
+        one more.
 
     Examples
     --------
@@ -65,11 +68,11 @@ def plot_states(
 
         idata = gm.sample(model=model)
         gm.plot_states(idata, labels=("time (h)", "concentration (mM)"))
+        pm.sample_posterior_predictive(idata, model=model, extend_inferencedata=True)
+        gm.plot_states(idata, var_name="y", group="posterior_predictive")
     """
     draws = idata[group].dataset[var_name]
-    if not {"time", "state"} <= set(draws.dims):
-        msg = f"{var_name!r} has dims {draws.dims}; expected 'time' and 'state' among them."
-        raise ValueError(msg)
+    times = draws[_times_of(draws)]
     ci_prob = az.rcParams["stats.ci_prob"] if ci_prob is None else ci_prob
     quantiles = draws.quantile([(1 - ci_prob) / 2, (1 + ci_prob) / 2], dim=["chain", "draw"])
     low, high = quantiles.drop_vars("quantile").transpose("quantile", ...)
@@ -83,12 +86,12 @@ def plot_states(
     pc_kwargs["figure_kwargs"] = layout | pc_kwargs.get("figure_kwargs", {})
     panels = mean.to_dataset(name=var_name)
     pc = PlotCollection.wrap(panels, cols=["state"], **pc_kwargs)
-    on_grid = {"data": panels, "x": mean["time"]}
+    on_grid = {"data": panels, "x": times}
     pc.map(
         visuals.fill_between_y, "band", **on_grid, y_bottom=low, y_top=high,
         color="C0", alpha=0.3, label=f"{ci_prob:.0%} interval",
     )  # fmt: skip
-    pc.map(visuals.line_xy, "mean", **on_grid, color="C0", label="posterior mean")
+    pc.map(visuals.line_xy, "mean", **on_grid, color="C0", label=f"{group.replace('_', ' ')} mean")
     if truth is not None:
         true_states = mean.copy(data=np.asarray(truth)).to_dataset(name=var_name)
         pc.map(
@@ -97,13 +100,9 @@ def plot_states(
         )  # fmt: skip
     if observed is not None:
         data = idata["observed_data"].dataset[observed]
-        times = [dim for dim in data.dims if dim != "state"]
-        if "state" not in data.dims or len(times) != 1:
-            msg = f"{observed!r} has dims {data.dims}; expected 'state' and one of times."
-            raise ValueError(msg)
         pc.map(
-            visuals.scatter_xy, "data", data=data.to_dataset(name=var_name), x=data[times[0]],
-            color="C1", label="data", zorder=3,
+            visuals.scatter_xy, "data", data=data.to_dataset(name=var_name),
+            x=data[_times_of(data)], color="C1", label="data", zorder=3,
         )  # fmt: skip
     pc.map(visuals.labelled_title, "title", data=panels, subset_info=True, labeller=NoVarLabeller())
     pc.map(visuals.labelled_x, "x_label", data=panels, text=x_label)
@@ -111,7 +110,16 @@ def plot_states(
     if pc.backend == "matplotlib":
         handles = pc.viz["plot"].isel(state=0).item().get_legend_handles_labels()
         pc.viz["figure"].item().legend(*handles, loc="outside lower center", ncols=4)
-        whole = bool((mean["time"] == mean["time"].round()).all())
+        whole = bool((times == times.round()).all())
         for panel in pc.viz["plot"].to_numpy().ravel():
             panel.locator_params(axis="x", nbins=6, integer=whole)
     return pc
+
+
+def _times_of(variable: xr.DataArray) -> Hashable:
+    """Return the one dim of a variable that is neither its states nor its draws."""
+    others = [dim for dim in variable.dims if dim not in ("chain", "draw", "state")]
+    if "state" not in variable.dims or len(others) != 1:
+        msg = f"{variable.name!r} has dims {variable.dims}; expected 'state' and one of times."
+        raise ValueError(msg)
+    return others[0]

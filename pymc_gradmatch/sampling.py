@@ -5,6 +5,7 @@ import pymc as pm
 from pymc.model.transform.conditioning import remove_value_transforms
 from xarray import DataTree
 
+from pymc_gradmatch.distribution import keep_observations
 from pymc_gradmatch.metropolis import CompiledMetropolis
 from pymc_gradmatch.series import as_numbers, check_counts
 from pymc_gradmatch.states import is_states
@@ -97,7 +98,7 @@ def sample_fgpgm(
     plain = _with_plain_parameters(model)
     width = {rv.name: state_step if is_states(rv) else param_step for rv in plain.free_RVs}
     with plain:
-        return pm.sample(
+        idata = pm.sample(
             draws,
             tune=burn_in,
             chains=1,
@@ -111,6 +112,8 @@ def sample_fgpgm(
             quiet=not progressbar,
             compute_convergence_checks=False,
         )
+    keep_observations(idata, model)
+    return idata
 
 
 def _start(model: pm.Model) -> dict[str, np.ndarray]:

@@ -8,18 +8,19 @@ from pymc.initial_point import make_initial_point_expression
 from pytensor.graph.traversal import ancestors
 
 from pymc_gradmatch.derivatives import EVALUATE_ONCE
-from pymc_gradmatch.distribution import GradientMatchingODERV
+from pymc_gradmatch.distribution import is_constraint
+from pymc_gradmatch.initial import starts_by_itself
 from pymc_gradmatch.packed import flat
 from pymc_gradmatch.states import basis_inputs, is_states
 
-__all__ = ["given_starts", "held_variables"]
+__all__ = ["given_starts", "has_start", "held_variables"]
 
 
 def given_starts(model: pm.Model) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
     """Tell which entries of u do not start at a draw of their prior, and return these starts.
 
     States, variances, which start at the support points of their priors, and
-    what has an ``initval``.
+    what has a start of its own or an ``initval``.
     """
     graphs = make_initial_point_expression(
         free_rvs=model.free_RVs,
@@ -31,11 +32,16 @@ def given_starts(model: pm.Model) -> tuple[NDArray[np.bool_], NDArray[np.float64
     held = held_variables(model)
 
     def is_given(rv):
-        return is_states(rv) or rv in held or model.rvs_to_initial_values[rv] is not None
+        return is_states(rv) or rv in held or has_start(model, rv)
 
     sizes = [np.size(value) for value in values]
     entries = np.repeat([is_given(rv) for rv in model.free_RVs], sizes)
     return entries, flat(values)[entries]
+
+
+def has_start(model: pm.Model, rv) -> bool:
+    """Tell whether a variable was told where to start."""
+    return starts_by_itself(rv) or model.rvs_to_initial_values[rv] is not None
 
 
 def held_variables(model: pm.Model) -> set:
@@ -44,7 +50,7 @@ def held_variables(model: pm.Model) -> set:
     Sigma, gamma and hyperparameters of kernels: variances, of which the joint
     mode with what varies runs to zero.
     """
-    matches = [rv for rv in model.observed_RVs if isinstance(rv.owner.op, GradientMatchingODERV)]
+    matches = [rv for rv in model.observed_RVs if is_constraint(rv)]
     if not matches:
         return set()
     states = [rv for rv in model.free_RVs if is_states(rv)]

@@ -17,6 +17,7 @@ from pytensor.tensor.variable import TensorVariable
 
 from pymc_gradmatch import normal, spectral
 from pymc_gradmatch.derivatives import EVALUATE_ONCE, at_support_points, random_ancestors
+from pymc_gradmatch.initial import starting_at
 
 __all__ = [
     "Parameterization",
@@ -186,11 +187,9 @@ def add_states(
     sd = basis.variances.T**0.5
     standardised_start = pt.as_tensor((start - gp.prior_mean) / gp.scale)
     coordinates = at_support_points([basis.coordinates(standardised_start).mT / sd])[0]
-    whitened = pm.Normal(
-        f"{name}_whitened_",
-        shape=gp.prior_mean.shape,
-        initval=coordinates.eval(mode=EVALUATE_ONCE),
-    )
+    independent = pm.Normal.dist(shape=gp.prior_mean.shape)
+    starting = starting_at(independent, coordinates.eval(mode=EVALUATE_ONCE))
+    whitened = model.register_rv(starting, f"{name}_whitened_")
     standardised = spectral.per_state(pt.as_tensor(basis.vectors), sd * whitened)
     return pm.Deterministic(name, gp.prior_mean + gp.scale * standardised, dims=dims)
 

@@ -38,7 +38,7 @@ def test_each_state_has_a_panel_with_band_mean_data_and_truth(idata, data):
 
 def test_variables_without_time_and_state_are_refused(idata):
     idata["posterior"] = idata["posterior"].dataset.assign(alpha=("draw", np.ones(50)))
-    with pytest.raises(ValueError, match=r"'alpha' has dims \('draw',\); expected 'time'"):
+    with pytest.raises(ValueError, match=r"'alpha' has dims \('draw',\); expected 'state' and one"):
         gm.plot_states(idata, var_name="alpha")
 
 

@@ -1,9 +1,10 @@
 """Run the experiments of the paper: ``python -m benchmarks.paper``.
 
 ``run`` (the default) fits what ``--out`` lacks, every fit a file of its own,
-and goes on where a killed run stopped; a fit that failed is tried again once
-its file is deleted.  Then it combines all into ``study.nc`` and prints the
-tables, as ``table`` does, which also writes them in Markdown to ``tables.md``.
+and goes on where a killed run stopped; a file that is broken is fitted again,
+and a fit that failed once its file is deleted.  Then it combines all into
+``study.nc`` and prints the tables, as ``table`` does, which also writes them in
+Markdown to ``tables.md``.
 ``figures`` draws from ``study.nc``.
 
 With ``--scheduler ADDRESS`` the fits run on the workers of a Dask cluster,

@@ -10,7 +10,7 @@ from benchmarks.paper.methods import METHODS
 from benchmarks.paper.summary import QUANTILES, STARTS
 from benchmarks.saving import finished
 
-__all__ = ["combine", "load", "stacked"]
+__all__ = ["combine", "is_readable", "load", "stacked"]
 
 FILE = "study.nc"
 LONGEST = 400  # characters of a reason or a note
@@ -27,12 +27,14 @@ def combine(out: Path) -> Path:
     ------
     FileNotFoundError
         If there are none.
+    ValueError
+        If one cannot be read.
     """
     paths = sorted((out / "fits").glob("*.nc"))
     if not paths:
         msg = f"there are no fits in {out / 'fits'}; run `python -m benchmarks.paper` first."
         raise FileNotFoundError(msg)
-    study = stacked([xr.load_dataset(path, engine="h5netcdf") for path in paths])
+    study = stacked([_saved(path) for path in paths])
     floats = [name for name, variable in study.items() if variable.dtype.kind == "f"]
     encoding = {name: {"compression": "gzip"} for name in floats}
     with finished(out / FILE) as unfinished:
@@ -42,7 +44,27 @@ def combine(out: Path) -> Path:
 
 def load(out: Path) -> xr.Dataset:
     """Return the combined results of a folder."""
-    return xr.load_dataset(out / FILE, engine="h5netcdf")
+    return _saved(out / FILE)
+
+
+def is_readable(path: Path) -> bool:
+    """Tell whether a file is there and whole."""
+    try:
+        with xr.open_dataset(path, engine="h5netcdf"):
+            return True
+    except OSError:
+        return False
+
+
+def _saved(path: Path) -> xr.Dataset:
+    try:
+        return xr.load_dataset(path, engine="h5netcdf")
+    except OSError as error:
+        msg = (
+            f"{path} cannot be read: {error}. Run `python -m benchmarks.paper` again: it makes "
+            "anew what is missing or broken."
+        )
+        raise ValueError(msg) from error
 
 
 def stacked(fits: list[xr.Dataset]) -> xr.Dataset:

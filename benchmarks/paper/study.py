@@ -23,6 +23,7 @@ from rich.progress import (
 
 from benchmarks.paper.cases import CASES, case_named
 from benchmarks.paper.methods import METHODS, Effort
+from benchmarks.paper.results import is_readable
 from benchmarks.paper.summary import failed, summarise
 from benchmarks.saving import finished
 
@@ -112,7 +113,7 @@ def run(
     n_jobs: int = 1,
     scheduler: str | None = None,
 ) -> None:
-    """Fit what is not saved yet.
+    """Fit what is not saved yet, or saved in a file that is broken.
 
     This process alone writes, so that workers elsewhere need no shared disk.
     What fits raise is their result; one that kills its process ends the run,
@@ -135,10 +136,21 @@ def run(
     ------
     ValueError
         If the folder has fits with chains of other lengths.
+    ImportError
+        If what it needs to save them is missing.
     """
+    try:
+        import h5netcdf  # noqa: F401
+        import h5py  # noqa: F401
+    except ImportError as error:
+        msg = "benchmarks.paper saves its fits with h5netcdf and h5py: pip install .[study]"
+        raise ImportError(msg) from error
     (out / "fits").mkdir(parents=True, exist_ok=True)
     _keep_to_one(effort, out)
-    missing = [task for task in tasks if not path_of(task, out).exists()]
+    missing = [task for task in tasks if not is_readable(path_of(task, out))]
+    for task in missing:
+        if (path := path_of(task, out)).exists():
+            print(f"{path} is broken, and is fitted again.")
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with ExitStack() as stack:
         stack.enter_context(_backend(n_jobs, scheduler))

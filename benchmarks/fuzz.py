@@ -1,0 +1,681 @@
+"""Throw generated problems at the public API: ``python -m benchmarks.fuzz``.
+
+A problem is an ODE with data, priors and settings, most of them sound, some with one mistake.
+It may have two outcomes: a model whose log density and gradient are finite where samplers
+start, or a message of ours.  Another exception, a warning that is not ours, a density that is
+not finite, or more than a minute of work is a failure.  The table counts them; the seed of a
+failure runs that problem alone: ``--seed SEED --n 1``.
+"""
+
+import argparse
+import inspect
+import signal
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from time import process_time
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import pymc as pm
+import pytensor.tensor as pt
+import scipy.stats
+
+import pymc_gradmatch as gm
+from benchmarks import machine
+from pymc_gradmatch.derivatives import EVALUATE_ONCE
+from pymc_gradmatch.kernels import Sigmoid
+
+__all__ = ["Outcome", "attempt", "problem"]
+
+PACKAGE = Path(gm.__file__).parent
+LONGEST = 60.0  # CPU seconds of one problem
+LARGEST_CENTRED = 16  # numbers in the data of problems that integrate the ODE
+MISTAKES_PER_PROBLEM = 0.6
+
+PLAIN = ("prey", "predator", "mass", "alpha", "beta", "k1", "k2", "V", "rate", "S", "I", "R", "v")
+AWKWARD = (
+    "sigma", "x", "y", "time", "t", "state", "x0", "gamma", "lambda_", "theta", "chain", "draw",
+    "count", "index", "gradient_match", "state_box", "time_observed", "é", "x_whitened_", "gp",
+)  # fmt: skip
+
+
+@dataclass
+class Problem:
+    """What a user would pass; mistakes change it."""
+
+    rng: np.random.Generator
+    rhs: Callable
+    states: list
+    params: list
+    t: Any
+    y: Any
+    unit: float
+    """Of time."""
+    priors: Any
+    road: str
+    settings: dict = field(default_factory=dict)
+    mistake: str = "none"
+    arguments: Callable = lambda ode, t, y: (ode, t, y)
+
+    def build(self) -> pm.Model:
+        """Write the model down."""
+        ode = gm.ODE(self.rhs, self.states, self.params)
+        ode, t, y = self.arguments(ode, self.t, self.y)
+        return ROADS[self.road](self, ode, t, y)
+
+
+class Outcome(NamedTuple):
+    """What became of a problem."""
+
+    seed: int
+    road: str
+    mistake: str
+    result: str
+    """``"finite"``, ``"message"`` or ``"failure"``."""
+    detail: str
+    seconds: float
+
+
+# --- problems ------------------------------------------------------------------------------
+
+
+def problem(seed: int) -> Problem:
+    """Return the problem of a seed."""
+    rng = np.random.default_rng(seed)
+    n_states = int(rng.choice([1, 2, 3, 4, 5], p=[0.35, 0.35, 0.15, 0.1, 0.05]))
+    states = names(rng, n_states)
+    params = names(rng, int(rng.integers(1, 5)))
+    unit = 10.0 ** rng.choice([0, 0, 0, rng.uniform(-9, 9)])
+    t = times(rng, unit)
+    y = observations(rng, t, n_states)
+    rate = 1 / unit if rng.random() < 0.7 else 1.0
+    road = str(rng.choice(list(ROADS), p=[0.4, 0.1, 0.1, 0.4]))
+    if y.size > LARGEST_CENTRED and road in ("refined", "recentred"):
+        road = "fgpgm"
+    posed = Problem(
+        rng=rng,
+        rhs=right_hand_side(rng, len(params), unit),
+        states=states,
+        params=params,
+        t=t,
+        y=y,
+        unit=unit,
+        priors={name: pick(rng, PRIORS)(rate) for name in params},
+        road=road,
+    )
+    settle(posed)
+    if rng.random() < MISTAKES_PER_PROBLEM:
+        posed.mistake = str(rng.choice(list(MISTAKES)))
+        if posed.mistake.startswith(OF_BUILD_MODEL) and posed.road == "four lines":
+            posed.road = "fgpgm"
+        MISTAKES[posed.mistake](posed)
+    return posed
+
+
+def pick(rng: np.random.Generator, options):
+    """Return one of some options, whatever their types."""
+    return list(options)[int(rng.integers(len(options)))]
+
+
+def names(rng: np.random.Generator, n: int) -> list[str]:
+    """Return distinct names, some of them awkward."""
+    awkward = rng.random() < 0.3
+    pool = AWKWARD + PLAIN if awkward else PLAIN
+    return [str(name) for name in rng.choice(pool, n, replace=False)]
+
+
+def times(rng: np.random.Generator, unit: float):
+    """Return times on a regular, irregular, short, long or log-spaced grid."""
+    n = int(pick(rng, (3, 4, 5, 5, 7, 8, 8, 12, 12, 20, 20, 30, 100)))
+    kind = pick(rng, ("regular", "regular", "irregular", "clustered", "logarithmic"))
+    if kind == "regular":
+        t = np.arange(n) * rng.uniform(0.1, 2)
+    elif kind == "irregular":
+        t = np.cumsum(rng.uniform(0.2, 2, n))
+    elif kind == "clustered":
+        t = np.cumsum(rng.choice([0.05, 1.0, 5.0], n))
+    else:
+        t = np.geomspace(0.1, 10.0 ** rng.uniform(0.5, 4), n)
+    t = (t + pick(rng, (0, 0, 10, -50, 1900))) * unit
+    return pick(rng, (np.asarray, np.asarray, list, pd.Index, pd.Series))(t)
+
+
+def observations(rng: np.random.Generator, t, n_states: int) -> np.ndarray:
+    """Return smooth curves of any scale and offset with any noise."""
+    t = np.asarray(t)
+    u = ((t - t[0]) / (t[-1] - t[0]))[:, None]
+    scale = 10.0 ** rng.choice([0, 0, rng.uniform(-9, 9)], n_states)
+    offset = scale * rng.choice([0, 0, 3, 100, -20], n_states)
+    waves = rng.uniform(0, min(3, len(t) / 6), n_states)
+    curves = np.exp(-rng.uniform(0.5, 5, n_states) * u) + rng.uniform(0, 1, n_states) * np.sin(
+        2 * np.pi * waves * u
+    )
+    noise = rng.choice([0.0, 1e-6, 0.01, 0.1, 0.5]) * rng.normal(size=curves.shape)
+    return offset + scale * (curves + noise)
+
+
+SHAPES: dict[str, Callable] = {
+    "decay": lambda x, other, p, q, t, unit: -p * x,
+    "linear": lambda x, other, p, q, t, unit: p * other - q * x,
+    "product": lambda x, other, p, q, t, unit: p * x - q * x * other,
+    "saturating": lambda x, other, p, q, t, unit: -p * x / (q * unit + x),
+    "forced": lambda x, other, p, q, t, unit: p * pm.math.cos(t / unit) - q * x,
+    "constant": lambda x, other, p, q, t, unit: p,
+    "root": lambda x, other, p, q, t, unit: -p * pm.math.sqrt(x),
+    "power": lambda x, other, p, q, t, unit: -p * x ** (q * unit),
+}
+
+
+def right_hand_side(rng: np.random.Generator, n_params: int, unit: float) -> Callable:
+    """Return a function of t, x and theta with a derivative of the usual shapes for each state."""
+    shapes = rng.choice(list(SHAPES), 5, p=[0.2, 0.2, 0.2, 0.1, 0.1, 0.1, 0.05, 0.05])
+    returned = pick(rng, (tuple, list, "by name"))
+
+    def rhs(t, x, theta):
+        derivatives = [
+            SHAPES[shape](
+                own, x[(k + 1) % len(x)], theta[k % n_params], theta[(k + 1) % n_params], t, unit
+            )
+            for k, (own, shape) in enumerate(zip(x, shapes, strict=False))
+        ]
+        if returned == "by name":
+            return dict(zip(x._fields, derivatives, strict=True))
+        return returned(derivatives)
+
+    return rhs
+
+
+PRIORS: tuple[Callable, ...] = (
+    lambda r: pm.HalfNormal.dist(5 * r),
+    lambda r: pm.HalfNormal.dist(5 * r),
+    lambda r: pm.LogNormal.dist(np.log(r), 1),
+    lambda r: pm.Uniform.dist(0, 10 * r),
+    lambda r: pm.TruncatedNormal.dist(r, r, lower=0),
+    lambda r: pm.Truncated.dist(pm.Gamma.dist(2, 1 / r), lower=r / 100, upper=20 * r),
+    lambda r: pm.Gamma.dist(2, 1 / r),
+    lambda r: pm.Exponential.dist(1 / r),
+    lambda r: pm.InverseGamma.dist(3, 2 * r),
+    lambda r: pm.Normal.dist(r, r),
+    lambda r: pm.HalfCauchy.dist(r),
+    lambda r: pm.HalfStudentT.dist(3, r),
+    lambda r: pm.StudentT.dist(3, mu=r, sigma=r),
+    lambda r: pm.Weibull.dist(2, r),
+    lambda r: pm.Wald.dist(r, r),
+    lambda r: pm.NormalMixture.dist([0.5, 0.5], [r, 2 * r], [r, r]),
+    lambda r: pm.Beta.dist(2, 2),
+    lambda r: pm.Triangular.dist(0, 3 * r, r),
+)
+
+KERNELS = ("ExpQuad", "ExpQuad", "Matern52", "Matern52", "RatQuad", "Sigmoid")
+
+
+def settle(posed: Problem):
+    """Choose settings that are all sound."""
+    rng, settings = posed.rng, posed.settings
+    n_states = len(posed.states)
+    if posed.road != "four lines":
+        if rng.random() < 0.5:
+            settings["cov"] = pick(rng, KERNELS)
+        elif rng.random() < 0.2:
+            settings["cov"] = [pick(rng, KERNELS) for _ in range(n_states)]
+        if "cov" not in settings or isinstance(settings["cov"], str):
+            settings["shared"] = pick(rng, (None, None, True, False))
+        if rng.random() < 0.3:
+            sigma = float(np.std(posed.y))
+            settings["sigma"] = pick(
+                rng,
+                (
+                    "fixed",
+                    "random",
+                    pm.HalfNormal.dist(sigma),
+                    pm.HalfNormal.dist(np.std(posed.y, axis=0)),
+                ),
+            )
+        if rng.random() < 0.1:
+            settings["state_box"] = pick(rng, (3, 5.0, 10))
+    if posed.road == "fgpgm" and rng.random() < 0.2:
+        settings["grid"] = pick(rng, (1, 2, 3))
+    if posed.road == "recentred":
+        settings |= {"grid": 2, "amplitude": 100, "gamma": 1e-3 / posed.unit**2}
+    elif rng.random() < 0.6:
+        gamma = pick(rng, (0.3, 0.3, 1e-3, 1e-6, 100)) / posed.unit ** pick(rng, (0, 2))
+        settings["gamma"] = pick(
+            rng, (float, partial(np.full, n_states), lambda g: [g] * n_states)
+        )(gamma)
+    if rng.random() < 0.15:
+        settings["parameterization"] = "whitened"
+    table = rng.random()
+    if table < 0.25:
+        posed.y = pd.DataFrame(posed.y, columns=posed.states)
+    elif table < 0.3:
+        posed.y = posed.y.tolist()
+    elif table < 0.35:
+        posed.y = np.ma.array(posed.y)
+    if rng.random() < 0.05:
+        posed.priors = pd.Series(posed.priors, dtype=object)
+
+
+# --- roads ---------------------------------------------------------------------------------
+
+
+def build(posed: Problem, ode, t, y, **settings) -> pm.Model:
+    """Call ``build_model``, at times in a model that has the parameters already."""
+    settings = settings | {"priors": posed.priors, "random_seed": 1} | posed.settings
+    own = posed.rng.random()
+    if posed.mistake == "none" and posed.rng.random() < 0.6:
+        kernels = {"cov": settings.pop("cov", "ExpQuad"), "shared": settings.pop("shared", False)}
+        settings["gp"] = gm.fit_gp(t, y, n_starts=2, random_seed=1, **kernels)
+    if own > 0.2 or not isinstance(posed.priors, dict):
+        return gm.build_model(ode, t, y, **settings)
+    with pm.Model(coords={"state": posed.states} if own < 0.1 else None) as model:
+        if posed.mistake == "none":
+            for name in list(posed.priors)[:1]:
+                scale = pm.HalfNormal(f"scale of {name}", 1)
+                variable = pm.HalfNormal(name, scale / posed.unit)
+                settings["priors"] = posed.priors | {name: variable}
+        gm.build_model(ode, t, y, **settings)
+    return model
+
+
+def four_lines(posed: Problem, ode, t, y) -> pm.Model:
+    """Write the model by hand."""
+    rng, settings = posed.rng, dict(posed.settings)
+    parameterization = settings.pop("parameterization", "centered")
+    gamma = settings.pop("gamma", 0.3)
+    kernel = settings.pop("cov", pick(rng, (*KERNELS, "function", "fixed", "random")))
+    n_states = np.shape(y)[-1] if np.ndim(y) else 1
+    span = float(np.ptp(np.asarray(t, dtype=float)))
+    coords = pick(rng, ({"state": posed.states}, {"state": posed.states, "time": list(t)}, None))
+    with pm.Model(coords=coords) as model:
+        if kernel == "function":
+            gp = gm.fit_gp(
+                t,
+                y,
+                cov=lambda size, ls: size * pm.gp.cov.ExpQuad(1, ls=ls) + size * Sigmoid(1.0, 1.0),
+                bounds={"size": (0.1, 10), "ls": (span / 50, span)},
+                n_starts=2,
+                random_seed=1,
+            )
+        elif kernel in ("fixed", "random"):
+            ls = span / 5 if kernel == "fixed" else pm.HalfNormal("lengthscale", span / 4)
+            covs = [pm.gp.cov.Matern52(1, ls=ls) for _ in range(n_states)]
+            sigma = 0.1 * np.std(np.asarray(y), axis=0)
+            gp = gm.StateGP(t, y, covs, sigma=sigma)
+        else:
+            gp = gm.fit_gp(t, y, cov=kernel, n_starts=2, random_seed=1, **settings)
+        theta = {
+            name: model.register_rv(prior, f"{name} of the ODE")
+            for name, prior in posed.priors.items()
+        }
+        x = gp.prior("x", parameterization=parameterization)
+        pm.Normal("y", gp.at_observations(x), gp.sigma, observed=gp.y)
+        theta = pick(rng, (theta, [theta[name] for name in posed.params]))
+        gm.GradientMatchingODE("constraint", ode, x, theta, gp=gp, gamma=gamma)
+    return model
+
+
+ROADS: dict[str, Callable] = {
+    "fgpgm": build,
+    "refined": partial(build, preset="refined"),
+    "recentred": partial(build, recentred=True),
+    "four lines": four_lines,
+}
+
+
+# --- mistakes ------------------------------------------------------------------------------
+
+MISTAKES: dict[str, Callable[[Problem], None]] = {}
+OF_BUILD_MODEL = (
+    "prior",
+    "preset",
+    "sigma",
+    "grid",
+    "amplitude",
+    "recentred",
+    "state_box",
+    "random",
+)
+
+
+def mistake(function: Callable[[Problem], None]) -> Callable[[Problem], None]:
+    """Enter a mistake by the name of its function."""
+    MISTAKES[function.__name__.removeprefix("_").replace("_", " ")] = function
+    return function
+
+
+def one_of(*values):
+    """Return a function that draws one of some values."""
+    return lambda posed: pick(posed.rng, values)
+
+
+def setting(name: str, draw: Callable[[Problem], Any]):
+    """Enter the mistake of a setting."""
+    MISTAKES[name] = lambda posed: posed.settings.update({name.split(":")[0]: draw(posed)})
+
+
+setting("gamma: value", one_of(0, -0.3, np.nan, np.inf, "0.3", [0.3, -1], [], np.ones(7), None))
+setting("gamma: dist", lambda posed: pm.HalfNormal.dist(1))
+setting("sigma: value", one_of("free", -1.0, 0, 0.1, [0.1], np.nan, {"x": 1}))
+setting("sigma: dist", lambda posed: pm.HalfNormal.dist(1, shape=7))
+setting(
+    "cov: value", one_of("expquad", "", 3, None, pm.gp.cov.ExpQuad(1, ls=1.0), [], ["ExpQuad"] * 7)
+)
+setting("cov: function", lambda posed: lambda ls: pm.gp.cov.ExpQuad(1, ls=ls))
+setting("shared: value", one_of("yes", 1, True))
+setting("grid: value", one_of(0, -1, 1.5, "fine", [1.0, 2.0], np.array([]), np.nan))
+setting("amplitude: value", one_of(0, -1, "large", [1.0] * 7, np.nan, 10))
+setting("recentred: value", one_of(True, "yes"))
+setting("preset: value", one_of("Refined", None, 3, "paper"))
+setting("parameterization: value", one_of("non-centered", None, True, "Centered"))
+setting("state_box: value", one_of(-1, 0, 1e-3, "3", [3, 3], np.nan))
+
+
+def _prior(posed: Problem, value):
+    name = pick(posed.rng, posed.params)
+    posed.priors = dict(posed.priors) | {name: value}
+
+
+for label, value in {
+    "a string": "half-normal",
+    "None": None,
+    "a number": 1.0,
+    "an array": np.ones(3),
+    "of scipy": scipy.stats.norm(0, 1),
+    "a class": pm.HalfNormal,
+    "a list": [1, 2],
+}.items():
+    MISTAKES[f"prior: {label}"] = partial(_prior, value=value)
+for label, make in {
+    "vector": lambda: pm.HalfNormal.dist(1, shape=3),
+    "discrete": lambda: pm.Poisson.dist(3),
+    "half-flat": lambda: pm.HalfFlat.dist(),
+    "flat": lambda: pm.Flat.dist(),
+    "deterministic": lambda: pm.math.exp(pm.Normal.dist(0, 1)),
+    "constant": lambda: pt.constant(1.0),
+    "hierarchical": lambda: pm.HalfNormal.dist(pm.HalfNormal.dist(1)),
+    "negative": lambda: pm.Normal.dist(-1e6, 1),
+}.items():
+    MISTAKES[f"prior: {label}"] = lambda posed, make=make: _prior(posed, make())
+
+
+@mistake
+def _prior_missing(posed):
+    posed.priors = {name: posed.priors[name] for name in posed.params[1:]}
+
+
+@mistake
+def _prior_of_unknown(posed):
+    posed.priors = dict(posed.priors) | {"unknown": pm.HalfNormal.dist(1)}
+
+
+@mistake
+def _priors_are_a_list(posed):
+    posed.priors = [posed.priors[name] for name in posed.params]
+
+
+@mistake
+def _priors_are_nothing(posed):
+    posed.priors = pick(posed.rng, (None, {}, "priors", 5))
+
+
+@mistake
+def _arguments_in_another_order(posed):
+    posed.arguments = pick(
+        posed.rng,
+        (
+            lambda ode, t, y: (ode, y, t),
+            lambda ode, t, y: (t, y, ode),
+            lambda ode, t, y: (y, t, ode),
+            lambda ode, t, y: (ode.rhs, t, y),
+            lambda ode, t, y: (None, t, y),
+            lambda ode, t, y: (type(ode), t, y),
+        ),
+    )
+
+
+@mistake
+def _times_of_another_kind(posed):
+    t = np.asarray(posed.t)
+    posed.t = pick(
+        posed.rng,
+        (
+            t[:2],
+            t[:-1],
+            t[::-1],
+            np.append(t[:-1], t[-2]),
+            np.append(t[:-1], np.nan),
+            t[:, None],
+            pd.date_range("2020-01-01", periods=len(t)),
+            [str(value) for value in t],
+            list("abc"),
+            3.0,
+            None,
+            t + 1e9 * (t[1] - t[0]),
+            np.array([]),
+            t.astype(complex),
+        ),
+    )
+
+
+@mistake
+def _observations_of_another_kind(posed):
+    y = np.array(posed.y, dtype=float)
+    spoiled = [y.copy() for _ in range(4)]
+    spoiled[0][1, 0] = np.nan
+    spoiled[1][0, -1] = np.inf
+    spoiled[2][:, 0] = 1.0
+    spoiled[3][:, 0] = np.nan
+    columns = [f"{name}_" for name in posed.states]
+    posed.y = pick(
+        posed.rng,
+        (
+            *spoiled,
+            y.T,
+            y[:, 0],
+            y[1:],
+            y[:, :0],
+            y[..., None],
+            np.hstack([y, y]),
+            pd.DataFrame(y, columns=columns),
+            pd.DataFrame(y[:, ::-1], columns=posed.states[::-1]),
+            pd.DataFrame(y.astype(str), columns=posed.states),
+            pd.DataFrame(y, columns=posed.states).assign(label="a"),
+            dict(zip(posed.states, y.T, strict=True)),
+            "data.csv",
+            None,
+            1.0,
+            y.astype(complex),
+            np.sign(y),
+            y.round().astype(int),
+            y * 1e30,
+            y * 1e-30,
+        ),
+    )
+
+
+@mistake
+def _names_that_do_not_fit(posed):
+    which = pick(posed.rng, ("states", "params"))
+    given = list(getattr(posed, which))
+    bad = pick(posed.rng, ("lambda", "_hidden", "two words", "1st", "", 3, None, "a.b", given[-1]))
+    changed = pick(
+        posed.rng, ([bad, *given[1:]], [*given, bad], "".join(given), set(given), [], given * 2)
+    )
+    setattr(posed, which, changed)
+
+
+@mistake
+def _right_hand_side_of_another_kind(posed):
+    n = len(posed.states)
+    posed.rhs = pick(
+        posed.rng,
+        (
+            lambda t, x, theta: [np.exp(-value) for value in x],
+            lambda t, x, theta: [-x[0]] * (n + 1),
+            lambda t, x, theta: -x[0],
+            lambda t, x, theta: None,
+            lambda t, x, theta: {"unknown": x[0]},
+            lambda t, x, theta: [1.0] * n,
+            lambda t, x, theta: [0] * n,
+            lambda t, x, theta: [theta.nothing * value for value in x],
+            lambda t, x, theta: [value if value > 0 else -value for value in x],
+            lambda t, x, theta: [f"{value}" for value in x],
+            lambda t, x, theta: [pm.math.log(-abs(value)) for value in x],
+            lambda t, x, theta: [value / 0 for value in x],
+            lambda t, x, theta: [pm.math.sqrt(value - value) for value in x],
+            lambda t, x, theta: [pm.Normal.dist(0, 1) for _ in x],
+            lambda t, x, theta: pt.stack(x, axis=-1),
+            lambda t, x, theta: [pt.stack([value, value]) for value in x],
+            lambda t, x, theta: [x[0][0]] * n,
+            lambda t, x, theta: [value.sum() for value in x],
+            lambda t, x, theta: [value.astype("int64") for value in x],
+            lambda t, x, theta: [pt.as_tensor(1) for _ in x],
+            lambda x, t, theta: [-t[0]] * n,
+            lambda x, t: [-x[0]] * n,
+            lambda: [],
+            "rhs",
+            None,
+            lambda t, x, theta: [value**0.5 for value in x],
+            lambda t, x, theta: [value ** theta[0] for value in x],
+        ),
+    )
+
+
+# --- outcomes ------------------------------------------------------------------------------
+
+
+def attempt(seed: int) -> Outcome:
+    """Pose and try the problem of a seed."""
+    start = process_time()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        posed = problem(seed)
+    with heard() as foreign:
+        try:
+            with limited(LONGEST):
+                result, detail = "finite", evaluate(posed.build())
+        except Exception as error:
+            result, detail = judge(error)
+    if result == "finite" and detail:
+        result = "failure"
+    elif foreign:
+        result, detail = "failure", f"{foreign[0]} ({result}: {detail})"
+    return Outcome(seed, posed.road, posed.mistake, result, detail, process_time() - start)
+
+
+def evaluate(model: pm.Model) -> str:
+    """Return what is not finite where samplers start, or nothing."""
+    point = model.initial_point()
+    outputs = [model.logp(), model.dlogp()]
+    for mode in (EVALUATE_ONCE, "FAST_COMPILE"):  # some densities are finite once rewritten
+        compiled = model.compile_fn(
+            outputs, inputs=model.value_vars, mode=mode, on_unused_input="ignore"
+        )
+        density, gradient = compiled(point)
+        if np.isfinite(density) and np.isfinite(gradient).all():
+            return ""
+    spoiled = [name for name, value in point.items() if not np.isfinite(value).all()]
+    return f"the log density is {density}, its gradient {gradient[:5]}, starts {spoiled}"
+
+
+def judge(error: Exception) -> tuple[str, str]:
+    """Tell a message of ours from other exceptions."""
+    *_, last = traceback.extract_tb(error.__traceback__)
+    text = f"{type(error).__name__}: {error}".split("\n")[0]
+    ours = Path(last.filename).is_relative_to(PACKAGE) and (last.line or "").startswith("raise ")
+    if ours and isinstance(error, ValueError | TypeError):
+        return "message", text
+    return "failure", f"{text} [{Path(last.filename).name}:{last.lineno}]"
+
+
+@contextmanager
+def heard() -> Iterator[list[str]]:
+    """Collect warnings that this package did not write."""
+    ours, foreign = set(), []
+    warn = warnings.warn
+
+    def noted(message, *arguments, **options):
+        caller = Path(inspect.currentframe().f_back.f_code.co_filename)
+        if caller.is_relative_to(PACKAGE):
+            ours.add(str(message))
+        options["stacklevel"] = options.get("stacklevel", 1) + 1
+        warn(message, *arguments, **options)
+
+    warnings.warn = noted
+    try:
+        with warnings.catch_warnings(record=True) as raised:
+            warnings.simplefilter("always")
+            yield foreign
+    finally:
+        warnings.warn = warn
+        foreign += [
+            f"{w.category.__name__}: {w.message} [{Path(w.filename).name}:{w.lineno}]"
+            for w in raised
+            if str(w.message) not in ours
+        ]
+
+
+@contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Raise a TimeoutError after some CPU seconds."""
+
+    def stop(*_):
+        msg = f"more than {seconds:g} CPU seconds"
+        raise TimeoutError(msg)
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+def describe(outcome: Outcome) -> str:
+    """Return one line that says how to see a failure again."""
+    return f"--seed {outcome.seed} --n 1: {outcome.road}, {outcome.mistake}: {outcome.detail}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Try the problems, print what fails and the table; return how many failed."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.fuzz",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--n", type=int, default=2000, help="number of problems")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the first problem; the next is one more"
+    )
+    parser.add_argument("--quick", action="store_true", help="30 problems")
+    parser.add_argument("--csv", type=Path, help="file for all outcomes")
+    options = parser.parse_args(arguments)
+    n = 30 if options.quick else options.n
+    results = []
+    for seed in range(options.seed, options.seed + n):
+        results.append(attempt(seed))
+        if results[-1].result == "failure":
+            print(describe(results[-1]), flush=True)
+    outcomes = pd.DataFrame(results)
+    outcomes["mistakes"] = np.where(outcomes["mistake"] == "none", "no mistake", "one mistake")
+    table = outcomes.pivot_table(
+        index=["road", "mistakes"], columns="result", aggfunc="size", fill_value=0, observed=False
+    ).reindex(columns=["finite", "message", "failure"], fill_value=0)
+    table.loc[("all", ""), :] = table.sum()
+    print(machine())
+    print(table.astype(int).to_string())
+    print(f"{outcomes['seconds'].sum():.0f} CPU s")
+    if options.csv:
+        outcomes.to_csv(options.csv, index=False)
+    return int((outcomes["result"] == "failure").sum())
+
+
+if __name__ == "__main__":
+    raise SystemExit(main() > 0)

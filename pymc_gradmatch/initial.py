@@ -1,0 +1,70 @@
+"""Distributions that know where samplers start: a start that copies of a model keep.
+
+PyMC keeps an ``initval`` beside the graph of a model, and refuses to copy a model that has
+one: ``pm.do``, ``pm.observe`` and ``pm.compute_log_likelihood`` raise.  A start of this module
+is the support point of the variable itself.
+"""
+
+from functools import cache
+from types import new_class
+from typing import Any
+
+import numpy as np
+import pytensor.tensor as pt
+from numpy.typing import ArrayLike
+from pymc.distributions.distribution import _support_point
+from pytensor.graph.basic import Apply
+from pytensor.graph.op import Op
+from pytensor.tensor.variable import TensorVariable
+
+__all__ = ["starting_at", "starts_by_itself"]
+
+
+class Starting:
+    """Mixed into the class of a distribution's op: density, transform and draws stay its own."""
+
+    start: Any = None
+
+    def __reduce__(self):
+        # Its class is made at run time, so pickle would not find it.
+        return _blank, (type(self).__bases__[1],), vars(self)
+
+
+@cache
+def _starting(kind: type[Op]) -> type[Op]:
+    return new_class(kind.__name__, (Starting, kind))
+
+
+def _blank(kind: type[Op]) -> Op:
+    return object.__new__(_starting(kind))
+
+
+@_support_point.register(Starting)
+def _start(op, rv, *inputs):
+    if op.start is None:  # PyMC built the op anew, for another shape
+        return _support_point.dispatch(type(op).__bases__[1])(op, rv, *inputs)
+    start = pt.as_tensor(op.start)
+    return start if start.type.shape == rv.type.shape else pt.broadcast_to(start, rv.shape)
+
+
+def starting_at(rv: TensorVariable, start: ArrayLike) -> TensorVariable:
+    """Return the same random variable with another support point.
+
+    Parameters
+    ----------
+    rv : TensorVariable
+        A random variable, as from ``pm.HalfNormal.dist(5)``.
+    start : array_like of float
+        Where samplers start, of the variable's shape.
+    """
+    node = rv.owner
+    kind = type(node.op)
+    op = _blank(kind.__bases__[1] if issubclass(kind, Starting) else kind)
+    vars(op).update(vars(node.op), start=np.broadcast_to(start, rv.type.shape))
+    outputs = [output.clone() for output in node.outputs]
+    return Apply(op, node.inputs, outputs).outputs[node.outputs.index(rv)]
+
+
+def starts_by_itself(rv: TensorVariable) -> bool:
+    """Tell whether a variable was made by :func:`starting_at`."""
+    return isinstance(rv.owner.op, Starting)

@@ -1,0 +1,275 @@
+"""Habits of PyMC and ArviZ: models are copied and pickled, and ArviZ finds the observations."""
+
+import pickle
+import sys
+from functools import partial
+
+import arviz as az
+import cloudpickle
+import numpy as np
+import pymc as pm
+import pytest
+from pymc.distributions.shape_utils import change_dist_size
+from pymc.model.core import Model
+
+import pymc_gradmatch as gm
+from benchmarks import fuzz
+from benchmarks.paper import results, study
+from benchmarks.paper.methods import METHODS, QUICK, Draws
+from pymc_gradmatch.initial import starting_at
+from pymc_gradmatch.starts import given_starts
+
+FAST = {"mode": "FAST_COMPILE"}
+
+
+def exponential_decay(t, x, theta):
+    return [-theta.rate * x.mass]
+
+
+DECAY = gm.ODE(exponential_decay, ["mass"], ["rate"])
+
+
+@pytest.fixture(scope="module")
+def decay():
+    t = np.linspace(0, 4, 9)
+    return t, np.exp(-t)[:, None] + np.random.default_rng(1).normal(0, 0.05, (9, 1))
+
+
+@pytest.fixture(scope="module")
+def built(decay):
+    """Return a function that builds a model of a decaying state."""
+    return partial(
+        gm.build_model, DECAY, *decay, priors={"rate": pm.HalfNormal.dist(3)}, random_seed=1
+    )
+
+
+@pytest.fixture(scope="module")
+def refined(built):
+    return built(preset="refined")
+
+
+@pytest.fixture(scope="module")
+def draws(refined):
+    """Draws of the prior, as a posterior that costs no compilation."""
+    with refined:
+        idata = pm.sample_prior_predictive(30, random_seed=1, compile_kwargs=FAST)
+    idata["posterior"] = idata["prior"]
+    return idata
+
+
+def copies(model) -> dict[str, Model]:
+    return {
+        "copy": model.copy(),
+        "do": pm.do(model, {}),
+        "pickle": cloudpickle.loads(cloudpickle.dumps(model)),
+    }
+
+
+PRIORS = {
+    "half-normal": lambda: pm.HalfNormal.dist(1),
+    "uniform": lambda: pm.Uniform.dist(0, 5),
+    "truncated": lambda: pm.Truncated.dist(pm.Gamma.dist(2, 1), lower=0.1, upper=6),
+    "log-normal": lambda: pm.LogNormal.dist(0, 1),
+    "mixture": lambda: pm.NormalMixture.dist([0.5, 0.5], [1, 2], [0.1, 2]),
+    "custom": lambda: pm.CustomDist.dist(1, dist=lambda mu, size: pm.Normal.dist(mu, size=size)),
+}
+
+
+@pytest.mark.parametrize("make", PRIORS.values(), ids=PRIORS)
+def test_a_prior_with_a_start_differs_in_its_start_alone(make):
+    models = [pm.Model(), pm.Model()]
+    for model, prior in zip(models, (make(), starting_at(make(), 0.7)), strict=True):
+        model.register_rv(prior, "rate")
+    plain, started = models
+    assert plain.str_repr() == started.str_repr()
+    assert pm.model_to_mermaid(plain) == pm.model_to_mermaid(started)
+    point = started.initial_point()
+    assert plain.compile_logp(**FAST)(point) == started.compile_logp(**FAST)(point)
+    for name, copied in copies(started).items():
+        assert copied.initial_point() == point, name
+        [natural] = copied.replace_rvs_by_values([copied["rate"]])
+        start = natural.eval(dict(zip(copied.value_vars, point.values(), strict=True)))
+        assert start == pytest.approx(0.7), name
+
+
+def test_starts_survive_a_second_start_and_plain_pickle():
+    prior = starting_at(starting_at(pm.HalfNormal.dist(1), 0.7), 0.3)
+    op = pickle.loads(pickle.dumps(prior.owner.op))
+    assert op == prior.owner.op
+    assert op.start == 0.3
+
+
+@pytest.mark.parametrize("make", PRIORS.values(), ids=PRIORS)
+def test_a_prior_with_a_start_takes_another_shape(make):
+    with pm.Model() as model:
+        model.register_rv(change_dist_size(starting_at(make(), 0.7), (3,)), "rates")
+    assert [np.shape(value) for value in model.initial_point().values()] == [(3,)]
+
+
+SETTINGS = {
+    "refined": {"preset": "refined"},
+    "recentred": {"gamma": 1e-3, "grid": 2, "amplitude": 100, "recentred": True},
+    "whitened": {"parameterization": "whitened"},
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_models_are_copied_with_their_starts(built, settings):
+    model = built(**settings)
+    start = model.initial_point()
+    for name, copied in copies(model).items():
+        there = copied.initial_point()
+        assert there.keys() == start.keys()
+        for key in start:
+            np.testing.assert_array_equal(there[key], start[key], err_msg=name)
+
+
+def test_the_refined_model_starts_at_its_most_probable_parameters(refined):
+    entries, start = given_starts(refined)
+    assert entries.all()
+    rate, sigma = np.exp([start[0], start[-1]])
+    assert rate == pytest.approx(1, rel=0.1)
+    assert sigma < 0.1  # the support point of its prior is 0.25
+
+
+def test_the_refined_model_takes_interventions_and_other_observations(refined, decay):
+    slower = pm.do(refined, {"rate": 0.5})
+    assert [rv.name for rv in slower.free_RVs] == ["x", "sigma"]
+    known = pm.observe(refined, {"sigma": np.array([0.05])})
+    assert {rv.name for rv in known.observed_RVs} == {"y", "gradient_match", "sigma"}
+    for model in (slower, known):
+        assert np.isfinite(model.compile_logp(**FAST)(model.initial_point()))
+
+
+def test_pymc_samples_the_refined_model_in_two_processes(refined):
+    with refined:
+        idata = pm.sample(
+            2,
+            tune=2,
+            chains=2,
+            cores=2,
+            nuts_sampler="pymc",
+            random_seed=1,
+            progressbar=False,
+            compute_convergence_checks=False,
+            compile_kwargs=FAST,
+        )
+    assert np.isfinite(idata["posterior"]["rate"]).all()
+
+
+def test_leave_one_out_takes_the_data_of_a_refined_model(refined, draws):
+    idata = draws.copy()
+    pm.compute_log_likelihood(
+        idata, model=refined, var_names=["y"], compile_kwargs=FAST, progressbar=False
+    )
+    assert idata["log_likelihood"]["y"].dims == ("chain", "draw", "time_observed", "state")
+
+
+def test_an_ode_is_pickled_with_its_right_hand_side():
+    for ode in (DECAY, gm.systems.lotka_volterra.ode):
+        ode.solve([0.0, 1.0], [1.0] * len(ode.states), [0.5] * len(ode.params))
+        again = pickle.loads(pickle.dumps(ode))
+        assert (again.rhs, again.states, again.params) == (ode.rhs, ode.states, ode.params)
+    inline = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
+    again = cloudpickle.loads(cloudpickle.dumps(inline))
+    np.testing.assert_array_equal(again.solve([0, 1], [1], [2]), DECAY.solve([0, 1], [1], [2]))
+
+
+@pytest.mark.filterwarnings("ignore:Estimated shape parameter of Pareto")
+def test_gm_sample_keeps_observations_and_no_constraint(refined):
+    idata = gm.sample(200, chains=4, model=refined, random_seed=1, progressbar=False)
+    assert list(idata["observed_data"].data_vars) == ["y"]
+    only = {"model": refined, "var_names": ["y"], "progressbar": False}
+    pm.compute_log_likelihood(idata, compile_kwargs=FAST, **only)
+    assert az.loo(idata).n_data_points == 9
+    assert len(az.compare({"one": idata, "other": idata})) == 2
+    pm.sample_posterior_predictive(idata, extend_inferencedata=True, compile_kwargs=FAST, **only)
+    assert set(az.plot_ppc_dist(idata, var_names="y").viz["plot"].data_vars) == {"y"}
+    with pytest.raises(ValueError, match="subplots"):
+        az.plot_trace(idata)
+    assert set(az.plot_trace(idata, var_names="~x").viz["plot"].data_vars) == {"rate", "sigma"}
+
+
+def test_the_papers_chain_keeps_observations_and_no_constraint(built):
+    idata = gm.sample_fgpgm(built(), draws=5, burn_in=5, random_seed=1, progressbar=False)
+    assert list(idata["observed_data"].data_vars) == ["y"]
+
+
+def test_states_are_plotted_where_the_data_are(draws):
+    pc = gm.plot_states(draws, var_name="y", group="prior_predictive")
+    axes = pc.get_target("y", {"state": "mass"})
+    [mean] = axes.get_lines()
+    expected = draws["prior_predictive"]["y"].mean(["chain", "draw"]).sel(state="mass")
+    np.testing.assert_allclose(mean.get_ydata(), expected)
+    np.testing.assert_array_equal(mean.get_xdata(), expected["time_observed"])
+    assert mean.get_label() == "prior predictive mean"
+
+
+def test_the_mean_is_labelled_by_its_group(draws):
+    for group in ("prior", "posterior"):
+        pc = gm.plot_states(draws, group=group)
+        [mean] = pc.get_target("x", {"state": "mass"}).get_lines()
+        assert mean.get_label() == f"{group} mean"
+
+
+@pytest.fixture
+def instant(monkeypatch):
+    """Enter a method of the study that takes no time; return the seeds that it was called with."""
+    calls = []
+
+    def around_truth(case, data, seed, effort):
+        calls.append(seed)
+        theta = np.random.default_rng(seed).normal(case.truth, 0.01, (2, 100, len(case.truth)))
+        return Draws(theta, np.broadcast_to(data.x, (2, 100, *data.x.shape)))
+
+    monkeypatch.setitem(METHODS, "instant", around_truth)
+    return calls
+
+
+@pytest.mark.parametrize("kept", [0, 1000], ids=["empty", "truncated"])
+def test_a_broken_fit_of_the_study_is_named_and_fitted_again(instant, kept, tmp_path, capsys):
+    tasks = study.tasks_of(["LV low"], ["instant"], 3)
+    study.run(tasks, tmp_path, QUICK)
+    broken = study.path_of(tasks[1], tmp_path)
+    broken.write_bytes(broken.read_bytes()[:kept])
+    with pytest.raises(ValueError, match=f"{broken.name} cannot be read.*again"):
+        results.combine(tmp_path)
+    instant.clear()
+    study.run(tasks, tmp_path, QUICK)
+    assert instant == [tasks[1].seed]
+    assert broken.name in capsys.readouterr().out.replace("\n", "")
+    assert results.load(results.combine(tmp_path).parent).sizes["replicate"] == 3
+
+
+def test_the_study_asks_for_its_file_format_before_it_fits(instant, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "h5netcdf", None)
+    with pytest.raises(ImportError, match=r"h5netcdf.*pip install"):
+        study.run(study.tasks_of(["LV low"], ["instant"], 1), tmp_path, QUICK)
+    assert instant == []
+
+
+def judged(function):
+    with fuzz.heard() as foreign:
+        try:
+            function()
+        except Exception as error:
+            return fuzz.judge(error)[0], foreign
+    return "finite", foreign
+
+
+def test_the_fuzz_tells_messages_of_ours_from_other_exceptions_and_warnings():
+    kernel = [pm.gp.cov.ExpQuad(1, ls=1.0)]
+    assert judged(lambda: gm.StateGP([0, 2, 1], np.eye(3)[:, :1], kernel, 0.1)) == ("message", [])
+    assert judged(lambda: np.linalg.cholesky(-np.eye(2))) == ("failure", [])
+    solve = gm.systems.lotka_volterra.ode.solve
+    assert judged(lambda: solve([0, 1], [1e200, 1], [1, 1, 1, 1])) == ("finite", [])
+    result, [warned] = judged(lambda: np.log(np.zeros(1)))
+    assert result == "finite"
+    assert warned.startswith("RuntimeWarning: divide by zero")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_problem_of_the_fuzz_is_the_same_every_time(seed):
+    one, other = fuzz.problem(seed), fuzz.problem(seed)
+    assert (one.road, one.mistake, one.states) == (other.road, other.mistake, other.states)
+    np.testing.assert_array_equal(np.asarray(one.y), np.asarray(other.y))
