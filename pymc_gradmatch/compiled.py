@@ -22,17 +22,21 @@ from pymc_gradmatch.derivatives import EVALUATE_ONCE
 from pymc_gradmatch.laplace import Density, Laplace, laplace, maximise
 from pymc_gradmatch.native import COORDINATES, NativeDensity
 from pymc_gradmatch.packed import compile_written, cut, flat, pack
-from pymc_gradmatch.starts import given_starts, held_variables
+from pymc_gradmatch.starts import held_variables
 from pymc_gradmatch.states import is_states
 from pymc_gradmatch.written import Written, same_but_for_constants, write
 
-__all__ = ["CompiledPosterior", "compile_posterior"]
+__all__ = ["AnotherFormulaError", "CompiledPosterior", "compile_posterior"]
 
 N_STARTS = 8
 ATTEMPTS = 3  # runs in coordinates fitted anew, before chains that disagree are returned
 AGREED, CHANCE = 0.01, 10  # R-hat less one; in fewer than a thousand draws chance moves it further
 ENOUGH_PILOTS = 100  # draws per coordinate of the ridge
 N_CLIMBED = 3  # the best of the starts, from which states and parameters climb together
+
+
+class AnotherFormulaError(ValueError):
+    """A model differs from the one that was compiled in more than its numbers."""
 
 
 @dataclass(frozen=True)
@@ -72,20 +76,20 @@ class CompiledPosterior:
 
         Raises
         ------
-        ValueError
+        AnotherFormulaError
             If the model differs in more than its numbers.
         """
         other = write(model)
         if not same_but_for_constants(self.written, other):
             msg = "the model differs from the compiled one in more than its data."
-            raise ValueError(msg)
+            raise AnotherFormulaError(msg)
         data = flat(constant.data for constant in other.constants)
-        given = given_starts(model)
+        start = _starts(model)
         return replace(
             self,
             model=model,
             native=self.native.with_numbers(pack(_standard(self.native.n, self.split), data)),
-            draw_start=lambda seed: _with_entries(self.draw_start(seed), *given),
+            draw_start=lambda seed: flat(start(seed).values()),
             written=other,
             data=data,
         )
@@ -209,9 +213,7 @@ def compile_posterior(model: pm.Model) -> CompiledPosterior:
         )
         raise ValueError(msg)
     held = held_variables(model)
-    parameters = [rv for rv in model.free_RVs if not is_states(rv) and rv not in held]
-    strategies = {rv.name: "prior" for rv in parameters if model.rvs_to_initial_values[rv] is None}
-    start = make_initial_point_fn(model=model, overrides=strategies, return_transformed=True)
+    start = _starts(model)
     shapes = [np.shape(value) for value in start(0).values()]
     sizes = [int(np.prod(shape)) for shape in shapes]
 
@@ -232,6 +234,17 @@ def compile_posterior(model: pm.Model) -> CompiledPosterior:
         written=written,
         data=data,
     )
+
+
+def _starts(model: pm.Model) -> Callable:
+    """Return a function of a seed that draws the parameters to which nobody gave a start."""
+    held = held_variables(model)
+    drawn = [
+        rv.name
+        for rv in model.free_RVs
+        if not (is_states(rv) or rv in held or model.rvs_to_initial_values[rv] is not None)
+    ]
+    return make_initial_point_fn(model=model, overrides=dict.fromkeys(drawn, "prior"))
 
 
 def _with_entries(u, entries, part):

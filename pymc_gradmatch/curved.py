@@ -248,4 +248,6 @@ def _settled(density: Density, flat: Coordinates, hard, points, starts):
 def _inverse(precision) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return variances and axes of a normal with a given precision, the widest first."""
     values, vectors = np.linalg.eigh(precision)
-    return 1 / np.maximum(np.abs(values), 1e-2), vectors
+    precisions = np.maximum(np.abs(values), 1e-2)
+    order = np.argsort(precisions, stable=True)
+    return 1 / precisions[order], vectors[:, order]

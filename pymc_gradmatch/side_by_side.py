@@ -11,7 +11,7 @@ from joblib import Parallel, delayed
 from pytensor import config
 from rich.progress import track
 
-from pymc_gradmatch.compiled import CompiledPosterior, compile_posterior
+from pymc_gradmatch.compiled import AnotherFormulaError, CompiledPosterior, compile_posterior
 from pymc_gradmatch.threads import on_one_thread
 
 __all__ = ["compiled_for", "reason", "sample_side_by_side"]
@@ -86,7 +86,7 @@ def reason(error: Exception) -> str:
 def compiled_for(model: pm.Model, compiled: list[CompiledPosterior]) -> CompiledPosterior:
     """Return one of the compiled posteriors with this model's numbers, or one more if none fits."""
     for posterior in compiled:
-        with suppress(ValueError):
+        with suppress(AnotherFormulaError):
             return posterior.for_model(model)
     compiled.append(compile_posterior(model))
     return compiled[-1]
