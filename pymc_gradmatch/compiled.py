@@ -1,5 +1,6 @@
 """A posterior compiled once: its density, its mode, and NUTS in coordinates made for it."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -14,14 +15,16 @@ from arviz_stats.base import array_stats
 from numpy.typing import NDArray
 from pymc.backends.arviz import coords_and_dims_for_inferencedata
 from pymc.initial_point import make_initial_point_fn
+from pymc.sampling.mcmc import NutpieProgressBarManager
 from pytensor.graph.replace import vectorize_graph
 from xarray import DataTree
 
 from pymc_gradmatch.curved import Coordinates, Split, curve, retrace, straight
 from pymc_gradmatch.derivatives import EVALUATE_ONCE
 from pymc_gradmatch.laplace import Density, Laplace, laplace, maximise
-from pymc_gradmatch.native import COORDINATES, NativeDensity
+from pymc_gradmatch.native import COORDINATES, Interrupted, NativeDensity
 from pymc_gradmatch.packed import compile_written, cut, flat, pack
+from pymc_gradmatch.progress import reporting
 from pymc_gradmatch.starts import held_variables
 from pymc_gradmatch.states import is_states
 from pymc_gradmatch.written import Written, same_but_for_constants, write
@@ -33,6 +36,8 @@ ATTEMPTS = 3  # runs in coordinates fitted anew, before chains that disagree are
 AGREED, CHANCE = 0.01, 10  # R-hat less one; in fewer than a thousand draws chance moves it further
 ENOUGH_PILOTS = 100  # draws per coordinate of the ridge
 N_CLIMBED = 3  # the best of the starts, from which states and parameters climb together
+
+_log = logging.getLogger("pymc.gradmatch")  # heard and silenced where PyMC is
 
 
 class AnotherFormulaError(ValueError):
@@ -121,36 +126,65 @@ class CompiledPosterior:
         best = maximise(joint, [u[free] for u in climbed[:N_CLIMBED]])
         return self._with_held(starts[0], laplace(joint, best))
 
-    def sample(self, mode: Laplace, rng: np.random.Generator, **settings) -> DataTree:
+    def sample(
+        self, mode: Laplace, rng: np.random.Generator, *, progressbar: Any = False, **settings
+    ) -> DataTree:
         """Run nutpie's NUTS in coordinates around the mode.
 
         Where chains disagree along the ridge, they show where it lies: the
         coordinates are fitted to their draws and the run is repeated.
+
+        Raises
+        ------
+        Interrupted
+            After Ctrl-C, with the draws so far; while a run is being repeated,
+            with those of the run before.
         """
-        around = curve(self.density, mode, self.split, rng)
-        for _ in range(ATTEMPTS - 1):
-            trace, q = self._draw(around, rng, settings)
-            if self._agree(q):
-                return self._named(trace, around(q))
-            around = retrace(self.density, around, self.split, q.reshape(-1, q.shape[-1]), rng)
-        return self.sample_around(around, rng, **settings)
+        with reporting("fitting coordinates to the posterior", enabled=progressbar):
+            around = curve(self.density, mode, self.split, rng)
+        trace, q = self._draw(around, rng, progressbar, settings)
+        try:
+            for _ in range(ATTEMPTS - 1):
+                if self._agree(q):
+                    break
+                with reporting("chains disagree: fitting coordinates anew", enabled=progressbar):
+                    draws = q.reshape(-1, q.shape[-1])
+                    fitted = retrace(self.density, around, self.split, draws, rng)
+                trace, q = self._draw(fitted, rng, progressbar, settings)
+                around = fitted
+        except KeyboardInterrupt:
+            raise Interrupted(self._named(trace, around)) from None
+        return self._named(trace, around)
 
     def sample_around(self, around: Coordinates, rng: np.random.Generator, **settings) -> DataTree:
         """Run nutpie's NUTS in the coordinates given, once."""
-        trace, q = self._draw(around, rng, settings)
-        return self._named(trace, around(q))
+        trace, _ = self._draw(around, rng, False, settings)
+        return self._named(trace, around)
 
-    def _draw(self, around: Coordinates, rng, settings) -> tuple[DataTree, NDArray[np.float64]]:
+    def _draw(
+        self, around: Coordinates, rng, progressbar, settings
+    ) -> tuple[DataTree, NDArray[np.float64]]:
         native = self.native.with_numbers(pack(around, self.data))
-        trace = native.sample(seed=int(rng.integers(2**31)), **settings)
+        bars = NutpieProgressBarManager(settings["chains"], settings["draws"], progressbar)
+        seed = int(rng.integers(2**31))
+        try:
+            with bars:
+                trace = native.sample(seed=seed, progress_callback=bars.update, **settings)
+        except Interrupted as interrupt:
+            raise Interrupted(self._named(interrupt.draws, around)) from None
         return trace, trace["posterior"][COORDINATES].to_numpy()
 
-    def _named(self, trace: DataTree, u: NDArray[np.float64]) -> DataTree:
+    def _named(self, trace: DataTree, around: Coordinates) -> DataTree:
+        """Return a run's draws as the model's variables."""
+        q = trace["posterior"][COORDINATES]
         coords, dims = coords_and_dims_for_inferencedata(self.model)
-        trace["posterior"] = dict_to_dataset(
-            self.variables(u), coords=coords, dims=dims, inference_library=nutpie
+        posterior = dict_to_dataset(
+            self.variables(around(q.to_numpy())),
+            coords=coords | {"chain": q["chain"].to_numpy()},
+            dims=dims,
+            inference_library=nutpie,
         )
-        return trace
+        return trace.assign(posterior=DataTree(posterior))
 
     def _agree(self, q: NDArray[np.float64]) -> bool:
         n_curved = self.split.n_curved

@@ -61,6 +61,7 @@ def build_model(
     parameterization: Parameterization = "centered",
     state_box: float | None = None,
     random_seed: int | np.random.Generator | None = None,
+    progressbar: bool = True,
 ) -> pm.Model:
     r"""Build the model of Theorem 1 for an ODE and a data set.
 
@@ -128,6 +129,8 @@ def build_model(
         probability zero.  The reference code samples in such a box, 3 or 5.
     random_seed : int or numpy.random.Generator, optional
         Seed of the starts of :func:`~pymc_gradmatch.fit_gp`.
+    progressbar : bool, default True
+        Show what is being done where that takes long, from the first second on.
 
     Raises
     ------
@@ -169,7 +172,9 @@ def build_model(
             msg = "preset 'refined' sets amplitude and recentred itself; expected neither."
             raise ValueError(msg)
         with model:
-            gp, rule, initvals, _ = refine(ode, gp, priors=priors, grid=grid, random_seed=rng)
+            gp, rule, initvals, _ = refine(
+                ode, gp, priors=priors, grid=grid, random_seed=rng, progressbar=progressbar
+            )
         gamma = rule if gamma is None else gamma
     else:
         gamma = settings.gamma if gamma is None else gamma
@@ -183,7 +188,9 @@ def build_model(
                 )
                 raise ValueError(msg)
             with model:
-                gp, initvals, _ = recentre(ode, gp, priors=priors, gamma=gamma, random_seed=rng)
+                gp, initvals, _ = recentre(
+                    ode, gp, priors=priors, gamma=gamma, random_seed=rng, progressbar=progressbar
+                )
     # Fails, if it must, before anything is added to a model of the user's.
     unit = [np.float64(1)] * len(ode.params)
     GradientMatchingODE.dist(ode, gp.prior_mean, unit, gp=gp, gamma=gamma)

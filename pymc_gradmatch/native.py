@@ -6,6 +6,7 @@ all numbers are one vector behind one pointer, and draws are turned into the
 model's variables afterwards.
 """
 
+import warnings
 from dataclasses import dataclass, replace
 from typing import Any, Self, cast
 
@@ -22,13 +23,21 @@ from xarray import DataTree
 from pymc_gradmatch import pullback
 from pymc_gradmatch.curved import Split
 
-__all__ = ["COORDINATES", "NativeDensity", "compile_density"]
+__all__ = ["COORDINATES", "Interrupted", "NativeDensity", "compile_density"]
 
 COORDINATES = "coordinates"
 
 _EVALUATE = types.int64(types.uint64, *[types.voidptr] * 4)
 _EXPAND = types.int64(types.uint64, types.uint64, *[types.voidptr] * 3)
 _NOT_FINITE, _FAILED = 3, 1
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, with the draws so far."""
+
+    def __init__(self, draws: DataTree):
+        super().__init__()
+        self.draws = draws
 
 
 @dataclass(frozen=True)
@@ -68,7 +77,13 @@ class NativeDensity:
         return values[()], gradients
 
     def sample(self, **settings) -> DataTree:
-        """Run nutpie from around zero; the draws are the variable ``"coordinates"``."""
+        """Run nutpie from around zero; the draws are the variable ``"coordinates"``.
+
+        Raises
+        ------
+        Interrupted
+            After Ctrl-C; a plain KeyboardInterrupt if there are no draws yet.
+        """
         model = CompiledPyMCModel(
             dims={COORDINATES: (f"{COORDINATES}_dim",)},
             reparameterized_names=[],
@@ -86,7 +101,25 @@ class NativeDensity:
             _shapes={COORDINATES: (self.n,)},
             _coords={f"{COORDINATES}_dim": np.arange(self.n)},
         )
-        return nutpie.sample(model, save_warmup=False, progress_bar=False, **settings)
+        run = nutpie.sample(
+            model, save_warmup=False, progress_bar=False, blocking=False, **settings
+        )
+        try:
+            return run.wait()
+        except KeyboardInterrupt:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Found chain dimension to be longer", UserWarning)
+                draws = _complete(run.abort())
+            if draws["posterior"].sizes["draw"] == 0:
+                raise
+            raise Interrupted(draws) from None
+
+
+def _complete(trace: DataTree) -> DataTree:
+    """Return the chains and draws of a run cut short that are complete, as many as can be."""
+    lengths = np.isfinite(trace["posterior"][COORDINATES].to_numpy()[..., 0]).sum(axis=1)
+    length = max(lengths, key=lambda length: length * (lengths >= length).sum())
+    return trace.isel(chain=np.flatnonzero(lengths >= length), draw=slice(length))
 
 
 def compile_density(

@@ -5,11 +5,14 @@ import time
 import numpy as np
 import pymc as pm
 from numpy.typing import NDArray
-from pymc.sampling.mcmc import NutpieProgressBarManager, patch_nutpie_idata
+from pymc.backends.arviz import patch_nutpie_idata
 from pymc.stats.convergence import log_warnings, run_convergence_checks
 from xarray import DataTree
 
-from pymc_gradmatch.compiled import compile_posterior
+from pymc_gradmatch.compiled import CompiledPosterior, compile_posterior
+from pymc_gradmatch.laplace import Laplace
+from pymc_gradmatch.native import Interrupted
+from pymc_gradmatch.progress import reporting
 from pymc_gradmatch.threads import on_one_thread
 
 __all__ = ["find_map", "sample"]
@@ -26,6 +29,7 @@ def sample(
     random_seed: int | np.random.Generator | None = None,
     progressbar: bool = True,
     model: pm.Model | None = None,
+    **others: object,
 ) -> DataTree:
     r"""Sample the model on the stack by NUTS, from a good start and in coordinates made for it.
 
@@ -56,20 +60,24 @@ def sample(
     random_seed : int or numpy.random.Generator, optional
         Seed of starts and chains.
     progressbar : bool, default True
-        Show PyMC's progress bar.  Its convergence warnings are logged anyway.
+        Show what is being done, then PyMC's progress bar.  PyMC's convergence
+        warnings are logged anyway.
     model : pymc.Model, optional
         The model, if it is not the one on the stack.
 
     Returns
     -------
     xarray.DataTree
-        As from :func:`pymc.sample`.
+        As from :func:`pymc.sample`.  After Ctrl-C the draws so far; while a run
+        is being repeated, those of the run before.
 
     Raises
     ------
     ValueError
         If the model has discrete free variables, or if its log density is not
         finite at any start.
+    TypeError
+        If arguments are given that only :func:`pymc.sample` has.
 
     Notes
     -----
@@ -91,14 +99,19 @@ def sample(
         model = gm.build_model(ode, t, y, priors=priors)
         idata = gm.sample(model=model, random_seed=1)
     """
+    if others:
+        msg = (
+            f"gm.sample has no argument {' or '.join(map(repr, others))}: it finds its own start, "
+            "and its sampler is nutpie's NUTS. Call pm.sample, which has all of them, on the same "
+            "model; gm.find_map returns what is good as its initvals."
+        )
+        raise TypeError(msg)
     model = pm.modelcontext(model)
     rng = np.random.default_rng(random_seed)
-    posterior = compile_posterior(model)
-    mode = posterior.find_mode(rng)
-    bars = NutpieProgressBarManager(chains=chains, draws=draws, progressbar=progressbar)
+    posterior, mode = _mode(model, rng, progressbar)
     options = {} if target_accept is None else {"target_accept": target_accept}
     start = time.perf_counter()
-    with bars:
+    try:
         idata = posterior.sample(
             mode,
             rng,
@@ -106,9 +119,11 @@ def sample(
             tune=tune,
             chains=chains,
             cores=cores,
-            progress_callback=bars.update,
+            progressbar=progressbar,
             **options,
         )
+    except Interrupted as interrupt:
+        idata = interrupt.draws
     patch_nutpie_idata(idata, model, sampling_time=time.perf_counter() - start)
     log_warnings(run_convergence_checks(idata, model))
     return idata
@@ -118,6 +133,7 @@ def sample(
 def find_map(
     *,
     random_seed: int | np.random.Generator | None = None,
+    progressbar: bool = True,
     model: pm.Model | None = None,
 ) -> dict[str, NDArray]:
     """Find the most probable states and parameters, from several starts.
@@ -132,6 +148,8 @@ def find_map(
     ----------
     random_seed : int or numpy.random.Generator, optional
         Seed of the prior draws.
+    progressbar : bool, default True
+        Show what is being done.
     model : pymc.Model, optional
         The model, if it is not the one on the stack.
 
@@ -161,6 +179,12 @@ def find_map(
             idata = pm.sample(initvals={name: start[name] for name in ode.params})
     """
     model = pm.modelcontext(model)
-    posterior = compile_posterior(model)
-    mode = posterior.find_mode(np.random.default_rng(random_seed))
+    posterior, mode = _mode(model, np.random.default_rng(random_seed), progressbar)
     return posterior.variables(mode.location)
+
+
+def _mode(model: pm.Model, rng, progressbar) -> tuple[CompiledPosterior, Laplace]:
+    with reporting("compiling the model", enabled=progressbar) as say:
+        posterior = compile_posterior(model)
+        say("finding the mode")
+        return posterior, posterior.find_mode(rng)

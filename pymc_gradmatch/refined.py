@@ -32,7 +32,8 @@ from pymc_gradmatch.gp import StateGP
 from pymc_gradmatch.naming import in_order
 from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.parameters import parameters_of
-from pymc_gradmatch.recentring import follow
+from pymc_gradmatch.progress import reporting
+from pymc_gradmatch.recentring import SEARCHING, follow
 
 __all__ = ["REFINED", "Refined", "RefinedSettings", "refine"]
 
@@ -83,6 +84,7 @@ def refine(
     grid: int | ArrayLike | None = None,
     settings: RefinedSettings = REFINED,
     random_seed: int | np.random.Generator | None = None,
+    progressbar: bool = True,
 ) -> Refined:
     """Choose grid, kernels, prior mean and gamma so that the smoothing bias goes.
 
@@ -104,6 +106,8 @@ def refine(
         The rule.
     random_seed : int or numpy.random.Generator, optional
         Seed of the starts.
+    progressbar : bool, default True
+        Show what is being done, from the first second on.
 
     Returns
     -------
@@ -158,9 +162,12 @@ def refine(
     gamma = gamma_of(searching)
     start = searching.posterior_mean()
     rng = np.random.default_rng(random_seed)
-    found = climb_from_prior(ode, searching, parameters, gamma, start, rng)
-    centred, found, moves = follow(ode, searching, parameters, found, lambda gp: (gp, gamma))
-    centred, found, more = follow(ode, centred, parameters, found, narrowed)
+    with reporting(SEARCHING, enabled=progressbar) as say:
+        found = climb_from_prior(ode, searching, parameters, gamma, start, rng)
+        centred, found, moves = follow(
+            ode, searching, parameters, found, lambda gp: (gp, gamma), say=say
+        )
+        centred, found, more = follow(ode, centred, parameters, found, narrowed, say=say)
     theta = parameters.by_name(found.u)
     return Refined(centred, gamma_of(centred), theta, moves + more)
 

@@ -1,14 +1,20 @@
 """What once was lost or stuck: stale kernels, interrupts, silence, hints that cannot help."""
 
+import _thread
+import os
+import signal
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
+import nutpie
 import pymc as pm
 import pytest
 from scipy.integrate import _odepack_py
 
 import pymc_gradmatch as gm
-from pymc_gradmatch import compiled, curved, fit, sampling
+from pymc_gradmatch import compiled, curved, fit, native, progress, sampling, side_by_side
 from pymc_gradmatch.compiled import compile_posterior
 from pymc_gradmatch.side_by_side import compiled_for
 
@@ -118,3 +124,176 @@ def test_a_failed_integration_is_told_whatever_the_language(monkeypatch):
         solution = blow_up.solve([0.0, 1.0, 2.0], x0=[1.0], theta={"rate": [1.0, -1.0]})
     assert np.isnan(solution[0]).all()
     np.testing.assert_allclose(solution[1][:, 0], [1, 1 / 2, 1 / 3], rtol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def decay():
+    [model] = decay_models(pm.HalfNormal.dist(1))
+    return model
+
+
+def interrupting(when):
+    """Return nutpie's progress display as one that presses Ctrl-C, once, when it is time."""
+
+    class Interrupting(compiled.NutpieProgressBarManager):
+        runs = 0
+
+        def __init__(self, *args):
+            super().__init__(*args)
+            type(self).runs += 1
+            self.pressed = False
+
+        def update(self, progresses):
+            if not self.pressed and when(self.runs, progresses):
+                self.pressed = True
+                _thread.interrupt_main()
+
+    return Interrupting
+
+
+ENDLESS = {"draws": 2_000_000, "tune": 100, "random_seed": 1, "progressbar": False}
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_ctrl_c_returns_the_draws_so_far_and_starts_no_second_run(decay, monkeypatch, cores):
+    bars = interrupting(lambda _, chains: chains[0].finished_draws > 1_000)
+    monkeypatch.setattr(compiled, "NutpieProgressBarManager", bars)
+    monkeypatch.setattr(compiled.CompiledPosterior, "_agree", lambda *_: False)
+    idata = gm.sample(chains=2, cores=cores, model=decay, **ENDLESS)
+    posterior = idata["posterior"].dataset
+    assert bars.runs == 1
+    assert 100 < posterior.sizes["draw"] < ENDLESS["draws"]
+    assert posterior.sizes["draw"] == idata["sample_stats"].sizes["draw"]
+    assert all(np.isfinite(values).all() for values in posterior.data_vars.values())
+    assert "observed_data" in idata.children
+
+
+def test_ctrl_c_while_a_run_is_repeated_returns_the_run_before(decay, monkeypatch):
+    bars = interrupting(lambda runs, _: runs == 2)
+    monkeypatch.setattr(compiled, "NutpieProgressBarManager", bars)
+    monkeypatch.setattr(compiled.CompiledPosterior, "_agree", lambda *_: False)
+
+    def retraced(*args):
+        monkeypatch.setattr(native.nutpie, "sample", endless)
+        return args[1]
+
+    def endless(*args, **settings):
+        return nutpie.sample(*args, **settings | {"draws": ENDLESS["draws"]})
+
+    monkeypatch.setattr(compiled, "retrace", retraced)
+    monkeypatch.setattr(native, "nutpie", SimpleNamespace(sample=nutpie.sample))
+    settings = ENDLESS | {"draws": 200}
+    idata = gm.sample(chains=2, cores=1, model=decay, **settings)
+    assert bars.runs == 2
+    assert dict(idata["posterior"]["rate"].sizes) == {"chain": 2, "draw": 200}
+
+
+def test_ctrl_c_before_the_first_draw_is_ctrl_c(decay, monkeypatch):
+    bars = interrupting(lambda *_: True)
+    monkeypatch.setattr(compiled, "NutpieProgressBarManager", bars)
+    with pytest.raises(KeyboardInterrupt):
+        gm.sample(chains=1, cores=1, model=decay, **ENDLESS | {"tune": 1_000_000})
+
+
+@pytest.fixture
+def fit_three(monkeypatch):
+    """Return a function that fits three data sets and presses Ctrl-C before number ``last``."""
+    [model] = decay_models(pm.HalfNormal.dist(1))
+
+    def fit(last):
+        cancelled = threading.Event()
+
+        class Pool(ThreadPoolExecutor):
+            def shutdown(self, *args, **kwargs):
+                super().shutdown(wait=False, cancel_futures=kwargs.get("cancel_futures", False))
+                cancelled.set()
+                super().shutdown()
+
+        monkeypatch.setattr(side_by_side, "ThreadPoolExecutor", Pool)
+        begun = iter(range(3))
+
+        def build(_):
+            if next(begun) == last:
+                os.kill(os.getpid(), signal.SIGINT)
+                cancelled.wait()
+            return model
+
+        settings = {"draws": 50, "tune": 100, "chains": 1, "n_jobs": 1, "random_seed": 1}
+        return side_by_side.sample_side_by_side([build] * 3, progressbar=False, **settings)
+
+    return fit
+
+
+def test_ctrl_c_returns_the_fits_that_are_finished(fit_three):
+    """Assert that the fit that runs is finished, and the one after it not begun."""
+    first, second, third = fit_three(1)
+    assert first.sizes["draw"] == second.sizes["draw"] == 50
+    assert "stopped by Ctrl-C" in side_by_side.reason(third)
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """Return what the displays show, which come up at once, not after a second."""
+    words = []
+
+    class AtOnce:
+        def __init__(self, delay, show):
+            assert delay == 1
+            self.start = show
+
+        def cancel(self):
+            pass
+
+        join = cancel
+
+    class Display(progress.Progress):
+        def start(self):
+            words.extend(task.description for task in self.tasks if not self.disable)
+
+        def update(self, task, *, description):
+            super().update(task, description=description)
+            self.start()
+
+    monkeypatch.setattr(progress, "Timer", AtOnce)
+    monkeypatch.setattr(progress, "Progress", Display)
+    return words
+
+
+def test_sampling_and_climbing_say_what_they_do(decay, shown):
+    gm.sample(50, tune=100, chains=1, random_seed=1, model=decay)
+    assert shown == [
+        "compiling the model",
+        "finding the mode",
+        "fitting coordinates to the posterior",
+    ]
+    shown.clear()
+    gm.find_map(model=decay, random_seed=1)
+    assert shown == ["compiling the model", "finding the mode"]
+
+
+def test_refining_says_what_it_does(shown):
+    ode = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
+    y = np.exp(-T)[:, None] + np.random.default_rng(1).normal(0, 0.02, (15, 1))
+    gp = gm.StateGP(T, y, [pm.gp.cov.Matern52(1, ls=1.0)], sigma=0.02)
+    settings = {"priors": {"rate": pm.HalfNormal.dist(1)}, "preset": "refined", "gp": gp}
+    gm.build_model(ode, T, y, random_seed=1, **settings)
+    assert shown[0] == "seeking the ODE's solution from draws of the prior"
+    assert shown[1] == "re-centring on the ODE's solution: round 1"
+    shown.clear()
+    gm.build_model(ode, T, y, random_seed=1, progressbar=False, **settings)
+    assert not shown
+
+
+def test_what_is_done_within_a_second_needs_no_words(monkeypatch):
+    shows = []
+    monkeypatch.setattr(progress.Progress, "start", lambda _: shows.append(1))
+    monkeypatch.setattr(progress, "DELAY", 3600)
+    with progress.reporting("finding the mode") as say:
+        say("the second climb")
+    assert not shows
+
+
+@pytest.mark.parametrize("argument", [{"initvals": {"rate": 1.0}}, {"nuts_sampler": "numpyro"}])
+def test_an_argument_that_only_pymc_has_is_refused_with_what_to_call(decay, argument):
+    with pytest.raises(TypeError, match=rf"no argument '{next(iter(argument))}'.*pm\.sample"):
+        gm.sample(model=decay, **argument)
