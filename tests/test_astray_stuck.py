@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import nutpie
 import pymc as pm
+import pytensor.tensor as pt
 import pytest
 from scipy.integrate import _odepack_py
 
@@ -297,3 +298,30 @@ def test_what_is_done_within_a_second_needs_no_words(monkeypatch):
 def test_an_argument_that_only_pymc_has_is_refused_with_what_to_call(decay, argument):
     with pytest.raises(TypeError, match=rf"no argument '{next(iter(argument))}'.*pm\.sample"):
         gm.sample(model=decay, **argument)
+
+
+def test_the_hint_for_times_in_decades_can_be_followed_literally():
+    """Assert that a decay seen from 4e-6 to 4e6 is refused, and fitted in s = log t."""
+    t = np.geomspace(4e-6, 4e6, 41)
+    y = 3 + np.exp(-t)[:, None] + np.random.default_rng(1).normal(0, 0.02, (41, 1))
+    with pytest.raises(ValueError, match=r"s = np\.log\(t\).*dx/ds = t f\(t, x, theta\)"):
+        gm.fit_gp(t, y, cov="Matern52")
+
+    def decay_in_log_time(s, x, theta):
+        t = pt.exp(s)
+        return [t * -theta.rate * (x.mass - 3)]
+
+    ode = gm.ODE(decay_in_log_time, ["mass"], ["rate"])
+    s = np.log(t)
+    gp = gm.fit_gp(s, y, cov="Matern52", n_starts=2, random_seed=1)
+    priors = {"rate": pm.HalfNormal.dist(5)}
+    found = gm.refine(ode, gp, priors=priors, random_seed=1, progressbar=False)
+    assert found.theta["rate"] == pytest.approx(1, rel=0.2)
+
+
+def test_times_from_zero_in_decades_are_told_to_leave_zero_out():
+    t = np.append(0, np.geomspace(4e-6, 4e6, 40))
+    with pytest.raises(
+        ValueError, match=r"np\.log\(t\).*Leave out the times that are not positive"
+    ):
+        gm.fit_gp(t, np.exp(-t)[:, None], cov="Matern52")
