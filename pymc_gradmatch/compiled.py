@@ -1,6 +1,5 @@
 """A posterior compiled once: its density, its mode, and NUTS in coordinates made for it."""
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -21,7 +20,7 @@ from xarray import DataTree
 
 from pymc_gradmatch.curved import Coordinates, Split, curve, retrace, straight
 from pymc_gradmatch.derivatives import EVALUATE_ONCE
-from pymc_gradmatch.laplace import Density, Laplace, laplace, maximise
+from pymc_gradmatch.laplace import Density, Laplace, ascend, conditional_sd, laplace, maximise
 from pymc_gradmatch.native import COORDINATES, Interrupted, NativeDensity
 from pymc_gradmatch.packed import compile_written, cut, flat, pack
 from pymc_gradmatch.progress import reporting
@@ -36,8 +35,6 @@ ATTEMPTS = 3  # runs in coordinates fitted anew, before chains that disagree are
 AGREED, CHANCE = 0.01, 10  # R-hat less one; in fewer than a thousand draws chance moves it further
 ENOUGH_PILOTS = 100  # draws per coordinate of the ridge
 N_CLIMBED = 3  # the best of the starts, from which states and parameters climb together
-
-_log = logging.getLogger("pymc.gradmatch")  # heard and silenced where PyMC is
 
 
 class AnotherFormulaError(ValueError):
@@ -93,7 +90,7 @@ class CompiledPosterior:
         return replace(
             self,
             model=model,
-            native=self.native.with_numbers(pack(_standard(self.native.n, self.split), data)),
+            native=self.native.with_numbers(pack(_standard(self.split), data)),
             draw_start=lambda seed: flat(start(seed).values()),
             written=other,
             data=data,
@@ -115,7 +112,7 @@ class CompiledPosterior:
         starts = [self.draw_start(seed) for seed in rng.integers(2**31, size=N_STARTS)]
         joint = self.along(starts[0], free)
         if all(np.array_equal(start, starts[0]) for start in starts):
-            return self._with_held(starts[0], laplace(joint, starts[0][free]))
+            return self._with_held(starts[0], self._normal(joint, starts[0][free], rng))
         parameters = ~(self.split.is_state | self.split.is_held)
         climbed = [
             _with_entries(u, parameters, maximise(self.along(u, parameters), [u[parameters]]))
@@ -124,7 +121,7 @@ class CompiledPosterior:
         ]
         climbed.sort(key=lambda u: -self.density(u)[0])
         best = maximise(joint, [u[free] for u in climbed[:N_CLIMBED]])
-        return self._with_held(starts[0], laplace(joint, best))
+        return self._with_held(starts[0], self._normal(joint, best, rng))
 
     def sample(
         self, mode: Laplace, rng: np.random.Generator, *, progressbar: Any = False, **settings
@@ -140,8 +137,12 @@ class CompiledPosterior:
             After Ctrl-C, with the draws so far; while a run is being repeated,
             with those of the run before.
         """
-        with reporting("fitting coordinates to the posterior", enabled=progressbar):
-            around = curve(self.density, mode, self.split, rng)
+        if self.split.is_dense:
+            with reporting("fitting coordinates to the posterior", enabled=progressbar):
+                around = curve(self.density, mode, self.split, rng)
+        else:
+            around = straight(mode, self.split)
+            settings["adaptation"] = "low_rank"
         trace, q = self._draw(around, rng, progressbar, settings)
         try:
             for _ in range(ATTEMPTS - 1):
@@ -210,10 +211,17 @@ class CompiledPosterior:
             for name, value in zip(self.written.names, values, strict=True)
         }
 
+    def _normal(self, joint: Density, start, rng) -> Laplace:
+        """Climb from a start, and approximate the density there by a normal."""
+        if self.split.is_dense:
+            return laplace(joint, start)
+        top = ascend(joint, start)
+        return Laplace(top, conditional_sd(joint, top, rng), joint(top)[0])
+
     def _with_held(self, start, mode: Laplace) -> Laplace:
         free = ~self.split.is_held
-        factor = np.eye(len(free))
-        factor[np.ix_(free, free)] = mode.factor
+        factor = _identity(self.split)
+        factor[np.ix_(free, free) if factor.ndim == 2 else free] = mode.factor
         return Laplace(_with_entries(start, free, mode.location), factor, mode.log_density)
 
     def along(self, u, entries) -> Density:
@@ -258,7 +266,7 @@ def compile_posterior(model: pm.Model) -> CompiledPosterior:
     data = flat(constant.data for constant in written.constants)
     n_states = sum(rv.type.shape[-1] for rv in model.free_RVs if is_states(rv))
     split = Split(entries(is_states), entries(lambda rv: rv in held), n_states)
-    standard = _standard(sum(sizes), split)
+    standard = _standard(split)
     return CompiledPosterior(
         model,
         compile_written(written, shapes, split).with_numbers(pack(standard, data)),
@@ -287,5 +295,10 @@ def _with_entries(u, entries, part):
     return result
 
 
-def _standard(n: int, split: Split) -> Coordinates:
-    return straight(Laplace(np.zeros(n), np.eye(n), 0.0), split)
+def _standard(split: Split) -> Coordinates:
+    return straight(Laplace(np.zeros(len(split.is_state)), _identity(split), 0.0), split)
+
+
+def _identity(split: Split) -> NDArray[np.float64]:
+    n = len(split.is_state)
+    return np.eye(n) if split.is_dense else np.ones(n)

@@ -94,6 +94,10 @@ def fit_gp(
     UserWarning
         If an estimate ends at a bound; names state, hyperparameter and bound.
 
+    Notes
+    -----
+    Several threads may call it; the fits are then made one after the other.
+
     References
     ----------
     .. [1] Wenk, P. et al. (2019). Fast Gaussian process based gradient matching

@@ -138,7 +138,8 @@ def compile_density(
     """
     n, n_data = u.type.shape[0], data.type.shape[0]
     n_curved, n_monomials = split.n_curved, split.n_monomials
-    n_numbers = 1 + n + n * n + n_monomials * n + n_data
+    is_dense, n_linear = split.is_dense, n * n if split.is_dense else n
+    n_numbers = 1 + n + n_linear + n_monomials * n + n_data
     function = pytensor.function(
         [u, data],
         [log_density, cast("TensorVariable", pytensor.grad(log_density, u))],
@@ -156,11 +157,14 @@ def compile_density(
         numbers = numba.carray(numbers_start, (n_numbers,), float64)
         is_bent = numbers[0] != 0
         u = numbers[1 : 1 + n].copy()
-        end = 1 + n + n * n
-        linear = numbers[1 + n : end].reshape((n, n))
+        end = 1 + n + n_linear
+        linear = numbers[1 + n : end]
         bent = numbers[end : end + n_monomials * n].reshape((n_monomials, n))
         p = np.empty(n_monomials)
-        pullback.combine(q, linear, u)
+        if is_dense:
+            pullback.combine(q, linear.reshape((n, n)), u)
+        else:
+            u += q * linear
         if is_bent:
             pullback.fill_monomials(q, n_curved, p)
             pullback.combine(p, bent, u)
@@ -169,7 +173,10 @@ def compile_density(
         except Exception:  # numba catches nothing more specific
             return _FAILED
         value_out[0] = value[()]
-        pullback.project(linear, gradient, gradient_out)
+        if is_dense:
+            pullback.project(linear.reshape((n, n)), gradient, gradient_out)
+        else:
+            gradient_out[:] = linear * gradient
         if is_bent:
             pullback.project(bent, gradient, p)
             pullback.add_monomials_gradient(q, n_curved, p, gradient_out)

@@ -1,5 +1,6 @@
 """NUTS for gradient matching: a good start, and coordinates in which the posterior is round."""
 
+import logging
 import time
 
 import numpy as np
@@ -16,6 +17,8 @@ from pymc_gradmatch.progress import reporting
 from pymc_gradmatch.threads import on_one_thread
 
 __all__ = ["find_map", "sample"]
+
+_log = logging.getLogger("pymc.gradmatch")  # heard and silenced where PyMC is
 
 
 @on_one_thread
@@ -88,9 +91,13 @@ def sample(
 
     The start is the best mode found from eight draws of the parameters from
     their prior, see :func:`find_map`.  What is neither a state nor a parameter of
-    an ODE (a random sigma or gamma) keeps its own coordinate.  W has one row
-    per coordinate: beyond some thousand of them :func:`pymc.sample` with
-    ``nuts={"adaptation": "low_rank"}`` is the better tool.
+    an ODE (a random sigma or gamma) keeps its own coordinate.
+
+    W has one row per coordinate.  Beyond 2 000 of them it would cost more than
+    it saves: then W is a diagonal, nothing is bent, and nutpie learns the rest
+    with its low-rank mass matrix, as a line in the log says.  That serves the
+    paper's settings; the refined model of so many states and times is too thin
+    for it, and takes hours.  Thin the data there.
 
     Examples
     --------
@@ -109,6 +116,11 @@ def sample(
     model = pm.modelcontext(model)
     rng = np.random.default_rng(random_seed)
     posterior, mode = _mode(model, rng, progressbar)
+    if not posterior.split.is_dense:
+        _log.info(
+            "%d coordinates: sampled with nutpie's low-rank mass matrix, from the mode.",
+            len(posterior.split.is_state),
+        )
     options = {} if target_accept is None else {"target_accept": target_accept}
     start = time.perf_counter()
     try:
