@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from scipy.integrate import DOP853
 
 from pymc_gradmatch.derivatives import as_written
+from pymc_gradmatch.integration import size
 from pymc_gradmatch.ode import ODE
 
 __all__ = ["BatchedSolver"]
@@ -86,7 +87,7 @@ def _integrate(derivative: Callable, t, x0, theta):
     trajectories[:, 0] = x0
     time = np.full(len(x0), t[0])
     x, f = x0, derivative(time, x0, theta)
-    absolute = 1e-2 * RTOL * _size(x0, f, t[-1] - t[0])
+    absolute = 1e-2 * RTOL * size(x0, f, t[-1] - t[0])
     step = 0.01 * np.min(absolute / (1e-2 * RTOL) / np.abs(f), axis=1)
     step = np.fmin(step, t[-1] - t[0])
     draw = np.arange(len(x0))
@@ -117,13 +118,6 @@ def _integrate(derivative: Callable, t, x0, theta):
     incomplete = np.isnan(trajectories).any(axis=(1, 2))
     trajectories[incomplete] = np.nan
     return trajectories, draw
-
-
-def _size(x0, f, duration):
-    """Return the size that each state has or soon gets, as ``integrate`` has it."""
-    size = np.maximum(np.abs(x0), np.nan_to_num(np.abs(f)) * duration)
-    largest = size.max(axis=1, keepdims=True)
-    return np.maximum(size, np.where(largest > 0, 1e-6 * largest, 1.0))
 
 
 def _try_step(derivative, time, x, f, width, theta, absolute):

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import block_diag
 from scipy.optimize import minimize
 
 from pymc_gradmatch import spectral
@@ -67,13 +66,7 @@ def climb(
     fits = [problem.minimise(problem.flat(u, x)) for u, x in starts]
     best = min(fits, key=lambda fit: fit.fun)
     n_params = len(parameters.names)
-    covariance = np.linalg.pinv(problem.hessian(best.x), hermitian=True)
-    return Matched(
-        best.x[:n_params],
-        problem.states(best.x),
-        np.sqrt(np.diagonal(covariance)[:n_params]),
-        float(best.fun),
-    )
+    return Matched(best.x[:n_params], problem.states(best.x), problem.sd(best.x), float(best.fun))
 
 
 def climb_from_prior(
@@ -107,6 +100,17 @@ def climb_from_prior(
     return climb(ode, gp, parameters, gamma, [(fit.x[:n_params], x) for fit in best])
 
 
+class _Linearised(NamedTuple):
+    """The mismatch at a point and its derivatives, state by state."""
+
+    mismatch: NDArray[np.float64]
+    """Whitened, shape ``(state, time)``."""
+    by_u: NDArray[np.float64]
+    """Its derivatives by the parameters, shape ``(state, time, param)``."""
+    by_x: NDArray[np.float64]
+    """Derivatives of f, not whitened, by the states of the same time, ``(state, state, time)``."""
+
+
 class _Problem:
     """Minus the log of Theorem 1 as a function of one vector: u, then states by state."""
 
@@ -122,6 +126,9 @@ class _Problem:
         observed = np.zeros((len(gp.states), len(gp.t)))
         observed[:, gp.observed] = (self.noise**-2)[:, None]
         self.quadratic = precision + observed[..., None] * np.eye(len(gp.t))
+        self.weights = self.whiten.mT @ self.whiten
+        self.cross = self.slope.mT @ self.whiten
+        self.fixed = self.slope.mT @ self.slope + self.quadratic
         data = np.zeros(self.shape)
         data[gp.observed] = (gp.y - gp.prior_mean[gp.observed]) / gp.scale / self.noise**2
         self.linear = data.T
@@ -137,8 +144,7 @@ class _Problem:
     def _deviation(self, point):
         return point[len(self.parameters.names) :].reshape(self.shape[::-1])
 
-    def _mismatch(self, point):
-        """Return the whitened mismatch, flat, and its Jacobian."""
+    def _linearised(self, point) -> _Linearised:
         if self.at[0] is not None and np.array_equal(self.at[0], point):
             return self.at[1]
         gp, n_params = self.gp, len(self.parameters.names)
@@ -149,38 +155,65 @@ class _Problem:
             mismatch = spectral.matvec(self.whiten, ((f - gp.prior_slope) / gp.scale).T)
             mismatch -= spectral.matvec(self.slope, deviation)
             by_u = self.whiten @ ((df_dtheta * dtheta).swapaxes(0, 1) / gp.scale[:, None, None])
-            by_x = df_dx * gp.scale / gp.scale[:, None]
-            blocks = self.whiten[:, None] * by_x.transpose(1, 2, 0)[:, :, None, :]
-        blocks[np.arange(len(blocks)), np.arange(len(blocks))] -= self.slope
-        by_states = blocks.transpose(0, 2, 1, 3).reshape(deviation.size, deviation.size)
-        jacobian = np.hstack([by_u.reshape(deviation.size, n_params), by_states])
-        self.at = (point.copy(), (mismatch.ravel(), jacobian))
+            by_x = (df_dx * gp.scale / gp.scale[:, None]).transpose(1, 2, 0)
+        self.at = (point.copy(), _Linearised(mismatch, by_u, by_x))
         return self.at[1]
 
     def value(self, point) -> tuple[float, NDArray]:
         """Return the objective and its gradient."""
         n_params = len(self.parameters.names)
-        mismatch, jacobian = self._mismatch(point)
+        mismatch, by_u, by_x = self._linearised(point)
         log_prior, prior_gradient, _ = self.parameters.log_prior(point[:n_params])
         deviation = self._deviation(point)
         pulled = spectral.matvec(self.quadratic, deviation)
         with np.errstate(all="ignore"):
-            value = 0.5 * mismatch @ mismatch - log_prior + self.offset
+            value = 0.5 * np.sum(np.square(mismatch)) - log_prior + self.offset
             value += np.sum(deviation * (0.5 * pulled - self.linear))
-            gradient = jacobian.T @ mismatch
-            gradient[:n_params] -= prior_gradient
-            gradient[n_params:] += (pulled - self.linear).ravel()
+            back = spectral.matvec(self.whiten.mT, mismatch)
+            by_states = (by_x * back[:, None]).sum(axis=0)
+            by_states += pulled - self.linear - spectral.matvec(self.slope.mT, mismatch)
+            by_params = np.einsum("ktp,kt->p", by_u, mismatch) - prior_gradient
+            gradient = np.concatenate([by_params, by_states.ravel()])
         finite = np.isfinite(value) and np.isfinite(gradient).all()
         return (float(value), gradient) if finite else (np.inf, np.zeros_like(gradient))
 
     def hessian(self, point) -> NDArray:
-        n_params = len(self.parameters.names)
-        _, jacobian = self._mismatch(point)
-        hessian = jacobian.T @ jacobian
+        """Return the Hessian without the second derivatives of f.
+
+        Its blocks of two states are products of entries, not of matrices: what
+        happens at one time depends on the states of that time alone.
+        """
+        n_params, (n_states, n_times) = len(self.parameters.names), self.shape[::-1]
+        _, by_u, by_x = self._linearised(point)
+        states = np.zeros((n_states, n_times, n_states, n_times))
+        mixed = -np.einsum("ktp,kts->pks", by_u, self.slope)
+        for m in range(n_states):
+            entering = np.flatnonzero(by_x[m].any(axis=1))
+            d = by_x[m, entering]
+            both = d[:, None, :, None] * self.weights[m] * d[:, None, :]
+            states[entering[:, None], :, entering, :] += both
+            cross = self.cross[m] * d[:, None, :]
+            states[m][:, entering] -= cross.swapaxes(0, 1)
+            states[entering, :, m] -= cross.mT
+            states[m, :, m] += self.fixed[m]
+            mixed[:, entering] += (by_u[m].T @ self.whiten[m])[:, None] * d
+        n = n_params + n_states * n_times
+        hessian = np.empty((n, n))
         curvature = self.parameters.log_prior(point[:n_params])[2]
-        hessian[:n_params, :n_params] -= np.diag(curvature)
-        hessian[n_params:, n_params:] += block_diag(*self.quadratic)
+        hessian[:n_params, :n_params] = np.einsum("ktp,ktq->pq", by_u, by_u) - np.diag(curvature)
+        hessian[:n_params, n_params:] = mixed.reshape(n_params, -1)
+        hessian[n_params:, :n_params] = mixed.reshape(n_params, -1).T
+        hessian[n_params:, n_params:] = states.reshape(n - n_params, n - n_params)
         return hessian
+
+    def sd(self, point) -> NDArray:
+        """Return the standard deviations of the parameters that the Hessian tells."""
+        free = slice(len(self.parameters.names))
+        given = slice(len(self.parameters.names), None)
+        hessian = self.hessian(point)
+        follow = np.linalg.solve(hessian[given, given], hessian[given, free])
+        marginal = hessian[free, free] - hessian[free, given] @ follow
+        return np.sqrt(np.diagonal(np.linalg.pinv(marginal, hermitian=True)))
 
     def minimise(self, point, *, only_parameters: bool = False):
         free = slice(len(self.parameters.names) if only_parameters else None)

@@ -14,26 +14,32 @@ from arviz_stats.base import array_stats
 from numpy.typing import NDArray
 from pymc.backends.arviz import coords_and_dims_for_inferencedata
 from pymc.initial_point import make_initial_point_fn
+from pymc.sampling.mcmc import NutpieProgressBarManager
 from pytensor.graph.replace import vectorize_graph
 from xarray import DataTree
 
 from pymc_gradmatch.checks import warn_of_other_data
 from pymc_gradmatch.curved import Coordinates, Split, curve, retrace, straight
 from pymc_gradmatch.derivatives import EVALUATE_ONCE, as_written
-from pymc_gradmatch.laplace import Density, Laplace, laplace, maximise
-from pymc_gradmatch.native import COORDINATES, NativeDensity
+from pymc_gradmatch.laplace import Density, Laplace, ascend, conditional_sd, laplace, maximise
+from pymc_gradmatch.native import COORDINATES, Interrupted, NativeDensity
 from pymc_gradmatch.packed import compile_written, cut, flat, pack
-from pymc_gradmatch.starts import given_starts, has_start, held_variables
+from pymc_gradmatch.progress import reporting
+from pymc_gradmatch.starts import has_start, held_variables
 from pymc_gradmatch.states import is_states
 from pymc_gradmatch.written import Written, same_but_for_constants, write
 
-__all__ = ["CompiledPosterior", "compile_posterior"]
+__all__ = ["AnotherFormulaError", "CompiledPosterior", "compile_posterior"]
 
 N_STARTS = 8
 ATTEMPTS = 3  # runs in coordinates fitted anew, before chains that disagree are returned
 AGREED, CHANCE = 0.01, 10  # R-hat less one; in fewer than a thousand draws chance moves it further
 ENOUGH_PILOTS = 100  # draws per coordinate of the ridge
 N_CLIMBED = 3  # the best of the starts, from which states and parameters climb together
+
+
+class AnotherFormulaError(ValueError):
+    """A model differs from the one that was compiled in more than its numbers."""
 
 
 @dataclass(frozen=True)
@@ -73,20 +79,20 @@ class CompiledPosterior:
 
         Raises
         ------
-        ValueError
+        AnotherFormulaError
             If the model differs in more than its numbers.
         """
         other = write(model)
         if not same_but_for_constants(self.written, other):
             msg = "the model differs from the compiled one in more than its data."
-            raise ValueError(msg)
+            raise AnotherFormulaError(msg)
         data = flat(constant.data for constant in other.constants)
-        given = given_starts(model)
+        start = _starts(model)
         return replace(
             self,
             model=model,
-            native=self.native.with_numbers(pack(_standard(self.native.n, self.split), data)),
-            draw_start=lambda seed: _with_entries(self.draw_start(seed), *given),
+            native=self.native.with_numbers(pack(_standard(self.split), data)),
+            draw_start=lambda seed: flat(start(seed).values()),
             written=other,
             data=data,
         )
@@ -107,7 +113,7 @@ class CompiledPosterior:
         starts = [self.draw_start(seed) for seed in rng.integers(2**31, size=N_STARTS)]
         joint = self.along(starts[0], free)
         if all(np.array_equal(start, starts[0]) for start in starts):
-            return self._with_held(starts[0], laplace(joint, starts[0][free]))
+            return self._with_held(starts[0], self._normal(joint, starts[0][free], rng))
         parameters = ~(self.split.is_state | self.split.is_held)
         climbed = [
             _with_entries(u, parameters, maximise(self.along(u, parameters), [u[parameters]]))
@@ -116,38 +122,71 @@ class CompiledPosterior:
         ]
         climbed.sort(key=lambda u: -self.density(u)[0])
         best = maximise(joint, [u[free] for u in climbed[:N_CLIMBED]])
-        return self._with_held(starts[0], laplace(joint, best))
+        return self._with_held(starts[0], self._normal(joint, best, rng))
 
-    def sample(self, mode: Laplace, rng: np.random.Generator, **settings) -> DataTree:
+    def sample(
+        self, mode: Laplace, rng: np.random.Generator, *, progressbar: Any = False, **settings
+    ) -> DataTree:
         """Run nutpie's NUTS in coordinates around the mode.
 
         Where chains disagree along the ridge, they show where it lies: the
         coordinates are fitted to their draws and the run is repeated.
+
+        Raises
+        ------
+        Interrupted
+            After Ctrl-C, with the draws so far; while a run is being repeated,
+            with those of the run before.
         """
-        around = curve(self.density, mode, self.split, rng)
-        for _ in range(ATTEMPTS - 1):
-            trace, q = self._draw(around, rng, settings)
-            if self._agree(q):
-                return self._named(trace, around(q))
-            around = retrace(self.density, around, self.split, q.reshape(-1, q.shape[-1]), rng)
-        return self.sample_around(around, rng, **settings)
+        if self.split.is_dense:
+            with reporting("fitting coordinates to the posterior", enabled=progressbar):
+                around = curve(self.density, mode, self.split, rng)
+        else:
+            around = straight(mode, self.split)
+            settings["adaptation"] = "low_rank"
+        trace, q = self._draw(around, rng, progressbar, settings)
+        try:
+            for _ in range(ATTEMPTS - 1):
+                if self._agree(q):
+                    break
+                with reporting("chains disagree: fitting coordinates anew", enabled=progressbar):
+                    draws = q.reshape(-1, q.shape[-1])
+                    fitted = retrace(self.density, around, self.split, draws, rng)
+                trace, q = self._draw(fitted, rng, progressbar, settings)
+                around = fitted
+        except KeyboardInterrupt:
+            raise Interrupted(self._named(trace, around)) from None
+        return self._named(trace, around)
 
     def sample_around(self, around: Coordinates, rng: np.random.Generator, **settings) -> DataTree:
         """Run nutpie's NUTS in the coordinates given, once."""
-        trace, q = self._draw(around, rng, settings)
-        return self._named(trace, around(q))
+        trace, _ = self._draw(around, rng, False, settings)
+        return self._named(trace, around)
 
-    def _draw(self, around: Coordinates, rng, settings) -> tuple[DataTree, NDArray[np.float64]]:
+    def _draw(
+        self, around: Coordinates, rng, progressbar, settings
+    ) -> tuple[DataTree, NDArray[np.float64]]:
         native = self.native.with_numbers(pack(around, self.data))
-        trace = native.sample(seed=int(rng.integers(2**31)), **settings)
+        bars = NutpieProgressBarManager(settings["chains"], settings["draws"], progressbar)
+        seed = int(rng.integers(2**31))
+        try:
+            with bars:
+                trace = native.sample(seed=seed, progress_callback=bars.update, **settings)
+        except Interrupted as interrupt:
+            raise Interrupted(self._named(interrupt.draws, around)) from None
         return trace, trace["posterior"][COORDINATES].to_numpy()
 
-    def _named(self, trace: DataTree, u: NDArray[np.float64]) -> DataTree:
+    def _named(self, trace: DataTree, around: Coordinates) -> DataTree:
+        """Return a run's draws as the model's variables."""
+        q = trace["posterior"][COORDINATES]
         coords, dims = coords_and_dims_for_inferencedata(self.model)
-        trace["posterior"] = dict_to_dataset(
-            self.variables(u), coords=coords, dims=dims, inference_library=nutpie
+        posterior = dict_to_dataset(
+            self.variables(around(q.to_numpy())),
+            coords=coords | {"chain": q["chain"].to_numpy()},
+            dims=dims,
+            inference_library=nutpie,
         )
-        return trace
+        return trace.assign(posterior=DataTree(posterior))
 
     def _agree(self, q: NDArray[np.float64]) -> bool:
         n_curved = self.split.n_curved
@@ -173,10 +212,17 @@ class CompiledPosterior:
             for name, value in zip(self.written.names, values, strict=True)
         }
 
+    def _normal(self, joint: Density, start, rng) -> Laplace:
+        """Climb from a start, and approximate the density there by a normal."""
+        if self.split.is_dense:
+            return laplace(joint, start)
+        top = ascend(joint, start)
+        return Laplace(top, conditional_sd(joint, top, rng), joint(top)[0])
+
     def _with_held(self, start, mode: Laplace) -> Laplace:
         free = ~self.split.is_held
-        factor = np.eye(len(free))
-        factor[np.ix_(free, free)] = mode.factor
+        factor = _identity(self.split)
+        factor[np.ix_(free, free) if factor.ndim == 2 else free] = mode.factor
         return Laplace(_with_entries(start, free, mode.location), factor, mode.log_density)
 
     def along(self, u, entries) -> Density:
@@ -211,10 +257,7 @@ def compile_posterior(model: pm.Model) -> CompiledPosterior:
         raise ValueError(msg)
     warn_of_other_data(model)
     held = held_variables(model)
-    parameters = [rv for rv in model.free_RVs if not is_states(rv) and rv not in held]
-    strategies = {rv.name: "prior" for rv in parameters if not has_start(model, rv)}
-    with as_written():
-        start = make_initial_point_fn(model=model, overrides=strategies, return_transformed=True)
+    start = _starts(model)
     try:
         shapes = [np.shape(value) for value in start(0).values()]
     except NotImplementedError as error:
@@ -232,7 +275,7 @@ def compile_posterior(model: pm.Model) -> CompiledPosterior:
     data = flat(constant.data for constant in written.constants)
     n_states = sum(rv.type.shape[-1] for rv in model.free_RVs if is_states(rv))
     split = Split(entries(is_states), entries(lambda rv: rv in held), n_states)
-    standard = _standard(sum(sizes), split)
+    standard = _standard(split)
     return CompiledPosterior(
         model,
         compile_written(written, shapes, split).with_numbers(pack(standard, data)),
@@ -244,11 +287,28 @@ def compile_posterior(model: pm.Model) -> CompiledPosterior:
     )
 
 
+def _starts(model: pm.Model) -> Callable:
+    """Return a function of a seed that draws the parameters to which nobody gave a start."""
+    held = held_variables(model)
+    drawn = [
+        rv.name
+        for rv in model.free_RVs
+        if not (is_states(rv) or rv in held or has_start(model, rv))
+    ]
+    with as_written():
+        return make_initial_point_fn(model=model, overrides=dict.fromkeys(drawn, "prior"))
+
+
 def _with_entries(u, entries, part):
     result = u.copy()
     result[entries] = part
     return result
 
 
-def _standard(n: int, split: Split) -> Coordinates:
-    return straight(Laplace(np.zeros(n), np.eye(n), 0.0), split)
+def _standard(split: Split) -> Coordinates:
+    return straight(Laplace(np.zeros(len(split.is_state)), _identity(split), 0.0), split)
+
+
+def _identity(split: Split) -> NDArray[np.float64]:
+    n = len(split.is_state)
+    return np.eye(n) if split.is_dense else np.ones(n)

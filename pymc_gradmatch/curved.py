@@ -20,12 +20,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pymc_gradmatch.laplace import Density, Laplace, hessian, moved
+from pymc_gradmatch.laplace import Density, Laplace, hessian
 from pymc_gradmatch.pullback import fill_rows
 from pymc_gradmatch.settling import settle
 
 __all__ = ["Coordinates", "Split", "curve", "monomials", "retrace", "straight"]
 
+MOST_DENSE = 2_000  # coordinates; with more, W and its Hessians cost more than they save
 MOST_CURVED = 11
 PROBES, STRAIGHT = 32, 0.1  # points along the ridge, and the log density a bend must gain
 SPREADS = (0.5, 1.0, 1.5)  # posterior standard deviations; each sweep starts from the one before
@@ -45,6 +46,11 @@ class Split(NamedTuple):
     n_states: int
 
     @property
+    def is_dense(self) -> bool:
+        """Whether W is a matrix; of very many coordinates it is a diagonal."""
+        return len(self.is_state) <= MOST_DENSE
+
+    @property
     def n_curved(self) -> int:
         """How many coordinates the ridge is a polynomial of.
 
@@ -60,7 +66,7 @@ class Split(NamedTuple):
     @property
     def n_monomials(self) -> int:
         """How many monomials p there are."""
-        return _count(self.n_curved)
+        return _count(self.n_curved) if self.is_dense else 0
 
 
 def _count(n_curved: int) -> int:
@@ -83,14 +89,14 @@ class Coordinates(NamedTuple):
 
     location: NDArray[np.float64]
     linear: NDArray[np.float64]
-    """W, shape ``(n, n)``."""
+    """W, shape ``(n, n)``, or its diagonal, shape ``(n,)``."""
     bent: NDArray[np.float64]
     """Q, shape ``(n, monomials)``."""
     n_curved: int
 
     def __call__(self, q: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return u at points of shape ``(..., n)``."""
-        u = self.location + q @ self.linear.T
+        u = self.location + (q * self.linear if self.linear.ndim == 1 else q @ self.linear.T)
         if self.bent.size:
             u += monomials(q, self.n_curved) @ self.bent.T
         return u
@@ -118,7 +124,7 @@ def curve(density: Density, mode: Laplace, split: Split, rng: np.random.Generato
     """
     n = len(mode.location)
     backward = np.linalg.inv(mode.factor)
-    precision = -backward.T @ hessian(moved(density, mode), np.zeros(n)) @ backward
+    precision = -backward.T @ hessian(density, mode.location, mode.factor) @ backward
     chosen, held, states = (
         np.flatnonzero(mask)
         for mask in (~(split.is_state | split.is_held), split.is_held, split.is_state)
@@ -219,12 +225,11 @@ def _with_ridge(flat: Coordinates, hard, coefficients) -> Coordinates:
 
 def _typical(density: Density, bent: Coordinates, hard, rng) -> NDArray[np.float64]:
     """Rescale the hard directions to their mean precision along the ridge."""
-    n, n_hard = hard.shape
+    n = len(hard)
     curvatures = []
     for point in rng.normal(size=(TYPICAL, bent.n_curved)):
         q = np.concatenate([point, np.zeros(n - bent.n_curved)])
-        along = moved(density, Laplace(bent(q), hard, 0.0))
-        curvatures.append(-hessian(along, np.zeros(n_hard)))
+        curvatures.append(-hessian(density, bent(q), hard))
     variances, axes = _inverse(np.mean(curvatures, axis=0))
     return hard @ (axes * np.sqrt(variances))
 
@@ -248,4 +253,6 @@ def _settled(density: Density, flat: Coordinates, hard, points, starts):
 def _inverse(precision) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return variances and axes of a normal with a given precision, the widest first."""
     values, vectors = np.linalg.eigh(precision)
-    return 1 / np.maximum(np.abs(values), 1e-2), vectors
+    precisions = np.maximum(np.abs(values), 1e-2)
+    order = np.argsort(precisions, stable=True)
+    return 1 / precisions[order], vectors[:, order]

@@ -6,15 +6,18 @@ from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
+import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 from numpy.typing import ArrayLike, NDArray
+from pytensor.graph.basic import equal_computations
+from pytensor.tensor.variable import TensorVariable
 from scipy.linalg import LinAlgError, cho_factor, cho_solve
 from scipy.optimize import minimize
 from scipy.stats import qmc
 
 from pymc_gradmatch.derivatives import checked_blocks, compile_blocks, derivative
-from pymc_gradmatch.families import CovFunction, KernelFamily, build_kernel, kernel_family
+from pymc_gradmatch.families import CovFunction, KernelFamily, kernel_family
 from pymc_gradmatch.gp import StateGP
 from pymc_gradmatch.series import (
     as_nugget,
@@ -24,7 +27,7 @@ from pymc_gradmatch.series import (
     mean_and_scale,
     state_names,
 )
-from pymc_gradmatch.threads import on_one_thread
+from pymc_gradmatch.threads import on_one_thread, one_at_a_time
 
 __all__ = ["fit_gp", "negative_log_marginal_likelihood"]
 
@@ -32,6 +35,7 @@ ROUGHLY = 1e-3  # relative, of every start's descent; only the best go on to the
 N_FINISHED = 3
 
 
+@one_at_a_time
 def fit_gp(
     t: ArrayLike,
     y: ArrayLike,
@@ -97,6 +101,10 @@ def fit_gp(
     UserWarning
         If an estimate ends at a bound; names state, hyperparameter and bound.
 
+    Notes
+    -----
+    Several threads may call it; the fits are then made one after the other.
+
     References
     ----------
     .. [1] Wenk, P. et al. (2019). Fast Gaussian process based gradient matching
@@ -155,7 +163,7 @@ def fit_gp(
         kernel = family.kernel(values)
         covs += [kernel] * len(group)
         sigmas += [estimate[-1]] * len(group)
-        compiled = _compiled(family.build, family.hyperparameters)
+        compiled = _compiled(family)
         evaluators[kernel] = partial(compiled.blocks, *estimate[:-1])
     gp = StateGP._from_evaluated(
         t,
@@ -215,20 +223,42 @@ class Compiled(NamedTuple):
     """And of two vectors of times: see :func:`~pymc_gradmatch.derivatives.compile_blocks`."""
 
 
+class _Formula:
+    """What a kernel's graphs compute; equal to that of any other kernel with the same graphs."""
+
+    def __init__(self, cov: pm.gp.cov.BaseCovariance, hyperparameters: list):
+        self.cov, self.hyperparameters = cov, hyperparameters
+        self.t, other = pt.vector("t"), pt.vector("other")
+        self.k: TensorVariable = cov(self.t[:, None])
+        self.inputs = [*hyperparameters, self.t, other]
+        self.graphs = [self.k, cov(self.t[:, None], other[:, None])]
+
+    def __hash__(self) -> int:
+        return hash(len(self.inputs))
+
+    def __eq__(self, other) -> bool:
+        return len(self.inputs) == len(other.inputs) and equal_computations(
+            self.graphs, other.graphs, in_xs=self.inputs, in_ys=other.inputs
+        )
+
+
+def _compiled(family: KernelFamily) -> Compiled:
+    hyperparameters = [pt.scalar(name) for name in family.hyperparameters]
+    return _compiled_formula(_Formula(family.kernel(hyperparameters), hyperparameters))
+
+
 @lru_cache(maxsize=16)
-def _compiled(build: CovFunction, names: tuple[str, ...]) -> Compiled:
-    hyperparameters = [pt.scalar(name) for name in names]
-    cov = build_kernel(build, dict(zip(names, hyperparameters, strict=True)))
-    t = pt.vector("t")
-    k = cov(t[:, None])
-    derivatives = [derivative(k, h) for h in hyperparameters]
-    kernel = pytensor.function([*hyperparameters, t], [k, *derivatives], mode="FAST_COMPILE")
-    return Compiled(kernel, compile_blocks(cov, hyperparameters))
+def _compiled_formula(formula: _Formula) -> Compiled:
+    derivatives = [derivative(formula.k, h) for h in formula.hyperparameters]
+    kernel = pytensor.function(
+        [*formula.hyperparameters, formula.t], [formula.k, *derivatives], mode="FAST_COMPILE"
+    )
+    return Compiled(kernel, compile_blocks(formula.cov, formula.hyperparameters))
 
 
 @on_one_thread
 def _maximise(family, t, y, nugget, n_starts, rng) -> NDArray[np.float64]:
-    evaluate = _compiled(family.build, family.hyperparameters).kernel
+    evaluate = _compiled(family).kernel
     log_bounds = np.log(list(family.bounds.values()))
     identity = np.eye(len(y))
 
@@ -267,5 +297,5 @@ def _warn_at_bounds(family: KernelFamily, estimate, states):
                     "(standardised units). Check the fit, pass wider `bounds`, or choose another "
                     "kernel.",
                     UserWarning,
-                    stacklevel=3,
+                    stacklevel=4,
                 )

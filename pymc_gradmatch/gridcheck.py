@@ -155,7 +155,15 @@ def grid_check(
 
     def build(grid) -> pm.Model:
         return build_model(
-            ode, t, y, priors=priors, preset=preset, grid=grid, random_seed=seed, **settings
+            ode,
+            t,
+            y,
+            priors=priors,
+            preset=preset,
+            grid=grid,
+            random_seed=seed,
+            progressbar=progressbar,
+            **settings,
         )
 
     models = [build(grid)]

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.integrate import ODEintWarning, odeint
 
-__all__ = ["integrate"]
+__all__ = ["integrate", "size"]
 
 RTOL = 1e-8
 MAX_STEPS = 5000  # between two output times; a solution that blows up needs more
@@ -56,21 +56,37 @@ def integrate(
 
 def _integrate_one(derivative, jacobian, t, x0, theta) -> NDArray[np.float64] | None:
     # Absolute tolerances follow the size that each state has or soon gets.
-    speed = np.abs(derivative(np.asarray(t[0]), x0, theta))
-    size = np.maximum(np.abs(x0), np.nan_to_num(speed) * (t[-1] - t[0]))
-    size = np.maximum(size, 1e-6 * size.max() or 1.0)
+    absolute = 1e-2 * RTOL * size(x0, derivative(np.asarray(t[0]), x0, theta), t[-1] - t[0])
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ODEintWarning)
-        solution, report = odeint(
-            lambda time, x: derivative(np.asarray(time), x, theta),
-            x0,
-            t,
-            Dfun=lambda time, x: jacobian(np.asarray(time), x, theta),
-            tfirst=True,
-            rtol=RTOL,
-            atol=1e-2 * RTOL * size,
-            mxstep=MAX_STEPS,
-            full_output=True,
-        )
-    succeeded = report["message"] == "Integration successful."
-    return solution if succeeded and np.isfinite(solution).all() else None
+        warnings.simplefilter("error", ODEintWarning)  # how odeint says that it failed
+        try:
+            solution = odeint(
+                lambda time, x: derivative(np.asarray(time), x, theta),
+                x0,
+                t,
+                Dfun=lambda time, x: jacobian(np.asarray(time), x, theta),
+                tfirst=True,
+                rtol=RTOL,
+                atol=absolute,
+                mxstep=MAX_STEPS,
+            )
+        except ODEintWarning:
+            return None
+    return solution if np.isfinite(solution).all() else None
+
+
+def size(
+    x0: NDArray[np.float64], slope: NDArray[np.float64], duration: float
+) -> NDArray[np.float64]:
+    """Return the size that each state has or soon gets, shape ``(..., state)``.
+
+    Parameters
+    ----------
+    x0, slope : array of float
+        The states and their derivatives at the start, shape ``(..., state)``.
+    duration : float
+        How long the states follow.
+    """
+    sizes = np.maximum(np.abs(x0), np.nan_to_num(np.abs(slope)) * duration)
+    largest = sizes.max(axis=-1, keepdims=True)
+    return np.maximum(sizes, np.where(largest > 0, 1e-6 * largest, 1.0))

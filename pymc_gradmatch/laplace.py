@@ -7,12 +7,22 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-__all__ = ["Density", "Laplace", "ascend", "hessian", "laplace", "maximise", "moved"]
+__all__ = [
+    "Density",
+    "Laplace",
+    "ascend",
+    "conditional_sd",
+    "hessian",
+    "laplace",
+    "maximise",
+    "moved",
+]
 
 type Density = Callable[[NDArray[np.float64]], tuple[Any, NDArray[np.float64]]]
 
 STEPS = 500
 ROUNDS = 2  # each climbs in coordinates made where the one before ended
+PROBES = 20  # random directions that tell the diagonal of a Hessian
 SMALLEST_CURVATURE = 1e-2  # no coordinate is stretched more than tenfold in a round
 
 
@@ -22,7 +32,10 @@ class Laplace(NamedTuple):
     location: NDArray[np.float64]
     r"""The mode :math:`\hat u`."""
     factor: NDArray[np.float64]
-    r"""W, with :math:`W W^\top` the inverse of the negative Hessian at the mode."""
+    r"""W, with :math:`W W^\top` the inverse of the negative Hessian at the mode.
+
+    Of very many coordinates only a diagonal, as a vector.
+    """
     log_density: float
     """The log density at the mode."""
 
@@ -117,16 +130,44 @@ def moved(density: Density, around: Laplace) -> Density:
 
 def _whitened(density: Density, around: Laplace) -> NDArray[np.float64]:
     """Return the factor that the Hessian at a point asks for, starting from another."""
-    curvature = -hessian(moved(density, around), np.zeros(len(around.location)))
+    curvature = -hessian(density, around.location, around.factor)
     variances, vectors = np.linalg.eigh(curvature)
     scale = 1 / np.sqrt(np.maximum(np.abs(variances), SMALLEST_CURVATURE))
     return around.factor @ (vectors * scale)
 
 
-def hessian(density: Density, point: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the Hessian of a log density, from differences of its gradient."""
+def hessian(
+    density: Density, point: NDArray[np.float64], factor: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the Hessian by q at zero, from differences of gradients; u is point + factor q."""
+    columns = np.array([_difference(density, point, column) for column in factor.T]) @ factor
+    return np.nan_to_num((columns + columns.T) / 2)
+
+
+def conditional_sd(
+    density: Density, point: NDArray[np.float64], rng: np.random.Generator
+) -> NDArray[np.float64]:
+    r"""Estimate each coordinate's standard deviation given the others, at a handful of gradients.
+
+    From the diagonal of the Hessian H by Hutchinson's estimate, the mean of
+    :math:`z \circ H z` over vectors z of random signs.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from pymc_gradmatch.laplace import conditional_sd
+    >>> precision = np.array([4.0, 100.0])
+    >>> rng = np.random.default_rng(1)
+    >>> conditional_sd(lambda u: (0, -precision * u), np.zeros(2), rng).round(3)
+    array([0.5, 0.1])
+    """
+    signs = rng.choice([-1.0, 1.0], size=(PROBES, len(point)))
+    diagonal = np.mean([z * _difference(density, point, z) for z in signs], axis=0)
+    return 1 / np.sqrt(np.maximum(np.abs(np.nan_to_num(diagonal)), SMALLEST_CURVATURE))
+
+
+def _difference(density: Density, point, direction) -> NDArray[np.float64]:
+    """Return the Hessian times a direction."""
     step = 1e-4
-    columns = []
-    for shift in step * np.eye(len(point)):
-        columns.append((density(point + shift)[1] - density(point - shift)[1]) / (2 * step))
-    return np.nan_to_num((np.array(columns) + np.array(columns).T) / 2)
+    ahead, behind = density(point + step * direction)[1], density(point - step * direction)[1]
+    return (ahead - behind) / (2 * step)

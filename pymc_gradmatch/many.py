@@ -66,6 +66,7 @@ def fit_many(
         Draws of the parameters, the states ``x`` and ``diverging``, dims
         ``("replicate", "chain", "draw", ...)``, and ``failure``, dims
         ``("replicate",)``: empty, or why there are no draws; these are NaN then.
+        After Ctrl-C no more fits are begun, and those finished come back.
 
     Raises
     ------
@@ -85,7 +86,9 @@ def fit_many(
     refuse_reserved(ode.params, RESULTS)
 
     def builder(y):
-        return lambda rng: build_model(ode, t, y, priors=priors, random_seed=rng, **settings)
+        return lambda rng: build_model(
+            ode, t, y, priors=priors, random_seed=rng, progressbar=False, **settings
+        )
 
     results = sample_side_by_side(
         [builder(y) for y in ys],

@@ -78,6 +78,7 @@ def build_model(
     parameterization: Parameterization = "centered",
     state_box: float | None = None,
     random_seed: int | np.random.Generator | None = None,
+    progressbar: bool = True,
 ) -> pm.Model:
     r"""Build the model of Theorem 1 for an ODE and a data set.
 
@@ -151,6 +152,8 @@ def build_model(
         probability zero.  The reference code samples in such a box, 3 or 5.
     random_seed : int or numpy.random.Generator, optional
         Seed of the starts of :func:`~pymc_gradmatch.fit_gp`.
+    progressbar : bool, default True
+        Show what is being done where that takes long, from the first second on.
 
     Raises
     ------
@@ -209,7 +212,9 @@ def build_model(
             msg = "preset 'refined' sets amplitude and recentred itself; expected neither."
             raise ValueError(msg)
         with model:
-            gp, rule, starts, _ = refine(ode, gp, priors=priors, grid=grid, random_seed=rng)
+            gp, rule, starts, _ = refine(
+                ode, gp, priors=priors, grid=grid, random_seed=rng, progressbar=progressbar
+            )
         gamma = rule if gamma is None else gamma
     else:
         gamma = settings.gamma if gamma is None else gamma
@@ -223,7 +228,9 @@ def build_model(
                 )
                 raise ValueError(msg)
             with model:
-                gp, starts, _ = recentre(ode, gp, priors=priors, gamma=gamma, random_seed=rng)
+                gp, starts, _ = recentre(
+                    ode, gp, priors=priors, gamma=gamma, random_seed=rng, progressbar=progressbar
+                )
     started = {n: starting_at(priors[n], start) for n, start in starts.items() if n in to_come}
     priors, to_come = dict(priors) | started, to_come | started
     # Fails, if it must, before anything is added to a model of the user's.

@@ -6,6 +6,7 @@ all numbers are one vector behind one pointer, and draws are turned into the
 model's variables afterwards.
 """
 
+import warnings
 from dataclasses import dataclass, replace
 from typing import Any, Self, cast
 
@@ -23,13 +24,21 @@ from pymc_gradmatch import pullback
 from pymc_gradmatch.curved import Split
 from pymc_gradmatch.derivatives import as_written
 
-__all__ = ["COORDINATES", "NativeDensity", "compile_density"]
+__all__ = ["COORDINATES", "Interrupted", "NativeDensity", "compile_density"]
 
 COORDINATES = "coordinates"
 
 _EVALUATE = types.int64(types.uint64, *[types.voidptr] * 4)
 _EXPAND = types.int64(types.uint64, types.uint64, *[types.voidptr] * 3)
 _NOT_FINITE, _FAILED = 3, 1
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, with the draws so far."""
+
+    def __init__(self, draws: DataTree):
+        super().__init__()
+        self.draws = draws
 
 
 @dataclass(frozen=True)
@@ -69,7 +78,13 @@ class NativeDensity:
         return values[()], gradients
 
     def sample(self, **settings) -> DataTree:
-        """Run nutpie from around zero; the draws are the variable ``"coordinates"``."""
+        """Run nutpie from around zero; the draws are the variable ``"coordinates"``.
+
+        Raises
+        ------
+        Interrupted
+            After Ctrl-C; a plain KeyboardInterrupt if there are no draws yet.
+        """
         model = CompiledPyMCModel(
             dims={COORDINATES: (f"{COORDINATES}_dim",)},
             reparameterized_names=[],
@@ -87,7 +102,25 @@ class NativeDensity:
             _shapes={COORDINATES: (self.n,)},
             _coords={f"{COORDINATES}_dim": np.arange(self.n)},
         )
-        return nutpie.sample(model, save_warmup=False, progress_bar=False, **settings)
+        run = nutpie.sample(
+            model, save_warmup=False, progress_bar=False, blocking=False, **settings
+        )
+        try:
+            return run.wait()
+        except KeyboardInterrupt:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Found chain dimension to be longer", UserWarning)
+                draws = _complete(run.abort())
+            if draws["posterior"].sizes["draw"] == 0:
+                raise
+            raise Interrupted(draws) from None
+
+
+def _complete(trace: DataTree) -> DataTree:
+    """Return the chains and draws of a run cut short that are complete, as many as can be."""
+    lengths = np.isfinite(trace["posterior"][COORDINATES].to_numpy()[..., 0]).sum(axis=1)
+    length = max(lengths, key=lambda length: length * (lengths >= length).sum())
+    return trace.isel(chain=np.flatnonzero(lengths >= length), draw=slice(length))
 
 
 def compile_density(
@@ -106,7 +139,8 @@ def compile_density(
     """
     n, n_data = u.type.shape[0], data.type.shape[0]
     n_curved, n_monomials = split.n_curved, split.n_monomials
-    n_numbers = 1 + n + 2 * n * n + 2 * n_monomials * n + n_data
+    is_dense, n_linear = split.is_dense, n * n if split.is_dense else n
+    n_numbers = 1 + n + 2 * n_linear + 2 * n_monomials * n + n_data
     with as_written():
         function = pytensor.function(
             [u, data],
@@ -125,15 +159,18 @@ def compile_density(
         numbers = numba.carray(numbers_start, (n_numbers,), float64)
         is_bent = numbers[0] != 0
         u = numbers[1 : 1 + n].copy()
-        end = 1 + n + 2 * n * n
-        both = numbers[1 + n : end].reshape((2, n, n))
-        linear, linear_back = both[0], both[1]
+        end = 1 + n + 2 * n_linear
+        linear = numbers[1 + n : 1 + n + n_linear]
+        linear_back = numbers[1 + n + n_linear : end]
         bent = numbers[end : end + n_monomials * n].reshape((n_monomials, n))
         end += n_monomials * n
         bent_back = numbers[end : end + n_monomials * n].reshape((n, n_monomials))
         end += n_monomials * n
         p = np.empty(n_monomials)
-        pullback.combine(q, linear, u)
+        if is_dense:
+            pullback.combine(q, linear.reshape((n, n)), u)
+        else:
+            u += q * linear
         if is_bent:
             pullback.fill_monomials(q, n_curved, p)
             pullback.combine(p, bent, u)
@@ -142,8 +179,11 @@ def compile_density(
         except Exception:  # numba catches nothing more specific
             return _FAILED
         value_out[0] = value[()]
-        gradient_out[:] = 0
-        pullback.combine(gradient, linear_back, gradient_out)
+        if is_dense:
+            gradient_out[:] = 0
+            pullback.combine(gradient, linear_back.reshape((n, n)), gradient_out)
+        else:
+            gradient_out[:] = linear * gradient
         if is_bent:
             p[:] = 0
             pullback.combine(gradient, bent_back, p)

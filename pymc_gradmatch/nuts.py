@@ -1,20 +1,26 @@
 """NUTS for gradient matching: a good start, and coordinates in which the posterior is round."""
 
+import logging
 import time
 
 import numpy as np
 import pymc as pm
 from numpy.typing import NDArray
-from pymc.sampling.mcmc import NutpieProgressBarManager, patch_nutpie_idata
+from pymc.backends.arviz import patch_nutpie_idata
 from pymc.stats.convergence import log_warnings, run_convergence_checks
 from xarray import DataTree
 
-from pymc_gradmatch.compiled import compile_posterior
+from pymc_gradmatch.compiled import CompiledPosterior, compile_posterior
 from pymc_gradmatch.distribution import keep_observations
+from pymc_gradmatch.laplace import Laplace
+from pymc_gradmatch.native import Interrupted
+from pymc_gradmatch.progress import reporting
 from pymc_gradmatch.series import check_counts
 from pymc_gradmatch.threads import on_one_thread
 
 __all__ = ["find_map", "sample"]
+
+_log = logging.getLogger("pymc.gradmatch")  # heard and silenced where PyMC is
 
 
 @on_one_thread
@@ -28,6 +34,7 @@ def sample(
     random_seed: int | np.random.Generator | None = None,
     progressbar: bool = True,
     model: pm.Model | None = None,
+    **others: object,
 ) -> DataTree:
     r"""Sample the model on the stack by NUTS, from a good start and in coordinates made for it.
 
@@ -59,20 +66,24 @@ def sample(
         Seed of starts and chains.  It fixes the draws on one machine with the same
         versions; elsewhere they are others of the same posterior (docs/speed.md).
     progressbar : bool, default True
-        Show PyMC's progress bar.  Its convergence warnings are logged anyway.
+        Show what is being done, then PyMC's progress bar.  PyMC's convergence
+        warnings are logged anyway.
     model : pymc.Model, optional
         The model, if it is not the one on the stack.
 
     Returns
     -------
     xarray.DataTree
-        As from :func:`pymc.sample`.
+        As from :func:`pymc.sample`.  After Ctrl-C the draws so far; while a run
+        is being repeated, those of the run before.
 
     Raises
     ------
     ValueError
         If the model has discrete free variables, or if its log density is not
         finite at any start.
+    TypeError
+        If arguments are given that only :func:`pymc.sample` has.
 
     Notes
     -----
@@ -83,9 +94,13 @@ def sample(
 
     The start is the best mode found from eight draws of the parameters from
     their prior, see :func:`find_map`.  What is neither a state nor a parameter of
-    an ODE (a random sigma or gamma) keeps its own coordinate.  W has one row
-    per coordinate: beyond some thousand of them :func:`pymc.sample` with
-    ``nuts={"adaptation": "low_rank"}`` is the better tool.
+    an ODE (a random sigma or gamma) keeps its own coordinate.
+
+    W has one row per coordinate.  Beyond 2 000 of them it would cost more than
+    it saves: then W is a diagonal, nothing is bent, and nutpie learns the rest
+    with its low-rank mass matrix, as a line in the log says.  That serves the
+    paper's settings; the refined model of so many states and times is too thin
+    for it, and takes hours.  Thin the data there.
 
     Examples
     --------
@@ -95,14 +110,24 @@ def sample(
         idata = gm.sample(model=model, random_seed=1)
     """
     check_counts(draws=draws, tune=tune, chains=chains, cores=cores)
+    if others:
+        msg = (
+            f"gm.sample has no argument {' or '.join(map(repr, others))}: it finds its own start, "
+            "and its sampler is nutpie's NUTS. Call pm.sample, which has all of them, on the same "
+            "model; gm.find_map returns what is good as its initvals."
+        )
+        raise TypeError(msg)
     model = pm.modelcontext(model)
     rng = np.random.default_rng(random_seed)
-    posterior = compile_posterior(model)
-    mode = posterior.find_mode(rng)
-    bars = NutpieProgressBarManager(chains=chains, draws=draws, progressbar=progressbar)
+    posterior, mode = _mode(model, rng, progressbar)
+    if not posterior.split.is_dense:
+        _log.info(
+            "%d coordinates: sampled with nutpie's low-rank mass matrix, from the mode.",
+            len(posterior.split.is_state),
+        )
     options = {} if target_accept is None else {"target_accept": target_accept}
     start = time.perf_counter()
-    with bars:
+    try:
         idata = posterior.sample(
             mode,
             rng,
@@ -110,9 +135,11 @@ def sample(
             tune=tune,
             chains=chains,
             cores=cores,
-            progress_callback=bars.update,
+            progressbar=progressbar,
             **options,
         )
+    except Interrupted as interrupt:
+        idata = interrupt.draws
     patch_nutpie_idata(idata, model, sampling_time=time.perf_counter() - start)
     keep_observations(idata, model)
     log_warnings(run_convergence_checks(idata, model))
@@ -123,6 +150,7 @@ def sample(
 def find_map(
     *,
     random_seed: int | np.random.Generator | None = None,
+    progressbar: bool = True,
     model: pm.Model | None = None,
 ) -> dict[str, NDArray]:
     """Find the most probable states and parameters, from several starts.
@@ -137,6 +165,8 @@ def find_map(
     ----------
     random_seed : int or numpy.random.Generator, optional
         Seed of the prior draws.
+    progressbar : bool, default True
+        Show what is being done.
     model : pymc.Model, optional
         The model, if it is not the one on the stack.
 
@@ -166,6 +196,12 @@ def find_map(
             idata = pm.sample(initvals={name: start[name] for name in ode.params})
     """
     model = pm.modelcontext(model)
-    posterior = compile_posterior(model)
-    mode = posterior.find_mode(np.random.default_rng(random_seed))
+    posterior, mode = _mode(model, np.random.default_rng(random_seed), progressbar)
     return posterior.variables(mode.location)
+
+
+def _mode(model: pm.Model, rng, progressbar) -> tuple[CompiledPosterior, Laplace]:
+    with reporting("compiling the model", enabled=progressbar) as say:
+        posterior = compile_posterior(model)
+        say("finding the mode")
+        return posterior, posterior.find_mode(rng)

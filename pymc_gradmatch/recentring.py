@@ -14,12 +14,14 @@ from pymc_gradmatch.gp import StateGP
 from pymc_gradmatch.naming import in_order
 from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.parameters import Parameters, parameters_of
+from pymc_gradmatch.progress import reporting
 from pymc_gradmatch.series import as_positive
 
-__all__ = ["Recentred", "follow", "recentre"]
+__all__ = ["SEARCHING", "Recentred", "follow", "recentre"]
 
 ROUNDS = 10
 SETTLED = 0.1  # posterior standard deviations
+SEARCHING = "seeking the ODE's solution from draws of the prior"
 
 
 class Recentred(NamedTuple):
@@ -40,6 +42,7 @@ def recentre(
     priors: Mapping[str, TensorVariable],
     gamma: ArrayLike,
     random_seed: int | np.random.Generator | None = None,
+    progressbar: bool = True,
 ) -> Recentred:
     r"""Make the ODE's own solution the prior mean of the states, in rounds.
 
@@ -68,6 +71,8 @@ def recentre(
         Variance of the mismatch, one number or one per state.
     random_seed : int or numpy.random.Generator, optional
         Seed of the eight prior draws among which the first estimate is sought.
+    progressbar : bool, default True
+        Show what is being done, from the first second on.
 
     Returns
     -------
@@ -102,8 +107,9 @@ def recentre(
     parameters = parameters_of(priors, ode.params)
     rng = np.random.default_rng(random_seed)
     x = gp.posterior_mean()
-    start = climb_from_prior(ode, gp, parameters, gammas, x, rng)
-    gp, matched, moves = follow(ode, gp, parameters, start, lambda gp: (gp, gammas))
+    with reporting(SEARCHING, enabled=progressbar) as say:
+        start = climb_from_prior(ode, gp, parameters, gammas, x, rng)
+        gp, matched, moves = follow(ode, gp, parameters, start, lambda gp: (gp, gammas), say=say)
     return Recentred(gp, parameters.by_name(matched.u), moves)
 
 
@@ -113,11 +119,15 @@ def follow(
     parameters: Parameters,
     matched: Matched,
     settings: Callable[[StateGP], tuple[StateGP, NDArray[np.float64]]],
+    *,
+    say: Callable[[str], None],
     rounds: int = ROUNDS,
 ) -> tuple[StateGP, Matched, list[float]]:
     """Re-centre until theta settles; ``settings`` gives each round its kernel and its gamma."""
     moves: list[float] = []
-    for _ in range(rounds):
+    for number in range(rounds):
+        last = f", the last moved theta by {moves[-1]:.1g} sd" if moves else ""
+        say(f"re-centring on the ODE's solution: round {number + 1}{last}")
         centred = _centred(ode, gp, parameters, matched)
         if centred is None:
             break

@@ -33,7 +33,8 @@ from pymc_gradmatch.gp import StateGP
 from pymc_gradmatch.naming import in_order
 from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.parameters import parameters_of
-from pymc_gradmatch.recentring import distance_from_solution, follow
+from pymc_gradmatch.progress import reporting
+from pymc_gradmatch.recentring import SEARCHING, distance_from_solution, follow
 
 __all__ = ["REFINED", "Refined", "RefinedSettings", "refine"]
 
@@ -85,6 +86,7 @@ def refine(
     grid: int | ArrayLike | None = None,
     settings: RefinedSettings = REFINED,
     random_seed: int | np.random.Generator | None = None,
+    progressbar: bool = True,
 ) -> Refined:
     """Choose grid, kernels, prior mean and gamma so that the smoothing bias goes.
 
@@ -106,6 +108,8 @@ def refine(
         The rule.
     random_seed : int or numpy.random.Generator, optional
         Seed of the starts.
+    progressbar : bool, default True
+        Show what is being done, from the first second on.
 
     Returns
     -------
@@ -161,9 +165,12 @@ def refine(
     gamma = gamma_of(searching)
     start = searching.posterior_mean()
     rng = np.random.default_rng(random_seed)
-    found = climb_from_prior(ode, searching, parameters, gamma, start, rng)
-    centred, found, moves = follow(ode, searching, parameters, found, lambda gp: (gp, gamma))
-    centred, found, more = follow(ode, centred, parameters, found, narrowed)
+    with reporting(SEARCHING, enabled=progressbar) as say:
+        found = climb_from_prior(ode, searching, parameters, gamma, start, rng)
+        centred, found, moves = follow(
+            ode, searching, parameters, found, lambda gp: (gp, gamma), say=say
+        )
+        centred, found, more = follow(ode, centred, parameters, found, narrowed, say=say)
     theta = parameters.by_name(found.u)
     _warn_if_apart(distance_from_solution(ode, centred, parameters, found), ode, theta)
     return Refined(centred, gamma_of(centred), theta, moves + more)

@@ -131,10 +131,8 @@ def _start(model: pm.Model) -> dict[str, np.ndarray]:
 
 def _with_plain_parameters(model: pm.Model) -> pm.Model:
     """Copy the model without its parameters' transforms and without initial values."""
-    initial_values = dict(model.rvs_to_initial_values)
-    try:
-        # PyMC copies only models without initial values of their own.
-        model.rvs_to_initial_values.update(dict.fromkeys(initial_values))
-        return remove_value_transforms(model, [rv for rv in model.free_RVs if not is_states(rv)])
-    finally:
-        model.rvs_to_initial_values.update(initial_values)
+    # PyMC copies only models without initial values of their own.
+    view = object.__new__(type(model))
+    vars(view).update(vars(model))
+    view.rvs_to_initial_values = dict.fromkeys(model.rvs_to_initial_values)
+    return remove_value_transforms(view, [rv for rv in model.free_RVs if not is_states(rv)])

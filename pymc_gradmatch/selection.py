@@ -167,7 +167,15 @@ def select_gamma(
 
     def builder(gamma):
         return lambda rng: build_model(
-            ode, t, y, priors=priors, gp=gp, gamma=gamma, random_seed=rng, **settings
+            ode,
+            t,
+            y,
+            priors=priors,
+            gp=gp,
+            gamma=gamma,
+            random_seed=rng,
+            progressbar=False,
+            **settings,
         )
 
     results = sample_side_by_side(

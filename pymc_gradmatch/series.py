@@ -63,7 +63,17 @@ def as_times(t: ArrayLike | SharedVariable) -> NDArray[np.float64]:
             "time once: average the replicates, or give each its own likelihood in the model."
         )
         raise ValueError(msg)
-    if np.abs(times).max() > FARTHEST_START * np.median(steps):
+    farthest = FARTHEST_START * np.median(steps)
+    if np.ptp(times) > farthest:
+        positive = "" if times[0] > 0 else " Leave out the times that are not positive."
+        msg = (
+            f"t goes from {times[0]:g} to {times[-1]:g}, more than {FARTHEST_START:g} times its "
+            "median step, where kernels lose their precision. For times spread over decades count "
+            "s = np.log(t), and write the ODE as dx/ds = t f(t, x, theta) with t = exp(s)."
+            f"{positive}"
+        )
+        raise ValueError(msg)
+    if np.abs(times).max() > farthest:
         msg = (
             f"t starts at {times[0]:g}, more than {FARTHEST_START:g} sampling intervals from zero, "
             "where kernels lose their precision. Count time from the start: t - t[0]."

@@ -1,17 +1,18 @@
 """Models that are one formula with different numbers: compiled once, sampled side by side."""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from threading import Lock
 
 import numpy as np
 import pymc as pm
 import xarray as xr
-from joblib import Parallel, delayed
+from joblib import effective_n_jobs
 from pytensor import config
 from rich.progress import track
 
-from pymc_gradmatch.compiled import CompiledPosterior, compile_posterior
+from pymc_gradmatch.compiled import AnotherFormulaError, CompiledPosterior, compile_posterior
 from pymc_gradmatch.series import check_counts
 from pymc_gradmatch.threads import on_one_thread
 
@@ -47,7 +48,8 @@ def sample_side_by_side(
     Returns
     -------
     list of xarray.Dataset or Exception
-        The posterior with ``diverging``, or what went wrong.
+        The posterior with ``diverging``, or what went wrong.  After Ctrl-C no
+        more are begun, and the others come back.
     """
     check_counts(draws=draws, tune=tune, chains=chains)
     if not isinstance(random_seed, np.random.SeedSequence):
@@ -74,10 +76,18 @@ def sample_side_by_side(
             return error
         return idata["posterior"].dataset.assign(diverging=idata["sample_stats"]["diverging"])
 
-    fits = Parallel(n_jobs=n_jobs, prefer="threads", return_as="generator")(
-        delayed(fit)(build, seed) for build, seed in zip(builders, seeds, strict=True)
-    )
-    return list(track(fits, "Fitting", total=len(builders), disable=not progressbar))
+    with ThreadPoolExecutor(effective_n_jobs(n_jobs)) as pool:
+        fits = [pool.submit(fit, *pair) for pair in zip(builders, seeds, strict=True)]
+        done = as_completed(fits)
+        try:
+            for _ in track(done, "Fitting", total=len(fits), disable=not progressbar):
+                pass
+        except KeyboardInterrupt:
+            pool.shutdown(cancel_futures=True)  # those that run are finished
+            if all(fit.cancelled() for fit in fits):
+                raise
+    never = InterruptedError("stopped by Ctrl-C before it was fitted")
+    return [never if fit.cancelled() else fit.result() for fit in fits]
 
 
 def reason(error: Exception) -> str:
@@ -88,7 +98,7 @@ def reason(error: Exception) -> str:
 def compiled_for(model: pm.Model, compiled: list[CompiledPosterior]) -> CompiledPosterior:
     """Return one of the compiled posteriors with this model's numbers, or one more if none fits."""
     for posterior in compiled:
-        with suppress(ValueError):
+        with suppress(AnotherFormulaError):
             return posterior.for_model(model)
     compiled.append(compile_posterior(model))
     return compiled[-1]
