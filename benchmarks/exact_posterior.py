@@ -11,8 +11,11 @@ from typing import NamedTuple
 import arviz as az
 import numpy as np
 
+from benchmarks.breadth_cases import PROBLEMS, Problem
 from benchmarks.cases import ACCURACY_CASES, AccuracyCase
-from benchmarks.rivals import RIGHT_HAND_SIDES, import_jax
+from benchmarks.rivals import import_jax, jax_right_hand_side
+
+type Case = AccuracyCase | Problem
 
 
 class Length(NamedTuple):
@@ -62,13 +65,13 @@ class Fit(NamedTuple):
         return az.from_dict({"posterior": {"theta": self.theta}})
 
 
-def split(case: AccuracyCase, u) -> tuple:
+def split(case: Case, u) -> tuple:
     """Split unconstrained points into log theta, the first states and log sigma."""
-    n_params, n_states = len(case.system.theta), len(case.system.x0)
+    n_params, n_states = len(case.theta), len(case.x0)
     return u[..., :n_params], u[..., n_params : n_params + n_states], u[..., -n_states:]
 
 
-def log_density(case: AccuracyCase) -> Callable:
+def log_density(case: Case) -> Callable:
     """Return the exact log density of an unconstrained point, given the observations.
 
     Theta has the prior of the case; the first states have normal priors as wide as
@@ -77,10 +80,13 @@ def log_density(case: AccuracyCase) -> Callable:
     """
     diffrax, jax, numpyro = import_jax()
     distributions = numpyro.distributions
-    right_hand_side = RIGHT_HAND_SIDES[case.system.name]
-    term = diffrax.ODETerm(lambda t, x, theta: jax.numpy.stack(right_hand_side(*x, *theta)))
-    # A hundred thousandth of the noise: far below what the data can tell.
-    controller = diffrax.PIDController(rtol=1e-6, atol=1e-5 * case.simulate(0).sigma.min())
+    priors = [case.prior_of(name).numpyro() for name in case.theta]
+    right_hand_side = jax_right_hand_side(case.ode)
+    unit = case.simulate(0).sigma
+    # States in units of their noise: errors are a hundred thousandth of it.
+    term = diffrax.ODETerm(lambda t, z, theta: right_hand_side(t, unit * z, theta) / unit)
+    controller = diffrax.PIDController(rtol=1e-6, atol=1e-5)
+    solver = diffrax.Kvaerno5() if case.stiff else diffrax.Tsit5()
 
     def log_p(u, y):
         log_theta, x0, log_sigma = split(case, u)
@@ -88,11 +94,11 @@ def log_density(case: AccuracyCase) -> Callable:
         spread = y.std(axis=0)
         solution = diffrax.diffeqsolve(
             term,
-            diffrax.Tsit5(),
+            solver,
             t0=case.t[0],
             t1=case.t[-1],
             dt0=None,
-            y0=x0,
+            y0=x0 / unit,
             args=theta,
             saveat=diffrax.SaveAt(ts=case.t),
             stepsize_controller=controller,
@@ -100,35 +106,37 @@ def log_density(case: AccuracyCase) -> Callable:
             max_steps=1_000,
             throw=False,
         )
+        log_prior = sum(prior.log_prob(value) for prior, value in zip(priors, theta, strict=True))
         return (
-            (case.prior.numpyro().log_prob(theta) + log_theta).sum()
+            (log_prior + log_theta.sum())
             + distributions.Normal(y.mean(axis=0), 10 * spread).log_prob(x0).sum()
             + (distributions.HalfNormal(spread).log_prob(sigma) + log_sigma).sum()
-            + distributions.Normal(solution.ys, sigma).log_prob(y).sum()
+            + distributions.Normal(unit * solution.ys, sigma).log_prob(y).sum()
         )
 
     return log_p
 
 
-def round_coordinates(case: AccuracyCase) -> tuple[np.ndarray, np.ndarray]:
+def round_coordinates(case: Case) -> tuple[np.ndarray, np.ndarray]:
     """Return the truth, unconstrained, and a factor of its Gauss-Newton covariance.
 
     In these coordinates the posterior of every data set of the case is nearly
     round, so that warm-up starts with short trajectories.
     """
-    system, truth = case.system, case.simulate(0)
-    center = np.concatenate([np.log(list(system.theta.values())), system.x0, np.log(truth.sigma)])
-    n_solved = len(system.theta) + len(system.x0)
-    steps = 1e-3 * np.eye(n_solved, len(center))
+    sigma = case.simulate(0).sigma
+    theta, x0 = (np.array(list(values.values())) for values in (case.theta, case.x0))
+    center = np.concatenate([np.log(theta), x0, np.log(sigma)])
+    width = np.concatenate([np.full(len(theta), 1e-3), 1e-2 * sigma])
+    steps = np.eye(len(width), len(center)) * width[:, None]
     up, down = (
-        system.ode.solve(case.t, x0, np.exp(log_theta))
+        case.ode.solve(case.t, x0, np.exp(log_theta))
         for log_theta, x0, _ in (split(case, center + step) for step in (steps, -steps))
     )
-    slopes = ((up - down) / 2e-3 / truth.sigma).reshape(n_solved, -1)
+    slopes = (up - down).reshape(len(width), -1) / np.tile(sigma, len(case.t)) / 2 / width[:, None]
     # About the prior's share, one for every log theta, and Fisher's, 2 T for every log sigma.
-    counts = len(system.theta), len(system.x0), len(system.x0)
+    counts = len(theta), len(x0), len(x0)
     precision = np.diag(np.repeat([1.0, 0.0, 2.0 * len(case.t)], counts))
-    precision[:n_solved, :n_solved] += slopes @ slopes.T
+    precision[: len(width), : len(width)] += slopes @ slopes.T
     return center, np.linalg.inv(np.linalg.cholesky(precision)).T
 
 
@@ -136,7 +144,7 @@ def round_coordinates(case: AccuracyCase) -> tuple[np.ndarray, np.ndarray]:
 def compiled_chain(name: str, length: Length) -> Callable:
     """Return ``chain(key, y)``, compiled once for all data sets of a case."""
     _, jax, numpyro = import_jax()
-    case = next(case for case in ACCURACY_CASES if case.name == name)
+    case = next(case for case in (*ACCURACY_CASES, *PROBLEMS) if case.name == name)
     log_p = log_density(case)
     center, factor = round_coordinates(case)
 
@@ -160,13 +168,13 @@ def compiled_chain(name: str, length: Length) -> Callable:
     return jax.jit(chain).lower(*example).compile()
 
 
-def sample(case: AccuracyCase, replicate: int, lengths: Sequence[Length] = LENGTHS) -> Fit:
+def sample(case: Case, replicate: int, lengths: Sequence[Length] = LENGTHS) -> Fit:
     """Sample the exact posterior of a data set, with longer chains until they agree.
 
     Parameters
     ----------
-    case : AccuracyCase
-        One of the cases of the study.
+    case : AccuracyCase or Problem
+        One of the cases of the accuracy study or of the breadth study.
     replicate : int
         Number of the data set, also the seed of the chains.
     lengths : sequence of Length
