@@ -112,6 +112,8 @@ def import_jax():
     os.environ.setdefault(
         "XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
     )
+    # A wild proposal of NUTS has no density; Equinox would end the run there.
+    os.environ.setdefault("EQX_ON_ERROR", "nan")
     try:
         import diffrax
         import jax
