@@ -26,6 +26,7 @@ import platform
 import resource
 from importlib.metadata import version
 from pathlib import Path
+from time import process_time
 
 import numpy as np
 import pandas as pd
@@ -67,7 +68,8 @@ def path_of(problem: Problem, replicate: int, folder: Path) -> Path:
 
 
 def _fit_to(name: str, replicate: int, path: Path, limit: int):
-    resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
+    end = round(process_time()) + limit
+    resource.setrlimit(resource.RLIMIT_CPU, (end, end))
     started = path.with_suffix(".started")
     row = fit(problem_named(name), replicate, keep=lambda row: started.write_text(json.dumps(row)))
     with finished(path) as unfinished:
@@ -229,7 +231,7 @@ def main(arguments: list[str] | None = None):
         options.out = options.out.with_name("breadth-quick")
     if not options.table:
         run(options.out, [problem_named(name) for name in names], replicates, options.limit)
-    exact = pd.read_csv(options.exact, index_col=[*INDEX, "variable"])
+    exact = pd.read_csv(options.exact, index_col=[*INDEX, "variable"]).sort_index()
     rows = rows_of(options.out, exact)
     packages = ", ".join(f"{p} {version(p)}" for p in ("pymc", "pytensor", "nutpie"))
     print(f"Python {platform.python_version()}, {packages}, {platform.machine()}", end=", ")

@@ -16,12 +16,10 @@ import pandas as pd
 
 from benchmarks.breadth_cases import PROBLEMS, REPLICATES, Problem, problem_named
 from benchmarks.exact import load, path_of, save
-from benchmarks.exact_posterior import LENGTHS, Fit, Length, sample
+from benchmarks.exact_posterior import Fit, sample
 
 HERE = Path(__file__).parent
 INDEX = ["problem", "replicate", "variable"]
-# The tumour's ridge is long and bent, and no length is long enough; the longest are kept.
-LENGTHS_OF = {"tumour": (Length(1_500, 6_000),)}
 
 
 def summary(problem: Problem, fit: Fit) -> pd.DataFrame:
@@ -82,7 +80,7 @@ def run(folder: Path, problems):
             path = path_of(problem, replicate, folder)
             if path.exists():
                 continue
-            fit = sample(problem, replicate, LENGTHS_OF.get(problem.name, LENGTHS))
+            fit = sample(problem, replicate)
             save(fit, path)
             print(
                 f"{problem.name} {replicate}: R-hat {fit.rhat():.3f}, {fit.ess():.0f} effective "
