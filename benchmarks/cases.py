@@ -1,5 +1,6 @@
 """The data sets of the accuracy study."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -24,9 +25,33 @@ class AccuracyCase(NamedTuple):
         """Return one of the data sets; its number is the seed of the noise."""
         return self.system.simulate(self.noise, t=self.t, random_seed=replicate)
 
+    @property
+    def ode(self) -> gm.ODE:
+        """The system's right-hand side."""
+        return self.system.ode
+
+    @property
+    def theta(self) -> Mapping[str, float]:
+        """True parameters."""
+        return self.system.theta
+
+    @property
+    def x0(self) -> Mapping[str, float]:
+        """True states at the first time."""
+        return dict(zip(self.ode.states, self.system.x0, strict=True))
+
+    @property
+    def stiff(self) -> bool:
+        """Whether the exact posterior needs an implicit solver."""
+        return False
+
+    def prior_of(self, name: str) -> Prior:
+        """Return the prior of a parameter, the same for all."""
+        return self.prior
+
     def priors(self) -> dict[str, TensorVariable]:
         """Return the prior of every parameter, for PyMC."""
-        return {name: self.prior.pymc() for name in self.system.ode.params}
+        return {name: self.prior_of(name).pymc() for name in self.ode.params}
 
 
 _LV = gm.systems.lotka_volterra

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.cases import ACCURACY_CASES, AccuracyCase
-from benchmarks.exact_posterior import Fit, Length, sample
+from benchmarks.exact_posterior import Case, Fit, Length, sample
 from benchmarks.saving import finished
 
 HERE = Path(__file__).parent
@@ -56,7 +56,7 @@ def summary(case: AccuracyCase, replicate: int, fit: Fit) -> dict[str, float]:
     }
 
 
-def path_of(case: AccuracyCase, replicate: int, folder: Path) -> Path:
+def path_of(case: Case, replicate: int, folder: Path) -> Path:
     """Return where the draws of a data set are kept."""
     return folder / f"{case.name.replace(' ', '-')}-{replicate}.npz"
 

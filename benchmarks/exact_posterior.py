@@ -11,8 +11,11 @@ from typing import NamedTuple
 import arviz as az
 import numpy as np
 
+from benchmarks.breadth_cases import PROBLEMS, Problem
 from benchmarks.cases import ACCURACY_CASES, AccuracyCase
-from benchmarks.rivals import RIGHT_HAND_SIDES, import_jax
+from benchmarks.rivals import import_jax, jax_right_hand_side
+
+type Case = AccuracyCase | Problem
 
 
 class Length(NamedTuple):
@@ -62,13 +65,42 @@ class Fit(NamedTuple):
         return az.from_dict({"posterior": {"theta": self.theta}})
 
 
-def split(case: AccuracyCase, u) -> tuple:
-    """Split unconstrained points into log theta, the first states and log sigma."""
-    n_params, n_states = len(case.system.theta), len(case.system.x0)
+class Straight(NamedTuple):
+    """Coordinates of log theta in which a long bent ridge is straight, and back."""
+
+    to: Callable
+    back: Callable
+
+
+def _tumour_to(log_theta):
+    # Data tell the growth r u / (g + u) - d of effector cells at u = 40, and its slope there.
+    _, jax, _ = import_jax()
+    s, r, g, d, al = jax.numpy.exp(log_theta)
+    growth, slope = r * 40 / (g + 40) - d, r * g / (g + 40) ** 2
+    return jax.numpy.log(jax.numpy.array([s, growth, slope, d, al]))
+
+
+def _tumour_back(v):
+    _, jax, _ = import_jax()
+    s, growth, slope, d, al = jax.numpy.exp(v)
+    g = 40 / ((growth + d) / (40 * slope) - 1)
+    return jax.numpy.log(jax.numpy.array([s, (growth + d) * (g + 40) / 40, g, d, al]))
+
+
+STRAIGHT = {"tumour": Straight(_tumour_to, _tumour_back)}
+
+
+def split(case: Case, u) -> tuple:
+    """Split unconstrained points into theta's coordinates, the first states and log sigma."""
+    n_params, n_states = len(case.theta), len(case.x0)
     return u[..., :n_params], u[..., n_params : n_params + n_states], u[..., -n_states:]
 
 
-def log_density(case: AccuracyCase) -> Callable:
+def _straight(case: Case) -> Straight:
+    return STRAIGHT.get(case.name, Straight(lambda log_theta: log_theta, lambda v: v))
+
+
+def log_density(case: Case) -> Callable:
     """Return the exact log density of an unconstrained point, given the observations.
 
     Theta has the prior of the case; the first states have normal priors as wide as
@@ -77,58 +109,69 @@ def log_density(case: AccuracyCase) -> Callable:
     """
     diffrax, jax, numpyro = import_jax()
     distributions = numpyro.distributions
-    right_hand_side = RIGHT_HAND_SIDES[case.system.name]
-    term = diffrax.ODETerm(lambda t, x, theta: jax.numpy.stack(right_hand_side(*x, *theta)))
-    # A hundred thousandth of the noise: far below what the data can tell.
-    controller = diffrax.PIDController(rtol=1e-6, atol=1e-5 * case.simulate(0).sigma.min())
+    priors = [case.prior_of(name).numpyro() for name in case.theta]
+    right_hand_side = jax_right_hand_side(case.ode)
+    straight = _straight(case)
+    unit = case.simulate(0).sigma
+    # States in units of their noise: errors are a hundred thousandth of it.
+    term = diffrax.ODETerm(lambda t, z, theta: right_hand_side(t, unit * z, theta) / unit)
+    solver, adjoint, tolerance = diffrax.Tsit5(), diffrax.RecursiveCheckpointAdjoint(), 1e-6
+    if case.stiff:
+        # The fastest of those tried, by a factor of thirty; errors are two thousandths.
+        solver, adjoint, tolerance = diffrax.Kvaerno3(), diffrax.ForwardMode(), 1e-4
 
     def log_p(u, y):
-        log_theta, x0, log_sigma = split(case, u)
+        v, x0, log_sigma = split(case, u)
+        log_theta = straight.back(v)
+        _, log_volume = jax.numpy.linalg.slogdet(jax.jacfwd(straight.back)(v))
         theta, sigma = jax.numpy.exp(log_theta), jax.numpy.exp(log_sigma)
         spread = y.std(axis=0)
         solution = diffrax.diffeqsolve(
             term,
-            diffrax.Tsit5(),
+            solver,
             t0=case.t[0],
             t1=case.t[-1],
             dt0=None,
-            y0=x0,
+            y0=x0 / unit,
             args=theta,
             saveat=diffrax.SaveAt(ts=case.t),
-            stepsize_controller=controller,
-            adjoint=diffrax.RecursiveCheckpointAdjoint(),
+            stepsize_controller=diffrax.PIDController(rtol=tolerance, atol=10 * tolerance),
+            adjoint=adjoint,
             max_steps=1_000,
             throw=False,
         )
+        log_prior = sum(prior.log_prob(value) for prior, value in zip(priors, theta, strict=True))
         return (
-            (case.prior.numpyro().log_prob(theta) + log_theta).sum()
+            (log_prior + log_theta.sum() + log_volume)
             + distributions.Normal(y.mean(axis=0), 10 * spread).log_prob(x0).sum()
             + (distributions.HalfNormal(spread).log_prob(sigma) + log_sigma).sum()
-            + distributions.Normal(solution.ys, sigma).log_prob(y).sum()
+            + distributions.Normal(unit * solution.ys, sigma).log_prob(y).sum()
         )
 
     return log_p
 
 
-def round_coordinates(case: AccuracyCase) -> tuple[np.ndarray, np.ndarray]:
+def round_coordinates(case: Case) -> tuple[np.ndarray, np.ndarray]:
     """Return the truth, unconstrained, and a factor of its Gauss-Newton covariance.
 
     In these coordinates the posterior of every data set of the case is nearly
     round, so that warm-up starts with short trajectories.
     """
-    system, truth = case.system, case.simulate(0)
-    center = np.concatenate([np.log(list(system.theta.values())), system.x0, np.log(truth.sigma)])
-    n_solved = len(system.theta) + len(system.x0)
-    steps = 1e-3 * np.eye(n_solved, len(center))
+    sigma = case.simulate(0).sigma
+    theta, x0 = (np.array(list(values.values())) for values in (case.theta, case.x0))
+    straight = _straight(case)
+    center = np.concatenate([straight.to(np.log(theta)), x0, np.log(sigma)])
+    width = np.concatenate([np.full(len(theta), 1e-3), 1e-2 * sigma])
+    steps = np.eye(len(width), len(center)) * width[:, None]
     up, down = (
-        system.ode.solve(case.t, x0, np.exp(log_theta))
-        for log_theta, x0, _ in (split(case, center + step) for step in (steps, -steps))
+        case.ode.solve(case.t, x0, np.exp([straight.back(row) for row in v]))
+        for v, x0, _ in (split(case, center + step) for step in (steps, -steps))
     )
-    slopes = ((up - down) / 2e-3 / truth.sigma).reshape(n_solved, -1)
+    slopes = (up - down).reshape(len(width), -1) / np.tile(sigma, len(case.t)) / 2 / width[:, None]
     # About the prior's share, one for every log theta, and Fisher's, 2 T for every log sigma.
-    counts = len(system.theta), len(system.x0), len(system.x0)
+    counts = len(theta), len(x0), len(x0)
     precision = np.diag(np.repeat([1.0, 0.0, 2.0 * len(case.t)], counts))
-    precision[:n_solved, :n_solved] += slopes @ slopes.T
+    precision[: len(width), : len(width)] += slopes @ slopes.T
     return center, np.linalg.inv(np.linalg.cholesky(precision)).T
 
 
@@ -136,7 +179,7 @@ def round_coordinates(case: AccuracyCase) -> tuple[np.ndarray, np.ndarray]:
 def compiled_chain(name: str, length: Length) -> Callable:
     """Return ``chain(key, y)``, compiled once for all data sets of a case."""
     _, jax, numpyro = import_jax()
-    case = next(case for case in ACCURACY_CASES if case.name == name)
+    case = next(case for case in (*ACCURACY_CASES, *PROBLEMS) if case.name == name)
     log_p = log_density(case)
     center, factor = round_coordinates(case)
 
@@ -145,6 +188,7 @@ def compiled_chain(name: str, length: Length) -> Callable:
         kernel = numpyro.infer.NUTS(
             potential_fn=lambda z: -log_p(center + factor @ z, y),
             dense_mass=True,
+            forward_mode_differentiation=case.stiff,
             # With NumPyro's 0.8 a few draws in a thousand diverge on FitzHugh-Nagumo.
             target_accept_prob=0.9,
         )
@@ -154,19 +198,21 @@ def compiled_chain(name: str, length: Length) -> Callable:
         # As far from the truth as the posterior is wide: a reference may know its mode.
         start = jax.random.normal(of_start, center.shape)
         mcmc.run(of_chain, init_params=start, extra_fields=("diverging",))
-        return center + mcmc.get_samples() @ factor.T, mcmc.get_extra_fields()["diverging"].sum()
+        v, x0, log_sigma = split(case, center + mcmc.get_samples() @ factor.T)
+        log_theta = jax.vmap(_straight(case).back)(v)
+        return (log_theta, x0, log_sigma), mcmc.get_extra_fields()["diverging"].sum()
 
     example = jax.random.key(0), case.simulate(0).y
     return jax.jit(chain).lower(*example).compile()
 
 
-def sample(case: AccuracyCase, replicate: int, lengths: Sequence[Length] = LENGTHS) -> Fit:
+def sample(case: Case, replicate: int, lengths: Sequence[Length] = LENGTHS) -> Fit:
     """Sample the exact posterior of a data set, with longer chains until they agree.
 
     Parameters
     ----------
-    case : AccuracyCase
-        One of the cases of the study.
+    case : AccuracyCase or Problem
+        One of the cases of the accuracy study or of the breadth study.
     replicate : int
         Number of the data set, also the seed of the chains.
     lengths : sequence of Length
@@ -190,7 +236,9 @@ def sample(case: AccuracyCase, replicate: int, lengths: Sequence[Length] = LENGT
         start = process_time()
         runs = [jax.block_until_ready(chain(key, y)) for key in keys]
         cpu_seconds = process_time() - start
-        log_theta, x0, log_sigma = split(case, np.stack([np.asarray(u) for u, _ in runs]))
+        log_theta, x0, log_sigma = (
+            np.stack(arrays) for arrays in zip(*(draws for draws, _ in runs), strict=True)
+        )
         divergences = sum(int(count) for _, count in runs)
         fit = Fit(np.exp(log_theta), x0, np.exp(log_sigma), divergences, attempt + 1, cpu_seconds)
         if fit.rhat() <= RHAT_REACHED:

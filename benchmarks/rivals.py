@@ -18,6 +18,7 @@ import arviz as az
 import numpy as np
 import pandas as pd
 import pymc as pm
+import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
 import pymc_gradmatch as gm
@@ -104,34 +105,6 @@ class Rival(NamedTuple):
     sd: dict[str, float]
 
 
-def _lotka_volterra(prey, predator, alpha, beta, gamma, delta):
-    return alpha * prey - beta * prey * predator, -gamma * predator + delta * prey * predator
-
-
-def _fitzhugh_nagumo(V, R, alpha, beta, phi):
-    return phi * (V - V**3 / 3 + R), -(V - alpha + beta * R) / phi
-
-
-def _protein_transduction(S, dS, R, RS, Rpp, k1, k2, k3, k4, V, Km):
-    binding = k2 * S * R - k3 * RS
-    activation = k4 * RS
-    deactivation = V * Rpp / (Km + Rpp)
-    return (
-        -k1 * S - binding,
-        k1 * S,
-        -binding + deactivation,
-        binding - activation,
-        activation - deactivation,
-    )
-
-
-RIGHT_HAND_SIDES: dict[str, Callable] = {
-    "Lotka-Volterra": _lotka_volterra,
-    "FitzHugh-Nagumo": _fitzhugh_nagumo,
-    "protein transduction": _protein_transduction,
-}
-
-
 def import_jax():
     """Import and return diffrax, jax and numpyro: float64, one thread, no accelerator."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -139,6 +112,8 @@ def import_jax():
     os.environ.setdefault(
         "XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
     )
+    # A wild proposal of NUTS has no density; Equinox would end the run there.
+    os.environ.setdefault("EQX_ON_ERROR", "nan")
     try:
         import diffrax
         import jax
@@ -150,11 +125,26 @@ def import_jax():
     return diffrax, jax, numpyro
 
 
+def jax_right_hand_side(ode: gm.ODE) -> Callable:
+    """Return the right-hand side of an ODE as a function ``f(t, x, theta)`` for JAX.
+
+    The graph that the user's function writes, translated by PyTensor.
+    """
+    import_jax()
+    from pymc.sampling.jax import get_jaxified_graph
+
+    t = pt.scalar("t", dtype="float64")
+    x = pt.vector("x", dtype="float64", shape=(len(ode.states),))
+    theta = pt.vector("theta", dtype="float64", shape=(len(ode.params),))
+    f = ode(t[None], x[None], [theta[i] for i in range(len(ode.params))])[0]
+    graph = get_jaxified_graph([t, x, theta], [f])
+    return lambda t, x, theta: graph(t, x, theta)[0]
+
+
 def _model(system: System, data: Simulation, prior: Prior) -> Callable[[], None]:
     """Return the NumPyro model: theta and the initial states unknown, sigma known."""
     diffrax, jax, numpyro = import_jax()
-    right_hand_side = RIGHT_HAND_SIDES[system.name]
-    term = diffrax.ODETerm(lambda t, x, theta: jax.numpy.stack(right_hand_side(*x, *theta)))
+    term = diffrax.ODETerm(jax_right_hand_side(system.ode))
 
     def model():
         theta = jax.numpy.stack(

@@ -1,0 +1,123 @@
+"""One data set of the breadth study, by the road of the README, and what is kept of it."""
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import process_time
+from typing import Any
+
+import arviz as az
+import numpy as np
+import xarray as xr
+
+import pymc_gradmatch as gm
+from benchmarks.breadth_cases import Problem
+from pymc_gradmatch.systems import Simulation
+
+type Row = dict[str, Any]
+
+
+def fit(problem: Problem, replicate: int, keep: Callable[[Row], None]) -> Row:
+    """Fit a data set: build, sample, check.
+
+    Parameters
+    ----------
+    problem : Problem
+        One of the problems.
+    replicate : int
+        Number of the data set, also the seed of the fit.
+    keep : callable
+        Called with the row as far as it is known, before each stage.
+
+    Returns
+    -------
+    dict
+        What each stage gave and said, and its CPU seconds; an error in words.
+    """
+    data = problem.simulate(replicate)
+    row: Row = {"said": {}, "cpu_seconds": {}}
+    try:
+        with _stage("build", row, keep):
+            model = gm.build_model(
+                problem.ode,
+                data.t,
+                data.y,
+                priors=problem.priors(),
+                preset="refined",
+                random_seed=replicate,
+            )
+        with _stage("sample", row, keep):
+            idata = gm.sample(model=model, random_seed=replicate, progressbar=False)
+        row |= _sampling(problem, idata)
+        row["matched"] = _accuracy(problem, data, idata["posterior"].dataset)
+        with _stage("check", row, keep):
+            check = gm.integrate_check(idata, model=model, random_seed=replicate)
+        row |= {"is_exact": bool(check.is_exact), "verdict": check.verdict}
+        row["checked"] = _accuracy(problem, data, check.idata["posterior"].dataset)
+    except Exception as error:
+        row["failure"] = f"{type(error).__name__}: {error}"
+    return row
+
+
+@contextmanager
+def _stage(name: str, row: Row, keep: Callable[[Row], None]) -> Iterator[None]:
+    """Collect what is said in a block, each line once, and its CPU seconds."""
+    said: list[str] = []
+
+    class Listener(logging.Handler):
+        def emit(self, record):
+            said.append(record.getMessage())
+
+    row["stage"] = name
+    keep(row)
+    start = process_time()
+    listener = Listener(logging.INFO)
+    logging.getLogger().addHandler(listener)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield
+    finally:
+        logging.getLogger().removeHandler(listener)
+        said += [str(warning.message) for warning in caught]
+        row["said"][name] = list(dict.fromkeys(said))
+        row["cpu_seconds"][name] = process_time() - start
+
+
+def _sampling(problem: Problem, idata: xr.DataTree) -> Row:
+    theta = idata["posterior"].dataset[list(problem.theta)]
+    return {
+        "rhat": float(az.rhat(theta).to_array().max()),
+        "ess": float(az.ess(theta).to_array().min()),
+        "divergences": int(idata["sample_stats"]["diverging"].sum()),
+    }
+
+
+def _accuracy(problem: Problem, data: Simulation, draws: xr.Dataset) -> Row:
+    """Return the moments of theta, and the error of the trajectory from its mean."""
+    theta = {name: draws[name].to_numpy() for name in problem.theta}
+    first = draws["x0"] if "x0" in draws else draws["x"].isel(time=0)
+    x0 = first.mean(["chain", "draw"]).to_numpy()
+    return {
+        "rmse": trajectory_rmse(problem, data, x0, [values.mean() for values in theta.values()]),
+        "theta": {name: _moments(values) for name, values in theta.items()},
+    }
+
+
+def trajectory_rmse(problem: Problem, data: Simulation, x0, theta) -> float:
+    """Return the error of an integrated trajectory, each state in units of its noise."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        x = problem.ode.solve(data.t, x0, np.asarray(theta))
+    return float(np.sqrt((((x - data.x) / data.sigma) ** 2).mean()))
+
+
+def _moments(values: np.ndarray) -> Row:
+    low, high = np.quantile(values, [0.025, 0.975])
+    return {
+        "mean": float(values.mean()),
+        "sd": float(values.std()),
+        "2.5 %": float(low),
+        "97.5 %": float(high),
+    }

@@ -1,0 +1,143 @@
+"""The breadth study: what it fits, and when it calls an answer wrong (issue 15)."""
+
+import json
+import logging
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from benchmarks import breadth, breadth_fit
+from benchmarks.breadth_cases import PROBLEMS, REPLICATES, problem_named
+from benchmarks.rivals import import_jax, jax_right_hand_side
+
+DECAY = problem_named("decay")
+EXACT_MEAN, EXACT_SD = 0.5, 0.01
+
+
+@pytest.fixture
+def exact():
+    def normal(mean, sd):
+        return {"mean": mean, "sd": sd, "2.5 %": mean - 2 * sd, "97.5 %": mean + 2 * sd, "rhat": 1}
+
+    return pd.DataFrame.from_dict(
+        {"rate": normal(EXACT_MEAN, EXACT_SD), "x0[mass]": normal(2.0, 0.02)}, orient="index"
+    )
+
+
+def moments(moved=0.0, width=1.0):
+    """Return a posterior so many exact sds away, so many times as wide."""
+    mean, half = EXACT_MEAN + moved * EXACT_SD, 2 * width * EXACT_SD
+    interval = {"mean": mean, "sd": half / 2, "2.5 %": mean - half, "97.5 %": mean + half}
+    return {"rmse": 0.1, "theta": {"rate": interval}}
+
+
+def fitted(matched, checked, *, sealed, said=()):
+    return {
+        "said": {"build": [], "sample": list(said), "check": []},
+        "cpu_seconds": {"build": 1.0, "sample": 2.0, "check": 3.0},
+        "stage": "check",
+        "rhat": 1.0,
+        "ess": 1e3,
+        "divergences": 0,
+        "matched": matched,
+        "checked": checked,
+        "is_exact": sealed,
+        "verdict": "in words",
+    }
+
+
+def outcome(row, exact):
+    return breadth.judged(row, exact, DECAY, 1)["outcome"]
+
+
+def test_fifteen_problems_and_more_have_five_data_sets_and_an_exact_posterior_each():
+    assert len(PROBLEMS) >= 15
+    assert len(REPLICATES) == 5
+    table = pd.read_csv(breadth.HERE / "breadth-exact.csv", index_col=[*breadth.INDEX, "variable"])
+    for problem in PROBLEMS:
+        for replicate in REPLICATES:
+            for name in problem.theta:
+                assert table.loc[(problem.name, replicate, name), "sd"] > 0
+
+
+def test_data_have_the_promised_noise_and_come_from_their_number_alone():
+    problem = problem_named("tumour")
+    data = problem.simulate(5)
+    noise = np.random.default_rng(5).normal(size=data.x.shape) * 0.03 * data.x.std(axis=0)
+    np.testing.assert_array_equal(data.y, data.x + noise)
+    np.testing.assert_array_equal(data.y, problem.simulate(5).y)
+
+
+@pytest.mark.parametrize("checked", [moments(moved=2.1), moments(moved=-2.1), moments(width=0.6)])
+def test_a_seal_on_a_wrong_interval_is_a_confident_wrong_answer(checked, exact):
+    row = fitted(moments(), checked, sealed=True, said=["a warning does not excuse it"])
+    assert outcome(row, exact) == "sealed, wrong"
+
+
+@pytest.mark.parametrize("matched", [moments(moved=2.1), moments(width=0.6)])
+def test_a_wrong_interval_of_the_sampled_model_needs_a_word(matched, exact):
+    silent = fitted(matched, moments(), sealed=True)
+    warned = fitted(matched, moments(), sealed=True, said=["intervals are off"])
+    assert outcome(silent, exact) == "silent, wrong"
+    assert outcome(warned, exact) == "confirmed"
+
+
+def test_without_a_seal_a_wrong_check_is_honest(exact):
+    row = fitted(moments(), moments(moved=50.0), sealed=False)
+    assert outcome(row, exact) == "honest"
+
+
+def test_an_interval_that_is_no_number_is_wrong(exact):
+    row = fitted(moments(), moments(moved=np.nan), sealed=True)
+    assert outcome(row, exact) == "sealed, wrong"
+
+
+@pytest.mark.parametrize(
+    ("failure", "seconds", "expected"),
+    [
+        ("ValueError: expected increasing times.", 1.0, "failed in words"),
+        ("ValueError: expected increasing times.", 100.0, "failed"),
+        ("LinAlgError: not positive definite", 1.0, "failed"),
+        ("no answer within 600 CPU s (exit code -24)", 1.0, "failed"),
+    ],
+)
+def test_a_failure_is_in_words_if_it_is_ours_and_soon(failure, seconds, expected, exact):
+    row = {"said": {"build": []}, "cpu_seconds": {"build": seconds}, "failure": failure}
+    assert outcome(row, exact) == expected
+
+
+def test_what_a_stage_says_is_heard_once_with_its_warnings():
+    row, kept = {"said": {}, "cpu_seconds": {}}, []
+    with pytest.raises(ValueError, match="invalid literal"):  # noqa: PT012, SIM117
+        with breadth_fit._stage("sample", row, lambda row: kept.append(dict(row))):
+            for _ in range(2):
+                logging.getLogger("pymc.stats").warning("R-hat is large")
+                warnings.warn("the noise is at its bound", UserWarning, stacklevel=1)
+            int("in words")
+    assert row["said"]["sample"] == ["R-hat is large", "the noise is at its bound"]
+    assert row["cpu_seconds"]["sample"] >= 0
+    assert kept[0]["stage"] == "sample"
+
+
+def test_a_fit_without_an_answer_is_a_row_that_says_so(tmp_path):
+    path = breadth.path_of(DECAY, 1, tmp_path)
+    row = {"said": {"build": []}, "cpu_seconds": {"build": 1.0}, "stage": "sample"}
+    path.with_suffix(".started").write_text(json.dumps(row))
+    breadth._give_up(path, 7, -24)
+    saved = json.loads(path.read_text())
+    assert saved["failure"] == "no answer within 7 CPU s (exit code -24)"
+    assert saved["cpu_seconds"] == {"build": 1.0, "sample": 7.0}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=[problem.name for problem in PROBLEMS])
+def test_the_reference_integrates_the_users_own_right_hand_side(problem):
+    pytest.importorskip("diffrax")
+    pytest.importorskip("numpyro")
+    _, jax, _ = import_jax()
+    x0, theta = (np.array(list(values.values())) for values in (problem.x0, problem.theta))
+    ours = problem.ode(problem.t[:1], x0[None], list(theta))[0].eval()
+    theirs = jax.jit(jax_right_hand_side(problem.ode))(problem.t[0], x0, theta)
+    np.testing.assert_allclose(theirs, ours, rtol=1e-12, atol=1e-12)
