@@ -143,9 +143,7 @@ class Search(NamedTuple):
     n_rounds: int
 
 
-def search(
-    target: LogDensity, start: Mixture, n_draws: int, rng: np.random.Generator
-) -> Search:
+def search(target: LogDensity, start: Mixture, n_draws: int, rng: np.random.Generator) -> Search:
     r"""Move a mixture from where it starts to where the target is.
 
     Each round draws from the present mixture :math:`q_r` and weighs the draws of
@@ -186,14 +184,16 @@ def search(
     """
     proposals, drawn, heights, densities = [start], [], [], []
     reliable: list[tuple[float, Mixture]] = []
-    for n_rounds in range(1, MAX_ROUNDS + 1):
+    for _ in range(MAX_ROUNDS):
         latest = proposals[-1]
         drawn.append(latest.draw(n_draws, rng))
         heights.append(target(drawn[-1]))
         own = weigh(drawn[-1], heights[-1] - latest.log_density(drawn[-1]))
         if own.is_reliable:
             reliable.append((own.n_effective, latest))
-        if own.is_reliable and own.n_effective > ENOUGH * n_draws or len(reliable) == MAX_RELIABLE:
+        if (own.is_reliable and own.n_effective > ENOUGH * n_draws) or len(
+            reliable
+        ) == MAX_RELIABLE:
             break
         # Densities of all draws under all proposals, of which only the new ones are missing.
         densities = [
@@ -216,7 +216,7 @@ def search(
         proposals.append(fit_mixture(points[chosen], rng).stretched())
     if reliable:
         latest = max(reliable, key=itemgetter(0))[1]
-    return Search(latest, n_rounds)
+    return Search(latest, len(drawn))
 
 
 def _flattened(log_ratio, n_needed: float) -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""The modes of a density that is known by its values alone, and the ridges that lead away from them."""
+"""Modes of a density that is known by its values alone, and the ridges that lead from them."""
 
 from typing import NamedTuple
 

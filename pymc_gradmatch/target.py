@@ -10,15 +10,15 @@ import pytensor
 import pytensor.tensor as pt
 import xarray as xr
 from numpy.typing import NDArray
+from pymc.vartypes import continuous_types
 from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import ancestors, truncated_graph_inputs
 from pytensor.tensor.variable import TensorVariable
-from pymc.vartypes import continuous_types
 
 from pymc_gradmatch.batched import BatchedSolver
 from pymc_gradmatch.derivatives import EVALUATE_ONCE, random_ancestors
-from pymc_gradmatch.distribution import Constraint, GradientMatchingODERV, constraints
+from pymc_gradmatch.distribution import Constraint, constraints, is_constraint
 from pymc_gradmatch.states import is_states
 
 __all__ = ["ExactPosterior", "Solutions"]
@@ -434,9 +434,9 @@ def _without_starts(model: pm.Model) -> pm.Model:
 
 
 def _connected(model: pm.Model, seeds, x) -> list:
-    """Return likelihood terms and potentials that share variables with seeds, or with each other."""
+    """Return likelihoods and potentials that share variables with seeds, or with each other."""
     roots = {*model.free_RVs, *x}
-    left = [rv for rv in model.observed_RVs if not isinstance(rv.owner.op, GradientMatchingODERV)]
+    left = [rv for rv in model.observed_RVs if not is_constraint(rv)]
     left += model.potentials
     chosen: list = []
     reached = roots & set(ancestors(seeds))
