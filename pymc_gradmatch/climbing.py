@@ -178,7 +178,8 @@ class _Problem:
         _, jacobian = self._mismatch(point)
         hessian = jacobian.T @ jacobian
         curvature = self.parameters.log_prior(point[:n_params])[2]
-        hessian[:n_params, :n_params] -= np.diag(curvature)
+        # Heavy tails bend the other way: left out, so that variances stay positive.
+        hessian[:n_params, :n_params] += np.diag(np.maximum(-curvature, 0))
         hessian[n_params:, n_params:] += block_diag(*self.quadratic)
         return hessian
 
