@@ -284,3 +284,13 @@ def test_a_heavy_tailed_prior_leaves_the_hessian_of_a_climb_positive(decay):
     hessian = problem.hessian(problem.flat([10.0], gp.posterior_mean()))
     assert parameters.log_prior(np.array([10.0]))[2] > 0
     assert np.linalg.eigvalsh(hessian)[0] >= 0
+
+
+def test_something_else_in_the_place_of_the_ode_is_refused(decay):
+    t, y = decay
+    for arguments in ((exponential_decay, t, y), (t, y, DECAY), (None, t, y)):
+        with pytest.raises(TypeError, match=r"ode is a .*; expected a gm.ODE"):
+            gm.build_model(*arguments, priors={"rate": pm.HalfNormal.dist(1)})
+    gp = gm.StateGP(t, y, [pm.gp.cov.Matern52(1, ls=1.0)], sigma=0.1)
+    with pytest.raises(TypeError, match=r"expected a gm\.ODE"):
+        gm.refine(exponential_decay, gp, priors={"rate": pm.HalfNormal.dist(1)})
