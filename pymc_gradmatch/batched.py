@@ -9,7 +9,7 @@ import pytensor.tensor as pt
 from numpy.typing import NDArray
 
 from pymc_gradmatch.derivatives import as_written
-from pymc_gradmatch.explicit import RTOL, STABLE, explicit_step
+from pymc_gradmatch.explicit import RTOL, explicit_step, is_at_the_edge
 from pymc_gradmatch.implicit import ORDER, implicit_step
 from pymc_gradmatch.integration import size
 from pymc_gradmatch.ode import ODE
@@ -18,8 +18,9 @@ __all__ = ["BatchedSolver"]
 
 MAX_STEPS = 2000  # of one draw, explicit ones
 MAX_IMPLICIT_STEPS = 1000
-AT_THE_EDGE = 15  # steps as long as stability allows, after which a draw counts as stiff ...
-FAR = 150  # ... if it has as many still to go: an implicit step costs ten explicit ones
+LOOK = 10  # steps from one look for stiffness to the next
+LOOKS = 3  # at a step as long as stability allows, after which a draw counts as stiff ...
+FAR = 150  # ... if so many steps are still to go: an implicit one costs ten explicit ones
 SAFETY, SHRINK, GROW = 0.9, 0.2, 10.0  # scipy's control of the step
 
 
@@ -89,13 +90,16 @@ class BatchedSolver:
         return trajectories
 
     def _explicit_step(self, time, x, f, width, theta, absolute):
-        return explicit_step(self._derivative, time, x, f, width, theta, absolute)
+        *step, x_last, f_last = explicit_step(
+            self._derivative, time, x, f, width, theta, absolute
+        )
+        return *step, (x_last, f_last)
 
     def _implicit_step(self, time, x, f, width, theta, absolute):
         x_new, error = implicit_step(
             self._derivative, self._jacobian, time, x, width, theta, absolute
         )
-        return x_new, f, error, np.zeros_like(width)  # needs no slope, and is stable everywhere
+        return x_new, f, error, None  # needs no slope, and is stable everywhere
 
     def _jacobian(self, t, x, theta):
         return self.ode.linearised(t, x, theta)[1]
@@ -124,30 +128,32 @@ class _Front(NamedTuple):
         """Return the same with absolute tolerances for sizes that states had, not may have."""
         so_far = np.nanmax(np.abs(trajectories[self.draw]), axis=1, initial=0.0)
         reached = np.maximum(so_far, np.abs(self.x))
-        return self._replace(absolute=1e-2 * RTOL * size(reached, self.f, 0.0))
+        absolute = 1e-2 * RTOL * size(reached, self.f, 0.0)
+        return self._replace(absolute=absolute, at_the_edge=0 * self.draw)
 
 
 def _start(derivative: Callable, t, x0, theta) -> _Front:
     time = np.full(len(x0), t[0])
     f = derivative(time, x0, theta)
-    sizes = size(x0, f, t[-1] - t[0])
-    step = np.fmin(0.01 * np.min(sizes / np.abs(f), axis=1), t[-1] - t[0])
+    absolute = 1e-2 * RTOL * size(x0, f, t[-1] - t[0])
+    step = 0.01 * np.min(absolute / (1e-2 * RTOL) / np.abs(f), axis=1)
+    step = np.fmin(step, t[-1] - t[0])
     draw = np.arange(len(x0))
     goal = np.ones(len(x0), dtype=int)
-    return _Front(draw, goal, time, step, x0, f, theta, 1e-2 * RTOL * sizes, 0 * draw)
+    return _Front(draw, goal, time, step, x0, f, theta, absolute, 0 * draw)
 
 
 def _advance(attempt: Callable, order: int, max_steps: int, front: _Front, t, trajectories):
     """Fill in trajectories by steps of one method; return the draws that it does not suit."""
     stiff = front.of(np.array([], dtype=int))
     smallest = 10 * np.spacing(np.abs(t).max())
-    for _ in range(max_steps):
+    for attempts in range(1, max_steps + 1):
         draw, goal, time, step, x, f, theta, absolute, at_the_edge = front
         if not len(draw):
             break
         arrives = time + step >= t[goal]
         width = np.where(arrives, t[goal] - time, step)
-        x_new, f_new, error, reach = attempt(time, x, f, width, theta, absolute)
+        x_new, f_new, error, last = attempt(time, x, f, width, theta, absolute)
         accepted = error < 1
         factor = np.clip(SAFETY * error ** (-1 / order), SHRINK, GROW)
         # A step cut short by an output time says little against a longer one.
@@ -160,14 +166,16 @@ def _advance(attempt: Callable, order: int, max_steps: int, front: _Front, t, tr
         f = np.where(accepted[:, None], f_new, f)
         trajectories[draw[recorded], goal[recorded]] = x[recorded]
         goal = goal + recorded
-        edge = np.where(reach > STABLE, 1, -1)
-        at_the_edge = np.maximum(at_the_edge + edge, 0)
-        front = _Front(draw, goal, time, step, x, f, theta, absolute, at_the_edge)
-
         going = (goal < len(t)) & (step > smallest)
-        leaves = going & (at_the_edge >= AT_THE_EDGE) & (t[-1] - time > FAR * step)
-        if leaves.any():
+        if last is not None and attempts % LOOK == 0:
+            far = going & accepted & (t[-1] - time > FAR * step)
+            edge = np.where(is_at_the_edge(width, x_new, f_new, *last), 1, -1)
+            at_the_edge = np.maximum(at_the_edge + far * edge, 0)
+            leaves = far & (at_the_edge >= LOOKS)
+            front = _Front(draw, goal, time, step, x, f, theta, absolute, at_the_edge)
             stiff = stiff.and_(front.of(leaves))
-        if leaves.any() or not going.all():
-            front = front.of(going & ~leaves)
+            going &= ~leaves
+        front = _Front(draw, goal, time, step, x, f, theta, absolute, at_the_edge)
+        if not going.all():
+            front = front.of(going)
     return stiff.and_(front)

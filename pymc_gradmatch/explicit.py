@@ -6,10 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.integrate import DOP853
 
-__all__ = ["RTOL", "STABLE", "explicit_step"]
+__all__ = ["RTOL", "explicit_step", "is_at_the_edge"]
 
 RTOL = 1e-9
-STABLE = 6.1  # the longest step is about this over the fastest rate (Hairer and Wanner, IV.2)
+STABLE = 6.1  # times the fastest rate, the longest step of a decay
 
 
 def explicit_step(
@@ -41,8 +41,8 @@ def explicit_step(
         States and slopes after the step, shape ``(draw, state)``.
     error : array of float
         In units of the tolerance, shape ``(draw,)``.
-    reach : array of float
-        The step times the fastest rate that it met, shape ``(draw,)``.
+    x_last, f_last : array of float
+        States and slopes of the last stage, which is at the same time.
     """
     shape = x.shape
     slopes = np.empty((DOP853.n_stages + 1, x.size))
@@ -62,7 +62,20 @@ def explicit_step(
     )
     error = np.abs(width) * fifth / np.sqrt((fifth + 0.01 * third) * shape[1])
     error = np.where((fifth == 0) & (third == 0), 0.0, error)
-    # The last stage and the solution are two points at the same time.
-    bent = f_new - slopes[-2].reshape(shape)
-    reach = width * np.sqrt((bent**2).sum(axis=1) / ((x_new - trial) ** 2).sum(axis=1))
-    return x_new, f_new, error, reach
+    return x_new, f_new, error, trial, slopes[-2].reshape(shape)
+
+
+def is_at_the_edge(
+    width: NDArray[np.float64],
+    x: NDArray[np.float64],
+    f: NDArray[np.float64],
+    x_last: NDArray[np.float64],
+    f_last: NDArray[np.float64],
+) -> NDArray[np.bool_]:
+    """Tell draws whose step is as long as stability allows (Hairer and Wanner, IV.2).
+
+    The fastest rate is estimated from the solution and the last stage, two points
+    at the same time.
+    """
+    change, distance = ((difference**2).sum(axis=1) for difference in (f - f_last, x - x_last))
+    return width * np.sqrt(change / distance) > STABLE
