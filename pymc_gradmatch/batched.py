@@ -1,33 +1,39 @@
 """Numerical integration of many draws at once, each with steps of its own."""
 
-import warnings
 from collections.abc import Callable
+from typing import NamedTuple, Self
 
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
 from numpy.typing import NDArray
-from scipy.integrate import DOP853
 
 from pymc_gradmatch.derivatives import as_written
+from pymc_gradmatch.explicit import RTOL, explicit_step, is_at_the_edge
+from pymc_gradmatch.implicit import ORDER, implicit_step
 from pymc_gradmatch.integration import size
 from pymc_gradmatch.ode import ODE
 
 __all__ = ["BatchedSolver"]
 
-RTOL = 1e-9
-MAX_STEPS = 2000  # of one draw; what needs more is stiff, and left to LSODA
+MAX_STEPS = 2000  # of one draw, explicit ones
+MAX_IMPLICIT_STEPS = 1000
+LOOK = 10  # steps from one look for stiffness to the next
+LOOKS = 3  # at a step as long as stability allows, after which a draw counts as stiff ...
+FAR = 150  # ... if so many steps are still to go: an implicit one costs ten explicit ones
 SAFETY, SHRINK, GROW = 0.9, 0.2, 10.0  # scipy's control of the step
 
 
 class BatchedSolver:
     """``ode.solve`` for hundreds of draws: one call of the right-hand side serves all of them.
 
-    The Dormand-Prince pair of order 8 with scipy's coefficients and error
-    estimate.  Every draw has its own step width and its own tolerance, so a wild
-    draw neither slows nor spoils the others.  A draw that needs more than
-    ``MAX_STEPS`` steps, as those of stiff systems do, is integrated by
-    :meth:`ODE.solve <pymc_gradmatch.ODE.solve>` instead.
+    Every draw has its own step width and its own tolerance, so a wild draw neither
+    slows nor spoils the others.  All start on the Dormand-Prince pair of order 8
+    with scipy's coefficients and error estimate.  A draw whose steps are bounded by
+    stability, those of stiff systems, goes on by the linearly implicit Euler method
+    extrapolated to order 8, and so does one that needs more than 2000 steps.  The
+    relative tolerance is 1e-9 on both roads.  No draw takes more than 3000 steps; one
+    that has not arrived by then has failed.
 
     Parameters
     ----------
@@ -72,35 +78,84 @@ class BatchedSolver:
             integration failed.
         """
         t, x0, theta = (np.asarray(values, dtype=float) for values in (t, x0, theta))
+        trajectories = np.full((len(x0), len(t), x0.shape[1]), np.nan)
+        trajectories[:, 0] = x0
         with np.errstate(all="ignore"):
-            trajectories, unfinished = _integrate(self._derivative, t, x0, theta)
-        if len(unfinished):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)
-                trajectories[unfinished] = self.ode.solve(t, x0[unfinished], theta[unfinished])
+            front = _start(self._derivative, t, x0, theta)
+            left = _advance(self._explicit_step, 8, MAX_STEPS, front, t, trajectories)
+            left = left.with_tolerances(trajectories)
+            _advance(self._implicit_step, ORDER, MAX_IMPLICIT_STEPS, left, t, trajectories)
+        incomplete = np.isnan(trajectories).any(axis=(1, 2))
+        trajectories[incomplete] = np.nan
         return trajectories
 
+    def _explicit_step(self, time, x, f, width, theta, absolute):
+        *step, x_last, f_last = explicit_step(
+            self._derivative, time, x, f, width, theta, absolute
+        )
+        return *step, (x_last, f_last)
 
-def _integrate(derivative: Callable, t, x0, theta):
-    """Return trajectories, and which draws took too many steps."""
-    trajectories = np.full((len(x0), len(t), x0.shape[1]), np.nan)
-    trajectories[:, 0] = x0
+    def _implicit_step(self, time, x, f, width, theta, absolute):
+        x_new, error = implicit_step(
+            self._derivative, self._jacobian, time, x, width, theta, absolute
+        )
+        return x_new, f, error, None  # needs no slope, and is stable everywhere
+
+    def _jacobian(self, t, x, theta):
+        return self.ode.linearised(t, x, theta)[1]
+
+
+class _Front(NamedTuple):
+    """Where draws have arrived: arrays with one entry, or row, for each."""
+
+    draw: NDArray[np.int_]
+    goal: NDArray[np.int_]
+    time: NDArray[np.float64]
+    step: NDArray[np.float64]
+    x: NDArray[np.float64]
+    f: NDArray[np.float64]
+    theta: NDArray[np.float64]
+    absolute: NDArray[np.float64]
+    at_the_edge: NDArray[np.int_]
+
+    def of(self, chosen: NDArray) -> Self:
+        return type(self)(*(array[chosen] for array in self))
+
+    def and_(self, other: Self) -> Self:
+        return type(self)(*map(np.concatenate, zip(self, other, strict=True)))
+
+    def with_tolerances(self, trajectories: NDArray[np.float64]) -> Self:
+        """Return the same with absolute tolerances for sizes that states had, not may have."""
+        so_far = np.nanmax(np.abs(trajectories[self.draw]), axis=1, initial=0.0)
+        reached = np.maximum(so_far, np.abs(self.x))
+        absolute = 1e-2 * RTOL * size(reached, self.f, 0.0)
+        return self._replace(absolute=absolute, at_the_edge=0 * self.draw)
+
+
+def _start(derivative: Callable, t, x0, theta) -> _Front:
     time = np.full(len(x0), t[0])
-    x, f = x0, derivative(time, x0, theta)
+    f = derivative(time, x0, theta)
     absolute = 1e-2 * RTOL * size(x0, f, t[-1] - t[0])
     step = 0.01 * np.min(absolute / (1e-2 * RTOL) / np.abs(f), axis=1)
     step = np.fmin(step, t[-1] - t[0])
     draw = np.arange(len(x0))
     goal = np.ones(len(x0), dtype=int)
+    return _Front(draw, goal, time, step, x0, f, theta, absolute, 0 * draw)
+
+
+def _advance(attempt: Callable, order: int, max_steps: int, front: _Front, t, trajectories):
+    """Fill in trajectories by steps of one method; return the draws that it does not suit."""
+    stiff = front.of(np.array([], dtype=int))
     smallest = 10 * np.spacing(np.abs(t).max())
-    for _ in range(MAX_STEPS):
+    for attempts in range(1, max_steps + 1):
+        draw, goal, time, step, x, f, theta, absolute, at_the_edge = front
         if not len(draw):
             break
         arrives = time + step >= t[goal]
         width = np.where(arrives, t[goal] - time, step)
-        x_new, f_new, error = _try_step(derivative, time, x, f, width, theta, absolute)
+        x_new, f_new, error, last = attempt(time, x, f, width, theta, absolute)
         accepted = error < 1
-        factor = np.clip(SAFETY * error ** (-1 / 8), SHRINK, GROW)
+        factor = np.clip(SAFETY * error ** (-1 / order), SHRINK, GROW)
         # A step cut short by an output time says little against a longer one.
         longer = np.where(arrives & accepted, np.maximum(step, width * factor), width * factor)
         step = np.where(np.isfinite(error), longer, SHRINK * width)
@@ -112,30 +167,15 @@ def _integrate(derivative: Callable, t, x0, theta):
         trajectories[draw[recorded], goal[recorded]] = x[recorded]
         goal = goal + recorded
         going = (goal < len(t)) & (step > smallest)
+        if last is not None and attempts % LOOK == 0:
+            far = going & accepted & (t[-1] - time > FAR * step)
+            edge = np.where(is_at_the_edge(width, x_new, f_new, *last), 1, -1)
+            at_the_edge = np.maximum(at_the_edge + far * edge, 0)
+            leaves = far & (at_the_edge >= LOOKS)
+            front = _Front(draw, goal, time, step, x, f, theta, absolute, at_the_edge)
+            stiff = stiff.and_(front.of(leaves))
+            going &= ~leaves
+        front = _Front(draw, goal, time, step, x, f, theta, absolute, at_the_edge)
         if not going.all():
-            arrays = (draw, goal, time, step, x, f, theta, absolute)
-            draw, goal, time, step, x, f, theta, absolute = (a[going] for a in arrays)
-    incomplete = np.isnan(trajectories).any(axis=(1, 2))
-    trajectories[incomplete] = np.nan
-    return trajectories, draw
-
-
-def _try_step(derivative, time, x, f, width, theta, absolute):
-    """Return states and slopes after one step, and its error in units of the tolerance."""
-    shape = x.shape
-    slopes = np.empty((DOP853.n_stages + 1, x.size))
-    slopes[0] = f.ravel()
-    for stage in range(1, DOP853.n_stages):
-        move = (DOP853.A[stage, :stage] @ slopes[:stage]).reshape(shape)
-        at = time + DOP853.C[stage] * width
-        slopes[stage] = derivative(at, x + width[:, None] * move, theta).ravel()
-    x_new = x + width[:, None] * (DOP853.B @ slopes[:-1]).reshape(shape)
-    f_new = derivative(time + width, x_new, theta)
-    slopes[-1] = f_new.ravel()
-    scale = absolute + RTOL * np.maximum(np.abs(x), np.abs(x_new))
-    fifth, third = (
-        (((weights @ slopes).reshape(shape) / scale) ** 2).sum(axis=1)
-        for weights in (DOP853.E5, DOP853.E3)
-    )
-    error = np.abs(width) * fifth / np.sqrt((fifth + 0.01 * third) * shape[1])
-    return x_new, f_new, np.where((fifth == 0) & (third == 0), 0.0, error)
+            front = front.of(going)
+    return stiff.and_(front)
