@@ -393,7 +393,7 @@ class ExactPosterior(Solutions):
         """Return the names of the free variables that the states are made of."""
         free = set(self.model.free_RVs)
         reached = truncated_graph_inputs([c.x for c in self.constraints], self.model.free_RVs)
-        return {rv.name for rv in free if is_states(rv)} | {v.name for v in reached if v in free}
+        return {str(rv.name) for rv in free if is_states(rv) or rv in set(reached)}
 
     def _check_free(self, free, terms):
         """Raise if states are left, or discrete variables."""
