@@ -176,12 +176,14 @@ class _Problem:
     def hessian(self, point) -> NDArray:
         n_params = len(self.parameters.names)
         _, jacobian = self._mismatch(point)
-        hessian = jacobian.T @ jacobian
+        with np.errstate(all="ignore"):
+            hessian = jacobian.T @ jacobian
         curvature = self.parameters.log_prior(point[:n_params])[2]
         # Heavy tails bend the other way: left out, so that variances stay positive.
         hessian[:n_params, :n_params] += np.diag(np.maximum(-curvature, 0))
         hessian[n_params:, n_params:] += block_diag(*self.quadratic)
-        return hessian
+        # SciPy asks for it before it turns down a point at which the value is infinite.
+        return hessian if np.isfinite(hessian).all() else np.eye(len(hessian))
 
     def minimise(self, point, *, only_parameters: bool = False):
         free = slice(len(self.parameters.names) if only_parameters else None)
