@@ -286,6 +286,19 @@ def test_a_heavy_tailed_prior_leaves_the_hessian_of_a_climb_positive(decay):
     assert np.linalg.eigvalsh(hessian)[0] >= 0
 
 
+def test_a_climb_survives_a_step_to_where_the_right_hand_side_is_infinite(decay):
+    gp = gm.StateGP(*decay, [pm.gp.cov.Matern52(1, ls=1.0)], sigma=0.1)
+    steep = gm.ODE(lambda t, x, theta: [pm.math.exp(theta.rate * x.mass)], ["mass"], ["rate"])
+    problem = _Problem(steep, gp, parameters_of({"rate": pm.Normal.dist()}, ["rate"]), np.ones(1))
+    assert np.isfinite(problem.hessian(problem.flat([1e4], gp.posterior_mean()))).all()
+
+
+def test_complex_numbers_are_refused():
+    for t, y in (([0, 1, 2], np.eye(3, 1) * 1j), (np.arange(3) + 0j, np.eye(3, 1))):
+        with pytest.raises(TypeError, match="is a ndarray"):
+            gm.StateGP(t, y, [pm.gp.cov.Matern52(1, ls=1.0)], sigma=0.1)
+
+
 def test_something_else_in_the_place_of_the_ode_is_refused(decay):
     t, y = decay
     for arguments in ((exponential_decay, t, y), (t, y, DECAY), (None, t, y)):
