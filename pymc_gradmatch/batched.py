@@ -167,15 +167,15 @@ def _advance(attempt: Callable, order: int, max_steps: int, front: _Front, t, tr
         trajectories[draw[recorded], goal[recorded]] = x[recorded]
         goal = goal + recorded
         going = (goal < len(t)) & (step > smallest)
+        front = _Front(draw, goal, time, step, x, f, theta, absolute, at_the_edge)
         if last is not None and attempts % LOOK == 0:
             far = going & accepted & (t[-1] - time > FAR * step)
-            edge = np.where(is_at_the_edge(width, x_new, f_new, *last), 1, -1)
-            at_the_edge = np.maximum(at_the_edge + far * edge, 0)
-            leaves = far & (at_the_edge >= LOOKS)
-            front = _Front(draw, goal, time, step, x, f, theta, absolute, at_the_edge)
-            stiff = stiff.and_(front.of(leaves))
-            going &= ~leaves
-        front = _Front(draw, goal, time, step, x, f, theta, absolute, at_the_edge)
+            if far.any():
+                edge = np.where(is_at_the_edge(width, x_new, f_new, *last), 1, -1)
+                at_the_edge[:] = np.maximum(at_the_edge + far * edge, 0)
+                leaves = far & (at_the_edge >= LOOKS)
+                stiff = stiff.and_(front.of(leaves))
+                going &= ~leaves
         if not going.all():
             front = front.of(going)
     return stiff.and_(front)
