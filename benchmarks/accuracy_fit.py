@@ -87,9 +87,7 @@ class Study:
         }
         if self.method != "refined":
             return row
-        check = gm.integrate_check(
-            idata, self.case.system.ode, built.gp, model=built.model, random_seed=replicate
-        )
+        check = gm.integrate_check(idata, model=built.model, random_seed=replicate)
         return row | {
             "k": check.pareto_k,
             "n_effective": check.n_effective,

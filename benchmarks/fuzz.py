@@ -13,7 +13,7 @@ import signal
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -659,10 +659,11 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     n = 30 if options.quick else options.n
     results = []
-    for seed in range(options.seed, options.seed + n):
-        results.append(attempt(seed))
-        if results[-1].result == "failure":
-            print(describe(results[-1]), flush=True)
+    with suppress(KeyboardInterrupt):  # the table of what has been tried
+        for seed in range(options.seed, options.seed + n):
+            results.append(attempt(seed))
+            if results[-1].result == "failure":
+                print(describe(results[-1]), flush=True)
     outcomes = pd.DataFrame(results)
     outcomes["mistakes"] = np.where(outcomes["mistake"] == "none", "no mistake", "one mistake")
     table = outcomes.pivot_table(

@@ -38,7 +38,7 @@ def main():
         random_seed=1,
     )
     idata = gm.sample(2000, model=model, random_seed=1, progressbar=False)
-    check = gm.integrate_check(idata, ode, gp, model=model, n_draws=4000, random_seed=1)
+    check = gm.integrate_check(idata, model=model, random_seed=1)
     reference = data.reference.loc[list(PRIORS)]
     moments = {"reference": (reference["mean"], reference["sd"])}
     for name, fit in {"refined": idata, "after the exact step": check.idata}.items():

@@ -22,6 +22,7 @@ from pymc_gradmatch.ode import ODE
 
 __all__ = [
     "check_labels",
+    "check_ode",
     "check_shape",
     "check_start",
     "check_states",
@@ -32,8 +33,19 @@ __all__ = [
 ]
 
 
+def check_ode(ode: ODE):
+    """Raise unless an ODE is given, not its right-hand side or data."""
+    if not isinstance(ode, ODE):
+        msg = (
+            f"ode is a {type(ode).__name__}; expected a gm.ODE(rhs, states, params), the first "
+            "argument, before times and observations."
+        )
+        raise TypeError(msg)
+
+
 def check_states(ode: ODE, names: tuple):
     """Raise unless the columns of the data are the states of the ODE, or have no names."""
+    check_ode(ode)
     if len(ode.states) != len(names):
         msg = (
             f"the ODE has {len(ode.states)} states {list(ode.states)}, the data {len(names)}; "

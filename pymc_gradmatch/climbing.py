@@ -200,7 +200,9 @@ class _Problem:
         n = n_params + n_states * n_times
         hessian = np.empty((n, n))
         curvature = self.parameters.log_prior(point[:n_params])[2]
-        hessian[:n_params, :n_params] = np.einsum("ktp,ktq->pq", by_u, by_u) - np.diag(curvature)
+        # Heavy tails bend the other way: left out, so that variances stay positive.
+        prior = np.diag(np.maximum(-curvature, 0))
+        hessian[:n_params, :n_params] = np.einsum("ktp,ktq->pq", by_u, by_u) + prior
         hessian[:n_params, n_params:] = mixed.reshape(n_params, -1)
         hessian[n_params:, :n_params] = mixed.reshape(n_params, -1).T
         hessian[n_params:, n_params:] = states.reshape(n - n_params, n - n_params)

@@ -12,10 +12,12 @@ from pymc_gradmatch.ridges import modes_and_ridges
 __all__ = ["Coverage", "cover"]
 
 WIDTHS = (2.0, 5.0)  # of first proposals, in standard deviations of the given draws
-CLIMBERS = 4  # draws from which modes are climbed to
+CLIMBERS, TRIED = 4, 100  # draws from which modes are climbed to, the best of some
 DRAWS = (1_500, 6_000)  # of a round of each search, in turn, where the searches disagree
 ERRORS = 4.0  # Monte Carlo standard errors that agreement allows for
 CLOSE = 0.15  # standard deviations, or of a log, that do not matter
+TINY = 1e-300  # the variance where one draw has all the weight
+COARSE = 0.6  # of the same, allowed for: with larger errors agreement says nothing
 
 
 class Coverage(NamedTuple):
@@ -27,28 +29,36 @@ class Coverage(NamedTuple):
         The draws of all searches with the weights that they have together.
     disagreement : pandas.DataFrame
         One row per coordinate and one for the evidence: how far two searches are
-        apart at most in its mean (standard deviations) and in the log of its
-        standard deviation, each beyond the Monte Carlo errors.
-    n_rounds : int
-        Of all searches.
+        apart at most in its ``mean`` (standard deviations) and in its ``log_sd``, beyond
+        four Monte Carlo errors, and these errors, ``mean_allowed`` and
+        ``log_sd_allowed``.
+    n_searches, n_rounds : int
+        How many searches there were, and rounds in all.
     covariance : array of float
         Of the coordinates.
     """
 
     weighted: Weighted
     disagreement: pd.DataFrame
+    n_searches: int
     n_rounds: int
     covariance: NDArray[np.float64]
 
     @property
     def agrees(self) -> bool:
         """Whether the searches agree within their errors."""
-        return bool((self.disagreement.to_numpy() <= CLOSE).all())
+        return bool((self.disagreement[["mean", "log_sd"]].to_numpy() <= CLOSE).all())
+
+    @property
+    def is_precise(self) -> bool:
+        """Whether these errors are small enough for that to mean something."""
+        allowed = self.disagreement[["mean_allowed", "log_sd_allowed"]]
+        return bool((allowed.to_numpy() <= COARSE).all())
 
     @property
     def is_reliable(self) -> bool:
-        """Whether Pareto k is small enough, and the searches agree."""
-        return self.weighted.is_reliable and self.agrees
+        """Whether Pareto k is small enough, and the searches agree on good evidence."""
+        return self.weighted.is_reliable and self.agrees and self.is_precise
 
 
 def cover(
@@ -57,8 +67,8 @@ def cover(
     """Search for a target from several starts, and compare what is found.
 
     Two searches start from proposals wider than some draws, one from the modes
-    nearby and the ridges that lead away from them.  Where they disagree, each
-    starts again from all that was found.
+    nearby and the ridges that lead away from them, of which every proposal keeps a
+    small share.  Where they disagree, each starts again from all that was found.
 
     Parameters
     ----------
@@ -78,13 +88,15 @@ def cover(
     """
     mean, covariance = draws.mean(axis=0), np.atleast_2d(np.cov(draws.T))
     starts = [Mixture.around(mean, width**2 * covariance) for width in WIDTHS]
-    climbing = rng.choice(draws, CLIMBERS, replace=False)
-    starts.append(modes_and_ridges(target, climbing, covariance))
+    some = rng.permutation(draws)[:TRIED]
+    climbing = some[np.argsort(-target(some))[:CLIMBERS]]
+    ridges = modes_and_ridges(target, climbing, covariance)
+    starts.append(ridges)
     n_rounds = 0
     for n_searching in DRAWS:
         searches = [search(target, start, n_searching, rng) for start in starts]
         n_rounds += sum(found.n_rounds for found in searches)
-        proposals = [found.proposal for found in searches]
+        proposals = [found.proposal.defended(ridges) for found in searches]
         coverage = _together(target, proposals, n_draws, rng)._replace(n_rounds=n_rounds)
         if coverage.is_reliable:
             break
@@ -94,19 +106,20 @@ def cover(
 
 def _together(target: LogDensity, proposals: list[Mixture], n_draws: int, rng) -> Coverage:
     """Draw from each proposal, weigh by it alone and by all, and compare."""
-    drawn = [proposal.draw(n_draws // len(proposals), rng) for proposal in proposals]
+    ends = np.linspace(0, n_draws, len(proposals) + 1).astype(int)
+    drawn = [proposal.draw(n, rng) for proposal, n in zip(proposals, np.diff(ends), strict=True)]
     points = np.concatenate(drawn)
     log_density = target(points)
     weighted = weigh(points, log_density - Mixture.of(proposals).log_density(points))
     each = [
         weigh(part, height - proposal.log_density(part))
         for part, height, proposal in zip(
-            drawn, np.split(log_density, len(proposals)), proposals, strict=True
+            drawn, np.split(log_density, ends[1:-1]), proposals, strict=True
         )
     ]
     enough = np.maximum(weighted.weights, 1e-12)
     covariance = np.atleast_2d(np.cov(points.T, aweights=enough, ddof=0))
-    return Coverage(weighted, _disagreement(each), len(proposals), covariance)
+    return Coverage(weighted, _disagreement(each), len(proposals), 0, covariance)
 
 
 def _disagreement(runs: list[Weighted]) -> pd.DataFrame:
@@ -122,6 +135,7 @@ def _disagreement(runs: list[Weighted]) -> pd.DataFrame:
         apart = np.abs(values[:, None] - values)
         allowed = ERRORS * np.hypot(errors[:, None], errors)
         columns[name] = np.max(apart - allowed, axis=(0, 1))
+        columns[f"{name}_allowed"] = allowed.max(axis=(0, 1))
     return pd.DataFrame(columns).clip(lower=0)
 
 
@@ -138,6 +152,6 @@ def _moments(run: Weighted) -> dict[str, NDArray[np.float64]]:
     return {
         "mean": np.append(mean, run.log_evidence),
         "mean_error": np.append(mean_error, evidence_error),
-        "log_sd": np.append(0.5 * np.log(variance), 0.0),
-        "log_sd_error": np.append(0.5 * variance_error / variance, 0.0),
+        "log_sd": np.append(0.5 * np.log(variance + TINY), 0.0),
+        "log_sd_error": np.append(0.5 * variance_error / (variance + TINY), 0.0),
     }

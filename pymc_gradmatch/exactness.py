@@ -34,9 +34,11 @@ def integrate_check(
     that count, unconstrained; x(t0), where states start, has a flat prior.
 
     The proposal q is a mixture of Student t distributions.  Three searches for it,
-    with draws of their own, start from the matched draws made two, four and
-    eight times as wide and narrow down to the exact posterior (adaptive multiple
-    importance sampling [1]_).  Weights are Pareto-smoothed [2]_.
+    with draws of their own, start from the matched draws made twice and five
+    times as wide, and from the exact posterior's modes and the ridges that lead away
+    from them, and move to the exact posterior (adaptive multiple importance
+    sampling [1]_).  Where they disagree, each starts again from all that was found.
+    Weights are Pareto-smoothed [2]_.
 
     Parameters
     ----------

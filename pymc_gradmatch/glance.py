@@ -1,4 +1,4 @@
-"""A first look at whether a matched posterior can be the exact one: the exact mode, and its width."""
+"""A first look at whether a matched posterior can be the exact one: its mode and its width."""
 
 from typing import NamedTuple
 
@@ -63,6 +63,8 @@ def glance(model: pm.Model, posterior: xr.Dataset) -> Glance:
         target = ExactPosterior(model, posterior)
     except ValueError as error:
         return Glance(f"{unseen}: {error}", False)
+    except Exception as error:  # a likelihood that nobody foresaw; the draws come first
+        return Glance(f"{unseen}: {type(error).__name__}: {error}", False)
     draws = target.draws
     if draws.shape[1] > MOST_COORDINATES:
         return Glance(f"{unseen}: it has {draws.shape[1]} unknowns. {ADVICE}", False)
@@ -92,5 +94,8 @@ def glance(model: pm.Model, posterior: xr.Dataset) -> Glance:
     if seen:
         text = f"The matched posterior is not the exact one: {'; '.join(seen)}"
         return Glance(f"{text} (by a normal approximation). {ADVICE}", True, table)
-    text = "The matched posterior lies where the exact one does and is as wide"
-    return Glance(f"{text}, by a normal approximation at the mode; no more was checked.", False, table)
+    text = (
+        "The matched posterior lies where the exact one does and is as wide, by a normal "
+        "approximation at the mode; no more was checked."
+    )
+    return Glance(text, False, table)

@@ -12,8 +12,8 @@ from pytensor.tensor.variable import TensorVariable
 
 from pymc_gradmatch.comparison import compare_draws, in_words, judge
 from pymc_gradmatch.model import build_model
-from pymc_gradmatch.nuts import sample
 from pymc_gradmatch.naming import yielding
+from pymc_gradmatch.nuts import sample
 from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.series import as_times
 from pymc_gradmatch.tables import printed
@@ -218,4 +218,9 @@ def _rows(idata: xr.DataTree, ode: ODE, start: float) -> xr.Dataset:
             rows[name] = values
             continue
         rows |= {f"{name}[{state}]": values.isel(state=k) for k, state in enumerate(ode.states)}
-    return xr.Dataset({name: values.drop_vars(["time", "state"], errors="ignore") for name, values in rows.items()})
+    return xr.Dataset(
+        {
+            name: values.drop_vars(["time", "state"], errors="ignore")
+            for name, values in rows.items()
+        }
+    )

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from arviz_stats.base import array_stats
 from numpy.typing import NDArray
-from scipy import stats
 from scipy.cluster.vq import kmeans2
-from scipy.special import logsumexp
+from scipy.linalg import solve_triangular
+from scipy.special import gammaln, logsumexp
 
 __all__ = ["Mixture", "Search", "Weighted", "fit_mixture", "reliable_k", "search", "weigh"]
 
@@ -23,6 +23,7 @@ EM_STEPS, LITTLE = 30, 1e-4
 SMALL = 0.1
 MAX_RELIABLE = 5  # rounds with a reliable k, of which the best is taken
 STRETCH = 2.5
+DEFENCE = 0.15
 FITTED = 3_000  # draws that a mixture is fitted to
 FLATTEST = 1e-12  # least power of the weights; log ratios of 1e9 occur where sigma is tiny
 
@@ -53,13 +54,26 @@ class Mixture(NamedTuple):
 
     def log_parts(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return what each part adds to the density, its log, shape ``(point, part)``."""
-        return np.log(self.shares) + np.stack(
-            [
-                np.atleast_1d(stats.multivariate_t(mean, shape, df=DEGREES).logpdf(points))
-                for mean, shape in zip(self.means, self.shapes, strict=True)
-            ],
-            axis=1,
+        n = points.shape[1]
+        constant = (
+            gammaln((DEGREES + n) / 2) - gammaln(DEGREES / 2) - n / 2 * np.log(DEGREES * np.pi)
         )
+        parts = []
+        for mean, shape in zip(self.means, self.shapes, strict=True):
+            factor = _factor(shape)
+            distance = np.square(solve_triangular(factor, (points - mean).T, lower=True)).sum(
+                axis=0
+            )
+            tails = (DEGREES + n) / 2 * np.log1p(distance / DEGREES)
+            parts.append(constant - np.log(np.diagonal(factor)).sum() - tails)
+        return np.log(self.shares) + np.stack(parts, axis=1)
+
+    def defended(self, other: "Mixture") -> "Mixture":
+        """Return the mixture with a small share of another, of what must not go unseen."""
+        shares, means, shapes = (np.concatenate(parts) for parts in zip(self, other, strict=True))
+        shares[: len(self.shares)] *= 1 - DEFENCE
+        shares[len(self.shares) :] *= DEFENCE
+        return Mixture(shares, means, shapes)
 
     def stretched(self) -> "Mixture":
         """Return the mixture with a second half in which parts are longer along their longest axis.
@@ -75,12 +89,13 @@ class Mixture(NamedTuple):
         """Return n draws, each part in its share to within one draw."""
         ends = np.append(0.0, np.cumsum(self.shares))
         counts = np.diff(np.floor(n * ends / ends[-1] + rng.random()).astype(int))
+        n_coordinates = self.means.shape[1]
         parts = [
-            stats.multivariate_t(mean, shape, df=DEGREES)
-            .rvs(count, random_state=rng)
-            .reshape(count, -1)
+            mean
+            + rng.normal(size=(count, n_coordinates))
+            @ _factor(shape).T
+            / np.sqrt(rng.chisquare(DEGREES, size=(count, 1)) / DEGREES)
             for mean, shape, count in zip(self.means, self.shapes, counts, strict=True)
-            if count
         ]
         return np.concatenate(parts)
 
@@ -143,9 +158,7 @@ class Search(NamedTuple):
     n_rounds: int
 
 
-def search(
-    target: LogDensity, start: Mixture, n_draws: int, rng: np.random.Generator
-) -> Search:
+def search(target: LogDensity, start: Mixture, n_draws: int, rng: np.random.Generator) -> Search:
     r"""Move a mixture from where it starts to where the target is.
 
     Each round draws from the present mixture :math:`q_r` and weighs the draws of
@@ -184,16 +197,19 @@ def search(
     .. [1] Cornuet, J.-M., Marin, J.-M., Mira, A., Robert, C. P. (2012). Adaptive multiple
        importance sampling. *Scandinavian Journal of Statistics* 39(4).
     """
-    proposals, drawn, heights, densities = [start], [], [], []
+    proposals, drawn, heights = [start], [], []
+    densities: list[NDArray[np.float64]] = []
     reliable: list[tuple[float, Mixture]] = []
-    for n_rounds in range(1, MAX_ROUNDS + 1):
+    for _ in range(MAX_ROUNDS):
         latest = proposals[-1]
         drawn.append(latest.draw(n_draws, rng))
         heights.append(target(drawn[-1]))
         own = weigh(drawn[-1], heights[-1] - latest.log_density(drawn[-1]))
         if own.is_reliable:
             reliable.append((own.n_effective, latest))
-        if own.is_reliable and own.n_effective > ENOUGH * n_draws or len(reliable) == MAX_RELIABLE:
+        if (own.is_reliable and own.n_effective > ENOUGH * n_draws) or len(
+            reliable
+        ) == MAX_RELIABLE:
             break
         # Densities of all draws under all proposals, of which only the new ones are missing.
         densities = [
@@ -216,7 +232,7 @@ def search(
         proposals.append(fit_mixture(points[chosen], rng).stretched())
     if reliable:
         latest = max(reliable, key=itemgetter(0))[1]
-    return Search(latest, n_rounds)
+    return Search(latest, len(drawn))
 
 
 def _flattened(log_ratio, n_needed: float) -> NDArray[np.float64]:
@@ -284,7 +300,8 @@ def _maximised(points, shares, fit: Mixture, overall) -> Mixture:
     means, shapes = [], []
     totals = shares.sum(axis=0) + LITTLE
     for share, total, mean, shape in zip(shares.T, totals, fit.means, fit.shapes, strict=True):
-        distance = _distance(points - mean, shape)
+        away = solve_triangular(_factor(shape), (points - mean).T, lower=True)
+        distance = np.square(away).sum(axis=0)
         counted = share * (DEGREES + n) / (DEGREES + distance) + LITTLE / n_points
         center = counted @ points / counted.sum()
         away = points - center
@@ -296,5 +313,6 @@ def _maximised(points, shares, fit: Mixture, overall) -> Mixture:
     return Mixture(totals / totals.sum(), np.stack(means), np.stack(shapes))
 
 
-def _distance(away, shape) -> NDArray[np.float64]:
-    return np.square(np.linalg.solve(np.linalg.cholesky(shape), away.T)).sum(axis=0)
+def _factor(shape) -> NDArray[np.float64]:
+    """Return the lower triangular factor of a covariance that rounding may have spoilt."""
+    return np.linalg.cholesky(shape + 1e-12 * np.diag(np.diagonal(shape)))

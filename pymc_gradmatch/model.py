@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_gradmatch.checks import check_labels, check_start, check_states
+from pymc_gradmatch.checks import check_labels, check_ode, check_start, check_states
 from pymc_gradmatch.derivatives import at_support_points
 from pymc_gradmatch.distribution import GradientMatchingODE
 from pymc_gradmatch.families import CovFunction
@@ -180,6 +180,7 @@ def build_model(
         msg = f"preset is {preset!r}; expected one of {list(PRESETS)}."
         raise ValueError(msg)
     settings = PRESETS[preset]
+    check_ode(ode)
     model = pm.Model.get_context(error_if_none=False) or pm.Model()
     name = {ours: yielding(ours, ode.params) for ours in OURS}
     _check_priors(ode, priors, model)

@@ -11,7 +11,8 @@ from pymc.stats.convergence import log_warnings, run_convergence_checks
 from xarray import DataTree
 
 from pymc_gradmatch.compiled import CompiledPosterior, compile_posterior
-from pymc_gradmatch.distribution import keep_observations
+from pymc_gradmatch.distribution import constraints, keep_observations
+from pymc_gradmatch.glance import glance
 from pymc_gradmatch.laplace import Laplace
 from pymc_gradmatch.native import Interrupted
 from pymc_gradmatch.progress import reporting
@@ -87,6 +88,12 @@ def sample(
 
     Notes
     -----
+    The posterior is the matched one.  After sampling it is held against a normal
+    approximation of the exact posterior, at its mode: where it lies elsewhere, or is
+    much narrower or wider, a warning in the log says so, and
+    ``idata["posterior"].attrs["exactness"]`` what was seen.  The verdict is
+    :func:`~pymc_gradmatch.integrate_check`'s.
+
     Where the posterior has several modes, or a ridge that is thin and bent beyond
     a cubic (FitzHugh-Nagumo with much noise), R-hat says so; :func:`pymc.sample`
     may be the more robust choice then.  docs/speed.md compares the two, and
@@ -142,8 +149,18 @@ def sample(
         idata = interrupt.draws
     patch_nutpie_idata(idata, model, sampling_time=time.perf_counter() - start)
     keep_observations(idata, model)
+    if constraints(model):
+        _look_at(idata, model)
     log_warnings(run_convergence_checks(idata, model))
     return idata
+
+
+def _look_at(idata: DataTree, model: pm.Model):
+    """Say whether the draws can be the exact posterior's, in a log line where they are not."""
+    seen = glance(model, idata["posterior"].dataset)
+    idata["posterior"].attrs["exactness"] = seen.text
+    if seen.is_suspicious:
+        _log.warning(seen.text)
 
 
 @on_one_thread

@@ -1,4 +1,4 @@
-"""What a model predicts when its equations are integrated: trajectories, and data through its likelihood."""
+"""What a model predicts when its equations are integrated: trajectories, and data."""
 
 import numpy as np
 import pymc as pm

@@ -140,6 +140,22 @@ def follow(
     return gp, matched, moves
 
 
+def _advice(ode: ODE, gp: StateGP, start: NDArray[np.float64]) -> str:
+    """Say which states start below zero, where their data never are, or else where to look."""
+    below = [
+        f"{state!r} at {value:.3g}"
+        for state, value, data in zip(ode.states, start, gp.y.T, strict=True)
+        if value < 0 <= data.min()
+    ]
+    if not below:
+        return "Check the priors, and start elsewhere with another random_seed."
+    return (
+        f"The state {', '.join(below)} starts below zero, where its data never are: the noise "
+        "hides so small a start. Write the ODE for its logarithm, or give its start a likelihood "
+        'of its own, for example pm.Normal("start", x[0, k], small, observed=...).'
+    )
+
+
 def distance_from_solution(
     ode: ODE, gp: StateGP, parameters: Parameters, matched: Matched
 ) -> NDArray[np.float64]:
@@ -165,8 +181,7 @@ def _centred(ode: ODE, gp: StateGP, parameters: Parameters, matched: Matched) ->
         warnings.warn(
             f"the ODE could not be integrated at the estimate "
             f"{dict(zip(ode.params, theta.round(4).tolist(), strict=True))}: the prior mean stays "
-            "as it is, and so does the smoothing bias. Check the priors, and start elsewhere with "
-            "another random_seed.",
+            f"as it is, and so does the smoothing bias. {_advice(ode, gp, matched.x[0])}",
             UserWarning,
             stacklevel=4,
         )

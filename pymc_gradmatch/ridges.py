@@ -1,4 +1,4 @@
-"""The modes of a density that is known by its values alone, and the ridges that lead away from them."""
+"""Modes of a density that is known by its values alone, and the ridges that lead from them."""
 
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ STEPS = 40  # of a walk
 LEVEL = 1.0  # change of the log density in a step, up to which the next is longer
 LOWEST = 12.0  # log density below the mode at which a walk ends
 APART = 5.0  # local standard deviations between modes that are walked from
+SMALLEST_SHARE = 1e-6  # of the largest part's
 AXES = 3  # of a mode, along which ridges are walked in both directions
 
 
@@ -63,19 +64,25 @@ def look_around(target: LogDensity, point, factor) -> Local:
     center, ahead, behind, ahead_both, behind_both = np.split(
         height, np.cumsum([1, n, n, len(rows)]), axis=1
     )
-    gradient = (ahead - behind) / (2 * STEP)
     hessian = np.zeros((n_walkers, n, n))
-    mixed = ahead_both + behind_both + 2 * center
-    mixed -= ahead[:, rows] + behind[:, rows] + ahead[:, columns] + behind[:, columns]
-    hessian[:, rows, columns] = mixed / (2 * STEP**2)
-    hessian += hessian.mT
-    hessian[:, range(n), range(n)] = (ahead + behind - 2 * center) / STEP**2
+    with np.errstate(invalid="ignore"):  # where a solution fails the height is minus infinity
+        gradient = (ahead - behind) / (2 * STEP)
+        mixed = ahead_both + behind_both + 2 * center
+        mixed -= ahead[:, rows] + behind[:, rows] + ahead[:, columns] + behind[:, columns]
+        hessian[:, rows, columns] = mixed / (2 * STEP**2)
+        hessian += hessian.mT
+        hessian[:, range(n), range(n)] = (ahead + behind - 2 * center) / STEP**2
+    known = np.isfinite(gradient).all(axis=1) & np.isfinite(hessian).all(axis=(1, 2))
+    gradient, hessian = (
+        np.where(known[:, None], gradient, 0),
+        np.where(known[:, None, None], hessian, 0),
+    )
     return Local(point, center[:, 0], factor, gradient, hessian)
 
 
 def rescaled(local: Local) -> Local:
     """Return the walkers with coordinates in which the curvature is about one."""
-    curvature, axes = np.linalg.eigh(-np.nan_to_num(local.hessian))
+    curvature, axes = np.linalg.eigh(-local.hessian)
     scale = 1 / np.sqrt(np.clip(np.abs(curvature), WIDEST**-2, NARROWEST**-2))
     change = axes * scale[:, None]
     return Local(
@@ -119,7 +126,7 @@ def climb(target: LogDensity, points: NDArray[np.float64], covariance: NDArray) 
         local = rescaled(local)
         # Curvature is one, but for directions that were cut short: gradient is Newton's step.
         point, height = step(target, local, local.gradient)
-        rise = height - local.height
+        rise = np.where(np.isfinite(height), height - local.height, 0)
         local = look_around(target, point, local.factor)
         if not (rise > SETTLED).any():
             break
@@ -167,8 +174,9 @@ def modes_and_ridges(
     point = np.concatenate([local.point for local in passed])
     height = np.concatenate([local.height for local in passed])
     shapes = np.concatenate([local.covariance for local in passed])
+    # Evidence of each part, its square root: a start is wider than its target.
     log_share = 0.5 * (height + 0.5 * np.linalg.slogdet(shapes).logabsdet)
-    shares = np.exp(log_share - log_share.max())
+    shares = np.maximum(np.exp(log_share - log_share.max()), SMALLEST_SHARE)
     return Mixture(shares / shares.sum(), point, shapes)
 
 
@@ -177,7 +185,7 @@ def _across(target: LogDensity, local: Local, ahead) -> Local:
     local = rescaled(look_around(target, local.point + ahead, local.factor))
     along = np.linalg.solve(local.factor, ahead[..., None])[..., 0]
     along /= np.linalg.norm(along, axis=1, keepdims=True)
-    gradient = np.nan_to_num(local.gradient)
+    gradient = local.gradient
     across = gradient - (gradient * along).sum(axis=1, keepdims=True) * along
     point, _ = step(target, local, across)
     return rescaled(look_around(target, point, local.factor))

@@ -10,15 +10,15 @@ import pytensor
 import pytensor.tensor as pt
 import xarray as xr
 from numpy.typing import NDArray
+from pymc.vartypes import continuous_types
 from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import ancestors, truncated_graph_inputs
 from pytensor.tensor.variable import TensorVariable
-from pymc.vartypes import continuous_types
 
 from pymc_gradmatch.batched import BatchedSolver
 from pymc_gradmatch.derivatives import EVALUATE_ONCE, random_ancestors
-from pymc_gradmatch.distribution import Constraint, GradientMatchingODERV, constraints
+from pymc_gradmatch.distribution import Constraint, constraints, is_constraint
 from pymc_gradmatch.states import is_states
 
 __all__ = ["ExactPosterior", "Solutions"]
@@ -233,12 +233,13 @@ class ExactPosterior(Solutions):
         solved = pm.do(_without_starts(model), dict(zip(self.states, self._x, strict=True)))
         theta = [constraint.theta for constraint in constraints(solved)]
         self._check_theta(theta)
-        terms = _connected(solved, [*theta, *self._x], self._x)
-        self._check_likelihood(terms, theta)
+        left = [solved[name] for name in self._state_variables() if name in solved.named_vars]
+        terms = _connected(solved, [*theta, *self._x, *left], self._x)
         self.likelihood = [term.name for term in terms]
         needed = set(ancestors([*theta, *terms]))
         free = [rv for rv in solved.free_RVs if rv in needed]
         self._check_free(free, terms)
+        self._check_likelihood(terms)
 
         self._values = [solved.rvs_to_values[rv] for rv in free]
         known = [v for v in solved.deterministics if _is_made_of(v, free, solved, self._x)]
@@ -377,7 +378,7 @@ class ExactPosterior(Solutions):
                 )
                 raise ValueError(msg)
 
-    def _check_likelihood(self, terms, theta):
+    def _check_likelihood(self, terms):
         seen = set(ancestors(terms))
         blind = [n for n, x in zip(self.states, self._x, strict=True) if x not in seen]
         if blind:
@@ -388,11 +389,15 @@ class ExactPosterior(Solutions):
             )
             raise ValueError(msg)
 
+    def _state_variables(self) -> set[str]:
+        """Return the names of the free variables that the states are made of."""
+        free = set(self.model.free_RVs)
+        reached = truncated_graph_inputs([c.x for c in self.constraints], self.model.free_RVs)
+        return {str(rv.name) for rv in free if is_states(rv) or rv in set(reached)}
+
     def _check_free(self, free, terms):
         """Raise if states are left, or discrete variables."""
-        priors = [rv for rv in self.model.free_RVs if is_states(rv)]
-        reached = truncated_graph_inputs([c.x for c in self.constraints], self.model.free_RVs)
-        states = {rv.name for rv in [*priors, *(v for v in reached if v in self.model.free_RVs)]}
+        states = self._state_variables()
         left = [rv for rv in free if rv.name in states]
         if left:
             seeing = [term.name for term in terms if set(left) & set(ancestors([term]))]
@@ -434,9 +439,9 @@ def _without_starts(model: pm.Model) -> pm.Model:
 
 
 def _connected(model: pm.Model, seeds, x) -> list:
-    """Return likelihood terms and potentials that share variables with seeds, or with each other."""
+    """Return likelihoods and potentials that share variables with seeds, or with each other."""
     roots = {*model.free_RVs, *x}
-    left = [rv for rv in model.observed_RVs if not isinstance(rv.owner.op, GradientMatchingODERV)]
+    left = [rv for rv in model.observed_RVs if not is_constraint(rv)]
     left += model.potentials
     chosen: list = []
     reached = roots & set(ancestors(seeds))

@@ -9,7 +9,7 @@ import xarray as xr
 from arviz_base import from_dict
 from numpy.typing import NDArray
 
-from pymc_gradmatch.coverage import WIDTHS, Coverage
+from pymc_gradmatch.coverage import Coverage
 from pymc_gradmatch.importance import reliable_k
 from pymc_gradmatch.tables import furthest, printed
 from pymc_gradmatch.target import ExactPosterior
@@ -38,8 +38,8 @@ class IntegrateCheck:
         of the matched sd.
     disagreement : pandas.DataFrame
         One row per unconstrained coordinate: by how much the searches differ at most
-        in its mean (standard deviations) and in the log of its standard
-        deviation, beyond four Monte Carlo errors.
+        in its ``mean`` (standard deviations) and in its ``log_sd``, beyond four Monte
+        Carlo errors, and these errors.
     idata : xarray.DataTree
         Group ``posterior``: equally weighted draws, resampled (so some are
         repeated), as one chain in random order: parameters, ``x0``, sigma if it
@@ -133,7 +133,8 @@ def _resample(weights, rng) -> NDArray[np.int64]:
 def _draws(target: ExactPosterior, points) -> xr.DataTree:
     values = target.variables(points)
     observed = target.observed_data
-    dims, coords = {}, {}
+    dims: dict[str, list] = {}
+    coords: dict[str, list] = {}
     for name, array in [*((n, v[0]) for n, v in values.items()), *observed.items()]:
         named = target.dims(name) or (None,) * array.ndim
         labels = target.labels(name, array.shape)
@@ -159,16 +160,22 @@ def _verdict(found: Coverage, moved: pd.Series, disagreement: pd.DataFrame) -> s
     moves = furthest(moved)
     if found.is_reliable:
         return (
-            f"These are draws from the exact posterior: {len(WIDTHS)} independent searches agree, "
+            f"These are draws from the exact posterior: {found.n_searches} independent searches "
+            f"agree, "
             f"{figures}. It differs from the matched one most in {moves} (matched standard "
             "deviations)." + (FAR_AWAY if moved.abs().max() > FAR else "")
         )
     if not weighted.is_reliable:
         why = f"their weights are too uneven: {figures}"
-    else:
-        most = furthest(disagreement.max(axis=1))
+    elif found.agrees:
         why = (
-            f"{len(WIDTHS)} independent searches disagree, beyond their errors most on {most} "
+            f"{found.n_searches} independent searches agree only because their Monte Carlo "
+            f"errors are large: {figures}"
+        )
+    else:
+        most = furthest(disagreement[["mean", "log_sd"]].max(axis=1))
+        why = (
+            f"{found.n_searches} independent searches disagree, beyond their errors most on {most} "
             f"(standard deviations): {figures}. The posterior is wider, or has more parts, than "
             "they could cover"
         )

@@ -16,7 +16,9 @@ import pymc_gradmatch as gm
 from benchmarks import fuzz
 from benchmarks.paper import results, study
 from benchmarks.paper.methods import METHODS, QUICK, Draws
+from pymc_gradmatch.climbing import _Problem
 from pymc_gradmatch.initial import starting_at
+from pymc_gradmatch.parameters import parameters_of
 from pymc_gradmatch.starts import given_starts
 
 FAST = {"mode": "FAST_COMPILE"}
@@ -273,3 +275,22 @@ def test_a_problem_of_the_fuzz_is_the_same_every_time(seed):
     one, other = fuzz.problem(seed), fuzz.problem(seed)
     assert (one.road, one.mistake, one.states) == (other.road, other.mistake, other.states)
     np.testing.assert_array_equal(np.asarray(one.y), np.asarray(other.y))
+
+
+def test_a_heavy_tailed_prior_leaves_the_hessian_of_a_climb_positive(decay):
+    gp = gm.StateGP(*decay, [pm.gp.cov.Matern52(1, ls=1.0)], sigma=0.1)
+    parameters = parameters_of({"rate": pm.StudentT.dist(3)}, ["rate"])
+    problem = _Problem(DECAY, gp, parameters, np.array([1e9]))
+    hessian = problem.hessian(problem.flat([10.0], gp.posterior_mean()))
+    assert parameters.log_prior(np.array([10.0]))[2] > 0
+    assert np.linalg.eigvalsh(hessian)[0] >= 0
+
+
+def test_something_else_in_the_place_of_the_ode_is_refused(decay):
+    t, y = decay
+    for arguments in ((exponential_decay, t, y), (t, y, DECAY), (None, t, y)):
+        with pytest.raises(TypeError, match=r"ode is a .*; expected a gm.ODE"):
+            gm.build_model(*arguments, priors={"rate": pm.HalfNormal.dist(1)})
+    gp = gm.StateGP(t, y, [pm.gp.cov.Matern52(1, ls=1.0)], sigma=0.1)
+    with pytest.raises(TypeError, match=r"expected a gm\.ODE"):
+        gm.refine(exponential_decay, gp, priors={"rate": pm.HalfNormal.dist(1)})

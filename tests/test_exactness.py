@@ -1,7 +1,5 @@
 """From matched to exact posteriors: batched integration, weights, verdict."""
 
-from types import SimpleNamespace
-
 import arviz as az
 import numpy as np
 import pymc as pm
@@ -12,7 +10,8 @@ from scipy import stats
 import pymc_gradmatch as gm
 from pymc_gradmatch import batched
 from pymc_gradmatch.batched import BatchedSolver
-from pymc_gradmatch.importance import importance_sample, reliable_k
+from pymc_gradmatch.coverage import cover
+from pymc_gradmatch.importance import Mixture, Search, reliable_k, search, weigh
 from pymc_gradmatch.target import ExactPosterior
 
 T = np.linspace(0, 2, 9)
@@ -89,7 +88,7 @@ def biased(gp):
 
 @pytest.fixture(scope="module")
 def check(biased, decay, gp, simple_model):
-    return gm.integrate_check(biased, decay, gp, model=simple_model, n_draws=4_000, random_seed=1)
+    return gm.integrate_check(biased, model=simple_model, n_draws=4_000, random_seed=1)
 
 
 def test_weighted_draws_have_the_moments_of_brute_force_quadrature(check, gp):
@@ -109,7 +108,7 @@ def test_data_on_part_of_the_grid_count_at_their_own_times(decay, gp):
     priors = {"rate": pm.HalfNormal.dist(PRIOR_SD)}
     model = gm.build_model(decay, gp.t, gp.y, priors=priors, gp=fine)
     draws = matched(fine, rate=lognormal(1.4, 0.25))
-    check = gm.integrate_check(draws, decay, fine, model=model, n_draws=4_000, random_seed=1)
+    check = gm.integrate_check(draws, model=model, n_draws=4_000, random_seed=1)
     means, sds = quadrature(gp)
     error = 4 / np.sqrt(check.n_effective)
     for row, mean, sd in zip(["rate", "x0[mass]"], means, sds, strict=True):
@@ -133,7 +132,7 @@ def test_resampled_draws_are_the_weighted_ones(check, gp):
 
 
 def test_verdict_of_a_reliable_k_names_what_moved(check):
-    assert repr(check).startswith("These are draws from the exact posterior: Pareto k")
+    assert repr(check).startswith("These are draws from the exact posterior: 3 independent")
     assert "most in rate by -" in check.verdict
     assert check.weights.sum() == pytest.approx(1)
     assert check.n_effective == pytest.approx(1 / (check.weights**2).sum())
@@ -148,8 +147,8 @@ def test_gamma_is_left_out_and_what_theta_depends_on_is_not(decay, gp, model):
         scale=lognormal(2.0, 0.3),
         sigma=(["state"], lambda rng, size: 0.1 * np.exp(0.2 * rng.normal(size=size))),
     )["posterior"].dataset
-    target = ExactPosterior(model, decay, gp, draws, states="x", sigma="sigma")
-    assert target.names == ["scale_log__", "rate_log__", "sigma_log__[0]", "x0[mass]"]
+    target = ExactPosterior(model, draws)
+    assert target.names == ["scale_log__", "rate_log__", "sigma_log__[mass]", "x0[mass]"]
     phi = target.draws[:3]
     scale, rate, sigma = np.exp(phi[:, :3]).T
     x0 = gp.mean + gp.scale * phi[:, 3]
@@ -161,10 +160,7 @@ def test_gamma_is_left_out_and_what_theta_depends_on_is_not(decay, gp, model):
         + phi[:, :3].sum(axis=1)
         + stats.norm.logpdf(gp.y[:, 0], x, sigma[:, None]).sum(axis=1)
     )
-    # The constant of the likelihood is left out.
-    np.testing.assert_allclose(
-        target(phi).log_density - expected, len(T) * np.log(2 * np.pi) / 2, atol=1e-5
-    )
+    np.testing.assert_allclose(target(phi), expected, atol=1e-5)
 
 
 def test_the_exact_posterior_does_not_know_how_states_were_parameterized(biased, check, decay, gp):
@@ -173,7 +169,7 @@ def test_the_exact_posterior_does_not_know_how_states_were_parameterized(biased,
     other = gm.build_model(
         decay, gp.t, gp.y, priors=priors, gp=gp, gamma=0.1, parameterization="whitened"
     )
-    same = gm.integrate_check(biased, decay, gp, model=other, n_draws=4_000, random_seed=1)
+    same = gm.integrate_check(biased, model=other, n_draws=4_000, random_seed=1)
     np.testing.assert_allclose(same.weights, check.weights)
 
 
@@ -183,44 +179,99 @@ def test_a_further_likelihood_of_theta_counts(biased, decay, gp):
         rate = pm.HalfNormal("rate", PRIOR_SD)
         gm.build_model(decay, gp.t, gp.y, priors={"rate": rate}, gp=gp)
         pm.Normal("measured", rate, 0.001, observed=1.3)
-        check = gm.integrate_check(biased, decay, gp, random_seed=1)
+        check = gm.integrate_check(biased, random_seed=1)
     assert check.moved["exact_mean"]["rate"] == pytest.approx(1.3, abs=0.01)
 
 
+def normal_around(center, sd):
+    return lambda phi: -0.5 * (((phi - center) / sd) ** 2).sum(axis=1)
+
+
 def test_weights_are_uniform_where_the_proposal_is_the_target(rng):
-    """Assert nearly constant weights for a Student t with the draws' mean and covariance."""
+    """Assert nearly constant weights for a mixture of t distributions that is its own target."""
     factor = np.tril(rng.normal(size=(5, 5))) + 2 * np.eye(5)
-    shape = factor @ factor.T
-    t = stats.multivariate_t(np.arange(5), shape, df=7)
-    draws = t.rvs(100_000, random_state=rng)
-    weighted = importance_sample(
-        lambda phi: SimpleNamespace(log_density=t.logpdf(phi)), draws, 1_000, rng
-    )
-    assert weighted.n_rounds == 1
-    assert weighted.n_effective > 990
+    mixture = Mixture.of([Mixture.around(np.arange(5.0) + k, factor @ factor.T) for k in (0, 2)])
+    points = mixture.draw(1_000, rng)
+    expected = stats.multivariate_t(np.arange(5), factor @ factor.T * 5 / 7, df=7).pdf(points) / 2
+    shifted = stats.multivariate_t(np.arange(5) + 2, factor @ factor.T * 5 / 7, df=7).pdf(points)
+    np.testing.assert_allclose(mixture.log_density(points), np.log(expected + shifted / 2))
+    weighted = weigh(points, np.log(expected + shifted / 2) - mixture.log_density(points))
+    assert weighted.n_effective > 999
+    assert weighted.log_evidence == pytest.approx(0, abs=1e-9)
 
 
-def test_the_proposal_travels_to_a_far_and_narrow_target(rng):
+def test_a_search_travels_to_a_far_and_narrow_target(rng):
     """Assert moments of a normal ten of its standard deviations away, in eight dimensions."""
-    sd = 0.3
-    weighted = importance_sample(
-        lambda phi: SimpleNamespace(log_density=-0.5 * ((phi - 3) ** 2).sum(axis=1) / sd**2),
-        rng.normal(size=(500, 8)),
-        1_000,
-        rng,
-    )
-    error = 4 * sd / np.sqrt(weighted.n_effective)
+    sd, target = 0.3, normal_around(3, 0.3)
+    found = search(target, Mixture.around(np.zeros(8), np.eye(8)), 1_000, rng)
+    points = found.proposal.draw(4_000, rng)
+    weighted = weigh(points, target(points) - found.proposal.log_density(points))
     assert weighted.is_reliable
+    error = 4 * sd / np.sqrt(weighted.n_effective)
     np.testing.assert_allclose(weighted.weights @ weighted.points, 3, atol=error)
+    assert weighted.log_evidence == pytest.approx(8 * np.log(sd * np.sqrt(2 * np.pi)), abs=0.2)
+
+
+def banana(bend, width):
+    """Return the log density of a ridge along a parabola, of standard deviation 4 along x."""
+
+    def log_density(phi):
+        across = (phi[:, 1] - bend * phi[:, 0] ** 2) / width
+        return -0.5 * ((phi[:, 0] / 4) ** 2 + across**2 + phi[:, 2] ** 2)
+
+    return log_density
+
+
+def draws_from_one_end(bend, width, rng):
+    x = -4 + 0.2 * rng.normal(size=1_000)
+    across = width * rng.normal(size=1_000)
+    return np.stack([x, bend * x**2 + across, rng.normal(size=1_000)], axis=1)
+
+
+def test_a_bent_ridge_is_covered_from_draws_of_a_twentieth_of_it(rng):
+    """Assert the whole ridge's mean and standard deviation, which k alone would not ask for."""
+    draws = draws_from_one_end(0.05, 0.3, rng)
+    found = cover(banana(0.05, 0.3), draws, 12_000, rng)
+    assert found.is_reliable
+    weights, x = found.weighted.weights, found.weighted.points[:, 0]
+    error = 5 / np.sqrt(found.weighted.n_effective)
+    assert weights @ x == pytest.approx(0, abs=4 * error)
+    assert np.sqrt(weights @ x**2) == pytest.approx(4, rel=error)
+
+
+def test_a_ridge_too_thin_to_be_covered_gets_no_seal(rng):
+    draws = draws_from_one_end(0.5, 0.02, rng)
+    assert not cover(banana(0.5, 0.02), draws, 3_000, rng).is_reliable
+
+
+def test_searches_that_end_at_different_modes_disagree(rng, monkeypatch):
+    """Assert it with searches that are told where to end; each has a small k for itself."""
+
+    def two_modes(phi):
+        return np.logaddexp(normal_around(-5, 1)(phi), normal_around(5, 1)(phi))
+
+    ends = iter([-5.0, 5.0, 5.0] * 2)
+    monkeypatch.setattr(
+        "pymc_gradmatch.coverage.search",
+        lambda *_: Search(Mixture.around(np.full(2, next(ends)), np.eye(2)), 1),
+    )
+    found = cover(two_modes, rng.normal(5, 1, size=(500, 2)), 3_000, rng)
+    assert found.weighted.is_reliable
+    assert not found.agrees
+    assert not found.is_reliable
 
 
 def test_a_target_out_of_reach_gets_a_k_that_says_so(biased, decay, gp, monkeypatch):
     """Assert the other verdict, with starts and a metric, where tails stay too heavy."""
     monkeypatch.setattr("pymc_gradmatch.importance.MAX_ROUNDS", 1)
+    monkeypatch.setattr(
+        "pymc_gradmatch.coverage.modes_and_ridges",
+        lambda _, points, covariance: Mixture.around(points[0], covariance),
+    )
     sharp = gm.StateGP(gp.t, gp.y, gp.covs, sigma=0.001)
     priors = {"rate": pm.HalfNormal.dist(PRIOR_SD)}
     model = gm.build_model(decay, gp.t, gp.y, priors=priors, gp=sharp)
-    check = gm.integrate_check(biased, decay, sharp, model=model, random_seed=1)
+    check = gm.integrate_check(biased, model=model, n_draws=3_000, random_seed=1)
     assert not check.is_exact
     assert check.pareto_k > 0.7
     assert check.verdict.startswith("These are not draws from the exact posterior")
@@ -234,12 +285,12 @@ def test_a_failed_integration_has_weight_zero(gp, rng):
     priors = {"rate": pm.Normal.dist(0, 1)}
     model = gm.build_model(ode, gp.t, gp.y, priors=priors, gp=gp)
     draws = matched(gp, rate=([], lambda rng, size: rng.normal(0, 0.8, size)))
-    target = ExactPosterior(model, ode, gp, draws["posterior"].dataset, states="x", sigma=None)
-    evaluated = target(target.draws)
-    blown_up = evaluated.variables["rate"] * evaluated.variables["x0"][:, 0] > 1 / T[-1]
+    target = ExactPosterior(model, draws["posterior"].dataset)
+    scalars = target.scalars(target.draws)
+    blown_up = scalars["rate"] * scalars["x0[mass]"] > 1 / T[-1]
     assert 0.1 < blown_up.mean() < 0.9
-    np.testing.assert_array_equal(np.isneginf(evaluated.log_density), blown_up)
-    check = gm.integrate_check(draws, ode, gp, model=model, random_seed=1)
+    np.testing.assert_array_equal(np.isneginf(target(target.draws)), blown_up)
+    check = gm.integrate_check(draws, model=model, random_seed=1)
     assert check.is_exact
     assert np.isfinite(check.idata["posterior"]["x"]).all()
 
@@ -287,24 +338,23 @@ def test_a_reliable_k_is_below_seven_tenths_and_less_for_few_draws():
     ("changes", "message"),
     [
         ({"idata": xr.Dataset()}, "with groups .*expected a DataTree"),
-        ({"states": "z"}, "no states 'z'"),
-        ({"sigma": "noise"}, "no variable 'noise'"),
-        ({"n_draws": 10}, "at least 100"),
+        ({"drop": "x"}, r"the draws have no \['x'\]"),
+        ({"n_draws": 10}, "at least 1000"),
         ({"drop": "rate"}, r"the draws have no \['rate'\]"),
         ({"few": 4}, "4 draws of 2 coordinates"),
-        ({"params": ["k"]}, "no variable 'k'"),
+        ({"shape": True}, r"the draws of 'x' have shape \(8, 1\)"),
     ],
     ids=lambda case: next(iter(case)) if isinstance(case, dict) else "",
 )
-def test_errors_say_what_does_not_fit(changes, message, biased, gp, simple_model):
+def test_errors_say_what_does_not_fit(changes, message, biased, simple_model):
     changes = dict(changes)
-    name = changes.pop("params", ["rate"])
-    ode = gm.ODE(lambda t, x, theta: [-theta[0] * x.mass], ["mass"], name)
     dataset = biased["posterior"].dataset
     if "drop" in changes:
         dataset = dataset.drop_vars(changes.pop("drop"))
     if "few" in changes:
         dataset = dataset.isel(draw=slice(changes.pop("few") // 2))
+    if changes.pop("shape", False):
+        dataset = dataset.isel(time=slice(8))
     idata = changes.pop("idata", xr.DataTree.from_dict({"posterior": dataset}))
     with pytest.raises(ValueError, match=message):
-        gm.integrate_check(idata, ode, gp, model=simple_model, **changes)
+        gm.integrate_check(idata, model=simple_model, **changes)

@@ -121,7 +121,8 @@ def test_short_series_have_more_steps_per_gap_and_long_ones_fewer(decay, n_times
     gp = gm.StateGP(t, y, [pm.gp.cov.Matern52(1, ls=2.0)], sigma=0.02)
     found = gm.refine(ode, gp, priors=priors, random_seed=1)
     assert len(found.gp.t) == steps * (n_times - 1) + 1
-    assert found.theta["rate"] == pytest.approx(1.0, abs=0.1)
+    # Six standard errors of least squares with ten times, the fewest.
+    assert found.theta["rate"] == pytest.approx(1.0, abs=0.2)
 
 
 @pytest.fixture(scope="module")

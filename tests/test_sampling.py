@@ -42,11 +42,11 @@ def test_nuts_converges_without_tuning_by_the_user(nuts, lotka_volterra):
     params = list(lotka_volterra.ode.params)
     assert float(az.rhat(nuts, var_names=params).dataset.to_array().max()) < 1.01
     assert float(az.ess(nuts, var_names=params).dataset.to_array().min()) > 1000
-    assert int(nuts["sample_stats"]["diverging"].sum()) == 0
+    assert int(nuts["sample_stats"]["diverging"].sum()) < 0.01 * 2_000
 
 
 def test_metropolis_and_nuts_sample_the_same_posterior(decay, metropolis):
-    """Assert means and sds within four Monte Carlo standard errors, all effective sizes large."""
+    """Assert means and sds within five Monte Carlo standard errors, all effective sizes large."""
     with decay:
         nuts = pm.sample(4000, chains=2, cores=1, random_seed=1, progressbar=False, quiet=True)
     for name in ("rate", "x"):
@@ -62,7 +62,7 @@ def test_metropolis_and_nuts_sample_the_same_posterior(decay, metropolis):
                 az.mcse(idata, var_names=[name], method=statistic)[name]
                 for idata in (nuts, metropolis)
             ]
-            assert float(np.abs((here - there) / np.hypot(*errors)).max()) < 4, (name, statistic)
+            assert float(np.abs((here - there) / np.hypot(*errors)).max()) < 5, (name, statistic)
 
 
 def test_chain_has_dims_coords_and_the_datas_units(metropolis, decay):

@@ -1,0 +1,311 @@
+"""Issue 15: what the exact posterior is of, what it is not, and what says so."""
+
+import logging
+
+import numpy as np
+import pymc as pm
+import pytest
+import xarray as xr
+from scipy import stats
+
+import pymc_gradmatch as gm
+from pymc_gradmatch.glance import glance
+from pymc_gradmatch.refined import RefinedSettings
+from pymc_gradmatch.target import ExactPosterior
+
+T = np.linspace(0, 2, 9)
+DECAY = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
+RATE, START = 1.0, 30.0
+TRUTH = START * np.exp(-RATE * T)[:, None]
+QUICK = {"compile_kwargs": {"mode": "FAST_COMPILE"}}
+
+
+@pytest.fixture(scope="module")
+def y():
+    return TRUTH + np.random.default_rng(1).normal(0, 1.0, TRUTH.shape)
+
+
+def a_gp(y, t=T):
+    return gm.StateGP(t, y, [pm.gp.cov.ExpQuad(1, ls=1.0)], sigma=1.0)
+
+
+def made_up(gp, n=2_000, sd=0.1, center=RATE, states=("x",), **others):
+    """Return draws around the truth: rates log-normal, starts normal, states the solutions."""
+    rng = np.random.default_rng(2)
+    rate = center * np.exp(sd * rng.normal(size=(2, n // 2)))
+    variables = {"rate": (("chain", "draw"), rate)}
+    for k, name in enumerate(states):
+        start = START + rng.normal(size=(2, n // 2))
+        x = start[..., None] * np.exp(-rate[..., None] * gp.t)
+        dims = ("chain", "draw", f"t{k}", f"s{k}")
+        variables[name] = (dims, x[..., None])
+    for name, median in others.items():
+        variables[name] = (("chain", "draw"), median * np.exp(0.1 * rng.normal(size=rate.shape)))
+    return xr.DataTree.from_dict({"posterior": xr.Dataset(variables)})
+
+
+def four_lines(gp, likelihood, name="x"):
+    """Write the four lines with a likelihood of the user's own."""
+    with pm.Model() as model:
+        rate = pm.HalfNormal("rate", 2)
+        x = gp.prior(name)
+        likelihood(x)
+        gm.GradientMatchingODE("gradient_match", DECAY, x, [rate], gp=gp, gamma=0.1)
+    return model
+
+
+def solutions(target, phi):
+    """Return rates and trajectories at points, in closed form."""
+    scalars = target.scalars(phi)
+    rate, start = scalars["rate"][:, None], scalars["x0[mass]"][:, None]
+    return rate[:, 0], start * np.exp(-rate * T)
+
+
+def assert_density(model, idata, log_likelihood):
+    """Assert the exact density against the prior's and a likelihood in scipy."""
+    target = ExactPosterior(model, idata["posterior"].dataset)
+    phi = target.draws[:20]
+    rate, x = solutions(target, phi)
+    expected = stats.halfnorm.logpdf(rate, scale=2) + np.log(rate) + log_likelihood(x)
+    np.testing.assert_allclose(target(phi), expected, rtol=1e-6)
+
+
+# 1. integrate_check judges the model's own likelihood.
+
+
+def test_outliers_of_a_student_t_weigh_as_they_do_in_the_model(y):
+    model = four_lines(a_gp(y), lambda x: pm.StudentT("y", nu=2, mu=x, sigma=1.0, observed=y))
+    assert_density(model, made_up(a_gp(y)), lambda x: stats.t.logpdf(y[:, 0], 2, x).sum(axis=1))
+
+
+def test_counts_are_poisson_and_impossible_draws_have_weight_zero(y):
+    counts = np.random.default_rng(3).poisson(TRUTH)
+    model = four_lines(a_gp(y), lambda x: pm.Poisson("y", x, observed=counts))
+    idata = made_up(a_gp(y))
+    assert_density(model, idata, lambda x: stats.poisson.logpmf(counts[:, 0], x).sum(axis=1))
+    target = ExactPosterior(model, idata["posterior"].dataset)
+    below = target.draws[:3].copy()
+    below[1, -1] = -10.0  # starts below zero
+    assert list(np.isneginf(target(below))) == [False, True, False]
+
+
+def test_a_known_start_stays_known(y):
+    def likelihood(x):
+        pm.Normal("y", x, 1.0, observed=y)
+        pm.Normal("start", x[0, 0], 0.01, observed=START)
+
+    model = four_lines(a_gp(y), likelihood)
+    check = gm.integrate_check(made_up(a_gp(y)), model=model, n_draws=3_000, random_seed=1)
+    assert check.is_exact
+    assert check.moved["exact_sd"]["x0[mass]"] == pytest.approx(0.01, rel=0.2)
+    assert check.moved["exact_mean"]["x0[mass]"] == pytest.approx(START, abs=0.01)
+
+
+def test_two_experiments_count_both(y):
+    other = TRUTH + np.random.default_rng(4).normal(0, 1.0, TRUTH.shape)
+    one, two = a_gp(y), a_gp(other, T + 0.1)
+    with pm.Model() as model:
+        rate = pm.HalfNormal("rate", 2)
+        for gp, data, name, dims in (
+            (one, y, "x", ("time", "state")),
+            (two, other, "z", ("time2", "state")),
+        ):
+            x = gp.prior(name, dims=dims)
+            pm.Normal(f"y_{name}", x, 1.0, observed=data)
+            gm.GradientMatchingODE(f"match_{name}", DECAY, x, [rate], gp=gp, gamma=0.1)
+    idata = made_up(one, states=("x", "z"))
+    target = ExactPosterior(model, idata["posterior"].dataset)
+    assert target.names == ["rate_log__", "x0[mass]", "z0[mass]"]
+    phi = target.draws[:5]
+    scalars = target.scalars(phi)
+    expected = stats.halfnorm.logpdf(scalars["rate"], scale=2) + np.log(scalars["rate"])
+    for start, data in (("x0[mass]", y), ("z0[mass]", other)):
+        x = scalars[start][:, None] * np.exp(-scalars["rate"][:, None] * T)
+        expected += stats.norm.logpdf(data[:, 0], x, 1.0).sum(axis=1)
+    np.testing.assert_allclose(target(phi), expected, rtol=1e-6)
+
+
+def test_data_set_anew_are_the_data(y):
+    with pm.Model() as model:
+        data = pm.Data("data", y)
+    with model:
+        rate = pm.HalfNormal("rate", 2)
+        x = a_gp(y).prior("x")
+        pm.Normal("y", x, 1.0, observed=data)
+        gm.GradientMatchingODE("gradient_match", DECAY, x, [rate], gp=a_gp(y), gamma=0.1)
+        pm.set_data({"data": y + 1})
+    assert_density(
+        model, made_up(a_gp(y)), lambda x: stats.norm.logpdf(y[:, 0] + 1, x, 1.0).sum(axis=1)
+    )
+
+
+def test_potentials_of_the_states_weigh(y):
+    def likelihood(x):
+        pm.Normal("y", x, 1.0, observed=y)
+        pm.Potential("last", -0.5 * x[-1, 0] ** 2)
+
+    assert_density(
+        four_lines(a_gp(y), likelihood),
+        made_up(a_gp(y)),
+        lambda x: stats.norm.logpdf(y[:, 0], x, 1.0).sum(axis=1) - 0.5 * x[:, -1] ** 2,
+    )
+
+
+def test_a_likelihood_that_sees_the_states_by_another_way_is_refused(y):
+    gp = a_gp(np.log(np.maximum(y, 0.1)))
+    with pm.Model() as model:
+        rate = pm.HalfNormal("rate", 2)
+        z = gp.prior("z")
+        x = pm.Deterministic("x", pm.math.exp(z))
+        pm.Normal("y", z, 0.1, observed=gp.y)
+        gm.GradientMatchingODE("gradient_match", DECAY, x, [rate], gp=gp, gamma=0.1)
+    idata = made_up(gp, states=("x", "z"))
+    with pytest.raises(ValueError, match=r"\['y'\] depend on \['z'\] and not only on the states"):
+        gm.integrate_check(idata, model=model)
+
+
+def test_states_without_a_name_are_refused(y):
+    gp = a_gp(y)
+    with pm.Model() as model:
+        rate = pm.HalfNormal("rate", 2)
+        x = pm.math.exp(pm.math.log(gp.prior("z") ** 2 + 1))
+        pm.Normal("y", x, 1.0, observed=y)
+        gm.GradientMatchingODE("gradient_match", DECAY, x, [rate], gp=gp, gamma=0.1)
+    with pytest.raises(ValueError, match="an expression without a name"):
+        gm.integrate_check(made_up(gp, states=("z",)), model=model)
+
+
+def test_a_model_that_observes_no_states_is_refused(y):
+    model = four_lines(a_gp(y), lambda x: None)
+    with pytest.raises(ValueError, match=r"no likelihood depends on the states \['x'\]"):
+        gm.integrate_check(made_up(a_gp(y)), model=model)
+
+
+# 4. Matched states that are no solution of the ODE.
+
+
+def test_refine_warns_where_matched_states_are_no_solution():
+    """Assert it for data that no solution follows, with a constraint that allows for that."""
+    y = np.cos(4 * T)[:, None] + 2
+    gp = gm.StateGP(T, y, [pm.gp.cov.Matern52(1, ls=1.0)], sigma=0.05)
+    loose = RefinedSettings(tolerance=10.0)
+    with pytest.warns(UserWarning, match="differ in state 'mass' by .*gm.integrate_check"):
+        gm.refine(DECAY, gp, priors={"rate": pm.HalfNormal.dist(2)}, settings=loose, random_seed=1)
+
+
+# 5. Widths.
+
+
+@pytest.fixture(scope="module")
+def gaussian_model(y):
+    return four_lines(a_gp(y), lambda x: pm.Normal("y", x, 1.0, observed=y))
+
+
+@pytest.fixture(scope="module")
+def exact(gaussian_model, y):
+    check = gm.integrate_check(made_up(a_gp(y)), model=gaussian_model, n_draws=4_000, random_seed=1)
+    assert check.is_exact
+    return check
+
+
+def test_draws_of_the_exact_posterior_raise_no_suspicion(exact, gaussian_model):
+    seen = glance(gaussian_model, exact.idata["posterior"].dataset)
+    assert not seen.is_suspicious
+    assert "no more was checked" in seen.text
+
+
+@pytest.mark.parametrize(("factor", "shift"), [(2.4, 0.0), (0.5, 0.0), (1.0, 3.0)])
+def test_draws_too_wide_too_narrow_or_elsewhere_do(exact, gaussian_model, y, factor, shift):
+    mean, sd = exact.moved.loc["rate", ["exact_mean", "exact_sd"]]
+    wrong = made_up(a_gp(y), sd=factor * sd / mean, center=mean + shift * sd)
+    seen = glance(gaussian_model, wrong["posterior"].dataset)
+    assert seen.is_suspicious
+    assert "rate_log__" in seen.text
+    assert "gm.integrate_check" in seen.text
+
+
+def test_a_sample_says_what_was_seen_of_it(decay_model, caplog):
+    """Assert the attribute and the log line for the paper's settings, which smooth."""
+    with caplog.at_level(logging.WARNING, logger="pymc.gradmatch"):
+        idata = gm.sample(
+            draws=200,
+            tune=200,
+            chains=2,
+            model=decay_model(9, 2.0, 10.0),
+            random_seed=1,
+            progressbar=False,
+        )
+    seen = idata["posterior"].attrs["exactness"]
+    assert seen.startswith("The matched posterior is not the exact one")
+    assert seen in caplog.messages
+
+
+# 7. Predictions integrate the ODE.
+
+
+def test_predictions_are_solutions_with_the_models_noise(gaussian_model, y):
+    idata = made_up(a_gp(y), n=400)
+    predicted = gm.predict(idata, model=gaussian_model, random_seed=1)["posterior_predictive"]
+    rate = idata["posterior"]["rate"].to_numpy()[..., None]
+    start = idata["posterior"]["x"].to_numpy()[..., :1, 0]
+    np.testing.assert_allclose(predicted["x"][..., 0], start * np.exp(-rate * T), rtol=1e-6)
+    noise = predicted["y"].to_numpy() - predicted["x"].to_numpy()
+    assert noise.std() == pytest.approx(1.0, abs=4 / np.sqrt(2 * noise.size))
+
+
+def test_an_intervention_on_theta_moves_the_prediction(gaussian_model):
+    """Assert it where PyMC's own prior predictive draws the same states for every theta."""
+    prior = pm.sample_prior_predictive(100, model=gaussian_model, random_seed=1, **QUICK)
+    fast = prior["prior"].dataset.assign(rate=prior["prior"]["rate"] * 0 + 50.0)
+    predicted = gm.predict(
+        xr.DataTree.from_dict({"prior": fast}), model=gaussian_model, random_seed=1
+    )
+    states = predicted["prior_predictive"]["x"]
+    assert float(np.abs(states.isel(time=-1)).max()) < 1e-6
+    assert float(np.abs(prior["prior"]["x"].isel(time=-1)).max()) > 1
+
+
+def test_forecasts_go_beyond_the_data(exact, gaussian_model):
+    forecast = gm.predict(exact.idata, model=gaussian_model, t=[0.5, 8.0])["posterior_predictive"]
+    assert forecast["x"].sizes["time"] == 2
+    posterior = exact.idata["posterior"].dataset
+    expected = posterior["x0"] * np.exp(-8.0 * posterior["rate"])
+    np.testing.assert_allclose(
+        forecast["x"].sel(time=8.0).transpose(*expected.dims), expected, rtol=1e-6
+    )
+    with pytest.raises(ValueError, match="none before 0"):
+        gm.predict(exact.idata, model=gaussian_model, t=[-1.0, 0.0])
+
+
+def test_a_draw_that_cannot_be_integrated_is_nan_and_stops_no_other(y):
+    explosive = gm.ODE(lambda t, x, theta: [theta.rate * x.mass**2], ["mass"], ["rate"])
+    gp = a_gp(y)
+    with pm.Model() as model:
+        rate = pm.HalfNormal("rate", 2)
+        x = gp.prior("x")
+        pm.Poisson("y", pm.math.abs(x), observed=np.abs(y).round().astype(int))
+        gm.GradientMatchingODE("gradient_match", explosive, x, [rate], gp=gp, gamma=0.1)
+    idata = made_up(gp, n=10)
+    idata["posterior"] = idata["posterior"].dataset.assign(
+        rate=(("chain", "draw"), np.where(np.arange(10).reshape(2, 5) % 2, 1e-6, 10.0))
+    )
+    predicted = gm.predict(idata, model=model, random_seed=1)["posterior_predictive"]
+    failed = predicted["y"].isnull().all(["y_dim_0", "y_dim_1"]).to_numpy()
+    assert failed.sum() == 5
+    assert predicted["y"].to_numpy()[~failed].min() >= 0
+
+
+# 9. A state that starts out of its domain.
+
+
+def test_a_start_below_zero_is_named_where_nothing_can_be_integrated():
+    """Assert the state and the cause for roots of a small start that noise hides."""
+    ode = gm.ODE(lambda t, x, theta: [theta.rate * pm.math.sqrt(x.mass)], ["mass"], ["rate"])
+    grown = (0.01 + 0.5 * T)[:, None] ** 2
+    y = np.maximum(grown + np.random.default_rng(0).normal(0, 0.1, grown.shape), 0)
+    y[:2] = 0
+    gp = gm.StateGP(T, y, [pm.gp.cov.Matern52(1, ls=1.0)], sigma=0.1)
+    from pymc_gradmatch.recentring import _advice
+
+    assert "'mass' at -0.01 starts below zero" in _advice(ode, gp, np.array([-0.01]))
+    assert "another random_seed" in _advice(ode, gp, np.array([0.01]))
