@@ -19,8 +19,10 @@ __all__ = ["BatchedSolver"]
 MAX_STEPS = 2000  # of one draw, explicit ones
 MAX_IMPLICIT_STEPS = 1000
 LOOK = 10  # steps from one look for stiffness to the next
-LOOKS = 3  # at a step as long as stability allows, after which a draw counts as stiff ...
-FAR = 150  # ... if so many steps are still to go: an implicit one costs ten explicit ones
+LOOKS = 3  # at a step as long as stability allows, after which a draw counts as stiff
+COST = 15  # of an implicit step, in explicit ones
+FEWEST = 15  # implicit steps that any draw needs, besides those to output times
+MOST_NUMBERS = 4_000_000  # of matrices that are held at once
 SAFETY, SHRINK, GROW = 0.9, 0.2, 10.0  # scipy's control of the step
 
 
@@ -31,9 +33,9 @@ class BatchedSolver:
     slows nor spoils the others.  All start on the Dormand-Prince pair of order 8
     with scipy's coefficients and error estimate.  A draw whose steps are bounded by
     stability, those of stiff systems, goes on by the linearly implicit Euler method
-    extrapolated to order 8, and so does one that needs more than 2000 steps.  The
-    relative tolerance is 1e-9 on both roads.  No draw takes more than 3000 steps; one
-    that has not arrived by then has failed.
+    extrapolated to order 9, and so does one that needs more than 2000 steps.  The
+    relative tolerance is 1e-9 on both roads.  A draw that has not arrived after
+    another 1000 steps has failed (steps to output times are not counted).
 
     Parameters
     ----------
@@ -83,17 +85,14 @@ class BatchedSolver:
         with np.errstate(all="ignore"):
             front = _start(self._derivative, t, x0, theta)
             left = _advance(self._explicit_step, 8, MAX_STEPS, front, t, trajectories)
-            left = left.with_tolerances(trajectories)
-            _advance(self._implicit_step, ORDER, MAX_IMPLICIT_STEPS, left, t, trajectories)
+            for part in left.with_tolerances(trajectories).parts():
+                _advance(self._implicit_step, ORDER, MAX_IMPLICIT_STEPS, part, t, trajectories)
         incomplete = np.isnan(trajectories).any(axis=(1, 2))
         trajectories[incomplete] = np.nan
         return trajectories
 
     def _explicit_step(self, time, x, f, width, theta, absolute):
-        *step, x_last, f_last = explicit_step(
-            self._derivative, time, x, f, width, theta, absolute
-        )
-        return *step, (x_last, f_last)
+        return explicit_step(self._derivative, time, x, f, width, theta, absolute)
 
     def _implicit_step(self, time, x, f, width, theta, absolute):
         x_new, error = implicit_step(
@@ -121,8 +120,10 @@ class _Front(NamedTuple):
     def of(self, chosen: NDArray) -> Self:
         return type(self)(*(array[chosen] for array in self))
 
-    def and_(self, other: Self) -> Self:
-        return type(self)(*map(np.concatenate, zip(self, other, strict=True)))
+    def parts(self) -> list[Self]:
+        """Return the draws in parts whose matrices fit into memory."""
+        n_parts = -(-len(self.draw) * ORDER * self.x.shape[1] ** 2 // MOST_NUMBERS)
+        return [self.of(part) for part in np.array_split(np.arange(len(self.draw)), n_parts or 1)]
 
     def with_tolerances(self, trajectories: NDArray[np.float64]) -> Self:
         """Return the same with absolute tolerances for sizes that states had, not may have."""
@@ -143,17 +144,20 @@ def _start(derivative: Callable, t, x0, theta) -> _Front:
     return _Front(draw, goal, time, step, x0, f, theta, absolute, 0 * draw)
 
 
-def _advance(attempt: Callable, order: int, max_steps: int, front: _Front, t, trajectories):
+def _advance(
+    attempt: Callable, order: int, max_steps: int, front: _Front, t, trajectories
+) -> _Front:
     """Fill in trajectories by steps of one method; return the draws that it does not suit."""
-    stiff = front.of(np.array([], dtype=int))
+    unsuited = []
     smallest = 10 * np.spacing(np.abs(t).max())
+    max_steps += len(t)
     for attempts in range(1, max_steps + 1):
         draw, goal, time, step, x, f, theta, absolute, at_the_edge = front
         if not len(draw):
             break
         arrives = time + step >= t[goal]
         width = np.where(arrives, t[goal] - time, step)
-        x_new, f_new, error, last = attempt(time, x, f, width, theta, absolute)
+        x_new, f_new, error, last_stage = attempt(time, x, f, width, theta, absolute)
         accepted = error < 1
         factor = np.clip(SAFETY * error ** (-1 / order), SHRINK, GROW)
         # A step cut short by an output time says little against a longer one.
@@ -167,15 +171,16 @@ def _advance(attempt: Callable, order: int, max_steps: int, front: _Front, t, tr
         trajectories[draw[recorded], goal[recorded]] = x[recorded]
         goal = goal + recorded
         going = (goal < len(t)) & (step > smallest)
-        if last is not None and attempts % LOOK == 0:
-            far = going & accepted & (t[-1] - time > FAR * step)
-            edge = np.where(is_at_the_edge(width, x_new, f_new, *last), 1, -1)
-            at_the_edge = np.maximum(at_the_edge + far * edge, 0)
-            leaves = far & (at_the_edge >= LOOKS)
-            front = _Front(draw, goal, time, step, x, f, theta, absolute, at_the_edge)
-            stiff = stiff.and_(front.of(leaves))
-            going &= ~leaves
         front = _Front(draw, goal, time, step, x, f, theta, absolute, at_the_edge)
+        if last_stage is not None and attempts % LOOK == 0:
+            affordable = np.minimum(COST * (FEWEST + len(t) - goal), max_steps - attempts)
+            far = going & accepted & (t[-1] - time > affordable * step)
+            if far.any():
+                edge = np.where(is_at_the_edge(width, x_new, f_new, last_stage), 1, -1)
+                at_the_edge[:] = np.maximum(at_the_edge + far * edge, 0)
+                leaves = far & (at_the_edge >= LOOKS)
+                unsuited.append(front.of(leaves))
+                going &= ~leaves
         if not going.all():
             front = front.of(going)
-    return stiff.and_(front)
+    return _Front(*map(np.concatenate, zip(*unsuited, front, strict=True)))

@@ -6,6 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.integrate import DOP853
 
+type Array = NDArray[np.float64]
+
 __all__ = ["RTOL", "explicit_step", "is_at_the_edge"]
 
 RTOL = 1e-9
@@ -14,13 +16,13 @@ STABLE = 6.1  # times the fastest rate, the longest step of a decay
 
 def explicit_step(
     derivative: Callable,
-    time: NDArray[np.float64],
-    x: NDArray[np.float64],
-    f: NDArray[np.float64],
-    width: NDArray[np.float64],
-    theta: NDArray[np.float64],
-    absolute: NDArray[np.float64],
-) -> tuple[NDArray[np.float64], ...]:
+    time: Array,
+    x: Array,
+    f: Array,
+    width: Array,
+    theta: Array,
+    absolute: Array,
+) -> tuple[Array, Array, Array, tuple[Array, Array]]:
     """Take one step, with scipy's coefficients and error estimate.
 
     Parameters
@@ -41,7 +43,7 @@ def explicit_step(
         States and slopes after the step, shape ``(draw, state)``.
     error : array of float
         In units of the tolerance, shape ``(draw,)``.
-    x_last, f_last : array of float
+    last_stage : tuple of array
         States and slopes of the last stage, which is at the same time.
     """
     shape = x.shape
@@ -62,20 +64,29 @@ def explicit_step(
     )
     error = np.abs(width) * fifth / np.sqrt((fifth + 0.01 * third) * shape[1])
     error = np.where((fifth == 0) & (third == 0), 0.0, error)
-    return x_new, f_new, error, trial, slopes[-2].reshape(shape)
+    return x_new, f_new, error, (trial, slopes[-2].reshape(shape))
 
 
 def is_at_the_edge(
-    width: NDArray[np.float64],
-    x: NDArray[np.float64],
-    f: NDArray[np.float64],
-    x_last: NDArray[np.float64],
-    f_last: NDArray[np.float64],
+    width: Array, x: Array, f: Array, last_stage: tuple[Array, Array]
 ) -> NDArray[np.bool_]:
     """Tell draws whose step is as long as stability allows (Hairer and Wanner, IV.2).
 
     The fastest rate is estimated from the solution and the last stage, two points
     at the same time.
+
+    Parameters
+    ----------
+    width : array of float
+        Step of each draw, shape ``(draw,)``.
+    x, f, last_stage
+        States and slopes after the step, and what :func:`explicit_step` adds.
+
+    Returns
+    -------
+    array of bool
+        Shape ``(draw,)``.
     """
+    x_last, f_last = last_stage
     change, distance = ((difference**2).sum(axis=1) for difference in (f - f_last, x - x_last))
     return width * np.sqrt(change / distance) > STABLE
