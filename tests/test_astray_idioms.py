@@ -19,7 +19,7 @@ from benchmarks.paper.methods import METHODS, QUICK, Draws
 from pymc_gradmatch.climbing import _Problem
 from pymc_gradmatch.initial import starting_at
 from pymc_gradmatch.parameters import parameters_of
-from pymc_gradmatch.starts import given_starts
+from pymc_gradmatch.starts import has_start
 
 FAST = {"mode": "FAST_COMPILE"}
 
@@ -127,11 +127,10 @@ def test_models_are_copied_with_their_starts(built, settings):
 
 
 def test_the_refined_model_starts_at_its_most_probable_parameters(refined):
-    entries, start = given_starts(refined)
-    assert entries.all()
-    rate, sigma = np.exp([start[0], start[-1]])
-    assert rate == pytest.approx(1, rel=0.1)
-    assert sigma < 0.1  # the support point of its prior is 0.25
+    assert has_start(refined, refined["rate"])
+    start = refined.initial_point()
+    assert np.exp(start["rate_log__"]) == pytest.approx(1, rel=0.1)
+    assert np.exp(start["sigma_log__"]) < 0.1  # the support point of its prior is 0.25
 
 
 def test_the_refined_model_takes_interventions_and_other_observations(refined, decay):
