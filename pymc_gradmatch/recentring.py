@@ -135,7 +135,11 @@ def _centred(ode: ODE, gp: StateGP, parameters: Parameters, matched: Matched) ->
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         solution = ode.solve(gp.t, matched.x[0], theta)
-    if not np.isfinite(solution).all():
+    residual = gp.y - solution[gp.observed]
+    spent = (len(theta) + solution.shape[1]) / solution.shape[1]
+    with np.errstate(over="ignore"):
+        variance = np.square(residual).sum(axis=0) / max(len(residual) - spent, 1)
+    if not (np.isfinite(solution).all() and np.isfinite(variance).all()):
         warnings.warn(
             f"the ODE could not be integrated at the estimate "
             f"{dict(zip(ode.params, theta.round(4).tolist(), strict=True))}: the prior mean stays "
@@ -146,7 +150,4 @@ def _centred(ode: ODE, gp: StateGP, parameters: Parameters, matched: Matched) ->
         )
         return None
     slope, *_ = ode.linearised(gp.t, solution, theta)
-    residual = gp.y - solution[gp.observed]
-    spent = (len(theta) + solution.shape[1]) / solution.shape[1]
-    variance = np.square(residual).sum(axis=0) / max(len(residual) - spent, 1)
     return gp.with_mean(solution, slope).with_sigma(np.sqrt(variance))
