@@ -16,9 +16,10 @@ import pymc_gradmatch as gm
 from benchmarks import fuzz
 from benchmarks.paper import results, study
 from benchmarks.paper.methods import METHODS, QUICK, Draws
-from pymc_gradmatch.climbing import _Problem
+from pymc_gradmatch.climbing import Matched, _Problem
 from pymc_gradmatch.initial import starting_at
 from pymc_gradmatch.parameters import parameters_of
+from pymc_gradmatch.recentring import _centred
 from pymc_gradmatch.starts import has_start
 
 FAST = {"mode": "FAST_COMPILE"}
@@ -306,3 +307,18 @@ def test_something_else_in_the_place_of_the_ode_is_refused(decay):
     gp = gm.StateGP(t, y, [pm.gp.cov.Matern52(1, ls=1.0)], sigma=0.1)
     with pytest.raises(TypeError, match=r"expected a gm\.ODE"):
         gm.refine(exponential_decay, gp, priors={"rate": pm.HalfNormal.dist(1)})
+
+
+def test_a_prior_on_unnamed_variables_is_refused_before_anything_is_integrated(built):
+    hierarchical = {"rate": pm.HalfNormal.dist(pm.HalfNormal.dist(1))}
+    with pytest.raises(ValueError, match="prior of 'rate' depends on random variables"):
+        built(priors=hierarchical, preset="refined")
+
+
+def test_a_solution_that_grows_without_bound_is_no_prior_mean(decay):
+    gp = gm.StateGP(*decay, [pm.gp.cov.Matern52(1, ls=1.0)], sigma=0.1)
+    growth = gm.ODE(lambda t, x, theta: [theta.rate * x.mass], ["mass"], ["rate"])
+    parameters = parameters_of({"rate": pm.Normal.dist()}, ["rate"])
+    found = Matched(np.array([110.0]), gp.posterior_mean(), np.ones(1), 0.0)
+    with pytest.warns(UserWarning, match="could not be integrated"):
+        assert _centred(growth, gp, parameters, found) is None
