@@ -164,7 +164,8 @@ def distance_from_solution(
     In sigma, root mean square over time, shape ``(state,)``; NaN if it cannot be integrated.
     """
     solution = _solution(ode, gp, parameters, matched)
-    return np.sqrt(np.square((matched.x - solution) / gp.sigma).mean(axis=0))
+    with np.errstate(over="ignore"):
+        return np.sqrt(np.square((matched.x - solution) / gp.sigma).mean(axis=0))
 
 
 def _solution(ode: ODE, gp: StateGP, parameters: Parameters, matched: Matched) -> NDArray:
