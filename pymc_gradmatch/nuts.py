@@ -105,9 +105,8 @@ def sample(
 
     W has one row per coordinate.  Beyond 2 000 of them it would cost more than
     it saves: then W is a diagonal, nothing is bent, and nutpie learns the rest
-    with its low-rank mass matrix, as a line in the log says.  That serves the
-    paper's settings; the refined model of so many states and times is too thin
-    for it, and takes hours.  Thin the data there.
+    with its low-rank mass matrix, as a line in the log says.  The refined model of
+    so many states and times is too thin for that: thin the data there.
 
     Examples
     --------
