@@ -117,13 +117,13 @@ class _Front(NamedTuple):
     absolute: NDArray[np.float64]
     at_the_edge: NDArray[np.int_]
 
-    def of(self, chosen: NDArray) -> Self:
-        return type(self)(*(array[chosen] for array in self))
+    def of(self, chosen: NDArray | slice) -> Self:
+        return self._make(array[chosen] for array in self)
 
     def parts(self) -> list[Self]:
         """Return the draws in parts whose matrices fit into memory."""
-        n_parts = -(-len(self.draw) * ORDER * self.x.shape[1] ** 2 // MOST_NUMBERS)
-        return [self.of(part) for part in np.array_split(np.arange(len(self.draw)), n_parts or 1)]
+        n = max(1, MOST_NUMBERS // (ORDER * self.x.shape[1] ** 2))
+        return [self.of(slice(first, first + n)) for first in range(0, len(self.draw), n)]
 
     def with_tolerances(self, trajectories: NDArray[np.float64]) -> Self:
         """Return the same with absolute tolerances for sizes that states had, not may have."""
@@ -181,6 +181,7 @@ def _advance(
                 leaves = far & (at_the_edge >= LOOKS)
                 unsuited.append(front.of(leaves))
                 going &= ~leaves
+        del last_stage  # and its memory, before the next step takes as much
         if not going.all():
             front = front.of(going)
     return _Front(*map(np.concatenate, zip(*unsuited, front, strict=True)))
