@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import pymc as pm
+import pytensor
 import pytensor.tensor as pt
 import scipy.stats
 
@@ -572,12 +573,12 @@ def attempt(seed: int) -> Outcome:
 def evaluate(model: pm.Model) -> str:
     """Return what is not finite where samplers start, or nothing."""
     point = model.initial_point()
-    outputs = [model.logp(), model.dlogp()]
+    logp, variables = model.logp(), model.value_vars
+    outputs = [logp, *pytensor.grad(logp, variables, disconnected_inputs="ignore")]
     for mode in (EVALUATE_ONCE, "FAST_COMPILE"):  # some densities are finite once rewritten
-        compiled = model.compile_fn(
-            outputs, inputs=model.value_vars, mode=mode, on_unused_input="ignore"
-        )
-        density, gradient = compiled(point)
+        compiled = model.compile_fn(outputs, inputs=variables, mode=mode, on_unused_input="ignore")
+        density, *slopes = compiled(point)
+        gradient = np.concatenate([slope.ravel() for slope in slopes])
         if np.isfinite(density) and np.isfinite(gradient).all():
             return ""
     spoiled = [name for name, value in point.items() if not np.isfinite(value).all()]

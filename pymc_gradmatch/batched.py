@@ -117,13 +117,14 @@ class _Front(NamedTuple):
     absolute: NDArray[np.float64]
     at_the_edge: NDArray[np.int_]
 
-    def of(self, chosen: NDArray | slice) -> Self:
-        return self._make(array[chosen] for array in self)
+    def of(self, chosen: NDArray) -> Self:
+        return type(self)(*(array[chosen] for array in self))
 
     def parts(self) -> list[Self]:
         """Return the draws in parts whose matrices fit into memory."""
         n = max(1, MOST_NUMBERS // (ORDER * self.x.shape[1] ** 2))
-        return [self.of(slice(first, first + n)) for first in range(0, len(self.draw), n)]
+        draws = np.arange(len(self.draw))
+        return [self.of(part) for part in np.split(draws, draws[n::n])]
 
     def with_tolerances(self, trajectories: NDArray[np.float64]) -> Self:
         """Return the same with absolute tolerances for sizes that states had, not may have."""

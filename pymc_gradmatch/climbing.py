@@ -185,6 +185,10 @@ class _Problem:
         """
         n_params, (n_states, n_times) = len(self.parameters.names), self.shape[::-1]
         _, by_u, by_x = self._linearised(point)
+        n = n_params + n_states * n_times
+        if not (np.isfinite(by_u).all() and np.isfinite(by_x).all()):
+            # SciPy asks for it before it turns down a point at which the value is infinite.
+            return np.eye(n)
         states = np.zeros((n_states, n_times, n_states, n_times))
         mixed = -np.einsum("ktp,kts->pks", by_u, self.slope)
         for m in range(n_states):
@@ -197,7 +201,6 @@ class _Problem:
             states[entering, :, m] -= cross.mT
             states[m, :, m] += self.fixed[m]
             mixed[:, entering] += (by_u[m].T @ self.whiten[m])[:, None] * d
-        n = n_params + n_states * n_times
         hessian = np.empty((n, n))
         curvature = self.parameters.log_prior(point[:n_params])[2]
         # Heavy tails bend the other way: left out, so that variances stay positive.

@@ -18,7 +18,7 @@ from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_gradmatch.derivatives import as_written
+from pymc_gradmatch.derivatives import as_written, random_ancestors
 
 __all__ = ["Parameters", "is_distribution", "is_registered", "parameters_of", "registered"]
 
@@ -79,6 +79,13 @@ def parameters_of(priors: Mapping[str, TensorVariable], names: Sequence[str]) ->
                     "climbs by gradients. Use preset 'fgpgm' and pm.sample for discrete parameters."
                 )
                 raise TypeError(msg)
+            if random_ancestors(priors[name].owner.inputs, outer.basic_RVs if outer else ()):
+                msg = (
+                    f"the prior of {name!r} depends on random variables that are not in the model, "
+                    "such as pm.HalfNormal.dist(1); expected named ones, made in a "
+                    'with pm.Model() block: pm.HalfNormal("width", 1).'
+                )
+                raise ValueError(msg)
             _add(model, name, _given_parents(priors[name], outer))
     values = [model.rvs_to_values[model[name]] for name in names]
     u = pt.vector("u", dtype="float64", shape=(len(names),))

@@ -164,7 +164,8 @@ def distance_from_solution(
     In sigma, root mean square over time, shape ``(state,)``; NaN if it cannot be integrated.
     """
     solution = _solution(ode, gp, parameters, matched)
-    return np.sqrt(np.square((matched.x - solution) / gp.sigma).mean(axis=0))
+    with np.errstate(over="ignore"):
+        return np.sqrt(np.square((matched.x - solution) / gp.sigma).mean(axis=0))
 
 
 def _solution(ode: ODE, gp: StateGP, parameters: Parameters, matched: Matched) -> NDArray:
@@ -177,7 +178,11 @@ def _solution(ode: ODE, gp: StateGP, parameters: Parameters, matched: Matched) -
 def _centred(ode: ODE, gp: StateGP, parameters: Parameters, matched: Matched) -> StateGP | None:
     solution = _solution(ode, gp, parameters, matched)
     theta, _ = parameters.natural(matched.u)
-    if not np.isfinite(solution).all():
+    residual = gp.y - solution[gp.observed]
+    spent = (len(theta) + solution.shape[1]) / solution.shape[1]
+    with np.errstate(over="ignore"):
+        variance = np.square(residual).sum(axis=0) / max(len(residual) - spent, 1)
+    if not (np.isfinite(solution).all() and np.isfinite(variance).all()):
         warnings.warn(
             f"the ODE could not be integrated at the estimate "
             f"{dict(zip(ode.params, theta.round(4).tolist(), strict=True))}: the prior mean stays "
@@ -187,7 +192,4 @@ def _centred(ode: ODE, gp: StateGP, parameters: Parameters, matched: Matched) ->
         )
         return None
     slope, *_ = ode.linearised(gp.t, solution, theta)
-    residual = gp.y - solution[gp.observed]
-    spent = (len(theta) + solution.shape[1]) / solution.shape[1]
-    variance = np.square(residual).sum(axis=0) / max(len(residual) - spent, 1)
     return gp.with_mean(solution, slope).with_sigma(np.sqrt(variance))

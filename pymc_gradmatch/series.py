@@ -1,5 +1,6 @@
 """Checks of the user's time series, made once, before anything is computed from them."""
 
+from contextlib import suppress
 from reprlib import repr as short
 from typing import Any
 
@@ -129,11 +130,11 @@ def as_observations(y: ArrayLike | SharedVariable, t: NDArray[np.float64]) -> ND
 
 def as_numbers(values: Any, name: str, expected: str = "numbers") -> NDArray[np.float64]:
     """Return an array, or say what was expected of ``name``."""
-    try:
-        return np.asarray(values, dtype=float)
-    except (TypeError, ValueError):
-        msg = f"{name} is a {type(values).__name__}, {short(values)}; expected {expected}."
-        raise TypeError(msg) from None
+    with suppress(TypeError, ValueError):
+        if not np.iscomplexobj(values):
+            return np.asarray(values, dtype=float)
+    msg = f"{name} is a {type(values).__name__}, {short(values)}; expected {expected}."
+    raise TypeError(msg)
 
 
 def _held(data: Any, name: str):

@@ -16,10 +16,11 @@ import pymc_gradmatch as gm
 from benchmarks import fuzz
 from benchmarks.paper import results, study
 from benchmarks.paper.methods import METHODS, QUICK, Draws
-from pymc_gradmatch.climbing import _Problem
+from pymc_gradmatch.climbing import Matched, _Problem
 from pymc_gradmatch.initial import starting_at
 from pymc_gradmatch.parameters import parameters_of
-from pymc_gradmatch.starts import given_starts
+from pymc_gradmatch.recentring import _centred
+from pymc_gradmatch.starts import has_start
 
 FAST = {"mode": "FAST_COMPILE"}
 
@@ -127,11 +128,10 @@ def test_models_are_copied_with_their_starts(built, settings):
 
 
 def test_the_refined_model_starts_at_its_most_probable_parameters(refined):
-    entries, start = given_starts(refined)
-    assert entries.all()
-    rate, sigma = np.exp([start[0], start[-1]])
-    assert rate == pytest.approx(1, rel=0.1)
-    assert sigma < 0.1  # the support point of its prior is 0.25
+    assert has_start(refined, refined["rate"])
+    start = refined.initial_point()
+    assert np.exp(start["rate_log__"]) == pytest.approx(1, rel=0.1)
+    assert np.exp(start["sigma_log__"]) < 0.1  # the support point of its prior is 0.25
 
 
 def test_the_refined_model_takes_interventions_and_other_observations(refined, decay):
@@ -286,6 +286,19 @@ def test_a_heavy_tailed_prior_leaves_the_hessian_of_a_climb_positive(decay):
     assert np.linalg.eigvalsh(hessian)[0] >= 0
 
 
+def test_a_climb_survives_a_step_to_where_the_right_hand_side_is_infinite(decay):
+    gp = gm.StateGP(*decay, [pm.gp.cov.Matern52(1, ls=1.0)], sigma=0.1)
+    steep = gm.ODE(lambda t, x, theta: [pm.math.exp(theta.rate * x.mass)], ["mass"], ["rate"])
+    problem = _Problem(steep, gp, parameters_of({"rate": pm.Normal.dist()}, ["rate"]), np.ones(1))
+    assert np.isfinite(problem.hessian(problem.flat([1e4], gp.posterior_mean()))).all()
+
+
+def test_complex_numbers_are_refused():
+    for t, y in (([0, 1, 2], np.eye(3, 1) * 1j), (np.arange(3) + 0j, np.eye(3, 1))):
+        with pytest.raises(TypeError, match="is a ndarray"):
+            gm.StateGP(t, y, [pm.gp.cov.Matern52(1, ls=1.0)], sigma=0.1)
+
+
 def test_something_else_in_the_place_of_the_ode_is_refused(decay):
     t, y = decay
     for arguments in ((exponential_decay, t, y), (t, y, DECAY), (None, t, y)):
@@ -294,3 +307,18 @@ def test_something_else_in_the_place_of_the_ode_is_refused(decay):
     gp = gm.StateGP(t, y, [pm.gp.cov.Matern52(1, ls=1.0)], sigma=0.1)
     with pytest.raises(TypeError, match=r"expected a gm\.ODE"):
         gm.refine(exponential_decay, gp, priors={"rate": pm.HalfNormal.dist(1)})
+
+
+def test_a_prior_on_unnamed_variables_is_refused_before_anything_is_integrated(built):
+    hierarchical = {"rate": pm.HalfNormal.dist(pm.HalfNormal.dist(1))}
+    with pytest.raises(ValueError, match="prior of 'rate' depends on random variables"):
+        built(priors=hierarchical, preset="refined")
+
+
+def test_a_solution_that_grows_without_bound_is_no_prior_mean(decay):
+    gp = gm.StateGP(*decay, [pm.gp.cov.Matern52(1, ls=1.0)], sigma=0.1)
+    growth = gm.ODE(lambda t, x, theta: [theta.rate * x.mass], ["mass"], ["rate"])
+    parameters = parameters_of({"rate": pm.Normal.dist()}, ["rate"])
+    found = Matched(np.array([110.0]), gp.posterior_mean(), np.ones(1), 0.0)
+    with pytest.warns(UserWarning, match="could not be integrated"):
+        assert _centred(growth, gp, parameters, found) is None
