@@ -122,8 +122,9 @@ class _Front(NamedTuple):
 
     def parts(self) -> list[Self]:
         """Return the draws in parts whose matrices fit into memory."""
-        n_parts = -(-len(self.draw) * ORDER * self.x.shape[1] ** 2 // MOST_NUMBERS)
-        return [self.of(part) for part in np.array_split(np.arange(len(self.draw)), n_parts or 1)]
+        n = max(1, MOST_NUMBERS // (ORDER * self.x.shape[1] ** 2))
+        draws = np.arange(len(self.draw))
+        return [self.of(part) for part in np.split(draws, draws[n::n])]
 
     def with_tolerances(self, trajectories: NDArray[np.float64]) -> Self:
         """Return the same with absolute tolerances for sizes that states had, not may have."""
@@ -181,6 +182,7 @@ def _advance(
                 leaves = far & (at_the_edge >= LOOKS)
                 unsuited.append(front.of(leaves))
                 going &= ~leaves
+        del last_stage  # and its memory, before the next step takes as much
         if not going.all():
             front = front.of(going)
     return _Front(*map(np.concatenate, zip(*unsuited, front, strict=True)))

@@ -79,12 +79,13 @@ def implicit_step(
         )
         change = h[left, :, None] * f.reshape(-1, n_draws, n_states)
         move[left] += np.matvec(inverse[left], change)
-    x_new = x + np.tensordot(FINAL, move, 1)
+    move[:-1] -= move[-1]  # large weights of these differences, not of the moves
+    x_new = x + move[-1] + np.tensordot(FINAL[:-1], move[:-1], 1)
     # A state that is a small difference of large ones is as uncertain as these are.
     terms = np.matvec(np.abs(slope_by_state), np.abs(x))
     rounding = ROUNDING * np.matvec(np.abs(inverse[-1]), h[-1, :, None] * terms)
     scale = absolute + rounding + RTOL * np.maximum(np.abs(x), np.abs(x_new))
-    apart = np.tensordot(DISAGREEMENT, move, 1) / scale
+    apart = np.tensordot(DISAGREEMENT[:-1], move[:-1], 1) / scale
     return x_new, np.sqrt((apart**2).mean(axis=1))
 
 

@@ -8,7 +8,6 @@ import xarray as xr
 from scipy import stats
 
 import pymc_gradmatch as gm
-from pymc_gradmatch import batched
 from pymc_gradmatch.batched import BatchedSolver
 from pymc_gradmatch.coverage import cover
 from pymc_gradmatch.importance import Mixture, Search, reliable_k, search, weigh
@@ -316,17 +315,6 @@ def test_time_enters_batched_integration(rng):
     t = np.array([1.0, 1.5, 4.0, 9.0])
     solution = BatchedSolver(ode)(t, r, r)
     np.testing.assert_allclose(solution[..., 0], r + r * (np.sin(t) - np.sin(1)), atol=1e-7)
-
-
-def test_stiff_draws_are_left_to_solve(monkeypatch):
-    """Assert the solution of a fast relaxation that takes too many explicit steps."""
-    monkeypatch.setattr(batched, "MAX_STEPS", 50)
-    ode = gm.ODE(lambda t, x, theta: [-theta.rate * (x.x - pm.math.cos(t))], ["x"], ["rate"])
-    rate = np.array([[1.0], [1e5]])
-    solution = BatchedSolver(ode)([0.0, 1.0, 2.0], np.ones((2, 1)), rate)
-    np.testing.assert_allclose(solution[1, :, 0], np.cos([0, 1, 2]), atol=1e-4)
-    exact = (np.cos([0, 1, 2]) + np.sin([0, 1, 2]) + np.exp([0, -1, -2])) / 2
-    np.testing.assert_allclose(solution[0, :, 0], exact, atol=1e-7)
 
 
 def test_a_reliable_k_is_below_seven_tenths_and_less_for_few_draws():

@@ -1,0 +1,240 @@
+"""Stiff draws are integrated with all the others, accurately and in a bounded number of steps."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pymc as pm
+import pytest
+from scipy.integrate import solve_ivp
+
+import pymc_gradmatch as gm
+from pymc_gradmatch import batched, implicit
+from pymc_gradmatch.batched import BatchedSolver
+
+
+def _robertson(t, x, theta):
+    a, b, c = x
+    k1, k2, k3 = theta
+    first, second, third = k1 * a, k2 * b * b, k3 * b * c
+    return [third - first, first - second - third, second]
+
+
+def _enzyme(t, x, theta):
+    e, s, c, _ = x
+    kf, kr, kc = theta
+    return [(kr + kc) * c - kf * e * s, kr * c - kf * e * s, kf * e * s - (kr + kc) * c, kc * c]
+
+
+def _van_der_pol(t, x, theta):
+    u, v = x
+    return [v, theta[0] * (1 - u * u) * v - u]
+
+
+CASES = {
+    "Robertson": SimpleNamespace(
+        rhs=_robertson,
+        x0=[1.0, 0.0, 0.0],
+        theta=[0.04, 3e7, 1e4],
+        t=np.linspace(0, 40, 41),
+    ),
+    "Robertson, log times": SimpleNamespace(
+        rhs=_robertson,
+        x0=[1.0, 0.0, 0.0],
+        theta=[0.04, 3e7, 1e4],
+        t=np.append(0.0, np.geomspace(4.0, 4e6, 13)),
+    ),
+    "enzyme": SimpleNamespace(
+        rhs=_enzyme,
+        x0=[0.2, 1.0, 0.0, 0.0],
+        theta=[1000.0, 500.0, 1.0],
+        t=np.linspace(0, 15, 20),
+    ),
+    "Van der Pol": SimpleNamespace(  # one fast jump, at 807
+        rhs=_van_der_pol,
+        x0=[2.0, 0.0],
+        theta=[1000.0],
+        t=np.append(np.linspace(0, 800, 9), [1000.0, 1200.0]),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def solver_of():
+    """Return solvers by right-hand side, each compiled once."""
+    solvers = {}
+
+    def solver_of(rhs, n_states, n_params):
+        if rhs not in solvers:
+            states = [f"x{k}" for k in range(n_states)]
+            solvers[rhs] = BatchedSolver(gm.ODE(rhs, states, [f"p{k}" for k in range(n_params)]))
+        return solvers[rhs]
+
+    return solver_of
+
+
+@pytest.fixture(scope="module")
+def tracking():
+    """Return the solver of Prothero and Robinson's problem, whose solution is cos(t)."""
+    rhs = lambda t, x, theta: [-theta.rate * (x.x - pm.math.cos(t)) - pm.math.sin(t)]  # noqa: E731
+    return BatchedSolver(gm.ODE(rhs, ["x"], ["rate"]))
+
+
+@pytest.fixture(scope="module")
+def growing():
+    """Return the solver of a stiff pair of which one goes to infinity at t = 1 / b(0)."""
+    rhs = lambda t, x, theta: [theta.rate * (x.b - x.a), theta.growth * x.b**2]  # noqa: E731
+    return BatchedSolver(gm.ODE(rhs, ["a", "b"], ["rate", "growth"]))
+
+
+def _reference(case):
+    def f(t, x):
+        return np.array(case.rhs(t, x, case.theta))
+
+    solution = solve_ivp(
+        f, (case.t[0], case.t[-1]), case.x0, "Radau", case.t, rtol=1e-10, atol=1e-16
+    )
+    assert solution.success
+    return solution.y.T
+
+
+def _draws(case, n_draws, rng):
+    theta = np.array(case.theta)
+    theta = theta * np.exp(0.2 * rng.normal(size=(n_draws, len(theta))))
+    return np.tile(case.x0, (n_draws, 1)), theta
+
+
+def _steps_of(monkeypatch, name):
+    """Return a list that gets the number of draws of each step of a road."""
+    step, draws = getattr(batched, name), []
+
+    def counting(*args):
+        draws.append(len(args[-1]))
+        return step(*args)
+
+    monkeypatch.setattr(batched, name, counting)
+    return draws
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_stiff_solutions_are_those_of_radau(name, solver_of):
+    """Assert 1e-7 of each state's size; LSODA at its tolerance of 1e-8 is up to 6e-6 off."""
+    case = CASES[name]
+    solve = solver_of(case.rhs, len(case.x0), len(case.theta))
+    solution = solve(case.t, [case.x0], [case.theta])[0]
+    expected = _reference(case)
+    scale = np.abs(expected).max(axis=0)
+    np.testing.assert_allclose(solution / scale, expected / scale, rtol=0, atol=1e-7)
+
+
+def test_a_stiff_forced_decay_follows_its_known_solution(tracking):
+    """Assert cos(t), on which and off which draws start."""
+    t = np.linspace(0, 10, 11)
+    rate = np.array([[1e3], [1e4], [1e6], [1e8]])
+    solution = tracking(t, [[1.0], [1.5], [0.0], [1.0]], rate)[..., 0]
+    np.testing.assert_allclose(solution[:, 1:], np.tile(np.cos(t[1:]), (4, 1)), atol=1e-8)
+
+
+def test_errors_follow_the_tolerance(solver_of, monkeypatch):
+    """Assert it for a jump of Van der Pol's oscillator, with steps that no output time cuts."""
+    case = CASES["Van der Pol"]
+    solve = solver_of(case.rhs, 2, 1)
+    expected = _reference(case)[-1]
+    errors = []
+    for tolerance in (1e-4, 1e-6, 1e-8):
+        monkeypatch.setattr(implicit, "RTOL", tolerance)
+        solution = solve(case.t[[0, -1]], [case.x0], [case.theta])[0, -1]
+        errors.append(np.abs(solution / expected - 1).max())
+        assert errors[-1] < 10 * tolerance
+    assert errors[0] > 10 * errors[1] > 100 * errors[2]
+
+
+def _step(width, slope):
+    """Return x after one step of x' = x from 1, and its error, with some other Jacobian."""
+    n = len(width)
+    return implicit.implicit_step(
+        lambda t, x, theta: x,
+        lambda t, x, theta: np.full((n, 1, 1), slope),
+        np.zeros(n),
+        np.ones((n, 1)),
+        np.array(width),
+        np.zeros((n, 0)),
+        np.ones((n, 1)),
+    )
+
+
+@pytest.mark.parametrize("slope", [0.3, 0.0, np.inf], ids=["wrong", "zero", "infinite"])
+def test_the_implicit_step_has_order_nine_whatever_the_jacobian(slope):
+    """Assert that a step half as wide has about 2 to the ten less error."""
+    width = [1.0, 0.5]
+    x, _ = _step(width, slope)
+    wide, narrow = np.abs(x[:, 0] - np.exp(width))
+    assert 2**9 < wide / narrow < 2**11
+
+
+def test_a_draw_in_a_mixed_batch_is_the_same_as_alone(solver_of, rng):
+    case = CASES["enzyme"]
+    solve = solver_of(case.rhs, 4, 3)
+    x0, theta = _draws(case, 6, rng)
+    theta[::2] /= [1000, 1000, 1]  # not stiff
+    together = solve(case.t, x0, theta)
+    alone = np.concatenate([solve(case.t, x0[[k]], theta[[k]]) for k in range(6)])
+    np.testing.assert_allclose(together, alone, rtol=0, atol=1e-8)
+
+
+def test_stiff_draws_change_the_road_early_and_the_others_never(solver_of, rng, monkeypatch):
+    case = CASES["Robertson"]
+    solve = solver_of(case.rhs, 3, 3)
+    implicit_steps = _steps_of(monkeypatch, "implicit_step")
+    explicit_steps = _steps_of(monkeypatch, "explicit_step")
+    assert np.isfinite(solve(case.t, *_draws(case, 20, rng))).all()
+    assert len(explicit_steps) < 300
+    assert 40 < len(implicit_steps) < 300
+    implicit_steps.clear()
+    lotka_volterra = gm.systems.lotka_volterra
+    theta = [list(lotka_volterra.theta.values())]
+    BatchedSolver(lotka_volterra.ode)(lotka_volterra.t, [lotka_volterra.x0], theta)
+    assert sum(implicit_steps) == 0
+
+
+def test_draws_that_blow_up_are_nan_after_few_steps(growing, monkeypatch):
+    """Assert that the draw beside them goes on, and that nothing is left to one draw's solver."""
+    steps = [_steps_of(monkeypatch, f"{road}_step") for road in ("explicit", "implicit")]
+    monkeypatch.setattr(gm.ODE, "solve", None)
+    theta = [[1e5, 1.0], [1.0, 1.0], [1e5, -1.0]]
+    solution = growing(np.linspace(0, 3, 7), np.full((3, 2), 0.5), theta)
+    assert np.isnan(solution[:2]).all()
+    np.testing.assert_allclose(solution[2, -1], 0.2, atol=1e-4)
+    assert sum(map(len, steps)) < 1200
+
+
+def test_no_draw_takes_more_steps_than_allowed(monkeypatch):
+    """Assert that ten thousand swings, on which no method can save steps, are given up."""
+    monkeypatch.setattr(batched, "MAX_STEPS", 100)
+    monkeypatch.setattr(batched, "MAX_IMPLICIT_STEPS", 50)
+    steps = [_steps_of(monkeypatch, f"{road}_step") for road in ("explicit", "implicit")]
+    swing = gm.ODE(lambda t, x, theta: [x.v, -theta.k * x.u], ["u", "v"], ["k"])
+    solve = BatchedSolver(swing)
+    solution = solve(np.linspace(0, 62832, 5), [[1.0, 0.0], [0.0, 0.0]], [[1.0], [1.0]])
+    assert np.isnan(solution[0]).all()
+    np.testing.assert_array_equal(solution[1], 0)
+    assert [len(taken) for taken in steps] == [105, 55]
+
+
+def test_a_small_difference_of_large_states_does_not_stop_the_integration():
+    """Assert x' = 1e5 (a - b - x) with a = b, which rounding alone keeps from zero."""
+    ode = gm.ODE(
+        lambda t, x, theta: [-0.1 * x.a, -0.1 * x.b, theta.rate * (x.a - x.b - x.x)],
+        ["a", "b", "x"],
+        ["rate"],
+    )
+    t = np.linspace(0, 10, 11)
+    solution = BatchedSolver(ode)(t, [[1.0, 1.0, 1e-9]], [[1e5]])[0]
+    np.testing.assert_allclose(solution[:, 0], np.exp(-0.1 * t), atol=1e-9)
+    np.testing.assert_allclose(solution[1:, 2], 0, atol=1e-9)
+
+
+def test_a_step_whose_matrix_is_singular_fails_for_its_draw_alone():
+    """Assert that x' = x at h = 1, where I - h J is zero, stops no other draw."""
+    x, error = _step([2.0, 0.5], slope=1.0)
+    assert np.isnan(error[0])
+    np.testing.assert_allclose(x[1, 0], np.exp(0.5), rtol=1e-9)
