@@ -154,6 +154,14 @@ def interrupting(when):
     return Interrupting
 
 
+@pytest.fixture(autouse=True)
+def _keyboard():
+    """Have Ctrl-C interrupt: where a shell began the tests in the background it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 ENDLESS = {"draws": 2_000_000, "tune": 100, "random_seed": 1, "progressbar": False}
 
 
