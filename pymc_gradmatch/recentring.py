@@ -147,12 +147,13 @@ def _advice(ode: ODE, gp: StateGP, start: NDArray[np.float64]) -> str:
         for state, value, data in zip(ode.states, start, gp.y.T, strict=True)
         if value < 0 <= data.min()
     ]
+    look = "Check the priors, and start elsewhere with another random_seed."
     if not below:
-        return "Check the priors, and start elsewhere with another random_seed."
+        return look
     return (
-        f"The state {', '.join(below)} starts below zero, where its data never are: the noise "
-        "hides so small a start. Write the ODE for its logarithm, or give its start a likelihood "
-        'of its own, for example pm.Normal("start", x[0, k], small, observed=...).'
+        f"The state {', '.join(below)} starts below zero, where its data never are: if noise hides "
+        "so small a start, write the ODE for its logarithm, or give its start a likelihood of its "
+        f'own, for example pm.Normal("start", x[0, k], small, observed=...). {look}'
     )
 
 

@@ -293,19 +293,3 @@ def test_a_draw_that_cannot_be_integrated_is_nan_and_stops_no_other(y):
     failed = predicted["y"].isnull().all(["y_dim_0", "y_dim_1"]).to_numpy()
     assert failed.sum() == 5
     assert predicted["y"].to_numpy()[~failed].min() >= 0
-
-
-# 9. A state that starts out of its domain.
-
-
-def test_a_start_below_zero_is_named_where_nothing_can_be_integrated():
-    """Assert the state and the cause for roots of a small start that noise hides."""
-    ode = gm.ODE(lambda t, x, theta: [theta.rate * pm.math.sqrt(x.mass)], ["mass"], ["rate"])
-    grown = (0.01 + 0.5 * T)[:, None] ** 2
-    y = np.maximum(grown + np.random.default_rng(0).normal(0, 0.1, grown.shape), 0)
-    y[:2] = 0
-    gp = gm.StateGP(T, y, [pm.gp.cov.Matern52(1, ls=1.0)], sigma=0.1)
-    from pymc_gradmatch.recentring import _advice
-
-    assert "'mass' at -0.01 starts below zero" in _advice(ode, gp, np.array([-0.01]))
-    assert "another random_seed" in _advice(ode, gp, np.array([0.01]))
