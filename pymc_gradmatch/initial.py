@@ -10,6 +10,7 @@ from types import new_class
 from typing import Any
 
 import numpy as np
+import pymc as pm
 import pytensor.tensor as pt
 from numpy.typing import ArrayLike
 from pymc.distributions.distribution import _support_point
@@ -17,7 +18,7 @@ from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 from pytensor.tensor.variable import TensorVariable
 
-__all__ = ["starting_at", "starts_by_itself"]
+__all__ = ["starting_at", "starts_by_itself", "without_starts"]
 
 
 class Starting:
@@ -68,3 +69,11 @@ def starting_at(rv: TensorVariable, start: ArrayLike) -> TensorVariable:
 def starts_by_itself(rv: TensorVariable) -> bool:
     """Tell whether a variable was made by :func:`starting_at`."""
     return isinstance(rv.owner.op, Starting)
+
+
+def without_starts(model: pm.Model) -> pm.Model:
+    """Return a view of a model without its initial values: PyMC copies no other."""
+    view = object.__new__(type(model))
+    vars(view).update(vars(model))
+    view.rvs_to_initial_values = dict.fromkeys(model.rvs_to_initial_values)
+    return view

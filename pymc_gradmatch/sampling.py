@@ -6,6 +6,7 @@ from pymc.model.transform.conditioning import remove_value_transforms
 from xarray import DataTree
 
 from pymc_gradmatch.distribution import keep_observations
+from pymc_gradmatch.initial import without_starts
 from pymc_gradmatch.metropolis import CompiledMetropolis
 from pymc_gradmatch.series import as_numbers, check_counts
 from pymc_gradmatch.states import is_states
@@ -131,8 +132,5 @@ def _start(model: pm.Model) -> dict[str, np.ndarray]:
 
 def _with_plain_parameters(model: pm.Model) -> pm.Model:
     """Copy the model without its parameters' transforms and without initial values."""
-    # PyMC copies only models without initial values of their own.
-    view = object.__new__(type(model))
-    vars(view).update(vars(model))
-    view.rvs_to_initial_values = dict.fromkeys(model.rvs_to_initial_values)
-    return remove_value_transforms(view, [rv for rv in model.free_RVs if not is_states(rv)])
+    parameters = [rv for rv in model.free_RVs if not is_states(rv)]
+    return remove_value_transforms(without_starts(model), parameters)

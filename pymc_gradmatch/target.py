@@ -19,6 +19,7 @@ from pytensor.tensor.variable import TensorVariable
 from pymc_gradmatch.batched import BatchedSolver
 from pymc_gradmatch.derivatives import EVALUATE_ONCE, random_ancestors
 from pymc_gradmatch.distribution import Constraint, constraints, is_constraint
+from pymc_gradmatch.initial import without_starts
 from pymc_gradmatch.states import is_states
 
 __all__ = ["ExactPosterior", "Solutions"]
@@ -230,7 +231,7 @@ class ExactPosterior(Solutions):
     def __init__(self, model: pm.Model, posterior: xr.Dataset):
         super().__init__(model)
         self._x = [pytensor.shared(np.zeros(c.x.shape.eval())) for c in self.constraints]
-        solved = pm.do(_without_starts(model), dict(zip(self.states, self._x, strict=True)))
+        solved = pm.do(without_starts(model), dict(zip(self.states, self._x, strict=True)))
         theta = [constraint.theta for constraint in constraints(solved)]
         self._check_theta(theta)
         left = [solved[name] for name in self._state_variables() if name in solved.named_vars]
@@ -428,14 +429,6 @@ def _unused(name: str, model: pm.Model) -> str:
     while name in model.named_vars:
         name += "_"
     return name
-
-
-def _without_starts(model: pm.Model) -> pm.Model:
-    """Return the same model without initial values: PyMC copies no other."""
-    twin = object.__new__(type(model))
-    twin.__dict__.update(model.__dict__)
-    twin.__dict__["rvs_to_initial_values"] = dict.fromkeys(model.rvs_to_initial_values)
-    return twin
 
 
 def _connected(model: pm.Model, seeds, x) -> list:
