@@ -10,8 +10,8 @@ import pymc as pm
 
 import pymc_gradmatch as gm
 from benchmarks.cases import AccuracyCase
-from pymc_gradmatch.compiled import CompiledPosterior
-from pymc_gradmatch.side_by_side import compiled_for
+from pymc_gradmatch.sampling.many import compiled_for
+from pymc_gradmatch.sampling.posterior import CompiledPosterior
 
 DRAWS, CHAINS = 1_000, 2
 

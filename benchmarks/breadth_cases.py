@@ -15,7 +15,7 @@ from pytensor.tensor.variable import TensorVariable
 
 import pymc_gradmatch as gm
 from benchmarks.rivals import Prior
-from pymc_gradmatch.systems import Simulation
+from pymc_gradmatch.paper.systems import Simulation
 
 __all__ = ["PROBLEMS", "REPLICATES", "Problem", "problem_named"]
 

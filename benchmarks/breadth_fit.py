@@ -13,7 +13,7 @@ import xarray as xr
 
 import pymc_gradmatch as gm
 from benchmarks.breadth_cases import Problem
-from pymc_gradmatch.systems import Simulation
+from pymc_gradmatch.paper.systems import Simulation
 
 type Row = dict[str, Any]
 

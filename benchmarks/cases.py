@@ -9,7 +9,7 @@ from pytensor.tensor.variable import TensorVariable
 
 import pymc_gradmatch as gm
 from benchmarks.rivals import Prior
-from pymc_gradmatch.systems import Noise, Simulation, System
+from pymc_gradmatch.paper.systems import Noise, Simulation, System
 
 
 class AccuracyCase(NamedTuple):

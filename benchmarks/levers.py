@@ -16,9 +16,9 @@ import pandas as pd
 
 import pymc_gradmatch as gm
 from benchmarks.cases import ACCURACY_CASES, AccuracyCase
-from pymc_gradmatch.climbing import climb_from_prior
-from pymc_gradmatch.parameters import parameters_of
-from pymc_gradmatch.refined import REFINED, RefinedSettings
+from pymc_gradmatch.model.gauss_newton import climb_from_prior
+from pymc_gradmatch.model.priors import parameters_of
+from pymc_gradmatch.model.refinement import REFINED, RefinedSettings
 
 HERE = Path(__file__).parent
 

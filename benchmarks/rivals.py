@@ -22,7 +22,7 @@ import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
 import pymc_gradmatch as gm
-from pymc_gradmatch.systems import Simulation, System
+from pymc_gradmatch.paper.systems import Simulation, System
 
 
 class Prior(NamedTuple):

@@ -26,9 +26,9 @@ import pymc as pm
 import pymc_gradmatch as gm
 from benchmarks import machine
 from benchmarks.rivals import CASES, Case, diffrax_nuts
-from pymc_gradmatch.compiled import CompiledPosterior, compile_posterior
-from pymc_gradmatch.curved import straight
-from pymc_gradmatch.laplace import Laplace
+from pymc_gradmatch.numerics import Laplace
+from pymc_gradmatch.sampling.coordinates import straight
+from pymc_gradmatch.sampling.posterior import CompiledPosterior, compile_posterior
 
 LV = gm.systems.lotka_volterra
 LV_PRIORS = {name: pm.HalfNormal.dist(5) for name in LV.ode.params}

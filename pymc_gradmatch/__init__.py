@@ -6,23 +6,15 @@ al., "Fast Gaussian process based gradient matching for parameter
 identification in systems of nonlinear ODEs", AISTATS 2019.
 """
 
-from pymc_gradmatch import datasets, derivatives, kernels, systems
-from pymc_gradmatch.distribution import GradientMatchingODE
-from pymc_gradmatch.exactness import integrate_check
-from pymc_gradmatch.fit import fit_gp
-from pymc_gradmatch.gp import StateGP
-from pymc_gradmatch.gridcheck import GridCheck, grid_check
-from pymc_gradmatch.many import fit_many
-from pymc_gradmatch.model import build_model
-from pymc_gradmatch.nuts import find_map, sample
+from pymc_gradmatch import datasets
+from pymc_gradmatch.checks import GammaSelection, GridCheck, grid_check, select_gamma
+from pymc_gradmatch.exact import IntegrateCheck, integrate_check, predict
+from pymc_gradmatch.gp import StateGP, derivatives, fit_gp, kernels
+from pymc_gradmatch.model import GradientMatchingODE, build_model, recentre, refine
 from pymc_gradmatch.ode import ODE
+from pymc_gradmatch.paper import sample_fgpgm, systems
 from pymc_gradmatch.plots import plot_states
-from pymc_gradmatch.predictive import predict
-from pymc_gradmatch.recentring import recentre
-from pymc_gradmatch.refined import refine
-from pymc_gradmatch.sampling import sample_fgpgm
-from pymc_gradmatch.selection import GammaSelection, select_gamma
-from pymc_gradmatch.verdict import IntegrateCheck
+from pymc_gradmatch.sampling import find_map, fit_many, sample
 
 __all__ = [
     "ODE",
@@ -49,3 +41,7 @@ __all__ = [
     "select_gamma",
     "systems",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

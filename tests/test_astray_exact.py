@@ -9,9 +9,8 @@ import xarray as xr
 from scipy import stats
 
 import pymc_gradmatch as gm
-from pymc_gradmatch.glance import glance
-from pymc_gradmatch.refined import RefinedSettings
-from pymc_gradmatch.target import ExactPosterior
+from pymc_gradmatch.exact import ExactPosterior, glance
+from pymc_gradmatch.model.refinement import RefinedSettings
 
 T = np.linspace(0, 2, 9)
 DECAY = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])

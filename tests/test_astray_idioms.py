@@ -16,11 +16,11 @@ import pymc_gradmatch as gm
 from benchmarks import fuzz
 from benchmarks.paper import results, study
 from benchmarks.paper.methods import METHODS, QUICK, Draws
-from pymc_gradmatch.climbing import Matched, _Problem
-from pymc_gradmatch.initial import starting_at
-from pymc_gradmatch.parameters import parameters_of
-from pymc_gradmatch.recentring import _centred
-from pymc_gradmatch.starts import has_start
+from pymc_gradmatch._pymc import starting_at
+from pymc_gradmatch.model.gauss_newton import Matched, _Problem
+from pymc_gradmatch.model.priors import parameters_of
+from pymc_gradmatch.model.refinement import _centred
+from pymc_gradmatch.sampling.posterior import has_start
 
 FAST = {"mode": "FAST_COMPILE"}
 

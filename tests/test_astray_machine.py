@@ -12,8 +12,8 @@ import pytest
 import xarray as xr
 
 import pymc_gradmatch as gm
-from pymc_gradmatch import gridcheck
-from pymc_gradmatch.compiled import compile_posterior
+from pymc_gradmatch.checks import grid
+from pymc_gradmatch.sampling.posterior import compile_posterior
 
 ROOT = Path(__file__).parents[1]
 REORDERED = ("reassoc", "contract", "fast")  # LLVM's flags that let it change a sum
@@ -56,7 +56,7 @@ def fits_of_made_up_draws(asked):
 @pytest.mark.parametrize(("draws", "asked_for"), [(20, [20, 20, 80, 80]), (500, [500, 500])])
 def test_grid_check_draws_more_where_it_cannot_tell(monkeypatch, draws, asked_for):
     asked: list[int] = []
-    monkeypatch.setattr(gridcheck, "sample", fits_of_made_up_draws(asked))
+    monkeypatch.setattr(grid, "sample", fits_of_made_up_draws(asked))
     ode = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
     t = np.linspace(0, 4, 9)
     gp = gm.StateGP(t, np.exp(-t)[:, None], [pm.gp.cov.ExpQuad(1, ls=1.0)], sigma=0.05)

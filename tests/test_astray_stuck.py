@@ -17,9 +17,13 @@ import pytest
 from scipy.integrate import _odepack_py
 
 import pymc_gradmatch as gm
-from pymc_gradmatch import compiled, curved, fit, laplace, native, progress, sampling, side_by_side
-from pymc_gradmatch.compiled import compile_posterior
-from pymc_gradmatch.side_by_side import compiled_for
+from pymc_gradmatch import reporting
+from pymc_gradmatch.gp import fit
+from pymc_gradmatch.numerics import optimise
+from pymc_gradmatch.paper import metropolis
+from pymc_gradmatch.sampling import coordinates, density, many, posterior
+from pymc_gradmatch.sampling.many import compiled_for
+from pymc_gradmatch.sampling.posterior import compile_posterior
 
 T = np.linspace(0, 6, 15)
 WAVES = [
@@ -83,7 +87,7 @@ def test_a_bug_in_exchanging_numbers_is_no_second_compilation(monkeypatch):
     def bug(*_):
         raise ValueError
 
-    monkeypatch.setattr(compiled, "_starts", bug)
+    monkeypatch.setattr(posterior, "_starts", bug)
     with pytest.raises(ValueError):  # noqa: PT011
         compiled_for(second, posteriors)
     assert len(posteriors) == 1
@@ -96,7 +100,7 @@ def test_parameters_start_at_their_own_model_s_prior_not_at_the_compiled_one_s()
 
 
 def test_axes_of_a_normal_come_the_widest_first_also_where_curvature_is_negative():
-    variances, axes = curved._inverse(np.diag([-5.0, 0.5, 2.0]))
+    variances, axes = coordinates._inverse(np.diag([-5.0, 0.5, 2.0]))
     np.testing.assert_allclose(variances, [2, 0.5, 0.2])
     np.testing.assert_allclose(np.abs(axes), np.eye(3)[:, [1, 2, 0]], atol=1e-12)
 
@@ -107,13 +111,13 @@ def test_the_paper_s_chain_never_touches_the_initial_values_of_the_user_s_model(
     with model:
         pm.Normal("extra", initval=3.0)
     seen = []
-    copy = sampling.remove_value_transforms
+    copy = metropolis.remove_value_transforms
 
     def copied(view, *args):
         seen.append(model.rvs_to_initial_values[model["extra"]])
         return copy(view, *args)
 
-    monkeypatch.setattr(sampling, "remove_value_transforms", copied)
+    monkeypatch.setattr(metropolis, "remove_value_transforms", copied)
     gm.sample_fgpgm(model, draws=10, burn_in=10, random_seed=1, progressbar=False)
     assert seen == [3.0]
 
@@ -138,7 +142,7 @@ def decay():
 def interrupting(when):
     """Return nutpie's progress display as one that presses Ctrl-C, once, when it is time."""
 
-    class Interrupting(compiled.NutpieProgressBarManager):
+    class Interrupting(posterior.NutpieProgressBarManager):
         runs = 0
 
         def __init__(self, *args):
@@ -168,31 +172,31 @@ ENDLESS = {"draws": 2_000_000, "tune": 100, "random_seed": 1, "progressbar": Fal
 @pytest.mark.parametrize("cores", [1, 2])
 def test_ctrl_c_returns_the_draws_so_far_and_starts_no_second_run(decay, monkeypatch, cores):
     bars = interrupting(lambda _, chains: chains[0].finished_draws > 1_000)
-    monkeypatch.setattr(compiled, "NutpieProgressBarManager", bars)
-    monkeypatch.setattr(compiled.CompiledPosterior, "_agree", lambda *_: False)
+    monkeypatch.setattr(posterior, "NutpieProgressBarManager", bars)
+    monkeypatch.setattr(posterior.CompiledPosterior, "_agree", lambda *_: False)
     idata = gm.sample(chains=2, cores=cores, model=decay, **ENDLESS)
-    posterior = idata["posterior"].dataset
+    drawn = idata["posterior"].dataset
     assert bars.runs == 1
-    assert 100 < posterior.sizes["draw"] < ENDLESS["draws"]
-    assert posterior.sizes["draw"] == idata["sample_stats"].sizes["draw"]
-    assert all(np.isfinite(values).all() for values in posterior.data_vars.values())
+    assert 100 < drawn.sizes["draw"] < ENDLESS["draws"]
+    assert drawn.sizes["draw"] == idata["sample_stats"].sizes["draw"]
+    assert all(np.isfinite(values).all() for values in drawn.data_vars.values())
     assert "observed_data" in idata.children
 
 
 def test_ctrl_c_while_a_run_is_repeated_returns_the_run_before(decay, monkeypatch):
     bars = interrupting(lambda runs, _: runs == 2)
-    monkeypatch.setattr(compiled, "NutpieProgressBarManager", bars)
-    monkeypatch.setattr(compiled.CompiledPosterior, "_agree", lambda *_: False)
+    monkeypatch.setattr(posterior, "NutpieProgressBarManager", bars)
+    monkeypatch.setattr(posterior.CompiledPosterior, "_agree", lambda *_: False)
 
     def retraced(*args):
-        monkeypatch.setattr(native.nutpie, "sample", endless)
+        monkeypatch.setattr(density.nutpie, "sample", endless)
         return args[1]
 
     def endless(*args, **settings):
         return nutpie.sample(*args, **settings | {"draws": ENDLESS["draws"]})
 
-    monkeypatch.setattr(compiled, "retrace", retraced)
-    monkeypatch.setattr(native, "nutpie", SimpleNamespace(sample=nutpie.sample))
+    monkeypatch.setattr(posterior, "retrace", retraced)
+    monkeypatch.setattr(density, "nutpie", SimpleNamespace(sample=nutpie.sample))
     settings = ENDLESS | {"draws": 200}
     idata = gm.sample(chains=2, cores=1, model=decay, **settings)
     assert bars.runs == 2
@@ -201,7 +205,7 @@ def test_ctrl_c_while_a_run_is_repeated_returns_the_run_before(decay, monkeypatc
 
 def test_ctrl_c_before_the_first_draw_is_ctrl_c(decay, monkeypatch):
     bars = interrupting(lambda *_: True)
-    monkeypatch.setattr(compiled, "NutpieProgressBarManager", bars)
+    monkeypatch.setattr(posterior, "NutpieProgressBarManager", bars)
     with pytest.raises(KeyboardInterrupt):
         gm.sample(chains=1, cores=1, model=decay, **ENDLESS | {"tune": 1_000_000})
 
@@ -220,7 +224,7 @@ def fit_three(monkeypatch):
                 cancelled.set()
                 super().shutdown()
 
-        monkeypatch.setattr(side_by_side, "ThreadPoolExecutor", Pool)
+        monkeypatch.setattr(many, "ThreadPoolExecutor", Pool)
         begun = iter(range(3))
 
         def build(_):
@@ -230,7 +234,7 @@ def fit_three(monkeypatch):
             return model
 
         settings = {"draws": 50, "tune": 100, "chains": 1, "n_jobs": 1, "random_seed": 1}
-        return side_by_side.sample_side_by_side([build] * 3, progressbar=False, **settings)
+        return many.sample_side_by_side([build] * 3, progressbar=False, **settings)
 
     return fit
 
@@ -239,7 +243,7 @@ def test_ctrl_c_returns_the_fits_that_are_finished(fit_three):
     """Assert that the fit that runs is finished, and the one after it not begun."""
     first, second, third = fit_three(1)
     assert first.sizes["draw"] == second.sizes["draw"] == 50
-    assert "stopped by Ctrl-C" in side_by_side.reason(third)
+    assert "stopped by Ctrl-C" in many.reason(third)
 
 
 @pytest.fixture
@@ -257,7 +261,7 @@ def shown(monkeypatch):
 
         join = cancel
 
-    class Display(progress.Progress):
+    class Display(reporting.Progress):
         def start(self):
             words.extend(task.description for task in self.tasks if not self.disable)
 
@@ -265,8 +269,8 @@ def shown(monkeypatch):
             super().update(task, description=description)
             self.start()
 
-    monkeypatch.setattr(progress, "Timer", AtOnce)
-    monkeypatch.setattr(progress, "Progress", Display)
+    monkeypatch.setattr(reporting, "Timer", AtOnce)
+    monkeypatch.setattr(reporting, "Progress", Display)
     return words
 
 
@@ -297,9 +301,9 @@ def test_refining_says_what_it_does(shown):
 
 def test_what_is_done_within_a_second_needs_no_words(monkeypatch):
     shows = []
-    monkeypatch.setattr(progress.Progress, "start", lambda _: shows.append(1))
-    monkeypatch.setattr(progress, "DELAY", 3600)
-    with progress.reporting("finding the mode") as say:
+    monkeypatch.setattr(reporting.Progress, "start", lambda _: shows.append(1))
+    monkeypatch.setattr(reporting, "DELAY", 3600)
+    with reporting.reporting("finding the mode") as say:
         say("the second climb")
     assert not shows
 
@@ -342,9 +346,9 @@ def test_very_many_coordinates_are_sampled_without_dense_matrices(monkeypatch, c
     [model] = decay_models(pm.HalfNormal.dist(1))
     settings = {"chains": 2, "cores": 1, "random_seed": 1, "progressbar": False, "model": model}
     dense = gm.sample(2_000, **settings)
-    monkeypatch.setattr(curved, "MOST_DENSE", 5)
-    monkeypatch.setattr(laplace, "hessian", None)
-    monkeypatch.setattr(curved, "hessian", None)
+    monkeypatch.setattr(coordinates, "MOST_DENSE", 5)
+    monkeypatch.setattr(optimise, "hessian", None)
+    monkeypatch.setattr(coordinates, "hessian", None)
     with caplog.at_level("INFO", "pymc.gradmatch"):
         sparse = gm.sample(2_000, **settings)
     assert "9 coordinates: sampled with nutpie's low-rank mass matrix" in caplog.text

@@ -8,8 +8,8 @@ import pytest
 from scipy.integrate import solve_ivp
 
 import pymc_gradmatch as gm
-from pymc_gradmatch import batched, implicit
-from pymc_gradmatch.batched import BatchedSolver
+from pymc_gradmatch.ode import batched_solver
+from pymc_gradmatch.ode import solve as solving
 
 
 def _robertson(t, x, theta):
@@ -66,7 +66,7 @@ def solver_of():
     def solver_of(rhs, n_states, n_params):
         if rhs not in solvers:
             states = [f"x{k}" for k in range(n_states)]
-            solvers[rhs] = BatchedSolver(gm.ODE(rhs, states, [f"p{k}" for k in range(n_params)]))
+            solvers[rhs] = batched_solver(gm.ODE(rhs, states, [f"p{k}" for k in range(n_params)]))
         return solvers[rhs]
 
     return solver_of
@@ -76,14 +76,14 @@ def solver_of():
 def tracking():
     """Return the solver of Prothero and Robinson's problem, whose solution is cos(t)."""
     rhs = lambda t, x, theta: [-theta.rate * (x.x - pm.math.cos(t)) - pm.math.sin(t)]  # noqa: E731
-    return BatchedSolver(gm.ODE(rhs, ["x"], ["rate"]))
+    return batched_solver(gm.ODE(rhs, ["x"], ["rate"]))
 
 
 @pytest.fixture(scope="module")
 def growing():
     """Return the solver of a stiff pair of which one goes to infinity at t = 1 / b(0)."""
     rhs = lambda t, x, theta: [theta.rate * (x.b - x.a), theta.growth * x.b**2]  # noqa: E731
-    return BatchedSolver(gm.ODE(rhs, ["a", "b"], ["rate", "growth"]))
+    return batched_solver(gm.ODE(rhs, ["a", "b"], ["rate", "growth"]))
 
 
 def _reference(case):
@@ -105,13 +105,13 @@ def _draws(case, n_draws, rng):
 
 def _steps_of(monkeypatch, name):
     """Return a list that gets the number of draws of each step of a road."""
-    step, draws = getattr(batched, name), []
+    step, draws = getattr(solving, name), []
 
     def counting(*args):
         draws.append(len(args[-1]))
         return step(*args)
 
-    monkeypatch.setattr(batched, name, counting)
+    monkeypatch.setattr(solving, name, counting)
     return draws
 
 
@@ -141,7 +141,7 @@ def test_errors_follow_the_tolerance(solver_of, monkeypatch):
     expected = _reference(case)[-1]
     errors = []
     for tolerance in (1e-4, 1e-6, 1e-8):
-        monkeypatch.setattr(implicit, "RTOL", tolerance)
+        monkeypatch.setattr(solving, "RTOL", tolerance)
         solution = solve(case.t[[0, -1]], [case.x0], [case.theta])[0, -1]
         errors.append(np.abs(solution / expected - 1).max())
         assert errors[-1] < 10 * tolerance
@@ -151,7 +151,7 @@ def test_errors_follow_the_tolerance(solver_of, monkeypatch):
 def _step(width, slope):
     """Return x after one step of x' = x from 1, and its error, with some other Jacobian."""
     n = len(width)
-    return implicit.implicit_step(
+    return solving.implicit_step(
         lambda t, x, theta: x,
         lambda t, x, theta: np.full((n, 1, 1), slope),
         np.zeros(n),
@@ -192,7 +192,7 @@ def test_stiff_draws_change_the_road_early_and_the_others_never(solver_of, rng, 
     implicit_steps.clear()
     lotka_volterra = gm.systems.lotka_volterra
     theta = [list(lotka_volterra.theta.values())]
-    BatchedSolver(lotka_volterra.ode)(lotka_volterra.t, [lotka_volterra.x0], theta)
+    batched_solver(lotka_volterra.ode)(lotka_volterra.t, [lotka_volterra.x0], theta)
     assert sum(implicit_steps) == 0
 
 
@@ -209,11 +209,11 @@ def test_draws_that_blow_up_are_nan_after_few_steps(growing, monkeypatch):
 
 def test_no_draw_takes_more_steps_than_allowed(monkeypatch):
     """Assert that ten thousand swings, on which no method can save steps, are given up."""
-    monkeypatch.setattr(batched, "MAX_STEPS", 100)
-    monkeypatch.setattr(batched, "MAX_IMPLICIT_STEPS", 50)
+    monkeypatch.setattr(solving, "MAX_STEPS", 100)
+    monkeypatch.setattr(solving, "MAX_IMPLICIT_STEPS", 50)
     steps = [_steps_of(monkeypatch, f"{road}_step") for road in ("explicit", "implicit")]
     swing = gm.ODE(lambda t, x, theta: [x.v, -theta.k * x.u], ["u", "v"], ["k"])
-    solve = BatchedSolver(swing)
+    solve = batched_solver(swing)
     solution = solve(np.linspace(0, 62832, 5), [[1.0, 0.0], [0.0, 0.0]], [[1.0], [1.0]])
     assert np.isnan(solution[0]).all()
     np.testing.assert_array_equal(solution[1], 0)
@@ -228,7 +228,7 @@ def test_a_small_difference_of_large_states_does_not_stop_the_integration():
         ["rate"],
     )
     t = np.linspace(0, 10, 11)
-    solution = BatchedSolver(ode)(t, [[1.0, 1.0, 1e-9]], [[1e5]])[0]
+    solution = batched_solver(ode)(t, [[1.0, 1.0, 1e-9]], [[1e5]])[0]
     np.testing.assert_allclose(solution[:, 0], np.exp(-0.1 * t), atol=1e-9)
     np.testing.assert_allclose(solution[1:, 2], 0, atol=1e-9)
 

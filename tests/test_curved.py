@@ -9,11 +9,11 @@ import pytest
 from scipy.optimize import approx_fprime
 
 import pymc_gradmatch as gm
-from pymc_gradmatch import side_by_side
-from pymc_gradmatch.compiled import compile_posterior
-from pymc_gradmatch.curved import Coordinates, Split, curve, monomials, straight
-from pymc_gradmatch.laplace import laplace
-from pymc_gradmatch.packed import pack
+from pymc_gradmatch.numerics import laplace
+from pymc_gradmatch.sampling import many
+from pymc_gradmatch.sampling.coordinates import Coordinates, Split, curve, monomials, straight
+from pymc_gradmatch.sampling.density import pack
+from pymc_gradmatch.sampling.posterior import compile_posterior
 
 QUIET = {"cores": 1, "random_seed": 1, "progressbar": False}
 
@@ -266,7 +266,7 @@ def test_refined_data_sets_share_one_compilation(
         return lv_posterior.for_model(model)  # compiled for the same data, by another seed
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(side_by_side, "compile_posterior", counted)
+        patch.setattr(many, "compile_posterior", counted)
         fits = gm.fit_many(
             lotka_volterra.ode, t, ys, draws=150, tune=200, chains=2, n_jobs=1, random_seed=1,
             progressbar=False, **settings,

@@ -9,7 +9,7 @@ from pymc.distributions.distribution import support_point
 from scipy.stats import multivariate_normal
 
 import pymc_gradmatch as gm
-from pymc_gradmatch.distribution import gradient_mismatch
+from pymc_gradmatch.model.constraint import gradient_mismatch
 
 GAMMA = 0.3
 THETA = {"alpha": 1.7, "beta": 0.9, "gamma": 3.5, "delta": 1.1}

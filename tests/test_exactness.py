@@ -8,10 +8,10 @@ import xarray as xr
 from scipy import stats
 
 import pymc_gradmatch as gm
-from pymc_gradmatch.batched import BatchedSolver
-from pymc_gradmatch.coverage import cover
-from pymc_gradmatch.importance import Mixture, Search, reliable_k, search, weigh
-from pymc_gradmatch.target import ExactPosterior
+from pymc_gradmatch.exact import ExactPosterior
+from pymc_gradmatch.exact.importance import Mixture, Search, reliable_k, search, weigh
+from pymc_gradmatch.exact.search import cover
+from pymc_gradmatch.ode import batched_solver
 
 T = np.linspace(0, 2, 9)
 PRIOR_SD = 2.0
@@ -251,7 +251,7 @@ def test_searches_that_end_at_different_modes_disagree(rng, monkeypatch):
 
     ends = iter([-5.0, 5.0, 5.0] * 2)
     monkeypatch.setattr(
-        "pymc_gradmatch.coverage.search",
+        "pymc_gradmatch.exact.importance.search",
         lambda *_: Search(Mixture.around(np.full(2, next(ends)), np.eye(2)), 1),
     )
     found = cover(two_modes, rng.normal(5, 1, size=(500, 2)), 3_000, rng)
@@ -262,9 +262,9 @@ def test_searches_that_end_at_different_modes_disagree(rng, monkeypatch):
 
 def test_a_target_out_of_reach_gets_a_k_that_says_so(biased, decay, gp, monkeypatch):
     """Assert the other verdict, with starts and a metric, where tails stay too heavy."""
-    monkeypatch.setattr("pymc_gradmatch.importance.MAX_ROUNDS", 1)
+    monkeypatch.setattr("pymc_gradmatch.exact.importance.MAX_ROUNDS", 1)
     monkeypatch.setattr(
-        "pymc_gradmatch.coverage.modes_and_ridges",
+        "pymc_gradmatch.exact.search.modes_and_ridges",
         lambda _, points, covariance: Mixture.around(points[0], covariance),
     )
     sharp = gm.StateGP(gp.t, gp.y, gp.covs, sigma=0.001)
@@ -302,7 +302,7 @@ def test_batched_integration_is_that_of_solve(system, rng):
     theta = np.array(list(system.theta.values()))
     theta = theta * np.exp(0.2 * rng.normal(size=(20, len(theta))))
     x0 = np.array(system.x0) + 0.1 * rng.normal(size=(20, 2))
-    solution = BatchedSolver(system.ode)(system.t, x0, theta)
+    solution = batched_solver(system.ode)(system.t, x0, theta)
     expected = system.ode.solve(system.t, x0, theta)
     scale = np.abs(expected).max(axis=(0, 1))
     np.testing.assert_allclose(solution / scale, expected / scale, rtol=0, atol=1e-6)
@@ -313,7 +313,7 @@ def test_time_enters_batched_integration(rng):
     ode = gm.ODE(lambda t, x, theta: [theta.r * pm.math.cos(t)], ["x"], ["r"])
     r = np.linspace(-2, 5, 8)[:, None]
     t = np.array([1.0, 1.5, 4.0, 9.0])
-    solution = BatchedSolver(ode)(t, r, r)
+    solution = batched_solver(ode)(t, r, r)
     np.testing.assert_allclose(solution[..., 0], r + r * (np.sin(t) - np.sin(1)), atol=1e-7)
 
 

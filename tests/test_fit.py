@@ -10,7 +10,7 @@ from scipy.optimize import approx_fprime
 from scipy.stats import multivariate_normal
 
 import pymc_gradmatch as gm
-from pymc_gradmatch.fit import negative_log_marginal_likelihood
+from pymc_gradmatch.gp.fit import negative_log_marginal_likelihood
 
 
 def test_marginal_likelihood_and_gradient_are_exact(rng):

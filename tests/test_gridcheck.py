@@ -7,7 +7,7 @@ import pytest
 import xarray as xr
 
 import pymc_gradmatch as gm
-from pymc_gradmatch.comparison import compare_draws, judge
+from pymc_gradmatch.checks.grid import compare_draws, judge
 
 T = np.linspace(0, 4, 9)
 REPEATABLE = {"cores": 1, "random_seed": 1, "progressbar": False}

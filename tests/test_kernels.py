@@ -9,13 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pymc_gradmatch as gm
-from pymc_gradmatch.derivatives import (
-    EVALUATE_ONCE,
-    covariance_blocks,
-    evaluate_blocks,
-    write_blocks,
-)
-from pymc_gradmatch.kernels import Sigmoid, describe
+from pymc_gradmatch._pymc import EVALUATE_ONCE
+from pymc_gradmatch.gp.derivatives import covariance_blocks, evaluate_blocks, write_blocks
+from pymc_gradmatch.gp.kernels import Sigmoid, describe
 
 T = np.array([0.0, 0.3, 0.45, 1.1, 2.0])
 LAG = T[:, None] - T[None, :]

@@ -5,8 +5,8 @@ import pymc as pm
 import pytest
 
 import pymc_gradmatch as gm
-from pymc_gradmatch import side_by_side
-from pymc_gradmatch.compiled import compile_posterior
+from pymc_gradmatch.sampling import many
+from pymc_gradmatch.sampling.posterior import compile_posterior
 
 T = np.linspace(0, 2, 8)
 SETTINGS = {"cov": "Matern52", "gamma": 0.1}
@@ -44,7 +44,7 @@ def fits(ode, ys, priors, compilations):
         return compile_posterior(model)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(side_by_side, "compile_posterior", counted)
+        patch.setattr(many, "compile_posterior", counted)
         return gm.fit_many(
             ode, T, ys, priors=priors, chains=2, random_seed=1, progressbar=False, **SETTINGS
         )

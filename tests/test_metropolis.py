@@ -7,7 +7,7 @@ import pymc as pm
 import pytensor.tensor as pt
 import pytest
 
-from pymc_gradmatch.metropolis import CompiledMetropolis
+from pymc_gradmatch.paper import CompiledMetropolis
 
 MEAN = np.array([1.0, -2.0, 0.5])
 COV = np.array([[1.0, 0.6, 0.0], [0.6, 2.0, -0.3], [0.0, -0.3, 0.5]])

@@ -7,8 +7,8 @@ import pytest
 from scipy.optimize import approx_fprime
 
 import pymc_gradmatch as gm
-from pymc_gradmatch.compiled import compile_posterior
-from pymc_gradmatch.laplace import laplace, maximise
+from pymc_gradmatch.numerics import laplace, maximise
+from pymc_gradmatch.sampling.posterior import compile_posterior
 
 QUIET = {"cores": 1, "random_seed": 1, "progressbar": False}
 

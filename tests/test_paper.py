@@ -19,7 +19,7 @@ from benchmarks.paper.figures import draw_figures
 from benchmarks.paper.methods import FULL, QUICK, Draws
 from benchmarks.paper.summary import summarise
 from benchmarks.saving import finished
-from pymc_gradmatch.compiled import CompiledPosterior
+from pymc_gradmatch.sampling.posterior import CompiledPosterior
 
 N_SETS = 6
 

@@ -1,6 +1,5 @@
 """The project itself: environments agree, the README's example runs as pasted."""
 
-import ast
 import json
 import re
 import subprocess
@@ -9,7 +8,6 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-INSIDE = "pymc_gradmatch."
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 
 
@@ -37,35 +35,6 @@ def test_conda_environment_is_the_same_as_pyproject():
 def test_python_version_files_agree():
     pinned = (ROOT / ".python-version").read_text("utf-8").strip()
     assert PYPROJECT["project"]["requires-python"] == f">={pinned}"
-
-
-def test_no_layer_imports_from_one_below_it_in_the_docs():
-    text = (ROOT / "docs" / "design.md").read_text("utf-8")
-    rows = re.findall(r"^\| [\w ]+ \| (`.+?) \|", text, re.MULTILINE)
-    layers = {name: i for i, row in enumerate(rows) for name in re.findall(r"`(\w+)`", row)}
-    package = {path.stem: path for path in (ROOT / "pymc_gradmatch").glob("*.py")}
-    assert layers.keys() == package.keys() - {"__init__"}
-    upward = [
-        (name, imported)
-        for name, layer in layers.items()
-        for imported in imports_of(package[name])
-        if layers[imported] > layer
-    ]
-    assert not upward
-
-
-def imports_of(path):
-    """Return the modules of this package that a module imports."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module == "pymc_gradmatch":
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith(INSIDE):
-            found.add(node.module.removeprefix(INSIDE))
-        elif isinstance(node, ast.Import):
-            names = {alias.name for alias in node.names}
-            found |= {name.removeprefix(INSIDE) for name in names if name.startswith(INSIDE)}
-    return found
 
 
 def test_notebooks_are_stored_with_their_outputs_and_without_paths():

@@ -6,8 +6,8 @@ import pytest
 from scipy.optimize import least_squares
 
 import pymc_gradmatch as gm
-from pymc_gradmatch.climbing import _Problem, climb, climb_from_prior
-from pymc_gradmatch.parameters import parameters_of
+from pymc_gradmatch.model.gauss_newton import _Problem, climb, climb_from_prior
+from pymc_gradmatch.model.priors import parameters_of
 
 GAMMA = np.array([0.05, 0.2])
 PRIORS = {

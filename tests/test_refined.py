@@ -9,8 +9,8 @@ import pytest
 from scipy.optimize import least_squares, minimize
 
 import pymc_gradmatch as gm
-from pymc_gradmatch.climbing import climb_from_prior
-from pymc_gradmatch.parameters import parameters_of
+from pymc_gradmatch.model.gauss_newton import climb_from_prior
+from pymc_gradmatch.model.priors import parameters_of
 
 
 def priors_of(system):

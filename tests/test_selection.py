@@ -7,11 +7,11 @@ import xarray as xr
 from scipy.stats import multivariate_normal
 
 import pymc_gradmatch as gm
-from pymc_gradmatch import model as model_module
-from pymc_gradmatch import side_by_side
-from pymc_gradmatch.compiled import compile_posterior
-from pymc_gradmatch.fit import fit_gp
-from pymc_gradmatch.selection import GAMMAS, judge
+from pymc_gradmatch.checks.gamma import GAMMAS, judge
+from pymc_gradmatch.gp import fit_gp
+from pymc_gradmatch.model import build
+from pymc_gradmatch.sampling import many
+from pymc_gradmatch.sampling.posterior import compile_posterior
 
 T = np.linspace(0, 4, 9)
 X0, RATE = 2.0, 1.0
@@ -49,8 +49,8 @@ def selection(decay, y, priors, calls):
         return call
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(side_by_side, "compile_posterior", counted(compile_posterior, "compilations"))
-        patch.setattr(model_module, "fit_gp", counted(fit_gp, "gp fits"))
+        patch.setattr(many, "compile_posterior", counted(compile_posterior, "compilations"))
+        patch.setattr(build, "fit_gp", counted(fit_gp, "gp fits"))
         return gm.select_gamma(
             decay,
             T,

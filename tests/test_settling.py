@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pymc_gradmatch.settling import settle
+from pymc_gradmatch.numerics import settle
 
 CENTERS = np.array([[0.0, 1.0, -2.0], [3.0, 0.0, 0.5], [-1.0, -1.0, 4.0]])
 SCALES = np.array([1.0, 0.3, 3.0])

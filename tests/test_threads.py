@@ -4,8 +4,8 @@ import numpy as np
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import pymc_gradmatch as gm
-from pymc_gradmatch import fit
-from pymc_gradmatch.threads import on_one_thread
+from pymc_gradmatch.gp import fit
+from pymc_gradmatch.numerics import on_one_thread
 
 
 def blas_threads():

@@ -8,8 +8,8 @@ from pytensor.tensor.variable import TensorConstant
 
 import pymc_gradmatch as gm
 from benchmarks.paper.cases import PaperCase
-from pymc_gradmatch.families import NAMED, build_kernel
-from pymc_gradmatch.systems import Simulation
+from pymc_gradmatch.gp.kernels import NAMED, build_kernel
+from pymc_gradmatch.paper.systems import Simulation
 
 __all__ = ["adaptive_model"]
 

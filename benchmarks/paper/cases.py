@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 import pymc_gradmatch as gm
-from pymc_gradmatch.systems import Simulation, System
+from pymc_gradmatch.paper.systems import Simulation, System
 
 __all__ = ["CASES", "SYSTEMS", "PaperCase", "case_named"]
 

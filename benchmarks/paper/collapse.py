@@ -15,8 +15,8 @@ from scipy.optimize import minimize
 from benchmarks.paper.adaptive import adaptive_model
 from benchmarks.paper.cases import PaperCase, case_named
 from benchmarks.paper.methods import paper_gp
-from pymc_gradmatch.compiled import CompiledPosterior, compile_posterior
-from pymc_gradmatch.laplace import laplace
+from pymc_gradmatch.numerics import laplace
+from pymc_gradmatch.sampling.posterior import CompiledPosterior, compile_posterior
 
 __all__ = ["climb"]
 

@@ -8,10 +8,10 @@ from scipy.optimize import least_squares
 
 import pymc_gradmatch as gm
 from benchmarks.paper.cases import SYSTEMS, PaperCase
-from pymc_gradmatch.batched import BatchedSolver
-from pymc_gradmatch.climbing import climb_from_prior
-from pymc_gradmatch.parameters import Parameters, parameters_of
-from pymc_gradmatch.systems import Simulation
+from pymc_gradmatch.model.gauss_newton import climb_from_prior
+from pymc_gradmatch.model.priors import Parameters, parameters_of
+from pymc_gradmatch.ode import BatchedSolver
+from pymc_gradmatch.paper.systems import Simulation
 
 __all__ = ["LikelihoodFit", "maximum_likelihood"]
 

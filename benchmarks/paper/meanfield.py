@@ -5,8 +5,8 @@ import pymc as pm
 import pytensor
 import xarray as xr
 
-from pymc_gradmatch.compiled import CompiledPosterior
-from pymc_gradmatch.packed import cut
+from pymc_gradmatch.sampling.density import cut
+from pymc_gradmatch.sampling.posterior import CompiledPosterior
 
 __all__ = ["fit_mean_field"]
 

@@ -16,10 +16,10 @@ from benchmarks.paper.adaptive import adaptive_model
 from benchmarks.paper.cases import PaperCase
 from benchmarks.paper.likelihood import maximum_likelihood
 from benchmarks.paper.meanfield import fit_mean_field
-from pymc_gradmatch.compiled import CompiledPosterior
-from pymc_gradmatch.curved import straight
-from pymc_gradmatch.side_by_side import compiled_for
-from pymc_gradmatch.systems import Simulation
+from pymc_gradmatch.paper.systems import Simulation
+from pymc_gradmatch.sampling.coordinates import straight
+from pymc_gradmatch.sampling.many import compiled_for
+from pymc_gradmatch.sampling.posterior import CompiledPosterior
 
 __all__ = ["FULL", "METHODS", "QUICK", "Draws", "Effort", "Method"]
 

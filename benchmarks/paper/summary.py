@@ -8,7 +8,7 @@ import xarray as xr
 
 from benchmarks.paper.cases import PaperCase
 from benchmarks.paper.methods import Draws
-from pymc_gradmatch.systems import Simulation
+from pymc_gradmatch.paper.systems import Simulation
 
 __all__ = ["QUANTILES", "STARTS", "failed", "summarise"]
 

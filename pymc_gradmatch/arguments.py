@@ -1,0 +1,110 @@
+"""What users give: names, numbers and counts, and the words for what cannot be used."""
+
+from collections.abc import Collection, Mapping, Sequence, Set
+from contextlib import suppress
+from keyword import iskeyword
+from reprlib import repr as short
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "DRAWS",
+    "RESERVED",
+    "as_numbers",
+    "check_counts",
+    "in_order",
+    "refuse_reserved",
+    "usable_names",
+    "yielding",
+]
+
+DRAWS = {"chain": "an axis of draws in ArviZ", "draw": "an axis of draws in ArviZ"}
+RESERVED = DRAWS | {
+    "time": "a dim of the states",
+    "state": "a dim of the states",
+    "time_observed": "a dim of the observations",
+}
+
+
+def usable_names(names: Sequence[str], what: str) -> tuple[str, ...]:
+    """Return the names, or say which cannot be fields of a named tuple."""
+    if isinstance(names, str | Set):
+        msg = f"{what} is {names!r}; expected a list of names, in their order."
+        raise TypeError(msg)
+    names = tuple(names)
+    unusable = [
+        name
+        for name in names
+        if not (isinstance(name, str) and name.isidentifier())
+        or iskeyword(name)
+        or name.startswith("_")
+    ]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if not names or unusable or repeated:
+        msg = (
+            f"{what} are {list(names)}; expected distinct Python names. "
+            f"Unusable: {unusable}, repeated: {repeated}."
+        )
+        raise ValueError(msg)
+    return names
+
+
+def refuse_reserved(names: Collection[str], reserved: Mapping[str, str] = RESERVED):
+    """Raise if variables of a model would have names that something else needs."""
+    clashes = {name: reserved[name] for name in names if name in reserved}
+    if clashes:
+        listed = ", ".join(f"{name!r} ({use})" for name, use in clashes.items())
+        msg = (
+            f"variables have names that are taken: {listed}. Expected other names than "
+            f"{list(reserved)}; rename the parameters."
+        )
+        raise ValueError(msg)
+
+
+def yielding(name: str, taken: Collection[str]) -> str:
+    """Return a name of ours, with an underscore where a parameter has it: ``sigma_``."""
+    while name in taken:
+        name += "_"
+    return name
+
+
+def in_order(values: Mapping, names: Sequence[str], what: str) -> list:
+    """Return the values in the order of the names, which must be theirs exactly."""
+    if not hasattr(values, "keys"):
+        msg = f"{what} a {type(values).__name__}; expected a mapping from each of {list(names)}."
+        raise TypeError(msg)
+    given = list(values.keys())  # a pandas Series iterates over its values
+    missing = [name for name in names if name not in given]
+    unknown = [name for name in given if name not in names]
+    if missing or unknown:
+        msg = (
+            f"{what} missing for {missing} and given for unknown {unknown}; "
+            f"expected one for each of {list(names)}."
+        )
+        raise ValueError(msg)
+    return [values[name] for name in names]
+
+
+def as_numbers(values: Any, name: str, expected: str = "numbers") -> NDArray[np.float64]:
+    """Return an array, or say what was expected of ``name``."""
+    with suppress(TypeError, ValueError):
+        if not np.iscomplexobj(values):
+            return np.asarray(values, dtype=float)
+    msg = f"{name} is a {type(values).__name__}, {short(values)}; expected {expected}."
+    raise TypeError(msg)
+
+
+def check_counts(**counts: Any):
+    """Raise unless all are whole numbers from one on (``tune``: from zero), or None."""
+    for name, count in counts.items():
+        least, word = (0, "zero") if name in ("tune", "burn_in") else (1, "one")
+        if count is None:
+            continue
+        if isinstance(count, bool) or not isinstance(count, int | np.integer):
+            msg = f"{name} is {count!r}; expected a whole number."
+            raise TypeError(msg)
+        if count < least:
+            msg = f"{name} is {count}; expected at least {word}."
+            raise ValueError(msg)

@@ -1,0 +1,12 @@
+"""The exact posterior: the user's own model, with the ODE integrated.
+
+:class:`Solutions` puts the numerical solution in the place of a model's states;
+:func:`predict` draws data around it, :class:`ExactPosterior` is the density, and
+:func:`integrate_check` turns matched draws into exact ones, or says that it cannot.
+"""
+
+from pymc_gradmatch.exact.posterior import ExactPosterior
+from pymc_gradmatch.exact.solutions import Solutions, predict
+from pymc_gradmatch.exact.verdict import IntegrateCheck, glance, integrate_check
+
+__all__ = ["ExactPosterior", "IntegrateCheck", "Solutions", "glance", "integrate_check", "predict"]

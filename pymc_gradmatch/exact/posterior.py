@@ -1,0 +1,266 @@
+"""A model's exact posterior: its own graph, with integrated trajectories in place of its states."""
+
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import pytensor
+import xarray as xr
+from numpy.typing import NDArray
+from pymc.vartypes import continuous_types
+from pytensor.graph.rewriting.utils import rewrite_graph
+from pytensor.graph.traversal import ancestors, truncated_graph_inputs
+
+from pymc_gradmatch._pymc import without_starts
+from pymc_gradmatch.exact.solutions import Solutions, compile_for_draws, with_draws
+from pymc_gradmatch.gp import is_states
+from pymc_gradmatch.model import constraints, is_constraint
+
+__all__ = ["ExactPosterior"]
+
+MOST_NUMBERS = 4_000_000  # of trajectories that are held at once
+
+
+class ExactPosterior(Solutions):
+    r"""The posterior that integrates the ODE, in unconstrained coordinates :math:`\phi`.
+
+    .. math::
+
+        p(\phi \mid y) \propto p(u)\; p\bigl(y \mid x(t; \theta, x_0), u\bigr), \qquad
+        \phi = \bigl(u, (x_0 - m) / s\bigr)
+
+    with the value variables u of all that the ODE's parameters and the likelihood
+    depend on.  The graph is the model's own: the solution of the ODE takes the
+    place of the states, their prior and the constraint are left out, and
+    everything else that the model observes or weighs stays, with its ``pm.Data`` as
+    they are now.  x(t0) has a flat prior; m and s are mean and scale of the data.
+
+    Parameters
+    ----------
+    model : pymc.Model
+        The model.
+    posterior : xarray.Dataset
+        Its draws, dims ``chain`` and ``draw``.
+
+    Attributes
+    ----------
+    draws : array of float
+        The draws of ``posterior`` as phi, shape ``(draw, coordinate)``.
+    likelihood : list of str
+        Names of the observed variables and potentials that count.
+
+    Raises
+    ------
+    ValueError
+        If the model cannot be written so, or draws and model do not belong
+        together; the message names what stands in the way.
+    """
+
+    def __init__(self, model: pm.Model, posterior: xr.Dataset):
+        super().__init__(model)
+        self._x = [pytensor.shared(np.zeros(c.x.shape.eval())) for c in self.constraints]
+        solved = pm.do(without_starts(model), dict(zip(self.states, self._x, strict=True)))
+        theta = [constraint.theta for constraint in constraints(solved)]
+        self._check_theta(theta)
+        left = [solved[name] for name in self._state_variables() if name in solved.named_vars]
+        terms = _connected(solved, [*theta, *self._x, *left], self._x)
+        self.likelihood = [term.name for term in terms]
+        needed = set(ancestors([*theta, *terms]))
+        free = [rv for rv in solved.free_RVs if rv in needed]
+        self._check_free(free, terms)
+        self._check_likelihood(terms)
+
+        self._values = [solved.rvs_to_values[rv] for rv in free]
+        known = [v for v in solved.deterministics if _is_made_of(v, free, solved, self._x)]
+        self._free, self._named = [rv.name for rv in free], [v.name for v in [*free, *known]]
+        upstream = set(ancestors(theta))
+        self._parameters = [v.name for v in [*free, *known] if v in upstream]
+        self._graphs = solved.replace_rvs_by_values([*theta, *free, *known])
+        self._natural = compile_for_draws(self._values, self._graphs)
+        log_density = rewrite_graph(
+            solved.logp(vars=[*free, *terms]),
+            # A draw outside of the likelihood's domain has density zero, and stops no other.
+            include=("canonicalize", "local_check_parameter_to_ninf_switch"),
+        )
+        self._log_density = compile_for_draws([*self._values, *self._x], [log_density])
+        self.draws = self._coordinates(posterior)
+
+    def __call__(self, phi: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Evaluate the log density at points, shape ``(point, coordinate)``, up to a constant.
+
+        Minus infinity where an integration failed.
+        """
+        size = sum(x.get_value().size for x in self._x)
+        n_chunks = max(1, -(-len(phi) * size // MOST_NUMBERS))
+        return np.concatenate([self._evaluate(part) for part in np.array_split(phi, n_chunks)])
+
+    def _evaluate(self, phi) -> NDArray[np.float64]:
+        u, starts = self._parts(phi)
+        trajectories = self._solved(u, starts)
+        log_density = np.full(len(phi), -np.inf)
+        finite = [np.isfinite(x).reshape(len(phi), -1).all(axis=1) for x in trajectories]
+        solved = np.all(finite, axis=0)
+        if solved.any():
+            with np.errstate(all="ignore"):
+                at_solved = [array[solved] for array in [*u, *trajectories]]
+                (log_density[solved],) = self._log_density(*at_solved)
+        return np.where(np.isfinite(log_density), log_density, -np.inf)
+
+    def variables(self, phi: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+        """Return what points determine, by name: parameters, x(t0), all else, the trajectories."""
+        u, starts = self._parts(phi)
+        solutions = self._solved(u, starts)
+        return self._before_solving(u, starts) | dict(zip(self.states, solutions, strict=True))
+
+    def _before_solving(self, u, starts) -> dict[str, NDArray[np.float64]]:
+        n_constraints = len(self.constraints)
+        natural = self._at(u, starts)[n_constraints:]
+        named = dict(zip(self._named, natural, strict=True))
+        named |= dict(zip(self.starts, starts, strict=True))
+        ordered = dict.fromkeys([*self._parameters, *self.starts, *named])
+        return {name: named[name] for name in ordered}
+
+    def scalars(self, phi: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+        """Return every scalar at points by a label such as ``x0[prey]``, without solving."""
+        variables = self._before_solving(*self._parts(phi))
+        return {
+            label: column
+            for name, values in variables.items()
+            for label, column in zip(
+                self.entries(name, values.shape[1:]),
+                values.reshape(len(phi), -1).T,
+                strict=True,
+            )
+        }
+
+    @property
+    def observed_data(self) -> dict[str, NDArray]:
+        """What the model observes, by name, as it is now."""
+        observed = [rv for rv in self.model.observed_RVs if rv.name in self.likelihood]
+        return {rv.name: self.model.rvs_to_values[rv].eval() for rv in observed}
+
+    def initial_points(self, phi: NDArray[np.float64]) -> list[dict[str, Any]]:
+        """Return the free variables and x(t0) at points, by name."""
+        variables = self.variables(phi)
+        names = [*self._free, *self.starts]
+        return [{name: variables[name][point] for name in names} for point in range(len(phi))]
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the coordinates."""
+        values = [value.name for value in self._values]
+        shapes = dict(zip([*values, *self.starts], self._shapes, strict=True))
+        return [name for label, shape in shapes.items() for name in self.entries(label, shape)]
+
+    def _coordinates(self, posterior: xr.Dataset) -> NDArray[np.float64]:
+        free = [self.model[name] for name in self._free]
+        graphs = [_unconstrained(self.model, rv) for rv in free] + self.start_graphs
+        arrays = self.at_draws(posterior, graphs)
+        for k, constraint in enumerate(self.constraints, start=len(free)):
+            arrays[k] = (arrays[k] - constraint.gp.mean) / constraint.gp.scale
+        self._shapes = [array.shape[1:] for array in arrays]
+        draws = np.concatenate([array.reshape(len(array), -1) for array in arrays], axis=1)
+        if len(draws) <= 2 * draws.shape[1] or not (np.ptp(draws, axis=0) > 0).all():
+            msg = (
+                f"{len(draws)} draws of {draws.shape[1]} coordinates are given; expected more "
+                "than two draws per coordinate, and none that is constant."
+            )
+            raise ValueError(msg)
+        return draws
+
+    def _parts(self, phi) -> tuple[list[NDArray], list[NDArray]]:
+        """Return the values u and each x(t0) in the data's units."""
+        sizes = [int(np.prod(shape)) for shape in self._shapes]
+        parts = [
+            part.reshape(-1, *shape)
+            for part, shape in zip(
+                np.split(phi, np.cumsum(sizes)[:-1], axis=1), self._shapes, strict=True
+            )
+        ]
+        n_values = len(self._values)
+        starts = [
+            constraint.gp.mean + constraint.gp.scale * part
+            for constraint, part in zip(self.constraints, parts[n_values:], strict=True)
+        ]
+        return parts[:n_values], starts
+
+    def _at(self, u, starts) -> list[NDArray]:
+        """Return the parameters of each constraint, then the named variables."""
+        return with_draws(self._natural(*u), self._graphs, len(starts[0]))
+
+    def _solved(self, u, starts) -> list[NDArray]:
+        """Return the trajectories."""
+        return self.solve(starts, self._at(u, starts)[: len(self.constraints)])
+
+    def _check_theta(self, theta):
+        for constraint, graph in zip(self.constraints, theta, strict=True):
+            if set(self._x) & set(ancestors([graph])):
+                msg = (
+                    f"the parameters of {constraint.name!r} depend on the states; expected "
+                    "parameters with which the ODE can be integrated."
+                )
+                raise ValueError(msg)
+            if graph.type.shape[-2] != 1:
+                msg = (
+                    f"the parameters of {constraint.name!r} have one value per time; expected "
+                    "numbers. What changes with time belongs into the right-hand side."
+                )
+                raise ValueError(msg)
+
+    def _check_likelihood(self, terms):
+        seen = set(ancestors(terms))
+        blind = [n for n, x in zip(self.states, self._x, strict=True) if x not in seen]
+        if blind:
+            msg = (
+                f"no likelihood depends on the states {blind}, only "
+                f"{[term.name for term in terms]} were found; expected observations of the "
+                "variable that gm.GradientMatchingODE is given."
+            )
+            raise ValueError(msg)
+
+    def _state_variables(self) -> set[str]:
+        """Return the names of the free variables that the states are made of."""
+        free = set(self.model.free_RVs)
+        reached = truncated_graph_inputs([c.x for c in self.constraints], self.model.free_RVs)
+        return {str(rv.name) for rv in free if is_states(rv) or rv in set(reached)}
+
+    def _check_free(self, free, terms):
+        """Raise if states are left, or discrete variables."""
+        states = self._state_variables()
+        left = [rv for rv in free if rv.name in states]
+        if left:
+            seeing = [term.name for term in terms if set(left) & set(ancestors([term]))]
+            msg = (
+                f"{seeing} depend on {[rv.name for rv in left]} and not only on the states "
+                f"{self.states} of the ODE, whose place its solution takes. Write them as "
+                "functions of the variable that gm.GradientMatchingODE is given."
+            )
+            raise ValueError(msg)
+        discrete = [rv.name for rv in free if rv.dtype not in continuous_types]
+        if discrete:
+            msg = f"the free variables {discrete} are discrete; expected continuous ones."
+            raise ValueError(msg)
+
+
+def _connected(model: pm.Model, seeds, x) -> list:
+    """Return likelihoods and potentials that share variables with seeds, or with each other."""
+    roots = {*model.free_RVs, *x}
+    left = [rv for rv in model.observed_RVs if not is_constraint(rv)]
+    left += model.potentials
+    chosen: list = []
+    reached = roots & set(ancestors(seeds))
+    while found := [term for term in left if reached & set(ancestors([term]))]:
+        chosen += found
+        left = [term for term in left if term not in found]
+        reached |= roots & set(ancestors(found))
+    return chosen
+
+
+def _is_made_of(variable, free, model: pm.Model, x) -> bool:
+    roots = {*model.free_RVs, *x} & set(ancestors([variable]))
+    return bool(roots) and roots <= set(free)
+
+
+def _unconstrained(model: pm.Model, rv):
+    transform = model.rvs_to_transforms[rv]
+    return rv if transform is None else transform.forward(rv, *rv.owner.inputs)

@@ -1,0 +1,356 @@
+"""Modes of a density that is known by its values alone, and the ridges that lead from them."""
+
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from pymc_gradmatch.exact.importance import LogDensity, Mixture, Weighted, search, weigh
+
+__all__ = ["Coverage", "Local", "climb", "cover", "modes_and_ridges"]
+
+STEP = 0.1  # of differences, in local standard deviations; values are exact to about 1e-6
+LENGTHS = np.array([1.0, 0.5, 0.2, 0.05, 0.01])  # of a Newton step, all tried at once
+LONGEST = 4.0  # Newton step, in local standard deviations
+WIDEST, NARROWEST = 3.0, 0.05  # change of a local standard deviation in one step
+CLIMBS = 15
+SETTLED = 0.01  # rise of the log density
+STEPS = 40  # of a walk
+LEVEL = 1.0  # change of the log density in a step, up to which the next is longer
+LOWEST = 12.0  # log density below the mode at which a walk ends
+APART = 5.0  # local standard deviations between modes that are walked from
+SMALLEST_SHARE = 1e-6  # of the largest part's
+AXES = 3  # of a mode, along which ridges are walked in both directions
+
+
+class Local(NamedTuple):
+    r"""What a log density is around points: :math:`\phi = \mathrm{point} + W z`, z of unit width.
+
+    Attributes
+    ----------
+    point, height : array of float
+        Shapes ``(walker, n)`` and ``(walker,)``.
+    factor : array of float
+        W, shape ``(walker, n, n)``.
+    gradient, hessian : array of float
+        By z, shapes ``(walker, n)`` and ``(walker, n, n)``.
+    """
+
+    point: NDArray[np.float64]
+    height: NDArray[np.float64]
+    factor: NDArray[np.float64]
+    gradient: NDArray[np.float64]
+    hessian: NDArray[np.float64]
+
+    def only(self, chosen) -> "Local":
+        """Return some of the walkers."""
+        return Local(*(values[chosen] for values in self))
+
+    @property
+    def covariance(self) -> NDArray[np.float64]:
+        """Of the normal approximation, where the density has a mode."""
+        return self.factor @ self.factor.mT
+
+
+def look_around(target: LogDensity, point, factor) -> Local:
+    """Find gradients and Hessians from differences, for all walkers at once."""
+    n_walkers, n = point.shape
+    axes = STEP * np.eye(n)
+    rows, columns = np.triu_indices(n, 1)
+    both = axes[rows] + axes[columns]
+    offsets = np.concatenate([np.zeros((1, n)), axes, -axes, both, -both])
+    around = point[:, None] + np.einsum("wij,oj->woi", factor, offsets)
+    height = target(around.reshape(-1, n)).reshape(n_walkers, -1)
+    center, ahead, behind, ahead_both, behind_both = np.split(
+        height, np.cumsum([1, n, n, len(rows)]), axis=1
+    )
+    hessian = np.zeros((n_walkers, n, n))
+    with np.errstate(invalid="ignore"):  # where a solution fails the height is minus infinity
+        gradient = (ahead - behind) / (2 * STEP)
+        mixed = ahead_both + behind_both + 2 * center
+        mixed -= ahead[:, rows] + behind[:, rows] + ahead[:, columns] + behind[:, columns]
+        hessian[:, rows, columns] = mixed / (2 * STEP**2)
+        hessian += hessian.mT
+        hessian[:, range(n), range(n)] = (ahead + behind - 2 * center) / STEP**2
+    known = np.isfinite(gradient).all(axis=1) & np.isfinite(hessian).all(axis=(1, 2))
+    gradient, hessian = (
+        np.where(known[:, None], gradient, 0),
+        np.where(known[:, None, None], hessian, 0),
+    )
+    return Local(point, center[:, 0], factor, gradient, hessian)
+
+
+def rescaled(local: Local) -> Local:
+    """Return the walkers with coordinates in which the curvature is about one."""
+    curvature, axes = np.linalg.eigh(-local.hessian)
+    scale = 1 / np.sqrt(np.clip(np.abs(curvature), WIDEST**-2, NARROWEST**-2))
+    change = axes * scale[:, None]
+    return Local(
+        local.point,
+        local.height,
+        local.factor @ change,
+        np.einsum("wji,wj->wi", change, local.gradient),
+        change.mT @ local.hessian @ change,
+    )
+
+
+def step(target: LogDensity, local: Local, direction) -> tuple[NDArray, NDArray]:
+    """Return the best point, and its height, of several lengths along a direction z."""
+    longest = np.linalg.norm(direction, axis=1, keepdims=True)
+    direction = direction * np.minimum(1, LONGEST / np.maximum(longest, 1e-300))
+    move = np.einsum("wij,wj->wi", local.factor, direction)
+    tried = local.point[:, None] + LENGTHS[:, None] * move[:, None]
+    height = target(tried.reshape(-1, tried.shape[-1])).reshape(len(tried), -1)
+    best = height.argmax(axis=1)
+    walkers = np.arange(len(tried))
+    rises = height[walkers, best] > local.height
+    point = np.where(rises[:, None], tried[walkers, best], local.point)
+    return point, np.where(rises, height[walkers, best], local.height)
+
+
+def climb(target: LogDensity, points: NDArray[np.float64], covariance: NDArray) -> Local:
+    """Climb to the modes near points by Newton's method, in coordinates made anew at each step.
+
+    Parameters
+    ----------
+    target : callable
+        Maps points ``(point, n)`` to log densities.
+    points : array of float
+        Where to start, shape ``(walker, n)``.
+    covariance : array of float
+        What the coordinates are like at first.
+    """
+    factor = np.linalg.cholesky(covariance)
+    local = look_around(target, points, np.repeat(factor[None], len(points), axis=0))
+    for _ in range(CLIMBS):
+        local = rescaled(local)
+        # Curvature is one, but for directions that were cut short: gradient is Newton's step.
+        point, height = step(target, local, local.gradient)
+        rise = np.where(np.isfinite(height), height - local.height, 0)
+        local = look_around(target, point, local.factor)
+        if not (rise > SETTLED).any():
+            break
+    return rescaled(local)
+
+
+def modes_and_ridges(
+    target: LogDensity, points: NDArray[np.float64], covariance: NDArray
+) -> Mixture:
+    """Return a mixture along the ridges that lead away from the modes near points.
+
+    From every mode walks go both ways along the axes of its normal approximation that
+    are longest, one local standard deviation at a time; across the ridge each
+    step climbs.  What they pass becomes a part of the mixture, with the
+    covariance that the curvature there tells.
+    """
+    modes = climb(target, points, covariance)
+    modes = modes.only(np.isfinite(modes.height) & (modes.height > modes.height.max() - LOWEST))
+    modes = modes.only(_distinct(modes))
+    passed = [modes]
+    n = points.shape[1]
+    lengths, axes = np.linalg.eigh(modes.covariance)
+    n_axes = min(AXES, n)
+    ahead = (axes * np.sqrt(lengths)[:, None])[..., -n_axes:].mT.reshape(-1, n)
+    origin = np.repeat(np.arange(len(modes.height)), n_axes)
+    origin, ahead = np.concatenate([origin, origin]), np.concatenate([ahead, -ahead])
+    home = modes.only(origin)
+    local, reach, stride = home, np.zeros(len(origin)), np.ones(len(origin))
+    for _ in range(STEPS):
+        before, height = local.point, local.height
+        local = _across(target, local, ahead)
+        # A walk that comes nearer to its mode again is on its way back.
+        farther = _length(home.factor, local.point - home.point)
+        going = (farther > reach) & (local.height > modes.height.max() - LOWEST)
+        if not going.any():
+            break
+        ahead = local.point - before
+        # Longer strides where the ridge is level, in standard deviations as they are here.
+        is_level = np.abs(local.height - height) < LEVEL
+        stride = np.clip(np.where(is_level, 1.5, 0.7) * stride, 0.5, LONGEST)
+        ahead *= (stride / np.maximum(_length(local.factor, ahead), 0.2))[:, None]
+        home, local, ahead = home.only(going), local.only(going), ahead[going]
+        reach, stride = farther[going], stride[going]
+        passed.append(local)
+    point = np.concatenate([local.point for local in passed])
+    height = np.concatenate([local.height for local in passed])
+    shapes = np.concatenate([local.covariance for local in passed])
+    # Evidence of each part, its square root: a start is wider than its target.
+    log_share = 0.5 * (height + 0.5 * np.linalg.slogdet(shapes).logabsdet)
+    shares = np.maximum(np.exp(log_share - log_share.max()), SMALLEST_SHARE)
+    return Mixture(shares / shares.sum(), point, shapes)
+
+
+def _across(target: LogDensity, local: Local, ahead) -> Local:
+    """Step ahead and climb in the directions across."""
+    local = rescaled(look_around(target, local.point + ahead, local.factor))
+    along = np.linalg.solve(local.factor, ahead[..., None])[..., 0]
+    along /= np.linalg.norm(along, axis=1, keepdims=True)
+    gradient = local.gradient
+    across = gradient - (gradient * along).sum(axis=1, keepdims=True) * along
+    point, _ = step(target, local, across)
+    return rescaled(look_around(target, point, local.factor))
+
+
+def _length(factor, move) -> NDArray[np.float64]:
+    """Return lengths of moves in standard deviations."""
+    return np.linalg.norm(np.linalg.solve(factor, move[..., None])[..., 0], axis=-1)
+
+
+def _distinct(modes: Local) -> list[int]:
+    """Return the places of modes that are far from each other, the best first."""
+    chosen: list[int] = []
+    for candidate in np.argsort(-modes.height):
+        away = [modes.point[candidate] - modes.point[other] for other in chosen]
+        distances = [
+            _length(modes.factor[other], gap) for other, gap in zip(chosen, away, strict=True)
+        ]
+        if all(distance > APART for distance in distances):
+            chosen.append(int(candidate))
+    return chosen
+
+
+WIDTHS = (2.0, 5.0)  # of first proposals, in standard deviations of the given draws
+CLIMBERS, TRIED = 4, 100  # draws from which modes are climbed to, the best of some
+DRAWS = (1_500, 6_000)  # of a round of each search, in turn, where the searches disagree
+ERRORS = 4.0  # Monte Carlo standard errors that agreement allows for
+CLOSE = 0.15  # standard deviations, or of a log, that do not matter
+TINY = 1e-300  # the variance where one draw has all the weight
+COARSE = 0.6  # of the same, allowed for: with larger errors agreement says nothing
+
+
+class Coverage(NamedTuple):
+    """What the searches found, together and each for itself.
+
+    Attributes
+    ----------
+    weighted : Weighted
+        The draws of all searches with the weights that they have together.
+    disagreement : pandas.DataFrame
+        One row per coordinate and one for the evidence: how far two searches are
+        apart at most in its ``mean`` (standard deviations) and in its ``log_sd``, beyond
+        four Monte Carlo errors, and these errors, ``mean_allowed`` and
+        ``log_sd_allowed``.
+    n_searches, n_rounds : int
+        How many searches there were, and rounds in all.
+    covariance : array of float
+        Of the coordinates.
+    """
+
+    weighted: Weighted
+    disagreement: pd.DataFrame
+    n_searches: int
+    n_rounds: int
+    covariance: NDArray[np.float64]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the searches agree within their errors."""
+        return bool((self.disagreement[["mean", "log_sd"]].to_numpy() <= CLOSE).all())
+
+    @property
+    def is_precise(self) -> bool:
+        """Whether these errors are small enough for that to mean something."""
+        allowed = self.disagreement[["mean_allowed", "log_sd_allowed"]]
+        return bool((allowed.to_numpy() <= COARSE).all())
+
+    @property
+    def is_reliable(self) -> bool:
+        """Whether Pareto k is small enough, and the searches agree on good evidence."""
+        return self.weighted.is_reliable and self.agrees and self.is_precise
+
+
+def cover(
+    target: LogDensity, draws: NDArray[np.float64], n_draws: int, rng: np.random.Generator
+) -> Coverage:
+    """Search for a target from several starts, and compare what is found.
+
+    Two searches start from proposals wider than some draws, one from the modes
+    nearby and the ridges that lead away from them, of which every proposal keeps a
+    small share.  Where they disagree, each starts again from all that was found.
+
+    Parameters
+    ----------
+    target : callable
+        Maps points ``(draw, coordinate)`` to log densities, -inf for none.
+    draws : array of float
+        Draws of a density like the target, shape ``(draw, coordinate)``.
+    n_draws : int
+        Draws of the result.
+    rng : numpy.random.Generator
+        Source of the draws.
+
+    Returns
+    -------
+    Coverage
+        Of the first attempt with a reliable k and searches that agree, else of the last.
+    """
+    mean, covariance = draws.mean(axis=0), np.atleast_2d(np.cov(draws.T))
+    starts = [Mixture.around(mean, width**2 * covariance) for width in WIDTHS]
+    some = rng.permutation(draws)[:TRIED]
+    climbing = some[np.argsort(-target(some))[:CLIMBERS]]
+    ridges = modes_and_ridges(target, climbing, covariance)
+    starts.append(ridges)
+    n_rounds = 0
+    for n_searching in DRAWS:
+        searches = [search(target, start, n_searching, rng) for start in starts]
+        n_rounds += sum(found.n_rounds for found in searches)
+        proposals = [found.proposal.defended(ridges) for found in searches]
+        coverage = _together(target, proposals, n_draws, rng)._replace(n_rounds=n_rounds)
+        if coverage.is_reliable:
+            break
+        starts = [Mixture.of([*starts, *proposals])] * len(starts)
+    return coverage
+
+
+def _together(target: LogDensity, proposals: list[Mixture], n_draws: int, rng) -> Coverage:
+    """Draw from each proposal, weigh by it alone and by all, and compare."""
+    ends = np.linspace(0, n_draws, len(proposals) + 1).astype(int)
+    drawn = [proposal.draw(n, rng) for proposal, n in zip(proposals, np.diff(ends), strict=True)]
+    points = np.concatenate(drawn)
+    log_density = target(points)
+    weighted = weigh(points, log_density - Mixture.of(proposals).log_density(points))
+    each = [
+        weigh(part, height - proposal.log_density(part))
+        for part, height, proposal in zip(
+            drawn, np.split(log_density, ends[1:-1]), proposals, strict=True
+        )
+    ]
+    enough = np.maximum(weighted.weights, 1e-12)
+    covariance = np.atleast_2d(np.cov(points.T, aweights=enough, ddof=0))
+    return Coverage(weighted, _disagreement(each), len(proposals), 0, covariance)
+
+
+def _disagreement(runs: list[Weighted]) -> pd.DataFrame:
+    """Return by how much runs differ at most, beyond the errors that they are known to have."""
+    estimates = [_moments(run) for run in runs]
+    columns = {}
+    for name in ("mean", "log_sd"):
+        values = np.stack([estimate[name] for estimate in estimates])
+        errors = np.stack([estimate[f"{name}_error"] for estimate in estimates])
+        if name == "mean":
+            scale = np.exp(np.stack([estimate["log_sd"] for estimate in estimates])).mean(axis=0)
+            values, errors = values / scale, errors / scale
+        apart = np.abs(values[:, None] - values)
+        allowed = ERRORS * np.hypot(errors[:, None], errors)
+        columns[name] = np.max(apart - allowed, axis=(0, 1))
+        columns[f"{name}_allowed"] = allowed.max(axis=(0, 1))
+    return pd.DataFrame(columns).clip(lower=0)
+
+
+def _moments(run: Weighted) -> dict[str, NDArray[np.float64]]:
+    """Return means and logs of standard deviations, the evidence last, and their errors."""
+    weights = run.weights[:, None]
+    mean = (weights * run.points).sum(axis=0)
+    away = np.square(run.points - mean)
+    variance = (weights * away).sum(axis=0)
+    mean_error = np.sqrt((weights**2 * away).sum(axis=0))
+    variance_error = np.sqrt((weights**2 * np.square(away - variance)).sum(axis=0))
+    n = len(run.weights)
+    evidence_error = np.sqrt(max(n / run.n_effective - 1, 0) / n)
+    return {
+        "mean": np.append(mean, run.log_evidence),
+        "mean_error": np.append(mean_error, evidence_error),
+        "log_sd": np.append(0.5 * np.log(variance + TINY), 0.0),
+        "log_sd_error": np.append(0.5 * variance_error / (variance + TINY), 0.0),
+    }

@@ -1,0 +1,362 @@
+"""A model's exact posterior: its own graph, with integrated trajectories in place of its states."""
+
+from collections.abc import Callable, Sequence
+from itertools import product
+
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+import xarray as xr
+from numpy.typing import ArrayLike, NDArray
+from pytensor.graph.replace import vectorize_graph
+from pytensor.graph.traversal import truncated_graph_inputs
+from pytensor.tensor.variable import TensorVariable
+
+from pymc_gradmatch._pymc import EVALUATE_ONCE, random_ancestors
+from pymc_gradmatch.model import Constraint, constraints
+from pymc_gradmatch.ode import batched_solver
+
+__all__ = ["Solutions", "predict"]
+
+
+class Solutions:
+    """The solutions of a model's ODEs at draws of its parameters and of x(t0).
+
+    Parameters
+    ----------
+    model : pymc.Model
+        Has a :class:`~pymc_gradmatch.GradientMatchingODE` or several, of states with a name.
+
+    Attributes
+    ----------
+    model : pymc.Model
+        The model.
+    constraints : list of Constraint
+        What it says of ODEs.
+    states, starts : list of str
+        Names of the states of each, and of their x(t0): ``"x"`` and ``"x0"``.
+
+    Raises
+    ------
+    ValueError
+        If the model has no ODE, or states that cannot be replaced.
+    """
+
+    def __init__(self, model: pm.Model):
+        self.model, self.constraints = model, constraints(model)
+        if not self.constraints:
+            msg = (
+                f"the model observes {[rv.name for rv in model.observed_RVs]}; expected a "
+                "gm.GradientMatchingODE among these, which says what ODE the states obey."
+            )
+            raise ValueError(msg)
+        self.states = [_name_of_states(model, constraint) for constraint in self.constraints]
+        if len(set(self.states)) < len(self.states):
+            msg = f"two constraints share the states {self.states}; expected one ODE for each."
+            raise ValueError(msg)
+        self.starts = [_unused(f"{name}0", model) for name in self.states]
+        self._solvers = [batched_solver(constraint.ode) for constraint in self.constraints]
+
+    @property
+    def observed(self) -> list[str]:
+        """Names of what the model observes beside the constraints."""
+        matched = [constraint.name for constraint in self.constraints]
+        return [rv.name for rv in self.model.observed_RVs if rv.name not in matched]
+
+    def starts_at(self, draws: xr.Dataset) -> list[NDArray[np.float64]]:
+        """Return x(t0) of each constraint at draws of it, or of the states."""
+        return [
+            _stacked(draws[name]) if name in draws else self.at_draws(draws, [graph])[0]
+            for name, graph in zip(self.starts, self.start_graphs, strict=True)
+        ]
+
+    @property
+    def start_graphs(self) -> list[TensorVariable]:
+        """x(t0) of each constraint, shape ``(..., state)``, as graphs of the model's variables."""
+        return [constraint.x[..., 0, :] for constraint in self.constraints]
+
+    @property
+    def theta_graphs(self) -> list[TensorVariable]:
+        """The parameters of each constraint's ODE, shape ``(..., 1, param)``."""
+        return [constraint.theta for constraint in self.constraints]
+
+    def dims(self, name: str) -> tuple[str | None, ...] | None:
+        """Return the dims of a variable, of the states or of x(t0), where the model names them."""
+        by_name = self.model.named_vars_to_dims
+        if name not in self.starts:
+            return by_name.get(name)
+        dims = by_name.get(self.states[self.starts.index(name)])
+        return dims and (*dims[:-2], dims[-1])
+
+    def labels(self, name: str, shape: tuple[int, ...]) -> list[Sequence]:
+        """Return labels along each axis of a variable: coords, names of states, or numbers."""
+        dims = self.dims(name) or (None,) * len(shape)
+        coords = [self.model.coords.get(dim) for dim in dims]
+        labels = [
+            range(size) if coord is None else coord
+            for size, coord in zip(shape, coords, strict=True)
+        ]
+        for names in [constraint.ode.states for constraint in self.constraints]:
+            if shape and shape[-1] == len(names) and list(labels[-1]) == [*range(len(names))]:
+                labels[-1] = names
+        return labels
+
+    def entries(self, name: str, shape: tuple[int, ...]) -> list[str]:
+        """Return a name for every scalar of a variable, such as ``x0[prey]``."""
+        if not shape:
+            return [name]
+        return [
+            f"{name}[{', '.join(map(str, labels))}]"
+            for labels in product(*self.labels(name, shape))
+        ]
+
+    def at_draws(
+        self, posterior: xr.Dataset, graphs: Sequence[TensorVariable]
+    ) -> list[NDArray[np.float64]]:
+        """Evaluate graphs of the model's variables at draws of these.
+
+        Parameters
+        ----------
+        posterior : xarray.Dataset
+            With dims ``chain`` and ``draw``.
+        graphs : sequence of TensorVariable
+            Graphs of random variables of the model.
+
+        Returns
+        -------
+        list of array
+            With ``(draw,)``, all chains in one, in front.
+
+        Raises
+        ------
+        ValueError
+            If the draws lack a variable that is needed, or have it in another shape.
+        """
+        drawn = [v for name, v in self.model.named_vars.items() if name in posterior]
+        inputs = [v for v in truncated_graph_inputs(graphs, drawn) if v in set(drawn)]
+        lacking = [rv.name for rv in random_ancestors(graphs, known=inputs)]
+        if lacking:
+            msg = (
+                f"the draws have no {lacking}, only {list(posterior.data_vars)}; expected all that "
+                "the states, the ODE's parameters and the likelihood depend on. Take idata and "
+                "model from the same run."
+            )
+            raise ValueError(msg)
+        values = [_stacked(posterior[v.name]) for v in inputs]
+        for variable, array in zip(inputs, values, strict=True):
+            shape = variable.type.shape
+            if len(shape) != array.ndim - 1 or not all(map(_may_equal, shape, array.shape[1:])):
+                msg = (
+                    f"the draws of {variable.name!r} have shape {array.shape[1:]}, the model's "
+                    f"variable {shape}; expected the same. Take idata and model from the same run."
+                )
+                raise ValueError(msg)
+        n_draws = posterior.sizes["chain"] * posterior.sizes["draw"]
+        return with_draws(compile_for_draws(inputs, graphs)(*values), graphs, n_draws)
+
+    def solve(
+        self,
+        starts: Sequence[NDArray[np.float64]],
+        theta: Sequence[NDArray[np.float64]],
+        times: Sequence[NDArray[np.float64]] | None = None,
+    ) -> list[NDArray[np.float64]]:
+        """Integrate each ODE from every draw.
+
+        Parameters
+        ----------
+        starts, theta : sequence of array
+            Of each constraint, shapes ``(draw, ..., state)`` and ``(draw, ..., 1, param)``.
+        times : sequence of array, optional
+            Output times of each, the first being that of its start; its grid if not given.
+
+        Returns
+        -------
+        list of array
+            Shapes ``(draw, ..., time, state)``; NaN where an integration failed.
+        """
+        if times is None:
+            times = [constraint.gp.t for constraint in self.constraints]
+        solutions = []
+        for solver, t, x0, parameters in zip(self._solvers, times, starts, theta, strict=True):
+            shape = (*x0.shape[:-1], parameters.shape[-1])
+            flat = np.broadcast_to(parameters[..., 0, :], shape).reshape(-1, shape[-1])
+            solution = solver(t, x0.reshape(-1, x0.shape[-1]), flat)
+            solutions.append(solution.reshape(*x0.shape[:-1], *solution.shape[1:]))
+        return solutions
+
+
+def _name_of_states(model: pm.Model, constraint: Constraint) -> str:
+    names = [name for name, variable in model.named_vars.items() if variable is constraint.x]
+    if not names:
+        msg = (
+            f"the states of {constraint.name!r} are an expression without a name; expected a "
+            'variable of the model, for example x = pm.Deterministic("x", ...).'
+        )
+        raise ValueError(msg)
+    return names[0]
+
+
+def _unused(name: str, model: pm.Model) -> str:
+    while name in model.named_vars:
+        name += "_"
+    return name
+
+
+def _stacked(draws: xr.DataArray) -> NDArray[np.float64]:
+    return draws.stack(sample=("chain", "draw")).transpose("sample", ...).to_numpy()
+
+
+def _may_equal(static: int | None, size: int) -> bool:
+    return static in (None, size)
+
+
+def compile_for_draws(inputs, outputs) -> Callable:
+    """Compile graphs for inputs that have a draw axis in front."""
+    batched = [pt.tensor(dtype=v.dtype, shape=(None, *v.type.shape)) for v in inputs]
+    graphs = vectorize_graph(outputs, dict(zip(inputs, batched, strict=True)))
+    return pytensor.function(batched, graphs, mode=EVALUATE_ONCE, on_unused_input="ignore")
+
+
+def with_draws(values, graphs, n_draws: int) -> list[NDArray[np.float64]]:
+    """Give values of graphs a draw axis where they depend on no draw."""
+    return [
+        np.broadcast_to(value, (n_draws, *value.shape[value.ndim - graph.ndim :]))
+        for value, graph in zip(values, graphs, strict=True)
+    ]
+
+
+def predict(
+    idata: xr.DataTree,
+    *,
+    model: pm.Model | None = None,
+    group: str | None = None,
+    t: ArrayLike | None = None,
+    random_seed: int | None = None,
+) -> xr.DataTree:
+    r"""Integrate the ODE from draws of theta and x(t0), and draw data around the solutions.
+
+    .. math::
+
+        x^{(i)} = x(t;\, \theta^{(i)}, x_0^{(i)}), \qquad y^{(i)} \sim p(y \mid x^{(i)}, u^{(i)})
+
+    with the model's own likelihood p.  :func:`pymc.sample_prior_predictive` and
+    :func:`pymc.sample_posterior_predictive` draw data around the states of the
+    model, which have a Gaussian process prior of their own: in the prior they
+    know nothing of the ODE, and an intervention on theta by :func:`pymc.do` does
+    not move them.
+
+    Parameters
+    ----------
+    idata : xarray.DataTree
+        With draws of the parameters, and of the states or of x(t0): from
+        :func:`~pymc_gradmatch.sample`, :func:`pymc.sample`,
+        :func:`pymc.sample_prior_predictive`, or the ``idata`` of
+        :func:`~pymc_gradmatch.integrate_check`.
+    model : pymc.Model, optional
+        The model, if it is not the one on the stack.
+    group : {"posterior", "prior"}, optional
+        Where the draws are; the posterior if there is one.
+    t : array_like of float, optional
+        Times of trajectories, the first not before the first of the grid; also
+        beyond the data: a forecast.  Without it, the model's grid.
+    random_seed : int, optional
+        Seed of the data.
+
+    Returns
+    -------
+    xarray.DataTree
+        The group ``posterior_predictive`` or ``prior_predictive``: trajectories under the
+        names of the states and, without ``t``, data under the names that they have
+        in the model.  A draw that cannot be integrated is NaN.  Without ``t``
+        also ``observed_data``, so that ArviZ's predictive checks apply.
+
+    Raises
+    ------
+    ValueError
+        If the draws are not the model's, or the times begin before its grid.
+
+    Notes
+    -----
+    The likelihood is written for the times of the model, so at other times there are
+    trajectories only; add the noise that you observe with.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm, pymc_gradmatch as gm
+    >>> decay = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
+    >>> t = np.linspace(0, 2, 9)
+    >>> y = np.exp(-t)[:, None] + np.random.default_rng(1).normal(0, 0.05, (9, 1))
+    >>> gp = gm.StateGP(t, y, [pm.gp.cov.ExpQuad(1, ls=1.0)], sigma=0.05)
+    >>> model = gm.build_model(decay, t, y, priors={"rate": pm.HalfNormal.dist(2)}, gp=gp)
+    >>> prior = pm.sample_prior_predictive(20, model=model, random_seed=1)
+    >>> forecast = gm.predict(prior, model=model, t=[0.0, 2.0, 8.0])
+    >>> forecast["prior_predictive"]["x"].sizes["time"]
+    3
+    """
+    model = pm.modelcontext(model)
+    group = group or ("posterior" if "posterior" in idata.children else "prior")
+    if group not in idata.children:
+        msg = f"idata has the groups {list(idata.children)}; expected {group!r} among them."
+        raise ValueError(msg)
+    draws = idata[group].dataset
+    solutions = Solutions(model)
+    grids = [constraint.gp.t for constraint in solutions.constraints]
+    times = grids if t is None else [_checked(t, grid[0]) for grid in grids]
+    starts, theta = solutions.starts_at(draws), solutions.at_draws(draws, solutions.theta_graphs)
+    # Each start holds at the first time of its grid, which need not be asked for.
+    whole = [np.union1d(grid[:1], at) for grid, at in zip(grids, times, strict=True)]
+    trajectories = [
+        x[..., -len(at) :, :]
+        for x, at in zip(solutions.solve(starts, theta, whole), times, strict=True)
+    ]
+    solved = _named(solutions, trajectories, times, draws)
+    predictive = f"{group}_predictive"
+    if t is not None:
+        return xr.DataTree.from_dict({predictive: solved})
+    data = pm.sample_posterior_predictive(
+        xr.DataTree.from_dict({"posterior": _given(draws, solved, solutions)}),
+        model=model,
+        var_names=solutions.observed,
+        random_seed=random_seed,
+        progressbar=False,
+    )
+    failed = xr.concat([solved[name].isnull().any(solved[name].dims[2:]) for name in solved], "x")
+    drawn = data["posterior_predictive"].dataset.where(~failed.any("x"))
+    observed = data["observed_data"].dataset[solutions.observed]
+    return xr.DataTree.from_dict({predictive: drawn.merge(solved), "observed_data": observed})
+
+
+def _checked(t: ArrayLike, first: float) -> NDArray[np.float64]:
+    times = np.asarray(t, dtype=float)
+    if times.ndim != 1 or not len(times) or not (np.diff(times) > 0).all() or times[0] < first:
+        msg = (
+            f"t has shape {times.shape} and begins at {np.min(times, initial=np.inf):g}; expected "
+            f"increasing times, none before {first:g}, where the states of the model start."
+        )
+        raise ValueError(msg)
+    return times
+
+
+def _named(solutions: Solutions, trajectories, times, draws: xr.Dataset) -> xr.Dataset:
+    """Return trajectories with the dims and coords of the model's states."""
+    arrays = {}
+    for name, values, constraint, at in zip(
+        solutions.states, trajectories, solutions.constraints, times, strict=True
+    ):
+        dims = solutions.dims(name) or (f"{name}_time", f"{name}_state")
+        coords = {
+            dim: labels for dim, labels in solutions.model.coords.items() if dim in dims and labels
+        }
+        coords |= {dims[-2]: at, dims[-1]: list(constraint.ode.states)}
+        coords |= {dim: draws[dim].to_numpy() for dim in ("chain", "draw")}
+        shape = draws.sizes["chain"], draws.sizes["draw"], *values.shape[1:]
+        arrays[name] = xr.DataArray(values.reshape(shape), coords, ("chain", "draw", *dims))
+    return xr.Dataset(arrays)
+
+
+def _given(draws: xr.Dataset, solved: xr.Dataset, solutions: Solutions) -> xr.Dataset:
+    """Return the draws with solutions in place of their states; where these failed, any states."""
+    others = draws.drop_vars([*solutions.states, "time"], errors="ignore")
+    filled = {name: values.fillna(values.mean()) for name, values in solved.items()}
+    return others.merge(xr.Dataset(filled), compat="override", join="override")

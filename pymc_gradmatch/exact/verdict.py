@@ -1,0 +1,383 @@
+"""A first look at whether a matched posterior can be the exact one: its mode and its width."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import pymc as pm
+import xarray as xr
+from arviz_base import from_dict
+from numpy.typing import NDArray
+
+from pymc_gradmatch.exact.importance import reliable_k
+from pymc_gradmatch.exact.posterior import ExactPosterior
+from pymc_gradmatch.exact.search import Coverage, climb, cover
+from pymc_gradmatch.reporting import furthest, printed
+
+__all__ = ["Glance", "IntegrateCheck", "glance", "integrate_check", "judge"]
+
+N_STARTS = 4
+JOURNEY = 4.0  # matched standard deviations; a proposal on such a journey may end in a lesser mode
+FAR_AWAY = " So far away there may be several modes: see whether the trajectories fit the data."
+
+
+@dataclass(frozen=True, repr=False)
+class IntegrateCheck:
+    """What :func:`~pymc_gradmatch.integrate_check` found; ``repr`` is the verdict and the table.
+
+    Attributes
+    ----------
+    verdict : str
+        Whether ``idata`` are draws from the exact posterior, and what to do if not.
+    is_exact : bool
+        Whether ``pareto_k`` is below the k that is reliable for so many draws, and
+        independent searches agree.
+    moved : pandas.DataFrame
+        One row per parameter, x(t0) and sigma: mean and sd of the matched and of
+        the exact posterior, and ``moved``, the difference of the means in units
+        of the matched sd.
+    disagreement : pandas.DataFrame
+        One row per unconstrained coordinate: by how much the searches differ at most
+        in its ``mean`` (standard deviations) and in its ``log_sd``, beyond four Monte
+        Carlo errors, and these errors.
+    idata : xarray.DataTree
+        Group ``posterior``: equally weighted draws, resampled (so some are
+        repeated), as one chain in random order: parameters, ``x0``, sigma if it
+        is random, and the integrated states on their grid under their name in
+        the model.  Group ``observed_data``: what the model observes.
+    weights : array of float
+        Of the draws before resampling, smoothed, shape ``(draw,)``, sum one.
+    pareto_k : float
+        Tail index of the weights before smoothing.
+    n_effective : float
+        One over the sum of the squared weights.
+    n_rounds : int
+        Proposals that were tried, in all searches.
+    covariance : pandas.DataFrame
+        Covariance of the unconstrained coordinates by their names, of the weighted
+        draws: a metric for another sampler.
+    starts : list of dict
+        Free variables and ``x0`` at up to four draws: ``initvals`` for another sampler.
+    """
+
+    verdict: str
+    is_exact: bool
+    moved: pd.DataFrame
+    disagreement: pd.DataFrame
+    idata: xr.DataTree
+    weights: NDArray[np.float64]
+    pareto_k: float
+    n_effective: float
+    n_rounds: int
+    covariance: pd.DataFrame
+    starts: list[dict[str, Any]]
+
+    def __repr__(self) -> str:
+        return printed(self.verdict, self.moved)
+
+
+def judge(target: ExactPosterior, found: Coverage, rng: np.random.Generator) -> IntegrateCheck:
+    """Compare weighted draws with the matched ones, and resample them.
+
+    Parameters
+    ----------
+    target : ExactPosterior
+        What the draws were weighted by; holds the matched draws.
+    found : Coverage
+        Draws of its coordinates.
+    rng : numpy.random.Generator
+        Source of the resampling.
+    """
+    weighted = found.weighted
+    drawn = _resample(weighted.weights, rng)
+    moved = _compare(target, weighted.points, weighted.weights)
+    disagreement = found.disagreement.set_axis([*target.names, "evidence"])
+    return IntegrateCheck(
+        verdict=_verdict(found, moved["moved"], disagreement),
+        is_exact=found.is_reliable,
+        moved=moved,
+        disagreement=disagreement,
+        idata=_draws(target, weighted.points[drawn]),
+        weights=weighted.weights,
+        pareto_k=weighted.pareto_k,
+        n_effective=weighted.n_effective,
+        n_rounds=found.n_rounds,
+        covariance=pd.DataFrame(found.covariance, target.names, target.names),
+        starts=target.initial_points(weighted.points[list(dict.fromkeys(drawn))[:N_STARTS]]),
+    )
+
+
+def _compare(target: ExactPosterior, points, weights) -> pd.DataFrame:
+    before = pd.DataFrame(target.scalars(target.draws))
+    after = pd.DataFrame(target.scalars(points))
+    mean = weights @ after
+    table = pd.DataFrame(
+        {
+            "matched_mean": before.mean(),
+            "matched_sd": before.std(),
+            "exact_mean": mean,
+            "exact_sd": np.sqrt(weights @ (after - mean) ** 2),
+        }
+    )
+    table["moved"] = (table["exact_mean"] - table["matched_mean"]) / table["matched_sd"]
+    return table
+
+
+def _resample(weights, rng) -> NDArray[np.int64]:
+    """Return as many draws as there are weights, each as often as its weight says, or once more."""
+    n = len(weights)
+    ends = np.cumsum(weights)
+    return rng.permutation(np.searchsorted(ends / ends[-1], (np.arange(n) + rng.random()) / n))
+
+
+def _draws(target: ExactPosterior, points) -> xr.DataTree:
+    values = target.variables(points)
+    observed = target.observed_data
+    dims: dict[str, list] = {}
+    coords: dict[str, list] = {}
+    for name, array in [*((n, v[0]) for n, v in values.items()), *observed.items()]:
+        named = target.dims(name) or (None,) * array.ndim
+        labels = target.labels(name, array.shape)
+        dims[name] = [dim or f"{name}_dim_{k}" for k, dim in enumerate(named)]
+        coords |= dict(zip(dims[name], map(list, labels), strict=True))
+    return from_dict(
+        {
+            "posterior": {name: array[None] for name, array in values.items()},
+            "observed_data": observed,
+        },
+        coords=coords,
+        dims=dims,
+    )
+
+
+def _verdict(found: Coverage, moved: pd.Series, disagreement: pd.DataFrame) -> str:
+    weighted = found.weighted
+    limit = reliable_k(len(weighted.weights))
+    figures = (
+        f"Pareto k {weighted.pareto_k:.2f} ({limit:.2f} is the limit), {weighted.n_effective:.0f} "
+        f"effective draws of {len(weighted.weights)}, {found.n_rounds} rounds"
+    )
+    moves = furthest(moved)
+    if found.is_reliable:
+        return (
+            f"These are draws from the exact posterior: {found.n_searches} independent searches "
+            f"agree, "
+            f"{figures}. It differs from the matched one most in {moves} (matched standard "
+            "deviations)." + (FAR_AWAY if moved.abs().max() > JOURNEY else "")
+        )
+    if not weighted.is_reliable:
+        why = f"their weights are too uneven: {figures}"
+    elif found.agrees:
+        why = (
+            f"{found.n_searches} independent searches agree only because their Monte Carlo "
+            f"errors are large: {figures}"
+        )
+    else:
+        most = furthest(disagreement[["mean", "log_sd"]].max(axis=1))
+        why = (
+            f"{found.n_searches} independent searches disagree, beyond their errors most on {most} "
+            f"(standard deviations): {figures}. The posterior is wider, or has more parts, than "
+            "they could cover"
+        )
+    return (
+        f"These are not draws from the exact posterior: {why}. From the matched posterior it moves "
+        f"most in {moves} (matched standard deviations; a direction, not a size). Try more draws "
+        "(n_draws), narrower priors where the data leave parameters open, or sample the exact "
+        "posterior with an ODE solver in the loop, from .starts and with .covariance as the metric."
+    )
+
+
+MIN_DRAWS = 1_000
+
+
+def integrate_check(
+    idata: xr.DataTree,
+    *,
+    model: pm.Model | None = None,
+    n_draws: int = 12_000,
+    random_seed: int | np.random.Generator | None = None,
+) -> IntegrateCheck:
+    r"""Turn draws of a gradient-matching posterior into draws of the exact one, if they allow it.
+
+    .. math::
+
+        w_i \propto \frac{p(u_i)\; p\bigl(y \mid x(t; \theta_i, x_{0,i}), u_i\bigr)}{q(\phi_i)},
+        \qquad \phi_i \sim q, \qquad \phi = (u, x_0)
+
+    The numerator is the model's own graph with the numerical solution of the ODE in
+    the place of its states: their Gaussian process and the constraint are left
+    out, and everything else that the model observes or weighs stays, whatever its
+    likelihood, at the present values of its ``pm.Data``.  u are the model's variables
+    that count, unconstrained; x(t0), where states start, has a flat prior.
+
+    The proposal q is a mixture of Student t distributions.  Three searches for it,
+    with draws of their own, start from the matched draws made twice and five
+    times as wide, and from the exact posterior's modes and the ridges that lead away
+    from them, and move to the exact posterior (adaptive multiple importance
+    sampling [1]_).  Where they disagree, each starts again from all that was found.
+    Weights are Pareto-smoothed [2]_.
+
+    Parameters
+    ----------
+    idata : xarray.DataTree
+        What :func:`~pymc_gradmatch.sample` or :func:`pymc.sample` returns.
+    model : pymc.Model, optional
+        The model, if it is not the one on the stack.
+    n_draws : int, default 12_000
+        Draws of the result, of all searches together; at least 1 000.
+    random_seed : int or numpy.random.Generator, optional
+        Seed of the draws.
+
+    Returns
+    -------
+    IntegrateCheck
+
+    Raises
+    ------
+    ValueError
+        If draws and model do not belong together; if the model's likelihood depends
+        on the states otherwise than through the variable that
+        :class:`~pymc_gradmatch.GradientMatchingODE` is given; or if the ODE can be
+        integrated from none of the draws.
+
+    Notes
+    -----
+    **What the verdict means.**  "These are draws from the exact posterior" says that
+    the tail of the weights is short (k is below min(1 - 1 / log10(n), 0.7), where
+    estimates from n draws are reliable [2]_), and that the three searches agree on
+    the evidence, and on mean and standard deviation of every coordinate, within
+    their Monte Carlo errors.  k alone is blind where no draws are.  Nothing is
+    proved: a region that all three missed goes unseen.
+
+    Draws whose integration fails have weight zero.  All draws are integrated at once
+    by :class:`~pymc_gradmatch.ode.BatchedSolver`.
+
+    References
+    ----------
+    .. [1] Cornuet, J.-M., Marin, J.-M., Mira, A., Robert, C. P. (2012). Adaptive multiple
+       importance sampling. *Scandinavian Journal of Statistics* 39(4).
+    .. [2] Vehtari, A., Simpson, D., Gelman, A., Yao, Y., Gabry, J. (2024). Pareto
+       smoothed importance sampling. *Journal of Machine Learning Research* 25.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm, pymc_gradmatch as gm
+    >>> decay = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
+    >>> t = np.linspace(0, 2, 9)
+    >>> y = np.exp(-t)[:, None] + np.random.default_rng(1).normal(0, 0.05, (9, 1))
+    >>> gp = gm.StateGP(t, y, [pm.gp.cov.ExpQuad(1, ls=1.0)], sigma=0.05)
+    >>> model = gm.build_model(decay, t, y, priors={"rate": pm.HalfNormal.dist(2)}, gp=gp)
+    >>> idata = gm.sample(model=model, chains=2, random_seed=1, progressbar=False)
+    >>> check = gm.integrate_check(idata, model=model, random_seed=1)
+    >>> check.is_exact
+    True
+    >>> check.moved.loc["rate", ["matched_mean", "exact_mean"]].round(1).tolist()
+    [0.8, 1.0]
+    """
+    model = pm.modelcontext(model)
+    if n_draws < MIN_DRAWS:
+        msg = f"n_draws is {n_draws}; expected at least {MIN_DRAWS}, for a tail to fit k to."
+        raise ValueError(msg)
+    target = ExactPosterior(model, _posterior(idata))
+    rng = np.random.default_rng(random_seed)
+    return judge(target, cover(target, target.draws, n_draws, rng), rng)
+
+
+def _posterior(idata) -> xr.Dataset:
+    if not isinstance(idata, xr.DataTree) or "posterior" not in idata.children:
+        groups = list(getattr(idata, "children", ()))
+        msg = (
+            f"idata is a {type(idata).__name__} with groups {groups}; expected a DataTree with a "
+            "group 'posterior', as from gm.sample or pm.sample."
+        )
+        raise ValueError(msg)
+    return idata["posterior"].dataset
+
+
+ELSEWHERE = 1.0  # exact standard deviations
+NARROW, WIDE = 2 / 3, 3 / 2  # matched standard deviations, in exact ones
+MOST_COORDINATES = 40  # the Hessian takes as many solutions as its square
+ADVICE = "Check it: gm.integrate_check(idata, model=model)."
+
+
+class Glance(NamedTuple):
+    """What :func:`glance` saw.
+
+    Attributes
+    ----------
+    text : str
+        In one or two sentences.
+    is_suspicious : bool
+        Whether the matched posterior lies elsewhere than the exact one, or is
+        much narrower or wider.
+    table : pandas.DataFrame or None
+        One row per unconstrained coordinate: ``moved``, from the exact mode to
+        the matched mean in the exact mode's standard deviations, and
+        ``sd_ratio``, matched to exact.
+    """
+
+    text: str
+    is_suspicious: bool
+    table: pd.DataFrame | None = None
+
+
+def glance(model: pm.Model, posterior: xr.Dataset) -> Glance:
+    r"""Compare draws with the normal approximation of the exact posterior at its mode.
+
+    .. math:: N\bigl(\hat\phi,\; H^{-1}\bigr), \qquad
+        H = -\nabla\nabla \log p(\hat\phi \mid y)
+
+    of the density of :class:`~pymc_gradmatch.exact.ExactPosterior`, climbed to from the
+    mean of the draws, with differences for derivatives: some hundred solutions of
+    the ODE.  A normal approximation is no verdict; that is
+    :func:`~pymc_gradmatch.integrate_check`'s.
+
+    Parameters
+    ----------
+    model : pymc.Model
+        The model.
+    posterior : xarray.Dataset
+        Its draws.
+    """
+    unseen = "The matched posterior was not compared with the exact one"
+    try:
+        target = ExactPosterior(model, posterior)
+    except ValueError as error:
+        return Glance(f"{unseen}: {error}", False)
+    except Exception as error:  # a likelihood that nobody foresaw; the draws come first
+        return Glance(f"{unseen}: {type(error).__name__}: {error}", False)
+    draws = target.draws
+    if draws.shape[1] > MOST_COORDINATES:
+        return Glance(f"{unseen}: it has {draws.shape[1]} unknowns. {ADVICE}", False)
+    mean = draws.mean(axis=0)
+    local = climb(target, mean[None], np.cov(draws.T).reshape(len(mean), len(mean)))
+    if not np.isfinite(local.height).all():
+        text = "The ODE cannot be integrated from the mean of the matched posterior."
+        return Glance(f"{text} {ADVICE}", True)
+    exact_sd = np.sqrt(np.diagonal(local.covariance[0]))
+    table = pd.DataFrame(
+        {
+            "moved": (mean - local.point[0]) / exact_sd,
+            "sd_ratio": draws.std(axis=0) / exact_sd,
+        },
+        index=target.names,
+    )
+    seen = []
+    if (far := table["moved"].abs() > ELSEWHERE).any():
+        seen.append(
+            f"its mean is away from the exact posterior's mode, most in "
+            f"{furthest(table['moved'][far])} of the exact standard deviations"
+        )
+    if (other := (table["sd_ratio"] < NARROW) | (table["sd_ratio"] > WIDE)).any():
+        most = np.log(table["sd_ratio"][other]).abs().sort_values(ascending=False).index[:3]
+        ratios = ", ".join(f"{name} {table['sd_ratio'][name]:.2g}" for name in most)
+        seen.append(f"its standard deviations are other ones, {ratios} times the exact")
+    if seen:
+        text = f"The matched posterior is not the exact one: {'; '.join(seen)}"
+        return Glance(f"{text} (by a normal approximation). {ADVICE}", True, table)
+    text = (
+        "The matched posterior lies where the exact one does and is as wide, by a normal "
+        "approximation at the mode; no more was checked."
+    )
+    return Glance(text, False, table)

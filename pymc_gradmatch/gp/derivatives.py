@@ -1,0 +1,256 @@
+"""Derivatives of kernels: what a Gaussian process says about a slope.
+
+If a state has covariance ``k(t, t')``, its derivative has covariance
+``d2k/dt dt'`` and the cross-covariances ``dk/dt`` and ``dk/dt'``.  PyMC's
+kernels carry no derivatives; :func:`covariance_blocks` adds them for any
+one-dimensional kernel by forward-mode differentiation, so that every
+:mod:`pymc.gp.cov` kernel, and every sum or product of them, can be used.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, cast
+
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+from numpy.typing import NDArray
+from pytensor.gradient import DisconnectedInputError, pushforward, zero_grad
+from pytensor.graph.replace import graph_replace
+from pytensor.graph.traversal import ancestors
+from pytensor.scalar.basic import Clip
+from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.variable import TensorVariable
+
+from pymc_gradmatch._pymc import EVALUATE_ONCE, at_support_points
+from pymc_gradmatch.gp.kernels import describe, is_stationary
+
+__all__ = [
+    "Blocks",
+    "checked_blocks",
+    "compile_blocks",
+    "covariance_blocks",
+    "derivative",
+    "evaluate_blocks",
+    "write_blocks",
+]
+
+
+type Matrix = NDArray[np.float64] | TensorVariable
+
+
+class Blocks(NamedTuple):
+    """The covariance of (x, x') at a set of times, in four ``(time, time)`` blocks."""
+
+    k: Matrix
+    """Cov(x(t), x(t'))."""
+    dk_dt1: Matrix
+    """Cov(x'(t), x(t')), the paper's 'C."""
+    dk_dt2: Matrix
+    """Cov(x(t), x'(t')), the paper's C'."""
+    d2k: Matrix
+    """Cov(x'(t), x'(t')), the paper's C''."""
+
+
+def covariance_blocks(
+    cov: pm.gp.cov.BaseCovariance, t1: TensorVariable, t2: TensorVariable
+) -> Blocks:
+    r"""Write the kernel and its derivatives as PyTensor graphs.
+
+    .. math::
+
+        k(t, t'), \quad {'C} = \frac{\partial k}{\partial t}, \quad
+        C' = \frac{\partial k}{\partial t'}, \quad
+        C'' = \frac{\partial^2 k}{\partial t\,\partial t'}
+
+    (Wenk et al. 2019, section 3.1.)  Entry ``[i, j]`` of the kernel matrix
+    depends on ``t1[i]`` and ``t2[j]`` alone, so one forward-mode product with
+    a vector of ones differentiates all entries at once.
+
+    Parameters
+    ----------
+    cov : pymc.gp.cov.BaseCovariance
+        A kernel of one input dimension.  Its hyperparameters may be symbolic.
+    t1, t2 : TensorVariable
+        Two *distinct* vectors of times, shapes ``(n,)`` and ``(m,)``.
+
+    Returns
+    -------
+    Blocks
+        Four matrices of shape ``(n, m)``; the units are those of the kernel,
+        divided by time once for each derivative.
+
+    Examples
+    --------
+    >>> import pymc as pm, pytensor.tensor as pt, pymc_gradmatch as gm
+    >>> a, b = pt.vector("a"), pt.vector("b")
+    >>> blocks = gm.derivatives.covariance_blocks(pm.gp.cov.ExpQuad(1, ls=2.0), a, b)
+    >>> float(blocks.d2k.eval({a: [0.0], b: [0.0]})[0, 0])  # 1 / lengthscale^2
+    0.25
+    """
+    k = _without_clipping(cov(t1[:, None], t2[:, None]))
+    try:
+        dk_dt1 = derivative(k, t1)
+    except DisconnectedInputError:
+        msg = (
+            f"the kernel {describe(cov)} is the same at all times: a state that never changes has "
+            "no slope to match. Expected a kernel of time, such as ExpQuad, alone or in a sum."
+        )
+        raise ValueError(msg) from None
+    return Blocks(k, dk_dt1, derivative(k, t2), derivative(dk_dt1, t2))
+
+
+def derivative(k: TensorVariable, wrt: TensorVariable) -> TensorVariable:
+    """Differentiate every entry of k with respect to the one entry of ``wrt`` it depends on."""
+    return cast("TensorVariable", pushforward(k, wrt, pt.ones_like(wrt)))
+
+
+def _without_clipping(k: TensorVariable) -> TensorVariable:
+    # PyMC clips squared distances at zero.  Rounding makes a zero distance
+    # slightly negative under some compilers (fused multiply-add), and there
+    # the clip's derivative, and with it the variance of x', would be zero.
+    # Within rounding of zero, keep the clip's value and let derivatives pass.
+    rounding = 1e-8
+    smooth = {}
+    for clipped in ancestors([k]):
+        if _is_clip(clipped):
+            inner = clipped.owner.inputs[0]
+            passing = inner + zero_grad(clipped - inner)
+            smooth[clipped] = pt.switch(inner < -rounding, clipped, passing)
+    # Not clone_replace, which would copy random hyperparameters too.
+    return pt.as_tensor(graph_replace([k], replace=smooth)[0]) if smooth else k
+
+
+def _is_clip(var) -> bool:
+    op = var.owner.op if var.owner is not None else None
+    return isinstance(op, Elemwise) and isinstance(op.scalar_op, Clip)
+
+
+def evaluate_blocks(cov: pm.gp.cov.BaseCovariance, t: NDArray[np.float64]) -> Blocks:
+    """Evaluate :func:`covariance_blocks` of a kernel.
+
+    Parameters
+    ----------
+    cov : pymc.gp.cov.BaseCovariance
+        A kernel of one input dimension.  Where hyperparameters are random, the
+        support points of their priors stand for them.
+    t : array of float
+        Times, shape ``(time,)``.
+
+    Returns
+    -------
+    Blocks
+        Four arrays of shape ``(time, time)``.
+
+    Raises
+    ------
+    ValueError
+        If the kernel has white noise in it or is not differentiable at zero
+        distance: such a process has no derivative to match.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm, pymc_gradmatch as gm
+    >>> gm.derivatives.evaluate_blocks(pm.gp.cov.ExpQuad(1, ls=1.0), np.arange(3.0)).dk_dt1.round(3)
+    array([[-0.   ,  0.607,  0.271],
+           [-0.607, -0.   ,  0.607],
+           [-0.271, -0.607, -0.   ]])
+    """
+    return checked_blocks(compile_blocks(cov), cov, t)
+
+
+def write_blocks(cov: pm.gp.cov.BaseCovariance, t: NDArray[np.float64]) -> Blocks:
+    """Write as graphs what :func:`evaluate_blocks` evaluates, for random hyperparameters.
+
+    Parameters
+    ----------
+    cov, t
+        As of :func:`evaluate_blocks`; what cannot be used raises the same errors.
+
+    Returns
+    -------
+    Blocks
+        Four graphs of shape ``(time, time)``.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm, pymc_gradmatch as gm
+    >>> with pm.Model():
+    ...     kernel = pm.gp.cov.ExpQuad(1, ls=pm.HalfNormal("lengthscale"))
+    >>> gm.derivatives.write_blocks(kernel, np.arange(3.0)).d2k.type.shape
+    (3, 3)
+    """
+    times = pt.vector("t1"), pt.vector("t2")
+    blocks: tuple = covariance_blocks(cov, *times)
+    checked_blocks(_compiled(cov, blocks, times), cov, t)
+    if is_stationary(cov):
+        differences, places = _differences(t)
+        graphs = [graph.ravel()[places] for graph in _at(blocks, times, differences, [0.0])]
+    else:
+        graphs = _at(blocks, times, t, t)
+    return Blocks(*(pt.specify_shape(graph, (len(t), len(t))) for graph in graphs))
+
+
+def _differences(t: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Return all differences of two times, each once, and which of them every pair has.
+
+    On a regular grid of n times there are 2 n - 1, so that a kernel of them costs little.
+    """
+    differences = t[:, None] - t
+    rounded = np.round(differences / np.ptp(t), 12)
+    _, first, places = np.unique(rounded, return_index=True, return_inverse=True)
+    return differences.ravel()[first], places.reshape(differences.shape)
+
+
+def _at(graphs: Sequence, times: Sequence, t1, t2) -> list[TensorVariable]:
+    there = dict(zip(times, map(pt.constant, (t1, t2)), strict=True))
+    return cast("list[TensorVariable]", graph_replace([*graphs], there))
+
+
+def compile_blocks(cov: pm.gp.cov.BaseCovariance, hyperparameters: Sequence = ()) -> Callable:
+    """Compile the blocks as a function of hyperparameters and two vectors of times.
+
+    Random hyperparameters have the values of their support points.  The function also returns
+    the kernel matrix with white noise on its diagonal, if it has any.
+    """
+    times = pt.vector("t1"), pt.vector("t2")
+    return _compiled(cov, covariance_blocks(cov, *times), times, hyperparameters)
+
+
+def _compiled(cov, blocks: tuple, times: tuple, hyperparameters: Sequence = ()) -> Callable:
+    return pytensor.function(
+        [*hyperparameters, *times],
+        at_support_points([*blocks, cov(times[0][:, None])]),
+        mode=EVALUATE_ONCE,
+        on_unused_input="ignore",
+    )
+
+
+def checked_blocks(evaluate: Callable, cov: pm.gp.cov.BaseCovariance, t) -> Blocks:
+    """Evaluate compiled blocks at times, or say why the kernel ``cov`` cannot be used."""
+    *values, k_with_noise = evaluate(t, t)
+    blocks = Blocks(*values)
+    _check_differentiable(cov, blocks, k_with_noise, evaluate, t)
+    return blocks
+
+
+def _check_differentiable(cov, blocks, k_with_noise, evaluate, t):
+    advice = (
+        "Gradient matching needs the covariance of the states' derivatives; use a kernel that is "
+        "differentiable at zero distance, such as ExpQuad, Matern52, Matern32, RatQuad, Periodic "
+        "or pymc_gradmatch.kernels.Sigmoid"
+    )
+    if not np.allclose(blocks.k, k_with_noise):
+        msg = (
+            f"the kernel {describe(cov)} has white noise in it, and a noisy process has no "
+            f"derivative. {advice}; observation noise is `sigma`, jitter is `nugget`."
+        )
+        raise ValueError(msg)
+    # The variance of x' must be the limit of the covariance of x'(t) with
+    # x'(t + h); for a rough kernel the two have nothing to do with each other.
+    step = 1e-2 * np.diff(t).min()
+    at_zero = np.diagonal(blocks.d2k)
+    nearby = np.diagonal(evaluate(t, t + step)[3])
+    if not np.all(np.abs(nearby - at_zero) <= 0.5 * np.abs(at_zero)):
+        msg = f"the kernel {describe(cov)} is not differentiable at zero distance. {advice}."
+        raise ValueError(msg)

@@ -1,0 +1,295 @@
+"""Algorithm 1, step 1: kernel hyperparameters and noise by maximum marginal likelihood."""
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import NamedTuple
+
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+from numpy.typing import ArrayLike, NDArray
+from pytensor.graph.basic import equal_computations
+from pytensor.tensor.variable import TensorVariable
+from scipy.linalg import LinAlgError, cho_factor, cho_solve
+from scipy.optimize import minimize
+from scipy.stats import qmc
+
+from pymc_gradmatch.arguments import check_counts
+from pymc_gradmatch.gp.data import as_nugget, as_observations, as_times, mean_and_scale, state_names
+from pymc_gradmatch.gp.derivatives import checked_blocks, compile_blocks, derivative
+from pymc_gradmatch.gp.kernels import CovFunction, KernelFamily, kernel_family
+from pymc_gradmatch.gp.state_gp import StateGP
+from pymc_gradmatch.numerics import on_one_thread, one_at_a_time
+
+__all__ = ["fit_gp", "negative_log_marginal_likelihood"]
+
+ROUGHLY = 1e-3  # relative, of every start's descent; only the best go on to the end
+N_FINISHED = 3
+
+
+@one_at_a_time
+def fit_gp(
+    t: ArrayLike,
+    y: ArrayLike,
+    *,
+    cov: str | CovFunction | Sequence[str | CovFunction],
+    shared: bool = False,
+    bounds: Mapping[str, tuple[float, float]] | None = None,
+    standardize: bool = True,
+    nugget: float = 1e-4,
+    n_starts: int = 10,
+    random_seed: int | np.random.Generator | None = None,
+) -> StateGP:
+    r"""Fit a Gaussian process to every state by maximum marginal likelihood.
+
+    .. math::
+
+        \hat\phi_k, \hat\sigma_k = \arg\max_{\phi, \sigma}
+        \log N(\tilde y_k \mid 0, C_\phi + \sigma^2 I)
+
+    on standardised data, by L-BFGS-B with exact gradients from several starts
+    (step 1 of Algorithm 1, Wenk et al. 2019).
+
+    Parameters
+    ----------
+    t : array_like of float
+        Times, shape ``(time,)``, sorted, at least three.
+    y : array_like of float
+        Observations, shape ``(time, state)``; a table's column names become
+        the names of the states.  Of ``pm.Data`` the present values are taken.
+    cov : str, callable, or a sequence with one of these per state
+        ``"ExpQuad"``, ``"Matern52"``, ``"RatQuad"`` or ``"Sigmoid"``; or a
+        function of hyperparameters that returns a kernel from
+        :mod:`pymc.gp.cov`, with ``bounds`` for each of its arguments.
+    shared : bool, default False
+        One kernel and one sigma (in standardised units) for all states.
+    bounds : dict of str to (low, high), optional
+        Range of each hyperparameter and of ``"sigma"``, in standardised units,
+        lengths in the unit of ``t``.  Replaces the default of that name, see
+        :func:`~pymc_gradmatch.gp.kernels.default_bounds`.
+
+    Returns
+    -------
+    StateGP
+
+    Other Parameters
+    ----------------
+    standardize : bool, default True
+        See :class:`StateGP`.
+    nugget : float, default 1e-4
+        See :class:`StateGP`.
+    n_starts : int, default 10
+        Starts of the optimiser, spread over the bounds by Latin hypercube.
+    random_seed : int or numpy.random.Generator, optional
+        Seed of the starts.
+
+    Raises
+    ------
+    ValueError
+        If times, observations, kernel or bounds cannot be used.
+
+    Warns
+    -----
+    UserWarning
+        If an estimate ends at a bound; names state, hyperparameter and bound.
+
+    Notes
+    -----
+    Several threads may call it; the fits are then made one after the other.
+
+    References
+    ----------
+    .. [1] Wenk, P. et al. (2019). Fast Gaussian process based gradient matching
+       for parameter identification in systems of nonlinear ODEs. *AISTATS*.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc_gradmatch as gm
+    >>> t = np.linspace(0, 6, 60)
+    >>> noise = np.random.default_rng(1).normal(0, 0.1, (60, 2))
+    >>> y = np.stack([np.sin(t), np.cos(t)], axis=1) + noise
+    >>> gp = gm.fit_gp(t, y, cov="ExpQuad", random_seed=1)
+    >>> bool(np.all(abs(gp.sigma - 0.1) < 0.05))
+    True
+    """
+    times = as_times(t)
+    observations = as_observations(y, times)
+    n_states = observations.shape[1]
+    names = state_names(y, n_states)
+    choices = list(cov) if isinstance(cov, Sequence) and not isinstance(cov, str) else [cov]
+    if len(choices) == 1:
+        choices = choices * n_states
+    if len(choices) != n_states:
+        msg = (
+            f"cov has {len(choices)} entries for {n_states} states; expected one, or one per state."
+        )
+        raise ValueError(msg)
+    if shared and len(set(choices)) > 1:
+        msg = f"shared=True needs one kernel for all states; cov is {choices}."
+        raise ValueError(msg)
+
+    check_counts(n_starts=n_starts)
+    as_nugget(nugget, n_states)
+    rng = np.random.default_rng(random_seed)
+    mean, scale = mean_and_scale(observations, standardize)
+    standardised = (observations - mean) / scale
+    families = {choice: kernel_family(choice, times, bounds or {}) for choice in choices}
+    _check_bounds_are_used(bounds or {}, families.values())
+
+    groups = [list(range(n_states))] if shared else [[k] for k in range(n_states)]
+    estimates = [
+        _maximise(
+            families[choices[group[0]]],
+            times,
+            standardised[:, group],
+            nugget,
+            n_starts,
+            rng,
+        )
+        for group in groups
+    ]
+    covs, sigmas, evaluators = [], [], {}
+    for group, estimate in zip(groups, estimates, strict=True):
+        family = families[choices[group[0]]]
+        values = [pt.constant(value, dtype="float64") for value in estimate[:-1]]
+        kernel = family.kernel(values)
+        covs += [kernel] * len(group)
+        sigmas += [estimate[-1]] * len(group)
+        compiled = _compiled(family)
+        evaluators[kernel] = partial(compiled.blocks, *estimate[:-1])
+    gp = StateGP._from_evaluated(
+        t,
+        y,
+        covs,
+        np.array(sigmas) * scale,
+        nugget,
+        standardize,
+        evaluate=lambda kernel, times: checked_blocks(evaluators[kernel], kernel, times),
+    )
+    for group, estimate in zip(groups, estimates, strict=True):
+        _warn_at_bounds(families[choices[group[0]]], estimate, [names[k] for k in group])
+    return gp
+
+
+def negative_log_marginal_likelihood(K, dK, y):
+    r"""Compute :math:`-\sum_k \log N(y_k \mid 0, K)` and its gradient.
+
+    Parameters
+    ----------
+    K : array of float
+        Covariance of the data, shape ``(time, time)``.
+    dK : array of float
+        Derivatives of K, shape ``(hyperparameter, time, time)``.
+    y : array of float
+        Data, shape ``(time, state)``, columns independent.
+
+    Returns
+    -------
+    value : float
+    gradient : array of float
+        Shape ``(hyperparameter,)``.
+    """
+    n_times, n_states = y.shape
+    factor = cho_factor(K, lower=True)
+    weights = cho_solve(factor, y)
+    log_det = 2 * np.log(np.diagonal(factor[0])).sum()
+    value = 0.5 * (np.sum(y * weights) + n_states * (log_det + n_times * np.log(2 * np.pi)))
+    inner = n_states * cho_solve(factor, np.eye(n_times)) - weights @ weights.T
+    return value, 0.5 * np.einsum("ij,hij->h", inner, dK)
+
+
+def _check_bounds_are_used(bounds: Mapping, families: Iterable[KernelFamily]):
+    used = {name: None for family in families for name in family.bounds}
+    unknown = [name for name in bounds if name not in used]
+    if unknown:
+        msg = f"bounds are given for unknown {unknown}; the hyperparameters are {list(used)}."
+        raise ValueError(msg)
+
+
+class Compiled(NamedTuple):
+    """Functions of a kernel family's hyperparameters."""
+
+    kernel: Callable
+    """And of times: the kernel matrix and its derivative by each hyperparameter."""
+    blocks: Callable
+    """And of two vectors of times: see :func:`~pymc_gradmatch.derivatives.compile_blocks`."""
+
+
+class _Formula:
+    """What a kernel's graphs compute; equal to that of any other kernel with the same graphs."""
+
+    def __init__(self, cov: pm.gp.cov.BaseCovariance, hyperparameters: list):
+        self.cov, self.hyperparameters = cov, hyperparameters
+        self.t, other = pt.vector("t"), pt.vector("other")
+        self.k: TensorVariable = cov(self.t[:, None])
+        self.inputs = [*hyperparameters, self.t, other]
+        self.graphs = [self.k, cov(self.t[:, None], other[:, None])]
+
+    def __hash__(self) -> int:
+        return hash(len(self.inputs))
+
+    def __eq__(self, other) -> bool:
+        return len(self.inputs) == len(other.inputs) and equal_computations(
+            self.graphs, other.graphs, in_xs=self.inputs, in_ys=other.inputs
+        )
+
+
+def _compiled(family: KernelFamily) -> Compiled:
+    hyperparameters = [pt.scalar(name) for name in family.hyperparameters]
+    return _compiled_formula(_Formula(family.kernel(hyperparameters), hyperparameters))
+
+
+@lru_cache(maxsize=16)
+def _compiled_formula(formula: _Formula) -> Compiled:
+    derivatives = [derivative(formula.k, h) for h in formula.hyperparameters]
+    kernel = pytensor.function(
+        [*formula.hyperparameters, formula.t], [formula.k, *derivatives], mode="FAST_COMPILE"
+    )
+    return Compiled(kernel, compile_blocks(formula.cov, formula.hyperparameters))
+
+
+@on_one_thread
+def _maximise(family, t, y, nugget, n_starts, rng) -> NDArray[np.float64]:
+    evaluate = _compiled(family).kernel
+    log_bounds = np.log(list(family.bounds.values()))
+    identity = np.eye(len(y))
+
+    def objective(log_values):
+        *hyperparameters, sigma = values = np.exp(log_values)
+        k, *derivatives = evaluate(*hyperparameters, t)
+        K = k + (nugget + sigma**2) * identity
+        dK = np.stack([*derivatives, 2 * sigma * identity])
+        try:
+            value, gradient = negative_log_marginal_likelihood(K, dK, y)
+        except LinAlgError:
+            return np.inf, np.zeros_like(values)
+        return value, gradient * values
+
+    starts = qmc.scale(qmc.LatinHypercube(len(log_bounds), rng=rng).random(n_starts), *log_bounds.T)
+    descend = partial(minimize, objective, jac=True, method="L-BFGS-B", bounds=log_bounds)
+    rough = [descend(start, options={"ftol": ROUGHLY}) for start in starts]
+    rough.sort(key=lambda fit: fit.fun)
+    best = min((descend(fit.x) for fit in rough[:N_FINISHED]), key=lambda fit: fit.fun)
+    if not np.isfinite(best.fun):
+        msg = (
+            f"the marginal likelihood is not finite from any of {n_starts} starts: the kernel is "
+            f"not positive definite within its bounds {family.bounds}. Use a larger nugget."
+        )
+        raise ValueError(msg)
+    return np.exp(best.x)
+
+
+def _warn_at_bounds(family: KernelFamily, estimate, states):
+    for (name, bounds), value in zip(family.bounds.items(), estimate, strict=True):
+        for side, bound in bounds._asdict().items():
+            if np.isclose(value, bound, rtol=1e-3, atol=0):
+                subject = f"state {states[0]!r}" if len(states) == 1 else f"states {states}"
+                warnings.warn(
+                    f"{subject}: the estimate of {name} ended at its {side} bound {bound:.4g} "
+                    "(standardised units). Check the fit, pass wider `bounds`, or choose another "
+                    "kernel.",
+                    UserWarning,
+                    stacklevel=4,
+                )

@@ -1,0 +1,289 @@
+"""Kernels: the one that PyMC lacks, and what a state asks of any of them."""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Number
+from typing import NamedTuple
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+from numpy.typing import NDArray
+from pymc.pytensorf import rvs_in_graph
+from pytensor.graph.traversal import explicit_graph_inputs
+from pytensor.tensor.variable import TensorConstant, TensorVariable
+
+__all__ = [
+    "Bounds",
+    "CovFunction",
+    "KernelFamily",
+    "Sigmoid",
+    "build_kernel",
+    "check_kernels",
+    "check_time_only",
+    "default_bounds",
+    "describe",
+    "is_random",
+    "is_stationary",
+    "kernel_family",
+]
+
+
+class Sigmoid(pm.gp.cov.Covariance):
+    r"""The sigmoid (arcsine) kernel, for states that move fast at first and then settle.
+
+    .. math::
+
+        k(t, t') = \arcsin\frac{a + b\,t\,t'}{\sqrt{(a + b\,t^2 + 1)(a + b\,t'^2 + 1)}}
+
+    The kernel of an infinitely wide one-layer network of sigmoid units.  It is
+    not stationary: the place of ``t = 0`` matters.
+
+    Parameters
+    ----------
+    a : tensor_like of float
+        Variance of the units' offsets, dimensionless, positive.
+    b : tensor_like of float
+        Variance of the units' slopes, in 1 / time squared, positive.
+
+    References
+    ----------
+    .. [1] Williams, C. K. I. (1998). Computation with infinite neural networks.
+       *Neural Computation* 10(5), 1203-1216, eq. 11.
+    .. [2] Wenk, P. et al. (2019). Fast Gaussian process based gradient matching
+       for parameter identification in systems of nonlinear ODEs. *AISTATS*,
+       where it is the kernel for protein transduction.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import pymc_gradmatch as gm
+    >>> k = 2.0 * gm.kernels.Sigmoid(a=1.0, b=0.5)
+    >>> k(np.array([[0.0], [1.0]])).eval().round(3)
+    array([[1.047, 0.927],
+           [0.927, 1.287]])
+    """
+
+    def __init__(self, a, b):
+        super().__init__(input_dim=1)
+        self.a = pt.as_tensor_variable(a)
+        self.b = pt.as_tensor_variable(b)
+
+    def full(self, X, Xs=None):
+        """Evaluate the kernel between all rows of ``X`` and ``Xs``."""
+        X, Xs = self._slice(X, Xs)
+        Xs = X if Xs is None else Xs
+        norm = self._norm(X)[:, None] * self._norm(Xs)[None, :]
+        return pt.arcsin((self.a + self.b * X * Xs.T) / norm)
+
+    def diag(self, X):
+        """Evaluate the kernel of each row of ``X`` with itself."""
+        X, _ = self._slice(X)
+        return pt.arcsin(1 - 1 / pt.square(self._norm(X)))
+
+    def _norm(self, X):
+        return pt.sqrt(self.a + self.b * pt.square(X[:, 0]) + 1)
+
+
+def check_kernels(covs: Sequence[pm.gp.cov.BaseCovariance], n_states: int) -> tuple:
+    """Return one kernel per state, on time alone, or raise."""
+    covs = tuple(covs)
+    if len(covs) != n_states:
+        msg = f"covs has {len(covs)} kernels for {n_states} states; expected one per state."
+        raise ValueError(msg)
+    for k, cov in enumerate(covs):
+        if not isinstance(cov, pm.gp.cov.BaseCovariance):
+            msg = f"covs[{k}] is a {type(cov).__name__}; expected a kernel from pm.gp.cov."
+            raise TypeError(msg)
+    for cov in {id(cov): cov for cov in covs}.values():
+        check_time_only(cov)
+        _check_closed(cov)
+    return covs
+
+
+def check_time_only(cov: pm.gp.cov.BaseCovariance):
+    """Raise if the kernel has other inputs than time."""
+    input_dim = getattr(cov, "input_dim", 1)
+    if input_dim != 1:
+        msg = (
+            f"the kernel {describe(cov)} has input_dim={input_dim}; expected 1: "
+            "time is the only input of a state."
+        )
+        raise ValueError(msg)
+
+
+def _check_closed(cov: pm.gp.cov.BaseCovariance):
+    t = pt.vector("t")
+    free = [var for var in explicit_graph_inputs([cov(t[:, None])]) if var is not t]
+    if free:
+        msg = (
+            f"the kernel {describe(cov)} has symbolic hyperparameters without a value; expected "
+            "numbers, or random variables of a model."
+        )
+        raise ValueError(msg)
+
+
+def is_random(cov: pm.gp.cov.BaseCovariance) -> bool:
+    """Tell whether a kernel has random hyperparameters."""
+    return bool(rvs_in_graph([cov(pt.vector("t")[:, None])]))
+
+
+def is_stationary(cov) -> bool:
+    """Tell whether a kernel, or a factor of one, is known to depend on time differences alone."""
+    if isinstance(cov, pm.gp.cov.Combination):
+        return all(is_stationary(part) for part in cov._factor_list)
+    if isinstance(cov, pm.gp.cov.BaseCovariance):
+        return isinstance(cov, pm.gp.cov.Stationary | pm.gp.cov.Constant)
+    return np.ndim(cov) == 0
+
+
+def describe(cov: pm.gp.cov.BaseCovariance) -> str:
+    """Write a kernel with its hyperparameters as one line of text.
+
+    Parameters
+    ----------
+    cov : pymc.gp.cov.BaseCovariance
+        Any kernel, or a factor of one.
+
+    Examples
+    --------
+    >>> import pymc as pm, pymc_gradmatch as gm
+    >>> gm.kernels.describe(2.0 * pm.gp.cov.ExpQuad(1, ls=0.5) + pm.gp.cov.Constant(1.0))
+    '2 * ExpQuad(ls=0.5) + Constant(c=1)'
+    """
+    if isinstance(cov, pm.gp.cov.Add):
+        return " + ".join(describe(term) for term in cov._factor_list)
+    if isinstance(cov, pm.gp.cov.Prod):
+        factors = sorted(cov._factor_list, key=lambda f: isinstance(f, pm.gp.cov.BaseCovariance))
+        return " * ".join(describe(factor) for factor in factors)
+    if isinstance(cov, pm.gp.cov.Exponentiated):
+        return f"{describe(cov.kernel)} ** {_number(cov.power)}"
+    if not isinstance(cov, pm.gp.cov.BaseCovariance):
+        return _number(cov)
+    settings = {
+        name: value
+        for name, value in vars(cov).items()
+        if isinstance(value, Number | TensorVariable | pm.gp.cov.BaseCovariance)
+        and name != "input_dim"
+    }
+    listed = ", ".join(f"{name}={describe(value)}" for name, value in settings.items())
+    return f"{type(cov).__name__}({listed})"
+
+
+def _number(value) -> str:
+    data = value.data if isinstance(value, TensorConstant) else value
+    if isinstance(data, Number) or (isinstance(data, np.ndarray) and data.size == 1):
+        return f"{float(np.asarray(data).item()):.4g}"
+    return str(value)
+
+
+type CovFunction = Callable[..., pm.gp.cov.BaseCovariance]
+
+
+class Bounds(NamedTuple):
+    """The range in which a positive hyperparameter is searched."""
+
+    low: float
+    high: float
+
+
+NAMED: dict[str, CovFunction] = {
+    "ExpQuad": lambda variance, lengthscale: variance * pm.gp.cov.ExpQuad(1, ls=lengthscale),
+    "Matern52": lambda variance, lengthscale: variance * pm.gp.cov.Matern52(1, ls=lengthscale),
+    "RatQuad": lambda variance, lengthscale, alpha: (
+        variance * pm.gp.cov.RatQuad(1, ls=lengthscale, alpha=alpha)
+    ),
+    "Sigmoid": lambda variance, a, b: variance * Sigmoid(a, b),
+}
+
+
+def default_bounds(t: NDArray[np.float64]) -> dict[str, Bounds]:
+    """Return the bounds of every hyperparameter that a named kernel has.
+
+    In standardised units: variances and sigma relative to the data's
+    variance and standard deviation, lengths relative to the grid of times, so
+    that neither the data's units nor the unit of time matter.
+    """
+    step, span = np.median(np.diff(t)), t[-1] - t[0]
+    return {
+        "variance": Bounds(1e-4, 1e2),
+        "lengthscale": Bounds(step, 10 * span),
+        "alpha": Bounds(1e-1, 1e2),
+        "a": Bounds(1e-4, 250),
+        "b": Bounds(1 / span**2, 2.5e6 / span**2),
+        "sigma": Bounds(1e-4, 2.0),
+    }
+
+
+@dataclass(frozen=True)
+class KernelFamily:
+    """A function from hyperparameters to a kernel, with bounds for each, sigma's last."""
+
+    build: CovFunction
+    bounds: dict[str, Bounds]
+
+    @property
+    def hyperparameters(self) -> tuple[str, ...]:
+        """Names of the kernel's own hyperparameters."""
+        return tuple(name for name in self.bounds if name != "sigma")
+
+    def kernel(self, values: Iterable) -> pm.gp.cov.BaseCovariance:
+        """Build the kernel from values of its hyperparameters, in their order."""
+        return build_kernel(self.build, dict(zip(self.hyperparameters, values, strict=True)))
+
+
+def build_kernel(build: CovFunction, hyperparameters: Mapping) -> pm.gp.cov.BaseCovariance:
+    """Call a function of hyperparameters and check that it returns a kernel of time."""
+    cov = build(**hyperparameters)
+    if not isinstance(cov, pm.gp.cov.BaseCovariance):
+        msg = f"the function cov returns a {type(cov).__name__}; expected a pm.gp.cov kernel."
+        raise TypeError(msg)
+    check_time_only(cov)
+    return cov
+
+
+def kernel_family(
+    cov: str | CovFunction,
+    t: NDArray[np.float64],
+    bounds: Mapping[str, tuple[float, float]],
+) -> KernelFamily:
+    """Look up a kernel by name, or take the user's function with its bounds."""
+    known = default_bounds(t)
+    if isinstance(cov, str):
+        if cov not in NAMED:
+            msg = (
+                f"cov is {cov!r}; expected one of {', '.join(map(repr, NAMED))}, "
+                "or a function of hyperparameters that returns a pm.gp.cov kernel."
+            )
+            raise ValueError(msg)
+        build = NAMED[cov]
+    elif callable(cov) and not isinstance(cov, pm.gp.cov.BaseCovariance):
+        build = cov
+        known = {"sigma": known["sigma"]}
+    else:
+        msg = (
+            f"cov is a {type(cov).__name__}; expected the name of a kernel or a function of "
+            "hyperparameters. For a kernel with fixed hyperparameters use pymc_gradmatch.StateGP."
+        )
+        raise TypeError(msg)
+    names = [*_hyperparameters(build, bounds), "sigma"]
+    available = known | {name: Bounds(*pair) for name, pair in bounds.items()}
+    missing = [name for name in names if name not in available]
+    if missing:
+        msg = f"bounds are missing for {missing}; give (low, high) for each of {names}."
+        raise ValueError(msg)
+    family = KernelFamily(build, {name: available[name] for name in names})
+    for name, (low, high) in family.bounds.items():
+        if not 0 < low < high < np.inf:
+            msg = f"bounds of {name!r} are ({low}, {high}); expected 0 < low < high < infinity."
+            raise ValueError(msg)
+    return family
+
+
+def _hyperparameters(build: CovFunction, bounds: Mapping) -> list[str]:
+    """Return the names of a function's arguments; those of the bounds where it takes any."""
+    arguments = inspect.signature(build).parameters.values()
+    if any(argument.kind is argument.VAR_KEYWORD for argument in arguments):
+        return [name for name in bounds if name != "sigma"]
+    return [argument.name for argument in arguments]

@@ -1,0 +1,267 @@
+"""The prior of the states, N(x | mu, C), as a PyMC distribution."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, get_args
+
+import pymc as pm
+import pytensor.tensor as pt
+from numpy.typing import NDArray
+from pymc.distributions.dist_math import check_parameters
+from pymc.distributions.distribution import Continuous, SymbolicRandomVariable
+from pymc.distributions.shape_utils import rv_size_is_none
+from pymc.distributions.transforms import _default_transform
+from pymc.logprob.transforms import Transform
+from pymc.pytensorf import normalize_rng_param
+from pytensor.tensor.random.utils import normalize_size_param
+from pytensor.tensor.variable import TensorVariable
+
+from pymc_gradmatch._pymc import EVALUATE_ONCE, at_support_points, random_ancestors, starting_at
+from pymc_gradmatch.numerics import bases, products
+
+__all__ = [
+    "Parameterization",
+    "StatePrior",
+    "StatePriorRV",
+    "add_coords",
+    "add_states",
+    "basis_inputs",
+    "check_coords",
+    "check_states_fit",
+    "is_states",
+    "start_of",
+]
+
+Parameterization = Literal["centered", "whitened"]
+
+
+class StatePriorRV(SymbolicRandomVariable):
+    """The random variable behind :class:`StatePrior`; draws under every PyTensor backend.
+
+    How many parameters it has depends on the basis, so its signature belongs to
+    the instance and PyMC hands all inputs, ``rng`` and ``size`` too, to ``logp``.
+    """
+
+    name = "StatePrior"
+    _print_name = ("StatePrior", r"\operatorname{StatePrior}")
+
+    @classmethod
+    def rv_op(cls, mean, scale, start, *basis, size=None, rng=None):
+        """Build the random variable from the parameters of its distribution."""
+        rng = normalize_rng_param(rng)
+        size = normalize_size_param(size)
+        draw_size = None if rv_size_is_none(size) else tuple(size)
+        next_rng, standardised = bases.draw(rng, draw_size, bases.basis_of(basis))
+        inputs = [rng, size, mean, scale, start, *basis]
+        return cls(
+            inputs=inputs,
+            outputs=[next_rng, mean + scale * standardised],
+            extended_signature=f"[rng],[size],(t,k),(k),(t,k),{bases.signature(basis)}->[rng],(t,k)",
+        )(*inputs)
+
+
+def is_states(rv) -> bool:
+    """Tell whether a variable of a model is a :class:`StatePrior`."""
+    return isinstance(rv.owner.op, StatePriorRV)
+
+
+def basis_inputs(rv) -> list:
+    """Return what the covariance of a :class:`StatePrior` is computed from."""
+    return rv.owner.inputs[5:]
+
+
+class Standardized(Transform):
+    """Samplers move standardised states: one unit is one standard deviation of the data.
+
+    Step sizes and start-up jitter then mean the same in every problem.
+    """
+
+    name = "standardized"
+    ndim_supp = 2
+
+    def forward(self, value, rng, size, mean, scale, *_):
+        """Return the standardised states."""
+        return (value - mean) / scale
+
+    def backward(self, value, rng, size, mean, scale, *_):
+        """Return the states in the data's units."""
+        return mean + scale * value
+
+    def log_jac_det(self, value, rng, size, mean, scale, *_):
+        """Return log |d states / d standardised|, of batch shape."""
+        n_time = value.shape[-2]
+        return n_time * (pt.zeros(value.shape[:-2]) + pt.log(scale).sum(axis=-1))
+
+
+class StatePrior(Continuous):
+    r"""States on a grid of times with a Gaussian process prior each.
+
+    .. math::
+
+        x_k = \mu_k + s_k \tilde x_k, \qquad
+        \tilde x_k \sim N(0, C_k), \qquad C_k = F_k\,\mathrm{diag}(v_k)\,F_k^\top
+
+    with the prior mean :math:`\mu_k(t)` and the scale :math:`s_k` of the data.
+    This is the second factor of Theorem 1 of Wenk et al. (2019) in the data's units.
+    :meth:`StateGP.prior <pymc_gradmatch.StateGP.prior>` makes it; it is rarely
+    needed by itself.
+
+    Parameters
+    ----------
+    mean : tensor_like of float
+        Shape ``(time, state)``, in the data's units.
+    scale : tensor_like of float
+        Shape ``(state,)``, in the data's units, positive.
+    start : tensor_like of float
+        Where samplers start, shape ``(time, state)``, in the data's units.  It
+        takes no part in the density.
+    *basis : tensor_like of float
+        A :class:`~pymc_gradmatch.numerics.products.Spectrum` of each C or its
+        :class:`~pymc_gradmatch.numerics.bases.Innovations`, unpacked: F of shape
+        ``(state, time, time)``, v of shape ``(state, time)``, positive, ...
+
+    Notes
+    -----
+    The value has shape ``(time, state)``.  Samplers see the standardised
+    states.
+
+    References
+    ----------
+    .. [1] Wenk, P. et al. (2019). Fast Gaussian process based gradient matching
+       for parameter identification in systems of nonlinear ODEs. *AISTATS*.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm, pymc_gradmatch as gm
+    >>> from pymc_gradmatch.gp import StatePrior
+    >>> from pymc_gradmatch.numerics.products import Spectrum
+    >>> unit = Spectrum(vectors=np.eye(3)[None], variances=np.ones((1, 3)))
+    >>> x = StatePrior.dist(np.zeros((3, 1)), [1.0], np.zeros((3, 1)), *unit)
+    >>> float(pm.logp(x, np.zeros((3, 1))).eval().round(4))  # three standard normals
+    -2.7568
+    """
+
+    rv_type = StatePriorRV
+    rv_op = StatePriorRV.rv_op
+
+    @classmethod
+    def dist(cls, mean, scale, start, *basis, **kwargs):
+        """Make the distribution outside a model."""
+        return super().dist([pt.as_tensor(p) for p in (mean, scale, start, *basis)], **kwargs)
+
+    def support_point(rv, rng, size, mean, scale, start, *basis):
+        """Return ``start``, broadcast to the full shape."""
+        if rv_size_is_none(size):
+            return start
+        return pt.broadcast_to(start, (*size, *start.shape))
+
+    def logp(value, rng, size, mean, scale, start, *parameters):
+        """Write the log density of states in the data's units, of batch shape."""
+        basis = bases.basis_of(parameters)
+        density = bases.log_density((value - mean) / scale, basis)
+        jacobian = value.shape[-2] * pt.log(scale).sum(axis=-1)
+        return check_parameters(
+            density - jacobian,
+            scale > 0,
+            basis.variances > 0,
+            msg="C is positive definite (a larger nugget helps), scale > 0",
+        )
+
+
+@_default_transform.register(StatePrior)
+def _state_prior_default_transform(op, rv):
+    return Standardized()
+
+
+def add_states(
+    name: str, gp, parameterization: Parameterization, dims: Sequence[str]
+) -> TensorVariable:
+    """Add the states of a :class:`~pymc_gradmatch.StateGP` to the model on the stack."""
+    model = pm.modelcontext(None)
+    coords = check_states_fit(model, gp, parameterization, dims)
+    add_coords(model, coords)
+    dims, start = tuple(dims), start_of(gp)
+    if parameterization == "centered":
+        parameters = (gp.prior_mean, gp.scale, start, *gp._process.prior_basis)
+        return StatePrior(name, *parameters, dims=dims)
+    basis = gp._process.prior_basis if gp.is_random else gp._process.prior_spectrum
+    sd = basis.variances.T**0.5
+    standardised_start = pt.as_tensor((start - gp.prior_mean) / gp.scale)
+    coordinates = at_support_points([basis.coordinates(standardised_start).mT / sd])[0]
+    independent = pm.Normal.dist(shape=gp.prior_mean.shape)
+    starting = starting_at(independent, coordinates.eval(mode=EVALUATE_ONCE))
+    whitened = model.register_rv(starting, f"{name}_whitened_")
+    standardised = products.per_state(pt.as_tensor(basis.vectors), sd * whitened)
+    return pm.Deterministic(name, gp.prior_mean + gp.scale * standardised, dims=dims)
+
+
+def start_of(gp):
+    """Return where samplers start: the data smoothed, or a prior mean that is a trajectory."""
+    return gp.prior_mean if (gp.prior_slope != 0).any() else gp.posterior_mean()
+
+
+def check_states_fit(
+    model: pm.Model, gp, parameterization: str, dims: Sequence[str]
+) -> dict[str, Sequence | NDArray | int]:
+    """Raise if states cannot be added to a model; return the coords that they need."""
+    if parameterization not in get_args(Parameterization):
+        msg = f"parameterization is {parameterization!r}; expected 'centered' or 'whitened'."
+        raise ValueError(msg)
+    if isinstance(dims, str) or len(dims) != 2 or not all(isinstance(dim, str) for dim in dims):
+        msg = f'dims are {dims!r}; expected the names of two, for example ("time", "state").'
+        raise ValueError(msg)
+    for what, is_random, graph, example in [
+        ("the kernels depend", gp.is_random, gp.operators().C, '"lengthscale", 1'),
+        ("sigma depends", isinstance(gp.sigma, TensorVariable), gp.sigma, '"sigma", 1'),
+    ]:
+        stray = random_ancestors([graph], model.basic_RVs) if is_random else []
+        if stray:
+            msg = (
+                f"{what} on {len(stray)} random variables that are not in the model, such "
+                f"as pm.HalfNormal.dist(1); expected named ones: pm.HalfNormal({example})."
+            )
+            raise ValueError(msg)
+    n_states = len(gp.states)
+    named = gp.states != tuple(range(n_states))
+    coords = dict(zip(dims, (gp.t, gp.states if named else n_states), strict=True))
+    check_coords(model, coords)
+    return coords
+
+
+def check_coords(model: pm.Model, coords: Mapping[str, Sequence | NDArray | int]):
+    """Raise unless coords that the model has are these; a number is a length without labels."""
+    for dim, values in coords.items():
+        advice = (
+            "Expected the same. Where they differ with reason (another experiment, a finer grid) "
+            'give one of them another name: gp.prior("x2", dims=("time2", "state2")).'
+        )
+        if dim in model.named_vars:
+            msg = f"the model has a variable {dim!r}, and the states a dim of that name. {advice}"
+            raise ValueError(msg)
+        if dim not in model.coords:
+            continue
+        labels = model.coords[dim]
+        there = range(int(model.dim_lengths[dim].eval())) if labels is None else labels
+        wanted = range(values) if isinstance(values, int) else tuple(values)
+        unnamed = labels is None or isinstance(values, int)
+        if len(there) != len(wanted) or not (unnamed or there == wanted):
+            msg = (
+                f"the model's coord {dim!r} has {len(there)} values, {_first(there)}; this "
+                f"Gaussian process {len(wanted)}, {_first(wanted)}. {advice}"
+            )
+            raise ValueError(msg)
+
+
+def add_coords(model: pm.Model, coords: Mapping[str, Sequence | NDArray | int]):
+    """Add coords that the model lacks, labels where it has none; others must be the same."""
+    check_coords(model, coords)
+    for dim, values in coords.items():
+        if dim not in model.coords:
+            unnamed = isinstance(values, int)
+            model.add_coord(dim, None if unnamed else values, length=values if unnamed else None)
+        elif model.coords[dim] is None and not isinstance(values, int):
+            model.coords[dim] = tuple(values)
+
+
+def _first(values: Sequence | NDArray) -> str:
+    shown = ", ".join(map(str, values[:3]))
+    return shown if len(values) <= 3 else f"{shown}, ..."

@@ -1,0 +1,31 @@
+"""Theorem 1 as a PyMC model.
+
+:class:`GradientMatchingODE` is its last factor as a distribution, :func:`build_model`
+writes all four for an ODE and data, and :func:`refine` chooses the settings without
+smoothing bias, by Gauss-Newton on the same residuals.  Nothing here samples.
+"""
+
+from pymc_gradmatch.model.build import PRESETS, build_model, fitted
+from pymc_gradmatch.model.constraint import (
+    Constraint,
+    GradientMatchingODE,
+    constraints,
+    is_constraint,
+    keep_observations,
+    warn_of_other_data,
+)
+from pymc_gradmatch.model.refinement import recentre, refine
+
+__all__ = [
+    "PRESETS",
+    "Constraint",
+    "GradientMatchingODE",
+    "build_model",
+    "constraints",
+    "fitted",
+    "is_constraint",
+    "keep_observations",
+    "recentre",
+    "refine",
+    "warn_of_other_data",
+]

@@ -1,0 +1,505 @@
+"""Whether an ODE, its states and a Gaussian process fit together, asked before any sampling."""
+
+import warnings
+from collections.abc import Sequence
+from typing import NamedTuple, cast
+
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+from pymc.distributions.dist_math import check_parameters
+from pymc.distributions.distribution import Continuous, SymbolicRandomVariable
+from pymc.distributions.shape_utils import rv_size_is_none
+from pymc.initial_point import make_initial_point_expression
+from pymc.pytensorf import normalize_rng_param
+from pymc.vartypes import continuous_types
+from pytensor.gradient import NullTypeGradError
+from pytensor.graph.basic import Variable
+from pytensor.graph.replace import clone_replace
+from pytensor.graph.traversal import ancestors
+from pytensor.tensor.random.utils import normalize_size_param
+from pytensor.tensor.variable import TensorConstant, TensorVariable
+from xarray import DataTree
+
+from pymc_gradmatch._pymc import EVALUATE_ONCE, random_ancestors
+from pymc_gradmatch.arguments import DRAWS, as_numbers, refuse_reserved
+from pymc_gradmatch.gp import StateGP, fits_states
+from pymc_gradmatch.numerics import bases, products
+from pymc_gradmatch.ode import ODE
+
+__all__ = [
+    "Constraint",
+    "GradientMatchingODE",
+    "check_labels",
+    "check_ode",
+    "check_shape",
+    "check_start",
+    "check_states",
+    "constraints",
+    "dims_of",
+    "gradient_mismatch",
+    "is_constraint",
+    "keep_observations",
+    "label_states",
+    "remember_data",
+    "warn_of_other_data",
+]
+
+
+def check_ode(ode: ODE):
+    """Raise unless an ODE is given, not its right-hand side or data."""
+    if not isinstance(ode, ODE):
+        msg = (
+            f"ode is a {type(ode).__name__}; expected a gm.ODE(rhs, states, params), the first "
+            "argument, before times and observations."
+        )
+        raise TypeError(msg)
+
+
+def check_states(ode: ODE, names: tuple):
+    """Raise unless the columns of the data are the states of the ODE, or have no names."""
+    check_ode(ode)
+    if len(ode.states) != len(names):
+        msg = (
+            f"the ODE has {len(ode.states)} states {list(ode.states)}, the data {len(names)}; "
+            "expected one column of y per state of the ODE."
+        )
+        raise ValueError(msg)
+    if names not in (tuple(range(len(names))), ode.states):
+        msg = (
+            f"the columns of y are {list(names)}, the states of the ODE {list(ode.states)}; "
+            "expected the same names in the same order."
+        )
+        raise ValueError(msg)
+
+
+def check_shape(x: TensorVariable, gp: StateGP):
+    """Raise unless the states live on the grid of the Gaussian process."""
+    expected = gp.prior_mean.shape
+    if x.ndim < 2 or any(
+        given not in (None, wanted)
+        for given, wanted in zip(x.type.shape[-2:], expected, strict=True)
+    ):
+        msg = (
+            f"x has shape {x.type.shape}; expected (..., time, state) = (..., {expected[0]}, "
+            f'{expected[1]}), the grid of the Gaussian process: x = gp.prior("x").'
+        )
+        raise ValueError(msg)
+
+
+def dims_of(model: pm.Model, x: TensorVariable) -> tuple[str, ...] | None:
+    """Return the dims of states: their own, ``("time", "state")`` if the lengths fit, or None."""
+    if model.named_vars.get(x.name) is x and x.name in model.named_vars_to_dims:
+        return model.named_vars_to_dims[x.name]
+    usual = ("time", "state")
+    if x.ndim != 2 or not set(usual) <= set(model.coords):
+        return None
+    lengths = [int(model.dim_lengths[dim].eval()) for dim in usual]
+    fits = all(n in (None, m) for n, m in zip(x.type.shape, lengths, strict=True))
+    return usual if fits else None
+
+
+def check_labels(model: pm.Model, ode: ODE, dims: Sequence[str | None] | None):
+    """Raise unless the labels of the states are the names that the ODE has for them."""
+    dim = dims[-1] if dims else None
+    labels = model.coords.get(dim) if dim else None
+    if labels is not None and labels not in (ode.states, tuple(range(len(ode.states)))):
+        msg = (
+            f"the model's coord {dim!r} is {list(labels)}, the states of the ODE are "
+            f"{list(ode.states)}; expected the same names in the same order, so that "
+            f"x.sel({dim}={ode.states[0]!r}) is that state: "
+            f"pm.Model(coords={{{dim!r}: ode.states}})."
+        )
+        raise ValueError(msg)
+
+
+def label_states(model: pm.Model, ode: ODE, dims: Sequence[str | None] | None):
+    """Name the states after the ODE where the model has no labels for them."""
+    dim = dims[-1] if dims else None
+    if dim and model.coords[dim] is None:
+        model.coords[dim] = ode.states
+
+
+def remember_data(match: TensorVariable, model: pm.Model, gp: StateGP):
+    """Note with the constraint which ``pm.Data`` its Gaussian processes were made from."""
+    match.tag.made_from = {
+        data.name: data.get_value()
+        for data in model.data_vars
+        for used in (gp.y, gp.t_observed)
+        if np.array_equal(data.get_value(), used)
+    }
+
+
+def warn_of_other_data(model: pm.Model):
+    """Warn if ``pm.Data`` were set after the Gaussian processes had been fitted to them."""
+    made_from = [getattr(rv.tag, "made_from", {}) for rv in model.observed_RVs]
+    changed = {
+        name
+        for values in made_from
+        for name, value in values.items()
+        if name in model.named_vars and not np.array_equal(model[name].get_value(), value)
+    }
+    if changed:
+        warnings.warn(
+            f"pm.Data {sorted(changed)} were set after the Gaussian processes had been fitted to "
+            "them. Their kernels, times, mean and scale, and a sigma or prior mean estimated from "
+            "the data, are still those of the old data. Build the model anew, or use gm.fit_many.",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def check_start(
+    model: pm.Model,
+    ode: ODE,
+    x,
+    theta,
+    gp: StateGP,
+    others: Sequence = (),
+    to_come: Sequence[TensorVariable] = (),
+):
+    """Evaluate the right-hand side and its slopes where samplers start; NaN there helps nobody.
+
+    Parameters
+    ----------
+    model : pymc.Model
+        Where x, theta and the others come from.
+    ode, x, theta, gp
+        As for :class:`~pymc_gradmatch.GradientMatchingODE`.
+    others : sequence
+        Gamma and sigma; if they are random, then by variables of the model.
+    to_come : sequence of TensorVariable
+        Distributions that are about to join the model.
+    """
+    x, theta = pt.as_tensor(x), [pt.as_tensor(value) for value in ode.ordered_params(theta)]
+    f = ode(gp.t, x, theta)
+    drawn = [f, *(other for other in others if isinstance(other, Variable))]
+    stray = random_ancestors(drawn, [*model.basic_RVs, *to_come])
+    stray += random_ancestors([v for rv in to_come for v in rv.owner.inputs], model.basic_RVs)
+    if stray:
+        msg = (
+            f"states, parameters, gamma or sigma depend on {len(stray)} random variables that are "
+            "not in the model, such as pm.HalfNormal.dist(5); expected named ones: "
+            'pm.HalfNormal("alpha", 5).'
+        )
+        raise ValueError(msg)
+    varying = {"the states": x} | {
+        name: value
+        for name, value in zip(ode.params, theta, strict=True)
+        if random_ancestors([value]) and value.dtype in continuous_types
+    }
+    graphs = [f, *_slopes(f, [*varying.values()])]
+    upstream = set(ancestors(graphs))
+    free = [rv for rv in dict.fromkeys([*model.free_RVs, *to_come]) if rv in upstream]
+    start = make_initial_point_expression(
+        free_rvs=free,
+        rvs_to_transforms={},
+        initval_strategies=model.rvs_to_initial_values,
+    )
+    there = clone_replace(graphs, dict(zip(free, start, strict=True)))
+    f, *slopes = pytensor.function([], there, mode=EVALUATE_ONCE)()
+    advice = (
+        "where sampling starts (states at the Gaussian process' posterior mean, parameters at "
+        "their support point). Choose priors that keep it finite, start elsewhere with `initval`, "
+        "or write the ODE for transformed states, for example logarithms."
+    )
+    if not np.isfinite(f).all():
+        *_, row, column = np.argwhere(~np.isfinite(f))[0]
+        msg = (
+            f"the right-hand side of state {ode.states[column]!r} is {f[..., row, column]} at "
+            f"t = {gp.t[row]:g} {advice}"
+        )
+        raise ValueError(msg)
+    by_what = zip(varying, slopes, strict=False)  # or no slopes at all
+    bad = [what for what, slope in by_what if not np.isfinite(slope).all()]
+    if bad:
+        msg = (
+            f"the right-hand side is finite, but its derivative by {', '.join(bad)} is not, "
+            f"{advice} A power such as x ** k has none at x < 0."
+        )
+        raise ValueError(msg)
+
+
+def _slopes(f: TensorVariable, variables: list[TensorVariable]) -> list[TensorVariable]:
+    """Write the gradient of all that f adds up to; nothing, if an operation has none."""
+    try:
+        return [
+            cast("TensorVariable", pytensor.grad(f.sum(), v, disconnected_inputs="ignore"))
+            for v in variables
+        ]
+    except (NotImplementedError, NullTypeGradError):
+        return []
+
+
+def gradient_mismatch(ode: ODE, x: TensorVariable, theta, gp: StateGP) -> TensorVariable:
+    r"""Write :math:`(f(x, \theta) - \dot m) / s - D \tilde x`, in standardised units per time.
+
+    Parameters
+    ----------
+    ode : ODE
+        The right-hand side f, evaluated in the data's units.
+    x : TensorVariable
+        States in the data's units, shape ``(..., time, state)``.
+    theta : mapping of str to tensor_like, or sequence
+        Parameters.
+    gp : StateGP
+        The Gaussian processes that give D, and the scale s of the data.
+
+    Returns
+    -------
+    TensorVariable
+        Shape ``(..., time, state)``.
+    """
+    deviation = (x - gp.prior_mean) / gp.scale
+    slope = products.product(gp._process.slope_operator, deviation)
+    return ode(gp.t, x, theta) / gp.scale - gp.prior_slope / gp.scale - slope
+
+
+class GradientMatchingODERV(SymbolicRandomVariable):
+    """The random variable behind :class:`GradientMatchingODE`; draws under every backend.
+
+    States and parameters are among its inputs, and ODE and Gaussian processes
+    its attributes, so that a model tells which equations it holds: see
+    :func:`constraints`.  They take no part in the density, which is that of
+    the mismatch.  How many parameters it has depends on the basis, so its
+    signature belongs to the instance and PyMC hands all inputs, ``rng`` and
+    ``size`` too, to ``logp``.
+    """
+
+    name = "GradientMatchingODE"
+    _print_name = ("GradientMatchingODE", r"\operatorname{GradientMatchingODE}")
+
+    def __init__(self, *args, ode: ODE, gp: StateGP, **kwargs):
+        self.ode, self.gp = ode, gp
+        super().__init__(*args, **kwargs)
+
+    @classmethod
+    def rv_op(cls, mismatch, x, theta, *basis, ode, gp, size=None, rng=None):
+        """Build the random variable from the parameters of its distribution."""
+        rng = normalize_rng_param(rng)
+        size = normalize_size_param(size)
+        batch = tuple(mismatch.shape[:-2]) if rv_size_is_none(size) else tuple(size)
+        next_rng, noise = bases.draw(rng, batch, bases.basis_of(basis))
+        inputs = [rng, size, mismatch, x, theta, *basis]
+        core = f"(t,k),(t,k),(s,p),{bases.signature(basis)}"
+        return cls(
+            inputs=inputs,
+            outputs=[next_rng, mismatch + noise],
+            extended_signature=f"[rng],[size],{core}->[rng],(t,k)",
+            ode=ode,
+            gp=gp,
+        )(*inputs)
+
+    def rebuild_rv(self, *parameters, **kwargs):
+        """Build it anew from other inputs, for the same ODE."""
+        return self.rv_op(*parameters, ode=self.ode, gp=self.gp, **kwargs)
+
+
+class Constraint(NamedTuple):
+    """One :class:`GradientMatchingODE` of a model: which states obey which equations."""
+
+    name: str
+    ode: ODE
+    gp: StateGP
+    x: TensorVariable
+    """States in the data's units on the grid ``gp.t``, shape ``(..., time, state)``."""
+    theta: TensorVariable
+    """Parameters in the order of ``ode.params``, shape ``(..., 1, param)``."""
+
+
+def constraints(model: pm.Model) -> list[Constraint]:
+    """Return the constraints of a model, in their order."""
+    found = [rv for rv in model.observed_RVs if is_constraint(rv)]
+    return [
+        Constraint(rv.name, rv.owner.op.ode, rv.owner.op.gp, *rv.owner.inputs[3:5]) for rv in found
+    ]
+
+
+class GradientMatchingODE(Continuous):
+    r"""The ODE as a constraint on the states: the last factor of Theorem 1.
+
+    Two experts speak of the derivatives: the ODE says :math:`f(x, \theta)`,
+    the Gaussian process says :math:`N(D x, A)`, and they may differ by a
+    tolerance :math:`\gamma`.  Their mismatch, per state and in standardised
+    units, is
+
+    .. math::
+
+        g = (f(x, \theta) - \dot m) / s - D \tilde x \;\sim\; N(0, A + \gamma I), \qquad
+        \tilde x = (x - m) / s
+
+    (Wenk et al. 2019, Theorem 1, with the scale :math:`s` of the data and the
+    prior mean :math:`m`, a constant or a trajectory).  The variable is
+    ``N(g, A + gamma I)``, observed at zero, normalising constants included, so
+    that :math:`\gamma` may be random.
+
+    Parameters
+    ----------
+    ode : ODE
+        The right-hand side.
+    x : tensor_like of float
+        States in the data's units, shape ``(time, state)`` or ``(..., time,
+        state)``: what ``gp.prior("x")`` returns.
+    theta : mapping of str to tensor_like of float
+        One scalar for each of ``ode.params``.
+    gp : StateGP
+        The Gaussian processes of the states, in the order of ``ode.states``.
+    gamma : tensor_like of float
+        *Variance* of the mismatch, in (standardised state / time) squared,
+        positive; one number, or one per state.  The paper calls it a standard
+        deviation but adds it unsquared to the covariance.
+
+    Raises
+    ------
+    ValueError
+        Before any sampling, if shapes, names, gamma or the covariance do not
+        fit, or if the right-hand side is not finite where samplers start.
+
+    Notes
+    -----
+    In a model, ``observed`` is zero and ``dims`` are those of x by default.
+    The labels of their state dim must be ``ode.states``, and become so where
+    there are none.  Posterior predictive draws of the variable are replicated
+    mismatches.  To PyMC it is one observed variable among others: name the data,
+    ``pm.compute_log_likelihood(idata, var_names=["y"])``, for ``az.loo``.
+
+    References
+    ----------
+    .. [1] Wenk, P. et al. (2019). Fast Gaussian process based gradient matching
+       for parameter identification in systems of nonlinear ODEs. *AISTATS*.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm, pymc_gradmatch as gm
+    >>> decay = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
+    >>> t = np.linspace(0, 4, 9)
+    >>> gp = gm.StateGP(t, np.exp(-t)[:, None], [pm.gp.cov.ExpQuad(1, ls=2.0)], sigma=0.1)
+    >>> with pm.Model() as model:
+    ...     theta = {"rate": pm.HalfNormal("rate", 1.0)}
+    ...     x = gp.prior("x")
+    ...     g = gm.GradientMatchingODE("gradient_match", decay, x, theta, gp=gp, gamma=0.1)
+    >>> model.observed_RVs
+    [gradient_match]
+    """
+
+    rv_type = GradientMatchingODERV
+    rv_op = GradientMatchingODERV.rv_op
+
+    def __new__(cls, name, ode, x, theta, *, gp, gamma, observed=None, dims=None, **kwargs):
+        """Add the constraint to the model on the stack."""
+        model = pm.modelcontext(None)
+        x = pt.as_tensor(x)
+        check_states(ode, gp.states)
+        check_shape(x, gp)
+        refuse_reserved(model.named_vars, DRAWS)
+        dims = dims_of(model, x) if dims is None else dims
+        check_labels(model, ode, dims)
+        check_start(model, ode, x, theta, gp, [gamma])
+        if observed is None:
+            if None in x.type.shape:
+                msg = (
+                    f"x has the shape {x.type.shape}, unknown where it says None; expected a known "
+                    "one. Use gp.prior, a variable with dims of fixed length, or pass `observed`."
+                )
+                raise ValueError(msg)
+            observed = np.zeros(x.type.shape)
+        match = super().__new__(
+            cls, name, ode, x, theta, gp=gp, gamma=gamma, observed=observed, dims=dims, **kwargs
+        )
+        label_states(model, ode, dims)
+        remember_data(match, model, gp)
+        return match
+
+    @classmethod
+    def dist(cls, ode, x, theta, *, gp, gamma, **kwargs):
+        """Make the distribution outside a model; arguments as for the class."""
+        x = pt.as_tensor(x)
+        check_states(ode, gp.states)
+        check_shape(x, gp)
+        basis = _tolerant_basis(gamma, gp)
+        mismatch = gradient_mismatch(ode, x, theta, gp)
+        parameters = [mismatch, x, _in_one(ode.ordered_params(theta)), *map(pt.as_tensor, basis)]
+        return super().dist(parameters, ode=ode, gp=gp, **kwargs)
+
+    def support_point(rv, rng, size, mismatch, x, theta, *basis):
+        """Return the mismatch itself, broadcast to the full shape."""
+        if rv_size_is_none(size):
+            return mismatch
+        return pt.broadcast_to(mismatch, (*size, *mismatch.shape[-2:]))
+
+    def logp(value, rng, size, mismatch, x, theta, *parameters):
+        """Write log N(value | mismatch, A + gamma I), of batch shape."""
+        basis = bases.basis_of(parameters)
+        return check_parameters(
+            bases.log_density(value - mismatch, basis),
+            basis.variances > 0,
+            msg="A + gamma I is positive definite, gamma > 0",
+        )
+
+
+def is_constraint(rv) -> bool:
+    """Tell whether a variable of a model is a :class:`GradientMatchingODE`."""
+    return isinstance(rv.owner.op, GradientMatchingODERV)
+
+
+def keep_observations(idata: DataTree, model: pm.Model):
+    """Take the constraints out of the observed data: zeros, which ArviZ would plot as data."""
+    names = [constraint.name for constraint in constraints(model)]
+    idata["observed_data"] = idata["observed_data"].dataset.drop_vars(names)
+
+
+def _in_one(theta) -> TensorVariable:
+    """Return parameters that broadcast against ``(..., time)`` as ``(..., time or 1, param)``."""
+    values = [pt.atleast_1d(pt.as_tensor(value)).astype("float64") for value in theta]
+    return pt.stack(pt.broadcast_arrays(*values), axis=-1)
+
+
+def _tolerant_basis(gamma, gp: StateGP) -> bases.Basis:
+    """Return independent coordinates of the mismatch, of covariance A + gamma I."""
+    n_states = len(gp.states)
+    if not isinstance(gamma, Variable):
+        expected = 'a positive number, one per state, or a variable: pm.HalfNormal("gamma", 1)'
+        gamma = pt.constant(as_numbers(gamma, "gamma", expected), dtype="float64")
+    if not fits_states(gamma, n_states):
+        msg = (
+            f"gamma has the shape {gamma.type.shape}; expected one number, or one for each of "
+            f"the {n_states} states."
+        )
+        raise ValueError(msg)
+    identity = np.eye(len(gp.t))
+    if isinstance(gamma, TensorConstant):
+        _check_positive(gamma.data)
+    if gp.is_random:
+        return bases.cholesky(gp.operators().A + gamma[..., None, None] * identity)
+    vectors, variances = gp._process.conditional_spectrum
+    if isinstance(gamma, TensorConstant):
+        tolerance = np.broadcast_to(gamma.data, n_states)
+        _check_definite(tolerance, variances, gp.states)
+        innovations = bases.innovations(gp.operators().A + tolerance[:, None, None] * identity)
+        if innovations:
+            return innovations
+    # Rounding leaves eigenvalues of A slightly below zero; A itself has none.
+    return products.Spectrum(vectors, np.maximum(variances, 0) + gamma[..., None])
+
+
+def _check_positive(gamma):
+    if not (np.isfinite(gamma) & (gamma > 0)).all():
+        given = ", ".join(f"{value:g}" for value in np.unique(gamma))
+        msg = (
+            f"gamma is {given}; expected a positive variance, in (standardised state / time) "
+            "squared. The paper uses 0.3 for Lotka-Volterra, 3e-4 for FitzHugh-Nagumo."
+        )
+        raise ValueError(msg)
+
+
+def _check_definite(gamma, variances, states):
+    total = variances + gamma[:, None]
+    singular = (total <= products.smallest_reliable(total)).any(axis=-1)
+    if singular.any():
+        names = [states[k] for k in np.flatnonzero(singular)]
+        msg = (
+            f"A + gamma I is not positive definite for state {names} with gamma = "
+            f"{gamma[singular].min():g}. Use a larger gamma, or a rougher kernel (Matern52)."
+        )
+        raise ValueError(msg)

@@ -1,0 +1,170 @@
+"""The parameters of an ODE as one unconstrained vector, with the density of their prior."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+from numpy.typing import NDArray
+from pymc.distributions.distribution import SymbolicRandomVariable
+from pymc.initial_point import make_initial_point_expression, make_initial_point_fn
+from pymc.vartypes import continuous_types
+from pytensor.graph.replace import clone_replace
+from pytensor.graph.traversal import ancestors
+from pytensor.tensor.random.op import RandomVariable
+from pytensor.tensor.random.type import RandomType
+from pytensor.tensor.variable import TensorVariable
+
+from pymc_gradmatch._pymc import as_written, random_ancestors
+
+__all__ = ["Parameters", "is_distribution", "is_registered", "parameters_of", "registered"]
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Independent scalar parameters in PyMC's unconstrained coordinates u, shape ``(param,)``.
+
+    Attributes
+    ----------
+    names : sequence of str
+        In the order of u.
+    log_prior : callable
+        Maps u to the log density of u, its gradient and the diagonal of its Hessian.
+    natural : callable
+        Maps u to the parameters and their derivatives by their own u.
+    draw : callable
+        Maps a seed to a draw of u from the prior.
+    """
+
+    names: Sequence[str]
+    log_prior: Callable[[NDArray], tuple[NDArray, NDArray, NDArray]]
+    natural: Callable[[NDArray], tuple[NDArray, NDArray]]
+    draw: Callable[[int], NDArray]
+
+    def by_name(self, u: NDArray) -> dict[str, float]:
+        """Return the parameters themselves."""
+        return dict(zip(self.names, self.natural(u)[0].tolist(), strict=True))
+
+
+def parameters_of(priors: Mapping[str, TensorVariable], names: Sequence[str]) -> Parameters:
+    """Compile what :class:`Parameters` holds, from scalar priors by name.
+
+    A variable of the user's model has its prior given the initial values of
+    the variables that it depends on.
+
+    Raises
+    ------
+    TypeError
+        If a prior is no distribution, such as a deterministic, or discrete.
+    ValueError
+        If a prior cannot be drawn from, such as a flat one.
+    """
+    outer = pm.Model.get_context(error_if_none=False)
+    model = pm.Model(model=None)
+    with model:
+        for name in names:
+            if not is_distribution(priors[name]):
+                msg = (
+                    f"the prior of {name!r} is a {type(priors[name]).__name__} that is computed "
+                    "or given, not drawn; expected a distribution, for example "
+                    "pm.HalfNormal.dist(5): re-centring starts from draws of it."
+                )
+                raise TypeError(msg)
+            if priors[name].dtype not in continuous_types:
+                msg = (
+                    f"the prior of {name!r} is discrete; expected a continuous one: re-centring "
+                    "climbs by gradients. Use preset 'fgpgm' and pm.sample for discrete parameters."
+                )
+                raise TypeError(msg)
+            if random_ancestors(priors[name].owner.inputs, outer.basic_RVs if outer else ()):
+                msg = (
+                    f"the prior of {name!r} depends on random variables that are not in the model, "
+                    "such as pm.HalfNormal.dist(1); expected named ones, made in a "
+                    'with pm.Model() block: pm.HalfNormal("width", 1).'
+                )
+                raise ValueError(msg)
+            _add(model, name, _given_parents(priors[name], outer))
+    values = [model.rvs_to_values[model[name]] for name in names]
+    u = pt.vector("u", dtype="float64", shape=(len(names),))
+    graphs: list[Any] = [model.logp(), *model.replace_rvs_by_values([model[n] for n in names])]
+    log_prior, *theta = clone_replace(graphs, {v: u[i] for i, v in enumerate(values)})
+    gradient = cast("TensorVariable", pytensor.grad(log_prior, u))
+    curvature = _gradient(gradient.sum(), u)  # independent: the Hessian is diagonal
+    natural = pt.stack(theta)
+
+    def compiled(graphs):
+        return pytensor.function([u], graphs, mode="FAST_COMPILE", on_unused_input="ignore")
+
+    with as_written():
+        start = make_initial_point_fn(
+            model=model, overrides=dict.fromkeys(names, "prior"), return_transformed=True
+        )
+    try:
+        start(0)
+    except NotImplementedError as error:
+        msg = (
+            f"a prior cannot be drawn from ({error}): re-centring starts from draws of it. "
+            "Expected proper distributions, for example pm.HalfNormal.dist(5)."
+        )
+        raise ValueError(msg) from error
+    return Parameters(
+        names,
+        compiled([log_prior, gradient, curvature]),
+        compiled([natural, _gradient(natural.sum(), u)]),
+        lambda seed: np.array([float(value) for value in start(seed).values()]),
+    )
+
+
+def is_distribution(variable) -> bool:
+    """Tell whether a variable is drawn from a distribution, in a model or not."""
+    owner = getattr(variable, "owner", None)
+    return owner is not None and isinstance(owner.op, RandomVariable | SymbolicRandomVariable)
+
+
+def is_registered(variable, model: pm.Model | None) -> bool:
+    """Tell whether a variable already belongs to a model."""
+    return model is not None and any(variable is known for known in model.named_vars.values())
+
+
+def registered(
+    model: pm.Model,
+    name: str,
+    prior: TensorVariable,
+    dims: tuple[str, ...] | None = None,
+) -> TensorVariable:
+    """Return the model's variable of a prior: itself, if it is there, or a new one."""
+    if is_registered(prior, model):
+        return prior
+    return _add(model, name, prior, dims)
+
+
+def _add(model, name, prior, dims=None) -> TensorVariable:
+    # The same .dist() object may serve several parameters and models: each
+    # gets a node, and a stream of random numbers, of its own.
+    inputs = [
+        pt.random.shared_rng(seed=None) if isinstance(variable.type, RandomType) else variable
+        for variable in prior.owner.inputs
+    ]
+    node = prior.owner.clone_with_new_inputs(inputs)
+    return model.register_rv(node.outputs[prior.owner.outputs.index(prior)], name, dims=dims)
+
+
+def _given_parents(prior, outer: pm.Model | None):
+    if outer is None or not is_registered(prior, outer):
+        return prior
+    upstream = set(ancestors(prior.owner.inputs))
+    parents = [rv for rv in outer.free_RVs if rv in upstream]
+    values = make_initial_point_expression(
+        free_rvs=parents,
+        rvs_to_transforms={},
+        initval_strategies=outer.rvs_to_initial_values,
+    )
+    inputs = clone_replace(prior.owner.inputs, dict(zip(parents, values, strict=True)))
+    return prior.owner.clone_with_new_inputs(inputs).outputs[prior.owner.outputs.index(prior)]
+
+
+def _gradient(scalar, u) -> TensorVariable:
+    return cast("TensorVariable", pytensor.grad(scalar, u, disconnected_inputs="ignore"))

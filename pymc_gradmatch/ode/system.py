@@ -1,0 +1,422 @@
+"""Right-hand sides: written once by the user, used as a graph and as a function."""
+
+import inspect
+import warnings
+from collections import namedtuple
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, cast
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+from numpy.typing import ArrayLike, NDArray
+from pytensor.gradient import jacobian
+from pytensor.graph.traversal import ancestors
+from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor
+from pytensor.tensor.variable import TensorVariable
+
+from pymc_gradmatch._pymc import as_written
+from pymc_gradmatch.arguments import in_order, usable_names
+from pymc_gradmatch.ode.solve import BatchedSolver, integrate
+
+__all__ = ["ODE", "batched_solver"]
+
+
+TIMES = ("t", "time", "times", "tau")  # what people call the first argument
+ORDER = (
+    "Its arguments are (t, x, theta), as for scipy's solve_ivp; not (x, t, theta), as for odeint "
+    "and pm.ode."
+)
+
+
+def derivatives_of(rhs: Callable, t: TensorVariable, x: Any, theta: Any) -> TensorVariable:
+    """Return the derivatives of all states, or say what the right-hand side should return.
+
+    Parameters
+    ----------
+    rhs : callable
+        The user's ``rhs(t, x, theta)``.
+    t : TensorVariable
+        Times, shape ``(time,)``.
+    x, theta : named tuple of TensorVariable
+        States, each of shape ``(..., time)``, and parameters.
+
+    Returns
+    -------
+    TensorVariable
+        Shape ``(..., time, state)``.
+    """
+    return pt.stack([value + pt.zeros_like(x[0]) for value in _expressions(rhs, t, x, theta)], -1)
+
+
+def _expressions(rhs: Callable, t: TensorVariable, x: Any, theta: Any) -> list[TensorVariable]:
+    states, params = x._fields, theta._fields
+    try:
+        returned = rhs(t, x, theta)
+    except Exception as error:
+        msg = (
+            f"calling the right-hand side on symbolic tensors raised {type(error).__name__} "
+            f"({error}). It is called as rhs(t, x, theta) with x = ({', '.join(states)}) and "
+            f"theta = ({', '.join(params)}). {_advice(rhs, error)}"
+        )
+        raise TypeError(msg) from error
+    by_state = zip(states, _in_order_of_states(returned, states), strict=True)
+    return [_derivative(state, value, x[0]) for state, value in by_state]
+
+
+def check_arguments(rhs: Callable, t: TensorVariable, x: Any, theta: Any):
+    """Raise if a right-hand side picks single times, or takes its arguments in another order.
+
+    What it may do: have no state in it, no parameter, no time, and any names.
+
+    Parameters
+    ----------
+    rhs : callable
+        The user's ``rhs(t, x, theta)``.
+    t, x, theta : TensorVariable, named tuple of TensorVariable
+        Times, states and parameters; graphs without parents.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If so, or if it does not return one scalar expression per state.
+
+    Warns
+    -----
+    UserWarning
+        If time enters and no state does, and no argument is called t.
+    """
+    used = set(ancestors(_expressions(rhs, t, x, theta)))
+    vectors = {"t": t} | {f"state {k!r}": v for k, v in zip(x._fields, x, strict=True)}
+    for name, vector in vectors.items():
+        if any(_picks_from(vector, variable) for variable in used):
+            msg = (
+                f"the right-hand side indexes {name}, which holds all times at once; expected an "
+                f"expression that is the same at every time. {ORDER}"
+            )
+            raise ValueError(msg)
+    place = _place_of_time(rhs)
+    misplaced = {1: ("second", "states", x), 2: ("third", "parameters", theta)}
+    if place in misplaced:
+        ordinal, given, variables = misplaced[place]
+        if not used.intersection(variables):
+            msg = (
+                f"the {ordinal} argument of the right-hand side is called t, but is given the "
+                f"{given}, and none of them enters. {ORDER}"
+            )
+            raise ValueError(msg)
+    if place < 0 and t in used and not used.intersection(x):
+        warnings.warn(
+            f"time enters the right-hand side, but none of the states {list(x._fields)} does. "
+            f"{ORDER} If it is meant so, call its first argument t.",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
+def _picks_from(vector: TensorVariable, variable) -> bool:
+    return (
+        variable.owner is not None
+        and isinstance(variable.owner.op, Subtensor | AdvancedSubtensor)
+        and variable.owner.inputs[0] is vector
+        and variable.type.shape != vector.type.shape
+    )
+
+
+def _place_of_time(rhs: Callable) -> int:
+    """Return the place of the argument that is called t, or -1."""
+    try:
+        names = list(inspect.signature(rhs).parameters)
+    except (TypeError, ValueError):  # no Python function
+        return -1
+    return next((i for i, name in enumerate(names) if name.strip("_").lower() in TIMES), -1)
+
+
+def _advice(rhs: Callable, error: Exception) -> str:
+    if _place_of_time(rhs) in (1, 2):
+        return ORDER
+    if isinstance(error, AttributeError) and isinstance(error.obj, tuple):  # x or theta
+        return "Use these names, or declare what is missing in states or params."
+    return (
+        "Use pm.math or pytensor.tensor functions: numpy's and math's do not work on tensors, "
+        "nor do `if`, `max` and comparisons (use pm.math.switch)."
+    )
+
+
+def _in_order_of_states(returned, states: tuple[str, ...]) -> list:
+    if isinstance(returned, Mapping):
+        return in_order(returned, states, "derivatives returned by the right-hand side are")
+    if not isinstance(returned, tuple | list):
+        msg = (
+            f"the right-hand side returns a {type(returned).__name__}; expected a tuple, a list "
+            f"or a dict with one expression for each of {list(states)}."
+        )
+        raise TypeError(msg)
+    if len(returned) != len(states):
+        msg = (
+            f"the right-hand side returns {len(returned)} expressions; expected {len(states)}, "
+            f"one for each of {list(states)}."
+        )
+        raise ValueError(msg)
+    return list(returned)
+
+
+def _derivative(state: str, value, column: TensorVariable) -> TensorVariable:
+    try:
+        value = pt.as_tensor(value)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        msg = (
+            f"the derivative of state {state!r} is a {type(value).__name__}; expected a "
+            "number or an expression in t, x and theta written with pm.math functions."
+        )
+        raise TypeError(msg) from error
+    fits = value.ndim <= column.ndim and all(
+        n in (1, m) or n is None or m is None
+        for n, m in zip(value.type.shape[::-1], column.type.shape[::-1], strict=False)
+    )
+    if not fits:
+        msg = (
+            f"the derivative of state {state!r} has shape {value.type.shape} where the state "
+            f"has shape {column.type.shape}; expected one value per time. Index into vectors, "
+            "and sum over states by name."
+        )
+        raise ValueError(msg)
+    return value
+
+
+class ODE:
+    r"""A system of ordinary differential equations, :math:`\dot x = f(t, x, \theta)`.
+
+    Parameters
+    ----------
+    rhs : callable
+        ``rhs(t, x, theta)``, written with :mod:`pymc.math` or
+        :mod:`pytensor.tensor` functions.  ``x`` and ``theta`` are named tuples:
+        unpack them, or use ``x.prey`` and ``theta.alpha``.  Returns one
+        expression per state, as a tuple or list in the order of ``states`` or
+        as a dict by state name.
+    states : sequence of str
+        Names of the states.
+    params : sequence of str
+        Names of the parameters.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If a name is not usable, or if the right-hand side, called once on
+        symbolic dummies, fails, returns something else than one scalar
+        expression per state, indexes time, or takes its arguments in the order
+        of ``odeint``, ``rhs(x, t, theta)``.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc_gradmatch as gm
+    >>> decay = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
+    >>> decay
+    ODE(states=['mass'], params=['rate'])
+    >>> decay.solve([0.0, 1.0, 2.0], x0=[1.0], theta=[0.5])[:, 0].round(4)
+    array([1.    , 0.6065, 0.3679])
+    """
+
+    def __init__(
+        self,
+        rhs: Callable,
+        states: Sequence[str],
+        params: Sequence[str],
+    ):
+        self.rhs = rhs
+        self.states = usable_names(states, "states")
+        self.params = usable_names(params, "params")
+        self._as_states = _record("State", self.states)
+        self._as_params = _record("Param", self.params)
+        n_time = 7
+        t, *x = (pt.tensor(name, shape=(n_time,), dtype="float64") for name in ("t", *self.states))
+        theta = [pt.scalar(name, dtype="float64") for name in self.params]
+        check_arguments(rhs, t, self._as_states(*x), self._as_params(*theta))
+
+    def __reduce__(self):
+        # Its named tuples and compiled functions cannot be pickled, and need not be.
+        return type(self), (self.rhs, self.states, self.params)
+
+    def __repr__(self) -> str:
+        return f"ODE(states={list(self.states)}, params={list(self.params)})"
+
+    def __call__(self, t, x, theta) -> TensorVariable:
+        """Write the right-hand side as a PyTensor graph.
+
+        Parameters
+        ----------
+        t : tensor_like of float
+            Times, shape ``(time,)``.
+        x : tensor_like of float
+            States, shape ``(..., time, state)``.
+        theta : mapping of str to tensor_like, or sequence in the order of ``params``
+            Parameters; each broadcasts against ``(..., time)``.
+
+        Returns
+        -------
+        TensorVariable
+            Derivatives of the states, shape ``(..., time, state)``, in the
+            units of x / time.
+        """
+        x = pt.as_tensor(x)
+        theta = [pt.as_tensor(value) for value in self.ordered_params(theta)]
+        columns = [x[..., k] for k in range(len(self.states))]
+        return derivatives_of(
+            self.rhs, pt.as_tensor(t), self._as_states(*columns), self._as_params(*theta)
+        )
+
+    def ordered_params(self, theta) -> list:
+        """Return parameters in the order of ``params``, from a mapping or a sequence."""
+        if hasattr(theta, "keys"):  # also a row or a table of pandas
+            return in_order(theta, self.params, "theta is")
+        if not isinstance(theta, Sequence | np.ndarray):
+            msg = (
+                f"theta is a {type(theta).__name__}; expected a mapping by name, or a list, in the "
+                f"order {list(self.params)}."
+            )
+            raise TypeError(msg)
+        if len(theta) != len(self.params):
+            msg = f"theta has {len(theta)} values; expected one for each of {list(self.params)}."
+            raise ValueError(msg)
+        return list(theta)
+
+    def solve(self, t: ArrayLike, x0, theta) -> NDArray[np.float64]:
+        """Integrate the ODE numerically with LSODA, relative tolerance 1e-8.
+
+        Parameters
+        ----------
+        t : array_like of float
+            Increasing times, shape ``(time,)``.
+        x0 : array_like of float, or mapping of str to array_like
+            States at ``t[0]``, shape ``(state,)`` or ``(draw, state)``, or by name.
+        theta : mapping of str to array_like, or array_like
+            Parameters: numbers or arrays of shape ``(draw,)`` by name, or an
+            array of shape ``(param,)`` or ``(draw, param)``.
+
+        Returns
+        -------
+        array of float
+            Trajectories, shape ``(time, state)``, or ``(draw, time, state)``
+            when ``x0`` or ``theta`` have a draw axis.
+
+        Warns
+        -----
+        UserWarning
+            If the integration of some draws failed; their trajectories are NaN.
+
+        Examples
+        --------
+        >>> import pymc_gradmatch as gm
+        >>> decay = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
+        >>> decay.solve([0.0, 1.0], x0=[[1.0], [2.0]], theta={"rate": 0.5}).shape
+        (2, 2, 1)
+        """
+        t = np.asarray(t, dtype=float)
+        if t.ndim != 1 or len(t) < 2 or not (np.diff(t) > 0).all():
+            msg = f"t has shape {t.shape}; expected at least two strictly increasing times."
+            raise ValueError(msg)
+        if hasattr(x0, "keys"):
+            x0 = np.stack(np.broadcast_arrays(*in_order(x0, self.states, "x0 is")), axis=-1)
+        if hasattr(theta, "keys"):
+            theta = np.stack(np.broadcast_arrays(*self.ordered_params(theta)), axis=-1)
+        x0, theta = np.asarray(x0, dtype=float), np.asarray(theta, dtype=float)
+        expected = {"x0": (x0, self.states), "theta": (theta, self.params)}
+        for name, (values, names) in expected.items():
+            if values.ndim not in (1, 2) or values.shape[-1] != len(names):
+                msg = (
+                    f"{name} has shape {values.shape}; expected ({len(names)},) or "
+                    f"(draw, {len(names)}), in the order {list(names)}."
+                )
+                raise ValueError(msg)
+        draws = x0.shape[:-1] or theta.shape[:-1]
+        if theta.shape[:-1] not in ((), draws):
+            msg = f"x0 has {x0.shape[0]} draws and theta {theta.shape[0]}; expected as many."
+            raise ValueError(msg)
+        n_draws = draws or (1,)
+        derivative, jacobian = self._compiled
+        trajectories = integrate(
+            derivative,
+            jacobian,
+            t,
+            np.broadcast_to(x0, (*n_draws, len(self.states))),
+            np.broadcast_to(theta, (*n_draws, len(self.params))),
+        )
+        return trajectories if draws else trajectories[0]
+
+    def linearised(
+        self, t: NDArray[np.float64], x: NDArray[np.float64], theta: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """Evaluate the right-hand side along a trajectory, with its derivatives.
+
+        Parameters
+        ----------
+        t, x, theta : array of float
+            Times, states and parameters, shapes ``(time,)``, ``(time, state)``
+            and ``(param,)``.
+
+        Returns
+        -------
+        f, df_dx, df_dtheta : array of float
+            Shapes ``(time, state)``, ``(time, state, state)`` and
+            ``(time, state, param)``.
+        """
+        return self._linearisation(t, x, np.broadcast_to(theta, (len(t), len(self.params))))
+
+    @cached_property
+    def _linearisation(self) -> Callable:
+        t = pt.vector("t", dtype="float64")
+        x = pt.matrix("x", dtype="float64", shape=(None, len(self.states)))
+        theta = pt.matrix("theta", dtype="float64", shape=(None, len(self.params)))
+        f = self(t, x, [theta[:, i] for i in range(len(self.params))])
+        # What happens at one time depends on the states of that time alone.
+        totals = [f[:, k].sum() for k in range(len(self.states))]
+        df_dx, df_dtheta = (
+            pt.stack([_gradient(total, wrt) for total in totals], axis=1) for wrt in (x, theta)
+        )
+        return pytensor.function(
+            [t, x, theta], [f, df_dx, df_dtheta], on_unused_input="ignore", mode="FAST_COMPILE"
+        )
+
+    @cached_property
+    def _compiled(self) -> tuple[Callable, Callable]:
+        t = pt.scalar("t", dtype="float64")
+        x = pt.vector("x", dtype="float64", shape=(len(self.states),))
+        theta = pt.vector("theta", dtype="float64", shape=(len(self.params),))
+        f = self(t[None], x[None], [theta[i] for i in range(len(self.params))])[0]
+        with as_written():
+            derivative, jac = (
+                pytensor.function([t, x, theta], out, on_unused_input="ignore", trust_input=True)
+                for out in (f, jacobian(f, x, vectorize=True, disconnected_inputs="ignore"))
+            )
+        return derivative, jac
+
+
+def batched_solver(ode: ODE) -> BatchedSolver:
+    """Compile a right-hand side for hundreds of draws at once.
+
+    Examples
+    --------
+    >>> import pymc_gradmatch as gm
+    >>> from pymc_gradmatch.ode import batched_solver
+    >>> decay = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
+    >>> solve = batched_solver(decay)
+    >>> solve([0.0, 1.0], x0=[[1.0], [2.0]], theta=[[0.5], [0.5]])[:, 1, 0].round(4)
+    array([0.6065, 1.2131])
+    """
+    t = pt.vector("t", dtype="float64")
+    x = pt.tensor("x", dtype="float64", shape=(None, len(ode.states)))
+    theta = pt.tensor("theta", dtype="float64", shape=(None, len(ode.params)))
+    f = ode(t, x, [theta[:, i] for i in range(len(ode.params))])
+    with as_written():
+        derivative = pytensor.function([t, x, theta], f, on_unused_input="ignore", trust_input=True)
+    return BatchedSolver(derivative, lambda t, x, theta: ode.linearised(t, x, theta)[1])
+
+
+def _gradient(total: TensorVariable, wrt: TensorVariable) -> TensorVariable:
+    return cast("TensorVariable", pytensor.grad(total, wrt, disconnected_inputs="ignore"))
+
+
+def _record(name: str, fields: tuple[str, ...]) -> Callable[..., tuple]:
+    return namedtuple(name, fields)

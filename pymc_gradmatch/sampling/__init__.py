@@ -1,0 +1,11 @@
+"""Draws from a model: of one, or of many that are one formula.
+
+A model's density is compiled once (``density``), climbed to its mode, and written in
+coordinates in which it is round (``coordinates``); there nutpie's NUTS is fast.
+:func:`sample` does so for one model, :func:`fit_many` for a stack of data sets.
+"""
+
+from pymc_gradmatch.sampling.many import fit_many, reason, sample_side_by_side
+from pymc_gradmatch.sampling.nuts import find_map, sample
+
+__all__ = ["find_map", "fit_many", "reason", "sample", "sample_side_by_side"]

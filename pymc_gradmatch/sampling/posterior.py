@@ -1,0 +1,352 @@
+"""A posterior compiled once: its density, its mode, and NUTS in coordinates made for it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+import nutpie
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+from arviz_base import dict_to_dataset
+from arviz_stats.base import array_stats
+from numpy.typing import NDArray
+from pymc.backends.arviz import coords_and_dims_for_inferencedata
+from pymc.initial_point import make_initial_point_fn
+from pymc.sampling.mcmc import NutpieProgressBarManager
+from pytensor.graph.replace import vectorize_graph
+from pytensor.graph.traversal import ancestors
+from xarray import DataTree
+
+from pymc_gradmatch._pymc import EVALUATE_ONCE, as_written, starts_by_itself
+from pymc_gradmatch.gp import basis_inputs, is_states
+from pymc_gradmatch.model import is_constraint, warn_of_other_data
+from pymc_gradmatch.numerics import Density, Laplace, ascend, conditional_sd, laplace, maximise
+from pymc_gradmatch.reporting import reporting
+from pymc_gradmatch.sampling.coordinates import Coordinates, Split, curve, retrace, straight
+from pymc_gradmatch.sampling.density import (
+    COORDINATES,
+    Interrupted,
+    NativeDensity,
+    Written,
+    compile_written,
+    cut,
+    flat,
+    pack,
+    same_but_for_constants,
+    write,
+)
+
+__all__ = [
+    "AnotherFormulaError",
+    "CompiledPosterior",
+    "compile_posterior",
+    "has_start",
+    "held_variables",
+]
+
+
+def has_start(model: pm.Model, rv) -> bool:
+    """Tell whether a variable was told where to start."""
+    return starts_by_itself(rv) or model.rvs_to_initial_values[rv] is not None
+
+
+def held_variables(model: pm.Model) -> set:
+    """Return the free variables that neither are states nor parameters of a right-hand side.
+
+    Sigma, gamma and hyperparameters of kernels: variances, of which the joint
+    mode with what varies runs to zero.
+    """
+    matches = [rv for rv in model.observed_RVs if is_constraint(rv)]
+    if not matches:
+        return set()
+    states = [rv for rv in model.free_RVs if is_states(rv)]
+    reached = set(ancestors([rv.owner.inputs[2] for rv in matches]))
+    shaping = set(ancestors([part for rv in states for part in basis_inputs(rv)]))
+    return {
+        rv for rv in model.free_RVs if rv not in states and (rv not in reached or rv in shaping)
+    }
+
+
+N_STARTS = 8
+ATTEMPTS = 3  # runs in coordinates fitted anew, before chains that disagree are returned
+AGREED, CHANCE = 0.01, 10  # R-hat less one; in fewer than a thousand draws chance moves it further
+ENOUGH_PILOTS = 100  # draws per coordinate of the ridge
+N_CLIMBED = 3  # the best of the starts, from which states and parameters climb together
+
+
+class AnotherFormulaError(ValueError):
+    """A model differs from the one that was compiled in more than its numbers."""
+
+
+@dataclass(frozen=True)
+class CompiledPosterior:
+    """A posterior in flat, unconstrained coordinates; :func:`compile_posterior` makes it.
+
+    Attributes
+    ----------
+    model : pymc.Model
+        Where names and dims come from.
+    native : NativeDensity
+        The density as a function of q, where ``u = location + factor @ q`` is
+        the vector of all value variables; its numbers are the location, the
+        factor and the data, in that order.
+    draw_start : callable
+        Maps a seed to a start u, parameters drawn from their prior.
+    split : Split
+        What the entries of u are to the coordinates.
+    shapes : list of tuple
+        Shapes of the value variables.
+    written : Written
+        The graphs that were compiled.
+    data : array of float
+        Every number that may differ between data sets, in one vector.
+    """
+
+    model: pm.Model
+    native: NativeDensity
+    draw_start: Callable[[int], NDArray[np.float64]]
+    split: Split
+    shapes: list[tuple[int, ...]]
+    written: Written
+    data: NDArray[np.float64]
+
+    def for_model(self, model: pm.Model) -> Self:
+        """Return the posterior of a model that differs in its numbers only; compiles nothing.
+
+        Raises
+        ------
+        AnotherFormulaError
+            If the model differs in more than its numbers.
+        """
+        other = write(model)
+        if not same_but_for_constants(self.written, other):
+            msg = "the model differs from the compiled one in more than its data."
+            raise AnotherFormulaError(msg)
+        data = flat(constant.data for constant in other.constants)
+        start = _starts(model)
+        return replace(
+            self,
+            model=model,
+            native=self.native.with_numbers(pack(_standard(self.split), data)),
+            draw_start=lambda seed: flat(start(seed).values()),
+            written=other,
+            data=data,
+        )
+
+    def density(self, u: NDArray[np.float64]) -> tuple[Any, NDArray[np.float64]]:
+        """Return the log density and its gradient at value variables, shape ``(..., n)``."""
+        return self.native(u)
+
+    def find_mode(self, rng: np.random.Generator) -> Laplace:
+        """Find the most probable u, and a normal approximation there.
+
+        From every start the parameters climb alone, given the states; from
+        the best of these points states and parameters climb together.  A
+        random sigma or gamma stays where it starts: the joint mode of a
+        variance and what varies runs to zero.
+        """
+        free = ~self.split.is_held
+        starts = [self.draw_start(seed) for seed in rng.integers(2**31, size=N_STARTS)]
+        joint = self.along(starts[0], free)
+        if all(np.array_equal(start, starts[0]) for start in starts):
+            return self._with_held(starts[0], self._normal(joint, starts[0][free], rng))
+        parameters = ~(self.split.is_state | self.split.is_held)
+        climbed = [
+            _with_entries(u, parameters, maximise(self.along(u, parameters), [u[parameters]]))
+            for u in starts
+            if np.isfinite(self.density(u)[0])
+        ]
+        climbed.sort(key=lambda u: -self.density(u)[0])
+        best = maximise(joint, [u[free] for u in climbed[:N_CLIMBED]])
+        return self._with_held(starts[0], self._normal(joint, best, rng))
+
+    def sample(
+        self, mode: Laplace, rng: np.random.Generator, *, progressbar: Any = False, **settings
+    ) -> DataTree:
+        """Run nutpie's NUTS in coordinates around the mode.
+
+        Where chains disagree along the ridge, they show where it lies: the
+        coordinates are fitted to their draws and the run is repeated.
+
+        Raises
+        ------
+        Interrupted
+            After Ctrl-C, with the draws so far; while a run is being repeated,
+            with those of the run before.
+        """
+        if self.split.is_dense:
+            with reporting("fitting coordinates to the posterior", enabled=progressbar):
+                around = curve(self.density, mode, self.split, rng)
+        else:
+            around = straight(mode, self.split)
+            settings["adaptation"] = "low_rank"
+        trace, q = self._draw(around, rng, progressbar, settings)
+        try:
+            for _ in range(ATTEMPTS - 1):
+                if self._agree(q):
+                    break
+                with reporting("chains disagree: fitting coordinates anew", enabled=progressbar):
+                    draws = q.reshape(-1, q.shape[-1])
+                    fitted = retrace(self.density, around, self.split, draws, rng)
+                trace, q = self._draw(fitted, rng, progressbar, settings)
+                around = fitted
+        except KeyboardInterrupt:
+            raise Interrupted(self._named(trace, around)) from None
+        return self._named(trace, around)
+
+    def sample_around(self, around: Coordinates, rng: np.random.Generator, **settings) -> DataTree:
+        """Run nutpie's NUTS in the coordinates given, once."""
+        trace, _ = self._draw(around, rng, False, settings)
+        return self._named(trace, around)
+
+    def _draw(
+        self, around: Coordinates, rng, progressbar, settings
+    ) -> tuple[DataTree, NDArray[np.float64]]:
+        native = self.native.with_numbers(pack(around, self.data))
+        bars = NutpieProgressBarManager(settings["chains"], settings["draws"], progressbar)
+        seed = int(rng.integers(2**31))
+        try:
+            with bars:
+                trace = native.sample(seed=seed, progress_callback=bars.update, **settings)
+        except Interrupted as interrupt:
+            raise Interrupted(self._named(interrupt.draws, around)) from None
+        return trace, trace["posterior"][COORDINATES].to_numpy()
+
+    def _named(self, trace: DataTree, around: Coordinates) -> DataTree:
+        """Return a run's draws as the model's variables."""
+        q = trace["posterior"][COORDINATES]
+        coords, dims = coords_and_dims_for_inferencedata(self.model)
+        posterior = dict_to_dataset(
+            self.variables(around(q.to_numpy())),
+            coords=coords | {"chain": q["chain"].to_numpy()},
+            dims=dims,
+            inference_library=nutpie,
+        )
+        return trace.assign(posterior=DataTree(posterior))
+
+    def _agree(self, q: NDArray[np.float64]) -> bool:
+        n_curved = self.split.n_curved
+        if self.split.n_monomials == 0 or q.shape[0] * q.shape[1] < ENOUGH_PILOTS * n_curved:
+            return True
+        followed = q[..., : n_curved + int(self.split.is_held.sum())]
+        rhat = array_stats.rhat(followed, chain_axis=0, draw_axis=1)
+        return bool((rhat - 1 < max(AGREED, CHANCE / q.shape[1])).all())
+
+    def variables(self, u: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+        """Return the model's variables by name, from points of shape ``(..., n)``."""
+        batch = u.shape[:-1]
+        points = [
+            pt.tensor(dtype="float64", shape=(None,) * len(batch) + shape) for shape in self.shapes
+        ]
+        graphs = vectorize_graph(
+            self.written.variables, dict(zip(self.written.inputs, points, strict=True))
+        )
+        evaluate = pytensor.function(points, graphs, mode=EVALUATE_ONCE, on_unused_input="ignore")
+        values = evaluate(*cut(u, self.shapes))
+        return {
+            name: np.broadcast_to(value, batch + value.shape[len(batch) :])
+            for name, value in zip(self.written.names, values, strict=True)
+        }
+
+    def _normal(self, joint: Density, start, rng) -> Laplace:
+        """Climb from a start, and approximate the density there by a normal."""
+        if self.split.is_dense:
+            return laplace(joint, start)
+        top = ascend(joint, start)
+        return Laplace(top, conditional_sd(joint, top, rng), joint(top)[0])
+
+    def _with_held(self, start, mode: Laplace) -> Laplace:
+        free = ~self.split.is_held
+        factor = _identity(self.split)
+        factor[np.ix_(free, free) if factor.ndim == 2 else free] = mode.factor
+        return Laplace(_with_entries(start, free, mode.location), factor, mode.log_density)
+
+    def along(self, u, entries) -> Density:
+        """Return the density as a function of some entries of u, the others fixed."""
+
+        def density(part):
+            value, gradient = self.density(_with_entries(u, entries, part))
+            return value, gradient[entries]
+
+        return density
+
+
+def compile_posterior(model: pm.Model) -> CompiledPosterior:
+    """Compile a model's log density, in coordinates and with numbers that can be chosen later.
+
+    Parameters
+    ----------
+    model : pymc.Model
+        Free variables must be continuous.
+
+    Raises
+    ------
+    ValueError
+        If the model has discrete free variables, or none.
+    """
+    if not model.free_RVs or model.discrete_value_vars:
+        msg = (
+            f"the free variables of the model are {[rv.name for rv in model.free_RVs]}, of which "
+            f"{[v.name for v in model.discrete_value_vars]} are discrete; expected continuous "
+            "ones. Use pm.sample, which has samplers for discrete variables."
+        )
+        raise ValueError(msg)
+    warn_of_other_data(model)
+    held = held_variables(model)
+    start = _starts(model)
+    try:
+        shapes = [np.shape(value) for value in start(0).values()]
+    except NotImplementedError as error:
+        msg = (
+            f"a parameter cannot be drawn from its prior ({error}), which is where climbs start. "
+            "Give it an `initval`, or a proper prior such as pm.HalfNormal."
+        )
+        raise ValueError(msg) from error
+    sizes = [int(np.prod(shape)) for shape in shapes]
+
+    def entries(chosen):
+        return np.repeat([chosen(rv) for rv in model.free_RVs], sizes)
+
+    written = write(model)
+    data = flat(constant.data for constant in written.constants)
+    n_states = sum(rv.type.shape[-1] for rv in model.free_RVs if is_states(rv))
+    split = Split(entries(is_states), entries(lambda rv: rv in held), n_states)
+    standard = _standard(split)
+    return CompiledPosterior(
+        model,
+        compile_written(written, shapes, split).with_numbers(pack(standard, data)),
+        draw_start=lambda seed: flat(start(seed).values()),
+        split=split,
+        shapes=shapes,
+        written=written,
+        data=data,
+    )
+
+
+def _starts(model: pm.Model) -> Callable:
+    """Return a function of a seed that draws the parameters to which nobody gave a start."""
+    held = held_variables(model)
+    drawn = [
+        rv.name
+        for rv in model.free_RVs
+        if not (is_states(rv) or rv in held or has_start(model, rv))
+    ]
+    with as_written():
+        return make_initial_point_fn(model=model, overrides=dict.fromkeys(drawn, "prior"))
+
+
+def _with_entries(u, entries, part):
+    result = u.copy()
+    result[entries] = part
+    return result
+
+
+def _standard(split: Split) -> Coordinates:
+    return straight(Laplace(np.zeros(len(split.is_state)), _identity(split), 0.0), split)
+
+
+def _identity(split: Split) -> NDArray[np.float64]:
+    n = len(split.is_state)
+    return np.eye(n) if split.is_dense else np.ones(n)
