@@ -10,7 +10,7 @@ import pymc_gradmatch as gm
 from benchmarks.paper.cases import SYSTEMS, PaperCase
 from pymc_gradmatch.model.gauss_newton import climb_from_prior
 from pymc_gradmatch.model.priors import Parameters, parameters_of
-from pymc_gradmatch.ode import BatchedSolver
+from pymc_gradmatch.ode import BatchedSolver, batched_solver
 from pymc_gradmatch.paper.systems import Simulation
 
 __all__ = ["LikelihoodFit", "maximum_likelihood"]
@@ -149,7 +149,7 @@ def _starts(case: PaperCase, gp: gm.StateGP, seed: int) -> list[np.ndarray]:
 
 @cache
 def _solver(system: str) -> BatchedSolver:
-    return BatchedSolver(SYSTEMS[system].ode)
+    return batched_solver(SYSTEMS[system].ode)
 
 
 @cache
