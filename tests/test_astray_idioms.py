@@ -17,7 +17,7 @@ from benchmarks import fuzz
 from benchmarks.paper import results, study
 from benchmarks.paper.methods import METHODS, QUICK, Draws
 from pymc_gradmatch._pymc import starting_at
-from pymc_gradmatch.model.gauss_newton import Matched, _Problem
+from pymc_gradmatch.model.gauss_newton import Matched, Theorem1
 from pymc_gradmatch.model.priors import parameters_of
 from pymc_gradmatch.model.refinement import _centred
 from pymc_gradmatch.sampling.posterior import has_start
@@ -280,7 +280,7 @@ def test_a_problem_of_the_fuzz_is_the_same_every_time(seed):
 def test_a_heavy_tailed_prior_leaves_the_hessian_of_a_climb_positive(decay):
     gp = gm.StateGP(*decay, [pm.gp.cov.Matern52(1, ls=1.0)], sigma=0.1)
     parameters = parameters_of({"rate": pm.StudentT.dist(3)}, ["rate"])
-    problem = _Problem(DECAY, gp, parameters, np.array([1e9]))
+    problem = Theorem1(DECAY, gp, parameters, np.array([1e9]))
     hessian = problem.hessian(problem.flat([10.0], gp.posterior_mean()))
     assert parameters.log_prior(np.array([10.0]))[2] > 0
     assert np.linalg.eigvalsh(hessian)[0] >= 0
@@ -289,7 +289,7 @@ def test_a_heavy_tailed_prior_leaves_the_hessian_of_a_climb_positive(decay):
 def test_a_climb_survives_a_step_to_where_the_right_hand_side_is_infinite(decay):
     gp = gm.StateGP(*decay, [pm.gp.cov.Matern52(1, ls=1.0)], sigma=0.1)
     steep = gm.ODE(lambda t, x, theta: [pm.math.exp(theta.rate * x.mass)], ["mass"], ["rate"])
-    problem = _Problem(steep, gp, parameters_of({"rate": pm.Normal.dist()}, ["rate"]), np.ones(1))
+    problem = Theorem1(steep, gp, parameters_of({"rate": pm.Normal.dist()}, ["rate"]), np.ones(1))
     assert np.isfinite(problem.hessian(problem.flat([1e4], gp.posterior_mean()))).all()
 
 

@@ -9,7 +9,7 @@ from pymc.distributions.distribution import support_point
 from scipy.stats import multivariate_normal
 
 import pymc_gradmatch as gm
-from pymc_gradmatch.model.constraint import gradient_mismatch
+from pymc_gradmatch.model.constraint import residuals
 
 GAMMA = 0.3
 THETA = {"alpha": 1.7, "beta": 0.9, "gamma": 3.5, "delta": 1.1}
@@ -261,7 +261,7 @@ def test_model_text_and_graph_show_the_distributions_name(lotka_volterra, two_ke
 def test_support_point_and_draws_have_the_full_shape(lotka_volterra, two_kernel_gp, size):
     gp = two_kernel_gp
     at_mean = gp.posterior_mean()
-    mismatch = gradient_mismatch(lotka_volterra.ode, at_mean, THETA, gp).eval()
+    mismatch = residuals(lotka_volterra.ode(gp.t, at_mean, THETA), at_mean, gp).eval()
     g = gm.GradientMatchingODE.dist(
         lotka_volterra.ode, at_mean, THETA, gp=gp, gamma=GAMMA, size=size
     )

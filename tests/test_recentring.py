@@ -2,12 +2,19 @@
 
 import numpy as np
 import pymc as pm
+import pytensor.tensor as pt
 import pytest
 from scipy.optimize import least_squares
 
 import pymc_gradmatch as gm
-from pymc_gradmatch.model.gauss_newton import _Problem, climb, climb_from_prior
-from pymc_gradmatch.model.priors import parameters_of
+from pymc_gradmatch.model.gauss_newton import (
+    Theorem1,
+    climb,
+    climb_from_prior,
+    log_likelihood,
+    normal,
+)
+from pymc_gradmatch.model.priors import parameters_of, registered
 
 GAMMA = np.array([0.05, 0.2])
 PRIORS = {
@@ -117,7 +124,7 @@ def test_a_variable_that_depends_on_another_has_its_prior_given_the_others_start
 def test_objective_is_minus_the_models_log_density(climbing, lotka_volterra, rng):
     """Assert one constant across random points, and the gradient, against the PyMC graph."""
     gp, model, parameters = climbing
-    problem = _Problem(lotka_volterra.ode, gp, parameters, GAMMA)
+    problem = Theorem1(lotka_volterra.ode, gp, parameters, GAMMA)
     logp, dlogp = (f(mode="FAST_COMPILE") for f in (model.compile_logp, model.compile_dlogp))
     totals = []
     for _ in range(4):
@@ -132,16 +139,79 @@ def test_objective_is_minus_the_models_log_density(climbing, lotka_volterra, rng
     np.testing.assert_allclose(totals, totals[0], rtol=1e-8)
 
 
+@pytest.fixture(scope="module")
+def counted(lotka_volterra, climbing, priors):
+    """Return a model of counts, and what they say of the states."""
+    gp, *_ = climbing
+    counts = np.random.default_rng(1).poisson(10 * gp.y.clip(0.1))
+
+    def counting(x):
+        return pm.Poisson.dist(10 * pm.math.log1pexp(gp.at_observations(x)))
+
+    with pm.Model() as model:
+        theta = {
+            name: model.register_rv(prior.owner.clone().outputs[1], name)
+            for name, prior in priors.items()
+        }
+        x = gp.prior("x")
+        pm.Poisson("y", 10 * pm.math.log1pexp(gp.at_observations(x)), observed=counts)
+        gm.GradientMatchingODE("g", lotka_volterra.ode, x, theta, gp=gp, gamma=GAMMA)
+    states = pt.matrix("states", shape=gp.prior_mean.shape)
+    return model, log_likelihood(pm.logp(counting(states), counts).sum(), states)
+
+
+def test_a_climb_takes_any_likelihood_of_the_states(climbing, counted, lotka_volterra, rng):
+    """Assert the model's density, up to a constant, and its gradient, for Poisson counts."""
+    gp, _, parameters = climbing
+    model, likelihood = counted
+    problem = Theorem1(lotka_volterra.ode, gp, parameters, GAMMA, likelihood)
+    logp, dlogp = (f(mode="FAST_COMPILE") for f in (model.compile_logp, model.compile_dlogp))
+    totals = []
+    for _ in range(3):
+        u, x = rng.normal(0.3, 0.4, 4), gp.prior_mean + rng.normal(0, 0.3, gp.prior_mean.shape)
+        value, gradient = problem.value(problem.flat(u, x))
+        point = as_point(model, gp, u, x)
+        totals.append(value + logp(point))
+        theirs = -dlogp(point)
+        ours = np.append(gradient[:4], gradient[4:].reshape(2, -1).T.ravel())
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6 * np.abs(theirs).max())
+    np.testing.assert_allclose(totals, totals[0], rtol=1e-8)
+    top = climb(lotka_volterra.ode, gp, parameters, GAMMA, (u, x), likelihood)
+    gradient = dlogp(as_point(model, gp, top.u, top.x))
+    assert np.abs(gradient[:4] * top.sd).max() < 1e-2
+
+
+def test_curvature_of_a_likelihood_is_that_of_differences(climbing, counted, rng):
+    gp, *_ = climbing
+    _, likelihood = counted
+    x = gp.prior_mean + rng.normal(0, 0.3, gp.prior_mean.shape)
+    told, step = likelihood(x), 1e-5
+    for k in range(2):
+        moved = [likelihood(x + sign * step * np.eye(2)[k]).gradient for sign in (1, -1)]
+        curvature = (moved[1] - moved[0]) / (2 * step)
+        np.testing.assert_allclose(told.curvature[..., k], curvature, rtol=1e-4, atol=1e-6)
+
+
+def test_the_normal_likelihood_is_the_one_of_its_graph(climbing, rng):
+    gp, *_ = climbing
+    x = pt.matrix("x", shape=gp.prior_mean.shape)
+    graph = pm.logp(pm.Normal.dist(gp.at_observations(x), gp.sigma), gp.y).sum()
+    at = gp.prior_mean + rng.normal(0, 0.3, gp.prior_mean.shape)
+    one, other = (told(at) for told in (normal(gp), log_likelihood(graph, x)))
+    np.testing.assert_allclose(one.gradient, other.gradient, rtol=1e-9)
+    np.testing.assert_allclose(one.curvature, other.curvature, rtol=1e-9, atol=1e-9)
+
+
 def test_the_point_reached_is_stationary_in_the_models_density(climbing, lotka_volterra):
     """Assert a gradient of the PyMC graph that is small against the posterior's widths."""
     gp, model, parameters = climbing
     start = climb_from_prior(
         lotka_volterra.ode, gp, parameters, GAMMA, gp.posterior_mean(), np.random.default_rng(1)
     )
-    top = climb(lotka_volterra.ode, gp, parameters, GAMMA, [(start.u, start.x)])
+    top = climb(lotka_volterra.ode, gp, parameters, GAMMA, (start.u, start.x))
     gradient = model.compile_dlogp(mode="FAST_COMPILE")(as_point(model, gp, top.u, top.x))
     assert np.abs(gradient[:4] * top.sd).max() < 1e-3
-    problem = _Problem(lotka_volterra.ode, gp, parameters, GAMMA)
+    problem = Theorem1(lotka_volterra.ode, gp, parameters, GAMMA)
     covariance = np.linalg.inv(problem.hessian(problem.flat(top.u, top.x)))
     flat = np.append(gradient[:4], gradient[4:].reshape(-1, 2).T.ravel())
     assert np.sqrt(flat @ covariance @ flat) < 1e-3  # the Newton step, in posterior sds

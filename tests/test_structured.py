@@ -217,7 +217,7 @@ def test_short_series_and_high_ranks_stay_dense(lotka_volterra, kernel, ls, n_ti
         gp.prior("x")
     assert isinstance(basis(model["x"], 3), products.Spectrum)
     assert isinstance(basis(constraint(lotka_volterra.ode, gp), 3), products.Spectrum)
-    assert gp._process.slope_operator is gp.operators().D
+    assert gp.processes.slope_operator is gp.operators().D
 
 
 def test_random_matrix_is_not_compressed(rng):
@@ -240,9 +240,9 @@ def test_a_random_tolerance_is_found_in_both_bases(lotka_volterra):
 @pytest.mark.usefixtures("fast_compile")
 def test_size_gives_a_batch_of_long_series(lotka_volterra):
     gp = long_gp(lotka_volterra)
-    x = StatePrior.dist(gp.prior_mean, gp.scale, gp.y, *gp._process.prior_basis, size=(3,))
+    x = StatePrior.dist(gp.prior_mean, gp.scale, gp.y, *gp.processes.prior_basis, size=(3,))
     assert pm.draw(x, random_seed=1).shape == (3, *gp.y.shape)
-    single = StatePrior.dist(gp.prior_mean, gp.scale, gp.y, *gp._process.prior_basis)
+    single = StatePrior.dist(gp.prior_mean, gp.scale, gp.y, *gp.processes.prior_basis)
     density = pm.logp(x, np.stack([gp.y] * 3)).eval()
     np.testing.assert_allclose(density, [pm.logp(single, gp.y).eval()] * 3, rtol=1e-12)
 

@@ -12,8 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_gradmatch.arguments import yielding
-from pymc_gradmatch.gp import StateGP, as_observations, as_times
-from pymc_gradmatch.model import PRESETS, build_model, fitted
+from pymc_gradmatch.gp import Data, StateGP
+from pymc_gradmatch.model import build_model, preset_of
 from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.reporting import printed
 from pymc_gradmatch.sampling import reason, sample_side_by_side
@@ -153,16 +153,15 @@ def select_gamma(
     >>> selection.gamma
     0.01
     """
-    times = as_times(t)
-    observations = as_observations(y, times)
+    data = Data.of(t, y)
     if np.ndim(gammas) != 1 or len(gammas) == 0:
         msg = f"gammas is {gammas!r}; expected a sequence of numbers."
         raise ValueError(msg)
     seeds = np.random.SeedSequence(random_seed)
     if gp is None:
-        preset = PRESETS.get(settings.get("preset", "fgpgm"), PRESETS["fgpgm"])
-        cov, shared = settings.pop("cov", None), settings.pop("shared", None)
-        gp = fitted(t, y, preset, cov, shared, np.random.default_rng(seeds.spawn(1)[0]))
+        kernels = {name: settings.pop(name, None) for name in ("cov", "shared")}
+        preset = preset_of(settings.get("preset", "fgpgm"), kernels)
+        gp = preset.fit(data, np.random.default_rng(seeds.spawn(1)[0]))
 
     def builder(gamma):
         return lambda rng: build_model(
@@ -187,7 +186,7 @@ def select_gamma(
         progressbar=progressbar,
     )
     rows = [
-        {"gamma": float(gamma), **judge(ode, result, times, observations, gp.sigma)}
+        {"gamma": float(gamma), **judge(ode, result, data, gp.sigma)}
         for gamma, result in zip(gammas, results, strict=True)
     ]
     means = [f"theta.{name}" for name in ode.params] + [f"x0.{name}" for name in ode.states]
@@ -206,8 +205,7 @@ def select_gamma(
 def judge(
     ode: ODE,
     result: xr.Dataset | Exception,
-    t: NDArray[np.float64],
-    y: NDArray[np.float64],
+    data: Data,
     sigma: NDArray[np.float64],
 ) -> dict:
     """Return one row of the table, without gamma."""
@@ -215,16 +213,16 @@ def judge(
         return {"failure": reason(result)}
     theta = {name: float(result[name].mean()) for name in ode.params}
     states = result[yielding("x", ode.params)]
-    start = states.sel(time=t[0], method="nearest").mean(["chain", "draw"]).to_numpy()
+    start = states.sel(time=data.t[0], method="nearest").mean(["chain", "draw"]).to_numpy()
     row: dict = {f"theta.{name}": mean for name, mean in theta.items()}
     row |= {f"x0.{name}": mean for name, mean in zip(ode.states, start, strict=True)}
     row["r_hat"] = max(float(az.rhat(result[name])) for name in ode.params)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the row has it
-        trajectory = ode.solve(t, start, theta)
+        trajectory = ode.solve(data.t, start, theta)
     if not np.isfinite(trajectory).all():
         return row | {"failure": "the ODE cannot be integrated from the posterior means"}
-    fit = np.sqrt(np.mean(np.square((y - trajectory) / sigma)))
+    fit = np.sqrt(np.mean(np.square((data.y - trajectory) / sigma)))
     return row | {"fit": fit, "failure": ""}
 
 

@@ -12,7 +12,6 @@ from numpy.typing import ArrayLike
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_gradmatch.arguments import yielding
-from pymc_gradmatch.gp import as_times
 from pymc_gradmatch.model import build_model
 from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.reporting import furthest, printed
@@ -254,6 +253,7 @@ def grid_check(
     models = [build(grid)]
     models.append(build(_halved(_times(models[0])) if finer is None else finer))
     sizes = [len(_times(model)) for model in models]
+    start = _times(models[0])[0]
     if sizes[1] <= sizes[0]:
         msg = f"the finer grid has {sizes[1]} times and the grid {sizes[0]}; expected more."
         raise ValueError(msg)
@@ -272,7 +272,7 @@ def grid_check(
             )
             for model in models
         ]
-        return fits, *compare_draws(*(_rows(idata, ode, as_times(t)[0]) for idata in fits))
+        return fits, *compare_draws(*(_rows(idata, ode, start) for idata in fits))
 
     fits, table, r_hat = compared(draws)
     if judge(table) is None:

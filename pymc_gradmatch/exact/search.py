@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from pymc_gradmatch.exact.importance import LogDensity, Mixture, Weighted, search, weigh
 
-__all__ = ["Coverage", "Local", "climb", "cover", "modes_and_ridges"]
+__all__ = ["Coverage", "Local", "cover", "modes_and_ridges", "newton"]
 
 STEP = 0.1  # of differences, in local standard deviations; values are exact to about 1e-6
 LENGTHS = np.array([1.0, 0.5, 0.2, 0.05, 0.01])  # of a Newton step, all tried at once
@@ -109,7 +109,7 @@ def step(target: LogDensity, local: Local, direction) -> tuple[NDArray, NDArray]
     return point, np.where(rises, height[walkers, best], local.height)
 
 
-def climb(target: LogDensity, points: NDArray[np.float64], covariance: NDArray) -> Local:
+def newton(target: LogDensity, points: NDArray[np.float64], covariance: NDArray) -> Local:
     """Climb to the modes near points by Newton's method, in coordinates made anew at each step.
 
     Parameters
@@ -144,7 +144,7 @@ def modes_and_ridges(
     step climbs.  What they pass becomes a part of the mixture, with the
     covariance that the curvature there tells.
     """
-    modes = climb(target, points, covariance)
+    modes = newton(target, points, covariance)
     modes = modes.only(np.isfinite(modes.height) & (modes.height > modes.height.max() - LOWEST))
     modes = modes.only(_distinct(modes))
     passed = [modes]

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from pymc_gradmatch.exact.importance import reliable_k
 from pymc_gradmatch.exact.posterior import ExactPosterior
-from pymc_gradmatch.exact.search import Coverage, climb, cover
+from pymc_gradmatch.exact.search import Coverage, cover, newton
 from pymc_gradmatch.reporting import furthest, printed
 
 __all__ = ["Glance", "IntegrateCheck", "glance", "integrate_check", "judge"]
 
-N_STARTS = 4
+N_HANDED_ON = 4
 JOURNEY = 4.0  # matched standard deviations; a proposal on such a journey may end in a lesser mode
 FAR_AWAY = " So far away there may be several modes: see whether the trajectories fit the data."
 
@@ -104,7 +104,7 @@ def judge(target: ExactPosterior, found: Coverage, rng: np.random.Generator) -> 
         n_effective=weighted.n_effective,
         n_rounds=found.n_rounds,
         covariance=pd.DataFrame(found.covariance, target.names, target.names),
-        starts=target.initial_points(weighted.points[list(dict.fromkeys(drawn))[:N_STARTS]]),
+        starts=target.initial_points(weighted.points[list(dict.fromkeys(drawn))[:N_HANDED_ON]]),
     )
 
 
@@ -351,7 +351,7 @@ def glance(model: pm.Model, posterior: xr.Dataset) -> Glance:
     if draws.shape[1] > MOST_COORDINATES:
         return Glance(f"{unseen}: it has {draws.shape[1]} unknowns. {ADVICE}", False)
     mean = draws.mean(axis=0)
-    local = climb(target, mean[None], np.cov(draws.T).reshape(len(mean), len(mean)))
+    local = newton(target, mean[None], np.cov(draws.T).reshape(len(mean), len(mean)))
     if not np.isfinite(local.height).all():
         text = "The ODE cannot be integrated from the mean of the matched posterior."
         return Glance(f"{text} {ADVICE}", True)

@@ -6,8 +6,8 @@ prior of the states as a distribution.  Nothing here has heard of an ODE.
 """
 
 from pymc_gradmatch.gp import derivatives, kernels
-from pymc_gradmatch.gp.data import as_observations, as_positive, as_times, fits_states, state_names
-from pymc_gradmatch.gp.fit import fit_gp
+from pymc_gradmatch.gp.data import Data, as_positive, fits_states
+from pymc_gradmatch.gp.fit import fit_data, fit_gp
 from pymc_gradmatch.gp.kernels import CovFunction
 from pymc_gradmatch.gp.prior import (
     Parameterization,
@@ -15,29 +15,26 @@ from pymc_gradmatch.gp.prior import (
     add_coords,
     basis_inputs,
     check_coords,
-    check_states_fit,
     is_states,
-    start_of,
 )
-from pymc_gradmatch.gp.state_gp import StateGP
+from pymc_gradmatch.gp.state_gp import StateGP, check_states_fit, start_of
 
 __all__ = [
     "CovFunction",
+    "Data",
     "Parameterization",
     "StateGP",
     "StatePrior",
     "add_coords",
-    "as_observations",
     "as_positive",
-    "as_times",
     "basis_inputs",
     "check_coords",
     "check_states_fit",
     "derivatives",
+    "fit_data",
     "fit_gp",
     "fits_states",
     "is_states",
     "kernels",
     "start_of",
-    "state_names",
 ]

@@ -1,6 +1,6 @@
-"""Checks of the user's time series, made once, before anything is computed from them."""
+"""Observations at some times, checked once, before anything is computed from them."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -13,17 +13,13 @@ from pytensor.tensor.variable import TensorVariable
 from pymc_gradmatch.arguments import as_numbers
 
 __all__ = [
-    "GriddedData",
+    "Data",
     "as_nugget",
-    "as_observations",
     "as_positive",
     "as_sigma",
-    "as_times",
     "fits_states",
     "grid_around",
-    "mean_and_scale",
     "read_only",
-    "state_names",
 ]
 
 # Kernels see times through differences of squares: beyond this many sampling
@@ -31,7 +27,74 @@ __all__ = [
 FARTHEST_START = 3e4
 
 
-def as_times(t: ArrayLike | SharedVariable) -> NDArray[np.float64]:
+@dataclass(frozen=True, eq=False)
+class Data:
+    """Observations of states at some times, checked once and handed down.
+
+    :meth:`of` makes it from what a user gives.
+
+    Parameters
+    ----------
+    t : array of float
+        Times, shape ``(time,)``, increasing.
+    y : array of float
+        Observations, shape ``(time, state)``; NaN where a state was not observed.
+    states : tuple
+        Names of the states; numbers where the user gave none.
+    mean, scale : array of float
+        What standardises the states, shape ``(state,)``, in the data's units.  They
+        need not come from the observations.
+    experiment : str
+        Name of the experiment; empty if it is the only one.
+    """
+
+    t: NDArray[np.float64]
+    y: NDArray[np.float64]
+    states: tuple
+    mean: NDArray[np.float64]
+    scale: NDArray[np.float64]
+    experiment: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        t: ArrayLike | SharedVariable,
+        y: ArrayLike | SharedVariable,
+        *,
+        standardize: bool = True,
+    ) -> Self:
+        """Check times and observations; mean and scale are those of each state's data.
+
+        Raises
+        ------
+        ValueError, TypeError
+            If they cannot be used; the message says why.
+        """
+        times = _as_times(t)
+        observations = _as_observations(y, times)
+        n_states = observations.shape[1]
+        columns = getattr(y, "columns", range(n_states))
+        mean, scale = np.zeros(n_states), np.ones(n_states)
+        if standardize:
+            mean, scale = np.nanmean(observations, axis=0), np.nanstd(observations, axis=0)
+        return cls(times, observations, tuple(columns), read_only(mean), read_only(scale))
+
+    @property
+    def is_observed(self) -> NDArray[np.bool_]:
+        """Where there is an observation, shape ``(time, state)``."""
+        return ~np.isnan(self.y)
+
+    @property
+    def standardised(self) -> NDArray[np.float64]:
+        """The observations less their mean, divided by the scale, shape ``(time, state)``."""
+        return (self.y - self.mean) / self.scale
+
+    def is_same(self, other: Self) -> bool:
+        """Tell whether times and observations are the same."""
+        return np.array_equal(self.t, other.t) and np.array_equal(self.y, other.y, equal_nan=True)
+
+
+def _as_times(t: ArrayLike | SharedVariable) -> NDArray[np.float64]:
     """Return the times as a read-only vector, or say what is wrong with them."""
     given = _held(t, "t")
     if np.asarray(given).dtype.kind in "mM":
@@ -83,7 +146,7 @@ def as_times(t: ArrayLike | SharedVariable) -> NDArray[np.float64]:
     return read_only(times)
 
 
-def as_observations(y: ArrayLike | SharedVariable, t: NDArray[np.float64]) -> NDArray[np.float64]:
+def _as_observations(y: ArrayLike | SharedVariable, t: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the observations as a read-only ``(time, state)`` array, or say what is wrong."""
     given = _held(y, "y")
     values = np.ma.filled(given.astype(float), np.nan) if np.ma.isMA(given) else given
@@ -138,19 +201,6 @@ def _held(data: Any, name: str):
     return data
 
 
-def state_names(y: Any, n_states: int) -> tuple:
-    """Return the column names of a table, or numbers for a plain array."""
-    columns = getattr(y, "columns", None)
-    return tuple(range(n_states)) if columns is None else tuple(columns)
-
-
-def mean_and_scale(y: NDArray[np.float64], standardize: bool) -> tuple:
-    """Return what standardises the observations: mean and population sd of each state."""
-    if standardize:
-        return read_only(y.mean(axis=0)), read_only(y.std(axis=0))
-    return read_only(np.zeros(y.shape[1])), read_only(np.ones(y.shape[1]))
-
-
 def as_sigma(sigma: ArrayLike | TensorVariable, n_states: int):
     """Return one positive standard deviation per state, or say what is wrong."""
     if not isinstance(sigma, TensorVariable):
@@ -196,10 +246,8 @@ def _per_state(numbers: ArrayLike, n_states: int, name: str) -> NDArray[np.float
     return np.broadcast_to(values, n_states)
 
 
-def grid_around(
-    t: NDArray[np.float64], grid: int | ArrayLike
-) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
-    """Return a grid that contains the times t, and where in it they are.
+def grid_around(t: NDArray[np.float64], grid: int | ArrayLike) -> NDArray[np.float64]:
+    """Return a grid that contains the times t.
 
     An integer is the number of equal steps in every gap.
     """
@@ -211,9 +259,9 @@ def grid_around(
             raise ValueError(msg)
         fractions = np.arange(grid) / grid
         inner = t[:-1, None] + np.diff(t)[:, None] * fractions
-        times = as_times(np.append(inner.ravel(), t[-1]))
+        times = _as_times(np.append(inner.ravel(), t[-1]))
     else:
-        times = as_times(grid)
+        times = _as_times(grid)
     nearest = np.abs(times[:, None] - t).argmin(axis=0)
     missing = ~np.isclose(times[nearest], t, rtol=1e-12, atol=1e-9 * np.diff(times).min())
     if missing.any():
@@ -224,7 +272,7 @@ def grid_around(
         raise ValueError(msg)
     exact = times.copy()
     exact[nearest] = t
-    return read_only(exact), nearest
+    return read_only(exact)
 
 
 def read_only(array: ArrayLike) -> NDArray[np.float64]:
@@ -232,145 +280,3 @@ def read_only(array: ArrayLike) -> NDArray[np.float64]:
     copy = np.array(array, dtype=float)
     copy.flags.writeable = False
     return copy
-
-
-@dataclass(frozen=True, init=False, repr=False, eq=False)
-class GriddedData:
-    """Observations at some times of a grid, and the mean and scale of the states there.
-
-    What :class:`~pymc_gradmatch.StateGP` is built on.  Objects are immutable.
-
-    Parameters
-    ----------
-    t : array_like of float
-        Times, shape ``(time,)``, sorted, at least three.
-    y : array_like of float
-        Observations, shape ``(time, state)``.
-    standardize : bool, default True
-        Whether mean and scale are those of the data, or zero and one.
-
-    Attributes
-    ----------
-    t : array of float
-        The grid, at first the times of the observations.
-    observed : array of int
-        Where in the grid the observations are, shape ``(observation,)``.
-    states : tuple
-        Names of the states.
-    mean, scale : array of float
-        What standardises the data, shape ``(state,)``, in the data's units.
-    prior_mean, prior_slope : array of float
-        The mean around which states vary and its derivative, shape ``(time,
-        state)``, in the data's units, and per unit of time.
-
-    Raises
-    ------
-    ValueError
-        If times or observations cannot be used; the message says why.
-    """
-
-    t: NDArray[np.float64]
-    y: NDArray[np.float64]
-    observed: NDArray[np.intp]
-    states: tuple
-    mean: NDArray[np.float64]
-    scale: NDArray[np.float64]
-    prior_mean: NDArray[np.float64]
-    prior_slope: NDArray[np.float64]
-
-    def __init__(self, t: ArrayLike, y: ArrayLike, *, standardize: bool = True):
-        times = as_times(t)
-        observations = as_observations(y, times)
-        mean, scale = mean_and_scale(observations, standardize)
-        self._fill(
-            t=times,
-            y=observations,
-            observed=np.arange(len(times)),
-            states=state_names(y, observations.shape[1]),
-            mean=mean,
-            scale=scale,
-            **_constant_mean(mean, len(times)),
-        )
-
-    def _fill(self, **attributes):
-        for name, value in attributes.items():
-            object.__setattr__(self, name, value)
-
-    def _changed(self, **changes) -> Self:
-        copy = object.__new__(type(self))
-        copy._fill(**{field.name: getattr(self, field.name) for field in fields(self)} | changes)
-        return copy
-
-    @property
-    def t_observed(self) -> NDArray[np.float64]:
-        """Times of the observations, shape ``(observation,)``."""
-        return self.t[self.observed]
-
-    def at_observations(self, x):
-        """Return the rows of x, ``(..., time, state)``, that belong to the observations.
-
-        Works on arrays and on PyTensor variables alike: what the likelihood is about.
-        """
-        if len(self.observed) == len(self.t):
-            return x
-        steps = np.diff(self.observed)
-        if (steps == steps[0]).all():
-            first, last = int(self.observed[0]), int(self.observed[-1])
-            return x[..., first : last + 1 : int(steps[0]), :]
-        return x[..., self.observed, :]
-
-    def with_grid(self, grid: int | ArrayLike) -> Self:
-        r"""Return a copy whose states live on a finer grid than the observations.
-
-        Theorem 1 holds on any grid; observations are of some of its times.
-
-        Parameters
-        ----------
-        grid : int or array_like of float
-            Steps between one observation and the next (1: the observation
-            times alone), or sorted times with the observation times among them.
-
-        Raises
-        ------
-        ValueError
-            If an observation time is missing, or the prior mean is a
-            trajectory, which is known on its own grid only.
-        """
-        if (self.prior_slope != 0).any() or (self.prior_mean != self.mean).any():
-            msg = "the prior mean is a trajectory on the present grid; call with_grid before it."
-            raise ValueError(msg)
-        times, observed = grid_around(self.t_observed, grid)
-        return self._changed(t=times, observed=observed, **_constant_mean(self.mean, len(times)))
-
-    def with_mean(self, x: ArrayLike, slope: ArrayLike) -> Self:
-        r"""Return a copy whose prior mean is a trajectory m(t) in place of a constant.
-
-        Theorem 1 holds for any mean: :math:`N(x \mid m, C)` and
-        :math:`N(f(x, \theta) \mid \dot m + D (x - m), A + \gamma I)`.
-
-        Parameters
-        ----------
-        x, slope : array_like of float
-            The trajectory on the grid and its derivative, shape ``(time,
-            state)``, in the data's units, and per unit of time.
-        """
-        trajectories = []
-        for name, values in {"x": x, "slope": slope}.items():
-            array = read_only(values)
-            expected = (len(self.t), len(self.states))
-            if array.shape != expected or not np.isfinite(array).all():
-                msg = (
-                    f"{name} has shape {array.shape}; expected finite values of shape (time, "
-                    f"state) = {expected}, on the grid gp.t."
-                )
-                raise ValueError(msg)
-            trajectories.append(array)
-        return self._changed(prior_mean=trajectories[0], prior_slope=trajectories[1])
-
-
-def _constant_mean(mean: NDArray[np.float64], n_times: int) -> dict[str, NDArray[np.float64]]:
-    shape = (n_times, len(mean))
-    return {
-        "prior_mean": read_only(np.broadcast_to(mean, shape)),
-        "prior_slope": read_only(np.zeros(shape)),
-    }

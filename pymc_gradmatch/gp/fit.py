@@ -17,19 +17,19 @@ from scipy.optimize import minimize
 from scipy.stats import qmc
 
 from pymc_gradmatch.arguments import check_counts
-from pymc_gradmatch.gp.data import as_nugget, as_observations, as_times, mean_and_scale, state_names
+from pymc_gradmatch.gp.data import Data, as_nugget, as_sigma
 from pymc_gradmatch.gp.derivatives import checked_blocks, compile_blocks, derivative
 from pymc_gradmatch.gp.kernels import CovFunction, KernelFamily, kernel_family
+from pymc_gradmatch.gp.operators import Processes, stacked
 from pymc_gradmatch.gp.state_gp import StateGP
 from pymc_gradmatch.numerics import on_one_thread, one_at_a_time
 
-__all__ = ["fit_gp", "negative_log_marginal_likelihood"]
+__all__ = ["fit_data", "fit_gp", "negative_log_marginal_likelihood"]
 
 ROUGHLY = 1e-3  # relative, of every start's descent; only the best go on to the end
 N_FINISHED = 3
 
 
-@one_at_a_time
 def fit_gp(
     t: ArrayLike,
     y: ArrayLike,
@@ -114,10 +114,31 @@ def fit_gp(
     >>> bool(np.all(abs(gp.sigma - 0.1) < 0.05))
     True
     """
-    times = as_times(t)
-    observations = as_observations(y, times)
-    n_states = observations.shape[1]
-    names = state_names(y, n_states)
+    data = Data.of(t, y, standardize=standardize)
+    return fit_data(
+        data,
+        cov=cov,
+        shared=shared,
+        bounds=bounds,
+        nugget=nugget,
+        n_starts=n_starts,
+        random_seed=random_seed,
+    )
+
+
+@one_at_a_time
+def fit_data(
+    data: Data,
+    *,
+    cov: str | CovFunction | Sequence[str | CovFunction],
+    shared: bool = False,
+    bounds: Mapping[str, tuple[float, float]] | None = None,
+    nugget: float = 1e-4,
+    n_starts: int = 10,
+    random_seed: int | np.random.Generator | None = None,
+) -> StateGP:
+    """Fit as :func:`fit_gp` does, to data that have been checked."""
+    n_states = len(data.states)
     choices = list(cov) if isinstance(cov, Sequence) and not isinstance(cov, str) else [cov]
     if len(choices) == 1:
         choices = choices * n_states
@@ -131,46 +152,26 @@ def fit_gp(
         raise ValueError(msg)
 
     check_counts(n_starts=n_starts)
-    as_nugget(nugget, n_states)
+    nuggets = as_nugget(nugget, n_states)
     rng = np.random.default_rng(random_seed)
-    mean, scale = mean_and_scale(observations, standardize)
-    standardised = (observations - mean) / scale
-    families = {choice: kernel_family(choice, times, bounds or {}) for choice in choices}
+    families = {choice: kernel_family(choice, data.t, bounds or {}) for choice in choices}
     _check_bounds_are_used(bounds or {}, families.values())
 
     groups = [list(range(n_states))] if shared else [[k] for k in range(n_states)]
-    estimates = [
-        _maximise(
-            families[choices[group[0]]],
-            times,
-            standardised[:, group],
-            nugget,
-            n_starts,
-            rng,
-        )
-        for group in groups
-    ]
-    covs, sigmas, evaluators = [], [], {}
-    for group, estimate in zip(groups, estimates, strict=True):
+    covs, sigmas, blocks = [], [], []
+    for group in groups:
         family = families[choices[group[0]]]
-        values = [pt.constant(value, dtype="float64") for value in estimate[:-1]]
-        kernel = family.kernel(values)
+        *hyperparameters, sigma = estimate = _maximise(
+            family, data.t, data.standardised[:, group], nugget, n_starts, rng
+        )
+        kernel = family.kernel([pt.constant(value, dtype="float64") for value in hyperparameters])
+        evaluate = partial(_compiled(family).blocks, *hyperparameters)
         covs += [kernel] * len(group)
-        sigmas += [estimate[-1]] * len(group)
-        compiled = _compiled(family)
-        evaluators[kernel] = partial(compiled.blocks, *estimate[:-1])
-    gp = StateGP._from_evaluated(
-        t,
-        y,
-        covs,
-        np.array(sigmas) * scale,
-        nugget,
-        standardize,
-        evaluate=lambda kernel, times: checked_blocks(evaluators[kernel], kernel, times),
-    )
-    for group, estimate in zip(groups, estimates, strict=True):
-        _warn_at_bounds(families[choices[group[0]]], estimate, [names[k] for k in group])
-    return gp
+        sigmas += [sigma] * len(group)
+        blocks += [checked_blocks(evaluate, kernel, data.t)] * len(group)
+        _warn_at_bounds(family, estimate, [data.states[k] for k in group])
+    processes = Processes(data.t, tuple(covs), nuggets, stacked(blocks))
+    return StateGP.of(data, processes, as_sigma(np.array(sigmas) * data.scale, n_states))
 
 
 def negative_log_marginal_likelihood(K, dK, y):
@@ -291,5 +292,5 @@ def _warn_at_bounds(family: KernelFamily, estimate, states):
                     "(standardised units). Check the fit, pass wider `bounds`, or choose another "
                     "kernel.",
                     UserWarning,
-                    stacklevel=4,
+                    stacklevel=5,
                 )

@@ -1,6 +1,6 @@
 """C, D and A: what a Gaussian process on the states says about their derivatives."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Self
@@ -17,12 +17,13 @@ from pymc_gradmatch.gp.kernels import is_random
 from pymc_gradmatch.numerics import bases, cholesky, products
 
 __all__ = [
-    "GridProcess",
     "Operators",
+    "Processes",
     "blocks_of",
     "conditional_operators",
     "log_evidence",
     "smoothed",
+    "stacked",
 ]
 
 
@@ -102,7 +103,6 @@ def _conditional_graphs(k, _, dk_dt2, d2k, nugget: ArrayLike) -> Operators:
 def blocks_of(
     covs: Sequence[pm.gp.cov.BaseCovariance],
     t: NDArray[np.float64],
-    evaluate: Callable[..., Blocks] = evaluate_blocks,
 ) -> Blocks:
     """Evaluate the blocks of one kernel per state; a kernel that is shared, only once.
 
@@ -111,22 +111,29 @@ def blocks_of(
     distinct = {id(cov): cov for cov in covs}
     random = any(is_random(cov) for cov in distinct.values())
     evaluated = {
-        key: write_blocks(cov, t) if random else evaluate(cov, t) for key, cov in distinct.items()
+        key: write_blocks(cov, t) if random else evaluate_blocks(cov, t)
+        for key, cov in distinct.items()
     }
-    per_state = [evaluated[id(cov)] for cov in covs]
-    stack: Callable = pt.stack if random else np.stack
+    return stacked([evaluated[id(cov)] for cov in covs])
+
+
+def stacked(per_state: Sequence[Blocks]) -> Blocks:
+    """Return the blocks of all states in one, ``(state, time, time)`` each."""
+    stack: Any = pt.stack if isinstance(per_state[0].k, TensorVariable) else np.stack
     return Blocks(*(stack(matrices) for matrices in zip(*per_state, strict=True)))
 
 
 @dataclass(frozen=True, eq=False)
-class GridProcess:
-    """Kernels and nuggets on a grid, one per state, whatever the data.
+class Processes:
+    """Kernels and nuggets on a grid of times, one per state, whatever the data.
 
     In standardised units; graphs where hyperparameters are random.  Bases are
     computed when they are first asked for.
 
     Parameters
     ----------
+    t : array of float
+        The grid, shape ``(time,)``.
     covs : tuple of pymc.gp.cov.BaseCovariance
         One kernel per state.
     nugget : array of float
@@ -140,6 +147,7 @@ class GridProcess:
         C, D and A, which follow from blocks and nugget.
     """
 
+    t: NDArray[np.float64]
     covs: tuple[pm.gp.cov.BaseCovariance, ...]
     nugget: NDArray[np.float64]
     blocks: Blocks
@@ -149,13 +157,13 @@ class GridProcess:
         operators = conditional_operators(self.blocks, self.nugget)
         object.__setattr__(self, "operators", operators)
 
-    def with_covs(self, covs: tuple[pm.gp.cov.BaseCovariance, ...], t: NDArray[np.float64]) -> Self:
-        """Return kernels on a grid of their own, with the same nugget."""
-        return replace(self, covs=covs, blocks=blocks_of(covs, t))
+    def with_covs(self, covs: tuple[pm.gp.cov.BaseCovariance, ...]) -> Self:
+        """Return other kernels on the same grid."""
+        return replace(self, covs=covs, blocks=blocks_of(covs, self.t))
 
-    def with_nugget(self, nugget: NDArray[np.float64]) -> Self:
-        """Return the same kernels with another nugget."""
-        return replace(self, nugget=nugget)
+    def with_grid(self, t: NDArray[np.float64]) -> Self:
+        """Return the same kernels on another grid."""
+        return replace(self, t=t, blocks=blocks_of(self.covs, t))
 
     def multiplied(self, factors: NDArray[np.float64]) -> Self:
         """Return the kernels times one factor each, and the nugget as it is."""

@@ -1,7 +1,7 @@
 """The prior of the states, N(x | mu, C), as a PyMC distribution."""
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 import pymc as pm
 import pytensor.tensor as pt
@@ -13,22 +13,17 @@ from pymc.distributions.transforms import _default_transform
 from pymc.logprob.transforms import Transform
 from pymc.pytensorf import normalize_rng_param
 from pytensor.tensor.random.utils import normalize_size_param
-from pytensor.tensor.variable import TensorVariable
 
-from pymc_gradmatch._pymc import EVALUATE_ONCE, at_support_points, random_ancestors, starting_at
-from pymc_gradmatch.numerics import bases, products
+from pymc_gradmatch.numerics import bases
 
 __all__ = [
     "Parameterization",
     "StatePrior",
     "StatePriorRV",
     "add_coords",
-    "add_states",
     "basis_inputs",
     "check_coords",
-    "check_states_fit",
     "is_states",
-    "start_of",
 ]
 
 Parameterization = Literal["centered", "whitened"]
@@ -170,61 +165,6 @@ class StatePrior(Continuous):
 @_default_transform.register(StatePrior)
 def _state_prior_default_transform(op, rv):
     return Standardized()
-
-
-def add_states(
-    name: str, gp, parameterization: Parameterization, dims: Sequence[str]
-) -> TensorVariable:
-    """Add the states of a :class:`~pymc_gradmatch.StateGP` to the model on the stack."""
-    model = pm.modelcontext(None)
-    coords = check_states_fit(model, gp, parameterization, dims)
-    add_coords(model, coords)
-    dims, start = tuple(dims), start_of(gp)
-    if parameterization == "centered":
-        parameters = (gp.prior_mean, gp.scale, start, *gp._process.prior_basis)
-        return StatePrior(name, *parameters, dims=dims)
-    basis = gp._process.prior_basis if gp.is_random else gp._process.prior_spectrum
-    sd = basis.variances.T**0.5
-    standardised_start = pt.as_tensor((start - gp.prior_mean) / gp.scale)
-    coordinates = at_support_points([basis.coordinates(standardised_start).mT / sd])[0]
-    independent = pm.Normal.dist(shape=gp.prior_mean.shape)
-    starting = starting_at(independent, coordinates.eval(mode=EVALUATE_ONCE))
-    whitened = model.register_rv(starting, f"{name}_whitened_")
-    standardised = products.per_state(pt.as_tensor(basis.vectors), sd * whitened)
-    return pm.Deterministic(name, gp.prior_mean + gp.scale * standardised, dims=dims)
-
-
-def start_of(gp):
-    """Return where samplers start: the data smoothed, or a prior mean that is a trajectory."""
-    return gp.prior_mean if (gp.prior_slope != 0).any() else gp.posterior_mean()
-
-
-def check_states_fit(
-    model: pm.Model, gp, parameterization: str, dims: Sequence[str]
-) -> dict[str, Sequence | NDArray | int]:
-    """Raise if states cannot be added to a model; return the coords that they need."""
-    if parameterization not in get_args(Parameterization):
-        msg = f"parameterization is {parameterization!r}; expected 'centered' or 'whitened'."
-        raise ValueError(msg)
-    if isinstance(dims, str) or len(dims) != 2 or not all(isinstance(dim, str) for dim in dims):
-        msg = f'dims are {dims!r}; expected the names of two, for example ("time", "state").'
-        raise ValueError(msg)
-    for what, is_random, graph, example in [
-        ("the kernels depend", gp.is_random, gp.operators().C, '"lengthscale", 1'),
-        ("sigma depends", isinstance(gp.sigma, TensorVariable), gp.sigma, '"sigma", 1'),
-    ]:
-        stray = random_ancestors([graph], model.basic_RVs) if is_random else []
-        if stray:
-            msg = (
-                f"{what} on {len(stray)} random variables that are not in the model, such "
-                f"as pm.HalfNormal.dist(1); expected named ones: pm.HalfNormal({example})."
-            )
-            raise ValueError(msg)
-    n_states = len(gp.states)
-    named = gp.states != tuple(range(n_states))
-    coords = dict(zip(dims, (gp.t, gp.states if named else n_states), strict=True))
-    check_coords(model, coords)
-    return coords
 
 
 def check_coords(model: pm.Model, coords: Mapping[str, Sequence | NDArray | int]):

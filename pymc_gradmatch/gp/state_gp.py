@@ -1,55 +1,29 @@
 """Data, Gaussian processes and noise, all that Algorithm 1 fixes first."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Any, Self, get_args
 
 import numpy as np
 import pandas as pd
 import pymc as pm
+import pytensor.tensor as pt
 from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_gradmatch.gp.data import GriddedData, as_nugget, as_positive, as_sigma
-from pymc_gradmatch.gp.derivatives import evaluate_blocks
+from pymc_gradmatch._pymc import EVALUATE_ONCE, at_support_points, random_ancestors, starting_at
+from pymc_gradmatch.gp.data import Data, as_nugget, as_positive, as_sigma, grid_around, read_only
 from pymc_gradmatch.gp.kernels import check_kernels, describe
-from pymc_gradmatch.gp.operators import GridProcess, Operators, blocks_of, log_evidence, smoothed
-from pymc_gradmatch.gp.prior import Parameterization, add_states
+from pymc_gradmatch.gp.operators import Operators, Processes, blocks_of, log_evidence, smoothed
+from pymc_gradmatch.gp.prior import Parameterization, StatePrior, add_coords, check_coords
+from pymc_gradmatch.numerics import products
 
-__all__ = ["StateGP", "table_of", "text_of"]
-
-
-def text_of(gp) -> str:
-    """Return one line on the grid and one on each state."""
-    lines = [
-        f"StateGP: {len(gp.states)} states, {len(gp.t)} times on "
-        f"[{gp.t[0]:g}, {gp.t[-1]:g}], nugget {gp.nugget.max():g}"
-    ]
-    random = isinstance(gp.sigma, TensorVariable)
-    sigmas = ["random"] * len(gp.states) if random else [f"{s:.4g}" for s in gp.sigma]
-    lines += [
-        f"  {state}: {describe(cov)}, sigma {sigma}"
-        for state, cov, sigma in zip(gp.states, gp.covs, sigmas, strict=True)
-    ]
-    return "\n".join(lines)
-
-
-def table_of(gp) -> pd.DataFrame:
-    """Return what was fixed or fitted, one row per state."""
-    return pd.DataFrame(
-        {
-            "kernel": [describe(cov) for cov in gp.covs],
-            "sigma": gp.sigma,
-            "mean": gp.mean,
-            "scale": gp.scale,
-            "log_marginal_likelihood": gp.log_marginal_likelihood(),
-        },
-        index=pd.Index(gp.states, name="state"),
-    )
+__all__ = ["StateGP", "add_states", "check_states_fit", "start_of"]
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
-class StateGP(GriddedData):
+class StateGP:
     r"""One Gaussian process per state, with everything fixed that Algorithm 1 fixes first.
 
     .. math::
@@ -87,10 +61,13 @@ class StateGP(GriddedData):
 
     Attributes
     ----------
-    states : tuple
-        Names of the states.
-    mean, scale : array of float
-        What standardises the data, shape ``(state,)``, in the data's units.
+    data : Data
+        Times, observations, names of the states, and what standardises them.
+    processes : Processes
+        Kernels on the grid, with C, D and A.
+    prior_mean, prior_slope : array of float
+        The mean around which states vary and its derivative, shape ``(time,
+        state)``, in the data's units, and per unit of time.
 
     Raises
     ------
@@ -127,8 +104,11 @@ class StateGP(GriddedData):
     ...     match = gm.GradientMatchingODE("gradient_match", decay, x, theta, gp=gp, gamma=gamma)
     """
 
+    data: Data
+    processes: Processes
     sigma: Any
-    _process: GridProcess
+    prior_mean: NDArray[np.float64]
+    prior_slope: NDArray[np.float64]
 
     def __init__(
         self,
@@ -140,53 +120,155 @@ class StateGP(GriddedData):
         nugget: ArrayLike = 1e-4,
         standardize: bool = True,
     ):
-        self._set(t, y, covs, sigma, nugget, standardize, evaluate_blocks)
-
-    def _set(self, t, y, covs, sigma, nugget, standardize, evaluate):
-        super().__init__(t, y, standardize=standardize)
-        n_states = len(self.states)
+        data = Data.of(t, y, standardize=standardize)
+        n_states = len(data.states)
         nuggets = as_nugget(nugget, n_states)
         checked = check_kernels(covs, n_states)
-        blocks = blocks_of(checked, self.t, evaluate)
-        sigmas = as_sigma(sigma, n_states)
-        self._fill(sigma=sigmas, _process=GridProcess(checked, nuggets, blocks))
-
-    def _changed(self, **changes) -> Self:
-        if "t" in changes:
-            changes["_process"] = self._process.with_covs(self.covs, changes["t"])
-        return super()._changed(**changes)
+        processes = Processes(data.t, checked, nuggets, blocks_of(checked, data.t))
+        self._hold(data, processes, as_sigma(sigma, n_states))
 
     @classmethod
-    def _from_evaluated(cls, t, y, covs, sigma, nugget, standardize, evaluate) -> Self:
-        """Construct where a function of (kernel, times) gives the blocks at less cost."""
+    def of(cls, data: Data, processes: Processes, sigma: Any) -> Self:
+        """Put together what has been checked; the prior mean is that of the data."""
         gp = object.__new__(cls)
-        gp._set(t, y, covs, sigma, nugget, standardize, evaluate)
+        gp._hold(data, processes, sigma)
         return gp
+
+    def _hold(self, data: Data, processes: Processes, sigma):
+        shape = (len(processes.t), len(data.states))
+        mean, slope = np.broadcast_to(data.mean, shape), np.zeros(shape)
+        vars(self).update(
+            data=data,
+            processes=processes,
+            sigma=sigma,
+            prior_mean=read_only(mean),
+            prior_slope=read_only(slope),
+        )
+
+    def _with(self, **changes) -> Self:
+        changed = copy(self)
+        vars(changed).update(changes)
+        return changed
+
+    @property
+    def t(self) -> NDArray[np.float64]:
+        """The grid of times on which the states live, at first those of the observations."""
+        return self.processes.t
+
+    @property
+    def y(self) -> NDArray[np.float64]:
+        """The observations, shape ``(observation, state)``."""
+        return self.data.y
+
+    @property
+    def states(self) -> tuple:
+        """Names of the states."""
+        return self.data.states
+
+    @property
+    def mean(self) -> NDArray[np.float64]:
+        """What is subtracted from each state, shape ``(state,)``, in the data's units."""
+        return self.data.mean
+
+    @property
+    def scale(self) -> NDArray[np.float64]:
+        """What each state is divided by, shape ``(state,)``, in the data's units."""
+        return self.data.scale
 
     @property
     def covs(self) -> tuple[pm.gp.cov.BaseCovariance, ...]:
         """One kernel per state."""
-        return self._process.covs
+        return self.processes.covs
 
     @property
     def nugget(self) -> NDArray[np.float64]:
         """What is added to the diagonal of every C, shape ``(state,)``."""
-        return self._process.nugget
+        return self.processes.nugget
 
     @property
     def is_random(self) -> bool:
         """Whether a kernel has random hyperparameters; C, D and A are graphs then."""
-        return self._process.is_random
+        return self.processes.is_random
+
+    @property
+    def t_observed(self) -> NDArray[np.float64]:
+        """Times of the observations, shape ``(observation,)``."""
+        return self.data.t
+
+    @property
+    def observed(self) -> NDArray[np.intp]:
+        """Where in the grid the observations are, shape ``(observation,)``."""
+        return np.searchsorted(self.t, self.t_observed)
+
+    def at_observations(self, x):
+        """Return the rows of x, ``(..., time, state)``, that belong to the observations.
+
+        Works on arrays and on PyTensor variables alike: what the likelihood is about.
+        """
+        observed = self.observed
+        if len(observed) == len(self.t):
+            return x
+        steps = np.diff(observed)
+        if (steps == steps[0]).all():
+            first, last = int(observed[0]), int(observed[-1])
+            return x[..., first : last + 1 : int(steps[0]), :]
+        return x[..., observed, :]
+
+    def with_grid(self, grid: int | ArrayLike) -> Self:
+        r"""Return a copy whose states live on a finer grid than the observations.
+
+        Theorem 1 holds on any grid; observations are of some of its times.
+
+        Parameters
+        ----------
+        grid : int or array_like of float
+            Steps between one observation and the next (1: the observation
+            times alone), or sorted times with the observation times among them.
+
+        Raises
+        ------
+        ValueError
+            If an observation time is missing, or the prior mean is a
+            trajectory, which is known on its own grid only.
+        """
+        if (self.prior_slope != 0).any() or (self.prior_mean != self.mean).any():
+            msg = "the prior mean is a trajectory on the present grid; call with_grid before it."
+            raise ValueError(msg)
+        processes = self.processes.with_grid(grid_around(self.t_observed, grid))
+        return self.of(self.data, processes, self.sigma)
+
+    def with_mean(self, x: ArrayLike, slope: ArrayLike) -> Self:
+        r"""Return a copy whose prior mean is a trajectory m(t) in place of a constant.
+
+        Theorem 1 holds for any mean: :math:`N(x \mid m, C)` and
+        :math:`N(f(x, \theta) \mid \dot m + D (x - m), A + \gamma I)`.
+
+        Parameters
+        ----------
+        x, slope : array_like of float
+            The trajectory on the grid and its derivative, shape ``(time,
+            state)``, in the data's units, and per unit of time.
+        """
+        trajectories = {"x": read_only(x), "slope": read_only(slope)}
+        for name, array in trajectories.items():
+            expected = self.prior_mean.shape
+            if array.shape != expected or not np.isfinite(array).all():
+                msg = (
+                    f"{name} has shape {array.shape}; expected finite values of shape (time, "
+                    f"state) = {expected}, on the grid gp.t."
+                )
+                raise ValueError(msg)
+        return self._with(prior_mean=trajectories["x"], prior_slope=trajectories["slope"])
 
     def with_covs(self, covs: Sequence[pm.gp.cov.BaseCovariance]) -> Self:
         """Return a copy with other kernels, one per state."""
         checked = check_kernels(covs, len(self.states))
-        return self._changed(_process=self._process.with_covs(checked, self.t))
+        return self._with(processes=self.processes.with_covs(checked))
 
     def with_nugget(self, nugget: ArrayLike) -> Self:
         """Return a copy with another nugget, one number or one per state."""
         nuggets = as_nugget(nugget, len(self.states))
-        return self._changed(_process=self._process.with_nugget(nuggets))
+        return self._with(processes=replace(self.processes, nugget=nuggets))
 
     def with_amplitude(self, factor: ArrayLike) -> Self:
         """Return a copy whose kernels are multiplied by a factor, one number or one per state.
@@ -195,11 +277,11 @@ class StateGP(GriddedData):
         prior pulls less on the states, and says less about their slopes.
         """
         factors = as_positive(factor, len(self.states), "factor")
-        return self._changed(_process=self._process.multiplied(factors))
+        return self._with(processes=self.processes.multiplied(factors))
 
     def with_sigma(self, sigma: ArrayLike | TensorVariable) -> Self:
         """Return a copy with another noise, in the data's units, one number or one per state."""
-        return self._changed(sigma=as_sigma(sigma, len(self.states)))
+        return self._with(sigma=as_sigma(sigma, len(self.states)))
 
     def operators(self) -> Operators:
         """Return C, D and A of every state, each ``(state, time, time)``, standardised units.
@@ -207,7 +289,7 @@ class StateGP(GriddedData):
         C has the nugget, A is without gamma.  For the formulae see
         :func:`~pymc_gradmatch.gp.operators.conditional_operators`.
         """
-        return self._process.operators
+        return self.processes.operators
 
     def slope_variance(self) -> NDArray[np.float64]:
         """Return the prior variance of the slopes, the median over time, shape ``(state,)``.
@@ -215,7 +297,7 @@ class StateGP(GriddedData):
         In (standardised state / time) squared: what gamma is to be compared with.
         """
         self._check_numbers("slope_variance")
-        return self._process.slope_variance
+        return self.processes.slope_variance
 
     def posterior_mean(self) -> NDArray[np.float64]:
         r"""Return the smoothed states on the grid, shape ``(time, state)``, in the data's units.
@@ -237,7 +319,7 @@ class StateGP(GriddedData):
     @property
     def _regression(self) -> tuple:
         residual = (self.y - self.prior_mean[self.observed]) / self.scale
-        return self._process.operators.C, (self.sigma / self.scale) ** 2, residual, self.observed
+        return self.operators().C, (self.sigma / self.scale) ** 2, residual, self.observed
 
     def _check_numbers(self, method: str):
         if self.is_random or isinstance(self.sigma, TensorVariable):
@@ -305,7 +387,82 @@ class StateGP(GriddedData):
         ``scale`` in the data's units, and the log marginal likelihood of the
         standardised data.
         """
-        return table_of(self)
+        return pd.DataFrame(
+            {
+                "kernel": [describe(cov) for cov in self.covs],
+                "sigma": self.sigma,
+                "mean": self.mean,
+                "scale": self.scale,
+                "log_marginal_likelihood": self.log_marginal_likelihood(),
+            },
+            index=pd.Index(self.states, name="state"),
+        )
 
     def __repr__(self) -> str:
-        return text_of(self)
+        lines = [
+            f"StateGP: {len(self.states)} states, {len(self.t)} times on "
+            f"[{self.t[0]:g}, {self.t[-1]:g}], nugget {self.nugget.max():g}"
+        ]
+        random = isinstance(self.sigma, TensorVariable)
+        sigmas = ["random"] * len(self.states) if random else [f"{s:.4g}" for s in self.sigma]
+        lines += [
+            f"  {state}: {describe(cov)}, sigma {sigma}"
+            for state, cov, sigma in zip(self.states, self.covs, sigmas, strict=True)
+        ]
+        return "\n".join(lines)
+
+
+def add_states(
+    name: str, gp: StateGP, parameterization: Parameterization, dims: Sequence[str]
+) -> TensorVariable:
+    """Add the states of a :class:`~pymc_gradmatch.StateGP` to the model on the stack."""
+    model = pm.modelcontext(None)
+    coords = check_states_fit(model, gp, parameterization, dims)
+    add_coords(model, coords)
+    dims, start = tuple(dims), start_of(gp)
+    if parameterization == "centered":
+        parameters = (gp.prior_mean, gp.scale, start, *gp.processes.prior_basis)
+        return StatePrior(name, *parameters, dims=dims)
+    basis = gp.processes.prior_basis if gp.is_random else gp.processes.prior_spectrum
+    sd = basis.variances.T**0.5
+    standardised_start = pt.as_tensor((start - gp.prior_mean) / gp.scale)
+    coordinates = at_support_points([basis.coordinates(standardised_start).mT / sd])[0]
+    independent = pm.Normal.dist(shape=gp.prior_mean.shape)
+    starting = starting_at(independent, coordinates.eval(mode=EVALUATE_ONCE))
+    whitened = model.register_rv(starting, f"{name}_whitened_")
+    standardised = products.per_state(pt.as_tensor(basis.vectors), sd * whitened)
+    return pm.Deterministic(name, gp.prior_mean + gp.scale * standardised, dims=dims)
+
+
+def start_of(gp: StateGP):
+    """Return where samplers start: the data smoothed, or a prior mean that is a trajectory."""
+    return gp.prior_mean if (gp.prior_slope != 0).any() else gp.posterior_mean()
+
+
+def check_states_fit(
+    model: pm.Model, gp: StateGP, parameterization: str, dims: Sequence[str]
+) -> dict[str, Sequence | NDArray | int]:
+    """Raise if states cannot be added to a model; return the coords that they need."""
+    if parameterization not in get_args(Parameterization):
+        msg = f"parameterization is {parameterization!r}; expected 'centered' or 'whitened'."
+        raise ValueError(msg)
+    if isinstance(dims, str) or len(dims) != 2 or not all(isinstance(dim, str) for dim in dims):
+        msg = f'dims are {dims!r}; expected the names of two, for example ("time", "state").'
+        raise ValueError(msg)
+    for what, is_random, graph, example in [
+        ("the kernels depend", gp.is_random, gp.operators().C, '"lengthscale", 1'),
+        ("sigma depends", isinstance(gp.sigma, TensorVariable), gp.sigma, '"sigma", 1'),
+    ]:
+        stray = random_ancestors([graph], model.basic_RVs) if is_random else []
+        if stray:
+            msg = (
+                f"{what} on {len(stray)} random variables that are not in the model, such "
+                f"as pm.HalfNormal.dist(1); expected named ones: pm.HalfNormal({example})."
+            )
+            raise ValueError(msg)
+    n_states = len(gp.states)
+    named = gp.states != tuple(range(n_states))
+    labels: tuple[Any, Any] = (gp.t, gp.states if named else n_states)
+    coords = dict(zip(dims, labels, strict=True))
+    check_coords(model, coords)
+    return coords

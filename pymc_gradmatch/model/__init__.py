@@ -5,7 +5,7 @@ writes all four for an ODE and data, and :func:`refine` chooses the settings wit
 smoothing bias, by Gauss-Newton on the same residuals.  Nothing here samples.
 """
 
-from pymc_gradmatch.model.build import PRESETS, build_model, fitted
+from pymc_gradmatch.model.build import build_model, preset_of
 from pymc_gradmatch.model.constraint import (
     Constraint,
     GradientMatchingODE,
@@ -17,14 +17,13 @@ from pymc_gradmatch.model.constraint import (
 from pymc_gradmatch.model.refinement import recentre, refine
 
 __all__ = [
-    "PRESETS",
     "Constraint",
     "GradientMatchingODE",
     "build_model",
     "constraints",
-    "fitted",
     "is_constraint",
     "keep_observations",
+    "preset_of",
     "recentre",
     "refine",
     "warn_of_other_data",

@@ -2,7 +2,8 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 import pymc as pm
@@ -15,17 +16,15 @@ from pymc_gradmatch._pymc import at_support_points, starting_at
 from pymc_gradmatch.arguments import as_numbers, in_order, refuse_reserved, yielding
 from pymc_gradmatch.gp import (
     CovFunction,
+    Data,
     Parameterization,
     StateGP,
     add_coords,
-    as_observations,
-    as_times,
     check_coords,
     check_states_fit,
-    fit_gp,
+    fit_data,
     fits_states,
     start_of,
-    state_names,
 )
 from pymc_gradmatch.model.constraint import (
     GradientMatchingODE,
@@ -38,24 +37,98 @@ from pymc_gradmatch.model.priors import is_distribution, is_registered, register
 from pymc_gradmatch.model.refinement import recentre, refine
 from pymc_gradmatch.ode import ODE
 
-__all__ = ["PRESETS", "Preset", "build_model", "fitted"]
+__all__ = ["PRESETS", "Preset", "build_model", "preset_of"]
 
 
-class Preset(NamedTuple):
-    """A named bundle of settings of :func:`build_model`."""
+class Settings(TypedDict, total=False):
+    """Settings of :func:`build_model` that a preset decides where they are not given."""
 
-    cov: str
+    cov: str | CovFunction | Sequence[str | CovFunction]
     shared: bool
-    nugget: float
-    gamma: float | None
-    """None: grid, kernels, prior mean and gamma by the rule of ``refine``."""
-    sigma: str
+    gamma: ArrayLike | TensorVariable
+    grid: int | ArrayLike
+    amplitude: ArrayLike
+    recentred: bool
+    sigma: str | TensorVariable
+    parameterization: Parameterization
+    state_box: float
 
 
-PRESETS = {
-    "fgpgm": Preset("ExpQuad", False, 1e-4, gamma=0.3, sigma="fixed"),
-    "refined": Preset("Matern52", False, 1e-4, gamma=None, sigma="random"),
-}
+class Prepared(NamedTuple):
+    """What a preset makes of data and settings."""
+
+    gp: StateGP
+    gamma: Any
+    start: Mapping[str, float]
+    """Parameters that samplers start from; the others start where their priors say."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """Settings with their defaults, and what is made of them: here the paper's."""
+
+    cov: str | CovFunction | Sequence[str | CovFunction] = "ExpQuad"
+    shared: bool = False
+    gamma: Any = 0.3
+    grid: int | ArrayLike | None = None
+    amplitude: ArrayLike | None = None
+    recentred: bool | None = None
+    sigma: Any = "fixed"
+    parameterization: Parameterization = "centered"
+    state_box: float | None = None
+
+    def fit(self, data: Data, rng: np.random.Generator) -> StateGP:
+        """Fit the Gaussian processes."""
+        return fit_data(data, cov=self.cov, shared=self.shared, random_seed=rng)
+
+    def prepare(
+        self, ode: ODE, gp: StateGP, priors: Mapping, rng: np.random.Generator, progressbar: bool
+    ) -> Prepared:
+        """Choose grid, amplitude and prior mean."""
+        gp = gp if self.grid is None else gp.with_grid(self.grid)
+        gp = gp if self.amplitude is None else gp.with_amplitude(self.amplitude)
+        if not self.recentred:
+            return Prepared(gp, self.gamma, {})
+        if isinstance(self.gamma, TensorVariable):
+            msg = (
+                "gamma is a variable; recentred=True expects numbers. Call gm.recentre with "
+                "numbers, and pass its gp and your gamma."
+            )
+            raise ValueError(msg)  # noqa: TRY004  as before: not the type is wrong, the pair is
+        gp, start, _ = recentre(
+            ode, gp, priors=priors, gamma=self.gamma, random_seed=rng, progressbar=progressbar
+        )
+        return Prepared(gp, self.gamma, start)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefinedPreset(Preset):
+    """Grid, kernels, prior mean and gamma by the rule of :func:`~pymc_gradmatch.refine`."""
+
+    cov: str | CovFunction | Sequence[str | CovFunction] = "Matern52"
+    gamma: Any = None
+    sigma: Any = "random"
+
+    def fit(self, data: Data, rng: np.random.Generator) -> StateGP:
+        """Fit the Gaussian processes, of which the rule takes sigma and nothing else."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            return super().fit(data, rng)
+
+    def prepare(
+        self, ode: ODE, gp: StateGP, priors: Mapping, rng: np.random.Generator, progressbar: bool
+    ) -> Prepared:
+        """Apply the rule; a given grid or gamma stands."""
+        if self.amplitude is not None or self.recentred is not None:
+            msg = "preset 'refined' sets amplitude and recentred itself; expected neither."
+            raise ValueError(msg)
+        gp, gamma, start, _ = refine(
+            ode, gp, priors=priors, grid=self.grid, random_seed=rng, progressbar=progressbar
+        )
+        return Prepared(gp, gamma if self.gamma is None else self.gamma, start)
+
+
+PRESETS = {"fgpgm": Preset(), "refined": RefinedPreset()}
 OURS = ("x", "y", "sigma", "gamma", "gradient_match", "state_box")
 DIMS = ("time", "state")
 
@@ -67,18 +140,10 @@ def build_model(
     *,
     priors: Mapping[str, TensorVariable],
     preset: str = "fgpgm",
-    cov: str | CovFunction | Sequence[str | CovFunction] | None = None,
-    shared: bool | None = None,
-    gamma: ArrayLike | TensorVariable | None = None,
-    grid: int | ArrayLike | None = None,
-    amplitude: ArrayLike | None = None,
-    recentred: bool | None = None,
-    sigma: str | TensorVariable | None = None,
     gp: StateGP | None = None,
-    parameterization: Parameterization = "centered",
-    state_box: float | None = None,
     random_seed: int | np.random.Generator | None = None,
     progressbar: bool = True,
+    **settings: Unpack[Settings],
 ) -> pm.Model:
     r"""Build the model of Theorem 1 for an ODE and a data set.
 
@@ -114,6 +179,23 @@ def build_model(
         in ``gm.systems``: for example ``gm.systems.lotka_volterra.paper``.
         ``"refined"``: no smoothing bias and sigma sampled, close to the exact
         posterior; see :func:`~pymc_gradmatch.refine` and docs/accuracy.md.
+    gp : StateGP, optional
+        Gaussian processes to use as they are, in place of a fit.
+    random_seed : int or numpy.random.Generator, optional
+        Seed of the starts of :func:`~pymc_gradmatch.fit_gp`.
+    progressbar : bool, default True
+        Show what is being done where that takes long, from the first second on.
+
+    Returns
+    -------
+    pymc.Model
+        With one variable per parameter by its name, the states ``x``, the
+        observations ``y`` and the constraint ``gradient_match``, and, if they
+        are random, ``sigma`` and ``gamma``; coords ``time`` and ``state``.  Where
+        a parameter has one of these names, ours yields: ``sigma_``, ``x_``.
+
+    Other Parameters
+    ----------------
     cov, shared
         Kernel of the states, see :func:`~pymc_gradmatch.fit_gp`.
     gamma : array_like of float or TensorVariable, optional
@@ -132,28 +214,11 @@ def build_model(
         The noise: ``"fixed"`` at its estimate; ``"random"``, a half-normal per
         state as wide as its data vary; or a prior in the data's units, such as
         ``pm.HalfNormal.dist(0.5)``, of a number or one per state.
-
-    Returns
-    -------
-    pymc.Model
-        With one variable per parameter by its name, the states ``x``, the
-        observations ``y`` and the constraint ``gradient_match``, and, if they
-        are random, ``sigma`` and ``gamma``; coords ``time`` and ``state``.  Where
-        a parameter has one of these names, ours yields: ``sigma_``, ``x_``.
-
-    Other Parameters
-    ----------------
-    gp : StateGP, optional
-        Gaussian processes to use as they are, in place of a fit.
     parameterization : {"centered", "whitened"}
         See :meth:`StateGP.prior`.
     state_box : float, optional
         Half-width, in standardised units, of a box outside which states have
         probability zero.  The reference code samples in such a box, 3 or 5.
-    random_seed : int or numpy.random.Generator, optional
-        Seed of the starts of :func:`~pymc_gradmatch.fit_gp`.
-    progressbar : bool, default True
-        Show what is being done where that takes long, from the first second on.
 
     Raises
     ------
@@ -176,18 +241,16 @@ def build_model(
     >>> [variable.name for variable in model.basic_RVs]
     ['rate', 'x', 'y', 'gradient_match']
     """
-    if preset not in tuple(PRESETS):
-        msg = f"preset is {preset!r}; expected one of {list(PRESETS)}."
-        raise ValueError(msg)
-    settings = PRESETS[preset]
+    chosen = preset_of(preset, settings)
     check_ode(ode)
     model = pm.Model.get_context(error_if_none=False) or pm.Model()
     name = {ours: yielding(ours, ode.params) for ours in OURS}
     _check_priors(ode, priors, model)
-    check_states(ode, state_names(y, as_observations(y, as_times(t)).shape[1]))
-    sigma = settings.sigma if sigma is None else sigma
+    data = Data.of(t, y)
+    check_states(ode, data.states)
+    sigma = chosen.sigma
     _check_sigma(sigma, len(ode.states))
-    variables: dict[str, Any] = {**priors, name["sigma"]: sigma, name["gamma"]: gamma}
+    variables: dict[str, Any] = {**priors, name["sigma"]: sigma, name["gamma"]: chosen.gamma}
     to_come = {
         n: variable
         for n, variable in variables.items()
@@ -195,63 +258,40 @@ def build_model(
     }
     refuse_reserved(to_come)
     optional = {
-        f"{name['x']}_whitened_": parameterization == "whitened",
+        f"{name['x']}_whitened_": chosen.parameterization == "whitened",
         name["sigma"]: isinstance(sigma, str) and sigma == "random",
-        name["state_box"]: state_box is not None,
+        name["state_box"]: chosen.state_box is not None,
     }
     ours = [name["x"], name["y"], name["gradient_match"]]
     _check_room(model, [*to_come, *ours, *(n for n, is_added in optional.items() if is_added)])
     check_labels(model, ode, DIMS)
     rng = np.random.default_rng(random_seed)
     if gp is None:
-        gp = fitted(t, y, settings, cov, shared, rng)
+        gp = chosen.fit(data, rng)
     else:
-        _check_given_gp(gp, t, y, cov, shared)
-    starts: dict[str, float] = {}
-    if settings.gamma is None:
-        if amplitude is not None or recentred is not None:
-            msg = "preset 'refined' sets amplitude and recentred itself; expected neither."
-            raise ValueError(msg)
-        with model:
-            gp, rule, starts, _ = refine(
-                ode, gp, priors=priors, grid=grid, random_seed=rng, progressbar=progressbar
-            )
-        gamma = rule if gamma is None else gamma
-    else:
-        gamma = settings.gamma if gamma is None else gamma
-        gp = gp if grid is None else gp.with_grid(grid)
-        gp = gp if amplitude is None else gp.with_amplitude(amplitude)
-        if recentred:
-            if isinstance(gamma, TensorVariable):
-                msg = (
-                    "gamma is a variable; recentred=True expects numbers. Call gm.recentre with "
-                    "numbers, and pass its gp and your gamma."
-                )
-                raise ValueError(msg)
-            with model:
-                gp, starts, _ = recentre(
-                    ode, gp, priors=priors, gamma=gamma, random_seed=rng, progressbar=progressbar
-                )
+        _check_given_gp(gp, data, settings)
+    with model:
+        gp, gamma, starts = chosen.prepare(ode, gp, priors, rng, progressbar)
     started = {n: starting_at(priors[n], start) for n, start in starts.items() if n in to_come}
     priors, to_come = dict(priors) | started, to_come | started
     # Fails, if it must, before anything is added to a model of the user's.
-    coords = check_states_fit(model, gp, parameterization, DIMS)
+    coords = check_states_fit(model, gp, chosen.parameterization, DIMS)
     if len(gp.observed) < len(gp.t):
         coords |= {"time_observed": gp.t_observed}
     check_coords(model, coords)
     start = start_of(gp)
     check_start(model, ode, start, priors, gp, [gamma, sigma], [*to_come.values()])
-    if state_box is not None:
-        _check_box(state_box, (start - gp.mean) / gp.scale)
+    if chosen.state_box is not None:
+        _check_box(chosen.state_box, (start - gp.mean) / gp.scale)
     unit = [np.float64(1)] * len(ode.params)
     GradientMatchingODE.dist(ode, gp.prior_mean, unit, gp=gp, gamma=gamma)
 
     with model:
         theta = {n: registered(model, n, priors[n]) for n in ode.params}
-        x = gp.prior(name["x"], parameterization=parameterization)
+        x = gp.prior(name["x"], parameterization=chosen.parameterization)
         add_coords(model, coords)
-        if state_box is not None:
-            inside = pt.all(pt.abs(x - gp.mean) <= state_box * gp.scale)
+        if chosen.state_box is not None:
+            inside = pt.all(pt.abs(x - gp.mean) <= chosen.state_box * gp.scale)
             pm.Potential(name["state_box"], pt.switch(inside, 0.0, -np.inf))
         noise = _noise(model, name["sigma"], gp, sigma)
         if isinstance(gamma, TensorVariable) and is_distribution(gamma):
@@ -267,19 +307,18 @@ def build_model(
     return model
 
 
-def fitted(t, y, settings: Preset, cov, shared, rng) -> StateGP:
-    """Fit the Gaussian processes as a preset asks, with the user's kernels if given."""
-    with warnings.catch_warnings():
-        if settings.gamma is None:  # refine takes sigma from this fit, and nothing else
-            warnings.simplefilter("ignore", UserWarning)
-        return fit_gp(
-            t,
-            y,
-            cov=settings.cov if cov is None else cov,
-            shared=settings.shared if shared is None else shared,
-            nugget=settings.nugget,
-            random_seed=rng,
-        )
+def preset_of(name: str, settings: Mapping[str, Any]) -> Preset:
+    """Return a preset with the settings that are given, None being as good as none."""
+    if name not in tuple(PRESETS):
+        msg = f"preset is {name!r}; expected one of {list(PRESETS)}."
+        raise ValueError(msg)
+    known = [field.name for field in fields(Preset)]
+    unknown = [setting for setting in settings if setting not in known]
+    if unknown:
+        msg = f"build_model has no argument {' or '.join(map(repr, unknown))}; expected {known}."
+        raise TypeError(msg)
+    given = {setting: value for setting, value in settings.items() if value is not None}
+    return replace(PRESETS[name], **given)
 
 
 def _noise(model: pm.Model, name: str, gp: StateGP, sigma):
@@ -350,13 +389,10 @@ def _check_priors(ode: ODE, priors: Mapping[str, TensorVariable], model: pm.Mode
             raise ValueError(msg)
 
 
-def _check_given_gp(gp: StateGP, t, y, cov, shared):
-    if cov is not None or shared is not None:
+def _check_given_gp(gp: StateGP, data: Data, settings: Settings):
+    if settings.get("cov") is not None or settings.get("shared") is not None:
         msg = "gp is given, and so is cov or shared; a given gp has its kernels already."
         raise ValueError(msg)
-    times = as_times(t)
-    if not (
-        np.array_equal(gp.t_observed, times) and np.array_equal(gp.y, as_observations(y, times))
-    ):
+    if not gp.data.is_same(data):
         msg = "gp was made from other data than t and y; expected the same times and observations."
         raise ValueError(msg)

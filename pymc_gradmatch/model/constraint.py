@@ -38,11 +38,11 @@ __all__ = [
     "check_states",
     "constraints",
     "dims_of",
-    "gradient_mismatch",
     "is_constraint",
     "keep_observations",
     "label_states",
     "remember_data",
+    "residuals",
     "warn_of_other_data",
 ]
 
@@ -232,28 +232,27 @@ def _slopes(f: TensorVariable, variables: list[TensorVariable]) -> list[TensorVa
         return []
 
 
-def gradient_mismatch(ode: ODE, x: TensorVariable, theta, gp: StateGP) -> TensorVariable:
-    r"""Write :math:`(f(x, \theta) - \dot m) / s - D \tilde x`, in standardised units per time.
+def residuals(f, x, gp: StateGP):
+    r"""Return :math:`(f - \dot m) / s - D \tilde x`, :math:`\tilde x = (x - m) / s`.
+
+    The mismatch of Theorem 1, in standardised units per time: behind the graph of
+    :class:`GradientMatchingODE` and behind the climb of :func:`~pymc_gradmatch.refine`.
+    Works on arrays and on PyTensor variables alike.
 
     Parameters
     ----------
-    ode : ODE
-        The right-hand side f, evaluated in the data's units.
-    x : TensorVariable
+    f : array of float or TensorVariable
+        The right-hand side at the states, shape ``(..., time, state)``, in the data's
+        units per time.
+    x : array of float or TensorVariable
         States in the data's units, shape ``(..., time, state)``.
-    theta : mapping of str to tensor_like, or sequence
-        Parameters.
     gp : StateGP
-        The Gaussian processes that give D, and the scale s of the data.
-
-    Returns
-    -------
-    TensorVariable
-        Shape ``(..., time, state)``.
+        The Gaussian processes that give D, the prior mean m and the scale s of the data.
     """
     deviation = (x - gp.prior_mean) / gp.scale
-    slope = products.product(gp._process.slope_operator, deviation)
-    return ode(gp.t, x, theta) / gp.scale - gp.prior_slope / gp.scale - slope
+    return (f - gp.prior_slope) / gp.scale - products.product(
+        gp.processes.slope_operator, deviation
+    )
 
 
 class GradientMatchingODERV(SymbolicRandomVariable):
@@ -418,7 +417,7 @@ class GradientMatchingODE(Continuous):
         check_states(ode, gp.states)
         check_shape(x, gp)
         basis = _tolerant_basis(gamma, gp)
-        mismatch = gradient_mismatch(ode, x, theta, gp)
+        mismatch = residuals(ode(gp.t, x, theta), x, gp)
         parameters = [mismatch, x, _in_one(ode.ordered_params(theta)), *map(pt.as_tensor, basis)]
         return super().dist(parameters, ode=ode, gp=gp, **kwargs)
 
@@ -472,7 +471,7 @@ def _tolerant_basis(gamma, gp: StateGP) -> bases.Basis:
         _check_positive(gamma.data)
     if gp.is_random:
         return bases.cholesky(gp.operators().A + gamma[..., None, None] * identity)
-    vectors, variances = gp._process.conditional_spectrum
+    vectors, variances = gp.processes.conditional_spectrum
     if isinstance(gamma, TensorConstant):
         tolerance = np.broadcast_to(gamma.data, n_states)
         _check_definite(tolerance, variances, gp.states)

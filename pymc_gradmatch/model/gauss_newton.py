@@ -1,28 +1,30 @@
 r"""The most probable states and parameters of Theorem 1, by Gauss-Newton.
 
 Given hyperparameters, minus the log of Theorem 1 is half a sum of squares
-(prior, observations and mismatch, each whitened) and the prior of theta.  Its
-Hessian without the second derivatives of f is exact where the mismatch is
-small, however tight the constraint: a trust region needs a handful of steps
-where a gradient method would need thousands.
+(prior and mismatch, each whitened), minus what the observations say and the prior
+of theta.  Its Hessian without the second derivatives of f is exact where the
+mismatch is small, however tight the constraint: a trust region needs a handful of
+steps where a gradient method would need thousands.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
 
 import numpy as np
+import pytensor
+import pytensor.tensor as pt
 from numpy.typing import NDArray
+from pytensor.gradient import pushforward
+from pytensor.tensor.variable import TensorVariable
 from scipy.optimize import minimize
 
 from pymc_gradmatch.gp import StateGP
+from pymc_gradmatch.model.constraint import residuals
 from pymc_gradmatch.model.priors import Parameters
-from pymc_gradmatch.numerics import on_one_thread, products
+from pymc_gradmatch.numerics import N_STARTS, on_one_thread, products, search_mode
 from pymc_gradmatch.ode import ODE
 
-__all__ = ["Matched", "climb", "climb_from_prior"]
-
-N_STARTS = 8
-N_CLIMBED = 2  # the best of the starts, from which states and parameters climb together
+__all__ = ["Matched", "Theorem1", "climb", "climb_from_prior", "log_likelihood", "normal"]
 
 
 class Matched(NamedTuple):
@@ -34,8 +36,65 @@ class Matched(NamedTuple):
     """States on the grid, shape ``(time, state)``, in the data's units."""
     sd: NDArray[np.float64]
     """Posterior standard deviations of u, from the Hessian."""
-    misfit: float
-    """Minus the log of Theorem 1, up to a constant of the data and the grid."""
+
+
+class Told(NamedTuple):
+    """What observations say of the states on the grid, in the data's units."""
+
+    log_density: float
+    gradient: NDArray[np.float64]
+    """Shape ``(time, state)``."""
+    curvature: NDArray[np.float64]
+    """Minus the second derivatives by the states of one time, ``(time, state, state)``."""
+
+
+type Likelihood = Callable[[NDArray[np.float64]], Told]
+
+
+def normal(gp: StateGP) -> Likelihood:
+    """Return N(y | x, sigma^2 I) of the data as a function of the states on the grid."""
+    shape = gp.prior_mean.shape
+    data, precision = np.zeros(shape), np.zeros(shape)
+    data[gp.observed] = np.nan_to_num(gp.y)
+    precision[gp.observed] = gp.data.is_observed / np.square(gp.sigma)
+    curvature = precision[..., None] * np.eye(shape[1])
+
+    def told(x):
+        pull = precision * (data - x)
+        return Told(float(0.5 * np.sum(pull * (x - data))), pull, curvature)
+
+    return told
+
+
+def log_likelihood(log_density: TensorVariable, x: TensorVariable) -> Likelihood:
+    """Return any log likelihood of the states, a scalar graph, as a function of these.
+
+    Parameters
+    ----------
+    log_density : TensorVariable
+        A scalar; what is observed at one time depends on the states of that time.
+    x : TensorVariable
+        The states that it depends on, shape ``(time, state)``.
+
+    Notes
+    -----
+    Where the density bends upwards, as heavy tails do, curvature is left out, so that
+    a Hessian made of it stays positive.
+    """
+    gradient = cast("TensorVariable", pytensor.grad(log_density, x))
+    # Pushing ones of one state through the gradient differentiates it at all times at once.
+    ones = np.eye(x.type.shape[-1])[:, None] + np.zeros((x.type.shape[-2], 1))
+    columns = [cast("TensorVariable", pushforward(gradient, x, along)) for along in ones]
+    evaluate = pytensor.function(
+        [x], [log_density, gradient, -pt.stack(columns, axis=-1)], mode="FAST_COMPILE"
+    )
+
+    def told(states):
+        value, slope, curvature = evaluate(states)
+        variances, axes = np.linalg.eigh((curvature + curvature.mT) / 2)
+        return Told(float(value), slope, (axes * np.maximum(variances, 0)[:, None]) @ axes.mT)
+
+    return told
 
 
 @on_one_thread
@@ -44,9 +103,10 @@ def climb(
     gp: StateGP,
     parameters: Parameters,
     gamma: NDArray[np.float64],
-    starts: Sequence[tuple[NDArray, NDArray]],
+    start: tuple[NDArray, NDArray],
+    likelihood: Likelihood | None = None,
 ) -> Matched:
-    """Climb from starts (u, states) and return the best point reached.
+    """Climb from a start (u, states).
 
     Parameters
     ----------
@@ -58,16 +118,16 @@ def climb(
         The parameters with their prior.
     gamma : array of float
         Variance of the mismatch, shape ``(state,)``.
-    starts : sequence of (array, array)
-        Unconstrained parameters and states in the data's units.
+    start : (array, array)
+        Unconstrained parameters, and states in the data's units.
+    likelihood : callable, optional
+        What is observed of the states; :func:`normal` by default.
     """
-    problem = _Problem(ode, gp, parameters, gamma)
-    fits = [problem.minimise(problem.flat(u, x)) for u, x in starts]
-    best = min(fits, key=lambda fit: fit.fun)
-    n_params = len(parameters.names)
-    return Matched(best.x[:n_params], problem.states(best.x), problem.sd(best.x), float(best.fun))
+    problem = Theorem1(ode, gp, parameters, gamma, likelihood)
+    return problem.matched(problem.maximise(problem.flat(*start)))
 
 
+@on_one_thread
 def climb_from_prior(
     ode: ODE,
     gp: StateGP,
@@ -75,28 +135,30 @@ def climb_from_prior(
     gamma: NDArray[np.float64],
     x: NDArray[np.float64],
     rng: np.random.Generator,
+    likelihood: Likelihood | None = None,
 ) -> Matched:
-    """Climb from eight prior draws, the parameters alone at first, given the states x.
+    """Climb from prior draws, the parameters alone at first, given the states x.
 
     Raises
     ------
     ValueError
         If the right-hand side is finite for none of the draws.
     """
-    problem = _Problem(ode, gp, parameters, gamma)
+    problem = Theorem1(ode, gp, parameters, gamma, likelihood)
     draws = [parameters.draw(seed) for seed in rng.integers(2**31, size=N_STARTS)]
-    points = [problem.flat(u, x) for u in draws]
-    usable = [point for point in points if np.isfinite(problem.value(point)[0])]
-    if not usable:
+    best = search_mode(
+        [problem.flat(u, x) for u in draws],
+        lambda point: -problem.value(point)[0],
+        alone=lambda point: problem.maximise(point, only_parameters=True),
+        together=problem.maximise,
+    )
+    if best is None:
         msg = (
             f"the right-hand side is finite for none of {N_STARTS} draws of the parameters from "
             "their prior, at the states' posterior mean; check the priors and the ODE."
         )
         raise ValueError(msg)
-    fits = [problem.minimise(point, only_parameters=True) for point in usable]
-    best = sorted(fits, key=lambda fit: fit.fun)[:N_CLIMBED]
-    n_params = len(parameters.names)
-    return climb(ode, gp, parameters, gamma, [(fit.x[:n_params], x) for fit in best])
+    return problem.matched(best)
 
 
 class _Linearised(NamedTuple):
@@ -110,49 +172,59 @@ class _Linearised(NamedTuple):
     """Derivatives of f, not whitened, by the states of the same time, ``(state, state, time)``."""
 
 
-class _Problem:
-    """Minus the log of Theorem 1 as a function of one vector: u, then states by state."""
+class Theorem1:
+    """Minus the log of Theorem 1 as a function of one vector: u, then states by state.
 
-    def __init__(self, ode: ODE, gp: StateGP, parameters: Parameters, gamma):
+    Parameters are those of :func:`climb`.  States count in standard deviations of the
+    data from their prior mean.
+    """
+
+    def __init__(
+        self,
+        ode: ODE,
+        gp: StateGP,
+        parameters: Parameters,
+        gamma: NDArray[np.float64],
+        likelihood: Likelihood | None = None,
+    ):
         self.ode, self.gp, self.parameters = ode, gp, parameters
+        self.likelihood = normal(gp) if likelihood is None else likelihood
         self.shape = gp.prior_mean.shape
-        vectors, variances = gp._process.conditional_spectrum
+        self.n_params = len(parameters.names)
+        vectors, variances = gp.processes.conditional_spectrum
         self.whiten = (vectors / np.sqrt(np.maximum(variances, 0) + gamma[:, None])[:, None]).mT
         self.slope = self.whiten @ gp.operators().D
-        vectors, variances = gp._process.prior_spectrum
-        precision = (vectors / variances[:, None]) @ vectors.mT
-        self.noise = gp.sigma / gp.scale
-        observed = np.zeros((len(gp.states), len(gp.t)))
-        observed[:, gp.observed] = (self.noise**-2)[:, None]
-        self.quadratic = precision + observed[..., None] * np.eye(len(gp.t))
+        vectors, variances = gp.processes.prior_spectrum
+        self.precision = (vectors / variances[:, None]) @ vectors.mT
         self.weights = self.whiten.mT @ self.whiten
         self.cross = self.slope.mT @ self.whiten
-        self.fixed = self.slope.mT @ self.slope + self.quadratic
-        data = np.zeros(self.shape)
-        data[gp.observed] = (gp.y - gp.prior_mean[gp.observed]) / gp.scale / self.noise**2
-        self.linear = data.T
-        self.offset = 0.5 * np.sum(np.square((gp.y - gp.prior_mean[gp.observed]) / gp.sigma))
+        self.fixed = self.slope.mT @ self.slope + self.precision
         self.at: tuple = (None, None)
 
     def flat(self, u, x) -> NDArray:
+        """Return parameters and states, in the data's units, as one vector."""
         return np.concatenate([u, ((x - self.gp.prior_mean) / self.gp.scale).T.ravel()])
 
     def states(self, point) -> NDArray:
+        """Return the states of a point, shape ``(time, state)``, in the data's units."""
         return self.gp.prior_mean + self.gp.scale * self._deviation(point).T
 
+    def matched(self, point) -> Matched:
+        """Return a point as parameters and states."""
+        return Matched(point[: self.n_params], self.states(point), self.sd(point))
+
     def _deviation(self, point):
-        return point[len(self.parameters.names) :].reshape(self.shape[::-1])
+        return point[self.n_params :].reshape(self.shape[::-1])
 
     def _linearised(self, point) -> _Linearised:
         if self.at[0] is not None and np.array_equal(self.at[0], point):
             return self.at[1]
-        gp, n_params = self.gp, len(self.parameters.names)
-        theta, dtheta = self.parameters.natural(point[:n_params])
+        gp = self.gp
+        theta, dtheta = self.parameters.natural(point[: self.n_params])
         with np.errstate(all="ignore"):
-            f, df_dx, df_dtheta = self.ode.linearised(gp.t, self.states(point), theta)
-            deviation = self._deviation(point)
-            mismatch = products.matvec(self.whiten, ((f - gp.prior_slope) / gp.scale).T)
-            mismatch -= products.matvec(self.slope, deviation)
+            x = self.states(point)
+            f, df_dx, df_dtheta = self.ode.linearised(gp.t, x, theta)
+            mismatch = products.matvec(self.whiten, residuals(f, x, gp).T)
             by_u = self.whiten @ ((df_dtheta * dtheta).swapaxes(0, 1) / gp.scale[:, None, None])
             by_x = (df_dx * gp.scale / gp.scale[:, None]).transpose(1, 2, 0)
         self.at = (point.copy(), _Linearised(mismatch, by_u, by_x))
@@ -160,17 +232,18 @@ class _Problem:
 
     def value(self, point) -> tuple[float, NDArray]:
         """Return the objective and its gradient."""
-        n_params = len(self.parameters.names)
         mismatch, by_u, by_x = self._linearised(point)
-        log_prior, prior_gradient, _ = self.parameters.log_prior(point[:n_params])
+        log_prior, prior_gradient, _ = self.parameters.log_prior(point[: self.n_params])
         deviation = self._deviation(point)
-        pulled = products.matvec(self.quadratic, deviation)
         with np.errstate(all="ignore"):
-            value = 0.5 * np.sum(np.square(mismatch)) - log_prior + self.offset
-            value += np.sum(deviation * (0.5 * pulled - self.linear))
+            told = self.likelihood(self.states(point))
+            pulled = products.matvec(self.precision, deviation)
+            value = 0.5 * np.sum(np.square(mismatch)) + 0.5 * np.sum(deviation * pulled)
+            value -= log_prior + told.log_density
             back = products.matvec(self.whiten.mT, mismatch)
-            by_states = (by_x * back[:, None]).sum(axis=0)
-            by_states += pulled - self.linear - products.matvec(self.slope.mT, mismatch)
+            by_states = (by_x * back[:, None]).sum(axis=0) + pulled
+            by_states -= (told.gradient * self.gp.scale).T
+            by_states -= products.matvec(self.slope.mT, mismatch)
             by_params = np.einsum("ktp,kt->p", by_u, mismatch) - prior_gradient
             gradient = np.concatenate([by_params, by_states.ravel()])
         finite = np.isfinite(value) and np.isfinite(gradient).all()
@@ -182,7 +255,7 @@ class _Problem:
         Its blocks of two states are products of entries, not of matrices: what
         happens at one time depends on the states of that time alone.
         """
-        n_params, (n_states, n_times) = len(self.parameters.names), self.shape[::-1]
+        n_params, (n_states, n_times) = self.n_params, self.shape[::-1]
         _, by_u, by_x = self._linearised(point)
         n = n_params + n_states * n_times
         if not (np.isfinite(by_u).all() and np.isfinite(by_x).all()):
@@ -200,6 +273,9 @@ class _Problem:
             states[entering, :, m] -= cross.mT
             states[m, :, m] += self.fixed[m]
             mixed[:, entering] += (by_u[m].T @ self.whiten[m])[:, None] * d
+        scale, time = self.gp.scale, np.arange(n_times)
+        curvature = self.likelihood(self.states(point)).curvature * scale * scale[:, None]
+        states[:, time, :, time] += curvature
         hessian = np.empty((n, n))
         curvature = self.parameters.log_prior(point[:n_params])[2]
         # Heavy tails bend the other way: left out, so that variances stay positive.
@@ -212,15 +288,15 @@ class _Problem:
 
     def sd(self, point) -> NDArray:
         """Return the standard deviations of the parameters that the Hessian tells."""
-        free = slice(len(self.parameters.names))
-        given = slice(len(self.parameters.names), None)
+        free, given = slice(self.n_params), slice(self.n_params, None)
         hessian = self.hessian(point)
         follow = np.linalg.solve(hessian[given, given], hessian[given, free])
         marginal = hessian[free, free] - hessian[free, given] @ follow
         return np.sqrt(np.diagonal(np.linalg.pinv(marginal, hermitian=True)))
 
-    def minimise(self, point, *, only_parameters: bool = False):
-        free = slice(len(self.parameters.names) if only_parameters else None)
+    def maximise(self, point, *, only_parameters: bool = False) -> NDArray:
+        """Return the most probable point that a trust region reaches."""
+        free = slice(self.n_params if only_parameters else None)
 
         def whole(part):
             return np.concatenate([part, point[len(part) :]])
@@ -229,7 +305,7 @@ class _Problem:
             value, gradient = self.value(whole(part))
             return value, gradient[free]
 
-        fit = minimize(
+        fit: Any = minimize(
             value,
             point[free],
             jac=True,
@@ -237,5 +313,4 @@ class _Problem:
             method="trust-exact",
             options={"gtol": 1e-3, "maxiter": 100},
         )
-        fit.x = whole(fit.x)
-        return fit
+        return whole(fit.x)

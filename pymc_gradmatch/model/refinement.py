@@ -146,7 +146,7 @@ def follow(
             break
         gp, gamma = settings(centred)
         before = matched.u
-        matched = climb(ode, gp, parameters, gamma, [(before, gp.prior_mean)])
+        matched = climb(ode, gp, parameters, gamma, (before, gp.prior_mean))
         moves.append(float(np.max(np.abs(matched.u - before) / matched.sd)))
         if moves[-1] < SETTLED:
             break

@@ -9,18 +9,20 @@ is sought by :mod:`~pymc_gradmatch.numerics.optimise`.
 from pymc_gradmatch.numerics import bases, products
 from pymc_gradmatch.numerics.bases import cholesky
 from pymc_gradmatch.numerics.optimise import (
+    N_STARTS,
     Density,
     Laplace,
     ascend,
     conditional_sd,
     hessian,
     laplace,
-    maximise,
+    search_mode,
     settle,
 )
 from pymc_gradmatch.numerics.threads import on_one_thread, one_at_a_time
 
 __all__ = [
+    "N_STARTS",
     "Density",
     "Laplace",
     "ascend",
@@ -29,9 +31,9 @@ __all__ = [
     "conditional_sd",
     "hessian",
     "laplace",
-    "maximise",
     "on_one_thread",
     "one_at_a_time",
     "products",
+    "search_mode",
     "settle",
 ]

@@ -8,19 +8,22 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 
 __all__ = [
+    "N_STARTS",
     "Density",
     "Laplace",
     "ascend",
     "conditional_sd",
     "hessian",
     "laplace",
-    "maximise",
     "moved",
+    "search_mode",
     "settle",
 ]
 
 type Density = Callable[[NDArray[np.float64]], tuple[Any, NDArray[np.float64]]]
 
+N_STARTS = 8  # of a search for the mode
+N_TOGETHER = 3  # the best of these, from which states and parameters climb together
 STEPS = 500
 ROUNDS = 2  # each climbs in coordinates made where the one before ended
 PROBES = 20  # random directions that tell the diagonal of a Hessian
@@ -41,34 +44,30 @@ class Laplace(NamedTuple):
     """The log density at the mode."""
 
 
-def maximise(density: Density, starts: Iterable[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """Return the best point that L-BFGS reaches from several starts.
+def search_mode(
+    starts: Iterable[NDArray[np.float64]],
+    value: Callable[[NDArray[np.float64]], float],
+    *,
+    alone: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+    together: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+) -> NDArray[np.float64] | None:
+    """Return the best point reached from several starts, or None if none can be climbed from.
+
+    From each start the parameters climb alone, given the states; from the best of
+    these points states and parameters climb together.
 
     Parameters
     ----------
-    density : callable
-        Returns a log density and its gradient at a point.
     starts : iterable of array
         Points, shape ``(n,)``; those where the density is not finite are left out.
-
-    Returns
-    -------
-    array of float
-        Shape ``(n,)``.
-
-    Raises
-    ------
-    ValueError
-        If the density is not finite at any start.
+    value : callable
+        The log density of a point.
+    alone, together : callable
+        Climb from a point, in the parameters alone, and in all coordinates.
     """
-    tops = [ascend(density, start) for start in starts if np.isfinite(density(start)[0])]
-    if not tops:
-        msg = (
-            "the log density is not finite at any start; check the priors, or pass `initval` for "
-            "the parameters."
-        )
-        raise ValueError(msg)
-    return max(tops, key=lambda top: density(top)[0])
+    climbed = [alone(start) for start in starts if np.isfinite(value(start))]
+    climbed.sort(key=value, reverse=True)
+    return max(map(together, climbed[:N_TOGETHER]), key=value, default=None)
 
 
 def ascend(density: Density, start: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -1,7 +1,7 @@
 """The right-hand side: written once by the user, used as a graph and as a function.
 
-:class:`ODE` knows its names, checks and derivatives.  It solves for one draw after the
-other; what :func:`batched_solver` makes solves for hundreds at once.  Nothing here has
+:class:`ODE` knows names, checks and derivatives of a right-hand side; it solves for one
+draw after the other, what :func:`batched_solver` makes for hundreds at once.  Nothing here has
 heard of data or of a Gaussian process.
 """
 

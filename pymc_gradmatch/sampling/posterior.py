@@ -22,7 +22,15 @@ from xarray import DataTree
 from pymc_gradmatch._pymc import EVALUATE_ONCE, as_written, starts_by_itself
 from pymc_gradmatch.gp import basis_inputs, is_states
 from pymc_gradmatch.model import is_constraint, warn_of_other_data
-from pymc_gradmatch.numerics import Density, Laplace, ascend, conditional_sd, laplace, maximise
+from pymc_gradmatch.numerics import (
+    N_STARTS,
+    Density,
+    Laplace,
+    ascend,
+    conditional_sd,
+    laplace,
+    search_mode,
+)
 from pymc_gradmatch.reporting import reporting
 from pymc_gradmatch.sampling.coordinates import Coordinates, Split, curve, retrace, straight
 from pymc_gradmatch.sampling.density import (
@@ -69,11 +77,9 @@ def held_variables(model: pm.Model) -> set:
     }
 
 
-N_STARTS = 8
 ATTEMPTS = 3  # runs in coordinates fitted anew, before chains that disagree are returned
 AGREED, CHANCE = 0.01, 10  # R-hat less one; in fewer than a thousand draws chance moves it further
 ENOUGH_PILOTS = 100  # draws per coordinate of the ridge
-N_CLIMBED = 3  # the best of the starts, from which states and parameters climb together
 
 
 class AnotherFormulaError(ValueError):
@@ -149,18 +155,26 @@ class CompiledPosterior:
         """
         free = ~self.split.is_held
         starts = [self.draw_start(seed) for seed in rng.integers(2**31, size=N_STARTS)]
-        joint = self.along(starts[0], free)
         if all(np.array_equal(start, starts[0]) for start in starts):
-            return self._with_held(starts[0], self._normal(joint, starts[0][free], rng))
-        parameters = ~(self.split.is_state | self.split.is_held)
-        climbed = [
-            _with_entries(u, parameters, maximise(self.along(u, parameters), [u[parameters]]))
-            for u in starts
-            if np.isfinite(self.density(u)[0])
-        ]
-        climbed.sort(key=lambda u: -self.density(u)[0])
-        best = maximise(joint, [u[free] for u in climbed[:N_CLIMBED]])
-        return self._with_held(starts[0], self._normal(joint, best, rng))
+            best: NDArray[np.float64] | None = starts[0]
+        else:
+            parameters = ~(self.split.is_state | self.split.is_held)
+            best = search_mode(
+                starts,
+                lambda u: self.density(u)[0],
+                alone=lambda u: self._climbed(u, parameters),
+                together=lambda u: self._climbed(u, free),
+            )
+        if best is None or not np.isfinite(self.density(best)[0]):
+            msg = (
+                "the log density is not finite at any start; check the priors, or pass `initval` "
+                "for the parameters."
+            )
+            raise ValueError(msg)
+        return self._with_held(best, self._normal(self.along(best, free), best[free], rng))
+
+    def _climbed(self, u, entries) -> NDArray[np.float64]:
+        return _with_entries(u, entries, ascend(self.along(u, entries), u[entries]))
 
     def sample(
         self, mode: Laplace, rng: np.random.Generator, *, progressbar: Any = False, **settings
