@@ -14,7 +14,7 @@ from pymc_gradmatch.model.gauss_newton import (
     log_likelihood,
     normal,
 )
-from pymc_gradmatch.model.priors import parameters_of, registered
+from pymc_gradmatch.model.priors import parameters_of
 
 GAMMA = np.array([0.05, 0.2])
 PRIORS = {
