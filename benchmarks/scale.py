@@ -25,7 +25,7 @@ from pymc.pytensorf import join_nonshared_inputs
 
 import pymc_gradmatch as gm
 from benchmarks import machine
-from pymc_gradmatch.numerics import products
+from pymc_gradmatch.numerics import matrices as algebra
 
 SYSTEM = gm.systems.lotka_volterra
 LENGTHS = (20, 50, 100, 200, 500, 1000)
@@ -101,7 +101,7 @@ def row(system: str, matrices: str, build, size: int) -> dict:
     """Build a model, measure it, and return a row of the table."""
     shortest = {"dense": np.inf, "structured": 0}[matrices]
     start = perf_counter()
-    with patch.object(products, "SHORTEST", shortest):
+    with patch.object(algebra, "SHORTEST", shortest):
         model = build(size)
     building = perf_counter() - start
     microseconds, compilation = cost(model)

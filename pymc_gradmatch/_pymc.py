@@ -1,33 +1,46 @@
-"""Distributions that know where samplers start: a start that copies of a model keep.
+"""What the package leans on inside PyMC and PyTensor, and starts that copies of a model keep.
 
 PyMC keeps an ``initval`` beside the graph of a model, and refuses to copy a model that has
-one: ``pm.do``, ``pm.observe`` and ``pm.compute_log_likelihood`` raise.  A start of this module
-is the support point of the variable itself.
+one: ``pm.do``, ``pm.observe`` and ``pm.compute_log_likelihood`` raise.  A start of
+:func:`starting_at` is the support point of the variable itself.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
-from functools import cache
+from functools import cache, wraps
+from threading import RLock
 from types import new_class
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 from numpy.typing import ArrayLike
-from pymc.distributions.distribution import _support_point
+from pymc.distributions.distribution import SymbolicRandomVariable, _support_point
 from pymc.initial_point import make_initial_point_expression
 from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
-from pytensor.tensor.random.op import RNGConsumerOp
+from pytensor.tensor.random.op import RandomVariable, RNGConsumerOp
 from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.variable import TensorVariable
 
-__all__ = ["starting_at", "starts_by_itself", "without_starts"]
+__all__ = [
+    "EVALUATE_ONCE",
+    "as_written",
+    "at_support_points",
+    "is_distribution",
+    "is_registered",
+    "one_at_a_time",
+    "random_ancestors",
+    "registered",
+    "starting_at",
+    "starts_by_itself",
+    "without_starts",
+]
 
 
 class Starting:
@@ -121,3 +134,53 @@ def random_ancestors(graphs: Sequence, known: Collection = ()) -> list:
         and not isinstance(var.type, RandomType)
         and var not in known
     ]
+
+
+def is_distribution(variable) -> bool:
+    """Tell whether a variable is drawn from a distribution, in a model or not."""
+    owner = getattr(variable, "owner", None)
+    return owner is not None and isinstance(owner.op, RandomVariable | SymbolicRandomVariable)
+
+
+def is_registered(variable, model: pm.Model | None) -> bool:
+    """Tell whether a variable already belongs to a model."""
+    return model is not None and any(variable is known for known in model.named_vars.values())
+
+
+def registered(
+    model: pm.Model,
+    name: str,
+    prior: TensorVariable,
+    dims: tuple[str, ...] | None = None,
+) -> TensorVariable:
+    """Return the model's variable of a prior: itself, if it is there, or a new one."""
+    if is_registered(prior, model):
+        return prior
+    return join(model, name, prior, dims)
+
+
+def join(model: pm.Model, name: str, prior: TensorVariable, dims=None) -> TensorVariable:
+    """Add a copy of a distribution to a model."""
+    # The same .dist() object may serve several parameters and models: each
+    # gets a node, and a stream of random numbers, of its own.
+    inputs = [
+        pt.random.shared_rng(seed=None) if isinstance(variable.type, RandomType) else variable
+        for variable in prior.owner.inputs
+    ]
+    node = prior.owner.clone_with_new_inputs(inputs)
+    return model.register_rv(node.outputs[prior.owner.outputs.index(prior)], name, dims=dims)
+
+
+def one_at_a_time[F: Callable](function: F) -> F:
+    """Decorate a function so that a second thread waits until the first has left it.
+
+    A function compiled by PyTensor keeps its arguments where the next call overwrites them.
+    """
+    lock = RLock()
+
+    @wraps(function)
+    def waiting(*args, **kwargs):
+        with lock:
+            return function(*args, **kwargs)
+
+    return cast("F", waiting)

@@ -1,4 +1,4 @@
-"""Refine and compare: whether a posterior depends on the grid that its states live on."""
+"""Whether a posterior depends on the grid that its states live on: refine and compare."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,8 @@
-"""Modes of a density that is known by its values alone, and the ridges that lead from them."""
+"""Independent searches for a density that is known by its values alone, and whether they agree.
+
+Two start from draws of something like it, one from its modes and the ridges that lead away
+from these.
+"""
 
 from typing import NamedTuple
 

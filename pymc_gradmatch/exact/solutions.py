@@ -1,4 +1,4 @@
-"""A model's exact posterior: its own graph, with integrated trajectories in place of its states."""
+"""The solutions of a model's ODEs at draws of its parameters, and what the model predicts then."""
 
 from collections.abc import Callable, Sequence
 from itertools import product

@@ -1,4 +1,4 @@
-"""A first look at whether a matched posterior can be the exact one: its mode and its width."""
+"""From a gradient-matching posterior to the exact one: a first look, and a verdict."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple

@@ -9,7 +9,7 @@ from pymc_gradmatch.gp import derivatives, kernels
 from pymc_gradmatch.gp.data import Data, as_positive, fits_states
 from pymc_gradmatch.gp.fit import fit_data, fit_gp
 from pymc_gradmatch.gp.kernels import CovFunction
-from pymc_gradmatch.gp.prior import (
+from pymc_gradmatch.gp.processes import (
     Parameterization,
     StatePrior,
     add_coords,

@@ -1,4 +1,4 @@
-"""Kernels: the one that PyMC lacks, and what a state asks of any of them."""
+"""Kernels: the one that PyMC lacks, what a state asks of any, and families that are fitted."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -14,10 +14,18 @@ from pytensor.tensor.variable import TensorVariable
 
 from pymc_gradmatch._pymc import EVALUATE_ONCE, at_support_points, random_ancestors, starting_at
 from pymc_gradmatch.gp.data import Data, as_nugget, as_positive, as_sigma, grid_around, read_only
+from pymc_gradmatch.gp.derivatives import Operators, blocks_of
 from pymc_gradmatch.gp.kernels import check_kernels, describe
-from pymc_gradmatch.gp.operators import Operators, Processes, blocks_of, log_evidence, smoothed
-from pymc_gradmatch.gp.prior import Parameterization, StatePrior, add_coords, check_coords
-from pymc_gradmatch.numerics import products
+from pymc_gradmatch.gp.processes import (
+    Parameterization,
+    Processes,
+    StatePrior,
+    add_coords,
+    check_coords,
+    log_evidence,
+    smoothed,
+)
+from pymc_gradmatch.numerics import per_state
 
 __all__ = ["StateGP", "add_states", "check_states_fit", "start_of"]
 
@@ -287,7 +295,7 @@ class StateGP:
         """Return C, D and A of every state, each ``(state, time, time)``, standardised units.
 
         C has the nugget, A is without gamma.  For the formulae see
-        :func:`~pymc_gradmatch.gp.operators.conditional_operators`.
+        :func:`~pymc_gradmatch.gp.derivatives.conditional_operators`.
         """
         return self.processes.operators
 
@@ -430,7 +438,7 @@ def add_states(
     independent = pm.Normal.dist(shape=gp.prior_mean.shape)
     starting = starting_at(independent, coordinates.eval(mode=EVALUATE_ONCE))
     whitened = model.register_rv(starting, f"{name}_whitened_")
-    standardised = products.per_state(pt.as_tensor(basis.vectors), sd * whitened)
+    standardised = per_state(pt.as_tensor(basis.vectors), sd * whitened)
     return pm.Deterministic(name, gp.prior_mean + gp.scale * standardised, dims=dims)
 
 

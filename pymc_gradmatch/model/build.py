@@ -12,7 +12,13 @@ from numpy.typing import ArrayLike
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_gradmatch._pymc import at_support_points, starting_at
+from pymc_gradmatch._pymc import (
+    at_support_points,
+    is_distribution,
+    is_registered,
+    registered,
+    starting_at,
+)
 from pymc_gradmatch.arguments import as_numbers, in_order, refuse_reserved, yielding
 from pymc_gradmatch.gp import (
     CovFunction,
@@ -33,7 +39,6 @@ from pymc_gradmatch.model.constraint import (
     check_start,
     check_states,
 )
-from pymc_gradmatch.model.priors import is_distribution, is_registered, registered
 from pymc_gradmatch.model.refinement import recentre, refine
 from pymc_gradmatch.ode import ODE
 

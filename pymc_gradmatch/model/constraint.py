@@ -1,4 +1,4 @@
-"""Whether an ODE, its states and a Gaussian process fit together, asked before any sampling."""
+"""The gradient-matching term of Theorem 1 as a PyMC distribution, and what it asks of a model."""
 
 import warnings
 from collections.abc import Sequence
@@ -25,7 +25,18 @@ from xarray import DataTree
 from pymc_gradmatch._pymc import EVALUATE_ONCE, random_ancestors
 from pymc_gradmatch.arguments import DRAWS, as_numbers, refuse_reserved
 from pymc_gradmatch.gp import StateGP, fits_states
-from pymc_gradmatch.numerics import bases, products
+from pymc_gradmatch.numerics import (
+    Basis,
+    Spectrum,
+    basis_of,
+    basis_signature,
+    cholesky_basis,
+    draw_normal,
+    innovations,
+    normal_log_density,
+    product,
+    smallest_reliable,
+)
 from pymc_gradmatch.ode import ODE
 
 __all__ = [
@@ -250,9 +261,7 @@ def residuals(f, x, gp: StateGP):
         The Gaussian processes that give D, the prior mean m and the scale s of the data.
     """
     deviation = (x - gp.prior_mean) / gp.scale
-    return (f - gp.prior_slope) / gp.scale - products.product(
-        gp.processes.slope_operator, deviation
-    )
+    return (f - gp.prior_slope) / gp.scale - product(gp.processes.slope_operator, deviation)
 
 
 class GradientMatchingODERV(SymbolicRandomVariable):
@@ -279,9 +288,9 @@ class GradientMatchingODERV(SymbolicRandomVariable):
         rng = normalize_rng_param(rng)
         size = normalize_size_param(size)
         batch = tuple(mismatch.shape[:-2]) if rv_size_is_none(size) else tuple(size)
-        next_rng, noise = bases.draw(rng, batch, bases.basis_of(basis))
+        next_rng, noise = draw_normal(rng, batch, basis_of(basis))
         inputs = [rng, size, mismatch, x, theta, *basis]
-        core = f"(t,k),(t,k),(s,p),{bases.signature(basis)}"
+        core = f"(t,k),(t,k),(s,p),{basis_signature(basis)}"
         return cls(
             inputs=inputs,
             outputs=[next_rng, mismatch + noise],
@@ -429,9 +438,9 @@ class GradientMatchingODE(Continuous):
 
     def logp(value, rng, size, mismatch, x, theta, *parameters):
         """Write log N(value | mismatch, A + gamma I), of batch shape."""
-        basis = bases.basis_of(parameters)
+        basis = basis_of(parameters)
         return check_parameters(
-            bases.log_density(value - mismatch, basis),
+            normal_log_density(value - mismatch, basis),
             basis.variances > 0,
             msg="A + gamma I is positive definite, gamma > 0",
         )
@@ -454,7 +463,7 @@ def _in_one(theta) -> TensorVariable:
     return pt.stack(pt.broadcast_arrays(*values), axis=-1)
 
 
-def _tolerant_basis(gamma, gp: StateGP) -> bases.Basis:
+def _tolerant_basis(gamma, gp: StateGP) -> Basis:
     """Return independent coordinates of the mismatch, of covariance A + gamma I."""
     n_states = len(gp.states)
     if not isinstance(gamma, Variable):
@@ -470,16 +479,16 @@ def _tolerant_basis(gamma, gp: StateGP) -> bases.Basis:
     if isinstance(gamma, TensorConstant):
         _check_positive(gamma.data)
     if gp.is_random:
-        return bases.cholesky(gp.operators().A + gamma[..., None, None] * identity)
+        return cholesky_basis(gp.operators().A + gamma[..., None, None] * identity)
     vectors, variances = gp.processes.conditional_spectrum
     if isinstance(gamma, TensorConstant):
         tolerance = np.broadcast_to(gamma.data, n_states)
         _check_definite(tolerance, variances, gp.states)
-        innovations = bases.innovations(gp.operators().A + tolerance[:, None, None] * identity)
-        if innovations:
-            return innovations
+        triangular = innovations(gp.operators().A + tolerance[:, None, None] * identity)
+        if triangular:
+            return triangular
     # Rounding leaves eigenvalues of A slightly below zero; A itself has none.
-    return products.Spectrum(vectors, np.maximum(variances, 0) + gamma[..., None])
+    return Spectrum(vectors, np.maximum(variances, 0) + gamma[..., None])
 
 
 def _check_positive(gamma):
@@ -494,7 +503,7 @@ def _check_positive(gamma):
 
 def _check_definite(gamma, variances, states):
     total = variances + gamma[:, None]
-    singular = (total <= products.smallest_reliable(total)).any(axis=-1)
+    singular = (total <= smallest_reliable(total)).any(axis=-1)
     if singular.any():
         names = [states[k] for k in np.flatnonzero(singular)]
         msg = (

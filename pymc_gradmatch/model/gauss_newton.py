@@ -21,7 +21,7 @@ from scipy.optimize import minimize
 from pymc_gradmatch.gp import StateGP
 from pymc_gradmatch.model.constraint import residuals
 from pymc_gradmatch.model.priors import Parameters
-from pymc_gradmatch.numerics import N_STARTS, on_one_thread, products, search_mode
+from pymc_gradmatch.numerics import N_STARTS, matvec, on_one_thread, search_mode
 from pymc_gradmatch.ode import ODE
 
 __all__ = ["Matched", "Theorem1", "climb", "climb_from_prior", "log_likelihood", "normal"]
@@ -224,7 +224,7 @@ class Theorem1:
         with np.errstate(all="ignore"):
             x = self.states(point)
             f, df_dx, df_dtheta = self.ode.linearised(gp.t, x, theta)
-            mismatch = products.matvec(self.whiten, residuals(f, x, gp).T)
+            mismatch = matvec(self.whiten, residuals(f, x, gp).T)
             by_u = self.whiten @ ((df_dtheta * dtheta).swapaxes(0, 1) / gp.scale[:, None, None])
             by_x = (df_dx * gp.scale / gp.scale[:, None]).transpose(1, 2, 0)
         self.at = (point.copy(), _Linearised(mismatch, by_u, by_x))
@@ -237,13 +237,13 @@ class Theorem1:
         deviation = self._deviation(point)
         with np.errstate(all="ignore"):
             told = self.likelihood(self.states(point))
-            pulled = products.matvec(self.precision, deviation)
+            pulled = matvec(self.precision, deviation)
             value = 0.5 * np.sum(np.square(mismatch)) + 0.5 * np.sum(deviation * pulled)
             value -= log_prior + told.log_density
-            back = products.matvec(self.whiten.mT, mismatch)
+            back = matvec(self.whiten.mT, mismatch)
             by_states = (by_x * back[:, None]).sum(axis=0) + pulled
             by_states -= (told.gradient * self.gp.scale).T
-            by_states -= products.matvec(self.slope.mT, mismatch)
+            by_states -= matvec(self.slope.mT, mismatch)
             by_params = np.einsum("ktp,kt->p", by_u, mismatch) - prior_gradient
             gradient = np.concatenate([by_params, by_states.ravel()])
         finite = np.isfinite(value) and np.isfinite(gradient).all()

@@ -9,18 +9,15 @@ import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 from numpy.typing import NDArray
-from pymc.distributions.distribution import SymbolicRandomVariable
 from pymc.initial_point import make_initial_point_expression, make_initial_point_fn
 from pymc.vartypes import continuous_types
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
-from pytensor.tensor.random.op import RandomVariable
-from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_gradmatch._pymc import as_written, random_ancestors
+from pymc_gradmatch._pymc import as_written, is_distribution, is_registered, join, random_ancestors
 
-__all__ = ["Parameters", "is_distribution", "is_registered", "parameters_of", "registered"]
+__all__ = ["Parameters", "parameters_of"]
 
 
 @dataclass(frozen=True)
@@ -86,7 +83,7 @@ def parameters_of(priors: Mapping[str, TensorVariable], names: Sequence[str]) ->
                     'with pm.Model() block: pm.HalfNormal("width", 1).'
                 )
                 raise ValueError(msg)
-            _add(model, name, _given_parents(priors[name], outer))
+            join(model, name, _given_parents(priors[name], outer))
     values = [model.rvs_to_values[model[name]] for name in names]
     u = pt.vector("u", dtype="float64", shape=(len(names),))
     graphs: list[Any] = [model.logp(), *model.replace_rvs_by_values([model[n] for n in names])]
@@ -116,40 +113,6 @@ def parameters_of(priors: Mapping[str, TensorVariable], names: Sequence[str]) ->
         compiled([natural, _gradient(natural.sum(), u)]),
         lambda seed: np.array([float(value) for value in start(seed).values()]),
     )
-
-
-def is_distribution(variable) -> bool:
-    """Tell whether a variable is drawn from a distribution, in a model or not."""
-    owner = getattr(variable, "owner", None)
-    return owner is not None and isinstance(owner.op, RandomVariable | SymbolicRandomVariable)
-
-
-def is_registered(variable, model: pm.Model | None) -> bool:
-    """Tell whether a variable already belongs to a model."""
-    return model is not None and any(variable is known for known in model.named_vars.values())
-
-
-def registered(
-    model: pm.Model,
-    name: str,
-    prior: TensorVariable,
-    dims: tuple[str, ...] | None = None,
-) -> TensorVariable:
-    """Return the model's variable of a prior: itself, if it is there, or a new one."""
-    if is_registered(prior, model):
-        return prior
-    return _add(model, name, prior, dims)
-
-
-def _add(model, name, prior, dims=None) -> TensorVariable:
-    # The same .dist() object may serve several parameters and models: each
-    # gets a node, and a stream of random numbers, of its own.
-    inputs = [
-        pt.random.shared_rng(seed=None) if isinstance(variable.type, RandomType) else variable
-        for variable in prior.owner.inputs
-    ]
-    node = prior.owner.clone_with_new_inputs(inputs)
-    return model.register_rv(node.outputs[prior.owner.outputs.index(prior)], name, dims=dims)
 
 
 def _given_parents(prior, outer: pm.Model | None):

@@ -1,4 +1,20 @@
-"""A prior mean that satisfies the ODE: what removes the smoothing bias."""
+r"""Theorem 1 without its smoothing bias: a prior mean that satisfies the ODE, and a rule.
+
+:func:`recentre` makes the ODE's own solution the prior mean; :func:`refine` chooses all
+settings of ``preset="refined"`` by one rule for all problems.  docs/accuracy.md has the
+study behind it.
+
+1. *Grid*: four steps from one observation to the next (more for short series,
+   fewer for long ones).
+2. *Time* is counted in observations: people observe where things change.
+3. A wide Gaussian process finds the solution: Matern52 with a lengthscale of
+   four observations and an amplitude of ten standard deviations of the data,
+   re-centred until theta settles.
+4. A narrow one describes the distance from it: ExpQuad with a lengthscale of
+   two grid steps and an amplitude of 30 sigma, so that A, the tolerance that
+   the Gaussian process itself has, follows the noise.  Re-centred again.
+5. gamma is a millionth of the prior variance of the slopes.
+"""
 
 import warnings
 from collections.abc import Callable, Mapping

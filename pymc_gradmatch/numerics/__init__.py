@@ -1,13 +1,28 @@
-"""Arrays, graphs and densities, whatever they mean.
+"""Matrices and densities, whatever they mean.
 
 Nothing here has heard of an ODE or of a kernel.  One matrix per state times one vector
-per state is :mod:`~pymc_gradmatch.numerics.products`, normal vectors are written in
-independent coordinates of :mod:`~pymc_gradmatch.numerics.bases`, and the mode of a density
-is sought by :mod:`~pymc_gradmatch.numerics.optimise`.
+per state, and normal vectors in independent coordinates, are in ``matrices``; the mode of
+a density, sought from several starts, and what the density is like there, in ``optimise``.
 """
 
-from pymc_gradmatch.numerics import bases, products
-from pymc_gradmatch.numerics.bases import cholesky
+from pymc_gradmatch.numerics.matrices import (
+    Basis,
+    Compressed,
+    Spectrum,
+    basis_of,
+    basis_signature,
+    cholesky_basis,
+    compress_if_cheaper,
+    draw_normal,
+    innovations,
+    matvec,
+    normal_log_density,
+    on_one_thread,
+    per_state,
+    product,
+    smallest_reliable,
+    spectrum,
+)
 from pymc_gradmatch.numerics.optimise import (
     N_STARTS,
     Density,
@@ -19,21 +34,31 @@ from pymc_gradmatch.numerics.optimise import (
     search_mode,
     settle,
 )
-from pymc_gradmatch.numerics.threads import on_one_thread, one_at_a_time
 
 __all__ = [
     "N_STARTS",
+    "Basis",
+    "Compressed",
     "Density",
     "Laplace",
+    "Spectrum",
     "ascend",
-    "bases",
-    "cholesky",
+    "basis_of",
+    "basis_signature",
+    "cholesky_basis",
+    "compress_if_cheaper",
     "conditional_sd",
+    "draw_normal",
     "hessian",
+    "innovations",
     "laplace",
+    "matvec",
+    "normal_log_density",
     "on_one_thread",
-    "one_at_a_time",
-    "products",
+    "per_state",
+    "product",
     "search_mode",
     "settle",
+    "smallest_reliable",
+    "spectrum",
 ]

@@ -1,4 +1,4 @@
-"""Algorithm 1, step 2: one Metropolis chain over states and parameters."""
+"""Algorithm 1, step 2: one Metropolis chain over states and parameters, a sweep a call."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field

@@ -1,7 +1,21 @@
-"""The map from q to u of :mod:`~pymc_gradmatch.curved`, and gradients back through it, compiled.
+r"""Coordinates in which a posterior with a curved ridge looks like a standard normal.
 
-By hand, not as part of a graph: where the ridge is straight the monomials are
-skipped, and the machine code is the same for every model, so numba caches it.
+States that obey an ODE follow their parameters: given the parameters, and one
+direction of freedom per state, they are known almost exactly, but along a
+curve.  In coordinates
+
+.. math::
+
+    u = \hat u + W q + Q\, p(q_1, \dots, q_d)
+
+the first d entries of q are parameters and the softest directions of the
+states, p are the monomials of degree two and three in them, and the last
+entries of q are what is left of the states around the ridge that they
+describe.  Such a shear preserves volume, so it needs no Jacobian.
+
+The map and the way back through it are compiled by hand, not as part of a graph:
+where the ridge is straight the monomials are skipped, and the machine code is the
+same for every model, so numba caches it.
 """
 
 from math import comb

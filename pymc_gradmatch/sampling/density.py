@@ -1,4 +1,10 @@
-"""A model as graphs of its value variables, with the numbers in them told from the formula."""
+"""A model's log density as machine code that nutpie calls, with numbers that can be exchanged.
+
+nutpie's own compilation of a PyMC model spends most of its time on shared
+variables and on the variables that it stores.  A density needs neither: here the
+numbers in a model's graphs are told from the formula, all of them are one vector
+behind one pointer, and draws are turned into the model's variables afterwards.
+"""
 
 import warnings
 from collections.abc import Callable

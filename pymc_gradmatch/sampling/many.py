@@ -1,4 +1,4 @@
-"""One ODE, many data sets: compiled once, fitted side by side."""
+"""Models that are one formula with different numbers: compiled once, sampled side by side."""
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed

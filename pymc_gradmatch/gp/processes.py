@@ -1,8 +1,18 @@
-"""The prior of the states, N(x | mu, C), as a PyMC distribution."""
+r"""Gaussian processes on a grid of times, and the prior of the states, N(x | mu, C).
+
+Observations at some times o of the grid say of the states what Gaussian process
+regression says,
+
+.. math:: r_k = \tilde x_{k,o} + \varepsilon_k, \quad \tilde x_k \sim N(0, C_k), \quad
+          \varepsilon_k \sim N(0, v_k I).
+"""
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal, Self
 
+import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 from numpy.typing import NDArray
@@ -13,18 +23,165 @@ from pymc.distributions.transforms import _default_transform
 from pymc.logprob.transforms import Transform
 from pymc.pytensorf import normalize_rng_param
 from pytensor.tensor.random.utils import normalize_size_param
+from pytensor.tensor.variable import TensorVariable
 
-from pymc_gradmatch.numerics import bases
+from pymc_gradmatch.gp.derivatives import Blocks, Operators, blocks_of, conditional_operators
+from pymc_gradmatch.numerics import (
+    Basis,
+    Compressed,
+    Spectrum,
+    basis_of,
+    basis_signature,
+    cholesky_basis,
+    compress_if_cheaper,
+    draw_normal,
+    innovations,
+    normal_log_density,
+    spectrum,
+)
 
 __all__ = [
     "Parameterization",
+    "Processes",
     "StatePrior",
     "StatePriorRV",
     "add_coords",
     "basis_inputs",
     "check_coords",
     "is_states",
+    "log_evidence",
+    "smoothed",
 ]
+
+
+@dataclass(frozen=True, eq=False)
+class Processes:
+    """Kernels and nuggets on a grid of times, one per state, whatever the data.
+
+    In standardised units; graphs where hyperparameters are random.  Bases are
+    computed when they are first asked for.
+
+    Parameters
+    ----------
+    t : array of float
+        The grid, shape ``(time,)``.
+    covs : tuple of pymc.gp.cov.BaseCovariance
+        One kernel per state.
+    nugget : array of float
+        Shape ``(state,)``.
+    blocks : Blocks
+        The kernels and their derivatives on the grid, each ``(state, time, time)``.
+
+    Attributes
+    ----------
+    operators : Operators
+        C, D and A, which follow from blocks and nugget.
+    """
+
+    t: NDArray[np.float64]
+    covs: tuple[pm.gp.cov.BaseCovariance, ...]
+    nugget: NDArray[np.float64]
+    blocks: Blocks
+    operators: Operators = field(init=False)
+
+    def __post_init__(self):
+        operators = conditional_operators(self.blocks, self.nugget)
+        object.__setattr__(self, "operators", operators)
+
+    def with_covs(self, covs: tuple[pm.gp.cov.BaseCovariance, ...]) -> Self:
+        """Return other kernels on the same grid."""
+        return replace(self, covs=covs, blocks=blocks_of(covs, self.t))
+
+    def with_grid(self, t: NDArray[np.float64]) -> Self:
+        """Return the same kernels on another grid."""
+        return replace(self, t=t, blocks=blocks_of(self.covs, t))
+
+    def multiplied(self, factors: NDArray[np.float64]) -> Self:
+        """Return the kernels times one factor each, and the nugget as it is."""
+        covs = tuple(float(f) * cov for f, cov in zip(factors, self.covs, strict=True))
+        blocks = Blocks(*(factors[:, None, None] * block for block in self.blocks))
+        return replace(self, covs=covs, blocks=blocks)
+
+    @property
+    def is_random(self) -> bool:
+        """Whether a kernel has random hyperparameters."""
+        return isinstance(self.operators.C, TensorVariable)
+
+    @property
+    def slope_variance(self) -> NDArray[np.float64]:
+        """The prior variance of the slopes, the median over time, shape ``(state,)``."""
+        return np.median(np.diagonal(np.asarray(self.blocks.d2k), axis1=-2, axis2=-1), axis=-1)
+
+    @cached_property
+    def prior_spectrum(self) -> Spectrum:
+        """Eigenbasis of C."""
+        return spectrum(self.operators.C)
+
+    @cached_property
+    def prior_basis(self) -> Basis:
+        """Independent coordinates of the states, those whose density costs the least."""
+        if self.is_random:
+            return cholesky_basis(self.operators.C)
+        return innovations(self.operators.C) or self.prior_spectrum
+
+    @cached_property
+    def conditional_spectrum(self) -> Spectrum:
+        """Eigenbasis of A."""
+        return spectrum(self.operators.A)
+
+    @cached_property
+    def slope_operator(self) -> Compressed | NDArray[np.float64] | TensorVariable:
+        """D, compressed where that makes its product cheaper."""
+        if self.is_random:
+            return self.operators.D
+        return compress_if_cheaper(self.operators.D) or self.operators.D
+
+
+def smoothed(C, noise, residual: NDArray[np.float64], observed: NDArray[np.intp]):
+    r"""Return the posterior mean of every state on the grid, shape ``(time, state)``.
+
+    .. math:: C_{:o}\,(C_{oo} + v I)^{-1}\,r
+
+    Parameters
+    ----------
+    C : array of float or TensorVariable
+        Covariance of the states, shape ``(state, time, time)``.
+    noise : array of float or TensorVariable
+        Variance v of each state's noise, shape ``(state,)``.
+    residual : array of float
+        Observations less their prior mean, shape ``(observation, state)``.
+    observed : array of int
+        Where in the grid the observations are, shape ``(observation,)``.
+
+    Returns
+    -------
+    array of float or TensorVariable
+        A graph where C or the noise is one.
+    """
+    K = _covariance(C, noise, observed)
+    solve = pt.linalg.solve if isinstance(K, TensorVariable) else np.linalg.solve
+    weights = solve(K, residual.T[..., None])
+    return (C[:, :, observed] @ weights)[..., 0].T
+
+
+def log_evidence(
+    C: NDArray[np.float64],
+    noise: NDArray[np.float64],
+    residual: NDArray[np.float64],
+    observed: NDArray[np.intp],
+) -> NDArray[np.float64]:
+    r"""Return :math:`\log N(r_k \mid 0, C_{k,oo} + v_k I)` of each state, shape ``(state,)``.
+
+    Parameters are those of :func:`smoothed`, all of them numbers.
+    """
+    K = _covariance(C, noise, observed)
+    misfit = (residual.T * np.linalg.solve(K, residual.T[..., None])[..., 0]).sum(axis=-1)
+    return -0.5 * (misfit + np.linalg.slogdet(2 * np.pi * K).logabsdet)
+
+
+def _covariance(C, noise, observed) -> Any:
+    return C[:, observed[:, None], observed] + noise[:, None, None] * np.eye(len(observed))
+
 
 Parameterization = Literal["centered", "whitened"]
 
@@ -45,12 +202,12 @@ class StatePriorRV(SymbolicRandomVariable):
         rng = normalize_rng_param(rng)
         size = normalize_size_param(size)
         draw_size = None if rv_size_is_none(size) else tuple(size)
-        next_rng, standardised = bases.draw(rng, draw_size, bases.basis_of(basis))
+        next_rng, standardised = draw_normal(rng, draw_size, basis_of(basis))
         inputs = [rng, size, mean, scale, start, *basis]
         return cls(
             inputs=inputs,
             outputs=[next_rng, mean + scale * standardised],
-            extended_signature=f"[rng],[size],(t,k),(k),(t,k),{bases.signature(basis)}->[rng],(t,k)",
+            extended_signature=f"[rng],[size],(t,k),(k),(t,k),{basis_signature(basis)}->[rng],(t,k)",
         )(*inputs)
 
 
@@ -110,8 +267,8 @@ class StatePrior(Continuous):
         Where samplers start, shape ``(time, state)``, in the data's units.  It
         takes no part in the density.
     *basis : tensor_like of float
-        A :class:`~pymc_gradmatch.numerics.products.Spectrum` of each C or its
-        :class:`~pymc_gradmatch.numerics.bases.Innovations`, unpacked: F of shape
+        A :class:`~pymc_gradmatch.numerics.Spectrum` of each C or its
+        :class:`~pymc_gradmatch.numerics.Innovations`, unpacked: F of shape
         ``(state, time, time)``, v of shape ``(state, time)``, positive, ...
 
     Notes
@@ -128,7 +285,7 @@ class StatePrior(Continuous):
     --------
     >>> import numpy as np, pymc as pm, pymc_gradmatch as gm
     >>> from pymc_gradmatch.gp import StatePrior
-    >>> from pymc_gradmatch.numerics.products import Spectrum
+    >>> from pymc_gradmatch.numerics import Spectrum
     >>> unit = Spectrum(vectors=np.eye(3)[None], variances=np.ones((1, 3)))
     >>> x = StatePrior.dist(np.zeros((3, 1)), [1.0], np.zeros((3, 1)), *unit)
     >>> float(pm.logp(x, np.zeros((3, 1))).eval().round(4))  # three standard normals
@@ -151,8 +308,8 @@ class StatePrior(Continuous):
 
     def logp(value, rng, size, mean, scale, start, *parameters):
         """Write the log density of states in the data's units, of batch shape."""
-        basis = bases.basis_of(parameters)
-        density = bases.log_density((value - mean) / scale, basis)
+        basis = basis_of(parameters)
+        density = normal_log_density((value - mean) / scale, basis)
         jacobian = value.shape[-2] * pt.log(scale).sum(axis=-1)
         return check_parameters(
             density - jacobian,
