@@ -34,7 +34,7 @@ _EVALUATE = types.int64(types.uint64, *[types.voidptr] * 4)
 _EXPAND = types.int64(types.uint64, types.uint64, *[types.voidptr] * 3)
 _NOT_FINITE, _FAILED = 3, 1
 
-PATIENCE = 30.0  # seconds, after which a chain that has
+PATIENCE = 10.0  # seconds, after which a chain that has
 LITTLE = 0.05  # of its draws at most
 LONG = 500  # with more steps for most of them (nutpie's most are 1023) makes no headway
 
@@ -91,7 +91,7 @@ class NativeDensity:
         Interrupted
             After Ctrl-C; a plain KeyboardInterrupt if there are no draws yet.
         RuntimeError
-            If the first half minute brings next to nothing, with trees as long as can be.
+            If the first ten seconds bring next to nothing, with trees as long as can be.
         """
         model = CompiledPyMCModel(
             dims={COORDINATES: (f"{COORDINATES}_dim",)},
