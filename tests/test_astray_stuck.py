@@ -206,14 +206,6 @@ def test_ctrl_c_before_the_first_draw_is_ctrl_c(decay, monkeypatch):
         gm.sample(chains=1, cores=1, model=decay, **ENDLESS | {"tune": 1_000_000})
 
 
-def test_a_sampler_that_makes_no_headway_ends_in_words(decay, monkeypatch):
-    """Assert it of a run that has little to show for a moment, as if its trees were long."""
-    monkeypatch.setattr(native, "PATIENCE", 0.5)
-    monkeypatch.setattr(native, "LONG", 0)
-    with pytest.raises(RuntimeError, match=r"no headway: \d+ of 2000100 draws .* narrower priors"):
-        gm.sample(chains=1, cores=1, model=decay, **ENDLESS)
-
-
 @pytest.fixture
 def fit_three(monkeypatch):
     """Return a function that fits three data sets and presses Ctrl-C before number ``last``."""
