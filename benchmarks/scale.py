@@ -26,7 +26,7 @@ from pymc.pytensorf import join_nonshared_inputs
 
 import pymc_gradmatch as gm
 from benchmarks import show
-from benchmarks.cases import ACCURACY, named
+from benchmarks.cases import ACCURACY, BREADTH, named
 from pymc_gradmatch import structured
 
 LV = named(ACCURACY, "LV low")
@@ -79,23 +79,15 @@ def long_series(n_time: int) -> pm.Model:
 
 
 def lorenz_96(n_state: int, n_time: int = 50) -> pm.Model:
-    """Return a model of Lorenz-96: neighbours on a ring, advection, damping and a force F."""
-
-    def rhs(t, x, theta):
-        ring = pt.stack(x, axis=-1)
-        advected = (pt.roll(ring, -1, -1) - pt.roll(ring, 2, -1)) * pt.roll(ring, 1, -1)
-        slopes = advected - ring + theta.F
-        return [slopes[..., k] for k in range(n_state)]
-
-    ode = gm.ODE(rhs, [f"x{k}" for k in range(n_state)], ["F"])
+    """Return a model of Lorenz-96, neighbours on a ring, of so many states."""
+    case = named(BREADTH, "Lorenz-96")
+    ode = gm.ODE(case.ode.rhs, [f"x{k}" for k in range(n_state)], list(case.theta))
     t = np.linspace(0, 4, n_time)
     start = 8 + 0.01 * np.arange(n_state)
     noise = np.random.default_rng(1).normal(0, 0.3, (n_time, n_state))
-    y = ode.solve(t, start, [8.0]) + noise
-    covs = [pm.gp.cov.Matern52(1, ls=np.float64(0.5))] * n_state
-    gp = gm.StateGP(t, y, covs, sigma=0.3)
-    priors = {"F": pm.HalfNormal.dist(8)}
-    return gm.build_model(ode, t, y, priors=priors, gp=gp, gamma=0.3)
+    y = ode.solve(t, start, case.theta) + noise
+    gp = gm.StateGP(t, y, [pm.gp.cov.Matern52(1, ls=np.float64(0.5))] * n_state, sigma=0.3)
+    return gm.build_model(ode, t, y, priors=case.priors(), gp=gp, gamma=0.3)
 
 
 def row(system: str, matrices: str, build, size: int) -> dict:
