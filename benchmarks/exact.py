@@ -1,54 +1,49 @@
-"""The exact posterior of every data set of the accuracy study, by numerical integration.
+"""The exact posterior of every data set of a study, by numerical integration.
 
-``python -m benchmarks.exact`` samples what is missing in ``--out``, one file per
-data set, and writes the summary of all files to ``benchmarks/exact.csv``;
-``--table`` does the latter only.  An interrupted run goes on where it stopped.
-``--quick`` samples one data set with short chains.  JAX comes with the extra
-``benchmarks``; importing this module does not need it.
+``python -m benchmarks.exact`` samples for the accuracy study what ``--out``, one file
+per data set, and ``--csv``, the table, lack, and writes the table of all;
+``python -m benchmarks.exact breadth`` does so for the breadth study.  ``--table`` only
+writes.  An interrupted run goes on where it stopped.  ``--quick`` samples one data set
+with short chains.  JAX comes with the extra ``benchmarks``.
 """
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+import arviz as az
 import numpy as np
 import pandas as pd
 
-from benchmarks.cases import ACCURACY_CASES, AccuracyCase
-from benchmarks.exact_posterior import Case, Fit, Length, sample
-from benchmarks.saving import finished
+from benchmarks import RESULTS, RUNS, runner
+from benchmarks.accuracy.fit import accuracy_of
+from benchmarks.breadth.fit import moments
+from benchmarks.cases import ACCURACY, BREADTH, Case, named
+from benchmarks.jax_rival import Fit, Length, sample
 
-HERE = Path(__file__).parent
-# All cases get their first data sets before any case gets its last: a partial run is of use.
-BLOCKS = ((0, 10), (10, 40), (40, 100))
 QUICK = (Length(100, 100),)
+OF_ACCURACY, OF_BREADTH = ["case", "replicate"], ["problem", "replicate", "variable"]
 
 
-def summary(case: AccuracyCase, replicate: int, fit: Fit) -> dict[str, float]:
-    """Return what the study compares with, a row of the table."""
-    draws = fit.theta.reshape(-1, fit.theta.shape[-1])
-    theta, x0 = draws.mean(axis=0), fit.x0.mean(axis=(0, 1))
-    error = case.system.ode.solve(case.t, x0, theta) - case.simulate(replicate).x
-    states, params = case.system.ode.states, case.system.ode.params
-    low, high = np.quantile(draws, [0.025, 0.975], axis=0)
+def summary(case: Case, replicate: int, fit: Fit) -> dict[str, float]:
+    """Return what the accuracy study compares with, a row of its table."""
+    theta = fit.theta.reshape(-1, len(case.theta)).T
+    low, high = np.quantile(theta, [0.025, 0.975], axis=1)
+    x0, sigma = (values.mean(axis=(0, 1)) for values in (fit.x0, fit.sigma))
     by_name = {
-        "mean": (params, theta),
-        "sd": (params, draws.std(axis=0)),
-        "log mean": (params, np.log(draws).mean(axis=0)),
-        "log sd": (params, np.log(draws).std(axis=0)),
-        "2.5 %": (params, low),
-        "97.5 %": (params, high),
-        "mean x0": (states, x0),
-        "mean sigma": (states, fit.sigma.mean(axis=(0, 1))),
-        "rmse": (states, np.sqrt((error**2).mean(axis=0))),
+        "2.5 %": (case.theta, low),
+        "97.5 %": (case.theta, high),
+        "mean x0": (case.x0, x0),
+        "mean sigma": (case.x0, sigma),
     }
     return {
-        "rmse": float(np.sqrt((error**2).mean())),
         "rhat": fit.rhat(),
         "ess": fit.ess(),
         "divergences": fit.divergences,
         "attempts": fit.attempts,
         "cpu_seconds": fit.cpu_seconds,
+        **accuracy_of(case, case.simulate(replicate), theta, x0),
     } | {
         f"{quantity} {name}": float(value)
         for quantity, (names, values) in by_name.items()
@@ -56,84 +51,127 @@ def summary(case: AccuracyCase, replicate: int, fit: Fit) -> dict[str, float]:
     }
 
 
-def path_of(case: Case, replicate: int, folder: Path) -> Path:
-    """Return where the draws of a data set are kept."""
-    return folder / f"{case.name.replace(' ', '-')}-{replicate}.npz"
+def variables(case: Case, fit: Fit) -> pd.DataFrame:
+    """Return what the breadth study compares with: a row for every theta, first state and sigma."""
+    draws = {name: fit.theta[..., i] for i, name in enumerate(case.theta)} | {
+        f"{what}[{state}]": values[..., k]
+        for what, values in {"x0": fit.x0, "sigma": fit.sigma}.items()
+        for k, state in enumerate(case.x0)
+    }
+    rows = {
+        name: moments(values)
+        | {
+            "50 %": np.median(values),
+            "rhat": float(az.rhat(values)),
+            "ess": float(az.ess(values)),
+            "divergences": fit.divergences,
+            "attempts": fit.attempts,
+            "cpu_seconds": fit.cpu_seconds,
+        }
+        for name, values in draws.items()
+    }
+    return pd.DataFrame.from_dict(rows, orient="index")
 
 
-def save(fit: Fit, path: Path):
-    """Write draws in single precision, all of the file or nothing."""
+def of_accuracy(fits) -> pd.DataFrame:
+    """Return a row for every data set."""
+    rows = ((key, summary(named(ACCURACY, key[0]), key[1], fit)) for key, fit in fits)
+    return runner.table_of(rows, OF_ACCURACY)
+
+
+def of_breadth(fits) -> pd.DataFrame:
+    """Return a row for every variable of every data set."""
+    tables = {key: variables(named(BREADTH, key[0]), fit) for key, fit in fits}
+    return pd.concat(tables, names=OF_BREADTH)
+
+
+class Reference(NamedTuple):
+    """What a study compares with: of which data sets, and how it is saved."""
+
+    cases: Sequence[Case]
+    replicates: Sequence[int]
+    # All cases get their first data sets before any case gets its last: a partial run is of use.
+    ends: Sequence[int]
+    table_of: Callable[..., pd.DataFrame]
+    index: list[str]
+    float_format: str
+    folder: str
+
+
+REFERENCES = {
+    "accuracy": Reference(
+        ACCURACY, range(100), (10, 40), of_accuracy, OF_ACCURACY, "%.5g", "exact"
+    ),
+    "breadth": Reference(
+        BREADTH, range(1, 6), range(1, 5), of_breadth, OF_BREADTH, "%.6g", "breadth-exact"
+    ),
+}
+
+
+def write(fit: Fit, path: Path):
+    """Write draws in single precision."""
     arrays = {name: np.asarray(value) for name, value in fit._asdict().items()}
     halved = {name: a.astype("float32") if a.ndim else a for name, a in arrays.items()}
-    with finished(path) as unfinished, unfinished.open("wb") as file:
+    with path.open("wb") as file:
         np.savez(file, **halved)
 
 
-def load(path: Path) -> Fit:
-    """Read what `save` wrote."""
-    with np.load(path) as arrays:
+def read(path: Path) -> Fit:
+    """Read what `write` wrote."""
+    with path.open("rb") as file, np.load(file) as arrays:
         return Fit(
             *(a.astype(float) if (a := arrays[name]).ndim else a.item() for name in Fit._fields)
         )
 
 
-def saved(folder: Path) -> Iterator[tuple[AccuracyCase, int, Path]]:
-    """Iterate over the files in a folder, by case and replicate."""
-    for case in ACCURACY_CASES:
-        for replicate in range(BLOCKS[-1][-1]):
-            path = path_of(case, replicate, folder)
-            if path.exists():
-                yield case, replicate, path
+NPZ = runner.Format(".npz", write, read)
 
 
-def table_of(folder: Path) -> pd.DataFrame:
-    """Return the summaries of all data sets in a folder, one row each."""
-    rows = [
-        {"case": case.name, "replicate": replicate, **summary(case, replicate, load(path))}
-        for case, replicate, path in saved(folder)
-    ]
-    if not rows:
-        msg = f"{folder} has no files of draws; run without --table first."
-        raise FileNotFoundError(msg)
-    return pd.DataFrame(rows).set_index(["case", "replicate"])
-
-
-def run(folder: Path, cases: Sequence[AccuracyCase], replicates: int):
-    """Sample what a folder lacks, block by block over all cases, and print a line for each."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for first, end in BLOCKS:
-        for case in cases:
-            for replicate in range(first, min(end, replicates)):
-                path = path_of(case, replicate, folder)
-                if path.exists():
-                    continue
-                fit = sample(case, replicate)
-                save(fit, path)
-                row = summary(case, replicate, fit)
-                line = (f"{name} {value:.4g}" for name, value in list(row.items())[:6])
-                print(f"{case.name} {replicate}: {', '.join(line)}", flush=True)
+def report(key, fit: Fit):
+    """Print a line for a data set."""
+    print(
+        f"{key[0]} {key[1]}: R-hat {fit.rhat():.3f}, {fit.ess():.0f} effective draws, "
+        f"{fit.divergences} divergences, {fit.cpu_seconds:.0f} CPU s",
+        flush=True,
+    )
 
 
 def main(arguments: list[str] | None = None):
     """Sample the exact posteriors and write their table."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--out", type=Path, default=HERE / "results" / "exact", help="draws")
-    parser.add_argument("--csv", type=Path, default=HERE / "exact.csv", help="table")
-    parser.add_argument("--replicates", type=int, default=100, help="data sets of each case")
-    parser.add_argument("--cases", nargs="+", choices=[case.name for case in ACCURACY_CASES])
+    parser.add_argument("study", nargs="?", choices=list(REFERENCES), default="accuracy")
+    parser.add_argument("--out", type=Path, help="draws")
+    parser.add_argument("--csv", type=Path, help="table")
+    parser.add_argument("--replicates", type=int, help="data sets of each case")
+    parser.add_argument("--cases", nargs="+", choices=[case.name for case in ACCURACY + BREADTH])
     parser.add_argument("--table", action="store_true", help="the table only, of what is there")
     parser.add_argument("--quick", action="store_true", help="one data set, short chains, no files")
     options = parser.parse_args(arguments)
-
+    reference = REFERENCES[options.study]
     if options.quick:
-        case = ACCURACY_CASES[0]
-        print(pd.Series(summary(case, 0, sample(case, 0, QUICK))).to_string())
+        case, replicate = reference.cases[0], reference.replicates[0]
+        fit = {(case.name, replicate): sample(case, replicate, QUICK)}
+        print(reference.table_of(fit.items()).T.to_string())
         return
+    names = [case.name for case in reference.cases]
+    csv = options.csv or RESULTS / options.study / "exact.csv"
+    known = runner.known_from(csv, reference.index)
+    saved = runner.Saved(options.out or RUNS / reference.folder, NPZ, known=known)
     if not options.table:
-        names = options.cases or [case.name for case in ACCURACY_CASES]
-        cases = [case for case in ACCURACY_CASES if case.name in names]
-        run(options.out, cases, options.replicates)
-    table_of(options.out).to_csv(options.csv, float_format="%.5g")
+        keys = runner.keys_of(
+            options.cases or names,
+            replicates=reference.replicates[: options.replicates],
+            ends=reference.ends,
+        )
+        runner.run(
+            keys,
+            lambda key: sample(named(reference.cases, key[0]), key[1]),
+            saved,
+            report=report,
+        )
+    every = runner.keys_of(names, replicates=reference.replicates, ends=())
+    table = saved.table(every, reference.table_of)
+    table.to_csv(csv, float_format=reference.float_format)
 
 
 if __name__ == "__main__":

@@ -15,9 +15,10 @@ import pandas as pd
 import pymc as pm
 
 import pymc_gradmatch as gm
-from benchmarks import machine
+from benchmarks import show
+from benchmarks.cases import ACCURACY, PAPER, named
 
-SYSTEM = gm.systems.lotka_volterra
+LV, LV_IN_A_BOX = named(ACCURACY, "LV low"), named(PAPER, "LV low")
 
 
 def best_of(repeats: int, calls: int, function: Callable[[], object]) -> float:
@@ -31,28 +32,10 @@ def best_of(repeats: int, calls: int, function: Callable[[], object]) -> float:
     return min(times)
 
 
-def build(seed: int) -> tuple[gm.systems.Simulation, pm.Model]:
-    """Return a data set and the paper's model of it."""
-    data = SYSTEM.simulate("low", random_seed=seed)
-    model = gm.build_model(
-        SYSTEM.ode,
-        data.t,
-        data.y,
-        priors={name: pm.HalfNormal.dist(5) for name in SYSTEM.ode.params},
-        cov="ExpQuad",
-        shared=True,
-        gamma=0.3,
-        random_seed=seed,
-    )
-    return data, model
-
-
 def fitting() -> float:
     """Return CPU seconds of a whole ``fit_gp``, its small compilation included."""
-    data = SYSTEM.simulate("low", random_seed=1)
-    return best_of(
-        3, 1, lambda: gm.fit_gp(data.t, data.y, cov="ExpQuad", shared=True, random_seed=1)
-    )
+    data = LV.simulate(1)
+    return best_of(3, 1, lambda: LV.paper_gp(data, random_seed=1))
 
 
 def density(model: pm.Model) -> tuple[float, float]:
@@ -97,21 +80,21 @@ def recovery(seeds: int) -> float:
     """
     # The README's data sets, generators made by name: GRADMATCH_SEED_SHIFT leaves these alone.
     generators = [np.random.Generator(np.random.PCG64(seed)) for seed in range(seeds)]
-    stack = [SYSTEM.simulate("low", random_seed=generator) for generator in generators]
+    case, stack = LV_IN_A_BOX, [LV.simulate(generator) for generator in generators]
     fits = gm.fit_many(
-        SYSTEM.ode,
-        SYSTEM.t,
+        case.ode,
+        case.t,
         np.stack([data.y for data in stack]),
-        priors=SYSTEM.priors(),
-        cov=SYSTEM.paper.cov,
-        shared=SYSTEM.paper.shared,
-        gamma=SYSTEM.paper.gamma,
+        priors=case.priors(),
+        cov=case.paper.cov,
+        shared=case.paper.shared,
+        gamma=case.paper.gamma,
         draws=10_000,
         random_seed=0,
         progressbar=False,
     )
-    means = fits[list(SYSTEM.ode.params)].mean(["chain", "draw"]).to_dataframe()
-    trajectories = SYSTEM.ode.solve(SYSTEM.t, SYSTEM.x0, means)
+    means = fits[list(case.theta)].mean(["chain", "draw"]).to_dataframe()
+    trajectories = case.ode.solve(case.t, case.x0, means)
     errors = trajectories - np.stack([data.x for data in stack])
     return float(np.median(np.sqrt(np.mean(errors**2, axis=(1, 2)))))
 
@@ -124,7 +107,7 @@ def main(arguments: list[str] | None = None):
     options = parser.parse_args(arguments)
     logging.getLogger("pymc").setLevel(logging.ERROR)
 
-    _, model = build(1)
+    model = LV.paper_model(LV.simulate(1), random_seed=1)
     logp, with_gradient = density(model)
     milliseconds = sweep(model, 20_000 if options.quick else 100_000)
     seeds = 1 if options.quick else 10
@@ -136,10 +119,7 @@ def main(arguments: list[str] | None = None):
         (f"median trajectory RMSE, {seeds} seeds", recovery(seeds), "<= 0.07"),
     ]
     table = pd.DataFrame(rows, columns=["what", "measured", "wanted"]).set_index("what")
-    print(machine())
-    print(table.to_string(float_format="{:.3g}".format))
-    if options.out:
-        table.to_csv(options.out)
+    show(table, options.out)
 
 
 if __name__ == "__main__":

@@ -28,9 +28,8 @@ import pytensor.tensor as pt
 import scipy.stats
 
 import pymc_gradmatch as gm
-from benchmarks import machine
+from benchmarks import show
 from pymc_gradmatch._pymc import EVALUATE_ONCE
-from pymc_gradmatch.gp.kernels import Sigmoid
 
 __all__ = ["Outcome", "attempt", "problem"]
 
@@ -298,7 +297,9 @@ def four_lines(posed: Problem, ode, t, y) -> pm.Model:
             gp = gm.fit_gp(
                 t,
                 y,
-                cov=lambda size, ls: size * pm.gp.cov.ExpQuad(1, ls=ls) + size * Sigmoid(1.0, 1.0),
+                cov=lambda size, ls: (
+                    size * pm.gp.cov.ExpQuad(1, ls=ls) + size * gm.kernels.Sigmoid(1.0, 1.0)
+                ),
                 bounds={"size": (0.1, 10), "ls": (span / 50, span)},
                 n_starts=2,
                 random_seed=1,
@@ -671,8 +672,7 @@ def main(arguments: list[str] | None = None) -> int:
         index=["road", "mistakes"], columns="result", aggfunc="size", fill_value=0, observed=False
     ).reindex(columns=["finite", "message", "failure"], fill_value=0)
     table.loc[("all", ""), :] = table.sum()
-    print(machine())
-    print(table.astype(int).to_string())
+    show(table.astype(int))
     print(f"{outcomes['seconds'].sum():.0f} CPU s")
     if options.csv:
         outcomes.to_csv(options.csv, index=False)

@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.levers`` finds the most probable states and parameters
 under every variant, integrates the ODE from there, and prints the median
-trajectory error as a ratio to the exact posterior's (``benchmarks/exact.csv``)
+trajectory error as a ratio to the exact posterior's (``benchmarks/results/accuracy/exact.csv``)
 on the same data sets.  No sampling: this is about bias.
 """
 
@@ -15,12 +15,11 @@ import numpy as np
 import pandas as pd
 
 import pymc_gradmatch as gm
-from benchmarks.cases import ACCURACY_CASES, AccuracyCase
+from benchmarks import RESULTS
+from benchmarks.cases import ACCURACY, Case
 from pymc_gradmatch.model.gauss_newton import climb_from_prior
 from pymc_gradmatch.model.priors import parameters_of
 from pymc_gradmatch.model.refinement import REFINED, RefinedSettings
-
-HERE = Path(__file__).parent
 
 
 class Levers(NamedTuple):
@@ -51,9 +50,9 @@ VARIANTS: dict[str, Levers | RefinedSettings] = {
 }
 
 
-def error(case: AccuracyCase, replicate: int, variant: Levers | RefinedSettings) -> float:
+def error(case: Case, replicate: int, variant: Levers | RefinedSettings) -> float:
     """Return the trajectory RMSE from the estimated parameters and first states."""
-    ode, data, priors = case.system.ode, case.simulate(replicate), case.priors()
+    ode, data, priors = case.ode, case.simulate(replicate), case.priors()
     gp = gm.fit_gp(data.t, data.y, cov="Matern52", random_seed=1)
     if isinstance(variant, RefinedSettings):
         centred, _, theta, _ = gm.refine(ode, gp, priors=priors, settings=variant, random_seed=1)
@@ -78,12 +77,12 @@ def main(arguments: list[str] | None = None):
     """Run every variant on every case, print the ratios and save them."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--replicates", type=int, default=10, help="data sets of each case")
-    parser.add_argument("--exact", type=Path, default=HERE / "exact.csv", help="exact posteriors")
-    parser.add_argument("--csv", type=Path, default=HERE / "levers.csv", help="table")
+    parser.add_argument("--exact", type=Path, default=RESULTS / "accuracy" / "exact.csv")
+    parser.add_argument("--csv", type=Path, default=RESULTS / "levers.csv", help="table")
     options = parser.parse_args(arguments)
     exact = pd.read_csv(options.exact, index_col=["case", "replicate"])["rmse"]
     columns: dict[str, pd.Series] = {}
-    for case in ACCURACY_CASES:
+    for case in ACCURACY:
         replicates = range(options.replicates)
         reference = exact.loc[case.name].loc[list(replicates)].median()
         ratios = {}

@@ -11,6 +11,7 @@ on), and Lorenz-96 with 2, 10 and 40 states.  ``--quick`` stops at 200 times and
 
 import argparse
 import logging
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter, process_time
 from unittest.mock import patch
@@ -24,10 +25,11 @@ import pytensor.tensor as pt
 from pymc.pytensorf import join_nonshared_inputs
 
 import pymc_gradmatch as gm
-from benchmarks import machine
+from benchmarks import show
+from benchmarks.cases import ACCURACY, BREADTH, named
 from pymc_gradmatch.numerics import matrices as algebra
 
-SYSTEM = gm.systems.lotka_volterra
+LV = named(ACCURACY, "LV low")
 LENGTHS = (20, 50, 100, 200, 500, 1000)
 SIZES = (2, 10, 40)
 
@@ -71,30 +73,21 @@ def cost(model: pm.Model, seconds: float = 0.5, repeats: int = 5) -> tuple[float
 
 def long_series(n_time: int) -> pm.Model:
     """Return a model of Lotka-Volterra at n_time times between 0 and 20."""
-    data = SYSTEM.simulate("low", t=np.linspace(0, 20, n_time), random_seed=1)
+    data = replace(LV, t=np.linspace(0, 20, n_time)).simulate(1)
     gp = gm.StateGP(data.t, data.y, [pm.gp.cov.Matern52(1, ls=np.float64(2.0))] * 2, sigma=0.1)
-    priors = {name: pm.HalfNormal.dist(5) for name in SYSTEM.ode.params}
-    return gm.build_model(SYSTEM.ode, gp.t, gp.y, priors=priors, gp=gp, gamma=0.3)
+    return LV.model(data, gp=gp, gamma=0.3)
 
 
 def lorenz_96(n_state: int, n_time: int = 50) -> pm.Model:
-    """Return a model of Lorenz-96: neighbours on a ring, advection, damping and a force F."""
-
-    def rhs(t, x, theta):
-        ring = pt.stack(x, axis=-1)
-        advected = (pt.roll(ring, -1, -1) - pt.roll(ring, 2, -1)) * pt.roll(ring, 1, -1)
-        slopes = advected - ring + theta.F
-        return [slopes[..., k] for k in range(n_state)]
-
-    ode = gm.ODE(rhs, [f"x{k}" for k in range(n_state)], ["F"])
+    """Return a model of Lorenz-96, neighbours on a ring, of so many states."""
+    case = named(BREADTH, "Lorenz-96")
+    ode = gm.ODE(case.ode.rhs, [f"x{k}" for k in range(n_state)], list(case.theta))
     t = np.linspace(0, 4, n_time)
     start = 8 + 0.01 * np.arange(n_state)
     noise = np.random.default_rng(1).normal(0, 0.3, (n_time, n_state))
-    y = ode.solve(t, start, [8.0]) + noise
-    covs = [pm.gp.cov.Matern52(1, ls=np.float64(0.5))] * n_state
-    gp = gm.StateGP(t, y, covs, sigma=0.3)
-    priors = {"F": pm.HalfNormal.dist(8)}
-    return gm.build_model(ode, t, y, priors=priors, gp=gp, gamma=0.3)
+    y = ode.solve(t, start, case.theta) + noise
+    gp = gm.StateGP(t, y, [pm.gp.cov.Matern52(1, ls=np.float64(0.5))] * n_state, sigma=0.3)
+    return gm.build_model(ode, t, y, priors=case.priors(), gp=gp, gamma=0.3)
 
 
 def row(system: str, matrices: str, build, size: int) -> dict:
@@ -134,10 +127,7 @@ def main(arguments: list[str] | None = None):
         rows.append(row("Lorenz-96", "dense", lorenz_96, n_state))
         print(rows[-1], flush=True)
     table = pd.DataFrame(rows).set_index(["system", "times", "states", "matrices"])
-    print(machine())
-    print(table.to_string(float_format="{:.3g}".format))
-    if options.out:
-        table.to_csv(options.out, float_format="%.4g")
+    show(table, options.out)
 
 
 if __name__ == "__main__":

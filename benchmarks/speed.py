@@ -2,7 +2,7 @@
 
 ``OMP_NUM_THREADS=1 python -m benchmarks.speed`` prints the tables and, with
 ``--out FOLDER``, saves them as CSV; ``--quick`` is a smoke test.  With JAX
-installed (``pip install .[benchmarks]``) the rival of :mod:`benchmarks.rivals`
+installed (``pip install .[benchmarks]``) the rival of :mod:`benchmarks.jax_rival`
 is measured in the same run on the same data.
 """
 
@@ -24,14 +24,14 @@ import pandas as pd
 import pymc as pm
 
 import pymc_gradmatch as gm
-from benchmarks import machine
-from benchmarks.rivals import CASES, Case, diffrax_nuts
+from benchmarks import machine, show
+from benchmarks.cases import ACCURACY, SPEED, Case, named
+from benchmarks.jax_rival import diffrax_nuts
 from pymc_gradmatch.numerics import Laplace
 from pymc_gradmatch.sampling.coordinates import straight
 from pymc_gradmatch.sampling.posterior import CompiledPosterior, compile_posterior
 
-LV = gm.systems.lotka_volterra
-LV_PRIORS = {name: pm.HalfNormal.dist(5) for name in LV.ode.params}
+LV = named(ACCURACY, "LV low")
 SETTINGS = {"chains": 4, "cores": 1}
 RIVAL_CASES = [0, 2, 4, 5]
 DEFAULT = "curved (gm.sample)"
@@ -96,7 +96,7 @@ def ess_per_second(case: Case, draw) -> tuple[float, float]:
     start = process_time()
     trace = draw()
     seconds = process_time() - start
-    theta = trace["posterior"].dataset[list(case.system.ode.params)]
+    theta = trace["posterior"].dataset[list(case.theta)]
     return (
         float(az.ess(theta).to_array().min()) / seconds,
         float(az.rhat(theta).to_array().max()),
@@ -107,16 +107,12 @@ def sampling_speed(seeds: int, n_cases: int, draws: int, *, ours_only: bool) -> 
     """Compare coordinates and mass matrices by NUTS, and the rival, on every case."""
     rows = []
     with_rival = importlib.util.find_spec("diffrax") is not None and not ours_only
-    for index, case in enumerate(CASES[:n_cases]):
-        paper, posterior = case.system.paper, None
-        label = f"{case.system.name}, {case.noise}, {case.prior.family}{case.prior.arguments}"
+    for index, case in enumerate(SPEED[:n_cases]):
+        posterior = None
         for seed in range(seeds):
             data = case.simulate(seed)
-            gp = gm.fit_gp(data.t, data.y, cov=paper.cov, shared=paper.shared, random_seed=1)
-            priors = {name: case.prior.pymc() for name in case.system.ode.params}
-            model = gm.build_model(
-                case.system.ode, data.t, data.y, priors=priors, gp=gp, gamma=paper.gamma
-            )
+            gp = case.paper_gp(data, random_seed=1)
+            model = case.model(data, gp=gp, gamma=case.paper.gamma)
             posterior = posterior.for_model(model) if posterior else compile_posterior(model)
             mode = posterior.find_mode(np.random.default_rng(1))
             # What was compared to choose the default: one data set tells.
@@ -129,36 +125,22 @@ def sampling_speed(seeds: int, n_cases: int, draws: int, *, ours_only: bool) -> 
                             a, np.random.default_rng(1), draws=draws, adaptation=m, **SETTINGS
                         ),
                     )
-                    rows.append((label, seed, name, adaptation, speed, rhat))
+                    rows.append((case.name, seed, name, adaptation, speed, rhat))
             speed, rhat = ess_per_second(
                 case,
                 lambda p=posterior, m=mode: p.sample(
                     m, np.random.default_rng(1), draws=draws, **SETTINGS
                 ),
             )
-            rows.append((label, seed, DEFAULT, "diag", speed, rhat))
+            rows.append((case.name, seed, DEFAULT, "diag", speed, rhat))
             if with_rival and index in RIVAL_CASES and seed == 0:
-                for dense in (False, True):
+                for mass in ("diag", "dense"):
                     rival = diffrax_nuts(
-                        case.system,
-                        data,
-                        prior=case.prior,
-                        dense_mass=dense,
-                        warmup=draws,
-                        draws=draws,
+                        case, data, dense_mass=mass == "dense", warmup=draws, draws=draws
                     )
-                    mass = "dense" if dense else "diag"
-                    rows.append(
-                        (
-                            label,
-                            seed,
-                            "NumPyro + diffrax",
-                            mass,
-                            rival.ess_per_cpu_second,
-                            rival.rhat,
-                        )
-                    )
-            print(f"done: {label}, data set {seed}", file=sys.stderr, flush=True)
+                    measured = (rival.ess_per_cpu_second, rival.rhat)
+                    rows.append((case.name, seed, "NumPyro + diffrax", mass, *measured))
+            print(f"done: {case.name}, data set {seed}", file=sys.stderr, flush=True)
     columns = ["case", "data set", "coordinates", "mass matrix", "ESS per CPU s", "R-hat"]
     return pd.DataFrame(rows, columns=columns)
 
@@ -184,10 +166,7 @@ def compilation() -> Iterator[tuple[str, float, str]]:
 
 def evaluation(calls: int = 5_000) -> Iterator[tuple[str, float, str]]:
     """Yield the cost of one log density with gradient, called in a compiled loop as by nutpie."""
-    data = LV.simulate("low", random_seed=0)
-    model = gm.build_model(
-        LV.ode, data.t, data.y, priors=LV_PRIORS, cov="ExpQuad", shared=True, gamma=0.3
-    )
+    model = LV.paper_model(LV.simulate(0), random_seed=1)
     native = compile_posterior(model).native
     evaluate, n = native.evaluate.ctypes, native.n
 
@@ -208,12 +187,12 @@ def evaluation(calls: int = 5_000) -> Iterator[tuple[str, float, str]]:
 
 def many(n_sets: int, draws: int) -> Iterator[tuple[str, float, str]]:
     """Yield CPU seconds of a stack of fits, beyond those of its first two."""
-    ys = np.stack([LV.simulate("low", random_seed=seed).y for seed in range(n_sets + 2)])
+    ys = np.stack([LV.simulate(seed).y for seed in range(n_sets + 2)])
     seconds = []
     for stack in (ys[:2], ys):
         start = process_time()
         gm.fit_many(
-            LV.ode, LV.t, stack, priors=LV_PRIORS, cov="ExpQuad", shared=True, gamma=0.3,
+            LV.ode, LV.t, stack, priors=LV.priors(), cov="ExpQuad", shared=True, gamma=0.3,
             draws=draws // 2, chains=2, random_seed=1, progressbar=False,
         )  # fmt: skip
         seconds.append(process_time() - start)
@@ -223,10 +202,7 @@ def many(n_sets: int, draws: int) -> Iterator[tuple[str, float, str]]:
 
 def chain(sweeps: int) -> Iterator[tuple[str, float, str]]:
     """Yield CPU seconds of the paper's chain: ours, and PyMC's Metropolis extrapolated."""
-    data = LV.simulate("low", random_seed=0)
-    model = gm.build_model(
-        LV.ode, data.t, data.y, priors=LV_PRIORS, cov="ExpQuad", shared=True, gamma=0.3
-    )
+    model = LV.paper_model(LV.simulate(0), random_seed=1)
     start = process_time()
     gm.sample_fgpgm(
         model, sweeps, state_step=0.075, param_step=0.09, random_seed=1, progressbar=False
@@ -262,7 +238,7 @@ def main(arguments: list[str] | None = None):
     warnings.filterwarnings("ignore", message="overflow encountered in exp")
 
     if options.ours:
-        ours = sampling_speed(3, len(CASES), 1_000, ours_only=True)
+        ours = sampling_speed(3, len(SPEED), 1_000, ours_only=True)
         print(machine())
         print(ours.to_string(index=False, float_format="{:.4g}".format))
         return
@@ -272,20 +248,19 @@ def main(arguments: list[str] | None = None):
         rows += compilation()
         rows.append(("peak memory, 300 000 sweeps of PT (GiB)", run(LONG_CHAIN), "< 1"))
     costs = pd.DataFrame(rows, columns=["what", "measured", "wanted"]).set_index("what")
-    sizes = (1, 1, 200) if quick else (3, len(CASES), 1_000)
+    sizes = (1, 1, 200) if quick else (3, len(SPEED), 1_000)
     speeds = sampling_speed(*sizes, ours_only=False)
     first = speeds[speeds["data set"] == 0].set_index(["case", "coordinates", "mass matrix"])
     default = speeds[speeds["coordinates"] == DEFAULT].groupby("case")
-    print(machine())
-    print(costs.to_string(float_format="{:.3g}".format), "\n")
-    print("The first data set of every case:")
+    show(costs)
+    print("\nThe first data set of every case:")
     print(first.drop(columns="data set").to_string(float_format="{:.4g}".format), "\n")
     print("gm.sample, medians over data sets:")
     print(default[["ESS per CPU s", "R-hat"]].median().to_string(float_format="{:.4g}".format))
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
-        costs.to_csv(options.out / "speed-costs.csv")
-        speeds.to_csv(options.out / "speed-sampling.csv", index=False)
+        costs.to_csv(options.out / "costs.csv")
+        speeds.to_csv(options.out / "sampling.csv", index=False)
 
 
 if __name__ == "__main__":

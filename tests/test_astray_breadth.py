@@ -1,6 +1,5 @@
 """The breadth study: what it fits, and when it calls an answer wrong (issue 15)."""
 
-import json
 import logging
 import warnings
 
@@ -8,11 +7,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from benchmarks import breadth, breadth_fit
-from benchmarks.breadth_cases import PROBLEMS, REPLICATES, problem_named
-from benchmarks.rivals import import_jax, jax_right_hand_side
+from benchmarks.breadth.__main__ import FOLDER, INDEX, REPLICATES
+from benchmarks.breadth.fit import _stage, given_up
+from benchmarks.breadth.outcomes import judged
+from benchmarks.cases import BREADTH, named
+from benchmarks.jax_rival import import_jax, right_hand_side
 
-DECAY = problem_named("decay")
+DECAY = named(BREADTH, "decay")
 EXACT_MEAN, EXACT_SD = 0.5, 0.01
 
 
@@ -49,25 +50,25 @@ def fitted(matched, checked, *, sealed, said=()):
 
 
 def outcome(row, exact):
-    return breadth.judged(row, exact, DECAY, 1)["outcome"]
+    return judged(row, exact, DECAY, 1)["outcome"]
 
 
 def test_fifteen_problems_and_more_have_five_data_sets_and_an_exact_posterior_each():
-    assert len(PROBLEMS) >= 15
+    assert len(BREADTH) >= 15
     assert len(REPLICATES) == 5
-    table = pd.read_csv(breadth.HERE / "breadth-exact.csv", index_col=[*breadth.INDEX, "variable"])
-    for problem in PROBLEMS:
+    table = pd.read_csv(FOLDER / "exact.csv", index_col=[*INDEX, "variable"])
+    for case in BREADTH:
         for replicate in REPLICATES:
-            for name in problem.theta:
-                assert table.loc[(problem.name, replicate, name), "sd"] > 0
+            for name in case.theta:
+                assert table.loc[(case.name, replicate, name), "sd"] > 0
 
 
 def test_data_have_the_promised_noise_and_come_from_their_number_alone():
-    problem = problem_named("tumour")
-    data = problem.simulate(5)
+    case = named(BREADTH, "tumour")
+    data = case.simulate(5)
     noise = np.random.default_rng(5).normal(size=data.x.shape) * 0.03 * data.x.std(axis=0)
     np.testing.assert_array_equal(data.y, data.x + noise)
-    np.testing.assert_array_equal(data.y, problem.simulate(5).y)
+    np.testing.assert_array_equal(data.y, case.simulate(5).y)
 
 
 @pytest.mark.parametrize("checked", [moments(moved=2.1), moments(moved=-2.1), moments(width=0.6)])
@@ -111,7 +112,7 @@ def test_a_failure_is_in_words_if_it_is_ours_and_soon(failure, seconds, expected
 def test_what_a_stage_says_is_heard_once_with_its_warnings():
     row, kept = {"said": {}, "cpu_seconds": {}}, []
     with pytest.raises(ValueError, match="invalid literal"):  # noqa: PT012, SIM117
-        with breadth_fit._stage("sample", row, lambda row: kept.append(dict(row))):
+        with _stage("sample", row, lambda row: kept.append(dict(row))):
             for _ in range(2):
                 logging.getLogger("pymc.stats").warning("R-hat is large")
                 warnings.warn("the noise is at its bound", UserWarning, stacklevel=1)
@@ -121,23 +122,20 @@ def test_what_a_stage_says_is_heard_once_with_its_warnings():
     assert kept[0]["stage"] == "sample"
 
 
-def test_a_fit_without_an_answer_is_a_row_that_says_so(tmp_path):
-    path = breadth.path_of(DECAY, 1, tmp_path)
-    row = {"said": {"build": []}, "cpu_seconds": {"build": 1.0}, "stage": "sample"}
-    path.with_suffix(".started").write_text(json.dumps(row))
-    breadth._give_up(path, 7, -24)
-    saved = json.loads(path.read_text())
-    assert saved["failure"] == "no answer within 7 CPU s (exit code -24)"
-    assert saved["cpu_seconds"] == {"build": 1.0, "sample": 7.0}
-    assert list(tmp_path.iterdir()) == [path]
+def test_a_fit_without_an_answer_is_a_row_that_says_so(exact):
+    kept = {"said": {"build": []}, "cpu_seconds": {"build": 1.0}, "stage": "sample"}
+    row = given_up(kept, 7, -24)
+    assert row["failure"] == "no answer within 7 CPU s (exit code -24)"
+    assert row["cpu_seconds"] == {"build": 1.0, "sample": 7.0}
+    assert outcome(row, exact) == "failed"
 
 
-@pytest.mark.parametrize("problem", PROBLEMS, ids=[problem.name for problem in PROBLEMS])
-def test_the_reference_integrates_the_users_own_right_hand_side(problem):
+@pytest.mark.parametrize("case", BREADTH, ids=[case.name for case in BREADTH])
+def test_the_reference_integrates_the_users_own_right_hand_side(case):
     pytest.importorskip("diffrax")
     pytest.importorskip("numpyro")
     _, jax, _ = import_jax()
-    x0, theta = (np.array(list(values.values())) for values in (problem.x0, problem.theta))
-    ours = problem.ode(problem.t[:1], x0[None], list(theta))[0].eval()
-    theirs = jax.jit(jax_right_hand_side(problem.ode))(problem.t[0], x0, theta)
+    x0, theta = (np.array(list(values.values())) for values in (case.x0, case.theta))
+    ours = case.ode(case.t[:1], x0[None], list(theta))[0].eval()
+    theirs = jax.jit(right_hand_side(case.ode))(case.t[0], x0, theta)
     np.testing.assert_allclose(theirs, ours, rtol=1e-12, atol=1e-12)

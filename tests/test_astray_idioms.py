@@ -232,7 +232,7 @@ def instant(monkeypatch):
 def test_a_broken_fit_of_the_study_is_named_and_fitted_again(instant, kept, tmp_path, capsys):
     tasks = study.tasks_of(["LV low"], ["instant"], 3)
     study.run(tasks, tmp_path, QUICK)
-    broken = study.path_of(tasks[1], tmp_path)
+    broken = study.saved_in(tmp_path).path(tasks[1])
     broken.write_bytes(broken.read_bytes()[:kept])
     with pytest.raises(ValueError, match=f"{broken.name} cannot be read.*again"):
         results.combine(tmp_path)

@@ -14,7 +14,7 @@ from scipy.stats import multivariate_normal
 import pymc_gradmatch as gm
 from pymc_gradmatch.gp import StatePrior
 from pymc_gradmatch.gp.derivatives import evaluate_blocks
-from pymc_gradmatch.numerics import matrices
+from pymc_gradmatch.numerics import matrices as algebra
 
 COV = [pm.gp.cov.ExpQuad(1, ls=0.5)] * 2
 
@@ -56,7 +56,7 @@ def test_derivative_operator_differentiates_a_smooth_function():
     t = np.linspace(0, 3, 40)
     y = np.stack([np.sin(t), np.exp(-t)], axis=1)
     gp = gm.StateGP(t, y, [4.0 * pm.gp.cov.ExpQuad(1, ls=1.0)] * 2, sigma=0.1, nugget=1e-8)
-    slopes = matrices.per_state(gp.operators().D, (y - gp.mean) / gp.scale) * gp.scale
+    slopes = algebra.per_state(gp.operators().D, (y - gp.mean) / gp.scale) * gp.scale
     expected = np.stack([np.cos(t), -np.exp(-t)], axis=1)
     np.testing.assert_allclose(slopes[3:-3], expected[3:-3], atol=1e-3)
 
@@ -184,7 +184,7 @@ def test_coords_of_the_model_must_be_those_of_the_data(data, gp):
 @pytest.mark.usefixtures("fast_compile")
 def test_prior_may_have_a_batch_of_states(two_kernel_gp, rng):
     gp = two_kernel_gp
-    spectrum = matrices.spectrum(gp.operators().C)
+    spectrum = algebra.spectrum(gp.operators().C)
     x = StatePrior.dist(gp.prior_mean, gp.scale, gp.posterior_mean(), *spectrum, size=(3,))
     value = rng.normal(size=(3, *gp.y.shape))
     single = StatePrior.dist(gp.prior_mean, gp.scale, gp.posterior_mean(), *spectrum)
@@ -197,7 +197,7 @@ def test_prior_may_have_a_batch_of_states(two_kernel_gp, rng):
 @pytest.mark.parametrize("mode", ["FAST_COMPILE", None])
 def test_product_per_state_is_a_matrix_product_and_so_is_its_gradient(rng, mode):
     matrices, x, weights = rng.normal(size=(2, 5, 5)), pt.matrix("x"), rng.normal(size=(5, 2))
-    product = matrices.per_state(pt.constant(matrices), x)
+    product = algebra.per_state(pt.constant(matrices), x)
     outputs = [product, pt.grad((weights * product).sum(), x)]
     at = rng.normal(size=(5, 2))
     value, gradient = pytensor.function([x], outputs, mode=mode)(at)

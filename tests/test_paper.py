@@ -11,14 +11,14 @@ import pytest
 import xarray as xr
 from scipy.special import logit
 
+from benchmarks.cases import PAPER, named
 from benchmarks.paper import methods, results, study, tables
 from benchmarks.paper.adaptive import GAMMAS, adaptive_model
-from benchmarks.paper.cases import CASES, case_named
 from benchmarks.paper.collapse import climb
 from benchmarks.paper.figures import draw_figures
 from benchmarks.paper.methods import FULL, QUICK, Draws
 from benchmarks.paper.summary import summarise
-from benchmarks.saving import finished
+from benchmarks.runner import Saved
 from pymc_gradmatch.sampling.posterior import CompiledPosterior
 
 N_SETS = 6
@@ -61,15 +61,15 @@ def test_a_study_survives_the_death_of_a_worker(serial, tmp_path, monkeypatch):
     ) as cluster:
         with distributed.Client(cluster) as client:
             victim = next(iter(client.run(os.getpid).values()))
-        save, killed = study._save, []
+        save, killed = Saved.save, []
 
-        def save_and_kill(result, path):
-            save(result, path)
-            if len(list(path.parent.glob("*.nc"))) == 2:
+        def save_and_kill(fits, task, result):
+            save(fits, task, result)
+            if len(list(fits.folder.glob("*.nc"))) == 2:
                 os.kill(victim, signal.SIGKILL)
                 killed.append(victim)
 
-        monkeypatch.setattr(study, "_save", save_and_kill)
+        monkeypatch.setattr(Saved, "save", save_and_kill)
         study.run(tasks(), tmp_path, QUICK, scheduler=cluster.scheduler_address)
     assert killed
     spread = saved(tmp_path)
@@ -88,45 +88,28 @@ def test_fits_are_close_to_the_truth_and_seeds_on_record(serial):
 
 
 def test_seeds_differ_between_cases_methods_and_replicates():
-    every = study.tasks_of([case.name for case in CASES], list(methods.METHODS), 10)
+    every = study.tasks_of([case.name for case in PAPER], list(methods.METHODS), 10)
     assert len({task.seed for task in every}) == len(every) == len(set(every))
 
 
 def test_an_interrupted_study_resumes_without_fitting_again(instant, tmp_path, monkeypatch):
-    save = study._save
+    save = Saved.save
 
-    def interrupted(result, path):
-        save(result, path)
-        if path == study.path_of(tasks("instant")[2], tmp_path):
+    def interrupted(fits, task, result):
+        save(fits, task, result)
+        if task == tasks("instant")[2]:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(study, "_save", interrupted)
+    monkeypatch.setattr(Saved, "save", interrupted)
     with pytest.raises(KeyboardInterrupt):
         study.run(tasks("instant"), tmp_path, QUICK)
     there = {path: path.stat().st_mtime_ns for path in (tmp_path / "fits").glob("*.nc")}
     assert len(there) == 3
-    monkeypatch.setattr(study, "_save", save)
+    monkeypatch.setattr(Saved, "save", save)
     instant.clear()
     study.run(tasks("instant"), tmp_path, QUICK)
     assert instant == [task.seed for task in tasks("instant")[3:]]
     assert all(path.stat().st_mtime_ns == time for path, time in there.items())
-
-
-def write_and_fail(path):
-    with finished(path) as unfinished:
-        unfinished.write_text("half")
-        raise KeyboardInterrupt
-
-
-def test_a_file_is_whole_or_not_there(tmp_path):
-    path = tmp_path / "row.json"
-    with pytest.raises(KeyboardInterrupt):
-        write_and_fail(path)
-    assert not path.exists()
-    with finished(path) as unfinished:
-        unfinished.write_text("whole")
-    assert [file.name for file in tmp_path.iterdir()] == ["row.json"]
-    assert path.read_text() == "whole"
 
 
 def test_chains_of_other_lengths_get_a_folder_of_their_own(instant, tmp_path):
@@ -177,7 +160,7 @@ def test_tasks_run_through_small_studies_first_and_keep_compilations_together():
 
 
 def test_a_trajectory_that_cannot_be_integrated_is_infinitely_wrong():
-    case = case_named("LV low")
+    case = named(PAPER, "LV low")
     data = case.simulate(0)
     theta = np.broadcast_to([90.0, -90.0, -90.0, 90.0], (2, 10, 4))
     draws = Draws(theta, np.broadcast_to(data.x, (2, 10, *data.x.shape)), is_chain=False)
@@ -187,7 +170,7 @@ def test_a_trajectory_that_cannot_be_integrated_is_infinitely_wrong():
 
 
 def test_the_inferred_start_is_that_of_the_states():
-    case = case_named("LV low")
+    case = named(PAPER, "LV low")
     data = case.simulate(0)
     theta = np.broadcast_to(case.truth, (2, 10, 4))
     x = np.broadcast_to(data.x + 0.5, (2, 10, *data.x.shape))
@@ -215,14 +198,14 @@ def estimates_of(fitted, owners):
 @pytest.mark.filterwarnings("ignore:.*the estimate of sigma ended at its low bound")
 @pytest.mark.parametrize("name", ["LV low", "PT high", "FHN SNR 100, 10 points"])
 def test_adaptive_gradient_matching_at_the_estimates_is_fgpgm(name):
-    case = case_named(name)
-    data, settings = case.simulate(0), case.system.paper
-    fitted = methods.paper_gp(case, data)
+    case = named(PAPER, name)
+    data, settings = case.simulate(0), case.paper
+    fitted = case.paper_gp(data, random_seed=0)
     adaptive, fixed = adaptive_model(case, data, fitted), methods.paper_model(case, data)
     low, high = np.log(GAMMAS)
     share = (np.log(settings.gamma) - low) / (high - low)
     point = fixed.initial_point() | {"log tolerance_interval__": logit(share)}
-    estimates = estimates_of(fitted, case.system.ode.states[: 1 if settings.shared else None])
+    estimates = estimates_of(fitted, case.ode.states[: 1 if settings.shared else None])
     point |= {f"{name}_log__": np.log(value) for name, value in estimates.items()}
     assert point.keys() == adaptive.initial_point().keys()
     log_densities = [
@@ -258,7 +241,7 @@ def test_evidence_climbs_to_its_maximum_and_is_the_integral():
 def test_names_that_two_systems_share_stay_apart():
     fits = []
     for name in ("PT low", "FHN SNR 10, 20 points"):
-        case = case_named(name)
+        case = named(PAPER, name)
         data = case.simulate(0)
         theta = np.broadcast_to(case.truth, (1, 5, len(case.truth)))
         draws = Draws(theta, data.x[None, None], is_chain=False)

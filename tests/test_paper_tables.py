@@ -7,13 +7,13 @@ import pandas as pd
 import pytest
 import scipy.stats
 
+from benchmarks import RESULTS
+from benchmarks.cases import PAPER, named
 from benchmarks.paper import reference, results, tables
-from benchmarks.paper.cases import case_named
 from benchmarks.paper.markdown import markdown_tables
 from benchmarks.paper.methods import Draws
 from benchmarks.paper.summary import summarise
 
-RESULTS = Path(__file__).parents[1] / "benchmarks" / "paper-results"
 DOCS = Path(__file__).parents[1] / "docs" / "paper.md"
 
 
@@ -23,7 +23,7 @@ def made_up(method, errors, shift=0.0):
     Overall the error from the true start is the first state's, from the
     inferred one twice as large.
     """
-    case = case_named("LV low")
+    case = named(PAPER, "LV low")
     data = case.simulate(0)
     fits = []
     for replicate, error in enumerate(errors):
@@ -103,14 +103,14 @@ def test_few_data_sets_are_seldom_as_far_away_as_a_median_outside_their_range(mo
 
 
 def test_the_tables_of_the_docs_are_those_of_the_saved_results():
-    text, written = DOCS.read_text("utf-8"), markdown_tables(RESULTS)
+    text, written = DOCS.read_text("utf-8"), markdown_tables(RESULTS / "paper")
     assert set(written) == {"summary", "reference", "table1", "agreement", "costs"}
     missing = [name for name, table in written.items() if table not in text]
     assert not missing
 
 
 def test_the_docs_say_whether_fits_failed():
-    n_failures = pd.read_csv(RESULTS / "summary.csv")["failures"].sum()
+    n_failures = pd.read_csv(RESULTS / "paper" / "summary.csv")["failures"].sum()
     assert ("No fit failed" in DOCS.read_text("utf-8")) == (n_failures == 0)
 
 

@@ -5,11 +5,11 @@ import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 import pytest
-from pymc_gradmatch.gp.operators import blocks_of, conditional_operators
 from scipy.stats import multivariate_normal
 
 import pymc_gradmatch as gm
 from pymc_gradmatch.gp import StatePrior
+from pymc_gradmatch.gp.derivatives import blocks_of, conditional_operators
 from pymc_gradmatch.model.constraint import GradientMatchingODERV
 from pymc_gradmatch.numerics import matrices as algebra
 from pymc_gradmatch.sampling.many import compiled_for

@@ -17,7 +17,8 @@ which are started in a copy of this repository::
 import argparse
 from pathlib import Path
 
-from benchmarks.paper.cases import CASES, SYSTEMS
+from benchmarks import RUNS
+from benchmarks.cases import PAPER
 from benchmarks.paper.figures import draw_figures
 from benchmarks.paper.markdown import markdown_tables
 from benchmarks.paper.methods import FULL, METHODS, QUICK
@@ -25,7 +26,7 @@ from benchmarks.paper.results import combine, load
 from benchmarks.paper.study import run, tasks_of
 from benchmarks.paper.tables import write_tables
 
-RESULTS = Path(__file__).parents[1] / "results"
+SYSTEMS = ["LV", "PT", "FHN"]
 
 
 def main(arguments: list[str] | None = None):
@@ -36,7 +37,7 @@ def main(arguments: list[str] | None = None):
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("action", nargs="?", choices=("run", "table", "figures"), default="run")
-    parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS))
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=SYSTEMS)
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--replicates", type=int, help="data sets of each case; 100, quick 1")
     parser.add_argument("--n-jobs", type=int, default=-1, help="processes; -1 is one per core")
@@ -44,9 +45,9 @@ def main(arguments: list[str] | None = None):
     parser.add_argument("--scheduler", metavar="ADDRESS", help="run on this Dask cluster")
     parser.add_argument("--quick", action="store_true", help="the first case, short chains")
     options = parser.parse_args(arguments)
-    out = options.out or RESULTS / ("paper-quick" if options.quick else "paper")
+    out = options.out or RUNS / ("paper-quick" if options.quick else "paper")
     if options.action == "run":
-        cases = [case.name for case in CASES if case.system_key in options.systems]
+        cases = [case.name for case in PAPER if case.name.split()[0] in options.systems]
         effort, replicates = FULL, 100
         if options.quick:
             cases, effort, replicates = cases[:1], QUICK, 1

@@ -7,9 +7,8 @@ import pymc as pm
 from pytensor.tensor.variable import TensorConstant
 
 import pymc_gradmatch as gm
-from benchmarks.paper.cases import PaperCase
+from benchmarks.cases import Case
 from pymc_gradmatch.gp.kernels import NAMED, build_kernel
-from pymc_gradmatch.paper.systems import Simulation
 
 __all__ = ["adaptive_model"]
 
@@ -17,7 +16,7 @@ GAMMAS = (1e-4, 1.0)
 SPREAD = np.log(2)
 
 
-def adaptive_model(case: PaperCase, data: Simulation, fitted: gm.StateGP) -> pm.Model:
+def adaptive_model(case: Case, data: gm.systems.Simulation, fitted: gm.StateGP) -> pm.Model:
     """Write the four lines with the paper's kernels and random hyperparameters and gamma.
 
     Hyperpriors are log-normal, a factor of two (one standard deviation) around
@@ -29,14 +28,14 @@ def adaptive_model(case: PaperCase, data: Simulation, fitted: gm.StateGP) -> pm.
 
     Parameters
     ----------
-    case : PaperCase
+    case : Case
         The system, with the kernel and the boxes of the paper.
     data : Simulation
         The observations.
     fitted : StateGP
         Kernels and sigma as FGPGM has them.
     """
-    settings, ode = case.system.paper, case.system.ode
+    settings, ode = case.paper, case.ode
     owners = ode.states[:1] if settings.shared else ode.states
     with pm.Model(coords={"state": ode.states}) as model:
         theta = {name: pm.Uniform(name, *settings.theta_box) for name in ode.params}
@@ -50,8 +49,8 @@ def adaptive_model(case: PaperCase, data: Simulation, fitted: gm.StateGP) -> pm.
     return model
 
 
-def _kernel(case: PaperCase, fitted: pm.gp.cov.Prod, owner: str):
-    build = NAMED[case.system.paper.cov]
+def _kernel(case: Case, fitted: pm.gp.cov.Prod, owner: str):
+    build = NAMED[case.paper.cov]
     estimates = zip(inspect.signature(build).parameters, _estimates(fitted), strict=True)
     random = {
         name: pm.LogNormal(f"{name} of {owner}", np.log(estimate), SPREAD)

@@ -12,9 +12,9 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
+from benchmarks import RESULTS
+from benchmarks.cases import PAPER, Case, named
 from benchmarks.paper.adaptive import adaptive_model
-from benchmarks.paper.cases import PaperCase, case_named
-from benchmarks.paper.methods import paper_gp
 from pymc_gradmatch.numerics import laplace
 from pymc_gradmatch.sampling.posterior import CompiledPosterior, compile_posterior
 
@@ -23,7 +23,6 @@ __all__ = ["climb"]
 CASES = ("LV low", "LV high")
 EVALUATIONS = 150  # of the evidence, in one climb
 CLOSE = 0.02  # nats, and units of the logarithms of hyperparameters
-RESULTS = Path(__file__).parents[1] / "paper-results" / "collapse.csv"
 
 
 def climb(
@@ -69,7 +68,7 @@ def climb(
     return best, mode
 
 
-def evidence_along(case: PaperCase, replicates: int) -> pd.DataFrame:
+def evidence_along(case: Case, replicates: int) -> pd.DataFrame:
     """Climb with gamma alone, then with all hyperparameters, on every data set of a case.
 
     The kernel's hyperparameters start, and are held, at the means of their priors.
@@ -77,7 +76,7 @@ def evidence_along(case: PaperCase, replicates: int) -> pd.DataFrame:
     rows, compiled = {}, None
     for replicate in range(replicates):
         data = case.simulate(replicate)
-        model = adaptive_model(case, data, paper_gp(case, data))
+        model = adaptive_model(case, data, case.paper_gp(data, random_seed=0))
         compiled = compiled or compile_posterior(model)
         posterior = compiled.for_model(model)
         names = np.repeat([rv.name for rv in model.free_RVs], [*map(np.prod, posterior.shapes)])
@@ -109,9 +108,11 @@ def main(arguments: list[str] | None = None):
         prog="python -m benchmarks.paper.collapse", description=main.__doc__
     )
     parser.add_argument("--replicates", type=int, default=10, help="data sets of each case")
-    parser.add_argument("--csv", type=Path, default=RESULTS, help="table")
+    parser.add_argument(
+        "--csv", type=Path, default=RESULTS / "paper" / "collapse.csv", help="table"
+    )
     options = parser.parse_args(arguments)
-    table = pd.concat([evidence_along(case_named(name), options.replicates) for name in CASES])
+    table = pd.concat([evidence_along(named(PAPER, name), options.replicates) for name in CASES])
     table.to_csv(options.csv, float_format="%.3g")
     medians = table.groupby("case", sort=False).median()
     print(medians.T.to_string(float_format="{:.3g}".format))

@@ -9,7 +9,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.paper.cases import case_named
+from benchmarks.cases import PAPER, named
 
 __all__ = ["draw_figures"]
 
@@ -54,7 +54,7 @@ def _figures(study: xr.Dataset) -> Iterator[tuple[str, Figure]]:
     if cases:
         yield "rmse", rmse_boxplots(study.sel(case=cases))
     for case in cases:
-        slug, fits = case_named(case).slug, study.sel(case=case)
+        slug, fits = named(PAPER, case).slug, study.sel(case=case)
         yield f"trajectories-{slug}", trajectories(fits, case)
         yield f"parameters-{slug}", parameter_boxplots(fits, case)
         yield f"chain-{slug}", example_chain(fits, case)
@@ -134,7 +134,7 @@ def rmse_boxplots(study: xr.Dataset) -> Figure:
 
 def trajectories(fits: xr.Dataset, case: str) -> Figure:
     """Draw median trajectories with bands over data sets: states in rows, methods in columns."""
-    states, methods = case_named(case).system.ode.states, _methods(fits)
+    states, methods = named(PAPER, case).ode.states, _methods(fits)
     figure, axes = _grid(
         len(states) * len(methods), len(methods), (3.0, 2.1), sharex=True, sharey="row"
     )
@@ -149,7 +149,7 @@ def trajectories(fits: xr.Dataset, case: str) -> Figure:
             if method == methods[0]:
                 axis.set_ylabel(STATE_LABELS.get(state, state))
             if state == states[-1]:
-                axis.set_xlabel(UNITS[case_named(case).system_key])
+                axis.set_xlabel(UNITS[case.split()[0]])
     _legend(figure, axes[0], f"{case}: trajectories from the true x0")
     return figure
 
@@ -157,7 +157,7 @@ def trajectories(fits: xr.Dataset, case: str) -> Figure:
 def fitzhugh_nagumo(study: xr.Dataset) -> Figure:
     """Draw FitzHugh-Nagumo with ever more observations, states in rows."""
     cases = study["case"].to_numpy()
-    states = case_named(cases[0]).system.ode.states
+    states = named(PAPER, cases[0]).ode.states
     figure, axes = _grid(
         len(states) * len(cases), len(cases), (2.6, 2.3), sharex=True, sharey="row"
     )
@@ -200,7 +200,7 @@ def _legend(figure: Figure, axis: Axes, title: str) -> None:
 
 def parameter_boxplots(fits: xr.Dataset, case: str) -> Figure:
     """Draw the posterior means of all data sets, with the truth."""
-    params, methods = case_named(case).system.ode.params, _methods(fits)
+    params, methods = named(PAPER, case).ode.params, _methods(fits)
     figure, axes = _grid(len(params), min(4, len(params)), (3.2, 3.0))
     for param, axis in zip(params, axes, strict=True):
         means = {
@@ -218,7 +218,7 @@ def parameter_boxplots(fits: xr.Dataset, case: str) -> Figure:
 
 def example_chain(fits: xr.Dataset, case: str) -> Figure:
     """Draw the marginals of the first data set by the methods that have it, with the truth."""
-    params, methods = case_named(case).system.ode.params, _methods(fits)
+    params, methods = named(PAPER, case).ode.params, _methods(fits)
     figure, axes = _grid(len(params), min(4, len(params)), (3.2, 2.6))
     by_method = {method: _fitted(fits.sel({"method": method})) for method in methods}
     first = min(known["replicate"].to_numpy()[0] for known in by_method.values())
@@ -246,7 +246,7 @@ def example_chain(fits: xr.Dataset, case: str) -> Figure:
 
 
 def _with_unit(param: str, case: str) -> str:
-    unit = PARAMETER_UNITS[case_named(case).system_key].get(param)
+    unit = PARAMETER_UNITS[case.split()[0]].get(param)
     return f"{param} ({unit})" if unit else param
 
 

@@ -7,11 +7,10 @@ import numpy as np
 from scipy.optimize import least_squares
 
 import pymc_gradmatch as gm
-from benchmarks.paper.cases import SYSTEMS, PaperCase
+from benchmarks.cases import Case
 from pymc_gradmatch.model.gauss_newton import climb_from_prior
 from pymc_gradmatch.model.priors import Parameters, parameters_of
 from pymc_gradmatch.ode import BatchedSolver, batched_solver
-from pymc_gradmatch.paper.systems import Simulation
 
 __all__ = ["LikelihoodFit", "maximum_likelihood"]
 
@@ -57,9 +56,9 @@ class LikelihoodFit(NamedTuple):
 class _Trajectories:
     """Residuals as a function of u = (theta, x0), and their derivatives."""
 
-    def __init__(self, case: PaperCase, data: Simulation):
-        self.solve, self.data = _solver(case.system_key), data
-        self.n_params = len(case.system.theta)
+    def __init__(self, case: Case, data: gm.systems.Simulation):
+        self.solve, self.data = _solver(case.ode), data
+        self.n_params = len(case.theta)
 
     def __call__(self, u: np.ndarray) -> np.ndarray:
         """Return trajectories, shape ``(draw, time, state)``, of points ``(draw, entry)``."""
@@ -82,7 +81,7 @@ class _Trajectories:
 
 
 def maximum_likelihood(
-    case: PaperCase, data: Simulation, gp: gm.StateGP, seed: int
+    case: Case, data: gm.systems.Simulation, gp: gm.StateGP, seed: int
 ) -> LikelihoodFit:
     """Fit (theta, x0) by least squares, every state weighted by its noise.
 
@@ -92,7 +91,7 @@ def maximum_likelihood(
 
     Parameters
     ----------
-    case : PaperCase
+    case : Case
         The system and its box.
     data : Simulation
         The observations.
@@ -106,10 +105,10 @@ def maximum_likelihood(
     LikelihoodFit
     """
     trajectories = _Trajectories(case, data)
-    n_params, n_states = len(case.system.theta), len(case.system.x0)
+    n_params, n_states = len(case.theta), len(case.x0)
     low, high = (
         np.r_[np.full(n_params, edge), np.full(n_states, sign * np.inf)]
-        for edge, sign in zip(case.system.paper.theta_box, (-1, 1), strict=True)
+        for edge, sign in zip(case.paper.theta_box, (-1, 1), strict=True)
     )
 
     def fit(u, sigma):
@@ -137,10 +136,10 @@ def maximum_likelihood(
     return LikelihoodFit(best.x, covariance, x, trajectories.derivatives(best.x), (low, high), note)
 
 
-def _starts(case: PaperCase, gp: gm.StateGP, seed: int) -> list[np.ndarray]:
+def _starts(case: Case, gp: gm.StateGP, seed: int) -> list[np.ndarray]:
     rng = np.random.default_rng(seed)
-    parameters, ode = _parameters(case.system_key), case.system.ode
-    gamma = np.full(len(ode.states), case.system.paper.gamma)
+    ode, parameters = case.ode, _parameters(case)
+    gamma = np.full(len(ode.states), case.paper.gamma)
     mode = climb_from_prior(ode, gp, parameters, gamma, gp.posterior_mean(), rng)
     theta = parameters.natural(mode.u)[0]
     around = [theta * np.exp(0.5 * rng.normal(size=len(theta))) for _ in range(N_STARTS - 1)]
@@ -148,10 +147,10 @@ def _starts(case: PaperCase, gp: gm.StateGP, seed: int) -> list[np.ndarray]:
 
 
 @cache
-def _solver(system: str) -> BatchedSolver:
-    return batched_solver(SYSTEMS[system].ode)
+def _solver(ode: gm.ODE) -> BatchedSolver:
+    return batched_solver(ode)
 
 
 @cache
-def _parameters(system: str) -> Parameters:
-    return parameters_of(SYSTEMS[system].priors(), SYSTEMS[system].ode.params)
+def _parameters(case: Case) -> Parameters:
+    return parameters_of(case.priors(), case.ode.params)

@@ -12,11 +12,10 @@ import numpy as np
 import pymc as pm
 
 import pymc_gradmatch as gm
+from benchmarks.cases import Case
 from benchmarks.paper.adaptive import adaptive_model
-from benchmarks.paper.cases import PaperCase
 from benchmarks.paper.likelihood import maximum_likelihood
 from benchmarks.paper.meanfield import fit_mean_field
-from pymc_gradmatch.paper.systems import Simulation
 from pymc_gradmatch.sampling.coordinates import straight
 from pymc_gradmatch.sampling.many import compiled_for
 from pymc_gradmatch.sampling.posterior import CompiledPosterior
@@ -64,39 +63,32 @@ class Draws(NamedTuple):
     note: str = ""
 
 
-Method = Callable[[PaperCase, Simulation, int, Effort], Draws]
+Method = Callable[[Case, gm.systems.Simulation, int, Effort], Draws]
 
 # One list per case and method in every process: the first data set compiles.
 _compiled: dict[tuple[str, str], list[CompiledPosterior]] = defaultdict(list)
 
 
-def paper_gp(case: PaperCase, data: Simulation) -> gm.StateGP:
-    """Fit the paper's kernel, step 1 of Algorithm 1: the same one for every method."""
-    settings = case.system.paper
-    return gm.fit_gp(data.t, data.y, cov=settings.cov, shared=settings.shared, random_seed=0)
+def paper_model(case: Case, data: gm.systems.Simulation, **settings) -> pm.Model:
+    """Build the paper's density, with its box of the states; the same fit for every method."""
+    return case.paper_model(data, random_seed=0, state_box=case.paper.state_box, **settings)
 
 
-def paper_model(case: PaperCase, data: Simulation, **options) -> pm.Model:
-    """Build the paper's density: its kernel, gamma and boxes."""
-    settings = case.system.paper
-    return gm.build_model(
-        case.system.ode,
-        data.t,
-        data.y,
-        priors=case.system.priors(),
-        gp=paper_gp(case, data),
-        gamma=settings.gamma,
-        state_box=settings.state_box,
-        **options,
-    )
+def sweeps_of(case: Case) -> int:
+    """Return the length of the Metropolis chain, the paper's.
+
+    It states none for FitzHugh-Nagumo.  The reference code's 300 000 sweeps take a
+    quarter of an hour at 100 times, which get as many as Lotka-Volterra.
+    """
+    return case.paper.draws if len(case.t) < 100 else 100_000
 
 
-def fgpgm(case: PaperCase, data: Simulation, seed: int, effort: Effort) -> Draws:
+def fgpgm(case: Case, data: gm.systems.Simulation, seed: int, effort: Effort) -> Draws:
     """Run the paper's single Metropolis chain."""
-    settings = case.system.paper
+    settings = case.paper
     idata = gm.sample_fgpgm(
         paper_model(case, data),
-        draws=max(500, int(effort.sweeps * case.sweeps)),
+        draws=max(500, int(effort.sweeps * sweeps_of(case))),
         state_step=settings.state_step,
         param_step=settings.param_step,
         random_seed=seed,
@@ -105,39 +97,32 @@ def fgpgm(case: PaperCase, data: Simulation, seed: int, effort: Effort) -> Draws
     return _draws(case, idata["posterior"].dataset)
 
 
-def nuts(case: PaperCase, data: Simulation, seed: int, effort: Effort) -> Draws:
+def nuts(case: Case, data: gm.systems.Simulation, seed: int, effort: Effort) -> Draws:
     """Run NUTS on the density of :func:`fgpgm`, as :func:`pymc_gradmatch.sample` does."""
     return _nuts(case, paper_model(case, data), "nuts", seed, effort)
 
 
-def agm(case: PaperCase, data: Simulation, seed: int, effort: Effort) -> Draws:
+def agm(case: Case, data: gm.systems.Simulation, seed: int, effort: Effort) -> Draws:
     """Run NUTS on adaptive gradient matching: hyperparameters and gamma are random too.
 
     In straight coordinates: hyperparameters change the ridge from draw to draw.
     Every density costs factorisations, ten times the others' time, so that there
     are a quarter of the draws.
     """
-    model = adaptive_model(case, data, paper_gp(case, data))
+    model = adaptive_model(case, data, case.paper_gp(data, random_seed=0))
     fewer = effort._replace(draws=effort.draws // 2, chains=2)
     return _nuts(case, model, "agm", seed, fewer, bent=False)
 
 
-def refined(case: PaperCase, data: Simulation, seed: int, effort: Effort) -> Draws:
+def refined(case: Case, data: gm.systems.Simulation, seed: int, effort: Effort) -> Draws:
     """Run NUTS on ``preset="refined"``, in the boxes of the paper."""
-    model = gm.build_model(
-        case.system.ode,
-        data.t,
-        data.y,
-        priors=case.system.priors(),
-        preset="refined",
-        gp=gm.fit_gp(data.t, data.y, cov="Matern52", random_seed=seed),
-        random_seed=seed,
-    )
+    gp = gm.fit_gp(data.t, data.y, cov="Matern52", random_seed=seed)
+    model = case.model(data, preset="refined", gp=gp, random_seed=seed)
     return _nuts(case, model, "refined", seed, effort)
 
 
 def _nuts(
-    case: PaperCase, model: pm.Model, method: str, seed: int, effort: Effort, *, bent: bool = True
+    case: Case, model: pm.Model, method: str, seed: int, effort: Effort, *, bent: bool = True
 ) -> Draws:
     posterior = compiled_for(model, _compiled[case.name, method])
     rng = np.random.default_rng(seed)
@@ -152,14 +137,14 @@ def _nuts(
     return _draws(case, idata["posterior"].dataset, note)
 
 
-def _draws(case: PaperCase, posterior, note: str = "") -> Draws:
-    theta = np.stack([posterior[name].to_numpy() for name in case.system.ode.params], axis=-1)
+def _draws(case: Case, posterior, note: str = "") -> Draws:
+    theta = np.stack([posterior[name].to_numpy() for name in case.theta], axis=-1)
     # The refined preset has a finer grid than the observations.
     x = posterior["x"].sel(time=case.t, method="nearest").to_numpy()
     return Draws(theta, x, note=note)
 
 
-def mvgm(case: PaperCase, data: Simulation, seed: int, effort: Effort) -> Draws:
+def mvgm(case: Case, data: gm.systems.Simulation, seed: int, effort: Effort) -> Draws:
     """Fit a mean-field Gaussian to the density of :func:`fgpgm`, by ``pm.fit``.
 
     Gorbach et al. (2017) have a full Gaussian per state over time, and factorise
@@ -173,13 +158,13 @@ def mvgm(case: PaperCase, data: Simulation, seed: int, effort: Effort) -> Draws:
     return _draws(case, fitted, note)._replace(is_chain=False)
 
 
-def exact(case: PaperCase, data: Simulation, seed: int, effort: Effort) -> Draws:
+def exact(case: Case, data: gm.systems.Simulation, seed: int, effort: Effort) -> Draws:
     """Maximise the likelihood by numerical integration; draws are the normal approximation.
 
     No posterior: the maximum over (theta, x0) in the paper's box, and normal
     draws around it, clipped to the box.
     """
-    fit = maximum_likelihood(case, data, paper_gp(case, data), seed)
+    fit = maximum_likelihood(case, data, case.paper_gp(data, random_seed=0), seed)
     theta, x = fit.draws(1_000, np.random.default_rng(seed))
     return Draws(theta[None], x[None], is_chain=False, note=fit.note)
 

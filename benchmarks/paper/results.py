@@ -5,19 +5,24 @@ from pathlib import Path
 import numpy as np
 import xarray as xr
 
-from benchmarks.paper.cases import CASES, SYSTEMS, case_named
+from benchmarks.cases import PAPER, named
 from benchmarks.paper.methods import METHODS
-from benchmarks.paper.summary import QUANTILES, STARTS
-from benchmarks.saving import finished
+from benchmarks.paper.summary import N_POINTS, QUANTILES, STARTS, points
+from benchmarks.runner import Format, finished
 
-__all__ = ["combine", "is_readable", "load", "stacked"]
+__all__ = ["NETCDF", "combine", "load", "stacked"]
 
 FILE = "study.nc"
 LONGEST = 400  # characters of a reason or a note
-PARAMS = tuple(dict.fromkeys(name for system in SYSTEMS.values() for name in system.ode.params))
-STATES = tuple(dict.fromkeys(name for system in SYSTEMS.values() for name in system.ode.states))
+PARAMS = tuple(dict.fromkeys(name for case in PAPER for name in case.theta))
+STATES = tuple(dict.fromkeys(name for case in PAPER for name in case.x0))
 NAMED = {"param": PARAMS, "state": STATES, "start": STARTS}
 FITTED = ("method", "case", "replicate")
+NETCDF = Format(
+    ".nc",
+    write=lambda fit, path: fit.to_netcdf(path, engine="h5netcdf"),
+    open=lambda path: xr.load_dataset(path, engine="h5netcdf"),
+)
 
 
 def combine(out: Path) -> Path:
@@ -34,7 +39,7 @@ def combine(out: Path) -> Path:
     if not paths:
         msg = f"there are no fits in {out / 'fits'}; run `python -m benchmarks.paper` first."
         raise FileNotFoundError(msg)
-    study = stacked([_saved(path) for path in paths])
+    study = stacked([NETCDF.read(path) for path in paths])
     floats = [name for name, variable in study.items() if variable.dtype.kind == "f"]
     encoding = {name: {"compression": "gzip"} for name in floats}
     with finished(out / FILE) as unfinished:
@@ -44,27 +49,7 @@ def combine(out: Path) -> Path:
 
 def load(out: Path) -> xr.Dataset:
     """Return the combined results of a folder."""
-    return _saved(out / FILE)
-
-
-def is_readable(path: Path) -> bool:
-    """Tell whether a file is there and whole."""
-    try:
-        with xr.open_dataset(path, engine="h5netcdf"):
-            return True
-    except OSError:
-        return False
-
-
-def _saved(path: Path) -> xr.Dataset:
-    try:
-        return xr.load_dataset(path, engine="h5netcdf")
-    except OSError as error:
-        msg = (
-            f"{path} cannot be read: {error}. Run `python -m benchmarks.paper` again: it makes "
-            "anew what is missing or broken."
-        )
-        raise ValueError(msg) from error
+    return NETCDF.read(out / FILE)
 
 
 def stacked(fits: list[xr.Dataset]) -> xr.Dataset:
@@ -83,7 +68,7 @@ def stacked(fits: list[xr.Dataset]) -> xr.Dataset:
         does not have is NaN, and so is what was not fitted.
     """
     methods = _in_order(METHODS, {fit.attrs["method"] for fit in fits})
-    cases = _in_order([case.name for case in CASES], {fit.attrs["case"] for fit in fits})
+    cases = _in_order([case.name for case in PAPER], {fit.attrs["case"] for fit in fits})
     replicates = sorted({int(fit.attrs["replicate"]) for fit in fits})
     places = [
         (
@@ -118,7 +103,7 @@ def _in_order(known, there: set[str]) -> list[str]:
 
 def _sizes(fits: list[xr.Dataset]) -> dict[str, int]:
     sizes = {dim: len(names) for dim, names in NAMED.items()}
-    longest = {"time": max(len(case_named(fit.attrs["case"]).t) for fit in fits)}
+    longest = {"time": max(len(named(PAPER, fit.attrs["case"]).t) for fit in fits)}
     for fit in fits:
         for dim, size in fit.sizes.items():
             longest[dim] = max(size, longest.get(dim, 0))
@@ -141,18 +126,17 @@ def _truths(cases: list[str], n_times: int) -> xr.Dataset:
     """Return true parameters and trajectories, and both time axes, of every case."""
     columns = {
         "true_theta": (("case", "param"), np.full((len(cases), len(PARAMS)), np.nan)),
-        "truth": (("case", "point", "state"), np.full((len(cases), 101, len(STATES)), np.nan)),
-        "t_point": (("case", "point"), np.full((len(cases), 101), np.nan)),
+        "truth": (("case", "point", "state"), np.full((len(cases), N_POINTS, len(STATES)), np.nan)),
+        "t_point": (("case", "point"), np.full((len(cases), N_POINTS), np.nan)),
         "t": (("case", "time"), np.full((len(cases), n_times), np.nan)),
     }
     for row, name in enumerate(cases):
-        case = case_named(name)
-        ode = case.system.ode
-        params = [PARAMS.index(param) for param in ode.params]
-        states = [STATES.index(state) for state in ode.states]
+        case = named(PAPER, name)
+        params = [PARAMS.index(param) for param in case.theta]
+        states = [STATES.index(state) for state in case.x0]
         columns["true_theta"][1][row, params] = case.truth
-        truth = ode.solve(case.points(), case.system.x0, case.truth)
-        columns["truth"][1][row][:, states] = truth
-        columns["t_point"][1][row] = case.points()
+        t = points(case)
+        columns["truth"][1][row][:, states] = case.ode.solve(t, case.x0, case.theta)
+        columns["t_point"][1][row] = t
         columns["t"][1][row, : len(case.t)] = case.t
     return xr.Dataset(columns)

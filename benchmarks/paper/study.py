@@ -4,8 +4,8 @@ import json
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from itertools import pairwise
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from time import process_time
 from typing import NamedTuple
@@ -21,15 +21,15 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from benchmarks.paper.cases import CASES, case_named
+from benchmarks import runner
+from benchmarks.cases import PAPER, named
 from benchmarks.paper.methods import METHODS, Effort
-from benchmarks.paper.results import is_readable
+from benchmarks.paper.results import NETCDF
 from benchmarks.paper.summary import failed, summarise
-from benchmarks.saving import finished
 
-__all__ = ["Task", "fit", "path_of", "run", "tasks_of"]
+__all__ = ["Task", "fit", "run", "saved_in", "tasks_of"]
 
-BLOCKS = (0, 1, 5, 10, 30, 100)  # the study is whole, at some size, at every end of a block
+ENDS = (1, 5, 10, 30, 100)
 DAY = 86_400
 
 
@@ -43,9 +43,14 @@ class Task(NamedTuple):
     @property
     def seed(self) -> int:
         """The method's own seed; that of the data is ``replicate``."""
-        index = [case.name for case in CASES].index(self.case)
+        index = [case.name for case in PAPER].index(self.case)
         entropy = [index, int.from_bytes(self.method.encode(), "little"), self.replicate]
         return int(np.random.SeedSequence(entropy).generate_state(1)[0])
+
+    @property
+    def file(self) -> str:
+        """Name of the file that it is saved in."""
+        return f"{named(PAPER, self.case).slug}_{self.method}_{self.replicate:03d}"
 
 
 def tasks_of(cases: Sequence[str], methods: Sequence[str], replicates: int) -> list[Task]:
@@ -54,29 +59,22 @@ def tasks_of(cases: Sequence[str], methods: Sequence[str], replicates: int) -> l
     Parameters
     ----------
     cases, methods : sequence of str
-        Names in ``CASES`` and ``METHODS``.
+        Names in ``PAPER`` and ``METHODS``.
     replicates : int
         Data sets of every case.
     """
-    ends = [end for end in BLOCKS if end < replicates] + [replicates]
-    return [
-        Task(case, method, replicate)
-        for first, end in pairwise(ends)
-        for case in cases
-        for method in methods
-        for replicate in range(first, end)
-    ]
+    keys = runner.keys_of(cases, methods, replicates=range(replicates), ends=ENDS)
+    return [Task(*key) for key in keys]
 
 
-def path_of(task: Task, out: Path) -> Path:
-    """Return where a fit is saved."""
-    slug = case_named(task.case).slug
-    return out / "fits" / f"{slug}_{task.method}_{task.replicate:03d}.nc"
+def saved_in(out: Path) -> runner.Saved:
+    """Return the fits that a folder has."""
+    return runner.Saved(out / "fits", NETCDF, name=lambda task: task.file)
 
 
-def fit(task: Task, effort: Effort) -> tuple[Task, xr.Dataset]:
+def fit(task: Task, effort: Effort) -> xr.Dataset:
     """Fit and summarise; what goes wrong is a result too."""
-    case = case_named(task.case)
+    case = named(PAPER, task.case)
     start = process_time()
     with _quiet():
         try:
@@ -88,7 +86,7 @@ def fit(task: Task, effort: Effort) -> tuple[Task, xr.Dataset]:
             seconds = process_time() - start
             result = failed(case, f"{type(error).__name__}: {error}")
     result = result.assign(cpu_seconds=seconds, data_seed=task.replicate, method_seed=task.seed)
-    return task, result.assign_attrs(task._asdict() | effort._asdict())
+    return result.assign_attrs(task._asdict() | effort._asdict())
 
 
 @contextmanager
@@ -147,22 +145,28 @@ def run(
         raise ImportError(msg) from error
     (out / "fits").mkdir(parents=True, exist_ok=True)
     _keep_to_one(effort, out)
-    missing = [task for task in tasks if not is_readable(path_of(task, out))]
-    for task in missing:
-        if (path := path_of(task, out)).exists():
-            print(f"{path} is broken, and is fitted again.")
+    runner.run(
+        tasks,
+        partial(fit, effort=effort),
+        saved_in(out),
+        workers=partial(_side_by_side, n_jobs=n_jobs, scheduler=scheduler),
+    )
+
+
+def _side_by_side(work, tasks, *, n_jobs, scheduler) -> Iterator[tuple[Task, xr.Dataset]]:
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with ExitStack() as stack:
-        stack.enter_context(_backend(n_jobs, scheduler))
-        # The time left by the mean of all fits so far: they differ much in length.
-        progress = stack.enter_context(
-            Progress("{task.description}", *columns, speed_estimate_period=30 * DAY)
-        )
-        bar = progress.add_task("Fitting", total=len(missing))
+    # The time left by the mean of all fits so far: they differ much in length.
+    progress = Progress("{task.description}", *columns, speed_estimate_period=30 * DAY)
+    with _backend(n_jobs, scheduler), progress:
+        bar = progress.add_task("Fitting", total=len(tasks))
         parallel = Parallel(return_as="generator_unordered", batch_size=1)
-        for task, result in parallel(delayed(fit)(task, effort) for task in missing):
-            _save(result, path_of(task, out))
+        for task, result in parallel(delayed(_keyed)(work, task) for task in tasks):
+            yield task, result
             progress.update(bar, advance=1, description=" ".join(map(str, task)))
+
+
+def _keyed(work, task: Task) -> tuple[Task, xr.Dataset]:
+    return task, work(task)
 
 
 @contextmanager
@@ -191,8 +195,3 @@ def _keep_to_one(effort: Effort, out: Path) -> None:
             "Choose another folder (--out), so that no table mixes them."
         )
         raise ValueError(msg)
-
-
-def _save(result: xr.Dataset, path: Path) -> None:
-    with finished(path) as unfinished:
-        result.to_netcdf(unfinished, engine="h5netcdf")

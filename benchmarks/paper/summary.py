@@ -6,14 +6,15 @@ import arviz as az
 import numpy as np
 import xarray as xr
 
-from benchmarks.paper.cases import PaperCase
+import pymc_gradmatch as gm
+from benchmarks.cases import Case
 from benchmarks.paper.methods import Draws
-from pymc_gradmatch.paper.systems import Simulation
 
-__all__ = ["QUANTILES", "STARTS", "failed", "summarise"]
+__all__ = ["N_POINTS", "QUANTILES", "STARTS", "failed", "points", "summarise"]
 
 QUANTILES = (0.025, 0.5, 0.975)
 STARTS = ("true", "inferred")
+N_POINTS = 101  # of a trajectory
 KEPT = 1_000  # draws of theta, thinned
 DIMS = {
     "mean": ("param",),
@@ -30,12 +31,17 @@ DIMS = {
 }
 
 
-def summarise(case: PaperCase, data: Simulation, draws: Draws) -> xr.Dataset:
+def points(case: Case) -> np.ndarray:
+    """Return the times at which trajectories are kept."""
+    return np.linspace(case.t[0], case.t[-1], N_POINTS)
+
+
+def summarise(case: Case, data: gm.systems.Simulation, draws: Draws) -> xr.Dataset:
     """Summarise the draws of one fit.
 
     Parameters
     ----------
-    case : PaperCase
+    case : Case
         The system.
     data : Simulation
         Observations and true states.
@@ -50,12 +56,12 @@ def summarise(case: PaperCase, data: Simulation, draws: Draws) -> xr.Dataset:
         trajectory, integrated from the posterior mean of theta, starts at the
         true x0 or at the posterior mean of x(t0).
     """
-    ode = case.system.ode
-    theta = draws.theta.reshape(-1, len(ode.params))
+    ode = case.ode
+    theta = draws.theta.reshape(-1, len(case.theta))
     states = draws.x.mean(axis=(0, 1))
-    starts = np.array([case.system.x0, states[0]])
+    starts = np.array([list(case.x0.values()), states[0]])
     at_data, trajectory = (
-        _solved(ode, t, starts, theta.mean(axis=0)) for t in (case.t, case.points())
+        _solved(ode, t, starts, theta.mean(axis=0)) for t in (case.t, points(case))
     )
     squares = np.square(at_data - data.x)
     kept = np.linspace(0, len(theta) - 1, min(KEPT, len(theta))).astype(int)
@@ -72,20 +78,18 @@ def summarise(case: PaperCase, data: Simulation, draws: Draws) -> xr.Dataset:
     return _row(case, values, note=draws.note, failure="")
 
 
-def failed(case: PaperCase, reason: str) -> xr.Dataset:
+def failed(case: Case, reason: str) -> xr.Dataset:
     """Return the row of a fit that failed: its reason, and NaN for the rest."""
-    ode = case.system.ode
-    sizes = {"param": len(ode.params), "state": len(ode.states), "start": len(STARTS)}
-    sizes |= {"quantile": len(QUANTILES), "time": len(case.t), "point": len(case.points())}
+    sizes = {"param": len(case.theta), "state": len(case.x0), "start": len(STARTS)}
+    sizes |= {"quantile": len(QUANTILES), "time": len(case.t), "point": N_POINTS}
     shapes = {name: [sizes.get(dim, 1) for dim in dims] for name, dims in DIMS.items()}
     nothing = {name: np.full(shape, np.nan) for name, shape in shapes.items()}
     return _row(case, nothing, note="", failure=reason)
 
 
-def _row(case: PaperCase, values: dict[str, np.ndarray], **texts: str) -> xr.Dataset:
-    ode = case.system.ode
+def _row(case: Case, values: dict[str, np.ndarray], **texts: str) -> xr.Dataset:
     columns = {name: (DIMS[name], value) for name, value in values.items()}
-    coords = {"param": list(ode.params), "state": list(ode.states), "start": list(STARTS)}
+    coords = {"param": list(case.theta), "state": list(case.x0), "start": list(STARTS)}
     return xr.Dataset(columns | texts, coords=coords)
 
 

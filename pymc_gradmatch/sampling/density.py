@@ -7,8 +7,6 @@ behind one pointer, and draws are turned into the model's variables afterwards.
 """
 
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self, cast
 
@@ -123,10 +121,6 @@ _EVALUATE = types.int64(types.uint64, *[types.voidptr] * 4)
 _EXPAND = types.int64(types.uint64, types.uint64, *[types.voidptr] * 3)
 _NOT_FINITE, _FAILED = 3, 1
 
-PATIENCE = 30.0  # seconds, after which a chain that has
-LITTLE = 0.05  # of its draws at most
-LONG = 500  # with more steps for most of them (nutpie's most are 1023) makes no headway
-
 
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C, with the draws so far."""
@@ -172,15 +166,13 @@ class NativeDensity:
                 gradients.reshape(-1, self.n)[i] = 0
         return values[()], gradients
 
-    def sample(self, *, progress_callback: Callable, **settings) -> DataTree:
+    def sample(self, **settings) -> DataTree:
         """Run nutpie from around zero; the draws are the variable ``"coordinates"``.
 
         Raises
         ------
         Interrupted
             After Ctrl-C; a plain KeyboardInterrupt if there are no draws yet.
-        RuntimeError
-            If the first half minute brings next to nothing, with trees as long as can be.
         """
         model = CompiledPyMCModel(
             dims={COORDINATES: (f"{COORDINATES}_dim",)},
@@ -199,30 +191,10 @@ class NativeDensity:
             _shapes={COORDINATES: (self.n,)},
             _coords={f"{COORDINATES}_dim": np.arange(self.n)},
         )
-        progress: list = []
-        steps: list[int] = []
-
-        def note(chains):
-            progress[:] = chains
-            steps.append(max(chain.latest_num_steps for chain in chains))
-            progress_callback(chains)
-
         run = nutpie.sample(
-            model,
-            save_warmup=False,
-            progress_bar=False,
-            progress_callback=note,
-            blocking=False,
-            **settings,
+            model, save_warmup=False, progress_bar=False, blocking=False, **settings
         )
         try:
-            with suppress(TimeoutError):
-                return run.wait(timeout=PATIENCE)
-            furthest = max(progress, key=lambda chain: chain.finished_draws)
-            share = furthest.finished_draws / furthest.total_draws
-            if share <= LITTLE and np.median(steps) >= LONG:
-                run.abort()
-                raise RuntimeError(_no_headway(furthest))
             return run.wait()
         except KeyboardInterrupt:
             with warnings.catch_warnings():
@@ -231,16 +203,6 @@ class NativeDensity:
             if draws["posterior"].sizes["draw"] == 0:
                 raise
             raise Interrupted(draws) from None
-
-
-def _no_headway(chain) -> str:
-    return (
-        f"NUTS makes no headway: {chain.finished_draws} of {chain.total_draws} draws of a chain in "
-        f"{PATIENCE:g} s, the last of {chain.latest_num_steps} steps. The posterior is not round "
-        "in the coordinates made for it: the data leave parameters open over orders of magnitude, "
-        "or the system is faster than its grid of times. Give such parameters narrower priors, "
-        "eliminate the fast ones (quasi-steady state), or take fewer times or states."
-    )
 
 
 def _complete(trace: DataTree) -> DataTree:

@@ -12,21 +12,20 @@ import numpy as np
 import xarray as xr
 
 import pymc_gradmatch as gm
-from benchmarks.breadth_cases import Problem
-from pymc_gradmatch.paper.systems import Simulation
+from benchmarks.cases import BREADTH, Case, named
+
+__all__ = ["Row", "fit", "given_up", "moments", "trajectory_rmse"]
 
 type Row = dict[str, Any]
 
 
-def fit(problem: Problem, replicate: int, keep: Callable[[Row], None]) -> Row:
+def fit(key: tuple[str, int], keep: Callable[[Row], None]) -> Row:
     """Fit a data set: build, sample, check.
 
     Parameters
     ----------
-    problem : Problem
-        One of the problems.
-    replicate : int
-        Number of the data set, also the seed of the fit.
+    key : tuple of str and int
+        Name of the case, and number of the data set, also the seed of the fit.
     keep : callable
         Called with the row as far as it is known, before each stage.
 
@@ -35,28 +34,30 @@ def fit(problem: Problem, replicate: int, keep: Callable[[Row], None]) -> Row:
     dict
         What each stage gave and said, and its CPU seconds; an error in words.
     """
-    data = problem.simulate(replicate)
+    name, replicate = key
+    case = named(BREADTH, name)
+    data = case.simulate(replicate)
     row: Row = {"said": {}, "cpu_seconds": {}}
     try:
         with _stage("build", row, keep):
-            model = gm.build_model(
-                problem.ode,
-                data.t,
-                data.y,
-                priors=problem.priors(),
-                preset="refined",
-                random_seed=replicate,
-            )
+            model = case.model(data, preset="refined", random_seed=replicate)
         with _stage("sample", row, keep):
             idata = gm.sample(model=model, random_seed=replicate, progressbar=False)
-        row |= _sampling(problem, idata)
-        row["matched"] = _accuracy(problem, data, idata["posterior"].dataset)
+        row |= _sampling(case, idata)
+        row["matched"] = _accuracy(case, data, idata["posterior"].dataset)
         with _stage("check", row, keep):
             check = gm.integrate_check(idata, model=model, random_seed=replicate)
         row |= {"is_exact": bool(check.is_exact), "verdict": check.verdict}
-        row["checked"] = _accuracy(problem, data, check.idata["posterior"].dataset)
+        row["checked"] = _accuracy(case, data, check.idata["posterior"].dataset)
     except Exception as error:
         row["failure"] = f"{type(error).__name__}: {error}"
+    return row
+
+
+def given_up(row: Row, limit: int, exitcode: int | None) -> Row:
+    """Return the row of a fit whose process ended without an answer, from what was kept."""
+    row["failure"] = f"no answer within {limit} CPU s (exit code {exitcode})"
+    row["cpu_seconds"][row["stage"]] = float(limit)
     return row
 
 
@@ -85,8 +86,8 @@ def _stage(name: str, row: Row, keep: Callable[[Row], None]) -> Iterator[None]:
         row["cpu_seconds"][name] = process_time() - start
 
 
-def _sampling(problem: Problem, idata: xr.DataTree) -> Row:
-    theta = idata["posterior"].dataset[list(problem.theta)]
+def _sampling(case: Case, idata: xr.DataTree) -> Row:
+    theta = idata["posterior"].dataset[list(case.theta)]
     return {
         "rhat": float(az.rhat(theta).to_array().max()),
         "ess": float(az.ess(theta).to_array().min()),
@@ -94,26 +95,27 @@ def _sampling(problem: Problem, idata: xr.DataTree) -> Row:
     }
 
 
-def _accuracy(problem: Problem, data: Simulation, draws: xr.Dataset) -> Row:
+def _accuracy(case: Case, data: gm.systems.Simulation, draws: xr.Dataset) -> Row:
     """Return the moments of theta, and the error of the trajectory from its mean."""
-    theta = {name: draws[name].to_numpy() for name in problem.theta}
+    theta = {name: draws[name].to_numpy() for name in case.theta}
     first = draws["x0"] if "x0" in draws else draws["x"].isel(time=0)
     x0 = first.mean(["chain", "draw"]).to_numpy()
     return {
-        "rmse": trajectory_rmse(problem, data, x0, [values.mean() for values in theta.values()]),
-        "theta": {name: _moments(values) for name, values in theta.items()},
+        "rmse": trajectory_rmse(case, data, x0, [values.mean() for values in theta.values()]),
+        "theta": {name: moments(values) for name, values in theta.items()},
     }
 
 
-def trajectory_rmse(problem: Problem, data: Simulation, x0, theta) -> float:
+def trajectory_rmse(case: Case, data: gm.systems.Simulation, x0, theta) -> float:
     """Return the error of an integrated trajectory, each state in units of its noise."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        x = problem.ode.solve(data.t, x0, np.asarray(theta))
+        x = case.ode.solve(data.t, x0, np.asarray(theta))
     return float(np.sqrt((((x - data.x) / data.sigma) ** 2).mean()))
 
 
-def _moments(values: np.ndarray) -> Row:
+def moments(values: np.ndarray) -> Row:
+    """Return mean, standard deviation and central 95 % interval of draws."""
     low, high = np.quantile(values, [0.025, 0.975])
     return {
         "mean": float(values.mean()),

@@ -4,25 +4,22 @@ Fits what ``--out`` and ``--csv`` lack, one file per data set, case and method,
 prints the table of all that is there and writes all rows to ``--csv``; an
 interrupted run goes on where it stopped.  ``--table`` prints only, ``--quick``
 fits three data sets of two cases.  The exact posteriors come from
-``benchmarks/exact.csv``, see ``benchmarks.exact``.
+``benchmarks/results/accuracy/exact.csv``, see ``benchmarks.exact``.
 """
 
 import argparse
-import json
-import platform
-import warnings
-from importlib.metadata import version
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from benchmarks.accuracy_fit import METHODS, Study
-from benchmarks.cases import ACCURACY_CASES, AccuracyCase
-from benchmarks.saving import finished
+from benchmarks import RESULTS, RUNS, runner, show
+from benchmarks.accuracy.fit import MODELS, fit
+from benchmarks.cases import ACCURACY, Case, named
 
-HERE = Path(__file__).parent
-BLOCKS = ((0, 10), (10, 40), (40, 100))
+FOLDER = RESULTS / "accuracy"
+REPLICATES, ENDS = range(100), (10, 40)
 AIMS = {
     "LV low": 1.10,
     "LV high": 1.10,
@@ -36,60 +33,13 @@ INDEX = ["case", "method", "replicate"]
 AGREE = 3.5  # Monte Carlo standard errors; the most of six parameters in 100 data sets
 
 
-def path_of(case: AccuracyCase, method: str, replicate: int, folder: Path) -> Path:
-    """Return where the row of a fit is kept."""
-    return folder / f"{case.name.replace(' ', '-')}-{method}-{replicate}.json"
-
-
-def run(folder: Path, cases, methods, replicates: int, known: pd.Index):
-    """Fit what a folder and a table of known rows lack; a failure is a row with its reason."""
-    folder.mkdir(parents=True, exist_ok=True)
-    studies = {(case.name, method): Study(case, method) for case in cases for method in methods}
-    for first, end in BLOCKS:
-        for case in cases:
-            for method in methods:
-                for replicate in range(first, min(end, replicates)):
-                    path = path_of(case, method, replicate, folder)
-                    if path.exists() or (case.name, method, replicate) in known:
-                        continue
-                    row = _fitted(studies[case.name, method], replicate)
-                    with finished(path) as unfinished:
-                        unfinished.write_text(json.dumps(row))
-                    print(case.name, method, replicate, _short(row), flush=True)
-
-
-def _fitted(study: Study, replicate: int) -> dict:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            return study.fit(replicate)
-        except Exception as error:
-            return {"failure": f"{type(error).__name__}: {error}"[:200]}
-
-
-def _short(row: dict) -> str:
+def report(key, row: dict):
+    """Print a line for a fit."""
     keys = ("rmse", "covered", "rhat", "ess", "divergences", "k", "n_effective", "failure")
-    return ", ".join(
+    told = (
         f"{k} {row[k]:.4g}" if isinstance(row[k], float | int) else row[k] for k in keys if k in row
     )
-
-
-def rows_of(folder: Path, known: pd.DataFrame | None) -> pd.DataFrame:
-    """Return the rows of a folder, and of a table those that the folder lacks."""
-    rows = [
-        {"case": case.name, "method": method, "replicate": replicate} | json.loads(path.read_text())
-        for case in ACCURACY_CASES
-        for method in METHODS
-        for replicate in range(BLOCKS[-1][-1])
-        if (path := path_of(case, method, replicate, folder)).exists()
-    ]
-    fitted = pd.DataFrame(rows).set_index(INDEX) if rows else None
-    tables = [table for table in (fitted, known) if table is not None]
-    if not tables:
-        msg = f"there are no fits in {folder}; run without --table first."
-        raise FileNotFoundError(msg)
-    joined = pd.concat(tables)
-    return joined[~joined.index.duplicated()].sort_index()
+    print(*key, ", ".join(told), flush=True)
 
 
 def table_of(rows: pd.DataFrame, exact: pd.DataFrame) -> pd.DataFrame:
@@ -97,17 +47,16 @@ def table_of(rows: pd.DataFrame, exact: pd.DataFrame) -> pd.DataFrame:
     summaries = {}
     for (name, method), group in rows.groupby(level=["case", "method"], sort=False):
         fits = group.droplevel(["case", "method"])
-        case = next(case for case in ACCURACY_CASES if case.name == name)
         reference = exact.loc[name]
         shared = fits.index.intersection(reference.index)
         fits, reference = fits.loc[shared], reference.loc[shared]
         params = [c.removeprefix("log mean ") for c in reference if c.startswith("log mean ")]
         params = [p for p in params if reference[f"log mean {p}"].notna().any()]
-        summaries[name, method] = _summary(fits, reference, params, case)
+        summaries[name, method] = _summary(fits, reference, params, named(ACCURACY, name))
     return pd.DataFrame(summaries).T.rename_axis(["case", "method"])
 
 
-def _summary(fits, reference, params, case: AccuracyCase) -> dict[str, float]:
+def _summary(fits, reference, params, case: Case) -> dict[str, float]:
     exact_rmse = reference["rmse"].median()
     mean, sd = (fits[[f"{of} {p}" for p in params]].to_numpy() for of in ("log mean", "log sd"))
     exact_mean, exact_sd = (
@@ -144,42 +93,40 @@ def _summary(fits, reference, params, case: AccuracyCase) -> dict[str, float]:
     return summary
 
 
-def _coverage(reference, params, case: AccuracyCase) -> float:
+def _coverage(reference, params, case: Case) -> float:
     low, high = (
         reference[[f"{edge} % {p}" for p in params]].to_numpy() for edge in ("2.5", "97.5")
     )
-    true = np.array([case.system.theta[p] for p in params])
+    true = np.array([case.theta[p] for p in params])
     return float(((low <= true) & (true <= high)).mean())
 
 
 def main(arguments: list[str] | None = None):
     """Run the study and print its tables."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--out", type=Path, default=HERE / "results" / "accuracy", help="rows")
-    parser.add_argument("--exact", type=Path, default=HERE / "exact.csv", help="exact posteriors")
-    parser.add_argument("--csv", type=Path, default=HERE / "accuracy.csv", help="all rows")
+    parser.add_argument("--out", type=Path, default=RUNS / "accuracy", help="rows")
+    parser.add_argument("--exact", type=Path, default=FOLDER / "exact.csv", help="exact posteriors")
+    parser.add_argument("--csv", type=Path, default=FOLDER / "fits.csv", help="all rows")
     parser.add_argument("--replicates", type=int, default=100, help="data sets of each case")
-    parser.add_argument("--cases", nargs="+", choices=[case.name for case in ACCURACY_CASES])
-    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
+    parser.add_argument("--cases", nargs="+", choices=list(AIMS), default=list(AIMS))
+    parser.add_argument("--methods", nargs="+", choices=list(MODELS), default=list(MODELS))
     parser.add_argument("--table", action="store_true", help="the tables only")
     parser.add_argument("--quick", action="store_true", help="three data sets of two cases")
     options = parser.parse_args(arguments)
-    names = options.cases or [case.name for case in ACCURACY_CASES]
     if options.quick:
-        names, options.replicates = ["LV low", "FHN SNR 100"], 3
+        options.cases, options.replicates = ["LV low", "FHN SNR 100"], 3
         options.out = options.out.with_name("accuracy-quick")
-    known = None
-    if options.csv.exists() and not options.quick:
-        known = pd.read_csv(options.csv, index_col=INDEX)
-    cases = [case for case in ACCURACY_CASES if case.name in names]
+    known = None if options.quick else runner.known_from(options.csv, INDEX)
+    saved = runner.Saved(options.out, runner.JSON, known=known)
     if not options.table:
-        done = pd.Index([]) if known is None else known.index
-        run(options.out, cases, options.methods, options.replicates, done)
-    rows = rows_of(options.out, known)
+        keys = runner.keys_of(
+            options.cases, options.methods, replicates=REPLICATES[: options.replicates], ends=ENDS
+        )
+        runner.run(keys, fit, saved, report=report)
+    every = runner.keys_of(list(AIMS), list(MODELS), replicates=REPLICATES, ends=())
+    rows = saved.table(every, partial(runner.table_of, index=INDEX)).sort_index()
     exact = pd.read_csv(options.exact, index_col=["case", "replicate"])
-    packages = ", ".join(f"{p} {version(p)}" for p in ("pymc", "pytensor", "nutpie"))
-    print(f"Python {platform.python_version()}, {packages}, {platform.machine()}, one thread")
-    print(table_of(rows, exact).T.to_string(float_format="{:.3g}".format))
+    show(table_of(rows, exact).T)
     if not options.quick:
         rows.to_csv(options.csv, float_format="%.5g")
 

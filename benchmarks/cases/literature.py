@@ -1,79 +1,35 @@
-"""The problems of the breadth study: ODEs of the literature, simulated, nothing tuned for us.
+"""The cases of the breadth study: ODEs of the literature, simulated, nothing tuned for us.
 
 An ordinary user's choices throughout: all states observed, times that show the
 dynamics, noise a few per cent of how much each state varies, and for every
 parameter a half-normal prior five times as wide as its size, or as one.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
 import numpy as np
 import pymc as pm
-from numpy.typing import NDArray
-from pytensor.tensor.variable import TensorVariable
 
 import pymc_gradmatch as gm
-from benchmarks.rivals import Prior
-from pymc_gradmatch.paper.systems import Simulation
+from benchmarks.cases.case import Case, Prior
 
-__all__ = ["PROBLEMS", "REPLICATES", "Problem", "problem_named"]
-
-REPLICATES = range(1, 6)
+__all__ = ["BREADTH"]
 
 
-@dataclass(frozen=True)
-class Problem:
-    """A system with its truth, its times and its noise.
-
-    Attributes
-    ----------
-    name, citation : str
-        What it is called, where it comes from, and what deviates from there.
-    rhs : callable
-        The right-hand side as a user writes it.
-    x0, theta : mapping of str to float
-        True states at the first time and true parameters, in the order of the ODE's.
-    t : array of float
-        Times of the observations; the first is where ``x0`` holds.
-    noise : float
-        Standard deviation of each state's noise, as a share of the state's own.
-    stiff : bool
-        Whether the exact posterior needs an implicit solver.
-    """
-
-    name: str
-    citation: str
-    rhs: Callable
-    x0: Mapping[str, float]
-    theta: Mapping[str, float]
-    t: NDArray[np.float64]
-    noise: float = 0.05
-    stiff: bool = False
-    ode: gm.ODE = field(init=False)
-
-    def __post_init__(self):
-        object.__setattr__(self, "ode", gm.ODE(self.rhs, list(self.x0), list(self.theta)))
-
-    def simulate(self, replicate: int) -> Simulation:
-        """Return one of the data sets; its number is the seed of the noise."""
-        x = self.ode.solve(self.t, self.x0, self.theta)
-        sigma = self.noise * x.std(axis=0)
-        noise = np.random.default_rng(replicate).normal(size=x.shape) * sigma
-        return Simulation(self.t, x + noise, x, sigma)
-
-    def prior_of(self, name: str) -> Prior:
-        """Return the prior of a parameter: five times as wide as its size, or as one."""
-        return Prior("HalfNormal", (5 * max(1.0, self.theta[name]),))
-
-    def priors(self) -> dict[str, TensorVariable]:
-        """Return the prior of every parameter, for PyMC."""
-        return {name: self.prior_of(name).pymc() for name in self.theta}
-
-
-def problem_named(name: str) -> Problem:
-    """Return one of the problems."""
-    return next(problem for problem in PROBLEMS if problem.name == name)
+def _case(
+    name: str, citation: str, rhs: Callable, *, x0, theta, t, noise=0.05, stiff=False
+) -> Case:
+    return Case(
+        name,
+        citation,
+        gm.ODE(rhs, list(x0), list(theta)),
+        x0=x0,
+        theta=theta,
+        t=t,
+        sigma_of=lambda x: noise * x.std(axis=0),
+        prior={param: Prior("HalfNormal", (5 * max(1.0, size),)) for param, size in theta.items()},
+        stiff=stiff,
+    )
 
 
 def _decay(t, x, theta):
@@ -184,8 +140,8 @@ def _tumour(t, x, theta):
     }
 
 
-PROBLEMS = (
-    Problem(
+BREADTH = (
+    _case(
         "decay",
         "First-order decay; eleven times over three time constants.",
         _decay,
@@ -193,7 +149,7 @@ PROBLEMS = (
         theta={"rate": 0.5},
         t=np.linspace(0, 6, 11),
     ),
-    Problem(
+    _case(
         "logistic",
         "Verhulst, P. F. (1838). Notice sur la loi que la population suit dans son accroissement. "
         "Correspondance mathematique et physique 10, 113-121.",
@@ -202,7 +158,7 @@ PROBLEMS = (
         theta={"r": 0.8, "K": 10.0},
         t=np.linspace(0, 12, 25),
     ),
-    Problem(
+    _case(
         "oral dose",
         "One compartment with first-order absorption: Boeckmann, A. J., Sheiner, L. B. and Beal, "
         "S. L. (1994). NONMEM users guide, part V, whose theophylline data have these times (h), a "
@@ -212,7 +168,7 @@ PROBLEMS = (
         theta={"ka": 1.5, "ke": 0.08, "V": 0.5},
         t=np.array([0, 0.25, 0.5, 1, 2, 3.5, 5, 7, 9, 12, 24]),
     ),
-    Problem(
+    _case(
         "Michaelis-Menten",
         "Michaelis, L. and Menten, M. L. (1913). Die Kinetik der Invertinwirkung. Biochemische "
         "Zeitschrift 49, 333-369. A progress curve from four times Km.",
@@ -221,7 +177,7 @@ PROBLEMS = (
         theta={"Vmax": 1.0, "Km": 0.5},
         t=np.linspace(0, 5, 20),
     ),
-    Problem(
+    _case(
         "pendulum",
         "Damped pendulum: the example in the documentation of scipy.integrate.odeint, with half as "
         "many times.",
@@ -230,7 +186,7 @@ PROBLEMS = (
         theta={"b": 0.25, "c": 5.0},
         t=np.linspace(0, 10, 51),
     ),
-    Problem(
+    _case(
         "Van der Pol",
         "Van der Pol, B. (1926). On relaxation-oscillations. Philosophical Magazine 2(11), "
         "978-992. mu 2, nearly three periods.",
@@ -239,7 +195,7 @@ PROBLEMS = (
         theta={"mu": 2.0},
         t=np.linspace(0, 20, 40),
     ),
-    Problem(
+    _case(
         "SIR fractions",
         "Kermack, W. O. and McKendrick, A. G. (1927). A contribution to the mathematical theory of "
         "epidemics. Proceedings of the Royal Society A 115, 700-721. Fractions; time in weeks.",
@@ -248,7 +204,7 @@ PROBLEMS = (
         theta={"beta": 2.0, "gamma": 0.7},
         t=np.linspace(0, 12, 25),
     ),
-    Problem(
+    _case(
         "SIR counts",
         "The same epidemic in a million people.",
         _sir(1e6),
@@ -256,7 +212,7 @@ PROBLEMS = (
         theta={"beta": 2.0, "gamma": 0.7},
         t=np.linspace(0, 12, 25),
     ),
-    Problem(
+    _case(
         "SIR days",
         "The same epidemic in days, from one infected person in ten thousand.",
         _sir(1.0),
@@ -264,7 +220,7 @@ PROBLEMS = (
         theta={"beta": 0.3, "gamma": 0.1},
         t=np.linspace(0, 120, 41),
     ),
-    Problem(
+    _case(
         "SEIR",
         "Anderson, R. M. and May, R. M. (1991). Infectious Diseases of Humans. Oxford University "
         "Press. Fractions, time in weeks, latent and infectious for half a week each.",
@@ -273,7 +229,7 @@ PROBLEMS = (
         theta={"beta": 5.0, "kappa": 2.0, "gamma": 2.0},
         t=np.linspace(0, 10, 31),
     ),
-    Problem(
+    _case(
         "chemostat",
         "Monod, J. (1950). La technique de culture continue. Annales de l'Institut Pasteur 79, "
         "390-410. Dilution 0.3 per hour and inflow 10 g/l are known.",
@@ -282,7 +238,7 @@ PROBLEMS = (
         theta={"mu": 0.9, "Ks": 1.5, "Y": 0.5},
         t=np.linspace(0, 16, 30),
     ),
-    Problem(
+    _case(
         "Brusselator",
         "Prigogine, I. and Lefever, R. (1968). Symmetry breaking instabilities in dissipative "
         "systems II. Journal of Chemical Physics 48, 1695-1700. The limit cycle at (1, 3).",
@@ -291,7 +247,7 @@ PROBLEMS = (
         theta={"a": 1.0, "b": 3.0},
         t=np.linspace(0, 15, 50),
     ),
-    Problem(
+    _case(
         "Goodwin",
         "Goodwin, B. C. (1965). Oscillatory behavior in enzymatic control processes. Advances in "
         "Enzyme Regulation 3, 425-438. Form, start and values of the toy model of PINTS, after "
@@ -302,7 +258,7 @@ PROBLEMS = (
         theta={"k2": 2.0, "k3": 4.0, "m1": 0.12, "m2": 0.08, "m3": 0.1},
         t=np.linspace(0, 100, 51),
     ),
-    Problem(
+    _case(
         "Lorenz-63",
         "Lorenz, E. N. (1963). Deterministic nonperiodic flow. Journal of the Atmospheric Sciences "
         "20, 130-141. From a point near the attractor, for two units of time.",
@@ -311,7 +267,7 @@ PROBLEMS = (
         theta={"sigma": 10.0, "rho": 28.0, "beta": 8 / 3},
         t=np.linspace(0, 2, 81),
     ),
-    Problem(
+    _case(
         "Lorenz-96",
         "Lorenz, E. N. (1996). Predictability: a problem partly solved. ECMWF Seminar on "
         "Predictability, 1-18. Ten states instead of forty, F 8, two units of time on the "
@@ -327,7 +283,7 @@ PROBLEMS = (
         theta={"F": 8.0},
         t=np.linspace(0, 2, 41),
     ),
-    Problem(
+    _case(
         "enzyme",
         "Briggs, G. E. and Haldane, J. B. S. (1925). A note on the kinetics of enzyme action. "
         "Biochemical Journal 19, 338-339. Binding settles within milliseconds; twenty times over "
@@ -338,7 +294,7 @@ PROBLEMS = (
         t=np.linspace(0, 15, 20),
         stiff=True,
     ),
-    Problem(
+    _case(
         "Robertson",
         "Robertson, H. H. (1966). The solution of a set of reaction rate equations. In Walsh, J. "
         "(ed.), Numerical Analysis: An Introduction, 178-182. His times, [0, 40].",
@@ -348,7 +304,7 @@ PROBLEMS = (
         t=np.linspace(0, 40, 41),
         stiff=True,
     ),
-    Problem(
+    _case(
         "tumour",
         "Kuznetsov, V. A. et al. (1994). Nonlinear dynamics of immunogenic tumors. Bulletin of "
         "Mathematical Biology 56, 295-321. Effector cells against a tumour, rescaled; data and "

@@ -1,0 +1,1 @@
+"""Trajectory errors, coverage and mixing beside the exact posterior, on simulated data."""

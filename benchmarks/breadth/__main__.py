@@ -1,0 +1,80 @@
+"""The breadth study: ``python -m benchmarks.breadth``.
+
+Every data set is built, sampled and checked in a process of its own, and what came
+of it is set beside the exact posterior of the same data
+(``benchmarks/results/breadth/exact.csv``, see ``benchmarks.exact``).  Fits what
+``--out`` lacks, one file per data set, prints a table and writes all rows to ``--csv``;
+an interrupted run goes on where it stopped.  ``--table`` prints only, ``--quick`` fits
+one data set of two easy systems.
+"""
+
+import argparse
+from pathlib import Path
+
+import pandas as pd
+
+from benchmarks import RESULTS, RUNS, runner, show
+from benchmarks.breadth.fit import Row, fit, given_up
+from benchmarks.breadth.outcomes import judged, table_of
+from benchmarks.cases import BREADTH, named
+
+FOLDER = RESULTS / "breadth"
+PROBLEMS = [case.name for case in BREADTH]
+REPLICATES = range(1, 6)
+EASY = ["decay", "logistic"]
+INDEX = ["problem", "replicate"]
+
+
+def report(key, row: Row):
+    """Print a line for a fit."""
+    seconds = f"{sum(row['cpu_seconds'].values()):.0f} CPU s"
+    told = row.get("failure") or row["verdict"]
+    print(*key, f"{seconds}, {row['stage']}: {told[:120]}", flush=True)
+
+
+def rows_of(saved: runner.Saved, exact: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of a folder whose exact posteriors are known."""
+    known = exact.index.droplevel("variable")
+    every = runner.keys_of(PROBLEMS, replicates=REPLICATES, ends=())
+    rows = (
+        (key, judged(row, exact.loc[key], named(BREADTH, key[0]), key[1]))
+        for key, row in saved.items(key for key in every if key in known)
+    )
+    return runner.table_of(rows, INDEX)
+
+
+def main(arguments: list[str] | None = None):
+    """Run the study and print its table."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--out", type=Path, default=RUNS / "breadth", help="rows")
+    parser.add_argument("--exact", type=Path, default=FOLDER / "exact.csv", help="exact posteriors")
+    parser.add_argument("--csv", type=Path, default=FOLDER / "fits.csv", help="all rows")
+    parser.add_argument("--problems", nargs="+", choices=PROBLEMS, default=PROBLEMS)
+    parser.add_argument("--limit", type=int, default=600, help="CPU seconds of a fit")
+    parser.add_argument("--table", action="store_true", help="the table only")
+    parser.add_argument("--quick", action="store_true", help="one data set of two easy systems")
+    options = parser.parse_args(arguments)
+    replicates = REPLICATES
+    if options.quick:
+        options.problems, replicates = EASY, REPLICATES[:1]
+        options.out = options.out.with_name("breadth-quick")
+    saved = runner.Saved(options.out, runner.JSON)
+    if not options.table:
+        runner.run(
+            runner.keys_of(options.problems, replicates=replicates, ends=range(1, 5)),
+            fit,
+            saved,
+            workers=runner.in_processes(options.limit, given_up),
+            report=report,
+        )
+    exact = pd.read_csv(options.exact, index_col=[*INDEX, "variable"]).sort_index()
+    rows = rows_of(saved, exact)
+    show(table_of(rows).T)
+    confirmed = rows.groupby(level="problem")["outcome"].agg(lambda o: (o == "confirmed").all())
+    print(f"{confirmed.sum()} of {len(confirmed)} systems confirmed in every data set.")
+    if not options.quick:
+        rows.to_csv(options.csv, float_format="%.5g")
+
+
+if __name__ == "__main__":
+    main()

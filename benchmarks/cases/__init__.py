@@ -1,0 +1,12 @@
+"""What the studies fit: right-hand sides, truths, times, noise and priors, each written once.
+
+A case makes any number of data sets, every one from its seed.  ``PAPER``, ``ACCURACY``
+and ``SPEED`` are the paper's three systems with different times and priors, ``BREADTH``
+are ODEs of the literature.
+"""
+
+from benchmarks.cases.case import Case, Prior, named
+from benchmarks.cases.literature import BREADTH
+from benchmarks.cases.systems import ACCURACY, PAPER, SPEED
+
+__all__ = ["ACCURACY", "BREADTH", "PAPER", "SPEED", "Case", "Prior", "named"]
