@@ -283,7 +283,7 @@ class GradientMatchingODERV(SymbolicRandomVariable):
         super().__init__(*args, **kwargs)
 
     @classmethod
-    def rv_op(cls, mismatch, x, theta, *basis, ode, gp, size=None, rng=None):
+    def rv_op(cls, mismatch, x, theta, *basis, ode: ODE, gp: StateGP, size=None, rng=None):
         """Build the random variable from the parameters of its distribution."""
         rng = normalize_rng_param(rng)
         size = normalize_size_param(size)
@@ -394,7 +394,9 @@ class GradientMatchingODE(Continuous):
     rv_type = GradientMatchingODERV
     rv_op = GradientMatchingODERV.rv_op
 
-    def __new__(cls, name, ode, x, theta, *, gp, gamma, observed=None, dims=None, **kwargs):
+    def __new__(
+        cls, name, ode, x, theta, *, gp: StateGP, gamma, observed=None, dims=None, **kwargs
+    ):
         """Add the constraint to the model on the stack."""
         model = pm.modelcontext(None)
         x = pt.as_tensor(x)
@@ -420,7 +422,7 @@ class GradientMatchingODE(Continuous):
         return match
 
     @classmethod
-    def dist(cls, ode, x, theta, *, gp, gamma, **kwargs):
+    def dist(cls, ode, x, theta, *, gp: StateGP, gamma, **kwargs):
         """Make the distribution outside a model; arguments as for the class."""
         x = pt.as_tensor(x)
         check_states(ode, gp.states)

@@ -339,10 +339,10 @@ def refine(
     narrow = _counted(pm.gp.cov.ExpQuad, settings.narrow_lengthscale * step, times)
     unit = on_grid.with_covs([narrow for _ in states])
 
-    def gamma_of(gp):
+    def gamma_of(gp: StateGP) -> NDArray[np.float64]:
         return settings.tolerance * gp.slope_variance()
 
-    def narrowed(gp):
+    def narrowed(gp: StateGP) -> tuple[StateGP, NDArray[np.float64]]:
         around = unit.with_sigma(gp.sigma).with_mean(gp.prior_mean, gp.prior_slope)
         around = _scaled(around, settings.narrow_amplitude * gp.sigma / gp.scale)
         return around, gamma_of(around)
