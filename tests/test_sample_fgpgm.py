@@ -6,7 +6,7 @@ import pymc as pm
 import pytest
 
 import pymc_gradmatch as gm
-from pymc_gradmatch.paper import metropolis
+from pymc_gradmatch.paper import metropolis as chain
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,7 @@ def test_users_initial_values_are_kept(lotka_volterra, data, gp):
         x = gp.prior("x")
         gm.GradientMatchingODE("g", lotka_volterra.ode, x, theta, gp=gp, gamma=0.3)
     before = model.initial_point()
-    plain = metropolis._with_plain_parameters(model)
+    plain = chain._with_plain_parameters(model)
     assert {value.name for value in plain.value_vars} == {
         *lotka_volterra.ode.params,
         "x_standardized__",

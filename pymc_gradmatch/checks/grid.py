@@ -27,7 +27,7 @@ DISAGREE = 1.01  # R-hat
 
 def compare_draws(coarse: xr.Dataset, fine: xr.Dataset) -> tuple[pd.DataFrame, float]:
     """Return the table, and the largest R-hat of all."""
-    one, other = (_moments(draws) for draws in (coarse, fine))
+    one, other = (az.summary(draws, kind="all", round_to="none") for draws in (coarse, fine))
     ratio = other["sd"] / one["sd"]
     table = pd.DataFrame(
         {
@@ -36,24 +36,13 @@ def compare_draws(coarse: xr.Dataset, fine: xr.Dataset) -> tuple[pd.DataFrame, f
             "finer_mean": other["mean"],
             "finer_sd": other["sd"],
             "moved": (other["mean"] - one["mean"]) / other["sd"],
-            "moved_error": np.hypot(one["mean_error"], other["mean_error"]) / other["sd"],
+            "moved_error": np.hypot(one["mcse_mean"], other["mcse_mean"]) / other["sd"],
             "sd_ratio": ratio,
             "ratio_error": ratio
-            * np.hypot(one["sd_error"] / one["sd"], other["sd_error"] / other["sd"]),
+            * np.hypot(one["mcse_sd"] / one["sd"], other["mcse_sd"] / other["sd"]),
         }
     )
     return table, float(max(one["r_hat"].max(), other["r_hat"].max()))
-
-
-def _moments(draws: xr.Dataset) -> pd.DataFrame:
-    columns = {
-        "mean": draws.mean(),
-        "sd": draws.std(ddof=1),
-        "mean_error": az.mcse(draws, method="mean"),
-        "sd_error": az.mcse(draws, method="sd"),
-        "r_hat": az.rhat(draws),
-    }
-    return pd.DataFrame({name: column.to_pandas() for name, column in columns.items()})
 
 
 def judge(table: pd.DataFrame) -> bool | None:

@@ -122,6 +122,22 @@ _EXPAND = types.int64(types.uint64, types.uint64, *[types.voidptr] * 3)
 _NOT_FINITE, _FAILED = 3, 1
 
 
+class Numbers(NamedTuple):
+    """What a density depends on beside q, in the order of its vector; or the sizes of these.
+
+    Matrices stand there twice, by columns and by rows: a matrix times a vector is a sum of
+    its columns, a loop that is fast in the order written.
+    """
+
+    is_bent: Any
+    location: Any
+    linear: Any
+    linear_back: Any
+    bent: Any
+    bent_back: Any
+    data: Any
+
+
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C, with the draws so far."""
 
@@ -229,7 +245,9 @@ def compile_density(
     n, n_data = u.type.shape[0], data.type.shape[0]
     n_curved, n_monomials = split.n_curved, split.n_monomials
     is_dense, n_linear = split.is_dense, n * n if split.is_dense else n
-    n_numbers = 1 + n + 2 * n_linear + 2 * n_monomials * n + n_data
+    n_bent = n_monomials * n
+    sizes = Numbers(1, n, n_linear, n_linear, n_bent, n_bent, n_data)
+    u_at, linear_at, linear_back_at, bent_at, bent_back_at, data_at, end = np.cumsum(sizes).tolist()
     with as_written():
         function = pytensor.function(
             [u, data],
@@ -245,16 +263,13 @@ def compile_density(
         q = numba.carray(q_start, (n,), float64)
         value_out = numba.carray(value_start, (1,), float64)
         gradient_out = numba.carray(gradient_start, (n,), float64)
-        numbers = numba.carray(numbers_start, (n_numbers,), float64)
+        numbers = numba.carray(numbers_start, (end,), float64)
         is_bent = numbers[0] != 0
-        u = numbers[1 : 1 + n].copy()
-        end = 1 + n + 2 * n_linear
-        linear = numbers[1 + n : 1 + n + n_linear]
-        linear_back = numbers[1 + n + n_linear : end]
-        bent = numbers[end : end + n_monomials * n].reshape((n_monomials, n))
-        end += n_monomials * n
-        bent_back = numbers[end : end + n_monomials * n].reshape((n, n_monomials))
-        end += n_monomials * n
+        u = numbers[u_at:linear_at].copy()
+        linear = numbers[linear_at:linear_back_at]
+        linear_back = numbers[linear_back_at:bent_at]
+        bent = numbers[bent_at:bent_back_at].reshape((n_monomials, n))
+        bent_back = numbers[bent_back_at:data_at].reshape((n, n_monomials))
         p = np.empty(n_monomials)
         if is_dense:
             combine(q, linear.reshape((n, n)), u)
@@ -264,7 +279,7 @@ def compile_density(
             fill_monomials(q, n_curved, p)
             combine(p, bent, u)
         try:
-            value, gradient = value_and_gradient(u, numbers[end:])
+            value, gradient = value_and_gradient(u, numbers[data_at:])
         except Exception:  # numba catches nothing more specific
             return _FAILED
         value_out[0] = value[()]
@@ -292,7 +307,7 @@ def compile_density(
     return NativeDensity(
         numba.cfunc(_EVALUATE)(evaluate),
         numba.cfunc(_EXPAND)(expand),
-        np.empty(n_numbers),
+        np.empty(end),
         n,
     )
 
@@ -312,12 +327,9 @@ def compile_written(written: Written, shapes, split: Split) -> NativeDensity:
 
 
 def pack(around: Coordinates, data) -> NDArray[np.float64]:
-    """Return coordinates and data as one vector; matrices twice, by rows and by columns.
-
-    A matrix times a vector is a sum of its columns, a loop that is fast in the order written.
-    """
+    """Return coordinates and data as one vector."""
     linear, bent = around.linear, around.bent
-    return flat([bent.any(), around.location, linear.T, linear, bent.T, bent, data])
+    return flat(Numbers(bent.any(), around.location, linear.T, linear, bent.T, bent, data))
 
 
 def flat(arrays) -> NDArray[np.float64]:
