@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pymc as pm
 from numpy.typing import NDArray
-from pytensor.tensor.variable import TensorVariable
+from pytensor.tensor import TensorVariable
 
 import pymc_gradmatch as gm
 from benchmarks.rivals import Prior

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from pytensor.tensor.variable import TensorVariable
+from pytensor.tensor import TensorVariable
 
 import pymc_gradmatch as gm
 from benchmarks.rivals import Prior

@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 import pymc as pm
 import pytensor.tensor as pt
-from pytensor.tensor.variable import TensorVariable
+from pytensor.tensor import TensorVariable
 
 import pymc_gradmatch as gm
 from pymc_gradmatch.paper.systems import Simulation, System

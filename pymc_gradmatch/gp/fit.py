@@ -11,7 +11,7 @@ import pytensor
 import pytensor.tensor as pt
 from numpy.typing import ArrayLike, NDArray
 from pytensor.graph.basic import equal_computations
-from pytensor.tensor.variable import TensorVariable
+from pytensor.tensor import TensorVariable
 from scipy.linalg import LinAlgError, cho_factor, cho_solve
 from scipy.optimize import minimize
 from scipy.stats import qmc

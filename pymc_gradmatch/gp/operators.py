@@ -9,7 +9,7 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 from numpy.typing import ArrayLike, NDArray
-from pytensor.tensor.variable import TensorVariable
+from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch.gp.data import read_only
 from pymc_gradmatch.gp.derivatives import Blocks, evaluate_blocks, write_blocks

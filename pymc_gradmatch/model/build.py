@@ -9,8 +9,8 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 from numpy.typing import ArrayLike
-from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.tensor.variable import TensorVariable
+from pytensor.compile import SharedVariable
+from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch._pymc import at_support_points, starting_at
 from pymc_gradmatch.arguments import as_numbers, in_order, refuse_reserved, yielding

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytensor.tensor as pt
 from numpy.typing import NDArray
-from pytensor.tensor.variable import TensorConstant, TensorVariable
+from pytensor.tensor import TensorConstant, TensorVariable
 from scipy.linalg import solve_triangular
 
 from pymc_gradmatch.numerics import products

@@ -10,7 +10,7 @@ import numpy as np
 import pytensor.tensor as pt
 from numpy.typing import NDArray
 from pytensor.gradient import zero_grad
-from pytensor.tensor.variable import TensorConstant, TensorVariable
+from pytensor.tensor import TensorConstant, TensorVariable
 
 __all__ = [
     "Compressed",
