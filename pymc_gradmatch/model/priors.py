@@ -9,16 +9,18 @@ import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 from numpy.typing import NDArray
-from pymc.distributions.distribution import SymbolicRandomVariable
-from pymc.initial_point import make_initial_point_expression, make_initial_point_fn
-from pymc.vartypes import continuous_types
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
-from pytensor.tensor.random.op import RandomVariable
-from pytensor.tensor.random.type import RandomType
-from pytensor.tensor.variable import TensorVariable
+from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch._pymc import as_written, random_ancestors
+from pymc_gradmatch._pymc import (
+    at_starts,
+    compile_starts,
+    is_drawn,
+    is_generator,
+    random_ancestors,
+)
+from pymc_gradmatch.compiling import as_written
 
 __all__ = ["Parameters", "is_distribution", "is_registered", "parameters_of", "registered"]
 
@@ -73,7 +75,7 @@ def parameters_of(priors: Mapping[str, TensorVariable], names: Sequence[str]) ->
                     "pm.HalfNormal.dist(5): re-centring starts from draws of it."
                 )
                 raise TypeError(msg)
-            if priors[name].dtype not in continuous_types:
+            if not np.issubdtype(priors[name].dtype, np.inexact):
                 msg = (
                     f"the prior of {name!r} is discrete; expected a continuous one: re-centring "
                     "climbs by gradients. Use preset 'fgpgm' and pm.sample for discrete parameters."
@@ -99,9 +101,7 @@ def parameters_of(priors: Mapping[str, TensorVariable], names: Sequence[str]) ->
         return pytensor.function([u], graphs, mode="FAST_COMPILE", on_unused_input="ignore")
 
     with as_written():
-        start = make_initial_point_fn(
-            model=model, overrides=dict.fromkeys(names, "prior"), return_transformed=True
-        )
+        start = compile_starts(model, drawn=names)
     try:
         start(0)
     except NotImplementedError as error:
@@ -120,8 +120,7 @@ def parameters_of(priors: Mapping[str, TensorVariable], names: Sequence[str]) ->
 
 def is_distribution(variable) -> bool:
     """Tell whether a variable is drawn from a distribution, in a model or not."""
-    owner = getattr(variable, "owner", None)
-    return owner is not None and isinstance(owner.op, RandomVariable | SymbolicRandomVariable)
+    return isinstance(variable, TensorVariable) and is_drawn(variable)
 
 
 def is_registered(variable, model: pm.Model | None) -> bool:
@@ -145,7 +144,7 @@ def _add(model, name, prior, dims=None) -> TensorVariable:
     # The same .dist() object may serve several parameters and models: each
     # gets a node, and a stream of random numbers, of its own.
     inputs = [
-        pt.random.shared_rng(seed=None) if isinstance(variable.type, RandomType) else variable
+        pt.random.shared_rng(seed=None) if is_generator(variable) else variable
         for variable in prior.owner.inputs
     ]
     node = prior.owner.clone_with_new_inputs(inputs)
@@ -157,12 +156,7 @@ def _given_parents(prior, outer: pm.Model | None):
         return prior
     upstream = set(ancestors(prior.owner.inputs))
     parents = [rv for rv in outer.free_RVs if rv in upstream]
-    values = make_initial_point_expression(
-        free_rvs=parents,
-        rvs_to_transforms={},
-        initval_strategies=outer.rvs_to_initial_values,
-    )
-    inputs = clone_replace(prior.owner.inputs, dict(zip(parents, values, strict=True)))
+    inputs = at_starts(prior.owner.inputs, parents, outer.rvs_to_initial_values)
     return prior.owner.clone_with_new_inputs(inputs).outputs[prior.owner.outputs.index(prior)]
 
 
