@@ -1,46 +1,164 @@
-"""What the package leans on inside PyMC and PyTensor, and starts that copies of a model keep.
+"""What PyMC, PyTensor and nutpie do not document and the package leans on, in one place.
 
-PyMC keeps an ``initval`` beside the graph of a model, and refuses to copy a model that has
-one: ``pm.do``, ``pm.observe`` and ``pm.compute_log_likelihood`` raise.  A start of
-:func:`starting_at` is the support point of the variable itself.
+Where these libraries have a public road, it is taken where it is needed.  What has none stands
+here, behind one name each, so that a new version of theirs changes this module alone.
+``INTERNALS`` says why each is needed and what to do when it breaks, and
+tests/test_pymc_internals.py fails with these words.
 """
 
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
-from functools import cache, wraps
-from threading import RLock
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cache
 from types import new_class
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pymc as pm
-import pytensor
 import pytensor.tensor as pt
-from numpy.typing import ArrayLike
-from pymc.distributions.distribution import SymbolicRandomVariable, _support_point
-from pymc.initial_point import make_initial_point_expression
-from pytensor.compile.mode import Mode
-from pytensor.graph.basic import Apply
-from pytensor.graph.op import Op
+from numpy.typing import ArrayLike, NDArray
+from pytensor.graph import Apply, Op
+from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
+from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import ancestors
-from pytensor.tensor.random.op import RandomVariable, RNGConsumerOp
-from pytensor.tensor.random.type import RandomType
-from pytensor.tensor.variable import TensorVariable
+from pytensor.tensor import TensorVariable
+from xarray import DataTree
 
 __all__ = [
-    "EVALUATE_ONCE",
-    "as_written",
+    "INTERNALS",
+    "ArrayStep",
+    "NutpieProgressBarManager",
+    "StepMethodState",
+    "at_starts",
     "at_support_points",
-    "is_distribution",
-    "is_registered",
-    "one_at_a_time",
+    "check_parameters",
+    "compile_starts",
+    "factors",
+    "impossible_outside",
+    "is_drawn",
+    "is_generator",
+    "label_dim",
+    "log_convergence",
+    "machine_code",
+    "normalize_size_param",
+    "nutpie_model",
+    "patch_nutpie_idata",
     "random_ancestors",
-    "registered",
+    "rv_size_is_none",
     "starting_at",
     "starts_by_itself",
     "without_starts",
 ]
+
+INTERNALS = {
+    "nutpie.compile_pymc.CompiledPyMCModel": (
+        "nutpie samples a PyMC model or Python functions; this one takes our machine code, which "
+        "coordinates and data enter without compiling. If it breaks: see how nutpie fills it in "
+        "_compile_pymc_model_numba, and do the same in nutpie_model."
+    ),
+    "pymc.backends.arviz.patch_nutpie_idata": (
+        "Adds observed and constant data to nutpie's draws, as pm.sample does. If it breaks: pass "
+        "Model.observed_RVs and Model.data_vars to az.dict_to_dataset."
+    ),
+    "pymc.distributions.dist_math.check_parameters": (
+        "Says in words why a density does not exist, and is minus infinity to samplers. If it "
+        "breaks: pt.switch(condition, density, -inf), without the words."
+    ),
+    "pymc.distributions.distribution._support_point": (
+        "A start that belongs to the variable itself: PyMC refuses to copy a model with an "
+        "initval, which pm.do, pm.observe and pm.compute_log_likelihood do. If it breaks: pass "
+        "initval to register_rv, and copies through without_starts."
+    ),
+    "pymc.distributions.shape_utils.rv_size_is_none": (
+        "Tells a draw from a stack of draws; the size of one is a constant that holds None. If it "
+        "breaks: compare size.type with pt.NoneConst.type."
+    ),
+    "pymc.gp.cov.Combination._factor_list": (
+        "The terms of a sum of kernels and the factors of a product, to print them and to tell "
+        "whether they are stationary. If it breaks: print the class alone and take no sum or "
+        "product for stationary; random hyperparameters then cost more."
+    ),
+    "pymc.initial_point.make_initial_point_expression": (
+        "Starts as graphs, also of variables that are in no model. If it breaks: register them "
+        "in a pm.Model and take the numbers of Model.initial_point."
+    ),
+    "pymc.initial_point.make_initial_point_fn": (
+        "Starts for many seeds with one compilation, some variables drawn from their prior. If it "
+        "breaks: put 'prior' into rvs_to_initial_values of a view, and call its initial_point."
+    ),
+    "pymc.logprob.utils.local_check_parameter_to_ninf_switch": (
+        "Among thousands of draws one outside of the likelihood's domain must not raise. If it "
+        "breaks: evaluate such draws one by one and catch ParameterValueError."
+    ),
+    "pymc.Metropolis._make_progressbar_update_functions": (
+        "What a Metropolis step shows of itself. If it breaks: leave it out of ArrayStep, whose "
+        "progress bar then shows nothing but the number of draws."
+    ),
+    "pymc.Metropolis._progressbar_config": (
+        "The columns for what a Metropolis step shows. If it breaks: leave it out, as the other."
+    ),
+    "pymc.Model.__dict__": (
+        "A view of a model without initial values, which PyMC can copy, shares all else with it. "
+        "If it breaks: see what pymc.model.fgraph refuses today, and how to take it away."
+    ),
+    "pymc.Model.coords": (
+        "Is the model's own dictionary, so that a dim without labels can be given some; set_dim "
+        "refuses where the length is that of a pm.Data. If it breaks: leave it without labels."
+    ),
+    "pymc.progress_bar.NutpieProgressBarManager": (
+        "nutpie's chains on PyMC's progress bars. If it breaks: nutpie.sample has bars of its own."
+    ),
+    "pymc.stats.convergence.log_warnings": (
+        "Logs PyMC's convergence warnings in PyMC's way. If it breaks: log their message."
+    ),
+    "pymc.stats.convergence.run_convergence_checks": (
+        "PyMC's convergence warnings for draws of our own. If it breaks: az.rhat, az.ess and the "
+        "count of divergences, in words."
+    ),
+    "pymc.step_methods.arraystep.ArrayStepShared": (
+        "The base class of a step on one vector of values. If it breaks: derive from "
+        "pymc.step_methods.BlockedStep, and flatten the point in step."
+    ),
+    "pymc.step_methods.compound.StepMethodState": (
+        "What PyMC stores of a step, to go on with a chain. If it breaks: leave the state away; "
+        "such chains then start their tuning anew."
+    ),
+    "pytensor.function.vm.jit_fn": (
+        "The numba function behind a compiled graph, to call it from machine code. If it breaks: "
+        "see how nutpie gets at it in nutpie/compile_pymc.py."
+    ),
+    "pytensor.tensor.random.op.RNGConsumerOp": (
+        "What draws, in PyTensor, PyMC and pymc.dims, also where what it draws from is an input. "
+        "If it breaks: RandomVariable and pm.SymbolicRandomVariable; pymc.dims is then missed."
+    ),
+    "pytensor.tensor.random.type.RandomType": (
+        "Tells generators of random numbers from what is drawn with them, also under pymc.dims. "
+        "If it breaks: compare types with that of pt.random.shared_rng()."
+    ),
+    "pytensor.tensor.random.utils.normalize_size_param": (
+        "A random variable is built from its size, also where there is none. If it breaks: "
+        "pt.NoneConst, or the size as a vector of int64."
+    ),
+}
+
+try:
+    from nutpie.compile_pymc import CompiledPyMCModel
+    from pymc.backends.arviz import patch_nutpie_idata
+    from pymc.distributions.dist_math import check_parameters
+    from pymc.distributions.distribution import _support_point
+    from pymc.distributions.shape_utils import rv_size_is_none
+    from pymc.initial_point import make_initial_point_expression, make_initial_point_fn
+    from pymc.logprob.utils import local_check_parameter_to_ninf_switch
+    from pymc.progress_bar import NutpieProgressBarManager
+    from pymc.stats.convergence import log_warnings, run_convergence_checks
+    from pymc.step_methods.arraystep import ArrayStepShared
+    from pymc.step_methods.compound import StepMethodState
+    from pytensor.tensor.random.op import RNGConsumerOp
+    from pytensor.tensor.random.type import RandomType
+    from pytensor.tensor.random.utils import normalize_size_param
+except ImportError as error:
+    gone = ".".join(filter(None, (error.name, error.name_from)))
+    words = [why for name, why in INTERNALS.items() if gone and name.startswith(gone)]
+    raise ImportError(". ".join([str(error), *words])) from error
 
 
 class Starting:
@@ -71,7 +189,7 @@ def _start(op, rv, *inputs):
 
 
 def starting_at(rv: TensorVariable, start: ArrayLike) -> TensorVariable:
-    """Return the same random variable with another support point.
+    """Return the same random variable with another support point, which copies of it keep.
 
     Parameters
     ----------
@@ -101,86 +219,119 @@ def without_starts(model: pm.Model) -> pm.Model:
     return view
 
 
-# A graph that runs a handful of times: walk it in Python, without rewriting it.
-EVALUATE_ONCE = Mode(linker="py", optimizer="None")
-
-
-def as_written() -> AbstractContextManager:
-    """Return a context in which PyTensor compiles sums in the order in which they are written.
-
-    By default LLVM may reorder sums and fuse products with them, and does so in another way
-    wherever it inlines a function.  Which of the resulting copies runs depends on what was
-    compiled in this process and what came from a cache, so that the last digit would.
-    """
-    return pytensor.config.change_flags(numba__fastmath=False)
+def at_starts(graphs: Iterable, random: Sequence, initial_values: Mapping) -> list:
+    """Replace random variables by where they start: an initial value, or their support point."""
+    starts = make_initial_point_expression(
+        free_rvs=random, rvs_to_transforms={}, initval_strategies={**initial_values}
+    )
+    return clone_replace([*graphs], dict(zip(random, starts, strict=True)))
 
 
 def at_support_points(graphs: Sequence) -> list:
-    """Replace random variables by the support points of their distributions."""
-    random = random_ancestors(graphs)
-    points = make_initial_point_expression(
-        free_rvs=random, rvs_to_transforms={}, initval_strategies={}
+    """Replace all random variables by the support points of their distributions."""
+    return at_starts(graphs, random_ancestors(graphs), {})
+
+
+def compile_starts(model: pm.Model, drawn: Iterable[str]) -> Callable[[int], dict[str, NDArray]]:
+    """Return a function of a seed that draws some variables, by name, and starts the others.
+
+    Its values are unconstrained, in the order of the model's free variables.
+    """
+    return make_initial_point_fn(model=model, overrides=dict.fromkeys(drawn, "prior"))
+
+
+def is_generator(variable: Variable) -> bool:
+    """Tell whether a variable is a generator of random numbers."""
+    return isinstance(variable.type, RandomType)
+
+
+def is_drawn(variable: Variable) -> bool:
+    """Tell whether a variable is random itself, not computed from what is."""
+    return (
+        variable.owner is not None
+        and isinstance(variable.owner.op, RNGConsumerOp)
+        and not is_generator(variable)
     )
-    return clone_replace([*graphs], dict(zip(random, points, strict=True)))
 
 
 def random_ancestors(graphs: Sequence, known: Collection = ()) -> list:
     """Return the random variables that graphs depend on, up to known ones and without these."""
     return [
-        var
-        for var in ancestors(graphs, blockers=known)
-        if var.owner is not None
-        and isinstance(var.owner.op, RNGConsumerOp)
-        and not isinstance(var.type, RandomType)
-        and var not in known
+        variable
+        for variable in ancestors(graphs, blockers=known)
+        if is_drawn(variable) and variable not in known
     ]
 
 
-def is_distribution(variable) -> bool:
-    """Tell whether a variable is drawn from a distribution, in a model or not."""
-    owner = getattr(variable, "owner", None)
-    return owner is not None and isinstance(owner.op, RandomVariable | SymbolicRandomVariable)
+def impossible_outside(log_density: TensorVariable) -> Any:
+    """Return a log density that is minus infinity where ``check_parameters`` would raise."""
+    return rewrite_graph(
+        log_density, include=("canonicalize", local_check_parameter_to_ninf_switch.__name__)
+    )
 
 
-def is_registered(variable, model: pm.Model | None) -> bool:
-    """Tell whether a variable already belongs to a model."""
-    return model is not None and any(variable is known for known in model.named_vars.values())
+def label_dim(model: pm.Model, dim: str, labels: Iterable):
+    """Give labels to a dim of a model that has none."""
+    model.coords[dim] = tuple(labels)
 
 
-def registered(
-    model: pm.Model,
-    name: str,
-    prior: TensorVariable,
-    dims: tuple[str, ...] | None = None,
-) -> TensorVariable:
-    """Return the model's variable of a prior: itself, if it is there, or a new one."""
-    if is_registered(prior, model):
-        return prior
-    return join(model, name, prior, dims)
+def factors(cov: pm.gp.cov.Combination) -> list:
+    """Return the terms of a sum of kernels, or the factors of a product."""
+    return cov._factor_list
 
 
-def join(model: pm.Model, name: str, prior: TensorVariable, dims=None) -> TensorVariable:
-    """Add a copy of a distribution to a model."""
-    # The same .dist() object may serve several parameters and models: each
-    # gets a node, and a stream of random numbers, of its own.
-    inputs = [
-        pt.random.shared_rng(seed=None) if isinstance(variable.type, RandomType) else variable
-        for variable in prior.owner.inputs
-    ]
-    node = prior.owner.clone_with_new_inputs(inputs)
-    return model.register_rv(node.outputs[prior.owner.outputs.index(prior)], name, dims=dims)
+def machine_code(function: Any) -> Callable:
+    """Return the function that numba made of a graph compiled with ``mode="NUMBA"``."""
+    return function.vm.jit_fn
 
 
-def one_at_a_time[F: Callable](function: F) -> F:
-    """Decorate a function so that a second thread waits until the first has left it.
+class ArrayStep(ArrayStepShared):
+    """A step on one vector of values, ``astep``, which shows of itself what Metropolis does."""
 
-    A function compiled by PyTensor keeps its arguments where the next call overwrites them.
+    _progressbar_config = staticmethod(pm.Metropolis._progressbar_config)
+    _make_progressbar_update_functions = staticmethod(
+        pm.Metropolis._make_progressbar_update_functions
+    )
+
+
+def nutpie_model(
+    name: str, density: Any, identity: Any, numbers: NDArray, *, start: Callable, n: int
+) -> CompiledPyMCModel:
+    """Return a model of one vector for :func:`nutpie.sample`.
+
+    Parameters
+    ----------
+    name : str
+        Name of the vector in the draws; its dim is the name with ``_dim``.
+    density, identity : numba CFunc
+        The log density with its gradient, and what is stored of a vector: itself.
+    numbers : array
+        What both are given beside the vector.
+    start : callable
+        Maps a seed to a vector.
+    n : int
+        Length of the vector.
     """
-    lock = RLock()
+    dim = f"{name}_dim"
+    return CompiledPyMCModel(
+        dims={name: (dim,)},
+        reparameterized_names=[],
+        compiled_logp_func=density,
+        compiled_expand_func=identity,
+        initial_point_func=start,
+        shared_data={},
+        shared_var_keys={},
+        user_data=numbers,
+        n_expanded=n,
+        shape_info=([name], [slice(0, n)], [(n,)]),
+        logp_func=None,
+        expand_func=None,
+        _n_dim=n,
+        _shapes={name: (n,)},
+        _coords={dim: np.arange(n)},
+    )
 
-    @wraps(function)
-    def waiting(*args, **kwargs):
-        with lock:
-            return function(*args, **kwargs)
 
-    return cast("F", waiting)
+def log_convergence(idata: DataTree, model: pm.Model):
+    """Log what PyMC finds wrong with draws: divergences, R-hat, too few effective draws."""
+    log_warnings(run_convergence_checks(idata, model))

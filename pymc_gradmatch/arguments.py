@@ -1,4 +1,4 @@
-"""What users give: names, numbers and counts, and the words for what cannot be used."""
+"""What users give: names, numbers, counts and priors, and the words for what cannot be used."""
 
 from collections.abc import Collection, Mapping, Sequence, Set
 from contextlib import suppress
@@ -7,7 +7,12 @@ from reprlib import repr as short
 from typing import Any
 
 import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
 from numpy.typing import NDArray
+from pytensor.tensor import TensorVariable
+
+from pymc_gradmatch._pymc import is_drawn, is_generator
 
 __all__ = [
     "DRAWS",
@@ -15,7 +20,11 @@ __all__ = [
     "as_numbers",
     "check_counts",
     "in_order",
+    "is_distribution",
+    "is_registered",
+    "join",
     "refuse_reserved",
+    "registered",
     "usable_names",
     "yielding",
 ]
@@ -108,3 +117,37 @@ def check_counts(**counts: Any):
         if count < least:
             msg = f"{name} is {count}; expected at least {word}."
             raise ValueError(msg)
+
+
+def is_distribution(variable) -> bool:
+    """Tell whether a variable is drawn from a distribution, in a model or not."""
+    return isinstance(variable, TensorVariable) and is_drawn(variable)
+
+
+def is_registered(variable, model: pm.Model | None) -> bool:
+    """Tell whether a variable already belongs to a model."""
+    return model is not None and any(variable is known for known in model.named_vars.values())
+
+
+def registered(
+    model: pm.Model,
+    name: str,
+    prior: TensorVariable,
+    dims: tuple[str, ...] | None = None,
+) -> TensorVariable:
+    """Return the model's variable of a prior: itself, if it is there, or a new one."""
+    return prior if is_registered(prior, model) else join(model, name, prior, dims)
+
+
+def join(
+    model: pm.Model, name: str, prior: TensorVariable, dims: tuple[str, ...] | None = None
+) -> TensorVariable:
+    """Add a copy of a distribution to a model."""
+    # The same .dist() object may serve several parameters and models: each
+    # gets a node, and a stream of random numbers, of its own.
+    inputs = [
+        pt.random.shared_rng(seed=None) if is_generator(variable) else variable
+        for variable in prior.owner.inputs
+    ]
+    node = prior.owner.clone_with_new_inputs(inputs)
+    return model.register_rv(node.outputs[prior.owner.outputs.index(prior)], name, dims=dims)

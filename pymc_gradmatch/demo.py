@@ -11,8 +11,6 @@ import numpy as np
 import pandas as pd
 import pymc as pm
 import xarray as xr
-from arviz_base.labels import MapLabeller
-from arviz_plots import PlotCollection
 
 import pymc_gradmatch as gm
 
@@ -179,7 +177,7 @@ def save_figures(
         print(f"saved {path}")
 
 
-def plot_trace(idata: xr.DataTree, units: Mapping[str, str]) -> PlotCollection:
+def plot_trace(idata: xr.DataTree, units: Mapping[str, str]) -> az.PlotCollection:
     """Plot the draws of each parameter against the draw's number."""
     figure = az.plot_trace(
         idata, var_names=list(units), labeller=_with_units(units), **_TWO_COLUMNS
@@ -191,7 +189,7 @@ def plot_trace(idata: xr.DataTree, units: Mapping[str, str]) -> PlotCollection:
 
 def plot_parameters(
     idata: xr.DataTree, units: Mapping[str, str], truth: Mapping[str, float] | None = None
-) -> PlotCollection:
+) -> az.PlotCollection:
     """Plot a histogram of each parameter, with the true value where it is known."""
     figure = az.plot_dist(
         idata,
@@ -209,8 +207,9 @@ def plot_parameters(
     return figure
 
 
-def _with_units(units: Mapping[str, str]) -> MapLabeller:
-    return MapLabeller(var_name_map={name: f"{name} ({unit})" for name, unit in units.items()})
+def _with_units(units: Mapping[str, str]) -> az.labels.MapLabeller:
+    shown = {name: f"{name} ({unit})" for name, unit in units.items()}
+    return az.labels.MapLabeller(var_name_map=shown)
 
 
 if __name__ == "__main__":

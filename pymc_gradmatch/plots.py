@@ -5,8 +5,6 @@ from collections.abc import Hashable
 import arviz as az
 import numpy as np
 import xarray as xr
-from arviz_base.labels import NoVarLabeller
-from arviz_plots import PlotCollection, visuals
 from numpy.typing import ArrayLike
 
 __all__ = ["plot_states"]
@@ -22,7 +20,7 @@ def plot_states(
     group: str = "posterior",
     labels: tuple[str, str] | None = None,
     **pc_kwargs,
-) -> PlotCollection:
+) -> az.PlotCollection:
     """Plot the states against time: mean, credible band, data, truth; one panel per state.
 
     Parameters
@@ -85,28 +83,36 @@ def plot_states(
     layout = {"figsize": (4.5 * n_columns, 3.2 * n_rows + 0.5), "layout": "constrained"}
     pc_kwargs["figure_kwargs"] = layout | pc_kwargs.get("figure_kwargs", {})
     panels = mean.to_dataset(name=var_name)
-    pc = PlotCollection.wrap(panels, cols=["state"], **pc_kwargs)
+    pc = az.PlotCollection.wrap(panels, cols=["state"], **pc_kwargs)
     on_grid = {"data": panels, "x": times}
     pc.map(
-        visuals.fill_between_y, "band", **on_grid, y_bottom=low, y_top=high,
+        az.visuals.fill_between_y, "band", **on_grid, y_bottom=low, y_top=high,
         color="C0", alpha=0.3, label=f"{ci_prob:.0%} interval",
     )  # fmt: skip
-    pc.map(visuals.line_xy, "mean", **on_grid, color="C0", label=f"{group.replace('_', ' ')} mean")
+    pc.map(
+        az.visuals.line_xy, "mean", **on_grid, color="C0", label=f"{group.replace('_', ' ')} mean"
+    )
     if truth is not None:
         true_states = mean.copy(data=np.asarray(truth)).to_dataset(name=var_name)
         pc.map(
-            visuals.line_xy, "truth", **on_grid | {"data": true_states},
+            az.visuals.line_xy, "truth", **on_grid | {"data": true_states},
             color="black", linestyle="--", label="truth",
         )  # fmt: skip
     if observed is not None:
         data = idata["observed_data"].dataset[observed]
         pc.map(
-            visuals.scatter_xy, "data", data=data.to_dataset(name=var_name),
+            az.visuals.scatter_xy, "data", data=data.to_dataset(name=var_name),
             x=data[_times_of(data)], color="C1", label="data", zorder=3,
         )  # fmt: skip
-    pc.map(visuals.labelled_title, "title", data=panels, subset_info=True, labeller=NoVarLabeller())
-    pc.map(visuals.labelled_x, "x_label", data=panels, text=x_label)
-    pc.map(visuals.labelled_y, "y_label", data=panels, text=y_label)
+    pc.map(
+        az.visuals.labelled_title,
+        "title",
+        data=panels,
+        subset_info=True,
+        labeller=az.labels.NoVarLabeller(),
+    )
+    pc.map(az.visuals.labelled_x, "x_label", data=panels, text=x_label)
+    pc.map(az.visuals.labelled_y, "y_label", data=panels, text=y_label)
     if pc.backend == "matplotlib":
         handles = pc.viz["plot"].isel(state=0).item().get_legend_handles_labels()
         pc.viz["figure"].item().legend(*handles, loc="outside lower center", ncols=4)

@@ -2,7 +2,9 @@
 
 import ast
 import re
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -14,6 +16,35 @@ MODULES = modules(PACKAGE)
 ARROWS = arrows(PACKAGE)
 DOORS = sorted(PACKAGE.glob("*/__init__.py"))
 DESIGN = (PACKAGE.parent / "docs" / "design.md").read_text("utf-8")
+
+OTHERS = re.compile(r"(pymc|pytensor|nutpie|arviz\w*)(\.|$)")
+PUBLIC = {  # documented, or exported by a library at its root
+    "arviz",
+    "arviz_base.labels",  # az.labels
+    "arviz_plots.visuals",  # az.visuals
+    "nutpie",
+    "pymc",
+    "pymc.distributions",
+    "pymc.distributions.transforms",
+    "pymc.gp",
+    "pymc.gp.cov",
+    "pymc.math",
+    "pymc.model.transform.conditioning.remove_value_transforms",
+    "pymc.pytensorf.join_nonshared_inputs",
+    "pymc.pytensorf.make_shared_replacements",
+    "pytensor",
+    "pytensor.compile",
+    "pytensor.gradient",
+    "pytensor.graph",
+    "pytensor.graph.basic",
+    "pytensor.graph.replace",
+    "pytensor.graph.rewriting.utils",
+    "pytensor.graph.traversal",
+    "pytensor.tensor",
+    "pytensor.tensor.linalg",
+    "pytensor.tensor.random",
+}
+NAMED_TUPLES = {"_asdict", "_fields", "_replace"}  # documented with an underscore
 
 
 def room_of(module):
@@ -67,6 +98,55 @@ def test_a_gaussian_process_has_a_type_wherever_it_is_handed_over(module):
         for argument in [*node.args.args, *node.args.kwonlyargs]
     ]
     assert not [a for a in arguments if a.arg == "gp" and a.annotation is None]
+
+
+def taken_from_other_libraries(path):
+    """Yield (module, name) of all that a file takes from other libraries, by dots or by import."""
+    nodes = [*ast.walk(ast.parse(path.read_text("utf-8")))]
+    places = {}
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found = {a.asname or a.name: a.name for a in node.names if OTHERS.match(a.name)}
+            places |= found
+            yield from ((module, "") for module in found.values())
+        if isinstance(node, ast.ImportFrom) and OTHERS.match(node.module or ""):
+            yield from ((node.module, alias.name) for alias in node.names)
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and re.fullmatch(r"\w+(\.\w+)+", ast.unparse(node)):
+            root, *names = ast.unparse(node).split(".")
+            place = sys.modules.get(places.get(root))
+            for name in names:
+                if isinstance(place, ModuleType):
+                    yield place.__name__, name
+                    place = getattr(place, name)
+
+
+def is_public(module, name):
+    """Tell whether a name of another library's module is one that users are shown."""
+    value = getattr(sys.modules[module], name, None)
+    place = value.__name__ if isinstance(value, ModuleType) else module
+    return not name.startswith("_") and not PUBLIC.isdisjoint((place, f"{place}.{name}"))
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=str)
+def test_internals_of_other_libraries_are_in_one_module(path):
+    hidden = {taken for taken in taken_from_other_libraries(path) if not is_public(*taken)}
+    assert path.name == "_pymc.py" or not hidden
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_private_attribute_of_what_is_made_elsewhere_is_used(module):
+    nodes = [*ast.walk(ast.parse(MODULES[module].read_text("utf-8")))]
+    own = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+    private = {
+        ast.unparse(node)
+        for node in nodes
+        if isinstance(node, ast.Attribute)
+        and re.match(r"_(?!_)", node.attr)
+        and node.attr not in own | NAMED_TUPLES
+        and ast.unparse(node.value) not in ("self", "cls")
+    }
+    assert module == "pymc_gradmatch._pymc" or not private
 
 
 @pytest.mark.parametrize("door", DOORS, ids=[door.parent.name for door in DOORS])

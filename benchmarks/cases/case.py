@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pymc as pm
 from numpy.typing import NDArray
-from pytensor.tensor.variable import TensorVariable
+from pytensor.tensor import TensorVariable
 
 import pymc_gradmatch as gm
 

@@ -4,7 +4,7 @@ import inspect
 
 import numpy as np
 import pymc as pm
-from pytensor.tensor.variable import TensorConstant
+from pytensor.tensor import TensorConstant
 
 import pymc_gradmatch as gm
 from benchmarks.cases import Case

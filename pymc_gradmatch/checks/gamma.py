@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 from numpy.typing import ArrayLike, NDArray
-from pytensor.tensor.variable import TensorVariable
+from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch.arguments import yielding
 from pymc_gradmatch.gp import Data, StateGP

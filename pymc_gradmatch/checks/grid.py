@@ -9,7 +9,7 @@ import pandas as pd
 import pymc as pm
 import xarray as xr
 from numpy.typing import ArrayLike
-from pytensor.tensor.variable import TensorVariable
+from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch.arguments import yielding
 from pymc_gradmatch.model import build_model

@@ -7,11 +7,9 @@ import pymc as pm
 import pytensor
 import xarray as xr
 from numpy.typing import NDArray
-from pymc.vartypes import continuous_types
-from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import ancestors, truncated_graph_inputs
 
-from pymc_gradmatch._pymc import without_starts
+from pymc_gradmatch._pymc import impossible_outside, without_starts
 from pymc_gradmatch.exact.solutions import Solutions, compile_for_draws, with_draws
 from pymc_gradmatch.gp import is_states
 from pymc_gradmatch.model import constraints, is_constraint
@@ -77,11 +75,8 @@ class ExactPosterior(Solutions):
         self._parameters = [v.name for v in [*free, *known] if v in upstream]
         self._graphs = solved.replace_rvs_by_values([*theta, *free, *known])
         self._natural = compile_for_draws(self._values, self._graphs)
-        log_density = rewrite_graph(
-            solved.logp(vars=[*free, *terms]),
-            # A draw outside of the likelihood's domain has density zero, and stops no other.
-            include=("canonicalize", "local_check_parameter_to_ninf_switch"),
-        )
+        # A draw outside of the likelihood's domain has density zero, and stops no other.
+        log_density = impossible_outside(solved.logp(vars=[*free, *terms]))
         self._log_density = compile_for_draws([*self._values, *self._x], [log_density])
         self.draws = self._coordinates(posterior)
 
@@ -236,7 +231,7 @@ class ExactPosterior(Solutions):
                 "functions of the variable that gm.GradientMatchingODE is given."
             )
             raise ValueError(msg)
-        discrete = [rv.name for rv in free if rv.dtype not in continuous_types]
+        discrete = [rv.name for rv in free if not np.issubdtype(rv.dtype, np.inexact)]
         if discrete:
             msg = f"the free variables {discrete} are discrete; expected continuous ones."
             raise ValueError(msg)

@@ -11,9 +11,10 @@ import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.traversal import truncated_graph_inputs
-from pytensor.tensor.variable import TensorVariable
+from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch._pymc import EVALUATE_ONCE, random_ancestors
+from pymc_gradmatch._pymc import random_ancestors
+from pymc_gradmatch.compiling import EVALUATE_ONCE
 from pymc_gradmatch.model import Constraint, constraints
 from pymc_gradmatch.ode import batched_solver
 

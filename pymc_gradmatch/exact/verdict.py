@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import arviz as az
 import numpy as np
 import pandas as pd
 import pymc as pm
 import xarray as xr
-from arviz_base import from_dict
 from numpy.typing import NDArray
 
 from pymc_gradmatch.exact.importance import reliable_k
@@ -141,7 +141,7 @@ def _draws(target: ExactPosterior, points) -> xr.DataTree:
         labels = target.labels(name, array.shape)
         dims[name] = [dim or f"{name}_dim_{k}" for k, dim in enumerate(named)]
         coords |= dict(zip(dims[name], map(list, labels), strict=True))
-    return from_dict(
+    return az.from_dict(
         {
             "posterior": {name: array[None] for name, array in values.items()},
             "observed_data": observed,

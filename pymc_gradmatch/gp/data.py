@@ -6,9 +6,9 @@ from typing import Any, Self
 import numpy as np
 import pytensor.tensor as pt
 from numpy.typing import ArrayLike, NDArray
-from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.compile import SharedVariable
 from pytensor.graph.basic import Variable
-from pytensor.tensor.variable import TensorVariable
+from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch.arguments import as_numbers
 

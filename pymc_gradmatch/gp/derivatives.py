@@ -19,11 +19,10 @@ from numpy.typing import ArrayLike, NDArray
 from pytensor.gradient import DisconnectedInputError, pushforward, zero_grad
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
-from pytensor.scalar.basic import Clip
-from pytensor.tensor.elemwise import Elemwise
-from pytensor.tensor.variable import TensorVariable
+from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch._pymc import EVALUATE_ONCE, at_support_points
+from pymc_gradmatch._pymc import at_support_points
+from pymc_gradmatch.compiling import EVALUATE_ONCE
 from pymc_gradmatch.gp.data import read_only
 from pymc_gradmatch.gp.kernels import describe, is_random, is_stationary
 from pymc_gradmatch.numerics import cholesky_basis, smallest_reliable, spectrum
@@ -128,8 +127,7 @@ def _without_clipping(k: TensorVariable) -> TensorVariable:
 
 
 def _is_clip(var) -> bool:
-    op = var.owner.op if var.owner is not None else None
-    return isinstance(op, Elemwise) and isinstance(op.scalar_op, Clip)
+    return var.owner is not None and var.owner.op == pt.clip
 
 
 def evaluate_blocks(cov: pm.gp.cov.BaseCovariance, t: NDArray[np.float64]) -> Blocks:

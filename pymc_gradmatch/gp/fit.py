@@ -11,19 +11,18 @@ import pytensor
 import pytensor.tensor as pt
 from numpy.typing import ArrayLike, NDArray
 from pytensor.graph.basic import equal_computations
-from pytensor.tensor.variable import TensorVariable
+from pytensor.tensor import TensorVariable
 from scipy.linalg import LinAlgError, cho_factor, cho_solve
 from scipy.optimize import minimize
 from scipy.stats import qmc
 
-from pymc_gradmatch._pymc import one_at_a_time
 from pymc_gradmatch.arguments import check_counts
 from pymc_gradmatch.gp.data import Data, as_nugget, as_sigma
 from pymc_gradmatch.gp.derivatives import checked_blocks, compile_blocks, derivative, stacked
 from pymc_gradmatch.gp.kernels import CovFunction, KernelFamily, kernel_family
 from pymc_gradmatch.gp.processes import Processes
 from pymc_gradmatch.gp.state_gp import StateGP
-from pymc_gradmatch.numerics import on_one_thread
+from pymc_gradmatch.numerics import on_one_thread, one_at_a_time
 
 __all__ = ["fit_data", "fit_gp", "negative_log_marginal_likelihood"]
 

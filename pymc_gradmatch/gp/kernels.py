@@ -10,9 +10,10 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 from numpy.typing import NDArray
-from pymc.pytensorf import rvs_in_graph
 from pytensor.graph.traversal import explicit_graph_inputs
-from pytensor.tensor.variable import TensorConstant, TensorVariable
+from pytensor.tensor import TensorConstant, TensorVariable
+
+from pymc_gradmatch._pymc import factors, random_ancestors
 
 __all__ = [
     "Bounds",
@@ -72,15 +73,17 @@ class Sigmoid(pm.gp.cov.Covariance):
 
     def full(self, X, Xs=None):
         """Evaluate the kernel between all rows of ``X`` and ``Xs``."""
-        X, Xs = self._slice(X, Xs)
-        Xs = X if Xs is None else Xs
+        X = self._times(X)
+        Xs = X if Xs is None else self._times(Xs)
         norm = self._norm(X)[:, None] * self._norm(Xs)[None, :]
         return pt.arcsin((self.a + self.b * X * Xs.T) / norm)
 
     def diag(self, X):
         """Evaluate the kernel of each row of ``X`` with itself."""
-        X, _ = self._slice(X)
-        return pt.arcsin(1 - 1 / pt.square(self._norm(X)))
+        return pt.arcsin(1 - 1 / pt.square(self._norm(self._times(X))))
+
+    def _times(self, X):
+        return pt.as_tensor(X)[:, self.active_dims]
 
     def _norm(self, X):
         return pt.sqrt(self.a + self.b * pt.square(X[:, 0]) + 1)
@@ -126,13 +129,13 @@ def _check_closed(cov: pm.gp.cov.BaseCovariance):
 
 def is_random(cov: pm.gp.cov.BaseCovariance) -> bool:
     """Tell whether a kernel has random hyperparameters."""
-    return bool(rvs_in_graph([cov(pt.vector("t")[:, None])]))
+    return bool(random_ancestors([cov(pt.vector("t")[:, None])]))
 
 
 def is_stationary(cov) -> bool:
     """Tell whether a kernel, or a factor of one, is known to depend on time differences alone."""
     if isinstance(cov, pm.gp.cov.Combination):
-        return all(is_stationary(part) for part in cov._factor_list)
+        return all(is_stationary(part) for part in factors(cov))
     if isinstance(cov, pm.gp.cov.BaseCovariance):
         return isinstance(cov, pm.gp.cov.Stationary | pm.gp.cov.Constant)
     return np.ndim(cov) == 0
@@ -153,10 +156,10 @@ def describe(cov: pm.gp.cov.BaseCovariance) -> str:
     '2 * ExpQuad(ls=0.5) + Constant(c=1)'
     """
     if isinstance(cov, pm.gp.cov.Add):
-        return " + ".join(describe(term) for term in cov._factor_list)
+        return " + ".join(describe(term) for term in factors(cov))
     if isinstance(cov, pm.gp.cov.Prod):
-        factors = sorted(cov._factor_list, key=lambda f: isinstance(f, pm.gp.cov.BaseCovariance))
-        return " * ".join(describe(factor) for factor in factors)
+        ordered = sorted(factors(cov), key=lambda f: isinstance(f, pm.gp.cov.BaseCovariance))
+        return " * ".join(describe(factor) for factor in ordered)
     if isinstance(cov, pm.gp.cov.Exponentiated):
         return f"{describe(cov.kernel)} ** {_number(cov.power)}"
     if not isinstance(cov, pm.gp.cov.BaseCovariance):

@@ -16,15 +16,9 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 from numpy.typing import NDArray
-from pymc.distributions.dist_math import check_parameters
-from pymc.distributions.distribution import Continuous, SymbolicRandomVariable
-from pymc.distributions.shape_utils import rv_size_is_none
-from pymc.distributions.transforms import _default_transform
-from pymc.logprob.transforms import Transform
-from pymc.pytensorf import normalize_rng_param
-from pytensor.tensor.random.utils import normalize_size_param
-from pytensor.tensor.variable import TensorVariable
+from pytensor.tensor import TensorVariable
 
+from pymc_gradmatch._pymc import check_parameters, label_dim, normalize_size_param, rv_size_is_none
 from pymc_gradmatch.gp.derivatives import Blocks, Operators, blocks_of, conditional_operators
 from pymc_gradmatch.numerics import (
     Basis,
@@ -186,7 +180,7 @@ def _covariance(C, noise, observed) -> Any:
 Parameterization = Literal["centered", "whitened"]
 
 
-class StatePriorRV(SymbolicRandomVariable):
+class StatePriorRV(pm.SymbolicRandomVariable):
     """The random variable behind :class:`StatePrior`; draws under every PyTensor backend.
 
     How many parameters it has depends on the basis, so its signature belongs to
@@ -199,7 +193,7 @@ class StatePriorRV(SymbolicRandomVariable):
     @classmethod
     def rv_op(cls, mean, scale, start, *basis, size=None, rng=None):
         """Build the random variable from the parameters of its distribution."""
-        rng = normalize_rng_param(rng)
+        rng = pt.random.shared_rng(seed=None) if rng is None else rng
         size = normalize_size_param(size)
         draw_size = None if rv_size_is_none(size) else tuple(size)
         next_rng, standardised = draw_normal(rng, draw_size, basis_of(basis))
@@ -221,7 +215,7 @@ def basis_inputs(rv) -> list:
     return rv.owner.inputs[5:]
 
 
-class Standardized(Transform):
+class Standardized(pm.distributions.transforms.Transform):
     """Samplers move standardised states: one unit is one standard deviation of the data.
 
     Step sizes and start-up jitter then mean the same in every problem.
@@ -244,7 +238,7 @@ class Standardized(Transform):
         return n_time * (pt.zeros(value.shape[:-2]) + pt.log(scale).sum(axis=-1))
 
 
-class StatePrior(Continuous):
+class StatePrior(pm.Continuous):
     r"""States on a grid of times with a Gaussian process prior each.
 
     .. math::
@@ -295,6 +289,10 @@ class StatePrior(Continuous):
     rv_type = StatePriorRV
     rv_op = StatePriorRV.rv_op
 
+    def __new__(cls, *args, **kwargs):
+        """Add the states to the model on the stack; samplers see them standardised."""
+        return super().__new__(cls, *args, **{"default_transform": Standardized()} | kwargs)
+
     @classmethod
     def dist(cls, mean, scale, start, *basis, **kwargs):
         """Make the distribution outside a model."""
@@ -317,11 +315,6 @@ class StatePrior(Continuous):
             basis.variances > 0,
             msg="C is positive definite (a larger nugget helps), scale > 0",
         )
-
-
-@_default_transform.register(StatePrior)
-def _state_prior_default_transform(op, rv):
-    return Standardized()
 
 
 def check_coords(model: pm.Model, coords: Mapping[str, Sequence | NDArray | int]):
@@ -356,7 +349,7 @@ def add_coords(model: pm.Model, coords: Mapping[str, Sequence | NDArray | int]):
             unnamed = isinstance(values, int)
             model.add_coord(dim, None if unnamed else values, length=values if unnamed else None)
         elif model.coords[dim] is None and not isinstance(values, int):
-            model.coords[dim] = tuple(values)
+            label_dim(model, dim, values)
 
 
 def _first(values: Sequence | NDArray) -> str:

@@ -10,9 +10,10 @@ import pandas as pd
 import pymc as pm
 import pytensor.tensor as pt
 from numpy.typing import ArrayLike, NDArray
-from pytensor.tensor.variable import TensorVariable
+from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch._pymc import EVALUATE_ONCE, at_support_points, random_ancestors, starting_at
+from pymc_gradmatch._pymc import at_support_points, random_ancestors, starting_at
+from pymc_gradmatch.compiling import EVALUATE_ONCE
 from pymc_gradmatch.gp.data import Data, as_nugget, as_positive, as_sigma, grid_around, read_only
 from pymc_gradmatch.gp.derivatives import Operators, blocks_of
 from pymc_gradmatch.gp.kernels import check_kernels, describe

@@ -9,17 +9,19 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 from numpy.typing import ArrayLike
-from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.tensor.variable import TensorVariable
+from pytensor.compile import SharedVariable
+from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch._pymc import (
-    at_support_points,
+from pymc_gradmatch._pymc import at_support_points, starting_at
+from pymc_gradmatch.arguments import (
+    as_numbers,
+    in_order,
     is_distribution,
     is_registered,
+    refuse_reserved,
     registered,
-    starting_at,
+    yielding,
 )
-from pymc_gradmatch.arguments import as_numbers, in_order, refuse_reserved, yielding
 from pymc_gradmatch.gp import (
     CovFunction,
     Data,

@@ -8,22 +8,22 @@ import numpy as np
 import pymc as pm
 import pytensor
 import pytensor.tensor as pt
-from pymc.distributions.dist_math import check_parameters
-from pymc.distributions.distribution import Continuous, SymbolicRandomVariable
-from pymc.distributions.shape_utils import rv_size_is_none
-from pymc.initial_point import make_initial_point_expression
-from pymc.pytensorf import normalize_rng_param
-from pymc.vartypes import continuous_types
 from pytensor.gradient import NullTypeGradError
 from pytensor.graph.basic import Variable
-from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
-from pytensor.tensor.random.utils import normalize_size_param
-from pytensor.tensor.variable import TensorConstant, TensorVariable
+from pytensor.tensor import TensorConstant, TensorVariable
 from xarray import DataTree
 
-from pymc_gradmatch._pymc import EVALUATE_ONCE, random_ancestors
+from pymc_gradmatch._pymc import (
+    at_starts,
+    check_parameters,
+    label_dim,
+    normalize_size_param,
+    random_ancestors,
+    rv_size_is_none,
+)
 from pymc_gradmatch.arguments import DRAWS, as_numbers, refuse_reserved
+from pymc_gradmatch.compiling import EVALUATE_ONCE
 from pymc_gradmatch.gp import StateGP, fits_states
 from pymc_gradmatch.numerics import (
     Basis,
@@ -129,7 +129,7 @@ def label_states(model: pm.Model, ode: ODE, dims: Sequence[str | None] | None):
     """Name the states after the ODE where the model has no labels for them."""
     dim = dims[-1] if dims else None
     if dim and model.coords[dim] is None:
-        model.coords[dim] = ode.states
+        label_dim(model, dim, ode.states)
 
 
 def remember_data(match: TensorVariable, model: pm.Model, gp: StateGP):
@@ -198,17 +198,12 @@ def check_start(
     varying = {"the states": x} | {
         name: value
         for name, value in zip(ode.params, theta, strict=True)
-        if random_ancestors([value]) and value.dtype in continuous_types
+        if random_ancestors([value]) and np.issubdtype(value.dtype, np.inexact)
     }
     graphs = [f, *_slopes(f, [*varying.values()])]
     upstream = set(ancestors(graphs))
     free = [rv for rv in dict.fromkeys([*model.free_RVs, *to_come]) if rv in upstream]
-    start = make_initial_point_expression(
-        free_rvs=free,
-        rvs_to_transforms={},
-        initval_strategies=model.rvs_to_initial_values,
-    )
-    there = clone_replace(graphs, dict(zip(free, start, strict=True)))
+    there = at_starts(graphs, free, model.rvs_to_initial_values)
     f, *slopes = pytensor.function([], there, mode=EVALUATE_ONCE)()
     advice = (
         "where sampling starts (states at the Gaussian process' posterior mean, parameters at "
@@ -264,7 +259,7 @@ def residuals(f, x, gp: StateGP):
     return (f - gp.prior_slope) / gp.scale - product(gp.processes.slope_operator, deviation)
 
 
-class GradientMatchingODERV(SymbolicRandomVariable):
+class GradientMatchingODERV(pm.SymbolicRandomVariable):
     """The random variable behind :class:`GradientMatchingODE`; draws under every backend.
 
     States and parameters are among its inputs, and ODE and Gaussian processes
@@ -285,7 +280,7 @@ class GradientMatchingODERV(SymbolicRandomVariable):
     @classmethod
     def rv_op(cls, mismatch, x, theta, *basis, ode: ODE, gp: StateGP, size=None, rng=None):
         """Build the random variable from the parameters of its distribution."""
-        rng = normalize_rng_param(rng)
+        rng = pt.random.shared_rng(seed=None) if rng is None else rng
         size = normalize_size_param(size)
         batch = tuple(mismatch.shape[:-2]) if rv_size_is_none(size) else tuple(size)
         next_rng, noise = draw_normal(rng, batch, basis_of(basis))
@@ -324,7 +319,7 @@ def constraints(model: pm.Model) -> list[Constraint]:
     ]
 
 
-class GradientMatchingODE(Continuous):
+class GradientMatchingODE(pm.Continuous):
     r"""The ODE as a constraint on the states: the last factor of Theorem 1.
 
     Two experts speak of the derivatives: the ODE says :math:`f(x, \theta)`,

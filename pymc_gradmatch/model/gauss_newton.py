@@ -15,7 +15,7 @@ import pytensor
 import pytensor.tensor as pt
 from numpy.typing import NDArray
 from pytensor.gradient import pushforward
-from pytensor.tensor.variable import TensorVariable
+from pytensor.tensor import TensorVariable
 from scipy.optimize import minimize
 
 from pymc_gradmatch.gp import StateGP

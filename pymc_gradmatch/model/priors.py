@@ -9,13 +9,13 @@ import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 from numpy.typing import NDArray
-from pymc.initial_point import make_initial_point_expression, make_initial_point_fn
-from pymc.vartypes import continuous_types
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
-from pytensor.tensor.variable import TensorVariable
+from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch._pymc import as_written, is_distribution, is_registered, join, random_ancestors
+from pymc_gradmatch._pymc import at_starts, compile_starts, random_ancestors
+from pymc_gradmatch.arguments import is_distribution, is_registered, join
+from pymc_gradmatch.compiling import as_written
 
 __all__ = ["Parameters", "parameters_of"]
 
@@ -70,7 +70,7 @@ def parameters_of(priors: Mapping[str, TensorVariable], names: Sequence[str]) ->
                     "pm.HalfNormal.dist(5): re-centring starts from draws of it."
                 )
                 raise TypeError(msg)
-            if priors[name].dtype not in continuous_types:
+            if not np.issubdtype(priors[name].dtype, np.inexact):
                 msg = (
                     f"the prior of {name!r} is discrete; expected a continuous one: re-centring "
                     "climbs by gradients. Use preset 'fgpgm' and pm.sample for discrete parameters."
@@ -96,9 +96,7 @@ def parameters_of(priors: Mapping[str, TensorVariable], names: Sequence[str]) ->
         return pytensor.function([u], graphs, mode="FAST_COMPILE", on_unused_input="ignore")
 
     with as_written():
-        start = make_initial_point_fn(
-            model=model, overrides=dict.fromkeys(names, "prior"), return_transformed=True
-        )
+        start = compile_starts(model, drawn=names)
     try:
         start(0)
     except NotImplementedError as error:
@@ -120,12 +118,7 @@ def _given_parents(prior, outer: pm.Model | None):
         return prior
     upstream = set(ancestors(prior.owner.inputs))
     parents = [rv for rv in outer.free_RVs if rv in upstream]
-    values = make_initial_point_expression(
-        free_rvs=parents,
-        rvs_to_transforms={},
-        initval_strategies=outer.rvs_to_initial_values,
-    )
-    inputs = clone_replace(prior.owner.inputs, dict(zip(parents, values, strict=True)))
+    inputs = at_starts(prior.owner.inputs, parents, outer.rvs_to_initial_values)
     return prior.owner.clone_with_new_inputs(inputs).outputs[prior.owner.outputs.index(prior)]
 
 

@@ -26,7 +26,7 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 from numpy.typing import ArrayLike, NDArray
-from pytensor.tensor.variable import TensorVariable
+from pytensor.tensor import TensorVariable
 from scipy.interpolate import PchipInterpolator
 
 from pymc_gradmatch.arguments import in_order

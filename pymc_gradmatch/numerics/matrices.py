@@ -51,13 +51,15 @@ References
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import wraps
+from threading import RLock
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytensor.tensor as pt
 from numpy.typing import NDArray
 from pytensor.gradient import zero_grad
-from pytensor.tensor.variable import TensorConstant, TensorVariable
+from pytensor.tensor import TensorConstant, TensorVariable
 from scipy.linalg import solve_triangular
 from threadpoolctl import threadpool_limits
 
@@ -77,6 +79,7 @@ __all__ = [
     "matvec",
     "normal_log_density",
     "on_one_thread",
+    "one_at_a_time",
     "per_state",
     "product",
     "smallest_reliable",
@@ -366,3 +369,18 @@ def draw_normal(rng, size, basis: Basis):
 def on_one_thread[F: Callable](function: F) -> F:
     """Decorate a function so that the BLAS calls inside it use one thread."""
     return threadpool_limits.wrap(limits=1, user_api="blas")(function)
+
+
+def one_at_a_time[F: Callable](function: F) -> F:
+    """Decorate a function so that a second thread waits until the first has left it.
+
+    A function compiled by PyTensor keeps its arguments where the next call overwrites them.
+    """
+    lock = RLock()
+
+    @wraps(function)
+    def waiting(*args, **kwargs):
+        with lock:
+            return function(*args, **kwargs)
+
+    return cast("F", waiting)

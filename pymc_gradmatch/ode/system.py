@@ -13,11 +13,10 @@ import pytensor.tensor as pt
 from numpy.typing import ArrayLike, NDArray
 from pytensor.gradient import jacobian
 from pytensor.graph.traversal import ancestors
-from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor
-from pytensor.tensor.variable import TensorVariable
+from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch._pymc import as_written
 from pymc_gradmatch.arguments import in_order, usable_names
+from pymc_gradmatch.compiling import as_written
 from pymc_gradmatch.ode.solve import BatchedSolver, integrate
 
 __all__ = ["ODE", "batched_solver"]
@@ -28,6 +27,8 @@ ORDER = (
     "Its arguments are (t, x, theta), as for scipy's solve_ivp; not (x, t, theta), as for odeint "
     "and pm.ode."
 )
+
+INDEXING = tuple(type(pt.vector()[place].owner.op) for place in (0, [0]))
 
 
 def derivatives_of(rhs: Callable, t: TensorVariable, x: Any, theta: Any) -> TensorVariable:
@@ -118,7 +119,7 @@ def check_arguments(rhs: Callable, t: TensorVariable, x: Any, theta: Any):
 def _picks_from(vector: TensorVariable, variable) -> bool:
     return (
         variable.owner is not None
-        and isinstance(variable.owner.op, Subtensor | AdvancedSubtensor)
+        and isinstance(variable.owner.op, INDEXING)
         and variable.owner.inputs[0] is vector
         and variable.type.shape != vector.type.shape
     )

@@ -1,7 +1,7 @@
 """Algorithm 1, step 2: one Metropolis chain over states and parameters, a sweep a call."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
 
@@ -9,20 +9,14 @@ import numba
 import numpy as np
 import pymc as pm
 from numpy.typing import ArrayLike, NDArray
-from pymc.blocking import RaveledVars, StatsType
 from pymc.model.transform.conditioning import remove_value_transforms
 from pymc.pytensorf import join_nonshared_inputs, make_shared_replacements
-from pymc.step_methods.arraystep import ArrayStepShared
-from pymc.step_methods.compound import StepMethodState
-from pymc.step_methods.metropolis import tune as tuned
-from pymc.step_methods.state import dataclass_state
-from pymc.util import get_value_vars_from_user_vars
-from pymc.vartypes import discrete_types
-from pytensor.tensor.variable import TensorVariable
+from pytensor.tensor import TensorVariable
 from xarray import DataTree
 
-from pymc_gradmatch._pymc import as_written, without_starts
+from pymc_gradmatch._pymc import ArrayStep, StepMethodState, machine_code, without_starts
 from pymc_gradmatch.arguments import as_numbers, check_counts
+from pymc_gradmatch.compiling import as_written
 from pymc_gradmatch.gp import is_states
 from pymc_gradmatch.model import keep_observations
 
@@ -31,7 +25,7 @@ __all__ = ["CompiledMetropolis", "sample_fgpgm"]
 TUNE_INTERVAL = 100
 
 
-@dataclass_state
+@dataclass(kw_only=True)
 class CompiledMetropolisState(StepMethodState):
     """What changes while a chain runs, and the initial widths, which do not."""
 
@@ -43,7 +37,7 @@ class CompiledMetropolisState(StepMethodState):
     width: NDArray[np.float64] = field(metadata={"frozen": True})
 
 
-class CompiledMetropolis(ArrayStepShared):
+class CompiledMetropolis(ArrayStep):
     r"""Metropolis, one coordinate at a time in random order, a sweep per compiled call.
 
     Every coordinate :math:`i` of the variables is proposed once per sweep,
@@ -101,10 +95,6 @@ class CompiledMetropolis(ArrayStepShared):
         "scaling": (np.float64, []),
     }
     _state_class = CompiledMetropolisState
-    _progressbar_config = staticmethod(pm.Metropolis._progressbar_config)
-    _make_progressbar_update_functions = staticmethod(
-        pm.Metropolis._make_progressbar_update_functions
-    )
 
     def __init__(
         self,
@@ -114,7 +104,7 @@ class CompiledMetropolis(ArrayStepShared):
         model: pm.Model | None = None,
     ):
         model = pm.modelcontext(model)
-        values = model.value_vars if vars is None else get_value_vars_from_user_vars(vars, model)
+        values = model.value_vars if vars is None else _values_of(vars, model)
         point = model.initial_point()
         _check_continuous(values)
         shapes = {model.values_to_rvs[v].name: point[v.name].shape for v in values}
@@ -130,7 +120,7 @@ class CompiledMetropolis(ArrayStepShared):
     @cached_property
     def sweep(self) -> Callable:
         """The compiled sweep; made at the first use, also after unpickling."""
-        return _compile_sweep(self.log_density.vm.jit_fn)
+        return _compile_sweep(machine_code(self.log_density))
 
     def __getstate__(self) -> dict:
         return {name: value for name, value in vars(self).items() if name != "sweep"}
@@ -148,7 +138,7 @@ class CompiledMetropolis(ArrayStepShared):
         self.sweeps_until_tune = TUNE_INTERVAL
         self.order = np.arange(self.width.size)
 
-    def astep(self, q0: RaveledVars) -> tuple[RaveledVars, StatsType]:
+    def astep(self, q0):
         """Sweep once over all coordinates."""
         if self.tune and not self.sweeps_until_tune:
             self._tune()
@@ -170,13 +160,19 @@ class CompiledMetropolis(ArrayStepShared):
             "accepted": accepted.mean(),
             "scaling": self.scaling.mean(),
         }
-        return RaveledVars(q, q0.point_map_info), [stats]
+        return q0._replace(data=q), [stats]
 
     def _tune(self) -> None:
         rate = self.accepted_sum / TUNE_INTERVAL
-        self.scaling = np.where(self.fixed, 1.0, tuned(self.scaling, rate))
+        self.scaling = np.where(self.fixed, 1.0, self.scaling * _stretch(rate))
         self.accepted_sum = np.zeros(self.width.size)
         self.sweeps_until_tune = TUNE_INTERVAL
+
+
+def _stretch(rate: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return what :class:`pymc.Metropolis` multiplies widths by, given rates of acceptance."""
+    ranges = [rate < 0.001, rate < 0.05, rate < 0.2, rate > 0.95, rate > 0.75, rate > 0.5]
+    return np.select(ranges, [0.1, 0.5, 0.9, 10.0, 2.0, 1.1], 1.0)
 
 
 def _compile_sweep(log_density: Callable) -> Callable:
@@ -205,8 +201,18 @@ def _compile_sweep(log_density: Callable) -> Callable:
     return sweep
 
 
+def _values_of(variables: Sequence[TensorVariable], model: pm.Model) -> list[TensorVariable]:
+    """Return what samplers see of variables of a model."""
+    values = [model.rvs_to_values.get(variable, variable) for variable in variables]
+    foreign = [value.name for value in values if value not in model.value_vars]
+    if foreign:
+        msg = f"vars has {foreign}; expected some of {[rv.name for rv in model.free_RVs]}."
+        raise ValueError(msg)
+    return values
+
+
 def _check_continuous(values: Sequence[TensorVariable]) -> None:
-    discrete = [value.name for value in values if value.dtype in discrete_types]
+    discrete = [value.name for value in values if not np.issubdtype(value.dtype, np.inexact)]
     if discrete:
         msg = f"the variables {discrete} are discrete; expected continuous ones only."
         raise ValueError(msg)

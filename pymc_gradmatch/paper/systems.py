@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import pymc as pm
 from numpy.typing import ArrayLike, NDArray
-from pytensor.tensor.variable import TensorVariable
+from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch.ode import ODE
 

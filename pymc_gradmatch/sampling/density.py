@@ -18,16 +18,16 @@ import pytensor
 import pytensor.tensor as pt
 from numba import types
 from numpy.typing import NDArray
-from nutpie.compile_pymc import CompiledPyMCModel
-from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.compile import SharedVariable
 from pytensor.graph.basic import Variable, equal_computations
 from pytensor.graph.replace import clone_replace, graph_replace
 from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import ancestors
-from pytensor.tensor.variable import TensorConstant, TensorVariable
+from pytensor.tensor import TensorConstant, TensorVariable
 from xarray import DataTree
 
-from pymc_gradmatch._pymc import as_written
+from pymc_gradmatch._pymc import machine_code, nutpie_model
+from pymc_gradmatch.compiling import as_written
 from pymc_gradmatch.sampling.coordinates import (
     Coordinates,
     Split,
@@ -190,22 +190,13 @@ class NativeDensity:
         Interrupted
             After Ctrl-C; a plain KeyboardInterrupt if there are no draws yet.
         """
-        model = CompiledPyMCModel(
-            dims={COORDINATES: (f"{COORDINATES}_dim",)},
-            reparameterized_names=[],
-            compiled_logp_func=self.evaluate,
-            compiled_expand_func=self.expand,
-            initial_point_func=lambda seed: np.random.default_rng(seed).uniform(-1, 1, self.n),
-            shared_data={},
-            shared_var_keys={},
-            user_data=self.numbers,
-            n_expanded=self.n,
-            shape_info=([COORDINATES], [slice(0, self.n)], [(self.n,)]),
-            logp_func=None,
-            expand_func=None,
-            _n_dim=self.n,
-            _shapes={COORDINATES: (self.n,)},
-            _coords={f"{COORDINATES}_dim": np.arange(self.n)},
+        model = nutpie_model(
+            COORDINATES,
+            self.evaluate,
+            self.expand,
+            self.numbers,
+            start=lambda seed: np.random.default_rng(seed).uniform(-1, 1, self.n),
+            n=self.n,
         )
         run = nutpie.sample(
             model, save_warmup=False, progress_bar=False, blocking=False, **settings
@@ -255,7 +246,7 @@ def compile_density(
             mode="NUMBA",
             on_unused_input="ignore",
         )
-    value_and_gradient = function.vm.jit_fn
+    value_and_gradient = machine_code(function)
 
     float64 = np.float64
 

@@ -11,7 +11,7 @@ import xarray as xr
 from joblib import effective_n_jobs
 from numpy.typing import ArrayLike, NDArray
 from pytensor import config
-from pytensor.tensor.variable import TensorVariable
+from pytensor.tensor import TensorVariable
 from rich.progress import track
 
 from pymc_gradmatch.arguments import check_counts, refuse_reserved

@@ -6,10 +6,9 @@ import time
 import numpy as np
 import pymc as pm
 from numpy.typing import NDArray
-from pymc.backends.arviz import patch_nutpie_idata
-from pymc.stats.convergence import log_warnings, run_convergence_checks
 from xarray import DataTree
 
+from pymc_gradmatch._pymc import log_convergence, patch_nutpie_idata
 from pymc_gradmatch.arguments import check_counts
 from pymc_gradmatch.exact import glance
 from pymc_gradmatch.model import constraints, keep_observations
@@ -149,7 +148,7 @@ def sample(
     keep_observations(idata, model)
     if constraints(model):
         _look_at(idata, model)
-    log_warnings(run_convergence_checks(idata, model))
+    log_convergence(idata, model)
     return idata
 
 

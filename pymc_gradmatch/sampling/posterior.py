@@ -4,22 +4,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+import arviz as az
 import numpy as np
 import nutpie
 import pymc as pm
 import pytensor
 import pytensor.tensor as pt
-from arviz_base import dict_to_dataset
-from arviz_stats.base import array_stats
 from numpy.typing import NDArray
-from pymc.backends.arviz import coords_and_dims_for_inferencedata
-from pymc.initial_point import make_initial_point_fn
-from pymc.sampling.mcmc import NutpieProgressBarManager
 from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.traversal import ancestors
 from xarray import DataTree
 
-from pymc_gradmatch._pymc import EVALUATE_ONCE, as_written, starts_by_itself
+from pymc_gradmatch._pymc import NutpieProgressBarManager, compile_starts, starts_by_itself
+from pymc_gradmatch.compiling import EVALUATE_ONCE, as_written
 from pymc_gradmatch.gp import basis_inputs, is_states
 from pymc_gradmatch.model import is_constraint, warn_of_other_data
 from pymc_gradmatch.numerics import (
@@ -231,11 +228,11 @@ class CompiledPosterior:
     def _named(self, trace: DataTree, around: Coordinates) -> DataTree:
         """Return a run's draws as the model's variables."""
         q = trace["posterior"][COORDINATES]
-        coords, dims = coords_and_dims_for_inferencedata(self.model)
-        posterior = dict_to_dataset(
+        named = {dim: np.array(v) for dim, v in self.model.coords.items() if v is not None}
+        posterior = az.dict_to_dataset(
             self.variables(around(q.to_numpy())),
-            coords=coords | {"chain": q["chain"].to_numpy()},
-            dims=dims,
+            coords=named | {"chain": q["chain"].to_numpy()},
+            dims=self.model.named_vars_to_dims,
             inference_library=nutpie,
         )
         return trace.assign(posterior=DataTree(posterior))
@@ -245,8 +242,7 @@ class CompiledPosterior:
         if self.split.n_monomials == 0 or q.shape[0] * q.shape[1] < ENOUGH_PILOTS * n_curved:
             return True
         followed = q[..., : n_curved + int(self.split.is_held.sum())]
-        rhat = array_stats.rhat(followed, chain_axis=0, draw_axis=1)
-        return bool((rhat - 1 < max(AGREED, CHANCE / q.shape[1])).all())
+        return bool((az.rhat(followed) - 1 < max(AGREED, CHANCE / q.shape[1])).all())
 
     def variables(self, u: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
         """Return the model's variables by name, from points of shape ``(..., n)``."""
@@ -348,7 +344,7 @@ def _starts(model: pm.Model) -> Callable:
         if not (is_states(rv) or rv in held or has_start(model, rv))
     ]
     with as_written():
-        return make_initial_point_fn(model=model, overrides=dict.fromkeys(drawn, "prior"))
+        return compile_starts(model, drawn)
 
 
 def _with_entries(u, entries, part):

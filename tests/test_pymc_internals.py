@@ -1,0 +1,327 @@
+"""Every internal of PyMC, PyTensor and nutpie, with why it is needed where its test fails."""
+
+import ast
+import functools
+import importlib
+import re
+from dataclasses import dataclass
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import ClassVar
+
+import arviz as az
+import numba
+import numpy as np
+import nutpie
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from numba import types
+from pymc import dims
+from pymc.logprob.utils import ParameterValueError
+
+from pymc_gradmatch import _pymc
+from pymc_gradmatch._pymc import INTERNALS
+from pymc_gradmatch.compiling import EVALUATE_ONCE
+
+SOURCE = Path(_pymc.__file__)
+IMPORTED = [
+    (node.module, alias.name)
+    for statement in ast.parse(SOURCE.read_text("utf-8")).body
+    if isinstance(statement, ast.Try)
+    for node in statement.body
+    for alias in node.names
+]
+TESTED = set()
+
+
+def leans_on(*internals):
+    """Let a test fail with what ``INTERNALS`` says of the internals that it is about."""
+    TESTED.update(internals)
+    words = "\n".join(f"{internal}: {INTERNALS[internal]}" for internal in internals)
+
+    def speaking(test):
+        @functools.wraps(test)
+        def wrapped(*args, **kwargs):
+            try:
+                test(*args, **kwargs)
+            except (Exception, pytest.fail.Exception) as error:
+                raise AssertionError(words) from error
+
+        return wrapped
+
+    return speaking
+
+
+def test_there_are_few():
+    assert len(INTERNALS) <= 25
+
+
+def test_each_says_what_to_do_when_it_breaks():
+    assert [i for i, words in INTERNALS.items() if "If it breaks: " not in words] == []
+
+
+def test_all_that_is_imported_is_explained():
+    assert {f"{module}.{name}" for module, name in IMPORTED} <= set(INTERNALS)
+
+
+def test_each_has_a_test_of_what_it_does():
+    assert set(INTERNALS) == TESTED
+
+
+@pytest.mark.parametrize(("module", "name"), IMPORTED)
+def test_one_that_is_gone_is_named_with_what_to_do(module, name, monkeypatch):
+    monkeypatch.delattr(importlib.import_module(module), name)
+    spec = spec_from_file_location("again", SOURCE)
+    with pytest.raises(ImportError, match=re.escape(INTERNALS[f"{module}.{name}"])):
+        spec.loader.exec_module(module_from_spec(spec))
+
+
+def test_where_a_test_fails_it_says_why_the_internal_is_needed():
+    @leans_on("pymc.Model.coords")
+    def failing():
+        pytest.fail("this")
+
+    with pytest.raises(AssertionError, match="If it breaks: "):
+        failing()
+
+
+@leans_on("pymc.distributions.distribution._support_point")
+def test_a_start_of_the_variable_itself_is_kept_by_copies_of_a_model():
+    with pm.Model() as model:
+        model.register_rv(_pymc.starting_at(pm.HalfNormal.dist(1), 0.7), "x")
+        pm.Normal("z")
+    copied = pm.do(model, {"z": 1.0})
+    assert copied.initial_point()["x_log__"] == pytest.approx(np.log(0.7))
+
+
+@leans_on("pymc.Model.__dict__")
+def test_a_view_without_initial_values_can_be_copied_and_the_model_cannot():
+    with pm.Model() as model:
+        x = pm.HalfNormal("x", initval=0.7)
+        pm.Normal("z")
+    with pytest.raises(NotImplementedError):
+        pm.do(model, {"z": 1.0})
+    assert pm.do(_pymc.without_starts(model), {"z": 1.0}).free_RVs[0].name == "x"
+    assert model.rvs_to_initial_values[x] == 0.7
+
+
+@leans_on("pymc.Model.coords")
+def test_a_dim_of_data_can_be_given_labels():
+    with pm.Model() as model:
+        pm.Data("y", np.zeros((3, 2)), dims=("time", "state"))
+        with pytest.raises(TypeError):
+            model.set_dim("time", 3, [0.0, 1.0, 2.0])
+        _pymc.label_dim(model, "state", ["prey", "predator"])
+        x = pm.Normal("x", dims="state")
+    assert model.coords["state"] == ("prey", "predator")
+    assert x.eval(mode=EVALUATE_ONCE).shape == (2,)
+
+
+@leans_on("pymc.initial_point.make_initial_point_expression")
+def test_variables_in_no_model_are_replaced_by_where_they_start():
+    scale = pm.HalfNormal.dist(2.0)
+    x = pm.Normal.dist(scale, 1.0)
+    for initial_values, expected in [({}, 4.0), ({scale: 0.5}, 1.0)]:
+        [there] = _pymc.at_starts([2 * x], [scale, x], initial_values)
+        assert there.eval(mode=EVALUATE_ONCE) == expected
+
+
+@leans_on("pymc.initial_point.make_initial_point_fn")
+def test_some_variables_are_drawn_and_the_others_start_where_they_should():
+    with pm.Model() as model:
+        pm.Exponential("drawn", 1)
+        pm.HalfNormal("told", initval=0.7)
+    start = _pymc.compile_starts(model, drawn=["drawn"])
+    one, again, other = map(start, (1, 1, 2))
+    assert list(one) == ["drawn_log__", "told_log__"]
+    assert one == again
+    assert one["drawn_log__"] != other["drawn_log__"]
+    assert one["told_log__"] == other["told_log__"] == pytest.approx(np.log(0.7))
+
+
+@leans_on("pymc.distributions.dist_math.check_parameters")
+def test_a_density_that_does_not_exist_says_why_and_samplers_see_minus_infinity():
+    value = pt.scalar("value")
+    density = _pymc.check_parameters(value, value > 0, msg="value > 0")
+    with pytest.raises(ParameterValueError, match="value > 0"):
+        density.eval({value: -1.0}, mode=EVALUATE_ONCE)
+    with pm.Model() as model:
+        pm.CustomDist("x", logp=lambda x: _pymc.check_parameters(-x, x > 0, msg="x > 0"))
+    assert model.compile_logp(mode="FAST_COMPILE")({"x": -1.0}) == -np.inf
+
+
+@leans_on("pymc.logprob.utils.local_check_parameter_to_ninf_switch")
+def test_one_draw_outside_of_the_domain_does_not_raise():
+    value = pt.scalar("value")
+    density = _pymc.check_parameters(value, value > 0, msg="value > 0")
+    evaluate = _pymc.impossible_outside(density)
+    assert evaluate.eval({value: -1.0}, mode=EVALUATE_ONCE) == -np.inf
+    assert evaluate.eval({value: 2.0}, mode=EVALUATE_ONCE) == 2.0
+
+
+@leans_on(
+    "pymc.distributions.shape_utils.rv_size_is_none",
+    "pytensor.tensor.random.utils.normalize_size_param",
+)
+def test_a_size_is_a_variable_also_where_there_is_none():
+    none, some = map(_pymc.normalize_size_param, (None, (2, 3)))
+    assert none.owner is None
+    assert _pymc.rv_size_is_none(none)
+    assert not _pymc.rv_size_is_none(some)
+    assert [size.eval(mode=EVALUATE_ONCE) for size in tuple(some)] == [2, 3]
+
+
+@leans_on("pytensor.tensor.random.op.RNGConsumerOp", "pytensor.tensor.random.type.RandomType")
+def test_what_is_drawn_is_told_from_what_it_is_drawn_with():
+    next_rng, x = pt.random.normal(rng=pt.random.shared_rng(seed=1), return_next_rng=True)
+    walk = pm.GaussianRandomWalk.dist(mu=x, init_dist=pm.Normal.dist(), steps=3)
+    assert _pymc.is_generator(next_rng)
+    assert not _pymc.is_generator(x)
+    assert _pymc.random_ancestors([pt.exp(x)]) == [x]
+    assert {x, walk} <= set(_pymc.random_ancestors([walk.sum()]))
+    assert _pymc.random_ancestors([walk.sum()], known=[walk]) == []
+    with pm.Model(coords={"state": ["prey"]}):
+        assert _pymc.is_drawn(dims.Normal("x", dims="state"))
+
+
+@leans_on("pymc.gp.cov.Combination._factor_list")
+def test_a_sum_or_product_of_kernels_has_parts():
+    one, other = pm.gp.cov.ExpQuad(1, ls=1.0), pm.gp.cov.Constant(2.0)
+    assert _pymc.factors(one + other) == [one, other]
+    assert _pymc.factors(3.0 * one) == [one, 3.0]
+
+
+@dataclass(kw_only=True)
+class CountingState(_pymc.StepMethodState):
+    """How far a :class:`Counting` is."""
+
+    count: int
+
+
+class Counting(_pymc.ArrayStep):
+    """A step that adds one to all values."""
+
+    name = "counting"
+    stats_dtypes_shapes: ClassVar = {"accept": (float, []), "scaling": (float, [])}
+    _state_class = CountingState
+
+    def __init__(self, vars=None, *, model=None):  # noqa: A002
+        super().__init__(pm.modelcontext(model).value_vars, {})
+        self.count = 0
+
+    def astep(self, q0):
+        """Add one."""
+        self.count += 1
+        return q0._replace(data=q0.data + 1), [{"accept": 1.0, "scaling": 1.0}]
+
+
+@leans_on(
+    "pymc.step_methods.arraystep.ArrayStepShared",
+    "pymc.step_methods.compound.StepMethodState",
+)
+def test_a_step_moves_one_vector_and_goes_on_from_its_state():
+    with pm.Model():
+        pm.Normal("x", shape=2)
+        pm.Normal("y")
+        step, other = Counting(), Counting()
+        quiet = {"progressbar": False, "quiet": True, "compute_convergence_checks": False}
+        idata = pm.sample(3, tune=0, chains=1, step=step, random_seed=1, **quiet)
+    assert idata["posterior"]["x"].to_numpy().tolist() == [[[1, 1], [2, 2], [3, 3]]]
+    assert idata["posterior"]["y"].to_numpy().tolist() == [[1, 2, 3]]
+    other.sampling_state = step.sampling_state
+    assert other.count == step.count == 3
+
+
+@leans_on(
+    "pymc.Metropolis._make_progressbar_update_functions",
+    "pymc.Metropolis._progressbar_config",
+)
+def test_a_step_shows_its_acceptance_and_scaling():
+    columns, stats = _pymc.ArrayStep._progressbar_config(2)
+    [update] = _pymc.ArrayStep._make_progressbar_update_functions()
+    assert len(columns) == len(stats) == 2
+    assert update({"accept": 0.5, "accepted": 1.0, "scaling": 2.0}).keys() == stats.keys()
+
+
+@leans_on("pytensor.function.vm.jit_fn")
+def test_machine_code_calls_a_compiled_graph():
+    x = pt.vector("x", dtype="float64", shape=(2,))
+    total = _pymc.machine_code(pytensor.function([x], [x.sum(), 2 * x], mode="NUMBA"))
+
+    @numba.njit
+    def called(q):
+        return total(q)[0].item()
+
+    assert called(np.array([1.0, 2.0])) == 3.0
+
+
+N = 2
+
+
+@pytest.fixture(scope="module")
+def normal_draws():
+    """Return nutpie's draws of independent normals of the standard deviations that it is given."""
+
+    @numba.cfunc(types.int64(types.uint64, *[types.voidptr] * 4))
+    def density(n, q_start, gradient_start, value_start, numbers_start):
+        q, scale = numba.carray(q_start, N, np.float64), numba.carray(numbers_start, N, np.float64)
+        gradient = numba.carray(gradient_start, N, np.float64)
+        value = numba.carray(value_start, 1, np.float64)
+        value[0] = -0.5 * np.square(q / scale).sum()
+        gradient[:] = -q / scale**2
+        return 0
+
+    @numba.cfunc(types.int64(types.uint64, types.uint64, *[types.voidptr] * 3))
+    def identity(n, n_stored, q_start, stored_start, numbers_start):
+        numba.carray(stored_start, N, np.float64)[:] = numba.carray(q_start, N, np.float64)
+        return 0
+
+    scale = np.array([1.0, 100.0])
+    model = _pymc.nutpie_model(
+        "q", density, identity, scale, start=lambda seed: np.full(N, 0.1), n=N
+    )
+    return nutpie.sample(model, draws=400, tune=200, chains=2, seed=1, progress_bar=False)
+
+
+@leans_on("nutpie.compile_pymc.CompiledPyMCModel")
+def test_nutpie_samples_machine_code_with_its_numbers(normal_draws):
+    q = normal_draws["posterior"]["q"]
+    assert q.dims == ("chain", "draw", "q_dim")
+    np.testing.assert_allclose(q.std(["chain", "draw"]), [1.0, 100.0], rtol=0.2)
+
+
+@leans_on("pymc.backends.arviz.patch_nutpie_idata")
+def test_data_join_the_draws_of_nutpie(normal_draws):
+    idata = normal_draws.copy()
+    with pm.Model() as model:
+        pm.Normal("y", pm.Data("mean", [1.0, 2.0]), observed=[0.5, 1.5])
+    _pymc.patch_nutpie_idata(idata, model, sampling_time=1.5)
+    assert idata["observed_data"]["y"].to_numpy().tolist() == [0.5, 1.5]
+    assert idata["constant_data"]["mean"].to_numpy().tolist() == [1.0, 2.0]
+    assert idata["posterior"].attrs["sampling_time"] == 1.5
+
+
+@leans_on("pymc.progress_bar.NutpieProgressBarManager")
+@pytest.mark.parametrize("progressbar", [True, False])
+def test_progress_bars_take_what_nutpie_tells(progressbar, capsys):
+    class Progress:
+        started, finished_draws, total_draws = True, 4, 8
+        step_size, latest_num_steps, divergent_draws, runtime_ms = 0.5, 3, [], 1
+
+    with _pymc.NutpieProgressBarManager(2, 4, progressbar) as bars:
+        bars.update([Progress, Progress])
+    assert bool(capsys.readouterr().out) == progressbar
+
+
+@leans_on(
+    "pymc.stats.convergence.log_warnings",
+    "pymc.stats.convergence.run_convergence_checks",
+)
+def test_chains_that_disagree_are_logged(caplog):
+    with pm.Model() as model:
+        pm.Normal("x")
+    x = np.random.default_rng(1).normal(size=(4, 200)) + np.arange(4)[:, None]
+    _pymc.log_convergence(az.from_dict({"posterior": {"x": x}}), model)
+    assert "rhat" in caplog.text
