@@ -127,8 +127,9 @@ INTERNALS = {
         "see how nutpie gets at it in nutpie/compile_pymc.py."
     ),
     "pytensor.tensor.random.op.RNGConsumerOp": (
-        "What draws, in PyTensor, PyMC and pymc.dims, also where what it draws from is an input. "
-        "If it breaks: RandomVariable and pm.SymbolicRandomVariable; pymc.dims is then missed."
+        "What draws, in PyTensor, PyMC and pymc.dims; a random walk has no generator among its "
+        "inputs by which to tell. If it breaks: RandomVariable and pm.SymbolicRandomVariable; "
+        "variables of pymc.dims are then missed."
     ),
     "pytensor.tensor.random.type.RandomType": (
         "Tells generators of random numbers from what is drawn with them, also under pymc.dims. "
@@ -288,10 +289,13 @@ def machine_code(function: Any) -> Callable:
 class ArrayStep(ArrayStepShared):
     """A step on one vector of values, ``astep``, which shows of itself what Metropolis does."""
 
-    _progressbar_config = staticmethod(pm.Metropolis._progressbar_config)
-    _make_progressbar_update_functions = staticmethod(
-        pm.Metropolis._make_progressbar_update_functions
-    )
+    @staticmethod
+    def _progressbar_config(n_chains: int = 1):
+        return pm.Metropolis._progressbar_config(n_chains)
+
+    @staticmethod
+    def _make_progressbar_update_functions():
+        return pm.Metropolis._make_progressbar_update_functions()
 
 
 def nutpie_model(

@@ -182,6 +182,14 @@ def test_coords_of_the_model_must_be_those_of_the_data(data, gp):
 
 
 @pytest.mark.usefixtures("fast_compile")
+def test_states_stay_standardised_in_copies_of_a_model(gp):
+    with pm.Model() as model:
+        gp.prior("x")
+        pm.Normal("z")
+    copied = pm.do(model, {"z": 0.0})
+    assert [value.name for value in copied.value_vars] == ["x_standardized__"]
+
+
 def test_prior_may_have_a_batch_of_states(two_kernel_gp, rng):
     gp = two_kernel_gp
     spectrum = algebra.spectrum(gp.operators().C)

@@ -6,8 +6,10 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
+from pymc.step_methods.metropolis import tune
 
 from pymc_gradmatch.paper import CompiledMetropolis
+from pymc_gradmatch.paper.metropolis import _stretch
 
 MEAN = np.array([1.0, -2.0, 0.5])
 COV = np.array([[1.0, 0.6, 0.0], [0.6, 2.0, -0.3], [0.0, -0.3, 0.5]])
@@ -215,3 +217,17 @@ def test_discrete_variables_are_refused():
         pm.Poisson("count", 3)
         with pytest.raises(ValueError, match=r"\['count'\] are discrete; expected continuous"):
             CompiledMetropolis()
+
+
+def test_variables_of_another_model_are_refused():
+    with pm.Model():
+        elsewhere = pm.Normal("elsewhere")
+    with pm.Model():
+        pm.Normal("here")
+        with pytest.raises(ValueError, match=r"\['elsewhere'\]; expected some of \['here'\]"):
+            CompiledMetropolis([elsewhere])
+
+
+def test_widths_are_tuned_by_the_rule_of_pm_metropolis():
+    rates = np.arange(101) / 100
+    np.testing.assert_array_equal(_stretch(rates), tune(1.0, rates))
