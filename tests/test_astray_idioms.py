@@ -319,6 +319,6 @@ def test_a_solution_that_grows_without_bound_is_no_prior_mean(decay):
     gp = gm.StateGP(*decay, [pm.gp.cov.Matern52(1, ls=1.0)], sigma=0.1)
     growth = gm.ODE(lambda t, x, theta: [theta.rate * x.mass], ["mass"], ["rate"])
     parameters = parameters_of({"rate": pm.Normal.dist()}, ["rate"])
-    found = Matched(np.array([110.0]), gp.posterior_mean(), np.ones(1), 0.0)
+    found = Matched(np.array([110.0]), gp.posterior_mean(), np.ones(1))
     with pytest.warns(UserWarning, match="could not be integrated"):
         assert _centred(growth, gp, parameters, found) is None

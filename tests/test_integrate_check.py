@@ -251,7 +251,7 @@ def test_searches_that_end_at_different_modes_disagree(rng, monkeypatch):
 
     ends = iter([-5.0, 5.0, 5.0] * 2)
     monkeypatch.setattr(
-        "pymc_gradmatch.exact.importance.search",
+        "pymc_gradmatch.exact.search.search",
         lambda *_: Search(Mixture.around(np.full(2, next(ends)), np.eye(2)), 1),
     )
     found = cover(two_modes, rng.normal(5, 1, size=(500, 2)), 3_000, rng)

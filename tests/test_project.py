@@ -59,7 +59,7 @@ def test_readme_example_runs_as_pasted(tmp_path):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1200,
         check=False,
     )
     assert run.returncode == 0, run.stderr

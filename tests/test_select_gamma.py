@@ -8,7 +8,7 @@ from scipy.stats import multivariate_normal
 
 import pymc_gradmatch as gm
 from pymc_gradmatch.checks.gamma import GAMMAS, judge
-from pymc_gradmatch.gp import fit_gp
+from pymc_gradmatch.gp import Data, fit_data
 from pymc_gradmatch.model import build
 from pymc_gradmatch.sampling import many
 from pymc_gradmatch.sampling.posterior import compile_posterior
@@ -50,7 +50,7 @@ def selection(decay, y, priors, calls):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(many, "compile_posterior", counted(compile_posterior, "compilations"))
-        patch.setattr(build, "fit_gp", counted(fit_gp, "gp fits"))
+        patch.setattr(build, "fit_data", counted(fit_data, "gp fits"))
         return gm.select_gamma(
             decay,
             T,
@@ -100,7 +100,8 @@ def test_a_trajectory_that_cannot_be_integrated_is_no_fit():
         {"rate": (("chain", "draw"), rate), "x": (("chain", "draw", "time", "state"), x)},
         coords={"time": T},
     )
-    row = judge(explosion, draws, T, np.ones((9, 1)), np.array([0.1]))
+    data = Data.of(T, np.exp(-T)[:, None])
+    row = judge(explosion, draws, data, np.array([0.1]))
     assert row["failure"] == "the ODE cannot be integrated from the posterior means"
     assert row["theta.rate"] == pytest.approx(50, abs=1)
     assert "fit" not in row

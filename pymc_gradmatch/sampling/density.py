@@ -7,6 +7,8 @@ behind one pointer, and draws are turned into the model's variables afterwards.
 """
 
 import warnings
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self, cast
 
@@ -49,6 +51,10 @@ __all__ = [
     "same_but_for_constants",
     "write",
 ]
+
+PATIENCE = 10.0  # seconds, after which a chain that has
+LITTLE = 0.05  # of its draws at most
+LONG = 500  # with more steps for most of them (nutpie's most are 1023) makes no headway
 
 
 class Written(NamedTuple):
@@ -182,13 +188,15 @@ class NativeDensity:
                 gradients.reshape(-1, self.n)[i] = 0
         return values[()], gradients
 
-    def sample(self, **settings) -> DataTree:
+    def sample(self, *, progress_callback: Callable, **settings) -> DataTree:
         """Run nutpie from around zero; the draws are the variable ``"coordinates"``.
 
         Raises
         ------
         Interrupted
             After Ctrl-C; a plain KeyboardInterrupt if there are no draws yet.
+        RuntimeError
+            If the first ten seconds bring next to nothing, with trees as long as can be.
         """
         model = nutpie_model(
             COORDINATES,
@@ -198,10 +206,30 @@ class NativeDensity:
             start=lambda seed: np.random.default_rng(seed).uniform(-1, 1, self.n),
             n=self.n,
         )
+        progress: list = []
+        steps: list[int] = []
+
+        def note(chains):
+            progress[:] = chains
+            steps.append(max(chain.latest_num_steps for chain in chains))
+            progress_callback(chains)
+
         run = nutpie.sample(
-            model, save_warmup=False, progress_bar=False, blocking=False, **settings
+            model,
+            save_warmup=False,
+            progress_bar=False,
+            progress_callback=note,
+            blocking=False,
+            **settings,
         )
         try:
+            with suppress(TimeoutError):
+                return run.wait(timeout=PATIENCE)
+            furthest = max(progress, key=lambda chain: chain.finished_draws)
+            share = furthest.finished_draws / furthest.total_draws
+            if share <= LITTLE and np.median(steps) >= LONG:
+                run.abort()
+                raise RuntimeError(_no_headway(furthest, steps))
             return run.wait()
         except KeyboardInterrupt:
             with warnings.catch_warnings():
@@ -210,6 +238,17 @@ class NativeDensity:
             if draws["posterior"].sizes["draw"] == 0:
                 raise
             raise Interrupted(draws) from None
+
+
+def _no_headway(chain, steps: list[int]) -> str:
+    return (
+        f"NUTS makes no headway: {chain.finished_draws} of {chain.total_draws} draws of a chain in "
+        f"{PATIENCE:g} s, half of them of {np.median(steps):.0f} steps or more. The posterior is "
+        "not round in the coordinates made for it: the data leave parameters open over orders of "
+        "magnitude, or the system is faster than its grid of times. Give such parameters narrower "
+        "priors, eliminate the fast ones (quasi-steady state), or take fewer times or states; "
+        "pm.sample waits as long as it takes."
+    )
 
 
 def _complete(trace: DataTree) -> DataTree:
