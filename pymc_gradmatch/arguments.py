@@ -14,21 +14,6 @@ from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch._pymc import is_drawn, is_generator
 
-__all__ = [
-    "DRAWS",
-    "RESERVED",
-    "as_numbers",
-    "check_counts",
-    "in_order",
-    "is_distribution",
-    "is_registered",
-    "join",
-    "refuse_reserved",
-    "registered",
-    "usable_names",
-    "yielding",
-]
-
 DRAWS = {"chain": "an axis of draws in ArviZ", "draw": "an axis of draws in ArviZ"}
 RESERVED = DRAWS | {
     "time": "a dim of the states",

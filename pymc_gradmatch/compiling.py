@@ -4,8 +4,6 @@ from contextlib import AbstractContextManager
 
 import pytensor
 
-__all__ = ["EVALUATE_ONCE", "as_written"]
-
 # A graph that runs a handful of times: walk it in Python, without rewriting it.
 EVALUATE_ONCE = pytensor.Mode(linker="py", optimizer="None")
 

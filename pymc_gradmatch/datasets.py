@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 import pandas as pd
 
-__all__ = ["LynxHare", "lynx_hare"]
-
 
 class LynxHare(NamedTuple):
     """The pelt counts and what an exact analysis says of them."""

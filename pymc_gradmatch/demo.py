@@ -14,8 +14,6 @@ import xarray as xr
 
 import pymc_gradmatch as gm
 
-__all__ = ["fit_lotka_volterra", "fit_lynx_hare", "main"]
-
 _TWO_COLUMNS = {"col_wrap": 2, "figure_kwargs": {"figsize": (9, 5.5), "layout": "constrained"}}
 
 

@@ -7,8 +7,6 @@ import numpy as np
 import xarray as xr
 from numpy.typing import ArrayLike
 
-__all__ = ["plot_states"]
-
 
 def plot_states(
     idata: xr.DataTree,

@@ -9,8 +9,6 @@ from rich.console import Console
 from rich.errors import LiveError
 from rich.progress import Progress, SpinnerColumn, TimeElapsedColumn
 
-__all__ = ["furthest", "printed", "reporting"]
-
 DELAY = 1.0  # seconds; what is done by then needs no words
 
 

@@ -18,8 +18,6 @@ from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.reporting import printed
 from pymc_gradmatch.sampling import reason, sample_side_by_side
 
-__all__ = ["GAMMAS", "GammaSelection", "judge", "select_gamma"]
-
 GAMMAS = tuple(np.logspace(0, -4, 8).tolist())
 CLOSE = 1.01  # times the best fit: no difference that the data could tell
 DISAGREE = 1.01  # R-hat

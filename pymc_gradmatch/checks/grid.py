@@ -17,8 +17,6 @@ from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.reporting import furthest, printed
 from pymc_gradmatch.sampling import sample
 
-__all__ = ["GridCheck", "compare_draws", "grid_check", "in_words", "judge"]
-
 FAR = 0.3  # standard deviations
 WIDER = 0.2  # of a standard deviation
 ERRORS = 2  # Monte Carlo standard errors that a verdict allows for

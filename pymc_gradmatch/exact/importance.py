@@ -12,8 +12,6 @@ from scipy.cluster.vq import kmeans2
 from scipy.linalg import solve_triangular
 from scipy.special import gammaln, logsumexp
 
-__all__ = ["Mixture", "Search", "Weighted", "fit_mixture", "reliable_k", "search", "weigh"]
-
 DEGREES = 7  # tails of the proposal: heavier than most posteriors', with a finite kurtosis
 MAX_ROUNDS = 30
 ENOUGH = 0.2  # effective draws, as a share of a round's, at which a proposal is left as it is

@@ -14,8 +14,6 @@ from pymc_gradmatch.exact.solutions import Solutions, compile_for_draws, with_dr
 from pymc_gradmatch.gp import is_states
 from pymc_gradmatch.model import constraints, is_constraint
 
-__all__ = ["ExactPosterior"]
-
 MOST_NUMBERS = 4_000_000  # of trajectories that are held at once
 
 

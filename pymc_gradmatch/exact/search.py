@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from pymc_gradmatch.exact.importance import LogDensity, Mixture, Weighted, search, weigh
 
-__all__ = ["Coverage", "Local", "cover", "modes_and_ridges", "newton"]
-
 STEP = 0.1  # of differences, in local standard deviations; values are exact to about 1e-6
 LENGTHS = np.array([1.0, 0.5, 0.2, 0.05, 0.01])  # of a Newton step, all tried at once
 LONGEST = 4.0  # Newton step, in local standard deviations

@@ -18,8 +18,6 @@ from pymc_gradmatch.compiling import EVALUATE_ONCE
 from pymc_gradmatch.model import Constraint, constraints
 from pymc_gradmatch.ode import batched_solver
 
-__all__ = ["Solutions", "predict"]
-
 
 class Solutions:
     """The solutions of a model's ODEs at draws of its parameters and of x(t0).

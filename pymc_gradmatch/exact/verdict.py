@@ -15,8 +15,6 @@ from pymc_gradmatch.exact.posterior import ExactPosterior
 from pymc_gradmatch.exact.search import Coverage, cover, newton
 from pymc_gradmatch.reporting import furthest, printed
 
-__all__ = ["Glance", "IntegrateCheck", "glance", "integrate_check", "judge"]
-
 N_HANDED_ON = 4
 JOURNEY = 4.0  # matched standard deviations; a proposal on such a journey may end in a lesser mode
 FAR_AWAY = " So far away there may be several modes: see whether the trajectories fit the data."

@@ -12,16 +12,6 @@ from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch.arguments import as_numbers
 
-__all__ = [
-    "Data",
-    "as_nugget",
-    "as_positive",
-    "as_sigma",
-    "fits_states",
-    "grid_around",
-    "read_only",
-]
-
 # Kernels see times through differences of squares: beyond this many sampling
 # intervals from zero, rounding spoils the distances between neighbours.
 FARTHEST_START = 3e4

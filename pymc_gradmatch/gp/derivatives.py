@@ -27,20 +27,6 @@ from pymc_gradmatch.gp.data import read_only
 from pymc_gradmatch.gp.kernels import describe, is_random, is_stationary
 from pymc_gradmatch.numerics import cholesky_basis, smallest_reliable, spectrum
 
-__all__ = [
-    "Blocks",
-    "Operators",
-    "blocks_of",
-    "checked_blocks",
-    "compile_blocks",
-    "conditional_operators",
-    "covariance_blocks",
-    "derivative",
-    "evaluate_blocks",
-    "stacked",
-    "write_blocks",
-]
-
 type Matrix = NDArray[np.float64] | TensorVariable
 
 

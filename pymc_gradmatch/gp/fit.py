@@ -24,8 +24,6 @@ from pymc_gradmatch.gp.processes import Processes
 from pymc_gradmatch.gp.state_gp import StateGP
 from pymc_gradmatch.numerics import on_one_thread, one_at_a_time
 
-__all__ = ["fit_data", "fit_gp", "negative_log_marginal_likelihood"]
-
 ROUGHLY = 1e-3  # relative, of every start's descent; only the best go on to the end
 N_FINISHED = 3
 

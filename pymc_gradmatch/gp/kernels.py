@@ -15,21 +15,6 @@ from pytensor.tensor import TensorConstant, TensorVariable
 
 from pymc_gradmatch._pymc import factors, random_ancestors
 
-__all__ = [
-    "Bounds",
-    "CovFunction",
-    "KernelFamily",
-    "Sigmoid",
-    "build_kernel",
-    "check_kernels",
-    "check_time_only",
-    "default_bounds",
-    "describe",
-    "is_random",
-    "is_stationary",
-    "kernel_family",
-]
-
 
 class Sigmoid(pm.gp.cov.Covariance):
     r"""The sigmoid (arcsine) kernel, for states that move fast at first and then settle.

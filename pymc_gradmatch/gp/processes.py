@@ -34,19 +34,6 @@ from pymc_gradmatch.numerics import (
     spectrum,
 )
 
-__all__ = [
-    "Parameterization",
-    "Processes",
-    "StatePrior",
-    "StatePriorRV",
-    "add_coords",
-    "basis_inputs",
-    "check_coords",
-    "is_states",
-    "log_evidence",
-    "smoothed",
-]
-
 
 @dataclass(frozen=True, eq=False)
 class Processes:

@@ -28,8 +28,6 @@ from pymc_gradmatch.gp.processes import (
 )
 from pymc_gradmatch.numerics import per_state
 
-__all__ = ["StateGP", "add_states", "check_states_fit", "start_of"]
-
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
 class StateGP:

@@ -44,8 +44,6 @@ from pymc_gradmatch.model.constraint import (
 from pymc_gradmatch.model.refinement import recentre, refine
 from pymc_gradmatch.ode import ODE
 
-__all__ = ["PRESETS", "Preset", "build_model", "preset_of"]
-
 
 class Settings(TypedDict, total=False):
     """Settings of :func:`build_model` that a preset decides where they are not given."""

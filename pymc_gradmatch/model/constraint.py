@@ -39,24 +39,6 @@ from pymc_gradmatch.numerics import (
 )
 from pymc_gradmatch.ode import ODE
 
-__all__ = [
-    "Constraint",
-    "GradientMatchingODE",
-    "check_labels",
-    "check_ode",
-    "check_shape",
-    "check_start",
-    "check_states",
-    "constraints",
-    "dims_of",
-    "is_constraint",
-    "keep_observations",
-    "label_states",
-    "remember_data",
-    "residuals",
-    "warn_of_other_data",
-]
-
 
 def check_ode(ode: ODE):
     """Raise unless an ODE is given, not its right-hand side or data."""

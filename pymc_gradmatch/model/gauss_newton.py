@@ -24,8 +24,6 @@ from pymc_gradmatch.model.priors import Parameters
 from pymc_gradmatch.numerics import N_STARTS, matvec, on_one_thread, search_mode
 from pymc_gradmatch.ode import ODE
 
-__all__ = ["Matched", "Theorem1", "climb", "climb_from_prior", "log_likelihood", "normal"]
-
 
 class Matched(NamedTuple):
     """The most probable states and parameters."""

@@ -17,8 +17,6 @@ from pymc_gradmatch._pymc import at_starts, compile_starts, random_ancestors
 from pymc_gradmatch.arguments import is_distribution, is_registered, join
 from pymc_gradmatch.compiling import as_written
 
-__all__ = ["Parameters", "parameters_of"]
-
 
 @dataclass(frozen=True)
 class Parameters:

@@ -37,17 +37,6 @@ from pymc_gradmatch.model.priors import Parameters, parameters_of
 from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.reporting import reporting
 
-__all__ = [
-    "REFINED",
-    "SEARCHING",
-    "Recentred",
-    "Refined",
-    "RefinedSettings",
-    "follow",
-    "recentre",
-    "refine",
-]
-
 ROUNDS = 10
 SETTLED = 0.1  # posterior standard deviations
 SEARCHING = "seeking the ODE's solution from draws of the prior"

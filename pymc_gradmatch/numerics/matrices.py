@@ -63,29 +63,6 @@ from pytensor.tensor import TensorConstant, TensorVariable
 from scipy.linalg import solve_triangular
 from threadpoolctl import threadpool_limits
 
-__all__ = [
-    "Basis",
-    "Cholesky",
-    "Compressed",
-    "Innovations",
-    "Spectrum",
-    "basis_of",
-    "basis_signature",
-    "cholesky_basis",
-    "compress",
-    "compress_if_cheaper",
-    "draw_normal",
-    "innovations",
-    "matvec",
-    "normal_log_density",
-    "on_one_thread",
-    "one_at_a_time",
-    "per_state",
-    "product",
-    "smallest_reliable",
-    "spectrum",
-]
-
 
 class Spectrum(NamedTuple):
     """Eigenvectors (in columns) and eigenvalues of one covariance per state."""

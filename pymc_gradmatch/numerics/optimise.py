@@ -7,19 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-__all__ = [
-    "N_STARTS",
-    "Density",
-    "Laplace",
-    "ascend",
-    "conditional_sd",
-    "hessian",
-    "laplace",
-    "moved",
-    "search_mode",
-    "settle",
-]
-
 type Density = Callable[[NDArray[np.float64]], tuple[Any, NDArray[np.float64]]]
 
 N_STARTS = 8  # of a search for the mode

@@ -8,17 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.integrate import DOP853, ODEintWarning, odeint
 
-__all__ = [
-    "LSODA_RTOL",
-    "ORDER",
-    "BatchedSolver",
-    "explicit_step",
-    "implicit_step",
-    "integrate",
-    "is_at_the_edge",
-    "size",
-]
-
 LSODA_RTOL = 1e-8
 LSODA_STEPS = 5000  # between two output times; a solution that blows up needs more
 

@@ -19,9 +19,6 @@ from pymc_gradmatch.arguments import in_order, usable_names
 from pymc_gradmatch.compiling import as_written
 from pymc_gradmatch.ode.solve import BatchedSolver, integrate
 
-__all__ = ["ODE", "batched_solver"]
-
-
 TIMES = ("t", "time", "times", "tau")  # what people call the first argument
 ORDER = (
     "Its arguments are (t, x, theta), as for scipy's solve_ivp; not (x, t, theta), as for odeint "

@@ -20,8 +20,6 @@ from pymc_gradmatch.compiling import as_written
 from pymc_gradmatch.gp import is_states
 from pymc_gradmatch.model import keep_observations
 
-__all__ = ["CompiledMetropolis", "sample_fgpgm"]
-
 TUNE_INTERVAL = 100
 
 

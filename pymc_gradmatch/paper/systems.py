@@ -11,16 +11,6 @@ from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch.ode import ODE
 
-__all__ = [
-    "Noise",
-    "PaperSettings",
-    "Simulation",
-    "System",
-    "fitzhugh_nagumo",
-    "lotka_volterra",
-    "protein_transduction",
-]
-
 
 class Noise(NamedTuple):
     """A noise level: one standard deviation for all states, or a ratio of variances."""

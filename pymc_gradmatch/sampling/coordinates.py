@@ -27,19 +27,6 @@ from numpy.typing import NDArray
 
 from pymc_gradmatch.numerics import Density, Laplace, hessian, settle
 
-__all__ = [
-    "Coordinates",
-    "Split",
-    "add_monomials_gradient",
-    "combine",
-    "curve",
-    "fill_monomials",
-    "fill_rows",
-    "monomials",
-    "retrace",
-    "straight",
-]
-
 _compiled = numba.njit(cache=True)
 
 

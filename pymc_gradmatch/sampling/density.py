@@ -38,20 +38,6 @@ from pymc_gradmatch.sampling.coordinates import (
     fill_monomials,
 )
 
-__all__ = [
-    "COORDINATES",
-    "Interrupted",
-    "NativeDensity",
-    "Written",
-    "compile_density",
-    "compile_written",
-    "cut",
-    "flat",
-    "pack",
-    "same_but_for_constants",
-    "write",
-]
-
 PATIENCE = 10.0  # seconds, after which a chain that has
 LITTLE = 0.05  # of its draws at most
 LONG = 500  # with more steps for most of them (nutpie's most are 1023) makes no headway

@@ -24,8 +24,6 @@ from pymc_gradmatch.sampling.posterior import (
     compile_posterior,
 )
 
-__all__ = ["compiled_for", "fit_many", "reason", "sample_side_by_side"]
-
 
 @on_one_thread
 def sample_side_by_side(

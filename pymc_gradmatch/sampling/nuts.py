@@ -17,8 +17,6 @@ from pymc_gradmatch.reporting import reporting
 from pymc_gradmatch.sampling.density import Interrupted
 from pymc_gradmatch.sampling.posterior import CompiledPosterior, compile_posterior
 
-__all__ = ["find_map", "sample"]
-
 _log = logging.getLogger("pymc.gradmatch")  # heard and silenced where PyMC is
 
 

@@ -43,14 +43,6 @@ from pymc_gradmatch.sampling.density import (
     write,
 )
 
-__all__ = [
-    "AnotherFormulaError",
-    "CompiledPosterior",
-    "compile_posterior",
-    "has_start",
-    "held_variables",
-]
-
 
 def has_start(model: pm.Model, rv) -> bool:
     """Tell whether a variable was told where to start."""
