@@ -9,7 +9,8 @@ import xarray as xr
 from numpy.typing import NDArray
 from pytensor.graph.traversal import ancestors, truncated_graph_inputs
 
-from pymc_gradmatch._pymc import impossible_outside, without_starts
+from pymc_gradmatch._pymc import at_starts, impossible_outside, without_starts
+from pymc_gradmatch.compiling import EVALUATE_ONCE
 from pymc_gradmatch.exact.solutions import Solutions, compile_for_draws, with_draws
 from pymc_gradmatch.gp import is_states
 from pymc_gradmatch.model import constraints, is_constraint
@@ -35,24 +36,21 @@ class ExactPosterior(Solutions):
     ----------
     model : pymc.Model
         The model.
-    posterior : xarray.Dataset
-        Its draws, dims ``chain`` and ``draw``.
 
     Attributes
     ----------
-    draws : array of float
-        The draws of ``posterior`` as phi, shape ``(draw, coordinate)``.
+    start : array of float
+        Where the model starts, as phi, shape ``(coordinate,)``.
     likelihood : list of str
         Names of the observed variables and potentials that count.
 
     Raises
     ------
     ValueError
-        If the model cannot be written so, or draws and model do not belong
-        together; the message names what stands in the way.
+        If the model cannot be written so; the message names what stands in the way.
     """
 
-    def __init__(self, model: pm.Model, posterior: xr.Dataset):
+    def __init__(self, model: pm.Model):
         super().__init__(model)
         self._x = [pytensor.shared(np.zeros(c.x.shape.eval())) for c in self.constraints]
         solved = pm.do(without_starts(model), dict(zip(self.states, self._x, strict=True)))
@@ -76,7 +74,9 @@ class ExactPosterior(Solutions):
         # A draw outside of the likelihood's domain has density zero, and stops no other.
         log_density = impossible_outside(solved.logp(vars=[*free, *terms]))
         self._log_density = compile_for_draws([*self._values, *self._x], [log_density])
-        self.draws = self._coordinates(posterior)
+        self._observed = [term for term in terms if term in solved.observed_RVs]
+        self._solved_model = solved
+        self.start = self._starting_point()
 
     def __call__(self, phi: NDArray[np.float64]) -> NDArray[np.float64]:
         """Evaluate the log density at points, shape ``(point, coordinate)``, up to a constant.
@@ -145,13 +145,34 @@ class ExactPosterior(Solutions):
         shapes = dict(zip([*values, *self.starts], self._shapes, strict=True))
         return [name for label, shape in shapes.items() for name in self.entries(label, shape)]
 
-    def _coordinates(self, posterior: xr.Dataset) -> NDArray[np.float64]:
+    def _starting_point(self) -> NDArray[np.float64]:
+        initial = self.model.initial_point()
+        starts = self.start_graphs
+        reached = [rv for rv in self.model.free_RVs if rv in set(ancestors(starts))]
+        there = at_starts(starts, reached, self.model.rvs_to_initial_values)
+        parts = [np.asarray(initial[str(value.name)]) for value in self._values]
+        parts += self._standardised(pytensor.function([], there, mode=EVALUATE_ONCE)())
+        self._shapes = [part.shape for part in parts]
+        return np.concatenate([part.ravel() for part in parts])
+
+    def _standardised(self, starts) -> list[NDArray[np.float64]]:
+        return [
+            (x0 - constraint.gp.mean) / constraint.gp.scale
+            for constraint, x0 in zip(self.constraints, starts, strict=True)
+        ]
+
+    def coordinates(self, posterior: xr.Dataset) -> NDArray[np.float64]:
+        """Return draws, dims ``chain`` and ``draw``, as phi, shape ``(draw, coordinate)``.
+
+        Raises
+        ------
+        ValueError
+            If draws and model do not belong together, or if they are too few.
+        """
         free = [self.model[name] for name in self._free]
         graphs = [_unconstrained(self.model, rv) for rv in free] + self.start_graphs
         arrays = self.at_draws(posterior, graphs)
-        for k, constraint in enumerate(self.constraints, start=len(free)):
-            arrays[k] = (arrays[k] - constraint.gp.mean) / constraint.gp.scale
-        self._shapes = [array.shape[1:] for array in arrays]
+        arrays[len(free) :] = self._standardised(arrays[len(free) :])
         draws = np.concatenate([array.reshape(len(array), -1) for array in arrays], axis=1)
         if len(draws) <= 2 * draws.shape[1] or not (np.ptp(draws, axis=0) > 0).all():
             msg = (

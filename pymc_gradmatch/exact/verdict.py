@@ -10,7 +10,7 @@ import pymc as pm
 import xarray as xr
 from numpy.typing import NDArray
 
-from pymc_gradmatch.exact.importance import reliable_k
+from pymc_gradmatch.exact.importance import Weighted, reliable_k
 from pymc_gradmatch.exact.posterior import ExactPosterior
 from pymc_gradmatch.exact.search import Coverage, cover, newton
 from pymc_gradmatch.reporting import furthest, printed
@@ -75,13 +75,20 @@ class IntegrateCheck:
         return printed(self.verdict, self.moved)
 
 
-def judge(target: ExactPosterior, found: Coverage, rng: np.random.Generator) -> IntegrateCheck:
+def judge(
+    target: ExactPosterior,
+    draws: NDArray[np.float64],
+    found: Coverage,
+    rng: np.random.Generator,
+) -> IntegrateCheck:
     """Compare weighted draws with the matched ones, and resample them.
 
     Parameters
     ----------
     target : ExactPosterior
-        What the draws were weighted by; holds the matched draws.
+        What the draws were weighted by.
+    draws : array of float
+        The matched draws, as its coordinates.
     found : Coverage
         Draws of its coordinates.
     rng : numpy.random.Generator
@@ -89,7 +96,7 @@ def judge(target: ExactPosterior, found: Coverage, rng: np.random.Generator) -> 
     """
     weighted = found.weighted
     drawn = _resample(weighted.weights, rng)
-    moved = _compare(target, weighted.points, weighted.weights)
+    moved = _compare(target, draws, weighted)
     disagreement = found.disagreement.set_axis([*target.names, "evidence"])
     return IntegrateCheck(
         verdict=_verdict(found, moved["moved"], disagreement),
@@ -106,9 +113,10 @@ def judge(target: ExactPosterior, found: Coverage, rng: np.random.Generator) -> 
     )
 
 
-def _compare(target: ExactPosterior, points, weights) -> pd.DataFrame:
-    before = pd.DataFrame(target.scalars(target.draws))
-    after = pd.DataFrame(target.scalars(points))
+def _compare(target: ExactPosterior, draws, weighted: Weighted) -> pd.DataFrame:
+    before = pd.DataFrame(target.scalars(draws))
+    after = pd.DataFrame(target.scalars(weighted.points))
+    weights = weighted.weights
     mean = weights @ after
     table = pd.DataFrame(
         {
@@ -277,9 +285,10 @@ def integrate_check(
     if n_draws < MIN_DRAWS:
         msg = f"n_draws is {n_draws}; expected at least {MIN_DRAWS}, for a tail to fit k to."
         raise ValueError(msg)
-    target = ExactPosterior(model, _posterior(idata))
+    target = ExactPosterior(model)
+    draws = target.coordinates(_posterior(idata))
     rng = np.random.default_rng(random_seed)
-    return judge(target, cover(target, target.draws, n_draws, rng), rng)
+    return judge(target, draws, cover(target, draws, n_draws, rng), rng)
 
 
 def _posterior(idata) -> xr.Dataset:
@@ -340,12 +349,12 @@ def glance(model: pm.Model, posterior: xr.Dataset) -> Glance:
     """
     unseen = "The matched posterior was not compared with the exact one"
     try:
-        target = ExactPosterior(model, posterior)
+        target = ExactPosterior(model)
+        draws = target.coordinates(posterior)
     except ValueError as error:
         return Glance(f"{unseen}: {error}", False)
     except Exception as error:  # a likelihood that nobody foresaw; the draws come first
         return Glance(f"{unseen}: {type(error).__name__}: {error}", False)
-    draws = target.draws
     if draws.shape[1] > MOST_COORDINATES:
         return Glance(f"{unseen}: it has {draws.shape[1]} unknowns. {ADVICE}", False)
     mean = draws.mean(axis=0)
