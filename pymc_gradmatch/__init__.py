@@ -8,7 +8,7 @@ identification in systems of nonlinear ODEs", AISTATS 2019.
 
 from pymc_gradmatch import datasets
 from pymc_gradmatch.checks import GammaSelection, GridCheck, grid_check, select_gamma
-from pymc_gradmatch.exact import IntegrateCheck, integrate_check, predict
+from pymc_gradmatch.exact import Fit, IntegrateCheck, fit, integrate_check, predict
 from pymc_gradmatch.gp import StateGP, derivatives, fit_gp, kernels
 from pymc_gradmatch.model import GradientMatchingODE, build_model, recentre, refine
 from pymc_gradmatch.ode import ODE
@@ -18,6 +18,7 @@ from pymc_gradmatch.sampling import find_map, fit_many, sample
 
 __all__ = [
     "ODE",
+    "Fit",
     "GammaSelection",
     "GradientMatchingODE",
     "GridCheck",
@@ -27,6 +28,7 @@ __all__ = [
     "datasets",
     "derivatives",
     "find_map",
+    "fit",
     "fit_gp",
     "fit_many",
     "grid_check",

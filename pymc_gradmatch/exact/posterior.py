@@ -1,12 +1,17 @@
 """A model's exact posterior: its own graph, with integrated trajectories in place of its states."""
 
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
+import arviz as az
 import numpy as np
 import pymc as pm
 import pytensor
 import xarray as xr
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors, truncated_graph_inputs
 
 from pymc_gradmatch._pymc import at_starts, impossible_outside, without_starts
@@ -39,8 +44,6 @@ class ExactPosterior(Solutions):
 
     Attributes
     ----------
-    start : array of float
-        Where the model starts, as phi, shape ``(coordinate,)``.
     likelihood : list of str
         Names of the observed variables and potentials that count.
 
@@ -75,8 +78,8 @@ class ExactPosterior(Solutions):
         log_density = impossible_outside(solved.logp(vars=[*free, *terms]))
         self._log_density = compile_for_draws([*self._values, *self._x], [log_density])
         self._observed = [term for term in terms if term in solved.observed_RVs]
-        self._solved_model = solved
-        self.start = self._starting_point()
+        self._at_states = solved
+        self._shapes = [part.shape for part in self._start_parts({}, None)]
 
     def __call__(self, phi: NDArray[np.float64]) -> NDArray[np.float64]:
         """Evaluate the log density at points, shape ``(point, coordinate)``, up to a constant.
@@ -126,11 +129,49 @@ class ExactPosterior(Solutions):
             )
         }
 
-    @property
-    def observed_data(self) -> dict[str, NDArray]:
-        """What the model observes, by name, as it is now."""
-        observed = [rv for rv in self.model.observed_RVs if rv.name in self.likelihood]
-        return {rv.name: self.model.rvs_to_values[rv].eval() for rv in observed}
+    def idata(self, phi: NDArray[np.float64], rng: np.random.Generator) -> xr.DataTree:
+        """Return points as the draws of one chain, with the groups that ArviZ knows of a fit.
+
+        ``posterior``, ``posterior_predictive``, ``log_likelihood`` and ``observed_data``; no
+        ``posterior_predictive`` where a likelihood cannot be drawn from.
+        """
+        u, starts = self._parts(phi)
+        trajectories = self._solved(u, starts)
+        values = self._before_solving(u, starts)
+        values |= dict(zip(self.states, trajectories, strict=True))
+        names = [str(rv.name) for rv in self._observed]
+        observed = {name: self.model.rvs_to_values[self.model[name]].eval() for name in names}
+        at_solutions = partial(self._at_solutions, values=[*u, *trajectories], rng=rng)
+        groups = {"posterior": values}
+        with suppress(NotImplementedError):
+            groups["posterior_predictive"] = at_solutions(self._drawn_data())
+        groups["log_likelihood"] = at_solutions(
+            [impossible_outside(g) for g in self._at_states.logp(vars=self._observed, sum=False)]
+        )
+        dims: dict[str, list] = {}
+        coords: dict[str, list] = {}
+        for name, array in [*((n, v[0]) for n, v in values.items()), *observed.items()]:
+            named = self.dims(name) or (None,) * array.ndim
+            labels = self.labels(name, array.shape)
+            dims[name] = [dim or f"{name}_dim_{k}" for k, dim in enumerate(named)]
+            coords |= dict(zip(dims[name], map(list, labels), strict=True))
+        in_chains = {
+            group: {name: array[None] for name, array in arrays.items()}
+            for group, arrays in groups.items()
+        }
+        return az.from_dict(in_chains | {"observed_data": observed}, coords=coords, dims=dims)
+
+    def _drawn_data(self) -> list:
+        """Return what is observed as random graphs of the values and the states."""
+        solved = self._at_states
+        free = [solved[name] for name in self._free]
+        natural = solved.replace_rvs_by_values(free)
+        return clone_replace(self._observed, dict(zip(free, natural, strict=True)))
+
+    def _at_solutions(self, graphs, values, rng) -> dict[str, NDArray]:
+        evaluate = compile_for_draws([*self._values, *self._x], graphs, random_seed=rng)
+        arrays = with_draws(evaluate(*values), graphs, len(values[-1]))
+        return {str(rv.name): array for rv, array in zip(self._observed, arrays, strict=True)}
 
     def initial_points(self, phi: NDArray[np.float64]) -> list[dict[str, Any]]:
         """Return the free variables and x(t0) at points, by name."""
@@ -145,15 +186,36 @@ class ExactPosterior(Solutions):
         shapes = dict(zip([*values, *self.starts], self._shapes, strict=True))
         return [name for label, shape in shapes.items() for name in self.entries(label, shape)]
 
-    def _starting_point(self) -> NDArray[np.float64]:
-        initial = self.model.initial_point()
-        starts = self.start_graphs
-        reached = [rv for rv in self.model.free_RVs if rv in set(ancestors(starts))]
-        there = at_starts(starts, reached, self.model.rvs_to_initial_values)
-        parts = [np.asarray(initial[str(value.name)]) for value in self._values]
-        parts += self._standardised(pytensor.function([], there, mode=EVALUATE_ONCE)())
-        self._shapes = [part.shape for part in parts]
-        return np.concatenate([part.ravel() for part in parts])
+    def starting_at(
+        self, values: Mapping[str, ArrayLike] | None = None, starts: Sequence | None = None
+    ) -> NDArray[np.float64]:
+        """Return where the model starts, as phi, shape ``(coordinate,)``.
+
+        Parameters
+        ----------
+        values : mapping of str to array_like, optional
+            Free variables that start elsewhere than the model says.
+        starts : sequence of array, optional
+            x(t0) of each constraint, where the states start elsewhere.
+        """
+        return np.concatenate([part.ravel() for part in self._start_parts(values or {}, starts)])
+
+    def _start_parts(self, values, starts) -> list[NDArray[np.float64]]:
+        graphs = self._coordinate_graphs
+        reached = set(ancestors(graphs))
+        initial = self.model.rvs_to_initial_values | {
+            self.model[name]: np.asarray(value) for name, value in values.items()
+        }
+        free = [rv for rv in self.model.free_RVs if rv in reached]
+        parts = pytensor.function([], at_starts(graphs, free, initial), mode=EVALUATE_ONCE)()
+        n_values = len(self._values)
+        there = parts[n_values:] if starts is None else starts
+        return [*parts[:n_values], *self._standardised(there)]
+
+    @property
+    def _coordinate_graphs(self) -> list:
+        free = [self.model[name] for name in self._free]
+        return [_unconstrained(self.model, rv) for rv in free] + self.start_graphs
 
     def _standardised(self, starts) -> list[NDArray[np.float64]]:
         return [
@@ -169,10 +231,9 @@ class ExactPosterior(Solutions):
         ValueError
             If draws and model do not belong together, or if they are too few.
         """
-        free = [self.model[name] for name in self._free]
-        graphs = [_unconstrained(self.model, rv) for rv in free] + self.start_graphs
-        arrays = self.at_draws(posterior, graphs)
-        arrays[len(free) :] = self._standardised(arrays[len(free) :])
+        arrays = self.at_draws(posterior, self._coordinate_graphs)
+        n_values = len(self._values)
+        arrays[n_values:] = self._standardised(arrays[n_values:])
         draws = np.concatenate([array.reshape(len(array), -1) for array in arrays], axis=1)
         if len(draws) <= 2 * draws.shape[1] or not (np.ptp(draws, axis=0) > 0).all():
             msg = (

@@ -16,6 +16,7 @@ STEP = 0.1  # of differences, in local standard deviations; values are exact to 
 LENGTHS = np.array([1.0, 0.5, 0.2, 0.05, 0.01])  # of a Newton step, all tried at once
 LONGEST = 4.0  # Newton step, in local standard deviations
 WIDEST, NARROWEST = 3.0, 0.05  # change of a local standard deviation in one step
+FINEST = 14  # powers of four that a coordinate's width is sought among
 CLIMBS = 15
 SETTLED = 0.01  # rise of the log density
 STEPS = 40  # of a walk
@@ -109,6 +110,20 @@ def step(target: LogDensity, local: Local, direction) -> tuple[NDArray, NDArray]
     rises = height[walkers, best] > local.height
     point = np.where(rises[:, None], tried[walkers, best], local.point)
     return point, np.where(rises, height[walkers, best], local.height)
+
+
+def widths_at(target: LogDensity, point: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return how far each coordinate may go before the log density changes by one.
+
+    Roughly: a power of four, at most one.
+    """
+    n = len(point)
+    tried = 4.0 ** -np.arange(FINEST)
+    offsets = tried[:, None, None] * np.concatenate([np.eye(n), -np.eye(n)])
+    height = target((point + offsets).reshape(-1, n)).reshape(len(tried), 2, n)
+    with np.errstate(invalid="ignore"):  # where the density is zero on both sides of a step
+        change = np.abs(height - target(point[None])).max(axis=1)
+    return tried[np.argmax(np.vstack([change[:-1] <= 1, np.ones(n)]) > 0, axis=0)]
 
 
 def newton(target: LogDensity, points: NDArray[np.float64], covariance: NDArray) -> Local:

@@ -210,11 +210,15 @@ def _may_equal(static: int | None, size: int) -> bool:
     return static in (None, size)
 
 
-def compile_for_draws(inputs, outputs) -> Callable:
-    """Compile graphs for inputs that have a draw axis in front."""
+def compile_for_draws(inputs, outputs, random_seed: np.random.Generator | None = None) -> Callable:
+    """Compile graphs for inputs that have a draw axis in front; random ones take a seed."""
     batched = [pt.tensor(dtype=v.dtype, shape=(None, *v.type.shape)) for v in inputs]
     graphs = vectorize_graph(outputs, dict(zip(inputs, batched, strict=True)))
-    return pytensor.function(batched, graphs, mode=EVALUATE_ONCE, on_unused_input="ignore")
+    if random_seed is None:
+        return pytensor.function(batched, graphs, mode=EVALUATE_ONCE, on_unused_input="ignore")
+    return pm.compile(
+        batched, graphs, random_seed=random_seed, mode=EVALUATE_ONCE, on_unused_input="ignore"
+    )
 
 
 def with_draws(values, graphs, n_draws: int) -> list[NDArray[np.float64]]:

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import arviz as az
 import numpy as np
 import pandas as pd
 import pymc as pm
@@ -43,7 +42,8 @@ class IntegrateCheck:
         Group ``posterior``: equally weighted draws, resampled (so some are
         repeated), as one chain in random order: parameters, ``x0``, sigma if it
         is random, and the integrated states on their grid under their name in
-        the model.  Group ``observed_data``: what the model observes.
+        the model.  Groups ``posterior_predictive``, ``log_likelihood`` and
+        ``observed_data``: of what the model observes.
     weights : array of float
         Of the draws before resampling, smoothed, shape ``(draw,)``, sum one.
     pareto_k : float
@@ -95,7 +95,7 @@ def judge(
         Source of the resampling.
     """
     weighted = found.weighted
-    drawn = _resample(weighted.weights, rng)
+    drawn = weighted.resampled(rng)
     moved = _compare(target, draws, weighted)
     disagreement = found.disagreement.set_axis([*target.names, "evidence"])
     return IntegrateCheck(
@@ -103,7 +103,7 @@ def judge(
         is_exact=found.is_reliable,
         moved=moved,
         disagreement=disagreement,
-        idata=_draws(target, weighted.points[drawn]),
+        idata=target.idata(weighted.points[drawn], rng),
         weights=weighted.weights,
         pareto_k=weighted.pareto_k,
         n_effective=weighted.n_effective,
@@ -130,71 +130,58 @@ def _compare(target: ExactPosterior, draws, weighted: Weighted) -> pd.DataFrame:
     return table
 
 
-def _resample(weights, rng) -> NDArray[np.int64]:
-    """Return as many draws as there are weights, each as often as its weight says, or once more."""
-    n = len(weights)
-    ends = np.cumsum(weights)
-    return rng.permutation(np.searchsorted(ends / ends[-1], (np.arange(n) + rng.random()) / n))
-
-
-def _draws(target: ExactPosterior, points) -> xr.DataTree:
-    values = target.variables(points)
-    observed = target.observed_data
-    dims: dict[str, list] = {}
-    coords: dict[str, list] = {}
-    for name, array in [*((n, v[0]) for n, v in values.items()), *observed.items()]:
-        named = target.dims(name) or (None,) * array.ndim
-        labels = target.labels(name, array.shape)
-        dims[name] = [dim or f"{name}_dim_{k}" for k, dim in enumerate(named)]
-        coords |= dict(zip(dims[name], map(list, labels), strict=True))
-    return az.from_dict(
-        {
-            "posterior": {name: array[None] for name, array in values.items()},
-            "observed_data": observed,
-        },
-        coords=coords,
-        dims=dims,
-    )
-
-
-def _verdict(found: Coverage, moved: pd.Series, disagreement: pd.DataFrame) -> str:
+def in_words(found: Coverage, disagreement: pd.DataFrame) -> str:
+    """Say whether draws are from the exact posterior, and if not, why."""
     weighted = found.weighted
     limit = reliable_k(len(weighted.weights))
     figures = (
         f"Pareto k {weighted.pareto_k:.2f} ({limit:.2f} is the limit), {weighted.n_effective:.0f} "
         f"effective draws of {len(weighted.weights)}, {found.n_rounds} rounds"
     )
-    moves = furthest(moved)
+    searches = f"{found.n_searches} independent searches"
     if found.is_reliable:
-        return (
-            f"These are draws from the exact posterior: {found.n_searches} independent searches "
-            f"agree, "
-            f"{figures}. It differs from the matched one most in {moves} (matched standard "
-            "deviations)." + (FAR_AWAY if moved.abs().max() > JOURNEY else "")
-        )
+        return f"These are draws from the exact posterior: {searches} agree, {figures}."
     if not weighted.is_reliable:
         why = f"their weights are too uneven: {figures}"
     elif found.agrees:
-        why = (
-            f"{found.n_searches} independent searches agree only because their Monte Carlo "
-            f"errors are large: {figures}"
-        )
+        why = f"{searches} agree only because their Monte Carlo errors are large: {figures}"
     else:
         most = furthest(disagreement[["mean", "log_sd"]].max(axis=1))
         why = (
-            f"{found.n_searches} independent searches disagree, beyond their errors most on {most} "
-            f"(standard deviations): {figures}. The posterior is wider, or has more parts, than "
-            "they could cover"
+            f"{searches} disagree, beyond their errors most on {most} (standard deviations): "
+            f"{figures}. The posterior is wider, or has more parts, than they could cover"
+        )
+    return f"These are not draws from the exact posterior: {why}."
+
+
+TRY = (
+    "Try more draws (n_draws), narrower priors where the data leave parameters open, or sample the "
+    "exact posterior with an ODE solver in the loop, from .starts and with .covariance as the "
+    "metric."
+)
+
+
+def _verdict(found: Coverage, moved: pd.Series, disagreement: pd.DataFrame) -> str:
+    words, moves = in_words(found, disagreement), furthest(moved)
+    if found.is_reliable:
+        return (
+            f"{words} It differs from the matched one most in {moves} (matched standard "
+            "deviations)." + (FAR_AWAY if moved.abs().max() > JOURNEY else "")
         )
     return (
-        f"These are not draws from the exact posterior: {why}. From the matched posterior it moves "
-        f"most in {moves} (matched standard deviations; a direction, not a size). Try more draws "
-        "(n_draws), narrower priors where the data leave parameters open, or sample the exact "
-        "posterior with an ODE solver in the loop, from .starts and with .covariance as the metric."
+        f"{words} From the matched posterior it moves most in {moves} (matched standard "
+        f"deviations; a direction, not a size). {TRY}"
     )
 
 
 MIN_DRAWS = 1_000
+
+
+def check_n_draws(n_draws: int):
+    """Raise if draws are too few for a verdict."""
+    if n_draws < MIN_DRAWS:
+        msg = f"n_draws is {n_draws}; expected at least {MIN_DRAWS}, for a tail to fit k to."
+        raise ValueError(msg)
 
 
 def integrate_check(
@@ -282,9 +269,7 @@ def integrate_check(
     [0.8, 1.0]
     """
     model = pm.modelcontext(model)
-    if n_draws < MIN_DRAWS:
-        msg = f"n_draws is {n_draws}; expected at least {MIN_DRAWS}, for a tail to fit k to."
-        raise ValueError(msg)
+    check_n_draws(n_draws)
     target = ExactPosterior(model)
     draws = target.coordinates(_posterior(idata))
     rng = np.random.default_rng(random_seed)

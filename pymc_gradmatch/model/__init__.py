@@ -5,7 +5,7 @@ writes all four for an ODE and data, and :func:`refine` chooses the settings wit
 smoothing bias, by Gauss-Newton on the same residuals.  Nothing here samples.
 """
 
-from pymc_gradmatch.model.build import build_model, preset_of
+from pymc_gradmatch.model.build import Settings, build_model, preset_of
 from pymc_gradmatch.model.constraint import (
     Constraint,
     GradientMatchingODE,
@@ -19,6 +19,7 @@ from pymc_gradmatch.model.refinement import recentre, refine
 __all__ = [
     "Constraint",
     "GradientMatchingODE",
+    "Settings",
     "build_model",
     "constraints",
     "is_constraint",
