@@ -177,6 +177,7 @@ def test_an_ode_is_pickled_with_its_right_hand_side():
     np.testing.assert_array_equal(again.solve([0, 1], [1], [2]), DECAY.solve([0, 1], [1], [2]))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Estimated shape parameter of Pareto")
 def test_gm_sample_keeps_observations_and_no_constraint(refined):
     idata = gm.sample(200, chains=4, model=refined, random_seed=1, progressbar=False)

@@ -294,6 +294,7 @@ def test_what_does_not_belong_together_is_an_error(decay):
         gm.recentre(two, gp, priors={}, gamma=0.1)
 
 
+@pytest.mark.slow
 def test_an_ode_that_cannot_be_integrated_warns_and_leaves_the_mean(decay):
     """Assert it for a right-hand side that explodes as soon as it is followed for long."""
     _, gp, *_ = decay

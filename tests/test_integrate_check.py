@@ -227,6 +227,7 @@ def draws_from_one_end(bend, width, rng):
     return np.stack([x, bend * x**2 + across, rng.normal(size=1_000)], axis=1)
 
 
+@pytest.mark.slow
 def test_a_bent_ridge_is_covered_from_draws_of_a_twentieth_of_it(rng):
     """Assert the whole ridge's mean and standard deviation, which k alone would not ask for."""
     draws = draws_from_one_end(0.05, 0.3, rng)
@@ -238,6 +239,7 @@ def test_a_bent_ridge_is_covered_from_draws_of_a_twentieth_of_it(rng):
     assert np.sqrt(weights @ x**2) == pytest.approx(4, rel=error)
 
 
+@pytest.mark.slow
 def test_a_ridge_too_thin_to_be_covered_gets_no_seal(rng):
     draws = draws_from_one_end(0.5, 0.02, rng)
     assert not cover(banana(0.5, 0.02), draws, 3_000, rng).is_reliable

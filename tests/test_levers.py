@@ -196,6 +196,7 @@ def test_unusable_levers_are_named(two_kernel_gp, change, message):
         change(two_kernel_gp)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fast_compile")
 @pytest.mark.parametrize("regular", [True, False])
 @pytest.mark.parametrize("batch", [(), (3,)])
@@ -294,6 +295,7 @@ def test_amplitude_alone_changes_prior_and_tolerance(lotka_volterra, data, gp, p
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fast_compile")
 def test_recentred_alone_changes_the_prior_mean(lotka_volterra, data, gp, priors):
     ode = lotka_volterra.ode

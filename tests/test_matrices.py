@@ -151,6 +151,7 @@ def test_posterior_density_is_theorem_1_in_scipy(lotka_volterra, rng, irregular)
         np.testing.assert_allclose(value, theorem_1(z), rtol=1e-8, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_draws_have_the_covariance_of_the_states_and_of_the_mismatch(lotka_volterra):
     gp, n_draws = long_gp(lotka_volterra), 3000
     with pm.Model() as model:
@@ -247,6 +248,7 @@ def test_size_gives_a_batch_of_long_series(lotka_volterra):
     np.testing.assert_allclose(density, [pm.logp(single, gp.y).eval()] * 3, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_data_sets_whose_matrices_differ_in_shape_are_compiled_apart():
     unit = algebra.Spectrum(vectors=np.eye(3)[None], variances=np.ones((1, 3)))
 

@@ -1,15 +1,19 @@
 """Recovery of known truths: simulated Lotka-Volterra, and the lynx and hare reference."""
 
+import pytest
+
 import pymc_gradmatch as gm
 from benchmarks.foundation import recovery
 from pymc_gradmatch.demo import compare, fit_lynx_hare
 
 
+@pytest.mark.slow
 def test_lotka_volterra_is_recovered_over_ten_seeds():
     """Assert the median trajectory RMSE from the true start, with the paper's settings."""
     assert recovery(seeds=10) <= 0.07
 
 
+@pytest.mark.slow
 def test_lynx_and_hare_agree_with_the_published_exact_posterior():
     """Assert the demo's claim: means within one reference sd for all four parameters."""
     data = gm.datasets.lynx_hare()
