@@ -428,6 +428,7 @@ def test_a_prior_that_cannot_be_drawn_from_needs_a_start(decay, one, gp_of_one):
     assert abs(gm.find_map(model=started, random_seed=1)["r"] - 1) < 0.5
 
 
+@pytest.mark.slow
 def test_numbers_that_are_none_are_refused(decay, one, gp_of_one):
     with pytest.raises(TypeError, match=r"sigma is a rv_continuous_frozen.*expected one number"):
         process(one, sigma=FROZEN)
@@ -480,6 +481,7 @@ def test_a_start_whose_gradient_is_nan_is_refused(gp_of_one, one):
     four_lines(ode, gp_of_one, one, theta=lambda: {"r": 2.0})  # known: no slope is needed
 
 
+@pytest.mark.slow
 def test_a_failed_factorisation_is_not_blamed_on_gamma(decay, one):
     with pm.Model() as model:
         kernel = pm.gp.cov.ExpQuad(1, ls=pm.HalfNormal("ls"))

@@ -72,11 +72,13 @@ def assert_density(model, idata, log_likelihood):
 # 1. integrate_check judges the model's own likelihood.
 
 
+@pytest.mark.slow
 def test_outliers_of_a_student_t_weigh_as_they_do_in_the_model(y):
     model = four_lines(a_gp(y), lambda x: pm.StudentT("y", nu=2, mu=x, sigma=1.0, observed=y))
     assert_density(model, made_up(a_gp(y)), lambda x: stats.t.logpdf(y[:, 0], 2, x).sum(axis=1))
 
 
+@pytest.mark.slow
 def test_counts_are_poisson_and_impossible_draws_have_weight_zero(y):
     counts = np.random.default_rng(3).poisson(TRUTH)
     model = four_lines(a_gp(y), lambda x: pm.Poisson("y", x, observed=counts))

@@ -80,6 +80,7 @@ def test_smc_has_nutpies_moments(model, nutpie):
     assert_same_moments(idata, nutpie)
 
 
+@pytest.mark.slow
 def test_find_map_finds_the_mode(model):
     """Assert a zero gradient, and the height that another optimiser reaches from another start.
 

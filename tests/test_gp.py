@@ -286,6 +286,7 @@ def test_unusable_observations_are_named(y, message):
         gm.fit_gp(SORTED, y, cov="ExpQuad")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [

@@ -61,6 +61,7 @@ def test_blocks_match_closed_forms(cov, closed_form, tolerance):
         np.testing.assert_allclose(block, expected, atol=tolerance)
 
 
+@pytest.mark.slow
 def test_derivatives_match_finite_differences(cov):
     t1, t2 = pt.vectors("t1", "t2")
     evaluate = pytensor.function([t1, t2], covariance_blocks(cov, t1, t2), mode="FAST_COMPILE")

@@ -66,6 +66,7 @@ def metropolis(variables, width):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
 @pytest.mark.parametrize("width", [0.7, None], ids=["fixed", "tuned"])
 @pytest.mark.parametrize("name", ["correlated", "decay"])

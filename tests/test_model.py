@@ -13,6 +13,7 @@ def priors(lotka_volterra):
     return {name: pm.HalfNormal.dist(5) for name in lotka_volterra.ode.params}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fast_compile")
 def test_one_call_is_the_four_lines(lotka_volterra, data, gp, priors):
     ode = lotka_volterra.ode

@@ -183,6 +183,7 @@ def test_laplace_of_a_normal_is_exact_whatever_its_scales(rng):
     np.testing.assert_allclose((fit.location - center) / scales, 0, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_climbing_without_a_finite_start_says_so():
     with pm.Model() as model:
         pm.Potential("never", pm.math.switch(pm.Normal("a") > 1e9, 0.0, -np.inf))

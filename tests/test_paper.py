@@ -94,6 +94,7 @@ def test_seeds_differ_between_cases_methods_and_replicates():
     assert len({task.seed for task in every}) == len(every) == len(set(every))
 
 
+@pytest.mark.slow
 def test_an_interrupted_study_resumes_without_fitting_again(instant, tmp_path, monkeypatch):
     save = Saved.save
 
@@ -146,6 +147,7 @@ def test_a_failing_fit_is_a_row_with_its_reason(instant, failing, tmp_path):
     assert tables.failures(fits).to_numpy().tolist() == [2]
 
 
+@pytest.mark.slow
 def test_where_all_fits_failed_the_tables_say_why(failing, tmp_path, capsys):
     study.run(tasks("failing", 2), tmp_path, QUICK)
     fits = saved(tmp_path)

@@ -260,6 +260,7 @@ def test_what_needs_numbers_says_so(method):
         getattr(gp, method)()
 
 
+@pytest.mark.slow
 def test_unusable_random_settings_are_named():
     with pm.Model():
         ls, sigma = pm.HalfNormal("ls"), pm.HalfNormal("sigma", shape=3)
