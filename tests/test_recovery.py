@@ -1,10 +1,19 @@
 """Recovery of known truths: simulated Lotka-Volterra, and the lynx and hare reference."""
 
+import numpy as np
 import pytest
 
 import pymc_gradmatch as gm
 from benchmarks.foundation import recovery
-from pymc_gradmatch.demo import compare, fit_lynx_hare
+from pymc_gradmatch.demo import compare, fit_lynx_hare, log_lotka_volterra
+
+
+def test_the_demos_equations_for_logarithms_have_the_solution_of_lotka_volterra():
+    ode = gm.ODE(log_lotka_volterra, ["hare", "lynx"], ["alpha", "beta", "gamma", "delta"])
+    known, theta = gm.systems.lotka_volterra, [2.0, 1.0, 4.0, 1.0]
+    t, x0 = np.linspace(0, 2, 9), np.array([5.0, 3.0])
+    expected = known.ode.solve(t, x0, theta)
+    np.testing.assert_allclose(np.exp(ode.solve(t, np.log(x0), theta)), expected, rtol=1e-4)
 
 
 @pytest.mark.slow
