@@ -4,13 +4,16 @@ BIN := $(VENV)/bin
 FIND_PYTHON = for p in python3.12 python3.13 python3.14 python3 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && echo $$p && break; done
 
-.PHONY: demo test test-seeds test-jax lint types benchmarks clean
+.PHONY: demo test test-fast test-seeds test-jax lint types benchmarks clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m pymc_gradmatch.demo
 
 test: $(VENV)/.installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+test-fast: $(VENV)/.installed-test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow" tests
 
 test-seeds: $(VENV)/.installed-test
 	.ci/test-seeds

@@ -63,6 +63,7 @@ def test_fifteen_problems_and_more_have_five_data_sets_and_an_exact_posterior_ea
                 assert table.loc[(case.name, replicate, name), "sd"] > 0
 
 
+@pytest.mark.slow
 def test_data_have_the_promised_noise_and_come_from_their_number_alone():
     case = named(BREADTH, "tumour")
     data = case.simulate(5)

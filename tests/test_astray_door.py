@@ -76,6 +76,7 @@ def test_an_ode_without_a_state_in_it_is_integrated(growth):
     np.testing.assert_allclose(batch[..., 0], [1 + 2 * t, 1 - t], atol=1e-9)
 
 
+@pytest.mark.slow
 def test_an_ode_without_a_state_in_it_is_fitted(growth, rng):
     t = np.linspace(0, 3, 9)
     y = (1 + 2 * t + rng.normal(0, 0.1, 9))[:, None]
@@ -178,6 +179,7 @@ def test_two_experiments_have_times_of_their_own_in_one_model(experiments):
     assert experiments.coords["state"] == ("a",)
 
 
+@pytest.mark.slow
 def test_two_experiments_are_sampled_by_pymc_and_by_us(experiments):
     ours = gm.sample(500, chains=2, model=experiments, random_seed=1, progressbar=False)
     with experiments:
@@ -221,6 +223,7 @@ def gp_of_one(one):
 PRIORS = {"r": pm.HalfNormal.dist(1)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("road", ["four lines", "build_model"])
 def test_pm_data_are_fitted_and_stay_what_is_observed(decay, one, road):
     with pm.Model() as model:
@@ -244,6 +247,7 @@ def test_pm_data_are_fitted_and_stay_what_is_observed(decay, one, road):
         gm.find_map(model=model, random_seed=1)
 
 
+@pytest.mark.slow
 def test_data_that_were_not_set_anew_are_no_reason_to_warn(decay, one, gp_of_one):
     with pm.Model() as model:
         y = pm.Data("pelts", one)
@@ -271,6 +275,7 @@ def clashing():
     return gm.ODE(rhs, ["x"], CLASHING)
 
 
+@pytest.mark.slow
 def test_our_names_yield_to_those_of_parameters(clashing, one):
     priors = dict.fromkeys(CLASHING, pm.HalfNormal.dist(0.3))
     model = gm.build_model(
@@ -285,6 +290,7 @@ def test_our_names_yield_to_those_of_parameters(clashing, one):
     assert found["x"].shape == ()
 
 
+@pytest.mark.slow
 def test_parameters_with_our_names_are_refined_chosen_and_fitted_many_times(clashing, one):
     priors = dict.fromkeys(CLASHING, pm.HalfNormal.dist(0.3))
     settings = {"draws": 50, "tune": 50, "progressbar": False, "random_seed": 1}
@@ -300,6 +306,7 @@ def test_parameters_with_our_names_are_refined_chosen_and_fitted_many_times(clas
     assert {"theta.x", "x0.x", "theta.x0"} <= set(chosen.table)
 
 
+@pytest.mark.slow
 def test_parameters_with_our_names_are_moved_by_metropolis(clashing, one):
     priors = dict.fromkeys(CLASHING, pm.HalfNormal.dist(0.3))
     model = gm.build_model(clashing, TIMES, one, priors=priors, gp=process(one), sigma="random")
@@ -412,6 +419,7 @@ def test_a_model_in_which_there_is_no_room_is_left_as_it_was(decay, one, gp_of_o
         assert set(model.coords) == set(coords)
 
 
+@pytest.mark.slow
 def test_a_prior_that_cannot_be_drawn_from_needs_a_start(decay, one, gp_of_one):
     model = gm.build_model(decay, TIMES, one, priors={"r": pm.HalfFlat.dist()}, gp=gp_of_one)
     with pytest.raises(ValueError, match=r"cannot be drawn from its prior .*`initval`"):
@@ -420,6 +428,7 @@ def test_a_prior_that_cannot_be_drawn_from_needs_a_start(decay, one, gp_of_one):
     assert abs(gm.find_map(model=started, random_seed=1)["r"] - 1) < 0.5
 
 
+@pytest.mark.slow
 def test_numbers_that_are_none_are_refused(decay, one, gp_of_one):
     with pytest.raises(TypeError, match=r"sigma is a rv_continuous_frozen.*expected one number"):
         process(one, sigma=FROZEN)
@@ -472,6 +481,7 @@ def test_a_start_whose_gradient_is_nan_is_refused(gp_of_one, one):
     four_lines(ode, gp_of_one, one, theta=lambda: {"r": 2.0})  # known: no slope is needed
 
 
+@pytest.mark.slow
 def test_a_failed_factorisation_is_not_blamed_on_gamma(decay, one):
     with pm.Model() as model:
         kernel = pm.gp.cov.ExpQuad(1, ls=pm.HalfNormal("ls"))

@@ -72,11 +72,13 @@ def assert_density(model, idata, log_likelihood):
 # 1. integrate_check judges the model's own likelihood.
 
 
+@pytest.mark.slow
 def test_outliers_of_a_student_t_weigh_as_they_do_in_the_model(y):
     model = four_lines(a_gp(y), lambda x: pm.StudentT("y", nu=2, mu=x, sigma=1.0, observed=y))
     assert_density(model, made_up(a_gp(y)), lambda x: stats.t.logpdf(y[:, 0], 2, x).sum(axis=1))
 
 
+@pytest.mark.slow
 def test_counts_are_poisson_and_impossible_draws_have_weight_zero(y):
     counts = np.random.default_rng(3).poisson(TRUTH)
     model = four_lines(a_gp(y), lambda x: pm.Poisson("y", x, observed=counts))
@@ -88,6 +90,7 @@ def test_counts_are_poisson_and_impossible_draws_have_weight_zero(y):
     assert list(np.isneginf(target(below))) == [False, True, False]
 
 
+@pytest.mark.slow
 def test_a_known_start_stays_known(y):
     def likelihood(x):
         pm.Normal("y", x, 1.0, observed=y)
@@ -183,6 +186,7 @@ def test_a_model_that_observes_no_states_is_refused(y):
 # 4. Matched states that are no solution of the ODE.
 
 
+@pytest.mark.slow
 def test_refine_warns_where_matched_states_are_no_solution():
     """Assert it for data that no solution follows, with a constraint that allows for that."""
     y = np.cos(4 * T)[:, None] + 2
@@ -223,6 +227,7 @@ def test_draws_too_wide_too_narrow_or_elsewhere_do(exact, gaussian_model, y, fac
     assert "gm.integrate_check" in seen.text
 
 
+@pytest.mark.slow
 def test_a_sample_says_what_was_seen_of_it(decay_model, caplog):
     """Assert the attribute and the log line for the paper's settings, which smooth."""
     with caplog.at_level(logging.WARNING, logger="pymc.gradmatch"):

@@ -78,6 +78,7 @@ PRIORS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", PRIORS.values(), ids=PRIORS)
 def test_a_prior_with_a_start_differs_in_its_start_alone(make):
     models = [pm.Model(), pm.Model()]
@@ -116,6 +117,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_models_are_copied_with_their_starts(built, settings):
     model = built(**settings)
@@ -134,6 +136,7 @@ def test_the_refined_model_starts_at_its_most_probable_parameters(refined):
     assert np.exp(start["sigma_log__"]) < 0.1  # the support point of its prior is 0.25
 
 
+@pytest.mark.slow
 def test_the_refined_model_takes_interventions_and_other_observations(refined, decay):
     slower = pm.do(refined, {"rate": 0.5})
     assert [rv.name for rv in slower.free_RVs] == ["x", "sigma"]
@@ -177,6 +180,7 @@ def test_an_ode_is_pickled_with_its_right_hand_side():
     np.testing.assert_array_equal(again.solve([0, 1], [1], [2]), DECAY.solve([0, 1], [1], [2]))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Estimated shape parameter of Pareto")
 def test_gm_sample_keeps_observations_and_no_constraint(refined):
     idata = gm.sample(200, chains=4, model=refined, random_seed=1, progressbar=False)
@@ -192,6 +196,7 @@ def test_gm_sample_keeps_observations_and_no_constraint(refined):
     assert set(az.plot_trace(idata, var_names="~x").viz["plot"].data_vars) == {"rate", "sigma"}
 
 
+@pytest.mark.slow
 def test_the_papers_chain_keeps_observations_and_no_constraint(built):
     idata = gm.sample_fgpgm(built(), draws=5, burn_in=5, random_seed=1, progressbar=False)
     assert list(idata["observed_data"].data_vars) == ["y"]
@@ -228,6 +233,7 @@ def instant(monkeypatch):
     return calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [0, 1000], ids=["empty", "truncated"])
 def test_a_broken_fit_of_the_study_is_named_and_fitted_again(instant, kept, tmp_path, capsys):
     tasks = study.tasks_of(["LV low"], ["instant"], 3)

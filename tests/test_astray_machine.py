@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 REORDERED = ("reassoc", "contract", "fast")  # LLVM's flags that let it change a sum
 
 
+@pytest.mark.slow
 def test_a_compiled_density_adds_in_the_order_written(decay_model):
     """Assert it of its machine code: which copy of a function runs can then not be seen."""
     code = compile_posterior(decay_model(6, 1.0, 0.1)).native.evaluate.inspect_llvm()
@@ -53,6 +54,7 @@ def fits_of_made_up_draws(asked):
     return sample
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("draws", "asked_for"), [(20, [20, 20, 80, 80]), (500, [500, 500])])
 def test_grid_check_draws_more_where_it_cannot_tell(monkeypatch, draws, asked_for):
     asked: list[int] = []

@@ -39,6 +39,7 @@ def _of_the_family(width):
     return family(1, ls=width)
 
 
+@pytest.mark.slow
 def test_a_kernel_that_reads_a_global_is_the_one_of_the_global_as_it_is_now(monkeypatch):
     settings = {"bounds": {"width": (0.1, 100)}, "n_starts": 1, "random_seed": 1}
     before = gm.fit_gp(T, WAVES[0], cov=_of_the_family, **settings)
@@ -62,6 +63,7 @@ def test_a_kernel_written_again_is_not_compiled_again(monkeypatch):
     np.testing.assert_array_equal(again.sigma, first.sigma)
 
 
+@pytest.mark.slow
 def test_fits_in_four_threads_are_those_of_one():
     def sigma(y):
         return gm.fit_gp(T, y, cov="ExpQuad", n_starts=2, random_seed=1).sigma
@@ -80,6 +82,7 @@ def decay_models(*priors):
     return [gm.build_model(ode, t, y, priors={"rate": p}, gp=gp, gamma=0.1) for p in priors]
 
 
+@pytest.mark.slow
 def test_a_bug_in_exchanging_numbers_is_no_second_compilation(monkeypatch):
     first, second = decay_models(pm.HalfNormal.dist(1.1), pm.HalfNormal.dist(1.2))
     posteriors = [compile_posterior(first)]
@@ -93,6 +96,7 @@ def test_a_bug_in_exchanging_numbers_is_no_second_compilation(monkeypatch):
     assert len(posteriors) == 1
 
 
+@pytest.mark.slow
 def test_parameters_start_at_their_own_model_s_prior_not_at_the_compiled_one_s():
     low, high = decay_models(pm.LogNormal.dist(-4.1, 0.1), pm.LogNormal.dist(4.1, 0.1))
     exchanged = compile_posterior(low).for_model(high)
@@ -105,6 +109,7 @@ def test_axes_of_a_normal_come_the_widest_first_also_where_curvature_is_negative
     np.testing.assert_allclose(np.abs(axes), np.eye(3)[:, [1, 2, 0]], atol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_paper_s_chain_never_touches_the_initial_values_of_the_user_s_model(monkeypatch):
     """Assert that another thread, here the copying itself, sees the model as it is."""
     [model] = decay_models(pm.HalfNormal.dist(1))
@@ -169,6 +174,7 @@ def _keyboard():
 ENDLESS = {"draws": 2_000_000, "tune": 100, "random_seed": 1, "progressbar": False}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cores", [1, 2])
 def test_ctrl_c_returns_the_draws_so_far_and_starts_no_second_run(decay, monkeypatch, cores):
     bars = interrupting(lambda _, chains: chains[0].finished_draws > 1_000)
@@ -183,6 +189,7 @@ def test_ctrl_c_returns_the_draws_so_far_and_starts_no_second_run(decay, monkeyp
     assert "observed_data" in idata.children
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_a_run_is_repeated_returns_the_run_before(decay, monkeypatch):
     bars = interrupting(lambda runs, _: runs == 2)
     monkeypatch.setattr(posterior, "NutpieProgressBarManager", bars)
@@ -203,6 +210,7 @@ def test_ctrl_c_while_a_run_is_repeated_returns_the_run_before(decay, monkeypatc
     assert dict(idata["posterior"]["rate"].sizes) == {"chain": 2, "draw": 200}
 
 
+@pytest.mark.slow
 def test_ctrl_c_before_the_first_draw_is_ctrl_c(decay, monkeypatch):
     bars = interrupting(lambda *_: True)
     monkeypatch.setattr(posterior, "NutpieProgressBarManager", bars)
@@ -210,6 +218,7 @@ def test_ctrl_c_before_the_first_draw_is_ctrl_c(decay, monkeypatch):
         gm.sample(chains=1, cores=1, model=decay, **ENDLESS | {"tune": 1_000_000})
 
 
+@pytest.mark.slow
 def test_a_sampler_that_makes_no_headway_ends_in_words(decay, monkeypatch):
     """Assert it of a run that has little to show for a moment, as if its trees were long."""
     monkeypatch.setattr(density, "PATIENCE", 0.5)
@@ -247,6 +256,7 @@ def fit_three(monkeypatch):
     return fit
 
 
+@pytest.mark.slow
 def test_ctrl_c_returns_the_fits_that_are_finished(fit_three):
     """Assert that the fit that runs is finished, and the one after it not begun."""
     first, second, third = fit_three(1)
@@ -282,6 +292,7 @@ def shown(monkeypatch):
     return words
 
 
+@pytest.mark.slow
 def test_sampling_and_climbing_say_what_they_do(decay, shown):
     gm.sample(50, tune=100, chains=1, random_seed=1, model=decay)
     assert shown == [
@@ -294,6 +305,7 @@ def test_sampling_and_climbing_say_what_they_do(decay, shown):
     assert shown == ["compiling the model", "finding the mode"]
 
 
+@pytest.mark.slow
 def test_refining_says_what_it_does(shown):
     ode = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
     y = np.exp(-T)[:, None] + np.random.default_rng(1).normal(0, 0.02, (15, 1))
@@ -322,6 +334,7 @@ def test_an_argument_that_only_pymc_has_is_refused_with_what_to_call(decay, argu
         gm.sample(model=decay, **argument)
 
 
+@pytest.mark.slow
 def test_the_hint_for_times_in_decades_can_be_followed_literally():
     """Assert that a decay seen from 4e-6 to 4e6 is refused, and fitted in s = log t."""
     t = np.geomspace(4e-6, 4e6, 41)
@@ -349,6 +362,7 @@ def test_times_from_zero_in_decades_are_told_to_leave_zero_out():
         gm.fit_gp(t, np.exp(-t)[:, None], cov="Matern52")
 
 
+@pytest.mark.slow
 def test_very_many_coordinates_are_sampled_without_dense_matrices(monkeypatch, caplog):
     """Assert the posterior of the dense road, with a line in the log, from a limit set low."""
     [model] = decay_models(pm.HalfNormal.dist(1))

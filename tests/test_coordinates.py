@@ -53,6 +53,7 @@ def determinant(coordinates, q):
     return np.linalg.slogdet(np.array(jacobian))
 
 
+@pytest.mark.slow
 def test_coordinates_preserve_volume(around, rng):
     """Assert one Jacobian determinant everywhere, though the coordinates are bent."""
     assert np.abs(around.bent).max() > 1e-3
@@ -171,6 +172,7 @@ def theirs(model):
         return pm.sample(2_000, chains=4, target_accept=0.9, quiet=True, **QUIET)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["rate", "floor", "x"])
 def test_draws_along_a_banana_are_those_of_pymc(ours, theirs, name):
     """Assert means, standard deviations and outer quantiles within five Monte Carlo errors."""
@@ -186,6 +188,7 @@ def test_draws_along_a_banana_are_those_of_pymc(ours, theirs, name):
         assert float(np.abs((compute(one) - compute(other)) / error).max()) < 5
 
 
+@pytest.mark.slow
 def test_sampling_along_a_banana_takes_few_steps(ours, theirs):
     """Assert more effective draws per gradient than PyMC's, and no divergence to speak of."""
 
@@ -242,6 +245,7 @@ def lv_posterior(lv_models):
     return compile_posterior(lv_models[0])
 
 
+@pytest.mark.slow
 def test_each_refined_data_set_starts_at_its_own_estimates(lv_models, lv_posterior):
     """Assert starts and data of the second in what was compiled for the first."""
     one, other = lv_models
@@ -255,6 +259,7 @@ def test_each_refined_data_set_starts_at_its_own_estimates(lv_models, lv_posteri
     assert np.abs(start["alpha_log__"] - one.initial_point()["alpha_log__"]) > 0.2
 
 
+@pytest.mark.slow
 def test_refined_data_sets_share_one_compilation(
     lotka_volterra, two_data_sets, settings, lv_posterior
 ):

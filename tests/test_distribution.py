@@ -53,6 +53,7 @@ def states(two_kernel_gp, rng):
     return two_kernel_gp.y + rng.normal(0, 0.2, size=two_kernel_gp.y.shape)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fast_compile")
 @pytest.mark.parametrize("gamma", [1.0, 0.3, 1e-3])
 def test_density_is_scipys_multivariate_normal(lotka_volterra, two_kernel_gp, states, gamma):
@@ -203,6 +204,7 @@ def test_states_of_unknown_shape_are_an_error(lotka_volterra, gp):
             gm.GradientMatchingODE("g", lotka_volterra.ode, x, THETA, gp=gp, gamma=GAMMA)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fast_compile")
 def test_gamma_is_a_variance_per_time_squared(data, lotka_volterra, two_kernel_gp, states):
     """Assert that counting time in minutes divides gamma by 60^2 and keeps the density."""

@@ -55,27 +55,32 @@ def assert_same_moments(idata, reference):
             assert np.abs((here - there) / np.hypot(*errors)).max() < 5, (name, statistic)
 
 
+@pytest.mark.slow
 def test_pymcs_own_nuts_has_nutpies_moments(model, nutpie):
     assert_same_moments(sample(model, "pymc"), nutpie)
 
 
+@pytest.mark.slow
 def test_numpyro_has_nutpies_moments(model, nutpie):
     pytest.importorskip("numpyro")
     assert_same_moments(sample(model, "numpyro"), nutpie)
 
 
+@pytest.mark.slow
 def test_blackjax_has_nutpies_moments(model, nutpie):
     """Assert it with BlackJAX below 1.6, which PyMC 6.4 needs for any model (pymc issue 8367)."""
     pytest.importorskip("blackjax")
     assert_same_moments(sample(model, "blackjax"), nutpie)
 
 
+@pytest.mark.slow
 def test_smc_has_nutpies_moments(model, nutpie):
     with model:
         idata = pm.sample_smc(2_000, chains=2, cores=1, random_seed=1, progressbar=False)
     assert_same_moments(idata, nutpie)
 
 
+@pytest.mark.slow
 def test_find_map_finds_the_mode(model):
     """Assert a zero gradient, and the height that another optimiser reaches from another start.
 
@@ -102,6 +107,7 @@ def test_find_map_finds_the_mode(model):
     assert logp(point) > -reference.fun - 1e-6
 
 
+@pytest.mark.slow
 def test_advi_has_nutpies_means_and_is_too_sure(model, nutpie):
     """Assert means within 0.3 posterior sds, and the narrowness that mean field is known for.
 

@@ -39,6 +39,7 @@ def test_marginal_likelihood_and_gradient_are_exact(rng):
     np.testing.assert_allclose(gradient, numerical, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_optimum_does_not_depend_on_the_seed(data):
     fits = [
         gm.fit_gp(data.t, data.y, cov="ExpQuad", shared=True, random_seed=seed) for seed in range(5)
@@ -48,6 +49,7 @@ def test_optimum_does_not_depend_on_the_seed(data):
         np.testing.assert_allclose(other.operators().C, fits[0].operators().C, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_one_kernel_or_one_per_state(data):
     gp = gm.fit_gp(data.t, data.y, cov=["ExpQuad", "Matern52"], random_seed=1)
     assert [text.split()[2][:4] for text in gp.summary()["kernel"]] == ["ExpQ", "Mate"]
@@ -60,6 +62,7 @@ def test_shared_kernel_has_one_sigma_in_standardised_units(gp):
     np.testing.assert_allclose(*(gp.sigma / gp.scale), rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cov", ["ExpQuad", "Matern52", "Sigmoid"])
 def test_changing_units_changes_nothing_but_units(data, cov):
     """Assert that bounds follow the units of the data and of time."""

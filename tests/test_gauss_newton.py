@@ -110,6 +110,7 @@ def test_draws_of_parameters_are_those_of_the_prior():
     np.testing.assert_array_equal(parameters.draw(7), parameters.draw(7))
 
 
+@pytest.mark.slow
 def test_a_variable_that_depends_on_another_has_its_prior_given_the_others_start():
     with pm.Model() as model:
         width = pm.LogNormal("width", 0, 1, initval=2.5)
@@ -160,6 +161,7 @@ def counted(lotka_volterra, climbing, priors):
     return model, log_likelihood(pm.logp(counting(states), counts).sum(), states)
 
 
+@pytest.mark.slow
 def test_a_climb_takes_any_likelihood_of_the_states(climbing, counted, lotka_volterra, rng):
     """Assert the model's density, up to a constant, and its gradient, for Poisson counts."""
     gp, _, parameters = climbing
@@ -202,6 +204,7 @@ def test_the_normal_likelihood_is_the_one_of_its_graph(climbing, rng):
     np.testing.assert_allclose(one.curvature, other.curvature, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_point_reached_is_stationary_in_the_models_density(climbing, lotka_volterra):
     """Assert a gradient of the PyMC graph that is small against the posterior's widths."""
     gp, model, parameters = climbing
@@ -294,6 +297,7 @@ def test_what_does_not_belong_together_is_an_error(decay):
         gm.recentre(two, gp, priors={}, gamma=0.1)
 
 
+@pytest.mark.slow
 def test_an_ode_that_cannot_be_integrated_warns_and_leaves_the_mean(decay):
     """Assert it for a right-hand side that explodes as soon as it is followed for long."""
     _, gp, *_ = decay

@@ -118,6 +118,7 @@ def test_factors_of_theorem_1_match(case, reference_gp):
             assert here - there == pytest.approx(expected, rel=1e-6, abs=1e-6), (point["name"], key)
 
 
+@pytest.mark.slow
 def test_fit_is_at_least_as_likely_as_the_references(case, reference_gp):
     name, golden = case
     paper = SYSTEMS[name].paper

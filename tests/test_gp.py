@@ -19,6 +19,7 @@ from pymc_gradmatch.numerics import matrices as algebra
 COV = [pm.gp.cov.ExpQuad(1, ls=0.5)] * 2
 
 
+@pytest.mark.slow
 def test_operators_are_the_dense_conditional_gaussian(two_kernel_gp):
     """Assert p(x' | x) = N(D x, A), by conditioning the joint covariance of (x, x')."""
     gp = two_kernel_gp
@@ -190,6 +191,7 @@ def test_states_stay_standardised_in_copies_of_a_model(gp):
     assert [value.name for value in copied.value_vars] == ["x_standardized__"]
 
 
+@pytest.mark.slow
 def test_prior_may_have_a_batch_of_states(two_kernel_gp, rng):
     gp = two_kernel_gp
     spectrum = algebra.spectrum(gp.operators().C)
@@ -284,6 +286,7 @@ def test_unusable_observations_are_named(y, message):
         gm.fit_gp(SORTED, y, cov="ExpQuad")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [

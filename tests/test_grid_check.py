@@ -52,6 +52,7 @@ def spiking():
     )
 
 
+@pytest.mark.slow
 def test_four_steps_are_enough_for_a_decay(smooth):
     assert smooth.is_fine_enough
     assert smooth.idata["posterior"].sizes["time"] == 33
@@ -61,6 +62,7 @@ def test_four_steps_are_enough_for_a_decay(smooth):
     assert list(smooth.moved.index) == ["rate", "x0[mass]", "sigma[mass]"]
 
 
+@pytest.mark.slow
 def test_the_table_is_of_the_draws_that_are_returned(smooth):
     draws = smooth.finer["posterior"]
     assert smooth.moved["finer_mean"]["rate"] == pytest.approx(float(draws["rate"].mean()))
@@ -68,6 +70,7 @@ def test_the_table_is_of_the_draws_that_are_returned(smooth):
     assert smooth.moved["finer_sd"]["x0[mass]"] == pytest.approx(float(start.std(ddof=1)))
 
 
+@pytest.mark.slow
 def test_one_step_per_observation_is_too_coarse_for_fitzhugh_nagumo(spiking):
     """Assert that theta moves by far, towards the truth, and that the verdict says what to do."""
     truth = pd.Series(gm.systems.fitzhugh_nagumo.theta)
@@ -124,6 +127,7 @@ def test_noise_is_not_mistaken_for_movement(moved, moved_error, sd_ratio, ratio_
     assert judge(pd.DataFrame(numbers, index=["rate"])) is verdict
 
 
+@pytest.mark.slow
 def test_errors_are_what_repetition_gives():
     """Assert moved_error and ratio_error against the scatter over 200 pairs of independent runs."""
     tables = [
@@ -135,6 +139,7 @@ def test_errors_are_what_repetition_gives():
         assert rows[value].std() == pytest.approx(rows[error].mean(), rel=0.2)
 
 
+@pytest.mark.slow
 def test_where_the_posterior_need_not_settle_the_advice_is_the_refined_preset(decay, y, priors):
     gp = gm.StateGP(T, y, [pm.gp.cov.ExpQuad(1, ls=1.5)], sigma=0.05)
     check = gm.grid_check(
@@ -154,6 +159,7 @@ def test_where_the_posterior_need_not_settle_the_advice_is_the_refined_preset(de
     assert "Take preset='refined'" in check.verdict
 
 
+@pytest.mark.slow
 def test_a_finer_grid_has_more_times(decay, y, priors):
     with pytest.raises(ValueError, match="finer grid has 17 times and the grid 17; expected more"):
         gm.grid_check(decay, T, y, priors=priors, grid=2, finer=2)

@@ -101,6 +101,7 @@ def test_weighted_draws_have_the_moments_of_brute_force_quadrature(check, gp):
         assert check.moved["exact_sd"][row] == pytest.approx(sd, rel=error)
 
 
+@pytest.mark.slow
 def test_data_on_part_of_the_grid_count_at_their_own_times(decay, gp):
     """Assert the moments of brute force for states on a grid that goes on beyond the data."""
     fine = gp.with_grid(np.append(gp.with_grid(3).t, [2.2, 2.5]))
@@ -172,6 +173,7 @@ def test_the_exact_posterior_does_not_know_how_states_were_parameterized(biased,
     np.testing.assert_allclose(same.weights, check.weights)
 
 
+@pytest.mark.slow
 def test_a_further_likelihood_of_theta_counts(biased, decay, gp):
     """Assert that a precise second measurement of the rate decides where it goes."""
     with pm.Model():
@@ -227,6 +229,7 @@ def draws_from_one_end(bend, width, rng):
     return np.stack([x, bend * x**2 + across, rng.normal(size=1_000)], axis=1)
 
 
+@pytest.mark.slow
 def test_a_bent_ridge_is_covered_from_draws_of_a_twentieth_of_it(rng):
     """Assert the whole ridge's mean and standard deviation, which k alone would not ask for."""
     draws = draws_from_one_end(0.05, 0.3, rng)
@@ -238,6 +241,7 @@ def test_a_bent_ridge_is_covered_from_draws_of_a_twentieth_of_it(rng):
     assert np.sqrt(weights @ x**2) == pytest.approx(4, rel=error)
 
 
+@pytest.mark.slow
 def test_a_ridge_too_thin_to_be_covered_gets_no_seal(rng):
     draws = draws_from_one_end(0.5, 0.02, rng)
     assert not cover(banana(0.5, 0.02), draws, 3_000, rng).is_reliable
@@ -260,6 +264,7 @@ def test_searches_that_end_at_different_modes_disagree(rng, monkeypatch):
     assert not found.is_reliable
 
 
+@pytest.mark.slow
 def test_a_target_out_of_reach_gets_a_k_that_says_so(biased, decay, gp, monkeypatch):
     """Assert the other verdict, with starts and a metric, where tails stay too heavy."""
     monkeypatch.setattr("pymc_gradmatch.exact.importance.MAX_ROUNDS", 1)
@@ -278,6 +283,7 @@ def test_a_target_out_of_reach_gets_a_k_that_says_so(biased, decay, gp, monkeypa
     assert list(check.covariance) == ["rate_log__", "x0[mass]"]
 
 
+@pytest.mark.slow
 def test_a_failed_integration_has_weight_zero(gp, rng):
     """Assert it on x' = r x^2, which blows up at t = 1 / (r x0), with draws on both sides."""
     ode = gm.ODE(lambda t, x, theta: [theta.rate * x.mass**2], ["mass"], ["rate"])

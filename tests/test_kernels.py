@@ -61,6 +61,7 @@ def test_blocks_match_closed_forms(cov, closed_form, tolerance):
         np.testing.assert_allclose(block, expected, atol=tolerance)
 
 
+@pytest.mark.slow
 def test_derivatives_match_finite_differences(cov):
     t1, t2 = pt.vectors("t1", "t2")
     evaluate = pytensor.function([t1, t2], covariance_blocks(cov, t1, t2), mode="FAST_COMPILE")
@@ -86,6 +87,7 @@ def test_joint_covariance_of_state_and_derivative_is_symmetric_and_positive(cov)
     assert np.linalg.eigvalsh(joint).min() > -1e-7 * np.linalg.eigvalsh(joint).max()
 
 
+@pytest.mark.slow
 @given(lengthscale=st.floats(0.05, 5), offset=st.floats(-50, 50))
 @settings(max_examples=15, deadline=None)
 def test_variance_of_the_derivative_does_not_depend_on_the_origin_of_time(lengthscale, offset):
@@ -140,6 +142,7 @@ def test_description_names_kernel_and_hyperparameters():
     assert describe(Sigmoid(0.5, 2.0) ** 2) == "Sigmoid(a=0.5, b=2) ** 2"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("t", [np.linspace(0.1, 3, 7), T], ids=["regular", "irregular"])
 def test_written_blocks_are_the_evaluated_ones(cov, t):
     """Assert that one value for all pairs of times as far apart is the value of each."""

@@ -113,6 +113,7 @@ def test_copies_leave_the_original_as_it_was(two_kernel_gp):
         np.testing.assert_array_equal(old, new)
 
 
+@pytest.mark.slow
 def test_posterior_mean_on_a_grid_is_gaussian_process_regression(all_levers):
     gp = all_levers
     for k in range(2):
@@ -151,6 +152,7 @@ def test_steps_divide_every_gap_equally(steps):
     np.testing.assert_allclose(np.diff(gp.t), np.repeat(np.diff(t) / steps, steps), rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_grid_of_times_keeps_the_observations_exactly_where_they_were(two_kernel_gp):
     """Assert it for a grid whose rounding differs, and which goes on beyond the data."""
     grid = np.append(np.cumsum(np.full(77, 2 / 76)) - 2 / 76, [2.1, 2.3])
@@ -196,6 +198,7 @@ def test_unusable_levers_are_named(two_kernel_gp, change, message):
         change(two_kernel_gp)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fast_compile")
 @pytest.mark.parametrize("regular", [True, False])
 @pytest.mark.parametrize("batch", [(), (3,)])
@@ -279,6 +282,7 @@ def test_grid_alone_changes_where_the_states_live(lotka_volterra, data, gp, prio
         assert here[name] == pytest.approx(there[name], rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fast_compile")
 def test_amplitude_alone_changes_prior_and_tolerance(lotka_volterra, data, gp, priors):
     plain = built(lotka_volterra, data, gp, priors)
@@ -294,6 +298,7 @@ def test_amplitude_alone_changes_prior_and_tolerance(lotka_volterra, data, gp, p
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fast_compile")
 def test_recentred_alone_changes_the_prior_mean(lotka_volterra, data, gp, priors):
     ode = lotka_volterra.ode
@@ -329,6 +334,7 @@ def test_random_sigma_alone_is_one_more_variable(lotka_volterra, data, gp, prior
     assert moved["sigma"] == pytest.approx(prior)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fast_compile")
 @pytest.mark.parametrize("shape", [(), (2,)])
 def test_sigma_may_have_a_prior_of_the_users(lotka_volterra, data, gp, priors, shape):

@@ -50,11 +50,13 @@ def fits(ode, ys, priors, compilations):
         )
 
 
+@pytest.mark.slow
 def test_one_compilation_serves_all(fits, compilations):
     assert fits.sizes["replicate"] == 4
     assert len(compilations) == 1
 
 
+@pytest.mark.slow
 def test_each_recovers_its_own_rate(fits):
     mean, sd = (getattr(fits["rate"], f)(["chain", "draw"]) for f in ("mean", "std"))
     complete = [0, 1, 3]
@@ -63,6 +65,7 @@ def test_each_recovers_its_own_rate(fits):
     assert (sd[complete] < 0.3).all()
 
 
+@pytest.mark.slow
 def test_a_data_set_that_fails_is_on_record_and_costs_nothing_else(fits):
     assert list(fits["failure"].values != "") == [False, False, True, False]
     assert "infinite" in str(fits["failure"].values[2])
@@ -70,6 +73,7 @@ def test_a_data_set_that_fails_is_on_record_and_costs_nothing_else(fits):
     assert np.isfinite(fits["rate"][[0, 1, 3]]).all()
 
 
+@pytest.mark.slow
 def test_draws_are_those_of_the_data_set_alone(ode, ys, priors, fits):
     """Assert agreement with gm.sample on one data set, within Monte Carlo error."""
     model = gm.build_model(ode, T, ys[3], priors=priors, random_seed=1, **SETTINGS)
@@ -80,6 +84,7 @@ def test_draws_are_those_of_the_data_set_alone(ode, ys, priors, fits):
     assert float(one.std() / other.std()) == pytest.approx(1, abs=5 / np.sqrt(400))
 
 
+@pytest.mark.slow
 def test_numbers_are_exchanged_not_the_formula(ode, ys, priors):
     """Assert the density of another data set, and refusal of another model."""
     models = [
@@ -95,6 +100,7 @@ def test_numbers_are_exchanged_not_the_formula(ode, ys, priors):
         exchanged.for_model(other)
 
 
+@pytest.mark.slow
 def test_a_random_sigma_starts_at_its_own_prior_not_at_the_compiled_model_s(ode, ys, priors):
     medians, spread = (0.01, 0.1), 0.5
     models = [

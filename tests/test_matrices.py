@@ -56,6 +56,7 @@ def irregular(request):
     return request.param
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_products_are_the_dense_ones(rng, kernel, irregular):
     C, D, A = operators(kernel, irregular)
@@ -83,6 +84,7 @@ def test_symbolic_product_and_its_gradient_are_the_numpy_ones_with_a_batch(rng):
     np.testing.assert_allclose(gradient, expected, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kernel", "rank"), [("Matern32", 3), ("Matern52", 3), ("ExpQuad", 12)])
 def test_ranks_are_those_of_the_kernel(kernel, rank, irregular):
     """Assert at most 3 and 6 for a Matern kernel, whatever the lengthscale; ranks go by threes."""
@@ -93,6 +95,7 @@ def test_ranks_are_those_of_the_kernel(kernel, rank, irregular):
         assert algebra.compress_if_cheaper(D).far.shape[-1] <= 2 * rank
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_log_density_and_gradient_are_the_eigenbasis_ones(rng, kernel, irregular):
     C, _, A = operators(kernel, irregular)
@@ -151,6 +154,7 @@ def test_posterior_density_is_theorem_1_in_scipy(lotka_volterra, rng, irregular)
         np.testing.assert_allclose(value, theorem_1(z), rtol=1e-8, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_draws_have_the_covariance_of_the_states_and_of_the_mismatch(lotka_volterra):
     gp, n_draws = long_gp(lotka_volterra), 3000
     with pm.Model() as model:
@@ -247,6 +251,7 @@ def test_size_gives_a_batch_of_long_series(lotka_volterra):
     np.testing.assert_allclose(density, [pm.logp(single, gp.y).eval()] * 3, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_data_sets_whose_matrices_differ_in_shape_are_compiled_apart():
     unit = algebra.Spectrum(vectors=np.eye(3)[None], variances=np.ones((1, 3)))
 

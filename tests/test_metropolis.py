@@ -66,6 +66,7 @@ def metropolis(variables, width):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
 @pytest.mark.parametrize("width", [0.7, None], ids=["fixed", "tuned"])
 @pytest.mark.parametrize("name", ["correlated", "decay"])
@@ -85,6 +86,7 @@ def test_chain_is_that_of_pymcs_metropolis_from_the_same_seed(name, width, reque
         )
 
 
+@pytest.mark.slow
 def test_correlated_normal_has_its_exact_mean_and_covariance(correlated):
     with correlated:
         step = CompiledMetropolis(width=2.0)
@@ -157,6 +159,7 @@ def test_regions_without_density_are_never_entered(outside):
     assert_moments(idata, "z", np.full(2, -0.5), np.eye(2) / 12)
 
 
+@pytest.mark.slow
 def test_works_beside_other_steppers():
     """Assert the exact joint distribution where each conditional needs the others' values."""
     with pm.Model() as model:
@@ -185,6 +188,7 @@ def test_data_may_change_after_the_stepper_is_made():
     assert_moments(idata, "z", np.array([10.0, -10.0]), np.eye(2))
 
 
+@pytest.mark.slow
 def test_stepper_survives_pickling(correlated):
     """Assert it as pm.sample needs it, which may send steppers to other processes."""
     with correlated:

@@ -13,6 +13,7 @@ def priors(lotka_volterra):
     return {name: pm.HalfNormal.dist(5) for name in lotka_volterra.ode.params}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fast_compile")
 def test_one_call_is_the_four_lines(lotka_volterra, data, gp, priors):
     ode = lotka_volterra.ode
@@ -62,6 +63,7 @@ def test_one_prior_for_all_parameters_gives_independent_draws(lotka_volterra, da
     assert models[0]["alpha"] is not models[1]["alpha"]
 
 
+@pytest.mark.slow
 def test_preset_is_the_papers_settings(lotka_volterra, data, priors):
     gp = gm.fit_gp(data.t, data.y, cov="ExpQuad", random_seed=1)
     with pytest.raises(

@@ -51,6 +51,7 @@ def theirs(model):
         return pm.sample(2_000, chains=4, quiet=True, **QUIET)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["rate", "floor", "sigma", "gamma", "x", "double"])
 def test_draws_are_those_of_pymc(ours, theirs, name):
     """Assert means and standard deviations within five Monte Carlo standard errors."""
@@ -63,6 +64,7 @@ def test_draws_are_those_of_pymc(ours, theirs, name):
         assert float(np.abs(difference / error).max()) < 5
 
 
+@pytest.mark.slow
 def test_result_has_the_groups_dims_and_coords_of_pymc(ours, theirs):
     for group in ("posterior", "observed_data", "constant_data"):
         one, other = ours[group].dataset, theirs[group].dataset
@@ -75,10 +77,12 @@ def test_result_has_the_groups_dims_and_coords_of_pymc(ours, theirs):
     assert {"diverging", "n_steps"} <= set(ours["sample_stats"].data_vars)
 
 
+@pytest.mark.slow
 def test_chains_mix_at_once(ours):
     assert float(az.rhat(ours).dataset.to_array().max()) < 1.01
 
 
+@pytest.mark.slow
 def test_a_seed_fixes_the_draws(model):
     first, second, other = (
         gm.sample(50, tune=50, chains=1, cores=1, random_seed=s, progressbar=False, model=model)
@@ -88,6 +92,7 @@ def test_a_seed_fixes_the_draws(model):
     assert not first["posterior"]["rate"].equals(other["posterior"]["rate"])
 
 
+@pytest.mark.slow
 def test_compiled_density_is_that_of_pymc(model):
     """Assert value and gradient at a random point, and the way back to the model's variables."""
     posterior = compile_posterior(model)
@@ -109,6 +114,7 @@ def test_compiled_density_is_that_of_pymc(model):
     np.testing.assert_allclose(variables["double"], 2 * variables["x"])
 
 
+@pytest.mark.slow
 def test_variances_are_not_climbed(model):
     """Assert that sigma and gamma keep their start, while states and parameters reach a mode."""
     posterior = compile_posterior(model)
@@ -121,6 +127,7 @@ def test_variances_are_not_climbed(model):
                                atol=1e-4)  # fmt: skip
 
 
+@pytest.mark.slow
 def test_fitzhugh_nagumo_ends_in_the_right_mode_from_prior_starts():
     """Assert the mode near the truth for ten seeds of the starts; one start in nine is a trap."""
     system = gm.systems.fitzhugh_nagumo
@@ -138,6 +145,7 @@ def test_fitzhugh_nagumo_ends_in_the_right_mode_from_prior_starts():
         assert abs(variables[name] - truth) < 0.25 * truth + 0.05
 
 
+@pytest.mark.slow
 def test_find_map_is_at_least_as_good_as_pymc(lotka_volterra, data, gp):
     priors = {name: pm.HalfNormal.dist(5) for name in lotka_volterra.ode.params}
     model = gm.build_model(lotka_volterra.ode, data.t, data.y, priors=priors, gp=gp, gamma=0.3)
@@ -175,6 +183,7 @@ def test_laplace_of_a_normal_is_exact_whatever_its_scales(rng):
     np.testing.assert_allclose((fit.location - center) / scales, 0, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_climbing_without_a_finite_start_says_so():
     with pm.Model() as model:
         pm.Potential("never", pm.math.switch(pm.Normal("a") > 1e9, 0.0, -np.inf))

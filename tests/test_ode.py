@@ -195,6 +195,7 @@ def forced(t, x, theta):
     return [theta.a * pm.math.sin(theta.b * t) - x.p * x.q, theta.a * t, 1.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "ode",
     [

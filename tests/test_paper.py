@@ -55,6 +55,7 @@ def instant(monkeypatch):
     return calls
 
 
+@pytest.mark.slow
 def test_a_study_survives_the_death_of_a_worker(serial, tmp_path, monkeypatch):
     with distributed.LocalCluster(
         n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
@@ -80,6 +81,7 @@ def test_a_study_survives_the_death_of_a_worker(serial, tmp_path, monkeypatch):
         xr.testing.assert_allclose(spread[name], serial[name], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_fits_are_close_to_the_truth_and_seeds_on_record(serial):
     fits = serial.sel({"method": "exact", "case": "LV low"})
     assert (fits["rmse_overall"] < 0.15).all()
@@ -92,6 +94,7 @@ def test_seeds_differ_between_cases_methods_and_replicates():
     assert len({task.seed for task in every}) == len(every) == len(set(every))
 
 
+@pytest.mark.slow
 def test_an_interrupted_study_resumes_without_fitting_again(instant, tmp_path, monkeypatch):
     save = Saved.save
 
@@ -130,6 +133,7 @@ def failing(monkeypatch):
     monkeypatch.setitem(methods.METHODS, "failing", without_start)
 
 
+@pytest.mark.slow
 def test_a_failing_fit_is_a_row_with_its_reason(instant, failing, tmp_path):
     study.run(tasks("failing", 2) + tasks("instant", 2), tmp_path, QUICK)
     fits = saved(tmp_path)
@@ -143,6 +147,7 @@ def test_a_failing_fit_is_a_row_with_its_reason(instant, failing, tmp_path):
     assert tables.failures(fits).to_numpy().tolist() == [2]
 
 
+@pytest.mark.slow
 def test_where_all_fits_failed_the_tables_say_why(failing, tmp_path, capsys):
     study.run(tasks("failing", 2), tmp_path, QUICK)
     fits = saved(tmp_path)
@@ -195,6 +200,7 @@ def estimates_of(fitted, owners):
     return named
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*the estimate of sigma ended at its low bound")
 @pytest.mark.parametrize("name", ["LV low", "PT high", "FHN SNR 100, 10 points"])
 def test_adaptive_gradient_matching_at_the_estimates_is_fgpgm(name):

@@ -7,6 +7,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 
@@ -48,6 +50,7 @@ def test_notebooks_are_stored_with_their_outputs_and_without_paths():
         assert not re.search(r"/(home|root|tmp|work|Users)/", text), path.name
 
 
+@pytest.mark.slow
 def test_readme_example_runs_as_pasted(tmp_path):
     examples = re.findall(
         r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL

@@ -103,6 +103,7 @@ def reference_log_density(k, variance, gamma, lengthscale, sigma, x):
     return total
 
 
+@pytest.mark.slow
 def test_log_density_is_theorem_1_with_every_determinant(density_and_gradient, rng):
     for _ in range(5):
         values = random_values(rng)
@@ -111,6 +112,7 @@ def test_log_density_is_theorem_1_with_every_determinant(density_and_gradient, r
         )
 
 
+@pytest.mark.slow
 def test_gradient_is_the_slope_of_the_log_density(density_and_gradient, centered, rng):
     point = point_of(**random_values(rng))
     with_jacobian = centered.compile_logp(mode="FAST_COMPILE")
@@ -133,6 +135,7 @@ def test_gradient_is_the_slope_of_the_log_density(density_and_gradient, centered
         )
 
 
+@pytest.mark.slow
 def test_fixed_and_random_hyperparameters_agree_where_they_are_equal(density_and_gradient, rng):
     values = random_values(rng)
     kernels = [values["variance"] * pm.gp.cov.ExpQuad(1, ls=ls) for ls in values["lengthscale"]]
@@ -153,6 +156,7 @@ def test_fixed_and_random_hyperparameters_agree_where_they_are_equal(density_and
     assert_allclose(density_and_gradient(point)[0], fixed + priors, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_normaliser_by_brute_force():
     """Integrated over the states, prior times constraint is a normal density of hyperparameters."""
     t, y, k, variance, gamma = np.array([0.0, 0.5, 1.1]), np.arange(3.0)[:, None], 0.8, 1.3, 0.4
@@ -189,6 +193,7 @@ def test_normaliser_by_brute_force():
         assert_allclose(integral, expected.pdf(np.zeros(3)), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_whitened_states_have_the_same_density(centered, two_decays, rng):
     whitened = two_decays("whitened")
     values = random_values(rng)
@@ -222,6 +227,7 @@ def test_samplers_start_at_the_posterior_mean_for_the_hyperparameters_they_start
     assert_allclose(start["x_standardized__"], (gp.posterior_mean() - gp.mean) / gp.scale)
 
 
+@pytest.mark.slow
 def test_nuts_and_metropolis_agree_on_all_that_is_random():
     t = np.linspace(0, 2, 5)
     decay = gm.ODE(lambda t, x, theta: [-theta.k * x.a], ["a"], ["k"])
@@ -254,6 +260,7 @@ def test_what_needs_numbers_says_so(method):
         getattr(gp, method)()
 
 
+@pytest.mark.slow
 def test_unusable_random_settings_are_named():
     with pm.Model():
         ls, sigma = pm.HalfNormal("ls"), pm.HalfNormal("sigma", shape=3)

@@ -59,6 +59,7 @@ def lv_exact(lotka_volterra, data, lv_fit):
     return integrated(lotka_volterra, data, lv_fit.gp.sigma)
 
 
+@pytest.mark.slow
 def test_estimate_is_that_of_numerical_integration(lotka_volterra, data, lv_fit, lv_exact):
     """Assert a tenth of a posterior sd, where the paper's settings are far off."""
     theta, _, sd = lv_exact
@@ -74,6 +75,7 @@ def test_estimate_is_that_of_numerical_integration(lotka_volterra, data, lv_fit,
     assert np.abs(bias).max() > 10 * np.abs(error).max()
 
 
+@pytest.mark.slow
 def test_the_seed_of_the_starts_does_not_matter(lotka_volterra, data, lv_fit, lv_exact):
     gp = gm.fit_gp(data.t, data.y, cov="Matern52", random_seed=2)
     other = gm.refine(lotka_volterra.ode, gp, priors=priors_of(lotka_volterra), random_seed=2)
@@ -81,6 +83,7 @@ def test_the_seed_of_the_starts_does_not_matter(lotka_volterra, data, lv_fit, lv
     assert (np.abs(difference) < 0.1 * lv_exact[2]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("system", "noise", "tolerance"),
     [
@@ -113,6 +116,7 @@ def test_the_rule_is_what_its_docstring_says(data, lv_fit):
     np.testing.assert_allclose(lv_fit.gamma, 1e-6 * variance / (2 * step) ** 2, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n_times", "steps"), [(10, 7), (15, 4), (41, 4), (60, 3), (120, 1)])
 def test_short_series_have_more_steps_per_gap_and_long_ones_fewer(decay, n_times, steps):
     ode, priors = decay
@@ -131,6 +135,7 @@ def decay():
     return ode, {"rate": pm.HalfNormal.dist(5)}
 
 
+@pytest.mark.slow
 def test_changing_units_changes_nothing_but_units():
     """Assert it for data in thousandths and time in minutes."""
     ode = gm.ODE(lambda t, x, theta: [theta.a - theta.b * x.mass], ["mass"], ["a", "b"])
@@ -152,6 +157,7 @@ def test_changing_units_changes_nothing_but_units():
     np.testing.assert_allclose(other.gamma, one.gamma / 60**2, rtol=1e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "noise",
     [
@@ -188,6 +194,7 @@ def lv_model(lotka_volterra, data):
     return model
 
 
+@pytest.mark.slow
 def test_refined_model_is_the_four_lines_with_sigma(lv_model, lv_exact, data):
     names = ["width", "alpha", "beta", "gamma", "delta", "x", "sigma"]
     assert [rv.name for rv in lv_model.free_RVs] == names
@@ -201,6 +208,7 @@ def test_refined_model_is_the_four_lines_with_sigma(lv_model, lv_exact, data):
     np.testing.assert_array_equal(lv_model.coords["time_observed"], data.t)
 
 
+@pytest.mark.slow
 def test_samplers_start_at_the_estimate(lv_model, lv_exact):
     """Assert it for parameters that the preset adds; a variable of the user's starts as it did."""
     theta, _, sd = lv_exact
@@ -233,6 +241,7 @@ def test_states_of_a_fine_grid_are_plotted_with_data_at_their_own_times(lv_model
         np.testing.assert_allclose(points.get_offsets(), np.stack([data.t, data.y[:, k]], axis=1))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fast_compile")
 def test_settings_that_are_given_replace_the_rules(lotka_volterra, data, gp):
     """Assert it for grid, gamma and sigma; the estimate stays."""
@@ -269,6 +278,7 @@ def test_refine_names_what_does_not_fit(lotka_volterra, gp, data):
         gm.refine(ode, centred, priors=priors)
 
 
+@pytest.mark.slow
 def test_refine_takes_nothing_but_sigma_and_data_from_the_first_fit(lotka_volterra, gp):
     """Assert the same result from other kernels, nuggets and grids."""
     priors = priors_of(lotka_volterra)

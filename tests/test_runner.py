@@ -115,6 +115,7 @@ def without_end(key, keep):
     return {"stage": "done"}
 
 
+@pytest.mark.slow
 def test_a_job_without_an_answer_in_time_has_what_it_kept(tmp_path):
     def given_up(row, seconds, exitcode):
         return row | {"seconds": seconds, "killed": exitcode < 0}

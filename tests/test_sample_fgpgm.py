@@ -39,6 +39,7 @@ def metropolis(decay):
     )
 
 
+@pytest.mark.slow
 def test_nuts_converges_without_tuning_by_the_user(nuts, lotka_volterra):
     params = list(lotka_volterra.ode.params)
     assert float(az.rhat(nuts, var_names=params).dataset.to_array().max()) < 1.01
@@ -46,6 +47,7 @@ def test_nuts_converges_without_tuning_by_the_user(nuts, lotka_volterra):
     assert int(nuts["sample_stats"]["diverging"].sum()) < 0.01 * 2_000
 
 
+@pytest.mark.slow
 def test_metropolis_and_nuts_sample_the_same_posterior(decay, metropolis):
     """Assert means and sds within five Monte Carlo standard errors, all effective sizes large."""
     with decay:
@@ -66,6 +68,7 @@ def test_metropolis_and_nuts_sample_the_same_posterior(decay, metropolis):
             assert float(np.abs((here - there) / np.hypot(*errors)).max()) < 5, (name, statistic)
 
 
+@pytest.mark.slow
 def test_chain_has_dims_coords_and_the_datas_units(metropolis, decay):
     x = metropolis["posterior"]["x"]
     assert x.dims == ("chain", "draw", "time", "state")
@@ -86,6 +89,7 @@ def test_widths_stay_fixed_also_where_pymc_tunes_a_single_stepper(data, gp):
     np.testing.assert_array_equal(idata["sample_stats"]["scaling"], 1.0)
 
 
+@pytest.mark.slow
 def test_proposals_have_the_given_widths(model):
     """Assert it on accepted moves of a tight chain, where nearly every proposal is accepted."""
     step = 1e-4
@@ -108,6 +112,7 @@ def test_proposals_have_the_given_widths(model):
         assert sd == pytest.approx(width, rel=4 / np.sqrt(2 * n) + 0.01)
 
 
+@pytest.mark.slow
 def test_same_seed_gives_the_same_chain_and_widths_can_be_tuned(model):
     chains = [
         gm.sample_fgpgm(model, draws=20, burn_in=300, random_seed=3, progressbar=False)

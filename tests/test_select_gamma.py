@@ -63,6 +63,7 @@ def selection(decay, y, priors, calls):
         )
 
 
+@pytest.mark.slow
 def test_one_gp_fit_and_one_compilation_serve_all_gammas(selection, calls):
     assert calls == {"compilations": 1, "gp fits": 1}
     assert selection.table["gamma"].tolist() == [1000.0, 0.01, -1.0]

@@ -115,6 +115,7 @@ def _steps_of(monkeypatch, name):
     return draws
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_stiff_solutions_are_those_of_radau(name, solver_of):
     """Assert 1e-7 of each state's size; LSODA at its tolerance of 1e-8 is up to 6e-6 off."""
@@ -134,6 +135,7 @@ def test_a_stiff_forced_decay_follows_its_known_solution(tracking):
     np.testing.assert_allclose(solution[:, 1:], np.tile(np.cos(t[1:]), (4, 1)), atol=1e-8)
 
 
+@pytest.mark.slow
 def test_errors_follow_the_tolerance(solver_of, monkeypatch):
     """Assert it for a jump of Van der Pol's oscillator, with steps that no output time cuts."""
     case = CASES["Van der Pol"]
@@ -171,6 +173,7 @@ def test_the_implicit_step_has_order_nine_whatever_the_jacobian(slope):
     assert 2**9 < wide / narrow < 2**11
 
 
+@pytest.mark.slow
 def test_a_draw_in_a_mixed_batch_is_the_same_as_alone(solver_of, rng):
     case = CASES["enzyme"]
     solve = solver_of(case.rhs, 4, 3)
