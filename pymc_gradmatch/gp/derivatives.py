@@ -4,7 +4,8 @@ If a state has covariance ``k(t, t')``, its derivative has covariance
 ``d2k/dt dt'`` and the cross-covariances ``dk/dt`` and ``dk/dt'``.  PyMC's
 kernels carry no derivatives; :func:`covariance_blocks` adds them for any
 one-dimensional kernel by forward-mode differentiation, so that every
-:mod:`pymc.gp.cov` kernel, and every sum or product of them, can be used.
+:mod:`pymc.gp.cov` kernel that is differentiable at zero distance, and every sum or
+product of such, can be used.
 :func:`conditional_operators` makes of these blocks the matrices of Theorem 1.
 """
 

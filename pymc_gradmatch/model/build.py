@@ -99,7 +99,7 @@ class Preset:
                 "gamma is a variable; recentred=True expects numbers. Call gm.recentre with "
                 "numbers, and pass its gp and your gamma."
             )
-            raise ValueError(msg)  # noqa: TRY004  as before: not the type is wrong, the pair is
+            raise ValueError(msg)  # noqa: TRY004  not the type is wrong, the pair is
         gp, start, _ = recentre(
             ode, gp, priors=priors, gamma=self.gamma, random_seed=rng, progressbar=progressbar
         )

@@ -1,7 +1,7 @@
 """The right-hand side: written once by the user, used as a graph and as a function.
 
-:class:`ODE` knows names, checks and derivatives of a right-hand side; it solves for one
-draw after the other, what :func:`batched_solver` makes for hundreds at once.  Nothing here has
+:class:`ODE` knows names, checks and derivatives of a right-hand side, and solves it for one
+draw after the other; :func:`batched_solver` solves it for hundreds at once.  Nothing here has
 heard of data or of a Gaussian process.
 """
 
