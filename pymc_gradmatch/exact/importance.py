@@ -19,7 +19,9 @@ PER_COORDINATE = 10  # effective draws that a mean and a covariance are estimate
 AT_LEAST = 0.1  # effective draws, as a share of a round's, that a proposal is fitted to
 MOST_PARTS = 16
 EM_STEPS, LITTLE = 30, 1e-4
+ADAPTING_STEPS, MEMORY = 3, 2  # draws per coordinate that a part's present shape counts for
 SMALL = 0.1
+NEXT_TO_NOTHING = 0.05  # of the mean share of a part
 MAX_RELIABLE = 5  # rounds with a reliable k, of which the best is taken
 STRETCH = 2.5
 DEFENCE = 0.15
@@ -73,6 +75,12 @@ class Mixture(NamedTuple):
         shares[: len(self.shares)] *= 1 - DEFENCE
         shares[len(self.shares) :] *= DEFENCE
         return Mixture(shares, means, shapes)
+
+    def without_the_least(self) -> "Mixture":
+        """Return the mixture without parts of next to no share."""
+        kept = self.shares > NEXT_TO_NOTHING / len(self.shares)
+        shares = self.shares[kept]
+        return Mixture(shares / shares.sum(), self.means[kept], self.shapes[kept])
 
     def stretched(self) -> "Mixture":
         """Return the mixture with a second half in which parts are longer along their longest axis.
@@ -174,7 +182,9 @@ def search(target: LogDensity, start: Mixture, n_draws: int, rng: np.random.Gene
 
     and fits the next mixture to them.  Where too few weights count, they are
     flattened, :math:`w^\beta`: the mixture then moves to the target by way of its
-    tempered versions, from the wide to the narrow.
+    tempered versions, from the wide to the narrow.  A start of several parts, such as
+    those along a ridge, keeps them, each adapted to the draws that fall to it; in the
+    place of a single one come as many as pay.
 
     Parameters
     ----------
@@ -234,8 +244,11 @@ def search(target: LogDensity, start: Mixture, n_draws: int, rng: np.random.Gene
             raise ValueError(msg)
         needed = max(AT_LEAST * n_draws, PER_COORDINATE * points.shape[1])
         weights = _flattened(log_ratio[possible], needed)
-        chosen = rng.choice(np.flatnonzero(possible), size=FITTED, p=weights)
-        proposals.append(fit_mixture(points[chosen], rng).stretched())
+        chosen = points[rng.choice(np.flatnonzero(possible), size=FITTED, p=weights)]
+        has_parts = len(start.shares) > 1
+        proposals.append(
+            adapted(latest, chosen) if has_parts else fit_mixture(chosen, rng).stretched()
+        )
     if reliable:
         latest = max(reliable, key=itemgetter(0))[1]
     return Search(latest, len(drawn))
@@ -278,17 +291,29 @@ def fit_mixture(points: NDArray[np.float64], rng: np.random.Generator) -> Mixtur
     return _em(points, n_parts, rng)
 
 
+def adapted(mixture: Mixture, points: NDArray[np.float64]) -> Mixture:
+    """Fit a mixture's parts to points from where they are; those with few stay as they were."""
+    weight = MEMORY * (points.shape[1] + 1)
+    for _ in range(ADAPTING_STEPS):
+        log_parts = mixture.log_parts(points)
+        shares = np.exp(log_parts - logsumexp(log_parts, axis=1)[:, None])
+        mixture = _maximised(points, shares, mixture, mixture.shapes, weight, weight)
+    shares = (1 - AT_LEAST) * mixture.shares + AT_LEAST / len(mixture.shares)
+    return mixture._replace(shares=shares)
+
+
 def _em(points, n_parts: int, rng) -> Mixture:
     """Maximise the likelihood of a mixture by expectation and maximisation."""
     n = points.shape[1]
     overall = np.atleast_2d(np.cov(points.T)) + 1e-12 * np.eye(n)
     fit = Mixture.around(points.mean(axis=0), overall)
+    small = np.repeat(SMALL * overall[None], n_parts, axis=0)
     if n_parts > 1:
         whitened = np.linalg.solve(np.linalg.cholesky(overall), points.T).T
         _, labels = kmeans2(whitened, n_parts, minit="++", rng=rng)
         shares = np.eye(n_parts)[labels]
         fit = Mixture(*(np.repeat(part, n_parts, axis=0) for part in fit))
-        fit = _maximised(points, shares, fit, overall)
+        fit = _maximised(points, shares, fit, small, n + 1, LITTLE)
     likelihood = -np.inf
     for _ in range(EM_STEPS):
         log_parts = fit.log_parts(points)
@@ -296,26 +321,31 @@ def _em(points, n_parts: int, rng) -> Mixture:
         if log_all.mean() - likelihood < LITTLE:
             break
         likelihood = log_all.mean()
-        fit = _maximised(points, np.exp(log_parts - log_all[:, None]), fit, overall)
+        shares = np.exp(log_parts - log_all[:, None])
+        fit = _maximised(points, shares, fit, small, n + 1, LITTLE)
     return fit
 
 
-def _maximised(points, shares, fit: Mixture, overall) -> Mixture:
-    """Return the mixture of which each part fits its share of the points best."""
-    n_points, n = points.shape
+def _maximised(points, shares, fit: Mixture, rest, weight: float, anchor: float) -> Mixture:
+    """Return the mixture of which each part fits its share of the points best.
+
+    A few points say little about a covariance, which the rest then is, as much as so many
+    points would say; ``anchor`` is what the old mean counts for.
+    """
+    n = points.shape[1]
     means, shapes = [], []
     totals = shares.sum(axis=0) + LITTLE
-    for share, total, mean, shape in zip(shares.T, totals, fit.means, fit.shapes, strict=True):
+    parts = zip(shares.T, totals, fit.means, fit.shapes, rest, strict=True)
+    for share, total, mean, shape, left in parts:
         away = solve_triangular(_factor(shape), (points - mean).T, lower=True)
         distance = np.square(away).sum(axis=0)
-        counted = share * (DEGREES + n) / (DEGREES + distance) + LITTLE / n_points
-        center = counted @ points / counted.sum()
+        counted = share * (DEGREES + n) / (DEGREES + distance)
+        center = (counted @ points + anchor * mean) / (counted.sum() + anchor)
         away = points - center
         spread = (counted * away.T) @ away / total
-        # A few points say little about a covariance; the rest is a small one like that of all.
-        known = total / (total + n + 1)
+        known = total / (total + weight)
         means.append(center)
-        shapes.append(known * spread + (1 - known) * SMALL * overall)
+        shapes.append(known * spread + (1 - known) * left)
     return Mixture(totals / totals.sum(), np.stack(means), np.stack(shapes))
 
 

@@ -169,7 +169,7 @@ class ExactPosterior(Solutions):
         return clone_replace(self._observed, dict(zip(free, natural, strict=True)))
 
     def _at_solutions(self, graphs, values, rng) -> dict[str, NDArray]:
-        evaluate = compile_for_draws([*self._values, *self._x], graphs, random_seed=rng)
+        evaluate = compile_for_draws([*self._values, *self._x], graphs, int(rng.integers(2**31)))
         arrays = with_draws(evaluate(*values), graphs, len(values[-1]))
         return {str(rv.name): array for rv, array in zip(self._observed, arrays, strict=True)}
 

@@ -19,10 +19,13 @@ WIDEST, NARROWEST = 3.0, 0.05  # change of a local standard deviation in one ste
 FINEST = 14  # powers of four that a coordinate's width is sought among
 CLIMBS = 15
 SETTLED = 0.01  # rise of the log density
-STEPS = 40  # of a walk
-LEVEL = 1.0  # change of the log density in a step, up to which the next is longer
+STEPS = 100  # of a walk
+CORRECTIONS, ON_RIDGE = 4, 0.3  # climbs after a step, and the rise that ends them
+LEVEL, FALL = 1.0, 4.0  # falls in a step up to which the next is longer, the step is taken
+SHORTEST = 0.1  # stride, in local standard deviations
 LOWEST = 12.0  # log density below the mode at which a walk ends
 APART = 5.0  # local standard deviations between modes that are walked from
+BESIDE = 1.0  # the same, between points of walks that are kept
 SMALLEST_SHARE = 1e-6  # of the largest part's
 AXES = 3  # of a mode, along which ridges are walked in both directions
 
@@ -50,10 +53,19 @@ class Local(NamedTuple):
         """Return some of the walkers."""
         return Local(*(values[chosen] for values in self))
 
+    def where(self, chosen, others: "Local") -> "Local":
+        """Return the walkers with others in the place of those chosen."""
+        pairs = zip(self, others, strict=True)
+        return Local(*(np.where(_like(chosen, a), b, a) for a, b in pairs))
+
     @property
     def covariance(self) -> NDArray[np.float64]:
         """Of the normal approximation, where the density has a mode."""
         return self.factor @ self.factor.mT
+
+
+def _like(chosen, values) -> NDArray[np.bool_]:
+    return chosen.reshape(-1, *(1,) * (values.ndim - 1))
 
 
 def look_around(target: LogDensity, point, factor) -> Local:
@@ -123,7 +135,8 @@ def widths_at(target: LogDensity, point: NDArray[np.float64]) -> NDArray[np.floa
     height = target((point + offsets).reshape(-1, n)).reshape(len(tried), 2, n)
     with np.errstate(invalid="ignore"):  # where the density is zero on both sides of a step
         change = np.abs(height - target(point[None])).max(axis=1)
-    return tried[np.argmax(np.vstack([change[:-1] <= 1, np.ones(n)]) > 0, axis=0)]
+    is_small = np.vstack([change[:-1] <= 1, np.ones(n, dtype=bool)])
+    return np.asarray(tried[is_small.argmax(axis=0)])
 
 
 def newton(target: LogDensity, points: NDArray[np.float64], covariance: NDArray) -> Local:
@@ -163,7 +176,7 @@ def modes_and_ridges(
     """
     modes = newton(target, points, covariance)
     modes = modes.only(np.isfinite(modes.height) & (modes.height > modes.height.max() - LOWEST))
-    modes = modes.only(_distinct(modes))
+    modes = modes.only(_distinct(modes, APART))
     passed = [modes]
     n = points.shape[1]
     lengths, axes = np.linalg.eigh(modes.covariance)
@@ -174,39 +187,48 @@ def modes_and_ridges(
     home = modes.only(origin)
     local, reach, stride = home, np.zeros(len(origin)), np.ones(len(origin))
     for _ in range(STEPS):
-        before, height = local.point, local.height
-        local = _across(target, local, ahead)
+        there = _corrected(target, local, stride[:, None] * ahead)
         # A walk that comes nearer to its mode again is on its way back.
-        farther = _length(home.factor, local.point - home.point)
-        going = (farther > reach) & (local.height > modes.height.max() - LOWEST)
+        farther = _length(home.factor, there.point - home.point)
+        arrived = (farther > reach) & (there.height > local.height - FALL)
+        fell = local.height - there.height
+        secant = there.point - local.point
+        secant /= np.maximum(_length(there.factor, secant), 0.2)[:, None]
+        passed.append(there.only(arrived))
+        local = local.where(arrived, there)
+        ahead = np.where(arrived[:, None], secant, ahead)
+        reach = np.where(arrived, farther, reach)
+        # Longer strides where the ridge is level, in standard deviations as they are here.
+        longer = np.where(np.abs(fell) < LEVEL, 1.5, 0.7)
+        stride = np.minimum(np.where(arrived, longer, 0.5) * stride, LONGEST)
+        going = (stride > SHORTEST) & (local.height > modes.height.max() - LOWEST)
         if not going.any():
             break
-        ahead = local.point - before
-        # Longer strides where the ridge is level, in standard deviations as they are here.
-        is_level = np.abs(local.height - height) < LEVEL
-        stride = np.clip(np.where(is_level, 1.5, 0.7) * stride, 0.5, LONGEST)
-        ahead *= (stride / np.maximum(_length(local.factor, ahead), 0.2))[:, None]
         home, local, ahead = home.only(going), local.only(going), ahead[going]
-        reach, stride = farther[going], stride[going]
-        passed.append(local)
-    point = np.concatenate([local.point for local in passed])
-    height = np.concatenate([local.height for local in passed])
-    shapes = np.concatenate([local.covariance for local in passed])
+        reach, stride = reach[going], stride[going]
+    met = Local(*map(np.concatenate, zip(*passed, strict=True)))
+    met = met.only(_distinct(met, BESIDE))
+    point, height, shapes = met.point, met.height, met.covariance
     # Evidence of each part, its square root: a start is wider than its target.
     log_share = 0.5 * (height + 0.5 * np.linalg.slogdet(shapes).logabsdet)
     shares = np.maximum(np.exp(log_share - log_share.max()), SMALLEST_SHARE)
     return Mixture(shares / shares.sum(), point, shapes)
 
 
-def _across(target: LogDensity, local: Local, ahead) -> Local:
-    """Step ahead and climb in the directions across."""
-    local = rescaled(look_around(target, local.point + ahead, local.factor))
-    along = np.linalg.solve(local.factor, ahead[..., None])[..., 0]
-    along /= np.linalg.norm(along, axis=1, keepdims=True)
-    gradient = local.gradient
-    across = gradient - (gradient * along).sum(axis=1, keepdims=True) * along
-    point, _ = step(target, local, across)
-    return rescaled(look_around(target, point, local.factor))
+def _corrected(target: LogDensity, local: Local, ahead) -> Local:
+    """Step ahead, and climb in the directions across until that brings little."""
+    there = rescaled(look_around(target, local.point + ahead, local.factor))
+    for _ in range(CORRECTIONS):
+        along = np.linalg.solve(there.factor, ahead[..., None])[..., 0]
+        along /= np.linalg.norm(along, axis=1, keepdims=True)
+        gradient = there.gradient
+        across = gradient - (gradient * along).sum(axis=1, keepdims=True) * along
+        point, height = step(target, there, across)
+        rise = np.where(np.isfinite(height), height - there.height, 0)
+        there = rescaled(look_around(target, point, there.factor))
+        if not (rise > ON_RIDGE).any():
+            break
+    return there
 
 
 def _length(factor, move) -> NDArray[np.float64]:
@@ -214,15 +236,12 @@ def _length(factor, move) -> NDArray[np.float64]:
     return np.linalg.norm(np.linalg.solve(factor, move[..., None])[..., 0], axis=-1)
 
 
-def _distinct(modes: Local) -> list[int]:
-    """Return the places of modes that are far from each other, the best first."""
+def _distinct(local: Local, apart: float) -> list[int]:
+    """Return the places of points that are so many standard deviations apart, the best first."""
     chosen: list[int] = []
-    for candidate in np.argsort(-modes.height):
-        away = [modes.point[candidate] - modes.point[other] for other in chosen]
-        distances = [
-            _length(modes.factor[other], gap) for other, gap in zip(chosen, away, strict=True)
-        ]
-        if all(distance > APART for distance in distances):
+    for candidate in np.argsort(-local.height):
+        away = local.point[candidate] - local.point[chosen]
+        if (_length(local.factor[chosen], away) > apart).all():
             chosen.append(int(candidate))
     return chosen
 
@@ -312,11 +331,12 @@ def cover(
     for n_searching in DRAWS:
         searches = [search(target, start, n_searching, rng) for start in starts]
         n_rounds += sum(found.n_rounds for found in searches)
-        proposals = [found.proposal.defended(ridges) for found in searches]
+        ended = [found.proposal for found in searches]
+        proposals = [proposal.defended(ridges) for proposal in ended]
         coverage = _together(target, proposals, n_draws, rng)._replace(n_rounds=n_rounds)
         if coverage.is_reliable:
             break
-        starts = [Mixture.of([*starts, *proposals])] * len(starts)
+        starts = [Mixture.of([ridges, *ended]).without_the_least()] * len(starts)
     return coverage
 
 

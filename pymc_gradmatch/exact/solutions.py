@@ -210,7 +210,7 @@ def _may_equal(static: int | None, size: int) -> bool:
     return static in (None, size)
 
 
-def compile_for_draws(inputs, outputs, random_seed: np.random.Generator | None = None) -> Callable:
+def compile_for_draws(inputs, outputs, random_seed: int | None = None) -> Callable:
     """Compile graphs for inputs that have a draw axis in front; random ones take a seed."""
     batched = [pt.tensor(dtype=v.dtype, shape=(None, *v.type.shape)) for v in inputs]
     graphs = vectorize_graph(outputs, dict(zip(inputs, batched, strict=True)))
