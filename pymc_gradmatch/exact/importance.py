@@ -13,7 +13,7 @@ from scipy.linalg import solve_triangular
 from scipy.special import gammaln, logsumexp
 
 DEGREES = 7  # tails of the proposal: heavier than most posteriors', with a finite kurtosis
-MAX_ROUNDS = 30
+MAX_ROUNDS, ADAPTING_ROUNDS = 30, 12
 ENOUGH = 0.2  # effective draws, as a share of a round's, at which a proposal is left as it is
 PER_COORDINATE = 10  # effective draws that a mean and a covariance are estimated from
 AT_LEAST = 0.1  # effective draws, as a share of a round's, that a proposal is fitted to
@@ -22,6 +22,7 @@ EM_STEPS, LITTLE = 30, 1e-4
 ADAPTING_STEPS, MEMORY = 3, 2  # draws per coordinate that a part's present shape counts for
 SMALL = 0.1
 NEXT_TO_NOTHING = 0.05  # of the mean share of a part
+MOST_NUMBERS = 4_000_000  # held at once
 MAX_RELIABLE = 5  # rounds with a reliable k, of which the best is taken
 STRETCH = 2.5
 DEFENCE = 0.15
@@ -59,15 +60,16 @@ class Mixture(NamedTuple):
         constant = (
             gammaln((DEGREES + n) / 2) - gammaln(DEGREES / 2) - n / 2 * np.log(DEGREES * np.pi)
         )
-        parts = []
-        for mean, shape in zip(self.means, self.shapes, strict=True):
-            factor = _factor(shape)
-            distance = np.square(solve_triangular(factor, (points - mean).T, lower=True)).sum(
-                axis=0
-            )
-            tails = (DEGREES + n) / 2 * np.log1p(distance / DEGREES)
-            parts.append(constant - np.log(np.diagonal(factor)).sum() - tails)
-        return np.log(self.shares) + np.stack(parts, axis=1)
+        factors = _factor(self.shapes)
+        inverse = np.linalg.inv(factors)
+        constant -= np.log(np.diagonal(factors, axis1=1, axis2=2)).sum(axis=1)
+        distance = np.empty((len(self.shares), len(points)))
+        n_chunks = -(-distance.size * n // MOST_NUMBERS)
+        for chunk in np.array_split(np.arange(len(self.shares)), max(n_chunks, 1)):
+            away = inverse[chunk] @ (points - self.means[chunk, None]).mT
+            distance[chunk] = np.einsum("kip,kip->kp", away, away)
+        tails = (DEGREES + n) / 2 * np.log1p(distance / DEGREES)
+        return (np.log(self.shares) + constant) - tails.T
 
     def defended(self, other: "Mixture") -> "Mixture":
         """Return the mixture with a small share of another, of what must not go unseen."""
@@ -216,7 +218,8 @@ def search(target: LogDensity, start: Mixture, n_draws: int, rng: np.random.Gene
     proposals, drawn, heights = [start], [], []
     densities: list[NDArray[np.float64]] = []
     reliable: list[tuple[float, Mixture]] = []
-    for _ in range(MAX_ROUNDS):
+    has_parts = len(start.shares) > 1
+    for _ in range(ADAPTING_ROUNDS if has_parts else MAX_ROUNDS):
         latest = proposals[-1]
         drawn.append(latest.draw(n_draws, rng))
         heights.append(target(drawn[-1]))
@@ -245,7 +248,6 @@ def search(target: LogDensity, start: Mixture, n_draws: int, rng: np.random.Gene
         needed = max(AT_LEAST * n_draws, PER_COORDINATE * points.shape[1])
         weights = _flattened(log_ratio[possible], needed)
         chosen = points[rng.choice(np.flatnonzero(possible), size=FITTED, p=weights)]
-        has_parts = len(start.shares) > 1
         proposals.append(
             adapted(latest, chosen) if has_parts else fit_mixture(chosen, rng).stretched()
         )
@@ -350,5 +352,5 @@ def _maximised(points, shares, fit: Mixture, rest, weight: float, anchor: float)
 
 
 def _factor(shape) -> NDArray[np.float64]:
-    """Return the lower triangular factor of a covariance that rounding may have spoilt."""
-    return np.linalg.cholesky(shape + 1e-12 * np.diag(np.diagonal(shape)))
+    """Return the lower triangular factors of covariances that rounding may have spoilt."""
+    return np.linalg.cholesky(shape + 1e-12 * shape * np.eye(shape.shape[-1]))
