@@ -10,7 +10,7 @@ from scipy import stats
 import pymc_gradmatch as gm
 from pymc_gradmatch.exact import ExactPosterior
 from pymc_gradmatch.exact.importance import Mixture, Search, reliable_k, search, weigh
-from pymc_gradmatch.exact.search import cover
+from pymc_gradmatch.exact.search import cover, modes_and_ridges
 from pymc_gradmatch.ode import batched_solver
 
 T = np.linspace(0, 2, 9)
@@ -239,6 +239,37 @@ def test_a_bent_ridge_is_covered_from_draws_of_a_twentieth_of_it(rng):
     error = 5 / np.sqrt(found.weighted.n_effective)
     assert weights @ x == pytest.approx(0, abs=4 * error)
     assert np.sqrt(weights @ x**2) == pytest.approx(4, rel=error)
+
+
+def test_walks_stay_on_a_ridge_to_both_of_its_ends(rng):
+    """Assert it from one end, for a ridge that turns a hundred times its width aside."""
+    bend, width = 0.1, 0.05
+    draws = draws_from_one_end(bend, width, rng)
+    target, covariance = banana(bend, width), np.cov(draws.T)
+    x, y, _ = modes_and_ridges(target, draws[:2], covariance).means.T
+    assert x.min() < -12  # three standard deviations
+    assert x.max() > 12
+    assert np.abs(y - bend * x**2).max() < 6 * width
+
+
+def test_parts_along_a_ridge_are_adapted_to_it(rng):
+    """Assert a proposal of which a good share counts, where one of a few parts has none."""
+    bend, width = 0.1, 0.05
+    draws = draws_from_one_end(bend, width, rng)
+    target = banana(bend, width)
+    ridge = modes_and_ridges(target, draws[:2], np.cov(draws.T))
+    shares = {}
+    for name, proposal in {
+        "ridge": ridge,
+        "found": search(target, ridge, 2_000, rng).proposal,
+    }.items():
+        points = proposal.draw(4_000, rng)
+        weighted = weigh(points, target(points) - proposal.log_density(points))
+        shares[name] = weighted.n_effective / 4_000
+        assert weighted.weights @ points[:, 0] == pytest.approx(
+            0, abs=4 * 4 / np.sqrt(weighted.n_effective)
+        )
+    assert shares["found"] > max(0.1, shares["ridge"])
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@
 :func:`integrate_check` turns matched draws into exact ones, or says that it cannot.
 """
 
-from pymc_gradmatch.exact.fit import Fit, fit
+from pymc_gradmatch.exact.one_call import Fit, fit
 from pymc_gradmatch.exact.posterior import ExactPosterior
 from pymc_gradmatch.exact.solutions import Solutions, predict
 from pymc_gradmatch.exact.verdict import IntegrateCheck, glance, integrate_check

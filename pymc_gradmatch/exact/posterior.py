@@ -63,7 +63,9 @@ class ExactPosterior(Solutions):
         terms = _connected(solved, [*theta, *self._x, *left], self._x)
         self.likelihood = [term.name for term in terms]
         needed = set(ancestors([*theta, *terms]))
-        free = [rv for rv in solved.free_RVs if rv in needed]
+        # pm.do changes the order; a result's is that of the model.
+        in_order = [solved[rv.name] for rv in model.free_RVs if rv.name in solved.named_vars]
+        free = [rv for rv in in_order if rv in needed and rv in solved.free_RVs]
         self._check_free(free, terms)
         self._check_likelihood(terms)
 

@@ -165,9 +165,9 @@ def fit(
     with reporting("writing the exact posterior", enabled=progressbar) as say:
         target = ExactPosterior(model)
         start = _start(target, rng, progressbar=progressbar)
+        _check_start(target, start)
         say("climbing to its mode")
         mode = newton(target, start[None], np.diag(np.square(widths_at(target, start))))
-        _check_mode(target, mode.point[0], mode.height[0])
         say("searching: independent searches from around the mode")
         around = Mixture.around(mode.point[0], mode.covariance[0])
         found = cover(target, around.draw(PILOTS, rng), n_draws, rng)
@@ -211,10 +211,10 @@ def _start(target: ExactPosterior, rng, *, progressbar: bool) -> NDArray[np.floa
     return target.starting_at(values, starts)
 
 
-def _check_mode(target: ExactPosterior, point, height):
-    if np.isfinite(height):
+def _check_start(target: ExactPosterior, start):
+    if np.isfinite(target(start[None])[0]):
         return
-    at = {label: float(f"{v[0]:.3g}") for label, v in target.scalars(point[None]).items()}
+    at = {label: float(f"{v[0]:.3g}") for label, v in target.scalars(start[None]).items()}
     msg = (
         f"the exact density is zero where gradient matching leads to, {at}: the ODE cannot be "
         "integrated from there, or prior or likelihood exclude it. Check the priors, or give the "

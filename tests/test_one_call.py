@@ -1,0 +1,148 @@
+"""gm.fit: from data, or from a model of one's own, to draws of the exact posterior."""
+
+import numpy as np
+import pymc as pm
+import pytest
+from scipy import stats
+from scipy.special import logsumexp
+
+import pymc_gradmatch as gm
+
+T = np.linspace(0, 4, 9)
+START, RATE = 20.0, 0.5
+TRUTH = START * np.exp(-RATE * T)[:, None]
+NOISE = 0.5
+DECAY = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
+
+
+@pytest.fixture(scope="module")
+def y():
+    return TRUTH + np.random.default_rng(1).normal(0, NOISE, TRUTH.shape)
+
+
+@pytest.fixture(scope="module")
+def gp(y):
+    return gm.fit_gp(T, y, cov="Matern52", random_seed=1)
+
+
+@pytest.fixture(scope="module")
+def fitted(y):
+    return gm.fit(DECAY, T, y, priors={"rate": pm.HalfNormal.dist(2)}, random_seed=1)
+
+
+def four_lines(gp, likelihood):
+    with pm.Model() as model:
+        rate = pm.HalfNormal("rate", 2)
+        x = gp.prior("x")
+        likelihood(x)
+        gm.GradientMatchingODE("gradient_match", DECAY, x, {"rate": rate}, gp=gp, gamma=0.1)
+    return model
+
+
+def quadrature(log_likelihood):
+    """Return mean and standard deviation of the rate, x(t0) having a flat prior, on a grid."""
+    rate, start = np.linspace(0.05, 1.5, 581)[:, None, None], np.linspace(5, 45, 401)[:, None]
+    x = start * np.exp(-rate * T)
+    height = log_likelihood(x).sum(axis=-1) + stats.halfnorm.logpdf(rate[..., 0], scale=2)
+    log_density = logsumexp(height, axis=1)
+    weights = np.exp(log_density - logsumexp(log_density))
+    mean = weights @ rate[:, 0, 0]
+    return mean, np.sqrt(weights @ (rate[:, 0, 0] - mean) ** 2)
+
+
+def assert_rate(fit, mean, sd):
+    assert fit.is_exact
+    draws = fit.idata["posterior"]["rate"].to_numpy()
+    error = 5 / np.sqrt(fit.n_effective)
+    assert draws.mean() == pytest.approx(mean, abs=error * sd)
+    assert draws.std() == pytest.approx(sd, rel=error)
+
+
+def test_normal_data_have_the_posterior_of_quadrature(gp, y):
+    model = four_lines(gp, lambda x: pm.Normal("y", x, NOISE, observed=y))
+    fit = gm.fit(model=model, random_seed=1)
+    assert fit.model is model
+    assert_rate(fit, *quadrature(lambda x: stats.norm.logpdf(y[:, 0], x, NOISE)))
+
+
+def test_counts_go_the_same_way(gp):
+    counts = np.random.default_rng(3).poisson(TRUTH)
+    model = four_lines(gp, lambda x: pm.Poisson("y", x, observed=counts))
+    fit = gm.fit(model=model, random_seed=1)
+    assert_rate(fit, *quadrature(lambda x: stats.poisson.logpmf(counts[:, 0], x)))
+    posterior = fit.idata["posterior"].dataset
+    x = posterior["x"].isel(draw=slice(20))[..., 0].to_numpy()
+    pointwise = fit.idata["log_likelihood"]["y"].isel(draw=slice(20))[..., 0]
+    np.testing.assert_allclose(pointwise, stats.poisson.logpmf(counts[:, 0], x), rtol=1e-6)
+    drawn = fit.idata["posterior_predictive"]["y"].to_numpy()[0, ..., 0]
+    expected = posterior["x"][0, ..., 0].to_numpy()
+    error = 5 * np.sqrt(drawn.var(axis=0) / len(drawn))
+    assert (np.abs(drawn.mean(axis=0) - expected.mean(axis=0)) < error).all()
+    variance = expected.mean(axis=0) + expected.var(axis=0)  # Poisson's, and that of its rate
+    np.testing.assert_allclose(drawn.var(axis=0), variance, rtol=5 * np.sqrt(3 / len(drawn)))
+
+
+def test_the_result_is_what_arviz_expects_of_a_fit(fitted, y):
+    assert list(fitted.idata.children) == [
+        "posterior",
+        "posterior_predictive",
+        "log_likelihood",
+        "observed_data",
+    ]
+    posterior = fitted.idata["posterior"]
+    assert dict(posterior["rate"].sizes) == {"chain": 1, "draw": 4_000}
+    assert posterior["x0"].dims == ("chain", "draw", "state")
+    assert posterior["x"].dims == ("chain", "draw", "time", "state")
+    assert posterior["x"].coords["state"].to_numpy().tolist() == ["mass"]
+    np.testing.assert_array_equal(fitted.idata["observed_data"]["y"], y)
+    for group in ("posterior_predictive", "log_likelihood"):
+        assert fitted.idata[group]["y"].dims == ("chain", "draw", "time_observed", "state")
+    assert len(fitted.weights) == 4_000
+    assert fitted.weights.sum() == pytest.approx(1)
+
+
+def test_it_prints_the_verdict_and_a_row_for_each_unknown(fitted):
+    text = repr(fitted)
+    assert text.startswith("These are draws from the exact posterior: 3 independent searches agree")
+    assert "It says nothing of modes that no search reached." in text
+    assert [*fitted.table.index] == ["rate", "x0[mass]", "sigma[mass]"]
+
+
+def test_it_is_where_integrate_check_ends_after_sampling(fitted):
+    idata = gm.sample(model=fitted.model, chains=2, random_seed=1, progressbar=False)
+    check = gm.integrate_check(idata, model=fitted.model, random_seed=1)
+    error = 5 * np.hypot(1 / np.sqrt(fitted.n_effective), 1 / np.sqrt(check.n_effective))
+    there, sd = check.moved["exact_mean"], check.moved["exact_sd"]
+    away = (fitted.table["mean"] - there[fitted.table.index]) / sd[fitted.table.index]
+    assert (away.abs() < error).all()
+
+
+def test_it_plots_the_states_over_the_data(fitted):
+    panels = fitted.plot(labels=("time", "mass"))
+    assert panels.viz["plot"].sizes["state"] == 1
+
+
+def test_a_seed_fixes_the_draws(fitted, y):
+    again = gm.fit(DECAY, T, y, priors={"rate": pm.HalfNormal.dist(2)}, random_seed=1)
+    np.testing.assert_array_equal(
+        again.idata["posterior"]["rate"], fitted.idata["posterior"]["rate"]
+    )
+
+
+def test_what_does_not_go_together_is_refused(y, fitted):
+    priors = {"rate": pm.HalfNormal.dist(2)}
+    with pytest.raises(TypeError, match="expected an ODE, t, y and priors, or model="):
+        gm.fit(DECAY, T, y)
+    with pytest.raises(TypeError, match="expected one of these alone"):
+        gm.fit(DECAY, T, y, priors=priors, model=fitted.model)
+    with pytest.raises(ValueError, match="n_draws is 10; expected at least 1000"):
+        gm.fit(DECAY, T, y, priors=priors, n_draws=10)
+
+
+def test_a_density_that_is_zero_at_the_start_says_where(gp, y):
+    def likelihood(x):
+        pm.Normal("y", x, NOISE, observed=y)
+        pm.Potential("never", pm.math.switch(x[0, 0] > 1e6, 0.0, -np.inf))
+
+    with pytest.raises(ValueError, match=r"zero where gradient matching leads to, \{'rate': 0\."):
+        gm.fit(model=four_lines(gp, likelihood), random_seed=1)
