@@ -299,6 +299,7 @@ def test_searches_that_end_at_different_modes_disagree(rng, monkeypatch):
 def test_a_target_out_of_reach_gets_a_k_that_says_so(biased, decay, gp, monkeypatch):
     """Assert the other verdict, with starts and a metric, where tails stay too heavy."""
     monkeypatch.setattr("pymc_gradmatch.exact.importance.MAX_ROUNDS", 1)
+    monkeypatch.setattr("pymc_gradmatch.exact.importance.ADAPTING_ROUNDS", 1)
     monkeypatch.setattr(
         "pymc_gradmatch.exact.search.modes_and_ridges",
         lambda _, points, covariance: Mixture.around(points[0], covariance),

@@ -4,8 +4,8 @@ Every data set is built, sampled and checked in a process of its own, and what c
 of it is set beside the exact posterior of the same data
 (``benchmarks/results/breadth/exact.csv``, see ``benchmarks.exact``).  Fits what
 ``--out`` lacks, one file per data set, prints a table and writes all rows to ``--csv``;
-an interrupted run goes on where it stopped.  ``--table`` prints only, ``--quick`` fits
-one data set of two easy systems.
+an interrupted run goes on where it stopped.  ``--one-call`` fits by ``gm.fit`` instead;
+``--table`` prints only, ``--quick`` fits one data set of two easy systems.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 
 from benchmarks import RESULTS, RUNS, runner, show
-from benchmarks.breadth.fit import Row, fit, given_up
+from benchmarks.breadth.fit import Row, fit, fit_in_one_call, given_up
 from benchmarks.breadth.outcomes import judged, table_of
 from benchmarks.cases import BREADTH, named
 
@@ -46,15 +46,17 @@ def rows_of(saved: runner.Saved, exact: pd.DataFrame) -> pd.DataFrame:
 def main(arguments: list[str] | None = None):
     """Run the study and print its table."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--out", type=Path, default=RUNS / "breadth", help="rows")
+    parser.add_argument("--one-call", action="store_true", help="by gm.fit")
+    parser.add_argument("--out", type=Path, help="rows")
     parser.add_argument("--exact", type=Path, default=FOLDER / "exact.csv", help="exact posteriors")
-    parser.add_argument("--csv", type=Path, default=FOLDER / "fits.csv", help="all rows")
+    parser.add_argument("--csv", type=Path, help="all rows")
     parser.add_argument("--problems", nargs="+", choices=PROBLEMS, default=PROBLEMS)
     parser.add_argument("--limit", type=int, default=600, help="CPU seconds of a fit")
     parser.add_argument("--table", action="store_true", help="the table only")
     parser.add_argument("--quick", action="store_true", help="one data set of two easy systems")
     options = parser.parse_args(arguments)
-    replicates = REPLICATES
+    replicates, road = REPLICATES, "one-call" if options.one_call else "fits"
+    options.out = options.out or RUNS / f"breadth-{road}"
     if options.quick:
         options.problems, replicates = EASY, REPLICATES[:1]
         options.out = options.out.with_name("breadth-quick")
@@ -62,7 +64,7 @@ def main(arguments: list[str] | None = None):
     if not options.table:
         runner.run(
             runner.keys_of(options.problems, replicates=replicates, ends=range(1, 5)),
-            fit,
+            fit_in_one_call if options.one_call else fit,
             saved,
             workers=runner.in_processes(options.limit, given_up),
             report=report,
@@ -73,7 +75,7 @@ def main(arguments: list[str] | None = None):
     confirmed = rows.groupby(level="problem")["outcome"].agg(lambda o: (o == "confirmed").all())
     print(f"{confirmed.sum()} of {len(confirmed)} systems confirmed in every data set.")
     if not options.quick:
-        rows.to_csv(options.csv, float_format="%.5g")
+        rows.to_csv(options.csv or FOLDER / f"{road}.csv", float_format="%.5g")
 
 
 if __name__ == "__main__":

@@ -67,6 +67,7 @@ def judged(row: Row, exact: pd.DataFrame, case: Case, replicate: int) -> Row:
         "exact rhat": exact.loc[list(case.theta), "rhat"].max(),
         "cpu_seconds": sum(seconds.values()),
         **{f"{stage} seconds": seconds.get(stage) for stage in ("build", "sample", "check")},
+        "n_effective": row.get("n_effective"),
         "failure": row.get("failure"),
         "verdict": row.get("verdict"),
         "said": " | ".join(said),
