@@ -55,7 +55,9 @@ class ExactPosterior(Solutions):
 
     def __init__(self, model: pm.Model):
         super().__init__(model)
-        self._x = [pytensor.shared(np.zeros(c.x.shape.eval())) for c in self.constraints]
+        self._x = [
+            pytensor.shared(np.zeros(c.x.shape.eval(mode=EVALUATE_ONCE))) for c in self.constraints
+        ]
         solved = pm.do(without_starts(model), dict(zip(self.states, self._x, strict=True)))
         theta = [constraint.theta for constraint in constraints(solved)]
         self._check_theta(theta)
@@ -142,7 +144,10 @@ class ExactPosterior(Solutions):
         values = self._before_solving(u, starts)
         values |= dict(zip(self.states, trajectories, strict=True))
         names = [str(rv.name) for rv in self._observed]
-        observed = {name: self.model.rvs_to_values[self.model[name]].eval() for name in names}
+        observed = {
+            name: self.model.rvs_to_values[self.model[name]].eval(mode=EVALUATE_ONCE)
+            for name in names
+        }
         at_solutions = partial(self._at_solutions, values=[*u, *trajectories], rng=rng)
         groups = {"posterior": values}
         with suppress(NotImplementedError):

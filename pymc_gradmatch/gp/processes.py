@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch._pymc import check_parameters, label_dim, normalize_size_param, rv_size_is_none
+from pymc_gradmatch.compiling import EVALUATE_ONCE
 from pymc_gradmatch.gp.derivatives import Blocks, Operators, blocks_of, conditional_operators
 from pymc_gradmatch.numerics import (
     Basis,
@@ -317,7 +318,11 @@ def check_coords(model: pm.Model, coords: Mapping[str, Sequence | NDArray | int]
         if dim not in model.coords:
             continue
         labels = model.coords[dim]
-        there = range(int(model.dim_lengths[dim].eval())) if labels is None else labels
+        there = (
+            range(int(model.dim_lengths[dim].eval(mode=EVALUATE_ONCE)))
+            if labels is None
+            else labels
+        )
         wanted = range(values) if isinstance(values, int) else tuple(values)
         unnamed = labels is None or isinstance(values, int)
         if len(there) != len(wanted) or not (unnamed or there == wanted):

@@ -22,6 +22,7 @@ from pymc_gradmatch.arguments import (
     registered,
     yielding,
 )
+from pymc_gradmatch.compiling import EVALUATE_ONCE
 from pymc_gradmatch.gp import (
     CovFunction,
     Data,
@@ -354,7 +355,7 @@ def _check_box(state_box, deviation):
         msg = f"state_box is {state_box!r}; expected a positive number, in standardised units."
         raise ValueError(msg)
     if isinstance(deviation, TensorVariable):
-        deviation = at_support_points([deviation])[0].eval()
+        deviation = at_support_points([deviation])[0].eval(mode=EVALUATE_ONCE)
     furthest = np.abs(deviation).max()
     if furthest > size:
         msg = (

@@ -88,7 +88,7 @@ def dims_of(model: pm.Model, x: TensorVariable) -> tuple[str, ...] | None:
     usual = ("time", "state")
     if x.ndim != 2 or not set(usual) <= set(model.coords):
         return None
-    lengths = [int(model.dim_lengths[dim].eval()) for dim in usual]
+    lengths = [int(model.dim_lengths[dim].eval(mode=EVALUATE_ONCE)) for dim in usual]
     fits = all(n in (None, m) for n, m in zip(x.type.shape, lengths, strict=True))
     return usual if fits else None
 
