@@ -100,8 +100,8 @@ def fit(
     Gradient matching finds the most probable parameters and states without
     integrating, from wherever the prior starts (:func:`~pymc_gradmatch.refine`).
     From there Newton's method climbs to the mode of the exact posterior, and draws
-    around it go through the searches of :func:`~pymc_gradmatch.integrate_check`.  Nothing
-    is compiled to machine code, and no chain is run.
+    around it go through the searches of :func:`~pymc_gradmatch.integrate_check`.  No chain
+    is run, and of the model the right-hand side alone is compiled to machine code.
 
     Parameters
     ----------
