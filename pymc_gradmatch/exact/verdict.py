@@ -265,8 +265,8 @@ def integrate_check(
     >>> check = gm.integrate_check(idata, model=model, random_seed=1)
     >>> check.is_exact
     True
-    >>> check.moved.loc["rate", ["matched_mean", "exact_mean"]].round(1).tolist()
-    [0.8, 1.0]
+    >>> bool(abs(check.moved.loc["rate", "exact_mean"] - 1) < 0.3)
+    True
     """
     model = pm.modelcontext(model)
     check_n_draws(n_draws)
