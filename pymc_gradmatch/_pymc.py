@@ -6,10 +6,11 @@ here, behind one name each, so that a new version of theirs changes this module 
 tests/test_pymc_internals.py fails with these words.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from types import new_class
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pymc as pm
@@ -22,6 +23,9 @@ from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
 from xarray import DataTree
+
+if TYPE_CHECKING:
+    from nutpie.compile_pymc import CompiledPyMCModel
 
 __all__ = [
     "INTERNALS",
@@ -141,8 +145,19 @@ INTERNALS = {
     ),
 }
 
-try:
-    from nutpie.compile_pymc import CompiledPyMCModel
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Add to an import that fails what ``INTERNALS`` says of it."""
+    try:
+        yield
+    except ImportError as error:
+        gone = ".".join(filter(None, (error.name, error.name_from)))
+        words = [why for name, why in INTERNALS.items() if gone and name.startswith(gone)]
+        raise ImportError(". ".join([str(error), *words])) from error
+
+
+with explained():
     from pymc.backends.arviz import patch_nutpie_idata
     from pymc.distributions.dist_math import check_parameters
     from pymc.distributions.distribution import _support_point
@@ -156,10 +171,6 @@ try:
     from pytensor.tensor.random.op import RNGConsumerOp
     from pytensor.tensor.random.type import RandomType
     from pytensor.tensor.random.utils import normalize_size_param
-except ImportError as error:
-    gone = ".".join(filter(None, (error.name, error.name_from)))
-    words = [why for name, why in INTERNALS.items() if gone and name.startswith(gone)]
-    raise ImportError(". ".join([str(error), *words])) from error
 
 
 class Starting:
@@ -300,7 +311,7 @@ class ArrayStep(ArrayStepShared):
 
 def nutpie_model(
     name: str, density: Any, identity: Any, numbers: NDArray, *, start: Callable, n: int
-) -> CompiledPyMCModel:
+) -> "CompiledPyMCModel":
     """Return a model of one vector for :func:`nutpie.sample`.
 
     Parameters
@@ -316,6 +327,8 @@ def nutpie_model(
     n : int
         Length of the vector.
     """
+    with explained():  # numba and nutpie are large, and needed for NUTS alone
+        from nutpie.compile_pymc import CompiledPyMCModel
     dim = f"{name}_dim"
     return CompiledPyMCModel(
         dims={name: (dim,)},

@@ -1,6 +1,7 @@
 """The house: rooms with one door each, imports that only go down, and a map that is right."""
 
 import ast
+import importlib
 import re
 import sys
 from pathlib import Path
@@ -20,8 +21,11 @@ DESIGN = (PACKAGE.parent / "docs" / "design.md").read_text("utf-8")
 OTHERS = re.compile(r"(pymc|pytensor|nutpie|arviz\w*)(\.|$)")
 PUBLIC = {  # documented, or exported by a library at its root
     "arviz",
+    "arviz_base",
     "arviz_base.labels",  # az.labels
     "arviz_plots.visuals",  # az.visuals
+    "arviz_stats",
+    "arviz_stats.base.array_stats",
     "nutpie",
     "pymc",
     "pymc.distributions",
@@ -123,7 +127,7 @@ def taken_from_other_libraries(path):
 
 def is_public(module, name):
     """Tell whether a name of another library's module is one that users are shown."""
-    value = getattr(sys.modules[module], name, None)
+    value = getattr(importlib.import_module(module), name, None)
     place = value.__name__ if isinstance(value, ModuleType) else module
     return not name.startswith("_") and not PUBLIC.isdisjoint((place, f"{place}.{name}"))
 

@@ -221,3 +221,27 @@ def test_linearised_is_finite_differences(ode, rng):
     for i, step in enumerate(h * np.eye(len(ode.params))):
         ahead, behind = (derivatives(x, theta + sign * step) for sign in (1, -1))
         np.testing.assert_allclose(df_dtheta[..., i], (ahead - behind) / (2 * h), atol=1e-7)
+
+
+def kinetics(t, x, theta):
+    return {"a": -theta.k * x.a / (1 + x.b**2) + t, "b": theta.k * x.a - 0.5 * x.b}
+
+
+def saturating(t, x, theta):
+    return [-theta.k * pm.math.tanh(x.a) + t, 0 * x.b + 1]
+
+
+def another_on_arrays(t, x, theta):
+    return [2 * x.a if isinstance(x.a, np.ndarray) else x.a, theta.k * x.b]
+
+
+@pytest.mark.parametrize(
+    ("rhs", "is_compiled"), [(kinetics, False), (saturating, True), (another_on_arrays, True)]
+)
+def test_arithmetic_is_called_as_it_is_and_all_else_compiled(rhs, is_compiled, rng):
+    ode = gm.ODE(rhs, ["a", "b"], ["k"])
+    t, x, theta = rng.uniform(1, 2, 5), rng.uniform(1, 2, (5, 2)), rng.uniform(1, 2, (5, 1))
+    graph = ode(t, x, [theta[:, 0]]).eval(mode="FAST_COMPILE")
+    np.testing.assert_allclose(ode.on_arrays(t, x, theta), graph, rtol=1e-13)
+    np.testing.assert_allclose(ode.on_arrays(t[1], x[1], theta[1]), graph[1], rtol=1e-13)
+    assert ("_compiled" in vars(ode)) == is_compiled

@@ -68,3 +68,19 @@ def test_readme_example_runs_as_pasted(tmp_path):
     assert run.returncode == 0, run.stderr
     assert "alpha" in run.stdout
     assert (tmp_path / "states.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("code", "unneeded"),
+    [
+        ("gm", {"arviz_stats", "numba", "nutpie", "matplotlib", "scipy.stats"}),
+        ("gm.build_model, gm.fit", {"arviz_plots", "numba", "nutpie", "matplotlib"}),
+    ],
+)
+def test_what_is_not_used_is_not_imported(code, unneeded):
+    """PyMC may import these itself, at some version: what it does not import counts."""
+    ask = "import sys, pymc; before = set(sys.modules); import pymc_gradmatch as gm; "
+    ask += f"{code}; print(*(set(sys.modules) - before))"
+    run = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
+    assert not unneeded & set(run.stdout.split())
+    assert "pymc_gradmatch" in run.stdout.split()

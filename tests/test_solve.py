@@ -241,3 +241,19 @@ def test_a_step_whose_matrix_is_singular_fails_for_its_draw_alone():
     x, error = _step([2.0, 0.5], slope=1.0)
     assert np.isnan(error[0])
     np.testing.assert_allclose(x[1, 0], np.exp(0.5), rtol=1e-9)
+
+
+def test_output_times_between_steps_are_as_accurate_as_the_steps(solver_of):
+    """Lotka-Volterra is solved in some forty steps; the times asked for are many more."""
+    lotka_volterra = gm.systems.lotka_volterra
+    t = np.linspace(0, 10, 2001)
+    start, theta = lotka_volterra.x0, [lotka_volterra.theta[n] for n in lotka_volterra.ode.params]
+    exact = solve_ivp(
+        lambda t, x: lotka_volterra.ode.on_arrays(np.float64(t), x, np.array(theta)),
+        (0, 10), start, method="DOP853", rtol=3e-14, atol=1e-14, t_eval=t,
+    ).y.T  # fmt: skip
+    solve = batched_solver(lotka_volterra.ode)
+    draws = solve(t, [start, np.multiply(start, 2)], [theta, theta])
+    np.testing.assert_allclose(draws[0], exact, rtol=1e-7)
+    coarse = solve(t[::500], [start, np.multiply(start, 2)], [theta, theta])
+    np.testing.assert_allclose(draws[:, ::500], coarse, rtol=1e-7)

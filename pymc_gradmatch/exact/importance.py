@@ -4,9 +4,8 @@ from collections.abc import Callable
 from operator import itemgetter
 from typing import NamedTuple
 
-import arviz  # noqa: F401  gives every DataArray its azstats
 import numpy as np
-import xarray as xr
+from arviz_stats.base import array_stats
 from numpy.typing import NDArray
 from scipy.cluster.vq import kmeans2
 from scipy.linalg import solve_triangular
@@ -154,7 +153,7 @@ def weigh(points: NDArray[np.float64], log_ratio: NDArray[np.float64]) -> Weight
     highest = log_ratio[possible].max() if possible.any() else 0.0
     shifted = np.where(possible, log_ratio - highest, -1e3)
     with np.errstate(all="ignore"):  # a proposal without hope has a tail beyond floats, and a k
-        smoothed, pareto_k = xr.DataArray(-shifted, dims="draw").azstats.psislw(dim="draw")
+        smoothed, pareto_k = array_stats.psislw(-shifted)
         weights = np.where(possible, np.exp(smoothed), 0.0)
     weights = weights / weights.sum() if possible.any() else np.full(len(points), np.nan)
     return Weighted(

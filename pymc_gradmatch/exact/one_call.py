@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
-import arviz as az
 import numpy as np
 import pandas as pd
 import pymc as pm
 import xarray as xr
+from arviz_stats import summary
 from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor import TensorVariable
 
@@ -19,8 +19,10 @@ from pymc_gradmatch.exact.verdict import N_HANDED_ON, TRY, check_n_draws, in_wor
 from pymc_gradmatch.model import Settings, build_model, refine
 from pymc_gradmatch.numerics import on_one_thread
 from pymc_gradmatch.ode import ODE
-from pymc_gradmatch.plots import plot_states
 from pymc_gradmatch.reporting import printed, reporting
+
+if TYPE_CHECKING:
+    from arviz import PlotCollection
 
 PILOTS = 1_000  # draws of the normal approximation, from which the searches start
 UNSEEN = "It says nothing of modes that no search reached."
@@ -72,8 +74,10 @@ class Fit:
     def __repr__(self) -> str:
         return printed(self.verdict, self.table)
 
-    def plot(self, **kwargs) -> az.PlotCollection:
+    def plot(self, **kwargs) -> "PlotCollection":
         """Plot the states with bands over the data, by :func:`~pymc_gradmatch.plot_states`."""
+        from pymc_gradmatch.plots import plot_states  # here: it imports matplotlib
+
         return plot_states(self.idata, **kwargs)
 
 
@@ -180,7 +184,7 @@ def fit(
     return Fit(
         verdict=f"{in_words(found, disagreement)} {UNSEEN if found.is_reliable else TRY}",
         is_exact=found.is_reliable,
-        table=az.summary(idata, var_names=scalars, kind="stats", round_to="none"),
+        table=summary(idata, var_names=scalars, kind="stats", round_to="none"),
         idata=idata,
         model=model,
         weights=weighted.weights,

@@ -5,11 +5,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-import arviz as az
 import numpy as np
 import pymc as pm
 import pytensor
 import xarray as xr
+from arviz_base import from_dict
 from numpy.typing import ArrayLike, NDArray
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors, truncated_graph_inputs
@@ -166,7 +166,7 @@ class ExactPosterior(Solutions):
             group: {name: array[None] for name, array in arrays.items()}
             for group, arrays in groups.items()
         }
-        return az.from_dict(in_chains | {"observed_data": observed}, coords=coords, dims=dims)
+        return from_dict(in_chains | {"observed_data": observed}, coords=coords, dims=dims)
 
     def _drawn_data(self) -> list:
         """Return what is observed as random graphs of the values and the states."""

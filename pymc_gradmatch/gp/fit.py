@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import NamedTuple
 
 import numpy as np
 import pymc as pm
@@ -18,7 +17,13 @@ from scipy.stats import qmc
 
 from pymc_gradmatch.arguments import check_counts
 from pymc_gradmatch.gp.data import Data, as_nugget, as_sigma
-from pymc_gradmatch.gp.derivatives import checked_blocks, compile_blocks, derivative, stacked
+from pymc_gradmatch.gp.derivatives import (
+    Blocks,
+    checked_blocks,
+    compile_blocks,
+    derivative,
+    stacked,
+)
 from pymc_gradmatch.gp.kernels import CovFunction, KernelFamily, kernel_family
 from pymc_gradmatch.gp.processes import Processes
 from pymc_gradmatch.gp.state_gp import StateGP
@@ -113,7 +118,7 @@ def fit_gp(
     True
     """
     data = Data.of(t, y, standardize=standardize)
-    return fit_data(
+    gp = fit_data(
         data,
         cov=cov,
         shared=shared,
@@ -122,6 +127,8 @@ def fit_gp(
         n_starts=n_starts,
         random_seed=random_seed,
     )
+    gp.operators()  # raises where a kernel has no derivative
+    return gp
 
 
 @one_at_a_time
@@ -156,19 +163,26 @@ def fit_data(
     _check_bounds_are_used(bounds or {}, families.values())
 
     groups = [list(range(n_states))] if shared else [[k] for k in range(n_states)]
-    covs, sigmas, blocks = [], [], []
+    covs, sigmas, evaluations = [], [], []
     for group in groups:
         family = families[choices[group[0]]]
         *hyperparameters, sigma = estimate = _maximise(
             family, data.t, data.standardised[:, group], nugget, n_starts, rng
         )
         kernel = family.kernel([pt.constant(value, dtype="float64") for value in hyperparameters])
-        evaluate = partial(_compiled(family).blocks, *hyperparameters)
         covs += [kernel] * len(group)
         sigmas += [sigma] * len(group)
-        blocks += [checked_blocks(evaluate, kernel, data.t)] * len(group)
+        evaluations.append((family, hyperparameters, kernel, len(group)))
         _warn_at_bounds(family, estimate, [data.states[k] for k in group])
-    processes = Processes(data.t, tuple(covs), nuggets, stacked(blocks))
+
+    def blocks() -> Blocks:
+        evaluated: list[Blocks] = []
+        for family, hyperparameters, kernel, n_sharing in evaluations:
+            evaluate = partial(_compiled_blocks(_formula(family)), *hyperparameters)
+            evaluated += [checked_blocks(evaluate, kernel, data.t)] * n_sharing
+        return stacked(evaluated)
+
+    processes = Processes(data.t, tuple(covs), nuggets, blocks)
     return StateGP.of(data, processes, as_sigma(np.array(sigmas) * data.scale, n_states))
 
 
@@ -207,15 +221,6 @@ def _check_bounds_are_used(bounds: Mapping, families: Iterable[KernelFamily]):
         raise ValueError(msg)
 
 
-class Compiled(NamedTuple):
-    """Functions of a kernel family's hyperparameters."""
-
-    kernel: Callable
-    """And of times: the kernel matrix and its derivative by each hyperparameter."""
-    blocks: Callable
-    """And of two vectors of times: see :func:`~pymc_gradmatch.derivatives.compile_blocks`."""
-
-
 class _Formula:
     """What a kernel's graphs compute; equal to that of any other kernel with the same graphs."""
 
@@ -235,23 +240,27 @@ class _Formula:
         )
 
 
-def _compiled(family: KernelFamily) -> Compiled:
+def _formula(family: KernelFamily) -> _Formula:
     hyperparameters = [pt.scalar(name) for name in family.hyperparameters]
-    return _compiled_formula(_Formula(family.kernel(hyperparameters), hyperparameters))
+    return _Formula(family.kernel(hyperparameters), hyperparameters)
 
 
 @lru_cache(maxsize=16)
-def _compiled_formula(formula: _Formula) -> Compiled:
+def _compiled_kernel(formula: _Formula) -> Callable:
+    """Compile the kernel matrix, and its derivative by each hyperparameter, at times."""
     derivatives = [derivative(formula.k, h) for h in formula.hyperparameters]
-    kernel = pytensor.function(
-        [*formula.hyperparameters, formula.t], [formula.k, *derivatives], mode="FAST_COMPILE"
-    )
-    return Compiled(kernel, compile_blocks(formula.cov, formula.hyperparameters))
+    inputs = [*formula.hyperparameters, formula.t]
+    return pytensor.function(inputs, [formula.k, *derivatives], mode="FAST_COMPILE")
+
+
+@lru_cache(maxsize=16)
+def _compiled_blocks(formula: _Formula) -> Callable:
+    return compile_blocks(formula.cov, formula.hyperparameters)
 
 
 @on_one_thread
 def _maximise(family, t, y, nugget, n_starts, rng) -> NDArray[np.float64]:
-    evaluate = _compiled(family).kernel
+    evaluate = _compiled_kernel(_formula(family))
     log_bounds = np.log(list(family.bounds.values()))
     identity = np.eye(len(y))
 

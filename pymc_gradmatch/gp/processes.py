@@ -7,8 +7,8 @@ regression says,
           \varepsilon_k \sim N(0, v_k I).
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, Self
 
@@ -40,8 +40,8 @@ from pymc_gradmatch.numerics import (
 class Processes:
     """Kernels and nuggets on a grid of times, one per state, whatever the data.
 
-    In standardised units; graphs where hyperparameters are random.  Bases are
-    computed when they are first asked for.
+    In standardised units; graphs where hyperparameters are random.  All that
+    follows from the kernels is computed when it is first asked for.
 
     Parameters
     ----------
@@ -51,38 +51,34 @@ class Processes:
         One kernel per state.
     nugget : array of float
         Shape ``(state,)``.
-    blocks : Blocks
-        The kernels and their derivatives on the grid, each ``(state, time, time)``.
-
-    Attributes
-    ----------
-    operators : Operators
-        C, D and A, which follow from blocks and nugget.
+    evaluated : callable, optional
+        Returns the :attr:`blocks`, where they are known otherwise than from the kernels.
     """
 
     t: NDArray[np.float64]
     covs: tuple[pm.gp.cov.BaseCovariance, ...]
     nugget: NDArray[np.float64]
-    blocks: Blocks
-    operators: Operators = field(init=False)
+    evaluated: Callable[[], Blocks] | None = None
 
-    def __post_init__(self):
-        operators = conditional_operators(self.blocks, self.nugget)
-        object.__setattr__(self, "operators", operators)
+    @cached_property
+    def blocks(self) -> Blocks:
+        """The kernels and their derivatives on the grid, each ``(state, time, time)``."""
+        return self.evaluated() if self.evaluated else blocks_of(self.covs, self.t)
 
-    def with_covs(self, covs: tuple[pm.gp.cov.BaseCovariance, ...]) -> Self:
-        """Return other kernels on the same grid."""
-        return replace(self, covs=covs, blocks=blocks_of(covs, self.t))
+    @cached_property
+    def operators(self) -> Operators:
+        """C, D and A, which follow from blocks and nugget."""
+        return conditional_operators(self.blocks, self.nugget)
 
-    def with_grid(self, t: NDArray[np.float64]) -> Self:
-        """Return the same kernels on another grid."""
-        return replace(self, t=t, blocks=blocks_of(self.covs, t))
+    def with_nugget(self, nugget: NDArray[np.float64]) -> Self:
+        """Return the same kernels with other nuggets."""
+        return replace(self, nugget=nugget, evaluated=lambda: self.blocks)
 
     def multiplied(self, factors: NDArray[np.float64]) -> Self:
         """Return the kernels times one factor each, and the nugget as it is."""
         covs = tuple(float(f) * cov for f, cov in zip(factors, self.covs, strict=True))
         blocks = Blocks(*(factors[:, None, None] * block for block in self.blocks))
-        return replace(self, covs=covs, blocks=blocks)
+        return replace(self, covs=covs, evaluated=lambda: blocks)
 
     @property
     def is_random(self) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Self, get_args
 
 import numpy as np
@@ -15,7 +15,7 @@ from pytensor.tensor import TensorVariable
 from pymc_gradmatch._pymc import at_support_points, random_ancestors, starting_at
 from pymc_gradmatch.compiling import EVALUATE_ONCE
 from pymc_gradmatch.gp.data import Data, as_nugget, as_positive, as_sigma, grid_around, read_only
-from pymc_gradmatch.gp.derivatives import Operators, blocks_of
+from pymc_gradmatch.gp.derivatives import Operators
 from pymc_gradmatch.gp.kernels import check_kernels, describe
 from pymc_gradmatch.gp.processes import (
     Parameterization,
@@ -131,8 +131,9 @@ class StateGP:
         n_states = len(data.states)
         nuggets = as_nugget(nugget, n_states)
         checked = check_kernels(covs, n_states)
-        processes = Processes(data.t, checked, nuggets, blocks_of(checked, data.t))
+        processes = Processes(data.t, checked, nuggets)
         self._hold(data, processes, as_sigma(sigma, n_states))
+        self.operators()  # raises where a kernel has no derivative
 
     @classmethod
     def of(cls, data: Data, processes: Processes, sigma: Any) -> Self:
@@ -241,8 +242,8 @@ class StateGP:
         if (self.prior_slope != 0).any() or (self.prior_mean != self.mean).any():
             msg = "the prior mean is a trajectory on the present grid; call with_grid before it."
             raise ValueError(msg)
-        processes = self.processes.with_grid(grid_around(self.t_observed, grid))
-        return self.of(self.data, processes, self.sigma)
+        times = grid_around(self.t_observed, grid)
+        return self.of(self.data, Processes(times, self.covs, self.nugget), self.sigma)
 
     def with_mean(self, x: ArrayLike, slope: ArrayLike) -> Self:
         r"""Return a copy whose prior mean is a trajectory m(t) in place of a constant.
@@ -270,12 +271,12 @@ class StateGP:
     def with_covs(self, covs: Sequence[pm.gp.cov.BaseCovariance]) -> Self:
         """Return a copy with other kernels, one per state."""
         checked = check_kernels(covs, len(self.states))
-        return self._with(processes=self.processes.with_covs(checked))
+        return self._with(processes=Processes(self.t, checked, self.nugget))
 
     def with_nugget(self, nugget: ArrayLike) -> Self:
         """Return a copy with another nugget, one number or one per state."""
         nuggets = as_nugget(nugget, len(self.states))
-        return self._with(processes=replace(self.processes, nugget=nuggets))
+        return self._with(processes=self.processes.with_nugget(nuggets))
 
     def with_amplitude(self, factor: ArrayLike) -> Self:
         """Return a copy whose kernels are multiplied by a factor, one number or one per state.

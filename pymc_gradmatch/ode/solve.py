@@ -38,10 +38,11 @@ def integrate(
         failed, with one warning that counts these draws.
     """
     trajectories = np.full((len(x0), len(t), x0.shape[1]), np.nan)
-    for draw, (start, parameters) in enumerate(zip(x0, theta, strict=True)):
-        solution = _integrate_one(derivative, jacobian, t, start, parameters)
-        if solution is not None:
-            trajectories[draw] = solution
+    with np.errstate(all="ignore"):
+        for draw, (start, parameters) in enumerate(zip(x0, theta, strict=True)):
+            solution = _integrate_one(derivative, jacobian, t, start, parameters)
+            if solution is not None:
+                trajectories[draw] = solution
     n_failed = int(np.isnan(trajectories).any(axis=(1, 2)).sum())
     if n_failed:
         warnings.warn(
@@ -99,6 +100,28 @@ RTOL = 1e-9
 STABLE = 6.1  # times the fastest rate, the longest step of a decay
 
 
+class Step(NamedTuple):
+    """Where an explicit step ends."""
+
+    x: Array
+    """States, shape ``(draw, state)``."""
+    f: Array
+    """Slopes, shape ``(draw, state)``."""
+    error: Array
+    """In units of the tolerance, shape ``(draw,)``."""
+    last_stage: Array
+    """States of the last stage, which is at the same time."""
+    slopes: Array
+    """Slopes of all stages, shape ``(stage, draw, state)``, the last those where it ends."""
+
+    def of(self, chosen: NDArray) -> Self:
+        """Return the step of some draws."""
+        x, f, error, last_stage, slopes = self
+        return type(self)(
+            x[chosen], f[chosen], error[chosen], last_stage[chosen], slopes[:, chosen]
+        )
+
+
 def explicit_step(
     derivative: Callable,
     time: Array,
@@ -107,7 +130,7 @@ def explicit_step(
     width: Array,
     theta: Array,
     absolute: Array,
-) -> tuple[Array, Array, Array, tuple[Array, Array]]:
+) -> Step:
     """Take one step, with scipy's coefficients and error estimate.
 
     Parameters
@@ -124,37 +147,70 @@ def explicit_step(
 
     Returns
     -------
-    x_new, f_new : array of float
-        States and slopes after the step, shape ``(draw, state)``.
-    error : array of float
-        In units of the tolerance, shape ``(draw,)``.
-    last_stage : tuple of array
-        States and slopes of the last stage, which is at the same time.
+    Step
     """
-    shape = x.shape
-    slopes = np.empty((DOP853.n_stages + 1, x.size))
-    slopes[0] = f.ravel()
+    slopes = np.empty((DOP853.n_stages + 1, *x.shape))
+    slopes[0] = f
     for stage in range(1, DOP853.n_stages):
-        move = (DOP853.A[stage, :stage] @ slopes[:stage]).reshape(shape)
-        at = time + DOP853.C[stage] * width
-        trial = x + width[:, None] * move
-        slopes[stage] = derivative(at, trial, theta).ravel()
-    x_new = x + width[:, None] * (DOP853.B @ slopes[:-1]).reshape(shape)
-    f_new = derivative(time + width, x_new, theta)
-    slopes[-1] = f_new.ravel()
+        trial = x + width[:, None] * _sum(DOP853.A[stage, :stage], slopes)
+        slopes[stage] = derivative(time + DOP853.C[stage] * width, trial, theta)
+    x_new = x + width[:, None] * _sum(DOP853.B, slopes)
+    slopes[-1] = f_new = derivative(time + width, x_new, theta)
     scale = absolute + RTOL * np.maximum(np.abs(x), np.abs(x_new))
     fifth, third = (
-        (((weights @ slopes).reshape(shape) / scale) ** 2).sum(axis=1)
-        for weights in (DOP853.E5, DOP853.E3)
+        np.square(_sum(weights, slopes) / scale).sum(axis=1) for weights in (DOP853.E5, DOP853.E3)
     )
-    error = np.abs(width) * fifth / np.sqrt((fifth + 0.01 * third) * shape[1])
+    error = np.abs(width) * fifth / np.sqrt((fifth + 0.01 * third) * x.shape[1])
     error = np.where((fifth == 0) & (third == 0), 0.0, error)
-    return x_new, f_new, error, (trial, slopes[-2].reshape(shape))
+    return Step(x_new, f_new, error, trial, slopes)
 
 
-def is_at_the_edge(
-    width: Array, x: Array, f: Array, last_stage: tuple[Array, Array]
-) -> NDArray[np.bool_]:
+def _sum(weights: Array, slopes: Array) -> Array:
+    """Return a weighted sum over the first stages."""
+    flat = slopes[: len(weights)].reshape(len(weights), -1)
+    return (weights @ flat).reshape(slopes.shape[1:])
+
+
+def between(
+    derivative: Callable, time: Array, x: Array, width: Array, theta: Array, step: Step
+) -> Array:
+    """Return what interpolates a step: the coefficients of scipy's polynomial of order 7.
+
+    Parameters
+    ----------
+    derivative, time, x, width, theta
+        As of :func:`explicit_step`.
+    step : Step
+        What it returned.
+
+    Returns
+    -------
+    array of float
+        Shape ``(draw, coefficient, state)``, for :func:`interpolated`.
+    """
+    n_stages, n_extra = len(step.slopes), len(DOP853.C_EXTRA)
+    slopes = np.concatenate([step.slopes, np.empty((n_extra, *x.shape))])
+    h = width[:, None]
+    for stage, weights, share in zip(
+        range(n_stages, n_stages + n_extra), DOP853.A_EXTRA, DOP853.C_EXTRA, strict=True
+    ):
+        trial = x + h * _sum(weights[:stage], slopes)
+        slopes[stage] = derivative(time + share * width, trial, theta)
+    move = step.x - x
+    from_start, from_end = h * slopes[0] - move, move - h * step.f
+    higher = [h * _sum(weights, slopes) for weights in DOP853.D]
+    return np.stack([x, move, from_start, from_end - from_start, *higher], axis=1)
+
+
+def interpolated(coefficients: Array, share: Array) -> Array:
+    """Return states at a share of each step, shape ``(draw, state)``, from :func:`between`."""
+    powers = np.ones((len(share), coefficients.shape[1]))
+    powers[:, 1::2] = share[:, None]
+    powers[:, 2::2] = 1 - share[:, None]
+    return (np.cumprod(powers, axis=1)[:, None] @ coefficients)[:, 0]
+
+
+def is_at_the_edge(width: Array, step: Step) -> NDArray[np.bool_]:
     """Tell draws whose step is as long as stability allows (Hairer and Wanner, IV.2).
 
     The fastest rate is estimated from the solution and the last stage, two points
@@ -164,16 +220,16 @@ def is_at_the_edge(
     ----------
     width : array of float
         Step of each draw, shape ``(draw,)``.
-    x, f, last_stage
-        States and slopes after the step, and what :func:`explicit_step` adds.
+    step : Step
+        Where it ends.
 
     Returns
     -------
     array of bool
         Shape ``(draw,)``.
     """
-    x_last, f_last = last_stage
-    change, distance = ((difference**2).sum(axis=1) for difference in (f - f_last, x - x_last))
+    ends = (step.f - step.slopes[-2], step.x - step.last_stage)
+    change, distance = (np.square(difference).sum(axis=1) for difference in ends)
     return width * np.sqrt(change / distance) > STABLE
 
 
@@ -328,21 +384,96 @@ class BatchedSolver:
         trajectories[:, 0] = x0
         with np.errstate(all="ignore"):
             front = _start(self._derivative, t, x0, theta)
-            left = _advance(self._explicit_step, 8, MAX_STEPS, front, t, trajectories)
+            left = self._explicitly(front, t, trajectories)
             for part in left.with_tolerances(trajectories).parts():
-                _advance(self._implicit_step, ORDER, MAX_IMPLICIT_STEPS, part, t, trajectories)
+                self._implicitly(part, t, trajectories)
         incomplete = np.isnan(trajectories).any(axis=(1, 2))
         trajectories[incomplete] = np.nan
         return trajectories
 
-    def _explicit_step(self, time, x, f, width, theta, absolute):
-        return explicit_step(self._derivative, time, x, f, width, theta, absolute)
+    def _explicitly(self, front: "_Front", t, trajectories) -> "_Front":
+        """Fill in trajectories; return the draws that are stiff, or need more steps."""
+        stiff = []
+        smallest = 10 * np.spacing(np.abs(t).max())
+        max_steps = MAX_STEPS + len(t)
+        for attempts in range(1, max_steps + 1):
+            draw, goal, time, width, x, f, theta, absolute, at_the_edge = front
+            if not len(draw):
+                break
+            arrives = time + width >= t[-1]
+            width = np.where(arrives, t[-1] - time, width)
+            step = explicit_step(self._derivative, time, x, f, width, theta, absolute)
+            accepted = step.error < 1
+            end = np.where(arrives, t[-1], time + width)
+            passed = np.where(accepted, np.searchsorted(t, end, side="right"), goal)
+            recording = passed > goal
+            if recording.any():
+                self._record(
+                    front.of(recording),
+                    passed[recording],
+                    width[recording],
+                    step.of(recording),
+                    t,
+                    trajectories,
+                )
+            following = next_width(width, step.error, 8)
+            front = front.after(accepted, passed, end, following, step.x, step.f)
+            going = (passed < len(t)) & (front.step > smallest)
+            if attempts % LOOK == 0:
+                n_left = len(t) - passed
+                affordable = np.minimum(COST * (FEWEST + n_left), max_steps - attempts)
+                far = going & accepted & (t[-1] - front.time > affordable * front.step)
+                if far.any():
+                    edge = np.where(is_at_the_edge(width, step), 1, -1)
+                    at_the_edge[:] = np.maximum(at_the_edge + far * edge, 0)
+                    leaves = far & (at_the_edge >= LOOKS)
+                    stiff.append(front.of(leaves))
+                    going &= ~leaves
+            del step  # and its memory, before the next takes as much
+            if not going.all():
+                front = front.of(going)
+        return _Front(*map(np.concatenate, zip(*stiff, front, strict=True)))
 
-    def _implicit_step(self, time, x, f, width, theta, absolute):
-        x_new, error = implicit_step(
-            self._derivative, self._jacobian, time, x, width, theta, absolute
-        )
-        return x_new, f, error, None  # needs no slope, and is stable everywhere
+    def _record(self, front: "_Front", passed, width, step: Step, t, trajectories):
+        """Fill in the output times that a step passes, at which no step need end."""
+        draw, goal, time, _, x, _, theta, *_ = front
+        coefficients = between(self._derivative, time, x, width, theta, step)
+        counts = passed - goal
+        row = np.repeat(np.arange(len(draw)), counts)
+        place = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts - goal, counts)
+        share = (t[place] - time[row]) / width[row]
+        n_parts = 1 + len(row) * coefficients[0].size // MOST_NUMBERS
+        for part in np.array_split(np.arange(len(row)), n_parts):
+            at = row[part]
+            trajectories[draw[at], place[part]] = interpolated(coefficients[at], share[part])
+
+    def _implicitly(self, front: "_Front", t, trajectories):
+        """Fill in trajectories of stiff draws; no step goes beyond the next output time."""
+        smallest = 10 * np.spacing(np.abs(t).max())
+        for _ in range(MAX_IMPLICIT_STEPS + len(t)):
+            draw, goal, time, longest, x, f, theta, absolute, _ = front
+            if not len(draw):
+                break
+            arrives = time + longest >= t[goal]
+            width = np.where(arrives, t[goal] - time, longest)
+            x_new, error = implicit_step(
+                self._derivative, self._jacobian, time, x, width, theta, absolute
+            )
+            accepted = error < 1
+            recorded = accepted & arrives
+            end = np.where(arrives, t[goal], time + width)
+            trajectories[draw[recorded], goal[recorded]] = x_new[recorded]
+            following = next_width(width, error, ORDER)
+            # A step cut short by an output time says little against a longer one.
+            following = np.where(recorded, np.maximum(longest, following), following)
+            front = front.after(accepted, goal + recorded, end, following, x_new, f)
+            front = front.of((front.goal < len(t)) & (front.step > smallest))
+
+
+def next_width(width: Array, error: Array, order: int) -> Array:
+    """Return the next step's width from this one's error, as scipy controls it."""
+    factor = np.clip(SAFETY * error ** (-1 / order), SHRINK, GROW)
+    return width * np.where(np.isfinite(error), factor, SHRINK)
 
 
 class _Front(NamedTuple):
@@ -360,6 +491,16 @@ class _Front(NamedTuple):
 
     def of(self, chosen: NDArray) -> Self:
         return type(self)(*(array[chosen] for array in self))
+
+    def after(self, accepted: NDArray, goal: NDArray, end: Array, width: Array, x, f) -> Self:
+        """Return where draws are after a step, those whose step was accepted."""
+        return self._replace(
+            goal=goal,
+            time=np.where(accepted, end, self.time),
+            step=width,
+            x=np.where(accepted[:, None], x, self.x),
+            f=np.where(accepted[:, None], f, self.f),
+        )
 
     def parts(self) -> list[Self]:
         """Return the draws in parts whose matrices fit into memory."""
@@ -384,46 +525,3 @@ def _start(derivative: Callable, t, x0, theta) -> _Front:
     draw = np.arange(len(x0))
     goal = np.ones(len(x0), dtype=int)
     return _Front(draw, goal, time, step, x0, f, theta, absolute, 0 * draw)
-
-
-def _advance(
-    attempt: Callable, order: int, max_steps: int, front: _Front, t, trajectories
-) -> _Front:
-    """Fill in trajectories by steps of one method; return the draws that it does not suit."""
-    unsuited = []
-    smallest = 10 * np.spacing(np.abs(t).max())
-    max_steps += len(t)
-    for attempts in range(1, max_steps + 1):
-        draw, goal, time, step, x, f, theta, absolute, at_the_edge = front
-        if not len(draw):
-            break
-        arrives = time + step >= t[goal]
-        width = np.where(arrives, t[goal] - time, step)
-        x_new, f_new, error, last_stage = attempt(time, x, f, width, theta, absolute)
-        accepted = error < 1
-        factor = np.clip(SAFETY * error ** (-1 / order), SHRINK, GROW)
-        # A step cut short by an output time says little against a longer one.
-        longer = np.where(arrives & accepted, np.maximum(step, width * factor), width * factor)
-        step = np.where(np.isfinite(error), longer, SHRINK * width)
-
-        recorded = accepted & arrives
-        time = np.where(recorded, t[goal], np.where(accepted, time + width, time))
-        x = np.where(accepted[:, None], x_new, x)
-        f = np.where(accepted[:, None], f_new, f)
-        trajectories[draw[recorded], goal[recorded]] = x[recorded]
-        goal = goal + recorded
-        going = (goal < len(t)) & (step > smallest)
-        front = _Front(draw, goal, time, step, x, f, theta, absolute, at_the_edge)
-        if last_stage is not None and attempts % LOOK == 0:
-            affordable = np.minimum(COST * (FEWEST + len(t) - goal), max_steps - attempts)
-            far = going & accepted & (t[-1] - time > affordable * step)
-            if far.any():
-                edge = np.where(is_at_the_edge(width, x_new, f_new, last_stage), 1, -1)
-                at_the_edge[:] = np.maximum(at_the_edge + far * edge, 0)
-                leaves = far & (at_the_edge >= LOOKS)
-                unsuited.append(front.of(leaves))
-                going &= ~leaves
-        del last_stage  # and its memory, before the next step takes as much
-        if not going.all():
-            front = front.of(going)
-    return _Front(*map(np.concatenate, zip(*unsuited, front, strict=True)))

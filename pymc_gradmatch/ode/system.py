@@ -4,6 +4,7 @@ import inspect
 import warnings
 from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, cast
 
@@ -11,12 +12,11 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 from numpy.typing import ArrayLike, NDArray
-from pytensor.gradient import jacobian
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch.arguments import in_order, usable_names
-from pymc_gradmatch.compiling import as_written
+from pymc_gradmatch.compiling import EVALUATE_ONCE, as_written
 from pymc_gradmatch.ode.solve import BatchedSolver, integrate
 
 TIMES = ("t", "time", "times", "tau")  # what people call the first argument
@@ -333,10 +333,9 @@ class ODE:
             msg = f"x0 has {x0.shape[0]} draws and theta {theta.shape[0]}; expected as many."
             raise ValueError(msg)
         n_draws = draws or (1,)
-        derivative, jacobian = self._compiled
         trajectories = integrate(
-            derivative,
-            jacobian,
+            self.on_arrays,
+            lambda t, x, theta: self.linearised(t[None], x[None], theta)[1][0],
             t,
             np.broadcast_to(x0, (*n_draws, len(self.states))),
             np.broadcast_to(theta, (*n_draws, len(self.params))),
@@ -367,7 +366,7 @@ class ODE:
         t = pt.vector("t", dtype="float64")
         x = pt.matrix("x", dtype="float64", shape=(None, len(self.states)))
         theta = pt.matrix("theta", dtype="float64", shape=(None, len(self.params)))
-        f = self(t, x, [theta[:, i] for i in range(len(self.params))])
+        f = self._graph(t, x, theta)
         # What happens at one time depends on the states of that time alone.
         totals = [f[:, k].sum() for k in range(len(self.states))]
         df_dx, df_dtheta = (
@@ -378,21 +377,56 @@ class ODE:
         )
 
     @cached_property
-    def _compiled(self) -> tuple[Callable, Callable]:
-        t = pt.scalar("t", dtype="float64")
-        x = pt.vector("x", dtype="float64", shape=(len(self.states),))
-        theta = pt.vector("theta", dtype="float64", shape=(len(self.params),))
-        f = self(t[None], x[None], [theta[i] for i in range(len(self.params))])[0]
+    def on_arrays(self) -> Callable:
+        """The right-hand side as a function of arrays t ``()``, x ``(state,)``, theta ``(param,)``.
+
+        Or with one row per draw, ``(draw,)``, ``(draw, state)`` and ``(draw, param)``.  Returns
+        the derivatives, of the shape of x.  Where the user's function is arithmetic alone, it is
+        called as it is; where it calls pm.math, its graph is compiled.
+        """
+        n_states, n_params = len(self.states), len(self.params)
+        some = np.random.default_rng(0).uniform(0.5, 1.5, (3, 1 + n_states + n_params))
+        at = some[:, 0], some[:, 1 : 1 + n_states], some[:, 1 + n_states :]
+        with (
+            np.errstate(all="ignore"),
+            suppress(Exception),
+        ):  # whatever tensors do and arrays do not
+            if np.allclose(
+                self._as_it_is(*at), self._graph(*at).eval(mode=EVALUATE_ONCE), equal_nan=True
+            ):
+                return self._as_it_is
+        return self._compiled
+
+    def _as_it_is(self, t, x, theta) -> NDArray[np.float64]:
+        returned = self.rhs(t, self._as_states(*x.T), self._as_params(*theta.T))
+        derivatives = np.empty(x.shape)
+        for k, value in enumerate(_in_order_of_states(returned, self.states)):
+            derivatives.T[k] = value
+        return derivatives
+
+    def _graph(self, t, x, theta) -> TensorVariable:
+        return self(t, x, [theta[:, i] for i in range(len(self.params))])
+
+    @cached_property
+    def _compiled(self) -> Callable:
+        t = pt.vector("t", dtype="float64")
+        x = pt.tensor("x", dtype="float64", shape=(None, len(self.states)))
+        theta = pt.tensor("theta", dtype="float64", shape=(None, len(self.params)))
         with as_written():
-            derivative, jac = (
-                pytensor.function([t, x, theta], out, on_unused_input="ignore", trust_input=True)
-                for out in (f, jacobian(f, x, vectorize=True, disconnected_inputs="ignore"))
+            derivative = pytensor.function(
+                [t, x, theta], self._graph(t, x, theta), on_unused_input="ignore", trust_input=True
             )
-        return derivative, jac
+
+        def of_one_or_many(t, x, theta):
+            return (
+                derivative(t, x, theta) if t.ndim else derivative(t[None], x[None], theta[None])[0]
+            )
+
+        return of_one_or_many
 
 
 def batched_solver(ode: ODE) -> BatchedSolver:
-    """Compile a right-hand side for hundreds of draws at once.
+    """Return a solver of an ODE for hundreds of draws at once.
 
     Examples
     --------
@@ -403,13 +437,7 @@ def batched_solver(ode: ODE) -> BatchedSolver:
     >>> solve([0.0, 1.0], x0=[[1.0], [2.0]], theta=[[0.5], [0.5]])[:, 1, 0].round(4)
     array([0.6065, 1.2131])
     """
-    t = pt.vector("t", dtype="float64")
-    x = pt.tensor("x", dtype="float64", shape=(None, len(ode.states)))
-    theta = pt.tensor("theta", dtype="float64", shape=(None, len(ode.params)))
-    f = ode(t, x, [theta[:, i] for i in range(len(ode.params))])
-    with as_written():
-        derivative = pytensor.function([t, x, theta], f, on_unused_input="ignore", trust_input=True)
-    return BatchedSolver(derivative, lambda t, x, theta: ode.linearised(t, x, theta)[1])
+    return BatchedSolver(ode.on_arrays, lambda t, x, theta: ode.linearised(t, x, theta)[1])
 
 
 def _gradient(total: TensorVariable, wrt: TensorVariable) -> TensorVariable:

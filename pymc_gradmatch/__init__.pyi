@@ -1,0 +1,38 @@
+# What the package offers: the lazy door in __init__.py reads it, and so do type checkers.
+from . import datasets
+from .checks import GammaSelection, GridCheck, grid_check, select_gamma
+from .exact import Fit, IntegrateCheck, fit, integrate_check, predict
+from .gp import StateGP, derivatives, fit_gp, kernels
+from .model import GradientMatchingODE, build_model, recentre, refine
+from .ode import ODE
+from .paper import sample_fgpgm, systems
+from .plots import plot_states
+from .sampling import find_map, fit_many, sample
+
+__all__ = [
+    "ODE",
+    "Fit",
+    "GammaSelection",
+    "GradientMatchingODE",
+    "GridCheck",
+    "IntegrateCheck",
+    "StateGP",
+    "build_model",
+    "datasets",
+    "derivatives",
+    "find_map",
+    "fit",
+    "fit_gp",
+    "fit_many",
+    "grid_check",
+    "integrate_check",
+    "kernels",
+    "plot_states",
+    "predict",
+    "recentre",
+    "refine",
+    "sample",
+    "sample_fgpgm",
+    "select_gamma",
+    "systems",
+]
