@@ -245,12 +245,13 @@ def _extrapolation(n: NDArray) -> NDArray[np.float64]:
 
 FINAL = _extrapolation(SUBSTEPS)
 DISAGREEMENT = FINAL - np.append(0.0, _extrapolation(SUBSTEPS[1:]))  # of the last two orders
+DIFFERENCE = 1e-8  # of a state's size, for its column of the Jacobian
 ROUNDING = np.finfo(float).eps * np.abs(FINAL).sum()
 
 
 def implicit_step(
     derivative: Callable,
-    jacobian: Callable,
+    slope_by_state: NDArray[np.float64],
     time: NDArray[np.float64],
     x: NDArray[np.float64],
     width: NDArray[np.float64],
@@ -266,15 +267,15 @@ def implicit_step(
         (I - h J)\,(x_{i+1} - x_i) = h f(t_{i+1}, x_i),
 
     with the Jacobian J where the step starts, and the results are extrapolated
-    to h = 0.  The order is 9 for whatever J, so an entry that is not finite may
-    count as zero.
+    to h = 0.  The order is 9 for whatever J: differences will do.
 
     Parameters
     ----------
-    derivative, jacobian : callable
-        The right-hand side and its derivatives by the states, shapes
-        ``(draw, state)`` and ``(draw, state, state)``, at ``(draw,)`` times,
+    derivative : callable
+        The right-hand side, shape ``(draw, state)``, at ``(draw,)`` times,
         ``(draw, state)`` states and ``(draw, param)`` parameters.
+    slope_by_state : array of float
+        J, shape ``(draw, state, state)``.
     time, x : array of float
         Where the step starts.
     width : array of float
@@ -290,7 +291,6 @@ def implicit_step(
         How far the last two orders are apart, in units of the tolerance.
     """
     n_draws, n_states = x.shape
-    slope_by_state = np.nan_to_num(jacobian(time, x, theta), nan=0.0, posinf=0.0, neginf=0.0)
     h = width / SUBSTEPS[:, None]
     inverse = _inverse(np.eye(n_states) - h[..., None, None] * slope_by_state)
     again = np.tile(theta, (ORDER, 1))
@@ -312,6 +312,24 @@ def implicit_step(
     scale = absolute + rounding + RTOL * np.maximum(np.abs(x), np.abs(x_new))
     apart = np.tensordot(DISAGREEMENT[:-1], move[:-1], 1) / scale
     return x_new, np.sqrt((apart**2).mean(axis=1))
+
+
+def differences(
+    derivative: Callable, time: Array, x: Array, theta: Array, absolute: Array
+) -> Array:
+    """Return how slopes change with the states, ``(draw, state, state)``; zero if not finite.
+
+    Parameters are those of :func:`implicit_step`.
+    """
+    n_draws, n_states = x.shape
+    sizes = np.maximum(np.abs(x), absolute / (1e-2 * RTOL))
+    beside = x[:, None] + DIFFERENCE * sizes[:, None] * np.eye(n_states)
+    both = np.concatenate([x[:, None], beside], axis=1).reshape(-1, n_states)
+    each = np.repeat(np.arange(n_draws), 1 + n_states)
+    f = derivative(time[each], both, theta[each]).reshape(n_draws, 1 + n_states, n_states)
+    moved = np.diagonal(beside, axis1=1, axis2=2) - x  # as rounded
+    change = (f[:, 1:] - f[:, :1]) / moved[..., None]
+    return np.nan_to_num(change.mT, nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _inverse(matrices: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -346,22 +364,21 @@ class BatchedSolver:
 
     Parameters
     ----------
-    derivative, jacobian : callable
-        The right-hand side and its derivatives by the states, shapes
-        ``(draw, state)`` and ``(draw, state, state)``, at ``(draw,)`` times,
+    derivative : callable
+        The right-hand side, shape ``(draw, state)``, at ``(draw,)`` times,
         ``(draw, state)`` states and ``(draw, param)`` parameters.
 
     Examples
     --------
     >>> import numpy as np
     >>> from pymc_gradmatch.ode import BatchedSolver
-    >>> solve = BatchedSolver(lambda t, x, rate: -rate * x, lambda t, x, rate: -rate[:, None])
+    >>> solve = BatchedSolver(lambda t, x, rate: -rate * x)
     >>> solve([0.0, 1.0], x0=[[1.0], [2.0]], theta=[[0.5], [0.5]])[:, 1, 0].round(4)
     array([0.6065, 1.2131])
     """
 
-    def __init__(self, derivative: Callable, jacobian: Callable):
-        self._derivative, self._jacobian = derivative, jacobian
+    def __init__(self, derivative: Callable):
+        self._derivative = derivative
 
     def __call__(self, t, x0, theta) -> NDArray[np.float64]:
         """Integrate from every draw of start and parameters.
@@ -456,8 +473,9 @@ class BatchedSolver:
                 break
             arrives = time + longest >= t[goal]
             width = np.where(arrives, t[goal] - time, longest)
+            slope_by_state = differences(self._derivative, time, x, theta, absolute)
             x_new, error = implicit_step(
-                self._derivative, self._jacobian, time, x, width, theta, absolute
+                self._derivative, slope_by_state, time, x, width, theta, absolute
             )
             accepted = error < 1
             recorded = accepted & arrives
