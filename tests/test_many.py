@@ -3,6 +3,7 @@
 import numpy as np
 import pymc as pm
 import pytest
+from joblib import parallel_config
 
 import pymc_gradmatch as gm
 from pymc_gradmatch.sampling import many
@@ -125,3 +126,35 @@ def test_a_random_sigma_starts_at_its_own_prior_not_at_the_compiled_model_s(ode,
 def test_an_error_that_all_share_is_raised(ode, ys):
     with pytest.raises(ValueError, match="rate"):
         gm.fit_many(ode, T, ys[:2], priors={}, progressbar=False, **SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def exact_fits(ode, ys, priors):
+    with parallel_config("threading"):  # processes would import everything again
+        return gm.fit_many(
+            ode, T, ys, priors=priors, exact=True, n_jobs=2, random_seed=1, progressbar=False
+        )
+
+
+@pytest.mark.slow
+def test_exact_fits_are_those_of_each_data_set_alone(ode, ys, priors, exact_fits):
+    seed = np.random.SeedSequence(1).spawn(4)[3]
+    alone = gm.fit(
+        ode, T, ys[3], priors=priors, n_draws=1_000,
+        random_seed=np.random.default_rng(seed), progressbar=False,
+    )  # fmt: skip
+    here = exact_fits.sel(replicate=3)
+    np.testing.assert_array_equal(here["rate"], alone.idata["posterior"]["rate"])
+    np.testing.assert_array_equal(here["x0"], alone.idata["posterior"]["x0"])
+    assert here["verdict"] == alone.verdict
+    assert float(here["pareto_k"]) == alone.pareto_k
+    assert bool(here["is_exact"]) == alone.is_exact
+
+
+@pytest.mark.slow
+def test_an_exact_fit_that_fails_is_on_record_and_is_not_called_exact(exact_fits):
+    failed = exact_fits.sel(replicate=2)
+    assert "y is infinite" in str(failed["failure"].item())
+    assert not failed["is_exact"]
+    assert failed["rate"].isnull().all()
+    assert (exact_fits["failure"] == "").sum() == 3

@@ -3,18 +3,20 @@
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
+from functools import partial
 from threading import Lock
 
 import numpy as np
 import pymc as pm
 import xarray as xr
-from joblib import effective_n_jobs
+from joblib import Parallel, delayed, effective_n_jobs
 from numpy.typing import ArrayLike, NDArray
 from pytensor import config
 from pytensor.tensor import TensorVariable
 from rich.progress import track
 
 from pymc_gradmatch.arguments import check_counts, refuse_reserved
+from pymc_gradmatch.exact import Fit, fit
 from pymc_gradmatch.model import build_model
 from pymc_gradmatch.numerics import on_one_thread
 from pymc_gradmatch.ode import ODE
@@ -64,7 +66,7 @@ def sample_side_by_side(
     building = Lock()  # graphs are written in Python, one at a time
     compiled: list[CompiledPosterior] = []
 
-    def fit(build, seed) -> xr.Dataset | Exception:
+    def sampled(build, seed) -> xr.Dataset | Exception:
         rng = np.random.default_rng(seed)
         try:
             # Where each node was made, which PyTensor notes, costs a sixth of the time.
@@ -83,7 +85,7 @@ def sample_side_by_side(
         return idata["posterior"].dataset.assign(diverging=idata["sample_stats"]["diverging"])
 
     with ThreadPoolExecutor(effective_n_jobs(n_jobs)) as pool:
-        fits = [pool.submit(fit, *pair) for pair in zip(builders, seeds, strict=True)]
+        fits = [pool.submit(sampled, *pair) for pair in zip(builders, seeds, strict=True)]
         done = as_completed(fits)
         try:
             for _ in track(done, "Fitting", total=len(fits), disable=not progressbar):
@@ -92,8 +94,12 @@ def sample_side_by_side(
             pool.shutdown(cancel_futures=True)  # those that run are finished
             if all(fit.cancelled() for fit in fits):
                 raise
-    never = InterruptedError("stopped by Ctrl-C before it was fitted")
-    return [never if fit.cancelled() else fit.result() for fit in fits]
+    return [never() if fit.cancelled() else fit.result() for fit in fits]
+
+
+def never() -> InterruptedError:
+    """Return what is said of data sets that Ctrl-C was faster than."""
+    return InterruptedError("stopped by Ctrl-C before it was fitted")
 
 
 def reason(error: Exception) -> str:
@@ -110,7 +116,43 @@ def compiled_for(model: pm.Model, compiled: list[CompiledPosterior]) -> Compiled
     return compiled[-1]
 
 
-RESULTS = dict.fromkeys(("replicate", "diverging", "failure"), "part of the result")
+EXACT = {"verdict": "", "is_exact": False, "pareto_k": np.nan}
+
+
+def fit_exactly(
+    fits: Sequence[Callable[..., Fit]],
+    *,
+    n_jobs: int,
+    random_seed: int | np.random.SeedSequence | None,
+    progressbar: bool,
+) -> list[xr.Dataset | Exception]:
+    """Run fits that lack their seed; posteriors have ``EXACT`` among their attributes."""
+    if not isinstance(random_seed, np.random.SeedSequence):
+        random_seed = np.random.SeedSequence(random_seed)
+    seeds = random_seed.spawn(len(fits))
+    running = Parallel(n_jobs=n_jobs, return_as="generator")(
+        delayed(_posterior_of)(fit, seed) for fit, seed in zip(fits, seeds, strict=True)
+    )
+    results: list[xr.Dataset | Exception] = []
+    try:
+        for result in track(running, "Fitting", total=len(fits), disable=not progressbar):
+            results.append(result)
+    except KeyboardInterrupt:
+        if not results:
+            raise
+    return results + [never()] * (len(fits) - len(results))
+
+
+def _posterior_of(fit: Callable[..., Fit], seed: np.random.SeedSequence) -> xr.Dataset | Exception:
+    try:
+        found = fit(random_seed=np.random.default_rng(seed))
+    except Exception as error:
+        return error
+    said = {name: getattr(found, name) for name in EXACT}
+    return found.idata["posterior"].dataset.assign_attrs(said)
+
+
+RESULTS = dict.fromkeys(("replicate", "diverging", "failure", *EXACT), "part of the result")
 
 
 def fit_many(
@@ -122,17 +164,19 @@ def fit_many(
     draws: int = 1_000,
     tune: int | None = None,
     chains: int = 2,
+    exact: bool = False,
     n_jobs: int = -1,
     random_seed: int | np.random.SeedSequence | None = None,
     progressbar: bool = True,
     **settings,
 ) -> xr.Dataset:
-    """Fit an ODE to every data set of a stack, with one compilation.
+    """Fit an ODE to every data set of a stack.
 
     Each is fitted as by :func:`~pymc_gradmatch.build_model` and
-    :func:`~pymc_gradmatch.sample`; only the numbers in the compiled density
-    change from one to the next.  (At 100 times and more, matrices of different
-    ranks may need a few compilations.)
+    :func:`~pymc_gradmatch.sample`, with one compilation: only the numbers in the
+    compiled density change from one to the next.  (At 100 times and more, matrices of
+    different ranks may need a few.)  ``exact=True`` fits each by :func:`~pymc_gradmatch.fit`,
+    with a verdict.
 
     Parameters
     ----------
@@ -146,8 +190,12 @@ def fit_many(
         As for :func:`~pymc_gradmatch.build_model`; the same for all.
     draws, tune, chains : int
         As for :func:`~pymc_gradmatch.sample`, for every data set.
+    exact : bool, default False
+        Draw from the exact posterior, ``draws`` of each (at least 1 000, as one chain).
     n_jobs : int, default -1
-        Data sets that are fitted at the same time; -1 is one per core.
+        Data sets that are fitted at the same time; -1 is one per core.  Threads, or, if
+        ``exact``, what joblib is told to use (:class:`joblib.parallel_config`): processes
+        by default.
     random_seed : int or numpy.random.SeedSequence, optional
         A data set's draws depend on this seed and on its place in the stack.
     progressbar : bool, default True
@@ -180,6 +228,17 @@ def fit_many(
         msg = "ys has no data sets; expected shape (replicate, time, state), or a list of tables."
         raise ValueError(msg)
     refuse_reserved(ode.params, RESULTS)
+    if exact:
+        results = fit_exactly(
+            [
+                partial(fit, ode, t, y, priors=priors, n_draws=draws, progressbar=False, **settings)
+                for y in ys
+            ],
+            n_jobs=n_jobs,
+            random_seed=random_seed,
+            progressbar=progressbar,
+        )
+        return _stacked(results, EXACT)
 
     def builder(y):
         return lambda rng: build_model(
@@ -195,16 +254,20 @@ def fit_many(
         random_seed=random_seed,
         progressbar=progressbar,
     )
-    errors = [result for result in results if isinstance(result, Exception)]
-    if len(errors) == len(results):
-        raise errors[0]
     return _stacked(results)
 
 
-def _stacked(results: list[xr.Dataset | Exception]) -> xr.Dataset:
+def _stacked(results: list[xr.Dataset | Exception], said: Mapping | None = None) -> xr.Dataset:
+    """Stack posteriors, and what their attributes say; ``said`` has what is said of failures."""
+    errors = [result for result in results if isinstance(result, Exception)]
+    if len(errors) == len(results):
+        raise errors[0]
     complete = next(result for result in results if isinstance(result, xr.Dataset))
-    empty = xr.full_like(complete, np.nan, dtype=float)
+    empty = xr.full_like(complete, np.nan, dtype=float).assign_attrs(said or {})
     datasets = [empty if isinstance(result, Exception) else result for result in results]
     failures = [reason(result) if isinstance(result, Exception) else "" for result in results]
-    stacked = xr.concat(datasets, dim="replicate")
-    return stacked.assign(failure=("replicate", failures))
+    told = {name: [dataset.attrs[name] for dataset in datasets] for name in said or {}}
+    stacked = xr.concat(datasets, dim="replicate", combine_attrs="drop_conflicts")
+    return stacked.assign(
+        {name: ("replicate", values) for name, values in (told | {"failure": failures}).items()}
+    )
