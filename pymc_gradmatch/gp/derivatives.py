@@ -10,6 +10,7 @@ product of such, can be used.
 """
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -18,6 +19,7 @@ import pytensor
 import pytensor.tensor as pt
 from numpy.typing import ArrayLike, NDArray
 from pytensor.gradient import DisconnectedInputError, pushforward, zero_grad
+from pytensor.graph.basic import equal_computations
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
@@ -147,7 +149,7 @@ def evaluate_blocks(cov: pm.gp.cov.BaseCovariance, t: NDArray[np.float64]) -> Bl
            [-0.607, -0.   ,  0.607],
            [-0.271, -0.607, -0.   ]])
     """
-    return checked_blocks(compile_blocks(cov), cov, t)
+    return checked_blocks(compile_blocks(Formula(cov)), cov, t)
 
 
 def write_blocks(cov: pm.gp.cov.BaseCovariance, t: NDArray[np.float64]) -> Blocks:
@@ -198,14 +200,35 @@ def _at(graphs: Sequence, times: Sequence, t1, t2) -> list[TensorVariable]:
     return cast("list[TensorVariable]", graph_replace([*graphs], there))
 
 
-def compile_blocks(cov: pm.gp.cov.BaseCovariance, hyperparameters: Sequence = ()) -> Callable:
+class Formula:
+    """What a kernel's graphs compute; equal to that of any other kernel with the same graphs."""
+
+    def __init__(self, cov: pm.gp.cov.BaseCovariance, hyperparameters: Sequence = ()):
+        self.cov, self.hyperparameters = cov, hyperparameters
+        self.t, other = pt.vector("t"), pt.vector("other")
+        self.k: TensorVariable = cov(self.t[:, None])
+        self.inputs = [*hyperparameters, self.t, other]
+        self.graphs = [self.k, cov(self.t[:, None], other[:, None])]
+
+    def __hash__(self) -> int:
+        return hash(len(self.inputs))
+
+    def __eq__(self, other) -> bool:
+        return len(self.inputs) == len(other.inputs) and equal_computations(
+            self.graphs, other.graphs, in_xs=self.inputs, in_ys=other.inputs
+        )
+
+
+@lru_cache(maxsize=16)
+def compile_blocks(formula: Formula) -> Callable:
     """Compile the blocks as a function of hyperparameters and two vectors of times.
 
     Random hyperparameters have the values of their support points.  The function also returns
     the kernel matrix with white noise on its diagonal, if it has any.
     """
     times = pt.vector("t1"), pt.vector("t2")
-    return _compiled(cov, covariance_blocks(cov, *times), times, hyperparameters)
+    blocks = covariance_blocks(formula.cov, *times)
+    return _compiled(formula.cov, blocks, times, formula.hyperparameters)
 
 
 def _compiled(cov, blocks: tuple, times: tuple, hyperparameters: Sequence = ()) -> Callable:

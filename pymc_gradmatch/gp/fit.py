@@ -5,12 +5,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 
 import numpy as np
-import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 from numpy.typing import ArrayLike, NDArray
-from pytensor.graph.basic import equal_computations
-from pytensor.tensor import TensorVariable
 from scipy.linalg import LinAlgError, cho_factor, cho_solve
 from scipy.optimize import minimize
 from scipy.stats import qmc
@@ -19,6 +16,7 @@ from pymc_gradmatch.arguments import check_counts
 from pymc_gradmatch.gp.data import Data, as_nugget, as_sigma
 from pymc_gradmatch.gp.derivatives import (
     Blocks,
+    Formula,
     checked_blocks,
     compile_blocks,
     derivative,
@@ -178,7 +176,7 @@ def fit_data(
     def blocks() -> Blocks:
         evaluated: list[Blocks] = []
         for family, hyperparameters, kernel, n_sharing in evaluations:
-            evaluate = partial(_compiled_blocks(_formula(family)), *hyperparameters)
+            evaluate = partial(compile_blocks(_formula(family)), *hyperparameters)
             evaluated += [checked_blocks(evaluate, kernel, data.t)] * n_sharing
         return stacked(evaluated)
 
@@ -221,41 +219,17 @@ def _check_bounds_are_used(bounds: Mapping, families: Iterable[KernelFamily]):
         raise ValueError(msg)
 
 
-class _Formula:
-    """What a kernel's graphs compute; equal to that of any other kernel with the same graphs."""
-
-    def __init__(self, cov: pm.gp.cov.BaseCovariance, hyperparameters: list):
-        self.cov, self.hyperparameters = cov, hyperparameters
-        self.t, other = pt.vector("t"), pt.vector("other")
-        self.k: TensorVariable = cov(self.t[:, None])
-        self.inputs = [*hyperparameters, self.t, other]
-        self.graphs = [self.k, cov(self.t[:, None], other[:, None])]
-
-    def __hash__(self) -> int:
-        return hash(len(self.inputs))
-
-    def __eq__(self, other) -> bool:
-        return len(self.inputs) == len(other.inputs) and equal_computations(
-            self.graphs, other.graphs, in_xs=self.inputs, in_ys=other.inputs
-        )
-
-
-def _formula(family: KernelFamily) -> _Formula:
+def _formula(family: KernelFamily) -> Formula:
     hyperparameters = [pt.scalar(name) for name in family.hyperparameters]
-    return _Formula(family.kernel(hyperparameters), hyperparameters)
+    return Formula(family.kernel(hyperparameters), hyperparameters)
 
 
 @lru_cache(maxsize=16)
-def _compiled_kernel(formula: _Formula) -> Callable:
+def _compiled_kernel(formula: Formula) -> Callable:
     """Compile the kernel matrix, and its derivative by each hyperparameter, at times."""
     derivatives = [derivative(formula.k, h) for h in formula.hyperparameters]
     inputs = [*formula.hyperparameters, formula.t]
     return pytensor.function(inputs, [formula.k, *derivatives], mode="FAST_COMPILE")
-
-
-@lru_cache(maxsize=16)
-def _compiled_blocks(formula: _Formula) -> Callable:
-    return compile_blocks(formula.cov, formula.hyperparameters)
 
 
 @on_one_thread
