@@ -1,6 +1,8 @@
 """Observations at some times, checked once, before anything is computed from them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -15,6 +17,7 @@ from pymc_gradmatch.arguments import as_numbers
 # Kernels see times through differences of squares: beyond this many sampling
 # intervals from zero, rounding spoils the distances between neighbours.
 FARTHEST_START = 3e4
+FEWEST = 3  # observations that a state's Gaussian process is fitted to
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,9 +54,17 @@ class Data:
         t: ArrayLike | SharedVariable,
         y: ArrayLike | SharedVariable,
         *,
+        states: Sequence[str] | None = None,
         standardize: bool = True,
     ) -> Self:
         """Check times and observations; mean and scale are those of each state's data.
+
+        Parameters
+        ----------
+        t, y, standardize
+            As for :class:`~pymc_gradmatch.StateGP`.
+        states : sequence of str, optional
+            Names of an array's columns, or what a table's are put in the order of.
 
         Raises
         ------
@@ -61,18 +72,42 @@ class Data:
             If they cannot be used; the message says why.
         """
         times = _as_times(t)
-        observations = _as_observations(y, times)
-        n_states = observations.shape[1]
-        columns = getattr(y, "columns", range(n_states))
+        observations, names = _as_observations(y, times, states)
+        n_states = len(names)
         mean, scale = np.zeros(n_states), np.ones(n_states)
         if standardize:
             mean, scale = np.nanmean(observations, axis=0), np.nanstd(observations, axis=0)
-        return cls(times, observations, tuple(columns), read_only(mean), read_only(scale))
+        return cls(times, observations, names, read_only(mean), read_only(scale))
 
-    @property
+    @cached_property
     def is_observed(self) -> NDArray[np.bool_]:
         """Where there is an observation, shape ``(time, state)``."""
         return ~np.isnan(self.y)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every state was observed at every time."""
+        return bool(self.is_observed.all())
+
+    @property
+    def places(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Places of the observations in time and among the states, time by time."""
+        time, state = np.nonzero(self.is_observed)
+        return time, state
+
+    def labels(self, states: Sequence) -> list[str]:
+        """Return a label for each observation: ``prey[0.5]`` for the state and its time."""
+        times = self.t.tolist()
+        return [label_of(states[k], times[j]) for j, k in zip(*self.places, strict=True)]
+
+    @property
+    def counted(self) -> NDArray[np.float64]:
+        """How many observations a state has had before each time, the mean over states.
+
+        It grows evenly from one of a state's observations to the next.
+        """
+        counts = [_counted(self.t, self.t[seen]) for seen in self.is_observed.T]
+        return np.mean(counts, axis=0)
 
     @property
     def standardised(self) -> NDArray[np.float64]:
@@ -136,8 +171,29 @@ def _as_times(t: ArrayLike | SharedVariable) -> NDArray[np.float64]:
     return read_only(times)
 
 
-def _as_observations(y: ArrayLike | SharedVariable, t: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the observations as a read-only ``(time, state)`` array, or say what is wrong."""
+def label_of(state: Any, time: float) -> str:
+    """Return a label for an observation of a state at a time."""
+    return f"{state}[{time!r}]"
+
+
+def of_label(label: str) -> tuple[str, float]:
+    """Return the state, as text, and the time of :func:`label_of`."""
+    state, time = label.removesuffix("]").rsplit("[", 1)
+    return state, float(time)
+
+
+def _counted(t: NDArray[np.float64], observed: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Count observed times up to each t; evenly in between, beyond the ends at the mean rate."""
+    rate = (len(observed) - 1) / (observed[-1] - observed[0])
+    within = np.interp(t, observed, np.arange(len(observed)))
+    before, after = np.minimum(t - observed[0], 0), np.maximum(t - observed[-1], 0)
+    return within + rate * (before + after)
+
+
+def _as_observations(
+    y: ArrayLike | SharedVariable, t: NDArray[np.float64], states: Sequence[str] | None
+) -> tuple[NDArray[np.float64], tuple]:
+    """Return a read-only ``(time, state)`` array and names, or say what is wrong."""
     given = _held(y, "y")
     values = np.ma.filled(given.astype(float), np.nan) if np.ma.isMA(given) else given
     values = as_numbers(values, "y")
@@ -152,33 +208,57 @@ def _as_observations(y: ArrayLike | SharedVariable, t: NDArray[np.float64]) -> N
             f"one row for each entry of t.{hint}"
         )
         raise ValueError(msg)
-    unobserved = np.isnan(values).all(axis=0)
-    if unobserved.any():
-        msg = (
-            f"y has no observation of state {np.flatnonzero(unobserved).tolist()} (all NaN). "
-            "Unobserved states are not supported yet; every state needs data."
-        )
-        raise ValueError(msg)
+    names = tuple(getattr(given, "columns", range(values.shape[1])))
+    if states is not None:
+        if names != tuple(range(len(names))):
+            values, names = _in_order_of_states(values, names, tuple(states))
+        elif len(names) == len(states):
+            names = tuple(states)
     if np.isinf(values).any():
         row, column = np.argwhere(np.isinf(values))[0].tolist()
-        msg = f"y is infinite at time index {row}, state {column}; expected finite numbers."
-        raise ValueError(msg)
-    if np.isnan(values).any():
-        row, column = np.argwhere(np.isnan(values))[0].tolist()
         msg = (
-            f"y has {int(np.isnan(values).sum())} missing values (NaN), the first at time index "
-            f"{row}, state {column}. Missing observations are not supported yet: drop the times "
-            "at which a state was not observed."
+            f"y is infinite at time index {row}, state {names[column]!r}; expected finite numbers, "
+            "or NaN where nothing was measured."
         )
         raise ValueError(msg)
-    constant = np.ptp(values, axis=0) <= 1e-12 * np.abs(values).max(axis=0)
+    seen = ~np.isnan(values)
+    if not seen.any():
+        msg = "y holds no observation at all (all NaN); expected some."
+        raise ValueError(msg)
+    few = seen.sum(axis=0) < FEWEST
+    if few.any():
+        counts = {names[k]: int(seen[:, k].sum()) for k in np.flatnonzero(few)}
+        msg = (
+            f"y has fewer than {FEWEST} observations of some states, {counts}; a Gaussian process "
+            f"cannot be fitted to these. Expected at least {FEWEST} of each state."
+        )
+        raise ValueError(msg)
+    constant = np.nanmax(values, axis=0) - np.nanmin(values, axis=0) <= 1e-12 * np.nanmax(
+        np.abs(values), axis=0
+    )
     if constant.any():
         msg = (
-            f"y is constant (zero variance) for state {np.flatnonzero(constant).tolist()}: it says "
-            "nothing about a rate of change. Leave that state out and put its value into the ODE."
+            "y is constant (zero variance) for state "
+            f"{[names[k] for k in np.flatnonzero(constant)]}: it says nothing about a rate of "
+            "change. Leave that state out and put its value into the ODE."
         )
         raise ValueError(msg)
-    return read_only(values)
+    return read_only(values), names
+
+
+def _in_order_of_states(values, columns: tuple, states: tuple) -> tuple[NDArray[np.float64], tuple]:
+    """Return a table's columns in the order of the states; NaN for those that it lacks."""
+    unknown = [name for name in columns if name not in states]
+    repeated = sorted({str(name) for name in columns if columns.count(name) > 1})
+    if unknown or repeated:
+        msg = (
+            f"the columns of y are {list(columns)}, of which {unknown} are unknown and {repeated} "
+            f"repeated; expected states of the ODE, {list(states)}, in any order."
+        )
+        raise ValueError(msg)
+    ordered = np.full((len(values), len(states)), np.nan)
+    ordered[:, [states.index(name) for name in columns]] = values
+    return ordered, states
 
 
 def _held(data: Any, name: str):

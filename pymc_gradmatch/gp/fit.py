@@ -33,6 +33,7 @@ def fit_gp(
     y: ArrayLike,
     *,
     cov: str | CovFunction | Sequence[str | CovFunction],
+    states: Sequence[str] | None = None,
     shared: bool = False,
     bounds: Mapping[str, tuple[float, float]] | None = None,
     standardize: bool = True,
@@ -47,16 +48,17 @@ def fit_gp(
         \hat\phi_k, \hat\sigma_k = \arg\max_{\phi, \sigma}
         \log N(\tilde y_k \mid 0, C_\phi + \sigma^2 I)
 
-    on standardised data, by L-BFGS-B with exact gradients from several starts
-    (step 1 of Algorithm 1, Wenk et al. 2019).
+    on standardised data, at each state's own times, by L-BFGS-B with exact gradients
+    from several starts (step 1 of Algorithm 1, Wenk et al. 2019).
 
     Parameters
     ----------
     t : array_like of float
         Times, shape ``(time,)``, sorted, at least three.
     y : array_like of float
-        Observations, shape ``(time, state)``; a table's column names become
-        the names of the states.  Of ``pm.Data`` the present values are taken.
+        Observations, shape ``(time, state)``, NaN where nothing was measured; a
+        table's column names become the names of the states.  Of ``pm.Data`` the
+        present values are taken.
     cov : str, callable, or a sequence with one of these per state
         ``"ExpQuad"``, ``"Matern52"``, ``"RatQuad"`` or ``"Sigmoid"``; or a
         function of hyperparameters that returns a kernel from
@@ -74,6 +76,9 @@ def fit_gp(
 
     Other Parameters
     ----------------
+    states : sequence of str, optional
+        Names of the states, ``ode.states``: of an array's columns, or where a table
+        has its columns in another order.
     standardize : bool, default True
         See :class:`StateGP`.
     nugget : float, default 1e-4
@@ -104,15 +109,26 @@ def fit_gp(
 
     Examples
     --------
-    >>> import numpy as np, pymc_gradmatch as gm
+    >>> import numpy as np, pymc as pm, pymc_gradmatch as gm
     >>> t = np.linspace(0, 6, 60)
     >>> noise = np.random.default_rng(1).normal(0, 0.1, (60, 2))
     >>> y = np.stack([np.sin(t), np.cos(t)], axis=1) + noise
     >>> gp = gm.fit_gp(t, y, cov="ExpQuad", random_seed=1)
     >>> bool(np.all(abs(gp.sigma - 0.1) < 0.05))
     True
+
+    Measurements as they come, one a row: a table with a column for each state.
+
+    >>> import pandas as pd
+    >>> rows = {"hour": [0, 0, 1, 2, 2, 3, 4, 4], "value": [1, 0.9, 0.6, 0.4, 0.1, 0.2, 0.1, 0]}
+    >>> long = pd.DataFrame(rows | {"what": ["a", "b", "a", "a", "b", "a", "a", "b"]})
+    >>> wide = long.pivot(index="hour", columns="what", values="value")
+    >>> int(wide["b"].isna().sum())
+    2
+    >>> gm.StateGP(wide.index, wide, [pm.gp.cov.Matern52(1, ls=3.0)] * 2, 0.05).observations
+    array([1. , 0.9, 0.6, 0.4, 0.1, 0.2, 0.1, 0. ])
     """
-    data = Data.of(t, y, standardize=standardize)
+    data = Data.of(t, y, states=states, standardize=standardize)
     return fit_data(
         data,
         cov=cov,
@@ -158,9 +174,10 @@ def fit_data(
     groups = [list(range(n_states))] if shared else [[k] for k in range(n_states)]
     covs, sigmas, blocks = [], [], []
     for group in groups:
-        family = families[choices[group[0]]]
+        seen = data.is_observed[:, group].any(axis=1)
+        family = kernel_family(choices[group[0]], data.t[seen], bounds or {})
         *hyperparameters, sigma = estimate = _maximise(
-            family, data.t, data.standardised[:, group], nugget, n_starts, rng
+            family, data.t[seen], data.standardised[np.ix_(seen, group)], nugget, n_starts, rng
         )
         kernel = family.kernel([pt.constant(value, dtype="float64") for value in hyperparameters])
         evaluate = partial(_compiled(family).blocks, *hyperparameters)
@@ -174,6 +191,8 @@ def fit_data(
 
 def negative_log_marginal_likelihood(K, dK, y):
     r"""Compute :math:`-\sum_k \log N(y_k \mid 0, K)` and its gradient.
+
+    Of each column what is not NaN.
 
     Parameters
     ----------
@@ -190,6 +209,19 @@ def negative_log_marginal_likelihood(K, dK, y):
     gradient : array of float
         Shape ``(hyperparameter,)``.
     """
+    seen = ~np.isnan(y)
+    if seen.all():
+        return _complete_likelihood(K, dK, y)
+    patterns, which = np.unique(seen, axis=1, return_inverse=True)
+    parts = [
+        _complete_likelihood(K[np.ix_(o, o)], dK[:, o][..., o], y[np.ix_(o, which == k)])
+        for k, o in enumerate(patterns.T)
+    ]
+    values, gradients = zip(*parts, strict=True)
+    return sum(values), sum(gradients)
+
+
+def _complete_likelihood(K, dK, y):
     n_times, n_states = y.shape
     factor = cho_factor(K, lower=True)
     weights = cho_solve(factor, y)

@@ -170,14 +170,15 @@ def build_model(
     t : array_like of float
         Times, shape ``(time,)``, sorted, at least three.
     y : array_like of float
-        Observations, shape ``(time, state)``, in the order of ``ode.states``.
-        ``pm.Data`` are what ``y`` observes in the model.  :func:`pymc.set_data`
+        Observations, shape ``(time, state)``, in the order of ``ode.states``, NaN
+        where nothing was measured; or a table with columns of these names, in any
+        order.  ``pm.Data`` are what ``y`` observes in the model.  :func:`pymc.set_data`
         changes the likelihood alone: kernels, times, mean and scale, and what
         was estimated from the data, stay; ``gm.sample`` and ``gm.find_map`` say so.
     priors : mapping of str to TensorVariable
         For each parameter of the ODE a scalar ``.dist()`` object, or a variable
         that the model already has.  Parameters cannot be called ``chain``,
-        ``draw``, ``time``, ``time_observed`` or ``state``.
+        ``draw``, ``time``, ``time_observed``, ``state`` or ``observation``.
     preset : {"fgpgm", "refined"}
         Where the settings that are not given come from.  ``"fgpgm"``: the
         paper's, an ``"ExpQuad"`` kernel per state, gamma 0.3, nugget 1e-4, sigma
@@ -252,8 +253,9 @@ def build_model(
     model = pm.Model.get_context(error_if_none=False) or pm.Model()
     name = {ours: yielding(ours, ode.params) for ours in OURS}
     _check_priors(ode, priors, model)
-    data = Data.of(t, y)
+    data = Data.of(t, y, states=ode.states)
     check_states(ode, data.states)
+    _check_shared(y, data)
     sigma = chosen.sigma
     _check_sigma(sigma, len(ode.states))
     variables: dict[str, Any] = {**priors, name["sigma"]: sigma, name["gamma"]: chosen.gamma}
@@ -282,7 +284,12 @@ def build_model(
     priors, to_come = dict(priors) | started, to_come | started
     # Fails, if it must, before anything is added to a model of the user's.
     coords = check_states_fit(model, gp, chosen.parameterization, DIMS)
-    if len(gp.observed) < len(gp.t):
+    dims: tuple[str, ...] = DIMS
+    if not gp.data.is_complete:
+        dims = ("observation",)
+        coords |= {"observation": gp.data.labels(ode.states)}
+    elif len(gp.observed) < len(gp.t):
+        dims = ("time_observed", "state")
         coords |= {"time_observed": gp.t_observed}
     check_coords(model, coords)
     start = start_of(gp)
@@ -305,9 +312,9 @@ def build_model(
         pm.Normal(
             name["y"],
             gp.at_observations(x),
-            noise,
-            observed=y if isinstance(y, SharedVariable) else gp.y,
-            dims=("time_observed" if "time_observed" in coords else "time", "state"),
+            gp.at_observations(noise),
+            observed=y if isinstance(y, SharedVariable) else gp.observations,
+            dims=dims,
         )
         GradientMatchingODE(name["gradient_match"], ode, x, theta, gp=gp, gamma=gamma)
     return model
@@ -393,6 +400,15 @@ def _check_priors(ode: ODE, priors: Mapping[str, TensorVariable], model: pm.Mode
         if prior.ndim != 0:
             msg = f"the prior of {name!r} has {prior.ndim} dimensions; expected a scalar."
             raise ValueError(msg)
+
+
+def _check_shared(y, data: Data):
+    if isinstance(y, SharedVariable) and not data.is_complete:
+        msg = (
+            "y is a shared variable with missing values (NaN), but the likelihood is of the others "
+            "alone; expected an array, y.get_value(), or complete pm.Data."
+        )
+        raise ValueError(msg)
 
 
 def _check_given_gp(gp: StateGP, data: Data, settings: Settings):

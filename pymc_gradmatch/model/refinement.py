@@ -6,7 +6,8 @@ study behind it.
 
 1. *Grid*: four steps from one observation to the next (more for short series,
    fewer for long ones).
-2. *Time* is counted in observations: people observe where things change.
+2. *Time* is counted in observations: people observe where things change.  Where values
+   are missing, each state counts its own, and time is the mean of these counts.
 3. A wide Gaussian process finds the solution: Matern52 with a lengthscale of
    four observations and an amplitude of ten standard deviations of the data,
    re-centred until theta settles.
@@ -163,7 +164,7 @@ def _advice(ode: ODE, gp: StateGP, start: NDArray[np.float64]) -> str:
     below = [
         f"{state!r} at {value:.3g}"
         for state, value, data in zip(ode.states, start, gp.y.T, strict=True)
-        if value < 0 <= data.min()
+        if value < 0 <= np.nanmin(data)
     ]
     look = "Check the priors, and start elsewhere with another random_seed."
     if not below:
@@ -198,9 +199,11 @@ def _centred(ode: ODE, gp: StateGP, parameters: Parameters, matched: Matched) ->
     solution = _solution(ode, gp, parameters, matched)
     theta, _ = parameters.natural(matched.u)
     residual = gp.y - solution[gp.observed]
-    spent = (len(theta) + solution.shape[1]) / solution.shape[1]
+    n_observed = gp.data.is_observed.sum(axis=0)
+    # What was estimated from all states, each has paid for by its share of the observations.
+    spent = (len(theta) + len(n_observed)) / len(n_observed) * n_observed / n_observed.mean()
     with np.errstate(over="ignore"):
-        variance = np.square(residual).sum(axis=0) / max(len(residual) - spent, 1)
+        variance = np.nansum(np.square(residual), axis=0) / np.maximum(n_observed - spent, 1)
     if not (np.isfinite(solution).all() and np.isfinite(variance).all()):
         warnings.warn(
             f"the ODE could not be integrated at the estimate "
@@ -319,13 +322,15 @@ def refine(
     check_states(ode, gp.states)
     in_order(priors, ode.params, "priors are")
     parameters = parameters_of(priors, ode.params)
-    times, states = gp.t_observed, range(len(gp.states))
-    if grid is None:
-        grid = _steps_per_gap(settings, len(times) - 1)
-    wide = _counted(pm.gp.cov.Matern52, settings.wide_lengthscale, times)
-    on_grid = gp.with_covs([wide for _ in states]).with_grid(grid)
-    step = (len(times) - 1) / (len(on_grid.t) - 1)
-    narrow = _counted(pm.gp.cov.ExpQuad, settings.narrow_lengthscale * step, times)
+    times, counts, states = gp.t_observed, gp.data.counted, range(len(gp.states))
+    n_gaps = counts[-1] - counts[0]
+    steps = _steps_per_gap(settings, n_gaps)
+    clock = _clock(times, counts)
+    wide = _counted(pm.gp.cov.Matern52, settings.wide_lengthscale, *clock)
+    divided = _divided(times, counts, steps) if grid is None else grid
+    on_grid = gp.with_covs([wide for _ in states]).with_grid(divided)
+    step = 1 / steps if grid is None else n_gaps / (len(on_grid.t) - 1)
+    narrow = _counted(pm.gp.cov.ExpQuad, settings.narrow_lengthscale * step, *clock)
     unit = on_grid.with_covs([narrow for _ in states])
 
     def gamma_of(gp: StateGP) -> NDArray[np.float64]:
@@ -371,9 +376,19 @@ def _warn_if_apart(distance: NDArray[np.float64], ode: ODE, theta: Mapping[str, 
         )
 
 
-def _steps_per_gap(settings: RefinedSettings, n_gaps: int) -> int:
+def _steps_per_gap(settings: RefinedSettings, n_gaps: float) -> int:
     fewest, most = ceil(settings.shortest / n_gaps), round(settings.longest / n_gaps)
     return max(fewest, min(settings.steps, most))
+
+
+def _divided(times: NDArray, counts: NDArray, steps: int) -> int | NDArray:
+    """Return the grid: so many steps per observation, the same in every gap where they are even."""
+    inside = np.maximum(np.ceil(steps * np.diff(counts) - 1e-9).astype(int), 1)
+    if (inside == inside[0]).all():
+        return int(inside[0])
+    gaps = zip(times[:-1], times[1:], inside.tolist(), strict=True)
+    fine = [np.linspace(start, end, n, endpoint=False) for start, end, n in gaps]
+    return np.append(np.concatenate(fine), times[-1])
 
 
 def _scaled(gp: StateGP, amplitude) -> StateGP:
@@ -381,12 +396,21 @@ def _scaled(gp: StateGP, amplitude) -> StateGP:
     return gp.with_amplitude(variance).with_nugget(NUGGET * variance)
 
 
-def _counted(family, lengthscale: float, times: NDArray) -> pm.gp.cov.BaseCovariance:
+def _clock(times: NDArray, counts: NDArray) -> tuple[NDArray, NDArray]:
+    """Return times that are one observation apart, and their counts: smoother than every time's."""
+    n_gaps = max(round(counts[-1] - counts[0]), 2)
+    even = np.linspace(counts[0], counts[-1], n_gaps + 1)
+    return np.interp(even, counts, times), even
+
+
+def _counted(
+    family, lengthscale: float, times: NDArray, counts: NDArray
+) -> pm.gp.cov.BaseCovariance:
     """Return a kernel of unit variance whose lengthscale is counted in observations."""
-    gaps = np.diff(times)
+    gaps = np.diff(times) / np.diff(counts)
     if np.allclose(gaps, gaps[0]):
         return family(1, ls=np.float64(lengthscale * gaps[0]))
-    counted = PchipInterpolator(times, np.arange(len(times)))
+    counted = PchipInterpolator(times, counts)
     return pm.gp.cov.WarpedInput(
         1, family(1, ls=np.float64(lengthscale)), lambda t: _piecewise(counted, t)
     )
