@@ -20,6 +20,7 @@ RESERVED = DRAWS | {
     "state": "a dim of the states",
     "time_observed": "a dim of the observations",
     "observation": "a dim of the observations",
+    "observed_state": "a dim of the noise",
 }
 
 

@@ -1,6 +1,6 @@
 """One call: from data to draws of the exact posterior, with a verdict."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Unpack
 
@@ -12,11 +12,13 @@ import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor import TensorVariable
 
+from pymc_gradmatch._pymc import starts_by_itself
 from pymc_gradmatch.exact.importance import Mixture
 from pymc_gradmatch.exact.posterior import ExactPosterior
 from pymc_gradmatch.exact.search import cover, newton, widths_at
 from pymc_gradmatch.exact.verdict import N_HANDED_ON, TRY, check_n_draws, in_words
-from pymc_gradmatch.model import Settings, build_model, refine
+from pymc_gradmatch.gp import is_states
+from pymc_gradmatch.model import Constraint, Settings, build_model, of_model, refine
 from pymc_gradmatch.numerics import on_one_thread
 from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.plots import plot_states
@@ -84,6 +86,8 @@ def fit(
     y: ArrayLike | None = None,
     *,
     priors: Mapping[str, TensorVariable] | None = None,
+    likelihood: Callable | None = None,
+    scales: Mapping[str, float] | None = None,
     model: pm.Model | None = None,
     n_draws: int = 4_000,
     random_seed: int | np.random.Generator | None = None,
@@ -105,7 +109,7 @@ def fit(
 
     Parameters
     ----------
-    ode, t, y, priors
+    ode, t, y, priors, likelihood, scales
         As for :func:`~pymc_gradmatch.build_model`, whose refined preset the model is.
     model : pymc.Model, optional
         A model of one's own with a :class:`~pymc_gradmatch.GradientMatchingODE`, in
@@ -152,14 +156,18 @@ def fit(
     check_n_draws(n_draws)
     rng = np.random.default_rng(random_seed)
     if model is None:
-        if ode is None or t is None or y is None or priors is None:
-            msg = "expected an ODE, t, y and priors, or model= with a GradientMatchingODE."
+        told = y is not None or likelihood is not None
+        if ode is None or t is None or priors is None or not told:
+            msg = (
+                "expected an ODE, t, y (or a likelihood) and priors, or model= with a "
+                "GradientMatchingODE."
+            )
             raise TypeError(msg)
         model = build_model(
-            ode, t, y, priors=priors, preset="refined", random_seed=rng,
-            progressbar=progressbar, **settings,
+            ode, t, y, priors=priors, likelihood=likelihood, scales=scales, preset="refined",
+            random_seed=rng, progressbar=progressbar, **settings,
         )  # fmt: skip
-    elif not (ode is None and t is None and y is None and priors is None and not settings):
+    elif settings or any(g is not None for g in (ode, t, y, priors, likelihood, scales)):
         msg = "a model was given and what models are made of; expected one of these alone."
         raise TypeError(msg)
     with reporting("writing the exact posterior", enabled=progressbar) as say:
@@ -196,28 +204,42 @@ def _start(target: ExactPosterior, rng, *, progressbar: bool) -> NDArray[np.floa
 
     A Gaussian process with a slope of its own has been there already.
     """
-    values: dict[str, float] = {}
-    starts = []
+    values: dict[str, Any] = {}
+    starts, model = [], target.model
     for constraint in target.constraints:
-        gp, model = constraint.gp, target.model
-        named = {name: model.named_vars.get(name) for name in constraint.ode.params}
-        if not np.any(gp.prior_slope) and all(rv in model.free_RVs for rv in named.values()):
+        ode, gp = constraint.ode, constraint.gp
+        named = {name: model.named_vars.get(name) for name in ode.params}
+        is_plain = all(rv in model.free_RVs for rv in named.values())
+        if is_plain and not np.any(gp.prior_slope):
+            grid = gp.t if len(gp.t) > len(gp.t_observed) else None
             with model:
                 gp, _, theta, _ = refine(
-                    constraint.ode, gp, priors=named, random_seed=rng, progressbar=progressbar
-                )
+                    ode, gp, priors=named, likelihood=model, grid=grid, random_seed=rng,
+                    progressbar=progressbar,
+                )  # fmt: skip
             values |= theta
+        elif is_plain and _others_without_start(model, constraint):
+            there = target.parameters_at_start([*named.values()])
+            values |= of_model(model, ode, gp).around(there, gp.prior_mean).estimates()
         starts.append(gp.prior_mean[0])
     return target.starting_at(values, starts)
+
+
+def _others_without_start(model: pm.Model, constraint: Constraint) -> bool:
+    """Tell whether the likelihood has random variables of its own, which start anywhere."""
+    others = [rv for rv in model.free_RVs if not is_states(rv)]
+    return any(rv.name not in constraint.ode.params and not starts_by_itself(rv) for rv in others)
 
 
 def _check_start(target: ExactPosterior, start):
     if np.isfinite(target(start[None])[0]):
         return
     at = {label: float(f"{v[0]:.3g}") for label, v in target.scalars(start[None]).items()}
+    zero = target.impossible(start)
+    where = f" The likelihood is zero at {zero}." if zero else ""
     msg = (
         f"the exact density is zero where gradient matching leads to, {at}: the ODE cannot be "
-        "integrated from there, or prior or likelihood exclude it. Check the priors, or give the "
-        "model other starts (initval)."
+        f"integrated from there, or prior or likelihood exclude it.{where} Check the priors, or "
+        "give the model other starts (initval)."
     )
     raise ValueError(msg)

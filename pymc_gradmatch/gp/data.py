@@ -1,7 +1,7 @@
 """Observations at some times, checked once, before anything is computed from them."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
 
@@ -17,7 +17,7 @@ from pymc_gradmatch.arguments import as_numbers
 # Kernels see times through differences of squares: beyond this many sampling
 # intervals from zero, rounding spoils the distances between neighbours.
 FARTHEST_START = 3e4
-FEWEST = 3  # observations that a state's Gaussian process is fitted to
+FEWEST = 3  # observations to which a state's Gaussian process is fitted
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,17 +52,20 @@ class Data:
     def of(
         cls,
         t: ArrayLike | SharedVariable,
-        y: ArrayLike | SharedVariable,
+        y: ArrayLike | SharedVariable | None,
         *,
         states: Sequence[str] | None = None,
+        scales: Mapping[Any, float] | None = None,
         standardize: bool = True,
     ) -> Self:
         """Check times and observations; mean and scale are those of each state's data.
 
+        A state with hardly an observation has the scale that is given, or NaN.
+
         Parameters
         ----------
-        t, y, standardize
-            As for :class:`~pymc_gradmatch.StateGP`.
+        t, y, scales, standardize
+            As for :class:`~pymc_gradmatch.StateGP`; without y all states are hidden.
         states : sequence of str, optional
             Names of an array's columns, or what a table's are put in the order of.
 
@@ -72,12 +75,46 @@ class Data:
             If they cannot be used; the message says why.
         """
         times = _as_times(t)
+        if y is None and states is not None:
+            y = np.full((len(times), len(states)), np.nan)
         observations, names = _as_observations(y, times, states)
-        n_states = len(names)
-        mean, scale = np.zeros(n_states), np.ones(n_states)
+        given = _as_scales(scales or {}, names)
+        mean, scale = np.zeros(len(names)), np.ones(len(names))
         if standardize:
-            mean, scale = np.nanmean(observations, axis=0), np.nanstd(observations, axis=0)
+            for k, column in enumerate(observations.T):
+                seen = column[~np.isnan(column)]
+                mean[k] = seen.mean() if len(seen) else 0
+                scale[k] = seen.std() if len(seen) >= FEWEST else np.nan
+            scale = np.where(np.isnan(given), scale, given)
         return cls(times, observations, names, read_only(mean), read_only(scale))
+
+    @property
+    def is_sparse(self) -> NDArray[np.bool_]:
+        """Which states have hardly an observation, or none, shape ``(state,)``."""
+        return self.is_observed.sum(axis=0) < FEWEST
+
+    @property
+    def unscaled(self) -> list:
+        """Names of states of which neither the data nor the user tell the scale."""
+        return [name for name, s in zip(self.states, self.scale, strict=True) if np.isnan(s)]
+
+    def with_scale(self, mean: NDArray[np.float64], scale: NDArray[np.float64]) -> Self:
+        """Return the same data with another mean and scale of the states."""
+        return replace(self, mean=read_only(mean), scale=read_only(scale))
+
+    def scaled(self) -> Self:
+        """Return the data, or raise if the scale of a state is missing."""
+        if not self.is_observed.any():
+            msg = "y holds no observation at all (all NaN); expected some."
+            raise ValueError(msg)
+        if self.unscaled:
+            msg = (
+                f"y has fewer than {FEWEST} observations of the states {self.unscaled}, which do "
+                f"not tell how large they are; expected scales={{{self.unscaled[0]!r}: 1.0}}, "
+                "roughly their standard deviation. gm.build_model and gm.fit find it by the ODE."
+            )
+            raise ValueError(msg)
+        return self
 
     @cached_property
     def is_observed(self) -> NDArray[np.bool_]:
@@ -106,8 +143,9 @@ class Data:
 
         It grows evenly from one of a state's observations to the next.
         """
-        counts = [_counted(self.t, self.t[seen]) for seen in self.is_observed.T]
-        return np.mean(counts, axis=0)
+        often = [seen for seen in self.is_observed.T if seen.sum() >= FEWEST]
+        counts = [_counted(self.t, self.t[seen]) for seen in often]
+        return np.mean(counts, axis=0) if counts else np.arange(len(self.t), dtype=float)
 
     @property
     def standardised(self) -> NDArray[np.float64]:
@@ -191,7 +229,9 @@ def _counted(t: NDArray[np.float64], observed: NDArray[np.float64]) -> NDArray[n
 
 
 def _as_observations(
-    y: ArrayLike | SharedVariable, t: NDArray[np.float64], states: Sequence[str] | None
+    y: ArrayLike | SharedVariable | None,
+    t: NDArray[np.float64],
+    states: Sequence[str] | None,
 ) -> tuple[NDArray[np.float64], tuple]:
     """Return a read-only ``(time, state)`` array and names, or say what is wrong."""
     given = _held(y, "y")
@@ -222,28 +262,32 @@ def _as_observations(
         )
         raise ValueError(msg)
     seen = ~np.isnan(values)
-    if not seen.any():
-        msg = "y holds no observation at all (all NaN); expected some."
-        raise ValueError(msg)
-    few = seen.sum(axis=0) < FEWEST
-    if few.any():
-        counts = {names[k]: int(seen[:, k].sum()) for k in np.flatnonzero(few)}
+    constant = [
+        names[k]
+        for k in np.flatnonzero(seen.sum(axis=0) >= FEWEST)
+        if np.ptp(values[seen[:, k], k]) <= 1e-12 * np.abs(values[seen[:, k], k]).max()
+    ]
+    if constant:
         msg = (
-            f"y has fewer than {FEWEST} observations of some states, {counts}; a Gaussian process "
-            f"cannot be fitted to these. Expected at least {FEWEST} of each state."
-        )
-        raise ValueError(msg)
-    constant = np.nanmax(values, axis=0) - np.nanmin(values, axis=0) <= 1e-12 * np.nanmax(
-        np.abs(values), axis=0
-    )
-    if constant.any():
-        msg = (
-            "y is constant (zero variance) for state "
-            f"{[names[k] for k in np.flatnonzero(constant)]}: it says nothing about a rate of "
+            f"y is constant (zero variance) for state {constant}: it says nothing about a rate of "
             "change. Leave that state out and put its value into the ODE."
         )
         raise ValueError(msg)
     return read_only(values), names
+
+
+def _as_scales(scales: Mapping[Any, float], names: tuple) -> NDArray[np.float64]:
+    """Return the scales that are given, NaN for the other states, or say what is wrong."""
+    unknown = [name for name in scales if name not in names]
+    given = {name: as_numbers(scale, f"the scale of {name!r}") for name, scale in scales.items()}
+    bad = [name for name, s in given.items() if s.ndim or not (np.isfinite(s) and s > 0)]
+    if unknown or bad:
+        msg = (
+            f"scales are {dict(scales)}; expected a positive number for some of the states "
+            f"{list(names)}."
+        )
+        raise ValueError(msg)
+    return np.array([float(given.get(name, np.nan)) for name in names])
 
 
 def _in_order_of_states(values, columns: tuple, states: tuple) -> tuple[NDArray[np.float64], tuple]:

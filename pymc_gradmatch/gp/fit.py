@@ -18,7 +18,13 @@ from scipy.stats import qmc
 
 from pymc_gradmatch.arguments import check_counts
 from pymc_gradmatch.gp.data import Data, as_nugget, as_sigma
-from pymc_gradmatch.gp.derivatives import checked_blocks, compile_blocks, derivative, stacked
+from pymc_gradmatch.gp.derivatives import (
+    blocks_of,
+    checked_blocks,
+    compile_blocks,
+    derivative,
+    stacked,
+)
 from pymc_gradmatch.gp.kernels import CovFunction, KernelFamily, kernel_family
 from pymc_gradmatch.gp.processes import Processes
 from pymc_gradmatch.gp.state_gp import StateGP
@@ -26,6 +32,7 @@ from pymc_gradmatch.numerics import on_one_thread, one_at_a_time
 
 ROUGHLY = 1e-3  # relative, of every start's descent; only the best go on to the end
 N_FINISHED = 3
+NUGGET, UNFITTED = 1e-4, 0.1  # of Gaussian processes without data; sigma in units of scale
 
 
 def fit_gp(
@@ -34,6 +41,7 @@ def fit_gp(
     *,
     cov: str | CovFunction | Sequence[str | CovFunction],
     states: Sequence[str] | None = None,
+    scales: Mapping[str, float] | None = None,
     shared: bool = False,
     bounds: Mapping[str, tuple[float, float]] | None = None,
     standardize: bool = True,
@@ -79,6 +87,9 @@ def fit_gp(
     states : sequence of str, optional
         Names of the states, ``ode.states``: of an array's columns, or where a table
         has its columns in another order.
+    scales : mapping of str to float, optional
+        Roughly the standard deviation of states that were not observed, or hardly: all
+        NaN, or names without a column.  Their kernel is one that fits the others.
     standardize : bool, default True
         See :class:`StateGP`.
     nugget : float, default 1e-4
@@ -128,7 +139,7 @@ def fit_gp(
     >>> gm.StateGP(wide.index, wide, [pm.gp.cov.Matern52(1, ls=3.0)] * 2, 0.05).observations
     array([1. , 0.9, 0.6, 0.4, 0.1, 0.2, 0.1, 0. ])
     """
-    data = Data.of(t, y, states=states, standardize=standardize)
+    data = Data.of(t, y, states=states, scales=scales, standardize=standardize)
     return fit_data(
         data,
         cov=cov,
@@ -152,7 +163,14 @@ def fit_data(
     random_seed: int | np.random.Generator | None = None,
 ) -> StateGP:
     """Fit as :func:`fit_gp` does, to data that have been checked."""
-    n_states = len(data.states)
+    data, n_states = data.scaled(), len(data.states)
+    fitted = np.flatnonzero(~data.is_sparse)
+    if len(fitted) == 0:
+        msg = (
+            "y holds no state with three observations, to which a Gaussian process could be "
+            "fitted; expected some, or a StateGP with kernels of your own."
+        )
+        raise ValueError(msg)
     choices = list(cov) if isinstance(cov, Sequence) and not isinstance(cov, str) else [cov]
     if len(choices) == 1:
         choices = choices * n_states
@@ -174,19 +192,36 @@ def fit_data(
     groups = [list(range(n_states))] if shared else [[k] for k in range(n_states)]
     covs, sigmas, blocks = [], [], []
     for group in groups:
-        seen = data.is_observed[:, group].any(axis=1)
+        # What was not observed has the kernel that suits all that was.
+        told = fitted[np.isin(fitted, group)] if np.isin(fitted, group).any() else fitted
+        seen = data.is_observed[:, told].any(axis=1)
         family = kernel_family(choices[group[0]], data.t[seen], bounds or {})
         *hyperparameters, sigma = estimate = _maximise(
-            family, data.t[seen], data.standardised[np.ix_(seen, group)], nugget, n_starts, rng
+            family, data.t[seen], data.standardised[np.ix_(seen, told)], nugget, n_starts, rng
         )
         kernel = family.kernel([pt.constant(value, dtype="float64") for value in hyperparameters])
         evaluate = partial(_compiled(family).blocks, *hyperparameters)
         covs += [kernel] * len(group)
         sigmas += [sigma] * len(group)
         blocks += [checked_blocks(evaluate, kernel, data.t)] * len(group)
-        _warn_at_bounds(family, estimate, [data.states[k] for k in group])
+        if np.isin(told, group).all():
+            _warn_at_bounds(family, estimate, [data.states[k] for k in group])
     processes = Processes(data.t, tuple(covs), nuggets, stacked(blocks))
     return StateGP.of(data, processes, as_sigma(np.array(sigmas) * data.scale, n_states))
+
+
+def unfitted(data: Data) -> StateGP:
+    """Return Gaussian processes for which no data are needed, to start a search with.
+
+    Where the scale of a state is unknown, it is the geometric mean of the others, or one.
+    """
+    known = data.scale[~np.isnan(data.scale)]
+    size = np.exp(np.log(known).mean()) if len(known) else 1.0
+    scale = np.where(np.isnan(data.scale), size, data.scale)
+    covs = (pm.gp.cov.Matern52(1, ls=np.float64(np.ptp(data.t) / 4)),) * len(scale)
+    nuggets = as_nugget(NUGGET, len(scale))
+    processes = Processes(data.t, covs, nuggets, blocks_of(covs, data.t))
+    return StateGP.of(data.with_scale(data.mean, scale), processes, UNFITTED * scale)
 
 
 def negative_log_marginal_likelihood(K, dK, y):

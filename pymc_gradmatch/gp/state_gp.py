@@ -1,6 +1,6 @@
 """Data, Gaussian processes and noise, all that Algorithm 1 fixes first."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, Self, get_args
@@ -66,6 +66,8 @@ class StateGP:
     states : sequence of str, optional
         Names of the states, in the order of the kernels: of an array's columns, or
         where a table has its columns in another order.
+    scales : mapping of str to float, optional
+        Roughly the standard deviation of states that were not observed, or hardly.
     standardize : bool, default True
         Subtract the mean and divide by the standard deviation (ddof 0) of each
         state's data.  If False, kernels apply to the data as they are.
@@ -130,9 +132,10 @@ class StateGP:
         *,
         nugget: ArrayLike = 1e-4,
         states: Sequence[str] | None = None,
+        scales: Mapping[Any, float] | None = None,
         standardize: bool = True,
     ):
-        data = Data.of(t, y, states=states, standardize=standardize)
+        data = Data.of(t, y, states=states, scales=scales, standardize=standardize).scaled()
         n_states = len(data.states)
         nuggets = as_nugget(nugget, n_states)
         checked = check_kernels(covs, n_states)
@@ -259,10 +262,10 @@ class StateGP:
         _, states = places = self.data.places
         if np.ndim(x) == 1:
             return x if self.data.is_complete else x[states]
-        at_times = x if _is_at(x, self.t_observed, self.t) else self._at_times(x)
+        at_times = x if _is_at(x, self.t_observed, self.t) else self.at_times(x)
         return at_times if self.data.is_complete else at_times[..., *places]
 
-    def _at_times(self, x):
+    def at_times(self, x):
         """Return the rows of x, ``(..., time, state)``, that belong to times of observations."""
         observed = self.observed
         if len(observed) == len(self.t):

@@ -32,8 +32,16 @@ from scipy.interpolate import PchipInterpolator
 
 from pymc_gradmatch.arguments import in_order
 from pymc_gradmatch.gp import StateGP, as_positive
-from pymc_gradmatch.model.constraint import check_states
+from pymc_gradmatch.model.constraint import check_states, constraints
 from pymc_gradmatch.model.gauss_newton import Matched, climb, climb_from_prior
+from pymc_gradmatch.model.likelihood import (
+    Likelihood,
+    LikelihoodFunction,
+    Written,
+    normal,
+    of_graph,
+    rehearsed,
+)
 from pymc_gradmatch.model.priors import Parameters, parameters_of
 from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.reporting import reporting
@@ -60,6 +68,7 @@ def recentre(
     *,
     priors: Mapping[str, TensorVariable],
     gamma: ArrayLike,
+    likelihood: LikelihoodFunction | None = None,
     random_seed: int | np.random.Generator | None = None,
     progressbar: bool = True,
 ) -> Recentred:
@@ -88,6 +97,8 @@ def recentre(
         As for :func:`~pymc_gradmatch.build_model`.
     gamma : array_like of float
         Variance of the mismatch, one number or one per state.
+    likelihood : callable, optional
+        As for :func:`~pymc_gradmatch.build_model`.
     random_seed : int or numpy.random.Generator, optional
         Seed of the eight prior draws among which the first estimate is sought.
     progressbar : bool, default True
@@ -127,8 +138,11 @@ def recentre(
     rng = np.random.default_rng(random_seed)
     x = gp.posterior_mean()
     with reporting(SEARCHING, enabled=progressbar) as say:
-        start = climb_from_prior(ode, gp, parameters, gammas, x, rng)
-        gp, matched, moves = follow(ode, gp, parameters, start, lambda gp: (gp, gammas), say=say)
+        told = _told(likelihood, ode, gp)
+        start = climb_from_prior(ode, gp, parameters, gammas, x, rng, told)
+        gp, matched, moves, _ = follow(
+            ode, gp, parameters, start, lambda gp: (gp, gammas), told or normal(gp), say=say
+        )
     return Recentred(gp, parameters.by_name(matched.u), moves)
 
 
@@ -138,25 +152,54 @@ def follow(
     parameters: Parameters,
     matched: Matched,
     settings: Callable[[StateGP], tuple[StateGP, NDArray[np.float64]]],
+    likelihood: Likelihood,
     *,
     say: Callable[[str], None],
     rounds: int = ROUNDS,
-) -> tuple[StateGP, Matched, list[float]]:
+) -> tuple[StateGP, Matched, list[float], Likelihood]:
     """Re-centre until theta settles; ``settings`` gives each round its kernel and its gamma."""
     moves: list[float] = []
     for number in range(rounds):
         last = f", the last moved theta by {moves[-1]:.1g} sd" if moves else ""
         say(f"re-centring on the ODE's solution: round {number + 1}{last}")
-        centred = _centred(ode, gp, parameters, matched)
-        if centred is None:
+        found = _centred(ode, gp, parameters, matched, likelihood)
+        if found is None:
             break
+        centred, likelihood = found
         gp, gamma = settings(centred)
         before = matched.u
-        matched = climb(ode, gp, parameters, gamma, (before, gp.prior_mean))
+        matched = climb(ode, gp, parameters, gamma, (before, gp.prior_mean), likelihood)
         moves.append(float(np.max(np.abs(matched.u - before) / matched.sd)))
         if moves[-1] < SETTLED:
             break
-    return gp, matched, moves
+    return gp, matched, moves, likelihood
+
+
+def of_model(model: pm.Model, ode: ODE, gp: StateGP) -> Written:
+    """Return what a model observes, and weighs, beside its constraints, as a likelihood.
+
+    Parameters
+    ----------
+    model : pymc.Model
+        Has one constraint of this ODE, the parameters of which are free variables.
+    ode : ODE
+        The right-hand side.
+    gp : StateGP
+        Gaussian processes on a grid that contains that of the constraint.
+    """
+    known = constraints(model)
+    [constraint] = [one for one in known if one.ode is ode]
+    [states] = [name for name, v in model.named_vars.items() if v is constraint.x]
+    return of_graph(
+        model, states, ode.params, grid=constraint.gp.t, gp=gp, without=[one.name for one in known]
+    )
+
+
+def _told(given: LikelihoodFunction | pm.Model | None, ode: ODE, gp: StateGP) -> Likelihood | None:
+    """Return a likelihood on the grid of gp, None for that of its data."""
+    if isinstance(given, pm.Model):
+        return of_model(given, ode, gp)
+    return None if given is None else rehearsed(given, ode, gp)
 
 
 def _advice(ode: ODE, gp: StateGP, start: NDArray[np.float64]) -> str:
@@ -164,7 +207,7 @@ def _advice(ode: ODE, gp: StateGP, start: NDArray[np.float64]) -> str:
     below = [
         f"{state!r} at {value:.3g}"
         for state, value, data in zip(ode.states, start, gp.y.T, strict=True)
-        if value < 0 <= np.nanmin(data)
+        if value < 0 <= np.min(data[~np.isnan(data)], initial=np.inf)
     ]
     look = "Check the priors, and start elsewhere with another random_seed."
     if not below:
@@ -195,16 +238,12 @@ def _solution(ode: ODE, gp: StateGP, parameters: Parameters, matched: Matched) -
         return ode.solve(gp.t, matched.x[0], theta)
 
 
-def _centred(ode: ODE, gp: StateGP, parameters: Parameters, matched: Matched) -> StateGP | None:
+def _centred(
+    ode: ODE, gp: StateGP, parameters: Parameters, matched: Matched, likelihood: Likelihood
+) -> tuple[StateGP, Likelihood] | None:
     solution = _solution(ode, gp, parameters, matched)
     theta, _ = parameters.natural(matched.u)
-    residual = gp.y - solution[gp.observed]
-    n_observed = gp.data.is_observed.sum(axis=0)
-    # What was estimated from all states, each has paid for by its share of the observations.
-    spent = (len(theta) + len(n_observed)) / len(n_observed) * n_observed / n_observed.mean()
-    with np.errstate(over="ignore"):
-        variance = np.nansum(np.square(residual), axis=0) / np.maximum(n_observed - spent, 1)
-    if not (np.isfinite(solution).all() and np.isfinite(variance).all()):
+    if not np.isfinite(solution).all():
         warnings.warn(
             f"the ODE could not be integrated at the estimate "
             f"{dict(zip(ode.params, theta.round(4).tolist(), strict=True))}: the prior mean stays "
@@ -213,8 +252,9 @@ def _centred(ode: ODE, gp: StateGP, parameters: Parameters, matched: Matched) ->
             stacklevel=4,
         )
         return None
+    likelihood = likelihood.around(theta, solution)
     slope, *_ = ode.linearised(gp.t, solution, theta)
-    return gp.with_mean(solution, slope).with_sigma(np.sqrt(variance))
+    return gp.with_mean(solution, slope).with_sigma(likelihood.sigma), likelihood
 
 
 class RefinedSettings(NamedTuple):
@@ -251,7 +291,8 @@ class Refined(NamedTuple):
     gamma: NDArray[np.float64]
     """One per state."""
     theta: dict[str, float]
-    """The most probable parameters: a start for samplers."""
+    """The most probable parameters, a start for samplers; with what else is random in the
+    likelihood."""
     moves: list[float]
     """How far each round moved theta, in posterior standard deviations, the most of all."""
 
@@ -261,6 +302,7 @@ def refine(
     gp: StateGP,
     *,
     priors: Mapping[str, TensorVariable],
+    likelihood: LikelihoodFunction | pm.Model | None = None,
     grid: int | ArrayLike | None = None,
     settings: RefinedSettings = REFINED,
     random_seed: int | np.random.Generator | None = None,
@@ -279,6 +321,9 @@ def refine(
         A fit to the data, of which sigma counts.
     priors : mapping of str to TensorVariable
         As for :func:`~pymc_gradmatch.build_model`.
+    likelihood : callable or pymc.Model, optional
+        As for :func:`~pymc_gradmatch.build_model`, in place of the normal likelihood of
+        the data; or a model that has been written already, with all that it observes.
     grid : int or array_like of float, optional
         Steps between observations or sorted times, see
         :meth:`StateGP.with_grid`; the rule's if not given.
@@ -346,14 +391,18 @@ def refine(
     start = searching.posterior_mean()
     rng = np.random.default_rng(random_seed)
     with reporting(SEARCHING, enabled=progressbar) as say:
-        found = climb_from_prior(ode, searching, parameters, gamma, start, rng)
-        centred, found, moves = follow(
-            ode, searching, parameters, found, lambda gp: (gp, gamma), say=say
+        told = _told(likelihood, ode, searching)
+        found = climb_from_prior(ode, searching, parameters, gamma, start, rng, told)
+        centred, found, moves, told = follow(
+            ode, searching, parameters, found, lambda gp: (gp, gamma), told or normal(searching),
+            say=say,
+        )  # fmt: skip
+        centred, found, more, told = follow(
+            ode, centred, parameters, found, narrowed, told, say=say
         )
-        centred, found, more = follow(ode, centred, parameters, found, narrowed, say=say)
     theta = parameters.by_name(found.u)
     _warn_if_apart(distance_from_solution(ode, centred, parameters, found), ode, theta)
-    return Refined(centred, gamma_of(centred), theta, moves + more)
+    return Refined(centred, gamma_of(centred), theta | told.estimates(), moves + more)
 
 
 def _warn_if_apart(distance: NDArray[np.float64], ode: ODE, theta: Mapping[str, float]):
