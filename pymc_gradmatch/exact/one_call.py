@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch._pymc import starts_by_itself
+from pymc_gradmatch.compiling import EVALUATE_ONCE
 from pymc_gradmatch.exact.importance import Mixture
 from pymc_gradmatch.exact.posterior import ExactPosterior
 from pymc_gradmatch.exact.search import cover, newton, widths_at
@@ -25,6 +26,8 @@ from pymc_gradmatch.plots import plot_states
 from pymc_gradmatch.reporting import printed, reporting
 
 PILOTS = 1_000  # draws of the normal approximation, from which the searches start
+N_PRIOR = 1_000  # draws that tell how wide a prior is
+HARDLY = 0.7  # of the prior's width, that a posterior has where the data tell next to nothing
 UNSEEN = "It says nothing of modes that no search reached."
 
 
@@ -58,6 +61,10 @@ class Fit:
         another sampler.
     starts : list of dict
         Free variables and ``x0`` at up to four draws: ``initvals`` for another sampler.
+    unidentified : pandas.DataFrame
+        Of which unknowns the data tell next to nothing: the range of the middle half of
+        draws, ``prior_width`` and ``posterior_width``.  x(t0), whose prior is flat, has the
+        range over time of its state in place of the former.
     """
 
     verdict: str
@@ -70,9 +77,10 @@ class Fit:
     n_effective: float
     covariance: pd.DataFrame
     starts: list[dict[str, Any]]
+    unidentified: pd.DataFrame
 
     def __repr__(self) -> str:
-        return printed(self.verdict, self.table)
+        return printed(f"{self.verdict}{_in_words(self.unidentified)}", self.table)
 
     def plot(self, **kwargs) -> az.PlotCollection:
         """Plot the states with bands over the data, by :func:`~pymc_gradmatch.plot_states`."""
@@ -183,6 +191,7 @@ def fit(
         weighted = found.weighted
         drawn = weighted.resampled(rng)
         idata = target.idata(weighted.points[drawn], rng)
+        unidentified = _unidentified(target, idata["posterior"].dataset, rng)
     disagreement = found.disagreement.set_axis([*target.names, "evidence"])
     scalars = [name for name in idata["posterior"].data_vars if name not in target.states]
     return Fit(
@@ -196,6 +205,45 @@ def fit(
         n_effective=weighted.n_effective,
         covariance=pd.DataFrame(found.covariance, target.names, target.names),
         starts=target.initial_points(weighted.points[list(dict.fromkeys(drawn))[:N_HANDED_ON]]),
+        unidentified=unidentified,
+    )
+
+
+def _unidentified(target: ExactPosterior, posterior: xr.Dataset, rng) -> pd.DataFrame:
+    """Compare what is known of each scalar before the data and after."""
+    model = target.model
+    free = [rv for rv in model.free_RVs if rv.name in posterior and not is_states(rv)]
+    draws = pm.draw(free, N_PRIOR, mode=EVALUATE_ONCE, random_seed=rng) if free else []
+    rows: dict[str, tuple[float, float]] = {}
+    for rv, prior in zip(free, draws, strict=True):
+        after = posterior[rv.name].to_numpy()[0].reshape(posterior.sizes["draw"], -1)
+        widths = zip(_width(prior.reshape(N_PRIOR, -1)), _width(after), strict=True)
+        rows |= dict(zip(target.entries(rv.name, prior.shape[1:]), widths, strict=True))
+    for start, states in zip(target.starts, target.states, strict=True):
+        after = posterior[start].to_numpy()[0]
+        over_time = posterior[states].mean(["chain", "draw"]).to_numpy()
+        if over_time.ndim == 2:
+            widths = zip(np.ptp(over_time, axis=0), _width(after), strict=True)
+            rows |= dict(zip(target.entries(start, after.shape[1:]), widths, strict=True))
+    table = pd.DataFrame.from_dict(rows, orient="index", columns=["prior_width", "posterior_width"])
+    return table[table["posterior_width"] > HARDLY * table["prior_width"]]
+
+
+def _width(draws: NDArray[np.float64]) -> NDArray[np.float64]:
+    low, high = np.quantile(draws, [0.25, 0.75], axis=0)
+    return high - low
+
+
+def _in_words(unidentified: pd.DataFrame) -> str:
+    if unidentified.empty:
+        return ""
+    listed = ", ".join(
+        f"{name} ({row.prior_width:.2g} before, {row.posterior_width:.2g} after)"
+        for name, row in zip(unidentified.index, unidentified.itertuples(), strict=True)
+    )
+    return (
+        f" The data hardly tell {listed}: the range of the middle half of its values, in the "
+        "prior, or of the state over time, and in the posterior."
     )
 
 
