@@ -50,6 +50,7 @@ __all__ = [
     "rv_size_is_none",
     "starting_at",
     "starts_by_itself",
+    "with_equal_parameters",
     "without_starts",
 ]
 
@@ -135,6 +136,10 @@ INTERNALS = {
         "inputs by which to tell. If it breaks: RandomVariable and pm.SymbolicRandomVariable; "
         "variables of pymc.dims are then missed."
     ),
+    "pytensor.tensor.random.op.RandomVariable": (
+        "Its vectorized draws take their number from the first parameter, which may be the same "
+        "for all draws where others are not. If it breaks: draw the data of each draw by itself."
+    ),
     "pytensor.tensor.random.type.RandomType": (
         "Tells generators of random numbers from what is drawn with them, also under pymc.dims. "
         "If it breaks: compare types with that of pt.random.shared_rng()."
@@ -168,7 +173,7 @@ with explained():
     from pymc.stats.convergence import log_warnings, run_convergence_checks
     from pymc.step_methods.arraystep import ArrayStepShared
     from pymc.step_methods.compound import StepMethodState
-    from pytensor.tensor.random.op import RNGConsumerOp
+    from pytensor.tensor.random.op import RandomVariable, RNGConsumerOp
     from pytensor.tensor.random.type import RandomType
     from pytensor.tensor.random.utils import normalize_size_param
 
@@ -252,6 +257,16 @@ def compile_starts(model: pm.Model, drawn: Iterable[str]) -> Callable[[int], dic
     return make_initial_point_fn(model=model, overrides=dict.fromkeys(drawn, "prior"))
 
 
+def with_equal_parameters(rv: TensorVariable) -> TensorVariable:
+    """Return the same random variable with its parameters broadcast, so that it vectorizes."""
+    node = rv.owner
+    if not isinstance(node.op, RandomVariable) or node.op.ndim_supp:
+        return rv
+    rng, size, *parameters = node.inputs
+    again = node.op.make_node(rng, size, *pt.broadcast_arrays(*parameters))
+    return again.outputs[node.outputs.index(rv)]
+
+
 def is_generator(variable: Variable) -> bool:
     """Tell whether a variable is a generator of random numbers."""
     return isinstance(variable.type, RandomType)
@@ -275,7 +290,7 @@ def random_ancestors(graphs: Sequence, known: Collection = ()) -> list:
     ]
 
 
-def impossible_outside(log_density: TensorVariable) -> Any:
+def impossible_outside(log_density: Any) -> Any:
     """Return a log density that is minus infinity where ``check_parameters`` would raise."""
     return rewrite_graph(
         log_density, include=("canonicalize", local_check_parameter_to_ninf_switch.__name__)

@@ -19,6 +19,8 @@ RESERVED = DRAWS | {
     "time": "a dim of the states",
     "state": "a dim of the states",
     "time_observed": "a dim of the observations",
+    "observation": "a dim of the observations",
+    "observed_state": "a dim of the noise",
 }
 
 

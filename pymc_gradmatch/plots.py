@@ -7,6 +7,8 @@ import numpy as np
 import xarray as xr
 from numpy.typing import ArrayLike
 
+from pymc_gradmatch.gp import of_label
+
 
 def plot_states(
     idata: xr.DataTree,
@@ -27,10 +29,11 @@ def plot_states(
         What :func:`pymc.sample` or :func:`~pymc_gradmatch.sample_fgpgm` returns.
     var_name : str, default "x"
         The variable to plot, with the dim ``state`` and one of times, such as
-        ``time`` or ``time_observed``.
+        ``time`` or ``time_observed``, or with the dim ``observation``, labelled by
+        :attr:`StateGP.observation_labels`.
     observed : str or None, default "y"
-        The observed variable drawn over it, with the dim ``state`` and one of
-        times, which may be others; None for none.
+        The observed variable drawn over it, with dims such as these, its times may
+        be others; None for none.
     truth : array_like of float, optional
         True trajectories, shape ``(time, state)``, on the same times.
     ci_prob : float, optional
@@ -55,8 +58,7 @@ def plot_states(
     Raises
     ------
     ValueError
-        If the variable or the observed one does not have the dim ``state`` and
-        one more.
+        If the variable or the observed one does not have such dims.
 
     Examples
     --------
@@ -68,11 +70,16 @@ def plot_states(
         gm.plot_states(idata, var_name="y", group="posterior_predictive")
     """
     draws = idata[group].dataset[var_name]
-    times = draws[_times_of(draws)]
+    is_single = "observation" in draws.dims
+    if not is_single:
+        _times_of(draws)
     ci_prob = az.rcParams["stats.ci_prob"] if ci_prob is None else ci_prob
     quantiles = draws.quantile([(1 - ci_prob) / 2, (1 + ci_prob) / 2], dim=["chain", "draw"])
-    low, high = quantiles.drop_vars("quantile").transpose("quantile", ...)
-    mean = draws.mean(["chain", "draw"])
+    quantiles = quantiles.drop_vars("quantile").transpose("quantile", ...)
+    mean, low, high = (_by_state(v) for v in (draws.mean(["chain", "draw"]), *quantiles))
+    times = mean[_times_of(mean)]
+    if is_single:  # lines and bands go from one observation to the next
+        mean, low, high = (v.interpolate_na(times.name) for v in (mean, low, high))
     x_label, y_label = labels or ("time", var_name)
 
     pc_kwargs.setdefault("col_wrap", 3)
@@ -97,10 +104,13 @@ def plot_states(
             color="black", linestyle="--", label="truth",
         )  # fmt: skip
     if observed is not None:
-        data = idata["observed_data"].dataset[observed]
+        data = _by_state(idata["observed_data"].dataset[observed])
+        times_of_data = data[_times_of(data)]
+        if "state" in data.coords:
+            data = data.reindex(state=mean["state"])  # states that were not observed are NaN
         pc.map(
-            az.visuals.scatter_xy, "data", data=data.to_dataset(name=var_name),
-            x=data[_times_of(data)], color="C1", label="data", zorder=3,
+            az.visuals.scatter_xy, "data", data=data.to_dataset(name=var_name), x=times_of_data,
+            color="C1", label="data", zorder=3,
         )  # fmt: skip
     pc.map(
         az.visuals.labelled_title,
@@ -118,6 +128,20 @@ def plot_states(
         for panel in pc.viz["plot"].to_numpy().ravel():
             panel.locator_params(axis="x", nbins=6, integer=whole)
     return pc
+
+
+def _by_state(variable: xr.DataArray) -> xr.DataArray:
+    """Return a variable of single observations as one of times and states.
+
+    NaN where nothing was observed.
+    """
+    if variable.dims != ("observation",):
+        return variable
+    states, times = zip(*map(of_label, variable["observation"].to_numpy()), strict=True)
+    places = {"state": ("observation", [*states]), "time_observed": ("observation", [*times])}
+    single = variable.drop_vars("observation").assign_coords(places)
+    table = single.set_index(observation=["time_observed", "state"]).unstack("observation")
+    return table.reindex(state=[*dict.fromkeys(states)])
 
 
 def _times_of(variable: xr.DataArray) -> Hashable:

@@ -21,7 +21,7 @@ from pymc_gradmatch import reporting
 from pymc_gradmatch.gp import fit
 from pymc_gradmatch.numerics import optimise
 from pymc_gradmatch.paper import metropolis
-from pymc_gradmatch.sampling import coordinates, density, posterior
+from pymc_gradmatch.sampling import coordinates, density, posterior, side_by_side
 from pymc_gradmatch.sampling.posterior import compile_posterior
 from pymc_gradmatch.sampling.side_by_side import compiled_for
 

@@ -7,13 +7,8 @@ import pytest
 from scipy.optimize import least_squares
 
 import pymc_gradmatch as gm
-from pymc_gradmatch.model.gauss_newton import (
-    Theorem1,
-    climb,
-    climb_from_prior,
-    log_likelihood,
-    normal,
-)
+from pymc_gradmatch.model.gauss_newton import Theorem1, climb, climb_from_prior
+from pymc_gradmatch.model.likelihood import Written, normal
 from pymc_gradmatch.model.priors import parameters_of
 
 GAMMA = np.array([0.05, 0.2])
@@ -140,6 +135,12 @@ def test_objective_is_minus_the_models_log_density(climbing, lotka_volterra, rng
     np.testing.assert_allclose(totals, totals[0], rtol=1e-8)
 
 
+def written(gp, log_density):
+    """Return a log density of the states on the grid as a likelihood, of four parameters."""
+    x = pt.matrix("x", shape=gp.prior_mean.shape)
+    return Written(log_density(x), x, [pt.scalar(name) for name in "abcd"], gp=gp)
+
+
 @pytest.fixture(scope="module")
 def counted(lotka_volterra, climbing, priors):
     """Return a model of counts, and what they say of the states."""
@@ -157,8 +158,7 @@ def counted(lotka_volterra, climbing, priors):
         x = gp.prior("x")
         pm.Poisson("y", 10 * pm.math.log1pexp(gp.at_observations(x)), observed=counts)
         gm.GradientMatchingODE("g", lotka_volterra.ode, x, theta, gp=gp, gamma=GAMMA)
-    states = pt.matrix("states", shape=gp.prior_mean.shape)
-    return model, log_likelihood(pm.logp(counting(states), counts).sum(), states)
+    return model, written(gp, lambda x: pm.logp(counting(x), counts).sum())
 
 
 @pytest.mark.slow
@@ -187,21 +187,31 @@ def test_curvature_of_a_likelihood_is_that_of_differences(climbing, counted, rng
     gp, *_ = climbing
     _, likelihood = counted
     x = gp.prior_mean + rng.normal(0, 0.3, gp.prior_mean.shape)
-    told, step = likelihood(x), 1e-5
-    for k in range(2):
-        moved = [likelihood(x + sign * step * np.eye(2)[k]).gradient for sign in (1, -1)]
-        curvature = (moved[1] - moved[0]) / (2 * step)
-        np.testing.assert_allclose(told.curvature[..., k], curvature, rtol=1e-4, atol=1e-6)
+    theta, step = np.ones(4), 1e-5
+    curvature = likelihood.curvature(theta, x)
+    assert not curvature[:4].any()
+    for entry in rng.choice(x.size, 6, replace=False):
+        state, time = divmod(int(entry), len(x))
+        move = np.zeros_like(x)
+        move[time, state] = step
+        ahead, behind = (likelihood(theta, x + s * move).by_states for s in (1, -1))
+        expected = ((behind - ahead) / (2 * step)).T.ravel()
+        np.testing.assert_allclose(curvature[4 + entry, 4:], expected, rtol=1e-4, atol=1e-6)
 
 
 def test_the_normal_likelihood_is_the_one_of_its_graph(climbing, rng):
     gp, *_ = climbing
-    x = pt.matrix("x", shape=gp.prior_mean.shape)
-    graph = pm.logp(pm.Normal.dist(gp.at_observations(x), gp.sigma), gp.y).sum()
-    at = gp.prior_mean + rng.normal(0, 0.3, gp.prior_mean.shape)
-    one, other = (told(at) for told in (normal(gp), log_likelihood(graph, x)))
-    np.testing.assert_allclose(one.gradient, other.gradient, rtol=1e-9)
-    np.testing.assert_allclose(one.curvature, other.curvature, rtol=1e-9, atol=1e-9)
+    other = written(
+        gp, lambda x: pm.logp(pm.Normal.dist(gp.at_observations(x), gp.sigma), gp.y).sum()
+    )
+    x, theta = gp.prior_mean + rng.normal(0, 0.3, gp.prior_mean.shape), np.ones(4)
+    one = normal(gp)
+    np.testing.assert_allclose(one(theta, x).by_states, other(theta, x).by_states, rtol=1e-9)
+    whole = np.zeros((4 + x.size,) * 2)
+    places = [4 + k * len(x) + row for k in range(x.shape[1]) for row in one.rows]
+    whole[np.ix_(places, places)] = one.curvature(theta, x)[4:, 4:]
+    np.testing.assert_allclose(whole, other.curvature(theta, x), rtol=1e-9, atol=1e-8)
+    np.testing.assert_allclose(other.around(theta, x).sigma, gp.sigma, rtol=1e-9)
 
 
 @pytest.mark.slow

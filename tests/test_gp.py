@@ -273,9 +273,15 @@ def changed(row, column, value):
         (np.arange(5.0), r"shape \(5,\); expected \(time, state\) with 5 times.*y\[:, None\]"),
         (np.ones((2, 5)), r"shape \(2, 5\).*Pass y\.T"),
         (np.ones((4, 2)), r"shape \(4, 2\); expected \(time, state\) with 5 times"),
-        (changed(slice(None), 1, np.nan), r"no observation of state \[1\].*not supported yet"),
-        (changed(2, 1, np.nan), r"1 missing values.*time index 2, state 1.*not supported yet"),
-        (np.ma.masked_equal(changed(1, 1, -9.0), -9.0), r"1 missing values.*time index 1, state 1"),
+        (np.full((5, 2), np.nan), r"no observation at all \(all NaN\)"),
+        (
+            changed([1, 2, 4], 1, np.nan),
+            r"fewer than 3 observations of the states \[1\].*expected scales=\{1: 1.0\}",
+        ),
+        (
+            np.ma.masked_less(changed([1, 2, 4], 1, -9.0), 0),
+            r"fewer than 3 observations of the states \[1\].*expected scales=\{1: 1.0\}",
+        ),
         (changed(3, 0, np.inf), r"infinite at time index 3, state 0"),
         (changed(slice(None), 0, [0.3, 0.1 + 0.2] * 2 + [0.3]), r"constant .* for state \[0\]"),
         (changed(slice(None), 0, 4.0), r"constant \(zero variance\) for state \[0\]"),

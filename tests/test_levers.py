@@ -228,7 +228,7 @@ T_IRREGULAR = np.array([0.0, 1.0, 2.0, 4.0, 7.0, 20.0, 50.0, 100.0])
 @pytest.mark.usefixtures("fast_compile")
 @pytest.mark.parametrize("family", [pm.gp.cov.ExpQuad, pm.gp.cov.Matern52])
 def test_derivatives_of_a_kernel_in_warped_time_are_finite_differences(family):
-    cov = _counted(family, 2.0, T_IRREGULAR)
+    cov = _counted(family, 2.0, T_IRREGULAR, np.arange(len(T_IRREGULAR)))
     t = np.union1d(T_IRREGULAR, [0.3, 3.0, 5.1, 12.0, 33.0, 77.0])
     blocks = evaluate_blocks(cov, t)
     h = 1e-4
@@ -247,13 +247,13 @@ def test_derivatives_of_a_kernel_in_warped_time_are_finite_differences(family):
 @pytest.mark.usefixtures("fast_compile")
 def test_time_is_counted_in_observations():
     """Assert unit steps at the observations, whatever their gaps, and no warp where they agree."""
-    warped = _counted(pm.gp.cov.ExpQuad, 2.0, T_IRREGULAR)
+    warped = _counted(pm.gp.cov.ExpQuad, 2.0, T_IRREGULAR, np.arange(len(T_IRREGULAR)))
     plain = pm.gp.cov.ExpQuad(1, ls=np.float64(2.0))
     counted = np.arange(8.0)[:, None]
     np.testing.assert_allclose(
         warped(T_IRREGULAR[:, None]).eval(), plain(counted).eval(), rtol=1e-12
     )
-    regular = _counted(pm.gp.cov.ExpQuad, 2.0, np.linspace(0, 3.5, 8))
+    regular = _counted(pm.gp.cov.ExpQuad, 2.0, np.linspace(0, 3.5, 8), np.arange(8))
     assert isinstance(regular, pm.gp.cov.ExpQuad)
     np.testing.assert_allclose(regular(0.5 * counted).eval(), plain(counted).eval(), rtol=1e-12)
 

@@ -20,6 +20,7 @@ import pytest
 from numba import types
 from pymc import dims
 from pymc.logprob.utils import ParameterValueError
+from pytensor.graph.replace import vectorize_graph
 
 from pymc_gradmatch import _pymc
 from pymc_gradmatch._pymc import INTERNALS
@@ -190,6 +191,18 @@ def test_what_is_drawn_is_told_from_what_it_is_drawn_with():
     assert _pymc.random_ancestors([walk.sum()], known=[walk]) == []
     with pm.Model(coords={"state": ["prey"]}):
         assert _pymc.is_drawn(dims.Normal("x", dims="state"))
+
+
+@leans_on("pytensor.tensor.random.op.RandomVariable")
+def test_draws_vectorize_whichever_parameter_differs():
+    mean = pt.vector("mean", shape=(3,))
+    heavy = pm.StudentT.dist(nu=5.0, mu=mean, sigma=0.1, shape=3)
+    means = pt.matrix("means", shape=(2, 3))
+    many = vectorize_graph(_pymc.with_equal_parameters(heavy), {mean: means})
+    far = 1e6 * np.arange(6.0).reshape(2, 3)
+    drawn = pm.compile([means], many, mode=EVALUATE_ONCE, random_seed=1)(far)
+    np.testing.assert_allclose(drawn, far, atol=100)
+    assert _pymc.with_equal_parameters(pm.MvNormal.dist(mean, np.eye(3))).owner.op.ndim_supp == 1
 
 
 @leans_on("pymc.gp.cov.Combination._factor_list")

@@ -69,12 +69,12 @@ def select_gamma(
 
     .. math::
 
-        \mathrm{fit}(\gamma)^2 = \frac{1}{TK} \sum_{jk}
+        \mathrm{fit}(\gamma)^2 = \frac{1}{N} \sum_{jk}
         \frac{\bigl(y_{jk} - x_k(t_j; \bar\theta_\gamma, \bar x_{0,\gamma})\bigr)^2}{\sigma_k^2}
 
-    The model is sampled for every gamma, and the ODE integrated numerically
-    from the posterior means of theta and of x(t0): the smallest ``fit`` wins.
-    This is the paper's choice [1]_.  A fit near one is as good as sigma allows.
+    over the N observations.  The model is sampled for every gamma, and the ODE
+    integrated numerically from the posterior means of theta and of x(t0): the smallest
+    ``fit`` wins.  This is the paper's choice [1]_.  A fit near one is as good as sigma allows.
     The Gaussian processes are fitted once and the density is compiled once.
 
     Parameters
@@ -151,7 +151,7 @@ def select_gamma(
     >>> selection.gamma
     0.01
     """
-    data = Data.of(t, y)
+    data = Data.of(t, y, states=ode.states)
     if np.ndim(gammas) != 1 or len(gammas) == 0:
         msg = f"gammas is {gammas!r}; expected a sequence of numbers."
         raise ValueError(msg)
@@ -220,7 +220,7 @@ def judge(
         trajectory = ode.solve(data.t, start, theta)
     if not np.isfinite(trajectory).all():
         return row | {"failure": "the ODE cannot be integrated from the posterior means"}
-    fit = np.sqrt(np.mean(np.square((data.y - trajectory) / sigma)))
+    fit = np.sqrt(np.nanmean(np.square((data.y - trajectory) / sigma)))
     return row | {"fit": fit, "failure": ""}
 
 

@@ -1,6 +1,6 @@
 """One call: from data to draws of the exact posterior, with a verdict."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -12,11 +12,14 @@ from arviz_stats import summary
 from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor import TensorVariable
 
+from pymc_gradmatch._pymc import starts_by_itself
+from pymc_gradmatch.compiling import EVALUATE_ONCE
 from pymc_gradmatch.exact.importance import Mixture
 from pymc_gradmatch.exact.posterior import ExactPosterior
 from pymc_gradmatch.exact.search import cover, newton, widths_at
 from pymc_gradmatch.exact.verdict import N_HANDED_ON, TRY, check_n_draws, in_words
-from pymc_gradmatch.model import Settings, build_model, refine
+from pymc_gradmatch.gp import is_states
+from pymc_gradmatch.model import Constraint, Settings, build_model, of_model, refine
 from pymc_gradmatch.numerics import on_one_thread
 from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.reporting import printed, reporting
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     from arviz import PlotCollection
 
 PILOTS = 1_000  # draws of the normal approximation, from which the searches start
+N_PRIOR = 1_000  # draws that tell how wide a prior is
+HARDLY = 0.7  # of the prior's width, that a posterior has where the data tell next to nothing
 UNSEEN = "It says nothing of modes that no search reached."
 
 
@@ -58,6 +63,10 @@ class Fit:
         another sampler.
     starts : list of dict
         Free variables and ``x0`` at up to four draws: ``initvals`` for another sampler.
+    unidentified : pandas.DataFrame
+        Of which unknowns the data tell next to nothing: the range of the middle half of
+        draws, ``prior_width`` and ``posterior_width``.  x(t0), whose prior is flat, has the
+        range over time of its state in place of the former.
     """
 
     verdict: str
@@ -70,9 +79,10 @@ class Fit:
     n_effective: float
     covariance: pd.DataFrame
     starts: list[dict[str, Any]]
+    unidentified: pd.DataFrame
 
     def __repr__(self) -> str:
-        return printed(self.verdict, self.table)
+        return printed(f"{self.verdict}{_in_words(self.unidentified)}", self.table)
 
     def plot(self, **kwargs) -> "PlotCollection":
         """Plot the states with bands over the data, by :func:`~pymc_gradmatch.plot_states`."""
@@ -88,6 +98,8 @@ def fit(
     y: ArrayLike | None = None,
     *,
     priors: Mapping[str, TensorVariable] | None = None,
+    likelihood: Callable | None = None,
+    scales: Mapping[str, float] | None = None,
     model: pm.Model | None = None,
     n_draws: int = 4_000,
     random_seed: int | np.random.Generator | None = None,
@@ -109,7 +121,7 @@ def fit(
 
     Parameters
     ----------
-    ode, t, y, priors
+    ode, t, y, priors, likelihood, scales
         As for :func:`~pymc_gradmatch.build_model`, whose refined preset the model is.
     model : pymc.Model, optional
         A model of one's own with a :class:`~pymc_gradmatch.GradientMatchingODE`, in
@@ -156,14 +168,18 @@ def fit(
     check_n_draws(n_draws)
     rng = np.random.default_rng(random_seed)
     if model is None:
-        if ode is None or t is None or y is None or priors is None:
-            msg = "expected an ODE, t, y and priors, or model= with a GradientMatchingODE."
+        told = y is not None or likelihood is not None
+        if ode is None or t is None or priors is None or not told:
+            msg = (
+                "expected an ODE, t, y (or a likelihood) and priors, or model= with a "
+                "GradientMatchingODE."
+            )
             raise TypeError(msg)
         model = build_model(
-            ode, t, y, priors=priors, preset="refined", random_seed=rng,
-            progressbar=progressbar, **settings,
+            ode, t, y, priors=priors, likelihood=likelihood, scales=scales, preset="refined",
+            random_seed=rng, progressbar=progressbar, **settings,
         )  # fmt: skip
-    elif not (ode is None and t is None and y is None and priors is None and not settings):
+    elif settings or any(g is not None for g in (ode, t, y, priors, likelihood, scales)):
         msg = "a model was given and what models are made of; expected one of these alone."
         raise TypeError(msg)
     with reporting("writing the exact posterior", enabled=progressbar) as say:
@@ -179,6 +195,7 @@ def fit(
         weighted = found.weighted
         drawn = weighted.resampled(rng)
         idata = target.idata(weighted.points[drawn], rng)
+        unidentified = _unidentified(target, idata["posterior"].dataset, rng)
     disagreement = found.disagreement.set_axis([*target.names, "evidence"])
     scalars = [name for name in idata["posterior"].data_vars if name not in target.states]
     return Fit(
@@ -192,6 +209,45 @@ def fit(
         n_effective=weighted.n_effective,
         covariance=pd.DataFrame(found.covariance, target.names, target.names),
         starts=target.initial_points(weighted.points[list(dict.fromkeys(drawn))[:N_HANDED_ON]]),
+        unidentified=unidentified,
+    )
+
+
+def _unidentified(target: ExactPosterior, posterior: xr.Dataset, rng) -> pd.DataFrame:
+    """Compare what is known of each scalar before the data and after."""
+    model = target.model
+    free = [rv for rv in model.free_RVs if rv.name in posterior and not is_states(rv)]
+    draws = pm.draw(free, N_PRIOR, mode=EVALUATE_ONCE, random_seed=rng) if free else []
+    rows: dict[str, tuple[float, float]] = {}
+    for rv, prior in zip(free, draws, strict=True):
+        after = posterior[rv.name].to_numpy()[0].reshape(posterior.sizes["draw"], -1)
+        widths = zip(_width(prior.reshape(N_PRIOR, -1)), _width(after), strict=True)
+        rows |= dict(zip(target.entries(rv.name, prior.shape[1:]), widths, strict=True))
+    for start, states in zip(target.starts, target.states, strict=True):
+        after = posterior[start].to_numpy()[0]
+        over_time = posterior[states].mean(["chain", "draw"]).to_numpy()
+        if over_time.ndim == 2:
+            widths = zip(np.ptp(over_time, axis=0), _width(after), strict=True)
+            rows |= dict(zip(target.entries(start, after.shape[1:]), widths, strict=True))
+    table = pd.DataFrame.from_dict(rows, orient="index", columns=["prior_width", "posterior_width"])
+    return table[table["posterior_width"] > HARDLY * table["prior_width"]]
+
+
+def _width(draws: NDArray[np.float64]) -> NDArray[np.float64]:
+    low, high = np.quantile(draws, [0.25, 0.75], axis=0)
+    return high - low
+
+
+def _in_words(unidentified: pd.DataFrame) -> str:
+    if unidentified.empty:
+        return ""
+    listed = ", ".join(
+        f"{name} ({row.prior_width:.2g} before, {row.posterior_width:.2g} after)"
+        for name, row in zip(unidentified.index, unidentified.itertuples(), strict=True)
+    )
+    return (
+        f" The data hardly tell {listed}: the range of the middle half of its values, in the "
+        "prior, or of the state over time, and in the posterior."
     )
 
 
@@ -200,28 +256,42 @@ def _start(target: ExactPosterior, rng, *, progressbar: bool) -> NDArray[np.floa
 
     A Gaussian process with a slope of its own has been there already.
     """
-    values: dict[str, float] = {}
-    starts = []
+    values: dict[str, Any] = {}
+    starts, model = [], target.model
     for constraint in target.constraints:
-        gp, model = constraint.gp, target.model
-        named = {name: model.named_vars.get(name) for name in constraint.ode.params}
-        if not np.any(gp.prior_slope) and all(rv in model.free_RVs for rv in named.values()):
+        ode, gp = constraint.ode, constraint.gp
+        named = {name: model.named_vars.get(name) for name in ode.params}
+        is_plain = all(rv in model.free_RVs for rv in named.values())
+        if is_plain and not np.any(gp.prior_slope):
+            grid = gp.t if len(gp.t) > len(gp.t_observed) else None
             with model:
                 gp, _, theta, _ = refine(
-                    constraint.ode, gp, priors=named, random_seed=rng, progressbar=progressbar
-                )
+                    ode, gp, priors=named, likelihood=model, grid=grid, random_seed=rng,
+                    progressbar=progressbar,
+                )  # fmt: skip
             values |= theta
+        elif is_plain and _others_without_start(model, constraint):
+            there = target.parameters_at_start([*named.values()])
+            values |= of_model(model, ode, gp).around(there, gp.prior_mean).estimates()
         starts.append(gp.prior_mean[0])
     return target.starting_at(values, starts)
+
+
+def _others_without_start(model: pm.Model, constraint: Constraint) -> bool:
+    """Tell whether the likelihood has random variables of its own, which start anywhere."""
+    others = [rv for rv in model.free_RVs if not is_states(rv)]
+    return any(rv.name not in constraint.ode.params and not starts_by_itself(rv) for rv in others)
 
 
 def _check_start(target: ExactPosterior, start):
     if np.isfinite(target(start[None])[0]):
         return
     at = {label: float(f"{v[0]:.3g}") for label, v in target.scalars(start[None]).items()}
+    zero = target.impossible(start)
+    where = f" The likelihood is zero at {zero}." if zero else ""
     msg = (
         f"the exact density is zero where gradient matching leads to, {at}: the ODE cannot be "
-        "integrated from there, or prior or likelihood exclude it. Check the priors, or give the "
-        "model other starts (initval)."
+        f"integrated from there, or prior or likelihood exclude it.{where} Check the priors, or "
+        "give the model other starts (initval)."
     )
     raise ValueError(msg)

@@ -14,11 +14,16 @@ from numpy.typing import ArrayLike, NDArray
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors, truncated_graph_inputs
 
-from pymc_gradmatch._pymc import at_starts, impossible_outside, without_starts
+from pymc_gradmatch._pymc import (
+    at_starts,
+    impossible_outside,
+    with_equal_parameters,
+    without_starts,
+)
 from pymc_gradmatch.compiling import EVALUATE_ONCE
 from pymc_gradmatch.exact.solutions import Solutions, compile_for_draws, with_draws
 from pymc_gradmatch.gp import is_states
-from pymc_gradmatch.model import constraints, is_constraint
+from pymc_gradmatch.model import constraints, is_constraint, where_impossible
 
 MOST_NUMBERS = 4_000_000  # of trajectories that are held at once
 
@@ -173,7 +178,8 @@ class ExactPosterior(Solutions):
         solved = self._at_states
         free = [solved[name] for name in self._free]
         natural = solved.replace_rvs_by_values(free)
-        return clone_replace(self._observed, dict(zip(free, natural, strict=True)))
+        observed = [with_equal_parameters(rv) for rv in self._observed]
+        return clone_replace(observed, dict(zip(free, natural, strict=True)))
 
     def _at_solutions(self, graphs, values, rng) -> dict[str, NDArray]:
         evaluate = compile_for_draws([*self._values, *self._x], graphs, int(rng.integers(2**31)))
@@ -218,6 +224,28 @@ class ExactPosterior(Solutions):
         n_values = len(self._values)
         there = parts[n_values:] if starts is None else starts
         return [*parts[:n_values], *self._standardised(there)]
+
+    def parameters_at_start(self, variables: Sequence) -> NDArray[np.float64]:
+        """Return scalar free variables of the model where it starts."""
+        upstream = set(ancestors(variables))
+        free = [rv for rv in self.model.free_RVs if rv in upstream]
+        there = at_starts(variables, free, self.model.rvs_to_initial_values)
+        return np.array(pytensor.function([], there, mode=EVALUATE_ONCE)())
+
+    def impossible(self, phi: NDArray[np.float64]) -> str:
+        """Say which observation has density zero at a point, if its ODE can be integrated."""
+        u, starts = self._parts(phi[None])
+        trajectories = self._solved(u, starts)
+        if not all(np.isfinite(x).all() for x in trajectories):
+            return ""
+        single = self._at_states.logp(vars=self._observed, sum=False)
+        with np.errstate(all="ignore"):
+            densities = self._at_solutions(
+                [impossible_outside(graph) for graph in single],
+                [*u, *trajectories],
+                np.random.default_rng(0),
+            )
+        return where_impossible({name: values[0] for name, values in densities.items()})
 
     @property
     def _coordinate_graphs(self) -> list:

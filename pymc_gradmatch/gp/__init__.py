@@ -6,8 +6,8 @@ prior of the states as a distribution.  Nothing here has heard of an ODE.
 """
 
 from pymc_gradmatch.gp import derivatives, kernels
-from pymc_gradmatch.gp.data import Data, as_positive, fits_states
-from pymc_gradmatch.gp.fit import fit_data, fit_gp
+from pymc_gradmatch.gp.data import Data, as_positive, fits_states, of_label
+from pymc_gradmatch.gp.fit import fit_data, fit_gp, unfitted
 from pymc_gradmatch.gp.kernels import CovFunction
 from pymc_gradmatch.gp.processes import (
     Parameterization,
@@ -36,5 +36,7 @@ __all__ = [
     "fits_states",
     "is_states",
     "kernels",
+    "of_label",
     "start_of",
+    "unfitted",
 ]

@@ -1,6 +1,8 @@
 """Observations at some times, checked once, before anything is computed from them."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -15,6 +17,7 @@ from pymc_gradmatch.arguments import as_numbers
 # Kernels see times through differences of squares: beyond this many sampling
 # intervals from zero, rounding spoils the distances between neighbours.
 FARTHEST_START = 3e4
+FEWEST = 3  # observations to which a state's Gaussian process is fitted
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,11 +52,22 @@ class Data:
     def of(
         cls,
         t: ArrayLike | SharedVariable,
-        y: ArrayLike | SharedVariable,
+        y: ArrayLike | SharedVariable | None,
         *,
+        states: Sequence[str] | None = None,
+        scales: Mapping[Any, float] | None = None,
         standardize: bool = True,
     ) -> Self:
         """Check times and observations; mean and scale are those of each state's data.
+
+        A state with hardly an observation has the scale that is given, or NaN.
+
+        Parameters
+        ----------
+        t, y, scales, standardize
+            As for :class:`~pymc_gradmatch.StateGP`; without y all states are hidden.
+        states : sequence of str, optional
+            Names of an array's columns, or what a table's are put in the order of.
 
         Raises
         ------
@@ -61,18 +75,77 @@ class Data:
             If they cannot be used; the message says why.
         """
         times = _as_times(t)
-        observations = _as_observations(y, times)
-        n_states = observations.shape[1]
-        columns = getattr(y, "columns", range(n_states))
-        mean, scale = np.zeros(n_states), np.ones(n_states)
+        if y is None and states is not None:
+            y = np.full((len(times), len(states)), np.nan)
+        observations, names = _as_observations(y, times, states)
+        given = _as_scales(scales or {}, names)
+        mean, scale = np.zeros(len(names)), np.ones(len(names))
         if standardize:
-            mean, scale = np.nanmean(observations, axis=0), np.nanstd(observations, axis=0)
-        return cls(times, observations, tuple(columns), read_only(mean), read_only(scale))
+            for k, column in enumerate(observations.T):
+                seen = column[~np.isnan(column)]
+                mean[k] = seen.mean() if len(seen) else 0
+                scale[k] = seen.std() if len(seen) >= FEWEST else np.nan
+            scale = np.where(np.isnan(given), scale, given)
+        return cls(times, observations, names, read_only(mean), read_only(scale))
 
     @property
+    def is_sparse(self) -> NDArray[np.bool_]:
+        """Which states have hardly an observation, or none, shape ``(state,)``."""
+        return self.is_observed.sum(axis=0) < FEWEST
+
+    @property
+    def unscaled(self) -> list:
+        """Names of states of which neither the data nor the user tell the scale."""
+        return [name for name, s in zip(self.states, self.scale, strict=True) if np.isnan(s)]
+
+    def with_scale(self, mean: NDArray[np.float64], scale: NDArray[np.float64]) -> Self:
+        """Return the same data with another mean and scale of the states."""
+        return replace(self, mean=read_only(mean), scale=read_only(scale))
+
+    def scaled(self) -> Self:
+        """Return the data, or raise if the scale of a state is missing."""
+        if not self.is_observed.any():
+            msg = "y holds no observation at all (all NaN); expected some."
+            raise ValueError(msg)
+        if self.unscaled:
+            msg = (
+                f"y has fewer than {FEWEST} observations of the states {self.unscaled}, which do "
+                f"not tell how large they are; expected scales={{{self.unscaled[0]!r}: 1.0}}, "
+                "roughly their standard deviation. gm.build_model and gm.fit find it by the ODE."
+            )
+            raise ValueError(msg)
+        return self
+
+    @cached_property
     def is_observed(self) -> NDArray[np.bool_]:
         """Where there is an observation, shape ``(time, state)``."""
         return ~np.isnan(self.y)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every state was observed at every time."""
+        return bool(self.is_observed.all())
+
+    @property
+    def places(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Places of the observations in time and among the states, time by time."""
+        time, state = np.nonzero(self.is_observed)
+        return time, state
+
+    def labels(self, states: Sequence) -> list[str]:
+        """Return a label for each observation: ``prey[0.5]`` for the state and its time."""
+        times = self.t.tolist()
+        return [label_of(states[k], times[j]) for j, k in zip(*self.places, strict=True)]
+
+    @property
+    def counted(self) -> NDArray[np.float64]:
+        """How many observations a state has had before each time, the mean over states.
+
+        It grows evenly from one of a state's observations to the next.
+        """
+        often = [seen for seen in self.is_observed.T if seen.sum() >= FEWEST]
+        counts = [_counted(self.t, self.t[seen]) for seen in often]
+        return np.mean(counts, axis=0) if counts else np.arange(len(self.t), dtype=float)
 
     @property
     def standardised(self) -> NDArray[np.float64]:
@@ -136,8 +209,31 @@ def _as_times(t: ArrayLike | SharedVariable) -> NDArray[np.float64]:
     return read_only(times)
 
 
-def _as_observations(y: ArrayLike | SharedVariable, t: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the observations as a read-only ``(time, state)`` array, or say what is wrong."""
+def label_of(state: Any, time: float) -> str:
+    """Return a label for an observation of a state at a time."""
+    return f"{state}[{time!r}]"
+
+
+def of_label(label: str) -> tuple[str, float]:
+    """Return the state, as text, and the time of :func:`label_of`."""
+    state, time = label.removesuffix("]").rsplit("[", 1)
+    return state, float(time)
+
+
+def _counted(t: NDArray[np.float64], observed: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Count observed times up to each t; evenly in between, beyond the ends at the mean rate."""
+    rate = (len(observed) - 1) / (observed[-1] - observed[0])
+    within = np.interp(t, observed, np.arange(len(observed)))
+    before, after = np.minimum(t - observed[0], 0), np.maximum(t - observed[-1], 0)
+    return within + rate * (before + after)
+
+
+def _as_observations(
+    y: ArrayLike | SharedVariable | None,
+    t: NDArray[np.float64],
+    states: Sequence[str] | None,
+) -> tuple[NDArray[np.float64], tuple]:
+    """Return a read-only ``(time, state)`` array and names, or say what is wrong."""
     given = _held(y, "y")
     values = np.ma.filled(given.astype(float), np.nan) if np.ma.isMA(given) else given
     values = as_numbers(values, "y")
@@ -152,33 +248,61 @@ def _as_observations(y: ArrayLike | SharedVariable, t: NDArray[np.float64]) -> N
             f"one row for each entry of t.{hint}"
         )
         raise ValueError(msg)
-    unobserved = np.isnan(values).all(axis=0)
-    if unobserved.any():
-        msg = (
-            f"y has no observation of state {np.flatnonzero(unobserved).tolist()} (all NaN). "
-            "Unobserved states are not supported yet; every state needs data."
-        )
-        raise ValueError(msg)
+    names = tuple(getattr(given, "columns", range(values.shape[1])))
+    if states is not None:
+        if names != tuple(range(len(names))):
+            values, names = _in_order_of_states(values, names, tuple(states))
+        elif len(names) == len(states):
+            names = tuple(states)
     if np.isinf(values).any():
         row, column = np.argwhere(np.isinf(values))[0].tolist()
-        msg = f"y is infinite at time index {row}, state {column}; expected finite numbers."
-        raise ValueError(msg)
-    if np.isnan(values).any():
-        row, column = np.argwhere(np.isnan(values))[0].tolist()
         msg = (
-            f"y has {int(np.isnan(values).sum())} missing values (NaN), the first at time index "
-            f"{row}, state {column}. Missing observations are not supported yet: drop the times "
-            "at which a state was not observed."
+            f"y is infinite at time index {row}, state {names[column]!r}; expected finite numbers, "
+            "or NaN where nothing was measured."
         )
         raise ValueError(msg)
-    constant = np.ptp(values, axis=0) <= 1e-12 * np.abs(values).max(axis=0)
-    if constant.any():
+    seen = ~np.isnan(values)
+    constant = [
+        names[k]
+        for k in np.flatnonzero(seen.sum(axis=0) >= FEWEST)
+        if np.ptp(values[seen[:, k], k]) <= 1e-12 * np.abs(values[seen[:, k], k]).max()
+    ]
+    if constant:
         msg = (
-            f"y is constant (zero variance) for state {np.flatnonzero(constant).tolist()}: it says "
-            "nothing about a rate of change. Leave that state out and put its value into the ODE."
+            f"y is constant (zero variance) for state {constant}: it says nothing about a rate of "
+            "change. Leave that state out and put its value into the ODE."
         )
         raise ValueError(msg)
-    return read_only(values)
+    return read_only(values), names
+
+
+def _as_scales(scales: Mapping[Any, float], names: tuple) -> NDArray[np.float64]:
+    """Return the scales that are given, NaN for the other states, or say what is wrong."""
+    unknown = [name for name in scales if name not in names]
+    given = {name: as_numbers(scale, f"the scale of {name!r}") for name, scale in scales.items()}
+    bad = [name for name, s in given.items() if s.ndim or not (np.isfinite(s) and s > 0)]
+    if unknown or bad:
+        msg = (
+            f"scales are {dict(scales)}; expected a positive number for some of the states "
+            f"{list(names)}."
+        )
+        raise ValueError(msg)
+    return np.array([float(given.get(name, np.nan)) for name in names])
+
+
+def _in_order_of_states(values, columns: tuple, states: tuple) -> tuple[NDArray[np.float64], tuple]:
+    """Return a table's columns in the order of the states; NaN for those that it lacks."""
+    unknown = [name for name in columns if name not in states]
+    repeated = sorted({str(name) for name in columns if columns.count(name) > 1})
+    if unknown or repeated:
+        msg = (
+            f"the columns of y are {list(columns)}, of which {unknown} are unknown and {repeated} "
+            f"repeated; expected states of the ODE, {list(states)}, in any order."
+        )
+        raise ValueError(msg)
+    ordered = np.full((len(values), len(states)), np.nan)
+    ordered[:, [states.index(name) for name in columns]] = values
+    return ordered, states
 
 
 def _held(data: Any, name: str):

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 
 import numpy as np
+import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 from numpy.typing import ArrayLike, NDArray
@@ -29,6 +30,7 @@ from pymc_gradmatch.numerics import on_one_thread, one_at_a_time
 
 ROUGHLY = 1e-3  # relative, of every start's descent; only the best go on to the end
 N_FINISHED = 3
+NUGGET, UNFITTED = 1e-4, 0.1  # of Gaussian processes without data; sigma in units of scale
 
 
 def fit_gp(
@@ -36,6 +38,8 @@ def fit_gp(
     y: ArrayLike,
     *,
     cov: str | CovFunction | Sequence[str | CovFunction],
+    states: Sequence[str] | None = None,
+    scales: Mapping[str, float] | None = None,
     shared: bool = False,
     bounds: Mapping[str, tuple[float, float]] | None = None,
     standardize: bool = True,
@@ -50,16 +54,17 @@ def fit_gp(
         \hat\phi_k, \hat\sigma_k = \arg\max_{\phi, \sigma}
         \log N(\tilde y_k \mid 0, C_\phi + \sigma^2 I)
 
-    on standardised data, by L-BFGS-B with exact gradients from several starts
-    (step 1 of Algorithm 1, Wenk et al. 2019).
+    on standardised data, at each state's own times, by L-BFGS-B with exact gradients
+    from several starts (step 1 of Algorithm 1, Wenk et al. 2019).
 
     Parameters
     ----------
     t : array_like of float
         Times, shape ``(time,)``, sorted, at least three.
     y : array_like of float
-        Observations, shape ``(time, state)``; a table's column names become
-        the names of the states.  Of ``pm.Data`` the present values are taken.
+        Observations, shape ``(time, state)``, NaN where nothing was measured; a
+        table's column names become the names of the states.  Of ``pm.Data`` the
+        present values are taken.
     cov : str, callable, or a sequence with one of these per state
         ``"ExpQuad"``, ``"Matern52"``, ``"RatQuad"`` or ``"Sigmoid"``; or a
         function of hyperparameters that returns a kernel from
@@ -77,6 +82,12 @@ def fit_gp(
 
     Other Parameters
     ----------------
+    states : sequence of str, optional
+        Names of the states, ``ode.states``: of an array's columns, or where a table
+        has its columns in another order.
+    scales : mapping of str to float, optional
+        Roughly the standard deviation of states that were not observed, or hardly: all
+        NaN, or names without a column.  Their kernel is one that fits the others.
     standardize : bool, default True
         See :class:`StateGP`.
     nugget : float, default 1e-4
@@ -107,15 +118,26 @@ def fit_gp(
 
     Examples
     --------
-    >>> import numpy as np, pymc_gradmatch as gm
+    >>> import numpy as np, pymc as pm, pymc_gradmatch as gm
     >>> t = np.linspace(0, 6, 60)
     >>> noise = np.random.default_rng(1).normal(0, 0.1, (60, 2))
     >>> y = np.stack([np.sin(t), np.cos(t)], axis=1) + noise
     >>> gp = gm.fit_gp(t, y, cov="ExpQuad", random_seed=1)
     >>> bool(np.all(abs(gp.sigma - 0.1) < 0.05))
     True
+
+    Measurements as they come, one a row: a table with a column for each state.
+
+    >>> import pandas as pd
+    >>> rows = {"hour": [0, 0, 1, 2, 2, 3, 4, 4], "value": [1, 0.9, 0.6, 0.4, 0.1, 0.2, 0.1, 0]}
+    >>> long = pd.DataFrame(rows | {"what": ["a", "b", "a", "a", "b", "a", "a", "b"]})
+    >>> wide = long.pivot(index="hour", columns="what", values="value")
+    >>> int(wide["b"].isna().sum())
+    2
+    >>> gm.StateGP(wide.index, wide, [pm.gp.cov.Matern52(1, ls=3.0)] * 2, 0.05).observations
+    array([1. , 0.9, 0.6, 0.4, 0.1, 0.2, 0.1, 0. ])
     """
-    data = Data.of(t, y, standardize=standardize)
+    data = Data.of(t, y, states=states, scales=scales, standardize=standardize)
     gp = fit_data(
         data,
         cov=cov,
@@ -141,7 +163,14 @@ def fit_data(
     random_seed: int | np.random.Generator | None = None,
 ) -> StateGP:
     """Fit as :func:`fit_gp` does, to data that have been checked."""
-    n_states = len(data.states)
+    data, n_states = data.scaled(), len(data.states)
+    fitted = np.flatnonzero(~data.is_sparse)
+    if len(fitted) == 0:
+        msg = (
+            "y holds no state with three observations, to which a Gaussian process could be "
+            "fitted; expected some, or a StateGP with kernels of your own."
+        )
+        raise ValueError(msg)
     choices = list(cov) if isinstance(cov, Sequence) and not isinstance(cov, str) else [cov]
     if len(choices) == 1:
         choices = choices * n_states
@@ -163,15 +192,19 @@ def fit_data(
     groups = [list(range(n_states))] if shared else [[k] for k in range(n_states)]
     covs, sigmas, evaluations = [], [], []
     for group in groups:
-        family = families[choices[group[0]]]
+        # What was not observed has the kernel that suits all that was.
+        told = fitted[np.isin(fitted, group)] if np.isin(fitted, group).any() else fitted
+        seen = data.is_observed[:, told].any(axis=1)
+        family = kernel_family(choices[group[0]], data.t[seen], bounds or {})
         *hyperparameters, sigma = estimate = _maximise(
-            family, data.t, data.standardised[:, group], nugget, n_starts, rng
+            family, data.t[seen], data.standardised[np.ix_(seen, told)], nugget, n_starts, rng
         )
         kernel = family.kernel([pt.constant(value, dtype="float64") for value in hyperparameters])
         covs += [kernel] * len(group)
         sigmas += [sigma] * len(group)
         evaluations.append((family, hyperparameters, kernel, len(group)))
-        _warn_at_bounds(family, estimate, [data.states[k] for k in group])
+        if np.isin(told, group).all():
+            _warn_at_bounds(family, estimate, [data.states[k] for k in group])
 
     def blocks() -> Blocks:
         evaluated: list[Blocks] = []
@@ -184,8 +217,24 @@ def fit_data(
     return StateGP.of(data, processes, as_sigma(np.array(sigmas) * data.scale, n_states))
 
 
+def unfitted(data: Data) -> StateGP:
+    """Return Gaussian processes for which no data are needed, to start a search with.
+
+    Where the scale of a state is unknown, it is the geometric mean of the others, or one.
+    """
+    known = data.scale[~np.isnan(data.scale)]
+    size = np.exp(np.log(known).mean()) if len(known) else 1.0
+    scale = np.where(np.isnan(data.scale), size, data.scale)
+    covs = (pm.gp.cov.Matern52(1, ls=np.float64(np.ptp(data.t) / 4)),) * len(scale)
+    nuggets = as_nugget(NUGGET, len(scale))
+    processes = Processes(data.t, covs, nuggets)
+    return StateGP.of(data.with_scale(data.mean, scale), processes, UNFITTED * scale)
+
+
 def negative_log_marginal_likelihood(K, dK, y):
     r"""Compute :math:`-\sum_k \log N(y_k \mid 0, K)` and its gradient.
+
+    Of each column what is not NaN.
 
     Parameters
     ----------
@@ -202,6 +251,19 @@ def negative_log_marginal_likelihood(K, dK, y):
     gradient : array of float
         Shape ``(hyperparameter,)``.
     """
+    seen = ~np.isnan(y)
+    if seen.all():
+        return _complete_likelihood(K, dK, y)
+    patterns, which = np.unique(seen, axis=1, return_inverse=True)
+    parts = [
+        _complete_likelihood(K[np.ix_(o, o)], dK[:, o][..., o], y[np.ix_(o, which == k)])
+        for k, o in enumerate(patterns.T)
+    ]
+    values, gradients = zip(*parts, strict=True)
+    return sum(values), sum(gradients)
+
+
+def _complete_likelihood(K, dK, y):
     n_times, n_states = y.shape
     factor = cho_factor(K, lower=True)
     weights = cho_solve(factor, y)

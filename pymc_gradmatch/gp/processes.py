@@ -127,7 +127,8 @@ def smoothed(C, noise, residual: NDArray[np.float64], observed: NDArray[np.intp]
     noise : array of float or TensorVariable
         Variance v of each state's noise, shape ``(state,)``.
     residual : array of float
-        Observations less their prior mean, shape ``(observation, state)``.
+        Observations less their prior mean, shape ``(observation, state)``; NaN
+        where a state was not observed.
     observed : array of int
         Where in the grid the observations are, shape ``(observation,)``.
 
@@ -136,9 +137,9 @@ def smoothed(C, noise, residual: NDArray[np.float64], observed: NDArray[np.intp]
     array of float or TensorVariable
         A graph where C or the noise is one.
     """
-    K = _covariance(C, noise, observed)
+    K, known = _regression(C, noise, residual, observed)
     solve = pt.linalg.solve if isinstance(K, TensorVariable) else np.linalg.solve
-    weights = solve(K, residual.T[..., None])
+    weights = solve(K, known[..., None])
     return (C[:, :, observed] @ weights)[..., 0].T
 
 
@@ -152,13 +153,21 @@ def log_evidence(
 
     Parameters are those of :func:`smoothed`, all of them numbers.
     """
-    K = _covariance(C, noise, observed)
-    misfit = (residual.T * np.linalg.solve(K, residual.T[..., None])[..., 0]).sum(axis=-1)
-    return -0.5 * (misfit + np.linalg.slogdet(2 * np.pi * K).logabsdet)
+    K, known = _regression(C, noise, residual, observed)
+    misfit = (known * np.linalg.solve(K, known[..., None])[..., 0]).sum(axis=-1)
+    constant = (~np.isnan(residual)).sum(axis=0) * np.log(2 * np.pi)
+    return -0.5 * (misfit + np.linalg.slogdet(K).logabsdet + constant)
 
 
-def _covariance(C, noise, observed) -> Any:
-    return C[:, observed[:, None], observed] + noise[:, None, None] * np.eye(len(observed))
+def _regression(C, noise, residual, observed) -> tuple[Any, NDArray[np.float64]]:
+    """Return the covariance of the data and the data, with an independent zero for each NaN."""
+    identity = np.eye(len(observed))
+    K = C[:, observed[:, None], observed] + noise[:, None, None] * identity
+    seen = ~np.isnan(residual.T)
+    if not seen.all():
+        both = seen[:, :, None] & seen[:, None]
+        K = both * K + (~seen)[:, :, None] * identity
+    return K, np.where(seen, residual.T, 0)
 
 
 Parameterization = Literal["centered", "whitened"]

@@ -1,6 +1,6 @@
 """Data, Gaussian processes and noise, all that Algorithm 1 fixes first."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, Self, get_args
@@ -48,8 +48,9 @@ class StateGP:
     t : array_like of float
         Times, shape ``(time,)``, sorted, at least three.
     y : array_like of float
-        Observations, shape ``(time, state)``.  A table's column names become
-        the names of the states.  Of ``pm.Data`` the present values are taken.
+        Observations, shape ``(time, state)``, NaN where nothing was measured.  A
+        table's column names become the names of the states.  Of ``pm.Data`` the
+        present values are taken.
     covs : sequence of pymc.gp.cov.BaseCovariance
         One kernel per state, of one input dimension, on time in the units of
         ``t`` and on standardised data.  Hyperparameters are numbers, or random
@@ -62,6 +63,11 @@ class StateGP:
     nugget : float, default 1e-4
         Added to the diagonal of every C, in standardised units squared; acts
         like an unseen noise of standard deviation ``sqrt(nugget)``.
+    states : sequence of str, optional
+        Names of the states, in the order of the kernels: of an array's columns, or
+        where a table has its columns in another order.
+    scales : mapping of str to float, optional
+        Roughly the standard deviation of states that were not observed, or hardly.
     standardize : bool, default True
         Subtract the mean and divide by the standard deviation (ddof 0) of each
         state's data.  If False, kernels apply to the data as they are.
@@ -125,9 +131,11 @@ class StateGP:
         sigma: ArrayLike | TensorVariable,
         *,
         nugget: ArrayLike = 1e-4,
+        states: Sequence[str] | None = None,
+        scales: Mapping[Any, float] | None = None,
         standardize: bool = True,
     ):
-        data = Data.of(t, y, standardize=standardize)
+        data = Data.of(t, y, states=states, scales=scales, standardize=standardize).scaled()
         n_states = len(data.states)
         nuggets = as_nugget(nugget, n_states)
         checked = check_kernels(covs, n_states)
@@ -165,8 +173,13 @@ class StateGP:
 
     @property
     def y(self) -> NDArray[np.float64]:
-        """The observations, shape ``(observation, state)``."""
+        """The observations, shape ``(observation, state)``, NaN where a state was not observed."""
         return self.data.y
+
+    @property
+    def observations(self) -> NDArray[np.float64]:
+        """What was observed, in the shape of what :meth:`at_observations` returns of the states."""
+        return self.at_observations(self.y)
 
     @property
     def states(self) -> tuple:
@@ -209,10 +222,52 @@ class StateGP:
         return np.searchsorted(self.t, self.t_observed)
 
     def at_observations(self, x):
-        """Return the rows of x, ``(..., time, state)``, that belong to the observations.
+        r"""Return what a likelihood of the observations is about: of states, of noise, of data.
 
-        Works on arrays and on PyTensor variables alike: what the likelihood is about.
+        With complete data the rows of x that belong to observations.  With missing
+        values one entry per observation, time by time:
+
+        .. code-block:: python
+
+            noise = gp.at_observations(sigma)
+            pm.Normal("y", gp.at_observations(x), noise, observed=gp.observations)
+
+        Parameters
+        ----------
+        x : array_like of float or TensorVariable
+            States on the grid, shape ``(..., time, state)``; or numbers per
+            observation time and state, such as the data; or per state, such as
+            sigma, or one for all, which come back as they are where data are complete.
+
+        Returns
+        -------
+        array of float or TensorVariable
+            Shape ``(..., observation time, state)``, or ``(..., observation)`` where
+            values are missing.  :attr:`observation_labels` are coords of these.
+
+        Examples
+        --------
+        >>> import numpy as np, pymc as pm, pymc_gradmatch as gm
+        >>> t = np.linspace(0, 3, 7)
+        >>> y = np.stack([np.sin(t), np.cos(t)], axis=1)
+        >>> y[::2, 1] = np.nan
+        >>> gp = gm.StateGP(t, y, [pm.gp.cov.ExpQuad(1, ls=1.2)] * 2, sigma=[0.1, 0.2])
+        >>> with pm.Model(coords={"observation": gp.observation_labels}):
+        ...     x, sigma = gp.prior("x"), gp.at_observations(gp.sigma)
+        ...     y = pm.Normal("y", gp.at_observations(x), sigma, observed=gp.observations)
+        >>> y.type.shape
+        (10,)
         """
+        if np.ndim(x) == 0:
+            return x
+        _, states = places = self.data.places
+        if np.ndim(x) == 1:
+            return x if self.data.is_complete else x[states]
+        at_times = x if _is_at(x, self.t_observed, self.t) else self.at_times(x)
+        return at_times if self.data.is_complete else at_times[..., *places]
+
+    def at_times(self, x):
+        """Return the rows of x, ``(..., time, state)``, that belong to times of observations."""
         observed = self.observed
         if len(observed) == len(self.t):
             return x
@@ -221,6 +276,11 @@ class StateGP:
             first, last = int(observed[0]), int(observed[-1])
             return x[..., first : last + 1 : int(steps[0]), :]
         return x[..., observed, :]
+
+    @property
+    def observation_labels(self) -> list[str]:
+        """Labels such as ``prey[0.5]``, coords of what :meth:`at_observations` makes of states."""
+        return self.data.labels(self.states)
 
     def with_grid(self, grid: int | ArrayLike) -> Self:
         r"""Return a copy whose states live on a finer grid than the observations.
@@ -418,6 +478,12 @@ class StateGP:
             for state, cov, sigma in zip(self.states, self.covs, sigmas, strict=True)
         ]
         return "\n".join(lines)
+
+
+def _is_at(x, times: NDArray[np.float64], others: NDArray[np.float64]) -> bool:
+    """Tell whether the rows of x belong to some times, and not to others."""
+    n_rows = x.type.shape[-2] if isinstance(x, TensorVariable) else np.shape(x)[-2]
+    return n_rows == len(times) != len(others)
 
 
 def add_states(

@@ -14,7 +14,8 @@ from pymc_gradmatch.model.constraint import (
     keep_observations,
     warn_of_other_data,
 )
-from pymc_gradmatch.model.refinement import recentre, refine
+from pymc_gradmatch.model.likelihood import where_impossible
+from pymc_gradmatch.model.refinement import of_model, recentre, refine
 
 __all__ = [
     "Constraint",
@@ -24,8 +25,10 @@ __all__ = [
     "constraints",
     "is_constraint",
     "keep_observations",
+    "of_model",
     "preset_of",
     "recentre",
     "refine",
     "warn_of_other_data",
+    "where_impossible",
 ]

@@ -34,6 +34,7 @@ from pymc_gradmatch.gp import (
     fit_data,
     fits_states,
     start_of,
+    unfitted,
 )
 from pymc_gradmatch.model.constraint import (
     GradientMatchingODE,
@@ -42,6 +43,9 @@ from pymc_gradmatch.model.constraint import (
     check_start,
     check_states,
 )
+from pymc_gradmatch.model.gauss_newton import scaled_by_solutions
+from pymc_gradmatch.model.likelihood import LikelihoodFunction, normal, rehearsed
+from pymc_gradmatch.model.priors import parameters_of
 from pymc_gradmatch.model.refinement import recentre, refine
 from pymc_gradmatch.ode import ODE
 
@@ -88,7 +92,13 @@ class Preset:
         return fit_data(data, cov=self.cov, shared=self.shared, random_seed=rng)
 
     def prepare(
-        self, ode: ODE, gp: StateGP, priors: Mapping, rng: np.random.Generator, progressbar: bool
+        self,
+        ode: ODE,
+        gp: StateGP,
+        priors: Mapping,
+        likelihood: LikelihoodFunction | None,
+        rng: np.random.Generator,
+        progressbar: bool,
     ) -> Prepared:
         """Choose grid, amplitude and prior mean."""
         gp = gp if self.grid is None else gp.with_grid(self.grid)
@@ -102,8 +112,9 @@ class Preset:
             )
             raise ValueError(msg)  # noqa: TRY004  not the type is wrong, the pair is
         gp, start, _ = recentre(
-            ode, gp, priors=priors, gamma=self.gamma, random_seed=rng, progressbar=progressbar
-        )
+            ode, gp, priors=priors, gamma=self.gamma, likelihood=likelihood, random_seed=rng,
+            progressbar=progressbar,
+        )  # fmt: skip
         return Prepared(gp, self.gamma, start)
 
 
@@ -117,20 +128,29 @@ class RefinedPreset(Preset):
 
     def fit(self, data: Data, rng: np.random.Generator) -> StateGP:
         """Fit the Gaussian processes, of which the rule takes sigma and nothing else."""
+        if data.is_sparse.all():
+            return unfitted(data)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             return super().fit(data, rng)
 
     def prepare(
-        self, ode: ODE, gp: StateGP, priors: Mapping, rng: np.random.Generator, progressbar: bool
+        self,
+        ode: ODE,
+        gp: StateGP,
+        priors: Mapping,
+        likelihood: LikelihoodFunction | None,
+        rng: np.random.Generator,
+        progressbar: bool,
     ) -> Prepared:
         """Apply the rule; a given grid or gamma stands."""
         if self.amplitude is not None or self.recentred is not None:
             msg = "preset 'refined' sets amplitude and recentred itself; expected neither."
             raise ValueError(msg)
         gp, gamma, start, _ = refine(
-            ode, gp, priors=priors, grid=self.grid, random_seed=rng, progressbar=progressbar
-        )
+            ode, gp, priors=priors, likelihood=likelihood, grid=self.grid, random_seed=rng,
+            progressbar=progressbar,
+        )  # fmt: skip
         return Prepared(gp, gamma if self.gamma is None else self.gamma, start)
 
 
@@ -142,9 +162,11 @@ DIMS = ("time", "state")
 def build_model(
     ode: ODE,
     t: ArrayLike | SharedVariable,
-    y: ArrayLike | SharedVariable,
+    y: ArrayLike | SharedVariable | None = None,
     *,
     priors: Mapping[str, TensorVariable],
+    likelihood: LikelihoodFunction | None = None,
+    scales: Mapping[str, float] | None = None,
     preset: str = "fgpgm",
     gp: StateGP | None = None,
     random_seed: int | np.random.Generator | None = None,
@@ -170,14 +192,27 @@ def build_model(
     t : array_like of float
         Times, shape ``(time,)``, sorted, at least three.
     y : array_like of float
-        Observations, shape ``(time, state)``, in the order of ``ode.states``.
-        ``pm.Data`` are what ``y`` observes in the model.  :func:`pymc.set_data`
-        changes the likelihood alone: kernels, times, mean and scale, and what
-        was estimated from the data, stay; ``gm.sample`` and ``gm.find_map`` say so.
+        Observations, shape ``(time, state)``, in the order of ``ode.states``, NaN
+        where nothing was measured; or a table with columns of these names, in any
+        order.  A state without a column, or without a number in it, is hidden: the ODE
+        alone says what it was.  ``pm.Data`` are what ``y`` observes in the model.
+        :func:`pymc.set_data` changes the likelihood alone: kernels, times, mean and
+        scale, and what was estimated from the data, stay; ``gm.sample`` and
+        ``gm.find_map`` say so.
     priors : mapping of str to TensorVariable
         For each parameter of the ODE a scalar ``.dist()`` object, or a variable
         that the model already has.  Parameters cannot be called ``chain``,
-        ``draw``, ``time``, ``time_observed`` or ``state``.
+        ``draw``, ``time``, ``time_observed``, ``state`` or ``observation``.
+    likelihood : callable, optional
+        ``likelihood(x, theta)`` writes ordinary lines of PyMC, in place of the normal
+        likelihood of y.  ``x`` and ``theta`` are named tuples, ``x.prey`` of shape
+        ``(time,)`` at the times t; ``dims="time_observed"`` has the length of t.  It is
+        called twice, the first time in a model of its own, and may have random variables
+        of its own.  ``y`` is then what smooth starts are made of, roughly the states,
+        or nothing: :func:`~pymc_gradmatch.refine` then starts from solutions of the ODE.
+    scales : mapping of str to float, optional
+        Roughly the standard deviation of states that were not observed, or hardly.  If
+        not given, those of the most probable solutions of the ODE from draws of the prior.
     preset : {"fgpgm", "refined"}
         Where the settings that are not given come from.  ``"fgpgm"``: the
         paper's, an ``"ExpQuad"`` kernel per state, gamma 0.3, nugget 1e-4, sigma
@@ -249,11 +284,17 @@ def build_model(
     """
     chosen = preset_of(preset, settings)
     check_ode(ode)
+    if likelihood is not None and settings.get("sigma") is not None:
+        msg = "sigma is given, and so is a likelihood; expected sigma in the lines of the latter."
+        raise ValueError(msg)
     model = pm.Model.get_context(error_if_none=False) or pm.Model()
     name = {ours: yielding(ours, ode.params) for ours in OURS}
     _check_priors(ode, priors, model)
-    data = Data.of(t, y)
+    data = Data.of(t, y, states=ode.states, scales=scales)
     check_states(ode, data.states)
+    _check_shared(y, data)
+    if likelihood is None:
+        _check_reached(ode, data)
     sigma = chosen.sigma
     _check_sigma(sigma, len(ode.states))
     variables: dict[str, Any] = {**priors, name["sigma"]: sigma, name["gamma"]: chosen.gamma}
@@ -265,24 +306,36 @@ def build_model(
     refuse_reserved(to_come)
     optional = {
         f"{name['x']}_whitened_": chosen.parameterization == "whitened",
-        name["sigma"]: isinstance(sigma, str) and sigma == "random",
+        name["sigma"]: likelihood is None and isinstance(sigma, str) and sigma == "random",
         name["state_box"]: chosen.state_box is not None,
     }
-    ours = [name["x"], name["y"], name["gradient_match"]]
+    ours = [name["x"], name["gradient_match"]] + [name["y"]] * (likelihood is None)
     _check_room(model, [*to_come, *ours, *(n for n, is_added in optional.items() if is_added)])
     check_labels(model, ode, DIMS)
     rng = np.random.default_rng(random_seed)
-    if gp is None:
-        gp = chosen.fit(data, rng)
-    else:
+    if gp is not None:
         _check_given_gp(gp, data, settings)
     with model:
-        gp, gamma, starts = chosen.prepare(ode, gp, priors, rng, progressbar)
+        if gp is None:
+            gp = chosen.fit(_scaled(ode, data, priors, likelihood, rng), rng)
+        if likelihood is not None:
+            _check_room(model, rehearsed(likelihood, ode, gp).names)
+        gp, gamma, starts = chosen.prepare(ode, gp, priors, likelihood, rng, progressbar)
     started = {n: starting_at(priors[n], start) for n, start in starts.items() if n in to_come}
     priors, to_come = dict(priors) | started, to_come | started
     # Fails, if it must, before anything is added to a model of the user's.
     coords = check_states_fit(model, gp, chosen.parameterization, DIMS)
-    if len(gp.observed) < len(gp.t):
+    dims: tuple[str, ...] = DIMS
+    seen = gp.data.is_observed.any(axis=0)
+    if optional[name["sigma"]] and not seen.all():
+        coords |= {"observed_state": [ode.states[k] for k in np.flatnonzero(seen)]}
+    if likelihood is not None:
+        coords |= {"time_observed": gp.t_observed}
+    elif not gp.data.is_complete:
+        dims = ("observation",)
+        coords |= {"observation": gp.data.labels(ode.states)}
+    elif len(gp.observed) < len(gp.t):
+        dims = ("time_observed", "state")
         coords |= {"time_observed": gp.t_observed}
     check_coords(model, coords)
     start = start_of(gp)
@@ -299,16 +352,19 @@ def build_model(
         if chosen.state_box is not None:
             inside = pt.all(pt.abs(x - gp.mean) <= chosen.state_box * gp.scale)
             pm.Potential(name["state_box"], pt.switch(inside, 0.0, -np.inf))
-        noise = _noise(model, name["sigma"], gp, sigma)
+        noise = None if likelihood else _noise(model, name["sigma"], gp, sigma)
         if isinstance(gamma, TensorVariable) and is_distribution(gamma):
             gamma = registered(model, name["gamma"], gamma)
-        pm.Normal(
-            name["y"],
-            gp.at_observations(x),
-            noise,
-            observed=y if isinstance(y, SharedVariable) else gp.y,
-            dims=("time_observed" if "time_observed" in coords else "time", "state"),
-        )
+        if likelihood is None:
+            pm.Normal(
+                name["y"],
+                gp.at_observations(x),
+                gp.at_observations(noise),
+                observed=y if isinstance(y, SharedVariable) else gp.observations,
+                dims=dims,
+            )
+        else:
+            likelihood(*ode.by_name(gp.at_times(x), theta))
         GradientMatchingODE(name["gradient_match"], ode, x, theta, gp=gp, gamma=gamma)
     return model
 
@@ -334,8 +390,14 @@ def _noise(model: pm.Model, name: str, gp: StateGP, sigma):
         return sigma
     if sigma == "fixed":
         return gp.sigma
-    prior = starting_at(pm.HalfNormal.dist(gp.scale), gp.sigma)
-    return registered(model, name, prior, dims=("state",))
+    seen = gp.data.is_observed.any(axis=0)
+    if seen.all():
+        prior = starting_at(pm.HalfNormal.dist(gp.scale), gp.sigma)
+        return registered(model, name, prior, dims=("state",))
+    # A hidden state has no noise.
+    prior = starting_at(pm.HalfNormal.dist(gp.scale[seen]), gp.sigma[seen])
+    some = registered(model, name, prior, dims=("observed_state",))
+    return pt.set_subtensor(pt.as_tensor(gp.sigma)[np.flatnonzero(seen)], some)
 
 
 def _check_room(model: pm.Model, names: Sequence[str]):
@@ -393,6 +455,50 @@ def _check_priors(ode: ODE, priors: Mapping[str, TensorVariable], model: pm.Mode
         if prior.ndim != 0:
             msg = f"the prior of {name!r} has {prior.ndim} dimensions; expected a scalar."
             raise ValueError(msg)
+
+
+def _scaled(
+    ode: ODE,
+    data: Data,
+    priors: Mapping[str, TensorVariable],
+    likelihood: LikelihoodFunction | None,
+    rng: np.random.Generator,
+) -> Data:
+    """Return the data with a scale for every state, if need be from solutions of the ODE."""
+    if not data.unscaled:
+        return data
+    gp = unfitted(data)
+    told = normal(gp) if likelihood is None else rehearsed(likelihood, ode, gp)
+    return scaled_by_solutions(ode, gp, parameters_of(priors, ode.params), told, rng)
+
+
+def _check_reached(ode: ODE, data: Data):
+    """Raise if nothing is observed, or a hidden state has no effect on what is."""
+    reached = data.is_observed.any(axis=0)
+    if not reached.any():
+        msg = "y holds no observation at all (all NaN); expected some, or a likelihood."
+        raise ValueError(msg)
+    for _ in ode.states:
+        reached = reached | ode.enters[reached].any(axis=0)
+    unreached = [
+        name for name, is_reached in zip(ode.states, reached, strict=True) if not is_reached
+    ]
+    if unreached:
+        msg = (
+            f"the states {unreached} are neither observed, nor do they enter the equations of "
+            "observed ones: data say nothing about them. Leave them out, and integrate them "
+            "afterwards, or observe them in a likelihood."
+        )
+        raise ValueError(msg)
+
+
+def _check_shared(y, data: Data):
+    if isinstance(y, SharedVariable) and not data.is_complete:
+        msg = (
+            "y is a shared variable with missing values (NaN), but the likelihood is of the others "
+            "alone; expected an array, y.get_value(), or complete pm.Data."
+        )
+        raise ValueError(msg)
 
 
 def _check_given_gp(gp: StateGP, data: Data, settings: Settings):

@@ -62,7 +62,7 @@ def check_states(ode: ODE, names: tuple):
     if names not in (tuple(range(len(names))), ode.states):
         msg = (
             f"the columns of y are {list(names)}, the states of the ODE {list(ode.states)}; "
-            "expected the same names in the same order."
+            "expected the same names in the same order: gm.fit_gp(t, y, states=ode.states, ...)."
         )
         raise ValueError(msg)
 
@@ -120,7 +120,7 @@ def remember_data(match: TensorVariable, model: pm.Model, gp: StateGP):
         data.name: data.get_value()
         for data in model.data_vars
         for used in (gp.y, gp.t_observed)
-        if np.array_equal(data.get_value(), used)
+        if np.array_equal(data.get_value(), used, equal_nan=True)
     }
 
 
@@ -131,7 +131,8 @@ def warn_of_other_data(model: pm.Model):
         name
         for values in made_from
         for name, value in values.items()
-        if name in model.named_vars and not np.array_equal(model[name].get_value(), value)
+        if name in model.named_vars
+        and not np.array_equal(model[name].get_value(), value, equal_nan=True)
     }
     if changed:
         warnings.warn(

@@ -7,22 +7,20 @@ mismatch is small, however tight the constraint: a trust region needs a handful 
 steps where a gradient method would need thousands.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
-import pytensor
-import pytensor.tensor as pt
 from numpy.typing import NDArray
-from pytensor.gradient import pushforward
-from pytensor.tensor import TensorVariable
 from scipy.optimize import minimize
 
-from pymc_gradmatch.gp import StateGP
+from pymc_gradmatch.gp import Data, StateGP
 from pymc_gradmatch.model.constraint import residuals
+from pymc_gradmatch.model.likelihood import Likelihood, normal
 from pymc_gradmatch.model.priors import Parameters
 from pymc_gradmatch.numerics import N_STARTS, matvec, on_one_thread, search_mode
-from pymc_gradmatch.ode import ODE
+from pymc_gradmatch.ode import ODE, batched_solver
+
+N_SURVEYED = 500  # solutions from draws of the prior, where climbs have nothing else to start from
 
 
 class Matched(NamedTuple):
@@ -34,65 +32,6 @@ class Matched(NamedTuple):
     """States on the grid, shape ``(time, state)``, in the data's units."""
     sd: NDArray[np.float64]
     """Posterior standard deviations of u, from the Hessian."""
-
-
-class Told(NamedTuple):
-    """What observations say of the states on the grid, in the data's units."""
-
-    log_density: float
-    gradient: NDArray[np.float64]
-    """Shape ``(time, state)``."""
-    curvature: NDArray[np.float64]
-    """Minus the second derivatives by the states of one time, ``(time, state, state)``."""
-
-
-type Likelihood = Callable[[NDArray[np.float64]], Told]
-
-
-def normal(gp: StateGP) -> Likelihood:
-    """Return N(y | x, sigma^2 I) of the data as a function of the states on the grid."""
-    shape = gp.prior_mean.shape
-    data, precision = np.zeros(shape), np.zeros(shape)
-    data[gp.observed] = np.nan_to_num(gp.y)
-    precision[gp.observed] = gp.data.is_observed / np.square(gp.sigma)
-    curvature = precision[..., None] * np.eye(shape[1])
-
-    def told(x):
-        pull = precision * (data - x)
-        return Told(float(0.5 * np.sum(pull * (x - data))), pull, curvature)
-
-    return told
-
-
-def log_likelihood(log_density: TensorVariable, x: TensorVariable) -> Likelihood:
-    """Return any log likelihood of the states, a scalar graph, as a function of these.
-
-    Parameters
-    ----------
-    log_density : TensorVariable
-        A scalar; what is observed at one time depends on the states of that time.
-    x : TensorVariable
-        The states that it depends on, shape ``(time, state)``.
-
-    Notes
-    -----
-    Where the density bends upwards, as heavy tails do, curvature is left out, so that
-    a Hessian made of it stays positive.
-    """
-    gradient = cast("TensorVariable", pytensor.grad(log_density, x))
-    # Pushing ones of one state through the gradient differentiates it at all times at once.
-    ones = np.eye(x.type.shape[-1])[:, None] + np.zeros((x.type.shape[-2], 1))
-    columns = [cast("TensorVariable", pushforward(gradient, x, along)) for along in ones]
-    evaluate = pytensor.function(
-        [x], [log_density, gradient, -pt.stack(columns, axis=-1)], mode="FAST_COMPILE"
-    )
-
-    def told(states):
-        value, slope, curvature = evaluate(states)
-        variances, axes = np.linalg.eigh((curvature + curvature.mT) / 2)
-        return Told(float(value), slope, (axes * np.maximum(variances, 0)[:, None]) @ axes.mT)
-
-    return told
 
 
 @on_one_thread
@@ -119,7 +58,7 @@ def climb(
     start : (array, array)
         Unconstrained parameters, and states in the data's units.
     likelihood : callable, optional
-        What is observed of the states; :func:`normal` by default.
+        What is observed; that of the data by default.
     """
     problem = Theorem1(ode, gp, parameters, gamma, likelihood)
     return problem.matched(problem.maximise(problem.flat(*start)))
@@ -137,26 +76,100 @@ def climb_from_prior(
 ) -> Matched:
     """Climb from prior draws, the parameters alone at first, given the states x.
 
+    Where states are hidden, or the density is zero at x, climbs start from solutions of
+    the ODE (:func:`solutions_of_prior`).  Hidden states climb with the parameters.
+
     Raises
     ------
     ValueError
-        If the right-hand side is finite for none of the draws.
+        If the right-hand side is finite for none of the draws, or the likelihood zero.
     """
     problem = Theorem1(ode, gp, parameters, gamma, likelihood)
     draws = [parameters.draw(seed) for seed in rng.integers(2**31, size=N_STARTS)]
+    starts = [(u, x) for u in draws]
+    hidden = gp.data.is_sparse
+
+    def is_possible(start) -> bool:
+        return bool(np.isfinite(problem.value(problem.flat(*start))[0]))
+
+    if hidden.any() or not any(map(is_possible, starts)):
+        found = solutions_of_prior(ode, gp, parameters, problem.likelihood, rng)[:N_STARTS]
+        starts = [(u, np.where(hidden, solution, x)) for u, solution in found]
+        if not any(map(is_possible, starts)):
+            starts = found
+    free = np.append(np.full(problem.n_params, True), np.repeat(hidden, len(gp.t)))
     best = search_mode(
-        [problem.flat(u, x) for u in draws],
+        [problem.flat(*start) for start in starts],
         lambda point: -problem.value(point)[0],
-        alone=lambda point: problem.maximise(point, only_parameters=True),
+        alone=lambda point: problem.maximise(point, free),
         together=problem.maximise,
     )
     if best is None:
+        theta, _ = parameters.natural(draws[0])
+        zero = problem.likelihood.impossible(theta, x)
         msg = (
             f"the right-hand side is finite for none of {N_STARTS} draws of the parameters from "
             "their prior, at the states' posterior mean; check the priors and the ODE."
         )
+        if zero:
+            msg = (
+                f"the likelihood is zero at {zero}, at the states' posterior mean as at all of "
+                f"{N_SURVEYED} solutions from draws of the prior; check priors and likelihood."
+            )
         raise ValueError(msg)
     return problem.matched(best)
+
+
+def solutions_of_prior(
+    ode: ODE,
+    gp: StateGP,
+    parameters: Parameters,
+    likelihood: Likelihood,
+    rng: np.random.Generator,
+) -> list[tuple[NDArray, NDArray]]:
+    """Return draws of the parameters with solutions of the ODE, the most probable first.
+
+    A solution starts where the data, smoothed, do; what is hidden, at random, within two
+    powers of ten of its scale.
+    """
+    draws = np.array([parameters.draw(seed) for seed in rng.integers(2**31, size=N_SURVEYED)])
+    theta = np.array([parameters.natural(u)[0] for u in draws])
+    shape = (N_SURVEYED, len(gp.states))
+    size = gp.scale * 10 ** rng.uniform(-1.5, 1, size=shape) * rng.choice([1, 1, 1, -1], size=shape)
+    hidden = gp.data.is_sparse
+    starts = np.where(hidden, gp.mean + size, gp.posterior_mean()[0])
+    solutions = batched_solver(ode)(gp.t, starts, theta)
+    solved = np.flatnonzero(np.isfinite(solutions).all(axis=(1, 2)))
+    heights = np.array([likelihood(theta[i], solutions[i]).log_density for i in solved])
+    best = [solved[i] for i in np.argsort(-heights) if np.isfinite(heights[i])]
+    return [(draws[i], solutions[i]) for i in best]
+
+
+def scaled_by_solutions(
+    ode: ODE,
+    gp: StateGP,
+    parameters: Parameters,
+    likelihood: Likelihood,
+    rng: np.random.Generator,
+) -> Data:
+    """Return the data with mean and scale of hidden states from the most probable solutions."""
+    found = solutions_of_prior(ode, gp, parameters, likelihood, rng)[:N_STARTS]
+    if not found:
+        msg = (
+            f"none of {N_SURVEYED} solutions from draws of the prior is finite where the data are: "
+            f"the scale of {gp.data.unscaled} stays unknown. Expected scales={{...}}, roughly "
+            "their standard deviation; or check the priors."
+        )
+        raise ValueError(msg)
+    solutions = np.array([solution for _, solution in found])
+    mean = np.median(solutions.mean(axis=1), axis=0)
+    scale = np.median(
+        np.maximum(solutions.std(axis=1), 0.1 * np.abs(solutions).mean(axis=1)), axis=0
+    )
+    unknown = gp.data.is_sparse
+    return gp.data.with_scale(
+        np.where(unknown, mean, gp.data.mean), np.where(unknown, scale, gp.data.scale)
+    )
 
 
 class _Linearised(NamedTuple):
@@ -190,6 +203,9 @@ class Theorem1:
         self.shape = gp.prior_mean.shape
         self.n_params = len(parameters.names)
         vectors, variances = gp.processes.conditional_spectrum
+        n_times, n_states = self.shape
+        places = np.arange(n_states)[:, None] * n_times + self.likelihood.rows
+        self.told_of = np.append(np.arange(self.n_params), self.n_params + places.ravel())
         self.whiten = (vectors / np.sqrt(np.maximum(variances, 0) + gamma[:, None])[:, None]).mT
         self.slope = self.whiten @ gp.operators().D
         vectors, variances = gp.processes.prior_spectrum
@@ -234,15 +250,17 @@ class Theorem1:
         log_prior, prior_gradient, _ = self.parameters.log_prior(point[: self.n_params])
         deviation = self._deviation(point)
         with np.errstate(all="ignore"):
-            told = self.likelihood(self.states(point))
+            theta, dtheta = self.parameters.natural(point[: self.n_params])
+            told = self.likelihood(theta, self.states(point))
             pulled = matvec(self.precision, deviation)
             value = 0.5 * np.sum(np.square(mismatch)) + 0.5 * np.sum(deviation * pulled)
             value -= log_prior + told.log_density
             back = matvec(self.whiten.mT, mismatch)
             by_states = (by_x * back[:, None]).sum(axis=0) + pulled
-            by_states -= (told.gradient * self.gp.scale).T
+            by_states -= (told.by_states * self.gp.scale).T
             by_states -= matvec(self.slope.mT, mismatch)
             by_params = np.einsum("ktp,kt->p", by_u, mismatch) - prior_gradient
+            by_params -= told.by_theta * dtheta
             gradient = np.concatenate([by_params, by_states.ravel()])
         finite = np.isfinite(value) and np.isfinite(gradient).all()
         return (float(value), gradient) if finite else (np.inf, np.zeros_like(gradient))
@@ -250,7 +268,7 @@ class Theorem1:
     def hessian(self, point) -> NDArray:
         """Return the Hessian without the second derivatives of f.
 
-        Its blocks of two states are products of entries, not of matrices: what
+        The ODE's blocks of two states are products of entries, not of matrices: what
         happens at one time depends on the states of that time alone.
         """
         n_params, (n_states, n_times) = self.n_params, self.shape[::-1]
@@ -271,9 +289,6 @@ class Theorem1:
             states[entering, :, m] -= cross.mT
             states[m, :, m] += self.fixed[m]
             mixed[:, entering] += (by_u[m].T @ self.whiten[m])[:, None] * d
-        scale, time = self.gp.scale, np.arange(n_times)
-        curvature = self.likelihood(self.states(point)).curvature * scale * scale[:, None]
-        states[:, time, :, time] += curvature
         hessian = np.empty((n, n))
         curvature = self.parameters.log_prior(point[:n_params])[2]
         # Heavy tails bend the other way: left out, so that variances stay positive.
@@ -282,6 +297,10 @@ class Theorem1:
         hessian[:n_params, n_params:] = mixed.reshape(n_params, -1)
         hessian[n_params:, :n_params] = mixed.reshape(n_params, -1).T
         hessian[n_params:, n_params:] = states.reshape(n - n_params, n - n_params)
+        theta, dtheta = self.parameters.natural(point[:n_params])
+        units = np.append(dtheta, np.repeat(self.gp.scale, len(self.likelihood.rows)))
+        curvature = self.likelihood.curvature(theta, self.states(point)) * units * units[:, None]
+        hessian[np.ix_(self.told_of, self.told_of)] += curvature
         return hessian
 
     def sd(self, point) -> NDArray:
@@ -292,12 +311,15 @@ class Theorem1:
         marginal = hessian[free, free] - hessian[free, given] @ follow
         return np.sqrt(np.diagonal(np.linalg.pinv(marginal, hermitian=True)))
 
-    def maximise(self, point, *, only_parameters: bool = False) -> NDArray:
-        """Return the most probable point that a trust region reaches."""
-        free = slice(self.n_params if only_parameters else None)
+    def maximise(self, point, free: NDArray[np.bool_] | None = None) -> NDArray:
+        """Return the most probable point that a trust region reaches, some entries being free."""
+        free = np.full(len(point), True) if free is None else free
+        both = np.ix_(free, free)
 
         def whole(part):
-            return np.concatenate([part, point[len(part) :]])
+            moved = point.copy()
+            moved[free] = part
+            return moved
 
         def value(part):
             value, gradient = self.value(whole(part))
@@ -307,7 +329,7 @@ class Theorem1:
             value,
             point[free],
             jac=True,
-            hess=lambda part: self.hessian(whole(part))[free, free],
+            hess=lambda part: self.hessian(whole(part))[both],
             method="trust-exact",
             options={"gtol": 1e-3, "maxiter": 100},
         )

@@ -6,7 +6,8 @@ study behind it.
 
 1. *Grid*: four steps from one observation to the next (more for short series,
    fewer for long ones).
-2. *Time* is counted in observations: people observe where things change.
+2. *Time* is counted in observations: people observe where things change.  Where values
+   are missing, each state counts its own, and time is the mean of these counts.
 3. A wide Gaussian process finds the solution: Matern52 with a lengthscale of
    four observations and an amplitude of ten standard deviations of the data,
    re-centred until theta settles.
@@ -31,8 +32,16 @@ from scipy.interpolate import PchipInterpolator
 
 from pymc_gradmatch.arguments import in_order
 from pymc_gradmatch.gp import StateGP, as_positive
-from pymc_gradmatch.model.constraint import check_states
+from pymc_gradmatch.model.constraint import check_states, constraints
 from pymc_gradmatch.model.gauss_newton import Matched, climb, climb_from_prior
+from pymc_gradmatch.model.likelihood import (
+    Likelihood,
+    LikelihoodFunction,
+    Written,
+    normal,
+    of_graph,
+    rehearsed,
+)
 from pymc_gradmatch.model.priors import Parameters, parameters_of
 from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.reporting import reporting
@@ -59,6 +68,7 @@ def recentre(
     *,
     priors: Mapping[str, TensorVariable],
     gamma: ArrayLike,
+    likelihood: LikelihoodFunction | None = None,
     random_seed: int | np.random.Generator | None = None,
     progressbar: bool = True,
 ) -> Recentred:
@@ -87,6 +97,8 @@ def recentre(
         As for :func:`~pymc_gradmatch.build_model`.
     gamma : array_like of float
         Variance of the mismatch, one number or one per state.
+    likelihood : callable, optional
+        As for :func:`~pymc_gradmatch.build_model`.
     random_seed : int or numpy.random.Generator, optional
         Seed of the eight prior draws among which the first estimate is sought.
     progressbar : bool, default True
@@ -126,8 +138,11 @@ def recentre(
     rng = np.random.default_rng(random_seed)
     x = gp.posterior_mean()
     with reporting(SEARCHING, enabled=progressbar) as say:
-        start = climb_from_prior(ode, gp, parameters, gammas, x, rng)
-        gp, matched, moves = follow(ode, gp, parameters, start, lambda gp: (gp, gammas), say=say)
+        told = _told(likelihood, ode, gp)
+        start = climb_from_prior(ode, gp, parameters, gammas, x, rng, told)
+        gp, matched, moves, _ = follow(
+            ode, gp, parameters, start, lambda gp: (gp, gammas), told or normal(gp), say=say
+        )
     return Recentred(gp, parameters.by_name(matched.u), moves)
 
 
@@ -137,25 +152,54 @@ def follow(
     parameters: Parameters,
     matched: Matched,
     settings: Callable[[StateGP], tuple[StateGP, NDArray[np.float64]]],
+    likelihood: Likelihood,
     *,
     say: Callable[[str], None],
     rounds: int = ROUNDS,
-) -> tuple[StateGP, Matched, list[float]]:
+) -> tuple[StateGP, Matched, list[float], Likelihood]:
     """Re-centre until theta settles; ``settings`` gives each round its kernel and its gamma."""
     moves: list[float] = []
     for number in range(rounds):
         last = f", the last moved theta by {moves[-1]:.1g} sd" if moves else ""
         say(f"re-centring on the ODE's solution: round {number + 1}{last}")
-        centred = _centred(ode, gp, parameters, matched)
-        if centred is None:
+        found = _centred(ode, gp, parameters, matched, likelihood)
+        if found is None:
             break
+        centred, likelihood = found
         gp, gamma = settings(centred)
         before = matched.u
-        matched = climb(ode, gp, parameters, gamma, (before, gp.prior_mean))
+        matched = climb(ode, gp, parameters, gamma, (before, gp.prior_mean), likelihood)
         moves.append(float(np.max(np.abs(matched.u - before) / matched.sd)))
         if moves[-1] < SETTLED:
             break
-    return gp, matched, moves
+    return gp, matched, moves, likelihood
+
+
+def of_model(model: pm.Model, ode: ODE, gp: StateGP) -> Written:
+    """Return what a model observes, and weighs, beside its constraints, as a likelihood.
+
+    Parameters
+    ----------
+    model : pymc.Model
+        Has one constraint of this ODE, the parameters of which are free variables.
+    ode : ODE
+        The right-hand side.
+    gp : StateGP
+        Gaussian processes on a grid that contains that of the constraint.
+    """
+    known = constraints(model)
+    [constraint] = [one for one in known if one.ode is ode]
+    [states] = [name for name, v in model.named_vars.items() if v is constraint.x]
+    return of_graph(
+        model, states, ode.params, grid=constraint.gp.t, gp=gp, without=[one.name for one in known]
+    )
+
+
+def _told(given: LikelihoodFunction | pm.Model | None, ode: ODE, gp: StateGP) -> Likelihood | None:
+    """Return a likelihood on the grid of gp, None for that of its data."""
+    if isinstance(given, pm.Model):
+        return of_model(given, ode, gp)
+    return None if given is None else rehearsed(given, ode, gp)
 
 
 def _advice(ode: ODE, gp: StateGP, start: NDArray[np.float64]) -> str:
@@ -163,7 +207,7 @@ def _advice(ode: ODE, gp: StateGP, start: NDArray[np.float64]) -> str:
     below = [
         f"{state!r} at {value:.3g}"
         for state, value, data in zip(ode.states, start, gp.y.T, strict=True)
-        if value < 0 <= data.min()
+        if value < 0 <= np.min(data[~np.isnan(data)], initial=np.inf)
     ]
     look = "Check the priors, and start elsewhere with another random_seed."
     if not below:
@@ -194,14 +238,12 @@ def _solution(ode: ODE, gp: StateGP, parameters: Parameters, matched: Matched) -
         return ode.solve(gp.t, matched.x[0], theta)
 
 
-def _centred(ode: ODE, gp: StateGP, parameters: Parameters, matched: Matched) -> StateGP | None:
+def _centred(
+    ode: ODE, gp: StateGP, parameters: Parameters, matched: Matched, likelihood: Likelihood
+) -> tuple[StateGP, Likelihood] | None:
     solution = _solution(ode, gp, parameters, matched)
     theta, _ = parameters.natural(matched.u)
-    residual = gp.y - solution[gp.observed]
-    spent = (len(theta) + solution.shape[1]) / solution.shape[1]
-    with np.errstate(over="ignore"):
-        variance = np.square(residual).sum(axis=0) / max(len(residual) - spent, 1)
-    if not (np.isfinite(solution).all() and np.isfinite(variance).all()):
+    if not np.isfinite(solution).all():
         warnings.warn(
             f"the ODE could not be integrated at the estimate "
             f"{dict(zip(ode.params, theta.round(4).tolist(), strict=True))}: the prior mean stays "
@@ -210,8 +252,9 @@ def _centred(ode: ODE, gp: StateGP, parameters: Parameters, matched: Matched) ->
             stacklevel=4,
         )
         return None
+    likelihood = likelihood.around(theta, solution)
     slope, *_ = ode.linearised(gp.t, solution, theta)
-    return gp.with_mean(solution, slope).with_sigma(np.sqrt(variance))
+    return gp.with_mean(solution, slope).with_sigma(likelihood.sigma), likelihood
 
 
 class RefinedSettings(NamedTuple):
@@ -248,7 +291,8 @@ class Refined(NamedTuple):
     gamma: NDArray[np.float64]
     """One per state."""
     theta: dict[str, float]
-    """The most probable parameters: a start for samplers."""
+    """The most probable parameters, a start for samplers; with what else is random in the
+    likelihood."""
     moves: list[float]
     """How far each round moved theta, in posterior standard deviations, the most of all."""
 
@@ -258,6 +302,7 @@ def refine(
     gp: StateGP,
     *,
     priors: Mapping[str, TensorVariable],
+    likelihood: LikelihoodFunction | pm.Model | None = None,
     grid: int | ArrayLike | None = None,
     settings: RefinedSettings = REFINED,
     random_seed: int | np.random.Generator | None = None,
@@ -276,6 +321,9 @@ def refine(
         A fit to the data, of which sigma counts.
     priors : mapping of str to TensorVariable
         As for :func:`~pymc_gradmatch.build_model`.
+    likelihood : callable or pymc.Model, optional
+        As for :func:`~pymc_gradmatch.build_model`, in place of the normal likelihood of
+        the data; or a model that has been written already, with all that it observes.
     grid : int or array_like of float, optional
         Steps between observations or sorted times, see
         :meth:`StateGP.with_grid`; the rule's if not given.
@@ -319,13 +367,15 @@ def refine(
     check_states(ode, gp.states)
     in_order(priors, ode.params, "priors are")
     parameters = parameters_of(priors, ode.params)
-    times, states = gp.t_observed, range(len(gp.states))
-    if grid is None:
-        grid = _steps_per_gap(settings, len(times) - 1)
-    wide = _counted(pm.gp.cov.Matern52, settings.wide_lengthscale, times)
-    on_grid = gp.with_covs([wide for _ in states]).with_grid(grid)
-    step = (len(times) - 1) / (len(on_grid.t) - 1)
-    narrow = _counted(pm.gp.cov.ExpQuad, settings.narrow_lengthscale * step, times)
+    times, counts, states = gp.t_observed, gp.data.counted, range(len(gp.states))
+    n_gaps = counts[-1] - counts[0]
+    steps = _steps_per_gap(settings, n_gaps)
+    clock = _clock(times, counts)
+    wide = _counted(pm.gp.cov.Matern52, settings.wide_lengthscale, *clock)
+    divided = _divided(times, counts, steps) if grid is None else grid
+    on_grid = gp.with_covs([wide for _ in states]).with_grid(divided)
+    step = 1 / steps if grid is None else n_gaps / (len(on_grid.t) - 1)
+    narrow = _counted(pm.gp.cov.ExpQuad, settings.narrow_lengthscale * step, *clock)
     unit = on_grid.with_covs([narrow for _ in states])
 
     def gamma_of(gp: StateGP) -> NDArray[np.float64]:
@@ -341,14 +391,18 @@ def refine(
     start = searching.posterior_mean()
     rng = np.random.default_rng(random_seed)
     with reporting(SEARCHING, enabled=progressbar) as say:
-        found = climb_from_prior(ode, searching, parameters, gamma, start, rng)
-        centred, found, moves = follow(
-            ode, searching, parameters, found, lambda gp: (gp, gamma), say=say
+        told = _told(likelihood, ode, searching)
+        found = climb_from_prior(ode, searching, parameters, gamma, start, rng, told)
+        centred, found, moves, told = follow(
+            ode, searching, parameters, found, lambda gp: (gp, gamma), told or normal(searching),
+            say=say,
+        )  # fmt: skip
+        centred, found, more, told = follow(
+            ode, centred, parameters, found, narrowed, told, say=say
         )
-        centred, found, more = follow(ode, centred, parameters, found, narrowed, say=say)
     theta = parameters.by_name(found.u)
     _warn_if_apart(distance_from_solution(ode, centred, parameters, found), ode, theta)
-    return Refined(centred, gamma_of(centred), theta, moves + more)
+    return Refined(centred, gamma_of(centred), theta | told.estimates(), moves + more)
 
 
 def _warn_if_apart(distance: NDArray[np.float64], ode: ODE, theta: Mapping[str, float]):
@@ -371,9 +425,19 @@ def _warn_if_apart(distance: NDArray[np.float64], ode: ODE, theta: Mapping[str, 
         )
 
 
-def _steps_per_gap(settings: RefinedSettings, n_gaps: int) -> int:
+def _steps_per_gap(settings: RefinedSettings, n_gaps: float) -> int:
     fewest, most = ceil(settings.shortest / n_gaps), round(settings.longest / n_gaps)
     return max(fewest, min(settings.steps, most))
+
+
+def _divided(times: NDArray, counts: NDArray, steps: int) -> int | NDArray:
+    """Return the grid: so many steps per observation, the same in every gap where they are even."""
+    inside = np.maximum(np.ceil(steps * np.diff(counts) - 1e-9).astype(int), 1)
+    if (inside == inside[0]).all():
+        return int(inside[0])
+    gaps = zip(times[:-1], times[1:], inside.tolist(), strict=True)
+    fine = [np.linspace(start, end, n, endpoint=False) for start, end, n in gaps]
+    return np.append(np.concatenate(fine), times[-1])
 
 
 def _scaled(gp: StateGP, amplitude) -> StateGP:
@@ -381,12 +445,21 @@ def _scaled(gp: StateGP, amplitude) -> StateGP:
     return gp.with_amplitude(variance).with_nugget(NUGGET * variance)
 
 
-def _counted(family, lengthscale: float, times: NDArray) -> pm.gp.cov.BaseCovariance:
+def _clock(times: NDArray, counts: NDArray) -> tuple[NDArray, NDArray]:
+    """Return times that are one observation apart, and their counts: smoother than every time's."""
+    n_gaps = max(round(counts[-1] - counts[0]), 2)
+    even = np.linspace(counts[0], counts[-1], n_gaps + 1)
+    return np.interp(even, counts, times), even
+
+
+def _counted(
+    family, lengthscale: float, times: NDArray, counts: NDArray
+) -> pm.gp.cov.BaseCovariance:
     """Return a kernel of unit variance whose lengthscale is counted in observations."""
-    gaps = np.diff(times)
+    gaps = np.diff(times) / np.diff(counts)
     if np.allclose(gaps, gaps[0]):
         return family(1, ls=np.float64(lengthscale * gaps[0]))
-    counted = PchipInterpolator(times, np.arange(len(times)))
+    counted = PchipInterpolator(times, counts)
     return pm.gp.cov.WarpedInput(
         1, family(1, ls=np.float64(lengthscale)), lambda t: _piecewise(counted, t)
     )

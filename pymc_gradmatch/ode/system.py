@@ -260,10 +260,21 @@ class ODE:
         """
         x = pt.as_tensor(x)
         theta = [pt.as_tensor(value) for value in self.ordered_params(theta)]
+        return derivatives_of(self.rhs, pt.as_tensor(t), *self.by_name(x, theta))
+
+    @cached_property
+    def enters(self) -> NDArray[np.bool_]:
+        """Whose derivatives (rows) depend on which states (columns), shape ``(state, state)``."""
+        t, *x = (pt.vector(name, dtype="float64") for name in ("t", *self.states))
+        theta = [pt.scalar(name, dtype="float64") for name in self.params]
+        derivatives = _expressions(self.rhs, t, self._as_states(*x), self._as_params(*theta))
+        upstream = [set(ancestors([derivative])) for derivative in derivatives]
+        return np.array([[state in reached for state in x] for reached in upstream])
+
+    def by_name(self, x, theta) -> tuple[Any, Any]:
+        """Return states, shape ``(..., time, state)``, and parameters as named tuples."""
         columns = [x[..., k] for k in range(len(self.states))]
-        return derivatives_of(
-            self.rhs, pt.as_tensor(t), self._as_states(*columns), self._as_params(*theta)
-        )
+        return self._as_states(*columns), self._as_params(*self.ordered_params(theta))
 
     def ordered_params(self, theta) -> list:
         """Return parameters in the order of ``params``, from a mapping or a sequence."""

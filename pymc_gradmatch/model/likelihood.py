@@ -1,0 +1,392 @@
+"""What observations say of states and parameters: the data's normal likelihood, or any other.
+
+Every other is a graph that PyMC wrote: of a user's function, rehearsed in a model of its own,
+or of a whole model.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple, Self, cast
+
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+from numpy.typing import NDArray
+from pytensor.gradient import NullTypeGradError, jacobian
+from pytensor.graph.replace import clone_replace
+from pytensor.graph.traversal import ancestors
+from pytensor.tensor import TensorVariable
+from scipy.optimize import minimize
+
+from pymc_gradmatch._pymc import at_starts, impossible_outside, random_ancestors, without_starts
+from pymc_gradmatch.compiling import EVALUATE_ONCE
+from pymc_gradmatch.gp import StateGP
+from pymc_gradmatch.ode import ODE
+
+UNSEEN = 0.1  # sigma of a state that nothing is known of, in standard deviations
+
+type LikelihoodFunction = Callable[[Any, Any], Any]
+
+
+class Told(NamedTuple):
+    """A log likelihood and its gradient, in the units of the data and of the parameters."""
+
+    log_density: float
+    by_theta: NDArray[np.float64]
+    """Shape ``(param,)``."""
+    by_states: NDArray[np.float64]
+    """Shape ``(time, state)``, on the grid."""
+
+
+class Likelihood(ABC):
+    """A log likelihood of parameters and of states on a grid.
+
+    Attributes
+    ----------
+    rows : array of int
+        Times of the grid whose states it depends on.
+    sigma : array of float
+        What one observation leaves open of each state, shape ``(state,)``, in the data's
+        units: the standard deviation of a normal one that says as much.
+    """
+
+    rows: NDArray[np.intp]
+    sigma: NDArray[np.float64]
+
+    @abstractmethod
+    def __call__(self, theta: NDArray[np.float64], x: NDArray[np.float64]) -> Told:
+        """Evaluate it at parameters, ``(param,)``, and states, ``(time, state)``."""
+
+    @abstractmethod
+    def curvature(self, theta: NDArray[np.float64], x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return minus the Hessian by theta and the states of ``rows``, state by state.
+
+        Where the density bends upwards, as heavy tails do, curvature is left out, so that a
+        Hessian made of it stays positive.
+        """
+
+    @abstractmethod
+    def around(self, theta: NDArray[np.float64], solution: NDArray[np.float64]) -> Self:
+        """Return it with what else is unknown in it, such as sigma, estimated given a solution."""
+
+    def impossible(self, theta: NDArray[np.float64], x: NDArray[np.float64]) -> str:
+        """Say which observation has density zero; nothing where none has."""
+        return ""
+
+    def estimates(self) -> dict[str, Any]:
+        """Return the random variables that it has beside states and parameters, by name."""
+        return {}
+
+
+class Normal(Likelihood):
+    """N(y | x, sigma^2 I) of what was observed."""
+
+    def __init__(self, gp: StateGP):
+        self.gp, self.rows, self.sigma = gp, gp.observed, gp.sigma
+        shape = gp.prior_mean.shape
+        self.data, self.precision = np.zeros(shape), np.zeros(shape)
+        self.data[gp.observed] = np.nan_to_num(gp.y)
+        self.precision[gp.observed] = gp.data.is_observed / np.square(gp.sigma)
+
+    def __call__(self, theta, x):
+        """Evaluate it."""
+        pull = self.precision * (self.data - x)
+        log_density = float(0.5 * np.sum(pull * (x - self.data)))
+        return Told(log_density, np.zeros(len(theta)), pull)
+
+    def curvature(self, theta, x):
+        """Return the precisions."""
+        return np.diag(np.append(np.zeros(len(theta)), self.precision[self.rows].T.ravel()))
+
+    def around(self, theta, solution):
+        """Return it with sigma from the residuals.
+
+        A state with hardly an observation takes the median of the others, in standard
+        deviations of its own.
+        """
+        gp = self.gp
+        residual = gp.y - solution[gp.observed]
+        n_observed = gp.data.is_observed.sum(axis=0)
+        # What was estimated from all states, each has paid for by its share of the observations.
+        spent = (len(theta) + len(n_observed)) / len(n_observed) * n_observed / n_observed.mean()
+        with np.errstate(over="ignore"):
+            variance = np.nansum(np.square(residual), axis=0) / np.maximum(n_observed - spent, 1)
+        sigma = _like_the_others(np.sqrt(variance), gp.data.is_sparse, gp.scale)
+        return type(self)(gp.with_sigma(sigma)) if np.isfinite(sigma).all() else self
+
+
+def normal(gp: StateGP) -> Normal:
+    """Return N(y | x, sigma^2 I) of the data as a function of the states on the grid."""
+    return Normal(gp)
+
+
+class Written(Likelihood):
+    """A log likelihood that is a graph, of theta, of states and of other random variables.
+
+    Parameters
+    ----------
+    log_density : TensorVariable
+        A scalar, with the prior of the others in it.
+    x : TensorVariable
+        States at the times ``rows``, shape ``(row, state)``; it has no parents.
+    theta : sequence of TensorVariable
+        Scalars without parents.
+    gp : StateGP
+        Gives the grid, and the scale of the states.
+    rows : array of int, optional
+        All times of the grid if not given.
+    others : mapping of TensorVariable to array
+        Unconstrained values of other random variables, and where they start.
+    terms : mapping of str to TensorVariable
+        The log densities of single observations, by name of what is observed.
+    natural : mapping of str to TensorVariable
+        The others themselves, as graphs of their unconstrained values.
+    names : sequence of str
+        All that it would add to a model.
+    """
+
+    def __init__(
+        self,
+        log_density: TensorVariable,
+        x: TensorVariable,
+        theta: Sequence[TensorVariable],
+        *,
+        gp: StateGP,
+        rows: NDArray[np.intp] | None = None,
+        others: Mapping[TensorVariable, NDArray] | None = None,
+        terms: Mapping[str, TensorVariable] | None = None,
+        natural: Mapping[str, TensorVariable] | None = None,
+        names: Sequence[str] = (),
+    ):
+        n_times, n_states = gp.prior_mean.shape
+        others = others or {}
+        self.rows = np.arange(n_times) if rows is None else rows
+        self.gp, self.sigma, self.names = gp, gp.sigma, names
+        self._shapes = {value.name: np.shape(start) for value, start in others.items()}
+        self.others = np.concatenate([np.zeros(0), *(np.ravel(start) for start in others.values())])
+        self._z = pt.vector("z", shape=(len(theta) + len(self.rows) * n_states,), dtype="float64")
+        self._v = pt.vector("v", shape=(len(self.others),), dtype="float64")
+        states = self._z[len(theta) :].reshape((n_states, len(self.rows))).T
+        replaced: dict[Any, Any] = {x: states}
+        replaced |= {parameter: self._z[i] for i, parameter in enumerate(theta)}
+        ends = np.cumsum([int(np.prod(shape)) for shape in self._shapes.values()])
+        for value, shape, end in zip(others, self._shapes.values(), ends, strict=True):
+            flat = self._v[int(end) - int(np.prod(shape)) : int(end)]
+            replaced[value] = flat.reshape(shape).astype(value.dtype)
+        self._terms: dict[str, Any] = dict(
+            zip(terms or {}, clone_replace([*(terms or {}).values()], replaced), strict=True)
+        )
+        self._natural = dict(
+            zip(natural or {}, clone_replace([*(natural or {}).values()], replaced), strict=True)
+        )
+        [self._graph] = clone_replace([impossible_outside(log_density)], replaced)
+        self._evaluate, self._hessian, self._settle = self._compiled()
+
+    def _compiled(self) -> tuple[Callable, Callable, Callable]:
+        def gradient(wrt):
+            return cast(
+                "TensorVariable", pytensor.grad(self._graph, wrt, disconnected_inputs="ignore")
+            )
+
+        def compiled(graphs):
+            return pytensor.function(
+                [self._z, self._v], graphs, mode="FAST_COMPILE", on_unused_input="ignore"
+            )
+
+        try:
+            by_z, by_v = gradient(self._z), gradient(self._v)
+            by_both = jacobian(by_z, self._z, vectorize=True, disconnected_inputs="ignore")
+        except (NotImplementedError, NullTypeGradError) as error:
+            msg = (
+                f"the likelihood has no derivative by the states ({error}); expected operations "
+                "that PyTensor can differentiate twice. Without refine, pm.sample may do."
+            )
+            raise ValueError(msg) from error
+        return compiled([self._graph, by_z]), compiled(by_both), compiled([self._graph, by_v])
+
+    def _flat(self, theta, x) -> NDArray[np.float64]:
+        return np.concatenate([theta, x[self.rows].T.ravel()])
+
+    def __call__(self, theta, x):
+        """Evaluate it, others where they are."""
+        with np.errstate(all="ignore"):
+            value, gradient = self._evaluate(self._flat(theta, x), self.others)
+        by_states = np.zeros(self.gp.prior_mean.shape)
+        by_states[self.rows] = gradient[len(theta) :].reshape(x.shape[1], -1).T
+        return Told(float(value), gradient[: len(theta)], by_states)
+
+    def curvature(self, theta, x):
+        """Return it, also between times."""
+        with np.errstate(all="ignore"):
+            hessian = np.nan_to_num(self._hessian(self._flat(theta, x), self.others))
+        variances, axes = np.linalg.eigh(-(hessian + hessian.T) / 2)
+        return (axes * np.maximum(variances, 0)) @ axes.T
+
+    def around(self, theta, solution):
+        """Return it with the most probable others given a solution."""
+        settled = object.__new__(type(self))
+        vars(settled).update(vars(self))
+        if len(self.others):
+            settled.others = self._most_probable(self._flat(theta, solution))
+        each = np.diagonal(settled.curvature(theta, solution))[len(theta) :]
+        told = each.reshape(solution.shape[1], -1) * np.square(self.gp.scale)[:, None]
+        n_told = np.maximum((told > 0).sum(axis=1), 1)
+        with np.errstate(divide="ignore"):
+            sigma = self.gp.scale / np.sqrt(told.sum(axis=1) / n_told)
+        settled.sigma = _like_the_others(sigma, sigma > self.gp.scale, self.gp.scale)
+        return settled
+
+    def _most_probable(self, z) -> NDArray[np.float64]:
+        def objective(v):
+            with np.errstate(all="ignore"):
+                value, gradient = self._settle(z, v)
+            if not (np.isfinite(value) and np.isfinite(gradient).all()):
+                return np.inf, np.zeros_like(v)
+            return -float(value), -gradient
+
+        found = minimize(objective, self.others, jac=True, method="L-BFGS-B")
+        return found.x if np.isfinite(found.fun) else self.others
+
+    def estimates(self):
+        """Return the other random variables as they are."""
+        graphs = [*self._natural.values()]
+        evaluate = pytensor.function(
+            [self._v], graphs, mode=EVALUATE_ONCE, on_unused_input="ignore"
+        )
+        return dict(zip(self._natural, evaluate(self.others), strict=True))
+
+    @cached_property
+    def _pointwise(self) -> Callable:
+        graphs = [impossible_outside(term) for term in self._terms.values()]
+        return pytensor.function(
+            [self._z, self._v], graphs, mode=EVALUATE_ONCE, on_unused_input="ignore"
+        )
+
+    def impossible(self, theta, x):
+        """Say which observation has density zero."""
+        with np.errstate(all="ignore"):
+            densities = self._pointwise(self._flat(theta, x), self.others)
+        return where_impossible(dict(zip(self._terms, densities, strict=True)))
+
+
+def where_impossible(log_densities: Mapping[str, NDArray]) -> str:
+    """Say which entry of which observed variable has density zero, the first of each."""
+    places = []
+    for name, values in log_densities.items():
+        outside = np.argwhere(~np.isfinite(values))
+        if len(outside):
+            index = ", ".join(map(str, outside[0].tolist()))
+            more = f" and {len(outside) - 1} more" if len(outside) > 1 else ""
+            places.append(f"{name}[{index}]{more}" if index else name)
+    return ", ".join(places)
+
+
+def _like_the_others(sigma, unknown, scale) -> NDArray[np.float64]:
+    """Give states of which nothing is known the median noise of the others, relative to scale."""
+    known = (sigma / scale)[~unknown]
+    return np.where(unknown, scale * (np.median(known) if len(known) else UNSEEN), sigma)
+
+
+def rehearsed(function: LikelihoodFunction, ode: ODE, gp: StateGP) -> Written:
+    """Call a user's likelihood in a model of its own, and return what it says.
+
+    Random variables of the model on the stack stay where they start.
+
+    Raises
+    ------
+    ValueError
+        If nothing is observed, or a random variable in it is discrete.
+    """
+    outer = pm.Model.get_context(error_if_none=False)
+    coords = {} if outer is None else dict(outer.coords)
+    scratch = pm.Model(model=None, coords=coords | coords_of(gp, ode))
+    theta = [pt.scalar(name, dtype="float64") for name in ode.params]
+    x = pt.matrix("x", shape=(len(gp.t_observed), len(ode.states)), dtype="float64")
+    with scratch:
+        function(*ode.by_name(x, theta))
+    if not (scratch.observed_RVs or scratch.potentials):
+        msg = (
+            "the likelihood observes nothing; expected lines such as "
+            'pm.Poisson("y", x.prey, observed=counts), or a pm.Potential.'
+        )
+        raise ValueError(msg)
+    discrete = [rv.name for rv in scratch.free_RVs if not np.issubdtype(rv.dtype, np.inexact)]
+    if discrete:
+        msg = f"the random variables {discrete} of the likelihood are discrete; sum over them."
+        raise ValueError(msg)
+    start = scratch.initial_point()
+    others = {value: start[value.name] for value in scratch.value_vars}
+    weighed = [*scratch.observed_RVs, *scratch.potentials]
+    names = [rv.name for rv in weighed]
+    single = scratch.logp(vars=weighed, sum=False)
+    graphs = [scratch.logp(), *single]
+    known = [] if outer is None else outer.free_RVs
+    stray = [rv for rv in random_ancestors(graphs) if rv in known]
+    if stray:
+        graphs = at_starts(graphs, stray, outer.rvs_to_initial_values)
+    natural = scratch.replace_rvs_by_values(scratch.free_RVs)
+    return Written(
+        graphs[0], x, theta, gp=gp, rows=gp.observed, others=others,
+        terms=dict(zip(names, graphs[1:], strict=True)),
+        natural={rv.name: v for rv, v in zip(scratch.free_RVs, natural, strict=True)},
+        names=list(scratch.named_vars),
+    )  # fmt: skip
+
+
+def coords_of(gp: StateGP, ode: ODE) -> dict[str, Any]:
+    """Return the coords that lines of a likelihood may use."""
+    return {"time_observed": gp.t_observed, "time": gp.t, "state": ode.states}
+
+
+def of_graph(
+    model: pm.Model,
+    states: str,
+    params: Sequence[str],
+    *,
+    grid: NDArray[np.float64],
+    gp: StateGP,
+    without: Collection[str],
+) -> Written:
+    """Return what a model observes, and weighs, as a likelihood of its states and parameters.
+
+    Parameters
+    ----------
+    model : pymc.Model
+        The model.
+    states : str
+        Name of the states, shape ``(time, state)``.
+    params : sequence of str
+        Free variables that are parameters of the ODE, in its order.
+    grid : array of float
+        Times of the states.
+    gp : StateGP
+        Gaussian processes on a grid that contains these.
+    without : collection of str
+        Observed variables that do not count: the constraints.
+    """
+    shape = len(grid), len(gp.states)
+    values = {states: pytensor.shared(np.zeros(shape), shape=shape)}
+    values |= {name: pytensor.shared(np.float64(1)) for name in params}
+    given = pm.do(without_starts(model), values)
+    roots = {given[name] for name in values}
+    terms = [rv for rv in given.observed_RVs if rv.name not in without] + given.potentials
+    terms = [term for term in terms if roots & set(ancestors([term]))]
+    upstream = set(ancestors(terms))
+    free = [rv for rv in given.free_RVs if rv in upstream]
+    start = model.initial_point()
+    initial = {rv.name: start[model.rvs_to_values[model[rv.name]].name] for rv in free}
+    single = given.logp(vars=terms, sum=False) if terms else []
+    natural = given.replace_rvs_by_values(free)
+    x = pt.matrix("x", shape=shape, dtype="float64")
+    theta = [pt.scalar(name, dtype="float64") for name in params]
+    placeholders = dict(zip([given[name] for name in values], [x, *theta], strict=True))
+    whole = [given.logp(vars=[*free, *terms]), *single, *natural]
+    total, *graphs = cast("list[TensorVariable]", clone_replace(whole, placeholders))
+    return Written(
+        total, x, theta, gp=gp, rows=np.searchsorted(gp.t, grid),
+        others={given.rvs_to_values[rv]: initial[rv.name] for rv in free},
+        terms={rv.name: graph for rv, graph in zip(terms, graphs, strict=False)},
+        natural={rv.name: v for rv, v in zip(free, graphs[len(terms) :], strict=True)},
+    )  # fmt: skip
