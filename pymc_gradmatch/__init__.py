@@ -11,7 +11,7 @@ from pymc_gradmatch.checks import GammaSelection, GridCheck, grid_check, select_
 from pymc_gradmatch.exact import Fit, IntegrateCheck, fit, integrate_check, predict
 from pymc_gradmatch.gp import StateGP, derivatives, fit_gp, kernels
 from pymc_gradmatch.model import GradientMatchingODE, build_model, recentre, refine
-from pymc_gradmatch.ode import ODE
+from pymc_gradmatch.ode import ODE, Input
 from pymc_gradmatch.paper import sample_fgpgm, systems
 from pymc_gradmatch.plots import plot_states
 from pymc_gradmatch.sampling import find_map, fit_many, sample
@@ -22,6 +22,7 @@ __all__ = [
     "GammaSelection",
     "GradientMatchingODE",
     "GridCheck",
+    "Input",
     "IntegrateCheck",
     "StateGP",
     "build_model",

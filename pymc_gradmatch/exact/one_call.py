@@ -1,6 +1,6 @@
 """One call: from data to draws of the exact posterior, with a verdict."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Unpack
 
@@ -18,7 +18,7 @@ from pymc_gradmatch.exact.search import cover, newton, widths_at
 from pymc_gradmatch.exact.verdict import N_HANDED_ON, TRY, check_n_draws, in_words
 from pymc_gradmatch.model import Settings, build_model, refine
 from pymc_gradmatch.numerics import on_one_thread
-from pymc_gradmatch.ode import ODE
+from pymc_gradmatch.ode import ODE, Input
 from pymc_gradmatch.plots import plot_states
 from pymc_gradmatch.reporting import printed, reporting
 
@@ -84,6 +84,7 @@ def fit(
     y: ArrayLike | None = None,
     *,
     priors: Mapping[str, TensorVariable] | None = None,
+    inputs: Mapping[str, Input | Callable] | None = None,
     model: pm.Model | None = None,
     n_draws: int = 4_000,
     random_seed: int | np.random.Generator | None = None,
@@ -105,7 +106,7 @@ def fit(
 
     Parameters
     ----------
-    ode, t, y, priors
+    ode, t, y, priors, inputs
         As for :func:`~pymc_gradmatch.build_model`, whose refined preset the model is.
     model : pymc.Model, optional
         A model of one's own with a :class:`~pymc_gradmatch.GradientMatchingODE`, in
@@ -156,10 +157,10 @@ def fit(
             msg = "expected an ODE, t, y and priors, or model= with a GradientMatchingODE."
             raise TypeError(msg)
         model = build_model(
-            ode, t, y, priors=priors, preset="refined", random_seed=rng,
+            ode, t, y, priors=priors, inputs=inputs, preset="refined", random_seed=rng,
             progressbar=progressbar, **settings,
         )  # fmt: skip
-    elif not (ode is None and t is None and y is None and priors is None and not settings):
+    elif settings or any(given is not None for given in (ode, t, y, priors, inputs)):
         msg = "a model was given and what models are made of; expected one of these alone."
         raise TypeError(msg)
     with reporting("writing the exact posterior", enabled=progressbar) as say:

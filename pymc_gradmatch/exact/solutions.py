@@ -306,6 +306,8 @@ def predict(
     solutions = Solutions(model)
     grids = [constraint.gp.t for constraint in solutions.constraints]
     times = grids if t is None else [_checked(t, grid[0]) for grid in grids]
+    for constraint, at in zip(solutions.constraints, times, strict=True):
+        constraint.ode.check_times(at)
     starts, theta = solutions.starts_at(draws), solutions.at_draws(draws, solutions.theta_graphs)
     # Each start holds at the first time of its grid, which need not be asked for.
     whole = [np.union1d(grid[:1], at) for grid, at in zip(grids, times, strict=True)]

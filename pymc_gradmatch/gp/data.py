@@ -15,6 +15,8 @@ from pymc_gradmatch.arguments import as_numbers
 # Kernels see times through differences of squares: beyond this many sampling
 # intervals from zero, rounding spoils the distances between neighbours.
 FARTHEST_START = 3e4
+SHORTLY = 0.1  # grid steps
+ROUNDING = 1e-15  # relative, up to which two times are one
 
 
 @dataclass(frozen=True, eq=False)
@@ -263,6 +265,13 @@ def grid_around(t: NDArray[np.float64], grid: int | ArrayLike) -> NDArray[np.flo
     exact = times.copy()
     exact[nearest] = t
     return read_only(exact)
+
+
+def around_breaks(t: NDArray[np.float64], breaks: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return a grid with breaks among its times, and a time shortly before each of them."""
+    whole = np.union1d(t, breaks)
+    last = whole[np.searchsorted(whole, breaks) - 1]
+    return np.union1d(whole, breaks - SHORTLY * (breaks - last))
 
 
 def read_only(array: ArrayLike) -> NDArray[np.float64]:

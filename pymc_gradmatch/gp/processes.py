@@ -53,6 +53,8 @@ class Processes:
         Shape ``(state,)``.
     blocks : Blocks
         The kernels and their derivatives on the grid, each ``(state, time, time)``.
+    breaks : array of float
+        Times of the grid at which slopes may jump; ``blocks`` know of them.
 
     Attributes
     ----------
@@ -64,6 +66,7 @@ class Processes:
     covs: tuple[pm.gp.cov.BaseCovariance, ...]
     nugget: NDArray[np.float64]
     blocks: Blocks
+    breaks: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     operators: Operators = field(init=False)
 
     def __post_init__(self):
@@ -72,11 +75,11 @@ class Processes:
 
     def with_covs(self, covs: tuple[pm.gp.cov.BaseCovariance, ...]) -> Self:
         """Return other kernels on the same grid."""
-        return replace(self, covs=covs, blocks=blocks_of(covs, self.t))
+        return replace(self, covs=covs, blocks=blocks_of(covs, self.t, self.breaks))
 
     def with_grid(self, t: NDArray[np.float64]) -> Self:
         """Return the same kernels on another grid."""
-        return replace(self, t=t, blocks=blocks_of(self.covs, t))
+        return replace(self, t=t, blocks=blocks_of(self.covs, t, self.breaks))
 
     def multiplied(self, factors: NDArray[np.float64]) -> Self:
         """Return the kernels times one factor each, and the nugget as it is."""

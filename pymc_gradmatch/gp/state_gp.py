@@ -13,8 +13,18 @@ from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch._pymc import at_support_points, random_ancestors, starting_at
+from pymc_gradmatch.arguments import as_numbers
 from pymc_gradmatch.compiling import EVALUATE_ONCE
-from pymc_gradmatch.gp.data import Data, as_nugget, as_positive, as_sigma, grid_around, read_only
+from pymc_gradmatch.gp.data import (
+    ROUNDING,
+    Data,
+    around_breaks,
+    as_nugget,
+    as_positive,
+    as_sigma,
+    grid_around,
+    read_only,
+)
 from pymc_gradmatch.gp.derivatives import Operators, blocks_of
 from pymc_gradmatch.gp.kernels import check_kernels, describe
 from pymc_gradmatch.gp.processes import (
@@ -241,8 +251,42 @@ class StateGP:
         if (self.prior_slope != 0).any() or (self.prior_mean != self.mean).any():
             msg = "the prior mean is a trajectory on the present grid; call with_grid before it."
             raise ValueError(msg)
-        processes = self.processes.with_grid(grid_around(self.t_observed, grid))
+        times = around_breaks(grid_around(self.t_observed, grid), self.breaks)
+        processes = self.processes.with_grid(times)
         return self.of(self.data, processes, self.sigma)
+
+    def with_breaks(self, times: ArrayLike) -> Self:
+        r"""Return a copy whose states are continuous, with slopes that may jump at some times.
+
+        For inputs that jump: ``gp.with_breaks(ode.jumps)``.  From one break to the next the
+        kernels are what they were, and pieces say nothing of each other's slopes
+        (:class:`~pymc_gradmatch.kernels.Broken`).  A break joins the grid, where it has the
+        slope to its right, and so does a time shortly before it, for the slope to its left.
+
+        Parameters
+        ----------
+        times : array_like of float
+            Those outside of the grid do not count.
+
+        Raises
+        ------
+        ValueError
+            If the prior mean is a trajectory, which is known on its own grid only.
+        """
+        times = as_numbers(times, "times of breaks").ravel()
+        inside = np.union1d(self.breaks, times[(times > self.t[0]) & (times < self.t[-1])])
+        if len(inside) == len(self.breaks):
+            return self
+        nearest = np.abs(self.t[:, None] - inside).argmin(axis=0)
+        is_there = np.isclose(self.t[nearest], inside, rtol=ROUNDING, atol=0)
+        inside = np.where(is_there, self.t[nearest], inside)
+        broken = self._with(processes=replace(self.processes, breaks=read_only(inside)))
+        return broken.with_grid(self.t)
+
+    @property
+    def breaks(self) -> NDArray[np.float64]:
+        """Times at which slopes may jump, see :meth:`with_breaks`."""
+        return self.processes.breaks
 
     def with_mean(self, x: ArrayLike, slope: ArrayLike) -> Self:
         r"""Return a copy whose prior mean is a trajectory m(t) in place of a constant.

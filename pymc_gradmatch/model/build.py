@@ -1,7 +1,7 @@
 """The four lines of Theorem 1, written by one call."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, TypedDict, Unpack
 
@@ -43,7 +43,7 @@ from pymc_gradmatch.model.constraint import (
     check_states,
 )
 from pymc_gradmatch.model.refinement import recentre, refine
-from pymc_gradmatch.ode import ODE
+from pymc_gradmatch.ode import ODE, Input
 
 
 class Settings(TypedDict, total=False):
@@ -92,6 +92,7 @@ class Preset:
     ) -> Prepared:
         """Choose grid, amplitude and prior mean."""
         gp = gp if self.grid is None else gp.with_grid(self.grid)
+        gp = gp.with_breaks(ode.jumps)
         gp = gp if self.amplitude is None else gp.with_amplitude(self.amplitude)
         if not self.recentred:
             return Prepared(gp, self.gamma, {})
@@ -145,6 +146,7 @@ def build_model(
     y: ArrayLike | SharedVariable,
     *,
     priors: Mapping[str, TensorVariable],
+    inputs: Mapping[str, Input | Callable] | None = None,
     preset: str = "fgpgm",
     gp: StateGP | None = None,
     random_seed: int | np.random.Generator | None = None,
@@ -178,6 +180,11 @@ def build_model(
         For each parameter of the ODE a scalar ``.dist()`` object, or a variable
         that the model already has.  Parameters cannot be called ``chain``,
         ``draw``, ``time``, ``time_observed`` or ``state``.
+    inputs : mapping of str to Input or callable, optional
+        What the ODE's inputs are, see :meth:`ODE.with_inputs`.  Where one jumps, slopes of
+        the states may jump (:meth:`StateGP.with_breaks`); a state itself may not.  Kernels are
+        fitted without breaks, so with jumps ``"refined"`` is the preset to take: its kernels
+        are not those of the fit.
     preset : {"fgpgm", "refined"}
         Where the settings that are not given come from.  ``"fgpgm"``: the
         paper's, an ``"ExpQuad"`` kernel per state, gamma 0.3, nugget 1e-4, sigma
@@ -249,11 +256,13 @@ def build_model(
     """
     chosen = preset_of(preset, settings)
     check_ode(ode)
+    ode = ode if inputs is None else ode.with_inputs(inputs)
     model = pm.Model.get_context(error_if_none=False) or pm.Model()
     name = {ours: yielding(ours, ode.params) for ours in OURS}
     _check_priors(ode, priors, model)
     data = Data.of(t, y)
     check_states(ode, data.states)
+    ode.check_times(data.t)
     sigma = chosen.sigma
     _check_sigma(sigma, len(ode.states))
     variables: dict[str, Any] = {**priors, name["sigma"]: sigma, name["gamma"]: chosen.gamma}

@@ -81,6 +81,21 @@ def check_shape(x: TensorVariable, gp: StateGP):
         raise ValueError(msg)
 
 
+def check_breaks(ode: ODE, gp: StateGP):
+    """Raise if an input jumps where the Gaussian process is asked to be smooth."""
+    inside = ode.jumps[(ode.jumps > gp.t[0]) & (ode.jumps < gp.t[-1])]
+    smooth = [
+        f"{time:g}" for time in inside if not np.isclose(time, gp.breaks, rtol=1e-12, atol=0).any()
+    ]
+    if smooth:
+        msg = (
+            f"inputs of the ODE jump at t = {', '.join(smooth)}, where the states have a kink and "
+            "the Gaussian process is smooth; expected gp = gp.with_breaks(ode.jumps), after "
+            "with_grid if it has a finer grid."
+        )
+        raise ValueError(msg)
+
+
 def dims_of(model: pm.Model, x: TensorVariable) -> tuple[str, ...] | None:
     """Return the dims of states: their own, ``("time", "state")`` if the lengths fit, or None."""
     if model.named_vars.get(x.name) is x and x.name in model.named_vars_to_dims:
@@ -343,6 +358,7 @@ class GradientMatchingODE(pm.Continuous):
 
     Notes
     -----
+    Where an input of the ODE jumps, the states have a kink: ``gp.with_breaks(ode.jumps)``.
     In a model, ``observed`` is zero and ``dims`` are those of x by default.
     The labels of their state dim must be ``ode.states``, and become so where
     there are none.  Posterior predictive draws of the variable are replicated
@@ -404,6 +420,7 @@ class GradientMatchingODE(pm.Continuous):
         x = pt.as_tensor(x)
         check_states(ode, gp.states)
         check_shape(x, gp)
+        check_breaks(ode, gp)
         basis = _tolerant_basis(gamma, gp)
         mismatch = residuals(ode(gp.t, x, theta), x, gp)
         parameters = [mismatch, x, _in_one(ode.ordered_params(theta)), *map(pt.as_tensor, basis)]

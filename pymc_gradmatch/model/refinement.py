@@ -14,6 +14,8 @@ study behind it.
    two grid steps and an amplitude of 30 sigma, so that A, the tolerance that
    the Gaussian process itself has, follows the noise.  Re-centred again.
 5. gamma is a millionth of the prior variance of the slopes.
+
+Where an input jumps the Gaussian process is broken (:meth:`StateGP.with_breaks`).
 """
 
 import warnings
@@ -323,8 +325,9 @@ def refine(
     if grid is None:
         grid = _steps_per_gap(settings, len(times) - 1)
     wide = _counted(pm.gp.cov.Matern52, settings.wide_lengthscale, times)
-    on_grid = gp.with_covs([wide for _ in states]).with_grid(grid)
-    step = (len(times) - 1) / (len(on_grid.t) - 1)
+    smooth = gp.with_covs([wide for _ in states]).with_grid(grid)
+    on_grid = smooth.with_breaks(ode.jumps)
+    step = (len(times) - 1) / (len(smooth.t) - 1)
     narrow = _counted(pm.gp.cov.ExpQuad, settings.narrow_lengthscale * step, times)
     unit = on_grid.with_covs([narrow for _ in states])
 

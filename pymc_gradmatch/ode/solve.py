@@ -2,12 +2,17 @@
 
 import warnings
 from collections.abc import Callable
+from itertools import pairwise
 from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.integrate import DOP853, ODEintWarning, odeint
 
+type Array = NDArray[np.float64]
+
+NOWHERE = np.empty(0)
+BEFORE = 8  # roundings
 LSODA_RTOL = 1e-8
 LSODA_STEPS = 5000  # between two output times; a solution that blows up needs more
 
@@ -18,6 +23,7 @@ def integrate(
     t: NDArray[np.float64],
     x0: NDArray[np.float64],
     theta: NDArray[np.float64],
+    breaks: NDArray[np.float64] = NOWHERE,
 ) -> NDArray[np.float64]:
     """Integrate an ODE by LSODA from each draw of start and parameters.
 
@@ -30,6 +36,8 @@ def integrate(
         Output times, shape ``(time,)``; ``x0`` holds at the first.
     x0, theta : array of float
         Starts and parameters, shapes ``(draw, state)`` and ``(draw, param)``.
+    breaks : array of float
+        Times at which the right-hand side is not smooth; it starts anew there.
 
     Returns
     -------
@@ -39,7 +47,7 @@ def integrate(
     """
     trajectories = np.full((len(x0), len(t), x0.shape[1]), np.nan)
     for draw, (start, parameters) in enumerate(zip(x0, theta, strict=True)):
-        solution = _integrate_one(derivative, jacobian, t, start, parameters)
+        solution = _integrate_one(derivative, jacobian, t, start, parameters, breaks)
         if solution is not None:
             trajectories[draw] = solution
     n_failed = int(np.isnan(trajectories).any(axis=(1, 2)).sum())
@@ -53,25 +61,50 @@ def integrate(
     return trajectories
 
 
-def _integrate_one(derivative, jacobian, t, x0, theta) -> NDArray[np.float64] | None:
+def _integrate_one(derivative, jacobian, t, x0, theta, breaks) -> NDArray[np.float64] | None:
     # Absolute tolerances follow the size that each state has or soon gets.
     absolute = 1e-2 * LSODA_RTOL * size(x0, derivative(np.asarray(t[0]), x0, theta), t[-1] - t[0])
+    times, is_break = with_breaks(t, breaks)
+    ends = just_before(times, is_break)
+    whole = np.full((len(times), len(x0)), np.nan)
+    whole[0] = x0
+    pieces = [0, *np.flatnonzero(is_break), len(times) - 1]
     with warnings.catch_warnings():
         warnings.simplefilter("error", ODEintWarning)  # how odeint says that it failed
-        try:
-            solution = odeint(
-                lambda time, x: derivative(np.asarray(time), x, theta),
-                x0,
-                t,
-                Dfun=lambda time, x: jacobian(np.asarray(time), x, theta),
-                tfirst=True,
-                rtol=LSODA_RTOL,
-                atol=absolute,
-                mxstep=LSODA_STEPS,
-            )
-        except ODEintWarning:
-            return None
+        for first, last in pairwise(pieces):
+            if first == last:
+                continue
+            try:
+                whole[first : last + 1] = odeint(
+                    lambda time, x: derivative(np.asarray(time), x, theta),
+                    whole[first],
+                    np.append(times[first], ends[first + 1 : last + 1]),
+                    Dfun=lambda time, x: jacobian(np.asarray(time), x, theta),
+                    tfirst=True,
+                    rtol=LSODA_RTOL,
+                    atol=absolute,
+                    mxstep=LSODA_STEPS,
+                    tcrit=ends[last : last + 1] if len(breaks) else None,
+                )
+            except ODEintWarning:
+                return None
+    solution = whole[np.searchsorted(times, t)]
     return solution if np.isfinite(solution).all() else None
+
+
+def with_breaks(t: Array, breaks: Array) -> tuple[Array, NDArray[np.bool_]]:
+    """Return output times and the breaks between them in one, and which are breaks."""
+    inside = breaks[(breaks > t[0]) & (breaks < t[-1])]
+    times = np.union1d(t, inside)
+    return times, np.isin(times, inside)
+
+
+def just_before(times: Array, is_break: NDArray[np.bool_]) -> Array:
+    """Return where steps to times end: before a break, what comes after it is not seen.
+
+    By a few roundings, which no tolerance notices.
+    """
+    return times - is_break * BEFORE * np.spacing(np.abs(times).max())
 
 
 def size(
@@ -90,8 +123,6 @@ def size(
     largest = sizes.max(axis=-1, keepdims=True)
     return np.maximum(sizes, np.where(largest > 0, 1e-6 * largest, 1.0))
 
-
-type Array = NDArray[np.float64]
 
 RTOL = 1e-9
 
@@ -294,6 +325,9 @@ class BatchedSolver:
         The right-hand side and its derivatives by the states, shapes
         ``(draw, state)`` and ``(draw, state, state)``, at ``(draw,)`` times,
         ``(draw, state)`` states and ``(draw, param)`` parameters.
+    breaks : array of float
+        Times at which the right-hand side is not smooth: no step goes across them.  It is
+        never evaluated there but as the beginning of a step.
 
     Examples
     --------
@@ -304,8 +338,8 @@ class BatchedSolver:
     array([0.6065, 1.2131])
     """
 
-    def __init__(self, derivative: Callable, jacobian: Callable):
-        self._derivative, self._jacobian = derivative, jacobian
+    def __init__(self, derivative: Callable, jacobian: Callable, breaks: Array = NOWHERE):
+        self._derivative, self._jacobian, self._breaks = derivative, jacobian, breaks
 
     def __call__(self, t, x0, theta) -> NDArray[np.float64]:
         """Integrate from every draw of start and parameters.
@@ -324,16 +358,18 @@ class BatchedSolver:
             integration failed.
         """
         t, x0, theta = (np.asarray(values, dtype=float) for values in (t, x0, theta))
-        trajectories = np.full((len(x0), len(t), x0.shape[1]), np.nan)
+        times, is_break = with_breaks(t, self._breaks)
+        road = _Road(times, just_before(times, is_break), is_break, self._derivative)
+        trajectories = np.full((len(x0), len(times), x0.shape[1]), np.nan)
         trajectories[:, 0] = x0
         with np.errstate(all="ignore"):
             front = _start(self._derivative, t, x0, theta)
-            left = _advance(self._explicit_step, 8, MAX_STEPS, front, t, trajectories)
+            left = _advance(self._explicit_step, 8, MAX_STEPS, front, road, trajectories)
             for part in left.with_tolerances(trajectories).parts():
-                _advance(self._implicit_step, ORDER, MAX_IMPLICIT_STEPS, part, t, trajectories)
+                _advance(self._implicit_step, ORDER, MAX_IMPLICIT_STEPS, part, road, trajectories)
         incomplete = np.isnan(trajectories).any(axis=(1, 2))
         trajectories[incomplete] = np.nan
-        return trajectories
+        return trajectories[:, np.searchsorted(times, t)] if is_break.any() else trajectories
 
     def _explicit_step(self, time, x, f, width, theta, absolute):
         return explicit_step(self._derivative, time, x, f, width, theta, absolute)
@@ -343,6 +379,15 @@ class BatchedSolver:
             self._derivative, self._jacobian, time, x, width, theta, absolute
         )
         return x_new, f, error, None  # needs no slope, and is stable everywhere
+
+
+class _Road(NamedTuple):
+    """What all draws come by: output times and breaks, and where steps to them end."""
+
+    times: NDArray[np.float64]
+    ends: NDArray[np.float64]
+    is_break: NDArray[np.bool_]
+    derivative: Callable
 
 
 class _Front(NamedTuple):
@@ -387,18 +432,19 @@ def _start(derivative: Callable, t, x0, theta) -> _Front:
 
 
 def _advance(
-    attempt: Callable, order: int, max_steps: int, front: _Front, t, trajectories
+    attempt: Callable, order: int, max_steps: int, front: _Front, road: _Road, trajectories
 ) -> _Front:
     """Fill in trajectories by steps of one method; return the draws that it does not suit."""
     unsuited = []
+    t = road.times
     smallest = 10 * np.spacing(np.abs(t).max())
     max_steps += len(t)
     for attempts in range(1, max_steps + 1):
         draw, goal, time, step, x, f, theta, absolute, at_the_edge = front
         if not len(draw):
             break
-        arrives = time + step >= t[goal]
-        width = np.where(arrives, t[goal] - time, step)
+        arrives = time + step >= road.ends[goal]
+        width = np.where(arrives, road.ends[goal] - time, step)
         x_new, f_new, error, last_stage = attempt(time, x, f, width, theta, absolute)
         accepted = error < 1
         factor = np.clip(SAFETY * error ** (-1 / order), SHRINK, GROW)
@@ -411,6 +457,10 @@ def _advance(
         x = np.where(accepted[:, None], x_new, x)
         f = np.where(accepted[:, None], f_new, f)
         trajectories[draw[recorded], goal[recorded]] = x[recorded]
+        turned = recorded & road.is_break[goal]
+        if turned.any():
+            f = np.array(f)
+            f[turned] = road.derivative(time[turned], x[turned], theta[turned])
         goal = goal + recorded
         going = (goal < len(t)) & (step > smallest)
         front = _Front(draw, goal, time, step, x, f, theta, absolute, at_the_edge)

@@ -4,6 +4,7 @@ import inspect
 import warnings
 from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from functools import cached_property
 from typing import Any, cast
 
@@ -12,58 +13,67 @@ import pytensor
 import pytensor.tensor as pt
 from numpy.typing import ArrayLike, NDArray
 from pytensor.gradient import jacobian
+from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch.arguments import in_order, usable_names
 from pymc_gradmatch.compiling import as_written
+from pymc_gradmatch.ode.inputs import Input, as_inputs, check_known, input_at, times_where
 from pymc_gradmatch.ode.solve import BatchedSolver, integrate
 
 TIMES = ("t", "time", "times", "tau")  # what people call the first argument
 ORDER = (
     "Its arguments are (t, x, theta), as for scipy's solve_ivp; not (x, t, theta), as for odeint "
-    "and pm.ode."
+    "and pm.ode. Inputs come last."
 )
 
 INDEXING = tuple(type(pt.vector()[place].owner.op) for place in (0, [0]))
 
 
-def derivatives_of(rhs: Callable, t: TensorVariable, x: Any, theta: Any) -> TensorVariable:
+def derivatives_of(
+    rhs: Callable, t: TensorVariable, x: Any, theta: Any, *inputs: Any
+) -> TensorVariable:
     """Return the derivatives of all states, or say what the right-hand side should return.
 
     Parameters
     ----------
     rhs : callable
-        The user's ``rhs(t, x, theta)``.
+        The user's ``rhs(t, x, theta)`` or ``rhs(t, x, theta, u)``.
     t : TensorVariable
         Times, shape ``(time,)``.
     x, theta : named tuple of TensorVariable
         States, each of shape ``(..., time)``, and parameters.
+    *inputs : named tuple of TensorVariable
+        None, or one of inputs, each of shape ``(time,)``.
 
     Returns
     -------
     TensorVariable
         Shape ``(..., time, state)``.
     """
-    return pt.stack([value + pt.zeros_like(x[0]) for value in _expressions(rhs, t, x, theta)], -1)
+    values = _expressions(rhs, t, x, theta, *inputs)
+    return pt.stack([value + pt.zeros_like(x[0]) for value in values], -1)
 
 
-def _expressions(rhs: Callable, t: TensorVariable, x: Any, theta: Any) -> list[TensorVariable]:
+def _expressions(rhs: Callable, t: TensorVariable, x: Any, theta: Any, *inputs: Any) -> list:
     states, params = x._fields, theta._fields
     try:
-        returned = rhs(t, x, theta)
+        returned = rhs(t, x, theta, *inputs)
     except Exception as error:
+        fourth = ", u" if inputs else ""
+        named = "".join(f" and u = ({', '.join(u._fields)})" for u in inputs)
         msg = (
             f"calling the right-hand side on symbolic tensors raised {type(error).__name__} "
-            f"({error}). It is called as rhs(t, x, theta) with x = ({', '.join(states)}) and "
-            f"theta = ({', '.join(params)}). {_advice(rhs, error)}"
+            f"({error}). It is called as rhs(t, x, theta{fourth}) with x = ({', '.join(states)}) "
+            f"and theta = ({', '.join(params)}){named}. {_advice(rhs, error)}"
         )
         raise TypeError(msg) from error
     by_state = zip(states, _in_order_of_states(returned, states), strict=True)
     return [_derivative(state, value, x[0]) for state, value in by_state]
 
 
-def check_arguments(rhs: Callable, t: TensorVariable, x: Any, theta: Any):
+def check_arguments(rhs: Callable, t: TensorVariable, x: Any, theta: Any, *inputs: Any):
     """Raise if a right-hand side picks single times, or takes its arguments in another order.
 
     What it may do: have no state in it, no parameter, no time, and any names.
@@ -71,9 +81,9 @@ def check_arguments(rhs: Callable, t: TensorVariable, x: Any, theta: Any):
     Parameters
     ----------
     rhs : callable
-        The user's ``rhs(t, x, theta)``.
-    t, x, theta : TensorVariable, named tuple of TensorVariable
-        Times, states and parameters; graphs without parents.
+        The user's ``rhs(t, x, theta)`` or ``rhs(t, x, theta, u)``.
+    t, x, theta, *inputs : TensorVariable, named tuple of TensorVariable
+        Times, states, parameters and inputs; graphs without parents.
 
     Raises
     ------
@@ -85,8 +95,9 @@ def check_arguments(rhs: Callable, t: TensorVariable, x: Any, theta: Any):
     UserWarning
         If time enters and no state does, and no argument is called t.
     """
-    used = set(ancestors(_expressions(rhs, t, x, theta)))
+    used = set(ancestors(_expressions(rhs, t, x, theta, *inputs)))
     vectors = {"t": t} | {f"state {k!r}": v for k, v in zip(x._fields, x, strict=True)}
+    vectors |= {f"input {k!r}": v for u in inputs for k, v in u._asdict().items()}
     for name, vector in vectors.items():
         if any(_picks_from(vector, variable) for variable in used):
             msg = (
@@ -198,6 +209,9 @@ class ODE:
         Names of the states.
     params : sequence of str
         Names of the parameters.
+    inputs : sequence of str, optional
+        Names of known inputs.  The right-hand side is then ``rhs(t, x, theta, u)`` with
+        a named tuple ``u``, and :meth:`with_inputs` says what they are.
 
     Raises
     ------
@@ -222,23 +236,84 @@ class ODE:
         rhs: Callable,
         states: Sequence[str],
         params: Sequence[str],
+        *,
+        inputs: Sequence[str] = (),
     ):
         self.rhs = rhs
         self.states = usable_names(states, "states")
         self.params = usable_names(params, "params")
+        self.inputs = usable_names(inputs, "inputs") if len(inputs) else ()
+        self._given: tuple[Input | Callable, ...] = ()
         self._as_states = _record("State", self.states)
         self._as_params = _record("Param", self.params)
         n_time = 7
-        t, *x = (pt.tensor(name, shape=(n_time,), dtype="float64") for name in ("t", *self.states))
+
+        def vectors(names):
+            return [pt.tensor(name, shape=(n_time,), dtype="float64") for name in names]
+
         theta = [pt.scalar(name, dtype="float64") for name in self.params]
-        check_arguments(rhs, t, self._as_states(*x), self._as_params(*theta))
+        (t,), x, u = vectors(["t"]), vectors(self.states), vectors(self.inputs)
+        last = [_record("Input", self.inputs)(*u)] if u else []
+        check_arguments(rhs, t, self._as_states(*x), self._as_params(*theta), *last)
 
     def __reduce__(self):
         # Its named tuples and compiled functions cannot be pickled, and need not be.
-        return type(self), (self.rhs, self.states, self.params)
+        return _rebuilt, (self.rhs, self.states, self.params, self.inputs, self._given)
 
     def __repr__(self) -> str:
-        return f"ODE(states={list(self.states)}, params={list(self.params)})"
+        inputs = f", inputs={list(self.inputs)}" if self.inputs else ""
+        return f"ODE(states={list(self.states)}, params={list(self.params)}{inputs})"
+
+    def with_inputs(self, inputs: Mapping[str, Input | Callable]) -> "ODE":
+        """Return the same ODE with its inputs known, an ODE of explicit time.
+
+        Parameters
+        ----------
+        inputs : mapping of str to Input or callable
+            For each of the names in ``inputs`` a :class:`~pymc_gradmatch.Input`, or a
+            smooth function of time written with :mod:`pymc.math`.  What jumps or has
+            kinks is an ``Input``, which knows where: solvers stop there.
+
+        Raises
+        ------
+        ValueError, TypeError
+            If names or inputs do not fit.
+
+        Examples
+        --------
+        >>> import pymc as pm, pymc_gradmatch as gm
+        >>> rhs = lambda t, x, theta, u: [u.sun - theta.loss * x.heat]
+        >>> ode = gm.ODE(rhs, ["heat"], ["loss"], inputs=["sun"])
+        >>> daily = ode.with_inputs({"sun": lambda t: 1 + pm.math.sin(t)})
+        >>> daily.solve([0.0, 1.0], x0=[0.0], theta=[0.0])[1].round(4)
+        array([1.4597])
+        """
+        known = copy(self)
+        vars(known).update(_given=as_inputs(inputs, self.inputs))
+        for compiled in ("_linearisation", "_compiled"):
+            vars(known).pop(compiled, None)
+        return known
+
+    @property
+    def jumps(self) -> NDArray[np.float64]:
+        """Times at which an input jumps, and with it the slope of the states."""
+        return times_where(self._given, "jumps")
+
+    @property
+    def breaks(self) -> NDArray[np.float64]:
+        """Times at which an input jumps or has a kink."""
+        return np.union1d(self.jumps, times_where(self._given, "kinks"))
+
+    def check_times(self, t: NDArray[np.float64]):
+        """Raise if inputs were not given, or are not known at all times from first to last."""
+        if self.inputs and not self._given:
+            msg = (
+                f"the inputs {list(self.inputs)} of the ODE were not given; expected "
+                f"ode.with_inputs({{{self.inputs[0]!r}: gm.Input(times, values), ...}}), or "
+                "inputs= for gm.fit and gm.build_model."
+            )
+            raise ValueError(msg)
+        check_known(self._given, self.inputs, t)
 
     def __call__(self, t, x, theta) -> TensorVariable:
         """Write the right-hand side as a PyTensor graph.
@@ -258,12 +333,15 @@ class ODE:
             Derivatives of the states, shape ``(..., time, state)``, in the
             units of x / time.
         """
-        x = pt.as_tensor(x)
+        self.check_times(np.empty(0) if isinstance(t, Variable) else np.asarray(t))
+        t, x = pt.as_tensor(t), pt.as_tensor(x)
         theta = [pt.as_tensor(value) for value in self.ordered_params(theta)]
         columns = [x[..., k] for k in range(len(self.states))]
-        return derivatives_of(
-            self.rhs, pt.as_tensor(t), self._as_states(*columns), self._as_params(*theta)
-        )
+        arguments: list[Any] = [t, self._as_states(*columns), self._as_params(*theta)]
+        if self.inputs:
+            known = [input_at(value, t) for value in self._given]
+            arguments.append(_record("Input", self.inputs)(*known))
+        return derivatives_of(self.rhs, *arguments)
 
     def ordered_params(self, theta) -> list:
         """Return parameters in the order of ``params``, from a mapping or a sequence."""
@@ -280,8 +358,17 @@ class ODE:
             raise ValueError(msg)
         return list(theta)
 
-    def solve(self, t: ArrayLike, x0, theta) -> NDArray[np.float64]:
+    def solve(
+        self,
+        t: ArrayLike,
+        x0,
+        theta,
+        *,
+        inputs: Mapping[str, Input | Callable] | None = None,
+    ) -> NDArray[np.float64]:
         """Integrate the ODE numerically with LSODA, relative tolerance 1e-8.
+
+        It starts anew where an input jumps or has a kink.
 
         Parameters
         ----------
@@ -292,6 +379,8 @@ class ODE:
         theta : mapping of str to array_like, or array_like
             Parameters: numbers or arrays of shape ``(draw,)`` by name, or an
             array of shape ``(param,)`` or ``(draw, param)``.
+        inputs : mapping of str to Input or callable, optional
+            As for :meth:`with_inputs`, where they were not given yet.
 
         Returns
         -------
@@ -311,6 +400,8 @@ class ODE:
         >>> decay.solve([0.0, 1.0], x0=[[1.0], [2.0]], theta={"rate": 0.5}).shape
         (2, 2, 1)
         """
+        if inputs is not None:
+            return self.with_inputs(inputs).solve(t, x0, theta)
         t = np.asarray(t, dtype=float)
         if t.ndim != 1 or len(t) < 2 or not (np.diff(t) > 0).all():
             msg = f"t has shape {t.shape}; expected at least two strictly increasing times."
@@ -333,6 +424,7 @@ class ODE:
             msg = f"x0 has {x0.shape[0]} draws and theta {theta.shape[0]}; expected as many."
             raise ValueError(msg)
         n_draws = draws or (1,)
+        self.check_times(t)
         derivative, jacobian = self._compiled
         trajectories = integrate(
             derivative,
@@ -340,6 +432,7 @@ class ODE:
             t,
             np.broadcast_to(x0, (*n_draws, len(self.states))),
             np.broadcast_to(theta, (*n_draws, len(self.params))),
+            self.breaks,
         )
         return trajectories if draws else trajectories[0]
 
@@ -409,11 +502,16 @@ def batched_solver(ode: ODE) -> BatchedSolver:
     f = ode(t, x, [theta[:, i] for i in range(len(ode.params))])
     with as_written():
         derivative = pytensor.function([t, x, theta], f, on_unused_input="ignore", trust_input=True)
-    return BatchedSolver(derivative, lambda t, x, theta: ode.linearised(t, x, theta)[1])
+    return BatchedSolver(derivative, lambda t, x, theta: ode.linearised(t, x, theta)[1], ode.breaks)
 
 
 def _gradient(total: TensorVariable, wrt: TensorVariable) -> TensorVariable:
     return cast("TensorVariable", pytensor.grad(total, wrt, disconnected_inputs="ignore"))
+
+
+def _rebuilt(rhs, states, params, inputs, given) -> ODE:
+    ode = ODE(rhs, states, params, inputs=inputs)
+    return ode.with_inputs(dict(zip(inputs, given, strict=True))) if given else ode
 
 
 def _record(name: str, fields: tuple[str, ...]) -> Callable[..., tuple]:
