@@ -85,6 +85,7 @@ def fit(
     *,
     priors: Mapping[str, TensorVariable] | None = None,
     inputs: Mapping[str, Input | Callable] | None = None,
+    start: Mapping[str, Any] | None = None,
     model: pm.Model | None = None,
     n_draws: int = 4_000,
     random_seed: int | np.random.Generator | None = None,
@@ -106,7 +107,7 @@ def fit(
 
     Parameters
     ----------
-    ode, t, y, priors, inputs
+    ode, t, y, priors, inputs, start
         As for :func:`~pymc_gradmatch.build_model`, whose refined preset the model is.
     model : pymc.Model, optional
         A model of one's own with a :class:`~pymc_gradmatch.GradientMatchingODE`, in
@@ -136,7 +137,7 @@ def fit(
     Notes
     -----
     What the verdict means is in :func:`~pymc_gradmatch.integrate_check`.  x(t0) has a flat
-    prior, unless the model has a term for it.
+    prior, unless ``start`` says what is known of it or the model has a term for it.
 
     Examples
     --------
@@ -149,6 +150,25 @@ def fit(
     True
     >>> bool(abs(fit.table.loc["rate", "mean"] - 1) < 0.3)
     True
+
+    Susceptible, infected and recovered of a school of N, all susceptible at first but some:
+
+    >>> rhs = lambda t, x, theta: (
+    ...     -theta.beta * x.S * x.I / 763,
+    ...     theta.beta * x.S * x.I / 763 - theta.gamma * x.I,
+    ...     theta.gamma * x.I,
+    ... )
+    >>> sir = gm.ODE(rhs, ["S", "I", "R"], ["beta", "gamma"])
+    >>> days = np.arange(15.0)
+    >>> x = sir.solve(days, [760.0, 3.0, 0.0], [1.8, 0.5])
+    >>> y = x + np.random.default_rng(1).normal(0, 15, x.shape)
+    >>> epidemic = gm.fit(
+    ...     sir, days, y, priors={name: pm.HalfNormal.dist(2) for name in sir.params},
+    ...     start={"R": 0.0, "I": pm.LogNormal.dist(1, 1), "S": lambda theta, x0: 763 - x0.I},
+    ...     random_seed=1,
+    ... )
+    >>> bool(abs(epidemic.table.loc["beta", "mean"] - 1.8) < 0.1)
+    True
     """
     check_n_draws(n_draws)
     rng = np.random.default_rng(random_seed)
@@ -157,18 +177,18 @@ def fit(
             msg = "expected an ODE, t, y and priors, or model= with a GradientMatchingODE."
             raise TypeError(msg)
         model = build_model(
-            ode, t, y, priors=priors, inputs=inputs, preset="refined", random_seed=rng,
-            progressbar=progressbar, **settings,
+            ode, t, y, priors=priors, inputs=inputs, start=start, preset="refined",
+            random_seed=rng, progressbar=progressbar, **settings,
         )  # fmt: skip
-    elif settings or any(given is not None for given in (ode, t, y, priors, inputs)):
+    elif settings or any(given is not None for given in (ode, t, y, priors, inputs, start)):
         msg = "a model was given and what models are made of; expected one of these alone."
         raise TypeError(msg)
     with reporting("writing the exact posterior", enabled=progressbar) as say:
         target = ExactPosterior(model)
-        start = _start(target, rng, progressbar=progressbar)
-        _check_start(target, start)
+        there = _start(target, rng, progressbar=progressbar)
+        _check_start(target, there)
         say("climbing to its mode")
-        mode = newton(target, start[None], np.diag(np.square(widths_at(target, start))))
+        mode = newton(target, there[None], np.diag(np.square(widths_at(target, there))))
         say("searching: independent searches from around the mode")
         around = Mixture.around(mode.point[0], mode.covariance[0])
         found = cover(target, around.draw(PILOTS, rng), n_draws, rng)

@@ -15,7 +15,7 @@ from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch._pymc import random_ancestors
 from pymc_gradmatch.compiling import EVALUATE_ONCE
-from pymc_gradmatch.model import Constraint, constraints
+from pymc_gradmatch.model import Constraint, constraints, known_starts
 from pymc_gradmatch.ode import batched_solver
 
 
@@ -33,6 +33,8 @@ class Solutions:
         The model.
     constraints : list of Constraint
         What it says of ODEs.
+    known : list of Known or None
+        What it knows exactly of the x(t0) of each.
     states, starts : list of str
         Names of the states of each, and of their x(t0): ``"x"`` and ``"x0"``.
 
@@ -54,6 +56,8 @@ class Solutions:
         if len(set(self.states)) < len(self.states):
             msg = f"two constraints share the states {self.states}; expected one ODE for each."
             raise ValueError(msg)
+        by_states = {known.x: known for known in known_starts(model)}
+        self.known = [by_states.get(constraint.x) for constraint in self.constraints]
         self.starts = [_unused(f"{name}0", model) for name in self.states]
         self._solvers = [batched_solver(constraint.ode) for constraint in self.constraints]
 
@@ -61,6 +65,7 @@ class Solutions:
     def observed(self) -> list[str]:
         """Names of what the model observes beside the constraints."""
         matched = [constraint.name for constraint in self.constraints]
+        matched += [known.name for known in self.known if known is not None]
         return [rv.name for rv in self.model.observed_RVs if rv.name not in matched]
 
     def starts_at(self, draws: xr.Dataset) -> list[NDArray[np.float64]]:
@@ -73,7 +78,11 @@ class Solutions:
     @property
     def start_graphs(self) -> list[TensorVariable]:
         """x(t0) of each constraint, shape ``(..., state)``, as graphs of the model's variables."""
-        return [constraint.x[..., 0, :] for constraint in self.constraints]
+        graphs = []
+        for constraint, known in zip(self.constraints, self.known, strict=True):
+            x0 = constraint.x[..., 0, :]
+            graphs.append(pt.set_subtensor(x0[..., known.places], known.values) if known else x0)
+        return graphs
 
     @property
     def theta_graphs(self) -> list[TensorVariable]:

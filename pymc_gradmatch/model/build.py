@@ -11,6 +11,7 @@ import pytensor.tensor as pt
 from numpy.typing import ArrayLike
 from pytensor.compile import SharedVariable
 from pytensor.tensor import TensorVariable
+from xarray import DataTree
 
 from pymc_gradmatch._pymc import at_support_points, starting_at
 from pymc_gradmatch.arguments import (
@@ -41,8 +42,10 @@ from pymc_gradmatch.model.constraint import (
     check_ode,
     check_start,
     check_states,
+    is_constraint,
 )
 from pymc_gradmatch.model.refinement import recentre, refine
+from pymc_gradmatch.model.start import Start, add_start, is_known_start
 from pymc_gradmatch.ode import ODE, Input
 
 
@@ -88,7 +91,13 @@ class Preset:
         return fit_data(data, cov=self.cov, shared=self.shared, random_seed=rng)
 
     def prepare(
-        self, ode: ODE, gp: StateGP, priors: Mapping, rng: np.random.Generator, progressbar: bool
+        self,
+        ode: ODE,
+        gp: StateGP,
+        priors: Mapping,
+        known: Start,
+        rng: np.random.Generator,
+        progressbar: bool,
     ) -> Prepared:
         """Choose grid, amplitude and prior mean."""
         gp = gp if self.grid is None else gp.with_grid(self.grid)
@@ -103,8 +112,9 @@ class Preset:
             )
             raise ValueError(msg)  # noqa: TRY004  not the type is wrong, the pair is
         gp, start, _ = recentre(
-            ode, gp, priors=priors, gamma=self.gamma, random_seed=rng, progressbar=progressbar
-        )
+            ode, gp, priors=priors, gamma=self.gamma, start=known, random_seed=rng,
+            progressbar=progressbar,
+        )  # fmt: skip
         return Prepared(gp, self.gamma, start)
 
 
@@ -123,20 +133,27 @@ class RefinedPreset(Preset):
             return super().fit(data, rng)
 
     def prepare(
-        self, ode: ODE, gp: StateGP, priors: Mapping, rng: np.random.Generator, progressbar: bool
+        self,
+        ode: ODE,
+        gp: StateGP,
+        priors: Mapping,
+        known: Start,
+        rng: np.random.Generator,
+        progressbar: bool,
     ) -> Prepared:
         """Apply the rule; a given grid or gamma stands."""
         if self.amplitude is not None or self.recentred is not None:
             msg = "preset 'refined' sets amplitude and recentred itself; expected neither."
             raise ValueError(msg)
         gp, gamma, start, _ = refine(
-            ode, gp, priors=priors, grid=self.grid, random_seed=rng, progressbar=progressbar
-        )
+            ode, gp, priors=priors, start=known, grid=self.grid, random_seed=rng,
+            progressbar=progressbar,
+        )  # fmt: skip
         return Prepared(gp, gamma if self.gamma is None else self.gamma, start)
 
 
 PRESETS = {"fgpgm": Preset(), "refined": RefinedPreset()}
-OURS = ("x", "y", "sigma", "gamma", "gradient_match", "state_box")
+OURS = ("x", "y", "sigma", "gamma", "gradient_match", "state_box", "start", "start_prior")
 DIMS = ("time", "state")
 
 
@@ -147,6 +164,7 @@ def build_model(
     *,
     priors: Mapping[str, TensorVariable],
     inputs: Mapping[str, Input | Callable] | None = None,
+    start: Mapping[str, Any] | None = None,
     preset: str = "fgpgm",
     gp: StateGP | None = None,
     random_seed: int | np.random.Generator | None = None,
@@ -185,6 +203,13 @@ def build_model(
         the states may jump (:meth:`StateGP.with_breaks`); a state itself may not.  Kernels are
         fitted without breaks, so with jumps ``"refined"`` is the preset to take: its kernels
         are not those of the fit.
+    start : mapping of str to float, TensorVariable or callable, optional
+        What is known of x(t[0]), for some of the states: a number, which may be zero; a
+        ``.dist()`` object, the prior; or a function of theta, ``lambda theta: theta.start``,
+        or of theta and the other starts, ``lambda theta, x0: theta.N - x0.S - x0.I``, named
+        tuples both.  Known starts are an observation called ``start``, within a hundredth of
+        sigma, and exact where the ODE is integrated; priors are a potential, ``start_prior``.
+        The others have the Gaussian process' prior, a flat one where the ODE is integrated.
     preset : {"fgpgm", "refined"}
         Where the settings that are not given come from.  ``"fgpgm"``: the
         paper's, an ``"ExpQuad"`` kernel per state, gamma 0.3, nugget 1e-4, sigma
@@ -263,6 +288,7 @@ def build_model(
     data = Data.of(t, y)
     check_states(ode, data.states)
     ode.check_times(data.t)
+    known = Start.of(ode, start)
     sigma = chosen.sigma
     _check_sigma(sigma, len(ode.states))
     variables: dict[str, Any] = {**priors, name["sigma"]: sigma, name["gamma"]: chosen.gamma}
@@ -276,6 +302,8 @@ def build_model(
         f"{name['x']}_whitened_": chosen.parameterization == "whitened",
         name["sigma"]: isinstance(sigma, str) and sigma == "random",
         name["state_box"]: chosen.state_box is not None,
+        name["start"]: bool(known.known),
+        name["start_prior"]: bool(known.priors),
     }
     ours = [name["x"], name["y"], name["gradient_match"]]
     _check_room(model, [*to_come, *ours, *(n for n, is_added in optional.items() if is_added)])
@@ -286,18 +314,19 @@ def build_model(
     else:
         _check_given_gp(gp, data, settings)
     with model:
-        gp, gamma, starts = chosen.prepare(ode, gp, priors, rng, progressbar)
-    started = {n: starting_at(priors[n], start) for n, start in starts.items() if n in to_come}
+        known.check_data(gp)
+        gp, gamma, starts = chosen.prepare(ode, gp, priors, known, rng, progressbar)
+    started = {n: starting_at(priors[n], value) for n, value in starts.items() if n in to_come}
     priors, to_come = dict(priors) | started, to_come | started
     # Fails, if it must, before anything is added to a model of the user's.
     coords = check_states_fit(model, gp, chosen.parameterization, DIMS)
     if len(gp.observed) < len(gp.t):
         coords |= {"time_observed": gp.t_observed}
     check_coords(model, coords)
-    start = start_of(gp)
-    check_start(model, ode, start, priors, gp, [gamma, sigma], [*to_come.values()])
+    states = start_of(gp)
+    check_start(model, ode, states, priors, gp, [gamma, sigma], [*to_come.values()])
     if chosen.state_box is not None:
-        _check_box(chosen.state_box, (start - gp.mean) / gp.scale)
+        _check_box(chosen.state_box, (states - gp.mean) / gp.scale)
     unit = [np.float64(1)] * len(ode.params)
     GradientMatchingODE.dist(ode, gp.prior_mean, unit, gp=gp, gamma=gamma)
 
@@ -318,6 +347,7 @@ def build_model(
             observed=y if isinstance(y, SharedVariable) else gp.y,
             dims=("time_observed" if "time_observed" in coords else "time", "state"),
         )
+        add_start((name["start"], name["start_prior"]), known, gp, x, theta)
         GradientMatchingODE(name["gradient_match"], ode, x, theta, gp=gp, gamma=gamma)
     return model
 
@@ -334,6 +364,12 @@ def preset_of(name: str, settings: Mapping[str, Any]) -> Preset:
         raise TypeError(msg)
     given = {setting: value for setting, value in settings.items() if value is not None}
     return replace(PRESETS[name], **given)
+
+
+def keep_observations(idata: DataTree, model: pm.Model):
+    """Take out of the observed data what is none: zeros, which ArviZ would plot as data."""
+    names = [rv.name for rv in model.observed_RVs if is_constraint(rv) or is_known_start(rv)]
+    idata["observed_data"] = idata["observed_data"].dataset.drop_vars(names)
 
 
 def _noise(model: pm.Model, name: str, gp: StateGP, sigma):

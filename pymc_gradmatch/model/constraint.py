@@ -12,7 +12,6 @@ from pytensor.gradient import NullTypeGradError
 from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorConstant, TensorVariable
-from xarray import DataTree
 
 from pymc_gradmatch._pymc import (
     at_starts,
@@ -445,12 +444,6 @@ class GradientMatchingODE(pm.Continuous):
 def is_constraint(rv) -> bool:
     """Tell whether a variable of a model is a :class:`GradientMatchingODE`."""
     return isinstance(rv.owner.op, GradientMatchingODERV)
-
-
-def keep_observations(idata: DataTree, model: pm.Model):
-    """Take the constraints out of the observed data: zeros, which ArviZ would plot as data."""
-    names = [constraint.name for constraint in constraints(model)]
-    idata["observed_data"] = idata["observed_data"].dataset.drop_vars(names)
 
 
 def _in_one(theta) -> TensorVariable:

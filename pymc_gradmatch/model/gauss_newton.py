@@ -21,6 +21,7 @@ from scipy.optimize import minimize
 from pymc_gradmatch.gp import StateGP
 from pymc_gradmatch.model.constraint import residuals
 from pymc_gradmatch.model.priors import Parameters
+from pymc_gradmatch.model.start import KnownOfStart, Start
 from pymc_gradmatch.numerics import N_STARTS, matvec, on_one_thread, search_mode
 from pymc_gradmatch.ode import ODE
 
@@ -103,6 +104,7 @@ def climb(
     gamma: NDArray[np.float64],
     start: tuple[NDArray, NDArray],
     likelihood: Likelihood | None = None,
+    known: Start | None = None,
 ) -> Matched:
     """Climb from a start (u, states).
 
@@ -120,8 +122,10 @@ def climb(
         Unconstrained parameters, and states in the data's units.
     likelihood : callable, optional
         What is observed of the states; :func:`normal` by default.
+    known : Start, optional
+        What is known of x(t0).
     """
-    problem = Theorem1(ode, gp, parameters, gamma, likelihood)
+    problem = Theorem1(ode, gp, parameters, gamma, likelihood, known)
     return problem.matched(problem.maximise(problem.flat(*start)))
 
 
@@ -134,6 +138,7 @@ def climb_from_prior(
     x: NDArray[np.float64],
     rng: np.random.Generator,
     likelihood: Likelihood | None = None,
+    known: Start | None = None,
 ) -> Matched:
     """Climb from prior draws, the parameters alone at first, given the states x.
 
@@ -142,7 +147,7 @@ def climb_from_prior(
     ValueError
         If the right-hand side is finite for none of the draws.
     """
-    problem = Theorem1(ode, gp, parameters, gamma, likelihood)
+    problem = Theorem1(ode, gp, parameters, gamma, likelihood, known)
     draws = [parameters.draw(seed) for seed in rng.integers(2**31, size=N_STARTS)]
     best = search_mode(
         [problem.flat(u, x) for u in draws],
@@ -184,7 +189,9 @@ class Theorem1:
         parameters: Parameters,
         gamma: NDArray[np.float64],
         likelihood: Likelihood | None = None,
+        known: Start | None = None,
     ):
+        self.known = known or Start(ode)
         self.ode, self.gp, self.parameters = ode, gp, parameters
         self.likelihood = normal(gp) if likelihood is None else likelihood
         self.shape = gp.prior_mean.shape
@@ -228,6 +235,12 @@ class Theorem1:
         self.at = (point.copy(), _Linearised(mismatch, by_u, by_x))
         return self.at[1]
 
+    def _started(self, point) -> tuple[KnownOfStart, NDArray, NDArray]:
+        """Return what is known of x(t0), and its residuals' derivatives by u and by the states."""
+        theta, dtheta = self.parameters.natural(point[: self.n_params])
+        told = self.known.told(theta, self.states(point)[0])
+        return told, told.by_theta * dtheta, told.by_start * self.gp.scale
+
     def value(self, point) -> tuple[float, NDArray]:
         """Return the objective and its gradient."""
         mismatch, by_u, by_x = self._linearised(point)
@@ -243,6 +256,12 @@ class Theorem1:
             by_states -= (told.gradient * self.gp.scale).T
             by_states -= matvec(self.slope.mT, mismatch)
             by_params = np.einsum("ktp,kt->p", by_u, mismatch) - prior_gradient
+            if self.known:
+                start, start_by_u, start_by_x = self._started(point)
+                pull = start.residual / np.square(self.known.width(self.gp))
+                value += 0.5 * np.sum(start.residual * pull) - start.log_prior
+                by_params += pull @ start_by_u
+                by_states[:, 0] += pull @ start_by_x - start.gradient * self.gp.scale
             gradient = np.concatenate([by_params, by_states.ravel()])
         finite = np.isfinite(value) and np.isfinite(gradient).all()
         return (float(value), gradient) if finite else (np.inf, np.zeros_like(gradient))
@@ -274,11 +293,19 @@ class Theorem1:
         scale, time = self.gp.scale, np.arange(n_times)
         curvature = self.likelihood(self.states(point)).curvature * scale * scale[:, None]
         states[:, time, :, time] += curvature
+        by_params = np.einsum("ktp,ktq->pq", by_u, by_u)
+        if self.known:
+            start, *by = self._started(point)
+            start_by_u, start_by_x = (one / self.known.width(self.gp)[:, None] for one in by)
+            by_params += start_by_u.T @ start_by_u
+            mixed[:, :, 0] += start_by_u.T @ start_by_x
+            prior = np.diag(start.curvature * np.square(scale))
+            states[:, 0, :, 0] += start_by_x.T @ start_by_x + prior
         hessian = np.empty((n, n))
         curvature = self.parameters.log_prior(point[:n_params])[2]
         # Heavy tails bend the other way: left out, so that variances stay positive.
         prior = np.diag(np.maximum(-curvature, 0))
-        hessian[:n_params, :n_params] = np.einsum("ktp,ktq->pq", by_u, by_u) + prior
+        hessian[:n_params, :n_params] = by_params + prior
         hessian[:n_params, n_params:] = mixed.reshape(n_params, -1)
         hessian[n_params:, :n_params] = mixed.reshape(n_params, -1).T
         hessian[n_params:, n_params:] = states.reshape(n - n_params, n - n_params)

@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from functools import reduce
 from math import ceil
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pymc as pm
@@ -36,6 +36,7 @@ from pymc_gradmatch.gp import StateGP, as_positive
 from pymc_gradmatch.model.constraint import check_states
 from pymc_gradmatch.model.gauss_newton import Matched, climb, climb_from_prior
 from pymc_gradmatch.model.priors import Parameters, parameters_of
+from pymc_gradmatch.model.start import Start
 from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.reporting import reporting
 
@@ -61,6 +62,7 @@ def recentre(
     *,
     priors: Mapping[str, TensorVariable],
     gamma: ArrayLike,
+    start: Mapping[str, Any] | Start | None = None,
     random_seed: int | np.random.Generator | None = None,
     progressbar: bool = True,
 ) -> Recentred:
@@ -89,6 +91,8 @@ def recentre(
         As for :func:`~pymc_gradmatch.build_model`.
     gamma : array_like of float
         Variance of the mismatch, one number or one per state.
+    start : mapping of str, optional
+        As for :func:`~pymc_gradmatch.build_model`.
     random_seed : int or numpy.random.Generator, optional
         Seed of the eight prior draws among which the first estimate is sought.
     progressbar : bool, default True
@@ -127,9 +131,12 @@ def recentre(
     parameters = parameters_of(priors, ode.params)
     rng = np.random.default_rng(random_seed)
     x = gp.posterior_mean()
+    known = Start.of(ode, start)
     with reporting(SEARCHING, enabled=progressbar) as say:
-        start = climb_from_prior(ode, gp, parameters, gammas, x, rng)
-        gp, matched, moves = follow(ode, gp, parameters, start, lambda gp: (gp, gammas), say=say)
+        found = climb_from_prior(ode, gp, parameters, gammas, x, rng, known=known)
+        gp, matched, moves = follow(
+            ode, gp, parameters, found, lambda gp: (gp, gammas), known=known, say=say
+        )
     return Recentred(gp, parameters.by_name(matched.u), moves)
 
 
@@ -140,6 +147,7 @@ def follow(
     matched: Matched,
     settings: Callable[[StateGP], tuple[StateGP, NDArray[np.float64]]],
     *,
+    known: Start,
     say: Callable[[str], None],
     rounds: int = ROUNDS,
 ) -> tuple[StateGP, Matched, list[float]]:
@@ -148,12 +156,12 @@ def follow(
     for number in range(rounds):
         last = f", the last moved theta by {moves[-1]:.1g} sd" if moves else ""
         say(f"re-centring on the ODE's solution: round {number + 1}{last}")
-        centred = _centred(ode, gp, parameters, matched)
+        centred = _centred(ode, gp, parameters, matched, known)
         if centred is None:
             break
         gp, gamma = settings(centred)
         before = matched.u
-        matched = climb(ode, gp, parameters, gamma, (before, gp.prior_mean))
+        matched = climb(ode, gp, parameters, gamma, (before, gp.prior_mean), known=known)
         moves.append(float(np.max(np.abs(matched.u - before) / matched.sd)))
         if moves[-1] < SETTLED:
             break
@@ -172,35 +180,39 @@ def _advice(ode: ODE, gp: StateGP, start: NDArray[np.float64]) -> str:
         return look
     return (
         f"The state {', '.join(below)} starts below zero, where its data never are: if noise hides "
-        "so small a start, write the ODE for its logarithm, or give its start a likelihood of its "
-        f'own, for example pm.Normal("start", x[0, k], small, observed=...). {look}'
+        "so small a start, say what is known of it (start=), or write the ODE for its logarithm. "
+        f"{look}"
     )
 
 
 def distance_from_solution(
-    ode: ODE, gp: StateGP, parameters: Parameters, matched: Matched
+    ode: ODE, gp: StateGP, parameters: Parameters, matched: Matched, known: Start
 ) -> NDArray[np.float64]:
     """Return how far the most probable states are from the solution with the same start.
 
     In sigma, root mean square over time, shape ``(state,)``; NaN if it cannot be integrated.
     """
-    solution = _solution(ode, gp, parameters, matched)
+    solution = _solution(ode, gp, parameters, matched, known)
     with np.errstate(over="ignore"):
         return np.sqrt(np.square((matched.x - solution) / gp.sigma).mean(axis=0))
 
 
-def _solution(ode: ODE, gp: StateGP, parameters: Parameters, matched: Matched) -> NDArray:
+def _solution(
+    ode: ODE, gp: StateGP, parameters: Parameters, matched: Matched, known: Start
+) -> NDArray:
     theta, _ = parameters.natural(matched.u)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        return ode.solve(gp.t, matched.x[0], theta)
+        return ode.solve(gp.t, known.filled(theta, matched.x[0]), theta)
 
 
-def _centred(ode: ODE, gp: StateGP, parameters: Parameters, matched: Matched) -> StateGP | None:
-    solution = _solution(ode, gp, parameters, matched)
+def _centred(
+    ode: ODE, gp: StateGP, parameters: Parameters, matched: Matched, known: Start
+) -> StateGP | None:
+    solution = _solution(ode, gp, parameters, matched, known)
     theta, _ = parameters.natural(matched.u)
     residual = gp.y - solution[gp.observed]
-    spent = (len(theta) + solution.shape[1]) / solution.shape[1]
+    spent = (len(theta) + solution.shape[1] - len(known.places)) / solution.shape[1]
     with np.errstate(over="ignore"):
         variance = np.square(residual).sum(axis=0) / max(len(residual) - spent, 1)
     if not (np.isfinite(solution).all() and np.isfinite(variance).all()):
@@ -260,6 +272,7 @@ def refine(
     gp: StateGP,
     *,
     priors: Mapping[str, TensorVariable],
+    start: Mapping[str, Any] | Start | None = None,
     grid: int | ArrayLike | None = None,
     settings: RefinedSettings = REFINED,
     random_seed: int | np.random.Generator | None = None,
@@ -277,6 +290,8 @@ def refine(
     gp : StateGP
         A fit to the data, of which sigma counts.
     priors : mapping of str to TensorVariable
+        As for :func:`~pymc_gradmatch.build_model`.
+    start : mapping of str, optional
         As for :func:`~pymc_gradmatch.build_model`.
     grid : int or array_like of float, optional
         Steps between observations or sorted times, see
@@ -341,16 +356,19 @@ def refine(
 
     searching = _scaled(on_grid, settings.wide_amplitude)
     gamma = gamma_of(searching)
-    start = searching.posterior_mean()
+    smoothed = searching.posterior_mean()
+    known = Start.of(ode, start)
     rng = np.random.default_rng(random_seed)
     with reporting(SEARCHING, enabled=progressbar) as say:
-        found = climb_from_prior(ode, searching, parameters, gamma, start, rng)
+        found = climb_from_prior(ode, searching, parameters, gamma, smoothed, rng, known=known)
         centred, found, moves = follow(
-            ode, searching, parameters, found, lambda gp: (gp, gamma), say=say
+            ode, searching, parameters, found, lambda gp: (gp, gamma), known=known, say=say
         )
-        centred, found, more = follow(ode, centred, parameters, found, narrowed, say=say)
+        centred, found, more = follow(
+            ode, centred, parameters, found, narrowed, known=known, say=say
+        )
     theta = parameters.by_name(found.u)
-    _warn_if_apart(distance_from_solution(ode, centred, parameters, found), ode, theta)
+    _warn_if_apart(distance_from_solution(ode, centred, parameters, found, known), ode, theta)
     return Refined(centred, gamma_of(centred), theta, moves + more)
 
 

@@ -3,7 +3,7 @@
 import inspect
 import warnings
 from collections import namedtuple
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from functools import cached_property
 from typing import Any, cast
@@ -244,8 +244,6 @@ class ODE:
         self.params = usable_names(params, "params")
         self.inputs = usable_names(inputs, "inputs") if len(inputs) else ()
         self._given: tuple[Input | Callable, ...] = ()
-        self._as_states = _record("State", self.states)
-        self._as_params = _record("Param", self.params)
         n_time = 7
 
         def vectors(names):
@@ -253,8 +251,9 @@ class ODE:
 
         theta = [pt.scalar(name, dtype="float64") for name in self.params]
         (t,), x, u = vectors(["t"]), vectors(self.states), vectors(self.inputs)
-        last = [_record("Input", self.inputs)(*u)] if u else []
-        check_arguments(rhs, t, self._as_states(*x), self._as_params(*theta), *last)
+        last = [named("Input", self.inputs, u)] if u else []
+        states, params = named("State", self.states, x), named("Param", self.params, theta)
+        check_arguments(rhs, t, states, params, *last)
 
     def __reduce__(self):
         # Its named tuples and compiled functions cannot be pickled, and need not be.
@@ -337,10 +336,10 @@ class ODE:
         t, x = pt.as_tensor(t), pt.as_tensor(x)
         theta = [pt.as_tensor(value) for value in self.ordered_params(theta)]
         columns = [x[..., k] for k in range(len(self.states))]
-        arguments: list[Any] = [t, self._as_states(*columns), self._as_params(*theta)]
+        arguments = [t, named("State", self.states, columns), named("Param", self.params, theta)]
         if self.inputs:
             known = [input_at(value, t) for value in self._given]
-            arguments.append(_record("Input", self.inputs)(*known))
+            arguments.append(named("Input", self.inputs, known))
         return derivatives_of(self.rhs, *arguments)
 
     def ordered_params(self, theta) -> list:
@@ -514,5 +513,6 @@ def _rebuilt(rhs, states, params, inputs, given) -> ODE:
     return ode.with_inputs(dict(zip(inputs, given, strict=True))) if given else ode
 
 
-def _record(name: str, fields: tuple[str, ...]) -> Callable[..., tuple]:
-    return namedtuple(name, fields)
+def named(kind: str, names: tuple[str, ...], values: Iterable) -> Any:
+    """Return values as a named tuple: what users unpack, or name."""
+    return namedtuple(kind, names)(*values)

@@ -18,7 +18,7 @@ from xarray import DataTree
 from pymc_gradmatch._pymc import NutpieProgressBarManager, compile_starts, starts_by_itself
 from pymc_gradmatch.compiling import EVALUATE_ONCE, as_written
 from pymc_gradmatch.gp import basis_inputs, is_states
-from pymc_gradmatch.model import is_constraint, warn_of_other_data
+from pymc_gradmatch.model import is_constraint, known_starts, warn_of_other_data
 from pymc_gradmatch.numerics import (
     N_STARTS,
     Density,
@@ -59,7 +59,8 @@ def held_variables(model: pm.Model) -> set:
     if not matches:
         return set()
     states = [rv for rv in model.free_RVs if is_states(rv)]
-    reached = set(ancestors([rv.owner.inputs[2] for rv in matches]))
+    starts = [known.values for known in known_starts(model)]
+    reached = set(ancestors([*(rv.owner.inputs[2] for rv in matches), *starts]))
     shaping = set(ancestors([part for rv in states for part in basis_inputs(rv)]))
     return {
         rv for rv in model.free_RVs if rv not in states and (rv not in reached or rv in shaping)
