@@ -228,7 +228,7 @@ def _start(target: ExactPosterior, rng, *, progressbar: bool) -> NDArray[np.floa
                     constraint.ode, gp, priors=named, random_seed=rng, progressbar=progressbar
                 )
             values |= theta
-        starts.append(gp.prior_mean[0])
+        starts.append(gp.states_of(gp.prior_mean)[0])
     return target.starting_at(values, starts)
 
 

@@ -35,7 +35,8 @@ class ExactPosterior(Solutions):
     depend on.  The graph is the model's own: the solution of the ODE takes the
     place of the states, their prior and the constraint are left out, and
     everything else that the model observes or weighs stays, with its ``pm.Data`` as
-    they are now.  x(t0) has a flat prior; m and s are mean and scale of the data.  Starts that
+    they are now.  x(t0) has a flat prior; m and s are mean and scale of the data.  Of
+    positive states x(t0), m and s are those of the logarithm.  Starts that
     are known are what they are known to be, and no coordinates.
 
     Parameters
@@ -246,7 +247,7 @@ class ExactPosterior(Solutions):
 
     def _standardised(self, starts) -> list[NDArray[np.float64]]:
         return [
-            ((x0 - constraint.gp.mean) / constraint.gp.scale)[..., free]
+            ((constraint.gp.levels_of(x0) - constraint.gp.mean) / constraint.gp.scale)[..., free]
             for constraint, x0, free in zip(self.constraints, starts, self._unknown, strict=True)
         ]
 
@@ -284,9 +285,9 @@ class ExactPosterior(Solutions):
         for constraint, free, part in zip(
             self.constraints, self._unknown, parts[n_values:], strict=True
         ):
-            x0 = np.tile(constraint.gp.mean, (*part.shape[:-1], 1))
-            x0[..., free] += constraint.gp.scale[free] * part
-            starts.append(x0)
+            levels = np.tile(constraint.gp.mean, (*part.shape[:-1], 1))
+            levels[..., free] += constraint.gp.scale[free] * part
+            starts.append(constraint.gp.states_of(levels))
         return parts[:n_values], self._with_known(parts[:n_values], starts)
 
     def _with_known(self, u, starts) -> list[NDArray]:

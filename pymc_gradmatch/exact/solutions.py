@@ -59,7 +59,9 @@ class Solutions:
         by_states = {known.x: known for known in known_starts(model)}
         self.known = [by_states.get(constraint.x) for constraint in self.constraints]
         self.starts = [_unused(f"{name}0", model) for name in self.states]
-        self._solvers = [batched_solver(constraint.ode) for constraint in self.constraints]
+        self._solvers = [
+            batched_solver(constraint.ode.of_levels) for constraint in self.constraints
+        ]
 
     @property
     def observed(self) -> list[str]:
@@ -186,11 +188,15 @@ class Solutions:
         if times is None:
             times = [constraint.gp.t for constraint in self.constraints]
         solutions = []
-        for solver, t, x0, parameters in zip(self._solvers, times, starts, theta, strict=True):
+        for solver, constraint, t, x0, parameters in zip(
+            self._solvers, self.constraints, times, starts, theta, strict=True
+        ):
+            gp = constraint.gp
             shape = (*x0.shape[:-1], parameters.shape[-1])
             flat = np.broadcast_to(parameters[..., 0, :], shape).reshape(-1, shape[-1])
-            solution = solver(t, x0.reshape(-1, x0.shape[-1]), flat)
-            solutions.append(solution.reshape(*x0.shape[:-1], *solution.shape[1:]))
+            solution = solver(t, gp.levels_of(x0).reshape(-1, x0.shape[-1]), flat)
+            states = gp.states_of(solution)
+            solutions.append(states.reshape(*x0.shape[:-1], *solution.shape[1:]))
         return solutions
 
 

@@ -1,5 +1,6 @@
 """Observations at some times, checked once, before anything is computed from them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -34,8 +35,11 @@ class Data:
     states : tuple
         Names of the states; numbers where the user gave none.
     mean, scale : array of float
-        What standardises the states, shape ``(state,)``, in the data's units.  They
-        need not come from the observations.
+        What standardises the levels of the states, shape ``(state,)``.  They need not come
+        from the observations.
+    positive : array of bool
+        Which states are positive, shape ``(state,)``.  The level of such a state is its
+        logarithm, that of another one is the state itself, in the data's units.
     experiment : str
         Name of the experiment; empty if it is the only one.
     """
@@ -45,6 +49,7 @@ class Data:
     states: tuple
     mean: NDArray[np.float64]
     scale: NDArray[np.float64]
+    positive: NDArray[np.bool_]
     experiment: str = ""
 
     @classmethod
@@ -54,6 +59,7 @@ class Data:
         y: ArrayLike | SharedVariable,
         *,
         standardize: bool = True,
+        positive: bool | Sequence[bool] = False,
     ) -> Self:
         """Check times and observations; mean and scale are those of each state's data.
 
@@ -65,11 +71,20 @@ class Data:
         times = _as_times(t)
         observations = _as_observations(y, times)
         n_states = observations.shape[1]
-        columns = getattr(y, "columns", range(n_states))
+        columns = tuple(getattr(y, "columns", range(n_states)))
+        is_positive = _as_truths(positive, n_states)
+        _check_positive(observations, is_positive, columns)
         mean, scale = np.zeros(n_states), np.ones(n_states)
         if standardize:
-            mean, scale = np.nanmean(observations, axis=0), np.nanstd(observations, axis=0)
-        return cls(times, observations, tuple(columns), read_only(mean), read_only(scale))
+            levels = levels_of(observations, is_positive)
+            mean, scale = np.nanmean(levels, axis=0), np.nanstd(levels, axis=0)
+        moments = read_only(mean), read_only(scale)
+        return cls(times, observations, columns, *moments, is_positive)
+
+    @property
+    def levels(self) -> NDArray[np.float64]:
+        """The observations, logarithms where states are positive, shape ``(time, state)``."""
+        return levels_of(self.y, self.positive)
 
     @property
     def is_observed(self) -> NDArray[np.bool_]:
@@ -78,8 +93,8 @@ class Data:
 
     @property
     def standardised(self) -> NDArray[np.float64]:
-        """The observations less their mean, divided by the scale, shape ``(time, state)``."""
-        return (self.y - self.mean) / self.scale
+        """The levels less their mean, divided by the scale, shape ``(time, state)``."""
+        return (self.levels - self.mean) / self.scale
 
     def is_same(self, other: Self) -> bool:
         """Tell whether times and observations are the same."""
@@ -181,6 +196,62 @@ def _as_observations(y: ArrayLike | SharedVariable, t: NDArray[np.float64]) -> N
         )
         raise ValueError(msg)
     return read_only(values)
+
+
+def levels_of(x, positive: NDArray[np.bool_]):
+    """Return the logarithms of states that are positive, and the others as they are.
+
+    Works on arrays and on PyTensor variables alike, shape ``(..., state)``.
+    """
+    if not positive.any():
+        return x
+    if isinstance(x, Variable):
+        return (
+            pt.log(x)
+            if positive.all()
+            else pt.switch(positive, pt.log(pt.switch(positive, x, 1.0)), x)
+        )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(positive, np.log(np.where(positive, x, 1.0)), x)
+
+
+def states_of(levels, positive: NDArray[np.bool_]):
+    """Return the states that have these levels, the inverse of :func:`levels_of`."""
+    if not positive.any():
+        return levels
+    if isinstance(levels, Variable):
+        return (
+            pt.exp(levels)
+            if positive.all()
+            else pt.switch(positive, pt.exp(pt.switch(positive, levels, 0.0)), levels)
+        )
+    with np.errstate(over="ignore"):
+        return np.where(positive, np.exp(np.where(positive, levels, 0.0)), levels)
+
+
+def _as_truths(positive: bool | Sequence[bool], n_states: int) -> NDArray[np.bool_]:
+    truths = np.asarray(positive)
+    if truths.dtype != bool or truths.shape not in ((), (n_states,)):
+        msg = (
+            f"positive is {positive!r}; expected True, False, or one of these for each of "
+            f"{n_states} states: ode.is_positive."
+        )
+        raise ValueError(msg)
+    return np.broadcast_to(truths, n_states)
+
+
+def _check_positive(y: NDArray[np.float64], positive: NDArray[np.bool_], columns: tuple):
+    bad = (y <= 0) & positive
+    if bad.any():
+        row, column = np.argwhere(bad)[0].tolist()
+        msg = (
+            f"y is {y[row, column]:g} at time index {row}, state {columns[column]}, one of "
+            f"{int(bad.sum())} values that are not above zero where the state is positive and its "
+            "logarithm is taken. Expected positive numbers, or a state that is not called "
+            "positive. Where noise or counting makes zeros, fit the Gaussian process to "
+            "np.maximum(y, small), and let the likelihood observe y itself, in the four lines."
+        )
+        raise ValueError(msg)
 
 
 def _held(data: Any, name: str):

@@ -36,6 +36,7 @@ def fit_gp(
     shared: bool = False,
     bounds: Mapping[str, tuple[float, float]] | None = None,
     standardize: bool = True,
+    positive: bool | Sequence[bool] = False,
     nugget: float = 1e-4,
     n_starts: int = 10,
     random_seed: int | np.random.Generator | None = None,
@@ -76,6 +77,8 @@ def fit_gp(
     ----------------
     standardize : bool, default True
         See :class:`StateGP`.
+    positive : bool or sequence of bool, default False
+        See :class:`StateGP`.
     nugget : float, default 1e-4
         See :class:`StateGP`.
     n_starts : int, default 10
@@ -112,7 +115,7 @@ def fit_gp(
     >>> bool(np.all(abs(gp.sigma - 0.1) < 0.05))
     True
     """
-    data = Data.of(t, y, standardize=standardize)
+    data = Data.of(t, y, standardize=standardize, positive=positive)
     return fit_data(
         data,
         cov=cov,

@@ -23,7 +23,9 @@ from pymc_gradmatch.gp.data import (
     as_positive,
     as_sigma,
     grid_around,
+    levels_of,
     read_only,
+    states_of,
 )
 from pymc_gradmatch.gp.derivatives import Operators, blocks_of
 from pymc_gradmatch.gp.kernels import check_kernels, describe
@@ -75,6 +77,10 @@ class StateGP:
     standardize : bool, default True
         Subtract the mean and divide by the standard deviation (ddof 0) of each
         state's data.  If False, kernels apply to the data as they are.
+    positive : bool or sequence of bool, default False
+        Which states are positive: ``ode.is_positive``.  The Gaussian process of such a state
+        is one of its logarithm; sigma, mean, scale, prior mean and posterior mean are that
+        logarithm's.  ``y`` and :meth:`prior` are in the data's units all the same.
 
     Attributes
     ----------
@@ -136,8 +142,9 @@ class StateGP:
         *,
         nugget: ArrayLike = 1e-4,
         standardize: bool = True,
+        positive: bool | Sequence[bool] = False,
     ):
-        data = Data.of(t, y, standardize=standardize)
+        data = Data.of(t, y, standardize=standardize, positive=positive)
         n_states = len(data.states)
         nuggets = as_nugget(nugget, n_states)
         checked = check_kernels(covs, n_states)
@@ -176,6 +183,17 @@ class StateGP:
     def y(self) -> NDArray[np.float64]:
         """The observations, shape ``(observation, state)``."""
         return self.data.y
+
+    def levels_of(self, x):
+        """Return the logarithms of states that are positive, and the others as they are.
+
+        Works on arrays and on PyTensor variables alike, shape ``(..., state)``.
+        """
+        return levels_of(x, self.data.positive)
+
+    def states_of(self, levels):
+        """Return the states in the data's units, the inverse of :meth:`levels_of`."""
+        return states_of(levels, self.data.positive)
 
     @property
     def states(self) -> tuple:
@@ -369,7 +387,7 @@ class StateGP:
 
     @property
     def _regression(self) -> tuple:
-        residual = (self.y - self.prior_mean[self.observed]) / self.scale
+        residual = (self.data.levels - self.prior_mean[self.observed]) / self.scale
         return self.operators().C, (self.sigma / self.scale) ** 2, residual, self.observed
 
     def _check_numbers(self, method: str):
@@ -410,7 +428,8 @@ class StateGP:
             The states in the data's units, shape ``(time, state)``; coords are
             added where the model lacks them.  Where neither the data nor the
             model name the states, the constraint does, after those of the ODE.
-            Samplers start at the posterior mean of the Gaussian process.
+            Samplers start at the posterior mean of the Gaussian process.  Where states are
+            positive, the free variable is ``name + "_log_"``, and the states a deterministic.
 
         Raises
         ------
@@ -473,7 +492,10 @@ def add_states(
     dims, start = tuple(dims), start_of(gp)
     if parameterization == "centered":
         parameters = (gp.prior_mean, gp.scale, start, *gp.processes.prior_basis)
-        return StatePrior(name, *parameters, dims=dims)
+        if not gp.data.positive.any():
+            return StatePrior(name, *parameters, dims=dims)
+        levels = StatePrior(levels_name(name), *parameters, dims=dims)
+        return pm.Deterministic(name, gp.states_of(levels), dims=dims)
     basis = gp.processes.prior_basis if gp.is_random else gp.processes.prior_spectrum
     sd = basis.variances.T**0.5
     standardised_start = pt.as_tensor((start - gp.prior_mean) / gp.scale)
@@ -482,7 +504,13 @@ def add_states(
     starting = starting_at(independent, coordinates.eval(mode=EVALUATE_ONCE))
     whitened = model.register_rv(starting, f"{name}_whitened_")
     standardised = per_state(pt.as_tensor(basis.vectors), sd * whitened)
-    return pm.Deterministic(name, gp.prior_mean + gp.scale * standardised, dims=dims)
+    levels = gp.prior_mean + gp.scale * standardised
+    return pm.Deterministic(name, gp.states_of(levels), dims=dims)
+
+
+def levels_name(name: str) -> str:
+    """Return the name of the free variable behind states of which some are positive."""
+    return f"{name}_log_"
 
 
 def start_of(gp: StateGP):

@@ -34,7 +34,10 @@ from pymc_gradmatch.gp import (
     check_states_fit,
     fit_data,
     fits_states,
+    levels_name,
+    levels_of,
     start_of,
+    states_of,
 )
 from pymc_gradmatch.model.constraint import (
     GradientMatchingODE,
@@ -191,6 +194,7 @@ def build_model(
         Times, shape ``(time,)``, sorted, at least three.
     y : array_like of float
         Observations, shape ``(time, state)``, in the order of ``ode.states``.
+        Where states are positive the data are log-normal, sigma that of the logarithm.
         ``pm.Data`` are what ``y`` observes in the model.  :func:`pymc.set_data`
         changes the likelihood alone: kernels, times, mean and scale, and what
         was estimated from the data, stay; ``gm.sample`` and ``gm.find_map`` say so.
@@ -285,7 +289,7 @@ def build_model(
     model = pm.Model.get_context(error_if_none=False) or pm.Model()
     name = {ours: yielding(ours, ode.params) for ours in OURS}
     _check_priors(ode, priors, model)
-    data = Data.of(t, y)
+    data = Data.of(t, y, positive=ode.is_positive)
     check_states(ode, data.states)
     ode.check_times(data.t)
     known = Start.of(ode, start)
@@ -302,6 +306,7 @@ def build_model(
         f"{name['x']}_whitened_": chosen.parameterization == "whitened",
         name["sigma"]: isinstance(sigma, str) and sigma == "random",
         name["state_box"]: chosen.state_box is not None,
+        levels_name(name["x"]): bool(ode.positive) and chosen.parameterization == "centered",
         name["start"]: bool(known.known),
         name["start_prior"]: bool(known.priors),
     }
@@ -323,25 +328,27 @@ def build_model(
     if len(gp.observed) < len(gp.t):
         coords |= {"time_observed": gp.t_observed}
     check_coords(model, coords)
-    states = start_of(gp)
+    levels = start_of(gp)
+    states = gp.states_of(levels)
     check_start(model, ode, states, priors, gp, [gamma, sigma], [*to_come.values()])
     if chosen.state_box is not None:
-        _check_box(chosen.state_box, (states - gp.mean) / gp.scale)
+        _check_box(chosen.state_box, (levels - gp.mean) / gp.scale)
     unit = [np.float64(1)] * len(ode.params)
-    GradientMatchingODE.dist(ode, gp.prior_mean, unit, gp=gp, gamma=gamma)
+    GradientMatchingODE.dist(ode, gp.states_of(gp.prior_mean), unit, gp=gp, gamma=gamma)
 
     with model:
         theta = {n: registered(model, n, priors[n]) for n in ode.params}
         x = gp.prior(name["x"], parameterization=chosen.parameterization)
         add_coords(model, coords)
         if chosen.state_box is not None:
-            inside = pt.all(pt.abs(x - gp.mean) <= chosen.state_box * gp.scale)
+            inside = pt.all(pt.abs(gp.levels_of(x) - gp.mean) <= chosen.state_box * gp.scale)
             pm.Potential(name["state_box"], pt.switch(inside, 0.0, -np.inf))
         noise = _noise(model, name["sigma"], gp, sigma)
         if isinstance(gamma, TensorVariable) and is_distribution(gamma):
             gamma = registered(model, name["gamma"], gamma)
-        pm.Normal(
+        _observe(
             name["y"],
+            gp,
             gp.at_observations(x),
             noise,
             observed=y if isinstance(y, SharedVariable) else gp.y,
@@ -370,6 +377,27 @@ def keep_observations(idata: DataTree, model: pm.Model):
     """Take out of the observed data what is none: zeros, which ArviZ would plot as data."""
     names = [rv.name for rv in model.observed_RVs if is_constraint(rv) or is_known_start(rv)]
     idata["observed_data"] = idata["observed_data"].dataset.drop_vars(names)
+
+
+def _observe(name: str, gp: StateGP, x, sigma, **settings):
+    """Add the data, normal around the states, or log-normal where these are positive."""
+    positive = gp.data.positive
+    if not positive.any():
+        pm.Normal(name, x, sigma, **settings)
+        return
+    if positive.all():
+        pm.LogNormal(name, pt.log(x), sigma, **settings)
+        return
+
+    def log_density(value, levels, sigma):
+        at = levels_of(value, positive)
+        return pm.logp(pm.Normal.dist(levels, sigma), at) - pt.switch(positive, at, 0.0)
+
+    def draw(levels, sigma, rng=None, size=None):
+        return states_of(rng.normal(levels, sigma, size=size), positive)
+
+    levels = levels_of(x, positive)
+    pm.CustomDist(name, levels, sigma, logp=log_density, random=draw, **settings)
 
 
 def _noise(model: pm.Model, name: str, gp: StateGP, sigma):

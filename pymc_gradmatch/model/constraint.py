@@ -80,6 +80,17 @@ def check_shape(x: TensorVariable, gp: StateGP):
         raise ValueError(msg)
 
 
+def check_positive(ode: ODE, gp: StateGP):
+    """Raise unless ODE and Gaussian process take the logarithms of the same states."""
+    if tuple(gp.data.positive) != ode.is_positive:
+        there = [name for name, log in zip(ode.states, gp.data.positive, strict=True) if log]
+        msg = (
+            f"the positive states of the ODE are {list(ode.positive)}, those of the Gaussian "
+            f"process {there}; expected the same: gm.fit_gp(t, y, positive=ode.is_positive)."
+        )
+        raise ValueError(msg)
+
+
 def check_breaks(ode: ODE, gp: StateGP):
     """Raise if an input jumps where the Gaussian process is asked to be smooth."""
     inside = ode.jumps[(ode.jumps > gp.t[0]) & (ode.jumps < gp.t[-1])]
@@ -329,7 +340,8 @@ class GradientMatchingODE(pm.Continuous):
         \tilde x = (x - m) / s
 
     (Wenk et al. 2019, Theorem 1, with the scale :math:`s` of the data and the
-    prior mean :math:`m`, a constant or a trajectory).  The variable is
+    prior mean :math:`m`, a constant or a trajectory; of the logarithms of positive states
+    and their derivatives).  The variable is
     ``N(g, A + gamma I)``, observed at zero, normalising constants included, so
     that :math:`\gamma` may be random.
 
@@ -419,9 +431,11 @@ class GradientMatchingODE(pm.Continuous):
         x = pt.as_tensor(x)
         check_states(ode, gp.states)
         check_shape(x, gp)
+        check_positive(ode, gp)
         check_breaks(ode, gp)
         basis = _tolerant_basis(gamma, gp)
-        mismatch = residuals(ode(gp.t, x, theta), x, gp)
+        levels = gp.levels_of(x)
+        mismatch = residuals(ode.of_levels(gp.t, levels, theta), levels, gp)
         parameters = [mismatch, x, _in_one(ode.ordered_params(theta)), *map(pt.as_tensor, basis)]
         return super().dist(parameters, ode=ode, gp=gp, **kwargs)
 

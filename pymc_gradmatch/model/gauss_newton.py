@@ -51,10 +51,10 @@ type Likelihood = Callable[[NDArray[np.float64]], Told]
 
 
 def normal(gp: StateGP) -> Likelihood:
-    """Return N(y | x, sigma^2 I) of the data as a function of the states on the grid."""
+    """Return N(y | x, sigma^2 I) of the data's levels as a function of those of the states."""
     shape = gp.prior_mean.shape
     data, precision = np.zeros(shape), np.zeros(shape)
-    data[gp.observed] = np.nan_to_num(gp.y)
+    data[gp.observed] = np.nan_to_num(gp.data.levels)
     precision[gp.observed] = gp.data.is_observed / np.square(gp.sigma)
     curvature = precision[..., None] * np.eye(shape[1])
 

@@ -33,7 +33,7 @@ from scipy.interpolate import PchipInterpolator
 
 from pymc_gradmatch.arguments import in_order
 from pymc_gradmatch.gp import StateGP, as_positive
-from pymc_gradmatch.model.constraint import check_states
+from pymc_gradmatch.model.constraint import check_positive, check_states
 from pymc_gradmatch.model.gauss_newton import Matched, climb, climb_from_prior
 from pymc_gradmatch.model.priors import Parameters, parameters_of
 from pymc_gradmatch.model.start import Start
@@ -126,12 +126,14 @@ def recentre(
     True
     """
     check_states(ode, gp.states)
+    check_positive(ode, gp)
     in_order(priors, ode.params, "priors are")
     gammas = as_positive(gamma, len(gp.states), "gamma")
     parameters = parameters_of(priors, ode.params)
     rng = np.random.default_rng(random_seed)
     x = gp.posterior_mean()
     known = Start.of(ode, start)
+    ode = ode.of_levels
     with reporting(SEARCHING, enabled=progressbar) as say:
         found = climb_from_prior(ode, gp, parameters, gammas, x, rng, known=known)
         gp, matched, moves = follow(
@@ -172,8 +174,10 @@ def _advice(ode: ODE, gp: StateGP, start: NDArray[np.float64]) -> str:
     """Say which states start below zero, where their data never are, or else where to look."""
     below = [
         f"{state!r} at {value:.3g}"
-        for state, value, data in zip(ode.states, start, gp.y.T, strict=True)
-        if value < 0 <= data.min()
+        for state, value, data, positive in zip(
+            ode.states, start, gp.y.T, gp.data.positive, strict=True
+        )
+        if value < 0 <= data.min() and not positive
     ]
     look = "Check the priors, and start elsewhere with another random_seed."
     if not below:
@@ -211,7 +215,7 @@ def _centred(
 ) -> StateGP | None:
     solution = _solution(ode, gp, parameters, matched, known)
     theta, _ = parameters.natural(matched.u)
-    residual = gp.y - solution[gp.observed]
+    residual = gp.data.levels - solution[gp.observed]
     spent = (len(theta) + solution.shape[1] - len(known.places)) / solution.shape[1]
     with np.errstate(over="ignore"):
         variance = np.square(residual).sum(axis=0) / max(len(residual) - spent, 1)
@@ -334,6 +338,7 @@ def refine(
             idata = gm.sample()
     """
     check_states(ode, gp.states)
+    check_positive(ode, gp)
     in_order(priors, ode.params, "priors are")
     parameters = parameters_of(priors, ode.params)
     times, states = gp.t_observed, range(len(gp.states))
@@ -358,6 +363,7 @@ def refine(
     gamma = gamma_of(searching)
     smoothed = searching.posterior_mean()
     known = Start.of(ode, start)
+    ode = ode.of_levels
     rng = np.random.default_rng(random_seed)
     with reporting(SEARCHING, enabled=progressbar) as say:
         found = climb_from_prior(ode, searching, parameters, gamma, smoothed, rng, known=known)

@@ -18,7 +18,7 @@ from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch._pymc import normalize_size_param, rv_size_is_none
 from pymc_gradmatch.arguments import is_distribution
-from pymc_gradmatch.gp import StateGP
+from pymc_gradmatch.gp import StateGP, levels_of, states_of
 from pymc_gradmatch.ode import ODE, named
 
 NARROW = 0.01  # sigma
@@ -28,7 +28,7 @@ EXAMPLE = '{"prey": 30.0, "predator": pm.LogNormal.dist(1, 1)}'
 
 
 class KnownOfStart(NamedTuple):
-    """What is known of x(t0), in the data's units."""
+    """What is known of the levels of x(t0): logarithms where states are positive."""
 
     residual: NDArray[np.float64]
     """x(t0) less what it is known to be, shape ``(known,)``."""
@@ -146,9 +146,16 @@ class Start:
         return pt.stack([resolved[stand_ins[k]] for k in self.places])
 
     def log_prior(self, x0: TensorVariable) -> TensorVariable:
-        """Write the log density of the priors, a scalar, at x(t0) of all states."""
-        terms = [pm.logp(self.priors[n], x0[self.ode.states.index(n)]) for n in self.priors]
-        return cast("TensorVariable", sum(terms, pt.zeros(())))
+        """Write the log density of the priors, a scalar, at x(t0) of all states.
+
+        As a density of levels: what else there is of x(t0) is flat in these.
+        """
+        terms = [pt.zeros(())]
+        for name, prior in self.priors.items():
+            start = x0[self.ode.states.index(name)]
+            terms += [pm.logp(prior, start)]
+            terms += [pt.log(start)] if name in self.ode.positive else []
+        return cast("TensorVariable", sum(terms))
 
     def width(self, gp: StateGP) -> NDArray[np.float64]:
         """Return the standard deviation within which a known start holds among the states.
@@ -160,33 +167,40 @@ class Start:
         widths = NARROW_SCALE * gp.scale if random else NARROW * np.asarray(gp.sigma)
         return widths[self.places]
 
-    def told(self, theta: NDArray[np.float64], x0: NDArray[np.float64]) -> KnownOfStart:
-        """Evaluate what is known, at parameters and x(t0)."""
-        return KnownOfStart(*self._compiled(theta, x0))
+    def told(self, theta: NDArray[np.float64], levels: NDArray[np.float64]) -> KnownOfStart:
+        """Evaluate what is known, at parameters and the levels of x(t0)."""
+        return KnownOfStart(*self._compiled(theta, levels))
 
-    def filled(self, theta: NDArray[np.float64], x0: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return x(t0) with what is known in its place."""
+    def filled(
+        self, theta: NDArray[np.float64], levels: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Return levels of x(t0) with what is known in its place."""
         if not self.known:
-            return x0
-        x0 = x0.copy()
-        x0[self.places] -= self.told(theta, x0).residual
-        return x0
+            return levels
+        levels = levels.copy()
+        levels[self.places] -= self.told(theta, levels).residual
+        return levels
 
     @cached_property
     def _compiled(self) -> Callable:
         n_params, n_states = len(self.ode.params), len(self.ode.states)
         theta = pt.tensor("theta", shape=(n_params,), dtype="float64")
-        x0 = pt.tensor("x0", shape=(n_states,), dtype="float64")
+        levels = pt.tensor("levels", shape=(n_states,), dtype="float64")
+        positive = np.array(self.ode.is_positive)
+        x0 = states_of(levels, positive)
         residual, by = pt.zeros(0), [pt.zeros((0, n)) for n in (n_params, n_states)]
         if self.known:
-            residual = x0[self.places] - self.values([theta[i] for i in range(n_params)], x0)
+            values = self.values([theta[i] for i in range(n_params)], x0)
+            residual = levels[self.places] - levels_of(values, positive[self.places])
             rows = range(len(self.places))
-            by = [pt.stack([_gradient(residual[i], wrt) for i in rows]) for wrt in (theta, x0)]
+            by = [pt.stack([_gradient(residual[i], wrt) for i in rows]) for wrt in (theta, levels)]
         log_prior = self.log_prior(x0)
-        gradient = _gradient(log_prior, x0)
-        curvature = pt.maximum(-_gradient(gradient.sum(), x0), 0)  # one prior for each: diagonal
+        gradient = _gradient(log_prior, levels)
+        curvature = pt.maximum(
+            -_gradient(gradient.sum(), levels), 0
+        )  # one prior for each: diagonal
         return pytensor.function(
-            [theta, x0],
+            [theta, levels],
             [residual, *by, log_prior, gradient, curvature],
             mode="FAST_COMPILE",
             on_unused_input="ignore",
@@ -201,12 +215,17 @@ class Start:
         """Raise if a number is far from what was observed at that time."""
         for name, number in self.numbers.items():
             k = self.ode.states.index(name)
-            observed = gp.y[0, k]
-            if gp.t_observed[0] == gp.t[0] and abs(observed - number) > GROSS * gp.scale[k]:
+            one, observed = gp.data.positive[k], gp.y[0, k]
+            if one and number <= 0:
+                msg = f"the start of {name!r} is {number:g}, but the state is positive; "
+                raise ValueError(msg + "expected a positive number.")
+            levels = levels_of(np.array([observed, number]), np.array(one))
+            apart = abs(levels[0] - levels[1]) / gp.scale[k]
+            if gp.t_observed[0] == gp.t[0] and apart > GROSS:
                 msg = (
                     f"the start of {name!r} is {number:g}, but {observed:g} was observed at "
-                    f"t = {gp.t[0]:g}, {abs(observed - number) / gp.scale[k]:.0f} standard "
-                    "deviations of the data away; expected the value at the first time, in the "
+                    f"t = {gp.t[0]:g}, {apart:.0f} standard deviations of the "
+                    "data away; expected the value at the first time, in the "
                     "data's units."
                 )
                 raise ValueError(msg)
@@ -280,6 +299,8 @@ class KnownStartRV(pm.SymbolicRandomVariable):
 class KnownStart(pm.Continuous):
     r"""States that start where it is known: :math:`x(t_0) - v \sim N(0, w^2)`, observed at zero.
 
+    Of positive states the logarithms.
+
     The width w is small; the exact posterior takes v itself in the place of x(t0).
 
     Parameters
@@ -292,15 +313,18 @@ class KnownStart(pm.Continuous):
         w, shape ``(n,)``.
     places : sequence of int
         Which states are known.
+    positive : array of bool
+        Which of these are positive.
     """
 
     rv_type = KnownStartRV
     rv_op = KnownStartRV.rv_op
 
     @classmethod
-    def dist(cls, x, known, width, *, places, **kwargs):
+    def dist(cls, x, known, width, *, places, positive, **kwargs):
         """Make the distribution outside a model."""
-        distance = x[..., 0, list(places)] - known
+        there = x[..., 0, list(places)]
+        distance = levels_of(there, positive) - levels_of(known, positive)
         parameters = [distance, pt.as_tensor(width), x, known]
         return super().dist(parameters, places=tuple(places), **kwargs)
 
@@ -344,6 +368,7 @@ def add_start(names: tuple[str, str], start: Start, gp: StateGP, x, theta):
             start.values([theta[name] for name in start.ode.params], x[0]),
             start.width(gp),
             places=start.places,
+            positive=gp.data.positive[start.places],
             observed=np.zeros(len(start.places)),
         )
     if start.priors:

@@ -5,7 +5,7 @@ import warnings
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, cast
 
 import numpy as np
@@ -209,6 +209,9 @@ class ODE:
         Names of the states.
     params : sequence of str
         Names of the parameters.
+    positive : sequence of str, optional
+        Names of states that are positive.  The right-hand side is in natural units all the
+        same, and so is what comes back; the package works with their logarithms.
     inputs : sequence of str, optional
         Names of known inputs.  The right-hand side is then ``rhs(t, x, theta, u)`` with
         a named tuple ``u``, and :meth:`with_inputs` says what they are.
@@ -237,12 +240,18 @@ class ODE:
         states: Sequence[str],
         params: Sequence[str],
         *,
+        positive: Sequence[str] = (),
         inputs: Sequence[str] = (),
     ):
         self.rhs = rhs
         self.states = usable_names(states, "states")
         self.params = usable_names(params, "params")
         self.inputs = usable_names(inputs, "inputs") if len(inputs) else ()
+        self.positive = usable_names(positive, "positive") if len(positive) else ()
+        unknown = [name for name in self.positive if name not in self.states]
+        if unknown:
+            msg = f"positive are {unknown}; expected some of the states {list(self.states)}."
+            raise ValueError(msg)
         self._given: tuple[Input | Callable, ...] = ()
         n_time = 7
 
@@ -257,11 +266,13 @@ class ODE:
 
     def __reduce__(self):
         # Its named tuples and compiled functions cannot be pickled, and need not be.
-        return _rebuilt, (self.rhs, self.states, self.params, self.inputs, self._given)
+        names = {"positive": self.positive, "inputs": self.inputs}
+        return _rebuilt, (self.rhs, self.states, self.params, names, self._given)
 
     def __repr__(self) -> str:
-        inputs = f", inputs={list(self.inputs)}" if self.inputs else ""
-        return f"ODE(states={list(self.states)}, params={list(self.params)}{inputs})"
+        names = {"positive": self.positive, "inputs": self.inputs}
+        others = "".join(f", {what}={list(given)}" for what, given in names.items() if given)
+        return f"ODE(states={list(self.states)}, params={list(self.params)}{others})"
 
     def with_inputs(self, inputs: Mapping[str, Input | Callable]) -> "ODE":
         """Return the same ODE with its inputs known, an ODE of explicit time.
@@ -289,9 +300,30 @@ class ODE:
         """
         known = copy(self)
         vars(known).update(_given=as_inputs(inputs, self.inputs))
-        for compiled in ("_linearisation", "_compiled"):
-            vars(known).pop(compiled, None)
+        for derived in ("of_levels", "_linearisation", "_compiled"):
+            vars(known).pop(derived, None)
         return known
+
+    @property
+    def is_positive(self) -> tuple[bool, ...]:
+        """Which states are positive, in their order."""
+        return tuple(name in self.positive for name in self.states)
+
+    @cached_property
+    def of_levels(self) -> "ODE":
+        r"""The same ODE for the logarithms of positive states, by the chain rule.
+
+        .. math:: \frac{d \log x}{dt} = \frac{f(t, x, \theta)}{x}
+
+        Itself, if no state is positive.
+        """
+        if not self.positive:
+            return self
+        logs = copy(self)
+        for derived in ("of_levels", "_linearisation", "_compiled"):
+            vars(logs).pop(derived, None)
+        vars(logs).update(rhs=partial(_by_chain_rule, self.rhs, self.is_positive), positive=())
+        return logs
 
     @property
     def jumps(self) -> NDArray[np.float64]:
@@ -424,6 +456,8 @@ class ODE:
             raise ValueError(msg)
         n_draws = draws or (1,)
         self.check_times(t)
+        if self.positive:
+            return self._solved_in_logs(t, x0, theta)
         derivative, jacobian = self._compiled
         trajectories = integrate(
             derivative,
@@ -434,6 +468,17 @@ class ODE:
             self.breaks,
         )
         return trajectories if draws else trajectories[0]
+
+    def _solved_in_logs(self, t, x0, theta) -> NDArray[np.float64]:
+        positive = np.array(self.is_positive)
+        below = positive & (x0 <= 0).reshape(-1, len(positive)).any(axis=0)
+        if below.any():
+            names = [name for name, is_below in zip(self.states, below, strict=True) if is_below]
+            msg = f"the positive states {names} start at zero or below; expected positive numbers."
+            raise ValueError(msg)
+        logs = np.log(np.where(positive, x0, 1))
+        levels = self.of_levels.solve(t, np.where(positive, logs, x0), theta)
+        return np.where(positive, np.exp(np.where(positive, levels, 0)), levels)
 
     def linearised(
         self, t: NDArray[np.float64], x: NDArray[np.float64], theta: NDArray[np.float64]
@@ -508,9 +553,23 @@ def _gradient(total: TensorVariable, wrt: TensorVariable) -> TensorVariable:
     return cast("TensorVariable", pytensor.grad(total, wrt, disconnected_inputs="ignore"))
 
 
-def _rebuilt(rhs, states, params, inputs, given) -> ODE:
-    ode = ODE(rhs, states, params, inputs=inputs)
-    return ode.with_inputs(dict(zip(inputs, given, strict=True))) if given else ode
+def _rebuilt(rhs, states, params, names, given) -> ODE:
+    ode = ODE(rhs, states, params, **names)
+    return ode.with_inputs(dict(zip(ode.inputs, given, strict=True))) if given else ode
+
+
+def _by_chain_rule(rhs: Callable, is_positive: Sequence[bool], t, levels, theta, *inputs) -> list:
+    """Return the derivatives of levels, logarithms where states are positive."""
+    natural = [
+        pt.exp(level) if positive else level
+        for level, positive in zip(levels, is_positive, strict=True)
+    ]
+    x = type(levels)(*natural)
+    slopes = _expressions(rhs, t, x, theta, *inputs)
+    return [
+        slope / state if positive else slope
+        for slope, state, positive in zip(slopes, x, is_positive, strict=True)
+    ]
 
 
 def named(kind: str, names: tuple[str, ...], values: Iterable) -> Any:
