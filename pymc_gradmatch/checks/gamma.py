@@ -153,7 +153,7 @@ def select_gamma(
     """
     inputs = settings.pop("inputs", None)
     ode = ode if inputs is None else ode.with_inputs(inputs)
-    data = Data.of(t, y, positive=ode.is_positive)
+    data = Data.of(t, y, positive=ode.is_positive if ode.positive else False)
     if np.ndim(gammas) != 1 or len(gammas) == 0:
         msg = f"gammas is {gammas!r}; expected a sequence of numbers."
         raise ValueError(msg)

@@ -289,7 +289,7 @@ def build_model(
     model = pm.Model.get_context(error_if_none=False) or pm.Model()
     name = {ours: yielding(ours, ode.params) for ours in OURS}
     _check_priors(ode, priors, model)
-    data = Data.of(t, y, positive=ode.is_positive)
+    data = Data.of(t, y, positive=ode.is_positive if ode.positive else False)
     check_states(ode, data.states)
     ode.check_times(data.t)
     known = Start.of(ode, start)

@@ -232,6 +232,18 @@ class ODE:
     ODE(states=['mass'], params=['rate'])
     >>> decay.solve([0.0, 1.0, 2.0], x0=[1.0], theta=[0.5])[:, 0].round(4)
     array([1.    , 0.6065, 0.3679])
+
+    Concentrations, with log-normal noise (:func:`~pymc_gradmatch.build_model`'s default there):
+
+    >>> import pymc as pm
+    >>> rhs = lambda t, x, theta: [-theta.rate * x.mass]
+    >>> ode = gm.ODE(rhs, ["mass"], ["rate"], positive=["mass"])
+    >>> t = np.linspace(0, 5, 11)
+    >>> noise = np.random.default_rng(1).normal(0, 0.1, (11, 1))
+    >>> y = ode.solve(t, x0=[100.0], theta=[0.5]) * np.exp(noise)
+    >>> fit = gm.fit(ode, t, y, priors={"rate": pm.HalfNormal.dist(2)}, random_seed=1)
+    >>> bool(fit.idata["posterior"]["x"].min() > 0)
+    True
     """
 
     def __init__(
