@@ -4,7 +4,7 @@ from .checks import GammaSelection, GridCheck, grid_check, select_gamma
 from .exact import Fit, IntegrateCheck, fit, integrate_check, predict
 from .gp import StateGP, derivatives, fit_gp, kernels
 from .model import GradientMatchingODE, build_model, recentre, refine
-from .ode import ODE
+from .ode import ODE, Input
 from .paper import sample_fgpgm, systems
 from .plots import plot_states
 from .sampling import find_map, fit_many, sample
@@ -15,6 +15,7 @@ __all__ = [
     "GammaSelection",
     "GradientMatchingODE",
     "GridCheck",
+    "Input",
     "IntegrateCheck",
     "StateGP",
     "build_model",

@@ -21,9 +21,8 @@ from pymc_gradmatch import reporting
 from pymc_gradmatch.gp import fit
 from pymc_gradmatch.numerics import optimise
 from pymc_gradmatch.paper import metropolis
-from pymc_gradmatch.sampling import coordinates, density, posterior, side_by_side
-from pymc_gradmatch.sampling.posterior import compile_posterior
-from pymc_gradmatch.sampling.side_by_side import compiled_for
+from pymc_gradmatch.sampling import coordinates, density, posterior
+from pymc_gradmatch.sampling.posterior import compile_posterior, compiled_for
 
 T = np.linspace(0, 6, 15)
 WAVES = [
@@ -241,7 +240,7 @@ def fit_three(monkeypatch):
                 cancelled.set()
                 super().shutdown()
 
-        monkeypatch.setattr(side_by_side, "ThreadPoolExecutor", Pool)
+        monkeypatch.setattr(posterior, "ThreadPoolExecutor", Pool)
         begun = iter(range(3))
 
         def build(_):
@@ -251,7 +250,7 @@ def fit_three(monkeypatch):
             return model
 
         settings = {"draws": 50, "tune": 100, "chains": 1, "n_jobs": 1, "random_seed": 1}
-        return side_by_side.sample_side_by_side([build] * 3, progressbar=False, **settings)
+        return posterior.sample_side_by_side([build] * 3, progressbar=False, **settings)
 
     return fit
 
@@ -261,7 +260,7 @@ def test_ctrl_c_returns_the_fits_that_are_finished(fit_three):
     """Assert that the fit that runs is finished, and the one after it not begun."""
     first, second, third = fit_three(1)
     assert first.sizes["draw"] == second.sizes["draw"] == 50
-    assert "stopped by Ctrl-C" in side_by_side.reason(third)
+    assert "stopped by Ctrl-C" in posterior.reason(third)
 
 
 @pytest.fixture

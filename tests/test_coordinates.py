@@ -10,7 +10,7 @@ from scipy.optimize import approx_fprime
 
 import pymc_gradmatch as gm
 from pymc_gradmatch.numerics import laplace
-from pymc_gradmatch.sampling import side_by_side
+from pymc_gradmatch.sampling import posterior as compiled_posteriors
 from pymc_gradmatch.sampling.coordinates import Coordinates, Split, curve, monomials, straight
 from pymc_gradmatch.sampling.density import pack
 from pymc_gradmatch.sampling.posterior import compile_posterior
@@ -271,7 +271,7 @@ def test_refined_data_sets_share_one_compilation(
         return lv_posterior.for_model(model)  # compiled for the same data, by another seed
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(side_by_side, "compile_posterior", counted)
+        patch.setattr(compiled_posteriors, "compile_posterior", counted)
         fits = gm.fit_many(
             lotka_volterra.ode, t, ys, draws=150, tune=200, chains=2, n_jobs=1, random_seed=1,
             progressbar=False, **settings,

@@ -6,7 +6,7 @@ import pytest
 from joblib import parallel_config
 
 import pymc_gradmatch as gm
-from pymc_gradmatch.sampling import side_by_side
+from pymc_gradmatch.sampling import posterior
 from pymc_gradmatch.sampling.posterior import compile_posterior
 
 T = np.linspace(0, 2, 8)
@@ -45,7 +45,7 @@ def fits(ode, ys, priors, compilations):
         return compile_posterior(model)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(side_by_side, "compile_posterior", counted)
+        patch.setattr(posterior, "compile_posterior", counted)
         return gm.fit_many(
             ode, T, ys, priors=priors, chains=2, random_seed=1, progressbar=False, **SETTINGS
         )

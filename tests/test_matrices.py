@@ -12,8 +12,7 @@ from pymc_gradmatch.gp import StatePrior
 from pymc_gradmatch.gp.derivatives import blocks_of, conditional_operators
 from pymc_gradmatch.model.constraint import GradientMatchingODERV
 from pymc_gradmatch.numerics import matrices as algebra
-from pymc_gradmatch.sampling.posterior import held_variables
-from pymc_gradmatch.sampling.side_by_side import compiled_for
+from pymc_gradmatch.sampling.posterior import compiled_for, held_variables
 
 GAMMA = 0.3
 N_TIME = 160

@@ -10,7 +10,7 @@ import pymc_gradmatch as gm
 from pymc_gradmatch.checks.gamma import GAMMAS, judge
 from pymc_gradmatch.gp import Data, fit_data
 from pymc_gradmatch.model import build
-from pymc_gradmatch.sampling import side_by_side
+from pymc_gradmatch.sampling import posterior
 from pymc_gradmatch.sampling.posterior import compile_posterior
 
 T = np.linspace(0, 4, 9)
@@ -49,7 +49,7 @@ def selection(decay, y, priors, calls):
         return call
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(side_by_side, "compile_posterior", counted(compile_posterior, "compilations"))
+        patch.setattr(posterior, "compile_posterior", counted(compile_posterior, "compilations"))
         patch.setattr(build, "fit_data", counted(fit_data, "gp fits"))
         return gm.select_gamma(
             decay,

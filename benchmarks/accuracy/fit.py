@@ -11,8 +11,7 @@ import pymc as pm
 
 import pymc_gradmatch as gm
 from benchmarks.cases import ACCURACY, Case, named
-from pymc_gradmatch.sampling.posterior import CompiledPosterior
-from pymc_gradmatch.sampling.side_by_side import compiled_for
+from pymc_gradmatch.sampling.posterior import CompiledPosterior, compiled_for
 
 __all__ = ["MODELS", "accuracy_of", "fit"]
 

@@ -17,8 +17,7 @@ from benchmarks.paper.adaptive import adaptive_model
 from benchmarks.paper.likelihood import maximum_likelihood
 from benchmarks.paper.meanfield import fit_mean_field
 from pymc_gradmatch.sampling.coordinates import straight
-from pymc_gradmatch.sampling.posterior import CompiledPosterior
-from pymc_gradmatch.sampling.side_by_side import compiled_for
+from pymc_gradmatch.sampling.posterior import CompiledPosterior, compiled_for
 
 __all__ = ["FULL", "METHODS", "QUICK", "Draws", "Effort", "Method"]
 

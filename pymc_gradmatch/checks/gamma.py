@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch.arguments import yielding
-from pymc_gradmatch.gp import Data, StateGP
+from pymc_gradmatch.gp import Data, StateGP, levels_of
 from pymc_gradmatch.model import build_model, preset_of
 from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.reporting import printed
@@ -151,7 +151,9 @@ def select_gamma(
     >>> selection.gamma
     0.01
     """
-    data = Data.of(t, y, states=ode.states)
+    inputs = settings.pop("inputs", None)
+    ode = ode if inputs is None else ode.with_inputs(inputs)
+    data = Data.of(t, y, states=ode.states, positive=ode.is_positive if ode.positive else False)
     if np.ndim(gammas) != 1 or len(gammas) == 0:
         msg = f"gammas is {gammas!r}; expected a sequence of numbers."
         raise ValueError(msg)
@@ -220,7 +222,8 @@ def judge(
         trajectory = ode.solve(data.t, start, theta)
     if not np.isfinite(trajectory).all():
         return row | {"failure": "the ODE cannot be integrated from the posterior means"}
-    fit = np.sqrt(np.nanmean(np.square((data.y - trajectory) / sigma)))
+    levels = levels_of(trajectory, data.positive)
+    fit = np.sqrt(np.nanmean(np.square((data.levels - levels) / sigma)))
     return row | {"fit": fit, "failure": ""}
 
 

@@ -21,7 +21,7 @@ from pymc_gradmatch.exact.verdict import N_HANDED_ON, TRY, check_n_draws, in_wor
 from pymc_gradmatch.gp import is_states
 from pymc_gradmatch.model import Constraint, Settings, build_model, of_model, refine
 from pymc_gradmatch.numerics import on_one_thread
-from pymc_gradmatch.ode import ODE
+from pymc_gradmatch.ode import ODE, Input
 from pymc_gradmatch.reporting import printed, reporting
 
 if TYPE_CHECKING:
@@ -100,6 +100,8 @@ def fit(
     priors: Mapping[str, TensorVariable] | None = None,
     likelihood: Callable | None = None,
     scales: Mapping[str, float] | None = None,
+    inputs: Mapping[str, Input | Callable] | None = None,
+    start: Mapping[str, Any] | None = None,
     model: pm.Model | None = None,
     n_draws: int = 4_000,
     random_seed: int | np.random.Generator | None = None,
@@ -121,7 +123,7 @@ def fit(
 
     Parameters
     ----------
-    ode, t, y, priors, likelihood, scales
+    ode, t, y, priors, likelihood, scales, inputs, start
         As for :func:`~pymc_gradmatch.build_model`, whose refined preset the model is.
     model : pymc.Model, optional
         A model of one's own with a :class:`~pymc_gradmatch.GradientMatchingODE`, in
@@ -151,7 +153,7 @@ def fit(
     Notes
     -----
     What the verdict means is in :func:`~pymc_gradmatch.integrate_check`.  x(t0) has a flat
-    prior, unless the model has a term for it.
+    prior, unless ``start`` says what is known of it or the model has a term for it.
 
     Examples
     --------
@@ -164,9 +166,31 @@ def fit(
     True
     >>> bool(abs(fit.table.loc["rate", "mean"] - 1) < 0.3)
     True
+
+    Susceptible, infected and recovered of a school of N, all susceptible at first but some:
+
+    >>> rhs = lambda t, x, theta: (
+    ...     -theta.beta * x.S * x.I / 763,
+    ...     theta.beta * x.S * x.I / 763 - theta.gamma * x.I,
+    ...     theta.gamma * x.I,
+    ... )
+    >>> sir = gm.ODE(rhs, ["S", "I", "R"], ["beta", "gamma"])
+    >>> days = np.arange(15.0)
+    >>> x = sir.solve(days, [760.0, 3.0, 0.0], [1.8, 0.5])
+    >>> y = x + np.random.default_rng(1).normal(0, 15, x.shape)
+    >>> epidemic = gm.fit(
+    ...     sir, days, y, priors={name: pm.HalfNormal.dist(2) for name in sir.params},
+    ...     start={"R": 0.0, "I": pm.LogNormal.dist(1, 1), "S": lambda theta, x0: 763 - x0.I},
+    ...     random_seed=1,
+    ... )
+    >>> bool(abs(epidemic.table.loc["beta", "mean"] - 1.8) < 0.1)
+    True
     """
     check_n_draws(n_draws)
     rng = np.random.default_rng(random_seed)
+    written: dict[str, Any] = {
+        "likelihood": likelihood, "scales": scales, "inputs": inputs, "start": start,
+    }  # fmt: skip
     if model is None:
         told = y is not None or likelihood is not None
         if ode is None or t is None or priors is None or not told:
@@ -176,18 +200,18 @@ def fit(
             )
             raise TypeError(msg)
         model = build_model(
-            ode, t, y, priors=priors, likelihood=likelihood, scales=scales, preset="refined",
-            random_seed=rng, progressbar=progressbar, **settings,
+            ode, t, y, priors=priors, preset="refined", random_seed=rng, progressbar=progressbar,
+            **written, **settings,
         )  # fmt: skip
-    elif settings or any(g is not None for g in (ode, t, y, priors, likelihood, scales)):
+    elif settings or any(given is not None for given in (ode, t, y, priors, *written.values())):
         msg = "a model was given and what models are made of; expected one of these alone."
         raise TypeError(msg)
     with reporting("writing the exact posterior", enabled=progressbar) as say:
         target = ExactPosterior(model)
-        start = _start(target, rng, progressbar=progressbar)
-        _check_start(target, start)
+        there = _start(target, rng, progressbar=progressbar)
+        _check_start(target, there)
         say("climbing to its mode")
-        mode = newton(target, start[None], np.diag(np.square(widths_at(target, start))))
+        mode = newton(target, there[None], np.diag(np.square(widths_at(target, there))))
         say("searching: independent searches from around the mode")
         around = Mixture.around(mode.point[0], mode.covariance[0])
         found = cover(target, around.draw(PILOTS, rng), n_draws, rng)
@@ -273,7 +297,7 @@ def _start(target: ExactPosterior, rng, *, progressbar: bool) -> NDArray[np.floa
         elif is_plain and _others_without_start(model, constraint):
             there = target.parameters_at_start([*named.values()])
             values |= of_model(model, ode, gp).around(there, gp.prior_mean).estimates()
-        starts.append(gp.prior_mean[0])
+        starts.append(gp.states_of(gp.prior_mean)[0])
     return target.starting_at(values, starts)
 
 

@@ -23,7 +23,13 @@ from pymc_gradmatch._pymc import (
 from pymc_gradmatch.compiling import EVALUATE_ONCE
 from pymc_gradmatch.exact.solutions import Solutions, compile_for_draws, with_draws
 from pymc_gradmatch.gp import is_states
-from pymc_gradmatch.model import constraints, is_constraint, where_impossible
+from pymc_gradmatch.model import (
+    constraints,
+    is_constraint,
+    is_known_start,
+    known_starts,
+    where_impossible,
+)
 
 MOST_NUMBERS = 4_000_000  # of trajectories that are held at once
 
@@ -40,7 +46,9 @@ class ExactPosterior(Solutions):
     depend on.  The graph is the model's own: the solution of the ODE takes the
     place of the states, their prior and the constraint are left out, and
     everything else that the model observes or weighs stays, with its ``pm.Data`` as
-    they are now.  x(t0) has a flat prior; m and s are mean and scale of the data.
+    they are now.  x(t0) has a flat prior; m and s are mean and scale of the data.  Of
+    positive states x(t0), m and s are those of the logarithm.  Starts that
+    are known are what they are known to be, and no coordinates.
 
     Parameters
     ----------
@@ -66,10 +74,12 @@ class ExactPosterior(Solutions):
         solved = pm.do(without_starts(model), dict(zip(self.states, self._x, strict=True)))
         theta = [constraint.theta for constraint in constraints(solved)]
         self._check_theta(theta)
+        known_values = {known.name: known.values for known in known_starts(solved)}
+        starting = [known_values[known.name] for known in self.known if known]
         left = [solved[name] for name in self._state_variables() if name in solved.named_vars]
-        terms = _connected(solved, [*theta, *self._x, *left], self._x)
+        terms = _connected(solved, [*theta, *starting, *self._x, *left], self._x)
         self.likelihood = [term.name for term in terms]
-        needed = set(ancestors([*theta, *terms]))
+        needed = set(ancestors([*theta, *starting, *terms]))
         # pm.do changes the order; a result's is that of the model.
         in_order = [solved[rv.name] for rv in model.free_RVs if rv.name in solved.named_vars]
         free = [rv for rv in in_order if rv in needed and rv in solved.free_RVs]
@@ -79,10 +89,12 @@ class ExactPosterior(Solutions):
         self._values = [solved.rvs_to_values[rv] for rv in free]
         known = [v for v in solved.deterministics if _is_made_of(v, free, solved, self._x)]
         self._free, self._named = [rv.name for rv in free], [v.name for v in [*free, *known]]
-        upstream = set(ancestors(theta))
+        upstream = set(ancestors([*theta, *starting]))
         self._parameters = [v.name for v in [*free, *known] if v in upstream]
         self._graphs = solved.replace_rvs_by_values([*theta, *free, *known])
         self._natural = compile_for_draws(self._values, self._graphs)
+        self._known_graphs = solved.replace_rvs_by_values(starting)
+        self._known = compile_for_draws([*self._values, *self._x], self._known_graphs)
         # A draw outside of the likelihood's domain has density zero, and stops no other.
         log_density = impossible_outside(solved.logp(vars=[*free, *terms]))
         self._log_density = compile_for_draws([*self._values, *self._x], [log_density])
@@ -197,7 +209,22 @@ class ExactPosterior(Solutions):
         """Names of the coordinates."""
         values = [value.name for value in self._values]
         shapes = dict(zip([*values, *self.starts], self._shapes, strict=True))
-        return [name for label, shape in shapes.items() for name in self.entries(label, shape)]
+        names = {label: self.entries(label, shape) for label, shape in shapes.items()}
+        for label, free, constraint in zip(
+            self.starts, self._unknown, self.constraints, strict=True
+        ):
+            n_states = len(constraint.ode.states)
+            every = np.array(self.entries(label, (*shapes[label][:-1], n_states)))
+            names[label] = every.reshape(-1, n_states)[:, free].ravel().tolist()
+        return [name for entries in names.values() for name in entries]
+
+    @property
+    def _unknown(self) -> list[list[int]]:
+        """Places of the states of each constraint whose start is not known."""
+        return [
+            [k for k in range(len(c.ode.states)) if not known or k not in known.places]
+            for c, known in zip(self.constraints, self.known, strict=True)
+        ]
 
     def starting_at(
         self, values: Mapping[str, ArrayLike] | None = None, starts: Sequence | None = None
@@ -254,8 +281,8 @@ class ExactPosterior(Solutions):
 
     def _standardised(self, starts) -> list[NDArray[np.float64]]:
         return [
-            (x0 - constraint.gp.mean) / constraint.gp.scale
-            for constraint, x0 in zip(self.constraints, starts, strict=True)
+            ((constraint.gp.levels_of(x0) - constraint.gp.mean) / constraint.gp.scale)[..., free]
+            for constraint, x0, free in zip(self.constraints, starts, self._unknown, strict=True)
         ]
 
     def coordinates(self, posterior: xr.Dataset) -> NDArray[np.float64]:
@@ -282,17 +309,34 @@ class ExactPosterior(Solutions):
         """Return the values u and each x(t0) in the data's units."""
         sizes = [int(np.prod(shape)) for shape in self._shapes]
         parts = [
-            part.reshape(-1, *shape)
+            part.reshape(len(phi), *shape)
             for part, shape in zip(
                 np.split(phi, np.cumsum(sizes)[:-1], axis=1), self._shapes, strict=True
             )
         ]
         n_values = len(self._values)
-        starts = [
-            constraint.gp.mean + constraint.gp.scale * part
-            for constraint, part in zip(self.constraints, parts[n_values:], strict=True)
+        starts = []
+        for constraint, free, part in zip(
+            self.constraints, self._unknown, parts[n_values:], strict=True
+        ):
+            levels = np.tile(constraint.gp.mean, (*part.shape[:-1], 1))
+            levels[..., free] += constraint.gp.scale[free] * part
+            starts.append(constraint.gp.states_of(levels))
+        return parts[:n_values], self._with_known(parts[:n_values], starts)
+
+    def _with_known(self, u, starts) -> list[NDArray]:
+        """Put what is known of x(t0) in its place."""
+        if not self._known_graphs:
+            return starts
+        at_start = [
+            np.broadcast_to(x0[..., None, :], (len(x0), *x.get_value().shape))
+            for x0, x in zip(starts, self._x, strict=True)
         ]
-        return parts[:n_values], starts
+        values = with_draws(self._known(*u, *at_start), self._known_graphs, len(starts[0]))
+        for x0, known in zip(starts, self.known, strict=True):
+            if known:
+                x0[..., known.places] = values.pop(0)
+        return starts
 
     def _at(self, u, starts) -> list[NDArray]:
         """Return the parameters of each constraint, then the named variables."""
@@ -355,7 +399,7 @@ class ExactPosterior(Solutions):
 def _connected(model: pm.Model, seeds, x) -> list:
     """Return likelihoods and potentials that share variables with seeds, or with each other."""
     roots = {*model.free_RVs, *x}
-    left = [rv for rv in model.observed_RVs if not is_constraint(rv)]
+    left = [rv for rv in model.observed_RVs if not (is_constraint(rv) or is_known_start(rv))]
     left += model.potentials
     chosen: list = []
     reached = roots & set(ancestors(seeds))

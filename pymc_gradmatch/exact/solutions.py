@@ -15,7 +15,7 @@ from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch._pymc import random_ancestors
 from pymc_gradmatch.compiling import EVALUATE_ONCE
-from pymc_gradmatch.model import Constraint, constraints
+from pymc_gradmatch.model import Constraint, constraints, known_starts
 from pymc_gradmatch.ode import batched_solver
 
 
@@ -33,6 +33,8 @@ class Solutions:
         The model.
     constraints : list of Constraint
         What it says of ODEs.
+    known : list of Known or None
+        What it knows exactly of the x(t0) of each.
     states, starts : list of str
         Names of the states of each, and of their x(t0): ``"x"`` and ``"x0"``.
 
@@ -54,13 +56,18 @@ class Solutions:
         if len(set(self.states)) < len(self.states):
             msg = f"two constraints share the states {self.states}; expected one ODE for each."
             raise ValueError(msg)
+        by_states = {known.x: known for known in known_starts(model)}
+        self.known = [by_states.get(constraint.x) for constraint in self.constraints]
         self.starts = [_unused(f"{name}0", model) for name in self.states]
-        self._solvers = [batched_solver(constraint.ode) for constraint in self.constraints]
+        self._solvers = [
+            batched_solver(constraint.ode.of_levels) for constraint in self.constraints
+        ]
 
     @property
     def observed(self) -> list[str]:
         """Names of what the model observes beside the constraints."""
         matched = [constraint.name for constraint in self.constraints]
+        matched += [known.name for known in self.known if known is not None]
         return [rv.name for rv in self.model.observed_RVs if rv.name not in matched]
 
     def starts_at(self, draws: xr.Dataset) -> list[NDArray[np.float64]]:
@@ -73,7 +80,11 @@ class Solutions:
     @property
     def start_graphs(self) -> list[TensorVariable]:
         """x(t0) of each constraint, shape ``(..., state)``, as graphs of the model's variables."""
-        return [constraint.x[..., 0, :] for constraint in self.constraints]
+        graphs = []
+        for constraint, known in zip(self.constraints, self.known, strict=True):
+            x0 = constraint.x[..., 0, :]
+            graphs.append(pt.set_subtensor(x0[..., known.places], known.values) if known else x0)
+        return graphs
 
     @property
     def theta_graphs(self) -> list[TensorVariable]:
@@ -177,11 +188,15 @@ class Solutions:
         if times is None:
             times = [constraint.gp.t for constraint in self.constraints]
         solutions = []
-        for solver, t, x0, parameters in zip(self._solvers, times, starts, theta, strict=True):
+        for solver, constraint, t, x0, parameters in zip(
+            self._solvers, self.constraints, times, starts, theta, strict=True
+        ):
+            gp = constraint.gp
             shape = (*x0.shape[:-1], parameters.shape[-1])
             flat = np.broadcast_to(parameters[..., 0, :], shape).reshape(-1, shape[-1])
-            solution = solver(t, x0.reshape(-1, x0.shape[-1]), flat)
-            solutions.append(solution.reshape(*x0.shape[:-1], *solution.shape[1:]))
+            solution = solver(t, gp.levels_of(x0).reshape(-1, x0.shape[-1]), flat)
+            states = gp.states_of(solution)
+            solutions.append(states.reshape(*x0.shape[:-1], *solution.shape[1:]))
         return solutions
 
 
@@ -306,6 +321,8 @@ def predict(
     solutions = Solutions(model)
     grids = [constraint.gp.t for constraint in solutions.constraints]
     times = grids if t is None else [_checked(t, grid[0]) for grid in grids]
+    for constraint, at in zip(solutions.constraints, times, strict=True):
+        constraint.ode.check_times(at)
     starts, theta = solutions.starts_at(draws), solutions.at_draws(draws, solutions.theta_graphs)
     # Each start holds at the first time of its grid, which need not be asked for.
     whole = [np.union1d(grid[:1], at) for grid, at in zip(grids, times, strict=True)]

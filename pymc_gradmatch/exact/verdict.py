@@ -115,7 +115,8 @@ def judge(
 
 def _compare(target: ExactPosterior, draws, weighted: Weighted) -> pd.DataFrame:
     before = pd.DataFrame(target.scalars(draws))
-    after = pd.DataFrame(target.scalars(weighted.points))
+    before = before.loc[:, np.ptp(before, axis=0) > 0]  # a start may be a known number
+    after = pd.DataFrame(target.scalars(weighted.points))[before.columns]
     weights = weighted.weights
     mean = weights @ after
     table = pd.DataFrame(

@@ -6,7 +6,14 @@ prior of the states as a distribution.  Nothing here has heard of an ODE.
 """
 
 from pymc_gradmatch.gp import derivatives, kernels
-from pymc_gradmatch.gp.data import Data, as_positive, fits_states, of_label
+from pymc_gradmatch.gp.data import (
+    Data,
+    as_positive,
+    fits_states,
+    levels_of,
+    of_label,
+    states_of,
+)
 from pymc_gradmatch.gp.fit import fit_data, fit_gp, unfitted
 from pymc_gradmatch.gp.kernels import CovFunction
 from pymc_gradmatch.gp.processes import (
@@ -17,7 +24,7 @@ from pymc_gradmatch.gp.processes import (
     check_coords,
     is_states,
 )
-from pymc_gradmatch.gp.state_gp import StateGP, check_states_fit, start_of
+from pymc_gradmatch.gp.state_gp import StateGP, check_states_fit, levels_name, start_of
 
 __all__ = [
     "CovFunction",
@@ -36,7 +43,10 @@ __all__ = [
     "fits_states",
     "is_states",
     "kernels",
+    "levels_name",
+    "levels_of",
     "of_label",
     "start_of",
+    "states_of",
     "unfitted",
 ]

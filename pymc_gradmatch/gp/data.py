@@ -18,6 +18,8 @@ from pymc_gradmatch.arguments import as_numbers
 # intervals from zero, rounding spoils the distances between neighbours.
 FARTHEST_START = 3e4
 FEWEST = 3  # observations to which a state's Gaussian process is fitted
+SHORTLY = 0.1  # grid steps
+ROUNDING = 1e-15  # relative, up to which two times are one
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,8 +37,11 @@ class Data:
     states : tuple
         Names of the states; numbers where the user gave none.
     mean, scale : array of float
-        What standardises the states, shape ``(state,)``, in the data's units.  They
-        need not come from the observations.
+        What standardises the levels of the states, shape ``(state,)``.  They need not come
+        from the observations.
+    positive : array of bool
+        Which states are positive, shape ``(state,)``.  The level of such a state is its
+        logarithm, that of another one is the state itself, in the data's units.
     experiment : str
         Name of the experiment; empty if it is the only one.
     """
@@ -46,6 +51,7 @@ class Data:
     states: tuple
     mean: NDArray[np.float64]
     scale: NDArray[np.float64]
+    positive: NDArray[np.bool_]
     experiment: str = ""
 
     @classmethod
@@ -57,6 +63,7 @@ class Data:
         states: Sequence[str] | None = None,
         scales: Mapping[Any, float] | None = None,
         standardize: bool = True,
+        positive: bool | Sequence[bool] = False,
     ) -> Self:
         """Check times and observations; mean and scale are those of each state's data.
 
@@ -79,14 +86,21 @@ class Data:
             y = np.full((len(times), len(states)), np.nan)
         observations, names = _as_observations(y, times, states)
         given = _as_scales(scales or {}, names)
+        is_positive = _as_truths(positive, len(names))
+        _check_positive(observations, is_positive, names)
         mean, scale = np.zeros(len(names)), np.ones(len(names))
         if standardize:
-            for k, column in enumerate(observations.T):
+            for k, column in enumerate(levels_of(observations, is_positive).T):
                 seen = column[~np.isnan(column)]
                 mean[k] = seen.mean() if len(seen) else 0
                 scale[k] = seen.std() if len(seen) >= FEWEST else np.nan
             scale = np.where(np.isnan(given), scale, given)
-        return cls(times, observations, names, read_only(mean), read_only(scale))
+        return cls(times, observations, names, read_only(mean), read_only(scale), is_positive)
+
+    @property
+    def levels(self) -> NDArray[np.float64]:
+        """The observations, logarithms where states are positive, shape ``(time, state)``."""
+        return levels_of(self.y, self.positive)
 
     @property
     def is_sparse(self) -> NDArray[np.bool_]:
@@ -149,8 +163,8 @@ class Data:
 
     @property
     def standardised(self) -> NDArray[np.float64]:
-        """The observations less their mean, divided by the scale, shape ``(time, state)``."""
-        return (self.y - self.mean) / self.scale
+        """The levels less their mean, divided by the scale, shape ``(time, state)``."""
+        return (self.levels - self.mean) / self.scale
 
     def is_same(self, other: Self) -> bool:
         """Tell whether times and observations are the same."""
@@ -305,6 +319,62 @@ def _in_order_of_states(values, columns: tuple, states: tuple) -> tuple[NDArray[
     return ordered, states
 
 
+def levels_of(x, positive: NDArray[np.bool_]):
+    """Return the logarithms of states that are positive, and the others as they are.
+
+    Works on arrays and on PyTensor variables alike, shape ``(..., state)``.
+    """
+    if not positive.any():
+        return x
+    if isinstance(x, Variable):
+        return (
+            pt.log(x)
+            if positive.all()
+            else pt.switch(positive, pt.log(pt.switch(positive, x, 1.0)), x)
+        )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(positive, np.log(np.where(positive, x, 1.0)), x)
+
+
+def states_of(levels, positive: NDArray[np.bool_]):
+    """Return the states that have these levels, the inverse of :func:`levels_of`."""
+    if not positive.any():
+        return levels
+    if isinstance(levels, Variable):
+        return (
+            pt.exp(levels)
+            if positive.all()
+            else pt.switch(positive, pt.exp(pt.switch(positive, levels, 0.0)), levels)
+        )
+    with np.errstate(over="ignore"):
+        return np.where(positive, np.exp(np.where(positive, levels, 0.0)), levels)
+
+
+def _as_truths(positive: bool | Sequence[bool], n_states: int) -> NDArray[np.bool_]:
+    truths = np.asarray(positive)
+    if truths.dtype != bool or truths.shape not in ((), (n_states,)):
+        msg = (
+            f"positive is {positive!r}; expected True, False, or one of these for each of "
+            f"{n_states} states: ode.is_positive."
+        )
+        raise ValueError(msg)
+    return np.broadcast_to(truths, n_states)
+
+
+def _check_positive(y: NDArray[np.float64], positive: NDArray[np.bool_], columns: tuple):
+    bad = (y <= 0) & positive
+    if bad.any():
+        row, column = np.argwhere(bad)[0].tolist()
+        msg = (
+            f"y is {y[row, column]:g} at time index {row}, state {columns[column]}, one of "
+            f"{int(bad.sum())} values that are not above zero where the state is positive and its "
+            "logarithm is taken. Expected positive numbers, or a state that is not called "
+            "positive. Where noise or counting makes zeros, fit the Gaussian process to "
+            "np.maximum(y, small), and let the likelihood observe y itself, in the four lines."
+        )
+        raise ValueError(msg)
+
+
 def _held(data: Any, name: str):
     """Return what ``pm.Data`` holds at present; other data as they are."""
     if isinstance(data, SharedVariable):
@@ -387,6 +457,13 @@ def grid_around(t: NDArray[np.float64], grid: int | ArrayLike) -> NDArray[np.flo
     exact = times.copy()
     exact[nearest] = t
     return read_only(exact)
+
+
+def around_breaks(t: NDArray[np.float64], breaks: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return a grid with breaks among its times, and a time shortly before each of them."""
+    whole = np.union1d(t, breaks)
+    last = whole[np.searchsorted(whole, breaks) - 1]
+    return np.union1d(whole, breaks - SHORTLY * (breaks - last))
 
 
 def read_only(array: ArrayLike) -> NDArray[np.float64]:

@@ -27,7 +27,7 @@ from pytensor.tensor import TensorVariable
 from pymc_gradmatch._pymc import at_support_points
 from pymc_gradmatch.compiling import EVALUATE_ONCE
 from pymc_gradmatch.gp.data import read_only
-from pymc_gradmatch.gp.kernels import describe, is_random, is_stationary
+from pymc_gradmatch.gp.kernels import Broken, describe, is_random, is_stationary
 from pymc_gradmatch.numerics import cholesky_basis, smallest_reliable, spectrum
 
 type Matrix = NDArray[np.float64] | TensorVariable
@@ -346,12 +346,13 @@ def _conditional_graphs(k, _, dk_dt2, d2k, nugget: ArrayLike) -> Operators:
 def blocks_of(
     covs: Sequence[pm.gp.cov.BaseCovariance],
     t: NDArray[np.float64],
+    breaks: Sequence[float] | NDArray[np.float64] = (),
 ) -> Blocks:
     """Evaluate the blocks of one kernel per state; a kernel that is shared, only once.
 
-    Where a hyperparameter is random, the blocks are graphs.
+    Where a hyperparameter is random, the blocks are graphs.  At breaks slopes may jump.
     """
-    distinct = {id(cov): cov for cov in covs}
+    distinct = {id(cov): Broken(cov, breaks) if len(breaks) else cov for cov in covs}
     random = any(is_random(cov) for cov in distinct.values())
     evaluated = {
         key: write_blocks(cov, t) if random else evaluate_blocks(cov, t)

@@ -43,6 +43,7 @@ def fit_gp(
     shared: bool = False,
     bounds: Mapping[str, tuple[float, float]] | None = None,
     standardize: bool = True,
+    positive: bool | Sequence[bool] = False,
     nugget: float = 1e-4,
     n_starts: int = 10,
     random_seed: int | np.random.Generator | None = None,
@@ -89,6 +90,8 @@ def fit_gp(
         Roughly the standard deviation of states that were not observed, or hardly: all
         NaN, or names without a column.  Their kernel is one that fits the others.
     standardize : bool, default True
+        See :class:`StateGP`.
+    positive : bool or sequence of bool, default False
         See :class:`StateGP`.
     nugget : float, default 1e-4
         See :class:`StateGP`.
@@ -137,7 +140,7 @@ def fit_gp(
     >>> gm.StateGP(wide.index, wide, [pm.gp.cov.Matern52(1, ls=3.0)] * 2, 0.05).observations
     array([1. , 0.9, 0.6, 0.4, 0.1, 0.2, 0.1, 0. ])
     """
-    data = Data.of(t, y, states=states, scales=scales, standardize=standardize)
+    data = Data.of(t, y, states=states, scales=scales, standardize=standardize, positive=positive)
     gp = fit_data(
         data,
         cov=cov,
@@ -213,7 +216,7 @@ def fit_data(
             evaluated += [checked_blocks(evaluate, kernel, data.t)] * n_sharing
         return stacked(evaluated)
 
-    processes = Processes(data.t, tuple(covs), nuggets, blocks)
+    processes = Processes(data.t, tuple(covs), nuggets, evaluated=blocks)
     return StateGP.of(data, processes, as_sigma(np.array(sigmas) * data.scale, n_states))
 
 

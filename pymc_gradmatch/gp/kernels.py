@@ -3,13 +3,14 @@
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from numbers import Number
 from typing import NamedTuple
 
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from pytensor.graph.traversal import explicit_graph_inputs
 from pytensor.tensor import TensorConstant, TensorVariable
 
@@ -72,6 +73,62 @@ class Sigmoid(pm.gp.cov.Covariance):
 
     def _norm(self, X):
         return pt.sqrt(self.a + self.b * pt.square(X[:, 0]) + 1)
+
+
+class Broken(pm.gp.cov.Covariance):
+    r"""A kernel of states that are continuous, with slopes that jump at known times.
+
+    .. math::
+
+        x(t) = g_0(c_0(t)) + \sum_j \bigl( g_j(c_j(t)) - g_j(b_j) \bigr), \qquad
+        c_j(t) = \min(\max(t, b_j), b_{j+1})
+
+    with independent processes :math:`g_j` of the same kernel, one for every piece between
+    two breaks :math:`b_j`.  The slope at a break is that of the piece which begins there.
+
+    Parameters
+    ----------
+    cov : pymc.gp.cov.BaseCovariance
+        The kernel within a piece.
+    breaks : array_like of float
+        Increasing times.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm, pymc_gradmatch as gm
+    >>> broken = gm.kernels.Broken(pm.gp.cov.ExpQuad(1, ls=1.0), [2.0])
+    >>> slopes = gm.derivatives.evaluate_blocks(broken, np.array([1.5, 2.0, 2.5])).d2k
+    >>> slopes.round(3) + 0.0
+    array([[1.   , 0.   , 0.   ],
+           [0.   , 1.   , 0.662],
+           [0.   , 0.662, 1.   ]])
+    """
+
+    def __init__(self, cov: pm.gp.cov.BaseCovariance, breaks: ArrayLike):
+        super().__init__(input_dim=1)
+        self.cov, self.breaks = cov, np.asarray(breaks, dtype=float)
+
+    def full(self, X, Xs=None):
+        """Evaluate the kernel between all rows of ``X`` and ``Xs``."""
+        X = pt.as_tensor(X)
+        Xs = X if Xs is None else pt.as_tensor(Xs)
+        edges = [-np.inf, *self.breaks, np.inf]
+        first, *others = pairwise(edges)
+        total = self.cov(_held(X, *first), _held(Xs, *first))
+        for piece in others:
+            t1, t2, start = _held(X, *piece), _held(Xs, *piece), np.array([[piece[0]]])
+            total += self.cov(t1, t2) - self.cov(t1, start) - self.cov(start, t2)
+            total += self.cov(start)
+        return total
+
+    def diag(self, X):
+        """Evaluate the kernel of each row of ``X`` with itself."""
+        return pt.diagonal(self.full(X))
+
+
+def _held(t, start: float, end: float):
+    """Return times held at the ends of a piece; at its start they move, at its end they do not."""
+    return pt.switch(t < start, start, pt.switch(t < end, t, end))
 
 
 def check_kernels(covs: Sequence[pm.gp.cov.BaseCovariance], n_states: int) -> tuple:

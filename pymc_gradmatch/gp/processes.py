@@ -8,7 +8,7 @@ regression says,
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, Self
 
@@ -51,6 +51,8 @@ class Processes:
         One kernel per state.
     nugget : array of float
         Shape ``(state,)``.
+    breaks : array of float
+        Times of the grid at which slopes may jump; the blocks know of them.
     evaluated : callable, optional
         Returns the :attr:`blocks`, where they are known otherwise than from the kernels.
     """
@@ -58,17 +60,30 @@ class Processes:
     t: NDArray[np.float64]
     covs: tuple[pm.gp.cov.BaseCovariance, ...]
     nugget: NDArray[np.float64]
+    breaks: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     evaluated: Callable[[], Blocks] | None = None
 
     @cached_property
     def blocks(self) -> Blocks:
         """The kernels and their derivatives on the grid, each ``(state, time, time)``."""
-        return self.evaluated() if self.evaluated else blocks_of(self.covs, self.t)
+        return self.evaluated() if self.evaluated else blocks_of(self.covs, self.t, self.breaks)
 
     @cached_property
     def operators(self) -> Operators:
         """C, D and A, which follow from blocks and nugget."""
         return conditional_operators(self.blocks, self.nugget)
+
+    def with_covs(self, covs: tuple[pm.gp.cov.BaseCovariance, ...]) -> Self:
+        """Return other kernels on the same grid."""
+        return replace(self, covs=covs, evaluated=None)
+
+    def with_grid(self, t: NDArray[np.float64]) -> Self:
+        """Return the same kernels on another grid."""
+        return replace(self, t=t, evaluated=None)
+
+    def with_breaks(self, breaks: NDArray[np.float64]) -> Self:
+        """Return the same kernels with other breaks, which the grid must contain."""
+        return replace(self, breaks=breaks, evaluated=None)
 
     def with_nugget(self, nugget: NDArray[np.float64]) -> Self:
         """Return the same kernels with other nuggets."""

@@ -13,8 +13,20 @@ from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch._pymc import at_support_points, random_ancestors, starting_at
+from pymc_gradmatch.arguments import as_numbers
 from pymc_gradmatch.compiling import EVALUATE_ONCE
-from pymc_gradmatch.gp.data import Data, as_nugget, as_positive, as_sigma, grid_around, read_only
+from pymc_gradmatch.gp.data import (
+    ROUNDING,
+    Data,
+    around_breaks,
+    as_nugget,
+    as_positive,
+    as_sigma,
+    grid_around,
+    levels_of,
+    read_only,
+    states_of,
+)
 from pymc_gradmatch.gp.derivatives import Operators
 from pymc_gradmatch.gp.kernels import check_kernels, describe
 from pymc_gradmatch.gp.processes import (
@@ -71,6 +83,10 @@ class StateGP:
     standardize : bool, default True
         Subtract the mean and divide by the standard deviation (ddof 0) of each
         state's data.  If False, kernels apply to the data as they are.
+    positive : bool or sequence of bool, default False
+        Which states are positive: ``ode.is_positive``.  The Gaussian process of such a state
+        is one of its logarithm; sigma, mean, scale, prior mean and posterior mean are that
+        logarithm's.  ``y`` and :meth:`prior` are in the data's units all the same.
 
     Attributes
     ----------
@@ -134,8 +150,11 @@ class StateGP:
         states: Sequence[str] | None = None,
         scales: Mapping[Any, float] | None = None,
         standardize: bool = True,
+        positive: bool | Sequence[bool] = False,
     ):
-        data = Data.of(t, y, states=states, scales=scales, standardize=standardize).scaled()
+        data = Data.of(
+            t, y, states=states, scales=scales, standardize=standardize, positive=positive
+        ).scaled()
         n_states = len(data.states)
         nuggets = as_nugget(nugget, n_states)
         checked = check_kernels(covs, n_states)
@@ -175,6 +194,17 @@ class StateGP:
     def y(self) -> NDArray[np.float64]:
         """The observations, shape ``(observation, state)``, NaN where a state was not observed."""
         return self.data.y
+
+    def levels_of(self, x):
+        """Return the logarithms of states that are positive, and the others as they are.
+
+        Works on arrays and on PyTensor variables alike, shape ``(..., state)``.
+        """
+        return levels_of(x, self.data.positive)
+
+    def states_of(self, levels):
+        """Return the states in the data's units, the inverse of :meth:`levels_of`."""
+        return states_of(levels, self.data.positive)
 
     @property
     def observations(self) -> NDArray[np.float64]:
@@ -302,8 +332,41 @@ class StateGP:
         if (self.prior_slope != 0).any() or (self.prior_mean != self.mean).any():
             msg = "the prior mean is a trajectory on the present grid; call with_grid before it."
             raise ValueError(msg)
-        times = grid_around(self.t_observed, grid)
-        return self.of(self.data, Processes(times, self.covs, self.nugget), self.sigma)
+        times = around_breaks(grid_around(self.t_observed, grid), self.breaks)
+        return self.of(self.data, self.processes.with_grid(times), self.sigma)
+
+    def with_breaks(self, times: ArrayLike) -> Self:
+        r"""Return a copy whose states are continuous, with slopes that may jump at some times.
+
+        For inputs that jump: ``gp.with_breaks(ode.jumps)``.  From one break to the next the
+        kernels are what they were, and pieces say nothing of each other's slopes
+        (:class:`~pymc_gradmatch.kernels.Broken`).  A break joins the grid, where it has the
+        slope to its right, and so does a time shortly before it, for the slope to its left.
+
+        Parameters
+        ----------
+        times : array_like of float
+            Those outside of the grid do not count.
+
+        Raises
+        ------
+        ValueError
+            If the prior mean is a trajectory, which is known on its own grid only.
+        """
+        times = as_numbers(times, "times of breaks").ravel()
+        inside = np.union1d(self.breaks, times[(times > self.t[0]) & (times < self.t[-1])])
+        if len(inside) == len(self.breaks):
+            return self
+        nearest = np.abs(self.t[:, None] - inside).argmin(axis=0)
+        is_there = np.isclose(self.t[nearest], inside, rtol=ROUNDING, atol=0)
+        inside = np.where(is_there, self.t[nearest], inside)
+        broken = self._with(processes=self.processes.with_breaks(read_only(inside)))
+        return broken.with_grid(self.t)
+
+    @property
+    def breaks(self) -> NDArray[np.float64]:
+        """Times at which slopes may jump, see :meth:`with_breaks`."""
+        return self.processes.breaks
 
     def with_mean(self, x: ArrayLike, slope: ArrayLike) -> Self:
         r"""Return a copy whose prior mean is a trajectory m(t) in place of a constant.
@@ -331,7 +394,7 @@ class StateGP:
     def with_covs(self, covs: Sequence[pm.gp.cov.BaseCovariance]) -> Self:
         """Return a copy with other kernels, one per state."""
         checked = check_kernels(covs, len(self.states))
-        return self._with(processes=Processes(self.t, checked, self.nugget))
+        return self._with(processes=self.processes.with_covs(checked))
 
     def with_nugget(self, nugget: ArrayLike) -> Self:
         """Return a copy with another nugget, one number or one per state."""
@@ -386,7 +449,7 @@ class StateGP:
 
     @property
     def _regression(self) -> tuple:
-        residual = (self.y - self.prior_mean[self.observed]) / self.scale
+        residual = (self.data.levels - self.prior_mean[self.observed]) / self.scale
         return self.operators().C, (self.sigma / self.scale) ** 2, residual, self.observed
 
     def _check_numbers(self, method: str):
@@ -427,7 +490,8 @@ class StateGP:
             The states in the data's units, shape ``(time, state)``; coords are
             added where the model lacks them.  Where neither the data nor the
             model name the states, the constraint does, after those of the ODE.
-            Samplers start at the posterior mean of the Gaussian process.
+            Samplers start at the posterior mean of the Gaussian process.  Where states are
+            positive, the free variable is ``name + "_log_"``, and the states a deterministic.
 
         Raises
         ------
@@ -496,7 +560,10 @@ def add_states(
     dims, start = tuple(dims), start_of(gp)
     if parameterization == "centered":
         parameters = (gp.prior_mean, gp.scale, start, *gp.processes.prior_basis)
-        return StatePrior(name, *parameters, dims=dims)
+        if not gp.data.positive.any():
+            return StatePrior(name, *parameters, dims=dims)
+        levels = StatePrior(levels_name(name), *parameters, dims=dims)
+        return pm.Deterministic(name, gp.states_of(levels), dims=dims)
     basis = gp.processes.prior_basis if gp.is_random else gp.processes.prior_spectrum
     sd = basis.variances.T**0.5
     standardised_start = pt.as_tensor((start - gp.prior_mean) / gp.scale)
@@ -505,7 +572,13 @@ def add_states(
     starting = starting_at(independent, coordinates.eval(mode=EVALUATE_ONCE))
     whitened = model.register_rv(starting, f"{name}_whitened_")
     standardised = per_state(pt.as_tensor(basis.vectors), sd * whitened)
-    return pm.Deterministic(name, gp.prior_mean + gp.scale * standardised, dims=dims)
+    levels = gp.prior_mean + gp.scale * standardised
+    return pm.Deterministic(name, gp.states_of(levels), dims=dims)
+
+
+def levels_name(name: str) -> str:
+    """Return the name of the free variable behind states of which some are positive."""
+    return f"{name}_log_"
 
 
 def start_of(gp: StateGP):

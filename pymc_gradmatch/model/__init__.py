@@ -5,17 +5,17 @@ writes all four for an ODE and data, and :func:`refine` chooses the settings wit
 smoothing bias, by Gauss-Newton on the same residuals.  Nothing here samples.
 """
 
-from pymc_gradmatch.model.build import Settings, build_model, preset_of
+from pymc_gradmatch.model.build import Settings, build_model, keep_observations, preset_of
 from pymc_gradmatch.model.constraint import (
     Constraint,
     GradientMatchingODE,
     constraints,
     is_constraint,
-    keep_observations,
     warn_of_other_data,
 )
 from pymc_gradmatch.model.likelihood import where_impossible
 from pymc_gradmatch.model.refinement import of_model, recentre, refine
+from pymc_gradmatch.model.start import is_known_start, known_starts
 
 __all__ = [
     "Constraint",
@@ -24,7 +24,9 @@ __all__ = [
     "build_model",
     "constraints",
     "is_constraint",
+    "is_known_start",
     "keep_observations",
+    "known_starts",
     "of_model",
     "preset_of",
     "recentre",

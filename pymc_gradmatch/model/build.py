@@ -1,7 +1,7 @@
 """The four lines of Theorem 1, written by one call."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, TypedDict, Unpack
 
@@ -11,6 +11,7 @@ import pytensor.tensor as pt
 from numpy.typing import ArrayLike
 from pytensor.compile import SharedVariable
 from pytensor.tensor import TensorVariable
+from xarray import DataTree
 
 from pymc_gradmatch._pymc import at_support_points, starting_at
 from pymc_gradmatch.arguments import (
@@ -33,7 +34,10 @@ from pymc_gradmatch.gp import (
     check_states_fit,
     fit_data,
     fits_states,
+    levels_name,
+    levels_of,
     start_of,
+    states_of,
     unfitted,
 )
 from pymc_gradmatch.model.constraint import (
@@ -42,12 +46,14 @@ from pymc_gradmatch.model.constraint import (
     check_ode,
     check_start,
     check_states,
+    is_constraint,
 )
 from pymc_gradmatch.model.gauss_newton import scaled_by_solutions
 from pymc_gradmatch.model.likelihood import LikelihoodFunction, normal, rehearsed
 from pymc_gradmatch.model.priors import parameters_of
 from pymc_gradmatch.model.refinement import recentre, refine
-from pymc_gradmatch.ode import ODE
+from pymc_gradmatch.model.start import Start, add_start, is_known_start
+from pymc_gradmatch.ode import ODE, Input
 
 
 class Settings(TypedDict, total=False):
@@ -97,11 +103,13 @@ class Preset:
         gp: StateGP,
         priors: Mapping,
         likelihood: LikelihoodFunction | None,
+        known: Start,
         rng: np.random.Generator,
         progressbar: bool,
     ) -> Prepared:
         """Choose grid, amplitude and prior mean."""
         gp = gp if self.grid is None else gp.with_grid(self.grid)
+        gp = gp.with_breaks(ode.jumps)
         gp = gp if self.amplitude is None else gp.with_amplitude(self.amplitude)
         if not self.recentred:
             return Prepared(gp, self.gamma, {})
@@ -112,7 +120,8 @@ class Preset:
             )
             raise ValueError(msg)  # noqa: TRY004  not the type is wrong, the pair is
         gp, start, _ = recentre(
-            ode, gp, priors=priors, gamma=self.gamma, likelihood=likelihood, random_seed=rng,
+            ode, gp, priors=priors, gamma=self.gamma, likelihood=likelihood, start=known,
+            random_seed=rng,
             progressbar=progressbar,
         )  # fmt: skip
         return Prepared(gp, self.gamma, start)
@@ -140,6 +149,7 @@ class RefinedPreset(Preset):
         gp: StateGP,
         priors: Mapping,
         likelihood: LikelihoodFunction | None,
+        known: Start,
         rng: np.random.Generator,
         progressbar: bool,
     ) -> Prepared:
@@ -148,14 +158,15 @@ class RefinedPreset(Preset):
             msg = "preset 'refined' sets amplitude and recentred itself; expected neither."
             raise ValueError(msg)
         gp, gamma, start, _ = refine(
-            ode, gp, priors=priors, likelihood=likelihood, grid=self.grid, random_seed=rng,
+            ode, gp, priors=priors, likelihood=likelihood, start=known, grid=self.grid,
+            random_seed=rng,
             progressbar=progressbar,
         )  # fmt: skip
         return Prepared(gp, gamma if self.gamma is None else self.gamma, start)
 
 
 PRESETS = {"fgpgm": Preset(), "refined": RefinedPreset()}
-OURS = ("x", "y", "sigma", "gamma", "gradient_match", "state_box")
+OURS = ("x", "y", "sigma", "gamma", "gradient_match", "state_box", "start", "start_prior")
 DIMS = ("time", "state")
 
 
@@ -167,6 +178,8 @@ def build_model(
     priors: Mapping[str, TensorVariable],
     likelihood: LikelihoodFunction | None = None,
     scales: Mapping[str, float] | None = None,
+    inputs: Mapping[str, Input | Callable] | None = None,
+    start: Mapping[str, Any] | None = None,
     preset: str = "fgpgm",
     gp: StateGP | None = None,
     random_seed: int | np.random.Generator | None = None,
@@ -195,7 +208,8 @@ def build_model(
         Observations, shape ``(time, state)``, in the order of ``ode.states``, NaN
         where nothing was measured; or a table with columns of these names, in any
         order.  A state without a column, or without a number in it, is hidden: the ODE
-        alone says what it was.  ``pm.Data`` are what ``y`` observes in the model.
+        alone says what it was.  Where states are positive the data are log-normal, sigma
+        that of the logarithm.  ``pm.Data`` are what ``y`` observes in the model.
         :func:`pymc.set_data` changes the likelihood alone: kernels, times, mean and
         scale, and what was estimated from the data, stay; ``gm.sample`` and
         ``gm.find_map`` say so.
@@ -213,6 +227,18 @@ def build_model(
     scales : mapping of str to float, optional
         Roughly the standard deviation of states that were not observed, or hardly.  If
         not given, those of the most probable solutions of the ODE from draws of the prior.
+    inputs : mapping of str to Input or callable, optional
+        What the ODE's inputs are, see :meth:`ODE.with_inputs`.  Where one jumps, slopes of
+        the states may jump (:meth:`StateGP.with_breaks`); a state itself may not.  Kernels are
+        fitted without breaks, so with jumps ``"refined"`` is the preset to take: its kernels
+        are not those of the fit.
+    start : mapping of str to float, TensorVariable or callable, optional
+        What is known of x(t[0]), for some of the states: a number, which may be zero; a
+        ``.dist()`` object, the prior; or a function of theta, ``lambda theta: theta.start``,
+        or of theta and the other starts, ``lambda theta, x0: theta.N - x0.S - x0.I``, named
+        tuples both.  Known starts are an observation called ``start``, within a hundredth of
+        sigma, and exact where the ODE is integrated; priors are a potential, ``start_prior``.
+        The others have the Gaussian process' prior, a flat one where the ODE is integrated.
     preset : {"fgpgm", "refined"}
         Where the settings that are not given come from.  ``"fgpgm"``: the
         paper's, an ``"ExpQuad"`` kernel per state, gamma 0.3, nugget 1e-4, sigma
@@ -287,14 +313,18 @@ def build_model(
     if likelihood is not None and settings.get("sigma") is not None:
         msg = "sigma is given, and so is a likelihood; expected sigma in the lines of the latter."
         raise ValueError(msg)
+    ode = ode if inputs is None else ode.with_inputs(inputs)
     model = pm.Model.get_context(error_if_none=False) or pm.Model()
     name = {ours: yielding(ours, ode.params) for ours in OURS}
     _check_priors(ode, priors, model)
-    data = Data.of(t, y, states=ode.states, scales=scales)
+    positive = ode.is_positive if ode.positive else False
+    data = Data.of(t, y, states=ode.states, scales=scales, positive=positive)
     check_states(ode, data.states)
+    ode.check_times(data.t)
     _check_shared(y, data)
     if likelihood is None:
         _check_reached(ode, data)
+    known = Start.of(ode, start)
     sigma = chosen.sigma
     _check_sigma(sigma, len(ode.states))
     variables: dict[str, Any] = {**priors, name["sigma"]: sigma, name["gamma"]: chosen.gamma}
@@ -308,6 +338,9 @@ def build_model(
         f"{name['x']}_whitened_": chosen.parameterization == "whitened",
         name["sigma"]: likelihood is None and isinstance(sigma, str) and sigma == "random",
         name["state_box"]: chosen.state_box is not None,
+        levels_name(name["x"]): bool(ode.positive) and chosen.parameterization == "centered",
+        name["start"]: bool(known.known),
+        name["start_prior"]: bool(known.priors),
     }
     ours = [name["x"], name["gradient_match"]] + [name["y"]] * (likelihood is None)
     _check_room(model, [*to_come, *ours, *(n for n, is_added in optional.items() if is_added)])
@@ -317,11 +350,12 @@ def build_model(
         _check_given_gp(gp, data, settings)
     with model:
         if gp is None:
-            gp = chosen.fit(_scaled(ode, data, priors, likelihood, rng), rng)
+            gp = chosen.fit(_scaled(ode, data, priors, likelihood, known, rng), rng)
+        known.check_data(gp)
         if likelihood is not None:
             _check_room(model, rehearsed(likelihood, ode, gp).names)
-        gp, gamma, starts = chosen.prepare(ode, gp, priors, likelihood, rng, progressbar)
-    started = {n: starting_at(priors[n], start) for n, start in starts.items() if n in to_come}
+        gp, gamma, starts = chosen.prepare(ode, gp, priors, likelihood, known, rng, progressbar)
+    started = {n: starting_at(priors[n], value) for n, value in starts.items() if n in to_come}
     priors, to_come = dict(priors) | started, to_come | started
     # Fails, if it must, before anything is added to a model of the user's.
     coords = check_states_fit(model, gp, chosen.parameterization, DIMS)
@@ -338,26 +372,28 @@ def build_model(
         dims = ("time_observed", "state")
         coords |= {"time_observed": gp.t_observed}
     check_coords(model, coords)
-    start = start_of(gp)
-    check_start(model, ode, start, priors, gp, [gamma, sigma], [*to_come.values()])
+    levels = start_of(gp)
+    states = gp.states_of(levels)
+    check_start(model, ode, states, priors, gp, [gamma, sigma], [*to_come.values()])
     if chosen.state_box is not None:
-        _check_box(chosen.state_box, (start - gp.mean) / gp.scale)
+        _check_box(chosen.state_box, (levels - gp.mean) / gp.scale)
     unit = [np.float64(1)] * len(ode.params)
-    GradientMatchingODE.dist(ode, gp.prior_mean, unit, gp=gp, gamma=gamma)
+    GradientMatchingODE.dist(ode, gp.states_of(gp.prior_mean), unit, gp=gp, gamma=gamma)
 
     with model:
         theta = {n: registered(model, n, priors[n]) for n in ode.params}
         x = gp.prior(name["x"], parameterization=chosen.parameterization)
         add_coords(model, coords)
         if chosen.state_box is not None:
-            inside = pt.all(pt.abs(x - gp.mean) <= chosen.state_box * gp.scale)
+            inside = pt.all(pt.abs(gp.levels_of(x) - gp.mean) <= chosen.state_box * gp.scale)
             pm.Potential(name["state_box"], pt.switch(inside, 0.0, -np.inf))
         noise = None if likelihood else _noise(model, name["sigma"], gp, sigma)
         if isinstance(gamma, TensorVariable) and is_distribution(gamma):
             gamma = registered(model, name["gamma"], gamma)
         if likelihood is None:
-            pm.Normal(
+            _observe(
                 name["y"],
+                gp,
                 gp.at_observations(x),
                 gp.at_observations(noise),
                 observed=y if isinstance(y, SharedVariable) else gp.observations,
@@ -365,6 +401,7 @@ def build_model(
             )
         else:
             likelihood(*ode.by_name(gp.at_times(x), theta))
+        add_start((name["start"], name["start_prior"]), known, gp, x, theta)
         GradientMatchingODE(name["gradient_match"], ode, x, theta, gp=gp, gamma=gamma)
     return model
 
@@ -381,6 +418,33 @@ def preset_of(name: str, settings: Mapping[str, Any]) -> Preset:
         raise TypeError(msg)
     given = {setting: value for setting, value in settings.items() if value is not None}
     return replace(PRESETS[name], **given)
+
+
+def keep_observations(idata: DataTree, model: pm.Model):
+    """Take out of the observed data what is none: zeros, which ArviZ would plot as data."""
+    names = [rv.name for rv in model.observed_RVs if is_constraint(rv) or is_known_start(rv)]
+    idata["observed_data"] = idata["observed_data"].dataset.drop_vars(names)
+
+
+def _observe(name: str, gp: StateGP, x, sigma, **settings):
+    """Add the data, normal around the states, or log-normal where these are positive."""
+    positive = gp.at_observations(np.broadcast_to(gp.data.positive, gp.y.shape))
+    if not positive.any():
+        pm.Normal(name, x, sigma, **settings)
+        return
+    if positive.all():
+        pm.LogNormal(name, pt.log(x), sigma, **settings)
+        return
+
+    def log_density(value, levels, sigma):
+        at = levels_of(value, positive)
+        return pm.logp(pm.Normal.dist(levels, sigma), at) - pt.switch(positive, at, 0.0)
+
+    def draw(levels, sigma, rng=None, size=None):
+        return states_of(rng.normal(levels, sigma, size=size), positive)
+
+    levels = levels_of(x, positive)
+    pm.CustomDist(name, levels, sigma, logp=log_density, random=draw, **settings)
 
 
 def _noise(model: pm.Model, name: str, gp: StateGP, sigma):
@@ -462,6 +526,7 @@ def _scaled(
     data: Data,
     priors: Mapping[str, TensorVariable],
     likelihood: LikelihoodFunction | None,
+    known: Start,
     rng: np.random.Generator,
 ) -> Data:
     """Return the data with a scale for every state, if need be from solutions of the ODE."""
@@ -469,7 +534,8 @@ def _scaled(
         return data
     gp = unfitted(data)
     told = normal(gp) if likelihood is None else rehearsed(likelihood, ode, gp)
-    return scaled_by_solutions(ode, gp, parameters_of(priors, ode.params), told, rng)
+    parameters = parameters_of(priors, ode.params)
+    return scaled_by_solutions(ode.of_levels, gp, parameters, told, known, rng)
 
 
 def _check_reached(ode: ODE, data: Data):

@@ -12,7 +12,6 @@ from pytensor.gradient import NullTypeGradError
 from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorConstant, TensorVariable
-from xarray import DataTree
 
 from pymc_gradmatch._pymc import (
     at_starts,
@@ -77,6 +76,32 @@ def check_shape(x: TensorVariable, gp: StateGP):
         msg = (
             f"x has shape {x.type.shape}; expected (..., time, state) = (..., {expected[0]}, "
             f'{expected[1]}), the grid of the Gaussian process: x = gp.prior("x").'
+        )
+        raise ValueError(msg)
+
+
+def check_positive(ode: ODE, gp: StateGP):
+    """Raise unless ODE and Gaussian process take the logarithms of the same states."""
+    if tuple(gp.data.positive) != ode.is_positive:
+        there = [name for name, log in zip(ode.states, gp.data.positive, strict=True) if log]
+        msg = (
+            f"the positive states of the ODE are {list(ode.positive)}, those of the Gaussian "
+            f"process {there}; expected the same: gm.fit_gp(t, y, positive=ode.is_positive)."
+        )
+        raise ValueError(msg)
+
+
+def check_breaks(ode: ODE, gp: StateGP):
+    """Raise if an input jumps where the Gaussian process is asked to be smooth."""
+    inside = ode.jumps[(ode.jumps > gp.t[0]) & (ode.jumps < gp.t[-1])]
+    smooth = [
+        f"{time:g}" for time in inside if not np.isclose(time, gp.breaks, rtol=1e-12, atol=0).any()
+    ]
+    if smooth:
+        msg = (
+            f"inputs of the ODE jump at t = {', '.join(smooth)}, where the states have a kink and "
+            "the Gaussian process is smooth; expected gp = gp.with_breaks(ode.jumps), after "
+            "with_grid if it has a finer grid."
         )
         raise ValueError(msg)
 
@@ -316,7 +341,8 @@ class GradientMatchingODE(pm.Continuous):
         \tilde x = (x - m) / s
 
     (Wenk et al. 2019, Theorem 1, with the scale :math:`s` of the data and the
-    prior mean :math:`m`, a constant or a trajectory).  The variable is
+    prior mean :math:`m`, a constant or a trajectory; of the logarithms of positive states
+    and their derivatives).  The variable is
     ``N(g, A + gamma I)``, observed at zero, normalising constants included, so
     that :math:`\gamma` may be random.
 
@@ -344,6 +370,7 @@ class GradientMatchingODE(pm.Continuous):
 
     Notes
     -----
+    Where an input of the ODE jumps, the states have a kink: ``gp.with_breaks(ode.jumps)``.
     In a model, ``observed`` is zero and ``dims`` are those of x by default.
     The labels of their state dim must be ``ode.states``, and become so where
     there are none.  Posterior predictive draws of the variable are replicated
@@ -405,8 +432,11 @@ class GradientMatchingODE(pm.Continuous):
         x = pt.as_tensor(x)
         check_states(ode, gp.states)
         check_shape(x, gp)
+        check_positive(ode, gp)
+        check_breaks(ode, gp)
         basis = _tolerant_basis(gamma, gp)
-        mismatch = residuals(ode(gp.t, x, theta), x, gp)
+        levels = gp.levels_of(x)
+        mismatch = residuals(ode.of_levels(gp.t, levels, theta), levels, gp)
         parameters = [mismatch, x, _in_one(ode.ordered_params(theta)), *map(pt.as_tensor, basis)]
         return super().dist(parameters, ode=ode, gp=gp, **kwargs)
 
@@ -429,12 +459,6 @@ class GradientMatchingODE(pm.Continuous):
 def is_constraint(rv) -> bool:
     """Tell whether a variable of a model is a :class:`GradientMatchingODE`."""
     return isinstance(rv.owner.op, GradientMatchingODERV)
-
-
-def keep_observations(idata: DataTree, model: pm.Model):
-    """Take the constraints out of the observed data: zeros, which ArviZ would plot as data."""
-    names = [constraint.name for constraint in constraints(model)]
-    idata["observed_data"] = idata["observed_data"].dataset.drop_vars(names)
 
 
 def _in_one(theta) -> TensorVariable:

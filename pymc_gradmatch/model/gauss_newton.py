@@ -17,6 +17,7 @@ from pymc_gradmatch.gp import Data, StateGP
 from pymc_gradmatch.model.constraint import residuals
 from pymc_gradmatch.model.likelihood import Likelihood, normal
 from pymc_gradmatch.model.priors import Parameters
+from pymc_gradmatch.model.start import KnownOfStart, Start
 from pymc_gradmatch.numerics import N_STARTS, matvec, on_one_thread, search_mode
 from pymc_gradmatch.ode import ODE, batched_solver
 
@@ -42,6 +43,7 @@ def climb(
     gamma: NDArray[np.float64],
     start: tuple[NDArray, NDArray],
     likelihood: Likelihood | None = None,
+    known: Start | None = None,
 ) -> Matched:
     """Climb from a start (u, states).
 
@@ -59,8 +61,10 @@ def climb(
         Unconstrained parameters, and states in the data's units.
     likelihood : callable, optional
         What is observed; that of the data by default.
+    known : Start, optional
+        What is known of x(t0).
     """
-    problem = Theorem1(ode, gp, parameters, gamma, likelihood)
+    problem = Theorem1(ode, gp, parameters, gamma, likelihood, known)
     return problem.matched(problem.maximise(problem.flat(*start)))
 
 
@@ -73,6 +77,7 @@ def climb_from_prior(
     x: NDArray[np.float64],
     rng: np.random.Generator,
     likelihood: Likelihood | None = None,
+    known: Start | None = None,
 ) -> Matched:
     """Climb from prior draws, the parameters alone at first, given the states x.
 
@@ -84,7 +89,7 @@ def climb_from_prior(
     ValueError
         If the right-hand side is finite for none of the draws, or the likelihood zero.
     """
-    problem = Theorem1(ode, gp, parameters, gamma, likelihood)
+    problem = Theorem1(ode, gp, parameters, gamma, likelihood, known)
     draws = [parameters.draw(seed) for seed in rng.integers(2**31, size=N_STARTS)]
     starts = [(u, x) for u in draws]
     hidden = gp.data.is_sparse
@@ -93,7 +98,8 @@ def climb_from_prior(
         return bool(np.isfinite(problem.value(problem.flat(*start))[0]))
 
     if hidden.any() or not any(map(is_possible, starts)):
-        found = solutions_of_prior(ode, gp, parameters, problem.likelihood, rng)[:N_STARTS]
+        found = solutions_of_prior(ode, gp, parameters, problem.likelihood, problem.known, rng)
+        found = found[:N_STARTS]
         starts = [(u, np.where(hidden, solution, x)) for u, solution in found]
         if not any(map(is_possible, starts)):
             starts = found
@@ -125,19 +131,21 @@ def solutions_of_prior(
     gp: StateGP,
     parameters: Parameters,
     likelihood: Likelihood,
+    known: Start,
     rng: np.random.Generator,
 ) -> list[tuple[NDArray, NDArray]]:
     """Return draws of the parameters with solutions of the ODE, the most probable first.
 
     A solution starts where the data, smoothed, do; what is hidden, at random, within two
-    powers of ten of its scale.
+    powers of ten of its scale, unless it is known.
     """
     draws = np.array([parameters.draw(seed) for seed in rng.integers(2**31, size=N_SURVEYED)])
     theta = np.array([parameters.natural(u)[0] for u in draws])
     shape = (N_SURVEYED, len(gp.states))
     size = gp.scale * 10 ** rng.uniform(-1.5, 1, size=shape) * rng.choice([1, 1, 1, -1], size=shape)
     hidden = gp.data.is_sparse
-    starts = np.where(hidden, gp.mean + size, gp.posterior_mean()[0])
+    anywhere = np.where(hidden, gp.mean + size, gp.posterior_mean()[0])
+    starts = np.array([known.filled(*pair) for pair in zip(theta, anywhere, strict=True)])
     solutions = batched_solver(ode)(gp.t, starts, theta)
     solved = np.flatnonzero(np.isfinite(solutions).all(axis=(1, 2)))
     heights = np.array([likelihood(theta[i], solutions[i]).log_density for i in solved])
@@ -150,10 +158,11 @@ def scaled_by_solutions(
     gp: StateGP,
     parameters: Parameters,
     likelihood: Likelihood,
+    known: Start,
     rng: np.random.Generator,
 ) -> Data:
     """Return the data with mean and scale of hidden states from the most probable solutions."""
-    found = solutions_of_prior(ode, gp, parameters, likelihood, rng)[:N_STARTS]
+    found = solutions_of_prior(ode, gp, parameters, likelihood, known, rng)[:N_STARTS]
     if not found:
         msg = (
             f"none of {N_SURVEYED} solutions from draws of the prior is finite where the data are: "
@@ -197,7 +206,9 @@ class Theorem1:
         parameters: Parameters,
         gamma: NDArray[np.float64],
         likelihood: Likelihood | None = None,
+        known: Start | None = None,
     ):
+        self.known = known or Start(ode)
         self.ode, self.gp, self.parameters = ode, gp, parameters
         self.likelihood = normal(gp) if likelihood is None else likelihood
         self.shape = gp.prior_mean.shape
@@ -244,6 +255,12 @@ class Theorem1:
         self.at = (point.copy(), _Linearised(mismatch, by_u, by_x))
         return self.at[1]
 
+    def _started(self, point) -> tuple[KnownOfStart, NDArray, NDArray]:
+        """Return what is known of x(t0), and its residuals' derivatives by u and by the states."""
+        theta, dtheta = self.parameters.natural(point[: self.n_params])
+        told = self.known.told(theta, self.states(point)[0])
+        return told, told.by_theta * dtheta, told.by_start * self.gp.scale
+
     def value(self, point) -> tuple[float, NDArray]:
         """Return the objective and its gradient."""
         mismatch, by_u, by_x = self._linearised(point)
@@ -261,6 +278,12 @@ class Theorem1:
             by_states -= matvec(self.slope.mT, mismatch)
             by_params = np.einsum("ktp,kt->p", by_u, mismatch) - prior_gradient
             by_params -= told.by_theta * dtheta
+            if self.known:
+                start, start_by_u, start_by_x = self._started(point)
+                pull = start.residual / np.square(self.known.width(self.gp))
+                value += 0.5 * np.sum(start.residual * pull) - start.log_prior
+                by_params += pull @ start_by_u
+                by_states[:, 0] += pull @ start_by_x - start.gradient * self.gp.scale
             gradient = np.concatenate([by_params, by_states.ravel()])
         finite = np.isfinite(value) and np.isfinite(gradient).all()
         return (float(value), gradient) if finite else (np.inf, np.zeros_like(gradient))
@@ -289,11 +312,19 @@ class Theorem1:
             states[entering, :, m] -= cross.mT
             states[m, :, m] += self.fixed[m]
             mixed[:, entering] += (by_u[m].T @ self.whiten[m])[:, None] * d
+        by_params = np.einsum("ktp,ktq->pq", by_u, by_u)
+        if self.known:
+            start, *by = self._started(point)
+            start_by_u, start_by_x = (one / self.known.width(self.gp)[:, None] for one in by)
+            by_params += start_by_u.T @ start_by_u
+            mixed[:, :, 0] += start_by_u.T @ start_by_x
+            prior = np.diag(start.curvature * np.square(self.gp.scale))
+            states[:, 0, :, 0] += start_by_x.T @ start_by_x + prior
         hessian = np.empty((n, n))
         curvature = self.parameters.log_prior(point[:n_params])[2]
         # Heavy tails bend the other way: left out, so that variances stay positive.
         prior = np.diag(np.maximum(-curvature, 0))
-        hessian[:n_params, :n_params] = np.einsum("ktp,ktq->pq", by_u, by_u) + prior
+        hessian[:n_params, :n_params] = by_params + prior
         hessian[:n_params, n_params:] = mixed.reshape(n_params, -1)
         hessian[n_params:, :n_params] = mixed.reshape(n_params, -1).T
         hessian[n_params:, n_params:] = states.reshape(n - n_params, n - n_params)

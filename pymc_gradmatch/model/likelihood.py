@@ -41,7 +41,7 @@ class Told(NamedTuple):
 
 
 class Likelihood(ABC):
-    """A log likelihood of parameters and of states on a grid.
+    """A log likelihood of parameters and of the levels of states on a grid.
 
     Attributes
     ----------
@@ -83,11 +83,11 @@ class Likelihood(ABC):
 class Normal(Likelihood):
     """N(y | x, sigma^2 I) of what was observed."""
 
-    def __init__(self, gp: StateGP):
-        self.gp, self.rows, self.sigma = gp, gp.observed, gp.sigma
+    def __init__(self, gp: StateGP, n_known: int = 0):
+        self.gp, self.rows, self.sigma, self.n_known = gp, gp.observed, gp.sigma, n_known
         shape = gp.prior_mean.shape
         self.data, self.precision = np.zeros(shape), np.zeros(shape)
-        self.data[gp.observed] = np.nan_to_num(gp.y)
+        self.data[gp.observed] = np.nan_to_num(gp.data.levels)
         self.precision[gp.observed] = gp.data.is_observed / np.square(gp.sigma)
 
     def __call__(self, theta, x):
@@ -107,19 +107,24 @@ class Normal(Likelihood):
         deviations of its own.
         """
         gp = self.gp
-        residual = gp.y - solution[gp.observed]
+        residual = gp.data.levels - solution[gp.observed]
         n_observed = gp.data.is_observed.sum(axis=0)
         # What was estimated from all states, each has paid for by its share of the observations.
-        spent = (len(theta) + len(n_observed)) / len(n_observed) * n_observed / n_observed.mean()
+        n_states = len(n_observed)
+        n_estimated = len(theta) + n_states - self.n_known
+        spent = n_estimated / n_states * n_observed / n_observed.mean()
         with np.errstate(over="ignore"):
             variance = np.nansum(np.square(residual), axis=0) / np.maximum(n_observed - spent, 1)
         sigma = _like_the_others(np.sqrt(variance), gp.data.is_sparse, gp.scale)
-        return type(self)(gp.with_sigma(sigma)) if np.isfinite(sigma).all() else self
+        return type(self)(gp.with_sigma(sigma), self.n_known) if np.isfinite(sigma).all() else self
 
 
-def normal(gp: StateGP) -> Normal:
-    """Return N(y | x, sigma^2 I) of the data as a function of the states on the grid."""
-    return Normal(gp)
+def normal(gp: StateGP, n_known: int = 0) -> Normal:
+    """Return N(y | x, sigma^2 I) of the data as a function of the states on the grid.
+
+    So many of the starts are known, and need not be estimated.
+    """
+    return Normal(gp, n_known)
 
 
 class Written(Likelihood):
@@ -169,7 +174,7 @@ class Written(Likelihood):
         self._z = pt.vector("z", shape=(len(theta) + len(self.rows) * n_states,), dtype="float64")
         self._v = pt.vector("v", shape=(len(self.others),), dtype="float64")
         states = self._z[len(theta) :].reshape((n_states, len(self.rows))).T
-        replaced: dict[Any, Any] = {x: states}
+        replaced: dict[Any, Any] = {x: gp.states_of(states)}
         replaced |= {parameter: self._z[i] for i, parameter in enumerate(theta)}
         ends = np.cumsum([int(np.prod(shape)) for shape in self._shapes.values()])
         for value, shape, end in zip(others, self._shapes.values(), ends, strict=True):

@@ -15,13 +15,15 @@ study behind it.
    two grid steps and an amplitude of 30 sigma, so that A, the tolerance that
    the Gaussian process itself has, follows the noise.  Re-centred again.
 5. gamma is a millionth of the prior variance of the slopes.
+
+Where an input jumps the Gaussian process is broken (:meth:`StateGP.with_breaks`).
 """
 
 import warnings
 from collections.abc import Callable, Mapping
 from functools import reduce
 from math import ceil
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pymc as pm
@@ -32,7 +34,7 @@ from scipy.interpolate import PchipInterpolator
 
 from pymc_gradmatch.arguments import in_order
 from pymc_gradmatch.gp import StateGP, as_positive
-from pymc_gradmatch.model.constraint import check_states, constraints
+from pymc_gradmatch.model.constraint import check_positive, check_states, constraints
 from pymc_gradmatch.model.gauss_newton import Matched, climb, climb_from_prior
 from pymc_gradmatch.model.likelihood import (
     Likelihood,
@@ -43,6 +45,7 @@ from pymc_gradmatch.model.likelihood import (
     rehearsed,
 )
 from pymc_gradmatch.model.priors import Parameters, parameters_of
+from pymc_gradmatch.model.start import Start
 from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.reporting import reporting
 
@@ -69,6 +72,7 @@ def recentre(
     priors: Mapping[str, TensorVariable],
     gamma: ArrayLike,
     likelihood: LikelihoodFunction | None = None,
+    start: Mapping[str, Any] | Start | None = None,
     random_seed: int | np.random.Generator | None = None,
     progressbar: bool = True,
 ) -> Recentred:
@@ -98,6 +102,8 @@ def recentre(
     gamma : array_like of float
         Variance of the mismatch, one number or one per state.
     likelihood : callable, optional
+        As for :func:`~pymc_gradmatch.build_model`.
+    start : mapping of str, optional
         As for :func:`~pymc_gradmatch.build_model`.
     random_seed : int or numpy.random.Generator, optional
         Seed of the eight prior draws among which the first estimate is sought.
@@ -132,16 +138,19 @@ def recentre(
     True
     """
     check_states(ode, gp.states)
+    check_positive(ode, gp)
     in_order(priors, ode.params, "priors are")
     gammas = as_positive(gamma, len(gp.states), "gamma")
     parameters = parameters_of(priors, ode.params)
     rng = np.random.default_rng(random_seed)
     x = gp.posterior_mean()
+    known = Start.of(ode, start)
     with reporting(SEARCHING, enabled=progressbar) as say:
-        told = _told(likelihood, ode, gp)
-        start = climb_from_prior(ode, gp, parameters, gammas, x, rng, told)
+        told = _told(likelihood, ode, gp) or normal(gp, len(known.places))
+        levels = ode.of_levels
+        found = climb_from_prior(levels, gp, parameters, gammas, x, rng, told, known)
         gp, matched, moves, _ = follow(
-            ode, gp, parameters, start, lambda gp: (gp, gammas), told or normal(gp), say=say
+            levels, gp, parameters, found, lambda gp: (gp, gammas), told, known=known, say=say
         )
     return Recentred(gp, parameters.by_name(matched.u), moves)
 
@@ -154,6 +163,7 @@ def follow(
     settings: Callable[[StateGP], tuple[StateGP, NDArray[np.float64]]],
     likelihood: Likelihood,
     *,
+    known: Start,
     say: Callable[[str], None],
     rounds: int = ROUNDS,
 ) -> tuple[StateGP, Matched, list[float], Likelihood]:
@@ -162,13 +172,13 @@ def follow(
     for number in range(rounds):
         last = f", the last moved theta by {moves[-1]:.1g} sd" if moves else ""
         say(f"re-centring on the ODE's solution: round {number + 1}{last}")
-        found = _centred(ode, gp, parameters, matched, likelihood)
+        found = _centred(ode, gp, parameters, matched, likelihood, known)
         if found is None:
             break
         centred, likelihood = found
         gp, gamma = settings(centred)
         before = matched.u
-        matched = climb(ode, gp, parameters, gamma, (before, gp.prior_mean), likelihood)
+        matched = climb(ode, gp, parameters, gamma, (before, gp.prior_mean), likelihood, known)
         moves.append(float(np.max(np.abs(matched.u - before) / matched.sd)))
         if moves[-1] < SETTLED:
             break
@@ -206,42 +216,51 @@ def _advice(ode: ODE, gp: StateGP, start: NDArray[np.float64]) -> str:
     """Say which states start below zero, where their data never are, or else where to look."""
     below = [
         f"{state!r} at {value:.3g}"
-        for state, value, data in zip(ode.states, start, gp.y.T, strict=True)
-        if value < 0 <= np.min(data[~np.isnan(data)], initial=np.inf)
+        for state, value, data, positive in zip(
+            ode.states, start, gp.y.T, gp.data.positive, strict=True
+        )
+        if value < 0 <= np.min(data[~np.isnan(data)], initial=np.inf) and not positive
     ]
     look = "Check the priors, and start elsewhere with another random_seed."
     if not below:
         return look
     return (
         f"The state {', '.join(below)} starts below zero, where its data never are: if noise hides "
-        "so small a start, write the ODE for its logarithm, or give its start a likelihood of its "
-        f'own, for example pm.Normal("start", x[0, k], small, observed=...). {look}'
+        "so small a start, say what is known of it (start=), or write the ODE for its logarithm. "
+        f"{look}"
     )
 
 
 def distance_from_solution(
-    ode: ODE, gp: StateGP, parameters: Parameters, matched: Matched
+    ode: ODE, gp: StateGP, parameters: Parameters, matched: Matched, known: Start
 ) -> NDArray[np.float64]:
     """Return how far the most probable states are from the solution with the same start.
 
     In sigma, root mean square over time, shape ``(state,)``; NaN if it cannot be integrated.
     """
-    solution = _solution(ode, gp, parameters, matched)
+    solution = _solution(ode, gp, parameters, matched, known)
     with np.errstate(over="ignore"):
         return np.sqrt(np.square((matched.x - solution) / gp.sigma).mean(axis=0))
 
 
-def _solution(ode: ODE, gp: StateGP, parameters: Parameters, matched: Matched) -> NDArray:
+def _solution(
+    ode: ODE, gp: StateGP, parameters: Parameters, matched: Matched, known: Start
+) -> NDArray:
     theta, _ = parameters.natural(matched.u)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        return ode.solve(gp.t, matched.x[0], theta)
+        return ode.solve(gp.t, known.filled(theta, matched.x[0]), theta)
 
 
 def _centred(
-    ode: ODE, gp: StateGP, parameters: Parameters, matched: Matched, likelihood: Likelihood
+    ode: ODE,
+    gp: StateGP,
+    parameters: Parameters,
+    matched: Matched,
+    likelihood: Likelihood,
+    known: Start,
 ) -> tuple[StateGP, Likelihood] | None:
-    solution = _solution(ode, gp, parameters, matched)
+    solution = _solution(ode, gp, parameters, matched, known)
     theta, _ = parameters.natural(matched.u)
     if not np.isfinite(solution).all():
         warnings.warn(
@@ -303,6 +322,7 @@ def refine(
     *,
     priors: Mapping[str, TensorVariable],
     likelihood: LikelihoodFunction | pm.Model | None = None,
+    start: Mapping[str, Any] | Start | None = None,
     grid: int | ArrayLike | None = None,
     settings: RefinedSettings = REFINED,
     random_seed: int | np.random.Generator | None = None,
@@ -324,6 +344,8 @@ def refine(
     likelihood : callable or pymc.Model, optional
         As for :func:`~pymc_gradmatch.build_model`, in place of the normal likelihood of
         the data; or a model that has been written already, with all that it observes.
+    start : mapping of str, optional
+        As for :func:`~pymc_gradmatch.build_model`.
     grid : int or array_like of float, optional
         Steps between observations or sorted times, see
         :meth:`StateGP.with_grid`; the rule's if not given.
@@ -365,6 +387,7 @@ def refine(
             idata = gm.sample()
     """
     check_states(ode, gp.states)
+    check_positive(ode, gp)
     in_order(priors, ode.params, "priors are")
     parameters = parameters_of(priors, ode.params)
     times, counts, states = gp.t_observed, gp.data.counted, range(len(gp.states))
@@ -373,8 +396,9 @@ def refine(
     clock = _clock(times, counts)
     wide = _counted(pm.gp.cov.Matern52, settings.wide_lengthscale, *clock)
     divided = _divided(times, counts, steps) if grid is None else grid
-    on_grid = gp.with_covs([wide for _ in states]).with_grid(divided)
-    step = 1 / steps if grid is None else n_gaps / (len(on_grid.t) - 1)
+    smooth = gp.with_covs([wide for _ in states]).with_grid(divided)
+    on_grid = smooth.with_breaks(ode.jumps)
+    step = 1 / steps if grid is None else n_gaps / (len(smooth.t) - 1)
     narrow = _counted(pm.gp.cov.ExpQuad, settings.narrow_lengthscale * step, *clock)
     unit = on_grid.with_covs([narrow for _ in states])
 
@@ -388,20 +412,22 @@ def refine(
 
     searching = _scaled(on_grid, settings.wide_amplitude)
     gamma = gamma_of(searching)
-    start = searching.posterior_mean()
+    smoothed = searching.posterior_mean()
+    known = Start.of(ode, start)
     rng = np.random.default_rng(random_seed)
     with reporting(SEARCHING, enabled=progressbar) as say:
-        told = _told(likelihood, ode, searching)
-        found = climb_from_prior(ode, searching, parameters, gamma, start, rng, told)
+        told = _told(likelihood, ode, searching) or normal(searching, len(known.places))
+        levels = ode.of_levels
+        found = climb_from_prior(levels, searching, parameters, gamma, smoothed, rng, told, known)
         centred, found, moves, told = follow(
-            ode, searching, parameters, found, lambda gp: (gp, gamma), told or normal(searching),
+            levels, searching, parameters, found, lambda gp: (gp, gamma), told, known=known,
             say=say,
         )  # fmt: skip
         centred, found, more, told = follow(
-            ode, centred, parameters, found, narrowed, told, say=say
+            levels, centred, parameters, found, narrowed, told, known=known, say=say
         )
     theta = parameters.by_name(found.u)
-    _warn_if_apart(distance_from_solution(ode, centred, parameters, found), ode, theta)
+    _warn_if_apart(distance_from_solution(levels, centred, parameters, found, known), ode, theta)
     return Refined(centred, gamma_of(centred), theta | told.estimates(), moves + more)
 
 

@@ -2,12 +2,17 @@
 
 import warnings
 from collections.abc import Callable
+from itertools import pairwise
 from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.integrate import DOP853, ODEintWarning, odeint
 
+type Array = NDArray[np.float64]
+
+NOWHERE = np.empty(0)
+BEFORE = 8  # roundings
 LSODA_RTOL = 1e-8
 LSODA_STEPS = 5000  # between two output times; a solution that blows up needs more
 
@@ -18,6 +23,7 @@ def integrate(
     t: NDArray[np.float64],
     x0: NDArray[np.float64],
     theta: NDArray[np.float64],
+    breaks: NDArray[np.float64] = NOWHERE,
 ) -> NDArray[np.float64]:
     """Integrate an ODE by LSODA from each draw of start and parameters.
 
@@ -30,6 +36,8 @@ def integrate(
         Output times, shape ``(time,)``; ``x0`` holds at the first.
     x0, theta : array of float
         Starts and parameters, shapes ``(draw, state)`` and ``(draw, param)``.
+    breaks : array of float
+        Times at which the right-hand side is not smooth; it starts anew there.
 
     Returns
     -------
@@ -40,7 +48,7 @@ def integrate(
     trajectories = np.full((len(x0), len(t), x0.shape[1]), np.nan)
     with np.errstate(all="ignore"):
         for draw, (start, parameters) in enumerate(zip(x0, theta, strict=True)):
-            solution = _integrate_one(derivative, jacobian, t, start, parameters)
+            solution = _integrate_one(derivative, jacobian, t, start, parameters, breaks)
             if solution is not None:
                 trajectories[draw] = solution
     n_failed = int(np.isnan(trajectories).any(axis=(1, 2)).sum())
@@ -54,25 +62,50 @@ def integrate(
     return trajectories
 
 
-def _integrate_one(derivative, jacobian, t, x0, theta) -> NDArray[np.float64] | None:
+def _integrate_one(derivative, jacobian, t, x0, theta, breaks) -> NDArray[np.float64] | None:
     # Absolute tolerances follow the size that each state has or soon gets.
     absolute = 1e-2 * LSODA_RTOL * size(x0, derivative(np.asarray(t[0]), x0, theta), t[-1] - t[0])
+    times, is_break = with_breaks(t, breaks)
+    ends = just_before(times, is_break)
+    whole = np.full((len(times), len(x0)), np.nan)
+    whole[0] = x0
+    pieces = [0, *np.flatnonzero(is_break), len(times) - 1]
     with warnings.catch_warnings():
         warnings.simplefilter("error", ODEintWarning)  # how odeint says that it failed
-        try:
-            solution = odeint(
-                lambda time, x: derivative(np.asarray(time), x, theta),
-                x0,
-                t,
-                Dfun=lambda time, x: jacobian(np.asarray(time), x, theta),
-                tfirst=True,
-                rtol=LSODA_RTOL,
-                atol=absolute,
-                mxstep=LSODA_STEPS,
-            )
-        except ODEintWarning:
-            return None
+        for first, last in pairwise(pieces):
+            if first == last:
+                continue
+            try:
+                whole[first : last + 1] = odeint(
+                    lambda time, x: derivative(np.asarray(time), x, theta),
+                    whole[first],
+                    np.append(times[first], ends[first + 1 : last + 1]),
+                    Dfun=lambda time, x: jacobian(np.asarray(time), x, theta),
+                    tfirst=True,
+                    rtol=LSODA_RTOL,
+                    atol=absolute,
+                    mxstep=LSODA_STEPS,
+                    tcrit=ends[last : last + 1] if len(breaks) else None,
+                )
+            except ODEintWarning:
+                return None
+    solution = whole[np.searchsorted(times, t)]
     return solution if np.isfinite(solution).all() else None
+
+
+def with_breaks(t: Array, breaks: Array) -> tuple[Array, NDArray[np.bool_]]:
+    """Return output times and the breaks between them in one, and which are breaks."""
+    inside = breaks[(breaks > t[0]) & (breaks < t[-1])]
+    times = np.union1d(t, inside)
+    return times, np.isin(times, inside)
+
+
+def just_before(times: Array, is_break: NDArray[np.bool_]) -> Array:
+    """Return where steps to times end: before a break, what comes after it is not seen.
+
+    By a few roundings, which no tolerance notices.
+    """
+    return times - is_break * BEFORE * np.spacing(np.abs(times).max())
 
 
 def size(
@@ -91,8 +124,6 @@ def size(
     largest = sizes.max(axis=-1, keepdims=True)
     return np.maximum(sizes, np.where(largest > 0, 1e-6 * largest, 1.0))
 
-
-type Array = NDArray[np.float64]
 
 RTOL = 1e-9
 
@@ -367,6 +398,9 @@ class BatchedSolver:
     derivative : callable
         The right-hand side, shape ``(draw, state)``, at ``(draw,)`` times,
         ``(draw, state)`` states and ``(draw, param)`` parameters.
+    breaks : array of float
+        Times at which the right-hand side is not smooth: no step goes across them.  It is
+        never evaluated there but as the beginning of a step.
 
     Examples
     --------
@@ -377,8 +411,8 @@ class BatchedSolver:
     array([0.6065, 1.2131])
     """
 
-    def __init__(self, derivative: Callable):
-        self._derivative = derivative
+    def __init__(self, derivative: Callable, breaks: Array = NOWHERE):
+        self._derivative, self._breaks = derivative, breaks
 
     def __call__(self, t, x0, theta) -> NDArray[np.float64]:
         """Integrate from every draw of start and parameters.
@@ -397,6 +431,21 @@ class BatchedSolver:
             integration failed.
         """
         t, x0, theta = (np.asarray(values, dtype=float) for values in (t, x0, theta))
+        times, is_break = with_breaks(t, self._breaks)
+        ends = just_before(times, is_break)
+        trajectories = np.full((len(x0), len(times), x0.shape[1]), np.nan)
+        trajectories[:, 0] = x0
+        for first, last in pairwise([0, *np.flatnonzero(is_break), len(times) - 1]):
+            arrived = np.isfinite(trajectories[:, first]).all(axis=1)
+            piece = np.append(times[first], ends[first + 1 : last + 1])
+            trajectories[arrived, first : last + 1] = self._solved(
+                piece, trajectories[arrived, first], theta[arrived]
+            )
+        trajectories[np.isnan(trajectories).any(axis=(1, 2))] = np.nan
+        return trajectories[:, np.searchsorted(times, t)] if is_break.any() else trajectories
+
+    def _solved(self, t, x0, theta) -> NDArray[np.float64]:
+        """Integrate a piece in which the right-hand side is smooth."""
         trajectories = np.full((len(x0), len(t), x0.shape[1]), np.nan)
         trajectories[:, 0] = x0
         with np.errstate(all="ignore"):
@@ -404,8 +453,6 @@ class BatchedSolver:
             left = self._explicitly(front, t, trajectories)
             for part in left.with_tolerances(trajectories).parts():
                 self._implicitly(part, t, trajectories)
-        incomplete = np.isnan(trajectories).any(axis=(1, 2))
-        trajectories[incomplete] = np.nan
         return trajectories
 
     def _explicitly(self, front: "_Front", t, trajectories) -> "_Front":

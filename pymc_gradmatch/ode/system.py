@@ -3,67 +3,78 @@
 import inspect
 import warnings
 from collections import namedtuple
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
+from copy import copy
+from functools import cache, cached_property, partial
 from typing import Any, cast
 
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
 from numpy.typing import ArrayLike, NDArray
+from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch.arguments import in_order, usable_names
 from pymc_gradmatch.compiling import EVALUATE_ONCE, as_written
+from pymc_gradmatch.ode.inputs import Input, as_inputs, check_known, input_at, times_where
 from pymc_gradmatch.ode.solve import BatchedSolver, integrate
 
+DERIVED = ("of_levels", "enters", "on_arrays", "_linearisation", "_compiled")
 TIMES = ("t", "time", "times", "tau")  # what people call the first argument
 ORDER = (
     "Its arguments are (t, x, theta), as for scipy's solve_ivp; not (x, t, theta), as for odeint "
-    "and pm.ode."
+    "and pm.ode. Inputs come last."
 )
 
 INDEXING = tuple(type(pt.vector()[place].owner.op) for place in (0, [0]))
 
 
-def derivatives_of(rhs: Callable, t: TensorVariable, x: Any, theta: Any) -> TensorVariable:
+def derivatives_of(
+    rhs: Callable, t: TensorVariable, x: Any, theta: Any, *inputs: Any
+) -> TensorVariable:
     """Return the derivatives of all states, or say what the right-hand side should return.
 
     Parameters
     ----------
     rhs : callable
-        The user's ``rhs(t, x, theta)``.
+        The user's ``rhs(t, x, theta)`` or ``rhs(t, x, theta, u)``.
     t : TensorVariable
         Times, shape ``(time,)``.
     x, theta : named tuple of TensorVariable
         States, each of shape ``(..., time)``, and parameters.
+    *inputs : named tuple of TensorVariable
+        None, or one of inputs, each of shape ``(time,)``.
 
     Returns
     -------
     TensorVariable
         Shape ``(..., time, state)``.
     """
-    return pt.stack([value + pt.zeros_like(x[0]) for value in _expressions(rhs, t, x, theta)], -1)
+    values = _expressions(rhs, t, x, theta, *inputs)
+    return pt.stack([value + pt.zeros_like(x[0]) for value in values], -1)
 
 
-def _expressions(rhs: Callable, t: TensorVariable, x: Any, theta: Any) -> list[TensorVariable]:
+def _expressions(rhs: Callable, t: TensorVariable, x: Any, theta: Any, *inputs: Any) -> list:
     states, params = x._fields, theta._fields
     try:
-        returned = rhs(t, x, theta)
+        returned = rhs(t, x, theta, *inputs)
     except Exception as error:
+        fourth = ", u" if inputs else ""
+        named = "".join(f" and u = ({', '.join(u._fields)})" for u in inputs)
         msg = (
             f"calling the right-hand side on symbolic tensors raised {type(error).__name__} "
-            f"({error}). It is called as rhs(t, x, theta) with x = ({', '.join(states)}) and "
-            f"theta = ({', '.join(params)}). {_advice(rhs, error)}"
+            f"({error}). It is called as rhs(t, x, theta{fourth}) with x = ({', '.join(states)}) "
+            f"and theta = ({', '.join(params)}){named}. {_advice(rhs, error)}"
         )
         raise TypeError(msg) from error
     by_state = zip(states, _in_order_of_states(returned, states), strict=True)
     return [_derivative(state, value, x[0]) for state, value in by_state]
 
 
-def check_arguments(rhs: Callable, t: TensorVariable, x: Any, theta: Any):
+def check_arguments(rhs: Callable, t: TensorVariable, x: Any, theta: Any, *inputs: Any):
     """Raise if a right-hand side picks single times, or takes its arguments in another order.
 
     What it may do: have no state in it, no parameter, no time, and any names.
@@ -71,9 +82,9 @@ def check_arguments(rhs: Callable, t: TensorVariable, x: Any, theta: Any):
     Parameters
     ----------
     rhs : callable
-        The user's ``rhs(t, x, theta)``.
-    t, x, theta : TensorVariable, named tuple of TensorVariable
-        Times, states and parameters; graphs without parents.
+        The user's ``rhs(t, x, theta)`` or ``rhs(t, x, theta, u)``.
+    t, x, theta, *inputs : TensorVariable, named tuple of TensorVariable
+        Times, states, parameters and inputs; graphs without parents.
 
     Raises
     ------
@@ -85,8 +96,9 @@ def check_arguments(rhs: Callable, t: TensorVariable, x: Any, theta: Any):
     UserWarning
         If time enters and no state does, and no argument is called t.
     """
-    used = set(ancestors(_expressions(rhs, t, x, theta)))
+    used = set(ancestors(_expressions(rhs, t, x, theta, *inputs)))
     vectors = {"t": t} | {f"state {k!r}": v for k, v in zip(x._fields, x, strict=True)}
+    vectors |= {f"input {k!r}": v for u in inputs for k, v in u._asdict().items()}
     for name, vector in vectors.items():
         if any(_picks_from(vector, variable) for variable in used):
             msg = (
@@ -198,6 +210,12 @@ class ODE:
         Names of the states.
     params : sequence of str
         Names of the parameters.
+    positive : sequence of str, optional
+        Names of states that are positive.  The right-hand side is in natural units all the
+        same, and so is what comes back; the package works with their logarithms.
+    inputs : sequence of str, optional
+        Names of known inputs.  The right-hand side is then ``rhs(t, x, theta, u)`` with
+        a named tuple ``u``, and :meth:`with_inputs` says what they are.
 
     Raises
     ------
@@ -215,6 +233,18 @@ class ODE:
     ODE(states=['mass'], params=['rate'])
     >>> decay.solve([0.0, 1.0, 2.0], x0=[1.0], theta=[0.5])[:, 0].round(4)
     array([1.    , 0.6065, 0.3679])
+
+    Concentrations, with log-normal noise (:func:`~pymc_gradmatch.build_model`'s default there):
+
+    >>> import pymc as pm
+    >>> rhs = lambda t, x, theta: [-theta.rate * x.mass]
+    >>> ode = gm.ODE(rhs, ["mass"], ["rate"], positive=["mass"])
+    >>> t = np.linspace(0, 5, 11)
+    >>> noise = np.random.default_rng(1).normal(0, 0.1, (11, 1))
+    >>> y = ode.solve(t, x0=[100.0], theta=[0.5]) * np.exp(noise)
+    >>> fit = gm.fit(ode, t, y, priors={"rate": pm.HalfNormal.dist(2)}, random_seed=1)
+    >>> bool(fit.idata["posterior"]["x"].min() > 0)
+    True
     """
 
     def __init__(
@@ -222,23 +252,112 @@ class ODE:
         rhs: Callable,
         states: Sequence[str],
         params: Sequence[str],
+        *,
+        positive: Sequence[str] = (),
+        inputs: Sequence[str] = (),
     ):
         self.rhs = rhs
         self.states = usable_names(states, "states")
         self.params = usable_names(params, "params")
-        self._as_states = _record("State", self.states)
-        self._as_params = _record("Param", self.params)
+        self.inputs = usable_names(inputs, "inputs") if len(inputs) else ()
+        self.positive = usable_names(positive, "positive") if len(positive) else ()
+        unknown = [name for name in self.positive if name not in self.states]
+        if unknown:
+            msg = f"positive are {unknown}; expected some of the states {list(self.states)}."
+            raise ValueError(msg)
+        self._given: tuple[Input | Callable, ...] = ()
         n_time = 7
-        t, *x = (pt.tensor(name, shape=(n_time,), dtype="float64") for name in ("t", *self.states))
+
+        def vectors(names):
+            return [pt.tensor(name, shape=(n_time,), dtype="float64") for name in names]
+
         theta = [pt.scalar(name, dtype="float64") for name in self.params]
-        check_arguments(rhs, t, self._as_states(*x), self._as_params(*theta))
+        (t,), x, u = vectors(["t"]), vectors(self.states), vectors(self.inputs)
+        last = [named("Input", self.inputs, u)] if u else []
+        states, params = named("State", self.states, x), named("Param", self.params, theta)
+        check_arguments(rhs, t, states, params, *last)
 
     def __reduce__(self):
         # Its named tuples and compiled functions cannot be pickled, and need not be.
-        return type(self), (self.rhs, self.states, self.params)
+        names = {"positive": self.positive, "inputs": self.inputs}
+        return _rebuilt, (self.rhs, self.states, self.params, names, self._given)
 
     def __repr__(self) -> str:
-        return f"ODE(states={list(self.states)}, params={list(self.params)})"
+        names = {"positive": self.positive, "inputs": self.inputs}
+        others = "".join(f", {what}={list(given)}" for what, given in names.items() if given)
+        return f"ODE(states={list(self.states)}, params={list(self.params)}{others})"
+
+    def with_inputs(self, inputs: Mapping[str, Input | Callable]) -> "ODE":
+        """Return the same ODE with its inputs known, an ODE of explicit time.
+
+        Parameters
+        ----------
+        inputs : mapping of str to Input or callable
+            For each of the names in ``inputs`` a :class:`~pymc_gradmatch.Input`, or a
+            smooth function of time written with :mod:`pymc.math`.  What jumps or has
+            kinks is an ``Input``, which knows where: solvers stop there.
+
+        Raises
+        ------
+        ValueError, TypeError
+            If names or inputs do not fit.
+
+        Examples
+        --------
+        >>> import pymc as pm, pymc_gradmatch as gm
+        >>> rhs = lambda t, x, theta, u: [u.sun - theta.loss * x.heat]
+        >>> ode = gm.ODE(rhs, ["heat"], ["loss"], inputs=["sun"])
+        >>> daily = ode.with_inputs({"sun": lambda t: 1 + pm.math.sin(t)})
+        >>> daily.solve([0.0, 1.0], x0=[0.0], theta=[0.0])[1].round(4)
+        array([1.4597])
+        """
+        known = copy(self)
+        vars(known).update(_given=as_inputs(inputs, self.inputs))
+        for derived in DERIVED:
+            vars(known).pop(derived, None)
+        return known
+
+    @property
+    def is_positive(self) -> tuple[bool, ...]:
+        """Which states are positive, in their order."""
+        return tuple(name in self.positive for name in self.states)
+
+    @cached_property
+    def of_levels(self) -> "ODE":
+        r"""The same ODE for the logarithms of positive states, by the chain rule.
+
+        .. math:: \frac{d \log x}{dt} = \frac{f(t, x, \theta)}{x}
+
+        Itself, if no state is positive.
+        """
+        if not self.positive:
+            return self
+        logs = copy(self)
+        for derived in DERIVED:
+            vars(logs).pop(derived, None)
+        vars(logs).update(rhs=partial(_by_chain_rule, self.rhs, self.is_positive), positive=())
+        return logs
+
+    @property
+    def jumps(self) -> NDArray[np.float64]:
+        """Times at which an input jumps, and with it the slope of the states."""
+        return times_where(self._given, "jumps")
+
+    @property
+    def breaks(self) -> NDArray[np.float64]:
+        """Times at which an input jumps or has a kink."""
+        return np.union1d(self.jumps, times_where(self._given, "kinks"))
+
+    def check_times(self, t: NDArray[np.float64]):
+        """Raise if inputs were not given, or are not known at all times from first to last."""
+        if self.inputs and not self._given:
+            msg = (
+                f"the inputs {list(self.inputs)} of the ODE were not given; expected "
+                f"ode.with_inputs({{{self.inputs[0]!r}: gm.Input(times, values), ...}}), or "
+                "inputs= for gm.fit and gm.build_model."
+            )
+            raise ValueError(msg)
+        check_known(self._given, self.inputs, t)
 
     def __call__(self, t, x, theta) -> TensorVariable:
         """Write the right-hand side as a PyTensor graph.
@@ -258,23 +377,34 @@ class ODE:
             Derivatives of the states, shape ``(..., time, state)``, in the
             units of x / time.
         """
-        x = pt.as_tensor(x)
+        self.check_times(np.empty(0) if isinstance(t, Variable) else np.asarray(t))
+        t, x = pt.as_tensor(t), pt.as_tensor(x)
         theta = [pt.as_tensor(value) for value in self.ordered_params(theta)]
-        return derivatives_of(self.rhs, pt.as_tensor(t), *self.by_name(x, theta))
+        return derivatives_of(self.rhs, t, *self.by_name(x, theta), *self._known_inputs(t))
 
     @cached_property
     def enters(self) -> NDArray[np.bool_]:
         """Whose derivatives (rows) depend on which states (columns), shape ``(state, state)``."""
-        t, *x = (pt.vector(name, dtype="float64") for name in ("t", *self.states))
+        x = [pt.vector(name, dtype="float64") for name in self.states]
+        t, *u = (pt.vector(name, dtype="float64") for name in ("t", *self.inputs))
         theta = [pt.scalar(name, dtype="float64") for name in self.params]
-        derivatives = _expressions(self.rhs, t, self._as_states(*x), self._as_params(*theta))
+        arguments = [named("State", self.states, x), named("Param", self.params, theta)]
+        arguments += [named("Input", self.inputs, u)] if u else []
+        derivatives = _expressions(self.rhs, t, *arguments)
         upstream = [set(ancestors([derivative])) for derivative in derivatives]
         return np.array([[state in reached for state in x] for reached in upstream])
 
     def by_name(self, x, theta) -> tuple[Any, Any]:
         """Return states, shape ``(..., time, state)``, and parameters as named tuples."""
         columns = [x[..., k] for k in range(len(self.states))]
-        return self._as_states(*columns), self._as_params(*self.ordered_params(theta))
+        theta = self.ordered_params(theta)
+        return named("State", self.states, columns), named("Param", self.params, theta)
+
+    def _known_inputs(self, t) -> list:
+        """Return the inputs at times as what follows the parameters; nothing without inputs."""
+        if not self.inputs:
+            return []
+        return [named("Input", self.inputs, [input_at(value, t) for value in self._given])]
 
     def ordered_params(self, theta) -> list:
         """Return parameters in the order of ``params``, from a mapping or a sequence."""
@@ -291,8 +421,17 @@ class ODE:
             raise ValueError(msg)
         return list(theta)
 
-    def solve(self, t: ArrayLike, x0, theta) -> NDArray[np.float64]:
+    def solve(
+        self,
+        t: ArrayLike,
+        x0,
+        theta,
+        *,
+        inputs: Mapping[str, Input | Callable] | None = None,
+    ) -> NDArray[np.float64]:
         """Integrate the ODE numerically with LSODA, relative tolerance 1e-8.
+
+        It starts anew where an input jumps or has a kink.
 
         Parameters
         ----------
@@ -303,6 +442,8 @@ class ODE:
         theta : mapping of str to array_like, or array_like
             Parameters: numbers or arrays of shape ``(draw,)`` by name, or an
             array of shape ``(param,)`` or ``(draw, param)``.
+        inputs : mapping of str to Input or callable, optional
+            As for :meth:`with_inputs`, where they were not given yet.
 
         Returns
         -------
@@ -322,6 +463,8 @@ class ODE:
         >>> decay.solve([0.0, 1.0], x0=[[1.0], [2.0]], theta={"rate": 0.5}).shape
         (2, 2, 1)
         """
+        if inputs is not None:
+            return self.with_inputs(inputs).solve(t, x0, theta)
         t = np.asarray(t, dtype=float)
         if t.ndim != 1 or len(t) < 2 or not (np.diff(t) > 0).all():
             msg = f"t has shape {t.shape}; expected at least two strictly increasing times."
@@ -344,14 +487,29 @@ class ODE:
             msg = f"x0 has {x0.shape[0]} draws and theta {theta.shape[0]}; expected as many."
             raise ValueError(msg)
         n_draws = draws or (1,)
+        self.check_times(t)
+        if self.positive:
+            return self._solved_in_logs(t, x0, theta)
         trajectories = integrate(
             self.on_arrays,
             lambda t, x, theta: self.linearised(t[None], x[None], theta)[1][0],
             t,
             np.broadcast_to(x0, (*n_draws, len(self.states))),
             np.broadcast_to(theta, (*n_draws, len(self.params))),
+            self.breaks,
         )
         return trajectories if draws else trajectories[0]
+
+    def _solved_in_logs(self, t, x0, theta) -> NDArray[np.float64]:
+        positive = np.array(self.is_positive)
+        below = positive & (x0 <= 0).reshape(-1, len(positive)).any(axis=0)
+        if below.any():
+            names = [name for name, is_below in zip(self.states, below, strict=True) if is_below]
+            msg = f"the positive states {names} start at zero or below; expected positive numbers."
+            raise ValueError(msg)
+        logs = np.log(np.where(positive, x0, 1))
+        levels = self.of_levels.solve(t, np.where(positive, logs, x0), theta)
+        return np.where(positive, np.exp(np.where(positive, levels, 0)), levels)
 
     def linearised(
         self, t: NDArray[np.float64], x: NDArray[np.float64], theta: NDArray[np.float64]
@@ -393,8 +551,10 @@ class ODE:
 
         Or with one row per draw, ``(draw,)``, ``(draw, state)`` and ``(draw, param)``.  Returns
         the derivatives, of the shape of x.  Where the user's function is arithmetic alone, it is
-        called as it is; where it calls pm.math, its graph is compiled.
+        called as it is; where it calls pm.math or has inputs, its graph is compiled.
         """
+        if self.inputs:
+            return self._compiled
         n_states, n_params = len(self.states), len(self.params)
         some = np.random.default_rng(0).uniform(0.5, 1.5, (3, 1 + n_states + n_params))
         at = some[:, 0], some[:, 1 : 1 + n_states], some[:, 1 + n_states :]
@@ -409,7 +569,8 @@ class ODE:
         return self._compiled
 
     def _as_it_is(self, t, x, theta) -> NDArray[np.float64]:
-        returned = self.rhs(t, self._as_states(*x.T), self._as_params(*theta.T))
+        states, params = named("State", self.states, x.T), named("Param", self.params, theta.T)
+        returned = self.rhs(t, states, params)
         derivatives = np.empty(x.shape)
         for k, value in enumerate(_in_order_of_states(returned, self.states)):
             derivatives.T[k] = value
@@ -448,12 +609,37 @@ def batched_solver(ode: ODE) -> BatchedSolver:
     >>> solve([0.0, 1.0], x0=[[1.0], [2.0]], theta=[[0.5], [0.5]])[:, 1, 0].round(4)
     array([0.6065, 1.2131])
     """
-    return BatchedSolver(ode.on_arrays)
+    return BatchedSolver(ode.on_arrays, ode.breaks)
 
 
 def _gradient(total: TensorVariable, wrt: TensorVariable) -> TensorVariable:
     return cast("TensorVariable", pytensor.grad(total, wrt, disconnected_inputs="ignore"))
 
 
-def _record(name: str, fields: tuple[str, ...]) -> Callable[..., tuple]:
-    return namedtuple(name, fields)
+def _rebuilt(rhs, states, params, names, given) -> ODE:
+    ode = ODE(rhs, states, params, **names)
+    return ode.with_inputs(dict(zip(ode.inputs, given, strict=True))) if given else ode
+
+
+def _by_chain_rule(rhs: Callable, is_positive: Sequence[bool], t, levels, theta, *inputs) -> list:
+    """Return the derivatives of levels, logarithms where states are positive."""
+    natural = [
+        pt.exp(level) if positive else level
+        for level, positive in zip(levels, is_positive, strict=True)
+    ]
+    x = type(levels)(*natural)
+    slopes = _expressions(rhs, t, x, theta, *inputs)
+    return [
+        slope / state if positive else slope
+        for slope, state, positive in zip(slopes, x, is_positive, strict=True)
+    ]
+
+
+def named(kind: str, names: tuple[str, ...], values: Iterable) -> Any:
+    """Return values as a named tuple: what users unpack, or name."""
+    return _record(kind, names)(*values)
+
+
+@cache
+def _record(kind: str, names: tuple[str, ...]) -> Callable[..., tuple]:
+    return namedtuple(kind, names)

@@ -7,6 +7,6 @@ coordinates in which it is round (``coordinates``); there nutpie's NUTS is fast.
 
 from pymc_gradmatch.sampling.many import fit_many
 from pymc_gradmatch.sampling.nuts import find_map, sample
-from pymc_gradmatch.sampling.side_by_side import reason, sample_side_by_side
+from pymc_gradmatch.sampling.posterior import reason, sample_side_by_side
 
 __all__ = ["find_map", "fit_many", "reason", "sample", "sample_side_by_side"]

@@ -14,7 +14,7 @@ from pymc_gradmatch.arguments import refuse_reserved
 from pymc_gradmatch.exact import Fit, fit
 from pymc_gradmatch.model import build_model
 from pymc_gradmatch.ode import ODE
-from pymc_gradmatch.sampling.side_by_side import never, reason, sample_side_by_side
+from pymc_gradmatch.sampling.posterior import never, reason, sample_side_by_side
 
 EXACT = {"verdict": "", "is_exact": False, "pareto_k": np.nan}
 

@@ -1,7 +1,13 @@
-"""A posterior compiled once: its density, its mode, and NUTS in coordinates made for it."""
+"""A posterior compiled once: its density, its mode, and NUTS in coordinates made for it.
 
-from collections.abc import Callable
+Models that are one formula with different numbers share it, and are sampled side by side.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from threading import Lock
 from typing import Any, Self
 
 import arviz as az
@@ -10,15 +16,18 @@ import nutpie
 import pymc as pm
 import pytensor
 import pytensor.tensor as pt
+import xarray as xr
+from joblib import effective_n_jobs
 from numpy.typing import NDArray
 from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.traversal import ancestors
-from xarray import DataTree
+from rich.progress import track
 
 from pymc_gradmatch._pymc import NutpieProgressBarManager, compile_starts, starts_by_itself
+from pymc_gradmatch.arguments import check_counts
 from pymc_gradmatch.compiling import EVALUATE_ONCE, as_written
 from pymc_gradmatch.gp import basis_inputs, is_states
-from pymc_gradmatch.model import is_constraint, warn_of_other_data
+from pymc_gradmatch.model import is_constraint, known_starts, warn_of_other_data
 from pymc_gradmatch.numerics import (
     N_STARTS,
     Density,
@@ -26,6 +35,7 @@ from pymc_gradmatch.numerics import (
     ascend,
     conditional_sd,
     laplace,
+    on_one_thread,
     search_mode,
 )
 from pymc_gradmatch.reporting import reporting
@@ -59,7 +69,8 @@ def held_variables(model: pm.Model) -> set:
     if not matches:
         return set()
     states = [rv for rv in model.free_RVs if is_states(rv)]
-    reached = set(ancestors([rv.owner.inputs[2] for rv in matches]))
+    starts = [known.values for known in known_starts(model)]
+    reached = set(ancestors([*(rv.owner.inputs[2] for rv in matches), *starts]))
     shaping = set(ancestors([part for rv in states for part in basis_inputs(rv)]))
     return {
         rv for rv in model.free_RVs if rv not in states and (rv not in reached or rv in shaping)
@@ -167,7 +178,7 @@ class CompiledPosterior:
 
     def sample(
         self, mode: Laplace, rng: np.random.Generator, *, progressbar: Any = False, **settings
-    ) -> DataTree:
+    ) -> xr.DataTree:
         """Run nutpie's NUTS in coordinates around the mode.
 
         Where chains disagree along the ridge, they show where it lies: the
@@ -199,14 +210,16 @@ class CompiledPosterior:
             raise Interrupted(self._named(trace, around)) from None
         return self._named(trace, around)
 
-    def sample_around(self, around: Coordinates, rng: np.random.Generator, **settings) -> DataTree:
+    def sample_around(
+        self, around: Coordinates, rng: np.random.Generator, **settings
+    ) -> xr.DataTree:
         """Run nutpie's NUTS in the coordinates given, once."""
         trace, _ = self._draw(around, rng, False, settings)
         return self._named(trace, around)
 
     def _draw(
         self, around: Coordinates, rng, progressbar, settings
-    ) -> tuple[DataTree, NDArray[np.float64]]:
+    ) -> tuple[xr.DataTree, NDArray[np.float64]]:
         native = self.native.with_numbers(pack(around, self.data))
         bars = NutpieProgressBarManager(settings["chains"], settings["draws"], progressbar)
         seed = int(rng.integers(2**31))
@@ -217,7 +230,7 @@ class CompiledPosterior:
             raise Interrupted(self._named(interrupt.draws, around)) from None
         return trace, trace["posterior"][COORDINATES].to_numpy()
 
-    def _named(self, trace: DataTree, around: Coordinates) -> DataTree:
+    def _named(self, trace: xr.DataTree, around: Coordinates) -> xr.DataTree:
         """Return a run's draws as the model's variables."""
         q = trace["posterior"][COORDINATES]
         named = {dim: np.array(v) for dim, v in self.model.coords.items() if v is not None}
@@ -227,7 +240,7 @@ class CompiledPosterior:
             dims=self.model.named_vars_to_dims,
             inference_library=nutpie,
         )
-        return trace.assign(posterior=DataTree(posterior))
+        return trace.assign(posterior=xr.DataTree(posterior))
 
     def _agree(self, q: NDArray[np.float64]) -> bool:
         n_curved = self.split.n_curved
@@ -352,3 +365,92 @@ def _standard(split: Split) -> Coordinates:
 def _identity(split: Split) -> NDArray[np.float64]:
     n = len(split.is_state)
     return np.eye(n) if split.is_dense else np.ones(n)
+
+
+@on_one_thread
+def sample_side_by_side(
+    builders: Sequence[Callable[[np.random.Generator], pm.Model]],
+    *,
+    draws: int,
+    tune: int | None,
+    chains: int,
+    n_jobs: int,
+    random_seed: int | np.random.SeedSequence | None,
+    progressbar: bool,
+) -> list[xr.Dataset | Exception]:
+    """Build models and sample each by NUTS, with one compilation for all of one formula.
+
+    Parameters
+    ----------
+    builders : sequence of callable
+        Each maps a generator of random numbers to a model.
+    draws, tune, chains : int
+        As for :func:`~pymc_gradmatch.sample`, for every model.
+    n_jobs : int
+        Models that are sampled at the same time; -1 is one per core.
+    random_seed : int or numpy.random.SeedSequence, optional
+        A model's draws depend on this seed and on its place.
+    progressbar : bool
+        Show how many are done.
+
+    Returns
+    -------
+    list of xarray.Dataset or Exception
+        The posterior with ``diverging``, or what went wrong.  After Ctrl-C no
+        more are begun, and the others come back.
+    """
+    check_counts(draws=draws, tune=tune, chains=chains)
+    if not isinstance(random_seed, np.random.SeedSequence):
+        random_seed = np.random.SeedSequence(random_seed)
+    seeds = random_seed.spawn(len(builders))
+    building = Lock()  # graphs are written in Python, one at a time
+    compiled: list[CompiledPosterior] = []
+
+    def sampled(build, seed) -> xr.Dataset | Exception:
+        rng = np.random.default_rng(seed)
+        try:
+            # Where each node was made, which PyTensor notes, costs a sixth of the time.
+            with building, pytensor.config.change_flags(traceback__limit=0):
+                posterior = compiled_for(build(rng), compiled)
+            idata = posterior.sample(
+                posterior.find_mode(rng),
+                rng,
+                draws=draws,
+                tune=tune,
+                chains=chains,
+                cores=1,
+            )
+        except Exception as error:
+            return error
+        return idata["posterior"].dataset.assign(diverging=idata["sample_stats"]["diverging"])
+
+    with ThreadPoolExecutor(effective_n_jobs(n_jobs)) as pool:
+        fits = [pool.submit(sampled, *pair) for pair in zip(builders, seeds, strict=True)]
+        done = as_completed(fits)
+        try:
+            for _ in track(done, "Fitting", total=len(fits), disable=not progressbar):
+                pass
+        except KeyboardInterrupt:
+            pool.shutdown(cancel_futures=True)  # those that run are finished
+            if all(fit.cancelled() for fit in fits):
+                raise
+    return [never() if fit.cancelled() else fit.result() for fit in fits]
+
+
+def never() -> InterruptedError:
+    """Return what is said of data sets that Ctrl-C was faster than."""
+    return InterruptedError("stopped by Ctrl-C before it was fitted")
+
+
+def reason(error: Exception) -> str:
+    """Return an error in words."""
+    return f"{type(error).__name__}: {error}"
+
+
+def compiled_for(model: pm.Model, compiled: list[CompiledPosterior]) -> CompiledPosterior:
+    """Return one of the compiled posteriors with this model's numbers, or one more if none fits."""
+    for posterior in compiled:
+        with suppress(AnotherFormulaError):
+            return posterior.for_model(model)
+    compiled.append(compile_posterior(model))
+    return compiled[-1]

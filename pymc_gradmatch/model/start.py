@@ -1,0 +1,375 @@
+"""Where states start: x(t0) as numbers, with priors, or as functions of parameters."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+from numpy.typing import NDArray
+from pytensor.graph.replace import graph_replace
+from pytensor.graph.traversal import ancestors
+from pytensor.tensor import TensorVariable
+
+from pymc_gradmatch._pymc import normalize_size_param, rv_size_is_none
+from pymc_gradmatch.arguments import is_distribution
+from pymc_gradmatch.gp import StateGP, levels_of, states_of
+from pymc_gradmatch.ode import ODE, named
+
+NARROW = 0.01  # sigma
+NARROW_SCALE = 1e-3  # of what the data vary by, where sigma is random
+GROSS = 5.0  # standard deviations of the data
+EXAMPLE = '{"prey": 30.0, "predator": pm.LogNormal.dist(1, 1)}'
+
+
+class KnownOfStart(NamedTuple):
+    """What is known of the levels of x(t0): logarithms where states are positive."""
+
+    residual: NDArray[np.float64]
+    """x(t0) less what it is known to be, shape ``(known,)``."""
+    by_theta: NDArray[np.float64]
+    """Shape ``(known, param)``."""
+    by_start: NDArray[np.float64]
+    """Shape ``(known, state)``."""
+    log_prior: float
+    """Of the states that have a prior."""
+    gradient: NDArray[np.float64]
+    """Shape ``(state,)``."""
+    curvature: NDArray[np.float64]
+    """Minus the second derivatives, those above zero, shape ``(state,)``."""
+
+
+@dataclass(frozen=True, eq=False)
+class Start:
+    """What is known of x(t0): by state a number, a prior, or a function; :meth:`of` checks it.
+
+    Attributes
+    ----------
+    known : dict of str to callable
+        Of theta and x(t0), named tuples of graphs both, for states that are known exactly.
+    priors : dict of str to TensorVariable
+        Distributions, by state.
+    numbers : dict of str to float
+        Those of the known that are given as numbers.
+    """
+
+    ode: ODE
+    known: Mapping[str, Callable] = field(default_factory=dict)
+    priors: Mapping[str, TensorVariable] = field(default_factory=dict)
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, ode: ODE, given: "Mapping[str, Any] | Start | None") -> "Start":
+        """Check what a user gives.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If a state is unknown, or what is given is no number, prior or function.
+        """
+        if given is None:
+            return cls(ode)
+        if isinstance(given, Start):
+            return given
+        if not hasattr(given, "keys"):
+            msg = f"start is a {type(given).__name__}; expected a mapping by state, {EXAMPLE}."
+            raise TypeError(msg)
+        unknown = [name for name in given if name not in ode.states]
+        if unknown:
+            msg = f"start is given for {unknown}; expected some of the states {list(ode.states)}."
+            raise ValueError(msg)
+        known, priors, numbers = {}, {}, {}
+        for name, value in given.items():
+            if is_distribution(value):
+                if value.ndim:
+                    msg = f"the prior of the start of {name!r} has {value.ndim} dimensions; "
+                    raise ValueError(msg + "expected a scalar.")
+                priors[name] = value
+            elif callable(value):
+                known[name] = _of_both(value, name)
+            else:
+                numbers[name] = _as_number(value, name)
+                known[name] = _constant(numbers[name])
+        start = cls(ode, known, priors, numbers)
+        start._check()
+        return start
+
+    def __bool__(self) -> bool:
+        return bool(self.known or self.priors)
+
+    @property
+    def places(self) -> list[int]:
+        """Which states are known, in the order of the ODE."""
+        return [k for k, name in enumerate(self.ode.states) if name in self.known]
+
+    def values(self, theta: Sequence, x0: TensorVariable) -> TensorVariable:
+        """Write the known starts as a graph of parameters and of the other starts.
+
+        Parameters
+        ----------
+        theta : sequence of tensor_like
+            In the order of ``ode.params``.
+        x0 : TensorVariable
+            x(t0) of all states, shape ``(state,)``, of which those that are known do not enter.
+        """
+        names = self.ode.states
+        parameters = named("Param", self.ode.params, map(pt.as_tensor, theta))
+        stand_ins = named("Start", names, (pt.scalar(name, dtype="float64") for name in names))
+        written = {
+            name: _scalar(function(parameters, stand_ins), name)
+            for name, function in self.known.items()
+        }
+        needs = {
+            name: {other for other in written if getattr(stand_ins, other) in upstream}
+            for name, upstream in ((n, set(ancestors([g]))) for n, g in written.items())
+        }
+        resolved: dict = {
+            stand_in: x0[k]
+            for k, (name, stand_in) in enumerate(zip(names, stand_ins, strict=True))
+            if name not in written
+        }
+        try:
+            for name in TopologicalSorter(needs).static_order():
+                graph = graph_replace([written[name]], resolved, strict=False)[0]
+                resolved[getattr(stand_ins, name)] = graph
+        except CycleError as error:
+            msg = (
+                f"the starts of {sorted(set(error.args[1]))} depend on each other in a circle; "
+                "expected at least one that is a number, has a prior, or is left free."
+            )
+            raise ValueError(msg) from None
+        return pt.stack([resolved[stand_ins[k]] for k in self.places])
+
+    def log_prior(self, x0: TensorVariable) -> TensorVariable:
+        """Write the log density of the priors, a scalar, at x(t0) of all states.
+
+        As a density of levels: what else there is of x(t0) is flat in these.
+        """
+        terms = [pt.zeros(())]
+        for name, prior in self.priors.items():
+            start = x0[self.ode.states.index(name)]
+            terms += [pm.logp(prior, start)]
+            terms += [pt.log(start)] if name in self.ode.positive else []
+        return cast("TensorVariable", sum(terms))
+
+    def width(self, gp: StateGP) -> NDArray[np.float64]:
+        """Return the standard deviation within which a known start holds among the states.
+
+        A hundredth of sigma: a ten thousandth of what one observation says, by variance, and no
+        narrower than what neighbours on the grid say of each other.
+        """
+        random = isinstance(gp.sigma, TensorVariable)
+        widths = NARROW_SCALE * gp.scale if random else NARROW * np.asarray(gp.sigma)
+        return widths[self.places]
+
+    def told(self, theta: NDArray[np.float64], levels: NDArray[np.float64]) -> KnownOfStart:
+        """Evaluate what is known, at parameters and the levels of x(t0)."""
+        return KnownOfStart(*self._compiled(theta, levels))
+
+    def filled(
+        self, theta: NDArray[np.float64], levels: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Return levels of x(t0) with what is known in its place."""
+        if not self.known:
+            return levels
+        levels = levels.copy()
+        levels[self.places] -= self.told(theta, levels).residual
+        return levels
+
+    @cached_property
+    def _compiled(self) -> Callable:
+        n_params, n_states = len(self.ode.params), len(self.ode.states)
+        theta = pt.tensor("theta", shape=(n_params,), dtype="float64")
+        levels = pt.tensor("levels", shape=(n_states,), dtype="float64")
+        positive = np.array(self.ode.is_positive)
+        x0 = states_of(levels, positive)
+        residual, by = pt.zeros(0), [pt.zeros((0, n)) for n in (n_params, n_states)]
+        if self.known:
+            values = self.values([theta[i] for i in range(n_params)], x0)
+            residual = levels[self.places] - levels_of(values, positive[self.places])
+            rows = range(len(self.places))
+            by = [pt.stack([_gradient(residual[i], wrt) for i in rows]) for wrt in (theta, levels)]
+        log_prior = self.log_prior(x0)
+        gradient = _gradient(log_prior, levels)
+        curvature = pt.maximum(
+            -_gradient(gradient.sum(), levels), 0
+        )  # one prior for each: diagonal
+        return pytensor.function(
+            [theta, levels],
+            [residual, *by, log_prior, gradient, curvature],
+            mode="FAST_COMPILE",
+            on_unused_input="ignore",
+        )
+
+    def _check(self):
+        if self.known:
+            x0 = pt.tensor("x0", shape=(len(self.ode.states),), dtype="float64")
+            self.values([pt.scalar(name, dtype="float64") for name in self.ode.params], x0)
+
+    def check_data(self, gp: StateGP):
+        """Raise if a number is far from what was observed at that time."""
+        for name, number in self.numbers.items():
+            k = self.ode.states.index(name)
+            one, observed = gp.data.positive[k], gp.y[0, k]
+            if one and number <= 0:
+                msg = f"the start of {name!r} is {number:g}, but the state is positive; "
+                raise ValueError(msg + "expected a positive number.")
+            levels = levels_of(np.array([observed, number]), np.array(one))
+            apart = abs(levels[0] - levels[1]) / gp.scale[k]
+            if gp.t_observed[0] == gp.t[0] and apart > GROSS:
+                msg = (
+                    f"the start of {name!r} is {number:g}, but {observed:g} was observed at "
+                    f"t = {gp.t[0]:g}, {apart:.0f} standard deviations of the "
+                    "data away; expected the value at the first time, in the "
+                    "data's units."
+                )
+                raise ValueError(msg)
+
+
+def _gradient(scalar, wrt) -> TensorVariable:
+    return cast("TensorVariable", pytensor.grad(scalar, wrt, disconnected_inputs="ignore"))
+
+
+def _as_number(value, name: str) -> float:
+    if isinstance(value, int | float | np.number) and np.isfinite(value):
+        return float(value)
+    msg = (
+        f"the start of {name!r} is {value!r}; expected a number, a distribution such as "
+        "pm.LogNormal.dist(1, 1), or a function of theta, such as lambda theta: theta.start."
+    )
+    raise TypeError(msg)
+
+
+def _constant(number: float) -> Callable:
+    return lambda theta, x0: number
+
+
+def _of_both(function: Callable, name: str) -> Callable:
+    n_arguments = len(inspect.signature(function).parameters)
+    if n_arguments not in (1, 2):
+        msg = (
+            f"the start of {name!r} is a function of {n_arguments} arguments; expected one of "
+            "theta, or of theta and x0, the starts of all states: lambda theta, x0: 1 - x0.I."
+        )
+        raise TypeError(msg)
+    return function if n_arguments == 2 else lambda theta, x0: function(theta)
+
+
+def _scalar(value, name: str) -> TensorVariable:
+    value = pt.as_tensor(value)
+    if value.ndim:
+        msg = f"the start of {name!r} has shape {value.type.shape}; expected a scalar."
+        raise ValueError(msg)
+    return value.astype("float64")
+
+
+class KnownStartRV(pm.SymbolicRandomVariable):
+    """The random variable behind :class:`KnownStart`; a model tells by it which starts it knows."""
+
+    name = "KnownStart"
+    _print_name = ("KnownStart", r"\operatorname{KnownStart}")
+    extended_signature = "[rng],[size],(n),(n),(t,k),(n)->[rng],(n)"
+
+    def __init__(self, *args, places: tuple[int, ...], **kwargs):
+        self.places = places
+        super().__init__(*args, **kwargs)
+
+    @classmethod
+    def rv_op(cls, distance, width, x, known, *, places, size=None, rng=None):
+        """Build the random variable from the parameters of its distribution."""
+        rng = pt.random.shared_rng(seed=None) if rng is None else rng
+        size = normalize_size_param(size)
+        shape = distance.shape if rv_size_is_none(size) else (*size, distance.shape[-1])
+        next_rng, noise = pt.random.normal(size=shape, rng=rng, return_next_rng=True)
+        inputs = [rng, size, distance, width, x, known]
+        return cls(inputs=inputs, outputs=[next_rng, distance + width * noise], places=places)(
+            *inputs
+        )
+
+    def rebuild_rv(self, *parameters, **kwargs):
+        """Build it anew from other inputs, for the same states."""
+        return self.rv_op(*parameters, places=self.places, **kwargs)
+
+
+class KnownStart(pm.Continuous):
+    r"""States that start where it is known: :math:`x(t_0) - v \sim N(0, w^2)`, observed at zero.
+
+    Of positive states the logarithms.
+
+    The width w is small; the exact posterior takes v itself in the place of x(t0).
+
+    Parameters
+    ----------
+    x : TensorVariable
+        States, shape ``(time, state)``, in the data's units.
+    known : TensorVariable
+        v, shape ``(n,)``, in the data's units.
+    width : array of float
+        w, shape ``(n,)``.
+    places : sequence of int
+        Which states are known.
+    positive : array of bool
+        Which of these are positive.
+    """
+
+    rv_type = KnownStartRV
+    rv_op = KnownStartRV.rv_op
+
+    @classmethod
+    def dist(cls, x, known, width, *, places, positive, **kwargs):
+        """Make the distribution outside a model."""
+        there = x[..., 0, list(places)]
+        distance = levels_of(there, positive) - levels_of(known, positive)
+        parameters = [distance, pt.as_tensor(width), x, known]
+        return super().dist(parameters, places=tuple(places), **kwargs)
+
+    def support_point(rv, size, distance, *_):
+        """Return the distance itself, broadcast to the full shape."""
+        return distance if rv_size_is_none(size) else pt.broadcast_to(distance, rv.shape)
+
+    def logp(value, distance, width, *_):
+        """Write the log density, of batch shape."""
+        return pm.logp(pm.Normal.dist(distance, width), value).sum(axis=-1)
+
+
+class Known(NamedTuple):
+    """One :class:`KnownStart` of a model."""
+
+    name: str
+    places: tuple[int, ...]
+    x: TensorVariable
+    values: TensorVariable
+    """Shape ``(n,)``, in the data's units."""
+
+
+def is_known_start(rv) -> bool:
+    """Tell whether a variable of a model is a :class:`KnownStart`."""
+    return isinstance(rv.owner.op, KnownStartRV)
+
+
+def known_starts(model: pm.Model) -> list[Known]:
+    """Return what a model knows exactly of x(t0)."""
+    found = [rv for rv in model.observed_RVs if is_known_start(rv)]
+    return [Known(rv.name, rv.owner.op.places, *rv.owner.inputs[4:6]) for rv in found]
+
+
+def add_start(names: tuple[str, str], start: Start, gp: StateGP, x, theta):
+    """Add what is known of x(t0) to the model on the stack: an observation, and a potential."""
+    known, prior = names
+    if start.known:
+        KnownStart(
+            known,
+            x,
+            start.values([theta[name] for name in start.ode.params], x[0]),
+            start.width(gp),
+            places=start.places,
+            positive=gp.data.positive[start.places],
+            observed=np.zeros(len(start.places)),
+        )
+    if start.priors:
+        pm.Potential(prior, start.log_prior(x[0]))

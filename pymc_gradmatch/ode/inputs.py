@@ -1,0 +1,196 @@
+"""Known inputs of a right-hand side: values on times of their own, or functions of time."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytensor.tensor as pt
+from numpy.typing import ArrayLike, NDArray
+from pytensor.tensor import TensorVariable
+
+from pymc_gradmatch.arguments import as_numbers, in_order
+from pymc_gradmatch.compiling import EVALUATE_ONCE
+
+ROUNDINGS = 4
+KINDS = ("linear", "previous")
+
+
+class Input:
+    r"""A known input of an ODE, measured or set at some times.
+
+    .. math::
+
+        u(t) = u_i + \frac{t - t_i}{t_{i+1} - t_i} (u_{i+1} - u_i)
+        \quad \text{or} \quad u(t) = u_i, \qquad t_i \le t < t_{i+1}
+
+    Parameters
+    ----------
+    times : array_like of float
+        Increasing times, shape ``(n,)``; they need not be those of the data.
+    values : array_like of float
+        The input at these times, shape ``(n,)``, in any unit.
+    kind : {"linear", "previous"}
+        ``"linear"`` between the times; or ``"previous"``, each value from its time on
+        until the next, the last for ever: a schedule, with jumps.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If times and values cannot be used.
+
+    Examples
+    --------
+    A tank that is filled from the first to the third hour, and leaks:
+
+    >>> import pymc_gradmatch as gm
+    >>> tank = gm.ODE(
+    ...     lambda t, x, theta, u: [u.flow - theta.leak * x.level],
+    ...     ["level"], ["leak"], inputs=["flow"],
+    ... )
+    >>> flow = gm.Input([0, 1, 3], [0.0, 2.0, 0.0], kind="previous")
+    >>> filled = tank.with_inputs({"flow": flow})
+    >>> filled.solve([0.0, 1.0, 3.0], x0=[0.0], theta=[0.5])[:, 0].round(4)
+    array([0.    , 0.    , 2.5285])
+    """
+
+    def __init__(self, times: ArrayLike, values: ArrayLike, kind: str = "linear"):
+        if kind not in KINDS:
+            msg = f"kind is {kind!r}; expected one of {list(KINDS)}."
+            raise ValueError(msg)
+        self.times = as_numbers(times, "times of an input")
+        self.values = as_numbers(values, "values of an input")
+        self.kind = kind
+        fewest = 2 if kind == "linear" else 1
+        if (
+            self.times.ndim != 1
+            or self.times.shape != self.values.shape
+            or (len(self.times) < fewest)
+        ):
+            msg = (
+                f"times and values of an input have shapes {self.times.shape} and "
+                f"{self.values.shape}; expected one value for each time, at least {fewest}."
+            )
+            raise ValueError(msg)
+        if not (np.isfinite(self.times).all() and (np.diff(self.times) > 0).all()):
+            msg = (
+                "times of an input are not increasing, or not finite; expected each time once, in "
+                "order. A jump is a new value at its time with kind='previous'."
+            )
+            raise ValueError(msg)
+        if not np.isfinite(self.values).all():
+            first = self.times[~np.isfinite(self.values)][0]
+            msg = (
+                f"the input has no finite value at time {first:g}; drop the times at which it was "
+                "not measured."
+            )
+            raise ValueError(msg)
+
+    def __repr__(self) -> str:
+        return (
+            f"Input({len(self.times)} times on [{self.times[0]:g}, {self.times[-1]:g}], "
+            f"kind={self.kind!r})"
+        )
+
+    def __call__(self, t) -> TensorVariable:
+        """Write the input at times as a graph, shape of ``t``; beyond its times it stays level."""
+        t = pt.as_tensor(t)
+        last = len(self.times) - 1
+        # Of the two sides of a jump, the later, also where rounding puts a time before it.
+        beginnings = self.times - ROUNDINGS * np.spacing(np.abs(self.times))
+        before = pt.clip(pt.searchsorted(beginnings, t.ravel(), side="right") - 1, 0, last)
+        before = before.reshape(t.shape)
+        level = pt.constant(self.values)[before]
+        if self.kind == "previous":
+            return level
+        slope = np.append(np.diff(self.values) / np.diff(self.times), 0.0)
+        since = pt.clip(t, self.times[0], self.times[-1]) - pt.constant(self.times)[before]
+        return level + pt.constant(slope)[before] * since
+
+    @property
+    def is_known_on(self) -> tuple[float, float]:
+        """First and last time at which the input is known."""
+        return float(self.times[0]), float(self.times[-1] if self.kind == "linear" else np.inf)
+
+    @property
+    def jumps(self) -> NDArray[np.float64]:
+        """Times at which the input jumps."""
+        if self.kind == "linear":
+            return np.empty(0)
+        return self.times[1:][np.diff(self.values) != 0]
+
+    @property
+    def kinks(self) -> NDArray[np.float64]:
+        """Times at which the slope of the input jumps."""
+        if self.kind == "previous":
+            return np.empty(0)
+        slope = np.diff(self.values) / np.diff(self.times)
+        return self.times[1:-1][np.diff(slope) != 0]
+
+
+def as_inputs(given: Any, names: tuple[str, ...]) -> tuple[Input | Callable, ...]:
+    """Return one input for each name, or say what was expected."""
+    if not names:
+        msg = (
+            f"inputs are given for {list(given)}, but the ODE has none; expected an ODE with their "
+            f"names, gm.ODE(rhs, states, params, inputs={list(given)}), and rhs(t, x, theta, u)."
+        )
+        raise ValueError(msg)
+    inputs = in_order(given, names, "inputs are")
+    for name, value in zip(names, inputs, strict=True):
+        if not callable(value):
+            msg = (
+                f"the input {name!r} is a {type(value).__name__}; expected gm.Input(times, values) "
+                "or a function of time written with pm.math, such as lambda t: pm.math.sin(t)."
+            )
+            raise TypeError(msg)
+        if not isinstance(value, Input):
+            _check_function(value, name)
+    return tuple(inputs)
+
+
+def _check_function(function: Callable, name: str):
+    t = pt.tensor("t", shape=(7,), dtype="float64")
+    try:
+        value = pt.as_tensor(function(t))
+    except Exception as error:
+        msg = (
+            f"calling the input {name!r} on symbolic times raised {type(error).__name__} "
+            f"({error}); expected a function of time alone, written with pm.math."
+        )
+        raise TypeError(msg) from error
+    if value.ndim > 1 or value.type.shape not in ((), (1,), (7,)):
+        msg = (
+            f"the input {name!r} has shape {value.type.shape} at times of shape (7,); expected "
+            "one value for each time."
+        )
+        raise ValueError(msg)
+
+
+def input_at(value: Input | Callable, t: TensorVariable) -> TensorVariable:
+    """Return an input at times: numbers, where these are."""
+    graph = pt.as_tensor(value(t)) + pt.zeros_like(t)
+    if t.owner is None and hasattr(t, "data"):
+        return pt.constant(graph.eval(mode=EVALUATE_ONCE))
+    return graph
+
+
+def times_where(inputs: tuple[Input | Callable, ...], what: str) -> NDArray[np.float64]:
+    """Return the times of all ``"jumps"`` or ``"kinks"``, each once."""
+    found = [getattr(value, what) for value in inputs if isinstance(value, Input)]
+    return np.unique(np.concatenate([np.empty(0), *found]))
+
+
+def check_known(inputs: tuple[Input | Callable, ...], names: tuple[str, ...], t: NDArray):
+    """Raise if times lie beyond those at which an input is known."""
+    for name, value in zip(names, inputs, strict=True):
+        if not isinstance(value, Input):
+            continue
+        first, last = value.is_known_on
+        if len(t) and (t[0] < first or t[-1] > last):
+            until = "on" if last == np.inf else f"to {last:g}"
+            msg = (
+                f"the input {name!r} is known from {first:g} {until}, and asked for from "
+                f"{t[0]:g} to {t[-1]:g}; expected an input that covers the times of the states. "
+                "Add a value at their first and last time."
+            )
+            raise ValueError(msg)
