@@ -85,7 +85,9 @@ def moved(point, units, width, rng):
     }
 
 
-@pytest.mark.parametrize("positive", [False, True], ids=["plain", "positive"])
+@pytest.mark.parametrize(
+    "positive", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["plain", "positive"]
+)
 @pytest.mark.parametrize("units", UNITS)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_samplers_see_the_same_density_in_any_units(model_of, preset, units, positive):
@@ -122,7 +124,7 @@ def test_the_one_call_has_the_same_draws_in_any_units(positive):
 
 @pytest.mark.parametrize("units", [(1e6, 1e-6, 1e-6), (1e-6, 1e6, 1e6), (1e-9, 1e-3, 1e3)])
 def test_states_of_different_units_that_start_at_zero_are_solved_as_well(units):
-    """Assert the closed form of a chain, soft and stiff, of which the last starts with slope zero."""
+    """Assert the closed form of a chain, soft and stiff; its last state starts with slope zero."""
     a, b, c = units
     ode = gm.ODE(
         lambda t, x, theta: (

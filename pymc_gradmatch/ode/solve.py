@@ -63,7 +63,9 @@ def integrate(
 
 def _integrate_one(derivative, jacobian, t, x0, theta, breaks) -> NDArray[np.float64] | None:
     # Absolute tolerances follow the size that each state has or soon gets.
-    absolute = 1e-2 * LSODA_RTOL * size(x0, derivative(np.asarray(t[0]), x0, theta), t[-1] - t[0])
+    start = np.asarray(t[0]), x0, theta
+    sizes = size(x0, derivative(*start), jacobian(*start), t[-1] - t[0])
+    absolute = 1e-2 * LSODA_RTOL * sizes
     times, is_break = with_breaks(t, breaks)
     ends = just_before(times, is_break)
     whole = np.full((len(times), len(x0)), np.nan)
@@ -107,21 +109,32 @@ def just_before(times: Array, is_break: NDArray[np.bool_]) -> Array:
     return times - is_break * BEFORE * np.spacing(np.abs(times).max())
 
 
-def size(
-    x0: NDArray[np.float64], slope: NDArray[np.float64], duration: float
-) -> NDArray[np.float64]:
+def size(x0: Array, slope: Array, slope_by_state: Array, duration: float) -> NDArray[np.float64]:
     """Return the size that each state has or soon gets, shape ``(..., state)``.
+
+    What it gets is what its slope brings within the fastest time scale of the system, by the
+    eigenvalues of the Jacobian, and at least a millionth of what the terms of its slope do:
+    their rounding is no error.  States may differ in their units by any factor.
 
     Parameters
     ----------
     x0, slope : array of float
         The states and their derivatives at the start, shape ``(..., state)``.
+    slope_by_state : array of float
+        The Jacobian there, shape ``(..., state, state)``.
     duration : float
         How long the states follow.
     """
-    sizes = np.maximum(np.abs(x0), np.nan_to_num(np.abs(slope)) * duration)
-    largest = sizes.max(axis=-1, keepdims=True)
-    return np.maximum(sizes, np.where(largest > 0, 1e-6 * largest, 1.0))
+    entries = np.abs(np.nan_to_num(slope_by_state, nan=0.0, posinf=0.0, neginf=0.0))
+    rate = np.abs(np.linalg.eigvals(np.where(np.isfinite(slope_by_state), slope_by_state, 0.0)))
+    fastest = rate.max(axis=-1, keepdims=True)
+    with np.errstate(divide="ignore", over="ignore"):
+        soon = np.minimum(duration, 1 / fastest)
+    sizes = np.maximum(np.abs(x0), np.nan_to_num(np.abs(slope)) * soon)
+    for _ in range(x0.shape[-1]):  # along a chain of states that start at zero
+        reach = np.matvec(entries, sizes) * soon
+        sizes = np.maximum(sizes, np.where(sizes > 0, 1e-6, 1.0) * reach)
+    return np.where(sizes > 0, sizes, 1.0)
 
 
 RTOL = 1e-9
@@ -363,9 +376,9 @@ class BatchedSolver:
         trajectories = np.full((len(x0), len(times), x0.shape[1]), np.nan)
         trajectories[:, 0] = x0
         with np.errstate(all="ignore"):
-            front = _start(self._derivative, t, x0, theta)
+            front = _start(self._derivative, self._jacobian, t, x0, theta)
             left = _advance(self._explicit_step, 8, MAX_STEPS, front, road, trajectories)
-            for part in left.with_tolerances(trajectories).parts():
+            for part in left.with_tolerances(self._jacobian, t, trajectories).parts():
                 _advance(self._implicit_step, ORDER, MAX_IMPLICIT_STEPS, part, road, trajectories)
         incomplete = np.isnan(trajectories).any(axis=(1, 2))
         trajectories[incomplete] = np.nan
@@ -412,18 +425,19 @@ class _Front(NamedTuple):
         draws = np.arange(len(self.draw))
         return [self.of(part) for part in np.split(draws, draws[n::n])]
 
-    def with_tolerances(self, trajectories: NDArray[np.float64]) -> Self:
+    def with_tolerances(self, jacobian: Callable, t, trajectories: NDArray[np.float64]) -> Self:
         """Return the same with absolute tolerances for sizes that states had, not may have."""
         so_far = np.nanmax(np.abs(trajectories[self.draw]), axis=1, initial=0.0)
         reached = np.maximum(so_far, np.abs(self.x))
-        absolute = 1e-2 * RTOL * size(reached, self.f, 0.0)
+        slope_by_state = jacobian(self.time, self.x, self.theta)
+        absolute = 1e-2 * RTOL * size(reached, 0 * self.x, slope_by_state, t[-1] - t[0])
         return self._replace(absolute=absolute, at_the_edge=0 * self.draw)
 
 
-def _start(derivative: Callable, t, x0, theta) -> _Front:
+def _start(derivative: Callable, jacobian: Callable, t, x0, theta) -> _Front:
     time = np.full(len(x0), t[0])
     f = derivative(time, x0, theta)
-    absolute = 1e-2 * RTOL * size(x0, f, t[-1] - t[0])
+    absolute = 1e-2 * RTOL * size(x0, f, jacobian(time, x0, theta), t[-1] - t[0])
     step = 0.01 * np.min(absolute / (1e-2 * RTOL) / np.abs(f), axis=1)
     step = np.fmin(step, t[-1] - t[0])
     draw = np.arange(len(x0))
