@@ -609,7 +609,9 @@ def batched_solver(ode: ODE) -> BatchedSolver:
     >>> solve([0.0, 1.0], x0=[[1.0], [2.0]], theta=[[0.5], [0.5]])[:, 1, 0].round(4)
     array([0.6065, 1.2131])
     """
-    return BatchedSolver(ode.on_arrays, ode.breaks)
+    return BatchedSolver(
+        ode.on_arrays, lambda t, x, theta: ode.linearised(t, x, theta)[1], ode.breaks
+    )
 
 
 def _gradient(total: TensorVariable, wrt: TensorVariable) -> TensorVariable:
