@@ -14,12 +14,13 @@ from pymc_gradmatch.model.constraint import (
     keep_observations,
     warn_of_other_data,
 )
-from pymc_gradmatch.model.likelihood import where_impossible
+from pymc_gradmatch.model.likelihood import NoDerivativeError, where_impossible
 from pymc_gradmatch.model.refinement import of_model, recentre, refine
 
 __all__ = [
     "Constraint",
     "GradientMatchingODE",
+    "NoDerivativeError",
     "Settings",
     "build_model",
     "constraints",
