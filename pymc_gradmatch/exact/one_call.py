@@ -176,7 +176,7 @@ def fit(
     ...     lambda t, x, theta: [-theta.k * x.a, theta.k * x.a - x.b], ["a", "b"], ["k"]
     ... )
     >>> t = np.linspace(0, 4, 13)
-    >>> b = chain.solve(t, x0=[3.0, 0.0], theta=[2.0])[:, 1]
+    >>> b = chain.solve(t, x0=[3.0, 1.0], theta=[2.0])[:, 1]
     >>> table = pd.DataFrame({"b": b + np.random.default_rng(1).normal(0, 0.01, 13)})
     >>> fit = gm.fit(chain, t, table, priors={"k": pm.LogNormal.dist(1, 0.5)}, random_seed=1)
     >>> x0 = fit.table.loc["x0[a]"]
