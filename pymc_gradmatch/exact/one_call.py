@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
@@ -19,7 +20,14 @@ from pymc_gradmatch.exact.posterior import ExactPosterior
 from pymc_gradmatch.exact.search import cover, newton, widths_at
 from pymc_gradmatch.exact.verdict import N_HANDED_ON, TRY, check_n_draws, in_words
 from pymc_gradmatch.gp import is_states
-from pymc_gradmatch.model import Constraint, Settings, build_model, of_model, refine
+from pymc_gradmatch.model import (
+    Constraint,
+    NoDerivativeError,
+    Settings,
+    build_model,
+    of_model,
+    refine,
+)
 from pymc_gradmatch.numerics import on_one_thread
 from pymc_gradmatch.ode import ODE, Input
 from pymc_gradmatch.reporting import printed, reporting
@@ -167,24 +175,42 @@ def fit(
     >>> bool(abs(fit.table.loc["rate", "mean"] - 1) < 0.3)
     True
 
-    Susceptible, infected and recovered of a school of N, all susceptible at first but some:
+    It is known that all began with 1.0:
 
-    >>> rhs = lambda t, x, theta: (
-    ...     -theta.beta * x.S * x.I / 763,
-    ...     theta.beta * x.S * x.I / 763 - theta.gamma * x.I,
-    ...     theta.gamma * x.I,
+    >>> known = gm.fit(
+    ...     decay, t, y, priors={"rate": pm.HalfNormal.dist(2)}, start={"mass": 1.0}, random_seed=1
     ... )
-    >>> sir = gm.ODE(rhs, ["S", "I", "R"], ["beta", "gamma"])
-    >>> days = np.arange(15.0)
-    >>> x = sir.solve(days, [760.0, 3.0, 0.0], [1.8, 0.5])
-    >>> y = x + np.random.default_rng(1).normal(0, 15, x.shape)
-    >>> epidemic = gm.fit(
-    ...     sir, days, y, priors={name: pm.HalfNormal.dist(2) for name in sir.params},
-    ...     start={"R": 0.0, "I": pm.LogNormal.dist(1, 1), "S": lambda theta, x0: 763 - x0.I},
+    >>> float(known.table.loc["rate", "sd"]) < float(fit.table.loc["rate", "sd"])
+    True
+
+    A state that was never measured, from a table without its column:
+
+    >>> import pandas as pd
+    >>> chain = gm.ODE(
+    ...     lambda t, x, theta: [-theta.k * x.a, theta.k * x.a - x.b], ["a", "b"], ["k"]
+    ... )
+    >>> t = np.linspace(0, 4, 13)
+    >>> b = chain.solve(t, x0=[3.0, 1.0], theta=[2.0])[:, 1]
+    >>> table = pd.DataFrame({"b": b + np.random.default_rng(1).normal(0, 0.01, 13)})
+    >>> fit = gm.fit(chain, t, table, priors={"k": pm.LogNormal.dist(1, 0.5)}, random_seed=1)
+    >>> x0 = fit.table.loc["x0[a]"]
+    >>> bool(abs(x0["mean"] - 3) < 5 * x0["sd"])
+    True
+
+    Data that are another function of the states, here scaled counts; without ``y`` it is
+    solutions of the ODE that climbs start from:
+
+    >>> def likelihood(x, theta):
+    ...     pm.Poisson("counts", 100 * x.b, observed=np.round(100 * b))
+    >>> counted = gm.fit(
+    ...     chain,
+    ...     t,
+    ...     priors={"k": pm.LogNormal.dist(1, 0.5)},
+    ...     likelihood=likelihood,
     ...     random_seed=1,
     ... )
-    >>> bool(abs(epidemic.table.loc["beta", "mean"] - 1.8) < 0.1)
-    True
+    >>> counted.idata["posterior_predictive"]["counts"].sizes["draw"]
+    4000
     """
     check_n_draws(n_draws)
     rng = np.random.default_rng(random_seed)
@@ -288,11 +314,14 @@ def _start(target: ExactPosterior, rng, *, progressbar: bool) -> NDArray[np.floa
         is_plain = all(rv in model.free_RVs for rv in named.values())
         if is_plain and not np.any(gp.prior_slope):
             grid = gp.t if len(gp.t) > len(gp.t_observed) else None
+            matched = partial(
+                refine, ode, gp, priors=named, grid=grid, random_seed=rng, progressbar=progressbar
+            )
             with model:
-                gp, _, theta, _ = refine(
-                    ode, gp, priors=named, likelihood=model, grid=grid, random_seed=rng,
-                    progressbar=progressbar,
-                )  # fmt: skip
+                try:
+                    gp, _, theta, _ = matched(likelihood=model)
+                except NoDerivativeError:  # the data that the Gaussian processes have lead there
+                    gp, _, theta, _ = matched()
             values |= theta
         elif is_plain and _others_without_start(model, constraint):
             there = target.parameters_at_start([*named.values()])

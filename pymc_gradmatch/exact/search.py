@@ -157,7 +157,7 @@ def newton(target: LogDensity, points: NDArray[np.float64], covariance: NDArray)
         local = rescaled(local)
         # Curvature is one, but for directions that were cut short: gradient is Newton's step.
         point, height = step(target, local, local.gradient)
-        rise = np.where(np.isfinite(height), height - local.height, 0)
+        rise = _rise(local.height, height)
         local = look_around(target, point, local.factor)
         if not (rise > SETTLED).any():
             break
@@ -224,11 +224,17 @@ def _corrected(target: LogDensity, local: Local, ahead) -> Local:
         gradient = there.gradient
         across = gradient - (gradient * along).sum(axis=1, keepdims=True) * along
         point, height = step(target, there, across)
-        rise = np.where(np.isfinite(height), height - there.height, 0)
+        rise = _rise(there.height, height)
         there = rescaled(look_around(target, point, there.factor))
         if not (rise > ON_RIDGE).any():
             break
     return there
+
+
+def _rise(before, after) -> NDArray[np.float64]:
+    """Return how far walkers rose; nothing where the density is still zero."""
+    with np.errstate(invalid="ignore"):
+        return np.where(np.isfinite(after), after - before, 0)
 
 
 def _length(factor, move) -> NDArray[np.float64]:

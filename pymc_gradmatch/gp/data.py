@@ -90,11 +90,11 @@ class Data:
         _check_positive(observations, is_positive, names)
         mean, scale = np.zeros(len(names)), np.ones(len(names))
         if standardize:
-            for k, column in enumerate(levels_of(observations, is_positive).T):
-                seen = column[~np.isnan(column)]
-                mean[k] = seen.mean() if len(seen) else 0
-                scale[k] = seen.std() if len(seen) >= FEWEST else np.nan
-            scale = np.where(np.isnan(given), scale, given)
+            n_seen = (~np.isnan(observations)).sum(axis=0)
+            known = levels_of(observations, is_positive).copy()
+            known[:, n_seen == 0] = 0
+            mean, scale = np.nanmean(known, axis=0), np.nanstd(known, axis=0)
+            scale = np.where(np.isnan(given), np.where(n_seen < FEWEST, np.nan, scale), given)
         return cls(times, observations, names, read_only(mean), read_only(scale), is_positive)
 
     @property
@@ -119,7 +119,10 @@ class Data:
     def scaled(self) -> Self:
         """Return the data, or raise if the scale of a state is missing."""
         if not self.is_observed.any():
-            msg = "y holds no observation at all (all NaN); expected some."
+            msg = (
+                "y holds no observation at all (all NaN), to which Gaussian processes could be "
+                "fitted; expected some. Where a likelihood is given, preset 'refined' needs none."
+            )
             raise ValueError(msg)
         if self.unscaled:
             msg = (

@@ -13,13 +13,14 @@ from pymc_gradmatch.model.constraint import (
     is_constraint,
     warn_of_other_data,
 )
-from pymc_gradmatch.model.likelihood import where_impossible
+from pymc_gradmatch.model.likelihood import NoDerivativeError, where_impossible
 from pymc_gradmatch.model.refinement import of_model, recentre, refine
 from pymc_gradmatch.model.start import is_known_start, known_starts
 
 __all__ = [
     "Constraint",
     "GradientMatchingODE",
+    "NoDerivativeError",
     "Settings",
     "build_model",
     "constraints",

@@ -307,6 +307,17 @@ def build_model(
     >>> model = gm.build_model(decay, t, y, priors={"rate": pm.HalfNormal.dist(1)}, gamma=0.1)
     >>> [variable.name for variable in model.basic_RVs]
     ['rate', 'x', 'y', 'gradient_match']
+
+    Counts of what was lost from one time to the next, in place of the normal likelihood:
+
+    >>> def losses(x, theta):
+    ...     pm.Poisson("lost", x.mass[:-1] - x.mass[1:], observed=[39, 24, 15, 9])
+    >>> priors = {"rate": pm.HalfNormal.dist(1)}
+    >>> model = gm.build_model(
+    ...     decay, range(5), priors=priors, likelihood=losses, preset="refined", random_seed=1
+    ... )
+    >>> [variable.name for variable in model.observed_RVs]
+    ['lost', 'gradient_match']
     """
     chosen = preset_of(preset, settings)
     check_ode(ode)

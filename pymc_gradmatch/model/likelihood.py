@@ -30,6 +30,10 @@ UNSEEN = 0.1  # sigma of a state that nothing is known of, in standard deviation
 type LikelihoodFunction = Callable[[Any, Any], Any]
 
 
+class NoDerivativeError(ValueError):
+    """A likelihood that can be evaluated, but not climbed."""
+
+
 class Told(NamedTuple):
     """A log likelihood and its gradient, in the units of the data and of the parameters."""
 
@@ -208,7 +212,7 @@ class Written(Likelihood):
                 f"the likelihood has no derivative by the states ({error}); expected operations "
                 "that PyTensor can differentiate twice. Without refine, pm.sample may do."
             )
-            raise ValueError(msg) from error
+            raise NoDerivativeError(msg) from error
         return compiled([self._graph, by_z]), compiled(by_both), compiled([self._graph, by_v])
 
     def _flat(self, theta, x) -> NDArray[np.float64]:

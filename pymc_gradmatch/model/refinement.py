@@ -14,6 +14,8 @@ study behind it.
 4. A narrow one describes the distance from it: ExpQuad with a lengthscale of
    two grid steps and an amplitude of 30 sigma, so that A, the tolerance that
    the Gaussian process itself has, follows the noise.  Re-centred again.
+   Where the likelihood is not the data's, sigma is that of a normal observation which would
+   say as much; a state of which nothing is said takes the median of the others.
 5. gamma is a millionth of the prior variance of the slopes.
 
 Where an input jumps the Gaussian process is broken (:meth:`StateGP.with_breaks`).
@@ -191,14 +193,21 @@ def of_model(model: pm.Model, ode: ODE, gp: StateGP) -> Written:
     Parameters
     ----------
     model : pymc.Model
-        Has one constraint of this ODE, the parameters of which are free variables.
+        Has a constraint of this ODE, the parameters of which are free variables.
     ode : ODE
         The right-hand side.
     gp : StateGP
-        Gaussian processes on a grid that contains that of the constraint.
+        Gaussian processes of the constraint's data, on a grid that contains that of it.
     """
     known = constraints(model)
-    [constraint] = [one for one in known if one.ode is ode]
+    fitting = [one for one in known if one.ode is ode and one.gp.data.is_same(gp.data)]
+    if not fitting:
+        msg = (
+            f"the model has the constraints {[one.name for one in known]}; expected one of this "
+            "ODE, with Gaussian processes of the same data as gp."
+        )
+        raise ValueError(msg)
+    constraint = fitting[0]
     [states] = [name for name, v in model.named_vars.items() if v is constraint.x]
     return of_graph(
         model, states, ode.params, grid=constraint.gp.t, gp=gp, without=[one.name for one in known]

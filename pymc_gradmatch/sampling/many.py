@@ -85,7 +85,9 @@ def fit_many(
     t : array_like of float
         Times, shape ``(time,)``, the same for all.
     ys : array_like of float, or sequence of tables
-        Observations, shape ``(replicate, time, state)``.
+        Observations, shape ``(replicate, time, state)``.  Each pattern of missing
+        values is a formula of its own, and compiled; where a preset makes another grid of
+        it, states are NaN at times that are not theirs.
     priors : mapping of str to TensorVariable
         As for :func:`~pymc_gradmatch.build_model`; the same for all.
     draws, tune, chains : int
