@@ -159,7 +159,7 @@ def fit(
     ...     theta.gamma * x.I,
     ... )
     >>> sir = gm.ODE(rhs, ["S", "I", "R"], ["beta", "gamma"])
-    >>> days = np.arange(15.0)
+    >>> days = np.arange(0, 15, 0.5)
     >>> x = sir.solve(days, [760.0, 3.0, 0.0], [1.8, 0.5])
     >>> y = x + np.random.default_rng(1).normal(0, 15, x.shape)
     >>> epidemic = gm.fit(
@@ -167,7 +167,8 @@ def fit(
     ...     start={"R": 0.0, "I": pm.LogNormal.dist(1, 1), "S": lambda theta, x0: 763 - x0.I},
     ...     random_seed=1,
     ... )
-    >>> bool(abs(epidemic.table.loc["beta", "mean"] - 1.8) < 0.1)
+    >>> mean, sd = epidemic.table.loc["beta", ["mean", "sd"]]
+    >>> bool(abs(mean - 1.8) < 5 * sd)
     True
     """
     check_n_draws(n_draws)

@@ -131,8 +131,8 @@ def recentre(
     gammas = as_positive(gamma, len(gp.states), "gamma")
     parameters = parameters_of(priors, ode.params)
     rng = np.random.default_rng(random_seed)
-    x = gp.posterior_mean()
     known = Start.of(ode, start)
+    x = known.possible(gp.posterior_mean())
     ode = ode.of_levels
     with reporting(SEARCHING, enabled=progressbar) as say:
         found = climb_from_prior(ode, gp, parameters, gammas, x, rng, known=known)
@@ -361,8 +361,8 @@ def refine(
 
     searching = _scaled(on_grid, settings.wide_amplitude)
     gamma = gamma_of(searching)
-    smoothed = searching.posterior_mean()
     known = Start.of(ode, start)
+    smoothed = known.possible(searching.posterior_mean())
     ode = ode.of_levels
     rng = np.random.default_rng(random_seed)
     with reporting(SEARCHING, enabled=progressbar) as say:
