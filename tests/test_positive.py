@@ -286,3 +286,19 @@ def test_the_papers_preset_and_whitened_states_take_logarithms_too(pelts, years)
         assert (draws[-1]["x"] > 0).all()
     first, second = (d["alpha"] for d in draws)
     assert abs(first.mean() - second.mean()) < 0.3 * second.std()
+
+
+@pytest.mark.parametrize("parameterization", ["centered", "whitened"])
+def test_data_are_predicted_around_solutions_also_where_states_are_computed(
+    pelts, years, parameterization
+):
+    """Assert the spread of the likelihood, from draws that have no free variable of the states."""
+    start = {"hare": pm.LogNormal.dist(3.4, 0.2)}
+    model = built(NATURAL, years, pelts, parameterization=parameterization, start=start)
+    fit = gm.fit(model=model, random_seed=1, progressbar=False)
+    predicted = gm.predict(fit.idata, model=model, random_seed=1)["posterior_predictive"]
+    x = predicted["x"].sel(time=years).to_numpy()
+    away = np.log(predicted["y"].to_numpy() / x)
+    sigma = fit.idata["posterior"]["sigma"].to_numpy()
+    ratio = np.sqrt(np.square(away).mean(axis=(0, 1, 2))) / np.sqrt(np.square(sigma).mean((0, 1)))
+    np.testing.assert_allclose(ratio, 1, atol=0.05)

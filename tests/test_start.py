@@ -227,3 +227,12 @@ def test_a_prior_on_the_start_counts_as_a_term(y):
     model = model_of(y, {"mass": pm.Normal.dist(19.0, 0.2)})
     assert [potential.name for potential in model.potentials] == ["start_prior"]
     assert "start_prior" in ExactPosterior(model).likelihood
+
+
+def test_a_start_whose_prior_excludes_the_first_observation_is_climbed_from_within(chain_gp):
+    start = Start.of(CHAIN, {"c": pm.LogNormal.dist(-1, 1)})
+    x = chain_gp.posterior_mean()
+    x[0, 2] = -0.5
+    moved = start.possible(x)
+    assert moved[0, 2] > 0
+    np.testing.assert_array_equal(np.delete(moved, 2, axis=1), np.delete(x, 2, axis=1))

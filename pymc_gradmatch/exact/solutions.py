@@ -1,5 +1,6 @@
 """The solutions of a model's ODEs at draws of its parameters, and what the model predicts then."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from itertools import product
 
@@ -334,13 +335,16 @@ def predict(
     predictive = f"{group}_predictive"
     if t is not None:
         return xr.DataTree.from_dict({predictive: solved})
-    data = pm.sample_posterior_predictive(
-        xr.DataTree.from_dict({"posterior": _given(draws, solved, solutions)}),
-        model=model,
-        var_names=solutions.observed,
-        random_seed=random_seed,
-        progressbar=False,
-    )
+    with warnings.catch_warnings():
+        # What weighs draws has no say in data around given ones.
+        warnings.filterwarnings("ignore", "The effect of Potentials", UserWarning)
+        data = pm.sample_posterior_predictive(
+            xr.DataTree.from_dict({"posterior": _given(draws, solved, solutions)}),
+            model=model,
+            var_names=solutions.observed,
+            random_seed=random_seed,
+            progressbar=False,
+        )
     failed = xr.concat([solved[name].isnull().any(solved[name].dims[2:]) for name in solved], "x")
     drawn = data["posterior_predictive"].dataset.where(~failed.any("x"))
     observed = data["observed_data"].dataset[solutions.observed]
@@ -379,4 +383,13 @@ def _given(draws: xr.Dataset, solved: xr.Dataset, solutions: Solutions) -> xr.Da
     """Return the draws with solutions in place of their states; where these failed, any states."""
     others = draws.drop_vars([*solutions.states, "time"], errors="ignore")
     filled = {name: values.fillna(values.mean()) for name, values in solved.items()}
+    # What states are computed from must be among the draws, or PyMC draws it and them anew.
+    free = solutions.model.free_RVs
+    behind = truncated_graph_inputs([constraint.x for constraint in solutions.constraints], free)
+    n_draws = draws.sizes["chain"], draws.sizes["draw"]
+    for rv in free:
+        if rv in behind and rv.name not in {*draws, *filled}:
+            shape = *n_draws, *rv.shape.eval(mode=EVALUATE_ONCE)
+            dims = "chain", "draw", *(f"{rv.name}_{k}" for k in range(rv.ndim))
+            filled[rv.name] = xr.DataArray(np.zeros(shape), dims=dims)
     return others.merge(xr.Dataset(filled), compat="override", join="override")

@@ -239,6 +239,7 @@ def build_model(
         tuples both.  Known starts are an observation called ``start``, within a hundredth of
         sigma, and exact where the ODE is integrated; priors are a potential, ``start_prior``.
         The others have the Gaussian process' prior, a flat one where the ODE is integrated.
+        In lines of one's own: ``pm.Normal("start", x[0, k], narrow, observed=number)``.
     preset : {"fgpgm", "refined"}
         Where the settings that are not given come from.  ``"fgpgm"``: the
         paper's, an ``"ExpQuad"`` kernel per state, gamma 0.3, nugget 1e-4, sigma

@@ -145,8 +145,8 @@ def recentre(
     gammas = as_positive(gamma, len(gp.states), "gamma")
     parameters = parameters_of(priors, ode.params)
     rng = np.random.default_rng(random_seed)
-    x = gp.posterior_mean()
     known = Start.of(ode, start)
+    x = known.possible(gp.posterior_mean())
     with reporting(SEARCHING, enabled=progressbar) as say:
         told = _told(likelihood, ode, gp) or normal(gp, len(known.places))
         levels = ode.of_levels
@@ -421,8 +421,8 @@ def refine(
 
     searching = _scaled(on_grid, settings.wide_amplitude)
     gamma = gamma_of(searching)
-    smoothed = searching.posterior_mean()
     known = Start.of(ode, start)
+    smoothed = known.possible(searching.posterior_mean())
     rng = np.random.default_rng(random_seed)
     with reporting(SEARCHING, enabled=progressbar) as say:
         told = _told(likelihood, ode, searching) or normal(searching, len(known.places))

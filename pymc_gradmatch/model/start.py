@@ -16,8 +16,9 @@ from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch._pymc import normalize_size_param, rv_size_is_none
+from pymc_gradmatch._pymc import at_support_points, normalize_size_param, rv_size_is_none
 from pymc_gradmatch.arguments import is_distribution
+from pymc_gradmatch.compiling import EVALUATE_ONCE
 from pymc_gradmatch.gp import StateGP, levels_of, states_of
 from pymc_gradmatch.ode import ODE, named
 
@@ -170,6 +171,17 @@ class Start:
     def told(self, theta: NDArray[np.float64], levels: NDArray[np.float64]) -> KnownOfStart:
         """Evaluate what is known, at parameters and the levels of x(t0)."""
         return KnownOfStart(*self._compiled(theta, levels))
+
+    def possible(self, levels: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return levels of the states on the grid, x(t0) moved to where its priors allow it."""
+        levels, positive = levels.copy(), np.array(self.ode.is_positive)
+        x0 = states_of(levels[0], positive)
+        for name, prior in self.priors.items():
+            k = self.ode.states.index(name)
+            if not np.isfinite(pm.logp(prior, x0[k]).eval(mode=EVALUATE_ONCE)):
+                x0[k] = at_support_points([prior])[0].eval(mode=EVALUATE_ONCE)
+                levels[0] = levels_of(x0, positive)
+        return levels
 
     def filled(
         self, theta: NDArray[np.float64], levels: NDArray[np.float64]
