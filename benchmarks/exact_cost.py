@@ -2,10 +2,11 @@
 
 ``OMP_NUM_THREADS=1 python -m benchmarks.exact_cost`` prints, for some cases of the
 accuracy study, CPU seconds and effective draws of the first data set of an ODE, with
-compilation, and of the next: by :func:`~pymc_gradmatch.integrate_check` after
-``preset="refined"``, and by NumPyro + diffrax, told the truth (the coordinates of
-:mod:`benchmarks.jax_rival`).  Each side runs in a process of its own with empty
-caches; imports are left out.  JAX comes with the extra ``benchmarks``.
+compilation, and of the next: by :func:`~pymc_gradmatch.fit`, by
+:func:`~pymc_gradmatch.integrate_check` after ``preset="refined"`` and NUTS, and by NumPyro +
+diffrax, told the truth (the coordinates of :mod:`benchmarks.jax_rival`).  Each side runs in a
+process of its own with empty caches; imports are left out.  JAX comes with the extra
+``benchmarks``.
 """
 
 import argparse
@@ -29,7 +30,21 @@ NAMES = ("LV low", "LV high", "FHN SNR 100", "PT low")
 DRAWS = 250  # of each of four chains; the check draws anew
 
 
-def ours(case: Case, replicate: int) -> dict[str, float]:
+def in_one_call(case: Case, replicate: int) -> dict[str, float]:
+    """Fit by ``gm.fit``, from the prior."""
+    data, one_call = case.simulate(replicate), gm.fit  # imported before the clock starts
+    start = process_time()
+    fit = one_call(
+        case.ode, data.t, data.y, priors=case.priors(), random_seed=replicate, progressbar=False
+    )
+    return {
+        "CPU s": process_time() - start,
+        "effective draws": fit.n_effective,
+        "sealed": float(fit.is_exact),
+    }
+
+
+def by_nuts(case: Case, replicate: int) -> dict[str, float]:
     """Build, sample and check; effective draws are those of the weights."""
     data = case.simulate(replicate)
     start = process_time()
@@ -51,7 +66,11 @@ def rival(case: Case, replicate: int) -> dict[str, float]:
     return {"CPU s": seconds, "effective draws": fit.ess(), "sealed": float("nan")}
 
 
-SIDES = {"refined + integrate_check": ours, "NumPyro + diffrax, told the truth": rival}
+SIDES = {
+    "gm.fit": in_one_call,
+    "refined + integrate_check": by_nuts,
+    "NumPyro + diffrax, told the truth": rival,
+}
 
 
 def measured(side: str, name: str) -> list[dict[str, float]]:

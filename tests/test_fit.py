@@ -171,7 +171,6 @@ def test_good_fit_does_not_warn(data):
         ),
     ],
 )
-@pytest.mark.filterwarnings("ignore:.*ended at its")
 def test_unusable_kernels_and_bounds_are_named(data, settings, error, message):
     with pytest.raises(error, match=message):
         gm.fit_gp(data.t, data.y, **settings)

@@ -110,16 +110,18 @@ def test_samplers_see_the_same_density_in_any_units(model_of, preset, units, pos
 
 @pytest.mark.slow
 @pytest.mark.parametrize("positive", [False, True], ids=["plain", "positive"])
-def test_the_one_call_has_the_same_draws_in_any_units(positive):
+def test_the_one_call_has_the_same_posterior_in_any_units(positive):
     tables = []
     for units in (OLD, *UNITS[::2]):
         fit = gm.fit(**problem(*units, positive=positive), random_seed=1, progressbar=False)
         assert fit.is_exact
         tables.append(fit.table.loc[PARAMS, ["mean", "sd"]].div(of_theta(*units), axis=0))
     for table in tables[1:]:
+        # Rounding may send a search another way: then the draws are others, of the same posterior.
+        error = 6 / np.sqrt(fit.n_effective)
         away = (table["mean"] - tables[0]["mean"]) / tables[0]["sd"]
-        assert away.abs().max() < 1e-3
-        np.testing.assert_allclose(table["sd"], tables[0]["sd"], rtol=1e-3)
+        assert away.abs().max() < error
+        np.testing.assert_allclose(table["sd"], tables[0]["sd"], rtol=2 * error)
 
 
 @pytest.mark.parametrize("units", [(1e6, 1e-6, 1e-6), (1e-6, 1e6, 1e6), (1e-9, 1e-3, 1e3)])

@@ -17,7 +17,7 @@ from pymc_gradmatch._pymc import starts_by_itself
 from pymc_gradmatch.compiling import EVALUATE_ONCE
 from pymc_gradmatch.exact.importance import Mixture
 from pymc_gradmatch.exact.posterior import ExactPosterior
-from pymc_gradmatch.exact.search import cover, newton, widths_at
+from pymc_gradmatch.exact.search import Local, cover, newton, widths_at
 from pymc_gradmatch.exact.verdict import N_HANDED_ON, TRY, check_n_draws, in_words
 from pymc_gradmatch.gp import is_states
 from pymc_gradmatch.model import (
@@ -28,7 +28,7 @@ from pymc_gradmatch.model import (
     of_model,
     refine,
 )
-from pymc_gradmatch.numerics import on_one_thread
+from pymc_gradmatch.numerics import N_STARTS, on_one_thread, one_at_a_time
 from pymc_gradmatch.ode import ODE, Input
 from pymc_gradmatch.reporting import printed, reporting
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 PILOTS = 1_000  # draws of the normal approximation, from which the searches start
 N_PRIOR = 1_000  # draws that tell how wide a prior is
+HIGHER = 2.0  # log density, by which another mode is the better one to search around
 HARDLY = 0.7  # of the prior's width, that a posterior has where the data tell next to nothing
 UNSEEN = "It says nothing of modes that no search reached."
 
@@ -99,6 +100,7 @@ class Fit:
         return plot_states(self.idata, **kwargs)
 
 
+@one_at_a_time
 @on_one_thread
 def fit(
     ode: ODE | None = None,
@@ -126,8 +128,10 @@ def fit(
     Gradient matching finds the most probable parameters and states without
     integrating, from wherever the prior starts (:func:`~pymc_gradmatch.refine`).
     From there Newton's method climbs to the mode of the exact posterior, and draws
-    around it go through the searches of :func:`~pymc_gradmatch.integrate_check`.  No chain
-    is run, and of the model the right-hand side alone is compiled to machine code.
+    around it go through the searches of :func:`~pymc_gradmatch.integrate_check`.  Where
+    these do not agree, climbs from draws of the prior look for a better mode.  No chain is
+    run, and nothing is compiled to machine code but a right-hand side that is more than
+    arithmetic.
 
     Parameters
     ----------
@@ -241,6 +245,13 @@ def fit(
         say("searching: independent searches from around the mode")
         around = Mixture.around(mode.point[0], mode.covariance[0])
         found = cover(target, around.draw(PILOTS, rng), n_draws, rng)
+        if not found.is_reliable:
+            say("climbing from draws of the prior: is there a better mode?")
+            other = _best_from_prior(target, mode, rng)
+            if other.height[0] > mode.height[0] + HIGHER:
+                say("searching again, around the better mode")
+                around = Mixture.around(other.point[0], other.covariance[0])
+                found = cover(target, around.draw(PILOTS, rng), n_draws, rng)
         say("drawing")
         weighted = found.weighted
         drawn = weighted.resampled(rng)
@@ -261,6 +272,15 @@ def fit(
         starts=target.initial_points(weighted.points[list(dict.fromkeys(drawn))[:N_HANDED_ON]]),
         unidentified=unidentified,
     )
+
+
+def _best_from_prior(target: ExactPosterior, mode: Local, rng) -> Local:
+    """Climb from the most probable of many draws of the prior; return the highest mode."""
+    draws = target.from_prior(mode.point[0], N_PRIOR, rng)
+    best = draws[np.argsort(-target(draws))[:N_STARTS]]
+    climbed = newton(target, best, mode.covariance[0])
+    highest = climbed.only([int(np.argmax(climbed.height))])
+    return newton(target, highest.point, highest.covariance[0])
 
 
 def _unidentified(target: ExactPosterior, posterior: xr.Dataset, rng) -> pd.DataFrame:

@@ -252,6 +252,14 @@ class ExactPosterior(Solutions):
         there = parts[n_values:] if starts is None else starts
         return [*parts[:n_values], *self._standardised(there)]
 
+    def from_prior(self, phi: NDArray[np.float64], n: int, rng) -> NDArray[np.float64]:
+        """Return points with all but x(t0) drawn from their priors, x(t0) that of a point phi."""
+        n_values = len(self._values)
+        drawn = pm.draw(self._coordinate_graphs[:n_values], n, mode=EVALUATE_ONCE, random_seed=rng)
+        columns = [np.reshape(part, (n, -1)) for part in drawn]
+        n_drawn = sum(column.shape[1] for column in columns)
+        return np.concatenate([*columns, np.tile(phi[n_drawn:], (n, 1))], axis=1)
+
     def parameters_at_start(self, variables: Sequence) -> NDArray[np.float64]:
         """Return scalar free variables of the model where it starts."""
         upstream = set(ancestors(variables))

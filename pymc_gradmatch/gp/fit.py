@@ -141,7 +141,7 @@ def fit_gp(
     array([1. , 0.9, 0.6, 0.4, 0.1, 0.2, 0.1, 0. ])
     """
     data = Data.of(t, y, states=states, scales=scales, standardize=standardize, positive=positive)
-    gp = fit_data(
+    return fit_data(
         data,
         cov=cov,
         shared=shared,
@@ -150,8 +150,6 @@ def fit_gp(
         n_starts=n_starts,
         random_seed=random_seed,
     )
-    gp.operators()  # raises where a kernel has no derivative
-    return gp
 
 
 @one_at_a_time
@@ -164,8 +162,12 @@ def fit_data(
     nugget: float = 1e-4,
     n_starts: int = 10,
     random_seed: int | np.random.Generator | None = None,
+    only_sigma: bool = False,
 ) -> StateGP:
-    """Fit as :func:`fit_gp` does, to data that have been checked."""
+    """Fit as :func:`fit_gp` does, to data that have been checked.
+
+    Where sigma alone will be used, kernels are not evaluated, and nothing is warned of.
+    """
     data, n_states = data.scaled(), len(data.states)
     fitted = np.flatnonzero(~data.is_sparse)
     if len(fitted) == 0:
@@ -193,7 +195,7 @@ def fit_data(
     _check_bounds_are_used(bounds or {}, families.values())
 
     groups = [list(range(n_states))] if shared else [[k] for k in range(n_states)]
-    covs, sigmas, evaluations = [], [], []
+    covs, sigmas, evaluations, warn = [], [], [], []
     for group in groups:
         # What was not observed has the kernel that suits all that was.
         told = fitted[np.isin(fitted, group)] if np.isin(fitted, group).any() else fitted
@@ -207,7 +209,7 @@ def fit_data(
         sigmas += [sigma] * len(group)
         evaluations.append((family, hyperparameters, kernel, len(group)))
         if np.isin(told, group).all():
-            _warn_at_bounds(family, estimate, [data.states[k] for k in group])
+            warn.append(partial(_warn_at_bounds, family, estimate, [data.states[k] for k in group]))
 
     def blocks() -> Blocks:
         evaluated: list[Blocks] = []
@@ -217,7 +219,12 @@ def fit_data(
         return stacked(evaluated)
 
     processes = Processes(data.t, tuple(covs), nuggets, evaluated=blocks)
-    return StateGP.of(data, processes, as_sigma(np.array(sigmas) * data.scale, n_states))
+    gp = StateGP.of(data, processes, as_sigma(np.array(sigmas) * data.scale, n_states))
+    if not only_sigma:
+        gp.operators()  # raises where a kernel has no derivative
+        for of_bounds in warn:
+            of_bounds()
+    return gp
 
 
 def unfitted(data: Data) -> StateGP:

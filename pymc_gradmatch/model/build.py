@@ -1,6 +1,5 @@
 """The four lines of Theorem 1, written by one call."""
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, TypedDict, Unpack
@@ -139,9 +138,7 @@ class RefinedPreset(Preset):
         """Fit the Gaussian processes, of which the rule takes sigma and nothing else."""
         if data.is_sparse.all():
             return unfitted(data)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
-            return super().fit(data, rng)
+        return fit_data(data, cov=self.cov, shared=self.shared, random_seed=rng, only_sigma=True)
 
     def prepare(
         self,
