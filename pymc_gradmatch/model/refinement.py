@@ -271,7 +271,9 @@ def _centred(
 ) -> tuple[StateGP, Likelihood] | None:
     solution = _solution(ode, gp, parameters, matched, known)
     theta, _ = parameters.natural(matched.u)
-    if not np.isfinite(solution).all():
+    with np.errstate(over="ignore"):
+        is_bounded = np.isfinite(np.square(solution)).all()
+    if not is_bounded:
         warnings.warn(
             f"the ODE could not be integrated at the estimate "
             f"{dict(zip(ode.params, theta.round(4).tolist(), strict=True))}: the prior mean stays "
