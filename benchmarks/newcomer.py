@@ -68,9 +68,7 @@ def main():
     rows = []
     for _ in range(1 if options.quick else options.repeats):
         with TemporaryDirectory() as folder:
-            rows += [
-                {"caches": caches} | first_fit(Path(folder)) for caches in ("empty", "warm")
-            ]
+            rows += [{"caches": caches} | first_fit(Path(folder)) for caches in ("empty", "warm")]
     table = pd.DataFrame(rows).groupby("caches").min().T
     show(table, None if options.quick else RESULTS / "newcomer.csv")
 

@@ -95,6 +95,7 @@ def test_rational_quadratic_warns_that_it_wants_to_be_exponentiated_quadratic(da
     np.testing.assert_allclose(rational.sigma, gp.sigma, rtol=0.02)
 
 
+@pytest.mark.filterwarnings("ignore:.*ended at its")
 def test_bounds_reach_the_kernel_that_has_them(data):
     bounds = {"lengthscale": (0.2, 2.0), "a": (1e-3, 100)}
     gp = gm.fit_gp(

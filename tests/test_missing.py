@@ -37,6 +37,7 @@ def gp(table):
     return gm.StateGP(T, table, covs, sigma=NOISE)
 
 
+@pytest.mark.filterwarnings("ignore:.*ended at its")
 def test_a_state_is_fitted_at_its_own_times(table):
     settings = {"cov": "Matern52", "bounds": {"sigma": (1e-2, 1)}}
     together = gm.fit_gp(T, table, random_seed=1, **settings)

@@ -48,7 +48,7 @@ def chain_data():
 
 @pytest.fixture(scope="module")
 def chain_gp(chain_data):
-    return gm.fit_gp(T, chain_data, cov="Matern52", random_seed=1)
+    return gm.StateGP(T, chain_data, [pm.gp.cov.Matern52(1, ls=2.0)] * 3, sigma=0.2)
 
 
 def posterior(y, log_prior, noise):
