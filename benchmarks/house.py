@@ -43,7 +43,7 @@ import numpy as np, pymc as pm, pymc_gradmatch as gm
 
 files = set()
 def note(frame, event, argument):
-    if event == "call":
+    if event == "call" and frame.f_code.co_name != "<module>":  # rooms are imported on the way
         files.add(frame.f_code.co_filename)
 
 decay = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
