@@ -41,9 +41,10 @@ ROAD = """
 import sys, threading
 import numpy as np, pymc as pm, pymc_gradmatch as gm
 
+everything = [getattr(gm, name) for name in dir(gm)]  # so that no room is imported on the way
 files = set()
 def note(frame, event, argument):
-    if event == "call" and frame.f_code.co_name != "<module>":  # rooms are imported on the way
+    if event == "call":
         files.add(frame.f_code.co_filename)
 
 decay = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
