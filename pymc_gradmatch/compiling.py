@@ -1,8 +1,54 @@
-"""How graphs are compiled where PyTensor's default is not what is wanted."""
+"""How graphs are compiled where PyTensor's default is not what is wanted.
 
-from contextlib import AbstractContextManager
+PyTensor compiles a graph by numba, which spends about a fifth of a second on each of its
+nodes, in Python, before LLVM begins: half a minute on an ODE of three states.  A log density
+is simpler than what numba must be ready for: every array has a known shape and lies in one
+place.  :func:`machine_code` therefore writes LLVM's own language, one nest of loops for each
+sum and for each array that is read more than once, and LLVM takes a tenth of a second for
+all of it.  An axis that is added, swapped, cut or repeated costs nothing: it changes where a
+loop reads.  What has no loop here (a Cholesky factor, a Bessel function) is compiled by
+PyTensor, and called.
+"""
 
+import ctypes
+import math
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from functools import cache, singledispatch
+from typing import Any, NamedTuple
+
+import numpy as np
 import pytensor
+import pytensor.scalar as ps
+import pytensor.tensor as pt
+from numpy.typing import NDArray
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.replace import graph_replace
+from pytensor.graph.rewriting.utils import rewrite_graph
+from pytensor.raise_op import CheckAndRaise
+from pytensor.tensor.basic import (
+    Alloc,
+    AllocEmpty,
+    Join,
+    MakeVector,
+    ScalarFromTensor,
+    Split,
+    TensorFromScalar,
+)
+from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from pytensor.tensor.shape import Reshape, Shape, SpecifyShape
+from pytensor.tensor.subtensor import (
+    AdvancedIncSubtensor,
+    AdvancedSubtensor,
+    IncSubtensor,
+    Subtensor,
+    indices_from_subtensor,
+)
+
+from pymc_gradmatch._pymc import machine_code
 
 # A graph that runs a handful of times: walk it in Python, without rewriting it.
 EVALUATE_ONCE = pytensor.Mode(linker="py", optimizer="None")
@@ -16,3 +62,951 @@ def as_written() -> AbstractContextManager:
     compiled in this process and what came from a cache, so that the last digit would.
     """
     return pytensor.config.change_flags(numba__fastmath=False)
+
+
+class NotNativeError(Exception):
+    """Something in a graph has no loop of ours."""
+
+
+@dataclass(frozen=True)
+class Native:
+    """Machine code, and what owns it.
+
+    Attributes
+    ----------
+    address : int
+        Of a C function.
+    owners : tuple
+        What must live as long as the code is called.
+    """
+
+    address: int
+    owners: tuple
+
+
+# Where numbers lie, and what is computed from them: a tree that is written into a loop.
+
+
+class Leaf(NamedTuple):
+    """Numbers in memory, read at ``offset`` plus indices times strides."""
+
+    base: str
+    dtype: str
+    offset: int
+    strides: tuple[int, ...]
+    table: str = ""
+    """Where it has a name: numbers at the places that are read from there."""
+
+
+class Number(NamedTuple):
+    """One number, the same everywhere."""
+
+    value: float
+    dtype: str
+
+
+class Call(NamedTuple):
+    """A scalar operation on trees of the same shape."""
+
+    op: ps.ScalarOp
+    dtype: str
+    arguments: tuple
+
+
+class Array(NamedTuple):
+    """A tree, and the shape that it is read in."""
+
+    shape: tuple[int, ...]
+    tree: Any
+
+    def moved(self, shape, places: Callable[[tuple[int, ...]], tuple[int, Sequence[int]]]):
+        """Return a view: ``places`` maps strides to an offset and to strides for its shape."""
+
+        def move(tree):
+            match tree:
+                case Leaf():
+                    more, strides = places(tree.strides)
+                    return tree._replace(offset=tree.offset + more, strides=tuple(strides))
+                case Call():
+                    return tree._replace(arguments=tuple(map(move, tree.arguments)))
+            return tree
+
+        return Array(tuple(shape), move(self.tree))
+
+    def broadcast(self, shape):
+        """Return a view of a larger shape, with the array repeated."""
+        missing = len(shape) - len(self.shape)
+        lengths = (1,) * missing + self.shape
+
+        def places(strides):
+            strides = (0,) * missing + strides
+            return 0, [0 if n == 1 else s for n, s in zip(lengths, strides, strict=True)]
+
+        return self.moved(shape, places)
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether it can be read without computing."""
+        return not isinstance(self.tree, Call)
+
+
+def _contiguous(shape) -> tuple[int, ...]:
+    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+def _leaves(tree) -> Iterator[Leaf]:
+    match tree:
+        case Leaf():
+            yield tree
+        case Call():
+            for argument in tree.arguments:
+                yield from _leaves(argument)
+
+
+TYPES = {"float64": "double", "bool": "i1"} | {f"int{n}": f"i{n}" for n in (8, 16, 32, 64)}
+
+
+def _type(dtype: str) -> str:
+    if dtype not in TYPES:
+        raise NotNativeError(dtype)
+    return TYPES[dtype]
+
+
+def _stored_as(dtype: str) -> str:
+    return "i8" if dtype == "bool" else _type(dtype)
+
+
+def _is_integer(dtype: str) -> bool:
+    return _type(dtype).startswith("i")
+
+
+def _written(value, dtype: str) -> str:
+    if dtype == "float64":
+        return f"0x{struct.unpack('>Q', struct.pack('>d', value))[0]:016X}"
+    return str(int(value))
+
+
+class Loops:
+    """The body of one function: nested loops, and the instructions inside."""
+
+    def __init__(self):
+        self.lines: list[str] = []
+        self.block = "entry"
+        self.count = 0
+        self.functions: set[str] = set()
+
+    def new(self, instruction: str) -> str:
+        """Write an instruction, and return the name of its result."""
+        self.count += 1
+        self.lines.append(f"  %v{self.count} = {instruction}")
+        return f"%v{self.count}"
+
+    @contextmanager
+    def loop(self, length: int) -> Iterator[str]:
+        """Write what is written meanwhile into a loop; yields its index."""
+        self.count += 1
+        name, before = f"l{self.count}", self.block
+        self.lines += [f"  br label %{name}", f"{name}:"]
+        self.lines.append(f"  %i{name} = phi i64 [ 0, %{before} ], [ %n{name}, %e{name} ]")
+        self.block = name
+        yield f"%i{name}"
+        self.lines += [
+            f"  br label %e{name}",
+            f"e{name}:",
+            f"  %n{name} = add nuw nsw i64 %i{name}, 1",
+            f"  %c{name} = icmp ult i64 %n{name}, {length}",
+            f"  br i1 %c{name}, label %{name}, label %x{name}",
+            f"x{name}:",
+        ]
+        self.block = f"x{name}"
+
+    def place(self, leaf: Leaf, pointers, indices) -> str:
+        """Write the address of a leaf's number."""
+        at = str(leaf.offset)
+        for index, stride in zip(indices, leaf.strides, strict=True):
+            if stride:
+                step = index if stride == 1 else self.new(f"mul nsw i64 {index}, {stride}")
+                at = step if at == "0" else self.new(f"add nsw i64 {step}, {at}")
+        if leaf.table:
+            there = self.new(f"getelementptr inbounds i64, ptr {leaf.table}, i64 {at}")
+            at = self.new(f"load i64, ptr {there}")
+        stored = _stored_as(leaf.dtype)
+        return self.new(f"getelementptr inbounds {stored}, ptr {pointers[leaf.base]}, i64 {at}")
+
+    def load(self, dtype: str, place: str) -> str:
+        """Write the reading of a number."""
+        number = self.new(f"load {_stored_as(dtype)}, ptr {place}")
+        return self.new(f"icmp ne i8 {number}, 0") if dtype == "bool" else number
+
+    def store(self, dtype: str, number: str, place: str):
+        """Write the storing of a number."""
+        if dtype == "bool":
+            number = self.new(f"zext i1 {number} to i8")
+        self.lines.append(f"  store {_stored_as(dtype)} {number}, ptr {place}")
+
+    def value(self, tree, pointers, indices) -> str:
+        """Write what computes a tree's number at some indices."""
+        match tree:
+            case Number():
+                return _written(tree.value, tree.dtype)
+            case Leaf():
+                return self.load(tree.dtype, self.place(tree, pointers, indices))
+        arguments = [self.value(argument, pointers, indices) for argument in tree.arguments]
+        dtypes = [argument.dtype for argument in tree.arguments]
+        return _scalar(self, tree.op, dtypes, tree.dtype, arguments)
+
+    def call(self, function: str, *arguments: str) -> str:
+        """Write a call of a function of doubles."""
+        types = ", ".join(["double"] * len(arguments))
+        self.functions.add(f"declare double @{function}({types})")
+        given = ", ".join(f"double {argument}" for argument in arguments)
+        return self.new(f"call double @{function}({given})")
+
+    def cast(self, number: str, given: str, wanted: str) -> str:
+        """Write a conversion of a number from one dtype to another."""
+        if given == wanted:
+            return number
+        there, here = _type(wanted), _type(given)
+        if wanted == "bool":
+            zero = f"icmp ne {here} {number}, 0"
+            return self.new(zero if _is_integer(given) else f"fcmp une double {number}, 0.0")
+        if given == "bool":
+            how = "zext" if _is_integer(wanted) else "uitofp"
+        elif _is_integer(given):
+            grows = int(there[1:]) > int(here[1:]) if _is_integer(wanted) else None
+            how = {None: "sitofp", True: "sext", False: "trunc"}[grows]
+        else:
+            how = "fptosi"
+        return self.new(f"{how} {here} {number} to {there}")
+
+
+ARITHMETIC = {
+    ps.Add: ("fadd", "add", "or"),
+    ps.Sub: ("fsub", "sub", None),
+    ps.Mul: ("fmul", "mul", "and"),
+    ps.AND: (None, "and", "and"),
+    ps.OR: (None, "or", "or"),
+    ps.XOR: (None, "xor", "xor"),
+}
+COMPARISONS = {
+    ps.LT: ("olt", "slt"),
+    ps.GT: ("ogt", "sgt"),
+    ps.LE: ("ole", "sle"),
+    ps.GE: ("oge", "sge"),
+    ps.EQ: ("oeq", "eq"),
+    ps.NEQ: ("une", "ne"),
+}
+FUNCTIONS = {
+    ps.Exp: "llvm.exp.f64",
+    ps.Log: "llvm.log.f64",
+    ps.Log2: "llvm.log2.f64",
+    ps.Log10: "llvm.log10.f64",
+    ps.Sqrt: "llvm.sqrt.f64",
+    ps.Abs: "llvm.fabs.f64",
+    ps.Sin: "llvm.sin.f64",
+    ps.Cos: "llvm.cos.f64",
+    ps.Pow: "llvm.pow.f64",
+    ps.Ceil: "llvm.ceil.f64",
+    ps.Floor: "llvm.floor.f64",
+    ps.Trunc: "llvm.trunc.f64",
+    ps.Maximum: "llvm.maximum.f64",
+    ps.Minimum: "llvm.minimum.f64",
+} | {
+    op: name
+    for op, name in {
+        ps.Log1p: "log1p",
+        ps.Expm1: "expm1",
+        ps.Tan: "tan",
+        ps.ArcSin: "asin",
+        ps.ArcCos: "acos",
+        ps.ArcTan: "atan",
+        ps.ArcTan2: "atan2",
+        ps.Sinh: "sinh",
+        ps.Cosh: "cosh",
+        ps.Tanh: "tanh",
+        ps.ArcSinh: "asinh",
+        ps.ArcCosh: "acosh",
+        ps.ArcTanh: "atanh",
+        ps.Erf: "erf",
+        ps.Erfc: "erfc",
+        ps.GammaLn: "lgamma",
+    }.items()
+}
+
+
+@cache
+def _is_known(function: str) -> bool:
+    """Tell whether LLVM finds a function; it ends the process where it does not."""
+    import llvmlite.binding as llvm  # large, and needed for NUTS alone
+
+    if function.startswith("llvm.") or llvm.address_of_symbol(function):
+        return True
+    try:
+        found = ctypes.cast(getattr(ctypes.CDLL(None), function), ctypes.c_void_p).value
+    except (AttributeError, OSError, TypeError):
+        return False
+    llvm.add_symbol(function, found)
+    return True
+
+
+def _scalar(loops: Loops, op, given: list[str], wanted: str, arguments: list[str]) -> str:
+    """Write a scalar operation on numbers of dtypes; returns one of the wanted dtype."""
+    kind = type(op)
+    new = loops.new
+
+    def as_type(dtype):
+        return [loops.cast(a, d, dtype) for a, d in zip(arguments, given, strict=True)]
+
+    if kind in (ps.Cast, ps.Identity, ps.Second):
+        return loops.cast(arguments[-1], given[-1], wanted)
+    if kind is ps.Switch:
+        condition = loops.cast(arguments[0], given[0], "bool")
+        _, yes, no = as_type(wanted)
+        return new(f"select i1 {condition}, {_type(wanted)} {yes}, {_type(wanted)} {no}")
+    if kind in COMPARISONS:
+        common = str(np.result_type(*given))
+        one, other = as_type(common)
+        ordered, signed = COMPARISONS[kind]
+        if common == "bool":
+            signed = signed.replace("s", "u")
+        how = f"icmp {signed}" if _is_integer(common) else f"fcmp {ordered}"
+        return new(f"{how} {_type(common)} {one}, {other}")
+    if kind is ps.IsNan:
+        (x,) = as_type("float64")
+        return new(f"fcmp uno double {x}, 0.0")
+    if kind is ps.IsInf:
+        size = loops.call("llvm.fabs.f64", *as_type("float64"))
+        return new(f"fcmp oeq double {size}, {_written(math.inf, 'float64')}")
+    if kind is ps.Invert and wanted == "bool":
+        return new(f"xor i1 {arguments[0]}, true")
+    numbers = as_type(wanted)
+    if kind in ARITHMETIC:
+        real, whole, logical = ARITHMETIC[kind]
+        how = real if wanted == "float64" else logical if wanted == "bool" else whole
+        if how is None:
+            raise NotNativeError(op)
+        total = numbers[0]
+        for number in numbers[1:]:
+            total = new(f"{how} {_type(wanted)} {total}, {number}")
+        return total
+    if wanted != "float64":
+        if kind is ps.Neg:
+            return new(f"sub {_type(wanted)} 0, {numbers[0]}")
+        raise NotNativeError(op)
+    if kind in FUNCTIONS:
+        return loops.call(FUNCTIONS[kind], *numbers)
+    return _composed(loops, op, *numbers)
+
+
+def _composed(loops: Loops, op, x: str, *others: str) -> str:
+    """Write a scalar operation that is made of others."""
+    new, call = loops.new, loops.call
+    one = "1.0"
+
+    def smaller(bound: float) -> str:
+        return new(f"fcmp olt double {x}, {_written(bound, 'float64')}")
+
+    def either(condition: str, yes: str, no: str) -> str:
+        return new(f"select i1 {condition}, double {yes}, double {no}")
+
+    match op:
+        case ps.Neg():
+            return new(f"fneg double {x}")
+        case ps.Sqr():
+            return new(f"fmul double {x}, {x}")
+        case ps.Reciprocal():
+            return new(f"fdiv double {one}, {x}")
+        case ps.TrueDiv():
+            return new(f"fdiv double {x}, {others[0]}")
+        case ps.Exp2():
+            return call("llvm.exp2.f64", x)
+        case ps.Sign():
+            below = either(smaller(0.0), "-1.0", x)
+            return either(new(f"fcmp ogt double {x}, 0.0"), one, below)
+        case ps.Clip():
+            low, high = others
+            capped = either(new(f"fcmp ogt double {x}, {high}"), high, x)
+            return either(new(f"fcmp olt double {x}, {low}"), low, capped)
+        case ps.Sigmoid():
+            power = call("llvm.exp.f64", new(f"fneg double {x}"))
+            return new(f"fdiv double {one}, {new(f'fadd double {power}, {one}')}")
+        case ps.Softplus():
+            power = call("llvm.exp.f64", x)
+            small = either(smaller(-37.0), power, call("log1p", power))
+            back = call("llvm.exp.f64", new(f"fneg double {x}"))
+            large = either(smaller(33.3), new(f"fadd double {x}, {back}"), x)
+            return either(smaller(18.0), small, large)
+        case ps.Log1mexp():
+            rest = call("log1p", new(f"fneg double {call('llvm.exp.f64', x)}"))
+            near = call("llvm.log.f64", new(f"fneg double {call('expm1', x)}"))
+            return either(smaller(math.log(0.5)), rest, near)
+    raise NotNativeError(op)
+
+
+class Reduction(NamedTuple):
+    """How numbers are taken together: from where, and by which instruction."""
+
+    start: float
+    instruction: str
+
+
+# A sum may be taken in any order, so that it runs in several lanes.
+REDUCTIONS = {
+    ps.Add: {"float64": Reduction(0, "fadd reassoc double"), "bool": Reduction(0, "or i1")},
+    ps.Mul: {"float64": Reduction(1, "fmul reassoc double"), "bool": Reduction(1, "and i1")},
+    ps.AND: {"bool": Reduction(1, "and i1")},
+    ps.OR: {"bool": Reduction(0, "or i1")},
+}
+
+
+def _reduction(op, dtype: str) -> Reduction:
+    if dtype.startswith("int") and type(op) in (ps.Add, ps.Mul):
+        is_sum = type(op) is ps.Add
+        return Reduction(0 if is_sum else 1, f"{'add' if is_sum else 'mul'} {_type(dtype)}")
+    try:
+        return REDUCTIONS[type(op)][dtype]
+    except KeyError:
+        raise NotNativeError(op) from None
+
+
+@dataclass
+class Writer:
+    """Writes a graph as a module of LLVM: one function per nest of loops, and one that calls them.
+
+    Functions of their own tell LLVM that what they write is not what they read.
+    """
+
+    declarations: set[str] = field(default_factory=set)
+    constants: list[str] = field(default_factory=list)
+    nests: list[str] = field(default_factory=list)
+    body: list[str] = field(default_factory=list)
+    owners: list[Any] = field(default_factory=list)
+    size: int = 0
+    codes: set[int] = field(default_factory=set)
+    arrays: dict[Variable, Array] = field(default_factory=dict)
+    uses: dict[Variable, int] = field(default_factory=dict)
+
+    def write(self, inputs: Sequence, outputs: Sequence, given: Sequence[Array]) -> list[Array]:
+        """Write a graph, given what its inputs are; returns its outputs."""
+        graph = FunctionGraph([*inputs], [*outputs], clone=True)
+        rewrite_graph(graph, include=("canonicalize", "stabilize", "specialize", "merge"))
+        if not all(map(_has_a_place, graph.variables)):
+            return self._called(inputs, outputs, given)
+        self.uses = {variable: len(graph.clients[variable]) for variable in graph.variables}
+        self.arrays = dict(zip(graph.inputs, given, strict=True))
+        for node in graph.toposort():
+            try:
+                written = lower(node.op, node, self)
+            except NotNativeError:
+                variables = [v for v in node.inputs if not isinstance(v, Constant)]
+                arrays = [self[variable] for variable in variables]
+                written = self._called(variables, node.outputs, arrays)
+            for variable, array in zip(node.outputs, written, strict=True):
+                is_shared = self.uses[variable] > 1
+                self.arrays[variable] = self.stored(array) if is_shared else array
+        return [self[variable] for variable in graph.outputs]
+
+    def __getitem__(self, variable: Variable) -> Array:
+        """Return what was written of a variable."""
+        if variable not in self.arrays:
+            if not isinstance(variable, Constant):
+                raise NotNativeError(variable)
+            self.arrays[variable] = self.constant(np.asarray(variable.data))
+        return self.arrays[variable]
+
+    def constant(self, values: NDArray) -> Array:
+        """Return an array of numbers that are part of the code."""
+        dtype = "float64" if values.dtype == np.float32 else str(values.dtype)
+        _type(dtype)
+        if values.size == 1:
+            return Array(values.shape, Number(values.item(), dtype))
+        name = f"@c{len(self.constants)}"
+        stored = _stored_as(dtype)
+        numbers = ", ".join(f"{stored} {_written(value, dtype)}" for value in values.flat)
+        self.constants.append(
+            f"{name} = private constant [{values.size} x {stored}] [{numbers}], align 64"
+        )
+        return Array(values.shape, Leaf(name, dtype, 0, _contiguous(values.shape)))
+
+    def room(self, shape, dtype: str) -> Array:
+        """Return an array in the workspace, not yet filled."""
+        width = 1 if dtype == "bool" else 8
+        _type(dtype)
+        self.size = -(-self.size // 64) * 64
+        name = f"%w{len(self.body)}"
+        self.body.append(f"  {name} = getelementptr inbounds i8, ptr %w, i64 {self.size}")
+        self.size += width * math.prod(shape)
+        return Array(tuple(shape), Leaf(name, dtype, 0, _contiguous(shape)))
+
+    def argument(self, name: str, shape: tuple[int, ...], offset: int = 0) -> Array:
+        """Return an array where an argument of the function points to."""
+        return Array(shape, Leaf(name, "float64", offset, _contiguous(shape)))
+
+    def stored(self, array: Array) -> Array:
+        """Return an array that can be read without computing."""
+        return array if array.is_stored else self.copied(array)
+
+    def copied(self, array: Array) -> Array:
+        """Return a copy of an array, contiguous and not shared."""
+        room = self.room(array.shape, array.tree.dtype)
+        self.fill(room, array)
+        return room
+
+    def fill(self, room: Array, array: Array, reduction: Reduction | None = None):
+        """Write a nest of loops that computes an array into a room, or into sums there.
+
+        Where the array is reduced, the room does not move along the axes that go.
+        """
+        into = room.tree
+        if 0 in array.shape:
+            return
+        leaves = [*_leaves(array.tree)]
+        # The array with the most numbers is read in the order in which they lie.
+        places = [leaf for leaf in [into, *leaves] if not leaf.table]
+        widest = max(
+            places or [into],
+            key=lambda leaf: math.prod(
+                n for n, s in zip(array.shape, leaf.strides, strict=True) if s
+            ),
+        )
+        order = sorted(range(len(array.shape)), key=lambda k: -abs(widest.strides[k]))
+        axes = [k for k in order if array.shape[k] > 1]
+        groups: list[list[int]] = []
+        for k in axes:
+            if groups and all(
+                leaf.strides[groups[-1][-1]] == leaf.strides[k] * array.shape[k]
+                for leaf in [into, *leaves]
+            ):
+                groups[-1].append(k)
+            else:
+                groups.append([k])
+        lengths = [math.prod(array.shape[k] for k in group) for group in groups]
+
+        def merged(strides):
+            return 0, [strides[group[-1]] for group in groups]
+
+        tree = array.moved(lengths, merged).tree
+        into = Array(array.shape, into).moved(lengths, merged).tree
+        bases = list(dict.fromkeys(leaf.base for leaf in [into, *_leaves(tree)]))
+        pointers = {base: f"%p{i}" for i, base in enumerate(bases)}
+        loops = Loops()
+        if reduction is None:
+            self._nested(loops, lengths, [], lambda at: self._set(loops, into, tree, pointers, at))
+        else:
+            self._reduce(loops, lengths, into, tree, pointers, reduction)
+        self.declarations |= loops.functions
+        name = f"@n{len(self.nests)}"
+        arguments = ", ".join(f"ptr noalias {pointer}" for pointer in pointers.values())
+        lines = [f"define private void {name}({arguments}) {{", "entry:", *loops.lines]
+        self.nests.append("\n".join([*lines, "  ret void", "}"]))
+        self.body.append(f"  call void {name}({', '.join(f'ptr {base}' for base in bases)})")
+
+    def _nested(self, loops: Loops, lengths, indices, write):
+        if len(indices) == len(lengths):
+            write(indices)
+            return
+        with loops.loop(lengths[len(indices)]) as index:
+            self._nested(loops, lengths, [*indices, index], write)
+
+    @staticmethod
+    def _set(loops: Loops, into: Leaf, tree, pointers, indices):
+        number = loops.cast(loops.value(tree, pointers, indices), tree.dtype, into.dtype)
+        loops.store(into.dtype, number, loops.place(into, pointers, indices))
+
+    def _reduce(self, loops: Loops, lengths, into: Leaf, tree, pointers, reduction: Reduction):
+        dtype = into.dtype
+        inner = next((i for i, stride in reversed([*enumerate(into.strides)]) if stride), -1) + 1
+        total = loops.new(f"alloca {_type(dtype)}")
+        start = _written(reduction.start, dtype)
+
+        def add(indices):
+            number = loops.cast(loops.value(tree, pointers, indices), tree.dtype, dtype)
+            before = loops.new(f"load {_type(dtype)}, ptr {total}")
+            after = loops.new(f"{reduction.instruction} {before}, {number}")
+            loops.lines.append(f"  store {_type(dtype)} {after}, ptr {total}")
+
+        def along(indices):
+            loops.lines.append(f"  store {_type(dtype)} {start}, ptr {total}")
+            self._nested(loops, lengths, indices, add)
+            place = loops.place(into, pointers, [*indices, *["0"] * (len(lengths) - inner)])
+            part = loops.new(f"load {_type(dtype)}, ptr {total}")
+            before = loops.load(dtype, place)
+            loops.store(dtype, loops.new(f"{reduction.instruction} {before}, {part}"), place)
+
+        self._nested(loops, lengths[:inner], [], along)
+
+    def fail_unless(self, condition: Array, code: int = 1):
+        """Return a code from the function where a condition does not hold."""
+        self._leave_unless(self._flag(condition), code)
+
+    @contextmanager
+    def when(self, condition: Array) -> Iterator[None]:
+        """Write what is written meanwhile for where a condition holds."""
+        flag, n = self._flag(condition), len(self.body)
+        self.body += [f"  br i1 {flag}, label %do{n}, label %done{n}", f"do{n}:"]
+        yield
+        self.body += [f"  br label %done{n}", f"done{n}:"]
+
+    def _flag(self, condition: Array) -> str:
+        held, n = self.copied(_as_type(condition, "bool")), len(self.body)
+        self.body += [f"  %h{n} = load i8, ptr {held.tree.base}", f"  %f{n} = icmp ne i8 %h{n}, 0"]
+        return f"%f{n}"
+
+    def _leave_unless(self, flag: str, code: int):
+        self.codes.add(code)
+        n = len(self.body)
+        self.body += [f"  br i1 {flag}, label %go{n}, label %fail{code}", f"go{n}:"]
+
+    def _called(self, inputs, outputs, given: list[Array]) -> list[Array]:
+        shapes = [known(variable.type.shape) for variable in outputs]
+        sizes = [math.prod(array.shape) for array in given]
+        packed = self.room((sum(sizes),), "float64")
+        for end, size, array in zip(np.cumsum(sizes).tolist(), sizes, given, strict=True):
+            part = packed.tree._replace(offset=end - size, strides=_contiguous(array.shape))
+            self.fill(Array(array.shape, part), array)
+        n_returned = sum(map(math.prod, shapes))
+        returned = self.room((n_returned,), "float64")
+        code = _by_pytensor(inputs, outputs, [array.shape for array in given], n_returned)
+        self.owners.append(code)
+        n = len(self.body)
+        self.body += [
+            f"  %r{n} = call i64 inttoptr (i64 {code.address} to ptr)"
+            f"(ptr {packed.tree.base}, ptr {returned.tree.base})",
+            f"  %g{n} = icmp eq i64 %r{n}, 0",
+        ]
+        self._leave_unless(f"%g{n}", 1)
+        ends = np.cumsum([math.prod(shape) for shape in shapes]).tolist()
+        arrays = []
+        for variable, shape, end in zip(outputs, shapes, ends, strict=True):
+            offset, strides = end - math.prod(shape), _contiguous(shape)
+            array = Array(shape, returned.tree._replace(offset=offset, strides=strides))
+            arrays.append(_as_type(array, variable.type.dtype))
+        return arrays
+
+    def compiled(self, arguments: str) -> Native:
+        """Compile what was written, as a function of arguments in LLVM's language."""
+        self.declarations |= {"declare noalias ptr @malloc(i64)", "declare void @free(ptr)"}
+        leaving = [line for code in sorted(self.codes) for line in _leave(f"fail{code}:", code)]
+        source = [
+            *sorted(self.declarations),
+            *self.constants,
+            *self.nests,
+            f"define i64 @graph({arguments}) {{",
+            f"  %room = call ptr @malloc(i64 {self.size + 64})",
+            "  %begin = ptrtoint ptr %room to i64",
+            "  %beyond = add i64 %begin, 63",
+            "  %aligned = and i64 %beyond, -64",
+            "  %shift = sub i64 %aligned, %begin",
+            "  %w = getelementptr inbounds i8, ptr %room, i64 %shift",
+            *self.body,
+            *_leave("", 0),
+            *leaving,
+            "}",
+        ]
+        return assembled("\n".join(source), "graph", (*self.owners,))
+
+
+def _leave(label: str, code: int) -> list[str]:
+    return [label, "  call void @free(ptr %room)", f"  ret i64 {code}"]
+
+
+def _as_type(array: Array, dtype: str) -> Array:
+    if array.tree.dtype == dtype:
+        return array
+    return Array(array.shape, Call(ps.Cast(ps.get_scalar_type(dtype)), dtype, (array.tree,)))
+
+
+def _has_a_place(variable: Variable) -> bool:
+    """Tell whether a variable is an array whose shape and type are known, or a constant."""
+    kind = variable.type
+    return isinstance(variable, Constant) or (
+        getattr(kind, "dtype", None) in TYPES and None not in getattr(kind, "shape", ())
+    )
+
+
+def known(shape) -> tuple[int, ...]:
+    """Return a shape, if it is known."""
+    if None in shape:
+        raise NotNativeError(shape)
+    return tuple(shape)
+
+
+def assembled(source: str, name: str, owners: tuple = ()) -> Native:
+    """Compile a module in LLVM's language; the function of that name has the address."""
+    import llvmlite.binding as llvm  # large, and needed for NUTS alone
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    module = llvm.parse_assembly(source)
+    machine = llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), jit=True
+    )
+    module.triple, module.data_layout = machine.triple, str(machine.target_data)
+    options = llvm.create_pipeline_tuning_options(speed_level=2)
+    options.loop_vectorization = options.slp_vectorization = True
+    passes = llvm.create_pass_builder(machine, options)
+    passes.getModulePassManager().run(module, passes)
+    engine = llvm.create_mcjit_compiler(module, machine)
+    engine.finalize_object()
+    return Native(engine.get_function_address(name), (engine, *owners))
+
+
+def _by_pytensor(inputs, outputs, shapes, n_returned: int):
+    """Compile a graph by PyTensor, as a C function of one vector into another."""
+    import numba  # as LLVM
+
+    ends = np.cumsum([math.prod(shape) for shape in shapes]).tolist()
+    n_given = ends[-1] if ends else 0
+    packed = pt.tensor(dtype="float64", shape=(n_given,))
+    given = [
+        packed[end - math.prod(shape) : end].reshape(shape).astype(variable.type.dtype)
+        for variable, shape, end in zip(inputs, shapes, ends, strict=True)
+    ]
+    replaced = graph_replace([*outputs], dict(zip(inputs, given, strict=True)), strict=False)
+    flat = [pt.as_tensor(value).astype("float64").ravel() for value in replaced]
+    with as_written():
+        function = pytensor.function(
+            [packed], [pt.concatenate(flat)], mode="NUMBA", on_unused_input="ignore"
+        )
+    code = machine_code(function)
+
+    def call(given_start, returned_start):
+        try:
+            (values,) = code(numba.carray(given_start, (n_given,), np.float64))
+        except Exception:  # numba catches nothing more specific
+            return 1
+        numba.carray(returned_start, (n_returned,), np.float64)[:] = values
+        return 0
+
+    pointer = numba.types.voidptr
+    return numba.cfunc(numba.types.int64(pointer, pointer))(call)
+
+
+@singledispatch
+def lower(op, node: Apply, writer: Writer) -> list[Array]:
+    """Write one operation of a graph, and return its outputs."""
+    raise NotNativeError(op)
+
+
+@lower.register
+def _(op: Elemwise, node, writer):
+    if len(node.outputs) > 1:
+        raise NotNativeError(op)
+    given = [writer[variable] for variable in node.inputs]
+    shape = np.broadcast_shapes(*(array.shape for array in given))
+    # What is read several times is computed once.
+    given = [
+        (array if array.shape == shape else writer.stored(array)).broadcast(shape)
+        for array in given
+    ]
+    return [Array(shape, checked(op.scalar_op, node.outputs[0].type.dtype, given))]
+
+
+def checked(op, dtype: str, given: Iterable[Array]) -> Call:
+    """Return a scalar operation on arrays, if it can be written."""
+    call = Call(op, dtype, tuple(array.tree for array in given))
+    trial = Loops()
+    dtypes = [argument.dtype for argument in call.arguments]
+    _scalar(trial, op, dtypes, dtype, [f"%{i}" for i in range(len(dtypes))])
+    for declaration in trial.functions:
+        if not _is_known(declaration.split("@")[1].split("(")[0]):
+            raise NotNativeError(op)
+    return call
+
+
+@lower.register
+def _(op: ps.ScalarOp, node, writer):
+    given = [writer[variable] for variable in node.inputs]
+    return [Array((), checked(op, node.outputs[0].type.dtype, given))]
+
+
+@lower.register
+def _(op: CAReduce, node, writer):
+    (x,) = (writer[variable] for variable in node.inputs)
+    axes = range(len(x.shape)) if op.axis is None else op.axis
+    axes = {axis % len(x.shape) for axis in axes}
+    dtype = node.outputs[0].type.dtype
+    reduction = _reduction(op.scalar_op, dtype)
+    shape = tuple(n for axis, n in enumerate(x.shape) if axis not in axes)
+    room = writer.room(shape, dtype)
+    writer.fill(room, Array((), Number(reduction.start, dtype)).broadcast(shape))
+    kept = iter(room.tree.strides)
+    strides = tuple(0 if axis in axes else next(kept) for axis in range(len(x.shape)))
+    writer.fill(Array(x.shape, room.tree._replace(strides=strides)), x, reduction)
+    return [room]
+
+
+@lower.register
+def _(op: DimShuffle, node, writer):
+    x = writer[node.inputs[0]]
+    order = op.new_order
+
+    def places(strides):
+        return 0, [0 if axis == "x" else strides[axis] for axis in order]
+
+    return [x.moved([1 if axis == "x" else x.shape[axis] for axis in order], places)]
+
+
+@lower.register
+def _(op: Reshape, node, writer):
+    x = writer.stored(writer[node.inputs[0]])
+    shape = known(node.outputs[0].type.shape)
+    if isinstance(x.tree, Number):
+        return [Array(shape, x.tree)]
+    long = [(n, s) for n, s in zip(x.shape, x.tree.strides, strict=True) if n > 1]
+    lengths = [n for n, _ in long]
+    if x.tree.table or [s for _, s in long] != [*_contiguous(lengths)]:
+        x = writer.copied(x)
+    return [Array(shape, x.tree._replace(strides=_contiguous(shape)))]
+
+
+@lower.register
+def _(op: Shape, node, writer):
+    return [writer.constant(np.array(writer[node.inputs[0]].shape, dtype="int64"))]
+
+
+@lower.register
+def _(op: ScalarFromTensor | TensorFromScalar | SpecifyShape, node, writer):
+    return [writer[node.inputs[0]]]
+
+
+@lower.register
+def _(op: CheckAndRaise, node, writer):
+    value, *conditions = node.inputs
+    for condition in conditions:
+        writer.fail_unless(writer[condition])
+    return [writer[value]]
+
+
+@lower.register
+def _(op: Alloc, node, writer):
+    x = writer.stored(writer[node.inputs[0]])
+    return [x.broadcast(known(node.outputs[0].type.shape))]
+
+
+@lower.register
+def _(op: AllocEmpty, node, writer):
+    return [writer.room(known(node.outputs[0].type.shape), node.outputs[0].type.dtype)]
+
+
+@lower.register
+def _(op: MakeVector, node, writer):
+    room = writer.room((len(node.inputs),), node.outputs[0].type.dtype)
+    for i, variable in enumerate(node.inputs):
+        part = room.tree._replace(offset=i, strides=())
+        writer.fill(Array((), part), writer[variable])
+    return [room]
+
+
+@lower.register
+def _(op: Join, node, writer):
+    given = [writer[variable] for variable in node.inputs]
+    shape = [*given[0].shape]
+    shape[op.axis] = sum(array.shape[op.axis] for array in given)
+    room = writer.room(shape, node.outputs[0].type.dtype)
+    at = 0
+    for array in given:
+        offset = at * room.tree.strides[op.axis]
+        writer.fill(Array(array.shape, room.tree._replace(offset=offset)), array)
+        at += array.shape[op.axis]
+    return [room]
+
+
+@lower.register
+def _(op: Split, node, writer):
+    x = writer.stored(writer[node.inputs[0]])
+    ends = np.cumsum([known(part.type.shape)[op.axis] for part in node.outputs])
+    before = (slice(None),) * op.axis
+    return [
+        _cut(x, (*before, slice(start, end)))
+        for start, end in zip([0, *ends[:-1]], ends, strict=True)
+    ]
+
+
+def whole(variable: Variable) -> Any:
+    """Return the numbers of a constant."""
+    if not isinstance(variable, Constant):
+        raise NotNativeError(variable)
+    return variable.data
+
+
+def _keys(op, variables) -> tuple:
+    """Return the indices of a subtensor, as numbers."""
+
+    def number(index):
+        return None if index is None else whole(index)
+
+    def key(entry):
+        if isinstance(entry, slice):
+            return slice(*map(number, (entry.start, entry.stop, entry.step)))
+        return whole(entry)
+
+    return tuple(map(key, indices_from_subtensor(variables, op.idx_list)))
+
+
+def _cut(x: Array, keys: tuple) -> Array:
+    """Return what basic indices leave of an array."""
+    shape, chosen, start = [], [], []
+    for axis, n in enumerate(x.shape):
+        entry = keys[axis] if axis < len(keys) else slice(None)
+        if isinstance(entry, slice):
+            places = range(n)[entry]
+            shape.append(len(places))
+            chosen.append((axis, places.step))
+            start.append(places.start)
+        else:
+            start.append(range(n)[int(entry)])
+
+    def places(strides):
+        offset = sum(at * stride for at, stride in zip(start, strides, strict=True))
+        return offset, [step * strides[axis] for axis, step in chosen]
+
+    return x.moved(shape, places)
+
+
+def _gathered(x: Array, keys: tuple, writer: Writer) -> Array:
+    """Return what any constant indices leave of an array in memory."""
+    if not isinstance(x.tree, Leaf) or x.tree.table:
+        raise NotNativeError(keys)
+    at = np.full(x.shape, x.tree.offset)
+    for axis, (n, stride) in enumerate(zip(x.shape, x.tree.strides, strict=True)):
+        at += (stride * np.arange(n)).reshape([-1 if k == axis else 1 for k in range(at.ndim)])
+    chosen = at[keys]
+    if chosen.size < 2:
+        offset = int(chosen.item()) if chosen.size else 0
+        return Array(chosen.shape, x.tree._replace(offset=offset, strides=(0,) * chosen.ndim))
+    table = writer.constant(np.ascontiguousarray(chosen).astype("int64")).tree
+    return Array(chosen.shape, Leaf(x.tree.base, x.tree.dtype, 0, table.strides, table=table.base))
+
+
+@lower.register
+def _(op: Subtensor, node, writer):
+    x, *variables = node.inputs
+    return [_cut(writer[x], _keys(op, variables))]
+
+
+@lower.register
+def _(op: AdvancedSubtensor, node, writer):
+    x, *variables = node.inputs
+    keys = _keys(op, variables)
+    return [_gathered(writer.stored(writer[x]), keys, writer)]
+
+
+@lower.register
+def _(op: IncSubtensor | AdvancedIncSubtensor, node, writer):
+    x, y, *variables = node.inputs
+    keys = _keys(op, variables)
+    given = writer[y]
+    is_ours = x.owner is not None and isinstance(x.owner.op, IncSubtensor | AdvancedIncSubtensor)
+    whole_array = writer[x]
+    if not (is_ours and writer.uses[x] == 1):
+        whole_array = writer.copied(whole_array)
+    is_basic = isinstance(op, IncSubtensor)
+    part = _cut(whole_array, keys) if is_basic else _gathered(whole_array, keys, writer)
+    given = writer.stored(given) if given.shape != part.shape else given
+    given = given.broadcast(part.shape)
+    if not op.set_instead_of_inc:
+        total = (Array(part.shape, part.tree), given)
+        given = Array(part.shape, checked(ps.add, part.tree.dtype, total))
+    writer.fill(part, given)
+    return [whole_array]
