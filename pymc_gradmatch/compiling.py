@@ -15,6 +15,7 @@ import math
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cache, singledispatch
 from typing import Any, NamedTuple
@@ -32,13 +33,16 @@ from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.basic import (
     Alloc,
     AllocEmpty,
+    ExtractDiag,
     Join,
     MakeVector,
     ScalarFromTensor,
     Split,
     TensorFromScalar,
 )
+from pytensor.tensor.blas import BatchedDot
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from pytensor.tensor.math import Dot
 from pytensor.tensor.shape import Reshape, Shape, SpecifyShape
 from pytensor.tensor.subtensor import (
     AdvancedIncSubtensor,
@@ -311,26 +315,22 @@ FUNCTIONS = {
     ps.Trunc: "llvm.trunc.f64",
     ps.Maximum: "llvm.maximum.f64",
     ps.Minimum: "llvm.minimum.f64",
-} | {
-    op: name
-    for op, name in {
-        ps.Log1p: "log1p",
-        ps.Expm1: "expm1",
-        ps.Tan: "tan",
-        ps.ArcSin: "asin",
-        ps.ArcCos: "acos",
-        ps.ArcTan: "atan",
-        ps.ArcTan2: "atan2",
-        ps.Sinh: "sinh",
-        ps.Cosh: "cosh",
-        ps.Tanh: "tanh",
-        ps.ArcSinh: "asinh",
-        ps.ArcCosh: "acosh",
-        ps.ArcTanh: "atanh",
-        ps.Erf: "erf",
-        ps.Erfc: "erfc",
-        ps.GammaLn: "lgamma",
-    }.items()
+    ps.Log1p: "log1p",
+    ps.Expm1: "expm1",
+    ps.Tan: "tan",
+    ps.ArcSin: "asin",
+    ps.ArcCos: "acos",
+    ps.ArcTan: "atan",
+    ps.ArcTan2: "atan2",
+    ps.Sinh: "sinh",
+    ps.Cosh: "cosh",
+    ps.Tanh: "tanh",
+    ps.ArcSinh: "asinh",
+    ps.ArcCosh: "acosh",
+    ps.ArcTanh: "atanh",
+    ps.Erf: "erf",
+    ps.Erfc: "erfc",
+    ps.GammaLn: "lgamma",
 }
 
 
@@ -484,27 +484,56 @@ class Writer:
     size: int = 0
     codes: set[int] = field(default_factory=set)
     arrays: dict[Variable, Array] = field(default_factory=dict)
+    numbers: dict[Variable, Any] = field(default_factory=dict)
     uses: dict[Variable, int] = field(default_factory=dict)
 
     def write(self, inputs: Sequence, outputs: Sequence, given: Sequence[Array]) -> list[Array]:
         """Write a graph, given what its inputs are; returns its outputs."""
         graph = FunctionGraph([*inputs], [*outputs], clone=True)
         rewrite_graph(graph, include=("canonicalize", "stabilize", "specialize", "merge"))
-        if not all(map(_has_a_place, graph.variables)):
-            return self._called(inputs, outputs, given)
+        before = {name: copy(value) for name, value in vars(self).items()}
         self.uses = {variable: len(graph.clients[variable]) for variable in graph.variables}
-        self.arrays = dict(zip(graph.inputs, given, strict=True))
-        for node in graph.toposort():
-            try:
-                written = lower(node.op, node, self)
-            except NotNativeError:
-                variables = [v for v in node.inputs if not isinstance(v, Constant)]
-                arrays = [self[variable] for variable in variables]
-                written = self._called(variables, node.outputs, arrays)
-            for variable, array in zip(node.outputs, written, strict=True):
-                is_shared = self.uses[variable] > 1
-                self.arrays[variable] = self.stored(array) if is_shared else array
-        return [self[variable] for variable in graph.outputs]
+        self.arrays, self.numbers = dict(zip(graph.inputs, given, strict=True)), {}
+        try:
+            for node in graph.toposort():
+                for variable, array in zip(node.outputs, self._lowered(node), strict=True):
+                    is_shared = self.uses[variable] > 1
+                    self.arrays[variable] = self.stored(array) if is_shared else array
+            return [self[variable] for variable in graph.outputs]
+        except NotNativeError:  # an array has no place: its shape is not known
+            vars(self).update(before)
+            code = _compiled_by_pytensor([*inputs], [*outputs])
+            return self._called(code, [variable.type for variable in outputs], given)
+
+    def _lowered(self, node: Apply) -> list[Array]:
+        if all(self.is_known(variable) for variable in node.inputs) and all(
+            variable.type.dtype == "int64" for variable in node.outputs
+        ):  # sizes
+            again = node.op.make_node(*map(self.known, node.inputs)).outputs
+            values = [variable.eval(mode=EVALUATE_ONCE) for variable in again]
+            self.numbers |= zip(node.outputs, values, strict=True)
+            return [self.constant(np.asarray(value)) for value in values]
+        try:
+            return lower(node.op, node, self)
+        except NotNativeError:
+            given = [self[variable] for variable in node.inputs]
+            types = tuple(
+                pt.TensorType(array.tree.dtype, array.shape)
+                if isinstance(variable.type, pt.TensorType)
+                else variable.type
+                for variable, array in zip(node.inputs, given, strict=True)
+            )
+            return self._called(*_operation_by_pytensor(node.op, types), given)
+
+    def is_known(self, variable: Variable) -> bool:
+        """Tell whether the numbers of a variable are part of the code."""
+        return isinstance(variable, Constant) or variable in self.numbers
+
+    def known(self, variable: Variable) -> Any:
+        """Return the numbers of a variable, if they are part of the code."""
+        if not self.is_known(variable):
+            raise NotNativeError(variable)
+        return variable.data if isinstance(variable, Constant) else self.numbers[variable]
 
     def __getitem__(self, variable: Variable) -> Array:
         """Return what was written of a variable."""
@@ -657,16 +686,15 @@ class Writer:
         n = len(self.body)
         self.body += [f"  br i1 {flag}, label %go{n}, label %fail{code}", f"go{n}:"]
 
-    def _called(self, inputs, outputs, given: list[Array]) -> list[Array]:
-        shapes = [known(variable.type.shape) for variable in outputs]
-        sizes = [math.prod(array.shape) for array in given]
-        packed = self.room((sum(sizes),), "float64")
-        for end, size, array in zip(np.cumsum(sizes).tolist(), sizes, given, strict=True):
-            part = packed.tree._replace(offset=end - size, strides=_contiguous(array.shape))
+    def _called(self, code, types: Sequence[Any], given: Sequence[Array]) -> list[Array]:
+        """Write a call of what PyTensor compiled, from one vector to another."""
+        ends = _ends(array.shape for array in given)
+        packed = self.room((ends[-1],), "float64")
+        for start, array in zip(ends, given, strict=False):
+            part = packed.tree._replace(offset=start, strides=_contiguous(array.shape))
             self.fill(Array(array.shape, part), array)
-        n_returned = sum(map(math.prod, shapes))
-        returned = self.room((n_returned,), "float64")
-        code = _by_pytensor(inputs, outputs, [array.shape for array in given], n_returned)
+        ends = _ends(_known_shape(kind) for kind in types)
+        returned = self.room((ends[-1],), "float64")
         self.owners.append(code)
         n = len(self.body)
         self.body += [
@@ -675,12 +703,11 @@ class Writer:
             f"  %g{n} = icmp eq i64 %r{n}, 0",
         ]
         self._leave_unless(f"%g{n}", 1)
-        ends = np.cumsum([math.prod(shape) for shape in shapes]).tolist()
         arrays = []
-        for variable, shape, end in zip(outputs, shapes, ends, strict=True):
-            offset, strides = end - math.prod(shape), _contiguous(shape)
-            array = Array(shape, returned.tree._replace(offset=offset, strides=strides))
-            arrays.append(_as_type(array, variable.type.dtype))
+        for start, kind in zip(ends, types, strict=False):
+            strides = _contiguous(kind.shape)
+            array = Array(kind.shape, returned.tree._replace(offset=start, strides=strides))
+            arrays.append(_as_type(array, kind.dtype))
         return arrays
 
     def compiled(self, arguments: str) -> Native:
@@ -716,19 +743,15 @@ def _as_type(array: Array, dtype: str) -> Array:
     return Array(array.shape, Call(ps.Cast(ps.get_scalar_type(dtype)), dtype, (array.tree,)))
 
 
-def _has_a_place(variable: Variable) -> bool:
-    """Tell whether a variable is an array whose shape and type are known, or a constant."""
-    kind = variable.type
-    return isinstance(variable, Constant) or (
-        getattr(kind, "dtype", None) in TYPES and None not in getattr(kind, "shape", ())
-    )
+def _known_shape(kind) -> tuple[int, ...]:
+    if None in kind.shape:
+        raise NotNativeError(kind)
+    return kind.shape
 
 
-def known(shape) -> tuple[int, ...]:
-    """Return a shape, if it is known."""
-    if None in shape:
-        raise NotNativeError(shape)
-    return tuple(shape)
+def _ends(shapes: Iterable) -> list[int]:
+    """Return where arrays begin that lie one after the other, and where the last one ends."""
+    return np.cumsum([0, *map(math.prod, shapes)]).tolist()
 
 
 def assembled(source: str, name: str, owners: tuple = ()) -> Native:
@@ -751,24 +774,36 @@ def assembled(source: str, name: str, owners: tuple = ()) -> Native:
     return Native(engine.get_function_address(name), (engine, *owners))
 
 
-def _by_pytensor(inputs, outputs, shapes, n_returned: int):
+@cache
+def _operation_by_pytensor(op, types: tuple) -> tuple:
+    """Compile one operation by PyTensor; returns the code, and the types of its outputs."""
+    inputs = [kind() for kind in types]
+    outputs = op.make_node(*inputs).outputs
+    for variable in outputs:
+        _known_shape(variable.type)
+    return _compiled_by_pytensor(inputs, outputs), [variable.type for variable in outputs]
+
+
+def _compiled_by_pytensor(inputs: list, outputs: list) -> Any:
     """Compile a graph by PyTensor, as a C function of one vector into another."""
     import numba  # as LLVM
 
-    ends = np.cumsum([math.prod(shape) for shape in shapes]).tolist()
-    n_given = ends[-1] if ends else 0
-    packed = pt.tensor(dtype="float64", shape=(n_given,))
-    given = [
-        packed[end - math.prod(shape) : end].reshape(shape).astype(variable.type.dtype)
-        for variable, shape, end in zip(inputs, shapes, ends, strict=True)
-    ]
-    replaced = graph_replace([*outputs], dict(zip(inputs, given, strict=True)), strict=False)
+    ends = _ends(variable.type.shape for variable in inputs)
+    packed = pt.tensor(dtype="float64", shape=(ends[-1],))
+    given = {
+        variable: variable.type.filter_variable(
+            packed[start:end].reshape(variable.type.shape).astype(variable.type.dtype)
+        )
+        for variable, start, end in zip(inputs, ends, ends[1:], strict=False)
+    }
+    replaced = graph_replace(outputs, given, strict=False)
     flat = [pt.as_tensor(value).astype("float64").ravel() for value in replaced]
     with as_written():
         function = pytensor.function(
             [packed], [pt.concatenate(flat)], mode="NUMBA", on_unused_input="ignore"
         )
-    code = machine_code(function)
+    code, n_given = machine_code(function), ends[-1]
+    n_returned = sum(math.prod(_known_shape(variable.type)) for variable in outputs)
 
     def call(given_start, returned_start):
         try:
@@ -836,6 +871,45 @@ def _(op: CAReduce, node, writer):
     return [room]
 
 
+def _product(x: Array, y: Array, writer: Writer) -> Array:
+    """Write the products of matrices, ``(..., m, k)`` and ``(..., k, n)``."""
+    *batch, m, k = x.shape
+    n = y.shape[-1]
+    shape = (*batch, m, k, n)
+    pair = [
+        x.moved(shape, lambda strides: (0, [*strides, 0])),
+        y.moved(shape, lambda strides: (0, [*strides[:-2], 0, *strides[-2:]])),
+    ]
+    room = writer.copied(Array((), Number(0, "float64")).broadcast((*batch, m, n)))
+    into = room.moved(shape, lambda strides: (0, [*strides[:-1], 0, strides[-1]]))
+    terms = Array(shape, checked(ps.mul, "float64", pair))
+    writer.fill(into, terms, _reduction(ps.add, "float64"))
+    return room
+
+
+@lower.register
+def _(op: Dot | BatchedDot, node, writer):
+    x, y = (writer.stored(writer[variable]) for variable in node.inputs)
+    if node.outputs[0].type.dtype != "float64":
+        raise NotNativeError(op)
+    return [_product(x, y, writer)]
+
+
+@lower.register
+def _(op: ExtractDiag, node, writer):
+    x = writer[node.inputs[0]]
+    one, other = op.axis1, op.axis2
+    if op.offset:
+        raise NotNativeError(op)
+    kept = [axis for axis in range(len(x.shape)) if axis not in (one, other)]
+    shape = [*(x.shape[axis] for axis in kept), min(x.shape[one], x.shape[other])]
+
+    def places(strides):
+        return 0, [*(strides[axis] for axis in kept), strides[one] + strides[other]]
+
+    return [x.moved(shape, places)]
+
+
 @lower.register
 def _(op: DimShuffle, node, writer):
     x = writer[node.inputs[0]]
@@ -847,10 +921,18 @@ def _(op: DimShuffle, node, writer):
     return [x.moved([1 if axis == "x" else x.shape[axis] for axis in order], places)]
 
 
+def _reshaped(shape, node: Apply, writer: Writer) -> tuple[int, ...]:
+    if None not in node.outputs[0].type.shape:
+        return node.outputs[0].type.shape
+    wanted = [int(n) for n in writer.known(node.inputs[1])]
+    rest = -math.prod(wanted)  # of which one may be -1
+    return tuple(math.prod(shape) // rest if n == -1 else n for n in wanted)
+
+
 @lower.register
 def _(op: Reshape, node, writer):
     x = writer.stored(writer[node.inputs[0]])
-    shape = known(node.outputs[0].type.shape)
+    shape = _reshaped(x.shape, node, writer)
     if isinstance(x.tree, Number):
         return [Array(shape, x.tree)]
     long = [(n, s) for n, s in zip(x.shape, x.tree.strides, strict=True) if n > 1]
@@ -862,7 +944,9 @@ def _(op: Reshape, node, writer):
 
 @lower.register
 def _(op: Shape, node, writer):
-    return [writer.constant(np.array(writer[node.inputs[0]].shape, dtype="int64"))]
+    shape = np.array(writer[node.inputs[0]].shape, dtype="int64")
+    writer.numbers[node.outputs[0]] = shape
+    return [writer.constant(shape)]
 
 
 @lower.register
@@ -878,15 +962,19 @@ def _(op: CheckAndRaise, node, writer):
     return [writer[value]]
 
 
+def _sizes(variables, writer: Writer) -> tuple[int, ...]:
+    return tuple(int(writer.known(variable)) for variable in variables)
+
+
 @lower.register
 def _(op: Alloc, node, writer):
     x = writer.stored(writer[node.inputs[0]])
-    return [x.broadcast(known(node.outputs[0].type.shape))]
+    return [x.broadcast(_sizes(node.inputs[1:], writer))]
 
 
 @lower.register
 def _(op: AllocEmpty, node, writer):
-    return [writer.room(known(node.outputs[0].type.shape), node.outputs[0].type.dtype)]
+    return [writer.room(_sizes(node.inputs, writer), node.outputs[0].type.dtype)]
 
 
 @lower.register
@@ -915,7 +1003,7 @@ def _(op: Join, node, writer):
 @lower.register
 def _(op: Split, node, writer):
     x = writer.stored(writer[node.inputs[0]])
-    ends = np.cumsum([known(part.type.shape)[op.axis] for part in node.outputs])
+    ends = np.cumsum(writer.known(node.inputs[1]))
     before = (slice(None),) * op.axis
     return [
         _cut(x, (*before, slice(start, end)))
@@ -923,23 +1011,16 @@ def _(op: Split, node, writer):
     ]
 
 
-def whole(variable: Variable) -> Any:
-    """Return the numbers of a constant."""
-    if not isinstance(variable, Constant):
-        raise NotNativeError(variable)
-    return variable.data
-
-
-def _keys(op, variables) -> tuple:
+def _keys(op, variables, writer: Writer) -> tuple:
     """Return the indices of a subtensor, as numbers."""
 
     def number(index):
-        return None if index is None else whole(index)
+        return None if index is None else writer.known(index)
 
     def key(entry):
         if isinstance(entry, slice):
             return slice(*map(number, (entry.start, entry.stop, entry.step)))
-        return whole(entry)
+        return writer.known(entry)
 
     return tuple(map(key, indices_from_subtensor(variables, op.idx_list)))
 
@@ -982,31 +1063,30 @@ def _gathered(x: Array, keys: tuple, writer: Writer) -> Array:
 @lower.register
 def _(op: Subtensor, node, writer):
     x, *variables = node.inputs
-    return [_cut(writer[x], _keys(op, variables))]
+    return [_cut(writer[x], _keys(op, variables, writer))]
 
 
 @lower.register
 def _(op: AdvancedSubtensor, node, writer):
     x, *variables = node.inputs
-    keys = _keys(op, variables)
+    keys = _keys(op, variables, writer)
     return [_gathered(writer.stored(writer[x]), keys, writer)]
 
 
 @lower.register
 def _(op: IncSubtensor | AdvancedIncSubtensor, node, writer):
     x, y, *variables = node.inputs
-    keys = _keys(op, variables)
+    keys = _keys(op, variables, writer)
     given = writer[y]
-    is_ours = x.owner is not None and isinstance(x.owner.op, IncSubtensor | AdvancedIncSubtensor)
-    whole_array = writer[x]
-    if not (is_ours and writer.uses[x] == 1):
-        whole_array = writer.copied(whole_array)
+    was_changed = x.owner and isinstance(x.owner.op, IncSubtensor | AdvancedIncSubtensor)
+    total = writer[x]
+    if not (was_changed and writer.uses[x] == 1 and isinstance(total.tree, Leaf)):
+        total = writer.copied(total)  # and else in its place, since nothing else reads it
     is_basic = isinstance(op, IncSubtensor)
-    part = _cut(whole_array, keys) if is_basic else _gathered(whole_array, keys, writer)
+    part = _cut(total, keys) if is_basic else _gathered(total, keys, writer)
     given = writer.stored(given) if given.shape != part.shape else given
     given = given.broadcast(part.shape)
     if not op.set_instead_of_inc:
-        total = (Array(part.shape, part.tree), given)
-        given = Array(part.shape, checked(ps.add, part.tree.dtype, total))
+        given = Array(part.shape, checked(ps.add, part.tree.dtype, [part, given]))
     writer.fill(part, given)
-    return [whole_array]
+    return [total]

@@ -173,13 +173,18 @@ class NativeDensity:
         """Return the same density of other numbers; nothing is compiled."""
         return replace(self, numbers=np.ascontiguousarray(numbers))
 
+    @property
+    def function(self) -> Callable:
+        """The density as a C function, for :mod:`ctypes` and numba."""
+        return _EVALUATE(self.code.address)
+
     def __call__(self, q: NDArray[np.float64]) -> tuple[NDArray, NDArray]:
         """Return values and gradients at points ``(..., n)``; minus infinity where none."""
         points = np.ascontiguousarray(q)
         gradients, values = np.empty(q.shape), np.empty(q.shape[:-1])
         starts = [array.ctypes.data for array in (points, gradients, values, self.numbers)]
         steps = (8 * self.n, 8 * self.n, 8, 0)
-        evaluate = _EVALUATE(self.code.address)
+        evaluate = self.function
         for i in range(values.size):
             addresses = (start + i * step for start, step in zip(starts, steps, strict=True))
             if evaluate(self.n, *addresses):
