@@ -30,8 +30,8 @@ from pytensor.tensor import TensorConstant, TensorVariable
 from xarray import DataTree
 
 from pymc_gradmatch._pymc import nutpie_model
-from pymc_gradmatch.compiling import Native, Writer, assembled
 from pymc_gradmatch.sampling.coordinates import Coordinates, Split, monomials
+from pymc_gradmatch.sampling.machine import Native, Writer, assembled
 
 PATIENCE = 10.0  # seconds, after which a chain that has
 LITTLE = 0.05  # of its draws at most
@@ -280,39 +280,46 @@ def compile_density(
     square = (n, n) if split.is_dense else (n,)
     shapes = Numbers((), (n,), square, square, (count, n), (n, count), data.type.shape)
     ends = np.cumsum([math.prod(shape) for shape in shapes]).tolist()
-    symbols = Numbers(*(pt.tensor(dtype="float64", shape=shape) for shape in shapes[:-1]), data)
-    q, slope, before = (pt.tensor(dtype="float64", shape=(n,)) for _ in range(3))
 
-    writer = Writer()
-    numbers = Numbers(
-        *(
-            writer.argument("%numbers", shape, end - math.prod(shape))
-            for shape, end in zip(shapes, ends, strict=True)
-        )
-    )
-    arrays = {**dict(zip(symbols, numbers, strict=True)), q: writer.argument("%q", (n,))}
-
-    def written(*graphs):
-        return writer.write([*arrays], graphs, [*arrays.values()])
+    def vector():
+        return pt.tensor(dtype="float64", shape=(n,))
 
     def times(matrix, vector):
         return matrix * vector if matrix.ndim == 1 else (matrix * vector[:, None]).sum(axis=0)
 
+    given = Numbers(*(pt.tensor(dtype="float64", shape=shape) for shape in shapes))
+    given = given._replace(data=data)
+    writer = Writer()
+    arrays = {
+        symbol: writer.argument("%numbers", shape, end - math.prod(shape))
+        for symbol, shape, end in zip(given, shapes, ends, strict=True)
+    }
+    q, slope, value, gradient = vector(), vector(), pt.scalar(dtype="float64"), vector()
+    for name, symbol in {"%q": q, "%value": value, "%gradient": gradient}.items():
+        arrays[symbol] = writer.argument(name, symbol.type.shape)
+
+    def written(*graphs):
+        return writer.write([*arrays], graphs, [*arrays.values()])
+
+    def fill(symbol, graph):
+        writer.fill(arrays[symbol], *written(graph))
+
     p = monomials(q, split.n_curved) if count else None
-    arrays[u] = writer.copied(*written(symbols.location + times(symbols.linear, q)))
+    arrays[u] = writer.copied(*written(given.location + times(given.linear, q)))
     if p is not None:
-        with writer.when(numbers.is_bent):
-            writer.fill(arrays[u], *written(u + times(symbols.bent, p)))
-    value, gradient = written(log_density, pytensor.grad(log_density, u))
-    value_out, gradient_out = writer.argument("%value", ()), writer.argument("%gradient", (n,))
-    writer.fill(value_out, value)
-    arrays |= {slope: writer.stored(gradient), before: gradient_out}
-    writer.fill(gradient_out, *written(times(symbols.linear_back, slope)))
+        with writer.when(arrays[given.is_bent]):
+            fill(u, u + times(given.bent, p))
+    density, slopes = written(log_density, pytensor.grad(log_density, u))
+    arrays[slope] = writer.stored(slopes)
+    writer.fill(arrays[value], density)
+    fill(gradient, times(given.linear_back, slope))
     if p is not None:
-        with writer.when(numbers.is_bent):
-            along = pytensor.grad((p * times(symbols.bent_back, slope)).sum(), q)
-            writer.fill(gradient_out, *written(before + along))
-    writer.fail_unless(*written(pt.all(~(pt.isnan(before) | pt.isinf(before)))), _NOT_FINITE)
+        with writer.when(arrays[given.is_bent]):
+            along = pytensor.grad((p * times(given.bent_back, slope)).sum(), q)
+            fill(gradient, gradient + along)
+    for result in (value, gradient):
+        (finite,) = written(pt.all(~(pt.isnan(result) | pt.isinf(result))))
+        writer.fail_unless(finite, _NOT_FINITE)
     return NativeDensity(writer.compiled(_ARGUMENTS), np.empty(ends[-1]), n)
 
 

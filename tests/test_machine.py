@@ -10,13 +10,13 @@ import pytensor.tensor as pt
 import pytest
 from pymc.logprob.utils import CheckParameterValue
 
-import pymc_gradmatch.compiling
-from pymc_gradmatch.compiling import EVALUATE_ONCE, Writer
+from pymc_gradmatch.compiling import EVALUATE_ONCE
+from pymc_gradmatch.sampling import machine
 
 
 def run(inputs, outputs, values):
     """Compile a graph, and return the code it ends with and its outputs, for some inputs."""
-    writer = Writer()
+    writer = machine.Writer()
     shapes = [value.shape for value in values]
     names = [f"%a{i}" for i in range(len(inputs) + len(outputs))]
     given = [writer.argument(name, shape) for name, shape in zip(names, shapes, strict=False)]
@@ -50,7 +50,7 @@ def nothing_called(monkeypatch):
     def refuse(*_):
         pytest.fail("given to PyTensor")
 
-    monkeypatch.setattr(pymc_gradmatch.compiling, "_compiled_by_pytensor", refuse)
+    monkeypatch.setattr(machine, "_compiled_by_pytensor", refuse)
 
 
 NEEDS = {"log": 0.1, "log2": 0.1, "log10": 0.1, "sqrt": 0.1, "arccosh": 1.1, "gammaln": 0.1}
@@ -240,7 +240,7 @@ def test_large_workspaces_are_not_on_the_stack():
 
 SAME = """
 import numpy as np, pytensor.tensor as pt
-from tests.test_compiling import run
+from tests.test_machine import run
 {before}
 x = pt.tensor(dtype="float64", shape=(37, 41))
 values = np.random.default_rng(1).normal(size=(37, 41))
