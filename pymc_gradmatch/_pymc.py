@@ -14,14 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pymc as pm
+import pytensor.scalar as ps
 import pytensor.tensor as pt
 from numpy.typing import ArrayLike, NDArray
 from pytensor.graph import Apply, Op
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.rewriting.utils import rewrite_graph
-from pytensor.graph.traversal import ancestors
-from pytensor.tensor import TensorVariable
+from pytensor.graph.traversal import ancestors, io_toposort
+from pytensor.tensor import TensorConstant, TensorVariable
+from pytensor.tensor.basic import ScalarFromTensor, TensorFromScalar
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from xarray import DataTree
 
 if TYPE_CHECKING:
@@ -48,6 +51,7 @@ __all__ = [
     "patch_nutpie_idata",
     "random_ancestors",
     "rv_size_is_none",
+    "scalar_code",
     "starting_at",
     "starts_by_itself",
     "with_equal_parameters",
@@ -130,6 +134,11 @@ INTERNALS = {
     "pytensor.function.vm.jit_fn": (
         "The numba function behind a compiled graph, to call it from machine code. If it breaks: "
         "see how nutpie gets at it in nutpie/compile_pymc.py."
+    ),
+    "pytensor.link.numba.dispatch.numba_funcify": (
+        "Machine code of a few numbers, one function for all of them; a graph of tensors compiles "
+        "ten times as long. If it breaks: let scalar_code raise NotImplementedError; "
+        "ODE.machine_code then compiles the graph."
     ),
     "pytensor.tensor.random.op.RNGConsumerOp": (
         "What draws, in PyTensor, PyMC and pymc.dims; a random walk has no generator among its "
@@ -310,6 +319,51 @@ def factors(cov: pm.gp.cov.Combination) -> list:
 def machine_code(function: Any) -> Callable:
     """Return the function that numba made of a graph compiled with ``mode="NUMBA"``."""
     return function.vm.jit_fn
+
+
+def scalar_code(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> Callable:
+    """Return machine code of elementwise graphs of numbers: of as many numbers, as many or one.
+
+    For other functions of numba alone: called from Python it crashes.
+
+    Parameters
+    ----------
+    inputs, outputs : sequence of TensorVariable
+        Without dimensions.
+
+    Raises
+    ------
+    NotImplementedError
+        If something in the graphs is not elementwise.
+    """
+    with explained():  # numba's dispatch is large, and many a process compiles nothing
+        from pytensor.link.numba.dispatch import numba_funcify
+    numbers = {variable: ps.get_scalar_type(variable.type.dtype)() for variable in inputs}
+
+    def number(variable):
+        return numbers[variable] if variable in numbers else _scalar_constant(variable)
+
+    for node in io_toposort(inputs, outputs):
+        arguments = [number(variable) for variable in node.inputs]
+        if isinstance(node.op, Elemwise):
+            values = node.op.scalar_op.make_node(*arguments).outputs
+        elif isinstance(node.op, DimShuffle | TensorFromScalar | ScalarFromTensor):
+            values = arguments
+        else:
+            msg = f"{node.op} is not elementwise"
+            raise NotImplementedError(msg)
+        numbers |= zip(node.outputs, values, strict=True)
+    results = [ps.identity(ps.cast(number(variable), "float64")) for variable in outputs]
+    arguments = [numbers[variable] for variable in inputs]
+    together = ps.Composite(arguments, results)
+    return numba_funcify(together, node=together.make_node(*arguments))
+
+
+def _scalar_constant(variable: Variable) -> Variable:
+    if not isinstance(variable, TensorConstant) or variable.data.size != 1:
+        msg = f"{variable} is no number"
+        raise NotImplementedError(msg)
+    return ps.constant(variable.data.reshape(()), dtype=variable.type.dtype)
 
 
 class ArrayStep(ArrayStepShared):

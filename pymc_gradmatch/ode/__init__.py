@@ -6,7 +6,7 @@ heard of data or of a Gaussian process.  :class:`Input` is what is known from ou
 """
 
 from pymc_gradmatch.ode.inputs import Input
-from pymc_gradmatch.ode.solve import BatchedSolver
+from pymc_gradmatch.ode.solve import RHS, BatchedSolver
 from pymc_gradmatch.ode.system import ODE, batched_solver, named
 
-__all__ = ["ODE", "BatchedSolver", "Input", "batched_solver", "named"]
+__all__ = ["ODE", "RHS", "BatchedSolver", "Input", "batched_solver", "named"]

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
+from numba import njit
 from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor import TensorVariable
 
@@ -95,16 +96,38 @@ class Input:
         """Write the input at times as a graph, shape of ``t``; beyond its times it stays level."""
         t = pt.as_tensor(t)
         last = len(self.times) - 1
-        # Of the two sides of a jump, the later, also where rounding puts a time before it.
-        beginnings = self.times - ROUNDINGS * np.spacing(np.abs(self.times))
-        before = pt.clip(pt.searchsorted(beginnings, t.ravel(), side="right") - 1, 0, last)
-        before = before.reshape(t.shape)
+        before = pt.searchsorted(self._beginnings, t.ravel(), side="right") - 1
+        before = pt.clip(before, 0, last).reshape(t.shape)
         level = pt.constant(self.values)[before]
         if self.kind == "previous":
             return level
-        slope = np.append(np.diff(self.values) / np.diff(self.times), 0.0)
         since = pt.clip(t, self.times[0], self.times[-1]) - pt.constant(self.times)[before]
-        return level + pt.constant(slope)[before] * since
+        return level + pt.constant(self._slope)[before] * since
+
+    @property
+    def machine_code(self) -> Callable:
+        """The input as a function of one time, for numba."""
+        beginnings, slope = self._beginnings, self._slope
+        times, values, last = self.times, self.values, len(self.times) - 1
+
+        def at(t):
+            before = min(max(np.searchsorted(beginnings, t, side="right") - 1, 0), last)
+            since = min(max(t, times[0]), times[last]) - times[before]
+            return values[before] + slope[before] * since
+
+        return njit(at)
+
+    @property
+    def _beginnings(self) -> NDArray[np.float64]:
+        """Of the two sides of a jump, the later, also where rounding puts a time before it."""
+        return self.times - ROUNDINGS * np.spacing(np.abs(self.times))
+
+    @property
+    def _slope(self) -> NDArray[np.float64]:
+        """After each of the times."""
+        if self.kind == "previous":
+            return np.zeros(len(self.times))
+        return np.append(np.diff(self.values) / np.diff(self.times), 0.0)
 
     @property
     def is_known_on(self) -> tuple[float, float]:

@@ -12,17 +12,19 @@ from typing import Any, cast
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
+from numba import njit
 from numpy.typing import ArrayLike, NDArray
 from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
 
+from pymc_gradmatch._pymc import machine_code, scalar_code
 from pymc_gradmatch.arguments import in_order, usable_names
 from pymc_gradmatch.compiling import EVALUATE_ONCE, as_written
 from pymc_gradmatch.ode.inputs import Input, as_inputs, check_known, input_at, times_where
-from pymc_gradmatch.ode.solve import BatchedSolver, integrate
+from pymc_gradmatch.ode.solve import RHS, BatchedSolver, integrate
 
-DERIVED = ("of_levels", "enters", "on_arrays", "_linearisation", "_compiled")
+DERIVED = ("of_levels", "enters", "machine_code", "on_arrays", "_linearisation")
 TIMES = ("t", "time", "times", "tau")  # what people call the first argument
 ORDER = (
     "Its arguments are (t, x, theta), as for scipy's solve_ivp; not (x, t, theta), as for odeint "
@@ -546,15 +548,61 @@ class ODE:
         )
 
     @cached_property
+    def machine_code(self) -> Callable:
+        """The right-hand side as numba's machine code, of type ``RHS`` (ode/solve.py).
+
+        Where it is elementwise, as nearly all are, it is one function of numbers, which takes a
+        quarter of a second to compile; else it is the graph.
+        """
+        t = pt.scalar("t", dtype="float64")
+        x, theta, u = (
+            [pt.scalar(name, dtype="float64") for name in names]
+            for names in (self.states, self.params, self.inputs)
+        )
+        tables = [value for value in self._given if isinstance(value, Input)]
+        inputs = [
+            own if isinstance(value, Input) else input_at(value, t)
+            for own, value in zip(u, self._given, strict=True)
+        ]
+        arguments = [named("State", self.states, x), named("Param", self.params, theta)]
+        arguments += [named("Input", self.inputs, inputs)] if inputs else []
+        measured = [own for own in inputs if own in u]
+        try:
+            f = scalar_code([t, *x, *theta, *measured], _expressions(self.rhs, t, *arguments))
+        except (NotImplementedError, TypeError, ValueError):  # written for vectors of all times
+            return self._code_of_graph()
+        parts = {"x": self.states, "theta": self.params}
+        given = ["t"] + [f"{name}[{k}]" for name, names in parts.items() for k in range(len(names))]
+        given += [f"input{k}(t)" for k in range(len(tables))]
+        results = ", ".join(f"out[{k}]" for k in range(len(self.states)))
+        scope = {f"input{k}": table.machine_code for k, table in enumerate(tables)} | {"f": f}
+        exec(f"def rhs(t, x, theta, out): {results} = f({', '.join(given)})", scope)
+        return njit(RHS, error_model="numpy")(scope["rhs"])
+
+    def _code_of_graph(self) -> Callable:
+        t = pt.vector("t", dtype="float64")
+        x = pt.tensor("x", dtype="float64", shape=(None, len(self.states)))
+        theta = pt.tensor("theta", dtype="float64", shape=(None, len(self.params)))
+        with as_written():
+            f = machine_code(
+                pytensor.function(
+                    [t, x, theta], self._graph(t, x, theta), on_unused_input="ignore", mode="NUMBA"
+                )
+            )
+
+        def rhs(t, x, theta, out):
+            (slopes,) = f(np.array([t]), x.reshape((1, -1)), theta.reshape((1, -1)))
+            out[:] = slopes[0]
+
+        return njit(RHS, error_model="numpy")(rhs)
+
+    @cached_property
     def on_arrays(self) -> Callable:
         """The right-hand side as a function of arrays t ``()``, x ``(state,)``, theta ``(param,)``.
 
-        Or with one row per draw, ``(draw,)``, ``(draw, state)`` and ``(draw, param)``.  Returns
-        the derivatives, of the shape of x.  Where the user's function is arithmetic alone, it is
-        called as it is; where it calls pm.math or has inputs, its graph is compiled.
+        Returns the derivatives, of the shape of x.  Where the user's function is arithmetic
+        alone, it is called as it is; where it calls pm.math or has inputs, it is compiled.
         """
-        if self.inputs:
-            return self._compiled
         n_states, n_params = len(self.states), len(self.params)
         some = np.random.default_rng(0).uniform(0.5, 1.5, (3, 1 + n_states + n_params))
         at = some[:, 0], some[:, 1 : 1 + n_states], some[:, 1 + n_states :]
@@ -562,39 +610,23 @@ class ODE:
             np.errstate(all="ignore"),
             suppress(Exception),
         ):  # whatever tensors do and arrays do not
-            if np.allclose(
-                self._as_it_is(*at), self._graph(*at).eval(mode=EVALUATE_ONCE), equal_nan=True
-            ):
+            as_it_is = np.array([self._as_it_is(*draw) for draw in zip(*at, strict=True)])
+            graph = self._graph(*at).eval(mode=EVALUATE_ONCE)
+            if not self.inputs and np.allclose(as_it_is, graph, equal_nan=True):
                 return self._as_it_is
-        return self._compiled
+        return self._from_machine
+
+    def _from_machine(self, t, x, theta) -> NDArray[np.float64]:
+        derivatives = np.empty(x.shape)
+        self.machine_code(float(t), np.array(x), np.array(theta), derivatives)
+        return derivatives
 
     def _as_it_is(self, t, x, theta) -> NDArray[np.float64]:
-        states, params = named("State", self.states, x.T), named("Param", self.params, theta.T)
-        returned = self.rhs(t, states, params)
-        derivatives = np.empty(x.shape)
-        for k, value in enumerate(_in_order_of_states(returned, self.states)):
-            derivatives.T[k] = value
-        return derivatives
+        states, params = named("State", self.states, x), named("Param", self.params, theta)
+        return np.array(_in_order_of_states(self.rhs(t, states, params), self.states), dtype=float)
 
     def _graph(self, t, x, theta) -> TensorVariable:
         return self(t, x, [theta[:, i] for i in range(len(self.params))])
-
-    @cached_property
-    def _compiled(self) -> Callable:
-        t = pt.vector("t", dtype="float64")
-        x = pt.tensor("x", dtype="float64", shape=(None, len(self.states)))
-        theta = pt.tensor("theta", dtype="float64", shape=(None, len(self.params)))
-        with as_written():
-            derivative = pytensor.function(
-                [t, x, theta], self._graph(t, x, theta), on_unused_input="ignore", trust_input=True
-            )
-
-        def of_one_or_many(t, x, theta):
-            return (
-                derivative(t, x, theta) if t.ndim else derivative(t[None], x[None], theta[None])[0]
-            )
-
-        return of_one_or_many
 
 
 def batched_solver(ode: ODE) -> BatchedSolver:
@@ -610,7 +642,7 @@ def batched_solver(ode: ODE) -> BatchedSolver:
     array([0.6065, 1.2131])
     """
     return BatchedSolver(
-        ode.on_arrays, lambda t, x, theta: ode.linearised(t, x, theta)[1], ode.breaks
+        ode.machine_code, lambda t, x, theta: ode.linearised(t, x, theta)[1], ode.breaks
     )
 
 
