@@ -39,6 +39,8 @@ PILOTS = 1_000  # draws of the normal approximation, from which the searches sta
 N_PRIOR = 1_000  # draws that tell how wide a prior is
 HIGHER = 2.0  # log density, by which another mode is the better one to search around
 HARDLY = 0.7  # of the prior's width, that a posterior has where the data tell next to nothing
+FAR_APART = (-3.0, -1.0, 1.0, 3.0)  # of a state's standard deviation
+FLAT = 1e-3  # log density; the solver's errors are smaller
 UNSEEN = "It says nothing of modes that no search reached."
 
 
@@ -356,8 +358,26 @@ def _others_without_start(model: pm.Model, constraint: Constraint) -> bool:
     return any(rv.name not in constraint.ode.params and not starts_by_itself(rv) for rv in others)
 
 
+def _check_told(target: ExactPosterior, start):
+    """Raise if x(t0) of a state, of flat prior, changes the density nowhere."""
+    starts = [i for i, name in enumerate(target.names) if name.split("[")[0] in target.starts]
+    moves = np.eye(len(start))[starts]
+    around = np.concatenate([[start], *(start + width * moves for width in FAR_APART)])
+    density, *others = np.split(target(around), [1, *(1 + len(starts) * np.arange(1, 4))])
+    untold = (np.abs(np.array(others) - density) < FLAT).all(axis=0)
+    if untold.any():
+        names = [target.names[i] for i, is_untold in zip(starts, untold, strict=True) if is_untold]
+        msg = (
+            f"the density does not change with {names}, whose prior is flat: neither is such a "
+            "state observed, nor does it enter the equations of one that is. Leave it out, or say "
+            "where it starts: start= for gm.build_model, or an observation of x[0] in the model."
+        )
+        raise ValueError(msg)
+
+
 def _check_start(target: ExactPosterior, start):
     if np.isfinite(target(start[None])[0]):
+        _check_told(target, start)
         return
     at = {label: float(f"{v[0]:.3g}") for label, v in target.scalars(start[None]).items()}
     zero = target.impossible(start)

@@ -22,7 +22,7 @@ from pymc_gradmatch.compiling import EVALUATE_ONCE, as_written
 from pymc_gradmatch.ode.inputs import Input, as_inputs, check_known, input_at, times_where
 from pymc_gradmatch.ode.solve import BatchedSolver, integrate
 
-DERIVED = ("of_levels", "enters", "on_arrays", "_linearisation", "_compiled")
+DERIVED = ("of_levels", "_upstream", "on_arrays", "_linearisation", "_compiled")
 TIMES = ("t", "time", "times", "tau")  # what people call the first argument
 ORDER = (
     "Its arguments are (t, x, theta), as for scipy's solve_ivp; not (x, t, theta), as for odeint "
@@ -382,9 +382,18 @@ class ODE:
         theta = [pt.as_tensor(value) for value in self.ordered_params(theta)]
         return derivatives_of(self.rhs, t, *self.by_name(x, theta), *self._known_inputs(t))
 
-    @cached_property
+    @property
     def enters(self) -> NDArray[np.bool_]:
         """Whose derivatives (rows) depend on which states (columns), shape ``(state, state)``."""
+        return self._upstream[0]
+
+    @property
+    def used(self) -> NDArray[np.bool_]:
+        """Which parameters any derivative depends on, shape ``(param,)``."""
+        return self._upstream[1]
+
+    @cached_property
+    def _upstream(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         x = [pt.vector(name, dtype="float64") for name in self.states]
         t, *u = (pt.vector(name, dtype="float64") for name in ("t", *self.inputs))
         theta = [pt.scalar(name, dtype="float64") for name in self.params]
@@ -392,7 +401,8 @@ class ODE:
         arguments += [named("Input", self.inputs, u)] if u else []
         derivatives = _expressions(self.rhs, t, *arguments)
         upstream = [set(ancestors([derivative])) for derivative in derivatives]
-        return np.array([[state in reached for state in x] for reached in upstream])
+        enters = np.array([[state in reached for state in x] for reached in upstream])
+        return enters, np.array([any(p in reached for reached in upstream) for p in theta])
 
     def by_name(self, x, theta) -> tuple[Any, Any]:
         """Return states, shape ``(..., time, state)``, and parameters as named tuples."""
