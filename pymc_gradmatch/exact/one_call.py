@@ -27,6 +27,7 @@ from pymc_gradmatch.model import (
     build_model,
     of_model,
     refine,
+    start_in,
 )
 from pymc_gradmatch.numerics import N_STARTS, on_one_thread, one_at_a_time
 from pymc_gradmatch.ode import ODE, Input
@@ -337,8 +338,9 @@ def _start(target: ExactPosterior, rng, *, progressbar: bool) -> NDArray[np.floa
         if is_plain and not np.any(gp.prior_slope):
             grid = gp.t if len(gp.t) > len(gp.t_observed) else None
             matched = partial(
-                refine, ode, gp, priors=named, grid=grid, random_seed=rng, progressbar=progressbar
-            )
+                refine, ode, gp, priors=named, grid=grid, random_seed=rng, progressbar=progressbar,
+                start=start_in(model, ode, constraint.x),
+            )  # fmt: skip
             with model:
                 try:
                     gp, _, theta, _ = matched(likelihood=model)
@@ -347,7 +349,8 @@ def _start(target: ExactPosterior, rng, *, progressbar: bool) -> NDArray[np.floa
             values |= theta
         elif is_plain and _others_without_start(model, constraint):
             there = target.parameters_at_start([*named.values()])
-            values |= of_model(model, ode, gp).around(there, gp.prior_mean).estimates()
+            told, _ = of_model(model, ode, gp)
+            values |= told.around(there, gp.prior_mean).estimates()
         starts.append(gp.states_of(gp.prior_mean)[0])
     return target.starting_at(values, starts)
 

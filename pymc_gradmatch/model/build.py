@@ -58,7 +58,6 @@ from pymc_gradmatch.model.refinement import recentre, refine
 from pymc_gradmatch.model.start import Start, add_start, is_known_start
 from pymc_gradmatch.ode import ODE, Input
 
-
 _log = logging.getLogger("pymc.gradmatch")  # heard and silenced where PyMC is
 
 

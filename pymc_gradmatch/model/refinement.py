@@ -47,7 +47,7 @@ from pymc_gradmatch.model.likelihood import (
     rehearsed,
 )
 from pymc_gradmatch.model.priors import Parameters, parameters_of
-from pymc_gradmatch.model.start import Start
+from pymc_gradmatch.model.start import Start, known_starts, start_in
 from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.reporting import reporting
 
@@ -145,10 +145,9 @@ def recentre(
     gammas = as_positive(gamma, len(gp.states), "gamma")
     parameters = parameters_of(priors, ode.params)
     rng = np.random.default_rng(random_seed)
-    known = Start.of(ode, start)
+    told, known = _told(likelihood, start, ode, gp)
     x = known.possible(gp.posterior_mean())
     with reporting(SEARCHING, enabled=progressbar) as say:
-        told = _told(likelihood, ode, gp) or normal(gp, len(known.places))
         levels = ode.of_levels
         found = climb_from_prior(levels, gp, parameters, gammas, x, rng, told, known)
         gp, matched, moves, _ = follow(
@@ -187,8 +186,8 @@ def follow(
     return gp, matched, moves, likelihood
 
 
-def of_model(model: pm.Model, ode: ODE, gp: StateGP) -> Written:
-    """Return what a model observes, and weighs, beside its constraints, as a likelihood.
+def of_model(model: pm.Model, ode: ODE, gp: StateGP) -> tuple[Written, Start]:
+    """Return what a model observes, and weighs, beside its constraints, and what starts it knows.
 
     Parameters
     ----------
@@ -209,16 +208,20 @@ def of_model(model: pm.Model, ode: ODE, gp: StateGP) -> Written:
         raise ValueError(msg)
     constraint = fitting[0]
     [states] = [name for name, v in model.named_vars.items() if v is constraint.x]
-    return of_graph(
-        model, states, ode.params, grid=constraint.gp.t, gp=gp, without=[one.name for one in known]
-    )
+    beside = [one.name for one in known] + [one.name for one in known_starts(model)]
+    told = of_graph(model, states, ode.params, grid=constraint.gp.t, gp=gp, without=beside)
+    return told, start_in(model, ode, constraint.x)
 
 
-def _told(given: LikelihoodFunction | pm.Model | None, ode: ODE, gp: StateGP) -> Likelihood | None:
-    """Return a likelihood on the grid of gp, None for that of its data."""
+def _told(
+    given: LikelihoodFunction | pm.Model | None, start, ode: ODE, gp: StateGP
+) -> tuple[Likelihood, Start]:
+    """Return a likelihood on the grid of gp, and what is known of x(t0)."""
     if isinstance(given, pm.Model):
-        return of_model(given, ode, gp)
-    return None if given is None else rehearsed(given, ode, gp)
+        told, known = of_model(given, ode, gp)
+        return told, known if start is None else Start.of(ode, start)
+    known = Start.of(ode, start)
+    return (rehearsed(given, ode, gp) if given else normal(gp, len(known.places))), known
 
 
 def _advice(ode: ODE, gp: StateGP, start: NDArray[np.float64]) -> str:
@@ -354,7 +357,8 @@ def refine(
         As for :func:`~pymc_gradmatch.build_model`.
     likelihood : callable or pymc.Model, optional
         As for :func:`~pymc_gradmatch.build_model`, in place of the normal likelihood of
-        the data; or a model that has been written already, with all that it observes.
+        the data; or a model that has been written already, with all that it observes and
+        the starts that it knows.
     start : mapping of str, optional
         As for :func:`~pymc_gradmatch.build_model`.
     grid : int or array_like of float, optional
@@ -423,11 +427,10 @@ def refine(
 
     searching = _scaled(on_grid, settings.wide_amplitude)
     gamma = gamma_of(searching)
-    known = Start.of(ode, start)
+    told, known = _told(likelihood, start, ode, searching)
     smoothed = known.possible(searching.posterior_mean())
     rng = np.random.default_rng(random_seed)
     with reporting(SEARCHING, enabled=progressbar) as say:
-        told = _told(likelihood, ode, searching) or normal(searching, len(known.places))
         levels = ode.of_levels
         found = climb_from_prior(levels, searching, parameters, gamma, smoothed, rng, told, known)
         centred, found, moves, told = follow(

@@ -13,11 +13,17 @@ import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 from numpy.typing import NDArray
-from pytensor.graph.replace import graph_replace
+from pytensor.graph.replace import clone_replace, graph_replace
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch._pymc import at_support_points, normalize_size_param, rv_size_is_none
+from pymc_gradmatch._pymc import (
+    at_starts,
+    at_support_points,
+    normalize_size_param,
+    random_ancestors,
+    rv_size_is_none,
+)
 from pymc_gradmatch.arguments import is_distribution, is_registered
 from pymc_gradmatch.compiling import EVALUATE_ONCE
 from pymc_gradmatch.gp import StateGP, levels_of, states_of
@@ -403,6 +409,39 @@ def known_starts(model: pm.Model) -> list[Known]:
     """Return what a model knows exactly of x(t0)."""
     found = [rv for rv in model.observed_RVs if is_known_start(rv)]
     return [Known(rv.name, rv.owner.op.places, *rv.owner.inputs[4:6]) for rv in found]
+
+
+def start_in(model: pm.Model, ode: ODE, x: TensorVariable) -> Start:
+    """Return what a model knows exactly of x(t0), for climbs that it takes no part in.
+
+    Parameters
+    ----------
+    model : pymc.Model
+        The parameters of the ODE are among its free variables; others stay where they start.
+    ode : ODE
+        The right-hand side.
+    x : TensorVariable
+        The states in the model, shape ``(time, state)``.
+    """
+    entries = {
+        ode.states[k]: known.values[i]
+        for known in known_starts(model)
+        if known.x is x
+        for i, k in enumerate(known.places)
+    }
+
+    def written(entry: TensorVariable) -> Callable:
+        def function(theta, x0):
+            free = [0.0 if name in entries else start for name, start in x0._asdict().items()]
+            at_start = pt.zeros(x.type.shape) + pt.stack([pt.as_tensor(one) for one in free])
+            replaced = {x: at_start} | {model[n]: p for n, p in theta._asdict().items()}
+            [graph] = clone_replace([entry], replaced)
+            left = random_ancestors([graph])
+            return at_starts([graph], left, model.rvs_to_initial_values)[0]
+
+        return function
+
+    return Start(ode, {name: written(entry) for name, entry in entries.items()})
 
 
 def add_start(names: tuple[str, str], start: Start, gp: StateGP, x, theta):
