@@ -353,6 +353,35 @@ def states_of(levels, positive: NDArray[np.bool_]):
         return np.where(positive, np.exp(np.where(positive, levels, 0.0)), levels)
 
 
+def staircase(
+    mean: NDArray[np.float64],
+    t: NDArray[np.float64],
+    breaks: NDArray[np.float64],
+    steps: tuple[NDArray[np.float64], NDArray[np.float64]],
+    positive: NDArray[np.bool_],
+) -> NDArray[np.float64]:
+    """Return the levels of states that do nothing but jump, shape ``(time, state)``.
+
+    Parameters
+    ----------
+    mean : array of float
+        Their levels before the first jump, shape ``(state,)``.
+    t, breaks : array of float
+        Times, and those of the jumps.
+    steps : tuple of array
+        At each break the state becomes ``factor * x + amount``, ``(break, state)`` each.
+    positive : array of bool
+        Which states are positive.
+    """
+    levels = [mean]
+    for factor, amount in zip(*steps, strict=True):
+        # Nothing that is positive becomes negative: there the level stays.
+        natural = factor * states_of(levels[-1], positive) + amount
+        natural = np.where(positive & (natural <= 0), states_of(levels[-1], positive), natural)
+        levels.append(levels_of(natural, positive))
+    return np.array(levels)[np.searchsorted(breaks, t, side="right")]
+
+
 def _as_truths(positive: bool | Sequence[bool], n_states: int) -> NDArray[np.bool_]:
     truths = np.asarray(positive)
     if truths.dtype != bool or truths.shape not in ((), (n_states,)):

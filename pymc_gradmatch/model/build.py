@@ -39,6 +39,7 @@ from pymc_gradmatch.gp import (
     fits_states,
     levels_name,
     levels_of,
+    staircase,
     start_of,
     states_of,
     unfitted,
@@ -114,7 +115,7 @@ class Preset:
     ) -> Prepared:
         """Choose grid, amplitude and prior mean."""
         gp = gp if self.grid is None else gp.with_grid(self.grid)
-        gp = gp.with_breaks(ode.jumps)
+        gp = gp.with_breaks(ode.jumps, *ode.steps)
         gp = gp if self.amplitude is None else gp.with_amplitude(self.amplitude)
         if not self.recentred:
             return Prepared(gp, self.gamma, {})
@@ -231,8 +232,10 @@ def build_model(
         Roughly the standard deviation of states that were not observed, or hardly.  If
         not given, those of the most probable solutions of the ODE from draws of the prior.
     inputs : mapping of str to Input or callable, optional
-        What the ODE's inputs are, see :meth:`ODE.with_inputs`.  Where one jumps, slopes of
-        the states may jump (:meth:`StateGP.with_breaks`); a state itself may not.  Kernels are
+        What the ODE's inputs are, see :meth:`ODE.with_inputs`, and what states are given at
+        once: ``{"gut": gm.Input([12, 24], [100.0, 100.0], kind="dose")}``.  Where one jumps,
+        slopes of the states may jump, and at doses states (:meth:`StateGP.with_breaks`).  An
+        observation at the time of a dose is of the state after it.  Kernels are
         fitted without breaks, so with jumps ``"refined"`` is the preset to take: its kernels
         are not those of the fit.
     start : mapping of str to float, TensorVariable or callable, optional
@@ -339,6 +342,7 @@ def build_model(
     _check_shared(y, data)
     known = Start.of(ode, start)
     told = None if likelihood is None else rehearsed(likelihood, ode, unfitted(data))
+    _check_doses(ode, data, known)
     _check_reached(ode, data, told, known)
     _warn_of_unused(ode, priors, told, known)
     sigma = chosen.sigma
@@ -366,7 +370,9 @@ def build_model(
         _check_given_gp(gp, data, settings)
     with model:
         if gp is None:
-            gp = chosen.fit(_scaled(ode, data, priors, likelihood, known, rng), rng)
+            scaled = _scaled(ode, data, priors, likelihood, known, rng)
+            gp = chosen.fit(_without_steps(scaled, ode), rng)
+            gp = StateGP.of(scaled, gp.processes, gp.sigma)
         known.check_data(gp)
         gp, gamma, starts = chosen.prepare(ode, gp, priors, likelihood, known, rng, progressbar)
     started = {n: starting_at(priors[n], value) for n, value in starts.items() if n in to_come}
@@ -552,6 +558,29 @@ def _scaled(
     told = normal(gp) if likelihood is None else rehearsed(likelihood, ode, gp)
     parameters = parameters_of(priors, ode.params)
     return scaled_by_solutions(ode.of_levels, gp, parameters, told, known, rng)
+
+
+def _without_steps(data: Data, ode: ODE) -> Data:
+    """Return the data less what doses have added to each state so far."""
+    if np.isnan(data.scale).any() or not (ode.steps.amount != 0).any():
+        return data
+    jumped = staircase(data.mean, data.t, ode.jumps, ode.steps, data.positive)
+    return replace(data, y=states_of(data.levels - jumped + data.mean, data.positive))
+
+
+def _check_doses(ode: ODE, data: Data, known: Start):
+    """Raise if a dose falls on the first time, at which the state is said to start otherwise."""
+    first = ode.jumps == data.t[0]
+    dosed = (ode.steps.factor[first] != 1) | (ode.steps.amount[first] != 0)
+    told = [*known.known, *known.priors]
+    both = [n for n, one in zip(ode.states, dosed.any(axis=0), strict=True) if one and n in told]
+    if both:
+        msg = (
+            f"the states {both} are given a dose at t = {data.t[0]:g}, the first time, and a start "
+            "that holds at the same time, after the dose; expected one of them. Leave this dose "
+            "out, and put it into the start."
+        )
+        raise ValueError(msg)
 
 
 def _check_reached(ode: ODE, data: Data, told: Written | None, known: Start):

@@ -18,7 +18,8 @@ study behind it.
    say as much; a state of which nothing is said takes the median of the others.
 5. gamma is a millionth of the prior variance of the slopes.
 
-Where an input jumps the Gaussian process is broken (:meth:`StateGP.with_breaks`).
+Where an input jumps, or a state by a dose, the Gaussian process is broken
+(:meth:`StateGP.with_breaks`).
 """
 
 import warnings
@@ -412,7 +413,7 @@ def refine(
     wide = _counted(pm.gp.cov.Matern52, settings.wide_lengthscale, *clock)
     divided = _divided(times, counts, steps) if grid is None else grid
     smooth = gp.with_covs([wide for _ in states]).with_grid(divided)
-    on_grid = smooth.with_breaks(ode.jumps)
+    on_grid = smooth.with_breaks(ode.jumps, *ode.steps)
     step = 1 / steps if grid is None else n_gaps / (len(smooth.t) - 1)
     narrow = _counted(pm.gp.cov.ExpQuad, settings.narrow_lengthscale * step, *clock)
     unit = on_grid.with_covs([narrow for _ in states])
