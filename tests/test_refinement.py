@@ -160,15 +160,7 @@ def test_changing_units_changes_nothing_but_units():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "noise",
-    [
-        (0.05, 0.2),
-        pytest.param(
-            (0.03, 0.4),
-            marks=pytest.mark.xfail(
-                reason="A follows each state's own noise: too loose where another state knows more"
-            ),
-        ),
-    ],
+    [(0.05, 0.2), (0.03, 0.4)],
 )
 def test_each_state_has_its_own_noise(lotka_volterra, data, rng, noise):
     noisy = data._replace(y=data.x + rng.normal(0, noise, size=data.x.shape))
