@@ -331,7 +331,9 @@ LIKELIHOODS: dict[str, Callable] = {
     "log-normal": lambda x, y, size: pm.LogNormal(
         "data", pm.math.log(pm.math.abs(x[0])), 0.1, observed=y
     ),
-    "Student t": lambda x, y, size: pm.StudentT("data", 3, x[0], 0.1 * size, observed=y),
+    "Student t": lambda x, y, size: pm.StudentT(
+        "data", nu=3, mu=x[0], sigma=0.1 * size, observed=y
+    ),
     "censored": lambda x, y, size: pm.Censored(
         "data", pm.Normal.dist(x[0], 0.1 * size), lower=size, upper=None,
         observed=np.maximum(y, size),
