@@ -132,7 +132,8 @@ def fit(
     integrating, from wherever the prior starts (:func:`~pymc_gradmatch.refine`).
     From there Newton's method climbs to the mode of the exact posterior, and draws
     around it go through the searches of :func:`~pymc_gradmatch.integrate_check`.  Where
-    these do not agree, climbs from draws of the prior look for a better mode.  No chain is
+    these do not agree, or the data have long gaps, climbs from draws of the prior look for a
+    better mode.  No chain is
     run, and nothing is compiled to machine code but a right-hand side that is more than
     arithmetic.
 
@@ -248,7 +249,9 @@ def fit(
         say("searching: independent searches from around the mode")
         around = Mixture.around(mode.point[0], mode.covariance[0])
         found = cover(target, around.draw(PILOTS, rng), n_draws, rng)
-        if not found.is_reliable:
+        # In a long gap a solution may turn round once more, or once less.
+        gaps = any(constraint.gp.data.is_long_gap.any() for constraint in target.constraints)
+        if gaps or not found.is_reliable:
             say("climbing from draws of the prior: is there a better mode?")
             other = _best_from_prior(target, mode, rng)
             if other.height[0] > mode.height[0] + HIGHER:

@@ -17,6 +17,7 @@ from pymc_gradmatch.arguments import as_numbers
 # Kernels see times through differences of squares: beyond this many sampling
 # intervals from zero, rounding spoils the distances between neighbours.
 FARTHEST_START = 3e4
+LONG = 3.0  # median gaps
 FEWEST = 3  # observations to which a state's Gaussian process is fitted
 SHORTLY = 0.1  # grid steps
 ROUNDING = 1e-15  # relative, up to which two times are one
@@ -132,6 +133,12 @@ class Data:
             )
             raise ValueError(msg)
         return self
+
+    @property
+    def is_long_gap(self) -> NDArray[np.bool_]:
+        """Which times are followed by a gap of more than three median ones, ``(time - 1,)``."""
+        gaps = np.diff(self.t)
+        return gaps > LONG * np.median(gaps)
 
     @cached_property
     def is_observed(self) -> NDArray[np.bool_]:

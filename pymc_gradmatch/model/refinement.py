@@ -363,7 +363,7 @@ class RefinedSettings(NamedTuple):
     narrow_lengthscale: float = 2.0
     """In grid steps."""
     long_gap: float = 3.0
-    """Median gaps, and mean ways of the solution in the others, from which on a gap is long."""
+    """Mean ways of the solution in other gaps, from which on much happens in a long one."""
     narrow_amplitude: float = 30.0
     """In sigma."""
     others: float = 4.0
@@ -563,11 +563,9 @@ def _stretched(
     counts : array of float
         Of each time of the observations.
     long : float
-        Median gaps, and mean ways of the solution in the others, from which on a gap is long.
+        Mean ways of the solution in the others, from which on much happens in a long gap.
     """
-    times = gp.t_observed
-    gaps = np.diff(times)
-    is_long = gaps > long * np.median(gaps)
+    times, is_long = gp.t_observed, gp.data.is_long_gap
     if not is_long.any():
         return counts
     theta, _ = parameters.natural(matched.u)
