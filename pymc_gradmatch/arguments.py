@@ -106,6 +106,19 @@ def check_counts(**counts: Any):
             raise ValueError(msg)
 
 
+def check_share(**shares: Any):
+    """Raise unless all are numbers between zero and one, or None."""
+    for name, share in shares.items():
+        if share is None:
+            continue
+        if isinstance(share, bool) or not isinstance(share, int | float | np.number):
+            msg = f"{name} is {share!r}; expected a number between 0 and 1, such as 0.9."
+            raise TypeError(msg)
+        if not 0 < share < 1:
+            msg = f"{name} is {share}; expected a number between 0 and 1, such as 0.9."
+            raise ValueError(msg)
+
+
 def is_distribution(variable) -> bool:
     """Tell whether a variable is drawn from a distribution, in a model or not."""
     return isinstance(variable, TensorVariable) and is_drawn(variable)

@@ -285,6 +285,13 @@ def test_a_problem_of_the_fuzz_is_the_same_every_time(seed):
     np.testing.assert_array_equal(np.asarray(one.y), np.asarray(other.y))
 
 
+@pytest.mark.slow
+def test_data_as_they_come_end_in_a_model_or_a_message():
+    outcomes = [*fuzz.generated(15, seed=1)]
+    assert len(outcomes) == 15
+    assert [fuzz.describe(o) for o in outcomes if o.result == "failure"] == []
+
+
 def test_a_heavy_tailed_prior_leaves_the_hessian_of_a_climb_positive(decay):
     gp = gm.StateGP(*decay, [pm.gp.cov.Matern52(1, ls=1.0)], sigma=0.1)
     parameters = parameters_of({"rate": pm.StudentT.dist(3)}, ["rate"])

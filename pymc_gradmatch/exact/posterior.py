@@ -280,7 +280,9 @@ class ExactPosterior(Solutions):
                 [*u, *trajectories],
                 np.random.default_rng(0),
             )
-        return where_impossible({name: values[0] for name, values in densities.items()})
+        values = self.model.rvs_to_values
+        observed = {name: values[self.model[name]].eval(mode=EVALUATE_ONCE) for name in densities}
+        return where_impossible({name: v[0] for name, v in densities.items()}, observed)
 
     @property
     def _coordinate_graphs(self) -> list:

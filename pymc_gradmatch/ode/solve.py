@@ -15,6 +15,12 @@ from scipy.integrate import DOP853, ODEintWarning, odeint
 type Array = NDArray[np.float64]
 
 NOWHERE = np.empty(0)
+
+
+def _unchanged(time: float, x: Array) -> Array:
+    return x
+
+
 BEFORE = 8  # roundings
 LSODA_RTOL = 1e-8
 LSODA_STEPS = 5000  # between two output times; a solution that blows up needs more
@@ -27,6 +33,7 @@ def integrate(
     x0: NDArray[np.float64],
     theta: NDArray[np.float64],
     breaks: NDArray[np.float64] = NOWHERE,
+    after: Callable[[float, Array], Array] = _unchanged,
 ) -> NDArray[np.float64]:
     """Integrate an ODE by LSODA from each draw of start and parameters.
 
@@ -41,6 +48,8 @@ def integrate(
         Starts and parameters, shapes ``(draw, state)`` and ``(draw, param)``.
     breaks : array of float
         Times at which the right-hand side is not smooth; it starts anew there.
+    after : callable
+        Of a break and states, shape ``(..., state)``: those from which it goes on.
 
     Returns
     -------
@@ -51,7 +60,7 @@ def integrate(
     trajectories = np.full((len(x0), len(t), x0.shape[1]), np.nan)
     with np.errstate(all="ignore"):
         for draw, (start, parameters) in enumerate(zip(x0, theta, strict=True)):
-            solution = _integrate_one(derivative, jacobian, t, start, parameters, breaks)
+            solution = _integrate_one(derivative, jacobian, t, start, parameters, breaks, after)
             if solution is not None:
                 trajectories[draw] = solution
     n_failed = int(np.isnan(trajectories).any(axis=(1, 2)).sum())
@@ -65,11 +74,7 @@ def integrate(
     return trajectories
 
 
-def _integrate_one(derivative, jacobian, t, x0, theta, breaks) -> NDArray[np.float64] | None:
-    # Absolute tolerances follow the size that each state has or soon gets.
-    start = np.asarray(t[0]), x0, theta
-    sizes = size(x0, derivative(*start), jacobian(*start), t[-1] - t[0])
-    absolute = 1e-2 * LSODA_RTOL * sizes
+def _integrate_one(derivative, jacobian, t, x0, theta, breaks, after) -> NDArray[np.float64] | None:
     times, is_break = with_breaks(t, breaks)
     ends = just_before(times, is_break)
     whole = np.full((len(times), len(x0)), np.nan)
@@ -78,8 +83,13 @@ def _integrate_one(derivative, jacobian, t, x0, theta, breaks) -> NDArray[np.flo
     with warnings.catch_warnings():
         warnings.simplefilter("error", ODEintWarning)  # how odeint says that it failed
         for first, last in pairwise(pieces):
+            if first > 0:
+                whole[first] = after(times[first], whole[first])
             if first == last:
                 continue
+            # Absolute tolerances follow the size that each state has or soon gets.
+            start = np.asarray(times[first]), whole[first], theta
+            sizes = size(whole[first], derivative(*start), jacobian(*start), t[-1] - times[first])
             try:
                 whole[first : last + 1] = odeint(
                     lambda time, x: derivative(np.asarray(time), x, theta),
@@ -88,12 +98,13 @@ def _integrate_one(derivative, jacobian, t, x0, theta, breaks) -> NDArray[np.flo
                     Dfun=lambda time, x: jacobian(np.asarray(time), x, theta),
                     tfirst=True,
                     rtol=LSODA_RTOL,
-                    atol=absolute,
+                    atol=1e-2 * LSODA_RTOL * sizes,
                     mxstep=LSODA_STEPS,
                     tcrit=ends[last : last + 1] if len(breaks) else None,
                 )
             except ODEintWarning:
                 return None
+    whole[-1] = after(times[-1], whole[-1])
     solution = whole[np.searchsorted(times, t)]
     return solution if np.isfinite(solution).all() else None
 
@@ -617,6 +628,8 @@ class BatchedSolver:
     breaks : array of float
         Times at which the right-hand side is not smooth: no step goes across them.  It is
         never evaluated there but as the beginning of a step.
+    after : callable
+        Of a break and states, shape ``(draw, state)``: those from which steps go on.
 
     Examples
     --------
@@ -631,8 +644,15 @@ class BatchedSolver:
     array([0.6065, 1.2131])
     """
 
-    def __init__(self, rhs: Callable, jacobian: Callable, breaks: Array = NOWHERE):
-        self._rhs, self._jacobian, self._breaks = rhs, jacobian, breaks
+    def __init__(
+        self,
+        rhs: Callable,
+        jacobian: Callable,
+        breaks: Array = NOWHERE,
+        after: Callable[[float, Array], Array] = _unchanged,
+    ):
+        self._rhs, self._jacobian = rhs, jacobian
+        self._breaks, self._after = breaks, after
 
     def __call__(self, t, x0, theta) -> NDArray[np.float64]:
         """Integrate from every draw of start and parameters.
@@ -656,11 +676,14 @@ class BatchedSolver:
         trajectories = np.full((len(x0), len(times), x0.shape[1]), np.nan)
         trajectories[:, 0] = x0
         for first, last in pairwise([0, *np.flatnonzero(is_break), len(times) - 1]):
+            if first > 0:
+                trajectories[:, first] = self._after(times[first], trajectories[:, first])
             arrived = np.isfinite(trajectories[:, first]).all(axis=1)
             piece = np.append(times[first], ends[first + 1 : last + 1])
             trajectories[arrived, first : last + 1], _ = self.piece(
                 piece, trajectories[arrived, first], theta[arrived]
             )
+        trajectories[:, -1] = self._after(times[-1], trajectories[:, -1])
         trajectories[np.isnan(trajectories).any(axis=(1, 2))] = np.nan
         return trajectories[:, np.searchsorted(times, t)] if is_break.any() else trajectories
 

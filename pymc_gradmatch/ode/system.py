@@ -21,10 +21,19 @@ from pytensor.tensor import TensorVariable
 from pymc_gradmatch._pymc import machine_code, scalar_code
 from pymc_gradmatch.arguments import in_order, usable_names
 from pymc_gradmatch.compiling import EVALUATE_ONCE, as_written
-from pymc_gradmatch.ode.inputs import Input, as_inputs, check_known, input_at, times_where
+from pymc_gradmatch.ode.inputs import (
+    Input,
+    Steps,
+    as_doses,
+    as_inputs,
+    check_known,
+    input_at,
+    steps_at,
+    times_where,
+)
 from pymc_gradmatch.ode.solve import RHS, BatchedSolver, integrate
 
-DERIVED = ("of_levels", "enters", "machine_code", "on_arrays", "_linearisation")
+DERIVED = ("of_levels", "_upstream", "machine_code", "on_arrays", "_linearisation")
 TIMES = ("t", "time", "times", "tau")  # what people call the first argument
 ORDER = (
     "Its arguments are (t, x, theta), as for scipy's solve_ivp; not (x, t, theta), as for odeint "
@@ -268,6 +277,8 @@ class ODE:
             msg = f"positive are {unknown}; expected some of the states {list(self.states)}."
             raise ValueError(msg)
         self._given: tuple[Input | Callable, ...] = ()
+        self._doses: dict[str, Input] = {}
+        self._in_logs = (False,) * len(self.states)
         n_time = 7
 
         def vectors(names):
@@ -282,7 +293,8 @@ class ODE:
     def __reduce__(self):
         # Its named tuples and compiled functions cannot be pickled, and need not be.
         names = {"positive": self.positive, "inputs": self.inputs}
-        return _rebuilt, (self.rhs, self.states, self.params, names, self._given)
+        given = dict(zip(self.inputs, self._given, strict=False)) | self._doses
+        return _rebuilt, (self.rhs, self.states, self.params, names, given)
 
     def __repr__(self) -> str:
         names = {"positive": self.positive, "inputs": self.inputs}
@@ -297,7 +309,8 @@ class ODE:
         inputs : mapping of str to Input or callable
             For each of the names in ``inputs`` a :class:`~pymc_gradmatch.Input`, or a
             smooth function of time written with :mod:`pymc.math`.  What jumps or has
-            kinks is an ``Input``, which knows where: solvers stop there.
+            kinks is an ``Input``, which knows where: solvers stop there.  For any of the
+            states an ``Input`` of kind ``"dose"`` or ``"reset"``; the first is later than x0.
 
         Raises
         ------
@@ -313,8 +326,12 @@ class ODE:
         >>> daily.solve([0.0, 1.0], x0=[0.0], theta=[0.0])[1].round(4)
         array([1.4597])
         """
+        doses = as_doses(inputs, self.states)
+        others = {n: inputs[n] for n in inputs if n not in doses} if doses else inputs
         known = copy(self)
-        vars(known).update(_given=as_inputs(inputs, self.inputs))
+        vars(known).update(_doses=doses)
+        if others or self.inputs or not doses:
+            vars(known).update(_given=as_inputs(others, self.inputs))
         for derived in DERIVED:
             vars(known).pop(derived, None)
         return known
@@ -337,18 +354,35 @@ class ODE:
         logs = copy(self)
         for derived in DERIVED:
             vars(logs).pop(derived, None)
-        vars(logs).update(rhs=partial(_by_chain_rule, self.rhs, self.is_positive), positive=())
+        rhs = partial(_by_chain_rule, self.rhs, self.is_positive)
+        vars(logs).update(rhs=rhs, positive=(), _in_logs=self.is_positive)
         return logs
 
     @property
     def jumps(self) -> NDArray[np.float64]:
-        """Times at which an input jumps, and with it the slope of the states."""
-        return times_where(self._given, "jumps")
+        """Times at which an input jumps, and with it the slope of the states, or a state does."""
+        return times_where((*self._given, *self._doses.values()), "jumps")
+
+    @property
+    def steps(self) -> Steps:
+        """How states jump at :attr:`jumps`: not at all, but for doses and resets."""
+        return steps_at(self.jumps, self._doses, self.states)
 
     @property
     def breaks(self) -> NDArray[np.float64]:
-        """Times at which an input jumps or has a kink."""
+        """Times at which an input jumps or has a kink, or a state jumps."""
         return np.union1d(self.jumps, times_where(self._given, "kinks"))
+
+    def after(self, time: float, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return states, shape ``(..., state)``, after the doses of a time; mostly the same."""
+        there = self.jumps == time if self._doses else np.zeros(0, dtype=bool)
+        if not there.any():
+            return x
+        factor, amount = (of_all[there][0] for of_all in self.steps)
+        in_logs = np.array(self._in_logs)
+        with np.errstate(all="ignore"):  # nothing is left of a positive state
+            natural = factor * np.where(in_logs, np.exp(np.where(in_logs, x, 0)), x) + amount
+            return np.where(in_logs, np.log(np.where(in_logs, natural, 1)), natural)
 
     def check_times(self, t: NDArray[np.float64]):
         """Raise if inputs were not given, or are not known at all times from first to last."""
@@ -384,9 +418,18 @@ class ODE:
         theta = [pt.as_tensor(value) for value in self.ordered_params(theta)]
         return derivatives_of(self.rhs, t, *self.by_name(x, theta), *self._known_inputs(t))
 
-    @cached_property
+    @property
     def enters(self) -> NDArray[np.bool_]:
         """Whose derivatives (rows) depend on which states (columns), shape ``(state, state)``."""
+        return self._upstream[0]
+
+    @property
+    def used(self) -> NDArray[np.bool_]:
+        """Which parameters any derivative depends on, shape ``(param,)``."""
+        return self._upstream[1]
+
+    @cached_property
+    def _upstream(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         x = [pt.vector(name, dtype="float64") for name in self.states]
         t, *u = (pt.vector(name, dtype="float64") for name in ("t", *self.inputs))
         theta = [pt.scalar(name, dtype="float64") for name in self.params]
@@ -394,7 +437,8 @@ class ODE:
         arguments += [named("Input", self.inputs, u)] if u else []
         derivatives = _expressions(self.rhs, t, *arguments)
         upstream = [set(ancestors([derivative])) for derivative in derivatives]
-        return np.array([[state in reached for state in x] for reached in upstream])
+        enters = np.array([[state in reached for state in x] for reached in upstream])
+        return enters, np.array([any(p in reached for reached in upstream) for p in theta])
 
     def by_name(self, x, theta) -> tuple[Any, Any]:
         """Return states, shape ``(..., time, state)``, and parameters as named tuples."""
@@ -433,7 +477,7 @@ class ODE:
     ) -> NDArray[np.float64]:
         """Integrate the ODE numerically with LSODA, relative tolerance 1e-8.
 
-        It starts anew where an input jumps or has a kink.
+        It starts anew where an input jumps or has a kink.  A dose at ``t[0]`` is in ``x0``.
 
         Parameters
         ----------
@@ -499,6 +543,7 @@ class ODE:
             np.broadcast_to(x0, (*n_draws, len(self.states))),
             np.broadcast_to(theta, (*n_draws, len(self.params))),
             self.breaks,
+            self.after,
         )
         return trajectories if draws else trajectories[0]
 
@@ -642,7 +687,7 @@ def batched_solver(ode: ODE) -> BatchedSolver:
     array([0.6065, 1.2131])
     """
     return BatchedSolver(
-        ode.machine_code, lambda t, x, theta: ode.linearised(t, x, theta)[1], ode.breaks
+        ode.machine_code, lambda t, x, theta: ode.linearised(t, x, theta)[1], ode.breaks, ode.after
     )
 
 
@@ -652,7 +697,7 @@ def _gradient(total: TensorVariable, wrt: TensorVariable) -> TensorVariable:
 
 def _rebuilt(rhs, states, params, names, given) -> ODE:
     ode = ODE(rhs, states, params, **names)
-    return ode.with_inputs(dict(zip(ode.inputs, given, strict=True))) if given else ode
+    return ode.with_inputs(given) if given else ode
 
 
 def _by_chain_rule(rhs: Callable, is_positive: Sequence[bool], t, levels, theta, *inputs) -> list:
