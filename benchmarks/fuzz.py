@@ -29,7 +29,7 @@ import scipy.stats
 
 import pymc_gradmatch as gm
 from benchmarks import show
-from pymc_gradmatch.compiling import EVALUATE_ONCE
+from pymc_gradmatch._pymc import EVALUATE_ONCE
 
 __all__ = ["Outcome", "attempt", "problem"]
 

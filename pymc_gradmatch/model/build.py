@@ -12,7 +12,7 @@ from pytensor.compile import SharedVariable
 from pytensor.tensor import TensorVariable
 from xarray import DataTree
 
-from pymc_gradmatch._pymc import at_support_points, starting_at
+from pymc_gradmatch._pymc import EVALUATE_ONCE, at_support_points, starting_at
 from pymc_gradmatch.arguments import (
     as_numbers,
     in_order,
@@ -22,7 +22,6 @@ from pymc_gradmatch.arguments import (
     registered,
     yielding,
 )
-from pymc_gradmatch.compiling import EVALUATE_ONCE
 from pymc_gradmatch.gp import (
     CovFunction,
     Data,

@@ -16,9 +16,13 @@ from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch._pymc import at_support_points, normalize_size_param, rv_size_is_none
+from pymc_gradmatch._pymc import (
+    EVALUATE_ONCE,
+    at_support_points,
+    normalize_size_param,
+    rv_size_is_none,
+)
 from pymc_gradmatch.arguments import is_distribution
-from pymc_gradmatch.compiling import EVALUATE_ONCE
 from pymc_gradmatch.gp import StateGP, levels_of, states_of
 from pymc_gradmatch.ode import ODE, named
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from functools import cache, cached_property, partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytensor
@@ -17,12 +17,13 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
 
+from pymc_gradmatch._pymc import EVALUATE_ONCE, as_written
 from pymc_gradmatch.arguments import in_order, usable_names
-from pymc_gradmatch.compiling import EVALUATE_ONCE, as_written
 from pymc_gradmatch.ode.inputs import Input, as_inputs, check_known, input_at, times_where
 from pymc_gradmatch.ode.solve import BatchedSolver, integrate
+from pymc_gradmatch.reporting import latex, latex_name
 
-DERIVED = ("of_levels", "enters", "on_arrays", "_linearisation", "_compiled")
+DERIVED = ("of_levels", "written", "on_arrays", "_linearisation", "_compiled")
 TIMES = ("t", "time", "times", "tau")  # what people call the first argument
 ORDER = (
     "Its arguments are (t, x, theta), as for scipy's solve_ivp; not (x, t, theta), as for odeint "
@@ -195,6 +196,27 @@ def _derivative(state: str, value, column: TensorVariable) -> TensorVariable:
     return value
 
 
+class Written(NamedTuple):
+    """A right-hand side as graphs: what it is made of, and one expression per state."""
+
+    t: TensorVariable
+    x: list[TensorVariable]
+    theta: list[TensorVariable]
+    inputs: list[TensorVariable]
+    derivatives: list[TensorVariable]
+
+    def depend_on(self, variables: Sequence[TensorVariable]) -> NDArray[np.bool_]:
+        """Tell which derivatives (rows) depend on which variables (columns)."""
+        upstream = [set(ancestors([derivative])) for derivative in self.derivatives]
+        return np.array([[v in reached for v in variables] for reached in upstream])
+
+    def names(self) -> dict[Variable, str]:
+        """Return what the variables are called in formulas."""
+        variables = [self.t, *self.x, *self.theta, *self.inputs]
+        names = {v: latex_name(str(v.name)) for v in variables}
+        return names | {v: f"{names[v]}(t)" for v in self.inputs}
+
+
 class ODE:
     r"""A system of ordinary differential equations, :math:`\dot x = f(t, x, \theta)`.
 
@@ -286,6 +308,20 @@ class ODE:
         names = {"positive": self.positive, "inputs": self.inputs}
         others = "".join(f", {what}={list(given)}" for what, given in names.items() if given)
         return f"ODE(states={list(self.states)}, params={list(self.params)}{others})"
+
+    def _repr_html_(self) -> str | None:
+        try:
+            lines = self._formulas()
+        except NotImplementedError:
+            return None  # notebooks then show the text
+        body = r" \\ ".join(lines)
+        return rf'<div class="math">\[\begin{{aligned}} {body} \end{{aligned}}\]</div>'
+
+    def _formulas(self) -> list[str]:
+        """Return one equation per state, for LaTeX's ``aligned``."""
+        written, names = self.written, self.written.names()
+        equations = zip(written.x, written.derivatives, strict=True)
+        return [rf"\dot{{{names[x]}}} &= {latex(slope, names)}" for x, slope in equations]
 
     def with_inputs(self, inputs: Mapping[str, Input | Callable]) -> "ODE":
         """Return the same ODE with its inputs known, an ODE of explicit time.
@@ -383,16 +419,19 @@ class ODE:
         return derivatives_of(self.rhs, t, *self.by_name(x, theta), *self._known_inputs(t))
 
     @cached_property
-    def enters(self) -> NDArray[np.bool_]:
-        """Whose derivatives (rows) depend on which states (columns), shape ``(state, state)``."""
+    def written(self) -> "Written":
+        """The right-hand side as graphs, once: what repr, checks and ``enters`` read."""
         x = [pt.vector(name, dtype="float64") for name in self.states]
         t, *u = (pt.vector(name, dtype="float64") for name in ("t", *self.inputs))
         theta = [pt.scalar(name, dtype="float64") for name in self.params]
         arguments = [named("State", self.states, x), named("Param", self.params, theta)]
         arguments += [named("Input", self.inputs, u)] if u else []
-        derivatives = _expressions(self.rhs, t, *arguments)
-        upstream = [set(ancestors([derivative])) for derivative in derivatives]
-        return np.array([[state in reached for state in x] for reached in upstream])
+        return Written(t, x, theta, u, _expressions(self.rhs, t, *arguments))
+
+    @property
+    def enters(self) -> NDArray[np.bool_]:
+        """Whose derivatives (rows) depend on which states (columns), shape ``(state, state)``."""
+        return self.written.depend_on(self.written.x)
 
     def by_name(self, x, theta) -> tuple[Any, Any]:
         """Return states, shape ``(..., time, state)``, and parameters as named tuples."""
