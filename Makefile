@@ -29,6 +29,10 @@ lint: $(VENV)/.installed-test
 types: $(VENV)/.installed-test
 	$(BIN)/mypy
 
+docs: $(VENV)/.installed-test
+	$(BIN)/python -m pip install --quiet --editable ".[test,docs]"
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going docs docs/_build/html
+
 dist: $(BIN)/python
 	.ci/test-dist
 
@@ -50,4 +54,4 @@ $(VENV)/.installed-test: $(BIN)/python pyproject.toml
 	@touch $@ $(VENV)/.installed
 
 clean:
-	rm -rf $(VENV) demo-output dist docs/_build docs/api/generated
+	rm -rf $(VENV) demo-output dist docs/_build docs/api/generated docs/notebooks
