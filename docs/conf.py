@@ -27,6 +27,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",
     "sphinxcontrib.mermaid",
+    "sphinx-mathjax-offline",  # formulas without a network
 ]
 exclude_patterns = ["_build", "**.ipynb_checkpoints", "jupyter_execute"]
 
@@ -50,7 +51,7 @@ napoleon_custom_sections = ["Warns"]
 html_theme = "pydata_sphinx_theme"
 html_title = f"pymc_gradmatch {release}"
 html_theme_options = {
-    "header_links_before_dropdown": 6,
+    "header_links_before_dropdown": 5,
     "navbar_end": ["theme-switcher"],
     "secondary_sidebar_items": ["page-toc"],
     "footer_start": ["copyright"],
@@ -58,9 +59,7 @@ html_theme_options = {
     "show_prev_next": True,
 }
 html_sidebars = {"quickstart": [], "idea": [], "troubleshooting": [], "coming-from": [], "cite": []}
-html_static_path = ["figures"]
 html_show_sourcelink = False
-mathjax3_config = {
-    "options": {"processHtmlClass": "math|output_area|tex2jax_process|mathjax_process"}
-}
+# Docstrings list references that the text does not number.
+suppress_warnings = ["ref.footnote"]
 templates_path = ["_templates"]
