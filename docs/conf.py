@@ -60,6 +60,7 @@ html_theme_options = {
 }
 html_sidebars = {"quickstart": [], "idea": [], "troubleshooting": [], "coming-from": [], "cite": []}
 html_show_sourcelink = False
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 # Docstrings list references that the text does not number.
 suppress_warnings = ["ref.footnote"]
-templates_path = ["_templates"]

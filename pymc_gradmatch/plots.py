@@ -259,8 +259,13 @@ def _finish(pc: az.PlotCollection, panels: xr.Dataset, times, x_label: str, y_la
     pc.map(az.visuals.labelled_x, "x_label", data=panels, text=x_label)
     pc.map(az.visuals.labelled_y, "y_label", data=panels, text=y_label)
     if pc.backend == "matplotlib":
-        handles = pc.viz["plot"].isel(state=0).item().get_legend_handles_labels()
-        pc.viz["figure"].item().legend(*handles, loc="outside lower center", ncols=4)
+        shown = [panel.get_legend_handles_labels() for panel in pc.viz["plot"].to_numpy().ravel()]
+        entries = {
+            label: handle for panel in shown for handle, label in zip(*panel, strict=True)
+        }  # a hidden state's panel has no data
+        pc.viz["figure"].item().legend(
+            entries.values(), entries.keys(), loc="outside lower center", ncols=4
+        )
         whole = bool((times == times.round()).all())
         for panel in pc.viz["plot"].to_numpy().ravel():
             panel.locator_params(axis="x", nbins=6, integer=whole)
