@@ -48,6 +48,7 @@ napoleon_google_docstring = False
 napoleon_use_rtype = False
 napoleon_custom_sections = ["Warns"]
 
+templates_path = ["_templates"]
 html_theme = "pydata_sphinx_theme"
 html_title = f"pymc_gradmatch {release}"
 html_theme_options = {
