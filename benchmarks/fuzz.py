@@ -36,7 +36,7 @@ from hypothesis import strategies as st
 
 import pymc_gradmatch as gm
 from benchmarks import show
-from pymc_gradmatch.compiling import EVALUATE_ONCE
+from pymc_gradmatch._pymc import EVALUATE_ONCE
 
 __all__ = ["Case", "Outcome", "attempt", "cases", "problem"]
 

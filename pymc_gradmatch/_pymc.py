@@ -1,5 +1,7 @@
 """What PyMC, PyTensor and nutpie do not document and the package leans on, in one place.
 
+And how graphs are compiled where PyTensor's default is not what is wanted.
+
 Where these libraries have a public road, it is taken where it is needed.  What has none stands
 here, behind one name each, so that a new version of theirs changes this module alone.
 ``INTERNALS`` says why each is needed and what to do when it breaks, and
@@ -7,13 +9,14 @@ tests/test_pymc_internals.py fails with these words.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from types import new_class
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pymc as pm
+import pytensor
 import pytensor.scalar as ps
 import pytensor.tensor as pt
 from numpy.typing import ArrayLike, NDArray
@@ -31,10 +34,12 @@ if TYPE_CHECKING:
     from nutpie.compile_pymc import CompiledPyMCModel
 
 __all__ = [
+    "EVALUATE_ONCE",
     "INTERNALS",
     "ArrayStep",
     "NutpieProgressBarManager",
     "StepMethodState",
+    "as_written",
     "at_starts",
     "at_support_points",
     "check_parameters",
@@ -57,6 +62,9 @@ __all__ = [
     "with_equal_parameters",
     "without_starts",
 ]
+
+# A graph that runs a handful of times: walk it in Python, without rewriting it.
+EVALUATE_ONCE = pytensor.Mode(linker="py", optimizer="None")
 
 INTERNALS = {
     "nutpie.compile_pymc.CompiledPyMCModel": (
@@ -235,6 +243,16 @@ def starting_at(rv: TensorVariable, start: ArrayLike) -> TensorVariable:
 def starts_by_itself(rv: TensorVariable) -> bool:
     """Tell whether a variable was made by :func:`starting_at`."""
     return isinstance(rv.owner.op, Starting)
+
+
+def as_written() -> AbstractContextManager:
+    """Return a context in which PyTensor compiles sums in the order in which they are written.
+
+    By default LLVM may reorder sums and fuse products with them, and does so in another way
+    wherever it inlines a function.  Which of the resulting copies runs depends on what was
+    compiled in this process and what came from a cache, so that the last digit would.
+    """
+    return pytensor.config.change_flags(numba__fastmath=False)
 
 
 def without_starts(model: pm.Model) -> pm.Model:

@@ -278,3 +278,31 @@ def test_machine_code_is_the_graph(name, rng):
     for time, states, slopes in zip(t, x, f, strict=True):
         ode.machine_code(time, states, theta, slopes)
     np.testing.assert_allclose(f, graph, rtol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("written", "formula"),
+    [
+        (lambda x, th: -th.k1 * x.a, r"-k_{1}\,a"),
+        (lambda x, th: th.k1 - (x.a - th.beta), r"k_{1} - \left(a - \beta\right)"),
+        (lambda x, th: th.k1 - -2.5 * x.a, r"k_{1} - \left(-2.5\,a\right)"),
+        (lambda x, th: (x.a + 1) ** 2, r"{\left(a + 1\right)}^{2}"),
+        (lambda x, th: x.a**th.k1 / (1 + x.a), r"\frac{{a}^{k_{1}}}{1 + a}"),
+        (lambda x, th: x.a * (th.k1 * -th.beta), r"a\,k_{1}\,\left(-\beta\right)"),
+        (lambda x, th: pm.math.exp(-x.a) + 1e-7, r"\exp\left(-a\right) + 10^{-7}"),
+        (
+            lambda x, th: pm.math.switch(x.a > 1, 0, x.a),
+            r"\operatorname{switch}\left(a > 1, 0, a\right)",
+        ),
+        (lambda x, th: pm.math.sqrt(abs(x.a)), r"\sqrt{\left|a\right|}"),
+    ],
+)
+def test_a_right_hand_side_is_shown_as_it_was_written(written, formula):
+    ode = gm.ODE(lambda t, x, theta: [written(x, theta)], ["a"], ["k1", "beta"])
+    assert rf"\dot{{a}} &= {formula} " in ode._repr_html_()
+
+
+def test_a_right_hand_side_without_a_formula_is_shown_as_text():
+    ode = gm.ODE(lambda t, x, theta: [pm.math.cumsum(x.a) * theta.k], ["a"], ["k"])
+    assert ode._repr_html_() is None
+    assert repr(ode) == "ODE(states=['a'], params=['k'])"

@@ -23,8 +23,7 @@ from pymc.logprob.utils import ParameterValueError
 from pytensor.graph.replace import vectorize_graph
 
 from pymc_gradmatch import _pymc
-from pymc_gradmatch._pymc import INTERNALS
-from pymc_gradmatch.compiling import EVALUATE_ONCE
+from pymc_gradmatch._pymc import EVALUATE_ONCE, INTERNALS
 
 SOURCE = Path(_pymc.__file__)
 IMPORTED = [

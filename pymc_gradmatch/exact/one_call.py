@@ -13,8 +13,7 @@ from arviz_stats import summary
 from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch._pymc import starts_by_itself
-from pymc_gradmatch.compiling import EVALUATE_ONCE
+from pymc_gradmatch._pymc import EVALUATE_ONCE, starts_by_itself
 from pymc_gradmatch.exact.importance import Mixture
 from pymc_gradmatch.exact.posterior import ExactPosterior
 from pymc_gradmatch.exact.search import Local, cover, newton, widths_at
@@ -31,7 +30,7 @@ from pymc_gradmatch.model import (
 )
 from pymc_gradmatch.numerics import N_STARTS, on_one_thread, one_at_a_time
 from pymc_gradmatch.ode import ODE, Input
-from pymc_gradmatch.reporting import printed, reporting
+from pymc_gradmatch.reporting import Verdict, reporting
 
 if TYPE_CHECKING:
     from arviz import PlotCollection
@@ -46,7 +45,7 @@ UNSEEN = "It says nothing of modes that no search reached."
 
 
 @dataclass(frozen=True, repr=False)
-class Fit:
+class Fit(Verdict):
     """What :func:`~pymc_gradmatch.fit` found; ``repr`` is the verdict and the table.
 
     Attributes
@@ -93,8 +92,9 @@ class Fit:
     starts: list[dict[str, Any]]
     unidentified: pd.DataFrame
 
-    def __repr__(self) -> str:
-        return printed(f"{self.verdict}{_in_words(self.unidentified)}", self.table)
+    def shown(self) -> tuple[str, list[pd.DataFrame]]:
+        """Return the verdict, with what the data do not tell, and the table."""
+        return f"{self.verdict}{_in_words(self.unidentified)}", [self.table]
 
     def plot(self, **kwargs) -> "PlotCollection":
         """Plot the states with bands over the data, by :func:`~pymc_gradmatch.plot_states`."""

@@ -15,12 +15,12 @@ from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors, truncated_graph_inputs
 
 from pymc_gradmatch._pymc import (
+    EVALUATE_ONCE,
     at_starts,
     impossible_outside,
     with_equal_parameters,
     without_starts,
 )
-from pymc_gradmatch.compiling import EVALUATE_ONCE
 from pymc_gradmatch.exact.solutions import Solutions, compile_for_draws, with_draws
 from pymc_gradmatch.gp import is_states
 from pymc_gradmatch.model import (

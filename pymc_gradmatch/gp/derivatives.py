@@ -24,8 +24,7 @@ from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch._pymc import at_support_points
-from pymc_gradmatch.compiling import EVALUATE_ONCE
+from pymc_gradmatch._pymc import EVALUATE_ONCE, at_support_points
 from pymc_gradmatch.gp.data import read_only
 from pymc_gradmatch.gp.kernels import Broken, describe, is_random, is_stationary
 from pymc_gradmatch.numerics import cholesky_basis, smallest_reliable, spectrum

@@ -18,8 +18,13 @@ import pytensor.tensor as pt
 from numpy.typing import NDArray
 from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch._pymc import check_parameters, label_dim, normalize_size_param, rv_size_is_none
-from pymc_gradmatch.compiling import EVALUATE_ONCE
+from pymc_gradmatch._pymc import (
+    EVALUATE_ONCE,
+    check_parameters,
+    label_dim,
+    normalize_size_param,
+    rv_size_is_none,
+)
 from pymc_gradmatch.gp.derivatives import Blocks, Operators, blocks_of, conditional_operators
 from pymc_gradmatch.numerics import (
     Basis,

@@ -12,9 +12,8 @@ import pytensor.tensor as pt
 from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch._pymc import at_support_points, random_ancestors, starting_at
+from pymc_gradmatch._pymc import EVALUATE_ONCE, at_support_points, random_ancestors, starting_at
 from pymc_gradmatch.arguments import as_numbers
-from pymc_gradmatch.compiling import EVALUATE_ONCE
 from pymc_gradmatch.gp.data import (
     ROUNDING,
     Data,
@@ -40,6 +39,7 @@ from pymc_gradmatch.gp.processes import (
     smoothed,
 )
 from pymc_gradmatch.numerics import per_state
+from pymc_gradmatch.reporting import as_html
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
@@ -572,17 +572,24 @@ class StateGP:
         )
 
     def __repr__(self) -> str:
-        lines = [
+        rows = zip(self.states, self._in_words().itertuples(index=False), strict=True)
+        lines = [f"  {state}: {row.kernel}, sigma {row.sigma}" for state, row in rows]
+        return "\n".join([self._headline(), *lines])
+
+    def _repr_html_(self) -> str:
+        return as_html(self._headline(), self._in_words())
+
+    def _headline(self) -> str:
+        return (
             f"StateGP: {len(self.states)} states, {len(self.t)} times on "
             f"[{self.t[0]:g}, {self.t[-1]:g}], nugget {self.nugget.max():g}"
-        ]
+        )
+
+    def _in_words(self) -> pd.DataFrame:
         random = isinstance(self.sigma, TensorVariable)
         sigmas = ["random"] * len(self.states) if random else [f"{s:.4g}" for s in self.sigma]
-        lines += [
-            f"  {state}: {describe(cov)}, sigma {sigma}"
-            for state, cov, sigma in zip(self.states, self.covs, sigmas, strict=True)
-        ]
-        return "\n".join(lines)
+        kernels = [describe(cov) for cov in self.covs]
+        return pd.DataFrame({"kernel": kernels, "sigma": sigmas}, index=[*self.states])
 
 
 def _is_at(x, times: NDArray[np.float64], others: NDArray[np.float64]) -> bool:

@@ -16,7 +16,7 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
 from xarray import DataTree
 
-from pymc_gradmatch._pymc import at_starts, at_support_points, starting_at
+from pymc_gradmatch._pymc import EVALUATE_ONCE, at_starts, at_support_points, starting_at
 from pymc_gradmatch.arguments import (
     as_numbers,
     in_order,
@@ -26,7 +26,6 @@ from pymc_gradmatch.arguments import (
     registered,
     yielding,
 )
-from pymc_gradmatch.compiling import EVALUATE_ONCE
 from pymc_gradmatch.gp import (
     CovFunction,
     Data,

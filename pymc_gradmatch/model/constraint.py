@@ -14,6 +14,7 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorConstant, TensorVariable
 
 from pymc_gradmatch._pymc import (
+    EVALUATE_ONCE,
     at_starts,
     check_parameters,
     label_dim,
@@ -22,7 +23,6 @@ from pymc_gradmatch._pymc import (
     rv_size_is_none,
 )
 from pymc_gradmatch.arguments import DRAWS, as_numbers, refuse_reserved
-from pymc_gradmatch.compiling import EVALUATE_ONCE
 from pymc_gradmatch.gp import StateGP, fits_states
 from pymc_gradmatch.numerics import (
     Basis,

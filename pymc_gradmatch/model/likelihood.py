@@ -22,9 +22,14 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
 from scipy.optimize import minimize
 
-from pymc_gradmatch._pymc import at_starts, impossible_outside, random_ancestors, without_starts
+from pymc_gradmatch._pymc import (
+    EVALUATE_ONCE,
+    at_starts,
+    impossible_outside,
+    random_ancestors,
+    without_starts,
+)
 from pymc_gradmatch.arguments import as_numbers
-from pymc_gradmatch.compiling import EVALUATE_ONCE
 from pymc_gradmatch.gp import StateGP
 from pymc_gradmatch.ode import ODE
 

@@ -13,9 +13,8 @@ from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch._pymc import at_starts, compile_starts, random_ancestors
+from pymc_gradmatch._pymc import as_written, at_starts, compile_starts, random_ancestors
 from pymc_gradmatch.arguments import is_distribution, is_registered, join
-from pymc_gradmatch.compiling import as_written
 
 
 @dataclass(frozen=True)

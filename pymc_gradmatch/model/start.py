@@ -18,6 +18,7 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch._pymc import (
+    EVALUATE_ONCE,
     at_starts,
     at_support_points,
     normalize_size_param,
@@ -25,7 +26,6 @@ from pymc_gradmatch._pymc import (
     rv_size_is_none,
 )
 from pymc_gradmatch.arguments import is_distribution, is_registered
-from pymc_gradmatch.compiling import EVALUATE_ONCE
 from pymc_gradmatch.gp import StateGP, levels_of, states_of
 from pymc_gradmatch.ode import ODE, named
 

@@ -9,8 +9,8 @@ from numba import njit
 from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor import TensorVariable
 
+from pymc_gradmatch._pymc import EVALUATE_ONCE
 from pymc_gradmatch.arguments import as_numbers, in_order
-from pymc_gradmatch.compiling import EVALUATE_ONCE
 
 ROUNDINGS = 4
 KINDS = ("linear", "previous", "dose", "reset")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from functools import cache, cached_property, partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytensor
@@ -18,9 +18,8 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch._pymc import machine_code, scalar_code
+from pymc_gradmatch._pymc import EVALUATE_ONCE, as_written, machine_code, scalar_code
 from pymc_gradmatch.arguments import in_order, usable_names
-from pymc_gradmatch.compiling import EVALUATE_ONCE, as_written
 from pymc_gradmatch.ode.inputs import (
     Input,
     Steps,
@@ -32,8 +31,9 @@ from pymc_gradmatch.ode.inputs import (
     times_where,
 )
 from pymc_gradmatch.ode.solve import RHS, BatchedSolver, integrate
+from pymc_gradmatch.reporting import latex, latex_name
 
-DERIVED = ("of_levels", "_upstream", "machine_code", "on_arrays", "_linearisation")
+DERIVED = ("of_levels", "written", "machine_code", "on_arrays", "_linearisation")
 TIMES = ("t", "time", "times", "tau")  # what people call the first argument
 ORDER = (
     "Its arguments are (t, x, theta), as for scipy's solve_ivp; not (x, t, theta), as for odeint "
@@ -206,6 +206,27 @@ def _derivative(state: str, value, column: TensorVariable) -> TensorVariable:
     return value
 
 
+class Written(NamedTuple):
+    """A right-hand side as graphs: what it is made of, and one expression per state."""
+
+    t: TensorVariable
+    x: list[TensorVariable]
+    theta: list[TensorVariable]
+    inputs: list[TensorVariable]
+    derivatives: list[TensorVariable]
+
+    def depend_on(self, variables: Sequence[TensorVariable]) -> NDArray[np.bool_]:
+        """Tell which derivatives (rows) depend on which variables (columns)."""
+        upstream = [set(ancestors([derivative])) for derivative in self.derivatives]
+        return np.array([[v in reached for v in variables] for reached in upstream])
+
+    def names(self) -> dict[Variable, str]:
+        """Return what the variables are called in formulas."""
+        variables = [self.t, *self.x, *self.theta, *self.inputs]
+        names = {v: latex_name(str(v.name)) for v in variables}
+        return names | {v: f"{names[v]}(t)" for v in self.inputs}
+
+
 class ODE:
     r"""A system of ordinary differential equations, :math:`\dot x = f(t, x, \theta)`.
 
@@ -300,6 +321,20 @@ class ODE:
         names = {"positive": self.positive, "inputs": self.inputs}
         others = "".join(f", {what}={list(given)}" for what, given in names.items() if given)
         return f"ODE(states={list(self.states)}, params={list(self.params)}{others})"
+
+    def _repr_html_(self) -> str | None:
+        try:
+            lines = self._formulas()
+        except NotImplementedError:
+            return None  # notebooks then show the text
+        body = r" \\ ".join(lines)
+        return rf'<div class="math">\[\begin{{aligned}} {body} \end{{aligned}}\]</div>'
+
+    def _formulas(self) -> list[str]:
+        """Return one equation per state, for LaTeX's ``aligned``."""
+        written, names = self.written, self.written.names()
+        equations = zip(written.x, written.derivatives, strict=True)
+        return [rf"\dot{{{names[x]}}} &= {latex(slope, names)}" for x, slope in equations]
 
     def with_inputs(self, inputs: Mapping[str, Input | Callable]) -> "ODE":
         """Return the same ODE with its inputs known, an ODE of explicit time.
@@ -419,26 +454,24 @@ class ODE:
         return derivatives_of(self.rhs, t, *self.by_name(x, theta), *self._known_inputs(t))
 
     @property
-    def enters(self) -> NDArray[np.bool_]:
-        """Whose derivatives (rows) depend on which states (columns), shape ``(state, state)``."""
-        return self._upstream[0]
-
-    @property
     def used(self) -> NDArray[np.bool_]:
         """Which parameters any derivative depends on, shape ``(param,)``."""
-        return self._upstream[1]
+        return self.written.depend_on(self.written.theta).any(axis=0)
 
     @cached_property
-    def _upstream(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    def written(self) -> "Written":
+        """The right-hand side as graphs, once: what repr, checks and ``enters`` read."""
         x = [pt.vector(name, dtype="float64") for name in self.states]
         t, *u = (pt.vector(name, dtype="float64") for name in ("t", *self.inputs))
         theta = [pt.scalar(name, dtype="float64") for name in self.params]
         arguments = [named("State", self.states, x), named("Param", self.params, theta)]
         arguments += [named("Input", self.inputs, u)] if u else []
-        derivatives = _expressions(self.rhs, t, *arguments)
-        upstream = [set(ancestors([derivative])) for derivative in derivatives]
-        enters = np.array([[state in reached for state in x] for reached in upstream])
-        return enters, np.array([any(p in reached for reached in upstream) for p in theta])
+        return Written(t, x, theta, u, _expressions(self.rhs, t, *arguments))
+
+    @property
+    def enters(self) -> NDArray[np.bool_]:
+        """Whose derivatives (rows) depend on which states (columns), shape ``(state, state)``."""
+        return self.written.depend_on(self.written.x)
 
     def by_name(self, x, theta) -> tuple[Any, Any]:
         """Return states, shape ``(..., time, state)``, and parameters as named tuples."""

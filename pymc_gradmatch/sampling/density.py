@@ -28,8 +28,7 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorConstant, TensorVariable
 from xarray import DataTree
 
-from pymc_gradmatch._pymc import machine_code, nutpie_model
-from pymc_gradmatch.compiling import as_written
+from pymc_gradmatch._pymc import as_written, machine_code, nutpie_model
 from pymc_gradmatch.sampling.coordinates import (
     Coordinates,
     Split,

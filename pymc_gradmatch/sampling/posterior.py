@@ -24,13 +24,14 @@ from pytensor.graph.traversal import ancestors
 from rich.progress import track
 
 from pymc_gradmatch._pymc import (
+    EVALUATE_ONCE,
     NutpieProgressBarManager,
+    as_written,
     compile_starts,
     impossible_outside,
     starts_by_itself,
 )
 from pymc_gradmatch.arguments import check_counts
-from pymc_gradmatch.compiling import EVALUATE_ONCE, as_written
 from pymc_gradmatch.gp import basis_inputs, is_states
 from pymc_gradmatch.model import is_constraint, known_starts, warn_of_other_data, where_impossible
 from pymc_gradmatch.numerics import (
