@@ -458,9 +458,9 @@ MESSY = (
         "MAGI's set-up: Yang, S., Wong, S. W. K. and Kou, S. C. (2021). Inference of dynamic "
         "systems from noisy and sparse data via manifold-constrained Gaussian processes. PNAS "
         "118(15); ODE after Hirata, H. et al. (2002). Science 298, 840-843. P and M at alternating "
-        "times, H never, log-normal noise of known sd 0.15. Priors tell orders of magnitude: log-normal, sd "
-        "1, around 0.03 (a, c, d), 0.3 (b, e, g) and 10 (f, and H at the start), where MAGI's are "
-        "flat; other starts are flat in the logarithm.",
+        "times, H never, log-normal noise of known sd 0.15. Priors tell orders of magnitude: "
+        "log-normal, sd 1, around 0.03 (a, c, d), 0.3 (b, e, g) and 10 (f, and H at the start), "
+        "where MAGI's are flat; other starts are flat in the logarithm.",
         HES1,
         x0={"P": 1.4386, "M": 2.0375, "H": 17.9039},
         theta={"a": 0.022, "b": 0.3, "c": 0.031, "d": 0.028, "e": 0.5, "f": 20.0, "g": 0.3},
@@ -524,8 +524,8 @@ MESSY = (
         "oral dose",
         "The case of the breadth study with the gut hidden and the start known; concentrations "
         "with log-normal noise, sd 0.1, unknown, half-normal of scale 1. Log-normal priors, wide "
-        "for ka (around 1, sd 1) and narrower for ke (0.1, sd 0.5) and V (0.5, sd 0.5), as these tell "
-        "absorption from elimination.",
+        "for ka (around 1, sd 1) and narrower for ke (0.1, sd 0.5) and V (0.5, sd 0.5), as these "
+        "tell absorption from elimination.",
         ORAL,
         x0={"gut": 4.5, "plasma": 0.0},
         theta={"ka": 1.5, "ke": 0.08, "V": 0.5},
