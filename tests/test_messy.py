@@ -10,7 +10,7 @@ import pymc_gradmatch as gm
 from benchmarks import runner
 from benchmarks.cases import MESSY, Prior, named
 from benchmarks.messy.__main__ import NAMES, ROADS, SETS, keys_of
-from benchmarks.messy.figures import costs, starts, table_of
+from benchmarks.messy.figures import costs, published, references, starts, table_of
 from benchmarks.messy.rows import free_starts, long_table
 from pymc_gradmatch.exact import ExactPosterior
 
@@ -118,6 +118,20 @@ def test_a_fit_that_is_off_or_fails_counts_against_the_shares(exact):
     assert figures["coverage"] == 0
     assert figures["RMSE / exact"] == pytest.approx(2)
     assert figures["sealed and beyond"] == 1
+
+
+def test_chains_that_disagree_are_no_reference(exact):
+    apart = long_table([((LV.name, 2), row(LV, **(EXACT | {"rhat": 1.02})))], ROADS["exact"])
+    pd.testing.assert_frame_equal(references(pd.concat([exact, apart])), exact)
+
+
+def test_errors_of_hes1_stand_beside_the_exact_ones():
+    case = named(MESSY, "Hes1, H hidden")
+    ours = fits_of(*(((case.name, r, 0), row(case, error=0.1 * (r + 1), **FIT)) for r in range(2)))
+    theirs = long_table([((case.name, r), row(case, **EXACT)) for r in range(2)], ROADS["exact"])
+    table = published(ours, theirs)
+    np.testing.assert_allclose(table["gm.fit"], 0.15)
+    np.testing.assert_allclose(table["ratio"], 1.5)
 
 
 def test_seeds_of_one_set_are_compared_with_its_exact_mode(exact):

@@ -32,6 +32,7 @@ __all__ = ["Target", "exact", "target_of"]
 STEP = 1e-4  # of the differences of gradients, in log units or noise
 SOFTEST = 0.05  # the least curvature of the coordinates: no direction is wider than 4.5
 N_TRAJECTORIES = 1_000
+LONGER = (*LENGTHS, Length(2_000, 16_000))
 
 
 class Target(NamedTuple):
@@ -198,7 +199,7 @@ def rounded(case: Messy, data: tuple) -> tuple[np.ndarray, np.ndarray]:
     return found.x, vectors / np.sqrt(np.maximum(values, SOFTEST))
 
 
-def exact(key: tuple[str, int], lengths: Sequence[Length] = LENGTHS) -> Row:
+def exact(key: tuple[str, int], lengths: Sequence[Length] = LONGER) -> Row:
     """Sample the exact posterior of a data set; returns a row like that of our fit."""
     case = named(MESSY, key[0])
     data = data_of(case, key[1])
