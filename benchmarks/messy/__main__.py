@@ -4,8 +4,8 @@ Data as they come, each set by ``gm.fit`` and by NumPyro with diffrax through th
 likelihood and priors (JAX comes with the extra ``benchmarks``; ``--roads fit`` and ``--roads
 exact`` do one of the two).  Does what ``--out`` and the saved tables lack, one file per fit,
 prints the figures of all that is there beside their aims, and writes all rows to
-``benchmarks/results/messy``; an interrupted run goes on where it stopped.  ``--table`` prints
-only, ``--quick`` does one set of two easy cases.
+``benchmarks/results/messy``; an interrupted run goes on where it stopped.  ``--table`` fits
+nothing, ``--quick`` does one set of two easy cases.
 """
 
 import argparse
@@ -59,7 +59,7 @@ def main(arguments: list[str] | None = None):
     parser.add_argument("--sets", type=int, default=len(SETS), help="of each case")
     parser.add_argument("--out", type=Path, default=RUNS / "messy", help="rows")
     parser.add_argument("--limit", type=int, default=600, help="CPU seconds of a fit of ours")
-    parser.add_argument("--table", action="store_true", help="the tables only")
+    parser.add_argument("--table", action="store_true", help="fit nothing")
     parser.add_argument("--quick", action="store_true", help="one set of two easy cases")
     options = parser.parse_args(arguments)
     if options.quick:
@@ -83,7 +83,9 @@ def main(arguments: list[str] | None = None):
             function, workers = work[road]
             runner.run(keys, function, saved[road], workers=workers, report=partial(report, road))
             if not options.quick:
-                write(saved, csv)
+                write(saved, csv)  # a run that is ended leaves its tables
+    if not options.quick:
+        write(saved, csv)
     tables = {road: rows_of(saved[road], road) for road in ROADS}
     fits, every = tables["fit"], tables["exact"]
     known = references(every)
