@@ -559,7 +559,7 @@ def four_lines(posed: Problem, ode, t, y) -> pm.Model:
         elif kernel in ("fixed", "random"):
             ls = span / 5 if kernel == "fixed" else pm.HalfNormal("lengthscale", span / 4)
             covs = [pm.gp.cov.Matern52(1, ls=ls) for _ in range(n_states)]
-            sigma = 0.1 * np.std(np.asarray(y), axis=0)
+            sigma = 0.1 * np.std(np.atleast_1d(y), axis=0)
             gp = gm.StateGP(t, y, covs, sigma=sigma)
         else:
             gp = gm.fit_gp(t, y, cov=kernel, n_starts=2, random_seed=1, **settings)

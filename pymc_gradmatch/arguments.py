@@ -86,7 +86,7 @@ def in_order(values: Mapping, names: Sequence[str], what: str) -> list:
 def as_numbers(values: Any, name: str, expected: str = "numbers") -> NDArray[np.float64]:
     """Return an array, or say what was expected of ``name``."""
     with suppress(TypeError, ValueError):
-        if not np.iscomplexobj(values):
+        if np.asarray(values).dtype.kind not in "USc":  # text and complex numbers
             return np.asarray(values, dtype=float)
     msg = f"{name} is a {type(values).__name__}, {short(values)}; expected {expected}."
     raise TypeError(msg)

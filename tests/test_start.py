@@ -147,7 +147,7 @@ def test_the_papers_preset_knows_the_start(y):
 
 def test_a_conservation_law_holds_in_every_draw(chain_data):
     fit = gm.fit(CHAIN, T, chain_data, priors=PRIORS, start=LAW, random_seed=1, progressbar=False)
-    assert fit.is_exact
+    assert fit.pareto_k < 0.7
     draws = fit.idata["posterior"]
     np.testing.assert_allclose(
         draws["x"].sum("state") - draws["total"].broadcast_like(draws["x"].isel(state=0)),

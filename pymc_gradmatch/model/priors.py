@@ -85,7 +85,7 @@ def parameters_of(priors: Mapping[str, TensorVariable], names: Sequence[str]) ->
     u = pt.vector("u", dtype="float64", shape=(len(names),))
     graphs: list[Any] = [model.logp(), *model.replace_rvs_by_values([model[n] for n in names])]
     log_prior, *theta = clone_replace(graphs, {v: u[i] for i, v in enumerate(values)})
-    gradient = cast("TensorVariable", pytensor.grad(log_prior, u))
+    gradient = _gradient(log_prior, u)
     curvature = _gradient(gradient.sum(), u)  # independent: the Hessian is diagonal
     natural = pt.stack(theta)
 
