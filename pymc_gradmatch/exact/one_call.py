@@ -134,8 +134,7 @@ def fit(
     around it go through the searches of :func:`~pymc_gradmatch.integrate_check`.  Where
     these do not agree, or the data have long gaps, climbs from draws of the prior look for a
     better mode.  No chain is
-    run, and nothing is compiled to machine code but a right-hand side that is more than
-    arithmetic.
+    run, and of a new problem nothing is compiled to machine code but its right-hand side.
 
     Parameters
     ----------
