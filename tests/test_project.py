@@ -102,7 +102,7 @@ def test_readme_example_runs_as_pasted(tmp_path):
     ("code", "unneeded"),
     [
         ("gm", {"arviz_stats", "numba", "nutpie", "matplotlib", "scipy.stats"}),
-        ("gm.build_model, gm.fit", {"arviz_plots", "numba", "nutpie", "matplotlib"}),
+        ("gm.build_model, gm.fit", {"arviz_plots", "nutpie", "matplotlib"}),  # solvers are numba's
     ],
 )
 def test_what_is_not_used_is_not_imported(code, unneeded):
