@@ -300,7 +300,9 @@ def _impossible(model: pm.Model) -> str:
     """Say which observation has density zero where a model starts."""
     there, values = model.initial_point(), model.rvs_to_values
     graphs = [impossible_outside(g) for g in model.logp(vars=model.observed_RVs, sum=False)]
-    densities = model.compile_fn(graphs, mode=EVALUATE_ONCE, on_unused_input="ignore")(there)
+    densities = model.compile_fn(
+        graphs, inputs=model.value_vars, mode=EVALUATE_ONCE, on_unused_input="ignore"
+    )(there)
     names = [rv.name for rv in model.observed_RVs]
     observed = [values[rv].eval(mode=EVALUATE_ONCE) for rv in model.observed_RVs]
     return where_impossible(
