@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 FIND_PYTHON = for p in python3.12 python3.13 python3.14 python3 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && echo $$p && break; done
 
-.PHONY: demo test test-fast test-seeds test-jax lint types benchmarks clean
+.PHONY: demo test test-fast test-seeds test-jax lint types docs dist benchmarks clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m pymc_gradmatch.demo
@@ -29,6 +29,13 @@ lint: $(VENV)/.installed-test
 types: $(VENV)/.installed-test
 	$(BIN)/mypy
 
+docs: $(VENV)/.installed-test
+	$(BIN)/python -m pip install --quiet --editable ".[test,docs]"
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going docs docs/_build/html
+
+dist: $(BIN)/python
+	.ci/test-dist
+
 benchmarks: $(VENV)/.installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.foundation
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.speed
@@ -47,4 +54,4 @@ $(VENV)/.installed-test: $(BIN)/python pyproject.toml
 	@touch $@ $(VENV)/.installed
 
 clean:
-	rm -rf $(VENV) demo-output
+	rm -rf $(VENV) demo-output dist docs/_build docs/api/generated docs/notebooks

@@ -5,7 +5,7 @@ import runpy
 from pathlib import Path
 
 SEEDS = Path(__file__).parent / "tests" / "seeds"
-collect_ignore = [str(SEEDS)]
+collect_ignore = [str(SEEDS), str(SEEDS.parent / "data")]  # not tests, nor to be imported
 
 if os.environ.get("GRADMATCH_SEED_SHIFT"):
     runpy.run_path(str(SEEDS / "sitecustomize.py"))

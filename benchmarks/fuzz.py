@@ -1,10 +1,15 @@
 """Throw generated problems at the public API: ``python -m benchmarks.fuzz``.
 
 A problem is an ODE with data, priors and settings, most of them sound, some with one mistake.
-It may have two outcomes: a model whose log density and gradient are finite where samplers
+Half of the problems come from seeds: names, units, kernels, priors and what users mistype.  The
+other half Hypothesis generates: data as they come, with missing values, hidden and positive
+states, likelihoods, starts, inputs and doses.
+
+There may be two outcomes: a model whose log density and gradient are finite where samplers
 start, or a message of ours.  Another exception, a warning that is not ours, a density that is
 not finite, or more than a minute of work is a failure.  The table counts them; the seed of a
-failure runs that problem alone: ``--seed SEED --n 1``.
+failure runs that problem alone, ``--seed SEED --n 1``, and Hypothesis shrinks its failures to the
+simplest ``Case(...)`` that fails in the same way; ``attempt(Case(...))`` runs it again.
 """
 
 import argparse
@@ -20,18 +25,20 @@ from pathlib import Path
 from time import process_time
 from typing import Any, NamedTuple
 
+import hypothesis
 import numpy as np
 import pandas as pd
 import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 import scipy.stats
+from hypothesis import strategies as st
 
 import pymc_gradmatch as gm
 from benchmarks import show
-from pymc_gradmatch.compiling import EVALUATE_ONCE
+from pymc_gradmatch._pymc import EVALUATE_ONCE
 
-__all__ = ["Outcome", "attempt", "problem"]
+__all__ = ["Case", "Outcome", "attempt", "cases", "problem"]
 
 PACKAGE = Path(gm.__file__).parent
 LONGEST = 60.0  # CPU seconds of one problem
@@ -62,10 +69,14 @@ class Problem:
     settings: dict = field(default_factory=dict)
     mistake: str = "none"
     arguments: Callable = lambda ode, t, y: (ode, t, y)
+    declared: dict = field(default_factory=dict)
+    """Positive states and inputs of the ODE."""
+    size: float = 1.0
+    """Of the states."""
 
     def build(self) -> pm.Model:
         """Write the model down."""
-        ode = gm.ODE(self.rhs, self.states, self.params)
+        ode = gm.ODE(self.rhs, self.states, self.params, **self.declared)
         ode, t, y = self.arguments(ode, self.t, self.y)
         return ROADS[self.road](self, ode, t, y)
 
@@ -73,7 +84,8 @@ class Problem:
 class Outcome(NamedTuple):
     """What became of a problem."""
 
-    seed: int
+    seed: Any
+    """Or the :class:`Case`."""
     road: str
     mistake: str
     result: str
@@ -95,7 +107,7 @@ def problem(seed: int) -> Problem:
     t = times(rng, unit)
     y = observations(rng, t, n_states)
     rate = 1 / unit if rng.random() < 0.7 else 1.0
-    road = str(rng.choice(list(ROADS), p=[0.4, 0.1, 0.1, 0.4]))
+    road = str(rng.choice(list(ROADS)[:4], p=[0.4, 0.1, 0.1, 0.4]))
     if y.size > LARGEST_CENTRED and road in ("refined", "recentred"):
         road = "fgpgm"
     posed = Problem(
@@ -261,14 +273,254 @@ def settle(posed: Problem):
         posed.priors = pd.Series(posed.priors, dtype=object)
 
 
+# --- data as they come -----------------------------------------------------------------------
+
+
+class Case(NamedTuple):
+    """What Hypothesis chooses of a problem, the simplest of everything first."""
+
+    states: tuple[str, ...] = ("decay",)
+    """The shape of each derivative."""
+    missing: tuple[str, ...] = ("none",)
+    """What of each state was not observed."""
+    likelihood: str = "none"
+    is_y_given: bool = True
+    """Beside a likelihood."""
+    start: str = "none"
+    given: str = "none"
+    """What the first state is given: an input or doses."""
+    is_positive: bool = False
+    n_times: int = 6
+    is_even: bool = True
+    size: float = 1.0
+    """Of the states."""
+    unit: float = 1.0
+    """Of time."""
+    noise: float = 0.05
+    road: str = "fgpgm"
+    mistake: str = "none"
+    seed: int = 0
+
+
+DERIVATIVES: dict[str, Callable] = {
+    "decay": lambda own, other, p, size: -p * own,
+    "driven": lambda own, other, p, size: p * (other - own),
+    "eaten": lambda own, other, p, size: p * own * (1 - other / size),
+    "filled": lambda own, other, p, size: p * (size - own),
+}
+
+
+def _counts(x, observed, size, distribution=pm.Poisson):
+    distribution("counts", 20 * pm.math.abs(x[0]) / size, observed=np.round(20 * observed / size))
+
+
+def _estimated(x, observed, size):
+    factor = pm.LogNormal("factor", 0, 1)
+    offset = pm.Normal("offset", 0, size)
+    spread = pm.HalfNormal("spread", size)
+    pm.Normal("scaled", offset + factor * x[0], spread, observed=2 * observed + size / 5)
+
+
+LIKELIHOODS: dict[str, Callable] = {
+    "normal": lambda x, y, size: pm.Normal("data", x[0], 0.1 * size, observed=y),
+    "Poisson": _counts,
+    "negative binomial": partial(
+        _counts,
+        distribution=lambda n, mu, observed: pm.NegativeBinomial(n, mu, 5.0, observed=observed),
+    ),
+    "log-normal": lambda x, y, size: pm.LogNormal(
+        "data", pm.math.log(pm.math.abs(x[0])), 0.1, observed=y
+    ),
+    "Student t": lambda x, y, size: pm.StudentT(
+        "data", nu=3, mu=x[0], sigma=0.1 * size, observed=y
+    ),
+    "censored": lambda x, y, size: pm.Censored(
+        "data", pm.Normal.dist(x[0], 0.1 * size), lower=size, upper=None,
+        observed=np.maximum(y, size),
+    ),
+    "increments": lambda x, y, size: pm.Normal(
+        "data", x[0][1:] - x[0][:-1], 0.1 * size, observed=np.diff(y)
+    ),
+    "sum": lambda x, y, size: pm.Normal("data", sum(x), 0.1 * size, observed=len(x) * y),
+    "ratio": lambda x, y, size: pm.Normal(
+        "data", x[0] / (size + pm.math.abs(x[-1])), 0.1, observed=y / size / 2
+    ),
+    "factor": _estimated,
+    "potential": lambda x, y, size: pm.Potential(
+        "data", -0.5 * (((x[0] - y) / (0.1 * size)) ** 2).sum()
+    ),
+}  # fmt: skip
+
+STARTS: dict[str, Callable] = {
+    "number": lambda level: level,
+    "prior": lambda level: pm.LogNormal.dist(np.log(level), 0.2),
+    "function": lambda level: lambda theta: level * theta[0] / theta[0],
+    "law": lambda level: lambda theta, x0: level + 0 * x0[-1] if len(x0) > 1 else level,
+}
+
+GIVEN: dict[str, Callable] = {
+    "line": lambda t, size: gm.Input([t[0], t[-1]], [0.0, 1.0]),
+    "schedule": lambda t, size: gm.Input([t[0], (t[1] + t[2]) / 2], [0.0, 1.0], kind="previous"),
+    "function": lambda t, size: lambda time: pm.math.sin(time / (t[-1] - t[0])),
+    "dose": lambda t, size: gm.Input([(t[0] + t[1]) / 2, t[2]], [size, 2 * size], kind="dose"),
+    "reset": lambda t, size: gm.Input([t[1]], [size], kind="reset"),
+}
+
+
+def _missing(rng: np.random.Generator, how: str, n: int) -> np.ndarray:
+    """Return which of n values are missing."""
+    if how == "hidden":
+        return np.full(n, True)
+    kept = {"none": n, "some": max(3, n // 2), "few": 2, "one": 1}[how]
+    return ~np.isin(np.arange(n), rng.choice(n, kept, replace=False))
+
+
+def posed_by(case: Case) -> Problem:
+    """Return the problem of a case: data simulated from its own ODE."""
+    rng = np.random.default_rng(case.seed)
+    n_states, size = len(case.states), case.size
+    steps = np.ones(case.n_times) if case.is_even else rng.uniform(0.2, 3, case.n_times)
+    t = case.unit * (np.cumsum(steps) - steps[0])
+    rate = 1 / np.ptp(t)
+    states, params = [f"x{k}" for k in range(n_states)], [f"p{k}" for k in range(n_states)]
+    takes_input = case.given in ("line", "schedule", "function")
+
+    def rhs(time, x, theta, *u):
+        slopes = [
+            DERIVATIVES[shape](own, x[(k + 1) % n_states], theta[k], size)
+            for k, (own, shape) in enumerate(zip(x, case.states, strict=True))
+        ]
+        return [slopes[0] + u[0][0] * size * rate, *slopes[1:]] if u else slopes
+
+    declared = {"inputs": ["u"] * takes_input, "positive": states * case.is_positive}
+    inputs = None
+    if case.given != "none":
+        inputs = {"u" if takes_input else states[0]: GIVEN[case.given](t, size)}
+    start = size * rng.uniform(0.8, 2.5, n_states)
+    with pytensor.config.change_flags(mode="FAST_COMPILE"):
+        ode = gm.ODE(rhs, states, params, **declared)
+        x = ode.solve(t, start, rate * rng.uniform(0.5, 2, n_states), inputs=inputs)
+    seen = np.abs(x) * np.exp(rng.normal(0, case.noise, x.shape))
+    y = seen.copy()
+    for k, how in enumerate(case.missing[:n_states]):
+        y[_missing(rng, how, case.n_times), k] = np.nan
+    settings: dict[str, Any] = {"inputs": inputs, "progressbar": False}
+    if case.start != "none":
+        settings["start"] = {states[0]: STARTS[case.start](float(start[0]))}
+    if case.likelihood != "none":
+        settings["likelihood"] = lambda x, theta: LIKELIHOODS[case.likelihood](x, seen[:, 0], size)
+        y = y if case.is_y_given else None
+    posed = Problem(
+        rng=rng, rhs=rhs, states=states, params=params, t=t, y=y, unit=case.unit,
+        priors={name: pm.LogNormal.dist(np.log(rate), 0.5) for name in params},
+        road=case.road, settings=settings, mistake=case.mistake, declared=declared, size=size,
+    )  # fmt: skip
+    if case.mistake != "none":
+        SLIPS[case.mistake](posed, seen[:, 0], size)
+    return posed
+
+
+def _observing(make: Callable) -> Callable:
+    def slip(posed: Problem, seen, size):
+        counted = np.round(20 * seen / size)
+        posed.settings["likelihood"] = lambda x, theta: make(x, counted, size)
+
+    return slip
+
+
+def _poisson(x, counts, size):
+    pm.Poisson("counts", 20 * pm.math.abs(x[0]) / size, observed=counts)
+
+
+def _spoil(posed: Problem, value):
+    if posed.y is not None:
+        posed.y = np.where(np.arange(len(posed.t))[:, None] == 1, value, posed.y)
+
+
+SLIPS: dict[str, Callable] = {
+    "halves": _observing(lambda x, n, size: _poisson(x, n + 0.5, size)),
+    "negative counts": _observing(lambda x, n, size: _poisson(x, n - n.max() - 1, size)),
+    "missing counts": _observing(
+        lambda x, n, size: _poisson(x, np.where(n > n[0], np.nan, n), size)
+    ),
+    "too few counts": _observing(lambda x, n, size: _poisson(x, n[:-1], size)),
+    "impossible": _observing(
+        lambda x, n, size: pm.Uniform("data", x[0], x[0] + size, observed=-n - 9 * size)
+    ),
+    "nothing observed": _observing(lambda x, n, size: pm.Normal("data", x[0], size)),
+    "no term": _observing(lambda x, n, size: None),
+    "discrete unknown": _observing(
+        lambda x, n, size: pm.Normal("data", x[0], pm.Geometric("which", 0.5), observed=n)
+    ),
+    "an empty row": lambda posed, seen, size: _spoil(posed, np.nan),
+    "a zero": lambda posed, seen, size: _spoil(posed, 0.0),
+    "a start far away": lambda posed, seen, size: posed.settings.update(
+        start={posed.states[0]: 1e4 * size}
+    ),
+    "a start below zero": lambda posed, seen, size: posed.settings.update(
+        start={posed.states[0]: -size}
+    ),
+    "a start of another state": lambda posed, seen, size: posed.settings.update(start={"y": 1.0}),
+    "a dose for nobody": lambda posed, seen, size: posed.settings.update(
+        inputs={"nobody": gm.Input([posed.t[1]], [size], kind="dose")}
+    ),
+    "a dose at the start": lambda posed, seen, size: posed.settings.update(
+        inputs={posed.states[0]: gm.Input([posed.t[0]], [size], kind="dose")},
+        start={posed.states[0]: size},
+    ),
+    "too much taken": lambda posed, seen, size: posed.settings.update(
+        inputs={posed.states[0]: gm.Input([posed.t[1]], [-1e3 * size], kind="dose")}
+    ),
+    "a parameter for nothing": lambda posed, seen, size: (
+        posed.params.append("unused"),
+        posed.priors.update(unused=pm.HalfNormal.dist(1)),
+    ),
+    "a short input": lambda posed, seen, size: posed.settings.update(
+        inputs={"u": gm.Input(posed.t[:2], [1.0, 2.0])}
+    ),
+}
+
+
+def cases(
+    roads: tuple[str, ...] = ("fgpgm", "fgpgm", "by hand", "refined"),
+) -> st.SearchStrategy:
+    """Return Hypothesis' strategy of cases."""
+    chosen = st.sampled_from
+    per_state = {
+        "states": st.lists(chosen([*DERIVATIVES]), min_size=1, max_size=3).map(tuple),
+        "missing": st.lists(
+            chosen(["none", "none", "none", "some", "some", "few", "one", "hidden"]),
+            min_size=3,
+            max_size=3,
+        ).map(tuple),
+    }
+    return st.builds(
+        Case,
+        **per_state,
+        likelihood=chosen(["none", "none", "none", *LIKELIHOODS]),
+        is_y_given=chosen([True, True, False]),
+        start=chosen(["none", "none", *STARTS]),
+        given=chosen(["none", "none", *GIVEN]),
+        is_positive=st.booleans(),
+        n_times=st.integers(4, 12),
+        is_even=st.booleans(),
+        size=chosen([1.0, 1e-9, 1e6]),
+        unit=chosen([1.0, 1e-6, 1e6]),
+        noise=chosen([0.05, 0.0, 0.5]),
+        road=chosen(roads),
+        mistake=chosen([*["none"] * 2 * len(SLIPS), *SLIPS]),
+        seed=st.integers(0, 1000),
+    )
+
+
 # --- roads ---------------------------------------------------------------------------------
 
 
 def build(posed: Problem, ode, t, y, **settings) -> pm.Model:
     """Call ``build_model``, at times in a model that has the parameters already."""
     settings = settings | {"priors": posed.priors, "random_seed": 1} | posed.settings
-    own = posed.rng.random()
-    if posed.mistake == "none" and posed.rng.random() < 0.6:
+    own = 1.0 if posed.declared else posed.rng.random()
+    if not posed.declared and posed.mistake == "none" and posed.rng.random() < 0.6:
         kernels = {"cov": settings.pop("cov", "ExpQuad"), "shared": settings.pop("shared", False)}
         settings["gp"] = gm.fit_gp(t, y, n_starts=2, random_seed=1, **kernels)
     if own > 0.2 or not isinstance(posed.priors, dict):
@@ -307,7 +559,7 @@ def four_lines(posed: Problem, ode, t, y) -> pm.Model:
         elif kernel in ("fixed", "random"):
             ls = span / 5 if kernel == "fixed" else pm.HalfNormal("lengthscale", span / 4)
             covs = [pm.gp.cov.Matern52(1, ls=ls) for _ in range(n_states)]
-            sigma = 0.1 * np.std(np.asarray(y), axis=0)
+            sigma = 0.1 * np.std(np.atleast_1d(y), axis=0)
             gp = gm.StateGP(t, y, covs, sigma=sigma)
         else:
             gp = gm.fit_gp(t, y, cov=kernel, n_starts=2, random_seed=1, **settings)
@@ -322,11 +574,35 @@ def four_lines(posed: Problem, ode, t, y) -> pm.Model:
     return model
 
 
+def by_hand(posed: Problem, ode, t, y) -> pm.Model:
+    """Write the model of a case by hand, with kernels that are not fitted."""
+    given = posed.settings
+    ode = ode if given["inputs"] is None else ode.with_inputs(given["inputs"])
+    y = np.full((len(t), len(ode.states)), np.nan) if y is None else y
+    size = 1.0 if ode.positive else posed.size
+    gp = gm.StateGP(
+        t, y, [pm.gp.cov.Matern52(1, ls=np.float64(np.ptp(t) / 3))] * len(ode.states),
+        sigma=0.1 * size, states=ode.states, positive=ode.is_positive,
+        scales=dict.fromkeys(ode.states, size),
+    ).with_breaks(ode.jumps, *ode.steps)  # fmt: skip
+    with pm.Model() as model:
+        theta = {name: model.register_rv(prior, name) for name, prior in posed.priors.items()}
+        x = gp.prior("x")
+        if "likelihood" in given:
+            given["likelihood"](*ode.by_name(gp.at_times(x), theta))
+        else:
+            pm.Normal("y", gp.at_observations(x), 0.1 * posed.size, observed=gp.observations)
+        gamma = 1e-3 / posed.unit**2
+        gm.GradientMatchingODE("constraint", ode, x, theta, gp=gp, gamma=gamma)
+    return model
+
+
 ROADS: dict[str, Callable] = {
     "fgpgm": build,
     "refined": partial(build, preset="refined"),
     "recentred": partial(build, recentred=True),
     "four lines": four_lines,
+    "by hand": by_hand,
 }
 
 
@@ -552,12 +828,12 @@ def _right_hand_side_of_another_kind(posed):
 # --- outcomes ------------------------------------------------------------------------------
 
 
-def attempt(seed: int) -> Outcome:
-    """Pose and try the problem of a seed."""
+def attempt(seed: int | Case) -> Outcome:
+    """Pose and try the problem of a seed, or of a case."""
     start = process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        posed = problem(seed)
+        posed = posed_by(seed) if isinstance(seed, Case) else problem(seed)
     with heard() as foreign:
         try:
             with limited(LONGEST):
@@ -642,7 +918,56 @@ def limited(seconds: float) -> Iterator[None]:
 
 def describe(outcome: Outcome) -> str:
     """Return one line that says how to see a failure again."""
-    return f"--seed {outcome.seed} --n 1: {outcome.road}, {outcome.mistake}: {outcome.detail}"
+    again = outcome.seed if isinstance(outcome.seed, Case) else f"--seed {outcome.seed} --n 1"
+    return f"{again}: {outcome.road}, {outcome.mistake}: {outcome.detail}"
+
+
+class _FailedError(Exception):
+    pass
+
+
+def generated(n: int, seed: int) -> Iterator[Outcome]:
+    """Try so many of Hypothesis' problems; of every kind of failure print the simplest."""
+    known: set[str] = set()
+    outcomes: list[Outcome] = []
+    for run in range(seed, seed + n):  # a new run for every kind of failure
+        shrinking = False
+
+        @hypothesis.seed(run)
+        @hypothesis.settings(
+            max_examples=n - len(outcomes),
+            database=None,
+            deadline=None,
+            suppress_health_check=[*hypothesis.HealthCheck],
+            phases=[hypothesis.Phase.generate, hypothesis.Phase.shrink],
+            report_multiple_bugs=False,
+        )
+        @hypothesis.given(cases())
+        def tried(case: Case):
+            nonlocal shrinking
+            outcome = attempt(case)
+            if not shrinking:
+                outcomes.append(outcome)
+            if outcome.result == "failure" and (kind := kind_of(outcome)) not in known:
+                shrinking = True
+                raise _FailedError(describe(outcome), kind)
+
+        try:
+            tried()
+        except _FailedError as error:
+            text, kind = error.args
+            print(text, flush=True)
+            known.add(kind)
+        else:
+            break
+        if len(outcomes) >= n:
+            break
+    return iter(outcomes)
+
+
+def kind_of(outcome: Outcome) -> str:
+    """Return what failures have in common that have one cause: the error and its line."""
+    return f"{outcome.detail.split(':')[0]} {outcome.detail.rsplit('[', 1)[-1]}"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -656,16 +981,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--seed", type=int, default=0, help="of the first problem; the next is one more"
     )
-    parser.add_argument("--quick", action="store_true", help="30 problems")
+    parser.add_argument("--quick", action="store_true", help="60 problems")
     parser.add_argument("--csv", type=Path, help="file for all outcomes")
     options = parser.parse_args(arguments)
-    n = 30 if options.quick else options.n
+    n = 60 if options.quick else options.n
+    n_seeds = (n + 1) // 2
     results = []
     with suppress(KeyboardInterrupt):  # the table of what has been tried
-        for seed in range(options.seed, options.seed + n):
+        for seed in range(options.seed, options.seed + n_seeds):
             results.append(attempt(seed))
             if results[-1].result == "failure":
                 print(describe(results[-1]), flush=True)
+        results += generated(n - n_seeds, options.seed)
     outcomes = pd.DataFrame(results)
     outcomes["mistakes"] = np.where(outcomes["mistake"] == "none", "no mistake", "one mistake")
     table = outcomes.pivot_table(

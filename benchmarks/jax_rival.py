@@ -19,7 +19,18 @@ import pytensor.tensor as pt
 import pymc_gradmatch as gm
 from benchmarks.cases import Case
 
-__all__ = ["Fit", "Length", "Rival", "diffrax_nuts", "import_jax", "right_hand_side", "sample"]
+__all__ = [
+    "Fit",
+    "Length",
+    "Rival",
+    "diffrax_nuts",
+    "import_jax",
+    "nuts",
+    "right_hand_side",
+    "sample",
+    "solved",
+    "until_agreed",
+]
 
 
 def import_jax():
@@ -89,7 +100,7 @@ class Rival(NamedTuple):
     divergences: int
 
 
-def _solved(f: Callable, t, x0, theta, *, solver, adjoint, rtol, atol, max_steps=4096):
+def solved(f: Callable, t, x0, theta, *, solver, adjoint, rtol, atol, max_steps=4096):
     """Return the trajectory of ``f(t, x, theta)``; NaN or infinite where it has none."""
     diffrax, _, _ = import_jax()
     return diffrax.diffeqsolve(
@@ -121,7 +132,7 @@ def _model(case: Case, data: gm.systems.Simulation) -> Callable[[], None]:
         )
         near_first = numpyro.distributions.Normal(data.y[0], data.y.std(axis=0))
         x0 = numpyro.sample("x0", near_first.to_event(1))
-        x = _solved(f, data.t, x0, theta, solver=solver, adjoint=adjoint, rtol=1e-6, atol=1e-6)
+        x = solved(f, data.t, x0, theta, solver=solver, adjoint=adjoint, rtol=1e-6, atol=1e-6)
         noise = numpyro.distributions.Normal(x, data.sigma)
         numpyro.sample("y", noise.to_event(2), obs=data.y)
 
@@ -345,7 +356,7 @@ def log_density(case: Case) -> Callable:
         theta, sigma = jax.numpy.exp(log_theta), jax.numpy.exp(log_sigma)
         spread = y.std(axis=0)
         # States in units of their noise: errors are a hundred thousandth of it.
-        z = _solved(
+        z = solved(
             lambda t, z, theta: f(t, unit * z, theta) / unit,
             case.t,
             x0 / unit,
@@ -391,34 +402,107 @@ def round_coordinates(case: Case) -> tuple[np.ndarray, np.ndarray]:
     return center, np.linalg.inv(np.linalg.cholesky(precision)).T
 
 
-@cache
-def compiled_chain(case: Case, length: Length) -> Callable:
-    """Return ``chain(key, y)``, compiled once for all data sets of a case."""
-    _, jax, numpyro = import_jax()
-    log_p = log_density(case)
-    center, factor = round_coordinates(case)
+def nuts(log_p: Callable, length: Length, *, stiff: bool = False) -> Callable:
+    """Return ``chain(key, center, factor, y)``: draws, and how many diverged.
 
-    def chain(key, y):
+    Parameters
+    ----------
+    log_p : callable
+        The log density ``log_p(u, y)`` of unconstrained points given the observations.
+    length : Length
+        Of the chain.
+    stiff : bool, default False
+        Whether derivatives are to be taken forwards.
+
+    Returns
+    -------
+    callable
+        Its draws have shape ``(draw, coordinate)``.
+
+    Notes
+    -----
+    The chain moves in (u - center) / factor, in which the posterior should be nearly round, and
+    starts a standard normal away from the center: a reference may know its mode.
+    """
+    _, jax, numpyro = import_jax()
+
+    def chain(key, center, factor, y):
         of_start, of_chain = jax.random.split(key)
         kernel = numpyro.infer.NUTS(
             potential_fn=lambda z: -log_p(center + factor @ z, y),
             dense_mass=True,
-            forward_mode_differentiation=case.stiff,
+            forward_mode_differentiation=stiff,
             # With NumPyro's 0.8 a few draws in a thousand diverge on FitzHugh-Nagumo.
             target_accept_prob=0.9,
         )
         mcmc = numpyro.infer.MCMC(
             kernel, num_warmup=length.warmup, num_samples=length.draws, progress_bar=False
         )
-        # As far from the truth as the posterior is wide: a reference may know its mode.
         start = jax.random.normal(of_start, center.shape)
         mcmc.run(of_chain, init_params=start, extra_fields=("diverging",))
-        v, x0, log_sigma = split(case, center + mcmc.get_samples() @ factor.T)
+        draws = center + mcmc.get_samples() @ factor.T
+        return draws, mcmc.get_extra_fields()["diverging"].sum()
+
+    return chain
+
+
+@cache
+def compiled_chain(case: Case, length: Length) -> Callable:
+    """Return ``chain(key, y)``, compiled once for all data sets of a case."""
+    _, jax, _ = import_jax()
+    center, factor = round_coordinates(case)
+    steps = nuts(log_density(case), length, stiff=case.stiff)
+
+    def chain(key, y):
+        draws, divergences = steps(key, center, factor, y)
+        v, x0, log_sigma = split(case, draws)
         log_theta = jax.vmap(_straight(case).back)(v)
-        return (log_theta, x0, log_sigma), mcmc.get_extra_fields()["diverging"].sum()
+        return (log_theta, x0, log_sigma), divergences
 
     example = jax.random.key(0), case.simulate(0).y
     return jax.jit(chain).lower(*example).compile()
+
+
+def until_agreed(
+    chain_of: Callable[[Length], Callable],
+    arguments: Sequence,
+    random_seed: int,
+    lengths: Sequence[Length] = LENGTHS,
+) -> Fit:
+    """Run chains, longer ones until the largest R-hat of theta is at most 1.01.
+
+    Parameters
+    ----------
+    chain_of : callable
+        Maps a length to ``chain(key, *arguments)``, which returns draws of log theta, of x(t0)
+        and of log sigma as a tuple, and how many diverged.
+    arguments : sequence
+        Of the chain, beside its key.
+    random_seed : int
+        Seed of all chains.
+    lengths : sequence of Length
+        What to try in turn.
+
+    Returns
+    -------
+    Fit
+        The last attempt.
+    """
+    _, jax, _ = import_jax()
+    for attempt, length in enumerate(lengths):
+        chain = chain_of(length)
+        keys = jax.random.split(jax.random.fold_in(jax.random.key(random_seed), attempt), CHAINS)
+        start = process_time()
+        runs = [jax.block_until_ready(chain(key, *arguments)) for key in keys]
+        cpu_seconds = process_time() - start
+        log_theta, x0, log_sigma = (
+            np.stack(arrays) for arrays in zip(*(draws for draws, _ in runs), strict=True)
+        )
+        divergences = sum(int(count) for _, count in runs)
+        fit = Fit(np.exp(log_theta), x0, np.exp(log_sigma), divergences, attempt + 1, cpu_seconds)
+        if fit.rhat() <= RHAT_REACHED:
+            break
+    return fit
 
 
 def sample(case: Case, replicate: int, lengths: Sequence[Length] = LENGTHS) -> Fit:
@@ -443,19 +527,5 @@ def sample(case: Case, replicate: int, lengths: Sequence[Length] = LENGTHS) -> F
     ImportError
         If JAX, NumPyro or diffrax is missing.
     """
-    _, jax, _ = import_jax()
     y = case.simulate(replicate).y
-    for attempt, length in enumerate(lengths):
-        chain = compiled_chain(case, length)
-        keys = jax.random.split(jax.random.fold_in(jax.random.key(replicate), attempt), CHAINS)
-        start = process_time()
-        runs = [jax.block_until_ready(chain(key, y)) for key in keys]
-        cpu_seconds = process_time() - start
-        log_theta, x0, log_sigma = (
-            np.stack(arrays) for arrays in zip(*(draws for draws, _ in runs), strict=True)
-        )
-        divergences = sum(int(count) for _, count in runs)
-        fit = Fit(np.exp(log_theta), x0, np.exp(log_sigma), divergences, attempt + 1, cpu_seconds)
-        if fit.rhat() <= RHAT_REACHED:
-            break
-    return fit
+    return until_agreed(lambda length: compiled_chain(case, length), [y], replicate, lengths)

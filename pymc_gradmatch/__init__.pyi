@@ -4,10 +4,12 @@ from .checks import GammaSelection, GridCheck, grid_check, select_gamma
 from .exact import Fit, IntegrateCheck, fit, integrate_check, predict
 from .gp import StateGP, derivatives, fit_gp, kernels
 from .model import GradientMatchingODE, build_model, recentre, refine
-from .ode import ODE, Input
+from .ode import ODE, Input, ODECheck, check_ode
 from .paper import sample_fgpgm, systems
-from .plots import plot_states
+from .plots import plot_gradient_match, plot_states
 from .sampling import find_map, fit_many, sample
+
+__version__: str
 
 __all__ = [
     "ODE",
@@ -17,8 +19,10 @@ __all__ = [
     "GridCheck",
     "Input",
     "IntegrateCheck",
+    "ODECheck",
     "StateGP",
     "build_model",
+    "check_ode",
     "datasets",
     "derivatives",
     "find_map",
@@ -28,6 +32,7 @@ __all__ = [
     "grid_check",
     "integrate_check",
     "kernels",
+    "plot_gradient_match",
     "plot_states",
     "predict",
     "recentre",

@@ -1,5 +1,7 @@
 """What PyMC, PyTensor and nutpie do not document and the package leans on, in one place.
 
+And how graphs are compiled where PyTensor's default is not what is wanted.
+
 Where these libraries have a public road, it is taken where it is needed.  What has none stands
 here, behind one name each, so that a new version of theirs changes this module alone.
 ``INTERNALS`` says why each is needed and what to do when it breaks, and
@@ -7,31 +9,37 @@ tests/test_pymc_internals.py fails with these words.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from types import new_class
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pymc as pm
+import pytensor
+import pytensor.scalar as ps
 import pytensor.tensor as pt
 from numpy.typing import ArrayLike, NDArray
 from pytensor.graph import Apply, Op
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.rewriting.utils import rewrite_graph
-from pytensor.graph.traversal import ancestors
-from pytensor.tensor import TensorVariable
+from pytensor.graph.traversal import ancestors, io_toposort
+from pytensor.tensor import TensorConstant, TensorVariable
+from pytensor.tensor.basic import ScalarFromTensor, TensorFromScalar
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from xarray import DataTree
 
 if TYPE_CHECKING:
     from nutpie.compile_pymc import CompiledPyMCModel
 
 __all__ = [
+    "EVALUATE_ONCE",
     "INTERNALS",
     "ArrayStep",
     "NutpieProgressBarManager",
     "StepMethodState",
+    "as_written",
     "at_starts",
     "at_support_points",
     "check_parameters",
@@ -48,11 +56,15 @@ __all__ = [
     "patch_nutpie_idata",
     "random_ancestors",
     "rv_size_is_none",
+    "scalar_code",
     "starting_at",
     "starts_by_itself",
     "with_equal_parameters",
     "without_starts",
 ]
+
+# A graph that runs a handful of times: walk it in Python, without rewriting it.
+EVALUATE_ONCE = pytensor.Mode(linker="py", optimizer="None")
 
 INTERNALS = {
     "nutpie.compile_pymc.CompiledPyMCModel": (
@@ -130,6 +142,11 @@ INTERNALS = {
     "pytensor.function.vm.jit_fn": (
         "The numba function behind a compiled graph, to call it from machine code. If it breaks: "
         "see how nutpie gets at it in nutpie/compile_pymc.py."
+    ),
+    "pytensor.link.numba.dispatch.numba_funcify": (
+        "Machine code of a few numbers, one function for all of them; a graph of tensors compiles "
+        "ten times as long. If it breaks: let scalar_code raise NotImplementedError; "
+        "ODE.machine_code then compiles the graph."
     ),
     "pytensor.tensor.random.op.RNGConsumerOp": (
         "What draws, in PyTensor, PyMC and pymc.dims; a random walk has no generator among its "
@@ -228,6 +245,16 @@ def starts_by_itself(rv: TensorVariable) -> bool:
     return isinstance(rv.owner.op, Starting)
 
 
+def as_written() -> AbstractContextManager:
+    """Return a context in which PyTensor compiles sums in the order in which they are written.
+
+    By default LLVM may reorder sums and fuse products with them, and does so in another way
+    wherever it inlines a function.  Which of the resulting copies runs depends on what was
+    compiled in this process and what came from a cache, so that the last digit would.
+    """
+    return pytensor.config.change_flags(numba__fastmath=False)
+
+
 def without_starts(model: pm.Model) -> pm.Model:
     """Return a view of a model without its initial values: PyMC copies no other."""
     view = object.__new__(type(model))
@@ -310,6 +337,51 @@ def factors(cov: pm.gp.cov.Combination) -> list:
 def machine_code(function: Any) -> Callable:
     """Return the function that numba made of a graph compiled with ``mode="NUMBA"``."""
     return function.vm.jit_fn
+
+
+def scalar_code(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> Callable:
+    """Return machine code of elementwise graphs of numbers: of as many numbers, as many or one.
+
+    For other functions of numba alone: called from Python it crashes.
+
+    Parameters
+    ----------
+    inputs, outputs : sequence of TensorVariable
+        Without dimensions.
+
+    Raises
+    ------
+    NotImplementedError
+        If something in the graphs is not elementwise.
+    """
+    with explained():  # numba's dispatch is large, and many a process compiles nothing
+        from pytensor.link.numba.dispatch import numba_funcify
+    numbers = {variable: ps.get_scalar_type(variable.type.dtype)() for variable in inputs}
+
+    def number(variable):
+        return numbers[variable] if variable in numbers else _scalar_constant(variable)
+
+    for node in io_toposort(inputs, outputs):
+        arguments = [number(variable) for variable in node.inputs]
+        if isinstance(node.op, Elemwise):
+            values = node.op.scalar_op.make_node(*arguments).outputs
+        elif isinstance(node.op, DimShuffle | TensorFromScalar | ScalarFromTensor):
+            values = arguments
+        else:
+            msg = f"{node.op} is not elementwise"
+            raise NotImplementedError(msg)
+        numbers |= zip(node.outputs, values, strict=True)
+    results = [ps.identity(ps.cast(number(variable), "float64")) for variable in outputs]
+    arguments = [numbers[variable] for variable in inputs]
+    together = ps.Composite(arguments, results)
+    return numba_funcify(together, node=together.make_node(*arguments))
+
+
+def _scalar_constant(variable: Variable) -> Variable:
+    if not isinstance(variable, TensorConstant) or variable.data.size != 1:
+        msg = f"{variable} is no number"
+        raise NotImplementedError(msg)
+    return ps.constant(variable.data.reshape(()), dtype=variable.type.dtype)
 
 
 class ArrayStep(ArrayStepShared):

@@ -86,7 +86,7 @@ def in_order(values: Mapping, names: Sequence[str], what: str) -> list:
 def as_numbers(values: Any, name: str, expected: str = "numbers") -> NDArray[np.float64]:
     """Return an array, or say what was expected of ``name``."""
     with suppress(TypeError, ValueError):
-        if not np.iscomplexobj(values):
+        if np.asarray(values).dtype.kind not in "USc":  # text and complex numbers
             return np.asarray(values, dtype=float)
     msg = f"{name} is a {type(values).__name__}, {short(values)}; expected {expected}."
     raise TypeError(msg)
@@ -103,6 +103,19 @@ def check_counts(**counts: Any):
             raise TypeError(msg)
         if count < least:
             msg = f"{name} is {count}; expected at least {word}."
+            raise ValueError(msg)
+
+
+def check_share(**shares: Any):
+    """Raise unless all are numbers between zero and one, or None."""
+    for name, share in shares.items():
+        if share is None:
+            continue
+        if isinstance(share, bool) or not isinstance(share, int | float | np.number):
+            msg = f"{name} is {share!r}; expected a number between 0 and 1, such as 0.9."
+            raise TypeError(msg)
+        if not 0 < share < 1:
+            msg = f"{name} is {share}; expected a number between 0 and 1, such as 0.9."
             raise ValueError(msg)
 
 

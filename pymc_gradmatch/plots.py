@@ -1,13 +1,20 @@
-"""States with bands over the data: the one plot that ArviZ does not have."""
+"""States over the data, and slopes against slopes: the plots that ArviZ does not have."""
 
 from collections.abc import Hashable
 
 import arviz as az
 import numpy as np
+import pymc as pm
+import pytensor
 import xarray as xr
 from numpy.typing import ArrayLike
+from pytensor.graph.traversal import ancestors
 
-from pymc_gradmatch.gp import of_label
+from pymc_gradmatch._pymc import EVALUATE_ONCE
+from pymc_gradmatch.gp import levels_of, of_label
+from pymc_gradmatch.model import Constraint, constraints
+
+N_SHOWN = 200  # draws that slopes are computed from
 
 
 def plot_states(
@@ -82,13 +89,8 @@ def plot_states(
         mean, low, high = (v.interpolate_na(times.name) for v in (mean, low, high))
     x_label, y_label = labels or ("time", var_name)
 
-    pc_kwargs.setdefault("col_wrap", 3)
-    n_columns = min(pc_kwargs["col_wrap"], mean.sizes["state"])
-    n_rows = -(-mean.sizes["state"] // n_columns)
-    layout = {"figsize": (4.5 * n_columns, 3.2 * n_rows + 0.5), "layout": "constrained"}
-    pc_kwargs["figure_kwargs"] = layout | pc_kwargs.get("figure_kwargs", {})
     panels = mean.to_dataset(name=var_name)
-    pc = az.PlotCollection.wrap(panels, cols=["state"], **pc_kwargs)
+    pc = _panels(panels, pc_kwargs)
     on_grid = {"data": panels, "x": times}
     pc.map(
         az.visuals.fill_between_y, "band", **on_grid, y_bottom=low, y_top=high,
@@ -112,6 +114,141 @@ def plot_states(
             az.visuals.scatter_xy, "data", data=data.to_dataset(name=var_name), x=times_of_data,
             color="C1", label="data", zorder=3,
         )  # fmt: skip
+    _finish(pc, panels, times, x_label, y_label)
+    return pc
+
+
+def plot_gradient_match(
+    idata: xr.DataTree,
+    *,
+    model: pm.Model | None = None,
+    ci_prob: float | None = None,
+    labels: tuple[str, str] | None = None,
+    **pc_kwargs,
+) -> az.PlotCollection:
+    r"""Plot the slope by the equations against the slope of the curve; one panel per state.
+
+    .. math:: f(x, \theta) \quad \text{beside} \quad \dot m + s D \tilde x \pm z\, s \sqrt{A_{ii}}
+
+    over draws of the posterior.  Where the two bands part, data and equations disagree at
+    that time: a check of the equations that needs no other model.
+
+    Parameters
+    ----------
+    idata : xarray.DataTree
+        Draws of the model's posterior, from :func:`~pymc_gradmatch.sample` or
+        :func:`pymc.sample`.  200 of them are used.
+    model : pymc.Model, optional
+        The model, if it is not the one on the stack; with one
+        :class:`~pymc_gradmatch.GradientMatchingODE` and constant kernels.
+    ci_prob : float, optional
+        Probability of both bands (equal tails); ArviZ's default if not given.
+    labels : (str, str), optional
+        Labels of the axes, with units.
+
+    Returns
+    -------
+    arviz_plots.PlotCollection
+
+    Other Parameters
+    ----------------
+    **pc_kwargs
+        As for :func:`~pymc_gradmatch.plot_states`.
+
+    Raises
+    ------
+    ValueError
+        If the model has no constraint, or several, or random kernels; or if the draws are
+        not the model's.
+
+    Notes
+    -----
+    Under ``preset="refined"`` the curve is a distance from a solution of the equations, with a
+    tolerance as small as the noise: look at the paper's settings, whose curve is free.
+
+    Examples
+    --------
+    .. code-block:: python
+
+        model = gm.build_model(ode, t, y, priors=priors)
+        idata = gm.sample(model=model)
+        gm.plot_gradient_match(idata, model=model, labels=("time (h)", "mM / h"))
+    """
+    ci_prob = az.rcParams["stats.ci_prob"] if ci_prob is None else ci_prob
+    found = constraints(pm.modelcontext(model))
+    if len(found) != 1 or found[0].gp.is_random:
+        kernels = " with random kernels" if len(found) == 1 else ""
+        msg = (
+            f"the model has {len(found)} GradientMatchingODE{kernels}; expected one, with constant "
+            "kernels."
+        )
+        raise ValueError(msg)
+    by_equations, by_curve, spread = _slopes(found[0], idata, pm.modelcontext(model))
+    tails = [(1 - ci_prob) / 2, (1 + ci_prob) / 2]
+    around = np.random.default_rng(0).normal(size=by_curve.shape) * spread
+    of_equations = by_equations.mean("draw"), *by_equations.quantile(tails, "draw")
+    of_curve = by_curve.mean("draw"), *(by_curve + around).quantile(tails, "draw")
+    panels = of_curve[0].to_dataset(name="slope")
+    times = panels["time"]
+    pc = _panels(panels, pc_kwargs)
+    for (mean, low, high), color, what in [
+        (of_curve, "C0", "curve, D x"),
+        (of_equations, "C1", "equations, f(x, theta)"),
+    ]:
+        low, high = (v.drop_vars("quantile") for v in (low, high))
+        shown = {"data": mean.to_dataset(name="slope"), "x": times, "color": color}
+        band = {"y_bottom": low, "y_top": high, "alpha": 0.3}
+        pc.map(az.visuals.fill_between_y, f"band of {what}", **shown, **band)
+        pc.map(az.visuals.line_xy, what, **shown, label=f"slope of the {what}")
+    x_label, y_label = labels or ("time", "slope")
+    _finish(pc, panels, times, x_label, y_label)
+    return pc
+
+
+def _slopes(
+    constraint: Constraint, idata: xr.DataTree, model: pm.Model
+) -> tuple[xr.DataArray, xr.DataArray, xr.DataArray]:
+    """Return slopes by equations and by the curve, with the sd of the latter, all by draw."""
+    ode, gp = constraint.ode, constraint.gp
+    posterior = idata["posterior"].dataset.stack(sample=["chain", "draw"])
+    states = constraint.x.name
+    unknowns = [rv for rv in model.free_RVs if rv in ancestors([constraint.theta])]
+    absent = [name for name in [states, *(rv.name for rv in unknowns)] if name not in posterior]
+    if absent:
+        msg = f"the draws have no {absent}; expected draws of this model's posterior."
+        raise ValueError(msg)
+    some = np.linspace(0, posterior.sizes["sample"] - 1, N_SHOWN).astype(int)
+    drawn = posterior.isel(sample=np.unique(some)).transpose("sample", ...)
+    x = drawn[states].to_numpy()
+    parameters = pytensor.function(unknowns, constraint.theta, mode=EVALUATE_ONCE)
+    values = [drawn[rv.name].to_numpy() for rv in unknowns]
+    theta = np.array([parameters(*(v[i] for v in values)).ravel() for i in range(len(x))])
+    f = np.array([ode.linearised(gp.t, x[i], theta[i])[0] for i in range(len(x))])
+    _, D, A = gp.operators()
+    standardised = (levels_of(x, gp.data.positive) - gp.prior_mean) / gp.scale
+    slope = gp.prior_slope + gp.scale * np.einsum("kij,njk->nik", D, standardised)
+    sd = gp.scale * np.sqrt(np.diagonal(A, axis1=1, axis2=2)).T
+    natural = np.where(gp.data.positive, x, 1.0)  # d log x / dt, times x
+    coords = {"time": gp.t, "state": [*ode.states]}
+
+    def labelled(values) -> xr.DataArray:
+        return xr.DataArray(values, coords, dims=("draw", "time", "state"))
+
+    return labelled(f), labelled(natural * slope), labelled(natural * sd)
+
+
+def _panels(panels: xr.Dataset, pc_kwargs: dict) -> az.PlotCollection:
+    """Return a collection with one panel per state."""
+    pc_kwargs.setdefault("col_wrap", 3)
+    n_columns = min(pc_kwargs["col_wrap"], panels.sizes["state"])
+    n_rows = -(-panels.sizes["state"] // n_columns)
+    layout = {"figsize": (4.5 * n_columns, 3.2 * n_rows + 0.5), "layout": "constrained"}
+    pc_kwargs["figure_kwargs"] = layout | pc_kwargs.get("figure_kwargs", {})
+    return az.PlotCollection.wrap(panels, cols=["state"], **pc_kwargs)
+
+
+def _finish(pc: az.PlotCollection, panels: xr.Dataset, times, x_label: str, y_label: str):
+    """Write titles, labels and, with matplotlib, one legend below all panels."""
     pc.map(
         az.visuals.labelled_title,
         "title",
@@ -122,12 +259,16 @@ def plot_states(
     pc.map(az.visuals.labelled_x, "x_label", data=panels, text=x_label)
     pc.map(az.visuals.labelled_y, "y_label", data=panels, text=y_label)
     if pc.backend == "matplotlib":
-        handles = pc.viz["plot"].isel(state=0).item().get_legend_handles_labels()
-        pc.viz["figure"].item().legend(*handles, loc="outside lower center", ncols=4)
+        shown = [panel.get_legend_handles_labels() for panel in pc.viz["plot"].to_numpy().ravel()]
+        entries = {
+            label: handle for panel in shown for handle, label in zip(*panel, strict=True)
+        }  # a hidden state's panel has no data
+        pc.viz["figure"].item().legend(
+            entries.values(), entries.keys(), loc="outside lower center", ncols=4
+        )
         whole = bool((times == times.round()).all())
         for panel in pc.viz["plot"].to_numpy().ravel():
             panel.locator_params(axis="x", nbins=6, integer=whole)
-    return pc
 
 
 def _by_state(variable: xr.DataArray) -> xr.DataArray:

@@ -1,15 +1,25 @@
-"""Words for what takes long: one line on the terminal, after the first second."""
+"""What people are shown: a line while something runs, verdicts with their tables, formulas."""
 
-from collections.abc import Callable, Iterator
+import html
+import re
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import takewhile
 from threading import Timer
 
 import pandas as pd
+from pytensor.graph.basic import Constant, Variable
 from rich.console import Console
 from rich.errors import LiveError
 from rich.progress import Progress, SpinnerColumn, TimeElapsedColumn
 
 DELAY = 1.0  # seconds; what is done by then needs no words
+GREEK = re.compile(
+    "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|pi|rho|sigma|tau|"
+    "upsilon|phi|chi|psi|omega|Gamma|Delta|Theta|Lambda|Xi|Pi|Sigma|Upsilon|Phi|Psi|Omega"
+)
+SUM, PRODUCT, POWER, ATOM = range(4)  # how tightly the parts of a formula hold together
+RELATIONS = {"LT": "<", "GT": ">", "LE": r"\le", "GE": r"\ge", "EQ": "=", "NEQ": r"\ne"}
 
 
 @contextmanager
@@ -65,6 +75,146 @@ def furthest(moved: pd.Series, decimals: int = 1) -> str:
     return ", ".join(f"{name} by {value:+.{decimals}f}" for name, value in most.items())
 
 
-def printed(verdict: str, table: pd.DataFrame) -> str:
-    """Return a verdict and its table as text."""
-    return f"{verdict}\n\n{table.to_string(float_format='{:.3g}'.format)}"
+class Verdict:
+    """A result that shows itself by what :meth:`shown` returns, as text and in notebooks."""
+
+    def shown(self) -> tuple[str, list[pd.DataFrame]]:
+        """Return the words and the tables that stand for the result."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        words, tables = self.shown()
+        texts = [table.to_string(float_format="{:.3g}".format) for table in tables]
+        return "\n\n".join([words, *texts])
+
+    def _repr_html_(self) -> str:
+        words, tables = self.shown()
+        return as_html(words, *tables)
+
+
+def as_html(words: str, *tables: pd.DataFrame) -> str:
+    """Return words and tables for a notebook."""
+    shown = [table.to_html(float_format="{:.3g}".format) for table in tables]
+    return "".join([f"<p>{html.escape(words)}</p>", *shown])
+
+
+def latex_name(name: str) -> str:
+    r"""Return the name of a variable for a formula.
+
+    Examples
+    --------
+    >>> from pymc_gradmatch.reporting import latex_name
+    >>> print(latex_name("k1"), latex_name("beta"), latex_name("growth_max"))
+    k_{1} \beta \mathrm{growth}_{\mathrm{max}}
+    """
+    stem = "".join(takewhile(str.isalpha, name))
+    below = name[len(stem) :].lstrip("_")
+    return _letters(stem) + (f"_{{{_letters(below)}}}" if below else "")
+
+
+def _letters(name: str) -> str:
+    if GREEK.fullmatch(name):
+        return f"\\{name}"
+    plain = name.replace("_", r"\_")
+    return plain if len(name) == 1 or name.isdigit() else rf"\mathrm{{{plain}}}"
+
+
+def latex(graph: Variable, names: Mapping[Variable, str]) -> str:
+    r"""Return a graph of scalar operations as a formula.
+
+    Parameters
+    ----------
+    graph : Variable
+        Written with operations on single elements.
+    names : mapping of Variable to str
+        What stands for the variables that it is made of.
+
+    Raises
+    ------
+    NotImplementedError
+        If it is made of anything else, such as a loop or a matrix.
+
+    Examples
+    --------
+    >>> import pytensor.tensor as pt
+    >>> from pymc_gradmatch.reporting import latex
+    >>> V, s, K = pt.vector("V"), pt.vector("s"), pt.vector("K")
+    >>> print(latex(-V * s**2 / (K + s), {V: "V", s: "s", K: "K"}))
+    \frac{-V\,{s}^{2}}{K + s}
+    """
+    return _formula(graph, names)[0]
+
+
+def _formula(graph: Variable, names: Mapping[Variable, str]) -> tuple[str, int]:
+    """Return a formula, and how tightly its parts hold together."""
+    if graph in names:
+        return names[graph], ATOM
+    if isinstance(graph, Constant) and graph.data.size == 1:
+        return _number(graph.data.item())
+    if graph.owner is None:
+        msg = f"{graph} has no formula"
+        raise NotImplementedError(msg)
+    op, inputs = graph.owner.op, graph.owner.inputs
+    if type(op).__name__ == "DimShuffle":
+        return _formula(inputs[0], names)
+    kind = getattr(op, "scalar_op", None)
+    if kind is None:
+        msg = f"{op} has no formula"
+        raise NotImplementedError(msg)
+    parts = [_formula(part, names) for part in inputs]
+    match type(kind).__name__, parts:
+        case "Identity" | "Cast", [part]:
+            return part
+        case "Add", _:
+            terms = [_within(part, SUM) for part in parts]
+            return "".join([terms[0], *map(_added, terms[1:])]), SUM
+        case "Sub", [first, second]:
+            return f"{_within(first, SUM)} - {_factor(second)}", SUM
+        case "Mul", _:
+            first, *others = parts
+            return r"\,".join([_within(first, PRODUCT), *(_factor(o) for o in others)]), PRODUCT
+        case "TrueDiv", [(above, _), (below, _)]:
+            return rf"\frac{{{above}}}{{{below}}}", POWER
+        case "Neg", [part]:
+            return f"-{_within(part, PRODUCT)}", PRODUCT
+        case "Sqr", [part]:
+            return f"{{{_within(part, ATOM)}}}^{{2}}", POWER
+        case "Pow", [base, (exponent, _)]:
+            return f"{{{_within(base, ATOM)}}}^{{{exponent}}}", POWER
+        case "Sqrt", [(inside, _)]:
+            return rf"\sqrt{{{inside}}}", ATOM
+        case "Abs", [(inside, _)]:
+            return rf"\left|{inside}\right|", ATOM
+        case (name, [(left, _), (right, _)]) if name in RELATIONS:
+            return f"{left} {RELATIONS[name]} {right}", SUM
+        case name, _:
+            return rf"{_function(name)}\left({', '.join(part for part, _ in parts)}\right)", ATOM
+
+
+def _number(value: float) -> tuple[str, int]:
+    text = f"{value:.6g}"
+    mantissa, _, exponent = text.partition("e")
+    if exponent:
+        factor = "" if mantissa == "1" else rf"{mantissa} \times "
+        return f"{factor}10^{{{int(exponent)}}}", PRODUCT
+    return text, PRODUCT if value < 0 else ATOM
+
+
+def _within(part: tuple[str, int], tightness: int) -> str:
+    text, own = part
+    return text if own >= tightness else rf"\left({text}\right)"
+
+
+def _factor(part: tuple[str, int]) -> str:
+    """Return what stands behind another factor, or a minus: no sign of its own."""
+    text, own = part
+    return rf"\left({text}\right)" if own < PRODUCT or text.startswith("-") else text
+
+
+def _added(term: str) -> str:
+    return f" - {term[1:]}" if term.startswith("-") else f" + {term}"
+
+
+def _function(name: str) -> str:
+    known = name.lower() in ("exp", "log", "sin", "cos", "tan", "tanh", "sinh", "cosh")
+    return f"\\{name.lower()}" if known else rf"\operatorname{{{name.lower()}}}"

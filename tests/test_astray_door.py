@@ -388,7 +388,7 @@ FROZEN = scipy.stats.halfnorm(scale=2)
         ),
         ({"preset": ["fgpgm"]}, ValueError, r"preset is \['fgpgm'\]; expected one of"),
         ({"parameterization": "round"}, ValueError, "parameterization is 'round'; expected"),
-        ({"state_box": 0.1}, ValueError, r"state_box is 0\.1, but the states start up to 1\.9"),
+        ({"state_box": 0.1}, ValueError, r"state_box is 0\.1, but the states start up to [12]\.\d"),
         ({"state_box": -1.0}, ValueError, r"state_box is -1\.0; expected a positive number"),
         ({"state_box": "wide"}, TypeError, "state_box is a str, 'wide'; expected a number"),
     ],

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pymc_gradmatch as gm
-from pymc_gradmatch.compiling import EVALUATE_ONCE
+from pymc_gradmatch._pymc import EVALUATE_ONCE
 from pymc_gradmatch.gp.derivatives import covariance_blocks, evaluate_blocks, write_blocks
 from pymc_gradmatch.gp.kernels import Sigmoid, describe
 

@@ -10,7 +10,7 @@ import pytensor.tensor as pt
 import pytest
 from pymc.logprob.utils import CheckParameterValue
 
-from pymc_gradmatch.compiling import EVALUATE_ONCE
+from pymc_gradmatch._pymc import EVALUATE_ONCE
 from pymc_gradmatch.sampling import machine
 
 

@@ -232,7 +232,7 @@ def saturating(t, x, theta):
 
 
 def another_on_arrays(t, x, theta):
-    return [2 * x.a if isinstance(x.a, np.ndarray) else x.a, theta.k * x.b]
+    return [2 * x.a if isinstance(x.a, np.floating) else x.a, theta.k * x.b]
 
 
 @pytest.mark.parametrize(
@@ -240,8 +240,69 @@ def another_on_arrays(t, x, theta):
 )
 def test_arithmetic_is_called_as_it_is_and_all_else_compiled(rhs, is_compiled, rng):
     ode = gm.ODE(rhs, ["a", "b"], ["k"])
-    t, x, theta = rng.uniform(1, 2, 5), rng.uniform(1, 2, (5, 2)), rng.uniform(1, 2, (5, 1))
-    graph = ode(t, x, [theta[:, 0]]).eval(mode="FAST_COMPILE")
+    t, x, theta = rng.uniform(1, 2), rng.uniform(1, 2, 2), rng.uniform(1, 2, 1)
+    graph = ode([t], x[None], theta).eval(mode="FAST_COMPILE")[0]
     np.testing.assert_allclose(ode.on_arrays(t, x, theta), graph, rtol=1e-13)
-    np.testing.assert_allclose(ode.on_arrays(t[1], x[1], theta[1]), graph[1], rtol=1e-13)
-    assert ("_compiled" in vars(ode)) == is_compiled
+    assert ("machine_code" in vars(ode)) == is_compiled
+
+
+def forced(t, x, theta, u):
+    return [u.feed - theta.k * x.a, u.light * x.a - pt.sqrt(x.b)]
+
+
+MACHINE = {
+    "arithmetic": gm.ODE(kinetics, ["a", "b"], ["k"]),
+    "functions": gm.ODE(saturating, ["a", "b"], ["k"]),
+    "numbers": gm.ODE(lambda t, x, theta: [x.b, 1], ["a", "b"], ["k"]),
+    "vectors": gm.ODE(
+        lambda t, x, theta: [pt.stack([x.a, x.b * theta.k]).sum(axis=0), -x.a], ["a", "b"], ["k"]
+    ),
+    "inputs": gm.ODE(forced, ["a", "b"], ["k"], inputs=["feed", "sun", "light"]).with_inputs(
+        {
+            "light": gm.Input([0.0, 1.3, 3.0], [1.0, 2.0, 0.5]),
+            "sun": lambda t: pm.math.sin(t),
+            "feed": gm.Input([0.0, 1.2], [1.0, 3.0], kind="previous"),
+        }
+    ),
+    "logarithms": gm.ODE(kinetics, ["a", "b"], ["k"], positive=["a"]).of_levels,
+}
+
+
+@pytest.mark.parametrize("name", MACHINE)
+def test_machine_code_is_the_graph(name, rng):
+    """Assert it whether the right-hand side is of numbers alone or of vectors of all times."""
+    ode = MACHINE[name]
+    t, x, theta = rng.uniform(0, 3, 5), rng.uniform(1, 2, (5, 2)), rng.uniform(1, 2, 1)
+    graph = ode(t, x, theta).eval(mode="FAST_COMPILE")
+    f = np.empty((5, 2))
+    for time, states, slopes in zip(t, x, f, strict=True):
+        ode.machine_code(time, states, theta, slopes)
+    np.testing.assert_allclose(f, graph, rtol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("written", "formula"),
+    [
+        (lambda x, th: -th.k1 * x.a, r"-k_{1}\,a"),
+        (lambda x, th: th.k1 - (x.a - th.beta), r"k_{1} - \left(a - \beta\right)"),
+        (lambda x, th: th.k1 - -2.5 * x.a, r"k_{1} - \left(-2.5\,a\right)"),
+        (lambda x, th: (x.a + 1) ** 2, r"{\left(a + 1\right)}^{2}"),
+        (lambda x, th: x.a**th.k1 / (1 + x.a), r"\frac{{a}^{k_{1}}}{1 + a}"),
+        (lambda x, th: x.a * (th.k1 * -th.beta), r"a\,k_{1}\,\left(-\beta\right)"),
+        (lambda x, th: pm.math.exp(-x.a) + 1e-7, r"\exp\left(-a\right) + 10^{-7}"),
+        (
+            lambda x, th: pm.math.switch(x.a > 1, 0, x.a),
+            r"\operatorname{switch}\left(a > 1, 0, a\right)",
+        ),
+        (lambda x, th: pm.math.sqrt(abs(x.a)), r"\sqrt{\left|a\right|}"),
+    ],
+)
+def test_a_right_hand_side_is_shown_as_it_was_written(written, formula):
+    ode = gm.ODE(lambda t, x, theta: [written(x, theta)], ["a"], ["k1", "beta"])
+    assert rf"\dot{{a}} &= {formula} " in ode._repr_html_()
+
+
+def test_a_right_hand_side_without_a_formula_is_shown_as_text():
+    ode = gm.ODE(lambda t, x, theta: [pm.math.cumsum(x.a) * theta.k], ["a"], ["k"])
+    assert ode._repr_html_() is None
+    assert repr(ode) == "ODE(states=['a'], params=['k'])"

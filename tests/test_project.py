@@ -1,6 +1,8 @@
 """The project itself: environments agree, the README's example runs as pasted."""
 
+import importlib.metadata
 import json
+import os
 import re
 import subprocess
 import sys
@@ -8,6 +10,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
+import pymc_gradmatch as gm
 
 ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
@@ -37,6 +41,30 @@ def test_conda_environment_is_the_same_as_pyproject():
 def test_python_version_files_agree():
     pinned = (ROOT / ".python-version").read_text("utf-8").strip()
     assert PYPROJECT["project"]["requires-python"] == f">={pinned}"
+
+
+def test_the_version_is_the_same_everywhere():
+    citation = (ROOT / "CITATION.cff").read_text("utf-8")
+    changelog = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    assert importlib.metadata.version("pymc-gradmatch") == gm.__version__
+    assert re.search(r"^version: (.*)$", citation, re.MULTILINE)[1] == gm.__version__
+    assert re.search(r"^## (\S+)", changelog, re.MULTILINE)[1] == gm.__version__
+
+
+@pytest.mark.slow
+def test_mypy_accepts_a_users_script_and_sees_its_mistakes(tmp_path):
+    """Strict but for what concerns PyMC, which has no types; unused ignores are errors."""
+    untyped = ["--allow-untyped-calls", "--allow-untyped-defs", "--ignore-missing-imports"]
+    options = ["--strict", "--follow-imports=silent", f"--cache-dir={tmp_path}", *untyped]
+    run = subprocess.run(
+        [sys.executable, "-m", "mypy", *options, str(ROOT / "tests" / "data" / "user_script.py")],
+        env=os.environ | {"MYPYPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout
 
 
 def test_notebooks_are_stored_with_their_outputs_and_without_paths():
@@ -74,7 +102,7 @@ def test_readme_example_runs_as_pasted(tmp_path):
     ("code", "unneeded"),
     [
         ("gm", {"arviz_stats", "numba", "nutpie", "matplotlib", "scipy.stats"}),
-        ("gm.build_model, gm.fit", {"arviz_plots", "numba", "nutpie", "matplotlib"}),
+        ("gm.build_model, gm.fit", {"arviz_plots", "nutpie", "matplotlib"}),  # solvers are numba's
     ],
 )
 def test_what_is_not_used_is_not_imported(code, unneeded):

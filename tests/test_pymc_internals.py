@@ -23,8 +23,7 @@ from pymc.logprob.utils import ParameterValueError
 from pytensor.graph.replace import vectorize_graph
 
 from pymc_gradmatch import _pymc
-from pymc_gradmatch._pymc import INTERNALS
-from pymc_gradmatch.compiling import EVALUATE_ONCE
+from pymc_gradmatch._pymc import EVALUATE_ONCE, INTERNALS
 
 SOURCE = Path(_pymc.__file__)
 IMPORTED = [
@@ -79,7 +78,8 @@ def test_one_that_is_gone_is_named_with_what_to_do(module, name, monkeypatch):
 
     def used():
         spec.loader.exec_module(again)
-        again.nutpie_model("q", None, None, np.zeros(0), start=None, n=0)  # imports nutpie itself
+        again.scalar_code([], [pt.constant(1.0)])  # these two import what they need themselves
+        again.nutpie_model("q", None, None, np.zeros(0), start=None, n=0)
 
     with pytest.raises(ImportError, match=re.escape(INTERNALS[f"{module}.{name}"])):
         used()
@@ -274,6 +274,18 @@ def test_machine_code_calls_a_compiled_graph():
         return total(q)[0].item()
 
     assert called(np.array([1.0, 2.0])) == 3.0
+
+
+@leans_on("pytensor.link.numba.dispatch.numba_funcify")
+def test_machine_code_of_numbers_takes_and_returns_numbers():
+    x, y = pt.scalar("x", dtype="float64"), pt.scalar("y", dtype="float64")
+    code = _pymc.scalar_code([x, y], [pt.exp(x) * y, pt.constant(2)])  # for machine code alone
+    called = numba.njit(lambda x, y: code(x, y))
+    assert called(0.0, 3.0) == (3.0, 2.0)
+    with pytest.raises(NotImplementedError, match="not elementwise"):
+        _pymc.scalar_code([x, y], [pt.stack([x, y]).sum()])
+    with pytest.raises(NotImplementedError, match="no number"):
+        _pymc.scalar_code([x], [x * pt.constant([1.0, 2.0])])
 
 
 N = 2

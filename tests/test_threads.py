@@ -1,6 +1,7 @@
 """Small matrices do not wait for one another's threads."""
 
 import numpy as np
+import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import pymc_gradmatch as gm
@@ -18,6 +19,7 @@ def test_blas_has_one_thread_inside_and_what_it_had_before_outside():
         assert blas_threads() == {2}
 
 
+@pytest.mark.filterwarnings("ignore:.*ended at its")  # of a dozen numbers from one start
 def test_the_marginal_likelihood_is_maximised_on_one_thread(monkeypatch):
     seen = []
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pymc as pm
@@ -13,22 +13,28 @@ import pymc_gradmatch as gm
 
 __all__ = ["Case", "Prior", "named"]
 
+# A truncated normal is one above zero; PyMC and NumPyro have other words for it.
+ABOVE_ZERO = {"TruncatedNormal": ({"lower": 0.0}, {"low": 0.0})}
+NOTHING: tuple[dict, dict] = ({}, {})
+
 
 class Prior(NamedTuple):
     """A prior by the name that PyMC and NumPyro share, with its arguments in order."""
 
     family: str
-    arguments: tuple[float, ...]
+    arguments: tuple[Any, ...]
 
-    def pymc(self) -> TensorVariable:
+    def pymc(self, **kwargs) -> TensorVariable:
         """Return it for a PyMC model."""
-        return getattr(pm, self.family).dist(*self.arguments)
+        limits, _ = ABOVE_ZERO.get(self.family, NOTHING)
+        return getattr(pm, self.family).dist(*self.arguments, **limits, **kwargs)
 
     def numpyro(self):
         """Return it for a NumPyro model."""
         from numpyro import distributions
 
-        return getattr(distributions, self.family)(*self.arguments)
+        _, limits = ABOVE_ZERO.get(self.family, NOTHING)
+        return getattr(distributions, self.family)(*self.arguments, **limits)
 
 
 @dataclass(frozen=True, eq=False)

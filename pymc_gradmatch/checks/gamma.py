@@ -15,7 +15,7 @@ from pymc_gradmatch.arguments import yielding
 from pymc_gradmatch.gp import Data, StateGP, levels_of
 from pymc_gradmatch.model import build_model, preset_of
 from pymc_gradmatch.ode import ODE
-from pymc_gradmatch.reporting import printed
+from pymc_gradmatch.reporting import Verdict
 from pymc_gradmatch.sampling import reason, sample_side_by_side
 
 GAMMAS = tuple(np.logspace(0, -4, 8).tolist())
@@ -24,7 +24,7 @@ DISAGREE = 1.01  # R-hat
 
 
 @dataclass(frozen=True, repr=False)
-class GammaSelection:
+class GammaSelection(Verdict):
     """What :func:`select_gamma` found; ``repr`` is the verdict and the table.
 
     Attributes
@@ -44,9 +44,10 @@ class GammaSelection:
     verdict: str
     table: pd.DataFrame
 
-    def __repr__(self) -> str:
-        shown = self.table if self.table["failure"].any() else self.table.drop(columns="failure")
-        return printed(self.verdict, shown)
+    def shown(self) -> tuple[str, list[pd.DataFrame]]:
+        """Return the verdict, and the table without what it does not need."""
+        table = self.table if self.table["failure"].any() else self.table.drop(columns="failure")
+        return self.verdict, [table]
 
 
 def select_gamma(

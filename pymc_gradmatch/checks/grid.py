@@ -14,7 +14,7 @@ from pytensor.tensor import TensorVariable
 from pymc_gradmatch.arguments import yielding
 from pymc_gradmatch.model import build_model
 from pymc_gradmatch.ode import ODE
-from pymc_gradmatch.reporting import furthest, printed
+from pymc_gradmatch.reporting import Verdict, furthest
 from pymc_gradmatch.sampling import sample
 
 FAR = 0.3  # standard deviations
@@ -96,7 +96,7 @@ MORE = 4  # times as many draws, where the first cannot tell
 
 
 @dataclass(frozen=True, repr=False)
-class GridCheck:
+class GridCheck(Verdict):
     """What :func:`grid_check` found; ``repr`` is the verdict and the table.
 
     Attributes
@@ -120,8 +120,9 @@ class GridCheck:
     idata: xr.DataTree
     finer: xr.DataTree
 
-    def __repr__(self) -> str:
-        return printed(self.verdict, self.moved)
+    def shown(self) -> tuple[str, list[pd.DataFrame]]:
+        """Return the verdict and its table."""
+        return self.verdict, [self.moved]
 
 
 def grid_check(

@@ -13,8 +13,7 @@ from arviz_stats import summary
 from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch._pymc import starts_by_itself
-from pymc_gradmatch.compiling import EVALUATE_ONCE
+from pymc_gradmatch._pymc import EVALUATE_ONCE, starts_by_itself
 from pymc_gradmatch.exact.importance import Mixture
 from pymc_gradmatch.exact.posterior import ExactPosterior
 from pymc_gradmatch.exact.search import Local, cover, newton, widths_at
@@ -27,10 +26,11 @@ from pymc_gradmatch.model import (
     build_model,
     of_model,
     refine,
+    start_in,
 )
 from pymc_gradmatch.numerics import N_STARTS, on_one_thread, one_at_a_time
 from pymc_gradmatch.ode import ODE, Input
-from pymc_gradmatch.reporting import printed, reporting
+from pymc_gradmatch.reporting import Verdict, reporting
 
 if TYPE_CHECKING:
     from arviz import PlotCollection
@@ -39,11 +39,13 @@ PILOTS = 1_000  # draws of the normal approximation, from which the searches sta
 N_PRIOR = 1_000  # draws that tell how wide a prior is
 HIGHER = 2.0  # log density, by which another mode is the better one to search around
 HARDLY = 0.7  # of the prior's width, that a posterior has where the data tell next to nothing
+FAR_APART = (-3.0, -1.0, 1.0, 3.0)  # of a state's standard deviation
+FLAT = 1e-3  # log density; the solver's errors are smaller
 UNSEEN = "It says nothing of modes that no search reached."
 
 
 @dataclass(frozen=True, repr=False)
-class Fit:
+class Fit(Verdict):
     """What :func:`~pymc_gradmatch.fit` found; ``repr`` is the verdict and the table.
 
     Attributes
@@ -90,8 +92,9 @@ class Fit:
     starts: list[dict[str, Any]]
     unidentified: pd.DataFrame
 
-    def __repr__(self) -> str:
-        return printed(f"{self.verdict}{_in_words(self.unidentified)}", self.table)
+    def shown(self) -> tuple[str, list[pd.DataFrame]]:
+        """Return the verdict, with what the data do not tell, and the table."""
+        return f"{self.verdict}{_in_words(self.unidentified)}", [self.table]
 
     def plot(self, **kwargs) -> "PlotCollection":
         """Plot the states with bands over the data, by :func:`~pymc_gradmatch.plot_states`."""
@@ -129,9 +132,9 @@ def fit(
     integrating, from wherever the prior starts (:func:`~pymc_gradmatch.refine`).
     From there Newton's method climbs to the mode of the exact posterior, and draws
     around it go through the searches of :func:`~pymc_gradmatch.integrate_check`.  Where
-    these do not agree, climbs from draws of the prior look for a better mode.  No chain is
-    run, and nothing is compiled to machine code but a right-hand side that is more than
-    arithmetic.
+    these do not agree, or the data have long gaps, climbs from draws of the prior look for a
+    better mode.  No chain is
+    run, and of a new problem nothing is compiled to machine code but its right-hand side.
 
     Parameters
     ----------
@@ -245,7 +248,9 @@ def fit(
         say("searching: independent searches from around the mode")
         around = Mixture.around(mode.point[0], mode.covariance[0])
         found = cover(target, around.draw(PILOTS, rng), n_draws, rng)
-        if not found.is_reliable:
+        # In a long gap a solution may turn round once more, or once less.
+        gaps = any(constraint.gp.data.is_long_gap.any() for constraint in target.constraints)
+        if gaps or not found.is_reliable:
             say("climbing from draws of the prior: is there a better mode?")
             other = _best_from_prior(target, mode, rng)
             if other.height[0] > mode.height[0] + HIGHER:
@@ -335,8 +340,9 @@ def _start(target: ExactPosterior, rng, *, progressbar: bool) -> NDArray[np.floa
         if is_plain and not np.any(gp.prior_slope):
             grid = gp.t if len(gp.t) > len(gp.t_observed) else None
             matched = partial(
-                refine, ode, gp, priors=named, grid=grid, random_seed=rng, progressbar=progressbar
-            )
+                refine, ode, gp, priors=named, grid=grid, random_seed=rng, progressbar=progressbar,
+                start=start_in(model, ode, constraint.x),
+            )  # fmt: skip
             with model:
                 try:
                     gp, _, theta, _ = matched(likelihood=model)
@@ -345,7 +351,8 @@ def _start(target: ExactPosterior, rng, *, progressbar: bool) -> NDArray[np.floa
             values |= theta
         elif is_plain and _others_without_start(model, constraint):
             there = target.parameters_at_start([*named.values()])
-            values |= of_model(model, ode, gp).around(there, gp.prior_mean).estimates()
+            told, _ = of_model(model, ode, gp)
+            values |= told.around(there, gp.prior_mean).estimates()
         starts.append(gp.states_of(gp.prior_mean)[0])
     return target.starting_at(values, starts)
 
@@ -356,8 +363,26 @@ def _others_without_start(model: pm.Model, constraint: Constraint) -> bool:
     return any(rv.name not in constraint.ode.params and not starts_by_itself(rv) for rv in others)
 
 
+def _check_told(target: ExactPosterior, start):
+    """Raise if x(t0) of a state, of flat prior, changes the density nowhere."""
+    starts = [i for i, name in enumerate(target.names) if name.split("[")[0] in target.starts]
+    moves = np.eye(len(start))[starts]
+    around = np.concatenate([[start], *(start + width * moves for width in FAR_APART)])
+    density, *others = np.split(target(around), [1, *(1 + len(starts) * np.arange(1, 4))])
+    untold = (np.abs(np.array(others) - density) < FLAT).all(axis=0)
+    if untold.any():
+        names = [target.names[i] for i, is_untold in zip(starts, untold, strict=True) if is_untold]
+        msg = (
+            f"the density does not change with {names}, whose prior is flat: neither is such a "
+            "state observed, nor does it enter the equations of one that is. Leave it out, or say "
+            "where it starts: start= for gm.build_model, or an observation of x[0] in the model."
+        )
+        raise ValueError(msg)
+
+
 def _check_start(target: ExactPosterior, start):
     if np.isfinite(target(start[None])[0]):
+        _check_told(target, start)
         return
     at = {label: float(f"{v[0]:.3g}") for label, v in target.scalars(start[None]).items()}
     zero = target.impossible(start)

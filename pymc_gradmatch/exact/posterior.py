@@ -15,12 +15,12 @@ from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors, truncated_graph_inputs
 
 from pymc_gradmatch._pymc import (
+    EVALUATE_ONCE,
     at_starts,
     impossible_outside,
     with_equal_parameters,
     without_starts,
 )
-from pymc_gradmatch.compiling import EVALUATE_ONCE
 from pymc_gradmatch.exact.solutions import Solutions, compile_for_draws, with_draws
 from pymc_gradmatch.gp import is_states
 from pymc_gradmatch.model import (
@@ -280,7 +280,9 @@ class ExactPosterior(Solutions):
                 [*u, *trajectories],
                 np.random.default_rng(0),
             )
-        return where_impossible({name: values[0] for name, values in densities.items()})
+        values = self.model.rvs_to_values
+        observed = {name: values[self.model[name]].eval(mode=EVALUATE_ONCE) for name in densities}
+        return where_impossible({name: v[0] for name, v in densities.items()}, observed)
 
     @property
     def _coordinate_graphs(self) -> list:

@@ -181,7 +181,7 @@ def modes_and_ridges(
     n = points.shape[1]
     lengths, axes = np.linalg.eigh(modes.covariance)
     n_axes = min(AXES, n)
-    ahead = (axes * np.sqrt(lengths)[:, None])[..., -n_axes:].mT.reshape(-1, n)
+    ahead = (axes * np.sqrt(np.abs(lengths))[:, None])[..., -n_axes:].mT.reshape(-1, n)
     origin = np.repeat(np.arange(len(modes.height)), n_axes)
     origin, ahead = np.concatenate([origin, origin]), np.concatenate([ahead, -ahead])
     home = modes.only(origin)

@@ -14,8 +14,7 @@ from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.traversal import truncated_graph_inputs
 from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch._pymc import random_ancestors
-from pymc_gradmatch.compiling import EVALUATE_ONCE
+from pymc_gradmatch._pymc import EVALUATE_ONCE, random_ancestors
 from pymc_gradmatch.model import Constraint, constraints, known_starts
 from pymc_gradmatch.ode import batched_solver
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pymc_gradmatch.exact.importance import Weighted, reliable_k
 from pymc_gradmatch.exact.posterior import ExactPosterior
 from pymc_gradmatch.exact.search import Coverage, cover, newton
-from pymc_gradmatch.reporting import furthest, printed
+from pymc_gradmatch.reporting import Verdict, furthest
 
 N_HANDED_ON = 4
 JOURNEY = 4.0  # matched standard deviations; a proposal on such a journey may end in a lesser mode
@@ -20,7 +20,7 @@ FAR_AWAY = " So far away there may be several modes: see whether the trajectorie
 
 
 @dataclass(frozen=True, repr=False)
-class IntegrateCheck:
+class IntegrateCheck(Verdict):
     """What :func:`~pymc_gradmatch.integrate_check` found; ``repr`` is the verdict and the table.
 
     Attributes
@@ -71,8 +71,9 @@ class IntegrateCheck:
     covariance: pd.DataFrame
     starts: list[dict[str, Any]]
 
-    def __repr__(self) -> str:
-        return printed(self.verdict, self.moved)
+    def shown(self) -> tuple[str, list[pd.DataFrame]]:
+        """Return the verdict and its table."""
+        return self.verdict, [self.moved]
 
 
 def judge(

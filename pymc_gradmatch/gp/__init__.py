@@ -12,6 +12,7 @@ from pymc_gradmatch.gp.data import (
     fits_states,
     levels_of,
     of_label,
+    staircase,
     states_of,
 )
 from pymc_gradmatch.gp.fit import fit_data, fit_gp, unfitted
@@ -46,6 +47,7 @@ __all__ = [
     "levels_name",
     "levels_of",
     "of_label",
+    "staircase",
     "start_of",
     "states_of",
     "unfitted",

@@ -17,6 +17,7 @@ from pymc_gradmatch.arguments import as_numbers
 # Kernels see times through differences of squares: beyond this many sampling
 # intervals from zero, rounding spoils the distances between neighbours.
 FARTHEST_START = 3e4
+LONG = 3.0  # median gaps
 FEWEST = 3  # observations to which a state's Gaussian process is fitted
 SHORTLY = 0.1  # grid steps
 ROUNDING = 1e-15  # relative, up to which two times are one
@@ -132,6 +133,12 @@ class Data:
             )
             raise ValueError(msg)
         return self
+
+    @property
+    def is_long_gap(self) -> NDArray[np.bool_]:
+        """Which times are followed by a gap of more than three median ones, ``(time - 1,)``."""
+        gaps = np.diff(self.t)
+        return gaps > LONG * np.median(gaps)
 
     @cached_property
     def is_observed(self) -> NDArray[np.bool_]:
@@ -351,6 +358,35 @@ def states_of(levels, positive: NDArray[np.bool_]):
         )
     with np.errstate(over="ignore"):
         return np.where(positive, np.exp(np.where(positive, levels, 0.0)), levels)
+
+
+def staircase(
+    mean: NDArray[np.float64],
+    t: NDArray[np.float64],
+    breaks: NDArray[np.float64],
+    steps: tuple[NDArray[np.float64], NDArray[np.float64]],
+    positive: NDArray[np.bool_],
+) -> NDArray[np.float64]:
+    """Return the levels of states that do nothing but jump, shape ``(time, state)``.
+
+    Parameters
+    ----------
+    mean : array of float
+        Their levels before the first jump, shape ``(state,)``.
+    t, breaks : array of float
+        Times, and those of the jumps.
+    steps : tuple of array
+        At each break the state becomes ``factor * x + amount``, ``(break, state)`` each.
+    positive : array of bool
+        Which states are positive.
+    """
+    levels = [mean]
+    for factor, amount in zip(*steps, strict=True):
+        # Nothing that is positive becomes negative: there the level stays.
+        natural = factor * states_of(levels[-1], positive) + amount
+        natural = np.where(positive & (natural <= 0), states_of(levels[-1], positive), natural)
+        levels.append(levels_of(natural, positive))
+    return np.array(levels)[np.searchsorted(breaks, t, side="right")]
 
 
 def _as_truths(positive: bool | Sequence[bool], n_states: int) -> NDArray[np.bool_]:

@@ -24,8 +24,7 @@ from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch._pymc import at_support_points
-from pymc_gradmatch.compiling import EVALUATE_ONCE
+from pymc_gradmatch._pymc import EVALUATE_ONCE, at_support_points
 from pymc_gradmatch.gp.data import read_only
 from pymc_gradmatch.gp.kernels import Broken, describe, is_random, is_stationary
 from pymc_gradmatch.numerics import cholesky_basis, smallest_reliable, spectrum
@@ -347,18 +346,25 @@ def blocks_of(
     covs: Sequence[pm.gp.cov.BaseCovariance],
     t: NDArray[np.float64],
     breaks: Sequence[float] | NDArray[np.float64] = (),
+    carried: NDArray[np.float64] | None = None,
 ) -> Blocks:
     """Evaluate the blocks of one kernel per state; a kernel that is shared, only once.
 
-    Where a hyperparameter is random, the blocks are graphs.  At breaks slopes may jump.
+    Where a hyperparameter is random, the blocks are graphs.  At breaks slopes may jump, and
+    states be multiplied by what is carried over, shape ``(break, state)``.
     """
-    distinct = {id(cov): Broken(cov, breaks) if len(breaks) else cov for cov in covs}
+    over = np.ones((len(breaks), len(covs))) if carried is None else carried
+    keys = [(id(cov), *over[:, k].tolist()) for k, cov in enumerate(covs)]
+    distinct = {
+        key: Broken(cov, breaks, key[1:]) if len(breaks) else cov
+        for key, cov in zip(keys, covs, strict=True)
+    }
     random = any(is_random(cov) for cov in distinct.values())
     evaluated = {
         key: write_blocks(cov, t) if random else evaluate_blocks(cov, t)
         for key, cov in distinct.items()
     }
-    return stacked([evaluated[id(cov)] for cov in covs])
+    return stacked([evaluated[key] for key in keys])
 
 
 def stacked(per_state: Sequence[Blocks]) -> Blocks:

@@ -315,6 +315,8 @@ def _maximise(family, t, y, nugget, n_starts, rng) -> NDArray[np.float64]:
         k, *derivatives = evaluate(*hyperparameters, t)
         K = k + (nugget + sigma**2) * identity
         dK = np.stack([*derivatives, 2 * sigma * identity])
+        if not (np.isfinite(K).all() and np.isfinite(dK).all()):  # a kernel that overflows there
+            return np.inf, np.zeros_like(values)
         try:
             value, gradient = negative_log_marginal_likelihood(K, dK, y)
         except LinAlgError:

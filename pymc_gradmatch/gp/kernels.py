@@ -76,15 +76,18 @@ class Sigmoid(pm.gp.cov.Covariance):
 
 
 class Broken(pm.gp.cov.Covariance):
-    r"""A kernel of states that are continuous, with slopes that jump at known times.
+    r"""A kernel of states with slopes that jump at known times.
 
     .. math::
 
-        x(t) = g_0(c_0(t)) + \sum_j \bigl( g_j(c_j(t)) - g_j(b_j) \bigr), \qquad
+        x(t) = w_0(t)\, g_0(c_0(t)) + \sum_j w_j(t) \bigl( g_j(c_j(t)) - g_j(b_j) \bigr), \qquad
         c_j(t) = \min(\max(t, b_j), b_{j+1})
 
     with independent processes :math:`g_j` of the same kernel, one for every piece between
     two breaks :math:`b_j`.  The slope at a break is that of the piece which begins there.
+    At :math:`b_j` the state is multiplied by what is carried over, :math:`w_i(t) =
+    \prod_{i < j,\, b_j \le t} \rho_j`: by one where states are continuous.  Where this is
+    NaN, the piece begins anew: it is :math:`g_j(t)` alone.
 
     Parameters
     ----------
@@ -92,6 +95,8 @@ class Broken(pm.gp.cov.Covariance):
         The kernel within a piece.
     breaks : array_like of float
         Increasing times.
+    carried : array_like of float, optional
+        :math:`\rho_j` of each break; ones if not given.
 
     Examples
     --------
@@ -104,9 +109,16 @@ class Broken(pm.gp.cov.Covariance):
            [0.   , 0.662, 1.   ]])
     """
 
-    def __init__(self, cov: pm.gp.cov.BaseCovariance, breaks: ArrayLike):
+    def __init__(
+        self,
+        cov: pm.gp.cov.BaseCovariance,
+        breaks: ArrayLike,
+        carried: ArrayLike | None = None,
+    ):
         super().__init__(input_dim=1)
         self.cov, self.breaks = cov, np.asarray(breaks, dtype=float)
+        one = np.ones(len(self.breaks))
+        self.carried = one if carried is None else np.asarray(carried, dtype=float)
 
     def full(self, X, Xs=None):
         """Evaluate the kernel between all rows of ``X`` and ``Xs``."""
@@ -114,12 +126,28 @@ class Broken(pm.gp.cov.Covariance):
         Xs = X if Xs is None else pt.as_tensor(Xs)
         edges = [-np.inf, *self.breaks, np.inf]
         first, *others = pairwise(edges)
-        total = self.cov(_held(X, *first), _held(Xs, *first))
-        for piece in others:
+        total = self._weighed(self.cov(_held(X, *first), _held(Xs, *first)), X, Xs, 0)
+        for j, piece in enumerate(others):
             t1, t2, start = _held(X, *piece), _held(Xs, *piece), np.array([[piece[0]]])
-            total += self.cov(t1, t2) - self.cov(t1, start) - self.cov(start, t2)
-            total += self.cov(start)
+            added = self.cov(t1, t2)
+            if np.isnan(self.carried[j]):
+                began = pt.ge(X, piece[0]) & pt.ge(Xs.T, piece[0])
+                added = pt.switch(began, added, 0.0)
+            else:
+                added = added - self.cov(t1, start) - self.cov(start, t2) + self.cov(start)
+            total += self._weighed(added, X, Xs, j + 1)
         return total
+
+    def _weighed(self, added, X, Xs, j: int):
+        """Multiply what a piece adds by what later breaks carry over of it."""
+        if (self.carried[j:] == 1).all():
+            return added
+        rho = np.nan_to_num(self.carried[j:], nan=0.0)
+        w1, w2 = (
+            pt.prod(pt.switch(pt.ge(t, self.breaks[j:]), rho, 1.0), axis=1, keepdims=True)
+            for t in (X, Xs)
+        )
+        return w1 * added * w2.T
 
     def diag(self, X):
         """Evaluate the kernel of each row of ``X`` with itself."""

@@ -18,8 +18,13 @@ import pytensor.tensor as pt
 from numpy.typing import NDArray
 from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch._pymc import check_parameters, label_dim, normalize_size_param, rv_size_is_none
-from pymc_gradmatch.compiling import EVALUATE_ONCE
+from pymc_gradmatch._pymc import (
+    EVALUATE_ONCE,
+    check_parameters,
+    label_dim,
+    normalize_size_param,
+    rv_size_is_none,
+)
 from pymc_gradmatch.gp.derivatives import Blocks, Operators, blocks_of, conditional_operators
 from pymc_gradmatch.numerics import (
     Basis,
@@ -53,6 +58,9 @@ class Processes:
         Shape ``(state,)``.
     breaks : array of float
         Times of the grid at which slopes may jump; the blocks know of them.
+    carried : array of float, optional
+        What is carried over a break, shape ``(break, state)``, see
+        :class:`~pymc_gradmatch.kernels.Broken`; ones where states are continuous.
     evaluated : callable, optional
         Returns the :attr:`blocks`, where they are known otherwise than from the kernels.
     """
@@ -61,12 +69,15 @@ class Processes:
     covs: tuple[pm.gp.cov.BaseCovariance, ...]
     nugget: NDArray[np.float64]
     breaks: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    carried: NDArray[np.float64] | None = None
     evaluated: Callable[[], Blocks] | None = None
 
     @cached_property
     def blocks(self) -> Blocks:
         """The kernels and their derivatives on the grid, each ``(state, time, time)``."""
-        return self.evaluated() if self.evaluated else blocks_of(self.covs, self.t, self.breaks)
+        if self.evaluated:
+            return self.evaluated()
+        return blocks_of(self.covs, self.t, self.breaks, self.carried)
 
     @cached_property
     def operators(self) -> Operators:
@@ -81,9 +92,11 @@ class Processes:
         """Return the same kernels on another grid."""
         return replace(self, t=t, evaluated=None)
 
-    def with_breaks(self, breaks: NDArray[np.float64]) -> Self:
+    def with_breaks(
+        self, breaks: NDArray[np.float64], carried: NDArray[np.float64] | None = None
+    ) -> Self:
         """Return the same kernels with other breaks, which the grid must contain."""
-        return replace(self, breaks=breaks, evaluated=None)
+        return replace(self, breaks=breaks, carried=carried, evaluated=None)
 
     def with_nugget(self, nugget: NDArray[np.float64]) -> Self:
         """Return the same kernels with other nuggets."""

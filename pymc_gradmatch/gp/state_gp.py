@@ -12,9 +12,8 @@ import pytensor.tensor as pt
 from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch._pymc import at_support_points, random_ancestors, starting_at
+from pymc_gradmatch._pymc import EVALUATE_ONCE, at_support_points, random_ancestors, starting_at
 from pymc_gradmatch.arguments import as_numbers
-from pymc_gradmatch.compiling import EVALUATE_ONCE
 from pymc_gradmatch.gp.data import (
     ROUNDING,
     Data,
@@ -25,6 +24,7 @@ from pymc_gradmatch.gp.data import (
     grid_around,
     levels_of,
     read_only,
+    staircase,
     states_of,
 )
 from pymc_gradmatch.gp.derivatives import Operators
@@ -39,6 +39,7 @@ from pymc_gradmatch.gp.processes import (
     smoothed,
 )
 from pymc_gradmatch.numerics import per_state
+from pymc_gradmatch.reporting import as_html
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
@@ -97,6 +98,8 @@ class StateGP:
     prior_mean, prior_slope : array of float
         The mean around which states vary and its derivative, shape ``(time,
         state)``, in the data's units, and per unit of time.
+    steps : (array, array)
+        Factor and amount of each state at :attr:`breaks`, see :meth:`with_breaks`.
 
     Raises
     ------
@@ -138,6 +141,7 @@ class StateGP:
     sigma: Any
     prior_mean: NDArray[np.float64]
     prior_slope: NDArray[np.float64]
+    steps: tuple[NDArray[np.float64], NDArray[np.float64]]
 
     def __init__(
         self,
@@ -163,21 +167,30 @@ class StateGP:
         self.operators()  # raises where a kernel has no derivative
 
     @classmethod
-    def of(cls, data: Data, processes: Processes, sigma: Any) -> Self:
+    def of(
+        cls,
+        data: Data,
+        processes: Processes,
+        sigma: Any,
+        steps: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None,
+    ) -> Self:
         """Put together what has been checked; the prior mean is that of the data."""
         gp = object.__new__(cls)
-        gp._hold(data, processes, sigma)
+        gp._hold(data, processes, sigma, steps)
         return gp
 
-    def _hold(self, data: Data, processes: Processes, sigma):
-        shape = (len(processes.t), len(data.states))
-        mean, slope = np.broadcast_to(data.mean, shape), np.zeros(shape)
+    def _hold(self, data: Data, processes: Processes, sigma, steps=None):
+        n_breaks, n_states = len(processes.breaks), len(data.states)
+        if steps is None:
+            steps = np.ones((n_breaks, n_states)), np.zeros((n_breaks, n_states))
+        mean = staircase(data.mean, processes.t, processes.breaks, steps, data.positive)
         vars(self).update(
             data=data,
             processes=processes,
             sigma=sigma,
+            steps=steps,
             prior_mean=read_only(mean),
-            prior_slope=read_only(slope),
+            prior_slope=read_only(np.zeros(mean.shape)),
         )
 
     def _with(self, **changes) -> Self:
@@ -329,24 +342,35 @@ class StateGP:
             If an observation time is missing, or the prior mean is a
             trajectory, which is known on its own grid only.
         """
-        if (self.prior_slope != 0).any() or (self.prior_mean != self.mean).any():
+        return self._on(grid, self.processes, self.steps)
+
+    def _on(self, grid: int | ArrayLike, processes: Processes, steps) -> Self:
+        plain = staircase(self.mean, self.t, self.breaks, self.steps, self.data.positive)
+        if (self.prior_slope != 0).any() or (self.prior_mean != plain).any():
             msg = "the prior mean is a trajectory on the present grid; call with_grid before it."
             raise ValueError(msg)
-        times = around_breaks(grid_around(self.t_observed, grid), self.breaks)
-        return self.of(self.data, self.processes.with_grid(times), self.sigma)
+        times = around_breaks(grid_around(self.t_observed, grid), processes.breaks)
+        return self.of(self.data, processes.with_grid(times), self.sigma, steps)
 
-    def with_breaks(self, times: ArrayLike) -> Self:
-        r"""Return a copy whose states are continuous, with slopes that may jump at some times.
+    def with_breaks(
+        self, times: ArrayLike, factor: ArrayLike = 1.0, amount: ArrayLike = 0.0
+    ) -> Self:
+        r"""Return a copy whose slopes may jump at some times, and whose states do as is known.
 
-        For inputs that jump: ``gp.with_breaks(ode.jumps)``.  From one break to the next the
+        For inputs that jump: ``gp.with_breaks(ode.jumps)``, and with doses
+        ``gp.with_breaks(ode.jumps, *ode.steps)``.  From one break to the next the
         kernels are what they were, and pieces say nothing of each other's slopes
         (:class:`~pymc_gradmatch.kernels.Broken`).  A break joins the grid, where it has the
         slope to its right, and so does a time shortly before it, for the slope to its left.
+        The prior mean jumps as states do, and what deviates from it is carried over.
 
         Parameters
         ----------
         times : array_like of float
             Those outside of the grid do not count.
+        factor, amount : array_like of float
+            At each of the times a state becomes ``factor * x + amount``, shape ``(break,
+            state)``, in the data's units; continuous if not given.
 
         Raises
         ------
@@ -354,14 +378,25 @@ class StateGP:
             If the prior mean is a trajectory, which is known on its own grid only.
         """
         times = as_numbers(times, "times of breaks").ravel()
-        inside = np.union1d(self.breaks, times[(times > self.t[0]) & (times < self.t[-1])])
-        if len(inside) == len(self.breaks):
+        shape = len(times), len(self.states)
+        given = [np.broadcast_to(as_numbers(one, "steps"), shape) for one in (factor, amount)]
+        jumping = ((given[0] != 1) | (given[1] != 0)).any(axis=1)
+        is_inside = (times > self.t[0]) & ((times < self.t[-1]) | (jumping & (times == self.t[-1])))
+        inside = np.union1d(self.breaks, times[is_inside])
+        steps = np.ones((len(inside), shape[1])), np.zeros((len(inside), shape[1]))
+        for step, before, after in zip(steps, self.steps, given, strict=True):
+            step[np.searchsorted(inside, self.breaks)] = before
+            step[np.searchsorted(inside, times[is_inside])] = after[is_inside]
+        if all(map(np.array_equal, steps, self.steps)):
             return self
         nearest = np.abs(self.t[:, None] - inside).argmin(axis=0)
         is_there = np.isclose(self.t[nearest], inside, rtol=ROUNDING, atol=0)
         inside = np.where(is_there, self.t[nearest], inside)
-        broken = self._with(processes=self.processes.with_breaks(read_only(inside)))
-        return broken.with_grid(self.t)
+        # The logarithm of a dosed state jumps by what it was before: nothing is carried over
+        # until a solution is the prior mean.
+        carried = np.where(self.data.positive & (steps[1] != 0) & (steps[0] != 0), np.nan, steps[0])
+        processes = self.processes.with_breaks(read_only(inside), carried)
+        return self._on(self.t, processes, steps)
 
     @property
     def breaks(self) -> NDArray[np.float64]:
@@ -389,7 +424,13 @@ class StateGP:
                     f"state) = {expected}, on the grid gp.t."
                 )
                 raise ValueError(msg)
-        return self._with(prior_mean=trajectories["x"], prior_slope=trajectories["slope"])
+        x = trajectories["x"]
+        factor, amount = self.steps
+        processes, dosed = self.processes, self.data.positive & (amount != 0) & (factor != 0)
+        if dosed.any():
+            left = 1 - amount / self.states_of(x[np.searchsorted(self.t, self.breaks)])
+            processes = processes.with_breaks(self.breaks, np.where(dosed, left, factor))
+        return self._with(prior_mean=x, prior_slope=trajectories["slope"], processes=processes)
 
     def with_covs(self, covs: Sequence[pm.gp.cov.BaseCovariance]) -> Self:
         """Return a copy with other kernels, one per state."""
@@ -531,17 +572,24 @@ class StateGP:
         )
 
     def __repr__(self) -> str:
-        lines = [
+        rows = zip(self.states, self._in_words().itertuples(index=False), strict=True)
+        lines = [f"  {state}: {row.kernel}, sigma {row.sigma}" for state, row in rows]
+        return "\n".join([self._headline(), *lines])
+
+    def _repr_html_(self) -> str:
+        return as_html(self._headline(), self._in_words())
+
+    def _headline(self) -> str:
+        return (
             f"StateGP: {len(self.states)} states, {len(self.t)} times on "
             f"[{self.t[0]:g}, {self.t[-1]:g}], nugget {self.nugget.max():g}"
-        ]
+        )
+
+    def _in_words(self) -> pd.DataFrame:
         random = isinstance(self.sigma, TensorVariable)
         sigmas = ["random"] * len(self.states) if random else [f"{s:.4g}" for s in self.sigma]
-        lines += [
-            f"  {state}: {describe(cov)}, sigma {sigma}"
-            for state, cov, sigma in zip(self.states, self.covs, sigmas, strict=True)
-        ]
-        return "\n".join(lines)
+        kernels = [describe(cov) for cov in self.covs]
+        return pd.DataFrame({"kernel": kernels, "sigma": sigmas}, index=[*self.states])
 
 
 def _is_at(x, times: NDArray[np.float64], others: NDArray[np.float64]) -> bool:

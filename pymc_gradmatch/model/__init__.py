@@ -15,7 +15,7 @@ from pymc_gradmatch.model.constraint import (
 )
 from pymc_gradmatch.model.likelihood import NoDerivativeError, where_impossible
 from pymc_gradmatch.model.refinement import of_model, recentre, refine
-from pymc_gradmatch.model.start import is_known_start, known_starts
+from pymc_gradmatch.model.start import is_known_start, known_starts, start_in
 
 __all__ = [
     "Constraint",
@@ -32,6 +32,7 @@ __all__ = [
     "preset_of",
     "recentre",
     "refine",
+    "start_in",
     "warn_of_other_data",
     "where_impossible",
 ]

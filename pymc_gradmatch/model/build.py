@@ -1,18 +1,22 @@
 """The four lines of Theorem 1, written by one call."""
 
+import logging
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 import pymc as pm
+import pytensor
 import pytensor.tensor as pt
 from numpy.typing import ArrayLike
 from pytensor.compile import SharedVariable
+from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
 from xarray import DataTree
 
-from pymc_gradmatch._pymc import at_support_points, starting_at
+from pymc_gradmatch._pymc import EVALUATE_ONCE, at_starts, at_support_points, starting_at
 from pymc_gradmatch.arguments import (
     as_numbers,
     in_order,
@@ -22,7 +26,6 @@ from pymc_gradmatch.arguments import (
     registered,
     yielding,
 )
-from pymc_gradmatch.compiling import EVALUATE_ONCE
 from pymc_gradmatch.gp import (
     CovFunction,
     Data,
@@ -35,6 +38,7 @@ from pymc_gradmatch.gp import (
     fits_states,
     levels_name,
     levels_of,
+    staircase,
     start_of,
     states_of,
     unfitted,
@@ -48,11 +52,13 @@ from pymc_gradmatch.model.constraint import (
     is_constraint,
 )
 from pymc_gradmatch.model.gauss_newton import scaled_by_solutions
-from pymc_gradmatch.model.likelihood import LikelihoodFunction, normal, rehearsed
+from pymc_gradmatch.model.likelihood import LikelihoodFunction, Written, normal, rehearsed
 from pymc_gradmatch.model.priors import parameters_of
 from pymc_gradmatch.model.refinement import recentre, refine
 from pymc_gradmatch.model.start import Start, add_start, is_known_start
 from pymc_gradmatch.ode import ODE, Input
+
+_log = logging.getLogger("pymc.gradmatch")  # heard and silenced where PyMC is
 
 
 class Settings(TypedDict, total=False):
@@ -108,7 +114,7 @@ class Preset:
     ) -> Prepared:
         """Choose grid, amplitude and prior mean."""
         gp = gp if self.grid is None else gp.with_grid(self.grid)
-        gp = gp.with_breaks(ode.jumps)
+        gp = gp.with_breaks(ode.jumps, *ode.steps)
         gp = gp if self.amplitude is None else gp.with_amplitude(self.amplitude)
         if not self.recentred:
             return Prepared(gp, self.gamma, {})
@@ -225,8 +231,10 @@ def build_model(
         Roughly the standard deviation of states that were not observed, or hardly.  If
         not given, those of the most probable solutions of the ODE from draws of the prior.
     inputs : mapping of str to Input or callable, optional
-        What the ODE's inputs are, see :meth:`ODE.with_inputs`.  Where one jumps, slopes of
-        the states may jump (:meth:`StateGP.with_breaks`); a state itself may not.  Kernels are
+        What the ODE's inputs are, see :meth:`ODE.with_inputs`, and what states are given at
+        once: ``{"gut": gm.Input([12, 24], [100.0, 100.0], kind="dose")}``.  Where one jumps,
+        slopes of the states may jump, and at doses states (:meth:`StateGP.with_breaks`).  An
+        observation at the time of a dose is of the state after it.  Kernels are
         fitted without breaks, so with jumps ``"refined"`` is the preset to take: its kernels
         are not those of the fit.
     start : mapping of str to float, TensorVariable or callable, optional
@@ -331,9 +339,11 @@ def build_model(
     check_states(ode, data.states)
     ode.check_times(data.t)
     _check_shared(y, data)
-    if likelihood is None:
-        _check_reached(ode, data)
     known = Start.of(ode, start)
+    told = None if likelihood is None else rehearsed(likelihood, ode, unfitted(data))
+    _check_doses(ode, data, known)
+    _check_reached(ode, data, told, known)
+    _warn_of_unused(ode, priors, told, known)
     sigma = chosen.sigma
     _check_sigma(sigma, len(ode.states))
     variables: dict[str, Any] = {**priors, name["sigma"]: sigma, name["gamma"]: chosen.gamma}
@@ -351,7 +361,7 @@ def build_model(
         name["start"]: bool(known.known),
         name["start_prior"]: bool(known.priors),
     }
-    ours = [name["x"], name["gradient_match"]] + [name["y"]] * (likelihood is None)
+    ours = [name["x"], name["gradient_match"], *([name["y"]] if told is None else told.names)]
     _check_room(model, [*to_come, *ours, *(n for n, is_added in optional.items() if is_added)])
     check_labels(model, ode, DIMS)
     rng = np.random.default_rng(random_seed)
@@ -359,10 +369,10 @@ def build_model(
         _check_given_gp(gp, data, settings)
     with model:
         if gp is None:
-            gp = chosen.fit(_scaled(ode, data, priors, likelihood, known, rng), rng)
+            scaled = _scaled(ode, data, priors, likelihood, known, rng)
+            gp = chosen.fit(_without_steps(scaled, ode), rng)
+            gp = StateGP.of(scaled, gp.processes, gp.sigma)
         known.check_data(gp)
-        if likelihood is not None:
-            _check_room(model, rehearsed(likelihood, ode, gp).names)
         gp, gamma, starts = chosen.prepare(ode, gp, priors, likelihood, known, rng, progressbar)
     started = {n: starting_at(priors[n], value) for n, value in starts.items() if n in to_come}
     priors, to_come = dict(priors) | started, to_come | started
@@ -384,6 +394,8 @@ def build_model(
     levels = start_of(gp)
     states = gp.states_of(levels)
     check_start(model, ode, states, priors, gp, [gamma, sigma], [*to_come.values()])
+    if told is not None:
+        _check_possible(told, model, [priors[n] for n in ode.params], gp.at_times(levels))
     if chosen.state_box is not None:
         _check_box(chosen.state_box, (levels - gp.mean) / gp.scale)
     unit = [np.float64(1)] * len(ode.params)
@@ -547,12 +559,40 @@ def _scaled(
     return scaled_by_solutions(ode.of_levels, gp, parameters, told, known, rng)
 
 
-def _check_reached(ode: ODE, data: Data):
-    """Raise if nothing is observed, or a hidden state has no effect on what is."""
-    reached = data.is_observed.any(axis=0)
-    if not reached.any():
-        msg = "y holds no observation at all (all NaN); expected some, or a likelihood."
+def _without_steps(data: Data, ode: ODE) -> Data:
+    """Return the data less what doses have added to each state so far."""
+    if np.isnan(data.scale).any() or not (ode.steps.amount != 0).any():
+        return data
+    jumped = staircase(data.mean, data.t, ode.jumps, ode.steps, data.positive)
+    return replace(data, y=states_of(data.levels - jumped + data.mean, data.positive))
+
+
+def _check_doses(ode: ODE, data: Data, known: Start):
+    """Raise if a dose falls on the first time, at which the state is said to start otherwise."""
+    first = ode.jumps == data.t[0]
+    dosed = (ode.steps.factor[first] != 1) | (ode.steps.amount[first] != 0)
+    told = [*known.known, *known.priors]
+    both = [n for n, one in zip(ode.states, dosed.any(axis=0), strict=True) if one and n in told]
+    if both:
+        msg = (
+            f"the states {both} are given a dose at t = {data.t[0]:g}, the first time, and a start "
+            "that holds at the same time, after the dose; expected one of them. Leave this dose "
+            "out, and put it into the start."
+        )
         raise ValueError(msg)
+
+
+def _check_reached(ode: ODE, data: Data, told: Written | None, known: Start):
+    """Raise if nothing is observed, or a state has no effect on what is, and an unknown start."""
+    if told is None:
+        reached = data.is_observed.any(axis=0)
+        if not reached.any():
+            msg = "y holds no observation at all (all NaN); expected some, or a likelihood."
+            raise ValueError(msg)
+        _tell_empty_times(data)
+    else:
+        reached = np.array([name in told.depends_on for name in ode.states])
+    reached = reached | np.isin(ode.states, [*known.known, *known.priors, *known.uses])
     for _ in ode.states:
         reached = reached | ode.enters[reached].any(axis=0)
     unreached = [
@@ -562,7 +602,53 @@ def _check_reached(ode: ODE, data: Data):
         msg = (
             f"the states {unreached} are neither observed, nor do they enter the equations of "
             "observed ones: data say nothing about them. Leave them out, and integrate them "
-            "afterwards, or observe them in a likelihood."
+            "afterwards, observe them in a likelihood, or say where they start: "
+            f"start={{{unreached[0]!r}: 0.0}}."
+        )
+        raise ValueError(msg)
+
+
+def _tell_empty_times(data: Data):
+    """Log times at which nothing was observed, but for the first, where x(t0) is."""
+    empty = data.t[1:][~data.is_observed[1:].any(axis=1)]
+    if len(empty):
+        _log.info(
+            "nothing was observed at t = %s: these times say nothing, and only join the grid.",
+            ", ".join(f"{time:g}" for time in empty[:5]) + ", ..." * (len(empty) > 5),
+        )
+
+
+def _warn_of_unused(ode: ODE, priors: Mapping, told: Written | None, known: Start):
+    """Warn of parameters that nothing depends on."""
+    used = [name for name, is_used in zip(ode.params, ode.used, strict=True) if is_used]
+    used += [*known.uses, *(() if told is None else told.depends_on)]
+    parents = [v for name in used if name in ode.params for v in priors[name].owner.inputs]
+    upstream = set(ancestors(parents))
+    unused = [n for n in ode.params if n not in used and priors[n] not in upstream]
+    if unused:
+        warnings.warn(
+            f"the parameters {unused} enter neither the derivatives, nor a start, nor a "
+            "likelihood: data say nothing about them, and their posterior is their prior. See "
+            "whether the right-hand side was meant to use them, or leave them out of params.",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def _check_possible(told: Written, model: pm.Model, priors: Sequence[TensorVariable], levels):
+    """Raise if the likelihood is zero where samplers start."""
+    upstream = set(ancestors(priors))
+    to_come = [prior for prior in priors if is_distribution(prior)]
+    free = [rv for rv in dict.fromkeys([*model.free_RVs, *to_come]) if rv in upstream]
+    there = at_starts([*priors, pt.as_tensor(levels)], free, model.rvs_to_initial_values)
+    *theta, levels = pytensor.function([], there, mode=EVALUATE_ONCE)()
+    zero = told.impossible(np.array(theta), levels)
+    if zero:
+        msg = (
+            f"the likelihood is zero at {zero}, where sampling starts (states at the Gaussian "
+            "process' posterior mean, parameters at their support point). Check the data and the "
+            "likelihood, start elsewhere with `initval`, or take preset 'refined', which starts "
+            "from solutions of the ODE."
         )
         raise ValueError(msg)
 

@@ -14,6 +14,7 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorConstant, TensorVariable
 
 from pymc_gradmatch._pymc import (
+    EVALUATE_ONCE,
     at_starts,
     check_parameters,
     label_dim,
@@ -22,7 +23,6 @@ from pymc_gradmatch._pymc import (
     rv_size_is_none,
 )
 from pymc_gradmatch.arguments import DRAWS, as_numbers, refuse_reserved
-from pymc_gradmatch.compiling import EVALUATE_ONCE
 from pymc_gradmatch.gp import StateGP, fits_states
 from pymc_gradmatch.numerics import (
     Basis,
@@ -92,8 +92,9 @@ def check_positive(ode: ODE, gp: StateGP):
 
 
 def check_breaks(ode: ODE, gp: StateGP):
-    """Raise if an input jumps where the Gaussian process is asked to be smooth."""
-    inside = ode.jumps[(ode.jumps > gp.t[0]) & (ode.jumps < gp.t[-1])]
+    """Raise if an input or a state jumps where the Gaussian process is asked to be smooth."""
+    is_inside = (ode.jumps > gp.t[0]) & (ode.jumps < gp.t[-1])
+    inside = ode.jumps[is_inside]
     smooth = [
         f"{time:g}" for time in inside if not np.isclose(time, gp.breaks, rtol=1e-12, atol=0).any()
     ]
@@ -102,6 +103,16 @@ def check_breaks(ode: ODE, gp: StateGP):
             f"inputs of the ODE jump at t = {', '.join(smooth)}, where the states have a kink and "
             "the Gaussian process is smooth; expected gp = gp.with_breaks(ode.jumps), after "
             "with_grid if it has a finer grid."
+        )
+        raise ValueError(msg)
+    there = np.abs(gp.breaks[:, None] - inside).argmin(axis=0) if len(inside) else []
+    if not all(
+        np.array_equal(one[is_inside], other[there])
+        for one, other in zip(ode.steps, gp.steps, strict=True)
+    ):
+        msg = (
+            "states of the ODE jump by doses of which the Gaussian process does not know; expected "
+            "gp = gp.with_breaks(ode.jumps, *ode.steps)."
         )
         raise ValueError(msg)
 
@@ -370,7 +381,8 @@ class GradientMatchingODE(pm.Continuous):
 
     Notes
     -----
-    Where an input of the ODE jumps, the states have a kink: ``gp.with_breaks(ode.jumps)``.
+    Where an input of the ODE jumps, the states have a kink: ``gp.with_breaks(ode.jumps)``; with
+    doses ``gp.with_breaks(ode.jumps, *ode.steps)``.
     In a model, ``observed`` is zero and ``dims`` are those of x by default.
     The labels of their state dim must be ``ode.states``, and become so where
     there are none.  Posterior predictive draws of the variable are replicated

@@ -289,17 +289,20 @@ class Theorem1:
         return (float(value), gradient) if finite else (np.inf, np.zeros_like(gradient))
 
     def hessian(self, point) -> NDArray:
-        """Return the Hessian without the second derivatives of f.
+        """Return the Hessian without the second derivatives of f; of one where it is not finite.
 
-        The ODE's blocks of two states are products of entries, not of matrices: what
-        happens at one time depends on the states of that time alone.
+        SciPy asks for it before it turns down a point at which the value is infinite.
         """
+        with np.errstate(all="ignore"):
+            hessian = self._hessian(point)
+        return hessian if np.isfinite(hessian).all() else np.eye(len(hessian))
+
+    def _hessian(self, point) -> NDArray:
+        # The ODE's blocks of two states are products of entries, not of matrices: what happens
+        # at one time depends on the states of that time alone.
         n_params, (n_states, n_times) = self.n_params, self.shape[::-1]
         _, by_u, by_x = self._linearised(point)
         n = n_params + n_states * n_times
-        if not (np.isfinite(by_u).all() and np.isfinite(by_x).all()):
-            # SciPy asks for it before it turns down a point at which the value is infinite.
-            return np.eye(n)
         states = np.zeros((n_states, n_times, n_states, n_times))
         mixed = -np.einsum("ktp,kts->pks", by_u, self.slope)
         for m in range(n_states):
@@ -356,12 +359,13 @@ class Theorem1:
             value, gradient = self.value(whole(part))
             return value, gradient[free]
 
-        fit: Any = minimize(
-            value,
-            point[free],
-            jac=True,
-            hess=lambda part: self.hessian(whole(part))[both],
-            method="trust-exact",
-            options={"gtol": 1e-3, "maxiter": 100},
-        )
+        with np.errstate(over="ignore"):  # the length of a gradient of 1e200
+            fit: Any = minimize(
+                value,
+                point[free],
+                jac=True,
+                hess=lambda part: self.hessian(whole(part))[both],
+                method="trust-exact",
+                options={"gtol": 1e-3, "maxiter": 100},
+            )
         return whole(fit.x)

@@ -14,17 +14,35 @@ import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 from numpy.typing import NDArray
+from pytensor.compile import SharedVariable
 from pytensor.gradient import NullTypeGradError, jacobian
+from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
 from scipy.optimize import minimize
 
-from pymc_gradmatch._pymc import at_starts, impossible_outside, random_ancestors, without_starts
-from pymc_gradmatch.compiling import EVALUATE_ONCE
+from pymc_gradmatch._pymc import (
+    EVALUATE_ONCE,
+    at_starts,
+    impossible_outside,
+    random_ancestors,
+    without_starts,
+)
+from pymc_gradmatch.arguments import as_numbers
 from pymc_gradmatch.gp import StateGP
 from pymc_gradmatch.ode import ODE
 
+COUNTS = tuple(
+    type(distribution.rv_op)
+    for distribution in (
+        pm.Poisson,
+        pm.NegativeBinomial,
+        pm.Binomial,
+        pm.BetaBinomial,
+        pm.Geometric,
+    )
+)
 UNSEEN = 0.1  # sigma of a state that nothing is known of, in standard deviations
 
 type LikelihoodFunction = Callable[[Any, Any], Any]
@@ -152,8 +170,12 @@ class Written(Likelihood):
         The log densities of single observations, by name of what is observed.
     natural : mapping of str to TensorVariable
         The others themselves, as graphs of their unconstrained values.
+    observed : mapping of str to array
+        What is observed, by these names.
     names : sequence of str
         All that it would add to a model.
+    depends_on : collection of str
+        Names of the states and parameters that enter it.
     """
 
     def __init__(
@@ -167,12 +189,15 @@ class Written(Likelihood):
         others: Mapping[TensorVariable, NDArray] | None = None,
         terms: Mapping[str, TensorVariable] | None = None,
         natural: Mapping[str, TensorVariable] | None = None,
+        observed: Mapping[str, NDArray] | None = None,
         names: Sequence[str] = (),
+        depends_on: Collection[str] = (),
     ):
         n_times, n_states = gp.prior_mean.shape
         others = others or {}
         self.rows = np.arange(n_times) if rows is None else rows
-        self.gp, self.sigma, self.names = gp, gp.sigma, names
+        self.gp, self.sigma, self.names, self.depends_on = gp, gp.sigma, names, depends_on
+        self._observed = observed or {}
         self._shapes = {value.name: np.shape(start) for value, start in others.items()}
         self.others = np.concatenate([np.zeros(0), *(np.ravel(start) for start in others.values())])
         self._z = pt.vector("z", shape=(len(theta) + len(self.rows) * n_states,), dtype="float64")
@@ -191,9 +216,11 @@ class Written(Likelihood):
             zip(natural or {}, clone_replace([*(natural or {}).values()], replaced), strict=True)
         )
         [self._graph] = clone_replace([impossible_outside(log_density)], replaced)
-        self._evaluate, self._hessian, self._settle = self._compiled()
 
+    @cached_property
     def _compiled(self) -> tuple[Callable, Callable, Callable]:
+        """The density with its gradient, its Hessian, and the same gradient by the others."""
+
         def gradient(wrt):
             return cast(
                 "TensorVariable", pytensor.grad(self._graph, wrt, disconnected_inputs="ignore")
@@ -221,7 +248,7 @@ class Written(Likelihood):
     def __call__(self, theta, x):
         """Evaluate it, others where they are."""
         with np.errstate(all="ignore"):
-            value, gradient = self._evaluate(self._flat(theta, x), self.others)
+            value, gradient = self._compiled[0](self._flat(theta, x), self.others)
         by_states = np.zeros(self.gp.prior_mean.shape)
         by_states[self.rows] = gradient[len(theta) :].reshape(x.shape[1], -1).T
         return Told(float(value), gradient[: len(theta)], by_states)
@@ -229,7 +256,7 @@ class Written(Likelihood):
     def curvature(self, theta, x):
         """Return it, also between times."""
         with np.errstate(all="ignore"):
-            hessian = np.nan_to_num(self._hessian(self._flat(theta, x), self.others))
+            hessian = np.nan_to_num(self._compiled[1](self._flat(theta, x), self.others))
         variances, axes = np.linalg.eigh(-(hessian + hessian.T) / 2)
         return (axes * np.maximum(variances, 0)) @ axes.T
 
@@ -248,9 +275,11 @@ class Written(Likelihood):
         return settled
 
     def _most_probable(self, z) -> NDArray[np.float64]:
+        *_, settle = self._compiled
+
         def objective(v):
             with np.errstate(all="ignore"):
-                value, gradient = self._settle(z, v)
+                value, gradient = settle(z, v)
             if not (np.isfinite(value) and np.isfinite(gradient).all()):
                 return np.inf, np.zeros_like(v)
             return -float(value), -gradient
@@ -277,18 +306,33 @@ class Written(Likelihood):
         """Say which observation has density zero."""
         with np.errstate(all="ignore"):
             densities = self._pointwise(self._flat(theta, x), self.others)
-        return where_impossible(dict(zip(self._terms, densities, strict=True)))
+        return where_impossible(dict(zip(self._terms, densities, strict=True)), self._observed)
 
 
-def where_impossible(log_densities: Mapping[str, NDArray]) -> str:
-    """Say which entry of which observed variable has density zero, the first of each."""
+def where_impossible(
+    log_densities: Mapping[str, NDArray], observed: Mapping[str, NDArray] | None = None
+) -> str:
+    """Say which entry of which observed variable has density zero, the first of each, and why.
+
+    Parameters
+    ----------
+    log_densities : mapping of str to array
+        Of every observed variable by name, entry by entry.
+    observed : mapping of str to array, optional
+        What was observed of it.
+    """
     places = []
     for name, values in log_densities.items():
         outside = np.argwhere(~np.isfinite(values))
-        if len(outside):
-            index = ", ".join(map(str, outside[0].tolist()))
-            more = f" and {len(outside) - 1} more" if len(outside) > 1 else ""
-            places.append(f"{name}[{index}]{more}" if index else name)
+        if not len(outside):
+            continue
+        index = ", ".join(map(str, outside[0].tolist()))
+        place = f"{name}[{index}]" if index else name
+        there = None if observed is None else observed.get(name)
+        if there is not None and there.shape == np.shape(values):
+            place += f" = {there[tuple(outside[0])]:g}"
+        more = f" and {len(outside) - 1} more" if len(outside) > 1 else ""
+        places.append(f"{place}{more}")
     return ", ".join(places)
 
 
@@ -296,6 +340,47 @@ def _like_the_others(sigma, unknown, scale) -> NDArray[np.float64]:
     """Give states of which nothing is known the median noise of the others, relative to scale."""
     known = (sigma / scale)[~unknown]
     return np.where(unknown, scale * (np.median(known) if len(known) else UNSEEN), sigma)
+
+
+class _Rehearsal(pm.Model):
+    """A model that looks at what is observed before PyMC rounds it, or imputes it."""
+
+    def register_rv(self, rv_var, name, *args, observed=None, **settings):
+        _check_observed(rv_var, name, observed)
+        return super().register_rv(rv_var, name, *args, observed=observed, **settings)
+
+
+def _check_observed(rv: TensorVariable, name: str, observed: Any):
+    """Raise if something is missing in what is observed, or if counts are none."""
+    given = observed.get_value() if isinstance(observed, SharedVariable) else observed
+    if given is None or isinstance(given, Variable):
+        return
+    given = np.ma.filled(given.astype(float), np.nan) if np.ma.isMA(given) else given
+    values = as_numbers(given, f"what {name!r} observes")
+    if np.isnan(values).any():
+        msg = (
+            f"what {name!r} observes is missing (NaN) at {_first(np.isnan(values))}; expected "
+            "observations alone, since nothing is imputed: seen = ~np.isnan(y), and then "
+            "x.prey[seen] and observed=y[seen]."
+        )
+        raise ValueError(msg)
+    broken = {"not a whole number": values != np.floor(values)}
+    if any(isinstance(v.owner.op, COUNTS) for v in ancestors([rv]) if v.owner):
+        broken |= {"negative": values < 0}
+    for what, is_broken in broken.items():
+        if np.issubdtype(rv.dtype, np.integer) and is_broken.any():
+            place = _first(is_broken)
+            msg = (
+                f"{name}[{place}] is {values[is_broken][0]:g}, {what}; expected counts, since "
+                f"{name!r} has a discrete distribution. Give it the numbers that were counted "
+                "(with a scale factor around the state, not around the data), or take a continuous "
+                "distribution such as pm.LogNormal."
+            )
+            raise ValueError(msg)
+
+
+def _first(mask: NDArray[np.bool_]) -> str:
+    return ", ".join(map(str, np.argwhere(mask)[0].tolist()))
 
 
 def rehearsed(function: LikelihoodFunction, ode: ODE, gp: StateGP) -> Written:
@@ -306,15 +391,16 @@ def rehearsed(function: LikelihoodFunction, ode: ODE, gp: StateGP) -> Written:
     Raises
     ------
     ValueError
-        If nothing is observed, or a random variable in it is discrete.
+        If nothing is observed, if counts are none, or if a random variable in it is discrete.
     """
     outer = pm.Model.get_context(error_if_none=False)
     coords = {} if outer is None else dict(outer.coords)
-    scratch = pm.Model(model=None, coords=coords | coords_of(gp, ode))
+    scratch = _Rehearsal(model=None, coords=coords | coords_of(gp, ode))
     theta = [pt.scalar(name, dtype="float64") for name in ode.params]
     x = pt.matrix("x", shape=(len(gp.t_observed), len(ode.states)), dtype="float64")
+    states, parameters = ode.by_name(x, theta)
     with scratch:
-        function(*ode.by_name(x, theta))
+        function(states, parameters)
     if not (scratch.observed_RVs or scratch.potentials):
         msg = (
             "the likelihood observes nothing; expected lines such as "
@@ -328,6 +414,8 @@ def rehearsed(function: LikelihoodFunction, ode: ODE, gp: StateGP) -> Written:
     start = scratch.initial_point()
     others = {value: start[value.name] for value in scratch.value_vars}
     weighed = [*scratch.observed_RVs, *scratch.potentials]
+    upstream = set(ancestors(weighed))
+    named = [*zip(ode.states, states, strict=True), *zip(ode.params, parameters, strict=True)]
     names = [rv.name for rv in weighed]
     single = scratch.logp(vars=weighed, sum=False)
     graphs = [scratch.logp(), *single]
@@ -340,7 +428,12 @@ def rehearsed(function: LikelihoodFunction, ode: ODE, gp: StateGP) -> Written:
         graphs[0], x, theta, gp=gp, rows=gp.observed, others=others,
         terms=dict(zip(names, graphs[1:], strict=True)),
         natural={rv.name: v for rv, v in zip(scratch.free_RVs, natural, strict=True)},
+        observed={
+            rv.name: scratch.rvs_to_values[rv].eval(mode=EVALUATE_ONCE)
+            for rv in scratch.observed_RVs
+        },
         names=list(scratch.named_vars),
+        depends_on=[name for name, variable in named if variable in upstream],
     )  # fmt: skip
 
 

@@ -13,9 +13,8 @@ from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch._pymc import at_starts, compile_starts, random_ancestors
+from pymc_gradmatch._pymc import as_written, at_starts, compile_starts, random_ancestors
 from pymc_gradmatch.arguments import is_distribution, is_registered, join
-from pymc_gradmatch.compiling import as_written
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ def parameters_of(priors: Mapping[str, TensorVariable], names: Sequence[str]) ->
     u = pt.vector("u", dtype="float64", shape=(len(names),))
     graphs: list[Any] = [model.logp(), *model.replace_rvs_by_values([model[n] for n in names])]
     log_prior, *theta = clone_replace(graphs, {v: u[i] for i, v in enumerate(values)})
-    gradient = cast("TensorVariable", pytensor.grad(log_prior, u))
+    gradient = _gradient(log_prior, u)
     curvature = _gradient(gradient.sum(), u)  # independent: the Hessian is diagonal
     natural = pt.stack(theta)
 

@@ -7,18 +7,22 @@ study behind it.
 1. *Grid*: four steps from one observation to the next (more for short series,
    fewer for long ones).
 2. *Time* is counted in observations: people observe where things change.  Where values
-   are missing, each state counts its own, and time is the mean of these counts.
+   are missing, each state counts its own, and time is the mean of these counts.  A long gap
+   in which the solution moves on counts as many as its way there is longer than elsewhere.
 3. A wide Gaussian process finds the solution: Matern52 with a lengthscale of
    four observations and an amplitude of ten standard deviations of the data,
    re-centred until theta settles.
 4. A narrow one describes the distance from it: ExpQuad with a lengthscale of
    two grid steps and an amplitude of 30 sigma, so that A, the tolerance that
    the Gaussian process itself has, follows the noise.  Re-centred again.
+   Of a noisy state that others see by the ODE much better than its own data do
+   (:func:`seen_by_all`), it is 120 of the noise with which all see it, if that is less.
    Where the likelihood is not the data's, sigma is that of a normal observation which would
    say as much; a state of which nothing is said takes the median of the others.
 5. gamma is a millionth of the prior variance of the slopes.
 
-Where an input jumps the Gaussian process is broken (:meth:`StateGP.with_breaks`).
+Where an input jumps, or a state by a dose, the Gaussian process is broken
+(:meth:`StateGP.with_breaks`).
 """
 
 import warnings
@@ -33,6 +37,7 @@ import pytensor.tensor as pt
 from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor import TensorVariable
 from scipy.interpolate import PchipInterpolator
+from scipy.linalg import expm
 
 from pymc_gradmatch.arguments import in_order
 from pymc_gradmatch.gp import StateGP, as_positive
@@ -47,7 +52,7 @@ from pymc_gradmatch.model.likelihood import (
     rehearsed,
 )
 from pymc_gradmatch.model.priors import Parameters, parameters_of
-from pymc_gradmatch.model.start import Start
+from pymc_gradmatch.model.start import Start, known_starts, start_in
 from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.reporting import reporting
 
@@ -145,14 +150,13 @@ def recentre(
     gammas = as_positive(gamma, len(gp.states), "gamma")
     parameters = parameters_of(priors, ode.params)
     rng = np.random.default_rng(random_seed)
-    known = Start.of(ode, start)
+    told, known = _told(likelihood, start, ode, gp)
     x = known.possible(gp.posterior_mean())
     with reporting(SEARCHING, enabled=progressbar) as say:
-        told = _told(likelihood, ode, gp) or normal(gp, len(known.places))
         levels = ode.of_levels
         found = climb_from_prior(levels, gp, parameters, gammas, x, rng, told, known)
         gp, matched, moves, _ = follow(
-            levels, gp, parameters, found, lambda gp: (gp, gammas), told, known=known, say=say
+            levels, gp, parameters, found, lambda gp, *_: (gp, gammas), told, known=known, say=say
         )
     return Recentred(gp, parameters.by_name(matched.u), moves)
 
@@ -162,14 +166,18 @@ def follow(
     gp: StateGP,
     parameters: Parameters,
     matched: Matched,
-    settings: Callable[[StateGP], tuple[StateGP, NDArray[np.float64]]],
+    settings: Callable[..., tuple[StateGP, NDArray[np.float64]]],
     likelihood: Likelihood,
     *,
     known: Start,
     say: Callable[[str], None],
     rounds: int = ROUNDS,
 ) -> tuple[StateGP, Matched, list[float], Likelihood]:
-    """Re-centre until theta settles; ``settings`` gives each round its kernel and its gamma."""
+    """Re-centre until theta settles.
+
+    ``settings``, a function of Gaussian processes around a solution, its parameters and the
+    likelihood, gives each round its kernel and its gamma.
+    """
     moves: list[float] = []
     for number in range(rounds):
         last = f", the last moved theta by {moves[-1]:.1g} sd" if moves else ""
@@ -178,8 +186,8 @@ def follow(
         if found is None:
             break
         centred, likelihood = found
-        gp, gamma = settings(centred)
         before = matched.u
+        gp, gamma = settings(centred, parameters.natural(before)[0], likelihood)
         matched = climb(ode, gp, parameters, gamma, (before, gp.prior_mean), likelihood, known)
         moves.append(float(np.max(np.abs(matched.u - before) / matched.sd)))
         if moves[-1] < SETTLED:
@@ -187,8 +195,8 @@ def follow(
     return gp, matched, moves, likelihood
 
 
-def of_model(model: pm.Model, ode: ODE, gp: StateGP) -> Written:
-    """Return what a model observes, and weighs, beside its constraints, as a likelihood.
+def of_model(model: pm.Model, ode: ODE, gp: StateGP) -> tuple[Written, Start]:
+    """Return what a model observes, and weighs, beside its constraints, and what starts it knows.
 
     Parameters
     ----------
@@ -209,16 +217,20 @@ def of_model(model: pm.Model, ode: ODE, gp: StateGP) -> Written:
         raise ValueError(msg)
     constraint = fitting[0]
     [states] = [name for name, v in model.named_vars.items() if v is constraint.x]
-    return of_graph(
-        model, states, ode.params, grid=constraint.gp.t, gp=gp, without=[one.name for one in known]
-    )
+    beside = [one.name for one in known] + [one.name for one in known_starts(model)]
+    told = of_graph(model, states, ode.params, grid=constraint.gp.t, gp=gp, without=beside)
+    return told, start_in(model, ode, constraint.x)
 
 
-def _told(given: LikelihoodFunction | pm.Model | None, ode: ODE, gp: StateGP) -> Likelihood | None:
-    """Return a likelihood on the grid of gp, None for that of its data."""
+def _told(
+    given: LikelihoodFunction | pm.Model | None, start, ode: ODE, gp: StateGP
+) -> tuple[Likelihood, Start]:
+    """Return a likelihood on the grid of gp, and what is known of x(t0)."""
     if isinstance(given, pm.Model):
-        return of_model(given, ode, gp)
-    return None if given is None else rehearsed(given, ode, gp)
+        told, known = of_model(given, ode, gp)
+        return told, known if start is None else Start.of(ode, start)
+    known = Start.of(ode, start)
+    return (rehearsed(given, ode, gp) if given else normal(gp, len(known.places))), known
 
 
 def _advice(ode: ODE, gp: StateGP, start: NDArray[np.float64]) -> str:
@@ -250,6 +262,54 @@ def distance_from_solution(
     solution = _solution(ode, gp, parameters, matched, known)
     with np.errstate(over="ignore"):
         return np.sqrt(np.square((matched.x - solution) / gp.sigma).mean(axis=0))
+
+
+def seen_by_all(
+    ode: ODE, gp: StateGP, theta: NDArray[np.float64], likelihood: Likelihood
+) -> NDArray[np.float64]:
+    r"""Return the noise with which all data see each state by the ODE, shape ``(state,)``.
+
+    .. math::
+
+        \sigma_k^{-2} = \frac{\sum_s \sum_i \sum_{t \ge s} \Phi_{ik}(t, s)^2 / \sigma_i^2}
+                            {\sum_s \sum_{t \ge s} \Phi_{kk}(t, s)^2}
+
+    with the flow :math:`\Phi(t, s) = \partial x(t) / \partial x(s)` along the prior mean, times
+    t of observations, and any times s.  That is sigma, where one state alone sees itself.
+
+    Parameters
+    ----------
+    ode : ODE
+        The right-hand side.
+    gp : StateGP
+        Around a solution.
+    theta : array of float
+        Its parameters.
+    likelihood : Likelihood
+        Its curvature counts as precision, state by state.
+    """
+    n_times, n_states = gp.prior_mean.shape
+    _, by_state, _ = ode.linearised(gp.t, gp.prior_mean, theta)
+    told = np.diagonal(likelihood.curvature(theta, gp.prior_mean))[len(theta) :]
+    precision, is_seen = np.zeros((n_times, n_states)), np.zeros(n_times)
+    precision[likelihood.rows] = told.reshape(n_states, -1).T
+    is_seen[likelihood.rows] = 1
+    # What a later time says of each state at a time, by all and by itself, backwards in time.
+    places = np.arange(n_states)
+    of_each = np.eye(n_states)[:, :, None] * np.eye(n_states)[:, None, :]
+    by_all, by_itself = np.zeros((n_states,) * 2), np.zeros((n_states,) * 3)
+    from_all, from_itself = np.zeros(n_states), np.zeros(n_states)
+    with np.errstate(all="ignore"):
+        flow = expm(np.diff(gp.t)[:, None, None] * np.nan_to_num(by_state[:-1]))
+        for s in reversed(range(n_times)):
+            if s < n_times - 1:
+                by_all = flow[s].T @ by_all @ flow[s]
+                by_itself = flow[s].T @ by_itself @ flow[s]
+            by_all = by_all + np.diag(precision[s])
+            by_itself = by_itself + is_seen[s] * of_each
+            from_all += np.diagonal(by_all)
+            from_itself += by_itself[places, places, places]
+        return np.sqrt(from_itself / from_all)
 
 
 def _solution(
@@ -302,14 +362,20 @@ class RefinedSettings(NamedTuple):
     """In standard deviations of the data."""
     narrow_lengthscale: float = 2.0
     """In grid steps."""
+    long_gap: float = 3.0
+    """Mean ways of the solution in other gaps, from which on much happens in a long one."""
     narrow_amplitude: float = 30.0
     """In sigma."""
+    others: float = 4.0
+    """How many times less than sigma the noise is with which all states see one, before that
+    counts in place of sigma."""
     tolerance: float = 1e-6
     """gamma, relative to the prior variance of the slopes."""
 
 
 REFINED = RefinedSettings()
 NUGGET = 1e-9  # of the kernel's variance
+FINELY = 32  # points in a gap, to measure a solution's way
 FAR = 0.3  # sigma, between matched states and solution; docs/accuracy.md's cases stay below 0.12
 
 
@@ -354,7 +420,8 @@ def refine(
         As for :func:`~pymc_gradmatch.build_model`.
     likelihood : callable or pymc.Model, optional
         As for :func:`~pymc_gradmatch.build_model`, in place of the normal likelihood of
-        the data; or a model that has been written already, with all that it observes.
+        the data; or a model that has been written already, with all that it observes and
+        the starts that it knows.
     start : mapping of str, optional
         As for :func:`~pymc_gradmatch.build_model`.
     grid : int or array_like of float, optional
@@ -401,39 +468,43 @@ def refine(
     check_positive(ode, gp)
     in_order(priors, ode.params, "priors are")
     parameters = parameters_of(priors, ode.params)
-    times, counts, states = gp.t_observed, gp.data.counted, range(len(gp.states))
-    n_gaps = counts[-1] - counts[0]
-    steps = _steps_per_gap(settings, n_gaps)
-    clock = _clock(times, counts)
-    wide = _counted(pm.gp.cov.Matern52, settings.wide_lengthscale, *clock)
-    divided = _divided(times, counts, steps) if grid is None else grid
-    smooth = gp.with_covs([wide for _ in states]).with_grid(divided)
-    on_grid = smooth.with_breaks(ode.jumps)
-    step = 1 / steps if grid is None else n_gaps / (len(smooth.t) - 1)
-    narrow = _counted(pm.gp.cov.ExpQuad, settings.narrow_lengthscale * step, *clock)
-    unit = on_grid.with_covs([narrow for _ in states])
+    counts = gp.data.counted
+    searching, unit = _laid_out(gp, ode, settings, counts, grid)
 
     def gamma_of(gp: StateGP) -> NDArray[np.float64]:
         return settings.tolerance * gp.slope_variance()
 
-    def narrowed(gp: StateGP) -> tuple[StateGP, NDArray[np.float64]]:
+    def narrowed(
+        gp: StateGP, theta: NDArray[np.float64], told: Likelihood
+    ) -> tuple[StateGP, NDArray[np.float64]]:
         around = unit.with_sigma(gp.sigma).with_mean(gp.prior_mean, gp.prior_slope)
-        around = _scaled(around, settings.narrow_amplitude * gp.sigma / gp.scale)
+        noise = np.fmin(gp.sigma, settings.others * seen_by_all(ode.of_levels, gp, theta, told))
+        around = _scaled(around, settings.narrow_amplitude * noise / gp.scale)
         return around, gamma_of(around)
 
-    searching = _scaled(on_grid, settings.wide_amplitude)
-    gamma = gamma_of(searching)
-    known = Start.of(ode, start)
+    def searched(searching: StateGP, found: Matched, told: Likelihood):
+        return follow(
+            levels, searching, parameters, found, lambda gp, *_: (gp, gamma_of(searching)), told,
+            known=known, say=say,
+        )  # fmt: skip
+
+    told, known = _told(likelihood, start, ode, searching)
     smoothed = known.possible(searching.posterior_mean())
     rng = np.random.default_rng(random_seed)
     with reporting(SEARCHING, enabled=progressbar) as say:
-        told = _told(likelihood, ode, searching) or normal(searching, len(known.places))
         levels = ode.of_levels
-        found = climb_from_prior(levels, searching, parameters, gamma, smoothed, rng, told, known)
-        centred, found, moves, told = follow(
-            levels, searching, parameters, found, lambda gp: (gp, gamma), told, known=known,
-            say=say,
-        )  # fmt: skip
+        found = climb_from_prior(
+            levels, searching, parameters, gamma_of(searching), smoothed, rng, told, known
+        )
+        centred, found, moves, told = searched(searching, found, told)
+        stretched = _stretched(levels, centred, parameters, found, counts, settings.long_gap)
+        if grid is None and not np.array_equal(stretched, counts):
+            say("dividing the gaps in which the solution moves on")
+            searching, unit = _laid_out(gp, ode, settings, stretched, None)
+            told, known = _told(likelihood, start, ode, searching)
+            there = _solution(levels, searching, parameters, found, known)
+            centred, found, more, told = searched(searching, found._replace(x=there), told)
+            moves += more
         centred, found, more, told = follow(
             levels, centred, parameters, found, narrowed, told, known=known, say=say
         )
@@ -460,6 +531,55 @@ def _warn_if_apart(distance: NDArray[np.float64], ode: ODE, theta: Mapping[str, 
             UserWarning,
             stacklevel=3,
         )
+
+
+def _laid_out(
+    gp: StateGP, ode: ODE, settings: RefinedSettings, counts: NDArray, grid: int | ArrayLike | None
+) -> tuple[StateGP, StateGP]:
+    """Return the wide processes on the rule's grid, and narrow ones of unit amplitude."""
+    times, states = gp.t_observed, range(len(gp.states))
+    n_gaps = counts[-1] - counts[0]
+    steps = _steps_per_gap(settings, n_gaps)
+    clock = _clock(times, counts)
+    wide = _counted(pm.gp.cov.Matern52, settings.wide_lengthscale, *clock)
+    divided = _divided(times, counts, steps) if grid is None else grid
+    smooth = gp.with_covs([wide for _ in states]).with_grid(divided)
+    on_grid = smooth.with_breaks(ode.jumps, *ode.steps)
+    step = 1 / steps if grid is None else n_gaps / (len(smooth.t) - 1)
+    narrow = _counted(pm.gp.cov.ExpQuad, settings.narrow_lengthscale * step, *clock)
+    searching = _scaled(on_grid, settings.wide_amplitude)
+    return searching, on_grid.with_covs([narrow for _ in states])
+
+
+def _stretched(
+    ode: ODE, gp: StateGP, parameters: Parameters, matched: Matched, counts: NDArray, long: float
+) -> NDArray:
+    """Return the counts of the observations' times, more for long gaps with much in them.
+
+    Parameters
+    ----------
+    ode, gp, parameters, matched
+        Where a solution was found: the prior mean of gp, with these parameters.
+    counts : array of float
+        Of each time of the observations.
+    long : float
+        Mean ways of the solution in the others, from which on much happens in a long gap.
+    """
+    times, is_long = gp.t_observed, gp.data.is_long_gap
+    if not is_long.any():
+        return counts
+    theta, _ = parameters.natural(matched.u)
+    fine = np.linspace(times[:-1], times[1:], FINELY, endpoint=False, axis=1).ravel()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        solution = ode.solve(np.append(fine, times[-1]), gp.prior_mean[0], theta) / gp.scale
+    if not np.isfinite(solution).all():
+        return counts
+    way = np.linalg.norm(np.diff(solution, axis=0), axis=1).reshape(-1, FINELY).sum(axis=1)
+    times_longer = way / way[~is_long].mean()
+    counted = np.diff(counts)
+    stretched = np.where(is_long & (times_longer > long), counted * times_longer, counted)
+    return np.append(counts[0], counts[0] + np.cumsum(stretched))
 
 
 def _steps_per_gap(settings: RefinedSettings, n_gaps: float) -> int:

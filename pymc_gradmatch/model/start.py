@@ -1,6 +1,7 @@
 """Where states start: x(t0) as numbers, with priors, or as functions of parameters."""
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,19 +13,26 @@ import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 from numpy.typing import NDArray
-from pytensor.graph.replace import graph_replace
+from pytensor.graph.replace import clone_replace, graph_replace
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch._pymc import at_support_points, normalize_size_param, rv_size_is_none
-from pymc_gradmatch.arguments import is_distribution
-from pymc_gradmatch.compiling import EVALUATE_ONCE
+from pymc_gradmatch._pymc import (
+    EVALUATE_ONCE,
+    at_starts,
+    at_support_points,
+    normalize_size_param,
+    random_ancestors,
+    rv_size_is_none,
+)
+from pymc_gradmatch.arguments import is_distribution, is_registered
 from pymc_gradmatch.gp import StateGP, levels_of, states_of
 from pymc_gradmatch.ode import ODE, named
 
 NARROW = 0.01  # sigma
 NARROW_SCALE = 1e-3  # of what the data vary by, where sigma is random
 GROSS = 5.0  # standard deviations of the data
+FAR, FAR_APART = 10.0, 0.25  # sigma, and standard deviations of the data
 EXAMPLE = '{"prey": 30.0, "predator": pm.LogNormal.dist(1, 1)}'
 
 
@@ -86,7 +94,8 @@ class Start:
             raise ValueError(msg)
         known, priors, numbers = {}, {}, {}
         for name, value in given.items():
-            if is_distribution(value):
+            if is_distribution(value) or isinstance(value, TensorVariable):
+                _check_is_dist(value, name)
                 if value.ndim:
                     msg = f"the prior of the start of {name!r} has {value.ndim} dimensions; "
                     raise ValueError(msg + "expected a scalar.")
@@ -108,14 +117,23 @@ class Start:
         """Which states are known, in the order of the ODE."""
         return [k for k, name in enumerate(self.ode.states) if name in self.known]
 
-    def values(self, theta: Sequence, x0: TensorVariable) -> TensorVariable:
+    @property
+    def uses(self) -> list[str]:
+        """Names of the parameters, and of the other states, that known starts depend on."""
+        theta = {name: pt.scalar(name, dtype="float64") for name in self.ode.params}
+        x0 = {name: pt.scalar(name, dtype="float64") for name in self.ode.states}
+        known = self.values([*theta.values()], [*x0.values()]) if self.known else pt.zeros(0)
+        upstream = set(ancestors([known]))
+        return [n for n, scalar in [*theta.items(), *x0.items()] if scalar in upstream]
+
+    def values(self, theta: Sequence, x0: TensorVariable | Sequence) -> TensorVariable:
         """Write the known starts as a graph of parameters and of the other starts.
 
         Parameters
         ----------
         theta : sequence of tensor_like
             In the order of ``ode.params``.
-        x0 : TensorVariable
+        x0 : TensorVariable or sequence of TensorVariable
             x(t0) of all states, shape ``(state,)``, of which those that are known do not enter.
         """
         names = self.ode.states
@@ -241,6 +259,17 @@ class Start:
                     "data's units."
                 )
                 raise ValueError(msg)
+            noise = np.asarray(gp.sigma)[k] if not isinstance(gp.sigma, TensorVariable) else np.inf
+            in_sigma = apart * gp.scale[k] / noise
+            if gp.t_observed[0] == gp.t[0] and in_sigma > FAR and apart > FAR_APART:
+                warnings.warn(
+                    f"the start of {name!r} is {number:g}, but {observed:g} was observed at "
+                    f"t = {gp.t[0]:g}: {in_sigma:.0f} times the noise away. Is it the value at the "
+                    "first time, in the data's units? A start that is not known exactly has a "
+                    f"prior: start={{{name!r}: pm.Normal.dist({number:g}, ...)}}.",
+                    UserWarning,
+                    stacklevel=3,
+                )
 
 
 def _gradient(scalar, wrt) -> TensorVariable:
@@ -255,6 +284,18 @@ def _as_number(value, name: str) -> float:
         "pm.LogNormal.dist(1, 1), or a function of theta, such as lambda theta: theta.start."
     )
     raise TypeError(msg)
+
+
+def _check_is_dist(value: TensorVariable, name: str):
+    model = pm.Model.get_context(error_if_none=False)
+    if not is_distribution(value) or is_registered(value, model) or value.name is not None:
+        msg = (
+            f"the start of {name!r} is the variable {value}; expected a distribution of no model, "
+            "such as pm.LogNormal.dist(1, 1): what starts there is then x0 in the results. To use "
+            "it elsewhere too, make it a parameter of the ODE with this prior, and write "
+            f"start={{{name!r}: lambda theta: theta.{value.name or 'start'}}}."
+        )
+        raise ValueError(msg)
 
 
 def _constant(number: float) -> Callable:
@@ -368,6 +409,39 @@ def known_starts(model: pm.Model) -> list[Known]:
     """Return what a model knows exactly of x(t0)."""
     found = [rv for rv in model.observed_RVs if is_known_start(rv)]
     return [Known(rv.name, rv.owner.op.places, *rv.owner.inputs[4:6]) for rv in found]
+
+
+def start_in(model: pm.Model, ode: ODE, x: TensorVariable) -> Start:
+    """Return what a model knows exactly of x(t0), for climbs that it takes no part in.
+
+    Parameters
+    ----------
+    model : pymc.Model
+        The parameters of the ODE are among its free variables; others stay where they start.
+    ode : ODE
+        The right-hand side.
+    x : TensorVariable
+        The states in the model, shape ``(time, state)``.
+    """
+    entries = {
+        ode.states[k]: known.values[i]
+        for known in known_starts(model)
+        if known.x is x
+        for i, k in enumerate(known.places)
+    }
+
+    def written(entry: TensorVariable) -> Callable:
+        def function(theta, x0):
+            free = [0.0 if name in entries else start for name, start in x0._asdict().items()]
+            at_start = pt.zeros(x.type.shape) + pt.stack([pt.as_tensor(one) for one in free])
+            replaced = {x: at_start} | {model[n]: p for n, p in theta._asdict().items()}
+            [graph] = clone_replace([entry], replaced)
+            left = random_ancestors([graph])
+            return at_starts([graph], left, model.rvs_to_initial_values)[0]
+
+        return function
+
+    return Start(ode, {name: written(entry) for name, entry in entries.items()})
 
 
 def add_start(names: tuple[str, str], start: Start, gp: StateGP, x, theta):

@@ -1,18 +1,27 @@
-"""Known inputs of a right-hand side: values on times of their own, or functions of time."""
+"""Known inputs: of a right-hand side, on times of their own or as functions; doses of states."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytensor.tensor as pt
+from numba import njit
 from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor import TensorVariable
 
+from pymc_gradmatch._pymc import EVALUATE_ONCE
 from pymc_gradmatch.arguments import as_numbers, in_order
-from pymc_gradmatch.compiling import EVALUATE_ONCE
 
 ROUNDINGS = 4
-KINDS = ("linear", "previous")
+KINDS = ("linear", "previous", "dose", "reset")
+FACTORS = {"dose": 1.0, "reset": 0.0}  # of the state, to which the value is added
+
+
+class Steps(NamedTuple):
+    """How states jump: to ``factor * x + amount``, each of shape ``(jump, state)``."""
+
+    factor: NDArray[np.float64]
+    amount: NDArray[np.float64]
 
 
 class Input:
@@ -23,15 +32,20 @@ class Input:
         u(t) = u_i + \frac{t - t_i}{t_{i+1} - t_i} (u_{i+1} - u_i)
         \quad \text{or} \quad u(t) = u_i, \qquad t_i \le t < t_{i+1}
 
+    Or what is given to a state at once: :math:`x(t_i) = x(t_i^-) + u_i`, a dose.
+
     Parameters
     ----------
     times : array_like of float
         Increasing times, shape ``(n,)``; they need not be those of the data.
     values : array_like of float
         The input at these times, shape ``(n,)``, in any unit.
-    kind : {"linear", "previous"}
+    kind : {"linear", "previous", "dose", "reset"}
         ``"linear"`` between the times; or ``"previous"``, each value from its time on
-        until the next, the last for ever: a schedule, with jumps.
+        until the next, the last for ever: a schedule, with jumps.  ``"dose"`` and
+        ``"reset"`` are of the state whose name they are given to, no argument of the
+        right-hand side: at each time the value is added to it, or takes its place (a
+        washout: zero).  At the time itself the state is the one after.
 
     Raises
     ------
@@ -51,6 +65,14 @@ class Input:
     >>> filled = tank.with_inputs({"flow": flow})
     >>> filled.solve([0.0, 1.0, 3.0], x0=[0.0], theta=[0.5])[:, 0].round(4)
     array([0.    , 0.    , 2.5285])
+
+    A drug that is given every six hours, and is eliminated:
+
+    >>> drug = gm.ODE(lambda t, x, theta: [-theta.k * x.amount], ["amount"], ["k"])
+    >>> doses = gm.Input([6, 12], [100.0, 50.0], kind="dose")
+    >>> x = drug.solve([0, 6, 12], x0=[100.0], theta=[0.1], inputs={"amount": doses})
+    >>> x[:, 0].round(3)
+    array([100.   , 154.881, 135.001])
     """
 
     def __init__(self, times: ArrayLike, values: ArrayLike, kind: str = "linear"):
@@ -93,18 +115,43 @@ class Input:
 
     def __call__(self, t) -> TensorVariable:
         """Write the input at times as a graph, shape of ``t``; beyond its times it stays level."""
+        if self.kind in FACTORS:
+            msg = f"a {self.kind} has no value between its times; expected 'linear' or 'previous'."
+            raise TypeError(msg)
         t = pt.as_tensor(t)
         last = len(self.times) - 1
-        # Of the two sides of a jump, the later, also where rounding puts a time before it.
-        beginnings = self.times - ROUNDINGS * np.spacing(np.abs(self.times))
-        before = pt.clip(pt.searchsorted(beginnings, t.ravel(), side="right") - 1, 0, last)
-        before = before.reshape(t.shape)
+        before = pt.searchsorted(self._beginnings, t.ravel(), side="right") - 1
+        before = pt.clip(before, 0, last).reshape(t.shape)
         level = pt.constant(self.values)[before]
         if self.kind == "previous":
             return level
-        slope = np.append(np.diff(self.values) / np.diff(self.times), 0.0)
         since = pt.clip(t, self.times[0], self.times[-1]) - pt.constant(self.times)[before]
-        return level + pt.constant(slope)[before] * since
+        return level + pt.constant(self._slope)[before] * since
+
+    @property
+    def machine_code(self) -> Callable:
+        """The input as a function of one time, for numba."""
+        beginnings, slope = self._beginnings, self._slope
+        times, values, last = self.times, self.values, len(self.times) - 1
+
+        def at(t):
+            before = min(max(np.searchsorted(beginnings, t, side="right") - 1, 0), last)
+            since = min(max(t, times[0]), times[last]) - times[before]
+            return values[before] + slope[before] * since
+
+        return njit(at)
+
+    @property
+    def _beginnings(self) -> NDArray[np.float64]:
+        """Of the two sides of a jump, the later, also where rounding puts a time before it."""
+        return self.times - ROUNDINGS * np.spacing(np.abs(self.times))
+
+    @property
+    def _slope(self) -> NDArray[np.float64]:
+        """After each of the times."""
+        if self.kind == "previous":
+            return np.zeros(len(self.times))
+        return np.append(np.diff(self.values) / np.diff(self.times), 0.0)
 
     @property
     def is_known_on(self) -> tuple[float, float]:
@@ -113,18 +160,45 @@ class Input:
 
     @property
     def jumps(self) -> NDArray[np.float64]:
-        """Times at which the input jumps."""
+        """Times at which the input jumps, or a state is given a dose."""
         if self.kind == "linear":
             return np.empty(0)
+        if self.kind in FACTORS:
+            return self.times
         return self.times[1:][np.diff(self.values) != 0]
 
     @property
     def kinks(self) -> NDArray[np.float64]:
         """Times at which the slope of the input jumps."""
-        if self.kind == "previous":
+        if self.kind != "linear":
             return np.empty(0)
         slope = np.diff(self.values) / np.diff(self.times)
         return self.times[1:-1][np.diff(slope) != 0]
+
+
+def as_doses(given: Any, states: tuple[str, ...]) -> dict[str, Input]:
+    """Return what of the inputs is given to states at once, by state."""
+    if not isinstance(given, Mapping):
+        return {}
+    doses = {n: one for n, one in given.items() if isinstance(one, Input) and one.kind in FACTORS}
+    unknown = [name for name in doses if name not in states]
+    if unknown:
+        msg = (
+            f"doses are given to {unknown}; expected some of the states {list(states)}. An input "
+            "of the right-hand side has kind='linear' or 'previous'."
+        )
+        raise ValueError(msg)
+    return doses
+
+
+def steps_at(times: NDArray[np.float64], doses: Mapping[str, Input], states: tuple) -> Steps:
+    """Return what happens to each state at some times."""
+    shape = len(times), len(states)
+    steps = Steps(np.ones(shape), np.zeros(shape))
+    for name, dose in doses.items():
+        at, k = np.searchsorted(times, dose.times), states.index(name)
+        steps.factor[at, k], steps.amount[at, k] = FACTORS[dose.kind], dose.values
+    return steps
 
 
 def as_inputs(given: Any, names: tuple[str, ...]) -> tuple[Input | Callable, ...]:

@@ -1,17 +1,26 @@
-"""Numerical integration: of one draw after the other by LSODA, or of all draws at once."""
+"""Numerical integration: by LSODA, or of hundreds of draws by machine code."""
 
 import warnings
 from collections.abc import Callable
+from functools import cache
 from itertools import pairwise
 from typing import NamedTuple, Self
 
 import numpy as np
+from numba import njit, types
+from numba.core.errors import NumbaExperimentalFeatureWarning
 from numpy.typing import NDArray
 from scipy.integrate import DOP853, ODEintWarning, odeint
 
 type Array = NDArray[np.float64]
 
 NOWHERE = np.empty(0)
+
+
+def _unchanged(time: float, x: Array) -> Array:
+    return x
+
+
 BEFORE = 8  # roundings
 LSODA_RTOL = 1e-8
 LSODA_STEPS = 5000  # between two output times; a solution that blows up needs more
@@ -24,6 +33,7 @@ def integrate(
     x0: NDArray[np.float64],
     theta: NDArray[np.float64],
     breaks: NDArray[np.float64] = NOWHERE,
+    after: Callable[[float, Array], Array] = _unchanged,
 ) -> NDArray[np.float64]:
     """Integrate an ODE by LSODA from each draw of start and parameters.
 
@@ -38,6 +48,8 @@ def integrate(
         Starts and parameters, shapes ``(draw, state)`` and ``(draw, param)``.
     breaks : array of float
         Times at which the right-hand side is not smooth; it starts anew there.
+    after : callable
+        Of a break and states, shape ``(..., state)``: those from which it goes on.
 
     Returns
     -------
@@ -48,7 +60,7 @@ def integrate(
     trajectories = np.full((len(x0), len(t), x0.shape[1]), np.nan)
     with np.errstate(all="ignore"):
         for draw, (start, parameters) in enumerate(zip(x0, theta, strict=True)):
-            solution = _integrate_one(derivative, jacobian, t, start, parameters, breaks)
+            solution = _integrate_one(derivative, jacobian, t, start, parameters, breaks, after)
             if solution is not None:
                 trajectories[draw] = solution
     n_failed = int(np.isnan(trajectories).any(axis=(1, 2)).sum())
@@ -62,11 +74,7 @@ def integrate(
     return trajectories
 
 
-def _integrate_one(derivative, jacobian, t, x0, theta, breaks) -> NDArray[np.float64] | None:
-    # Absolute tolerances follow the size that each state has or soon gets.
-    start = np.asarray(t[0]), x0, theta
-    sizes = size(x0, derivative(*start), jacobian(*start), t[-1] - t[0])
-    absolute = 1e-2 * LSODA_RTOL * sizes
+def _integrate_one(derivative, jacobian, t, x0, theta, breaks, after) -> NDArray[np.float64] | None:
     times, is_break = with_breaks(t, breaks)
     ends = just_before(times, is_break)
     whole = np.full((len(times), len(x0)), np.nan)
@@ -75,8 +83,13 @@ def _integrate_one(derivative, jacobian, t, x0, theta, breaks) -> NDArray[np.flo
     with warnings.catch_warnings():
         warnings.simplefilter("error", ODEintWarning)  # how odeint says that it failed
         for first, last in pairwise(pieces):
+            if first > 0:
+                whole[first] = after(times[first], whole[first])
             if first == last:
                 continue
+            # Absolute tolerances follow the size that each state has or soon gets.
+            start = np.asarray(times[first]), whole[first], theta
+            sizes = size(whole[first], derivative(*start), jacobian(*start), t[-1] - times[first])
             try:
                 whole[first : last + 1] = odeint(
                     lambda time, x: derivative(np.asarray(time), x, theta),
@@ -85,12 +98,13 @@ def _integrate_one(derivative, jacobian, t, x0, theta, breaks) -> NDArray[np.flo
                     Dfun=lambda time, x: jacobian(np.asarray(time), x, theta),
                     tfirst=True,
                     rtol=LSODA_RTOL,
-                    atol=absolute,
+                    atol=1e-2 * LSODA_RTOL * sizes,
                     mxstep=LSODA_STEPS,
                     tcrit=ends[last : last + 1] if len(breaks) else None,
                 )
             except ODEintWarning:
                 return None
+    whole[-1] = after(times[-1], whole[-1])
     solution = whole[np.searchsorted(times, t)]
     return solution if np.isfinite(solution).all() else None
 
@@ -153,142 +167,252 @@ def spectral_radius(matrices: Array) -> Array:
 
 
 RTOL = 1e-9
-
-
 STABLE = 4.0  # times the fastest rate: stability ends at 6.1, error control stops a third earlier
+MAX_STEPS = 2000  # of one draw, explicit ones, besides those to output times
+MAX_IMPLICIT_STEPS = 1000
+LOOK = 10  # steps from one look for stiffness to the next
+LOOKS = 3  # at a step as long as stability allows, after which a draw counts as stiff
+COST = 8  # of an implicit step, in explicit ones
+FEWEST = 15  # implicit steps that any draw needs, besides those to output times
+SAFETY, SHRINK, GROW = 0.9, 0.2, 10.0  # scipy's control of the step
+SHARE = 1e-2  # of the relative tolerance, that the absolute one of a state is of its size
+ARRIVED, STIFF, FAILED = 0, 1, 2
+
+_row, _rows, _stack = types.float64[::1], types.float64[:, ::1], types.float64[:, :, ::1]
+_places = types.int64[::1]
+
+RHS = types.void(types.float64, _row, _row, _row)
+"""A right-hand side as machine code: of time, states and parameters, into the last."""
+
+_jitted = njit(error_model="numpy", cache=True)  # where a slope is infinite the step fails
+_CODE = types.FunctionType(RHS)
 
 
-class Step(NamedTuple):
-    """Where an explicit step ends."""
+class Front(NamedTuple):
+    """Where draws have arrived: arrays with one entry, or row, for each; updated in place."""
 
+    status: NDArray[np.int64]
+    """``ARRIVED``, ``STIFF`` (or out of steps) or ``FAILED``."""
+    goal: NDArray[np.int64]
+    """Place of the next output time."""
+    n_steps: NDArray[np.int64]
+    """Taken or tried."""
+    time: Array
+    width: Array
+    """Of the next step."""
     x: Array
     """States, shape ``(draw, state)``."""
-    f: Array
-    """Slopes, shape ``(draw, state)``."""
-    error: Array
-    """In units of the tolerance, shape ``(draw,)``."""
-    last_stage: Array
-    """States of the last stage, which is at the same time."""
-    slopes: Array
-    """Slopes of all stages, shape ``(stage, draw, state)``, the last those where it ends."""
 
     def of(self, chosen: NDArray) -> Self:
-        """Return the step of some draws."""
-        x, f, error, last_stage, slopes = self
-        return type(self)(
-            x[chosen], f[chosen], error[chosen], last_stage[chosen], slopes[:, chosen]
-        )
+        """Return some of the draws."""
+        return type(self)(*(array[chosen] for array in self))
 
 
-def explicit_step(
-    derivative: Callable,
-    time: Array,
-    x: Array,
-    f: Array,
-    width: Array,
-    theta: Array,
-    absolute: Array,
-) -> Step:
-    """Take one step, with scipy's coefficients and error estimate.
+_TO_THE_END = types.void(
+    _CODE, _row, _rows, _rows, types.float64, types.int64, _stack,
+    _places, _places, _places, _row, _row, _rows,
+)  # fmt: skip
+
+
+@cache
+def compiled(loop: Callable) -> Callable:
+    """Return machine code of a loop over draws, for any right-hand side; made when first needed.
+
+    Its types are given, and with them what a right-hand side is: a pointer, not another function
+    to compile all around anew.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NumbaExperimentalFeatureWarning)  # of functions as types
+        return njit(_SIGNATURES[loop.__name__], error_model="numpy", cache=True)(loop)
+
+
+# Slopes of a step: stages, then the one where it ends, then those that interpolate between.
+N_STAGES, N_SLOPES = DOP853.n_stages, DOP853.n_stages + 1 + len(DOP853.C_EXTRA)
+_A = np.zeros((N_SLOPES, N_SLOPES))
+_A[:N_STAGES, :N_STAGES] = DOP853.A
+_A[N_STAGES, :N_STAGES] = DOP853.B
+_A[N_STAGES + 1 :] = DOP853.A_EXTRA
+_C = np.concatenate([DOP853.C, [1.0], DOP853.C_EXTRA])
+_E, _D = np.stack([DOP853.E5, DOP853.E3]), np.ascontiguousarray(DOP853.D)
+
+
+# Assigning a number at a time: numba spends seconds on the message of shapes that do not fit.
+
+
+@_jitted
+def _copy(values, into):
+    for i in range(len(values)):
+        into[i] = values[i]
+
+
+@_jitted
+def _sum(weights, row, n_stages, slopes, state):
+    total = 0.0
+    for stage in range(n_stages):
+        total += weights[row, stage] * slopes[stage, state]
+    return total
+
+
+@_jitted
+def _fill_stage(rhs, stage, time, x, width, theta, slopes, trial):
+    """Evaluate the slope of a stage, at the states that are left in ``trial``."""
+    for i in range(len(x)):
+        trial[i] = x[i] + width * _sum(_A, stage, stage, slopes, i)
+    rhs(time + _C[stage] * width, trial, theta, slopes[stage])
+
+
+@_jitted
+def explicit_step(rhs, time, x, width, theta, absolute, rtol, slopes, last_stage, x_new):
+    """Take one step, with scipy's coefficients and error estimate; return the error.
 
     Parameters
     ----------
-    derivative : callable
-        The right-hand side at ``(draw,)`` times, ``(draw, state)`` states and
-        ``(draw, param)`` parameters.
-    time, x, f : array of float
-        Where the step starts: times, states and slopes there.
-    width : array of float
-        Step of each draw, shape ``(draw,)``.
-    theta, absolute : array of float
-        Parameters, and absolute tolerances of shape ``(draw, state)``.
+    rhs : function
+        Machine code, of type ``RHS``.
+    time, x, width, theta, absolute, rtol
+        Where the step starts, its width, parameters, tolerances of shape ``(state,)`` and
+        relative.
+    slopes : array of float
+        Shape ``(N_SLOPES, state)``, of which the first is that where the step starts.
+    last_stage, x_new : array of float
+        Get the states of the last stage, and those where the step ends.
 
     Returns
     -------
-    Step
+    float
+        In units of the tolerance.
     """
-    slopes = np.empty((DOP853.n_stages + 1, *x.shape))
-    slopes[0] = f
-    for stage in range(1, DOP853.n_stages):
-        trial = x + width[:, None] * _sum(DOP853.A[stage, :stage], slopes)
-        slopes[stage] = derivative(time + DOP853.C[stage] * width, trial, theta)
-    x_new = x + width[:, None] * _sum(DOP853.B, slopes)
-    slopes[-1] = f_new = derivative(time + width, x_new, theta)
-    scale = absolute + RTOL * np.maximum(np.abs(x), np.abs(x_new))
-    fifth, third = (
-        np.square(_sum(weights, slopes) / scale).sum(axis=1) for weights in (DOP853.E5, DOP853.E3)
-    )
-    error = np.abs(width) * fifth / np.sqrt((fifth + 0.01 * third) * x.shape[1])
-    error = np.where((fifth == 0) & (third == 0), 0.0, error)
-    return Step(x_new, f_new, error, trial, slopes)
+    n_states = len(x)
+    for stage in range(1, N_STAGES):
+        _fill_stage(rhs, stage, time, x, width, theta, slopes, last_stage)
+    _fill_stage(rhs, N_STAGES, time, x, width, theta, slopes, x_new)
+    fifth = third = 0.0
+    for i in range(n_states):
+        scale = absolute[i] + rtol * max(abs(x[i]), abs(x_new[i]))
+        fifth += (_sum(_E, 0, N_STAGES + 1, slopes, i) / scale) ** 2
+        third += (_sum(_E, 1, N_STAGES + 1, slopes, i) / scale) ** 2
+    if fifth == 0 and third == 0:
+        return 0.0
+    return abs(width) * fifth / np.sqrt((fifth + 0.01 * third) * n_states)
 
 
-def _sum(weights: Array, slopes: Array) -> Array:
-    """Return a weighted sum over the first stages."""
-    flat = slopes[: len(weights)].reshape(len(weights), -1)
-    return (weights @ flat).reshape(slopes.shape[1:])
-
-
-def between(
-    derivative: Callable, time: Array, x: Array, width: Array, theta: Array, step: Step
-) -> Array:
-    """Return what interpolates a step: the coefficients of scipy's polynomial of order 7.
-
-    Parameters
-    ----------
-    derivative, time, x, width, theta
-        As of :func:`explicit_step`.
-    step : Step
-        What it returned.
+@_jitted
+def interpolate(rhs, time, x, width, theta, slopes, x_new, trial, t, goal, end, trajectory):
+    """Fill in the output times up to the end of a step, by scipy's polynomial of order 7.
 
     Returns
     -------
-    array of float
-        Shape ``(draw, coefficient, state)``, for :func:`interpolated`.
+    int
+        Place of the next output time.
     """
-    n_stages, n_extra = len(step.slopes), len(DOP853.C_EXTRA)
-    slopes = np.concatenate([step.slopes, np.empty((n_extra, *x.shape))])
-    h = width[:, None]
-    for stage, weights, share in zip(
-        range(n_stages, n_stages + n_extra), DOP853.A_EXTRA, DOP853.C_EXTRA, strict=True
-    ):
-        trial = x + h * _sum(weights[:stage], slopes)
-        slopes[stage] = derivative(time + share * width, trial, theta)
-    move = step.x - x
-    from_start, from_end = h * slopes[0] - move, move - h * step.f
-    higher = [h * _sum(weights, slopes) for weights in DOP853.D]
-    return np.stack([x, move, from_start, from_end - from_start, *higher], axis=1)
+    for stage in range(N_STAGES + 1, N_SLOPES):
+        _fill_stage(rhs, stage, time, x, width, theta, slopes, trial)
+    first = goal
+    for i in range(len(x)):
+        move = x_new[i] - x[i]
+        from_start = width * slopes[0, i] - move
+        from_end = move - width * slopes[N_STAGES, i]
+        third = width * _sum(_D, 0, N_SLOPES, slopes, i)
+        fourth = width * _sum(_D, 1, N_SLOPES, slopes, i)
+        fifth = width * _sum(_D, 2, N_SLOPES, slopes, i)
+        sixth = width * _sum(_D, 3, N_SLOPES, slopes, i)
+        goal = first
+        while goal < len(t) and t[goal] <= end:
+            share = (t[goal] - time) / width
+            left = 1 - share
+            higher = third + share * (fourth + left * (fifth + share * sixth))
+            inner = from_start + share * (from_end - from_start + left * higher)
+            trajectory[goal, i] = x[i] + share * (move + left * inner)
+            goal += 1
+    return goal
 
 
-def interpolated(coefficients: Array, share: Array) -> Array:
-    """Return states at a share of each step, shape ``(draw, state)``, from :func:`between`."""
-    powers = np.ones((len(share), coefficients.shape[1]))
-    powers[:, 1::2] = share[:, None]
-    powers[:, 2::2] = 1 - share[:, None]
-    return (np.cumprod(powers, axis=1)[:, None] @ coefficients)[:, 0]
+@_jitted
+def next_width(width, error, order):
+    """Return the next step's width from this one's error, as scipy controls it."""
+    if not np.isfinite(error):
+        return width * SHRINK
+    return width * min(max(SAFETY * error ** (-1 / order), SHRINK), GROW)
 
 
-def is_at_the_edge(width: Array, step: Step) -> NDArray[np.bool_]:
-    """Tell draws whose step is as long as stability allows (Hairer and Wanner, IV.2).
+@_jitted
+def is_at_the_edge(width, x, last_stage, slope, last_slope):
+    """Tell whether a step is as long as stability allows (Hairer and Wanner, IV.2).
 
     The fastest rate is estimated from the solution and the last stage, two points
     at the same time.
+    """
+    change = distance = 0.0
+    for i in range(len(x)):
+        change += (slope[i] - last_slope[i]) ** 2
+        distance += (x[i] - last_stage[i]) ** 2
+    return width * np.sqrt(change / distance) > STABLE
+
+
+def explicitly(
+    rhs, t, theta, absolute, rtol, max_steps, trajectories, status, goal, n_steps, time, width, x
+):
+    """Integrate draws by the pair of Dormand and Prince of order 8, until they arrive or are stiff.
 
     Parameters
     ----------
-    width : array of float
-        Step of each draw, shape ``(draw,)``.
-    step : Step
-        Where it ends.
-
-    Returns
-    -------
-    array of bool
-        Shape ``(draw,)``.
+    rhs : function
+        Machine code, of type ``RHS``.
+    t : array of float
+        Output times, shape ``(time,)``.
+    theta, absolute : array of float
+        Parameters and absolute tolerances, shapes ``(draw, param)`` and ``(draw, state)``.
+    rtol : float
+        Relative tolerance.
+    max_steps : int
+        After which a draw counts as stiff.
+    trajectories : array of float
+        Gets the states at output times, shape ``(draw, time, state)``.
+    status, goal, n_steps, time, width, x
+        A :class:`Front`.
     """
-    ends = (step.f - step.slopes[-2], step.x - step.last_stage)
-    change, distance = (np.square(difference).sum(axis=1) for difference in ends)
-    return width * np.sqrt(change / distance) > STABLE
+    n_states = x.shape[1]
+    slopes = np.empty((N_SLOPES, n_states))
+    last_stage, x_new, trial = np.empty(n_states), np.empty(n_states), np.empty(n_states)
+    last = t[-1]
+    smallest = 10 * np.spacing(max(abs(t[0]), abs(t[-1])))
+    for draw in range(len(x)):
+        status[draw] = STIFF
+        at_the_edge = 0
+        rhs(time[draw], x[draw], theta[draw], slopes[0])
+        for attempt in range(1, max_steps + 1):
+            n_steps[draw] += 1
+            arrives = time[draw] + width[draw] >= last
+            step = last - time[draw] if arrives else width[draw]
+            at = rhs, time[draw], x[draw], step, theta[draw]
+            error = explicit_step(*at, absolute[draw], rtol, slopes, last_stage, x_new)
+            width[draw] = next_width(step, error, 8)
+            leaves = False
+            if error < 1:
+                end = last if arrives else time[draw] + step
+                if t[goal[draw]] <= end:
+                    goal[draw] = interpolate(
+                        *at, slopes, x_new, trial, t, goal[draw], end, trajectories[draw]
+                    )
+                time[draw] = end
+                _copy(x_new, x[draw])
+                if attempt % LOOK == 0:
+                    affordable = COST * (FEWEST + len(t) - goal[draw])
+                    far = min(affordable, max_steps - attempt) * width[draw] < last - end
+                    ends = x_new, last_stage, slopes[N_STAGES], slopes[N_STAGES - 1]
+                    if far:
+                        at_the_edge += 1 if is_at_the_edge(step, *ends) else -1
+                        at_the_edge = max(at_the_edge, 0)
+                        leaves = at_the_edge >= LOOKS
+                _copy(slopes[N_STAGES], slopes[0])
+            if goal[draw] == len(t):
+                status[draw] = ARRIVED
+                break
+            if not width[draw] > smallest:
+                status[draw] = FAILED
+                break
+            if leaves:
+                break
 
 
 SUBSTEPS = np.arange(2, 11)
@@ -307,15 +431,8 @@ DIFFERENCE = 1e-8  # of a state's size, for its column of the Jacobian
 ROUNDING = np.finfo(float).eps * np.abs(FINAL).sum()
 
 
-def implicit_step(
-    derivative: Callable,
-    slope_by_state: NDArray[np.float64],
-    time: NDArray[np.float64],
-    x: NDArray[np.float64],
-    width: NDArray[np.float64],
-    theta: NDArray[np.float64],
-    absolute: NDArray[np.float64],
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+@_jitted
+def implicit_step(rhs, slope_by_state, time, x, width, theta, absolute, rtol, x_new):
     r"""Take one step (SEULEX: Hairer and Wanner, Solving ODEs II, section IV.9).
 
     The step of width H is made n = 2 to 10 times over, in n substeps of h = H / n,
@@ -329,120 +446,213 @@ def implicit_step(
 
     Parameters
     ----------
-    derivative : callable
-        The right-hand side, shape ``(draw, state)``, at ``(draw,)`` times,
-        ``(draw, state)`` states and ``(draw, param)`` parameters.
+    rhs : function
+        Machine code, of type ``RHS``.
     slope_by_state : array of float
-        J, shape ``(draw, state, state)``.
-    time, x : array of float
-        Where the step starts.
-    width : array of float
-        Step of each draw, shape ``(draw,)``.
-    theta, absolute : array of float
-        Parameters, and absolute tolerances of shape ``(draw, state)``.
+        J, shape ``(state, state)``.
+    time, x, width, theta, absolute, rtol
+        As of :func:`explicit_step`.
+    x_new : array of float
+        Gets the states after the step.
 
     Returns
     -------
-    x_new : array of float
-        States after the step, shape ``(draw, state)``.
-    error : array of float
-        How far the last two orders are apart, in units of the tolerance.
+    float
+        How far the last two orders are apart, in units of the tolerance; NaN where a matrix
+        has no inverse.
     """
-    n_draws, n_states = x.shape
-    h = width / SUBSTEPS[:, None]
-    inverse = _inverse(np.eye(n_states) - h[..., None, None] * slope_by_state)
-    again = np.tile(theta, (ORDER, 1))
-    move = np.zeros((ORDER, n_draws, n_states))
-    for substep in range(1, SUBSTEPS[-1] + 1):
-        left = slice(np.searchsorted(SUBSTEPS, substep), None)
-        f = derivative(
-            (time + substep * h[left]).ravel(),
-            (x + move[left]).reshape(-1, n_states),
-            again[left.start * n_draws :],
-        )
-        change = h[left, :, None] * f.reshape(-1, n_draws, n_states)
-        move[left] += np.matvec(inverse[left], change)
-    move[:-1] -= move[-1]  # large weights of these differences, not of the moves
-    x_new = x + move[-1] + np.tensordot(FINAL[:-1], move[:-1], 1)
-    # A state that is a small difference of large ones is as uncertain as these are.
-    terms = np.matvec(np.abs(slope_by_state), np.abs(x))
-    rounding = ROUNDING * np.matvec(np.abs(inverse[-1]), h[-1, :, None] * terms)
-    scale = absolute + rounding + RTOL * np.maximum(np.abs(x), np.abs(x_new))
-    apart = np.tensordot(DISAGREEMENT[:-1], move[:-1], 1) / scale
-    return x_new, np.sqrt((apart**2).mean(axis=1))
+    n_states = len(x)
+    moves = np.zeros((ORDER, n_states))
+    f, here, matrix = np.empty(n_states), np.empty(n_states), np.empty((n_states, n_states))
+    inverse = np.empty((n_states, n_states))
+    for order in range(ORDER):
+        h = width / SUBSTEPS[order]
+        for i in range(n_states):
+            for j in range(n_states):
+                matrix[i, j] = (1.0 if i == j else 0.0) - h * slope_by_state[i, j]
+        if not invert(matrix, inverse):
+            return np.nan
+        move = moves[order]
+        for substep in range(1, SUBSTEPS[order] + 1):
+            for i in range(n_states):
+                here[i] = x[i] + move[i]
+            rhs(time + substep * h, here, theta, f)
+            for i in range(n_states):
+                for j in range(n_states):
+                    move[i] += inverse[i, j] * h * f[j]
+    for i in range(n_states):
+        x_new[i] = x[i] + moves[-1, i]
+        for order in range(ORDER - 1):  # large weights of these differences, not of the moves
+            x_new[i] += FINAL[order] * (moves[order, i] - moves[-1, i])
+    error = 0.0
+    for i in range(n_states):
+        # A state that is a small difference of large ones is as uncertain as these are.
+        rounding = apart = 0.0
+        for j in range(n_states):
+            terms = 0.0
+            for k in range(n_states):
+                terms += abs(slope_by_state[j, k] * x[k])
+            rounding += ROUNDING * abs(inverse[i, j]) * width / SUBSTEPS[-1] * terms
+        for order in range(ORDER - 1):
+            apart += DISAGREEMENT[order] * (moves[order, i] - moves[-1, i])
+        scale = absolute[i] + rounding + rtol * max(abs(x[i]), abs(x_new[i]))
+        error += (apart / scale) ** 2
+    return np.sqrt(error / n_states)
 
 
-def differences(
-    derivative: Callable, time: Array, x: Array, theta: Array, absolute: Array
-) -> Array:
-    """Return how slopes change with the states, ``(draw, state, state)``; zero if not finite.
+@_jitted
+def invert(matrix, inverse):
+    """Invert a small matrix by elimination, which it loses; tell whether it has an inverse."""
+    n = len(matrix)
+    for i in range(n):
+        for j in range(n):
+            inverse[i, j] = 1.0 if i == j else 0.0
+    for i in range(n):
+        best = i
+        for j in range(i + 1, n):
+            if abs(matrix[j, i]) > abs(matrix[best, i]):
+                best = j
+        pivot = matrix[best, i]
+        if pivot == 0 or not np.isfinite(pivot):
+            return False
+        for k in range(n):
+            matrix[i, k], matrix[best, k] = matrix[best, k], matrix[i, k]
+            inverse[i, k], inverse[best, k] = inverse[best, k], inverse[i, k]
+            matrix[i, k] /= pivot
+            inverse[i, k] /= pivot
+        for j in range(n):
+            factor = matrix[j, i]
+            if j != i and factor != 0:
+                for k in range(n):
+                    matrix[j, k] -= factor * matrix[i, k]
+                    inverse[j, k] -= factor * inverse[i, k]
+    return True
 
-    Parameters are those of :func:`implicit_step`.
+
+@_jitted
+def fill_differences(rhs, time, x, theta, absolute, rtol, f, slope_by_state):
+    """Fill in how slopes change with the states, ``(state, state)``; zero if not finite."""
+    n_states = len(x)
+    beside, f_beside = np.empty(n_states), np.empty(n_states)
+    _copy(x, beside)
+    rhs(time, x, theta, f)
+    for j in range(n_states):
+        beside[j] = x[j] + DIFFERENCE * max(abs(x[j]), absolute[j] / (SHARE * rtol))
+        rhs(time, beside, theta, f_beside)
+        for i in range(n_states):
+            change = (f_beside[i] - f[i]) / (beside[j] - x[j])  # as rounded
+            slope_by_state[i, j] = change if np.isfinite(change) else 0.0
+        beside[j] = x[j]
+
+
+def implicitly(
+    rhs, t, theta, absolute, rtol, max_steps, trajectories, status, goal, n_steps, time, width, x
+):
+    """Integrate stiff draws; no step goes beyond the next output time.
+
+    Parameters are those of :func:`explicitly`.
     """
-    n_draws, n_states = x.shape
-    sizes = np.maximum(np.abs(x), absolute / (1e-2 * RTOL))
-    beside = x[:, None] + DIFFERENCE * sizes[:, None] * np.eye(n_states)
-    both = np.concatenate([x[:, None], beside], axis=1).reshape(-1, n_states)
-    each = np.repeat(np.arange(n_draws), 1 + n_states)
-    f = derivative(time[each], both, theta[each]).reshape(n_draws, 1 + n_states, n_states)
-    moved = np.diagonal(beside, axis1=1, axis2=2) - x  # as rounded
-    change = (f[:, 1:] - f[:, :1]) / moved[..., None]
-    return np.nan_to_num(change.mT, nan=0.0, posinf=0.0, neginf=0.0)
+    n_states = x.shape[1]
+    f, x_new = np.empty(n_states), np.empty(n_states)
+    slope_by_state = np.empty((n_states, n_states))
+    smallest = 10 * np.spacing(max(abs(t[0]), abs(t[-1])))
+    for draw in range(len(x)):
+        status[draw] = FAILED
+        for _ in range(max_steps):
+            n_steps[draw] += 1
+            longest = width[draw]
+            arrives = time[draw] + longest >= t[goal[draw]]
+            step = t[goal[draw]] - time[draw] if arrives else longest
+            at = time[draw], x[draw]
+            within = theta[draw], absolute[draw], rtol
+            fill_differences(rhs, *at, *within, f, slope_by_state)
+            error = implicit_step(rhs, slope_by_state, *at, step, *within, x_new)
+            width[draw] = next_width(step, error, ORDER)
+            if error < 1:
+                _copy(x_new, x[draw])
+                if arrives:
+                    # A step cut short by an output time says little against a longer one.
+                    width[draw] = max(longest, width[draw])
+                    time[draw] = t[goal[draw]]
+                    _copy(x_new, trajectories[draw, goal[draw]])
+                    goal[draw] += 1
+                else:
+                    time[draw] += step
+            if goal[draw] == len(t):
+                status[draw] = ARRIVED
+                break
+            if not width[draw] > smallest:
+                break
 
 
-def _inverse(matrices: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return inverses; NaN, not an error, for matrices that have none."""
-    try:
-        return np.linalg.inv(matrices)
-    except np.linalg.LinAlgError:
-        matrices = np.where(np.linalg.det(matrices)[..., None, None] == 0, np.nan, matrices)
-        return np.linalg.inv(matrices)
+def each_slope(rhs, time, x, theta, f):
+    """Evaluate the slopes of each draw, shape ``(draw, state)``."""
+    for draw in range(len(x)):
+        rhs(time[draw], x[draw], theta[draw], f[draw])
 
 
-MAX_STEPS = 2000  # of one draw, explicit ones
-MAX_IMPLICIT_STEPS = 1000
-LOOK = 10  # steps from one look for stiffness to the next
-LOOKS = 3  # at a step as long as stability allows, after which a draw counts as stiff
-COST = 8  # of an implicit step, in explicit ones
-FEWEST = 15  # implicit steps that any draw needs, besides those to output times
-MOST_NUMBERS = 4_000_000  # of matrices that are held at once
-SAFETY, SHRINK, GROW = 0.9, 0.2, 10.0  # scipy's control of the step
+def each_difference(rhs, time, x, theta, absolute, rtol, slope_by_state):
+    """Evaluate the Jacobian of each draw by differences, shape ``(draw, state, state)``."""
+    f = np.empty(x.shape[1])
+    for draw in range(len(x)):
+        at = time[draw], x[draw], theta[draw], absolute[draw]
+        fill_differences(rhs, *at, rtol, f, slope_by_state[draw])
+
+
+_SIGNATURES = {
+    "explicitly": _TO_THE_END,
+    "implicitly": _TO_THE_END,
+    "each_slope": types.void(_CODE, _row, _rows, _rows, _rows),
+    "each_difference": types.void(_CODE, _row, _rows, _rows, _rows, types.float64, _stack),
+}
 
 
 class BatchedSolver:
-    """``ode.solve`` for hundreds of draws: one call of the right-hand side serves all of them.
+    """``ode.solve`` for hundreds of draws: machine code, of which only f is compiled anew.
 
-    Every draw has its own step width and its own tolerance, so a wild draw neither
-    slows nor spoils the others.  All start on the Dormand-Prince pair of order 8
-    with scipy's coefficients and error estimate.  A draw whose steps are bounded by
-    stability, those of stiff systems, goes on by the linearly implicit Euler method
-    extrapolated to order 9, and so does one that needs more than 2000 steps.  The
-    relative tolerance is 1e-9 on both roads.  A draw that has not arrived after
-    another 1000 steps has failed (steps to output times are not counted).
+    All draws start on the Dormand-Prince pair of order 8 with scipy's coefficients, error
+    estimate and interpolation.  A draw whose steps are bounded by stability, those of stiff
+    systems, goes on by the linearly implicit Euler method extrapolated to order 9, and so
+    does one that needs more than 2000 steps.  The relative tolerance is 1e-9 on both roads.
+    A draw that has not arrived after another 1000 steps has failed (steps to output times are
+    not counted).
 
     Parameters
     ----------
-    derivative : callable
-        The right-hand side, shape ``(draw, state)``, at ``(draw,)`` times,
-        ``(draw, state)`` states and ``(draw, param)`` parameters.
+    rhs : function
+        The right-hand side, as machine code of type ``RHS``.
     jacobian : callable
-        Its derivatives by the states, shape ``(draw, state, state)``: asked at starts, for
-        the sizes that states will have.
+        Its derivatives by the states, shape ``(draw, state, state)``, at ``(draw,)`` times,
+        ``(draw, state)`` states and ``(draw, param)`` parameters: asked at starts, for the
+        sizes that states will have.
     breaks : array of float
         Times at which the right-hand side is not smooth: no step goes across them.  It is
         never evaluated there but as the beginning of a step.
+    after : callable
+        Of a break and states, shape ``(draw, state)``: those from which steps go on.
 
     Examples
     --------
+    >>> from numba import njit
     >>> import numpy as np
-    >>> from pymc_gradmatch.ode import BatchedSolver
-    >>> solve = BatchedSolver(lambda t, x, rate: -rate * x, lambda t, x, rate: -rate[:, None])
+    >>> from pymc_gradmatch.ode import RHS, BatchedSolver
+    >>> @njit(RHS)
+    ... def decay(t, x, rate, f):
+    ...     f[0] = -rate[0] * x[0]
+    >>> solve = BatchedSolver(decay, lambda t, x, rate: -rate[:, None])
     >>> solve([0.0, 1.0], x0=[[1.0], [2.0]], theta=[[0.5], [0.5]])[:, 1, 0].round(4)
     array([0.6065, 1.2131])
     """
 
-    def __init__(self, derivative: Callable, jacobian: Callable, breaks: Array = NOWHERE):
-        self._derivative, self._jacobian, self._breaks = derivative, jacobian, breaks
+    def __init__(
+        self,
+        rhs: Callable,
+        jacobian: Callable,
+        breaks: Array = NOWHERE,
+        after: Callable[[float, Array], Array] = _unchanged,
+    ):
+        self._rhs, self._jacobian = rhs, jacobian
+        self._breaks, self._after = breaks, after
 
     def __call__(self, t, x0, theta) -> NDArray[np.float64]:
         """Integrate from every draw of start and parameters.
@@ -460,164 +670,66 @@ class BatchedSolver:
             Trajectories, shape ``(draw, time, state)``; NaN for draws whose
             integration failed.
         """
-        t, x0, theta = (np.asarray(values, dtype=float) for values in (t, x0, theta))
+        t, x0, theta = (np.ascontiguousarray(values, dtype=float) for values in (t, x0, theta))
         times, is_break = with_breaks(t, self._breaks)
         ends = just_before(times, is_break)
         trajectories = np.full((len(x0), len(times), x0.shape[1]), np.nan)
         trajectories[:, 0] = x0
         for first, last in pairwise([0, *np.flatnonzero(is_break), len(times) - 1]):
+            if first > 0:
+                trajectories[:, first] = self._after(times[first], trajectories[:, first])
             arrived = np.isfinite(trajectories[:, first]).all(axis=1)
             piece = np.append(times[first], ends[first + 1 : last + 1])
-            trajectories[arrived, first : last + 1] = self._solved(
+            trajectories[arrived, first : last + 1], _ = self.piece(
                 piece, trajectories[arrived, first], theta[arrived]
             )
+        trajectories[:, -1] = self._after(times[-1], trajectories[:, -1])
         trajectories[np.isnan(trajectories).any(axis=(1, 2))] = np.nan
         return trajectories[:, np.searchsorted(times, t)] if is_break.any() else trajectories
 
-    def _solved(self, t, x0, theta) -> NDArray[np.float64]:
-        """Integrate a piece in which the right-hand side is smooth."""
+    def piece(self, t: Array, x0: Array, theta: Array) -> tuple[Array, Array]:
+        """Integrate a piece in which the right-hand side is smooth.
+
+        Returns
+        -------
+        trajectories : array of float
+            Shape ``(draw, time, state)``; NaN from where an integration failed.
+        n_steps : array of int
+            Explicit and implicit steps of each draw, shape ``(draw, 2)``.
+        """
         trajectories = np.full((len(x0), len(t), x0.shape[1]), np.nan)
         trajectories[:, 0] = x0
         with np.errstate(all="ignore"):
-            front = _start(self._derivative, self._jacobian, t, x0, theta)
-            left = self._explicitly(front, t, trajectories)
-            for part in left.with_tolerances(self._derivative, t, trajectories).parts():
-                self._implicitly(part, t, trajectories)
-        return trajectories
-
-    def _explicitly(self, front: "_Front", t, trajectories) -> "_Front":
-        """Fill in trajectories; return the draws that are stiff, or need more steps."""
-        stiff = []
-        smallest = 10 * np.spacing(np.abs(t).max())
-        max_steps = MAX_STEPS + len(t)
-        for attempts in range(1, max_steps + 1):
-            draw, goal, time, width, x, f, theta, absolute, at_the_edge = front
-            if not len(draw):
-                break
-            arrives = time + width >= t[-1]
-            width = np.where(arrives, t[-1] - time, width)
-            step = explicit_step(self._derivative, time, x, f, width, theta, absolute)
-            accepted = step.error < 1
-            end = np.where(arrives, t[-1], time + width)
-            passed = np.where(accepted, np.searchsorted(t, end, side="right"), goal)
-            recording = passed > goal
-            if recording.any():
-                self._record(
-                    front.of(recording),
-                    passed[recording],
-                    width[recording],
-                    step.of(recording),
-                    t,
-                    trajectories,
-                )
-            following = next_width(width, step.error, 8)
-            front = front.after(accepted, passed, end, following, step.x, step.f)
-            going = (passed < len(t)) & (front.step > smallest)
-            if attempts % LOOK == 0:
-                n_left = len(t) - passed
-                affordable = np.minimum(COST * (FEWEST + n_left), max_steps - attempts)
-                far = going & accepted & (t[-1] - front.time > affordable * front.step)
-                if far.any():
-                    edge = np.where(is_at_the_edge(width, step), 1, -1)
-                    at_the_edge[:] = np.maximum(at_the_edge + far * edge, 0)
-                    leaves = far & (at_the_edge >= LOOKS)
-                    stiff.append(front.of(leaves))
-                    going &= ~leaves
-            del step  # and its memory, before the next takes as much
-            if not going.all():
-                front = front.of(going)
-        return _Front(*map(np.concatenate, zip(*stiff, front, strict=True)))
-
-    def _record(self, front: "_Front", passed, width, step: Step, t, trajectories):
-        """Fill in the output times that a step passes, at which no step need end."""
-        draw, goal, time, _, x, _, theta, *_ = front
-        coefficients = between(self._derivative, time, x, width, theta, step)
-        counts = passed - goal
-        row = np.repeat(np.arange(len(draw)), counts)
-        place = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts - goal, counts)
-        share = (t[place] - time[row]) / width[row]
-        n_parts = 1 + len(row) * coefficients[0].size // MOST_NUMBERS
-        for part in np.array_split(np.arange(len(row)), n_parts):
-            at = row[part]
-            trajectories[draw[at], place[part]] = interpolated(coefficients[at], share[part])
-
-    def _implicitly(self, front: "_Front", t, trajectories):
-        """Fill in trajectories of stiff draws; no step goes beyond the next output time."""
-        smallest = 10 * np.spacing(np.abs(t).max())
-        for _ in range(MAX_IMPLICIT_STEPS + len(t)):
-            draw, goal, time, longest, x, f, theta, absolute, _ = front
-            if not len(draw):
-                break
-            arrives = time + longest >= t[goal]
-            width = np.where(arrives, t[goal] - time, longest)
-            slope_by_state = differences(self._derivative, time, x, theta, absolute)
-            x_new, error = implicit_step(
-                self._derivative, slope_by_state, time, x, width, theta, absolute
+            front, absolute = self._start(t, x0, theta)
+            explicit = MAX_STEPS + len(t)
+            compiled(explicitly)(
+                self._rhs, t, theta, absolute, RTOL, explicit, trajectories, *front
             )
-            accepted = error < 1
-            recorded = accepted & arrives
-            end = np.where(arrives, t[goal], time + width)
-            trajectories[draw[recorded], goal[recorded]] = x_new[recorded]
-            following = next_width(width, error, ORDER)
-            # A step cut short by an output time says little against a longer one.
-            following = np.where(recorded, np.maximum(longest, following), following)
-            front = front.after(accepted, goal + recorded, end, following, x_new, f)
-            front = front.of((front.goal < len(t)) & (front.step > smallest))
+            n_steps = np.column_stack([front.n_steps, np.zeros_like(front.n_steps)])
+            stiff = np.flatnonzero(front.status == STIFF)
+            if len(stiff):
+                front, solved, theta = front.of(stiff), trajectories[stiff], theta[stiff]
+                absolute = self._tolerances(front, solved, theta, absolute[stiff], np.ptp(t))
+                implicit = MAX_IMPLICIT_STEPS + len(t)
+                front.n_steps[:] = 0
+                compiled(implicitly)(self._rhs, t, theta, absolute, RTOL, implicit, solved, *front)
+                trajectories[stiff], n_steps[stiff, 1] = solved, front.n_steps
+        return trajectories, n_steps
 
+    def _start(self, t: Array, x0: Array, theta: Array) -> tuple[Front, Array]:
+        """Return where draws start, and their absolute tolerances."""
+        time, f = np.full(len(x0), t[0]), np.empty(x0.shape)
+        compiled(each_slope)(self._rhs, time, x0, theta, f)
+        sizes = size(x0, f, self._jacobian(time, x0, theta), t[-1] - t[0])
+        width = np.fmin(0.01 * np.min(sizes / np.abs(f), axis=1), t[-1] - t[0])
+        status, n_steps = np.zeros((2, len(x0)), dtype=np.int64)
+        return Front(status, status + 1, n_steps, time, width, x0.copy()), SHARE * RTOL * sizes
 
-def next_width(width: Array, error: Array, order: int) -> Array:
-    """Return the next step's width from this one's error, as scipy controls it."""
-    factor = np.clip(SAFETY * error ** (-1 / order), SHRINK, GROW)
-    return width * np.where(np.isfinite(error), factor, SHRINK)
-
-
-class _Front(NamedTuple):
-    """Where draws have arrived: arrays with one entry, or row, for each."""
-
-    draw: NDArray[np.int_]
-    goal: NDArray[np.int_]
-    time: NDArray[np.float64]
-    step: NDArray[np.float64]
-    x: NDArray[np.float64]
-    f: NDArray[np.float64]
-    theta: NDArray[np.float64]
-    absolute: NDArray[np.float64]
-    at_the_edge: NDArray[np.int_]
-
-    def of(self, chosen: NDArray) -> Self:
-        return type(self)(*(array[chosen] for array in self))
-
-    def after(self, accepted: NDArray, goal: NDArray, end: Array, width: Array, x, f) -> Self:
-        """Return where draws are after a step, those whose step was accepted."""
-        return self._replace(
-            goal=goal,
-            time=np.where(accepted, end, self.time),
-            step=width,
-            x=np.where(accepted[:, None], x, self.x),
-            f=np.where(accepted[:, None], f, self.f),
-        )
-
-    def parts(self) -> list[Self]:
-        """Return the draws in parts whose matrices fit into memory."""
-        n = max(1, MOST_NUMBERS // (ORDER * self.x.shape[1] ** 2))
-        draws = np.arange(len(self.draw))
-        return [self.of(part) for part in np.split(draws, draws[n::n])]
-
-    def with_tolerances(self, derivative: Callable, t, trajectories: NDArray[np.float64]) -> Self:
-        """Return the same with absolute tolerances for sizes that states had, not may have."""
-        so_far = np.nanmax(np.abs(trajectories[self.draw]), axis=1, initial=0.0)
-        reached = np.maximum(so_far, np.abs(self.x))
-        slope_by_state = differences(derivative, self.time, self.x, self.theta, self.absolute)
-        absolute = 1e-2 * RTOL * size(reached, 0 * self.x, slope_by_state, t[-1] - t[0])
-        return self._replace(absolute=absolute, at_the_edge=0 * self.draw)
-
-
-def _start(derivative: Callable, jacobian: Callable, t, x0, theta) -> _Front:
-    time = np.full(len(x0), t[0])
-    f = derivative(time, x0, theta)
-    absolute = 1e-2 * RTOL * size(x0, f, jacobian(time, x0, theta), t[-1] - t[0])
-    step = 0.01 * np.min(absolute / (1e-2 * RTOL) / np.abs(f), axis=1)
-    step = np.fmin(step, t[-1] - t[0])
-    draw = np.arange(len(x0))
-    goal = np.ones(len(x0), dtype=int)
-    return _Front(draw, goal, time, step, x0, f, theta, absolute, 0 * draw)
+    def _tolerances(self, front: Front, solved, theta, absolute, duration) -> Array:
+        """Return absolute tolerances for sizes that states had, not may have."""
+        so_far = np.nanmax(np.abs(solved), axis=1, initial=0.0)
+        reached = np.maximum(so_far, np.abs(front.x))
+        by_state = np.empty((*front.x.shape, front.x.shape[1]))
+        at = front.time, front.x, theta, absolute
+        compiled(each_difference)(self._rhs, *at, RTOL, by_state)
+        return SHARE * RTOL * size(reached, 0 * front.x, by_state, duration)

@@ -7,22 +7,33 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from functools import cache, cached_property, partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
+from numba import njit
 from numpy.typing import ArrayLike, NDArray
 from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
 
+from pymc_gradmatch._pymc import EVALUATE_ONCE, as_written, machine_code, scalar_code
 from pymc_gradmatch.arguments import in_order, usable_names
-from pymc_gradmatch.compiling import EVALUATE_ONCE, as_written
-from pymc_gradmatch.ode.inputs import Input, as_inputs, check_known, input_at, times_where
-from pymc_gradmatch.ode.solve import BatchedSolver, integrate
+from pymc_gradmatch.ode.inputs import (
+    Input,
+    Steps,
+    as_doses,
+    as_inputs,
+    check_known,
+    input_at,
+    steps_at,
+    times_where,
+)
+from pymc_gradmatch.ode.solve import RHS, BatchedSolver, integrate
+from pymc_gradmatch.reporting import latex, latex_name
 
-DERIVED = ("of_levels", "enters", "on_arrays", "_linearisation", "_compiled")
+DERIVED = ("of_levels", "written", "machine_code", "on_arrays", "_linearisation")
 TIMES = ("t", "time", "times", "tau")  # what people call the first argument
 ORDER = (
     "Its arguments are (t, x, theta), as for scipy's solve_ivp; not (x, t, theta), as for odeint "
@@ -195,6 +206,27 @@ def _derivative(state: str, value, column: TensorVariable) -> TensorVariable:
     return value
 
 
+class Written(NamedTuple):
+    """A right-hand side as graphs: what it is made of, and one expression per state."""
+
+    t: TensorVariable
+    x: list[TensorVariable]
+    theta: list[TensorVariable]
+    inputs: list[TensorVariable]
+    derivatives: list[TensorVariable]
+
+    def depend_on(self, variables: Sequence[TensorVariable]) -> NDArray[np.bool_]:
+        """Tell which derivatives (rows) depend on which variables (columns)."""
+        upstream = [set(ancestors([derivative])) for derivative in self.derivatives]
+        return np.array([[v in reached for v in variables] for reached in upstream])
+
+    def names(self) -> dict[Variable, str]:
+        """Return what the variables are called in formulas."""
+        variables = [self.t, *self.x, *self.theta, *self.inputs]
+        names = {v: latex_name(str(v.name)) for v in variables}
+        return names | {v: f"{names[v]}(t)" for v in self.inputs}
+
+
 class ODE:
     r"""A system of ordinary differential equations, :math:`\dot x = f(t, x, \theta)`.
 
@@ -266,6 +298,8 @@ class ODE:
             msg = f"positive are {unknown}; expected some of the states {list(self.states)}."
             raise ValueError(msg)
         self._given: tuple[Input | Callable, ...] = ()
+        self._doses: dict[str, Input] = {}
+        self._in_logs = (False,) * len(self.states)
         n_time = 7
 
         def vectors(names):
@@ -280,12 +314,27 @@ class ODE:
     def __reduce__(self):
         # Its named tuples and compiled functions cannot be pickled, and need not be.
         names = {"positive": self.positive, "inputs": self.inputs}
-        return _rebuilt, (self.rhs, self.states, self.params, names, self._given)
+        given = dict(zip(self.inputs, self._given, strict=False)) | self._doses
+        return _rebuilt, (self.rhs, self.states, self.params, names, given)
 
     def __repr__(self) -> str:
         names = {"positive": self.positive, "inputs": self.inputs}
         others = "".join(f", {what}={list(given)}" for what, given in names.items() if given)
         return f"ODE(states={list(self.states)}, params={list(self.params)}{others})"
+
+    def _repr_html_(self) -> str | None:
+        try:
+            lines = self._formulas()
+        except NotImplementedError:
+            return None  # notebooks then show the text
+        body = r" \\ ".join(lines)
+        return rf'<div class="math">\[\begin{{aligned}} {body} \end{{aligned}}\]</div>'
+
+    def _formulas(self) -> list[str]:
+        """Return one equation per state, for LaTeX's ``aligned``."""
+        written, names = self.written, self.written.names()
+        equations = zip(written.x, written.derivatives, strict=True)
+        return [rf"\dot{{{names[x]}}} &= {latex(slope, names)}" for x, slope in equations]
 
     def with_inputs(self, inputs: Mapping[str, Input | Callable]) -> "ODE":
         """Return the same ODE with its inputs known, an ODE of explicit time.
@@ -295,7 +344,8 @@ class ODE:
         inputs : mapping of str to Input or callable
             For each of the names in ``inputs`` a :class:`~pymc_gradmatch.Input`, or a
             smooth function of time written with :mod:`pymc.math`.  What jumps or has
-            kinks is an ``Input``, which knows where: solvers stop there.
+            kinks is an ``Input``, which knows where: solvers stop there.  For any of the
+            states an ``Input`` of kind ``"dose"`` or ``"reset"``; the first is later than x0.
 
         Raises
         ------
@@ -311,8 +361,12 @@ class ODE:
         >>> daily.solve([0.0, 1.0], x0=[0.0], theta=[0.0])[1].round(4)
         array([1.4597])
         """
+        doses = as_doses(inputs, self.states)
+        others = {n: inputs[n] for n in inputs if n not in doses} if doses else inputs
         known = copy(self)
-        vars(known).update(_given=as_inputs(inputs, self.inputs))
+        vars(known).update(_doses=doses)
+        if others or self.inputs or not doses:
+            vars(known).update(_given=as_inputs(others, self.inputs))
         for derived in DERIVED:
             vars(known).pop(derived, None)
         return known
@@ -335,18 +389,35 @@ class ODE:
         logs = copy(self)
         for derived in DERIVED:
             vars(logs).pop(derived, None)
-        vars(logs).update(rhs=partial(_by_chain_rule, self.rhs, self.is_positive), positive=())
+        rhs = partial(_by_chain_rule, self.rhs, self.is_positive)
+        vars(logs).update(rhs=rhs, positive=(), _in_logs=self.is_positive)
         return logs
 
     @property
     def jumps(self) -> NDArray[np.float64]:
-        """Times at which an input jumps, and with it the slope of the states."""
-        return times_where(self._given, "jumps")
+        """Times at which an input jumps, and with it the slope of the states, or a state does."""
+        return times_where((*self._given, *self._doses.values()), "jumps")
+
+    @property
+    def steps(self) -> Steps:
+        """How states jump at :attr:`jumps`: not at all, but for doses and resets."""
+        return steps_at(self.jumps, self._doses, self.states)
 
     @property
     def breaks(self) -> NDArray[np.float64]:
-        """Times at which an input jumps or has a kink."""
+        """Times at which an input jumps or has a kink, or a state jumps."""
         return np.union1d(self.jumps, times_where(self._given, "kinks"))
+
+    def after(self, time: float, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return states, shape ``(..., state)``, after the doses of a time; mostly the same."""
+        there = self.jumps == time if self._doses else np.zeros(0, dtype=bool)
+        if not there.any():
+            return x
+        factor, amount = (of_all[there][0] for of_all in self.steps)
+        in_logs = np.array(self._in_logs)
+        with np.errstate(all="ignore"):  # nothing is left of a positive state
+            natural = factor * np.where(in_logs, np.exp(np.where(in_logs, x, 0)), x) + amount
+            return np.where(in_logs, np.log(np.where(in_logs, natural, 1)), natural)
 
     def check_times(self, t: NDArray[np.float64]):
         """Raise if inputs were not given, or are not known at all times from first to last."""
@@ -382,17 +453,25 @@ class ODE:
         theta = [pt.as_tensor(value) for value in self.ordered_params(theta)]
         return derivatives_of(self.rhs, t, *self.by_name(x, theta), *self._known_inputs(t))
 
+    @property
+    def used(self) -> NDArray[np.bool_]:
+        """Which parameters any derivative depends on, shape ``(param,)``."""
+        return self.written.depend_on(self.written.theta).any(axis=0)
+
     @cached_property
-    def enters(self) -> NDArray[np.bool_]:
-        """Whose derivatives (rows) depend on which states (columns), shape ``(state, state)``."""
+    def written(self) -> "Written":
+        """The right-hand side as graphs, once: what repr, checks and ``enters`` read."""
         x = [pt.vector(name, dtype="float64") for name in self.states]
         t, *u = (pt.vector(name, dtype="float64") for name in ("t", *self.inputs))
         theta = [pt.scalar(name, dtype="float64") for name in self.params]
         arguments = [named("State", self.states, x), named("Param", self.params, theta)]
         arguments += [named("Input", self.inputs, u)] if u else []
-        derivatives = _expressions(self.rhs, t, *arguments)
-        upstream = [set(ancestors([derivative])) for derivative in derivatives]
-        return np.array([[state in reached for state in x] for reached in upstream])
+        return Written(t, x, theta, u, _expressions(self.rhs, t, *arguments))
+
+    @property
+    def enters(self) -> NDArray[np.bool_]:
+        """Whose derivatives (rows) depend on which states (columns), shape ``(state, state)``."""
+        return self.written.depend_on(self.written.x)
 
     def by_name(self, x, theta) -> tuple[Any, Any]:
         """Return states, shape ``(..., time, state)``, and parameters as named tuples."""
@@ -431,7 +510,7 @@ class ODE:
     ) -> NDArray[np.float64]:
         """Integrate the ODE numerically with LSODA, relative tolerance 1e-8.
 
-        It starts anew where an input jumps or has a kink.
+        It starts anew where an input jumps or has a kink.  A dose at ``t[0]`` is in ``x0``.
 
         Parameters
         ----------
@@ -497,6 +576,7 @@ class ODE:
             np.broadcast_to(x0, (*n_draws, len(self.states))),
             np.broadcast_to(theta, (*n_draws, len(self.params))),
             self.breaks,
+            self.after,
         )
         return trajectories if draws else trajectories[0]
 
@@ -546,15 +626,61 @@ class ODE:
         )
 
     @cached_property
+    def machine_code(self) -> Callable:
+        """The right-hand side as numba's machine code, of type ``RHS`` (ode/solve.py).
+
+        Where it is elementwise, as nearly all are, it is one function of numbers, which takes a
+        quarter of a second to compile; else it is the graph.
+        """
+        t = pt.scalar("t", dtype="float64")
+        x, theta, u = (
+            [pt.scalar(name, dtype="float64") for name in names]
+            for names in (self.states, self.params, self.inputs)
+        )
+        tables = [value for value in self._given if isinstance(value, Input)]
+        inputs = [
+            own if isinstance(value, Input) else input_at(value, t)
+            for own, value in zip(u, self._given, strict=True)
+        ]
+        arguments = [named("State", self.states, x), named("Param", self.params, theta)]
+        arguments += [named("Input", self.inputs, inputs)] if inputs else []
+        measured = [own for own in inputs if own in u]
+        try:
+            f = scalar_code([t, *x, *theta, *measured], _expressions(self.rhs, t, *arguments))
+        except (NotImplementedError, TypeError, ValueError):  # written for vectors of all times
+            return self._code_of_graph()
+        parts = {"x": self.states, "theta": self.params}
+        given = ["t"] + [f"{name}[{k}]" for name, names in parts.items() for k in range(len(names))]
+        given += [f"input{k}(t)" for k in range(len(tables))]
+        results = ", ".join(f"out[{k}]" for k in range(len(self.states)))
+        scope = {f"input{k}": table.machine_code for k, table in enumerate(tables)} | {"f": f}
+        exec(f"def rhs(t, x, theta, out): {results} = f({', '.join(given)})", scope)
+        return njit(RHS, error_model="numpy")(scope["rhs"])
+
+    def _code_of_graph(self) -> Callable:
+        t = pt.vector("t", dtype="float64")
+        x = pt.tensor("x", dtype="float64", shape=(None, len(self.states)))
+        theta = pt.tensor("theta", dtype="float64", shape=(None, len(self.params)))
+        with as_written():
+            f = machine_code(
+                pytensor.function(
+                    [t, x, theta], self._graph(t, x, theta), on_unused_input="ignore", mode="NUMBA"
+                )
+            )
+
+        def rhs(t, x, theta, out):
+            (slopes,) = f(np.array([t]), x.reshape((1, -1)), theta.reshape((1, -1)))
+            out[:] = slopes[0]
+
+        return njit(RHS, error_model="numpy")(rhs)
+
+    @cached_property
     def on_arrays(self) -> Callable:
         """The right-hand side as a function of arrays t ``()``, x ``(state,)``, theta ``(param,)``.
 
-        Or with one row per draw, ``(draw,)``, ``(draw, state)`` and ``(draw, param)``.  Returns
-        the derivatives, of the shape of x.  Where the user's function is arithmetic alone, it is
-        called as it is; where it calls pm.math or has inputs, its graph is compiled.
+        Returns the derivatives, of the shape of x.  Where the user's function is arithmetic
+        alone, it is called as it is; where it calls pm.math or has inputs, it is compiled.
         """
-        if self.inputs:
-            return self._compiled
         n_states, n_params = len(self.states), len(self.params)
         some = np.random.default_rng(0).uniform(0.5, 1.5, (3, 1 + n_states + n_params))
         at = some[:, 0], some[:, 1 : 1 + n_states], some[:, 1 + n_states :]
@@ -562,39 +688,23 @@ class ODE:
             np.errstate(all="ignore"),
             suppress(Exception),
         ):  # whatever tensors do and arrays do not
-            if np.allclose(
-                self._as_it_is(*at), self._graph(*at).eval(mode=EVALUATE_ONCE), equal_nan=True
-            ):
+            as_it_is = np.array([self._as_it_is(*draw) for draw in zip(*at, strict=True)])
+            graph = self._graph(*at).eval(mode=EVALUATE_ONCE)
+            if not self.inputs and np.allclose(as_it_is, graph, equal_nan=True):
                 return self._as_it_is
-        return self._compiled
+        return self._from_machine
+
+    def _from_machine(self, t, x, theta) -> NDArray[np.float64]:
+        derivatives = np.empty(x.shape)
+        self.machine_code(float(t), np.array(x), np.array(theta), derivatives)
+        return derivatives
 
     def _as_it_is(self, t, x, theta) -> NDArray[np.float64]:
-        states, params = named("State", self.states, x.T), named("Param", self.params, theta.T)
-        returned = self.rhs(t, states, params)
-        derivatives = np.empty(x.shape)
-        for k, value in enumerate(_in_order_of_states(returned, self.states)):
-            derivatives.T[k] = value
-        return derivatives
+        states, params = named("State", self.states, x), named("Param", self.params, theta)
+        return np.array(_in_order_of_states(self.rhs(t, states, params), self.states), dtype=float)
 
     def _graph(self, t, x, theta) -> TensorVariable:
         return self(t, x, [theta[:, i] for i in range(len(self.params))])
-
-    @cached_property
-    def _compiled(self) -> Callable:
-        t = pt.vector("t", dtype="float64")
-        x = pt.tensor("x", dtype="float64", shape=(None, len(self.states)))
-        theta = pt.tensor("theta", dtype="float64", shape=(None, len(self.params)))
-        with as_written():
-            derivative = pytensor.function(
-                [t, x, theta], self._graph(t, x, theta), on_unused_input="ignore", trust_input=True
-            )
-
-        def of_one_or_many(t, x, theta):
-            return (
-                derivative(t, x, theta) if t.ndim else derivative(t[None], x[None], theta[None])[0]
-            )
-
-        return of_one_or_many
 
 
 def batched_solver(ode: ODE) -> BatchedSolver:
@@ -610,7 +720,7 @@ def batched_solver(ode: ODE) -> BatchedSolver:
     array([0.6065, 1.2131])
     """
     return BatchedSolver(
-        ode.on_arrays, lambda t, x, theta: ode.linearised(t, x, theta)[1], ode.breaks
+        ode.machine_code, lambda t, x, theta: ode.linearised(t, x, theta)[1], ode.breaks, ode.after
     )
 
 
@@ -620,7 +730,7 @@ def _gradient(total: TensorVariable, wrt: TensorVariable) -> TensorVariable:
 
 def _rebuilt(rhs, states, params, names, given) -> ODE:
     ode = ODE(rhs, states, params, **names)
-    return ode.with_inputs(dict(zip(ode.inputs, given, strict=True))) if given else ode
+    return ode.with_inputs(given) if given else ode
 
 
 def _by_chain_rule(rhs: Callable, is_positive: Sequence[bool], t, levels, theta, *inputs) -> list:

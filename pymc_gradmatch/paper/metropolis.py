@@ -14,9 +14,14 @@ from pymc.pytensorf import join_nonshared_inputs, make_shared_replacements
 from pytensor.tensor import TensorVariable
 from xarray import DataTree
 
-from pymc_gradmatch._pymc import ArrayStep, StepMethodState, machine_code, without_starts
+from pymc_gradmatch._pymc import (
+    ArrayStep,
+    StepMethodState,
+    as_written,
+    machine_code,
+    without_starts,
+)
 from pymc_gradmatch.arguments import as_numbers, check_counts
-from pymc_gradmatch.compiling import as_written
 from pymc_gradmatch.gp import is_states
 from pymc_gradmatch.model import keep_observations
 

@@ -52,8 +52,7 @@ from pytensor.tensor.subtensor import (
     indices_from_subtensor,
 )
 
-from pymc_gradmatch._pymc import machine_code
-from pymc_gradmatch.compiling import EVALUATE_ONCE, as_written
+from pymc_gradmatch._pymc import EVALUATE_ONCE, as_written, machine_code
 from pymc_gradmatch.sampling.loops import (
     Array,
     Call,

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from xarray import DataTree
 
 from pymc_gradmatch._pymc import log_convergence, patch_nutpie_idata
-from pymc_gradmatch.arguments import check_counts
+from pymc_gradmatch.arguments import check_counts, check_share
 from pymc_gradmatch.exact import glance
 from pymc_gradmatch.model import constraints, keep_observations
 from pymc_gradmatch.numerics import Laplace, on_one_thread
@@ -115,6 +115,7 @@ def sample(
         idata = gm.sample(model=model, random_seed=1)
     """
     check_counts(draws=draws, tune=tune, chains=chains, cores=cores)
+    check_share(target_accept=target_accept)
     if others:
         msg = (
             f"gm.sample has no argument {' or '.join(map(repr, others))}: it finds its own start, "

@@ -23,11 +23,17 @@ from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.traversal import ancestors
 from rich.progress import track
 
-from pymc_gradmatch._pymc import NutpieProgressBarManager, compile_starts, starts_by_itself
+from pymc_gradmatch._pymc import (
+    EVALUATE_ONCE,
+    NutpieProgressBarManager,
+    as_written,
+    compile_starts,
+    impossible_outside,
+    starts_by_itself,
+)
 from pymc_gradmatch.arguments import check_counts
-from pymc_gradmatch.compiling import EVALUATE_ONCE, as_written
 from pymc_gradmatch.gp import basis_inputs, is_states
-from pymc_gradmatch.model import is_constraint, known_starts, warn_of_other_data
+from pymc_gradmatch.model import is_constraint, known_starts, warn_of_other_data, where_impossible
 from pymc_gradmatch.numerics import (
     N_STARTS,
     Density,
@@ -166,9 +172,11 @@ class CompiledPosterior:
                 together=lambda u: self._climbed(u, free),
             )
         if best is None or not np.isfinite(self.density(best)[0]):
+            zero = _impossible(self.model)
+            where = f"The likelihood is zero at {zero} where the model starts. " if zero else ""
             msg = (
-                "the log density is not finite at any start; check the priors, or pass `initval` "
-                "for the parameters."
+                f"the log density is not finite at any start. {where}Check data and priors, or "
+                "pass `initval` for the parameters."
             )
             raise ValueError(msg)
         return self._with_held(best, self._normal(self.along(best, free), best[free], rng))
@@ -286,6 +294,20 @@ class CompiledPosterior:
             return value, gradient[entries]
 
         return density
+
+
+def _impossible(model: pm.Model) -> str:
+    """Say which observation has density zero where a model starts."""
+    there, values = model.initial_point(), model.rvs_to_values
+    graphs = [impossible_outside(g) for g in model.logp(vars=model.observed_RVs, sum=False)]
+    densities = model.compile_fn(
+        graphs, inputs=model.value_vars, mode=EVALUATE_ONCE, on_unused_input="ignore"
+    )(there)
+    names = [rv.name for rv in model.observed_RVs]
+    observed = [values[rv].eval(mode=EVALUATE_ONCE) for rv in model.observed_RVs]
+    return where_impossible(
+        dict(zip(names, densities, strict=True)), dict(zip(names, observed, strict=True))
+    )
 
 
 def compile_posterior(model: pm.Model) -> CompiledPosterior:

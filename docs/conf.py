@@ -1,0 +1,67 @@
+"""The site: ``make docs``; warnings are errors, code cells are run (and kept in a cache)."""
+
+import shutil
+from pathlib import Path
+
+import pymc_gradmatch as gm
+
+HERE = Path(__file__).parent
+shutil.copytree(  # stored with their outputs; the test suite runs them
+    HERE.parent / "notebooks",
+    HERE / "notebooks",
+    dirs_exist_ok=True,
+    ignore=shutil.ignore_patterns(".*"),
+)
+
+project = "pymc_gradmatch"
+author = "The pymc_gradmatch developers"
+copyright = author  # noqa: A001
+version = release = gm.__version__
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.mathjax",
+    "sphinx_copybutton",
+    "sphinx_design",
+    "sphinxcontrib.mermaid",
+    "sphinx-mathjax-offline",  # formulas without a network
+]
+exclude_patterns = ["_build", "**.ipynb_checkpoints", "jupyter_execute"]
+
+myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence", "deflist"]
+myst_heading_anchors = 3
+myst_fence_as_directive = ["mermaid"]
+nb_execution_mode = "cache"
+nb_execution_cache_path = str(HERE / "_build" / "cells")
+nb_execution_excludepatterns = ["notebooks/*"]
+nb_execution_raise_on_error = True
+nb_execution_timeout = 300
+nb_merge_streams = True
+
+autosummary_generate = True
+autodoc_typehints = "none"
+autodoc_member_order = "bysource"
+napoleon_google_docstring = False
+napoleon_use_rtype = False
+napoleon_custom_sections = ["Warns"]
+
+templates_path = ["_templates"]
+html_theme = "pydata_sphinx_theme"
+html_title = f"pymc_gradmatch {release}"
+html_theme_options = {
+    "header_links_before_dropdown": 5,
+    "navbar_end": ["theme-switcher"],
+    "secondary_sidebar_items": ["page-toc"],
+    "footer_start": ["copyright"],
+    "footer_end": [],
+    "show_prev_next": True,
+}
+html_sidebars = {"quickstart": [], "idea": [], "troubleshooting": [], "coming-from": [], "cite": []}
+html_show_sourcelink = False
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+# Docstrings list references that the text does not number.
+suppress_warnings = ["ref.footnote"]

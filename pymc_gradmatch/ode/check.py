@@ -1,0 +1,341 @@
+"""What is wrong with a right-hand side, before anyone fits."""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import pandas as pd
+import pymc as pm
+from numpy.typing import ArrayLike, NDArray
+
+from pymc_gradmatch._pymc import EVALUATE_ONCE
+from pymc_gradmatch.arguments import in_order, is_distribution
+from pymc_gradmatch.ode.inputs import Input
+from pymc_gradmatch.ode.system import ODE
+from pymc_gradmatch.reporting import Verdict
+
+type Array = NDArray[np.float64]
+
+N_DRAWS = 50
+STEP = 1e-5  # of differences, in units of what is varied
+SAME = 1e-6  # relative
+CLOSE = 1e-4  # of derivatives, which the differences have to about 1e-9
+CHANGE = 0.01  # of a parameter, for its effect
+NO_EFFECT = 1e-6  # of a state's range, by a change of all of a parameter
+STIFF = 1_000.0  # fastest decays in the whole time
+
+
+@dataclass(frozen=True, repr=False)
+class ODECheck(Verdict):
+    """What :func:`~pymc_gradmatch.check_ode` found; ``repr`` is the verdict and two tables.
+
+    Attributes
+    ----------
+    verdict : str
+        What is wrong, or that nothing was found; then what to know before a fit.
+    is_sound : bool
+        Whether nothing is wrong.
+    states : pandas.DataFrame
+        One row per state, along the trajectory: ``start``, ``least`` and ``largest``, the
+        largest ``slope`` by its size, the ``time`` in which the state would cross its range at
+        that slope, and whose derivatives it ``enters``.
+    params : pandas.DataFrame
+        One row per parameter: its ``value``, the middle of the draws where a prior was given;
+        ``effect``, the elasticity: by how much of its range the most sensitive state moves, over
+        the change of the parameter relative to itself; and whose derivatives it ``enters``.
+    trajectory : pandas.DataFrame
+        The states from ``x0`` with these values, one row per time.
+    """
+
+    verdict: str
+    is_sound: bool
+    states: pd.DataFrame
+    params: pd.DataFrame
+    trajectory: pd.DataFrame
+
+    def shown(self) -> tuple[str, list[pd.DataFrame]]:
+        """Return the verdict and both tables."""
+        return self.verdict, [self.states, self.params]
+
+
+def check_ode(
+    ode: ODE,
+    t: ArrayLike,
+    x0: ArrayLike | Mapping[str, float],
+    theta: Mapping[str, Any] | Sequence,
+    *,
+    inputs: Mapping[str, Input | Callable] | None = None,
+    random_seed: int | np.random.Generator | None = None,
+) -> ODECheck:
+    r"""Look at an ODE before it is fitted.
+
+    It is integrated from ``x0``.  Along that trajectory the graph, which gradient matching
+    uses, is held against the function at one time alone, which the solver uses; and its
+    derivatives by states and parameters against central differences.  What enters nothing,
+    or has no effect, is named, and so is a prior from which the ODE cannot be integrated.
+
+    The ODE is called stiff where the fastest decay would fit many times into the whole time:
+
+    .. math:: (t_n - t_0) \max_{j, k} \bigl(-\mathrm{Re}\, \lambda_k(t_j)\bigr) > 1000
+
+    with the eigenvalues of :math:`\partial f / \partial x` along the trajectory.
+
+    Parameters
+    ----------
+    ode : ODE
+        The right-hand side.
+    t : array_like of float
+        Increasing times, shape ``(time,)``: those of the data, if there are any.
+    x0 : array_like of float, or mapping of str to float
+        The states at ``t[0]``, shape ``(state,)`` or by name: the first data, or a guess.
+    theta : mapping of str to float or TensorVariable, or sequence of these
+        The parameters: numbers, or priors such as ``pm.HalfNormal.dist(5)``.  Of priors fifty
+        draws are taken, and of these the middle, parameter by parameter.
+    inputs : mapping of str to Input or callable, optional
+        As for :meth:`ODE.with_inputs`.
+    random_seed : int or numpy.random.Generator, optional
+        Seed of the draws.
+
+    Returns
+    -------
+    ODECheck
+
+    Raises
+    ------
+    ValueError, TypeError
+        If times, starts or parameters do not fit the ODE.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm, pymc_gradmatch as gm
+    >>> growth = gm.ODE(
+    ...     lambda t, x, theta: [theta.rate * x.mass * (1 - x.mass / theta.capacity)],
+    ...     ["mass"],
+    ...     ["rate", "capacity", "delay"],
+    ... )
+    >>> priors = {"rate": 1.0, "capacity": pm.LogNormal.dist(2, 0.1), "delay": 0.5}
+    >>> check = gm.check_ode(growth, np.linspace(0, 5, 11), x0=[0.5], theta=priors, random_seed=1)
+    >>> check.is_sound
+    False
+    >>> print(check.verdict.split(". ")[0])
+    delay enters no derivative
+    >>> check.params["enters"].to_dict()
+    {'rate': 'mass', 'capacity': 'mass', 'delay': ''}
+    """
+    ode = ode if inputs is None else ode.with_inputs(inputs)
+    t = np.asarray(t, dtype=float)
+    by_name = cast("Mapping", x0) if hasattr(x0, "keys") else None  # also a row of pandas
+    start = np.array(x0 if by_name is None else in_order(by_name, ode.states, "x0 is"), dtype=float)
+    if start.shape != (len(ode.states),):
+        msg = f"x0 has shape {start.shape}; expected one value for each of {list(ode.states)}."
+        raise ValueError(msg)
+    draws = _draws(ode, theta, random_seed)
+    middle = np.median(draws, axis=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of failed draws: they are counted below
+        path = ode.solve(t, start, middle)
+        paths = path[None] if len(draws) == 1 else ode.solve(t, start, draws)
+        wrong = [] if np.isfinite(path).all() else [_stops(ode, t, start, middle)]
+        if wrong:
+            t, path = t[:1], start[None]
+        effects = _effects(ode, t, start, middle, path) if len(t) > 1 else middle * np.nan
+    f, df_dx, df_dtheta = ode.linearised(t, path, middle)
+    wrong += _unlike(ode, t, path, middle, f, df_dx, df_dtheta)
+    enters = ode.written.depend_on([*ode.written.x, *ode.written.theta])
+    states = _states(ode, path, f, enters[:, : len(ode.states)])
+    params = pd.DataFrame(
+        {
+            "value": middle,
+            "effect": effects,
+            "enters": _listed(ode, enters[:, len(ode.states) :]),
+        },
+        index=pd.Index(ode.params, name="param"),
+    )
+    wrong += _idle(params)
+    notes = _notes(t, path, f, df_dx, states, np.isfinite(paths).all(axis=(1, 2)))
+    found = wrong or ["Nothing is wrong with the ODE along this trajectory."]
+    return ODECheck(
+        verdict=" ".join([*found, *notes]),
+        is_sound=not wrong,
+        states=states,
+        params=params,
+        trajectory=pd.DataFrame(path, index=pd.Index(t, name="time"), columns=[*ode.states]),
+    )
+
+
+def _draws(ode: ODE, theta, random_seed) -> Array:
+    """Return draws of the parameters, shape ``(draw, param)``; one, if all are numbers."""
+    given = ode.ordered_params(theta)
+    random = [value for value in given if is_distribution(value)]
+    if any(value.ndim for value in random):
+        msg = "a prior has several values; expected one for each parameter, pm.HalfNormal.dist(5)."
+        raise ValueError(msg)
+    if not random:
+        return np.array(given, dtype=float)[None]
+    drawn = iter(pm.draw(random, N_DRAWS, mode=EVALUATE_ONCE, random_seed=random_seed))
+    columns = [next(drawn) if is_distribution(v) else np.full(N_DRAWS, float(v)) for v in given]
+    return np.stack(columns, axis=1)
+
+
+def _stops(ode: ODE, t, start, middle) -> str:
+    values = ", ".join(f"{k} = {v:.3g}" for k, v in zip(ode.params, middle, strict=True))
+    whole = [n for n in range(2, len(t)) if np.isfinite(ode.solve(t[:n], start, middle)).all()]
+    reached = t[max(whole, default=1) - 1]
+    return (
+        f"With {values} the ODE can be integrated from x0 to time {reached:g}, and not to the next "
+        "one: it diverges there, or is not defined. Look at signs, units and x0; what follows is "
+        "at the first time alone."
+    )
+
+
+def _effects(ode: ODE, t, start, middle, path) -> Array:
+    steps = CHANGE * np.where(middle == 0, 1, np.abs(middle))
+    paths = ode.solve(t, start, np.concatenate([middle + np.diag(steps), middle - np.diag(steps)]))
+    more, less = np.split(paths, 2)
+    span = np.ptp(path, axis=0)
+    moved = np.abs(more - less).max(axis=1) / (2 * CHANGE)
+    return (moved / np.where(span == 0, 1, span)).max(axis=1)
+
+
+def _unlike(ode: ODE, t, path, theta, f, df_dx, df_dtheta) -> list[str]:
+    """Say where graph and function differ, or else where slopes are wrong."""
+
+    def alone(x, parameters):
+        return np.array([ode.on_arrays(*at) for at in zip(t, x, parameters, strict=True)])
+
+    rows = np.broadcast_to(theta, (len(t), len(theta)))
+    with np.errstate(all="ignore"):
+        defined = np.isfinite(f)
+        error = np.where(defined, np.abs(alone(path, rows) - f), 0)
+        differ = ~(error <= SAME * np.where(defined, np.abs(f), 0).max(axis=0)).all(axis=0)
+        found = [
+            f"The derivative of {state} at one time alone is another than among all times: it "
+            "depends on other times (a sum or a mean over x?), or on something that changes from "
+            "call to call."
+            for state in _where(ode.states, differ)
+        ]
+        found += [
+            _not_finite(
+                f"The derivative of {state}", t, ~defined[:, ode.states.index(state)], path, ode
+            )
+            for state in _where(ode.states, ~defined.all(axis=0))
+        ]
+        if found:
+            return found
+        for i, name in enumerate(ode.states):
+            unit = np.abs(path[:, i]).max() or 1.0
+            step = STEP * unit * np.eye(len(ode.states))[i]
+            change = (alone(path + step, rows) - alone(path - step, rows)) / (2 * STEP)
+            found += _wrong_slopes(ode, t, path, f, name, unit, df_dx[:, :, i], change)
+        for i, name in enumerate(ode.params):
+            unit = np.abs(theta[i]) or 1.0
+            step = STEP * unit * np.eye(len(theta))[i]
+            change = (alone(path, rows + step) - alone(path, rows - step)) / (2 * STEP)
+            found += _wrong_slopes(ode, t, path, f, name, unit, df_dtheta[:, :, i], change)
+    return found
+
+
+def _where(names: Sequence[str], chosen: NDArray[np.bool_]) -> list[str]:
+    return [name for name, is_chosen in zip(names, chosen, strict=True) if is_chosen]
+
+
+def _wrong_slopes(ode: ODE, t, path, f, name, unit, slopes, change) -> list[str]:
+    """Hold slopes by one variable, ``(time, state)``, against changes over its unit."""
+    found = []
+    for k, state in enumerate(ode.states):
+        what = f"The slope of d{state}/dt by {name}, which every fit needs,"
+        bad = ~np.isfinite(slopes[:, k])
+        if bad.any():
+            found.append(_not_finite(what, t, bad, path, ode))
+            continue
+        error = np.nan_to_num(np.abs(unit * slopes[:, k] - change[:, k]))
+        j = int(np.argmax(error))
+        if error[j] > CLOSE * (np.abs(f[:, k]).max() + unit * np.abs(slopes[:, k]).max()):
+            found.append(
+                f"{what} is {slopes[j, k]:.3g} at time {t[j]:g}, where differences say "
+                f"{change[j, k] / unit:.3g}: something rounds, is cut off or stands behind a "
+                "condition there."
+            )
+    return found
+
+
+def _not_finite(what: str, t, bad, path, ode) -> str:
+    j = int(np.argmax(bad))
+    at = ", ".join(f"{k} = {v:.3g}" for k, v in zip(ode.states, path[j], strict=True))
+    return (
+        f"{what} is not finite at time {t[j]:g}, where {at}: a logarithm, root, power or quotient "
+        "at the edge of where it is defined. Start elsewhere, or write it so that it is there."
+    )
+
+
+def _states(ode: ODE, path, f, enters) -> pd.DataFrame:
+    slope = np.abs(f).max(axis=0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        time = np.ptp(path, axis=0) / slope
+    columns = {
+        "start": path[0],
+        "least": path.min(axis=0),
+        "largest": path.max(axis=0),
+        "slope": slope,
+        "time": time,
+        "enters": _listed(ode, enters),
+    }
+    return pd.DataFrame(columns, index=pd.Index(ode.states, name="state"))
+
+
+def _listed(ode: ODE, enters: NDArray[np.bool_]) -> list[str]:
+    return [", ".join(_where(ode.states, column)) for column in enters.T]
+
+
+def _idle(params: pd.DataFrame) -> list[str]:
+    unused = params.index[params["enters"] == ""]
+    without = params.index[(params["enters"] != "") & (params["effect"] < NO_EFFECT)]
+    found = []
+    if len(unused):
+        is_one = len(unused) == 1
+        found.append(
+            f"{', '.join(unused)} {'enters' if is_one else 'enter'} no derivative. The data cannot "
+            f"tell {'it' if is_one else 'them'}: drop what is not used, or add what was forgotten."
+        )
+    if len(without):
+        found.append(
+            f"{', '.join(without)} moved no state by a change of 1 %: with this x0 and these "
+            "values the data cannot tell."
+        )
+    return found
+
+
+def _notes(t, path, f, df_dx, states: pd.DataFrame, integrated) -> list[str]:
+    notes = []
+    if len(integrated) > 1 and not integrated.all():
+        notes.append(
+            f"From {(~integrated).sum()} of {len(integrated)} draws of the prior the ODE cannot be "
+            "integrated to the end: a narrower prior says that these are not meant."
+        )
+    if len(t) == 1:
+        return notes
+    idle = states.index[states["enters"] == ""]
+    if len(idle):
+        notes.append(
+            f"{', '.join(idle)} acts on no state: what is seen of it tells only its own rates."
+        )
+    if np.isfinite(df_dx).all():
+        decay = max(0.0, float(-np.linalg.eigvals(df_dx).real.min()))
+        if decay * (t[-1] - t[0]) > STIFF:
+            notes.append(
+                f"The ODE is stiff: its fastest decay takes {1 / decay:.2g} of a whole time of "
+                f"{t[-1] - t[0]:.3g}. gm.fit integrates such systems; NUTS may make no headway in "
+                "the matched posterior."
+            )
+    within = np.abs(f[:-1]) * np.diff(t)[:, None] > np.ptp(path, axis=0)
+    if within.any():
+        fast = _where(states.index, within.any(axis=0))
+        notes.append(
+            f"From one time to the next {', '.join(fast)} would cross all of "
+            f"{'its' if len(fast) == 1 else 'their'} range at the slope at the first: a Gaussian "
+            "process cannot follow that. Measure more often there, or rely on preset='refined' "
+            "and gm.fit."
+        )
+    return notes

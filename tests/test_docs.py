@@ -1,0 +1,39 @@
+"""The pages: all public names are on the API page, and links lead somewhere."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import pymc_gradmatch as gm
+
+ROOT = Path(__file__).parents[1]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docs/howto").glob("*.md")]
+
+
+def test_the_api_page_lists_all_that_is_public():
+    page = (ROOT / "docs" / "api.md").read_text("utf-8")
+    listed = re.findall(r"^   (\w+)$|`gm\.(\w+)`", page, re.MULTILINE)
+    assert sorted(name or module for name, module in listed) == sorted(gm.__all__)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_between_files_lead_somewhere(page):
+    made = ("api/generated/", "notebooks/")  # when the site is built
+    text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
+    links = [link for link in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in link]
+    if page.parent.name == "docs":
+        links = [link for link in links if not link.startswith(made)]
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_every_page_of_how_tos_is_listed():
+    listed = (ROOT / "docs" / "howto" / "index.md").read_text("utf-8")
+    pages = [p.stem for p in (ROOT / "docs" / "howto").glob("*.md") if p.stem != "index"]
+    assert [page for page in pages if f"\n{page}\n" not in listed] == []
+
+
+def test_the_readme_is_short_and_its_first_code_is_not_far_down():
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert len(readme.splitlines()) <= 120
+    assert len(readme.split("```python")[0].splitlines()) <= 25
