@@ -618,9 +618,7 @@ class ODE:
     @cached_property
     def _linearisation(self) -> Callable:
         """The derivatives, and theirs by every state and parameter, of as many vectors of times."""
-        t, *given = (
-            pt.vector(name, dtype="float64") for name in ("t", *self.states, *self.params)
-        )
+        t, *given = (pt.vector(name, dtype="float64") for name in ("t", *self.states, *self.params))
         x, theta = given[: len(self.states)], given[len(self.states) :]
         arguments = [named("State", self.states, x), named("Param", self.params, theta)]
         slopes = _expressions(self.rhs, t, *arguments, *self._known_inputs(t))
