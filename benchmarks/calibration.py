@@ -1,0 +1,123 @@
+"""Simulation-based calibration of ``gm.fit``: ``python -m benchmarks.calibration``.
+
+Truths are drawn from the prior and data from the truths; then the share of the posterior
+below each truth is uniform if the posterior is exact (Talts, S. et al., 2018, Validating
+Bayesian inference algorithms with simulation-based calibration).  Its distribution function
+is held to the simultaneous band of ArviZ, among the fits that are sealed; those that are not
+are counted by what they say.
+
+One file per data set, so that an interrupted run goes on where it stopped; ``--table`` prints
+only, ``--quick`` fits three data sets of one system.
+"""
+
+import argparse
+import warnings
+from functools import partial
+from pathlib import Path
+from time import process_time
+
+import numpy as np
+import pandas as pd
+from arviz_stats.ecdf_utils import ecdf_pit
+from scipy.stats import kstest
+
+import pymc_gradmatch as gm
+from benchmarks import RESULTS, RUNS, runner, show
+from benchmarks.cases import CALIBRATION, named
+
+NAMES = [generator.name for generator in CALIBRATION]
+INDEX = ["system", "replicate"]
+SIMULATIONS = 1_000  # of ArviZ, for the band
+BAND = 0.95
+
+
+def fit(key: tuple[str, int]) -> dict[str, float | str]:
+    """Fit a data set; returns the share of its posterior below each truth, and its verdict."""
+    name, replicate = key
+    generator = named(CALIBRATION, name)
+    drawn = generator.draw(replicate)
+    start = process_time()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = gm.fit(
+                generator.ode, generator.t, drawn.y, random_seed=replicate, progressbar=False,
+                **generator.arguments(),
+            )  # fmt: skip
+    except Exception as error:
+        return {"is_exact": 0.0, "verdict": f"{type(error).__name__}: {error}"[:300]}
+    posterior = found.idata["posterior"].dataset
+    below = {}
+    for label, value in drawn.truth.items():
+        name, _, state = label.rstrip("]").partition("[")
+        draws = posterior[name].sel(state=state) if state else posterior[name]
+        below[f"below {label}"] = float((draws < value).mean())
+    return below | {
+        "is_exact": float(found.is_exact),
+        "k": found.pareto_k,
+        "n_effective": found.n_effective,
+        "seconds": process_time() - start,
+        "verdict": found.verdict,
+    }
+
+
+def table_of(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return how far the shares of sealed fits are from uniform, by system and unknown."""
+    summaries = {}
+    for name, fits in rows.groupby(level="system", sort=False):
+        sealed = fits[fits["is_exact"] == 1]
+        shared = {
+            "sets": len(fits),
+            "sealed": len(sealed) / len(fits),
+            "CPU s": fits["seconds"].median(),
+        }
+        columns = [column for column in fits if column.startswith("below ")]
+        for column in [c for c in columns if sealed[c].notna().any()]:
+            values = sealed[column].to_numpy()
+            _, ecdf, lower, upper = ecdf_pit(
+                values, BAND, SIMULATIONS, rng=np.random.default_rng(0)
+            )
+            outside = np.maximum(lower - ecdf, ecdf - upper).max()
+            summaries[name, column.removeprefix("below ")] = shared | {
+                "inside the band": outside <= 0,
+                "beyond it": max(outside, 0.0),
+                "p (Kolmogorov-Smirnov)": kstest(values, "uniform").pvalue,
+            }
+    return pd.DataFrame(summaries).T.rename_axis(["system", "unknown"])
+
+
+def unsealed(rows: pd.DataFrame) -> pd.Series:
+    """Count what fits without a seal say, up to the first number."""
+    said = rows.loc[rows["is_exact"] != 1, "verdict"].str.extract(r"^([^\d]*)", expand=False)
+    return said.str.strip().groupby(level="system").value_counts()
+
+
+def main(arguments: list[str] | None = None):
+    """Run the study and print its tables."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--out", type=Path, default=RUNS / "calibration", help="rows")
+    parser.add_argument("--csv", type=Path, default=RESULTS / "calibration.csv", help="all rows")
+    parser.add_argument("--replicates", type=int, default=500, help="data sets of each system")
+    parser.add_argument("--systems", nargs="+", choices=NAMES, default=NAMES)
+    parser.add_argument("--table", action="store_true", help="the tables only")
+    parser.add_argument("--quick", action="store_true", help="three data sets of one system")
+    options = parser.parse_args(arguments)
+    if options.quick:
+        options.systems, options.replicates = ["Michaelis-Menten"], 3
+        options.out = options.out.with_name("calibration-quick")
+    known = None if options.quick else runner.known_from(options.csv, INDEX)
+    saved = runner.Saved(options.out, runner.JSON, known=known)
+    replicates = range(options.replicates)
+    if not options.table:
+        keys = runner.keys_of(options.systems, replicates=replicates, ends=(20, 100))
+        runner.run(keys, fit, saved, report=lambda key, row: print(*key, row["verdict"][:90]))
+    every = runner.keys_of(NAMES, replicates=range(10_000), ends=())
+    rows = saved.table(every, partial(runner.table_of, index=INDEX)).sort_index()
+    show(table_of(rows))
+    print(unsealed(rows).to_string())
+    if not options.quick:
+        rows.to_csv(options.csv, float_format="%.5g")
+
+
+if __name__ == "__main__":
+    main()
