@@ -40,9 +40,14 @@ from scipy.interpolate import PchipInterpolator
 from scipy.linalg import expm
 
 from pymc_gradmatch.arguments import in_order
-from pymc_gradmatch.gp import StateGP, as_positive
+from pymc_gradmatch.gp import StateGP, as_positive, kernels
 from pymc_gradmatch.model.constraint import check_positive, check_states, constraints
-from pymc_gradmatch.model.gauss_newton import Matched, climb, climb_from_prior
+from pymc_gradmatch.model.gauss_newton import (
+    Matched,
+    climb,
+    climb_from_prior,
+    solutions_around,
+)
 from pymc_gradmatch.model.likelihood import (
     Likelihood,
     LikelihoodFunction,
@@ -375,6 +380,8 @@ class RefinedSettings(NamedTuple):
 
 REFINED = RefinedSettings()
 NUGGET = 1e-9  # of the kernel's variance
+N_CROSSING = 3  # solutions across the gaps, from which one that fits is sought
+HIGHER = 1.0  # log likelihood, by which the one that crosses gaps is the better one
 FINELY = 32  # points in a gap, to measure a solution's way
 FAR = 0.3  # sigma, between matched states and solution; docs/accuracy.md's cases stay below 0.12
 
@@ -496,7 +503,25 @@ def refine(
         found = climb_from_prior(
             levels, searching, parameters, gamma_of(searching), smoothed, rng, told, known
         )
-        centred, found, moves, told = searched(searching, found, told)
+        first = told
+        best = searched(searching, found, first)
+        if moves_on_in_gaps(levels, best[0], parameters.natural(best[1].u)[0], settings):
+            say("crossing the gaps, in which solutions may turn round more often")
+            crossing = across_gaps(
+                levels, searching, parameters, first, known, rng.spawn(1)[0], settings
+            )
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # of solutions that are not taken
+                others = [searched(searching, one, first) for one in crossing[:N_CROSSING]]
+
+            def height(searched) -> float:
+                centred, found, *_ = searched
+                theta, _ = parameters.natural(found.u)
+                return first(theta, centred.prior_mean).log_density
+
+            other = max(others, key=height, default=best)
+            best = other if height(other) > height(best) + HIGHER else best
+        centred, found, moves, told = best
         stretched = _stretched(levels, centred, parameters, found, counts, settings.long_gap)
         if grid is None and not np.array_equal(stretched, counts):
             say("dividing the gaps in which the solution moves on")
@@ -565,21 +590,77 @@ def _stretched(
     long : float
         Mean ways of the solution in the others, from which on much happens in a long gap.
     """
+    theta, _ = parameters.natural(matched.u)
+    times_longer = _ways_in_long_gaps(ode, gp, theta)
+    counted = np.diff(counts)
+    stretched = np.where(times_longer > long, counted * times_longer, counted)
+    return np.append(counts[0], counts[0] + np.cumsum(stretched))
+
+
+def moves_on_in_gaps(
+    ode: ODE, gp: StateGP, theta: NDArray[np.float64], settings: RefinedSettings = REFINED
+) -> bool:
+    """Tell whether a solution, the prior mean of gp, moves on where data are missing for long."""
+    return not (_ways_in_long_gaps(ode, gp, theta) <= settings.long_gap).all()
+
+
+def _ways_in_long_gaps(ode: ODE, gp: StateGP, theta: NDArray) -> NDArray[np.float64]:
+    """Return a solution's ways in long gaps, in mean ways of the others; zero for the others.
+
+    NaN where it cannot be integrated.
+    """
     times, is_long = gp.t_observed, gp.data.is_long_gap
     if not is_long.any():
-        return counts
-    theta, _ = parameters.natural(matched.u)
+        return np.zeros(len(is_long))
     fine = np.linspace(times[:-1], times[1:], FINELY, endpoint=False, axis=1).ravel()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         solution = ode.solve(np.append(fine, times[-1]), gp.prior_mean[0], theta) / gp.scale
     if not np.isfinite(solution).all():
-        return counts
+        return np.where(is_long, np.nan, 0)
     way = np.linalg.norm(np.diff(solution, axis=0), axis=1).reshape(-1, FINELY).sum(axis=1)
-    times_longer = way / way[~is_long].mean()
-    counted = np.diff(counts)
-    stretched = np.where(is_long & (times_longer > long), counted * times_longer, counted)
-    return np.append(counts[0], counts[0] + np.cumsum(stretched))
+    return np.where(is_long, way / way[~is_long].mean(), 0)
+
+
+def across_gaps(
+    ode: ODE,
+    gp: StateGP,
+    parameters: Parameters,
+    likelihood: Likelihood,
+    known: Start,
+    rng: np.random.Generator,
+    settings: RefinedSettings = REFINED,
+) -> list[Matched]:
+    """Return parameters with solutions of the ODE, the most probable first, for data with gaps.
+
+    In a long gap a solution may turn round more often than smoothed data do.  So processes
+    of the pieces between gaps, which say nothing of each other, match the ODE with the same
+    parameters; draws from around the most probable of these are integrated across the gaps.
+
+    Parameters
+    ----------
+    ode : ODE
+        Of the levels of states.
+    gp : StateGP
+        The data on a grid.
+    parameters, likelihood, known
+        As for :func:`climb_from_prior`; the likelihood is on this grid.
+    rng : numpy.random.Generator
+        Source of the draws.
+    """
+    times, counts, is_long = gp.t_observed, gp.data.counted, gp.data.is_long_gap
+    # The clock of a piece goes on in the gap: nothing is smoother at its edges than inside.
+    rates = np.diff(counts) / np.diff(times)
+    going = np.where(is_long, np.median(rates[~is_long]), rates) * np.diff(times)
+    clock = _clock(times, np.append(counts[0], counts[0] + np.cumsum(going)))
+    within = _counted(pm.gp.cov.Matern52, settings.wide_lengthscale, *clock)
+    in_gap = (gp.t[:, None] > times[:-1][is_long]) & (gp.t[:, None] <= times[1:][is_long])
+    separate = kernels.Separate(within, gp.t[in_gap.any(axis=1)])
+    pieces = _scaled(gp.with_covs([separate] * len(gp.states)), settings.wide_amplitude)
+    gamma = settings.tolerance * pieces.slope_variance()
+    smoothed = known.possible(pieces.posterior_mean())
+    found = climb_from_prior(ode, pieces, parameters, gamma, smoothed, rng, likelihood, known)
+    return solutions_around(ode, pieces, parameters, gamma, found, likelihood, known, rng)
 
 
 def _steps_per_gap(settings: RefinedSettings, n_gaps: float) -> int:
