@@ -31,6 +31,8 @@ from pymc_gradmatch.model import (
     where_impossible,
 )
 
+FACTORS = (1.0, 1e-6, 1e6, -1e-6, -1.0)  # of a start, of which its prior allows those above zero
+SMALLEST = 1e-9  # start on a logarithmic coordinate, in standard deviations of the data
 MOST_NUMBERS = 4_000_000  # of trajectories that are held at once
 
 
@@ -48,7 +50,9 @@ class ExactPosterior(Solutions):
     everything else that the model observes or weighs stays, with its ``pm.Data`` as
     they are now.  x(t0) has a flat prior; m and s are mean and scale of the data.  Of
     positive states x(t0), m and s are those of the logarithm.  Starts that
-    are known are what they are known to be, and no coordinates.
+    are known are what they are known to be, and no coordinates.  Where a potential of the
+    starts alone, such as a log-normal prior, excludes those below zero, the coordinate is
+    the logarithm.
 
     Parameters
     ----------
@@ -100,7 +104,36 @@ class ExactPosterior(Solutions):
         self._log_density = compile_for_draws([*self._values, *self._x], [log_density])
         self._observed = [term for term in terms if term in solved.observed_RVs]
         self._at_states = solved
-        self._shapes = [part.shape for part in self._start_parts({}, None)]
+        self._positive = [np.zeros(len(c.ode.states), dtype=bool) for c in self.constraints]
+        parts = self._start_parts({}, None)
+        self._shapes = [part.shape for part in parts]
+        telling = [p for p in solved.potentials if not set(solved.free_RVs) & set(ancestors([p]))]
+        if telling:
+            _, starts = self._parts(np.concatenate([part.ravel() for part in parts])[None])
+            self._positive = [self._above_zero(telling, k, x0[0]) for k, x0 in enumerate(starts)]
+
+    def _above_zero(self, potentials, k: int, x0) -> NDArray[np.bool_]:
+        """Tell which starts of a constraint are kept above zero by potentials of starts alone."""
+        gp, x = self.constraints[k].gp, self._x[k]
+        found = np.zeros(len(gp.states), dtype=bool)
+        size = np.maximum(np.abs(x0), gp.scale)
+        others = {*self._x} - {x}
+        for potential in potentials:
+            upstream = set(ancestors([potential]))
+            if x0.ndim > 1 or x not in upstream or others & upstream:
+                continue
+            graph = impossible_outside(potential).sum()
+            evaluate = pytensor.function([], graph, mode=EVALUATE_ONCE)
+            for state in np.flatnonzero(~gp.data.positive):
+                allowed = []
+                for factor in FACTORS:
+                    states = np.full(x.get_value().shape, np.nan)  # so that later ones would tell
+                    states[0] = np.where(np.arange(len(size)) == state, factor, 1) * size
+                    x.set_value(states)
+                    with np.errstate(all="ignore"):
+                        allowed.append(bool(np.isfinite(evaluate())))
+                found[state] |= allowed == [factor > 0 for factor in FACTORS]
+        return found
 
     def __call__(self, phi: NDArray[np.float64]) -> NDArray[np.float64]:
         """Evaluate the log density at points, shape ``(point, coordinate)``, up to a constant.
@@ -121,7 +154,19 @@ class ExactPosterior(Solutions):
             with np.errstate(all="ignore"):
                 at_solved = [array[solved] for array in [*u, *trajectories]]
                 (log_density[solved],) = self._log_density(*at_solved)
+        log_density += self._log_volume(phi)
         return np.where(np.isfinite(log_density), log_density, -np.inf)
+
+    def _log_volume(self, phi) -> NDArray[np.float64]:
+        """Return the log of what a unit of the coordinates is of the starts, up to a constant."""
+        *_, starts = self._split(phi)
+        return sum(
+            (
+                part[..., positive[free]].reshape(len(phi), -1).sum(axis=1)
+                for part, positive, free in zip(starts, self._positive, self._unknown, strict=True)
+            ),
+            np.zeros(len(phi)),
+        )
 
     def variables(self, phi: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
         """Return what points determine, by name: parameters, x(t0), all else, the trajectories."""
@@ -290,10 +335,16 @@ class ExactPosterior(Solutions):
         return [_unconstrained(self.model, rv) for rv in free] + self.start_graphs
 
     def _standardised(self, starts) -> list[NDArray[np.float64]]:
-        return [
-            ((constraint.gp.levels_of(x0) - constraint.gp.mean) / constraint.gp.scale)[..., free]
-            for constraint, x0, free in zip(self.constraints, starts, self._unknown, strict=True)
-        ]
+        parts = []
+        for constraint, x0, free, positive in zip(
+            self.constraints, starts, self._unknown, self._positive, strict=True
+        ):
+            gp = constraint.gp
+            part = (gp.levels_of(x0) - gp.mean) / gp.scale
+            in_scale = x0[..., positive] / gp.scale[positive]
+            part[..., positive] = np.log(np.maximum(in_scale, SMALLEST))
+            parts.append(part[..., free])
+        return parts
 
     def coordinates(self, posterior: xr.Dataset) -> NDArray[np.float64]:
         """Return draws, dims ``chain`` and ``draw``, as phi, shape ``(draw, coordinate)``.
@@ -315,8 +366,8 @@ class ExactPosterior(Solutions):
             raise ValueError(msg)
         return draws
 
-    def _parts(self, phi) -> tuple[list[NDArray], list[NDArray]]:
-        """Return the values u and each x(t0) in the data's units."""
+    def _split(self, phi) -> tuple[list[NDArray], list[NDArray]]:
+        """Return the values u, and the coordinates of each x(t0)."""
         sizes = [int(np.prod(shape)) for shape in self._shapes]
         parts = [
             part.reshape(len(phi), *shape)
@@ -325,14 +376,23 @@ class ExactPosterior(Solutions):
             )
         ]
         n_values = len(self._values)
+        return parts[:n_values], parts[n_values:]
+
+    def _parts(self, phi) -> tuple[list[NDArray], list[NDArray]]:
+        """Return the values u and each x(t0) in the data's units."""
+        values, parts = self._split(phi)
         starts = []
-        for constraint, free, part in zip(
-            self.constraints, self._unknown, parts[n_values:], strict=True
+        for constraint, free, positive, part in zip(
+            self.constraints, self._unknown, self._positive, parts, strict=True
         ):
-            levels = np.tile(constraint.gp.mean, (*part.shape[:-1], 1))
-            levels[..., free] += constraint.gp.scale[free] * part
-            starts.append(constraint.gp.states_of(levels))
-        return parts[:n_values], self._with_known(parts[:n_values], starts)
+            gp = constraint.gp
+            deviation = np.zeros((*part.shape[:-1], len(gp.scale)))
+            deviation[..., free] = part
+            x0 = gp.states_of(gp.mean + gp.scale * deviation)
+            with np.errstate(over="ignore"):  # a start that cannot be integrated from
+                x0[..., positive] = gp.scale[positive] * np.exp(deviation[..., positive])
+            starts.append(x0)
+        return values, self._with_known(values, starts)
 
     def _with_known(self, u, starts) -> list[NDArray]:
         """Put what is known of x(t0) in its place."""
