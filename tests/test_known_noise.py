@@ -79,7 +79,7 @@ def test_the_likelihood_is_that_of_known_noise(pair, preset, sigma):
     assert "sigma" not in model.named_vars
     [single] = model.logp(vars=[model["y"]], sum=False)
     [states] = model.replace_rvs_by_values([model["x"]])
-    evaluate = model.compile_fn([states, single], model.value_vars, on_unused_input="ignore")
+    evaluate = model.compile_fn([states, single], inputs=model.value_vars, on_unused_input="ignore")
     x, density = evaluate(model.initial_point())
     [constraint] = constraints(model)
     x = constraint.gp.at_times(x)
