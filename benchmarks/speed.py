@@ -168,7 +168,7 @@ def evaluation(calls: int = 5_000) -> Iterator[tuple[str, float, str]]:
     """Yield the cost of one log density with gradient, called in a compiled loop as by nutpie."""
     model = LV.paper_model(LV.simulate(0), random_seed=1)
     native = compile_posterior(model).native
-    evaluate, n = native.evaluate.ctypes, native.n
+    evaluate, n = native.function, native.n
 
     @numba.njit
     def loop(q, gradient, value, numbers):

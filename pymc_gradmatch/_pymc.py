@@ -405,8 +405,9 @@ def nutpie_model(
     ----------
     name : str
         Name of the vector in the draws; its dim is the name with ``_dim``.
-    density, identity : numba CFunc
-        The log density with its gradient, and what is stored of a vector: itself.
+    density, identity : object
+        With the ``address`` of a C function: the log density with its gradient, and what is
+        stored of a vector, which is the vector itself.
     numbers : array
         What both are given beside the vector.
     start : callable

@@ -58,6 +58,11 @@ def test_counts_that_are_negative_or_not_whole_are_named(gp, distribution, index
         built(gp, counted(observed, distribution))
 
 
+def test_counts_of_fewer_times_than_the_states_are_refused_by_their_shape(gp):
+    with pytest.raises(ValueError, match=r"observes counts of shape \(2,\).*states have shape"):
+        built(gp, counted(np.array([3, 2])))
+
+
 def test_whole_numbers_of_any_type_are_counts(gp, fast_compile):
     for observed in (COUNTS, COUNTS.astype(int), COUNTS.tolist()):
         assert np.isfinite(built(gp, counted(observed)).point_logps()["counts"])

@@ -13,19 +13,8 @@ import xarray as xr
 
 import pymc_gradmatch as gm
 from pymc_gradmatch.checks import grid
-from pymc_gradmatch.sampling.posterior import compile_posterior
 
 ROOT = Path(__file__).parents[1]
-REORDERED = ("reassoc", "contract", "fast")  # LLVM's flags that let it change a sum
-
-
-@pytest.mark.slow
-def test_a_compiled_density_adds_in_the_order_written(decay_model):
-    """Assert it of its machine code: which copy of a function runs can then not be seen."""
-    code = compile_posterior(decay_model(6, 1.0, 0.1)).native.evaluate.inspect_llvm()
-    sums = [line for line in code.splitlines() if " fadd " in line or " fmul " in line]
-    assert len(sums) > 10
-    assert not [line for line in sums if any(f" {flag} " in line for flag in REORDERED)]
 
 
 def fits_of_made_up_draws(asked):

@@ -41,12 +41,20 @@ PUBLIC = {  # documented, or exported by a library at its root
     "pytensor.gradient",
     "pytensor.graph",
     "pytensor.graph.basic",
+    "pytensor.graph.fg",
     "pytensor.graph.replace",
     "pytensor.graph.rewriting.utils",
     "pytensor.graph.traversal",
+    *("pytensor.raise_op", "pytensor.scalar"),  # and below: what graphs are made of
     "pytensor.tensor",
+    "pytensor.tensor.basic",
+    "pytensor.tensor.blas",
+    "pytensor.tensor.elemwise",
     "pytensor.tensor.linalg",
+    "pytensor.tensor.math",
     "pytensor.tensor.random",
+    "pytensor.tensor.shape",
+    "pytensor.tensor.subtensor",
 }
 NAMED_TUPLES = {"_asdict", "_fields", "_replace"}  # documented with an underscore
 
@@ -61,7 +69,7 @@ def of_ours(module):
 
 
 def test_the_house_is_small():
-    assert len(MODULES) <= 40
+    assert len(MODULES) <= 42
     assert max(floors(ARROWS).values()) <= 12
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from benchmarks import RESULTS, RUNS, runner, show
-from benchmarks.accuracy.fit import MODELS, fit
+from benchmarks.accuracy.fit import METHODS, fit
 from benchmarks.cases import ACCURACY, Case, named
 
 FOLDER = RESULTS / "accuracy"
@@ -73,7 +73,7 @@ def _summary(fits, reference, params, case: Case) -> dict[str, float]:
         "exact coverage": _coverage(reference, params, case),
         "moved (exact sd)": np.nanmedian(np.nanmax(np.abs(mean - exact_mean) / exact_sd, axis=1)),
         "sd ratio": np.nanmedian(sd / exact_sd),
-        "mixing": (fits["rhat"].lt(1.01) & fits["ess"].ge(200)).mean(),
+        "mixing": _mixing(fits),
         "median ess": fits["ess"].median(),
         "CPU s": (fits["build_seconds"] + fits["sample_seconds"]).median(),
     }
@@ -86,11 +86,18 @@ def _summary(fits, reference, params, case: Case) -> dict[str, float]:
         good = (fits["k"] < 0.7).to_numpy() & (apart < AGREE)
         summary |= {
             "k < 0.7": (fits["k"] < 0.7).mean(),
+            "sealed": fits["is_exact"].mean(),
             "exact after check": good.mean(),
             "checked ratio": fits["checked rmse"].median() / exact_rmse,
             "checked coverage": fits["checked covered"].mean(),
         }
     return summary
+
+
+def _mixing(fits: pd.DataFrame) -> float:
+    """Return the share of fits whose chains mix; of none where there were no chains."""
+    known = fits[["rhat", "ess"]].dropna()
+    return (known["rhat"].lt(1.01) & known["ess"].ge(200)).mean()
 
 
 def _coverage(reference, params, case: Case) -> float:
@@ -109,7 +116,7 @@ def main(arguments: list[str] | None = None):
     parser.add_argument("--csv", type=Path, default=FOLDER / "fits.csv", help="all rows")
     parser.add_argument("--replicates", type=int, default=100, help="data sets of each case")
     parser.add_argument("--cases", nargs="+", choices=list(AIMS), default=list(AIMS))
-    parser.add_argument("--methods", nargs="+", choices=list(MODELS), default=list(MODELS))
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--table", action="store_true", help="the tables only")
     parser.add_argument("--quick", action="store_true", help="three data sets of two cases")
     options = parser.parse_args(arguments)
@@ -123,7 +130,7 @@ def main(arguments: list[str] | None = None):
             options.cases, options.methods, replicates=REPLICATES[: options.replicates], ends=ENDS
         )
         runner.run(keys, fit, saved, report=report)
-    every = runner.keys_of(list(AIMS), list(MODELS), replicates=REPLICATES, ends=())
+    every = runner.keys_of(list(AIMS), METHODS, replicates=REPLICATES, ends=())
     rows = saved.table(every, partial(runner.table_of, index=INDEX)).sort_index()
     exact = pd.read_csv(options.exact, index_col=["case", "replicate"])
     show(table_of(rows, exact).T)

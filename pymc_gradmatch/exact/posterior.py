@@ -21,6 +21,7 @@ from pymc_gradmatch._pymc import (
     with_equal_parameters,
     without_starts,
 )
+from pymc_gradmatch.exact.search import Around
 from pymc_gradmatch.exact.solutions import Solutions, compile_for_draws, with_draws
 from pymc_gradmatch.gp import is_states
 from pymc_gradmatch.model import (
@@ -146,9 +147,13 @@ class ExactPosterior(Solutions):
 
     def _evaluate(self, phi) -> NDArray[np.float64]:
         u, starts = self._parts(phi)
-        trajectories = self._solved(u, starts)
-        log_density = np.full(len(phi), -np.inf)
-        finite = [np.isfinite(x).reshape(len(phi), -1).all(axis=1) for x in trajectories]
+        return self._heights(phi, u, self._solved(u, starts))
+
+    def _heights(self, phi, u, trajectories) -> NDArray[np.float64]:
+        """Return log densities at points, the values u and trajectories of which are known."""
+        n_points = len(trajectories[0])
+        log_density = np.full(n_points, -np.inf)
+        finite = [np.isfinite(x).reshape(n_points, -1).all(axis=1) for x in trajectories]
         solved = np.all(finite, axis=0)
         if solved.any():
             with np.errstate(all="ignore"):
@@ -167,6 +172,47 @@ class ExactPosterior(Solutions):
             ),
             np.zeros(len(phi)),
         )
+
+    def around(self, points: NDArray[np.float64], moves: NDArray[np.float64]) -> Around:
+        r"""Evaluate the log density at points and around them, solving for single moves alone.
+
+        The trajectory after two moves is taken to be
+        :math:`x_{i+j} \approx x_i + x_j - x`, without the mixed second derivatives of the
+        solution, as in a Gauss-Newton Hessian; everything else is the density's own.
+        """
+        size = sum(x.get_value().size for x in self._x) * moves.shape[1] ** 2
+        n_chunks = min(max(1, -(-len(points) * size // MOST_NUMBERS)), len(points))
+        parts = [
+            self._around(*both)
+            for both in zip(
+                np.array_split(points, n_chunks), np.array_split(moves, n_chunks), strict=True
+            )
+        ]
+        return Around(*map(np.concatenate, zip(*parts, strict=True)))
+
+    def _around(self, points, moves) -> Around:
+        n_points, n_moves, n = moves.shape
+        steps = np.concatenate([np.zeros((n_points, 1, n)), moves, -moves], axis=1)
+        single = (points[:, None] + steps).reshape(-1, n)
+        u, starts = self._parts(single)
+        solved = self._solved(u, starts)
+        center, ahead, behind = np.split(
+            self._heights(single, u, solved).reshape(n_points, -1), [1, 1 + n_moves], axis=1
+        )
+        rows, columns = np.triu_indices(n_moves, 1)
+        pairs = moves[:, rows] + moves[:, columns]
+        both = []
+        for sign, first in ((1, 1), (-1, 1 + n_moves)):
+            moved = (points[:, None] + sign * pairs).reshape(-1, n)
+            u, _ = self._parts(moved)
+            trajectories = []
+            for constraint, x in zip(self.constraints, solved, strict=True):
+                gp = constraint.gp
+                levels = gp.levels_of(x).reshape(n_points, -1, *x.shape[1:])
+                added = levels[:, first + rows] + levels[:, first + columns] - levels[:, :1]
+                trajectories.append(gp.states_of(added.reshape(-1, *x.shape[1:])))
+            both.append(self._heights(moved, u, trajectories).reshape(n_points, -1))
+        return Around(center[:, 0], ahead, behind, *both)
 
     def variables(self, phi: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
         """Return what points determine, by name: parameters, x(t0), all else, the trajectories."""

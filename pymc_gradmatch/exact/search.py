@@ -4,7 +4,7 @@ Two start from draws of something like it, one from its modes and the ridges tha
 from these.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import pandas as pd
@@ -70,18 +70,54 @@ def _like(chosen, values) -> NDArray[np.bool_]:
     return chosen.reshape(-1, *(1,) * (values.ndim - 1))
 
 
+class Around(NamedTuple):
+    """Log densities at points and around them, all of shape ``(point, ...)``.
+
+    Attributes
+    ----------
+    center : array of float
+        At the points.
+    ahead, behind : array of float
+        A move to one side and to the other, one column per move.
+    both_ahead, both_behind : array of float
+        Two moves at once, a column for each pair in the order of ``np.triu_indices(n, 1)``.
+    """
+
+    center: NDArray[np.float64]
+    ahead: NDArray[np.float64]
+    behind: NDArray[np.float64]
+    both_ahead: NDArray[np.float64]
+    both_behind: NDArray[np.float64]
+
+
+@runtime_checkable
+class LooksAround(Protocol):
+    """A log density with a cheaper way to its values around points than one by one."""
+
+    def around(self, points: NDArray[np.float64], moves: NDArray[np.float64]) -> Around:
+        """Evaluate around points ``(point, n)``, with moves ``(point, move, n)``."""
+        ...
+
+
+def around(target: LogDensity, points, moves) -> Around:
+    """Evaluate a log density at points and around them."""
+    if isinstance(target, LooksAround):
+        return target.around(points, moves)
+    n_points, n_moves, n = moves.shape
+    rows, columns = np.triu_indices(n_moves, 1)
+    both = moves[:, rows] + moves[:, columns]
+    steps = np.concatenate([np.zeros((n_points, 1, n)), moves, -moves, both, -both], axis=1)
+    height = target((points[:, None] + steps).reshape(-1, n)).reshape(n_points, -1)
+    center, *others = np.split(height, np.cumsum([1, n_moves, n_moves, len(rows)]), axis=1)
+    return Around(center[:, 0], *others)
+
+
 def look_around(target: LogDensity, point, factor) -> Local:
     """Find gradients and Hessians from differences, for all walkers at once."""
     n_walkers, n = point.shape
-    axes = STEP * np.eye(n)
     rows, columns = np.triu_indices(n, 1)
-    both = axes[rows] + axes[columns]
-    offsets = np.concatenate([np.zeros((1, n)), axes, -axes, both, -both])
-    around = point[:, None] + np.einsum("wij,oj->woi", factor, offsets)
-    height = target(around.reshape(-1, n)).reshape(n_walkers, -1)
-    center, ahead, behind, ahead_both, behind_both = np.split(
-        height, np.cumsum([1, n, n, len(rows)]), axis=1
-    )
+    center, ahead, behind, ahead_both, behind_both = around(target, point, STEP * factor.mT)
+    center = center[:, None]
     hessian = np.zeros((n_walkers, n, n))
     with np.errstate(invalid="ignore"):  # where a solution fails the height is minus infinity
         gradient = (ahead - behind) / (2 * STEP)

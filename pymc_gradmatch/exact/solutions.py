@@ -230,9 +230,9 @@ def compile_for_draws(inputs, outputs, random_seed: int | None = None) -> Callab
     batched = [pt.tensor(dtype=v.dtype, shape=(None, *v.type.shape)) for v in inputs]
     graphs = vectorize_graph(outputs, dict(zip(inputs, batched, strict=True)))
     if random_seed is None:
-        return pytensor.function(batched, graphs, mode=EVALUATE_ONCE, on_unused_input="ignore")
+        return pytensor.function(batched, graphs, mode="FAST_COMPILE", on_unused_input="ignore")
     return pm.compile(
-        batched, graphs, random_seed=random_seed, mode=EVALUATE_ONCE, on_unused_input="ignore"
+        batched, graphs, random_seed=random_seed, mode="FAST_COMPILE", on_unused_input="ignore"
     )
 
 

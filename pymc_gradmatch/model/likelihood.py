@@ -407,7 +407,8 @@ def rehearsed(function: LikelihoodFunction, ode: ODE, gp: StateGP) -> Written:
     Raises
     ------
     ValueError
-        If nothing is observed, if counts are none, or if a random variable in it is discrete.
+        If nothing is observed, if counts are none, if a random variable in it is discrete, or
+        if what is observed has another shape than what is said of it.
     """
     outer = pm.Model.get_context(error_if_none=False)
     coords = {} if outer is None else dict(outer.coords)
@@ -433,8 +434,17 @@ def rehearsed(function: LikelihoodFunction, ode: ODE, gp: StateGP) -> Written:
     upstream = set(ancestors(weighed))
     named = [*zip(ode.states, states, strict=True), *zip(ode.params, parameters, strict=True)]
     names = [rv.name for rv in weighed]
-    single = scratch.logp(vars=weighed, sum=False)
-    graphs = [scratch.logp(), *single]
+    try:
+        graphs = [scratch.logp(), *scratch.logp(vars=weighed, sum=False)]
+    except ValueError as error:
+        shapes = {rv.name: scratch.rvs_to_values[rv].type.shape for rv in scratch.observed_RVs}
+        each = ", ".join(f"{name} of shape {shape}" for name, shape in shapes.items())
+        msg = (
+            f"the likelihood observes {each}, which does not go with what is said of it "
+            f"({error}). Its states have shape {(len(gp.t_observed),)}, one entry for each time; "
+            "x.prey[seen] takes some of them."
+        )
+        raise ValueError(msg) from error
     known = [] if outer is None else outer.free_RVs
     stray = [rv for rv in random_ancestors(graphs) if rv in known]
     if stray:

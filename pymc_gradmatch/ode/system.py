@@ -608,22 +608,29 @@ class ODE:
             Shapes ``(time, state)``, ``(time, state, state)`` and
             ``(time, state, param)``.
         """
-        return self._linearisation(t, x, np.broadcast_to(theta, (len(t), len(self.params))))
+        n_times, n_states = x.shape
+        theta = np.broadcast_to(theta, (n_times, len(self.params)))
+        values = np.reshape(self._linearisation(t, *x.T, *theta.T), (-1, n_states, n_times))
+        f, *slopes = values.swapaxes(1, 2)
+        by = np.reshape(slopes, (-1, n_times, n_states)).transpose(1, 2, 0)
+        return f, by[..., :n_states], by[..., n_states:]
 
     @cached_property
     def _linearisation(self) -> Callable:
-        t = pt.vector("t", dtype="float64")
-        x = pt.matrix("x", dtype="float64", shape=(None, len(self.states)))
-        theta = pt.matrix("theta", dtype="float64", shape=(None, len(self.params)))
-        f = self._graph(t, x, theta)
+        """The derivatives, and theirs by every state and parameter, of as many vectors of times."""
+        t, *given = (pt.vector(name, dtype="float64") for name in ("t", *self.states, *self.params))
+        x, theta = given[: len(self.states)], given[len(self.states) :]
+        arguments = [named("State", self.states, x), named("Param", self.params, theta)]
+        slopes = _expressions(self.rhs, t, *arguments, *self._known_inputs(t))
+        along = [pt.zeros_like(t) + slope for slope in slopes]
         # What happens at one time depends on the states of that time alone.
-        totals = [f[:, k].sum() for k in range(len(self.states))]
-        df_dx, df_dtheta = (
-            pt.stack([_gradient(total, wrt) for total in totals], axis=1) for wrt in (x, theta)
+        by = [_gradient(slope.sum(), given) for slope in along]
+        outputs = [*along, *(one for column in zip(*by, strict=True) for one in column)]
+        function = pytensor.function(
+            [t, *given], outputs, on_unused_input="ignore", mode="FAST_COMPILE"
         )
-        return pytensor.function(
-            [t, x, theta], [f, df_dx, df_dtheta], on_unused_input="ignore", mode="FAST_COMPILE"
-        )
+        function.trust_input = True
+        return function
 
     @cached_property
     def machine_code(self) -> Callable:
@@ -724,8 +731,8 @@ def batched_solver(ode: ODE) -> BatchedSolver:
     )
 
 
-def _gradient(total: TensorVariable, wrt: TensorVariable) -> TensorVariable:
-    return cast("TensorVariable", pytensor.grad(total, wrt, disconnected_inputs="ignore"))
+def _gradient(total: TensorVariable, wrt: list[TensorVariable]) -> list[TensorVariable]:
+    return cast("list", pytensor.grad(total, wrt, disconnected_inputs="ignore"))
 
 
 def _rebuilt(rhs, states, params, names, given) -> ODE:

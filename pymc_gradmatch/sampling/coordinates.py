@@ -13,74 +13,20 @@ states, p are the monomials of degree two and three in them, and the last
 entries of q are what is left of the states around the ridge that they
 describe.  Such a shear preserves volume, so it needs no Jacobian.
 
-The map and the way back through it are compiled by hand, not as part of a graph:
-where the ridge is straight the monomials are skipped, and the machine code is the
-same for every model, so numba caches it.
+Where the ridge is straight the monomials are skipped.
 """
 
+from functools import reduce
+from itertools import combinations_with_replacement
 from math import comb
-from typing import NamedTuple
+from operator import mul
+from typing import Any, NamedTuple
 
-import numba
 import numpy as np
+import pytensor.tensor as pt
 from numpy.typing import NDArray
 
 from pymc_gradmatch.numerics import Density, Laplace, hessian, settle
-
-_compiled = numba.njit(cache=True)
-
-
-@_compiled
-def combine(weights, rows, total):
-    """Add rows, each times its weight, to a vector."""
-    for i in range(len(weights)):
-        for j in range(len(total)):
-            total[j] += weights[i] * rows[i, j]
-
-
-@_compiled
-def fill_monomials(q, n_curved, p):
-    """Write the monomials of the first coordinates: of degree two, then three if p has room."""
-    row = 0
-    for i in range(n_curved):
-        for j in range(i, n_curved):
-            p[row] = q[i] * q[j]
-            row += 1
-    if row == len(p):
-        return
-    for i in range(n_curved):
-        for j in range(i, n_curved):
-            for k in range(j, n_curved):
-                p[row] = q[i] * q[j] * q[k]
-                row += 1
-
-
-@_compiled
-def fill_rows(points, n_curved, rows):
-    """Write the monomials of every point."""
-    for i in range(len(points)):
-        fill_monomials(points[i], n_curved, rows[i])
-
-
-@_compiled
-def add_monomials_gradient(q, n_curved, weights, gradient):
-    """Add the gradient of the monomials, each times its weight."""
-    row = 0
-    for i in range(n_curved):
-        for j in range(i, n_curved):
-            gradient[i] += weights[row] * q[j]
-            gradient[j] += weights[row] * q[i]
-            row += 1
-    if row == len(weights):
-        return
-    for i in range(n_curved):
-        for j in range(i, n_curved):
-            for k in range(j, n_curved):
-                gradient[i] += weights[row] * q[j] * q[k]
-                gradient[j] += weights[row] * q[i] * q[k]
-                gradient[k] += weights[row] * q[i] * q[j]
-                row += 1
-
 
 MOST_DENSE = 2_000  # coordinates; with more, W and its Hessians cost more than they save
 MOST_CURVED = 11
@@ -122,22 +68,27 @@ class Split(NamedTuple):
     @property
     def n_monomials(self) -> int:
         """How many monomials p there are."""
-        return _count(self.n_curved) if self.is_dense else 0
+        n = self.n_curved
+        return sum(comb(n + k - 1, k) for k in _degrees(n)) if self.is_dense else 0
 
 
-def _count(n_curved: int) -> int:
-    """Return how many monomials there are, without a degree that has too many."""
+def _degrees(n_curved: int) -> list[int]:
+    """Return the degrees of the monomials, without a degree that has too many."""
     squares, cubes = (comb(n_curved + k - 1, k) for k in (2, 3))
-    return max(count for count in (0, squares, squares + cubes) if count <= MOST_MONOMIALS)
+    return [k for k, count in ((2, squares), (3, squares + cubes)) if 0 < count <= MOST_MONOMIALS]
 
 
-def monomials(q: NDArray[np.float64], n_curved: int) -> NDArray[np.float64]:
-    """Return the products of two and of three of the first coordinates, ``(..., monomials)``."""
-    points = np.ascontiguousarray(q.reshape(-1, q.shape[-1]))
-    rows = np.empty((len(points), _count(n_curved)))
-    if rows.size:
-        fill_rows(points, n_curved, rows)
-    return rows.reshape(*q.shape[:-1], rows.shape[1])
+def monomials(q, n_curved: int):
+    """Return the products of two and of three of the first coordinates, ``(..., monomials)``.
+
+    Works on NumPy arrays and on PyTensor variables alike.
+    """
+    xp: Any = np if isinstance(q, np.ndarray) else pt
+    products = [] if _degrees(n_curved) else [q[..., :0]]
+    for degree in _degrees(n_curved):
+        factors = np.array([*combinations_with_replacement(range(n_curved), degree)]).T
+        products.append(reduce(mul, [q[..., places] for places in factors]))
+    return xp.concatenate(products, axis=-1)
 
 
 class Coordinates(NamedTuple):

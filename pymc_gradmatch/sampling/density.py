@@ -6,19 +6,20 @@ numbers in a model's graphs are told from the formula, all of them are one vecto
 behind one pointer, and draws are turned into the model's variables afterwards.
 """
 
+import ctypes
+import math
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, NamedTuple, Self, cast
 
-import numba
 import numpy as np
 import nutpie
 import pymc as pm
 import pytensor
 import pytensor.tensor as pt
-from numba import types
 from numpy.typing import NDArray
 from pytensor.compile import SharedVariable
 from pytensor.graph.basic import Variable, equal_computations
@@ -28,14 +29,9 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorConstant, TensorVariable
 from xarray import DataTree
 
-from pymc_gradmatch._pymc import as_written, machine_code, nutpie_model
-from pymc_gradmatch.sampling.coordinates import (
-    Coordinates,
-    Split,
-    add_monomials_gradient,
-    combine,
-    fill_monomials,
-)
+from pymc_gradmatch._pymc import nutpie_model
+from pymc_gradmatch.sampling.coordinates import Coordinates, Split, monomials
+from pymc_gradmatch.sampling.machine import Native, Writer, assembled
 
 PATIENCE = 10.0  # seconds, after which a chain that has
 LITTLE = 0.05  # of its draws at most
@@ -108,9 +104,26 @@ def same_but_for_constants(one: Written, other: Written) -> bool:
 
 COORDINATES = "coordinates"
 
-_EVALUATE = types.int64(types.uint64, *[types.voidptr] * 4)
-_EXPAND = types.int64(types.uint64, types.uint64, *[types.voidptr] * 3)
-_NOT_FINITE, _FAILED = 3, 1
+# What nutpie calls: a density, and what is stored of a vector, which is the vector itself.
+_EVALUATE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_uint64, *[ctypes.c_void_p] * 4)
+_ARGUMENTS = "i64 %n, " + ", ".join(
+    f"ptr noalias %{name}" for name in ("q", "gradient", "value", "numbers")
+)
+_STORE = """
+declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
+define i64 @store(i64 %n, i64 %stored, ptr %q, ptr %to, ptr %numbers) {
+  %bytes = mul i64 %n, 8
+  call void @llvm.memcpy.p0.p0.i64(ptr %to, ptr %q, i64 %bytes, i1 false)
+  ret i64 0
+}
+"""
+_NOT_FINITE = 3
+
+
+@cache
+def stored_as_it_is() -> Native:
+    """Return nutpie's map from q to what it stores."""
+    return assembled(_STORE, "store")
 
 
 class Numbers(NamedTuple):
@@ -143,16 +156,16 @@ class NativeDensity:
 
     Attributes
     ----------
-    evaluate, expand : numba CFunc
-        The density; and the identity, nutpie's map from q to what it stores.
+    code : Native
+        The density as nutpie calls it: the length of q, pointers to q, to where gradient
+        and value go, and to the numbers; not zero where there is no density.
     numbers : array of float
         What the density depends on beside q.
     n : int
         Length of q.
     """
 
-    evaluate: Any
-    expand: Any
+    code: Native
     numbers: NDArray[np.float64]
     n: int
 
@@ -160,15 +173,21 @@ class NativeDensity:
         """Return the same density of other numbers; nothing is compiled."""
         return replace(self, numbers=np.ascontiguousarray(numbers))
 
+    @property
+    def function(self) -> Callable:
+        """The density as a C function, for :mod:`ctypes` and numba."""
+        return _EVALUATE(self.code.address)
+
     def __call__(self, q: NDArray[np.float64]) -> tuple[NDArray, NDArray]:
         """Return values and gradients at points ``(..., n)``; minus infinity where none."""
         points = np.ascontiguousarray(q)
         gradients, values = np.empty(q.shape), np.empty(q.shape[:-1])
         starts = [array.ctypes.data for array in (points, gradients, values, self.numbers)]
         steps = (8 * self.n, 8 * self.n, 8, 0)
+        evaluate = self.function
         for i in range(values.size):
             addresses = (start + i * step for start, step in zip(starts, steps, strict=True))
-            if self.evaluate.ctypes(self.n, *addresses):
+            if evaluate(self.n, *addresses):
                 values.flat[i] = -np.inf
                 gradients.reshape(-1, self.n)[i] = 0
         return values[()], gradients
@@ -185,8 +204,8 @@ class NativeDensity:
         """
         model = nutpie_model(
             COORDINATES,
-            self.evaluate,
-            self.expand,
+            self.code,
+            stored_as_it_is(),
             self.numbers,
             start=lambda seed: np.random.default_rng(seed).uniform(-1, 1, self.n),
             n=self.n,
@@ -246,7 +265,7 @@ def _complete(trace: DataTree) -> DataTree:
 def compile_density(
     log_density: TensorVariable, u: TensorVariable, data: TensorVariable, split: Split
 ) -> NativeDensity:
-    """Compile a graph of two vectors of known length, by numba, as a function of q.
+    """Compile a graph of two vectors of known length, as a function of q.
 
     Parameters
     ----------
@@ -257,74 +276,51 @@ def compile_density(
     split : Split
         How many coordinates the map from q to u bends along, and how many monomials it has.
     """
-    n, n_data = u.type.shape[0], data.type.shape[0]
-    n_curved, n_monomials = split.n_curved, split.n_monomials
-    is_dense, n_linear = split.is_dense, n * n if split.is_dense else n
-    n_bent = n_monomials * n
-    sizes = Numbers(1, n, n_linear, n_linear, n_bent, n_bent, n_data)
-    u_at, linear_at, linear_back_at, bent_at, bent_back_at, data_at, end = np.cumsum(sizes).tolist()
-    with as_written():
-        function = pytensor.function(
-            [u, data],
-            [log_density, cast("TensorVariable", pytensor.grad(log_density, u))],
-            mode="NUMBA",
-            on_unused_input="ignore",
-        )
-    value_and_gradient = machine_code(function)
+    (n,), count = u.type.shape, split.n_monomials
+    square = (n, n) if split.is_dense else (n,)
+    shapes = Numbers((), (n,), square, square, (count, n), (n, count), data.type.shape)
+    ends = np.cumsum([math.prod(shape) for shape in shapes]).tolist()
 
-    float64 = np.float64
+    def vector():
+        return pt.tensor(dtype="float64", shape=(n,))
 
-    def evaluate(n_given, q_start, gradient_start, value_start, numbers_start):
-        q = numba.carray(q_start, (n,), float64)
-        value_out = numba.carray(value_start, (1,), float64)
-        gradient_out = numba.carray(gradient_start, (n,), float64)
-        numbers = numba.carray(numbers_start, (end,), float64)
-        is_bent = numbers[0] != 0
-        u = numbers[u_at:linear_at].copy()
-        linear = numbers[linear_at:linear_back_at]
-        linear_back = numbers[linear_back_at:bent_at]
-        bent = numbers[bent_at:bent_back_at].reshape((n_monomials, n))
-        bent_back = numbers[bent_back_at:data_at].reshape((n, n_monomials))
-        p = np.empty(n_monomials)
-        if is_dense:
-            combine(q, linear.reshape((n, n)), u)
-        else:
-            u += q * linear
-        if is_bent:
-            fill_monomials(q, n_curved, p)
-            combine(p, bent, u)
-        try:
-            value, gradient = value_and_gradient(u, numbers[data_at:])
-        except Exception:  # numba catches nothing more specific
-            return _FAILED
-        value_out[0] = value[()]
-        if is_dense:
-            gradient_out[:] = 0
-            combine(gradient, linear_back.reshape((n, n)), gradient_out)
-        else:
-            gradient_out[:] = linear * gradient
-        if is_bent:
-            p[:] = 0
-            combine(gradient, bent_back, p)
-            add_monomials_gradient(q, n_curved, p, gradient_out)
-        finite = np.isfinite(value_out[0])
-        for i in range(n):
-            finite = finite and np.isfinite(gradient_out[i])
-        return 0 if finite else _NOT_FINITE
+    def times(matrix, vector):
+        return matrix * vector if matrix.ndim == 1 else (matrix * vector[:, None]).sum(axis=0)
 
-    def expand(n_given, n_stored, q_start, stored_start, numbers_start):
-        q_given = numba.carray(q_start, (n,), float64)
-        stored = numba.carray(stored_start, (n,), float64)
-        for i in range(n):
-            stored[i] = q_given[i]
-        return 0
+    given = Numbers(*(pt.tensor(dtype="float64", shape=shape) for shape in shapes))
+    given = given._replace(data=data)
+    writer = Writer()
+    arrays = {
+        symbol: writer.argument("%numbers", shape, end - math.prod(shape))
+        for symbol, shape, end in zip(given, shapes, ends, strict=True)
+    }
+    q, slope, value, gradient = vector(), vector(), pt.scalar(dtype="float64"), vector()
+    for name, symbol in {"%q": q, "%value": value, "%gradient": gradient}.items():
+        arrays[symbol] = writer.argument(name, symbol.type.shape)
 
-    return NativeDensity(
-        numba.cfunc(_EVALUATE)(evaluate),
-        numba.cfunc(_EXPAND)(expand),
-        np.empty(end),
-        n,
-    )
+    def written(*graphs):
+        return writer.write([*arrays], graphs, [*arrays.values()])
+
+    def fill(symbol, graph):
+        writer.fill(arrays[symbol], *written(graph))
+
+    p = monomials(q, split.n_curved) if count else None
+    arrays[u] = writer.copied(*written(given.location + times(given.linear, q)))
+    if p is not None:
+        with writer.when(arrays[given.is_bent]):
+            fill(u, u + times(given.bent, p))
+    density, slopes = written(log_density, pytensor.grad(log_density, u))
+    arrays[slope] = writer.stored(slopes)
+    writer.fill(arrays[value], density)
+    fill(gradient, times(given.linear_back, slope))
+    if p is not None:
+        with writer.when(arrays[given.is_bent]):
+            along = pytensor.grad((p * times(given.bent_back, slope)).sum(), q)
+            fill(gradient, gradient + along)
+    for result in (value, gradient):
+        (finite,) = written(pt.all(~(pt.isnan(result) | pt.isinf(result))))
+        writer.fail_unless(finite, _NOT_FINITE)
+    return NativeDensity(writer.compiled(_ARGUMENTS), np.empty(ends[-1]), n)
 
 
 def compile_written(written: Written, shapes, split: Split) -> NativeDensity:
