@@ -297,6 +297,8 @@ class Case(NamedTuple):
     unit: float = 1.0
     """Of time."""
     noise: float = 0.05
+    known_noise: str = "none"
+    """For what a sigma is given: all, each state, or each observation."""
     road: str = "fgpgm"
     mistake: str = "none"
     seed: int = 0
@@ -407,6 +409,13 @@ def posed_by(case: Case) -> Problem:
     settings: dict[str, Any] = {"inputs": inputs, "progressbar": False}
     if case.start != "none":
         settings["start"] = {states[0]: STARTS[case.start](float(start[0]))}
+    if case.known_noise != "none" and case.likelihood == "none" and case.road != "by hand":
+        shapes = {"all": (), "state": n_states, "observation": x.shape}
+        settings["sigma"] = (
+            0.1
+            * (1 if case.is_positive else size)
+            * np.exp(rng.normal(0, 1, shapes[case.known_noise]))
+        )
     if case.likelihood != "none":
         settings["likelihood"] = lambda x, theta: LIKELIHOODS[case.likelihood](x, seen[:, 0], size)
         y = y if case.is_y_given else None
@@ -507,6 +516,7 @@ def cases(
         size=chosen([1.0, 1e-9, 1e6]),
         unit=chosen([1.0, 1e-6, 1e6]),
         noise=chosen([0.05, 0.0, 0.5]),
+        known_noise=chosen(["none", "none", "none", "all", "state", "observation"]),
         road=chosen(roads),
         mistake=chosen([*["none"] * 2 * len(SLIPS), *SLIPS]),
         seed=st.integers(0, 1000),

@@ -365,8 +365,8 @@ FROZEN = scipy.stats.halfnorm(scale=2)
     [
         ({"gamma": FROZEN}, TypeError, "gamma is a rv_continuous_frozen.*a positive number"),
         ({"gamma": "auto"}, TypeError, "gamma is a str, 'auto'; expected a positive number"),
-        ({"sigma": FROZEN}, ValueError, "sigma is <.*expected 'fixed', 'random', or a prior"),
-        ({"sigma": 0.1}, ValueError, r"sigma is 0\.1; expected 'fixed', 'random', or a prior"),
+        ({"sigma": FROZEN}, TypeError, "sigma is a .*expected 'fixed', 'random', a prior"),
+        ({"sigma": 0}, ValueError, r"sigma is 0 at t = 0, state .*; expected positive numbers"),
         ({"priors": None}, TypeError, r"priors are a NoneType; expected a mapping .*\['r'\]"),
         ({"priors": "normal"}, TypeError, "priors are a str; expected a mapping"),
         ({"priors": {"r": FROZEN}}, TypeError, "prior of 'r' is a rv_continuous_frozen; expected"),

@@ -6,11 +6,12 @@ import pymc as pm
 import pytest
 import xarray as xr
 from scipy import stats
+from scipy.special import logsumexp
 
 import pymc_gradmatch as gm
 from pymc_gradmatch.exact import ExactPosterior
 from pymc_gradmatch.exact.importance import Mixture, Search, reliable_k, search, weigh
-from pymc_gradmatch.exact.search import cover, modes_and_ridges
+from pymc_gradmatch.exact.search import cover, modes_and_ridges, modes_beside, newton
 from pymc_gradmatch.ode import batched_solver
 
 T = np.linspace(0, 2, 9)
@@ -293,6 +294,29 @@ def test_searches_that_end_at_different_modes_disagree(rng, monkeypatch):
     assert found.weighted.is_reliable
     assert not found.agrees
     assert not found.is_reliable
+
+
+def far_apart(phi):
+    """Evaluate three normals, of shares 3 to 1 to almost nothing."""
+    parts = [(0.0, 0.0), (40.0, np.log(3)), (-40.0, -20.0)]
+    return logsumexp([normal_around(at, 1)(phi) + share for at, share in parts], axis=0)
+
+
+def test_other_modes_are_found_from_points_near_them_the_highest_first(rng):
+    mode = newton(far_apart, np.ones((1, 2)), np.eye(2))
+    points = np.repeat([0.0, 40.0, -40.0], 3)[:, None] + rng.normal(size=(9, 2))
+    others = modes_beside(far_apart, points, mode)
+    np.testing.assert_allclose(others.point, [[40.0, 40.0]], atol=1e-2)
+    others = modes_beside(far_apart, points, others)
+    np.testing.assert_allclose(others.point, [[0.0, 0.0]], atol=1e-2)
+
+
+def test_modes_that_are_known_of_have_their_shares(rng):
+    draws = rng.normal(size=(500, 2))
+    found = cover(far_apart, draws, 3_000, rng, others=np.full((1, 2), 39.0))
+    assert found.is_reliable
+    share = found.weighted.weights @ (found.weighted.points[:, 0] > 20)
+    assert share == pytest.approx(0.75, abs=5 * np.sqrt(0.75 * 0.25 / found.weighted.n_effective))
 
 
 @pytest.mark.slow

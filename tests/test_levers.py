@@ -354,8 +354,8 @@ def test_sigma_may_have_a_prior_of_the_users(lotka_volterra, data, gp, priors, s
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"sigma": "free"}, r"sigma is 'free'; expected 'fixed', 'random', or a prior"),
-        ({"sigma": 0.3}, r"sigma is 0.3; expected 'fixed', 'random', or a prior"),
+        ({"sigma": "free"}, r"sigma is 'free'; expected 'fixed', 'random', a prior"),
+        ({"sigma": -0.3}, r"sigma is -0.3 at t = 0, state 'prey', where there is an observation"),
         (
             {"preset": "refined", "amplitude": 4.0},
             r"preset 'refined' sets amplitude and recentred itself",

@@ -229,6 +229,38 @@ def test_a_prior_on_the_start_counts_as_a_term(y):
     assert "start_prior" in ExactPosterior(model).likelihood
 
 
+def test_starts_with_positive_priors_are_searched_for_as_logarithms(chain_gp, chain_data):
+    """Assert it, and the density by hand, for one such start beside others."""
+    rest = {"b": lambda theta, x0: theta.total - x0.a - x0.c}
+    start = {"a": pm.Normal.dist(9, 1), "c": pm.LogNormal.dist(-1, 1)} | rest
+    model = gm.build_model(CHAIN, T, chain_data, priors=PRIORS, gp=chain_gp, start=start, gamma=0.1)
+    target = ExactPosterior(model)
+    there = target.starting_at({}, [np.array([9.0, 1.0, 0.2])])
+    phi = np.array([there, there, there])
+    phi[[1, 2], [target.names.index(f"x0[{state}]") for state in "ac"]] += 0.7
+    a, b, c = (target.scalars(phi)[f"x0[{state}]"] for state in "abc")
+    np.testing.assert_allclose(a, 9 + np.array([0, 0.7, 0]) * chain_gp.scale[0])
+    np.testing.assert_allclose(c, 0.2 * np.exp([0, 0, 0.7]))
+    theta = [target.scalars(there[None])[name][0] for name in CHAIN.params]
+    x = np.array([CHAIN.solve(T, x0, theta) for x0 in zip(a, b, c, strict=True)])
+    expected = stats.norm.logpdf(chain_data, x, 0.2).sum(axis=(1, 2))
+    expected += stats.norm.logpdf(a, 9, 1) + stats.norm.logpdf(np.log(c), -1, 1)
+    np.testing.assert_allclose(np.diff(target(phi)), np.diff(expected), rtol=1e-4)
+
+
+def test_a_potential_of_a_trajectory_is_no_prior_of_its_start(chain_gp, chain_data):
+    """Assert coordinates in the data's units where a whole trajectory is kept above zero."""
+    rest = {"b": lambda theta, x0: theta.total - x0.a - x0.c}
+    model = gm.build_model(CHAIN, T, chain_data, priors=PRIORS, gp=chain_gp, start=rest, gamma=0.1)
+    with model:
+        pm.Potential("above", pm.math.switch(model["x"][:, 2].min() > 0, 0.0, -np.inf))
+    target = ExactPosterior(model)
+    there = target.starting_at({}, [np.array([9.0, 1.0, 0.2])])
+    phi = np.array([there, there])
+    phi[1, target.names.index("x0[c]")] += 0.7
+    np.testing.assert_allclose(np.diff(target.scalars(phi)["x0[c]"]), 0.7 * chain_gp.scale[2])
+
+
 def test_a_start_whose_prior_excludes_the_first_observation_is_climbed_from_within(chain_gp):
     start = Start.of(CHAIN, {"c": pm.LogNormal.dist(-1, 1)})
     x = chain_gp.posterior_mean()

@@ -16,7 +16,7 @@ from pytensor.tensor import TensorVariable
 from pymc_gradmatch._pymc import EVALUATE_ONCE, starts_by_itself
 from pymc_gradmatch.exact.importance import Mixture
 from pymc_gradmatch.exact.posterior import ExactPosterior
-from pymc_gradmatch.exact.search import Local, cover, newton, widths_at
+from pymc_gradmatch.exact.search import Local, cover, modes_beside, newton, widths_at
 from pymc_gradmatch.exact.verdict import N_HANDED_ON, TRY, check_n_draws, in_words
 from pymc_gradmatch.gp import is_states
 from pymc_gradmatch.model import (
@@ -24,6 +24,7 @@ from pymc_gradmatch.model import (
     NoDerivativeError,
     Settings,
     build_model,
+    crossings_of,
     of_model,
     refine,
     start_in,
@@ -35,9 +36,9 @@ from pymc_gradmatch.reporting import Verdict, reporting
 if TYPE_CHECKING:
     from arviz import PlotCollection
 
+N_CROSSING = 24  # of the solutions that cross long gaps, from which modes are climbed to
 PILOTS = 1_000  # draws of the normal approximation, from which the searches start
 N_PRIOR = 1_000  # draws that tell how wide a prior is
-HIGHER = 2.0  # log density, by which another mode is the better one to search around
 HARDLY = 0.7  # of the prior's width, that a posterior has where the data tell next to nothing
 FAR_APART = (-3.0, -1.0, 1.0, 3.0)  # of a state's standard deviation
 FLAT = 1e-3  # log density; the solver's errors are smaller
@@ -251,12 +252,14 @@ def fit(
         # In a long gap a solution may turn round once more, or once less.
         gaps = any(constraint.gp.data.is_long_gap.any() for constraint in target.constraints)
         if gaps or not found.is_reliable:
-            say("climbing from draws of the prior: is there a better mode?")
-            other = _best_from_prior(target, mode, rng)
-            if other.height[0] > mode.height[0] + HIGHER:
-                say("searching again, around the better mode")
-                around = Mixture.around(other.point[0], other.covariance[0])
-                found = cover(target, around.draw(PILOTS, rng), n_draws, rng)
+            say("climbing from draws of the prior: are there other modes?")
+            others = modes_beside(target, _elsewhere(target, mode, rng), mode)
+            if len(others.height):
+                say("searching again, around all modes")
+                highest = max(mode, others.only([0]), key=lambda one: one.height[0])
+                around = Mixture.around(highest.point[0], highest.covariance[0])
+                all_modes = np.concatenate([mode.point, others.point])
+                found = cover(target, around.draw(PILOTS, rng), n_draws, rng, all_modes)
         say("drawing")
         weighted = found.weighted
         drawn = weighted.resampled(rng)
@@ -279,13 +282,27 @@ def fit(
     )
 
 
-def _best_from_prior(target: ExactPosterior, mode: Local, rng) -> Local:
-    """Climb from the most probable of many draws of the prior; return the highest mode."""
+def _elsewhere(target: ExactPosterior, mode: Local, rng) -> NDArray[np.float64]:
+    """Return points to climb to other modes from.
+
+    The most probable of many draws of the prior, and what crosses long gaps.
+    """
     draws = target.from_prior(mode.point[0], N_PRIOR, rng)
-    best = draws[np.argsort(-target(draws))[:N_STARTS]]
-    climbed = newton(target, best, mode.covariance[0])
-    highest = climbed.only([int(np.argmax(climbed.height))])
-    return newton(target, highest.point, highest.covariance[0])
+    chosen = draws[np.argsort(-target(draws))[:N_STARTS]]
+    there = {name: values[0] for name, values in target.variables(mode.point).items()}
+    [initial] = target.initial_points(mode.point)
+    free = {name: value for name, value in initial.items() if name not in target.starts}
+    crossing = []
+    for name, constraint in zip(target.starts, target.constraints, strict=True):
+        theta = np.array([there.get(param, np.nan) for param in constraint.ode.params])
+        start = constraint.gp.levels_of(there[name])
+        crossed = crossings_of(target.model, constraint, theta, start, rng)[:N_CROSSING]
+        for other, x0 in crossed:
+            starts = [
+                x0 if other_name == name else there[other_name] for other_name in target.starts
+            ]
+            crossing.append(target.starting_at(free | other, starts))
+    return np.concatenate([chosen, *([crossing] if crossing else [])])
 
 
 def _unidentified(target: ExactPosterior, posterior: xr.Dataset, rng) -> pd.DataFrame:

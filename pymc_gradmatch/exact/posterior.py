@@ -32,6 +32,8 @@ from pymc_gradmatch.model import (
     where_impossible,
 )
 
+FACTORS = (1.0, 1e-6, 1e6, -1e-6, -1.0)  # of a start, of which its prior allows those above zero
+SMALLEST = 1e-9  # start on a logarithmic coordinate, in standard deviations of the data
 MOST_NUMBERS = 4_000_000  # of trajectories that are held at once
 
 
@@ -49,7 +51,9 @@ class ExactPosterior(Solutions):
     everything else that the model observes or weighs stays, with its ``pm.Data`` as
     they are now.  x(t0) has a flat prior; m and s are mean and scale of the data.  Of
     positive states x(t0), m and s are those of the logarithm.  Starts that
-    are known are what they are known to be, and no coordinates.
+    are known are what they are known to be, and no coordinates.  Where a potential of the
+    starts alone, such as a log-normal prior, excludes those below zero, the coordinate is
+    the logarithm.
 
     Parameters
     ----------
@@ -101,7 +105,36 @@ class ExactPosterior(Solutions):
         self._log_density = compile_for_draws([*self._values, *self._x], [log_density])
         self._observed = [term for term in terms if term in solved.observed_RVs]
         self._at_states = solved
-        self._shapes = [part.shape for part in self._start_parts({}, None)]
+        self._positive = [np.zeros(len(c.ode.states), dtype=bool) for c in self.constraints]
+        parts = self._start_parts({}, None)
+        self._shapes = [part.shape for part in parts]
+        telling = [p for p in solved.potentials if not set(solved.free_RVs) & set(ancestors([p]))]
+        if telling:
+            _, starts = self._parts(np.concatenate([part.ravel() for part in parts])[None])
+            self._positive = [self._above_zero(telling, k, x0[0]) for k, x0 in enumerate(starts)]
+
+    def _above_zero(self, potentials, k: int, x0) -> NDArray[np.bool_]:
+        """Tell which starts of a constraint are kept above zero by potentials of starts alone."""
+        gp, x = self.constraints[k].gp, self._x[k]
+        found = np.zeros(len(gp.states), dtype=bool)
+        size = np.maximum(np.abs(x0), gp.scale)
+        others = {*self._x} - {x}
+        for potential in potentials:
+            upstream = set(ancestors([potential]))
+            if x0.ndim > 1 or x not in upstream or others & upstream:
+                continue
+            graph = impossible_outside(potential).sum()
+            evaluate = pytensor.function([], graph, mode=EVALUATE_ONCE)
+            for state in np.flatnonzero(~gp.data.positive):
+                allowed = []
+                for factor in FACTORS:
+                    states = np.full(x.get_value().shape, np.nan)  # so that later ones would tell
+                    states[0] = np.where(np.arange(len(size)) == state, factor, 1) * size
+                    x.set_value(states)
+                    with np.errstate(all="ignore"):
+                        allowed.append(bool(np.isfinite(evaluate())))
+                found[state] |= allowed == [factor > 0 for factor in FACTORS]
+        return found
 
     def __call__(self, phi: NDArray[np.float64]) -> NDArray[np.float64]:
         """Evaluate the log density at points, shape ``(point, coordinate)``, up to a constant.
@@ -114,10 +147,10 @@ class ExactPosterior(Solutions):
 
     def _evaluate(self, phi) -> NDArray[np.float64]:
         u, starts = self._parts(phi)
-        return self._heights(u, self._solved(u, starts))
+        return self._heights(phi, u, self._solved(u, starts))
 
-    def _heights(self, u, trajectories) -> NDArray[np.float64]:
-        """Return log densities of values u and trajectories."""
+    def _heights(self, phi, u, trajectories) -> NDArray[np.float64]:
+        """Return log densities at points, the values u and trajectories of which are known."""
         n_points = len(trajectories[0])
         log_density = np.full(n_points, -np.inf)
         finite = [np.isfinite(x).reshape(n_points, -1).all(axis=1) for x in trajectories]
@@ -126,7 +159,19 @@ class ExactPosterior(Solutions):
             with np.errstate(all="ignore"):
                 at_solved = [array[solved] for array in [*u, *trajectories]]
                 (log_density[solved],) = self._log_density(*at_solved)
+        log_density += self._log_volume(phi)
         return np.where(np.isfinite(log_density), log_density, -np.inf)
+
+    def _log_volume(self, phi) -> NDArray[np.float64]:
+        """Return the log of what a unit of the coordinates is of the starts, up to a constant."""
+        *_, starts = self._split(phi)
+        return sum(
+            (
+                part[..., positive[free]].reshape(len(phi), -1).sum(axis=1)
+                for part, positive, free in zip(starts, self._positive, self._unknown, strict=True)
+            ),
+            np.zeros(len(phi)),
+        )
 
     def around(self, points: NDArray[np.float64], moves: NDArray[np.float64]) -> Around:
         r"""Evaluate the log density at points and around them, solving for single moves alone.
@@ -148,23 +193,25 @@ class ExactPosterior(Solutions):
     def _around(self, points, moves) -> Around:
         n_points, n_moves, n = moves.shape
         steps = np.concatenate([np.zeros((n_points, 1, n)), moves, -moves], axis=1)
-        u, starts = self._parts((points[:, None] + steps).reshape(-1, n))
+        single = (points[:, None] + steps).reshape(-1, n)
+        u, starts = self._parts(single)
         solved = self._solved(u, starts)
         center, ahead, behind = np.split(
-            self._heights(u, solved).reshape(n_points, -1), [1, 1 + n_moves], axis=1
+            self._heights(single, u, solved).reshape(n_points, -1), [1, 1 + n_moves], axis=1
         )
         rows, columns = np.triu_indices(n_moves, 1)
         pairs = moves[:, rows] + moves[:, columns]
         both = []
         for sign, first in ((1, 1), (-1, 1 + n_moves)):
-            u, _ = self._parts((points[:, None] + sign * pairs).reshape(-1, n))
+            moved = (points[:, None] + sign * pairs).reshape(-1, n)
+            u, _ = self._parts(moved)
             trajectories = []
             for constraint, x in zip(self.constraints, solved, strict=True):
                 gp = constraint.gp
                 levels = gp.levels_of(x).reshape(n_points, -1, *x.shape[1:])
                 added = levels[:, first + rows] + levels[:, first + columns] - levels[:, :1]
                 trajectories.append(gp.states_of(added.reshape(-1, *x.shape[1:])))
-            both.append(self._heights(u, trajectories).reshape(n_points, -1))
+            both.append(self._heights(moved, u, trajectories).reshape(n_points, -1))
         return Around(center[:, 0], ahead, behind, *both)
 
     def variables(self, phi: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
@@ -334,10 +381,16 @@ class ExactPosterior(Solutions):
         return [_unconstrained(self.model, rv) for rv in free] + self.start_graphs
 
     def _standardised(self, starts) -> list[NDArray[np.float64]]:
-        return [
-            ((constraint.gp.levels_of(x0) - constraint.gp.mean) / constraint.gp.scale)[..., free]
-            for constraint, x0, free in zip(self.constraints, starts, self._unknown, strict=True)
-        ]
+        parts = []
+        for constraint, x0, free, positive in zip(
+            self.constraints, starts, self._unknown, self._positive, strict=True
+        ):
+            gp = constraint.gp
+            part = (gp.levels_of(x0) - gp.mean) / gp.scale
+            in_scale = x0[..., positive] / gp.scale[positive]
+            part[..., positive] = np.log(np.maximum(in_scale, SMALLEST))
+            parts.append(part[..., free])
+        return parts
 
     def coordinates(self, posterior: xr.Dataset) -> NDArray[np.float64]:
         """Return draws, dims ``chain`` and ``draw``, as phi, shape ``(draw, coordinate)``.
@@ -359,8 +412,8 @@ class ExactPosterior(Solutions):
             raise ValueError(msg)
         return draws
 
-    def _parts(self, phi) -> tuple[list[NDArray], list[NDArray]]:
-        """Return the values u and each x(t0) in the data's units."""
+    def _split(self, phi) -> tuple[list[NDArray], list[NDArray]]:
+        """Return the values u, and the coordinates of each x(t0)."""
         sizes = [int(np.prod(shape)) for shape in self._shapes]
         parts = [
             part.reshape(len(phi), *shape)
@@ -369,14 +422,23 @@ class ExactPosterior(Solutions):
             )
         ]
         n_values = len(self._values)
+        return parts[:n_values], parts[n_values:]
+
+    def _parts(self, phi) -> tuple[list[NDArray], list[NDArray]]:
+        """Return the values u and each x(t0) in the data's units."""
+        values, parts = self._split(phi)
         starts = []
-        for constraint, free, part in zip(
-            self.constraints, self._unknown, parts[n_values:], strict=True
+        for constraint, free, positive, part in zip(
+            self.constraints, self._unknown, self._positive, parts, strict=True
         ):
-            levels = np.tile(constraint.gp.mean, (*part.shape[:-1], 1))
-            levels[..., free] += constraint.gp.scale[free] * part
-            starts.append(constraint.gp.states_of(levels))
-        return parts[:n_values], self._with_known(parts[:n_values], starts)
+            gp = constraint.gp
+            deviation = np.zeros((*part.shape[:-1], len(gp.scale)))
+            deviation[..., free] = part
+            x0 = gp.states_of(gp.mean + gp.scale * deviation)
+            with np.errstate(over="ignore"):  # a start that cannot be integrated from
+                x0[..., positive] = gp.scale[positive] * np.exp(deviation[..., positive])
+            starts.append(x0)
+        return values, self._with_known(values, starts)
 
     def _with_known(self, u, starts) -> list[NDArray]:
         """Put what is known of x(t0) in its place."""

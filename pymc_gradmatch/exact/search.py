@@ -24,6 +24,8 @@ CORRECTIONS, ON_RIDGE = 4, 0.3  # climbs after a step, and the rise that ends th
 LEVEL, FALL = 1.0, 4.0  # falls in a step up to which the next is longer, the step is taken
 SHORTEST = 0.1  # stride, in local standard deviations
 LOWEST = 12.0  # log density below the mode at which a walk ends
+HIGHER = 2.0  # log density, by which another mode is the better one to search around
+STEEP = 0.5  # slope per local standard deviation, from which on a climb has not arrived
 APART = 5.0  # local standard deviations between modes that are walked from
 BESIDE = 1.0  # the same, between points of walks that are kept
 SMALLEST_SHARE = 1e-6  # of the largest part's
@@ -200,6 +202,28 @@ def newton(target: LogDensity, points: NDArray[np.float64], covariance: NDArray)
     return rescaled(local)
 
 
+def modes_beside(target: LogDensity, points: NDArray[np.float64], mode: Local) -> Local:
+    """Climb from points to other modes than the one given, none far below the highest.
+
+    The highest first.  What a climb left on a slope is none, unless it is higher.
+    """
+    climbed = newton(target, points, mode.covariance[0])
+    top = int(np.argmax(climbed.height))
+    # The highest climbs on, and counts where it is higher, wherever it ends.
+    highest = newton(target, climbed.point[[top]], climbed.covariance[top])
+    climbed = climbed.where(np.arange(len(points)) == top, highest)
+    is_steep = np.linalg.norm(climbed.gradient, axis=1) > STEEP
+    is_level = np.linalg.eigvalsh(climbed.hessian)[:, -1] > -NARROWEST
+    apart = np.minimum(
+        *(_length(one.factor, climbed.point - mode.point) for one in (mode, climbed))
+    )
+    is_other = ~is_steep & ~is_level & (apart > APART)
+    is_other &= climbed.height > max(mode.height[0], highest.height[0]) - LOWEST
+    is_higher = (np.arange(len(points)) == top) & (climbed.height > mode.height + HIGHER)
+    modes = climbed.only(is_other | is_higher)
+    return modes.only(_distinct(modes, APART))
+
+
 def modes_and_ridges(
     target: LogDensity, points: NDArray[np.float64], covariance: NDArray
 ) -> Mixture:
@@ -339,7 +363,11 @@ class Coverage(NamedTuple):
 
 
 def cover(
-    target: LogDensity, draws: NDArray[np.float64], n_draws: int, rng: np.random.Generator
+    target: LogDensity,
+    draws: NDArray[np.float64],
+    n_draws: int,
+    rng: np.random.Generator,
+    others: NDArray[np.float64] | None = None,
 ) -> Coverage:
     """Search for a target from several starts, and compare what is found.
 
@@ -357,6 +385,8 @@ def cover(
         Draws of the result.
     rng : numpy.random.Generator
         Source of the draws.
+    others : array of float, optional
+        Points that modes are climbed to from as well, shape ``(point, coordinate)``.
 
     Returns
     -------
@@ -367,6 +397,7 @@ def cover(
     starts = [Mixture.around(mean, width**2 * covariance) for width in WIDTHS]
     some = rng.permutation(draws)[:TRIED]
     climbing = some[np.argsort(-target(some))[:CLIMBERS]]
+    climbing = climbing if others is None else np.concatenate([climbing, others])
     ridges = modes_and_ridges(target, climbing, covariance)
     starts.append(ridges)
     n_rounds = 0

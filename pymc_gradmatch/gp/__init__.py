@@ -8,6 +8,7 @@ prior of the states as a distribution.  Nothing here has heard of an ODE.
 from pymc_gradmatch.gp import derivatives, kernels
 from pymc_gradmatch.gp.data import (
     Data,
+    as_noise,
     as_positive,
     fits_states,
     levels_of,
@@ -34,6 +35,7 @@ __all__ = [
     "StateGP",
     "StatePrior",
     "add_coords",
+    "as_noise",
     "as_positive",
     "basis_inputs",
     "check_coords",

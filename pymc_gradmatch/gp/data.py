@@ -314,14 +314,16 @@ def _as_scales(scales: Mapping[Any, float], names: tuple) -> NDArray[np.float64]
     return np.array([float(given.get(name, np.nan)) for name in names])
 
 
-def _in_order_of_states(values, columns: tuple, states: tuple) -> tuple[NDArray[np.float64], tuple]:
+def _in_order_of_states(
+    values, columns: tuple, states: tuple, name: str = "y"
+) -> tuple[NDArray[np.float64], tuple]:
     """Return a table's columns in the order of the states; NaN for those that it lacks."""
     unknown = [name for name in columns if name not in states]
     repeated = sorted({str(name) for name in columns if columns.count(name) > 1})
     if unknown or repeated:
         msg = (
-            f"the columns of y are {list(columns)}, of which {unknown} are unknown and {repeated} "
-            f"repeated; expected states of the ODE, {list(states)}, in any order."
+            f"the columns of {name} are {list(columns)}, of which {unknown} are unknown and "
+            f"{repeated} repeated; expected states of the ODE, {list(states)}, in any order."
         )
         raise ValueError(msg)
     ordered = np.full((len(values), len(states)), np.nan)
@@ -435,6 +437,46 @@ def as_sigma(sigma: ArrayLike | TensorVariable, n_states: int):
         )
         raise ValueError(msg)
     return pt.broadcast_to(sigma, (n_states,))
+
+
+def as_noise(sigma: ArrayLike, data: Data) -> NDArray[np.float64]:
+    """Return a known standard deviation for each observation, or say what is wrong.
+
+    Parameters
+    ----------
+    sigma : array_like of float
+        A number, one per state, or one per observation, ``(time, state)``; or a table with a
+        column for each state that was observed.
+    data : Data
+        The observations.
+
+    Returns
+    -------
+    array of float
+        Shape ``(time, state)``, NaN where there is no observation.
+    """
+    expected = "'fixed', 'random', a prior such as pm.HalfNormal.dist(0.5), or standard deviations"
+    values, (n_times, n_states) = as_numbers(sigma, "sigma", expected), data.y.shape
+    columns = getattr(sigma, "columns", None)
+    if columns is not None and values.shape == (n_times, len(columns)):
+        values, _ = _in_order_of_states(values, tuple(columns), tuple(data.states), "sigma")
+    if values.shape not in ((), (n_states,), (n_times, n_states)):
+        msg = (
+            f"sigma has shape {values.shape}; expected a number, one for each of {n_states} "
+            f"states, or one for each observation, {(n_times, n_states)}: standard deviations, "
+            "NaN where nothing was measured."
+        )
+        raise ValueError(msg)
+    noise = np.where(data.is_observed, values, np.nan)
+    unknown = data.is_observed & ~(np.isfinite(noise) & (noise > 0))
+    if unknown.any():
+        row, column = np.argwhere(unknown)[0].tolist()
+        msg = (
+            f"sigma is {noise[row, column]:g} at t = {data.t[row]:g}, state "
+            f"{data.states[column]!r}, where there is an observation; expected positive numbers."
+        )
+        raise ValueError(msg)
+    return noise
 
 
 def fits_states(variable: TensorVariable, n_states: int) -> bool:

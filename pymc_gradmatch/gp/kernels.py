@@ -154,6 +154,44 @@ class Broken(pm.gp.cov.Covariance):
         return pt.diagonal(self.full(X))
 
 
+class Separate(pm.gp.cov.Covariance):
+    r"""A kernel of pieces of time that say nothing of each other.
+
+    .. math:: k'(t, t') = k(t, t') \text{ within a piece, and } 0 \text{ between two}
+
+    Parameters
+    ----------
+    cov : pymc.gp.cov.BaseCovariance
+        The kernel within a piece.
+    begins : array_like of float
+        Increasing times at which pieces begin, but for the first.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm, pymc_gradmatch as gm
+    >>> separate = gm.kernels.Separate(pm.gp.cov.ExpQuad(1, ls=1.0), [2.0])
+    >>> separate(np.array([[1.5], [2.0], [2.5]])).eval().round(3)
+    array([[1.   , 0.   , 0.   ],
+           [0.   , 1.   , 0.882],
+           [0.   , 0.882, 1.   ]])
+    """
+
+    def __init__(self, cov: pm.gp.cov.BaseCovariance, begins: ArrayLike):
+        super().__init__(input_dim=1)
+        self.cov, self.begins = cov, np.asarray(begins, dtype=float)
+
+    def full(self, X, Xs=None):
+        """Evaluate the kernel between all rows of ``X`` and ``Xs``."""
+        X = pt.as_tensor(X)
+        Xs = X if Xs is None else pt.as_tensor(Xs)
+        piece, other = (pt.ge(t, self.begins).sum(axis=1) for t in (X, Xs))
+        return pt.switch(pt.eq(piece[:, None], other), self.cov(X, Xs), 0.0)
+
+    def diag(self, X):
+        """Evaluate the kernel of each row of ``X`` with itself."""
+        return self.cov(X, diag=True)
+
+
 def _held(t, start: float, end: float):
     """Return times held at the ends of a piece; at its start they move, at its end they do not."""
     return pt.switch(t < start, start, pt.switch(t < end, t, end))

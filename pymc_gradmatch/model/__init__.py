@@ -14,7 +14,7 @@ from pymc_gradmatch.model.constraint import (
     warn_of_other_data,
 )
 from pymc_gradmatch.model.likelihood import NoDerivativeError, where_impossible
-from pymc_gradmatch.model.refinement import of_model, recentre, refine
+from pymc_gradmatch.model.refinement import crossings_of, of_model, recentre, refine
 from pymc_gradmatch.model.start import is_known_start, known_starts, start_in
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "Settings",
     "build_model",
     "constraints",
+    "crossings_of",
     "is_constraint",
     "is_known_start",
     "keep_observations",

@@ -32,6 +32,7 @@ from pymc_gradmatch.gp import (
     Parameterization,
     StateGP,
     add_coords,
+    as_noise,
     check_coords,
     check_states_fit,
     fit_data,
@@ -52,7 +53,13 @@ from pymc_gradmatch.model.constraint import (
     is_constraint,
 )
 from pymc_gradmatch.model.gauss_newton import scaled_by_solutions
-from pymc_gradmatch.model.likelihood import LikelihoodFunction, Written, normal, rehearsed
+from pymc_gradmatch.model.likelihood import (
+    LikelihoodFunction,
+    Written,
+    normal,
+    rehearsed,
+    with_noise,
+)
 from pymc_gradmatch.model.priors import parameters_of
 from pymc_gradmatch.model.refinement import recentre, refine
 from pymc_gradmatch.model.start import Start, add_start, is_known_start
@@ -70,7 +77,7 @@ class Settings(TypedDict, total=False):
     grid: int | ArrayLike
     amplitude: ArrayLike
     recentred: bool
-    sigma: str | TensorVariable
+    sigma: str | TensorVariable | ArrayLike
     parameterization: Parameterization
     state_box: float
 
@@ -97,6 +104,11 @@ class Preset:
     sigma: Any = "fixed"
     parameterization: Parameterization = "centered"
     state_box: float | None = None
+
+    @property
+    def noise(self) -> Any:
+        """Sigma, where it is known: neither a word nor a prior."""
+        return None if isinstance(self.sigma, str | TensorVariable) else self.sigma
 
     def fit(self, data: Data, rng: np.random.Generator) -> StateGP:
         """Fit the Gaussian processes."""
@@ -126,6 +138,7 @@ class Preset:
             raise ValueError(msg)  # noqa: TRY004  not the type is wrong, the pair is
         gp, start, _ = recentre(
             ode, gp, priors=priors, gamma=self.gamma, likelihood=likelihood, start=known,
+            sigma=self.noise,
             random_seed=rng,
             progressbar=progressbar,
         )  # fmt: skip
@@ -161,7 +174,8 @@ class RefinedPreset(Preset):
             msg = "preset 'refined' sets amplitude and recentred itself; expected neither."
             raise ValueError(msg)
         gp, gamma, start, _ = refine(
-            ode, gp, priors=priors, likelihood=likelihood, start=known, grid=self.grid,
+            ode, gp, priors=priors, likelihood=likelihood, start=known, sigma=self.noise,
+            grid=self.grid,
             random_seed=rng,
             progressbar=progressbar,
         )  # fmt: skip
@@ -283,10 +297,12 @@ def build_model(
     recentred : bool, optional
         Whether the prior mean is a solution of the ODE, see
         :func:`~pymc_gradmatch.recentre`.
-    sigma : {"fixed", "random"} or TensorVariable, optional
+    sigma : {"fixed", "random"}, TensorVariable or array_like of float, optional
         The noise: ``"fixed"`` at its estimate; ``"random"``, a half-normal per
-        state as wide as its data vary; or a prior in the data's units, such as
-        ``pm.HalfNormal.dist(0.5)``, of a number or one per state.
+        state as wide as its data vary; a prior in the data's units, such as
+        ``pm.HalfNormal.dist(0.5)``, of a number or one per state; or what is known of it, a
+        standard deviation for all, one per state, or one for each observation, in the shape
+        of y or a table like it.  Where states are positive it is that of the logarithm.
     parameterization : {"centered", "whitened"}
         See :meth:`StateGP.prior`.
     state_box : float, optional
@@ -344,6 +360,8 @@ def build_model(
     _check_doses(ode, data, known)
     _check_reached(ode, data, told, known)
     _warn_of_unused(ode, priors, told, known)
+    if likelihood is None and chosen.noise is not None:
+        chosen = replace(chosen, sigma=as_noise(chosen.noise, data))
     sigma = chosen.sigma
     _check_sigma(sigma, len(ode.states))
     variables: dict[str, Any] = {**priors, name["sigma"]: sigma, name["gamma"]: chosen.gamma}
@@ -372,6 +390,7 @@ def build_model(
             scaled = _scaled(ode, data, priors, likelihood, known, rng)
             gp = chosen.fit(_without_steps(scaled, ode), rng)
             gp = StateGP.of(scaled, gp.processes, gp.sigma)
+            gp = gp if chosen.noise is None else with_noise(gp, chosen.noise)
         known.check_data(gp)
         gp, gamma, starts = chosen.prepare(ode, gp, priors, likelihood, known, rng, progressbar)
     started = {n: starting_at(priors[n], value) for n, value in starts.items() if n in to_come}
@@ -471,7 +490,7 @@ def _observe(name: str, gp: StateGP, x, sigma, **settings):
 def _noise(model: pm.Model, name: str, gp: StateGP, sigma):
     if is_distribution(sigma):
         return registered(model, name, sigma)
-    if isinstance(sigma, TensorVariable):
+    if not isinstance(sigma, str):
         return sigma
     if sigma == "fixed":
         return gp.sigma
@@ -520,10 +539,10 @@ def _check_sigma(sigma, n_states: int):
                 f"each of {n_states} states."
             )
             raise ValueError(msg)
-    elif not isinstance(sigma, str) or sigma not in ("fixed", "random"):
+    elif isinstance(sigma, str) and sigma not in ("fixed", "random"):
         msg = (
-            f"sigma is {sigma!r}; expected 'fixed', 'random', or a prior in the data's units, for "
-            "example pm.HalfNormal.dist(0.5)."
+            f"sigma is {sigma!r}; expected 'fixed', 'random', a prior in the data's units, for "
+            "example pm.HalfNormal.dist(0.5), or known standard deviations."
         )
         raise ValueError(msg)
 

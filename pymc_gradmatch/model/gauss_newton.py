@@ -21,7 +21,8 @@ from pymc_gradmatch.model.start import KnownOfStart, Start
 from pymc_gradmatch.numerics import N_STARTS, matvec, on_one_thread, search_mode
 from pymc_gradmatch.ode import ODE, batched_solver
 
-N_SURVEYED = 500  # solutions from draws of the prior, where climbs have nothing else to start from
+N_SURVEYED = 500  # solutions from draws, where climbs have nothing else to start from
+SOFTEST = 1e-10  # of the largest curvature, that draws around a point follow
 
 
 class Matched(NamedTuple):
@@ -126,6 +127,34 @@ def climb_from_prior(
     return problem.matched(best)
 
 
+def solutions_around(
+    ode: ODE,
+    gp: StateGP,
+    parameters: Parameters,
+    gamma: NDArray[np.float64],
+    matched: Matched,
+    likelihood: Likelihood,
+    known: Start,
+    rng: np.random.Generator,
+) -> list[Matched]:
+    """Return draws of the parameters with solutions of the ODE, the most probable first.
+
+    Draws of parameters and x(t0) of the normal approximation of Theorem 1 around a point.
+    """
+    problem = Theorem1(ode, gp, parameters, gamma, likelihood, known)
+    point = problem.flat(matched.u, matched.x)
+    variances, axes = np.linalg.eigh(problem.hessian(point))
+    n_params, n_times = problem.n_params, len(gp.t)
+    needed = np.append(np.arange(n_params), np.arange(n_params, len(point), n_times))
+    factor = axes[needed] / np.sqrt(np.maximum(variances, variances.max() * SOFTEST))
+    drawn = point[needed] + rng.normal(size=(N_SURVEYED, len(point))) @ factor.T
+    draws, deviation = drawn[:, :n_params], drawn[:, n_params:]
+    theta = np.array([parameters.natural(u)[0] for u in draws])
+    starts = gp.prior_mean[0] + gp.scale * deviation
+    found = _solved(ode, gp, likelihood, known, draws, theta, starts)
+    return [Matched(u, solution, matched.sd) for u, solution in found]
+
+
 def solutions_of_prior(
     ode: ODE,
     gp: StateGP,
@@ -145,7 +174,13 @@ def solutions_of_prior(
     size = gp.scale * 10 ** rng.uniform(-1.5, 1, size=shape) * rng.choice([1, 1, 1, -1], size=shape)
     hidden = gp.data.is_sparse
     anywhere = np.where(hidden, gp.mean + size, gp.posterior_mean()[0])
-    starts = np.array([known.filled(*pair) for pair in zip(theta, anywhere, strict=True)])
+    return _solved(ode, gp, likelihood, known, draws, theta, anywhere)
+
+
+def _solved(
+    ode: ODE, gp: StateGP, likelihood: Likelihood, known: Start, draws, theta, starts
+) -> list[tuple[NDArray, NDArray]]:
+    starts = np.array([known.filled(*pair) for pair in zip(theta, starts, strict=True)])
     solutions = batched_solver(ode)(gp.t, starts, theta)
     solved = np.flatnonzero(np.isfinite(solutions).all(axis=(1, 2)))
     heights = np.array([likelihood(theta[i], solutions[i]).log_density for i in solved])

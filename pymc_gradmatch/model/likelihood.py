@@ -103,14 +103,19 @@ class Likelihood(ABC):
 
 
 class Normal(Likelihood):
-    """N(y | x, sigma^2 I) of what was observed."""
+    """N(y | x, sigma^2 I) of what was observed.
 
-    def __init__(self, gp: StateGP, n_known: int = 0):
+    Noise that is known, shape ``(observation time, state)``, stays what it is.
+    """
+
+    def __init__(self, gp: StateGP, n_known: int = 0, noise: NDArray[np.float64] | None = None):
         self.gp, self.rows, self.sigma, self.n_known = gp, gp.observed, gp.sigma, n_known
+        self.noise = noise
         shape = gp.prior_mean.shape
         self.data, self.precision = np.zeros(shape), np.zeros(shape)
         self.data[gp.observed] = np.nan_to_num(gp.data.levels)
-        self.precision[gp.observed] = gp.data.is_observed / np.square(gp.sigma)
+        each = gp.sigma if noise is None else np.nan_to_num(noise, nan=np.inf)
+        self.precision[gp.observed] = gp.data.is_observed / np.square(each)
 
     def __call__(self, theta, x):
         """Evaluate it."""
@@ -123,11 +128,13 @@ class Normal(Likelihood):
         return np.diag(np.append(np.zeros(len(theta)), self.precision[self.rows].T.ravel()))
 
     def around(self, theta, solution):
-        """Return it with sigma from the residuals.
+        """Return it with sigma from the residuals, if it is not known.
 
         A state with hardly an observation takes the median of the others, in standard
         deviations of its own.
         """
+        if self.noise is not None:
+            return self
         gp = self.gp
         residual = gp.data.levels - solution[gp.observed]
         n_observed = gp.data.is_observed.sum(axis=0)
@@ -141,12 +148,21 @@ class Normal(Likelihood):
         return type(self)(gp.with_sigma(sigma), self.n_known) if np.isfinite(sigma).all() else self
 
 
-def normal(gp: StateGP, n_known: int = 0) -> Normal:
+def normal(gp: StateGP, n_known: int = 0, noise: NDArray[np.float64] | None = None) -> Normal:
     """Return N(y | x, sigma^2 I) of the data as a function of the states on the grid.
 
-    So many of the starts are known, and need not be estimated.
+    So many of the starts are known, and need not be estimated; perhaps the noise as well.
     """
-    return Normal(gp, n_known)
+    return Normal(gp, n_known, noise)
+
+
+def with_noise(gp: StateGP, noise: NDArray[np.float64]) -> StateGP:
+    """Return Gaussian processes whose sigma says as much as known noise, ``(time, state)``."""
+    n_observed = gp.data.is_observed.sum(axis=0)
+    told = np.nansum(np.square(1 / noise), axis=0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        sigma = np.sqrt(n_observed / told)
+    return gp.with_sigma(_like_the_others(sigma, n_observed == 0, gp.scale))
 
 
 class Written(Likelihood):

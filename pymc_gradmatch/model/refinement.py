@@ -40,9 +40,19 @@ from scipy.interpolate import PchipInterpolator
 from scipy.linalg import expm
 
 from pymc_gradmatch.arguments import in_order
-from pymc_gradmatch.gp import StateGP, as_positive
-from pymc_gradmatch.model.constraint import check_positive, check_states, constraints
-from pymc_gradmatch.model.gauss_newton import Matched, climb, climb_from_prior
+from pymc_gradmatch.gp import StateGP, as_noise, as_positive, kernels, unfitted
+from pymc_gradmatch.model.constraint import (
+    Constraint,
+    check_positive,
+    check_states,
+    constraints,
+)
+from pymc_gradmatch.model.gauss_newton import (
+    Matched,
+    climb,
+    climb_from_prior,
+    solutions_around,
+)
 from pymc_gradmatch.model.likelihood import (
     Likelihood,
     LikelihoodFunction,
@@ -50,6 +60,7 @@ from pymc_gradmatch.model.likelihood import (
     normal,
     of_graph,
     rehearsed,
+    with_noise,
 )
 from pymc_gradmatch.model.priors import Parameters, parameters_of
 from pymc_gradmatch.model.start import Start, known_starts, start_in
@@ -80,6 +91,7 @@ def recentre(
     gamma: ArrayLike,
     likelihood: LikelihoodFunction | None = None,
     start: Mapping[str, Any] | Start | None = None,
+    sigma: ArrayLike | None = None,
     random_seed: int | np.random.Generator | None = None,
     progressbar: bool = True,
 ) -> Recentred:
@@ -112,6 +124,9 @@ def recentre(
         As for :func:`~pymc_gradmatch.build_model`.
     start : mapping of str, optional
         As for :func:`~pymc_gradmatch.build_model`.
+    sigma : array_like of float, optional
+        Noise that is known, as for :func:`~pymc_gradmatch.build_model`; otherwise it is that
+        of the residuals.
     random_seed : int or numpy.random.Generator, optional
         Seed of the eight prior draws among which the first estimate is sought.
     progressbar : bool, default True
@@ -150,7 +165,8 @@ def recentre(
     gammas = as_positive(gamma, len(gp.states), "gamma")
     parameters = parameters_of(priors, ode.params)
     rng = np.random.default_rng(random_seed)
-    told, known = _told(likelihood, start, ode, gp)
+    gp, noise = _with_known_noise(gp, likelihood, sigma)
+    told, known = _told(likelihood, start, ode, gp, noise)
     x = known.possible(gp.posterior_mean())
     with reporting(SEARCHING, enabled=progressbar) as say:
         levels = ode.of_levels
@@ -222,15 +238,28 @@ def of_model(model: pm.Model, ode: ODE, gp: StateGP) -> tuple[Written, Start]:
     return told, start_in(model, ode, constraint.x)
 
 
+def _with_known_noise(
+    gp: StateGP, likelihood, sigma: ArrayLike | None
+) -> tuple[StateGP, NDArray[np.float64] | None]:
+    if sigma is None:
+        return gp, None
+    if likelihood is not None:
+        msg = "sigma is given, and so is a likelihood; expected sigma in the lines of the latter."
+        raise ValueError(msg)
+    noise = as_noise(sigma, gp.data)
+    return with_noise(gp, noise), noise
+
+
 def _told(
-    given: LikelihoodFunction | pm.Model | None, start, ode: ODE, gp: StateGP
+    given: LikelihoodFunction | pm.Model | None, start, ode: ODE, gp: StateGP, noise
 ) -> tuple[Likelihood, Start]:
     """Return a likelihood on the grid of gp, and what is known of x(t0)."""
     if isinstance(given, pm.Model):
         told, known = of_model(given, ode, gp)
         return told, known if start is None else Start.of(ode, start)
     known = Start.of(ode, start)
-    return (rehearsed(given, ode, gp) if given else normal(gp, len(known.places))), known
+    n_known = len(known.places)
+    return rehearsed(given, ode, gp) if given else normal(gp, n_known, noise), known
 
 
 def _advice(ode: ODE, gp: StateGP, start: NDArray[np.float64]) -> str:
@@ -375,6 +404,8 @@ class RefinedSettings(NamedTuple):
 
 REFINED = RefinedSettings()
 NUGGET = 1e-9  # of the kernel's variance
+N_CROSSING = 3  # solutions across the gaps, from which one that fits is sought
+HIGHER = 1.0  # log likelihood, by which the one that crosses gaps is the better one
 FINELY = 32  # points in a gap, to measure a solution's way
 FAR = 0.3  # sigma, between matched states and solution; docs/accuracy.md's cases stay below 0.12
 
@@ -400,6 +431,7 @@ def refine(
     priors: Mapping[str, TensorVariable],
     likelihood: LikelihoodFunction | pm.Model | None = None,
     start: Mapping[str, Any] | Start | None = None,
+    sigma: ArrayLike | None = None,
     grid: int | ArrayLike | None = None,
     settings: RefinedSettings = REFINED,
     random_seed: int | np.random.Generator | None = None,
@@ -424,6 +456,9 @@ def refine(
         the starts that it knows.
     start : mapping of str, optional
         As for :func:`~pymc_gradmatch.build_model`.
+    sigma : array_like of float, optional
+        Noise that is known, as for :func:`~pymc_gradmatch.build_model`; otherwise it is that
+        of the residuals.
     grid : int or array_like of float, optional
         Steps between observations or sorted times, see
         :meth:`StateGP.with_grid`; the rule's if not given.
@@ -468,6 +503,7 @@ def refine(
     check_positive(ode, gp)
     in_order(priors, ode.params, "priors are")
     parameters = parameters_of(priors, ode.params)
+    gp, noise = _with_known_noise(gp, likelihood, sigma)
     counts = gp.data.counted
     searching, unit = _laid_out(gp, ode, settings, counts, grid)
 
@@ -488,7 +524,7 @@ def refine(
             known=known, say=say,
         )  # fmt: skip
 
-    told, known = _told(likelihood, start, ode, searching)
+    told, known = _told(likelihood, start, ode, searching, noise)
     smoothed = known.possible(searching.posterior_mean())
     rng = np.random.default_rng(random_seed)
     with reporting(SEARCHING, enabled=progressbar) as say:
@@ -496,12 +532,31 @@ def refine(
         found = climb_from_prior(
             levels, searching, parameters, gamma_of(searching), smoothed, rng, told, known
         )
-        centred, found, moves, told = searched(searching, found, told)
+        first = told
+        best = searched(searching, found, first)
+        at = best[0].prior_mean[0], parameters.natural(best[1].u)[0]
+        if _moves_on_in_gaps(levels, best[0], *at, settings):
+            say("crossing the gaps, in which solutions may turn round more often")
+            crossing = across_gaps(
+                levels, searching, parameters, first, known, rng.spawn(1)[0], settings
+            )
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # of solutions that are not taken
+                others = [searched(searching, one, first) for one in crossing[:N_CROSSING]]
+
+            def height(searched) -> float:
+                centred, found, *_ = searched
+                theta, _ = parameters.natural(found.u)
+                return first(theta, centred.prior_mean).log_density
+
+            other = max(others, key=height, default=best)
+            best = other if height(other) > height(best) + HIGHER else best
+        centred, found, moves, told = best
         stretched = _stretched(levels, centred, parameters, found, counts, settings.long_gap)
         if grid is None and not np.array_equal(stretched, counts):
             say("dividing the gaps in which the solution moves on")
             searching, unit = _laid_out(gp, ode, settings, stretched, None)
-            told, known = _told(likelihood, start, ode, searching)
+            told, known = _told(likelihood, start, ode, searching, noise)
             there = _solution(levels, searching, parameters, found, known)
             centred, found, more, told = searched(searching, found._replace(x=there), told)
             moves += more
@@ -565,21 +620,103 @@ def _stretched(
     long : float
         Mean ways of the solution in the others, from which on much happens in a long gap.
     """
+    theta, _ = parameters.natural(matched.u)
+    times_longer = _ways_in_long_gaps(ode, gp, gp.prior_mean[0], theta)
+    counted = np.diff(counts)
+    stretched = np.where(times_longer > long, counted * times_longer, counted)
+    return np.append(counts[0], counts[0] + np.cumsum(stretched))
+
+
+def _moves_on_in_gaps(
+    ode: ODE, gp: StateGP, start: NDArray, theta: NDArray, settings: RefinedSettings = REFINED
+) -> bool:
+    """Tell whether a solution moves on where data are missing for long."""
+    return not (_ways_in_long_gaps(ode, gp, start, theta) <= settings.long_gap).all()
+
+
+def _ways_in_long_gaps(ode: ODE, gp: StateGP, start: NDArray, theta: NDArray) -> NDArray:
+    """Return a solution's ways in long gaps, in mean ways of the others; zero for the others.
+
+    NaN where it cannot be integrated.
+    """
     times, is_long = gp.t_observed, gp.data.is_long_gap
     if not is_long.any():
-        return counts
-    theta, _ = parameters.natural(matched.u)
+        return np.zeros(len(is_long))
     fine = np.linspace(times[:-1], times[1:], FINELY, endpoint=False, axis=1).ravel()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        solution = ode.solve(np.append(fine, times[-1]), gp.prior_mean[0], theta) / gp.scale
+        solution = ode.solve(np.append(fine, times[-1]), start, theta) / gp.scale
     if not np.isfinite(solution).all():
-        return counts
+        return np.where(is_long, np.nan, 0)
     way = np.linalg.norm(np.diff(solution, axis=0), axis=1).reshape(-1, FINELY).sum(axis=1)
-    times_longer = way / way[~is_long].mean()
-    counted = np.diff(counts)
-    stretched = np.where(is_long & (times_longer > long), counted * times_longer, counted)
-    return np.append(counts[0], counts[0] + np.cumsum(stretched))
+    return np.where(is_long, way / way[~is_long].mean(), 0)
+
+
+def across_gaps(
+    ode: ODE,
+    gp: StateGP,
+    parameters: Parameters,
+    likelihood: Likelihood,
+    known: Start,
+    rng: np.random.Generator,
+    settings: RefinedSettings = REFINED,
+) -> list[Matched]:
+    """Return parameters with solutions of the ODE, the most probable first, for data with gaps.
+
+    In a long gap a solution may turn round more often than smoothed data do.  So processes
+    of the pieces between gaps, which say nothing of each other, match the ODE with the same
+    parameters; draws from around the most probable of these are integrated across the gaps.
+
+    Parameters
+    ----------
+    ode : ODE
+        Of the levels of states.
+    gp : StateGP
+        The data on a grid.
+    parameters, likelihood, known
+        As for :func:`climb_from_prior`; the likelihood is on this grid.
+    rng : numpy.random.Generator
+        Source of the draws.
+    """
+    times, counts, is_long = gp.t_observed, gp.data.counted, gp.data.is_long_gap
+    # The clock of a piece goes on in the gap: nothing is smoother at its edges than inside.
+    rates = np.diff(counts) / np.diff(times)
+    going = np.where(is_long, np.median(rates[~is_long]), rates) * np.diff(times)
+    clock = _clock(times, np.append(counts[0], counts[0] + np.cumsum(going)))
+    within = _counted(pm.gp.cov.Matern52, settings.wide_lengthscale, *clock)
+    in_gap = (gp.t[:, None] > times[:-1][is_long]) & (gp.t[:, None] <= times[1:][is_long])
+    separate = kernels.Separate(within, gp.t[in_gap.any(axis=1)])
+    pieces = _scaled(gp.with_covs([separate] * len(gp.states)), settings.wide_amplitude)
+    gamma = settings.tolerance * pieces.slope_variance()
+    smoothed = known.possible(pieces.posterior_mean())
+    found = climb_from_prior(ode, pieces, parameters, gamma, smoothed, rng, likelihood, known)
+    return solutions_around(ode, pieces, parameters, gamma, found, likelihood, known, rng)
+
+
+def crossings_of(
+    model: pm.Model,
+    constraint: Constraint,
+    theta: NDArray[np.float64],
+    start: NDArray[np.float64],
+    rng: np.random.Generator,
+) -> list[tuple[dict[str, float], NDArray[np.float64]]]:
+    """Return parameters and x(t0) from :func:`across_gaps` for the data of a model's constraint.
+
+    Nothing, where its data have no long gap, where the solution from a start (levels) with
+    parameters theta stays where it is in these, or where a parameter is no free variable.
+    """
+    ode, data = constraint.ode, constraint.gp.data
+    named = {name: model.named_vars.get(name) for name in ode.params}
+    if not data.is_long_gap.any() or not all(rv in model.free_RVs for rv in named.values()):
+        return []
+    gp = unfitted(data).with_grid(constraint.gp.t).with_breaks(ode.jumps, *ode.steps)
+    if not _moves_on_in_gaps(ode.of_levels, gp, start, theta):
+        return []
+    with model:
+        parameters = parameters_of(named, ode.params)
+    told, known = of_model(model, ode, gp)
+    found = across_gaps(ode.of_levels, gp, parameters, told, known, rng)
+    return [(parameters.by_name(one.u), gp.states_of(one.x[0])) for one in found]
 
 
 def _steps_per_gap(settings: RefinedSettings, n_gaps: float) -> int:
