@@ -329,8 +329,9 @@ class ExactPosterior(Solutions):
         for constraint, free, part in zip(
             self.constraints, self._unknown, parts[n_values:], strict=True
         ):
-            levels = np.tile(constraint.gp.mean, (*part.shape[:-1], 1))
-            levels[..., free] += constraint.gp.scale[free] * part
+            mean, scale = constraint.gp.mean, constraint.gp.scale
+            levels = np.broadcast_to(mean, (*part.shape[:-1], mean.shape[-1])).copy()
+            levels[..., free] += scale[..., free] * part
             starts.append(constraint.gp.states_of(levels))
         return parts[:n_values], self._with_known(parts[:n_values], starts)
 

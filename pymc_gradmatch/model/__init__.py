@@ -10,6 +10,7 @@ from pymc_gradmatch.model.constraint import (
     Constraint,
     GradientMatchingODE,
     constraints,
+    equations,
     is_constraint,
     warn_of_other_data,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "Settings",
     "build_model",
     "constraints",
+    "equations",
     "is_constraint",
     "is_known_start",
     "keep_observations",

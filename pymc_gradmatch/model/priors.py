@@ -121,3 +121,36 @@ def _given_parents(prior, outer: pm.Model | None):
 
 def _gradient(scalar, u) -> TensorVariable:
     return cast("TensorVariable", pytensor.grad(scalar, u, disconnected_inputs="ignore"))
+
+
+N_DRAWN = 1_000  # draws that tell how wide a prior is
+NORMAL_IQR = 1.349  # of a normal of unit standard deviation
+
+
+def climbing_priors(
+    priors: Mapping[str, TensorVariable], names: Sequence[str], number: int, rng
+) -> dict[str, TensorVariable]:
+    """Return scalar priors of one of several experiments, for climbs that look for a start.
+
+    A scalar of no model is its own; in the place of any other, such as a local parameter of a
+    hierarchy, stands a normal or log-normal with the median and quartiles of its draws.
+    """
+    outer = pm.Model.get_context(error_if_none=False)
+    alone = {n for n in names if is_distribution(priors[n]) and not is_registered(priors[n], outer)}
+    others = [n for n in names if priors[n].ndim or n not in alone]
+    drawn = dict(
+        zip(others, pm.draw([priors[n] for n in others], N_DRAWN, random_seed=rng), strict=True)
+        if others
+        else ()
+    )
+    chosen = {}
+    for name in names:
+        if name not in others:
+            chosen[name] = priors[name]
+            continue
+        draws = drawn[name][:, number] if drawn[name].ndim == 2 else drawn[name]
+        is_positive = (draws > 0).all()
+        low, middle, high = np.quantile(np.log(draws) if is_positive else draws, [0.25, 0.5, 0.75])
+        family = pm.LogNormal if is_positive else pm.Normal
+        chosen[name] = family.dist(middle, max(high - low, 1e-6) / NORMAL_IQR)
+    return chosen
