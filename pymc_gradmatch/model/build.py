@@ -57,7 +57,7 @@ from pymc_gradmatch.model.constraint import (
 from pymc_gradmatch.model.gauss_newton import scaled_by_solutions
 from pymc_gradmatch.model.likelihood import LikelihoodFunction, Written, normal, rehearsed
 from pymc_gradmatch.model.priors import climbing_priors, parameters_of
-from pymc_gradmatch.model.refinement import recentre, refine
+from pymc_gradmatch.model.refinement import recentre, refine, refine_together
 from pymc_gradmatch.model.start import Start, add_start, add_starts, is_known_start, of_experiment
 from pymc_gradmatch.ode import ODE, Input
 
@@ -188,6 +188,27 @@ class RefinedPreset(Preset):
             progressbar=progressbar,
         )  # fmt: skip
         return Prepared(gp, gamma if self.gamma is None else self.gamma, start)
+
+    def prepare_together(
+        self,
+        odes: Sequence[ODE],
+        gps: StateGPs,
+        priors: Sequence[Mapping],
+        is_local: Sequence[bool],
+        likelihoods: Sequence[LikelihoodFunction | None],
+        known: Sequence[Start],
+        rng: np.random.Generator,
+        progressbar: bool,
+    ) -> Prepared:
+        """Apply the rule to several experiments."""
+        if self.amplitude is not None or not (self.grid is None or isinstance(self.grid, int)):
+            msg = "with experiments preset 'refined' has no amplitude, and expects a whole number "
+            raise ValueError(msg + "of grid steps between observations, if any grid.")
+        gps, gamma, start = refine_together(
+            odes, gps, priors=priors, is_local=is_local, likelihoods=likelihoods, starts=known,
+            grid=self.grid, random_seed=rng, progressbar=progressbar,
+        )  # fmt: skip
+        return Prepared(gps, gamma if self.gamma is None else self.gamma, start)
 
 
 PRESETS = {"fgpgm": Preset(), "refined": RefinedPreset()}

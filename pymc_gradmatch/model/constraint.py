@@ -579,7 +579,7 @@ def _check_positive(gamma):
 
 
 def _check_definite(gamma, variances, states):
-    total = variances + gamma[:, None]
+    total = variances + gamma[..., None]
     singular = (total <= smallest_reliable(total)).any(axis=-1)
     if singular.any():
         names = [states[k] for k in np.unique(np.nonzero(singular)[-1])]
