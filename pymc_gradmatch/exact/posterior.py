@@ -99,6 +99,7 @@ class ExactPosterior(Solutions):
         log_density = impossible_outside(solved.logp(vars=[*free, *terms]))
         self._log_density = compile_for_draws([*self._values, *self._x], [log_density])
         self._observed = [term for term in terms if term in solved.observed_RVs]
+        self.weighed = [rv.name for rv in [*free, *terms]]
         self._at_states = solved
         self._shapes = [part.shape for part in self._start_parts({}, None)]
 
@@ -122,6 +123,11 @@ class ExactPosterior(Solutions):
                 at_solved = [array[solved] for array in [*u, *trajectories]]
                 (log_density[solved],) = self._log_density(*at_solved)
         return np.where(np.isfinite(log_density), log_density, -np.inf)
+
+    def single_terms(self) -> list:
+        """Write the log densities that the density adds up, entry by entry, as they are named."""
+        solved = self._at_states
+        return solved.logp(vars=[solved[name] for name in self.weighed], sum=False)
 
     def variables(self, phi: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
         """Return what points determine, by name: parameters, x(t0), all else, the trajectories."""

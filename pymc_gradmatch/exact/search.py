@@ -4,6 +4,7 @@ Two start from draws of something like it, one from its modes and the ridges tha
 from these.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -302,8 +303,15 @@ class Coverage(NamedTuple):
         return self.weighted.is_reliable and self.agrees and self.is_precise
 
 
+type Complete = Callable[[NDArray[np.float64], int], tuple[NDArray, NDArray]]
+
+
 def cover(
-    target: LogDensity, draws: NDArray[np.float64], n_draws: int, rng: np.random.Generator
+    target: LogDensity,
+    draws: NDArray[np.float64],
+    n_draws: int,
+    rng: np.random.Generator,
+    complete: Complete | None = None,
 ) -> Coverage:
     """Search for a target from several starts, and compare what is found.
 
@@ -321,6 +329,10 @@ def cover(
         Draws of the result.
     rng : numpy.random.Generator
         Source of the draws.
+    complete : callable, optional
+        Maps the draws of the result, and the number of the search, to log densities,
+        estimated without bias, and to points of more coordinates: where the target is a
+        marginal density that is known nearly.
 
     Returns
     -------
@@ -339,24 +351,33 @@ def cover(
         n_rounds += sum(found.n_rounds for found in searches)
         ended = [found.proposal for found in searches]
         proposals = [proposal.defended(ridges) for proposal in ended]
-        coverage = _together(target, proposals, n_draws, rng)._replace(n_rounds=n_rounds)
+        coverage = _together(target, proposals, n_draws, rng, complete)
+        coverage = coverage._replace(n_rounds=n_rounds)
         if coverage.is_reliable:
             break
         starts = [Mixture.of([ridges, *ended]).without_the_least()] * len(starts)
     return coverage
 
 
-def _together(target: LogDensity, proposals: list[Mixture], n_draws: int, rng) -> Coverage:
+def _together(
+    target: LogDensity, proposals: list[Mixture], n_draws: int, rng, complete: Complete | None
+) -> Coverage:
     """Draw from each proposal, weigh by it alone and by all, and compare."""
     ends = np.linspace(0, n_draws, len(proposals) + 1).astype(int)
     drawn = [proposal.draw(n, rng) for proposal, n in zip(proposals, np.diff(ends), strict=True)]
     points = np.concatenate(drawn)
-    log_density = target(points)
-    weighted = weigh(points, log_density - Mixture.of(proposals).log_density(points))
+    if complete is None:
+        log_density, whole = target(points), drawn
+    else:
+        heights, whole = zip(*(complete(part, i) for i, part in enumerate(drawn)), strict=True)
+        log_density = np.concatenate(heights)
+    log_ratio = log_density - Mixture.of(proposals).log_density(points)
+    points = np.concatenate(whole)
+    weighted = weigh(points, log_ratio)
     each = [
-        weigh(part, height - proposal.log_density(part))
-        for part, height, proposal in zip(
-            drawn, np.split(log_density, ends[1:-1]), proposals, strict=True
+        weigh(part, height - proposal.log_density(own))
+        for part, own, height, proposal in zip(
+            whole, drawn, np.split(log_density, ends[1:-1]), proposals, strict=True
         )
     ]
     enough = np.maximum(weighted.weights, 1e-12)
