@@ -35,12 +35,15 @@ from typing import NamedTuple
 
 import numpy as np
 import pymc as pm
+import pytensor
+import pytensor.tensor as pt
 from numpy.typing import NDArray
+from pytensor.graph.traversal import ancestors
+from scipy.optimize import minimize
 from scipy.special import gammaln, logsumexp
-from scipy.stats import qmc
-from scipy.stats import t as student
+from scipy.stats import chi2, norm, qmc
 
-from pymc_gradmatch._pymc import impossible_outside
+from pymc_gradmatch._pymc import EVALUATE_ONCE, impossible_outside
 from pymc_gradmatch.exact.importance import DEGREES, Mixture
 from pymc_gradmatch.exact.posterior import ExactPosterior
 from pymc_gradmatch.exact.search import (
@@ -58,6 +61,8 @@ from pymc_gradmatch.exact.search import (
 )
 from pymc_gradmatch.exact.solutions import compile_for_draws, with_draws
 from pymc_gradmatch.gp import StateGPs
+from pymc_gradmatch.model import Constraint, constraints, equations
+from pymc_gradmatch.ode import in_experiments
 
 SEARCHING, WEIGHING, CHECKING = 8, 16, 400  # draws of an experiment's own unknowns
 WIDER = (1.0, 1.2, 1.4)  # of the proposals for these, in the searches' draws
@@ -65,6 +70,8 @@ CLIMBS, SETTLED = 30, 1e-3
 ASIDE = 1e-2  # by which a coordinate is moved, to see what depends on it
 PILOTS = 500
 MOST_NUMBERS = 4_000_000
+ROUGHLY = 0.03  # of a solution's slopes, to which parameters are first fitted
+TRIED, ENOUGH = 50, 0.5  # points, and effective draws as a share, at which steps are left out
 FAR = 0.5  # local standard deviations, of shared unknowns, over which modes are followed
 
 
@@ -119,7 +126,7 @@ class Separate(ExactPosterior):
         rows = (theta != self._at(u, starts)[0]).any(axis=(-2, -1))
         elements = self._evaluated(u_moved, np.tile(trajectories, (n, 1, 1, 1))) != base
         n_x0 = starts[0].shape[1]
-        n_free = [len(free) for free in self._unknown][0]
+        n_free = len(self._unknown[0])
         is_start = np.arange(n) >= n - n_x0 * n_free
         touched = rows | ((elements[:, None] & by_states).any(axis=-1))
         # The start is a known function of it, say.
@@ -159,6 +166,16 @@ class Separate(ExactPosterior):
         elements = self._evaluated(u, trajectories)
         parts = np.stack([elements[:, places].sum(axis=1) for places in self._of_each], axis=1)
         return np.where(np.isfinite(parts), parts, -np.inf)
+
+    def one(self, number: int, phi: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Evaluate the log density of one experiment given what is shared, shape ``(point,)``."""
+        u, starts = self._parts(phi)
+        theta = self._at(u, starts)[0]
+        trajectories = np.zeros((len(phi), *self._x[0].get_value().shape))
+        own = self.solve_one(number, starts[0][:, number], theta[:, number])
+        trajectories[:, number] = own
+        density = self._evaluated(u, trajectories)[:, self._of_each[number]].sum(axis=1)
+        return np.where(np.isfinite(density), density, -np.inf)
 
     def _evaluated(self, u, trajectories) -> NDArray[np.float64]:
         n_draws = len(trajectories)
@@ -214,10 +231,11 @@ class Nested:
         start = phi[self.own]
         factor = np.broadcast_to(np.eye(n_own), (n_experiments, n_own, n_own))
         if n_own:
-            widths = self._widths(start)
+            each = enumerate(start)
+            widths = np.array([widths_at(self.alone(n, start), one) for n, one in each])
             factor = factor * widths[:, None, :]
         self.slope = np.zeros((n_experiments, n_own, len(self.shared)))
-        self.center = Inner(start, np.array(factor))
+        self.center, self.n_steps = Inner(start, np.array(factor)), 1
         self.climb_inside()
 
     def phi(self, shared: NDArray[np.float64], own: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -242,18 +260,16 @@ class Nested:
 
         return log_density
 
-    def _widths(self, start) -> NDArray[np.float64]:
-        def of(number):
-            def log_density(points):
-                own = np.tile(start, (len(points), 1, 1))
-                own[:, number] = points
-                shared = np.tile(self.at, (len(points), 1))
-                return self.target.each(self.phi(shared, own))[:, number]
+    def alone(self, number: int, others: NDArray[np.float64]) -> Callable:
+        """Return the density of one experiment's own unknowns where the shared ones are."""
 
-            return log_density
+        def log_density(points: NDArray[np.float64]) -> NDArray[np.float64]:
+            own = np.tile(others, (len(points), 1, 1))
+            own[:, number] = points
+            shared = np.tile(self.at, (len(points), 1))
+            return self.target.one(number, self.phi(shared, own))
 
-        # All experiments at once would be fewer calls; this is done once.
-        return np.array([widths_at(of(number), one) for number, one in enumerate(start)])
+        return log_density
 
     def climb_inside(self):
         """Climb to each experiment's mode where the shared unknowns are, and follow it nearby."""
@@ -288,9 +304,27 @@ class Nested:
         local = rescaled(local)
         return Inner(local.point.reshape(start.shape), local.factor.reshape(factor.shape))
 
+    def economise(self, covariance: NDArray[np.float64]):
+        """Leave out the Newton steps of proposals where these are as good without.
+
+        Parameters
+        ----------
+        covariance : array of float
+            Of the shared unknowns.
+        """
+        if not self.own.size:
+            return
+        factor = np.linalg.cholesky(covariance)
+        some = self.at + self.rng.normal(size=(TRIED, len(self.at))) @ factor.T
+        noise = np.broadcast_to(self.noise, (TRIED, *self.noise.shape))
+        _, _, weights = self._estimated(some, self.proposals(some, 0), noise)
+        share = np.exp(weights - logsumexp(weights, axis=1, keepdims=True))
+        effective = 1 / np.square(share).sum(axis=1)
+        self.n_steps = int(np.quantile(effective, 0.1) < ENOUGH * SEARCHING)
+
     def proposals(self, shared: NDArray[np.float64], n_steps: int) -> Inner:
         """Return proposals for own unknowns, by Newton steps from where modes are expected."""
-        n_points, (n_experiments, n_own) = len(shared), self.own.shape
+        n_points, n_own = len(shared), self.own.shape[1]
         away = shared - self.at
         mean = self.center.mean + np.einsum("eks,ps->pek", self.slope, away)
         factor = np.broadcast_to(self.center.factor, (n_points, *self.center.factor.shape))
@@ -310,7 +344,7 @@ class Nested:
         if not self.own.size:
             return self.target.each(self.phi(shared, np.empty((len(shared), 0, 0)))).sum(axis=1)
         noise = np.broadcast_to(self.noise, (len(shared), *self.noise.shape))
-        return self._estimated(shared, self.proposals(shared, 1), noise)[0]
+        return self._estimated(shared, self.proposals(shared, self.n_steps), noise)[0]
 
     def complete(
         self, shared: NDArray[np.float64], number: int = 0, n_inner: int = WEIGHING
@@ -329,7 +363,7 @@ class Nested:
         noise = self.rng.normal(size=(*shape, n_own)) / np.sqrt(
             self.rng.chisquare(DEGREES, size=(*shape, 1)) / DEGREES
         )
-        inner = self.proposals(shared, 2)
+        inner = self.proposals(shared, 2 * self.n_steps)
         wide = inner._replace(factor=WIDER[number] * inner.factor)
         log_density, own, weights = self._estimated(shared, wide, noise)
         # Gumbel's trick: one of the draws, by its weight.
@@ -360,10 +394,8 @@ def _t_noise(n: int, n_dimensions: int, rng) -> NDArray[np.float64]:
     if not n_dimensions:
         return np.empty((n, 0))
     even = qmc.Sobol(n_dimensions + 1, rng=rng).random(n)
-    normal = student.ppf(np.clip(even[:, :-1], 1e-9, 1 - 1e-9), 1e6)
-    from scipy.stats import chi2
-
-    return normal / np.sqrt(chi2.ppf(np.clip(even[:, -1:], 1e-9, 1 - 1e-9), DEGREES) / DEGREES)
+    even = np.clip(even, 1e-9, 1 - 1e-9)
+    return norm.ppf(even[:, :-1]) / np.sqrt(chi2.ppf(even[:, -1:], DEGREES) / DEGREES)
 
 
 def _log_t(noise) -> NDArray[np.float64]:
@@ -416,6 +448,7 @@ def cover_experiments(
         nested.climb_inside()
         nested.follow(np.sqrt(np.diagonal(mode.covariance[0])))
         mode = newton(nested, nested.at[None], mode.covariance[0])
+    nested.economise(mode.covariance[0])
     say("searching: each experiment by itself")
     apart = _apart(nested, rng)
     say("searching: what they share")
@@ -429,7 +462,7 @@ def _apart(nested: Nested, rng) -> dict[str, float]:
     if not nested.own.size:
         return {}
     at = nested.at[None]
-    inner = nested.proposals(at, 2)
+    inner = nested.center._replace(mean=nested.center.mean[None], factor=nested.center.factor[None])
     n_experiments, n_own = nested.own.shape
     noise = rng.normal(size=(1, n_experiments, CHECKING, n_own))
     noise /= np.sqrt(rng.chisquare(DEGREES, size=(*noise.shape[:-1], 1)) / DEGREES)
@@ -437,15 +470,11 @@ def _apart(nested: Nested, rng) -> dict[str, float]:
     apart = {}
     for number, name in enumerate(nested.target.experiments):
         mean, factor = inner.mean[0, number], inner.factor[0, number]
-
-        def log_density(points, number=number):
-            own = np.tile(nested.center.mean, (len(points), 1, 1))
-            own[:, number] = points
-            shared = np.tile(nested.at, (len(points), 1))
-            return nested.target.each(nested.phi(shared, own))[:, number]
-
         alone = cover(
-            log_density, Mixture.around(mean, factor @ factor.T).draw(PILOTS, rng), 1_000, rng
+            nested.alone(number, nested.center.mean),
+            Mixture.around(mean, factor @ factor.T).draw(PILOTS, rng),
+            1_000,
+            rng,
         ).weighted
         ours = weights[0, :, number]
         log_z = logsumexp(ours) - np.log(CHECKING)
@@ -455,3 +484,69 @@ def _apart(nested: Nested, rng) -> dict[str, float]:
         if not abs(difference) <= CLOSE + ERRORS * np.hypot(*errors):
             apart[name] = float(difference)
     return apart
+
+
+def exact_posterior(model: pm.Model) -> ExactPosterior:
+    """Return the exact posterior of a model; of several experiments one that comes apart.
+
+    Raises
+    ------
+    ValueError
+        If the model has several experiments and further constraints beside.
+    """
+    several = [isinstance(one.gp, StateGPs) for one in constraints(model)]
+    if not any(several):
+        return ExactPosterior(model)
+    if len(several) > 1:
+        msg = (
+            "the model has several constraints, one of them of several experiments; expected one "
+            "constraint alone, of all experiments."
+        )
+        raise ValueError(msg)
+    return Separate(model)
+
+
+def leading_to(model: pm.Model, constraint: Constraint) -> dict[str, NDArray[np.float64]]:
+    """Return the most probable free variables behind parameters, for the prior mean's slopes.
+
+    Around solutions of the ODE these slopes tell the parameters, and these what they are made
+    from, such as the mean and spread of a population.  Nothing, where the prior mean is constant.
+    """
+    ode, gp = constraint.ode, constraint.gp
+    upstream = set(ancestors([constraint.theta]))
+    free = [rv for rv in model.free_RVs if rv in upstream]
+    if not (np.any(gp.prior_slope) and free):
+        return {}
+    theta = [constraint.theta[..., k] for k in range(len(ode.params))]
+    slopes = in_experiments(equations(ode, gp)).of_levels(gp.t, gp.prior_mean, theta)
+    size = np.sqrt(np.mean(np.square(gp.prior_slope), axis=(0, 1)))
+    misfit = pt.square((slopes - gp.prior_slope) / (ROUGHLY * size)).mean(axis=(0, 1)).sum()
+    values = [model.rvs_to_values[rv] for rv in free]
+    there = model.initial_point()
+    starts = [np.asarray(there[value.name]) for value in values]
+    n_experiments, n_times, _ = gp.prior_mean.shape
+    [misfit] = model.replace_rvs_by_values([misfit])
+    objective = 0.5 * n_experiments * n_times * misfit - model.logp(vars=free)
+    gradients = pytensor.grad(objective, values, disconnected_inputs="ignore")
+    height = pytensor.function(
+        values, [objective, *gradients], mode="FAST_COMPILE", on_unused_input="ignore"
+    )
+    ends = np.cumsum([start.size for start in starts])[:-1]
+
+    def parts(flat):
+        pairs = zip(np.split(flat, ends), starts, strict=True)
+        return [part.reshape(start.shape) for part, start in pairs]
+
+    def value(flat):
+        with np.errstate(all="ignore"):
+            here, *by = height(*parts(flat))
+        gradient = np.concatenate([np.ravel(one) for one in by])
+        finite = np.isfinite(here) and np.isfinite(gradient).all()
+        return (float(here), gradient) if finite else (np.inf, np.zeros_like(flat))
+
+    flat = np.concatenate([start.ravel() for start in starts])
+    found = minimize(value, flat, jac=True, method="L-BFGS-B", options={"maxiter": 300}).x
+    natural = pytensor.function(
+        values, model.replace_rvs_by_values(free), mode=EVALUATE_ONCE, on_unused_input="ignore"
+    )(*parts(found))
+    return {str(rv.name): array for rv, array in zip(free, natural, strict=True)}

@@ -209,6 +209,12 @@ class Solutions:
             solutions.append(gp.states_of(solution))
         return solutions
 
+    def solve_one(self, number: int, x0, theta) -> NDArray[np.float64]:
+        """Integrate the ODE of one of several experiments, as :meth:`solve` does of all."""
+        [constraint], [solvers] = self.constraints, self._solvers
+        gp, t = constraint.gp, constraint.gp.t[number]
+        return gp.states_of(_solved(solvers[number], t, gp.levels_of(x0), theta[..., 0, :]))
+
 
 def _solved(solver: BatchedSolver, t, x0, theta) -> NDArray[np.float64]:
     solution = solver(t, x0.reshape(-1, x0.shape[-1]), theta.reshape(-1, theta.shape[-1]))

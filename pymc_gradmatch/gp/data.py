@@ -516,7 +516,9 @@ def divided_further(t: NDArray[np.float64], n_more: int) -> NDArray[np.float64]:
         k = widest[0][1]
         n_steps[k] += 1
         heapreplace(widest, (-gaps[k] / n_steps[k], k))
-    fine = [np.linspace(a, b, n, endpoint=False) for a, b, n in zip(t, t[1:], n_steps, strict=False)]
+    fine = [
+        np.linspace(a, b, n, endpoint=False) for a, b, n in zip(t, t[1:], n_steps, strict=False)
+    ]
     return np.append(np.concatenate(fine), t[-1])
 
 

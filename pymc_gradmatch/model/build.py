@@ -615,9 +615,7 @@ def _checked(ode: ODE, name: str, given: Experiment) -> _Checked:
     try:
         own = ode if given.inputs is None else ode.with_inputs(given.inputs)
         positive = ode.is_positive if ode.positive else False
-        data = Data.of(
-            given.t, given.y, states=ode.states, scales=given.scales, positive=positive
-        )
+        data = Data.of(given.t, given.y, states=ode.states, scales=given.scales, positive=positive)
         check_states(ode, data.states)
         own.check_times(data.t)
         known = Start.of(ode, given.start)

@@ -414,7 +414,8 @@ def climb_together(
         States to start from.
     """
     points = [
-        problem.flat(*start) for problem, start in zip(problems, zip(u, x, strict=True), strict=True)
+        problem.flat(*start)
+        for problem, start in zip(problems, zip(u, x, strict=True), strict=True)
     ]
     n_params = len(shared)
     border = [np.append(shared, np.zeros(len(p) - n_params, dtype=bool)) for p in points]
@@ -483,9 +484,7 @@ def _arrow_step(parts, gradient, hessian, damping: float) -> list[tuple[NDArray,
     left, right = _damped(hessian, damping), gradient.copy()
     eliminated = []
     for _, own, _, mixed, block in parts:
-        solved = np.linalg.solve(
-            _damped(block, damping), np.column_stack([own, mixed.T])
-        )
+        solved = np.linalg.solve(_damped(block, damping), np.column_stack([own, mixed.T]))
         eliminated.append(solved)
         right -= mixed @ solved[:, 0]
         left -= mixed @ solved[:, 1:]
@@ -496,9 +495,7 @@ def _arrow_step(parts, gradient, hessian, damping: float) -> list[tuple[NDArray,
 def _marginal(parts, hessian, shared) -> NDArray[np.float64]:
     """Return variances of the parameters, shape ``(experiment, param)``."""
     inverses = [np.linalg.inv(block) for *_, block in parts]
-    follows = [
-        inverse @ mixed.T for inverse, (*_, mixed, _) in zip(inverses, parts, strict=True)
-    ]
+    follows = [inverse @ mixed.T for inverse, (*_, mixed, _) in zip(inverses, parts, strict=True)]
     for follow, (*_, mixed, _) in zip(follows, parts, strict=True):
         hessian = hessian - mixed @ follow
     of_shared = np.linalg.pinv(hessian, hermitian=True)

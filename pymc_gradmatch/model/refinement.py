@@ -631,7 +631,8 @@ def refine_together(
                 break
     natural = np.array([own.natural(ui)[0] for own, ui in zip(parameters, u, strict=True)])
     theta = {
-        name: natural[:, k] if is_local[k] else float(natural[0, k]) for k, name in enumerate(params)
+        name: natural[:, k] if is_local[k] else float(natural[0, k])
+        for k, name in enumerate(params)
     }
     return RefinedTogether(gps.of_members(centred), np.array(gammas), theta)
 
