@@ -188,8 +188,8 @@ def parameters_of_each(theta: Sequence, gp: StateGP, params: Sequence[str]) -> l
     }
     if bad:
         msg = (
-            f"parameters have the shapes {bad}; expected one number for all experiments, or one for "
-            f'each of the {n_experiments}: dims="experiment".'
+            f"parameters have the shapes {bad}; expected one number for all experiments, or one "
+            f'for each of the {n_experiments}: dims="experiment".'
         )
         raise ValueError(msg)
     return [value[:, None] if value.ndim else value for value in values]

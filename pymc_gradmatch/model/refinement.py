@@ -382,6 +382,7 @@ class RefinedSettings(NamedTuple):
 
 REFINED = RefinedSettings()
 NUGGET = 1e-9  # of the kernel's variance
+STILL = 0.1  # of its slope in the outermost gap, below which a clock stops at the end
 FINELY = 32  # points in a gap, to measure a solution's way
 FAR = 0.3  # sigma, between matched states and solution; docs/accuracy.md's cases stay below 0.12
 
@@ -761,10 +762,24 @@ def _counted(
     gaps = np.diff(times) / np.diff(counts)
     if np.allclose(gaps, gaps[0]):
         return family(1, ls=np.float64(lengthscale * gaps[0]))
-    counted = PchipInterpolator(times, counts)
+    counted = _never_still(times, counts)
     return pm.gp.cov.WarpedInput(
         1, family(1, ls=np.float64(lengthscale)), lambda t: _piecewise(counted, t)
     )
+
+
+def _never_still(times: NDArray, counts: NDArray) -> PchipInterpolator:
+    """Interpolate the counts; where they would stop at an end, go on as in the outermost gap."""
+    slopes = np.diff(counts) / np.diff(times)
+    at_ends = PchipInterpolator(times, counts).derivative()(times[[0, -1]])
+    stops = at_ends < STILL * slopes[[0, -1]]
+    for at, sign in ((0, -1), (-1, 1)):
+        if stops[at]:
+            gap = np.diff(times)[at]
+            edge = 0 if at == 0 else len(times)
+            counts = np.insert(counts, edge, counts[at] + sign * gap * slopes[at])
+            times = np.insert(times, edge, times[at] + sign * gap)
+    return PchipInterpolator(times, counts)
 
 
 def _piecewise(polynomial: PchipInterpolator, t):
