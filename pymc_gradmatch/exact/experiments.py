@@ -374,7 +374,7 @@ class Nested:
 
     def _estimated(self, shared, inner: Inner, noise):
         """Return the log density, the draws ``(point, draw, experiment, n)`` and their weights."""
-        n_own, n_inner = noise.shape[-1], noise.shape[2]
+        n_inner = noise.shape[2]
         own = inner.mean[:, :, None] + np.einsum("peij,pemj->pemi", inner.factor, noise)
         _, log_volume = np.linalg.slogdet(inner.factor)
         log_q = _log_t(noise) - log_volume[..., None]
@@ -385,7 +385,6 @@ class Nested:
         with np.errstate(divide="ignore", invalid="ignore"):
             log_z = logsumexp(weights, axis=1) - np.log(n_inner)
         total = parts[:, 0, -1] + log_z.sum(axis=1)
-        assert own.shape[-1] == n_own
         return np.where(np.isfinite(total), total, -np.inf), own, weights
 
 
@@ -440,6 +439,12 @@ def cover_experiments(
         With points that are all coordinates, of all experiments.
     """
     nested = Nested(target, phi, rng)
+    if not len(nested.shared):
+        msg = (
+            "these experiments share nothing, no parameter, hyperparameter or sigma; expected one "
+            "fit for each of them: gm.fit or gm.fit_many."
+        )
+        raise ValueError(msg)
     say("climbing to the mode of what experiments share")
     widths = widths_at(nested, nested.at)
     mode = newton(nested, nested.at[None], np.diag(np.square(widths)))

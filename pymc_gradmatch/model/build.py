@@ -549,7 +549,7 @@ def _build_together(
     _check_room(model, [*added, *ours, *(n for n, is_added in optional.items() if is_added)])
     check_labels(model, ode, DIMS)
     with home:
-        apart = [climbing_priors(made, ode.params, n, rng) for n in range(len(checked))]
+        apart = climbing_priors(made, ode.params, len(checked), rng)
         parts = _scaled_together(checked, apart, rng)
         fitted = []
         for one, data in zip(checked, parts, strict=True):
@@ -661,15 +661,16 @@ def _scaled_together(
     """Return the data with a scale for every state, that of the other experiments if need be."""
     scales = np.array([one.data.scale for one in checked])
     means = np.array([one.data.mean for one in checked])
-    known = ~np.isnan(scales)
     parts = []
-    for one, own, prior in zip(checked, known, priors, strict=True):
-        elsewhere = ~own & known.any(axis=0)
-        mean, scale = one.data.mean.copy(), one.data.scale.copy()
-        for k in np.flatnonzero(elsewhere):
-            mean[k], scale[k] = (np.median(of_all[known[:, k], k]) for of_all in (means, scales))
-        data = one.data.with_scale(mean, scale)
+    for number, (one, prior) in enumerate(zip(checked, priors, strict=True)):
+        for k in np.flatnonzero(np.isnan(scales[number])):
+            known = ~np.isnan(scales[:, k])
+            if known.any():
+                means[number, k] = np.median(means[known, k])
+                scales[number, k] = np.median(scales[known, k])
+        data = one.data.with_scale(means[number], scales[number])
         parts.append(_scaled(one.ode, data, prior, one.likelihood, one.known, rng))
+        means[number], scales[number] = parts[-1].mean, parts[-1].scale
     return parts
 
 

@@ -565,7 +565,9 @@ def refine_together(
         As for :func:`refine`.
     """
     rng, params = np.random.default_rng(random_seed), odes[0].params
-    parameters = [parameters_of(prior, params) for prior in priors]
+    written = {id(prior): prior for prior in priors}
+    compiled = {key: parameters_of(prior, params) for key, prior in written.items()}
+    parameters = [compiled[id(prior)] for prior in priors]
     shared = ~np.array(is_local)
     names = [name for name, is_shared in zip(params, shared, strict=True) if is_shared]
     of_shared = parameters_of(priors[0], names).log_prior if names else _nothing
