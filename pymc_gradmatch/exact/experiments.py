@@ -31,7 +31,7 @@ References
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pymc as pm
@@ -68,7 +68,7 @@ SEARCHING, WEIGHING, CHECKING = 8, 16, 400  # draws of an experiment's own unkno
 WIDER = (1.0, 1.2, 1.4)  # of the proposals for these, in the searches' draws
 CLIMBS, SETTLED = 30, 1e-3
 ASIDE = 1e-2  # by which a coordinate is moved, to see what depends on it
-PILOTS = 500
+PILOTS, SIZES = 500, (500, 2_000)  # draws of a round; each is many solutions
 MOST_NUMBERS = 4_000_000
 ROUGHLY = 0.03  # of a solution's slopes, to which parameters are first fitted
 TRIED, ENOUGH = 50, 0.5  # points, and effective draws as a share, at which steps are left out
@@ -458,7 +458,7 @@ def cover_experiments(
     apart = _apart(nested, rng)
     say("searching: what they share")
     around = Mixture.around(mode.point[0], mode.covariance[0])
-    found = cover(nested, around.draw(PILOTS, rng), n_draws, rng, nested.complete)
+    found = cover(nested, around.draw(PILOTS, rng), n_draws, rng, nested.complete, SIZES)
     return CoverageOfAll(found, apart)
 
 
@@ -532,7 +532,7 @@ def leading_to(model: pm.Model, constraint: Constraint) -> dict[str, NDArray[np.
     n_experiments, n_times, _ = gp.prior_mean.shape
     [misfit] = model.replace_rvs_by_values([misfit])
     objective = 0.5 * n_experiments * n_times * misfit - model.logp(vars=free)
-    gradients = pytensor.grad(objective, values, disconnected_inputs="ignore")
+    gradients: Any = pytensor.grad(objective, values, disconnected_inputs="ignore")
     height = pytensor.function(
         values, [objective, *gradients], mode="FAST_COMPILE", on_unused_input="ignore"
     )

@@ -4,7 +4,7 @@ Two start from draws of something like it, one from its modes and the ridges tha
 from these.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -255,7 +255,7 @@ def _distinct(local: Local, apart: float) -> list[int]:
 
 WIDTHS = (2.0, 5.0)  # of first proposals, in standard deviations of the given draws
 CLIMBERS, TRIED = 4, 100  # draws from which modes are climbed to, the best of some
-DRAWS = (1_500, 6_000)  # of a round of each search, in turn, where the searches disagree
+DRAWS = (1_500, 6_000)
 ERRORS = 4.0  # Monte Carlo standard errors that agreement allows for
 CLOSE = 0.15  # standard deviations, or of a log, that do not matter
 TINY = 1e-300  # the variance where one draw has all the weight
@@ -312,6 +312,7 @@ def cover(
     n_draws: int,
     rng: np.random.Generator,
     complete: Complete | None = None,
+    sizes: Sequence[int] = DRAWS,
 ) -> Coverage:
     """Search for a target from several starts, and compare what is found.
 
@@ -333,6 +334,8 @@ def cover(
         Maps the draws of the result, and the number of the search, to log densities,
         estimated without bias, and to points of more coordinates: where the target is a
         marginal density that is known nearly.
+    sizes : sequence of int
+        Draws of a round of each search, in turn, where the searches disagree.
 
     Returns
     -------
@@ -346,7 +349,7 @@ def cover(
     ridges = modes_and_ridges(target, climbing, covariance)
     starts.append(ridges)
     n_rounds = 0
-    for n_searching in DRAWS:
+    for n_searching in sizes:
         searches = [search(target, start, n_searching, rng) for start in starts]
         n_rounds += sum(found.n_rounds for found in searches)
         ended = [found.proposal for found in searches]

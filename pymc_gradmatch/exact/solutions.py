@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Sequence
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pymc as pm
@@ -399,13 +400,13 @@ def _named(solutions: Solutions, trajectories, times, draws: xr.Dataset) -> xr.D
         solutions.states, trajectories, solutions.constraints, times, strict=True
     ):
         dims = solutions.dims(name) or (f"{name}_time", f"{name}_state")
-        coords = {
+        coords: dict[Any, Any] = {
             dim: list(labels)
             for dim, labels in solutions.model.coords.items()
             if dim in dims and labels
         }
         if at.ndim == 1 or (at == at[0]).all():
-            coords |= {dims[-2]: at if at.ndim == 1 else at[0]}
+            coords[dims[-2]] = at if at.ndim == 1 else at[0]
         coords |= {dims[-1]: list(constraint.ode.states)}
         coords |= {dim: draws[dim].to_numpy() for dim in ("chain", "draw")}
         shape = draws.sizes["chain"], draws.sizes["draw"], *values.shape[1:]

@@ -10,7 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch.gp.data import Data, read_only
+from pymc_gradmatch.gp.data import read_only
 from pymc_gradmatch.gp.derivatives import Operators
 from pymc_gradmatch.gp.processes import Parameterization, Processes
 from pymc_gradmatch.gp.state_gp import StateGP, add_states
@@ -153,7 +153,6 @@ class StateGPs(StateGP):
     A :class:`StateGP` with an axis of experiments in front of all arrays: states have
     shape ``(experiment, time, state)``, C, D and A ``(experiment, state, time, time)``, so that
     each factor of Theorem 1 is one batched product, however many experiments there are.
-    :func:`~pymc_gradmatch.fit_gp` makes it of ``experiments``.
 
     Parameters
     ----------
@@ -167,6 +166,27 @@ class StateGPs(StateGP):
     ------
     ValueError
         If the states are not the same, or hyperparameters are random.
+
+    Examples
+    --------
+    The four lines for two experiments, of which each has its own rate:
+
+    >>> import numpy as np, pymc as pm, pymc_gradmatch as gm
+    >>> decay = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
+    >>> cov, times = pm.gp.cov.ExpQuad(1, ls=1.2), {"a": np.linspace(0, 2, 7), "b": np.arange(5.0)}
+    >>> gp = gm.StateGPs(
+    ...     {name: gm.StateGP(t, np.exp(-t)[:, None], [cov], 0.1) for name, t in times.items()}
+    ... )
+    >>> with pm.Model(coords={"experiment": gp.names}) as model:
+    ...     theta = {"rate": pm.HalfNormal("rate", 2, dims="experiment")}
+    ...     x = gp.prior("x")
+    ...     sigma = gp.at_observations(gp.sigma)
+    ...     pm.Normal("y", gp.at_observations(x), sigma, observed=gp.observations)
+    ...     gm.GradientMatchingODE("gradient_match", decay, x, theta, gp=gp, gamma=0.3)
+    y
+    gradient_match
+    >>> x.type.shape
+    (2, 7, 1)
     """
 
     def __init__(
@@ -339,27 +359,6 @@ class StateGPs(StateGP):
         rows = self._in_words().itertuples()
         lines = [f"  {row.Index}: {row.kernel}, sigma {row.sigma}" for row in rows]
         return "\n".join([self._headline(), *lines])
-
-
-def side_by_side(experiments: Any, fit: Callable[[Data], StateGP], **settings) -> StateGPs:
-    """Fit each experiment's data by a function, and return all together.
-
-    Parameters
-    ----------
-    experiments : mapping or sequence
-        As a user gives them.
-    fit : callable
-        Of data, returns Gaussian processes.
-    **settings
-        Of :meth:`Data.of`, beside times and observations.
-    """
-    given = as_experiments(experiments)
-    scales = settings.pop("scales", None)
-    members = {
-        name: fit(Data.of(one.t, one.y, scales=one.scales or scales, **settings))
-        for name, one in given.items()
-    }
-    return StateGPs(members, {name: one.inputs for name, one in given.items()})
 
 
 def _check_members(members: Mapping[str, StateGP]):

@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any
 
 import numpy as np
 import pymc as pm
@@ -24,7 +23,6 @@ from pymc_gradmatch.gp.derivatives import (
     derivative,
     stacked,
 )
-from pymc_gradmatch.gp.experiments import Experiment, side_by_side
 from pymc_gradmatch.gp.kernels import CovFunction, KernelFamily, kernel_family
 from pymc_gradmatch.gp.processes import Processes
 from pymc_gradmatch.gp.state_gp import StateGP
@@ -36,10 +34,9 @@ NUGGET, UNFITTED = 1e-4, 0.1  # of Gaussian processes without data; sigma in uni
 
 
 def fit_gp(
-    t: ArrayLike | None = None,
-    y: ArrayLike | None = None,
+    t: ArrayLike,
+    y: ArrayLike,
     *,
-    experiments: Mapping[str, Experiment] | Sequence[Experiment] | None = None,
     cov: str | CovFunction | Sequence[str | CovFunction],
     states: Sequence[str] | None = None,
     scales: Mapping[str, float] | None = None,
@@ -69,8 +66,6 @@ def fit_gp(
         Observations, shape ``(time, state)``, NaN where nothing was measured; a
         table's column names become the names of the states.  Of ``pm.Data`` the
         present values are taken.
-    experiments : mapping of str to Experiment or table, or sequence of Experiment, optional
-        Several experiments in place of t and y, each fitted by itself.
     cov : str, callable, or a sequence with one of these per state
         ``"ExpQuad"``, ``"Matern52"``, ``"RatQuad"`` or ``"Sigmoid"``; or a
         function of hyperparameters that returns a kernel from
@@ -85,7 +80,6 @@ def fit_gp(
     Returns
     -------
     StateGP
-        Of experiments :class:`StateGPs`.
 
     Other Parameters
     ----------------
@@ -146,22 +140,16 @@ def fit_gp(
     >>> gm.StateGP(wide.index, wide, [pm.gp.cov.Matern52(1, ls=3.0)] * 2, 0.05).observations
     array([1. , 0.9, 0.6, 0.4, 0.1, 0.2, 0.1, 0. ])
     """
-    settings: dict[str, Any] = {
-        "states": states, "scales": scales, "standardize": standardize, "positive": positive,
-    }  # fmt: skip
-    fitted = partial(
-        fit_data, cov=cov, shared=shared, bounds=bounds, nugget=nugget, n_starts=n_starts,
-        random_seed=np.random.default_rng(random_seed),
-    )  # fmt: skip
-    if experiments is not None:
-        if t is not None or y is not None:
-            msg = "t or y is given, and so are experiments, which have their own; expected one."
-            raise TypeError(msg)
-        return side_by_side(experiments, fitted, **settings)
-    if t is None or y is None:
-        msg = "expected t and y, or experiments={name: gm.Experiment(t, y), ...}."
-        raise TypeError(msg)
-    return fitted(Data.of(t, y, **settings))
+    data = Data.of(t, y, states=states, scales=scales, standardize=standardize, positive=positive)
+    return fit_data(
+        data,
+        cov=cov,
+        shared=shared,
+        bounds=bounds,
+        nugget=nugget,
+        n_starts=n_starts,
+        random_seed=random_seed,
+    )
 
 
 @one_at_a_time

@@ -87,6 +87,14 @@ class Prepared(NamedTuple):
     """Parameters that samplers start from; the others start where their priors say."""
 
 
+class PreparedTogether(NamedTuple):
+    """What a preset makes of several experiments."""
+
+    gp: StateGPs
+    gamma: Any
+    start: Mapping[str, Any]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Preset:
     """Settings with their defaults, and what is made of them: here the paper's."""
@@ -144,14 +152,14 @@ class Preset:
         known: Sequence[Start],
         rng: np.random.Generator,
         progressbar: bool,
-    ) -> Prepared:
+    ) -> PreparedTogether:
         """Choose grids and amplitudes of several experiments."""
         each = zip(odes, gps.members, priors, likelihoods, known, strict=True)
         parts = [
             self.prepare(ode, gp, prior, told, start, rng, progressbar).gp
             for ode, gp, prior, told, start in each
         ]
-        return Prepared(gps.of_members(parts), self.gamma, {})
+        return PreparedTogether(gps.of_members(parts), self.gamma, {})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +207,7 @@ class RefinedPreset(Preset):
         known: Sequence[Start],
         rng: np.random.Generator,
         progressbar: bool,
-    ) -> Prepared:
+    ) -> PreparedTogether:
         """Apply the rule to several experiments."""
         if self.amplitude is not None or not (self.grid is None or isinstance(self.grid, int)):
             msg = "with experiments preset 'refined' has no amplitude, and expects a whole number "
@@ -208,7 +216,7 @@ class RefinedPreset(Preset):
             odes, gps, priors=priors, is_local=is_local, likelihoods=likelihoods, starts=known,
             grid=self.grid, random_seed=rng, progressbar=progressbar,
         )  # fmt: skip
-        return Prepared(gps, gamma if self.gamma is None else self.gamma, start)
+        return PreparedTogether(gps, gamma if self.gamma is None else self.gamma, start)
 
 
 PRESETS = {"fgpgm": Preset(), "refined": RefinedPreset()}
@@ -517,15 +525,18 @@ def _build_together(
     name = {ours: yielding(ours, ode.params) for ours in OURS}
     labels = {"experiment": tuple(experiments)}
     check_coords(model, labels)
-    home, made = model, priors
+    home = model
     if callable(priors):
         home = pm.Model(coords={**model.coords, **labels}, model=None)
         with home:
             made = priors()
+    else:
+        made = priors
     _check_priors(ode, made, home, len(experiments))
     checked = [_checked(ode, n, one) for n, one in experiments.items()]
     _check_alike(checked, experiments)
-    of_data = all(one.likelihood is None for one in checked)
+    likelihoods = [one.likelihood for one in checked if one.likelihood is not None]
+    of_data = not likelihoods
     sigma = chosen.sigma
     _check_sigma(sigma, len(ode.states))
     if chosen.state_box is not None or chosen.recentred:
@@ -601,10 +612,12 @@ def _build_together(
                 dims=("observation",),
             )
         else:
-            for number, (label, one) in enumerate(zip(experiments, checked, strict=True)):
+            for number, (label, likelihood) in enumerate(
+                zip(experiments, likelihoods, strict=True)
+            ):
                 own = gp.members[number].at_times(x[number])
                 with pm.Model(name=label):
-                    one.likelihood(*ode.by_name(own, of_experiment(theta, ode, number)))
+                    likelihood(*ode.by_name(own, of_experiment(theta, ode, number)))
         add_starts((name["start"], name["start_prior"]), [c.known for c in checked], gp, x, theta)
         GradientMatchingODE(name["gradient_match"], ode, x, theta, gp=gp, gamma=gamma)
     return model

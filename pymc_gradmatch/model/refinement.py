@@ -633,11 +633,11 @@ def refine_together(
             if is_last:
                 break
     natural = np.array([own.natural(ui)[0] for own, ui in zip(parameters, u, strict=True)])
-    theta = {
+    by_name: dict[str, Any] = {
         name: natural[:, k] if is_local[k] else float(natural[0, k])
         for k, name in enumerate(params)
     }
-    return RefinedTogether(gps.of_members(centred), np.array(gammas), theta)
+    return RefinedTogether(gps.of_members(centred), np.array(gammas), by_name)
 
 
 def _nothing(u) -> tuple[NDArray, NDArray, NDArray]:
@@ -653,12 +653,13 @@ def _finer(laid_out: tuple[StateGP, StateGP], n_times: int) -> tuple[StateGP, St
 
 def _with_noise_of_all(told: Sequence[Likelihood]) -> list[Likelihood]:
     """Return normal likelihoods with the same sigma in all experiments."""
-    if not all(isinstance(one, Normal) for one in told):
+    normals = [one for one in told if isinstance(one, Normal)]
+    if len(normals) < len(told):
         return list(told)
-    n_observed = np.array([one.gp.data.is_observed.sum(axis=0) for one in told])
-    squares = np.square([one.sigma for one in told])
+    n_observed = np.array([one.gp.data.is_observed.sum(axis=0) for one in normals])
+    squares = np.square([one.sigma for one in normals])
     sigma = np.sqrt(np.average(squares, axis=0, weights=np.maximum(n_observed, 1e-3)))
-    return [type(one)(one.gp.with_sigma(sigma), one.n_known) for one in told]
+    return [Normal(one.gp.with_sigma(sigma), one.n_known) for one in normals]
 
 
 def _warn_if_apart(distance: NDArray[np.float64], ode: ODE, theta: Mapping[str, float]):
