@@ -2,7 +2,7 @@
 from . import datasets
 from .checks import GammaSelection, GridCheck, grid_check, select_gamma
 from .exact import Fit, IntegrateCheck, fit, integrate_check, predict
-from .gp import StateGP, derivatives, fit_gp, kernels
+from .gp import Experiment, StateGP, StateGPs, derivatives, fit_gp, kernels
 from .model import GradientMatchingODE, build_model, recentre, refine
 from .ode import ODE, Input, ODECheck, check_ode
 from .paper import sample_fgpgm, systems
@@ -13,6 +13,7 @@ __version__: str
 
 __all__ = [
     "ODE",
+    "Experiment",
     "Fit",
     "GammaSelection",
     "GradientMatchingODE",
@@ -21,6 +22,7 @@ __all__ = [
     "IntegrateCheck",
     "ODECheck",
     "StateGP",
+    "StateGPs",
     "build_model",
     "check_ode",
     "datasets",

@@ -17,6 +17,7 @@ from pymc_gradmatch._pymc import is_drawn, is_generator
 DRAWS = {"chain": "an axis of draws in ArviZ", "draw": "an axis of draws in ArviZ"}
 RESERVED = DRAWS | {
     "time": "a dim of the states",
+    "experiment": "a dim of the states",
     "state": "a dim of the states",
     "time_observed": "a dim of the observations",
     "observation": "a dim of the observations",

@@ -55,3 +55,42 @@ def lynx_hare() -> LynxHare:
         ],
         source=f"Counts: {content['source']}. Posterior: {posterior['source']}.",
     )
+
+
+class Theophylline(NamedTuple):
+    """Concentrations of a drug in twelve people."""
+
+    table: pd.DataFrame
+    """Columns ``subject``, ``weight`` (kg), ``dose`` (mg per kg, by mouth at time zero), ``time``
+    (hours) and ``concentration`` (mg per litre of serum)."""
+    source: str
+    """Where the numbers come from."""
+
+
+def theophylline() -> Theophylline:
+    """Load concentrations of theophylline in the serum of twelve people after one oral dose.
+
+    Returns
+    -------
+    Theophylline
+
+    References
+    ----------
+    .. [1] Boeckmann, A. J., Sheiner, L. B., Beal, S. L. (1994). *NONMEM Users Guide: Part V*.
+       NONMEM Project Group, University of California, San Francisco.  Data of R. Upton.
+    .. [2] Pinheiro, J. C., Bates, D. M. (2000). *Mixed-Effects Models in S and S-PLUS*. Springer.
+
+    Examples
+    --------
+    >>> import pymc_gradmatch as gm
+    >>> table = gm.datasets.theophylline().table
+    >>> len(table), table["subject"].nunique()
+    (132, 12)
+    """
+    file = resources.files("pymc_gradmatch").joinpath("data/theophylline.csv")
+    with file.open(encoding="utf-8") as text:
+        table = pd.read_csv(text)
+    return Theophylline(
+        table,
+        "Boeckmann, Sheiner and Beal (1994), a study by R. Upton; numbers as in R's dataset Theoph",
+    )

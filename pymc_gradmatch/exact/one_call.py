@@ -1,6 +1,6 @@
 """One call: from data to draws of the exact posterior, with a verdict."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
@@ -14,11 +14,17 @@ from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch._pymc import EVALUATE_ONCE, starts_by_itself
+from pymc_gradmatch.exact.experiments import (
+    Separate,
+    cover_experiments,
+    exact_posterior,
+    leading_to,
+)
 from pymc_gradmatch.exact.importance import Mixture
 from pymc_gradmatch.exact.posterior import ExactPosterior
-from pymc_gradmatch.exact.search import Local, cover, modes_beside, newton, widths_at
+from pymc_gradmatch.exact.search import Coverage, Local, cover, modes_beside, newton, widths_at
 from pymc_gradmatch.exact.verdict import N_HANDED_ON, TRY, check_n_draws, in_words
-from pymc_gradmatch.gp import is_states
+from pymc_gradmatch.gp import Experiment, StateGPs, is_states, start_of
 from pymc_gradmatch.model import (
     Constraint,
     NoDerivativeError,
@@ -111,7 +117,8 @@ def fit(
     t: ArrayLike | None = None,
     y: ArrayLike | None = None,
     *,
-    priors: Mapping[str, TensorVariable] | None = None,
+    priors: Mapping[str, TensorVariable] | Callable | None = None,
+    experiments: Mapping[str, Experiment] | Sequence[Experiment] | None = None,
     likelihood: Callable | None = None,
     scales: Mapping[str, float] | None = None,
     inputs: Mapping[str, Input | Callable] | None = None,
@@ -139,7 +146,7 @@ def fit(
 
     Parameters
     ----------
-    ode, t, y, priors, likelihood, scales, inputs, start
+    ode, t, y, priors, experiments, likelihood, scales, inputs, start
         As for :func:`~pymc_gradmatch.build_model`, whose refined preset the model is.
     model : pymc.Model, optional
         A model of one's own with a :class:`~pymc_gradmatch.GradientMatchingODE`, in
@@ -223,14 +230,15 @@ def fit(
     check_n_draws(n_draws)
     rng = np.random.default_rng(random_seed)
     written: dict[str, Any] = {
-        "likelihood": likelihood, "scales": scales, "inputs": inputs, "start": start,
+        "experiments": experiments, "likelihood": likelihood, "scales": scales,
+        "inputs": inputs, "start": start,
     }  # fmt: skip
     if model is None:
-        told = y is not None or likelihood is not None
-        if ode is None or t is None or priors is None or not told:
+        told = (t is not None and (y is not None or likelihood is not None)) or experiments
+        if ode is None or priors is None or not told:
             msg = (
-                "expected an ODE, t, y (or a likelihood) and priors, or model= with a "
-                "GradientMatchingODE."
+                "expected an ODE, t, y (or a likelihood, or experiments in place of all) and "
+                "priors, or model= with a GradientMatchingODE."
             )
             raise TypeError(msg)
         model = build_model(
@@ -241,25 +249,14 @@ def fit(
         msg = "a model was given and what models are made of; expected one of these alone."
         raise TypeError(msg)
     with reporting("writing the exact posterior", enabled=progressbar) as say:
-        target = ExactPosterior(model)
+        target = exact_posterior(model)
         there = _start(target, rng, progressbar=progressbar)
         _check_start(target, there)
         say("climbing to its mode")
-        mode = newton(target, there[None], np.diag(np.square(widths_at(target, there))))
-        say("searching: independent searches from around the mode")
-        around = Mixture.around(mode.point[0], mode.covariance[0])
-        found = cover(target, around.draw(PILOTS, rng), n_draws, rng)
-        # In a long gap a solution may turn round once more, or once less.
-        gaps = any(constraint.gp.data.is_long_gap.any() for constraint in target.constraints)
-        if gaps or not found.is_reliable:
-            say("climbing from draws of the prior: are there other modes?")
-            others = modes_beside(target, _elsewhere(target, mode, rng), mode)
-            if len(others.height):
-                say("searching again, around all modes")
-                highest = max(mode, others.only([0]), key=lambda one: one.height[0])
-                around = Mixture.around(highest.point[0], highest.covariance[0])
-                all_modes = np.concatenate([mode.point, others.point])
-                found = cover(target, around.draw(PILOTS, rng), n_draws, rng, all_modes)
+        if isinstance(target, Separate):
+            found, apart = cover_experiments(target, there, n_draws, rng, say)
+        else:
+            found, apart = _found(target, there, n_draws, rng, say), {}
         say("drawing")
         weighted = found.weighted
         drawn = weighted.resampled(rng)
@@ -267,9 +264,10 @@ def fit(
         unidentified = _unidentified(target, idata["posterior"].dataset, rng)
     disagreement = found.disagreement.set_axis([*target.names, "evidence"])
     scalars = [name for name in idata["posterior"].data_vars if name not in target.states]
+    is_exact = found.is_reliable and not apart
     return Fit(
-        verdict=f"{in_words(found, disagreement)} {UNSEEN if found.is_reliable else TRY}",
-        is_exact=found.is_reliable,
+        verdict=f"{in_words(found, disagreement, apart)} {UNSEEN if is_exact else TRY}",
+        is_exact=is_exact,
         table=summary(idata, var_names=scalars, kind="stats", round_to="none"),
         idata=idata,
         model=model,
@@ -280,6 +278,28 @@ def fit(
         starts=target.initial_points(weighted.points[list(dict.fromkeys(drawn))[:N_HANDED_ON]]),
         unidentified=unidentified,
     )
+
+
+def _found(
+    target: ExactPosterior, there: NDArray[np.float64], n_draws: int, rng, say: Callable
+) -> Coverage:
+    """Search around the mode that is climbed to from a point, and around all that are found."""
+    mode = newton(target, there[None], np.diag(np.square(widths_at(target, there))))
+    say("searching: independent searches from around the mode")
+    around = Mixture.around(mode.point[0], mode.covariance[0])
+    found = cover(target, around.draw(PILOTS, rng), n_draws, rng)
+    # In a long gap a solution may turn round once more, or once less.
+    gaps = any(constraint.gp.data.is_long_gap.any() for constraint in target.constraints)
+    if gaps or not found.is_reliable:
+        say("climbing from draws of the prior: are there other modes?")
+        others = modes_beside(target, _elsewhere(target, mode, rng), mode)
+        if len(others.height):
+            say("searching again, around all modes")
+            highest = max(mode, others.only([0]), key=lambda one: one.height[0])
+            around = Mixture.around(highest.point[0], highest.covariance[0])
+            all_modes = np.concatenate([mode.point, others.point])
+            found = cover(target, around.draw(PILOTS, rng), n_draws, rng, all_modes)
+    return found
 
 
 def _elsewhere(target: ExactPosterior, mode: Local, rng) -> NDArray[np.float64]:
@@ -352,6 +372,10 @@ def _start(target: ExactPosterior, rng, *, progressbar: bool) -> NDArray[np.floa
     starts, model = [], target.model
     for constraint in target.constraints:
         ode, gp = constraint.ode, constraint.gp
+        if isinstance(gp, StateGPs):
+            values |= leading_to(model, constraint)
+            starts.append(gp.states_of(start_of(gp))[:, 0])
+            continue
         named = {name: model.named_vars.get(name) for name in ode.params}
         is_plain = all(rv in model.free_RVs for rv in named.values())
         if is_plain and not np.any(gp.prior_slope):

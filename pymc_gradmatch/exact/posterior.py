@@ -104,6 +104,7 @@ class ExactPosterior(Solutions):
         log_density = impossible_outside(solved.logp(vars=[*free, *terms]))
         self._log_density = compile_for_draws([*self._values, *self._x], [log_density])
         self._observed = [term for term in terms if term in solved.observed_RVs]
+        self.weighed = [rv.name for rv in [*free, *terms]]
         self._at_states = solved
         self._positive = [np.zeros(len(c.ode.states), dtype=bool) for c in self.constraints]
         parts = self._start_parts({}, None)
@@ -213,6 +214,11 @@ class ExactPosterior(Solutions):
                 trajectories.append(gp.states_of(added.reshape(-1, *x.shape[1:])))
             both.append(self._heights(moved, u, trajectories).reshape(n_points, -1))
         return Around(center[:, 0], ahead, behind, *both)
+
+    def single_terms(self) -> list:
+        """Write the log densities that the density adds up, entry by entry, as they are named."""
+        solved = self._at_states
+        return solved.logp(vars=[solved[name] for name in self.weighed], sum=False)
 
     def variables(self, phi: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
         """Return what points determine, by name: parameters, x(t0), all else, the trajectories."""
@@ -431,12 +437,12 @@ class ExactPosterior(Solutions):
         for constraint, free, positive, part in zip(
             self.constraints, self._unknown, self._positive, parts, strict=True
         ):
-            gp = constraint.gp
-            deviation = np.zeros((*part.shape[:-1], len(gp.scale)))
+            gp, mean, scale = constraint.gp, constraint.gp.mean, constraint.gp.scale
+            deviation = np.zeros((*part.shape[:-1], mean.shape[-1]))
             deviation[..., free] = part
-            x0 = gp.states_of(gp.mean + gp.scale * deviation)
+            x0 = gp.states_of(mean + scale * deviation)
             with np.errstate(over="ignore"):  # a start that cannot be integrated from
-                x0[..., positive] = gp.scale[positive] * np.exp(deviation[..., positive])
+                x0[..., positive] = scale[..., positive] * np.exp(deviation[..., positive])
             starts.append(x0)
         return values, self._with_known(values, starts)
 

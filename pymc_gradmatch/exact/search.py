@@ -4,6 +4,7 @@ Two start from draws of something like it, one from its modes and the ridges tha
 from these.
 """
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -314,7 +315,7 @@ def _distinct(local: Local, apart: float) -> list[int]:
 
 WIDTHS = (2.0, 5.0)  # of first proposals, in standard deviations of the given draws
 CLIMBERS, TRIED = 4, 100  # draws from which modes are climbed to, the best of some
-DRAWS = (1_500, 6_000)  # of a round of each search, in turn, where the searches disagree
+DRAWS = (1_500, 6_000)
 ERRORS = 4.0  # Monte Carlo standard errors that agreement allows for
 CLOSE = 0.15  # standard deviations, or of a log, that do not matter
 TINY = 1e-300  # the variance where one draw has all the weight
@@ -362,12 +363,17 @@ class Coverage(NamedTuple):
         return self.weighted.is_reliable and self.agrees and self.is_precise
 
 
+type Complete = Callable[[NDArray[np.float64], int], tuple[NDArray, NDArray]]
+
+
 def cover(
     target: LogDensity,
     draws: NDArray[np.float64],
     n_draws: int,
     rng: np.random.Generator,
     others: NDArray[np.float64] | None = None,
+    complete: Complete | None = None,
+    sizes: Sequence[int] = DRAWS,
 ) -> Coverage:
     """Search for a target from several starts, and compare what is found.
 
@@ -387,6 +393,12 @@ def cover(
         Source of the draws.
     others : array of float, optional
         Points that modes are climbed to from as well, shape ``(point, coordinate)``.
+    complete : callable, optional
+        Maps the draws of the result, and the number of the search, to log densities,
+        estimated without bias, and to points of more coordinates: where the target is a
+        marginal density that is known nearly.
+    sizes : sequence of int
+        Draws of a round of each search, in turn, where the searches disagree.
 
     Returns
     -------
@@ -401,29 +413,38 @@ def cover(
     ridges = modes_and_ridges(target, climbing, covariance)
     starts.append(ridges)
     n_rounds = 0
-    for n_searching in DRAWS:
+    for n_searching in sizes:
         searches = [search(target, start, n_searching, rng) for start in starts]
         n_rounds += sum(found.n_rounds for found in searches)
         ended = [found.proposal for found in searches]
         proposals = [proposal.defended(ridges) for proposal in ended]
-        coverage = _together(target, proposals, n_draws, rng)._replace(n_rounds=n_rounds)
+        coverage = _together(target, proposals, n_draws, rng, complete)
+        coverage = coverage._replace(n_rounds=n_rounds)
         if coverage.is_reliable:
             break
         starts = [Mixture.of([ridges, *ended]).without_the_least()] * len(starts)
     return coverage
 
 
-def _together(target: LogDensity, proposals: list[Mixture], n_draws: int, rng) -> Coverage:
+def _together(
+    target: LogDensity, proposals: list[Mixture], n_draws: int, rng, complete: Complete | None
+) -> Coverage:
     """Draw from each proposal, weigh by it alone and by all, and compare."""
     ends = np.linspace(0, n_draws, len(proposals) + 1).astype(int)
     drawn = [proposal.draw(n, rng) for proposal, n in zip(proposals, np.diff(ends), strict=True)]
     points = np.concatenate(drawn)
-    log_density = target(points)
-    weighted = weigh(points, log_density - Mixture.of(proposals).log_density(points))
+    if complete is None:
+        log_density, whole = target(points), drawn
+    else:
+        heights, whole = zip(*(complete(part, i) for i, part in enumerate(drawn)), strict=True)
+        log_density = np.concatenate(heights)
+    log_ratio = log_density - Mixture.of(proposals).log_density(points)
+    points = np.concatenate(whole)
+    weighted = weigh(points, log_ratio)
     each = [
-        weigh(part, height - proposal.log_density(part))
-        for part, height, proposal in zip(
-            drawn, np.split(log_density, ends[1:-1]), proposals, strict=True
+        weigh(part, height - proposal.log_density(own))
+        for part, own, height, proposal in zip(
+            whole, drawn, np.split(log_density, ends[1:-1]), proposals, strict=True
         )
     ]
     enough = np.maximum(weighted.weights, 1e-12)

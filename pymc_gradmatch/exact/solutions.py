@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Sequence
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pymc as pm
@@ -15,8 +16,9 @@ from pytensor.graph.traversal import truncated_graph_inputs
 from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch._pymc import EVALUATE_ONCE, random_ancestors
-from pymc_gradmatch.model import Constraint, constraints, known_starts
-from pymc_gradmatch.ode import batched_solver
+from pymc_gradmatch.gp import StateGPs
+from pymc_gradmatch.model import Constraint, constraints, equations, known_starts
+from pymc_gradmatch.ode import BatchedSolver, batched_solver
 
 
 class Solutions:
@@ -60,7 +62,8 @@ class Solutions:
         self.known = [by_states.get(constraint.x) for constraint in self.constraints]
         self.starts = [_unused(f"{name}0", model) for name in self.states]
         self._solvers = [
-            batched_solver(constraint.ode.of_levels) for constraint in self.constraints
+            [batched_solver(ode.of_levels) for ode in equations(constraint.ode, constraint.gp)]
+            for constraint in self.constraints
         ]
 
     @property
@@ -179,6 +182,7 @@ class Solutions:
             Of each constraint, shapes ``(draw, ..., state)`` and ``(draw, ..., 1, param)``.
         times : sequence of array, optional
             Output times of each, the first being that of its start; its grid if not given.
+            Where experiments have times of their own, one row for each.
 
         Returns
         -------
@@ -188,16 +192,34 @@ class Solutions:
         if times is None:
             times = [constraint.gp.t for constraint in self.constraints]
         solutions = []
-        for solver, constraint, t, x0, parameters in zip(
+        for solvers, constraint, t, x0, parameters in zip(
             self._solvers, self.constraints, times, starts, theta, strict=True
         ):
             gp = constraint.gp
             shape = (*x0.shape[:-1], parameters.shape[-1])
-            flat = np.broadcast_to(parameters[..., 0, :], shape).reshape(-1, shape[-1])
-            solution = solver(t, gp.levels_of(x0).reshape(-1, x0.shape[-1]), flat)
-            states = gp.states_of(solution)
-            solutions.append(states.reshape(*x0.shape[:-1], *solution.shape[1:]))
+            flat = np.broadcast_to(parameters[..., 0, :], shape)
+            levels = gp.levels_of(x0)
+            if isinstance(gp, StateGPs):
+                each = [
+                    _solved(solver, at, levels[:, n], flat[:, n])
+                    for n, (solver, at) in enumerate(zip(solvers, t, strict=True))
+                ]
+                solution = np.stack(each, axis=1)
+            else:
+                solution = _solved(solvers[0], t, levels, flat)
+            solutions.append(gp.states_of(solution))
         return solutions
+
+    def solve_one(self, number: int, x0, theta) -> NDArray[np.float64]:
+        """Integrate the ODE of one of several experiments, as :meth:`solve` does of all."""
+        [constraint], [solvers] = self.constraints, self._solvers
+        gp, t = constraint.gp, constraint.gp.t[number]
+        return gp.states_of(_solved(solvers[number], t, gp.levels_of(x0), theta[..., 0, :]))
+
+
+def _solved(solver: BatchedSolver, t, x0, theta) -> NDArray[np.float64]:
+    solution = solver(t, x0.reshape(-1, x0.shape[-1]), theta.reshape(-1, theta.shape[-1]))
+    return solution.reshape(*x0.shape[:-1], *solution.shape[1:])
 
 
 def _name_of_states(model: pm.Model, constraint: Constraint) -> str:
@@ -320,14 +342,17 @@ def predict(
     draws = idata[group].dataset
     solutions = Solutions(model)
     grids = [constraint.gp.t for constraint in solutions.constraints]
-    times = grids if t is None else [_checked(t, grid[0]) for grid in grids]
+    times = grids if t is None else [_checked(t, grid) for grid in grids]
     for constraint, at in zip(solutions.constraints, times, strict=True):
-        constraint.ode.check_times(at)
+        for ode, rows in zip(
+            equations(constraint.ode, constraint.gp), np.atleast_2d(at), strict=True
+        ):
+            ode.check_times(rows)
     starts, theta = solutions.starts_at(draws), solutions.at_draws(draws, solutions.theta_graphs)
     # Each start holds at the first time of its grid, which need not be asked for.
-    whole = [np.union1d(grid[:1], at) for grid, at in zip(grids, times, strict=True)]
+    whole = [_with_first(grid, at) for grid, at in zip(grids, times, strict=True)]
     trajectories = [
-        x[..., -len(at) :, :]
+        x[..., -at.shape[-1] :, :]
         for x, at in zip(solutions.solve(starts, theta, whole), times, strict=True)
     ]
     solved = _named(solutions, trajectories, times, draws)
@@ -350,15 +375,22 @@ def predict(
     return xr.DataTree.from_dict({predictive: drawn.merge(solved), "observed_data": observed})
 
 
-def _checked(t: ArrayLike, first: float) -> NDArray[np.float64]:
-    times = np.asarray(t, dtype=float)
+def _checked(t: ArrayLike, grid: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return times at which solutions are asked for, a row for each experiment of several."""
+    times, first = np.asarray(t, dtype=float), grid[..., 0].max()
     if times.ndim != 1 or not len(times) or not (np.diff(times) > 0).all() or times[0] < first:
         msg = (
             f"t has shape {times.shape} and begins at {np.min(times, initial=np.inf):g}; expected "
             f"increasing times, none before {first:g}, where the states of the model start."
         )
         raise ValueError(msg)
-    return times
+    return times if grid.ndim == 1 else np.tile(times, (len(grid), 1))
+
+
+def _with_first(grid: NDArray[np.float64], times: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return times with the first of the grid in front, unless it is there."""
+    first = grid[..., :1]
+    return times if np.array_equal(first, times[..., :1]) else np.append(first, times, axis=-1)
 
 
 def _named(solutions: Solutions, trajectories, times, draws: xr.Dataset) -> xr.Dataset:
@@ -368,10 +400,14 @@ def _named(solutions: Solutions, trajectories, times, draws: xr.Dataset) -> xr.D
         solutions.states, trajectories, solutions.constraints, times, strict=True
     ):
         dims = solutions.dims(name) or (f"{name}_time", f"{name}_state")
-        coords = {
-            dim: labels for dim, labels in solutions.model.coords.items() if dim in dims and labels
+        coords: dict[Any, Any] = {
+            dim: list(labels)
+            for dim, labels in solutions.model.coords.items()
+            if dim in dims and labels
         }
-        coords |= {dims[-2]: at, dims[-1]: list(constraint.ode.states)}
+        if at.ndim == 1 or (at == at[0]).all():
+            coords[dims[-2]] = at if at.ndim == 1 else at[0]
+        coords |= {dims[-1]: list(constraint.ode.states)}
         coords |= {dim: draws[dim].to_numpy() for dim in ("chain", "draw")}
         shape = draws.sizes["chain"], draws.sizes["draw"], *values.shape[1:]
         arrays[name] = xr.DataArray(values.reshape(shape), coords, ("chain", "draw", *dims))

@@ -1,5 +1,6 @@
 """From a gradient-matching posterior to the exact one: a first look, and a verdict."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import pymc as pm
 import xarray as xr
 from numpy.typing import NDArray
 
+from pymc_gradmatch.exact.experiments import Separate, cover_experiments, exact_posterior
 from pymc_gradmatch.exact.importance import Weighted, reliable_k
 from pymc_gradmatch.exact.posterior import ExactPosterior
 from pymc_gradmatch.exact.search import Coverage, cover, newton
@@ -81,6 +83,7 @@ def judge(
     draws: NDArray[np.float64],
     found: Coverage,
     rng: np.random.Generator,
+    apart: Mapping[str, float] | None = None,
 ) -> IntegrateCheck:
     """Compare weighted draws with the matched ones, and resample them.
 
@@ -94,14 +97,16 @@ def judge(
         Draws of its coordinates.
     rng : numpy.random.Generator
         Source of the resampling.
+    apart : mapping of str to float, optional
+        As for :func:`in_words`.
     """
     weighted = found.weighted
     drawn = weighted.resampled(rng)
     moved = _compare(target, draws, weighted)
     disagreement = found.disagreement.set_axis([*target.names, "evidence"])
     return IntegrateCheck(
-        verdict=_verdict(found, moved["moved"], disagreement),
-        is_exact=found.is_reliable,
+        verdict=_verdict(found, moved["moved"], disagreement, apart),
+        is_exact=found.is_reliable and not apart,
         moved=moved,
         disagreement=disagreement,
         idata=target.idata(weighted.points[drawn], rng),
@@ -132,8 +137,20 @@ def _compare(target: ExactPosterior, draws, weighted: Weighted) -> pd.DataFrame:
     return table
 
 
-def in_words(found: Coverage, disagreement: pd.DataFrame) -> str:
-    """Say whether draws are from the exact posterior, and if not, why."""
+def in_words(
+    found: Coverage, disagreement: pd.DataFrame, apart: Mapping[str, float] | None = None
+) -> str:
+    """Say whether draws are from the exact posterior, and if not, why.
+
+    Parameters
+    ----------
+    found : Coverage
+        The draws.
+    disagreement : pandas.DataFrame
+        Between searches, by coordinate.
+    apart : mapping of str to float, optional
+        Experiments of which searches of their own find another evidence: its log.
+    """
     weighted = found.weighted
     limit = reliable_k(len(weighted.weights))
     figures = (
@@ -141,9 +158,14 @@ def in_words(found: Coverage, disagreement: pd.DataFrame) -> str:
         f"effective draws of {len(weighted.weights)}, {found.n_rounds} rounds"
     )
     searches = f"{found.n_searches} independent searches"
-    if found.is_reliable:
+    if apart:
+        why = (
+            f"searches of single experiments find more, or less, than what was integrated: "
+            f"{furthest(pd.Series(apart))} (log evidence): {figures}"
+        )
+    elif found.is_reliable:
         return f"These are draws from the exact posterior: {searches} agree, {figures}."
-    if not weighted.is_reliable:
+    elif not weighted.is_reliable:
         why = f"their weights are too uneven: {figures}"
     elif found.agrees:
         why = f"{searches} agree only because their Monte Carlo errors are large: {figures}"
@@ -163,9 +185,14 @@ TRY = (
 )
 
 
-def _verdict(found: Coverage, moved: pd.Series, disagreement: pd.DataFrame) -> str:
-    words, moves = in_words(found, disagreement), furthest(moved)
-    if found.is_reliable:
+def _verdict(
+    found: Coverage,
+    moved: pd.Series,
+    disagreement: pd.DataFrame,
+    apart: Mapping[str, float] | None,
+) -> str:
+    words, moves = in_words(found, disagreement, apart), furthest(moved)
+    if found.is_reliable and not apart:
         return (
             f"{words} It differs from the matched one most in {moves} (matched standard "
             "deviations)." + (FAR_AWAY if moved.abs().max() > JOURNEY else "")
@@ -272,10 +299,13 @@ def integrate_check(
     """
     model = pm.modelcontext(model)
     check_n_draws(n_draws)
-    target = ExactPosterior(model)
+    target = exact_posterior(model)
     draws = target.coordinates(_posterior(idata))
     rng = np.random.default_rng(random_seed)
-    return judge(target, draws, cover(target, draws, n_draws, rng), rng)
+    if not isinstance(target, Separate):
+        return judge(target, draws, cover(target, draws, n_draws, rng), rng)
+    found, apart = cover_experiments(target, draws.mean(axis=0), n_draws, rng)
+    return judge(target, draws, found, rng, apart)
 
 
 def _posterior(idata) -> xr.Dataset:

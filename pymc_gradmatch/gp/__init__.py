@@ -16,6 +16,7 @@ from pymc_gradmatch.gp.data import (
     staircase,
     states_of,
 )
+from pymc_gradmatch.gp.experiments import Experiment, StateGPs, as_experiments
 from pymc_gradmatch.gp.fit import fit_data, fit_gp, unfitted
 from pymc_gradmatch.gp.kernels import CovFunction
 from pymc_gradmatch.gp.processes import (
@@ -31,10 +32,13 @@ from pymc_gradmatch.gp.state_gp import StateGP, check_states_fit, levels_name, s
 __all__ = [
     "CovFunction",
     "Data",
+    "Experiment",
     "Parameterization",
     "StateGP",
+    "StateGPs",
     "StatePrior",
     "add_coords",
+    "as_experiments",
     "as_noise",
     "as_positive",
     "basis_inputs",

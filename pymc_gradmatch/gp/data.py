@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from heapq import heapify, heapreplace
 from typing import Any, Self
 
 import numpy as np
@@ -545,6 +546,22 @@ def around_breaks(t: NDArray[np.float64], breaks: NDArray[np.float64]) -> NDArra
     whole = np.union1d(t, breaks)
     last = whole[np.searchsorted(whole, breaks) - 1]
     return np.union1d(whole, breaks - SHORTLY * (breaks - last))
+
+
+def divided_further(t: NDArray[np.float64], n_more: int) -> NDArray[np.float64]:
+    """Return times with so many more among them, evenly between neighbours, where gaps are wide."""
+    gaps = np.diff(t)
+    n_steps = np.ones(len(gaps), dtype=int)
+    widest = [(-gap, k) for k, gap in enumerate(gaps.tolist())]
+    heapify(widest)
+    for _ in range(n_more):
+        k = widest[0][1]
+        n_steps[k] += 1
+        heapreplace(widest, (-gaps[k] / n_steps[k], k))
+    fine = [
+        np.linspace(a, b, n, endpoint=False) for a, b, n in zip(t, t[1:], n_steps, strict=False)
+    ]
+    return np.append(np.concatenate(fine), t[-1])
 
 
 def read_only(array: ArrayLike) -> NDArray[np.float64]:

@@ -221,7 +221,7 @@ class StatePriorRV(pm.SymbolicRandomVariable):
         inputs = [rng, size, mean, scale, start, *basis]
         return cls(
             inputs=inputs,
-            outputs=[next_rng, mean + scale * standardised],
+            outputs=[next_rng, mean + scale[..., None, :] * standardised],
             extended_signature=f"[rng],[size],(t,k),(k),(t,k),{basis_signature(basis)}->[rng],(t,k)",
         )(*inputs)
 
@@ -247,11 +247,11 @@ class Standardized(pm.distributions.transforms.Transform):
 
     def forward(self, value, rng, size, mean, scale, *_):
         """Return the standardised states."""
-        return (value - mean) / scale
+        return (value - mean) / scale[..., None, :]
 
     def backward(self, value, rng, size, mean, scale, *_):
         """Return the states in the data's units."""
-        return mean + scale * value
+        return mean + scale[..., None, :] * value
 
     def log_jac_det(self, value, rng, size, mean, scale, *_):
         """Return log |d states / d standardised|, of batch shape."""
@@ -323,12 +323,12 @@ class StatePrior(pm.Continuous):
         """Return ``start``, broadcast to the full shape."""
         if rv_size_is_none(size):
             return start
-        return pt.broadcast_to(start, (*size, *start.shape))
+        return pt.broadcast_to(start, (*size, *start.shape[-2:]))
 
     def logp(value, rng, size, mean, scale, start, *parameters):
         """Write the log density of states in the data's units, of batch shape."""
         basis = basis_of(parameters)
-        density = normal_log_density((value - mean) / scale, basis)
+        density = normal_log_density((value - mean) / scale[..., None, :], basis)
         jacobian = value.shape[-2] * pt.log(scale).sum(axis=-1)
         return check_parameters(
             density - jacobian,

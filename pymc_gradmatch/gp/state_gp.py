@@ -21,6 +21,7 @@ from pymc_gradmatch.gp.data import (
     as_nugget,
     as_positive,
     as_sigma,
+    divided_further,
     grid_around,
     levels_of,
     read_only,
@@ -220,6 +221,11 @@ class StateGP:
         return states_of(levels, self.data.positive)
 
     @property
+    def labels(self) -> tuple:
+        """Labels along the axes of the states before the last: the times of the grid."""
+        return (self.t,)
+
+    @property
     def observations(self) -> NDArray[np.float64]:
         """What was observed, in the shape of what :meth:`at_observations` returns of the states."""
         return self.at_observations(self.y)
@@ -402,6 +408,13 @@ class StateGP:
     def breaks(self) -> NDArray[np.float64]:
         """Times at which slopes may jump, see :meth:`with_breaks`."""
         return self.processes.breaks
+
+    def with_more_times(self, n_more: int) -> Self:
+        """Return a copy on a grid of so many more times, where it was widest."""
+        # The times shortly before breaks come back with the breaks.
+        shortly = np.searchsorted(self.t, self.breaks) - 1
+        times = divided_further(np.delete(self.t, shortly), n_more)
+        return self._on(times, self.processes, self.steps)
 
     def with_mean(self, x: ArrayLike, slope: ArrayLike) -> Self:
         r"""Return a copy whose prior mean is a trajectory m(t) in place of a constant.
@@ -613,14 +626,15 @@ def add_states(
         levels = StatePrior(levels_name(name), *parameters, dims=dims)
         return pm.Deterministic(name, gp.states_of(levels), dims=dims)
     basis = gp.processes.prior_basis if gp.is_random else gp.processes.prior_spectrum
-    sd = basis.variances.T**0.5
-    standardised_start = pt.as_tensor((start - gp.prior_mean) / gp.scale)
+    sd = basis.variances.mT**0.5
+    scale = gp.scale[..., None, :]
+    standardised_start = pt.as_tensor((start - gp.prior_mean) / scale)
     coordinates = at_support_points([basis.coordinates(standardised_start).mT / sd])[0]
     independent = pm.Normal.dist(shape=gp.prior_mean.shape)
     starting = starting_at(independent, coordinates.eval(mode=EVALUATE_ONCE))
     whitened = model.register_rv(starting, f"{name}_whitened_")
     standardised = per_state(pt.as_tensor(basis.vectors), sd * whitened)
-    levels = gp.prior_mean + gp.scale * standardised
+    levels = gp.prior_mean + scale * standardised
     return pm.Deterministic(name, gp.states_of(levels), dims=dims)
 
 
@@ -641,8 +655,13 @@ def check_states_fit(
     if parameterization not in get_args(Parameterization):
         msg = f"parameterization is {parameterization!r}; expected 'centered' or 'whitened'."
         raise ValueError(msg)
-    if isinstance(dims, str) or len(dims) != 2 or not all(isinstance(dim, str) for dim in dims):
-        msg = f'dims are {dims!r}; expected the names of two, for example ("time", "state").'
+    usual = ("experiment", "time", "state")[-gp.prior_mean.ndim :]
+    if (
+        isinstance(dims, str)
+        or len(dims) != len(usual)
+        or not all(isinstance(dim, str) for dim in dims)
+    ):
+        msg = f"dims are {dims!r}; expected the names of {len(usual)}, for example {usual}."
         raise ValueError(msg)
     for what, is_random, graph, example in [
         ("the kernels depend", gp.is_random, gp.operators().C, '"lengthscale", 1'),
@@ -657,7 +676,6 @@ def check_states_fit(
             raise ValueError(msg)
     n_states = len(gp.states)
     named = gp.states != tuple(range(n_states))
-    labels: tuple[Any, Any] = (gp.t, gp.states if named else n_states)
-    coords = dict(zip(dims, labels, strict=True))
+    coords = dict(zip(dims, (*gp.labels, gp.states if named else n_states), strict=True))
     check_coords(model, coords)
     return coords

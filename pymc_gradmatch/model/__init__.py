@@ -10,6 +10,7 @@ from pymc_gradmatch.model.constraint import (
     Constraint,
     GradientMatchingODE,
     constraints,
+    equations,
     is_constraint,
     warn_of_other_data,
 )
@@ -25,6 +26,7 @@ __all__ = [
     "build_model",
     "constraints",
     "crossings_of",
+    "equations",
     "is_constraint",
     "is_known_start",
     "keep_observations",

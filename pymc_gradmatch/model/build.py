@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, TypedDict, Unpack
 
@@ -10,7 +10,7 @@ import numpy as np
 import pymc as pm
 import pytensor
 import pytensor.tensor as pt
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from pytensor.compile import SharedVariable
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
@@ -29,9 +29,12 @@ from pymc_gradmatch.arguments import (
 from pymc_gradmatch.gp import (
     CovFunction,
     Data,
+    Experiment,
     Parameterization,
     StateGP,
+    StateGPs,
     add_coords,
+    as_experiments,
     as_noise,
     check_coords,
     check_states_fit,
@@ -60,9 +63,9 @@ from pymc_gradmatch.model.likelihood import (
     rehearsed,
     with_noise,
 )
-from pymc_gradmatch.model.priors import parameters_of
-from pymc_gradmatch.model.refinement import recentre, refine
-from pymc_gradmatch.model.start import Start, add_start, is_known_start
+from pymc_gradmatch.model.priors import climbing_priors, parameters_of
+from pymc_gradmatch.model.refinement import recentre, refine, refine_together
+from pymc_gradmatch.model.start import Start, add_start, add_starts, is_known_start, of_experiment
 from pymc_gradmatch.ode import ODE, Input
 
 _log = logging.getLogger("pymc.gradmatch")  # heard and silenced where PyMC is
@@ -89,6 +92,14 @@ class Prepared(NamedTuple):
     gamma: Any
     start: Mapping[str, float]
     """Parameters that samplers start from; the others start where their priors say."""
+
+
+class PreparedTogether(NamedTuple):
+    """What a preset makes of several experiments."""
+
+    gp: StateGPs
+    gamma: Any
+    start: Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +155,25 @@ class Preset:
         )  # fmt: skip
         return Prepared(gp, self.gamma, start)
 
+    def prepare_together(
+        self,
+        odes: Sequence[ODE],
+        gps: StateGPs,
+        priors: Sequence[Mapping],
+        is_local: Sequence[bool],
+        likelihoods: Sequence[LikelihoodFunction | None],
+        known: Sequence[Start],
+        rng: np.random.Generator,
+        progressbar: bool,
+    ) -> PreparedTogether:
+        """Choose grids and amplitudes of several experiments."""
+        each = zip(odes, gps.members, priors, likelihoods, known, strict=True)
+        parts = [
+            self.prepare(ode, gp, prior, told, start, rng, progressbar).gp
+            for ode, gp, prior, told, start in each
+        ]
+        return PreparedTogether(gps.of_members(parts), self.gamma, {})
+
 
 @dataclass(frozen=True, kw_only=True)
 class RefinedPreset(Preset):
@@ -181,6 +211,27 @@ class RefinedPreset(Preset):
         )  # fmt: skip
         return Prepared(gp, gamma if self.gamma is None else self.gamma, start)
 
+    def prepare_together(
+        self,
+        odes: Sequence[ODE],
+        gps: StateGPs,
+        priors: Sequence[Mapping],
+        is_local: Sequence[bool],
+        likelihoods: Sequence[LikelihoodFunction | None],
+        known: Sequence[Start],
+        rng: np.random.Generator,
+        progressbar: bool,
+    ) -> PreparedTogether:
+        """Apply the rule to several experiments."""
+        if self.amplitude is not None or not (self.grid is None or isinstance(self.grid, int)):
+            msg = "with experiments preset 'refined' has no amplitude, and expects a whole number "
+            raise ValueError(msg + "of grid steps between observations, if any grid.")
+        gps, gamma, start = refine_together(
+            odes, gps, priors=priors, is_local=is_local, likelihoods=likelihoods, starts=known,
+            grid=self.grid, random_seed=rng, progressbar=progressbar,
+        )  # fmt: skip
+        return PreparedTogether(gps, gamma if self.gamma is None else self.gamma, start)
+
 
 PRESETS = {"fgpgm": Preset(), "refined": RefinedPreset()}
 OURS = ("x", "y", "sigma", "gamma", "gradient_match", "state_box", "start", "start_prior")
@@ -189,10 +240,11 @@ DIMS = ("time", "state")
 
 def build_model(
     ode: ODE,
-    t: ArrayLike | SharedVariable,
+    t: ArrayLike | SharedVariable | None = None,
     y: ArrayLike | SharedVariable | None = None,
     *,
-    priors: Mapping[str, TensorVariable],
+    priors: Mapping[str, TensorVariable] | Callable[[], Mapping[str, TensorVariable]],
+    experiments: Mapping[str, Experiment] | Sequence[Experiment] | None = None,
     likelihood: LikelihoodFunction | None = None,
     scales: Mapping[str, float] | None = None,
     inputs: Mapping[str, Input | Callable] | None = None,
@@ -233,7 +285,14 @@ def build_model(
     priors : mapping of str to TensorVariable
         For each parameter of the ODE a scalar ``.dist()`` object, or a variable
         that the model already has.  Parameters cannot be called ``chain``,
-        ``draw``, ``time``, ``time_observed``, ``state`` or ``observation``.
+        ``draw``, ``experiment``, ``time``, ``time_observed``, ``state`` or ``observation``.
+        With experiments a vector with the dim ``"experiment"`` gives each a parameter of
+        its own; or a function without arguments, called in the model, that makes these
+        variables and what they depend on, a hierarchy.
+    experiments : mapping of str to Experiment or table, or sequence of Experiment, optional
+        Several experiments in place of t and y: other times, lengths, inputs, doses and
+        starts.  Each has states of its own, parameters are shared.  A table has the times as
+        index.  Observations are one vector, of dim ``observation``.
     likelihood : callable, optional
         ``likelihood(x, theta)`` writes ordinary lines of PyMC, in place of the normal
         likelihood of y.  ``x`` and ``theta`` are named tuples, ``x.prey`` of shape
@@ -343,6 +402,22 @@ def build_model(
     """
     chosen = preset_of(preset, settings)
     check_ode(ode)
+    if experiments is not None:
+        singular = {"t": t, "y": y, "likelihood": likelihood, "gp": gp}
+        _refuse_beside_experiments({n: v for n, v in singular.items() if v is not None})
+        given = {
+            n: replace(e, inputs=e.inputs or inputs, start=e.start or start,
+                       scales=e.scales or scales)
+            for n, e in as_experiments(experiments).items()
+        }  # fmt: skip
+        rng = np.random.default_rng(random_seed)
+        return _build_together(ode, given, priors, chosen, rng, progressbar)
+    if t is None or callable(priors):
+        msg = (
+            "expected times t with observations y and a mapping of priors, or experiments={name: "
+            "gm.Experiment(t, y), ...}, of which priors may be a function."
+        )
+        raise TypeError(msg)
     if likelihood is not None and settings.get("sigma") is not None:
         msg = "sigma is given, and so is a likelihood; expected sigma in the lines of the latter."
         raise ValueError(msg)
@@ -446,6 +521,215 @@ def build_model(
     return model
 
 
+class _Checked(NamedTuple):
+    """One of several experiments, checked."""
+
+    ode: ODE
+    data: Data
+    known: Start
+    told: Written | None
+    likelihood: LikelihoodFunction | None
+
+
+def _build_together(
+    ode: ODE,
+    experiments: Mapping[str, Experiment],
+    priors: Mapping[str, TensorVariable] | Callable,
+    chosen: Preset,
+    rng: np.random.Generator,
+    progressbar: bool,
+) -> pm.Model:
+    """Write the lines for several experiments, whose states have an axis of experiments."""
+    model = pm.Model.get_context(error_if_none=False) or pm.Model()
+    name = {ours: yielding(ours, ode.params) for ours in OURS}
+    labels = {"experiment": tuple(experiments)}
+    check_coords(model, labels)
+    home = model
+    if callable(priors):
+        home = pm.Model(coords={**model.coords, **labels}, model=None)
+        with home:
+            made = priors()
+    else:
+        made = priors
+    _check_priors(ode, made, home, len(experiments))
+    checked = [_checked(ode, n, one) for n, one in experiments.items()]
+    _check_alike(checked, experiments)
+    likelihoods = [one.likelihood for one in checked if one.likelihood is not None]
+    of_data = not likelihoods
+    sigma = chosen.sigma
+    _check_sigma(sigma, len(ode.states))
+    if chosen.state_box is not None or chosen.recentred:
+        msg = "state_box and recentred are not there for several experiments; expected neither."
+        raise ValueError(msg)
+    variables = {**made, name["sigma"]: sigma, name["gamma"]: chosen.gamma}
+    to_come = {
+        n: v for n, v in variables.items() if is_distribution(v) and not is_registered(v, home)
+    }
+    added = [*to_come, *home.named_vars] if home is not model else [*to_come]
+    refuse_reserved(added)
+    optional = {
+        f"{name['x']}_whitened_": chosen.parameterization == "whitened",
+        name["y"]: of_data,
+        name["sigma"]: of_data and isinstance(sigma, str) and sigma == "random",
+        levels_name(name["x"]): bool(ode.positive) and chosen.parameterization == "centered",
+        name["start"]: bool(checked[0].known.known),
+        name["start_prior"]: any(one.known.priors for one in checked),
+    }
+    ours = [name["x"], name["gradient_match"]]
+    _check_room(model, [*added, *ours, *(n for n, is_added in optional.items() if is_added)])
+    check_labels(model, ode, DIMS)
+    with home:
+        apart = climbing_priors(made, ode.params, len(checked), rng)
+        parts = _scaled_together(checked, apart, rng)
+        fitted = []
+        for one, data in zip(checked, parts, strict=True):
+            of_noise = chosen.fit(_without_steps(data, one.ode), rng)
+            fitted.append(StateGP.of(data, of_noise.processes, of_noise.sigma))
+            one.known.check_data(fitted[-1])
+        gps = StateGPs(
+            dict(zip(experiments, fitted, strict=True)),
+            {n: e.inputs for n, e in experiments.items()},
+        )
+        gp, gamma, starts = chosen.prepare_together(
+            [one.ode for one in checked], gps, apart, [made[n].ndim > 0 for n in ode.params],
+            [one.likelihood for one in checked], [one.known for one in checked], rng, progressbar,
+        )  # fmt: skip
+    started = {n: starting_at(made[n], value) for n, value in starts.items() if n in to_come}
+    made, to_come = {**made, **started}, to_come | started
+    coords: dict[str, Any] = labels | dict(check_states_fit(model, gp, chosen.parameterization,
+                                                            gp.dims))  # fmt: skip
+    seen = np.any([one.data.is_observed.any(axis=0) for one in checked], axis=0)
+    if optional[name["sigma"]] and not seen.all():
+        coords |= {"observed_state": [ode.states[k] for k in np.flatnonzero(seen)]}
+    if of_data:
+        coords |= {"observation": gp.observation_labels}
+    check_coords(model, coords)
+    states = gp.states_of(start_of(gp))
+    check_start(home, ode, states, made, gp, [gamma, sigma], [*to_come.values()])
+    unit = [np.float64(1)] * len(ode.params)
+    GradientMatchingODE.dist(ode, gp.states_of(gp.prior_mean), unit, gp=gp, gamma=gamma)
+
+    with model:
+        add_coords(model, labels)
+        made = _started_anew(priors(), model, starts) if callable(priors) else made
+        theta = {
+            n: registered(model, n, made[n], ("experiment",) if made[n].ndim else None)
+            for n in ode.params
+        }
+        x = gp.prior(name["x"], parameterization=chosen.parameterization)
+        add_coords(model, coords)
+        noise = _noise_of_all(model, name["sigma"], gp, sigma, seen) if of_data else None
+        if isinstance(gamma, TensorVariable) and is_distribution(gamma):
+            gamma = registered(model, name["gamma"], gamma)
+        if of_data:
+            _observe(
+                name["y"],
+                gp,
+                gp.at_observations(x),
+                gp.at_observations(noise),
+                observed=gp.observations,
+                dims=("observation",),
+            )
+        else:
+            for number, (label, likelihood) in enumerate(
+                zip(experiments, likelihoods, strict=True)
+            ):
+                own = gp.members[number].at_times(x[number])
+                with pm.Model(name=label):
+                    likelihood(*ode.by_name(own, of_experiment(theta, ode, number)))
+        add_starts((name["start"], name["start_prior"]), [c.known for c in checked], gp, x, theta)
+        GradientMatchingODE(name["gradient_match"], ode, x, theta, gp=gp, gamma=gamma)
+    return model
+
+
+def _checked(ode: ODE, name: str, given: Experiment) -> _Checked:
+    """Check one experiment; errors say which."""
+    try:
+        own = ode if given.inputs is None else ode.with_inputs(given.inputs)
+        positive = ode.is_positive if ode.positive else False
+        data = Data.of(given.t, given.y, states=ode.states, scales=given.scales, positive=positive)
+        check_states(ode, data.states)
+        own.check_times(data.t)
+        known = Start.of(ode, given.start)
+        told = None
+        if given.likelihood is not None:
+            told = rehearsed(given.likelihood, ode, unfitted(data))
+        _check_doses(own, data, known)
+        _check_reached(own, data, told, known)
+    except (TypeError, ValueError) as error:
+        msg = f"experiment {name!r}: {error}"
+        raise type(error)(msg) from error
+    return _Checked(own, data, known, told, given.likelihood)
+
+
+def _refuse_beside_experiments(given: Mapping[str, Any]):
+    if given:
+        msg = (
+            f"{list(given)} are given, and so are experiments, which have their own; expected one "
+            "of them: gm.Experiment(t, y, likelihood=...)."
+        )
+        raise TypeError(msg)
+
+
+def _check_alike(checked: Sequence[_Checked], names: Iterable[str]):
+    """Raise unless what is known of starts, and what is observed, is alike in all experiments."""
+    first = checked[0]
+    for name, one in zip(names, checked, strict=True):
+        if one.known.places != first.known.places:
+            both = [list(start.known) for start in (one.known, first.known)]
+            msg = (
+                f"the starts of {both[0]} are known in the experiment {name!r}, of {both[1]} in "
+                "the first; expected the same states in all. What is known roughly has a prior."
+            )
+            raise ValueError(msg)
+        if (one.likelihood is None) != (first.likelihood is None):
+            msg = f"some experiments have a likelihood, {name!r} or the first has not; "
+            raise ValueError(msg + "expected one for each, or for none.")
+
+
+def _scaled_together(
+    checked: Sequence[_Checked], priors: Sequence[Mapping[str, TensorVariable]], rng
+) -> list[Data]:
+    """Return the data with a scale for every state, that of the other experiments if need be."""
+    scales = np.array([one.data.scale for one in checked])
+    means = np.array([one.data.mean for one in checked])
+    parts = []
+    for number, (one, prior) in enumerate(zip(checked, priors, strict=True)):
+        for k in np.flatnonzero(np.isnan(scales[number])):
+            known = ~np.isnan(scales[:, k])
+            if known.any():
+                means[number, k] = np.median(means[known, k])
+                scales[number, k] = np.median(scales[known, k])
+        data = one.data.with_scale(means[number], scales[number])
+        parts.append(_scaled(one.ode, data, prior, one.likelihood, one.known, rng))
+        means[number], scales[number] = parts[-1].mean, parts[-1].scale
+    return parts
+
+
+def _noise_of_all(model: pm.Model, name: str, gp: StateGPs, sigma, seen: NDArray[np.bool_]):
+    """Return the noise: of each experiment where it is fixed, else the same for all."""
+    if is_distribution(sigma):
+        return registered(model, name, sigma)
+    if isinstance(sigma, TensorVariable):
+        return sigma
+    if sigma == "fixed":
+        return gp.sigma
+    scale, start = (np.sqrt(np.mean(np.square(one), axis=0)) for one in (gp.scale, gp.sigma))
+    dims = ("state",) if seen.all() else ("observed_state",)
+    some = registered(
+        model, name, starting_at(pm.HalfNormal.dist(scale[seen]), start[seen]), dims=dims
+    )
+    return some if seen.all() else pt.set_subtensor(pt.as_tensor(start)[np.flatnonzero(seen)], some)
+
+
+def _started_anew(made: Mapping, model: pm.Model, starts: Mapping[str, Any]) -> Mapping:
+    """Let parameters that a function has just made start where gradient matching leads to."""
+    for name, value in starts.items():
+        if made[name] in model.free_RVs and model.rvs_to_initial_values[made[name]] is None:
+            model.set_initval(made[name], value)
+    return made
+
+
 def preset_of(name: str, settings: Mapping[str, Any]) -> Preset:
     """Return a preset with the settings that are given, None being as good as none."""
     if name not in tuple(PRESETS):
@@ -468,7 +752,7 @@ def keep_observations(idata: DataTree, model: pm.Model):
 
 def _observe(name: str, gp: StateGP, x, sigma, **settings):
     """Add the data, normal around the states, or log-normal where these are positive."""
-    positive = gp.at_observations(np.broadcast_to(gp.data.positive, gp.y.shape))
+    positive = gp.at_observations(np.broadcast_to(gp.data.positive, gp.prior_mean.shape))
     if not positive.any():
         pm.Normal(name, x, sigma, **settings)
         return
@@ -547,7 +831,7 @@ def _check_sigma(sigma, n_states: int):
         raise ValueError(msg)
 
 
-def _check_priors(ode: ODE, priors: Mapping[str, TensorVariable], model: pm.Model):
+def _check_priors(ode: ODE, priors, model: pm.Model, n_experiments: int | None = None):
     in_order(priors, ode.params, "priors are")
     for name, prior in priors.items():
         if not is_distribution(prior) and not is_registered(prior, model):
@@ -556,6 +840,14 @@ def _check_priors(ode: ODE, priors: Mapping[str, TensorVariable], model: pm.Mode
                 f"for example pm.HalfNormal.dist(5), or a variable of the model."
             )
             raise TypeError(msg)
+        if n_experiments is not None and prior.ndim == 1:
+            if prior.type.shape[0] in (None, n_experiments):
+                continue
+            msg = (
+                f"the prior of {name!r} has shape {prior.type.shape}; expected a scalar, or one "
+                f'entry for each of {n_experiments} experiments: dims="experiment".'
+            )
+            raise ValueError(msg)
         if prior.ndim != 0:
             msg = f"the prior of {name!r} has {prior.ndim} dimensions; expected a scalar."
             raise ValueError(msg)

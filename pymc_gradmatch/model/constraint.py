@@ -23,7 +23,7 @@ from pymc_gradmatch._pymc import (
     rv_size_is_none,
 )
 from pymc_gradmatch.arguments import DRAWS, as_numbers, refuse_reserved
-from pymc_gradmatch.gp import StateGP, fits_states
+from pymc_gradmatch.gp import StateGP, StateGPs, fits_states
 from pymc_gradmatch.numerics import (
     Basis,
     Spectrum,
@@ -36,7 +36,7 @@ from pymc_gradmatch.numerics import (
     product,
     smallest_reliable,
 )
-from pymc_gradmatch.ode import ODE
+from pymc_gradmatch.ode import ODE, in_experiments
 
 
 def check_ode(ode: ODE):
@@ -69,13 +69,15 @@ def check_states(ode: ODE, names: tuple):
 def check_shape(x: TensorVariable, gp: StateGP):
     """Raise unless the states live on the grid of the Gaussian process."""
     expected = gp.prior_mean.shape
-    if x.ndim < 2 or any(
+    axes = ", ".join(("experiment", "time", "state")[-len(expected) :])
+    if x.ndim < len(expected) or any(
         given not in (None, wanted)
-        for given, wanted in zip(x.type.shape[-2:], expected, strict=True)
+        for given, wanted in zip(x.type.shape[-len(expected) :], expected, strict=True)
     ):
         msg = (
-            f"x has shape {x.type.shape}; expected (..., time, state) = (..., {expected[0]}, "
-            f'{expected[1]}), the grid of the Gaussian process: x = gp.prior("x").'
+            f"x has shape {x.type.shape}; expected (..., {axes}) = (..., "
+            f"{', '.join(map(str, expected))}), the grid of the Gaussian process: "
+            'x = gp.prior("x").'
         )
         raise ValueError(msg)
 
@@ -93,6 +95,10 @@ def check_positive(ode: ODE, gp: StateGP):
 
 def check_breaks(ode: ODE, gp: StateGP):
     """Raise if an input or a state jumps where the Gaussian process is asked to be smooth."""
+    if isinstance(gp, StateGPs):
+        for one, member in zip(equations(ode, gp), gp.members, strict=True):
+            check_breaks(one, member)
+        return
     is_inside = (ode.jumps > gp.t[0]) & (ode.jumps < gp.t[-1])
     inside = ode.jumps[is_inside]
     smooth = [
@@ -150,12 +156,53 @@ def label_states(model: pm.Model, ode: ODE, dims: Sequence[str | None] | None):
         label_dim(model, dim, ode.states)
 
 
+def equations(ode: ODE, gp: StateGP) -> list[ODE]:
+    """Return the ODE of each experiment, with its inputs; of a single one itself."""
+    if not isinstance(gp, StateGPs):
+        return [ode]
+    each = [ode if inputs is None else ode.with_inputs(inputs) for inputs in gp.inputs]
+    for one, name, member in zip(each, gp.names, gp.members, strict=True):
+        try:
+            one.check_times(member.t)
+        except ValueError as error:
+            msg = f"experiment {name!r}: {error}"
+            raise ValueError(msg) from None
+    return each
+
+
+def _on_grid(ode: ODE, gp: StateGP) -> ODE:
+    """Return the right-hand side as it is written at ``gp.t``."""
+    return in_experiments(equations(ode, gp)) if isinstance(gp, StateGPs) else ode
+
+
+def parameters_of_each(theta: Sequence, gp: StateGP, params: Sequence[str]) -> list:
+    """Return parameters that broadcast against times: one for all experiments, or one for each."""
+    values = [pt.as_tensor(value) for value in theta]
+    if not isinstance(gp, StateGPs):
+        return values
+    n_experiments = len(gp.names)
+    bad = {
+        name: value.type.shape
+        for name, value in zip(params, values, strict=True)
+        if value.ndim > 1 or value.type.shape not in ((), (n_experiments,), (None,))
+    }
+    if bad:
+        msg = (
+            f"parameters have the shapes {bad}; expected one number for all experiments, or one "
+            f'for each of the {n_experiments}: dims="experiment".'
+        )
+        raise ValueError(msg)
+    return [value[:, None] if value.ndim else value for value in values]
+
+
 def remember_data(match: TensorVariable, model: pm.Model, gp: StateGP):
     """Note with the constraint which ``pm.Data`` its Gaussian processes were made from."""
+    members = gp.members if isinstance(gp, StateGPs) else [gp]
     match.tag.made_from = {
         data.name: data.get_value()
         for data in model.data_vars
-        for used in (gp.y, gp.t_observed)
+        for member in members
+        for used in (member.y, member.t_observed)
         if np.array_equal(data.get_value(), used, equal_nan=True)
     }
 
@@ -203,7 +250,8 @@ def check_start(
         Distributions that are about to join the model.
     """
     x, theta = pt.as_tensor(x), [pt.as_tensor(value) for value in ode.ordered_params(theta)]
-    f = ode(gp.t, x, theta)
+    written = _on_grid(ode, gp)
+    f = written(gp.t, x, parameters_of_each(theta, gp, ode.params))
     drawn = [f, *(other for other in others if isinstance(other, Variable))]
     stray = random_ancestors(drawn, [*model.basic_RVs, *to_come])
     stray += random_ancestors([v for rv in to_come for v in rv.owner.inputs], model.basic_RVs)
@@ -230,9 +278,10 @@ def check_start(
         "or write the ODE for transformed states, for example logarithms."
     )
     if not np.isfinite(f).all():
-        *_, row, column = np.argwhere(~np.isfinite(f))[0]
+        *place, column = np.argwhere(~np.isfinite(f))[0]
+        row = tuple(place[-gp.t.ndim :])
         msg = (
-            f"the right-hand side of state {ode.states[column]!r} is {f[..., row, column]} at "
+            f"the right-hand side of state {ode.states[column]!r} is {f[*place, column]} at "
             f"t = {gp.t[row]:g} {advice}"
         )
         raise ValueError(msg)
@@ -274,8 +323,9 @@ def residuals(f, x, gp: StateGP):
     gp : StateGP
         The Gaussian processes that give D, the prior mean m and the scale s of the data.
     """
-    deviation = (x - gp.prior_mean) / gp.scale
-    return (f - gp.prior_slope) / gp.scale - product(gp.processes.slope_operator, deviation)
+    scale = gp.scale[..., None, :]
+    deviation = (x - gp.prior_mean) / scale
+    return (f - gp.prior_slope) / scale - product(gp.processes.slope_operator, deviation)
 
 
 class GradientMatchingODERV(pm.SymbolicRandomVariable):
@@ -365,9 +415,11 @@ class GradientMatchingODE(pm.Continuous):
         States in the data's units, shape ``(time, state)`` or ``(..., time,
         state)``: what ``gp.prior("x")`` returns.
     theta : mapping of str to tensor_like of float
-        One scalar for each of ``ode.params``.
+        One scalar for each of ``ode.params``; with several experiments also one for each of
+        these.
     gp : StateGP
-        The Gaussian processes of the states, in the order of ``ode.states``.
+        The Gaussian processes of the states, in the order of ``ode.states``; of several
+        experiments :class:`StateGPs`.
     gamma : tensor_like of float
         *Variance* of the mismatch, in (standardised state / time) squared,
         positive; one number, or one per state.  The paper calls it a standard
@@ -448,8 +500,12 @@ class GradientMatchingODE(pm.Continuous):
         check_breaks(ode, gp)
         basis = _tolerant_basis(gamma, gp)
         levels = gp.levels_of(x)
-        mismatch = residuals(ode.of_levels(gp.t, levels, theta), levels, gp)
-        parameters = [mismatch, x, _in_one(ode.ordered_params(theta)), *map(pt.as_tensor, basis)]
+        values = parameters_of_each(ode.ordered_params(theta), gp, ode.params)
+        written = _on_grid(ode, gp).of_levels
+        mismatch = residuals(written(gp.t, levels, values), levels, gp)
+        if isinstance(gp, StateGPs):
+            values = [pt.broadcast_to(value, (len(gp.names), 1)) for value in values]
+        parameters = [mismatch, x, _in_one(values), *map(pt.as_tensor, basis)]
         return super().dist(parameters, ode=ode, gp=gp, **kwargs)
 
     def support_point(rv, rng, size, mismatch, x, theta, *basis):
@@ -485,22 +541,27 @@ def _tolerant_basis(gamma, gp: StateGP) -> Basis:
     if not isinstance(gamma, Variable):
         expected = 'a positive number, one per state, or a variable: pm.HalfNormal("gamma", 1)'
         gamma = pt.constant(as_numbers(gamma, "gamma", expected), dtype="float64")
-    if not fits_states(gamma, n_states):
+    of_each = isinstance(gp, StateGPs) and gamma.type.shape == gp.scale.shape
+    if not (fits_states(gamma, n_states) or of_each):
         msg = (
             f"gamma has the shape {gamma.type.shape}; expected one number, or one for each of "
             f"the {n_states} states."
         )
         raise ValueError(msg)
-    identity = np.eye(len(gp.t))
+    identity = np.eye(gp.t.shape[-1])
     if isinstance(gamma, TensorConstant):
         _check_positive(gamma.data)
     if gp.is_random:
         return cholesky_basis(gp.operators().A + gamma[..., None, None] * identity)
     vectors, variances = gp.processes.conditional_spectrum
     if isinstance(gamma, TensorConstant):
-        tolerance = np.broadcast_to(gamma.data, n_states)
+        tolerance = np.broadcast_to(gamma.data, variances.shape[:-1])
         _check_definite(tolerance, variances, gp.states)
-        triangular = innovations(gp.operators().A + tolerance[:, None, None] * identity)
+        triangular = (
+            None
+            if isinstance(gp, StateGPs)
+            else innovations(gp.operators().A + tolerance[:, None, None] * identity)
+        )
         if triangular:
             return triangular
     # Rounding leaves eigenvalues of A slightly below zero; A itself has none.
@@ -518,10 +579,10 @@ def _check_positive(gamma):
 
 
 def _check_definite(gamma, variances, states):
-    total = variances + gamma[:, None]
+    total = variances + gamma[..., None]
     singular = (total <= smallest_reliable(total)).any(axis=-1)
     if singular.any():
-        names = [states[k] for k in np.flatnonzero(singular)]
+        names = [states[k] for k in np.unique(np.nonzero(singular)[-1])]
         msg = (
             f"A + gamma I is not positive definite for state {names} with gamma = "
             f"{gamma[singular].min():g}. Use a larger gamma, or a rougher kernel (Matern52)."

@@ -7,6 +7,7 @@ mismatch is small, however tight the constraint: a trust region needs a handful 
 steps where a gradient method would need thousands.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -404,3 +405,139 @@ class Theorem1:
                 options={"gtol": 1e-3, "maxiter": 100},
             )
         return whole(fit.x)
+
+
+class Together(NamedTuple):
+    """Where a climb of several experiments ended."""
+
+    u: NDArray[np.float64]
+    """Unconstrained parameters of each, shape ``(experiment, param)``."""
+    x: list[NDArray[np.float64]]
+    """States of each, in the data's units."""
+    sd: NDArray[np.float64]
+    """Standard deviations of the parameters, shape ``(experiment, param)``."""
+
+
+@on_one_thread
+def climb_together(
+    problems: Sequence[Theorem1],
+    shared: NDArray[np.bool_],
+    prior: Callable[[NDArray], tuple[NDArray, NDArray, NDArray]],
+    u: NDArray[np.float64],
+    x: Sequence[NDArray[np.float64]],
+) -> Together:
+    r"""Climb in the parameters and states of several experiments at once.
+
+    The Hessian is an arrow: a block for each experiment's own unknowns, and a border of what
+    all share.  Each step of Levenberg and Marquardt eliminates the blocks one by one,
+
+    .. math:: \Bigl(\sum_e H^e_{ss} - H^e_{so} (H^e_{oo})^{-1} H^e_{os}\Bigr)\, \delta_s = \dots
+
+    so that time and memory are linear in the number of experiments.
+
+    Parameters
+    ----------
+    problems : sequence of Theorem1
+        Of each experiment, each with the whole prior of its parameters.
+    shared : array of bool
+        Which parameters are the same in all of them.
+    prior : callable
+        Log density of the shared ones, its gradient and curvature: it counts once.
+    u : array of float
+        Unconstrained parameters to start from, shape ``(experiment, param)``.
+    x : sequence of array
+        States to start from.
+    """
+    points = [
+        problem.flat(*start)
+        for problem, start in zip(problems, zip(u, x, strict=True), strict=True)
+    ]
+    n_params = len(shared)
+    border = [np.append(shared, np.zeros(len(p) - n_params, dtype=bool)) for p in points]
+    more = len(problems) - 1
+
+    def value_at(points) -> float:
+        values = [problem.value(point)[0] for problem, point in zip(problems, points, strict=True)]
+        return float(sum(values) + more * prior(points[0][:n_params][shared])[0])
+
+    def blocks_at(points):
+        parts = []
+        for problem, point, s in zip(problems, points, border, strict=True):
+            gradient, hessian = problem.value(point)[1], problem.hessian(point)
+            parts.append((gradient[s], gradient[~s], *_split(hessian, s)))
+        _, gradient, curvature = prior(points[0][:n_params][shared])
+        return parts, more * gradient, np.diag(-more * np.maximum(-curvature, 0))
+
+    value, damping = value_at(points), 1e-3
+    for _ in range(MOST_STEPS):
+        parts, gradient, hessian = blocks_at(points)
+        gradient = gradient + sum(part[0] for part in parts)
+        hessian = hessian + sum(part[2] for part in parts)
+        while damping < MOST_DAMPED:
+            moves = _arrow_step(parts, gradient, hessian, damping)
+            tried = [_moved(*one) for one in zip(points, border, moves, strict=True)]
+            with np.errstate(all="ignore"):
+                there = value_at(tried)
+            if there < value:
+                break
+            damping *= 5
+        else:
+            break
+        risen, points, value = value - there, tried, there
+        damping = max(damping / 10, 1e-12)
+        if risen < LITTLE:
+            break
+    parts, _, hessian = blocks_at(points)
+    covariances = _marginal(parts, hessian + sum(part[2] for part in parts), shared)
+    return Together(
+        np.array([point[:n_params] for point in points]),
+        [problem.states(point) for problem, point in zip(problems, points, strict=True)],
+        np.sqrt(covariances),
+    )
+
+
+MOST_STEPS, MOST_DAMPED, LITTLE = 100, 1e10, 1e-4  # the last of the log density
+
+
+def _split(hessian, s) -> tuple[NDArray, NDArray, NDArray]:
+    return hessian[np.ix_(s, s)], hessian[np.ix_(s, ~s)], hessian[np.ix_(~s, ~s)]
+
+
+def _moved(point, s, move) -> NDArray[np.float64]:
+    moved = point.copy()
+    moved[s] += move[0]
+    moved[~s] += move[1]
+    return moved
+
+
+def _damped(matrix, damping: float) -> NDArray[np.float64]:
+    return matrix + np.diag(damping * np.maximum(np.diagonal(matrix), 1e-8))
+
+
+def _arrow_step(parts, gradient, hessian, damping: float) -> list[tuple[NDArray, NDArray]]:
+    """Return a damped Newton step of the shared unknowns and of each experiment's own."""
+    left, right = _damped(hessian, damping), gradient.copy()
+    eliminated = []
+    for _, own, _, mixed, block in parts:
+        solved = np.linalg.solve(_damped(block, damping), np.column_stack([own, mixed.T]))
+        eliminated.append(solved)
+        right -= mixed @ solved[:, 0]
+        left -= mixed @ solved[:, 1:]
+    step = np.linalg.solve(left, -right) if len(right) else -right
+    return [(step, -solved[:, 0] - solved[:, 1:] @ step) for solved in eliminated]
+
+
+def _marginal(parts, hessian, shared) -> NDArray[np.float64]:
+    """Return variances of the parameters, shape ``(experiment, param)``."""
+    inverses = [np.linalg.inv(block) for *_, block in parts]
+    follows = [inverse @ mixed.T for inverse, (*_, mixed, _) in zip(inverses, parts, strict=True)]
+    for follow, (*_, mixed, _) in zip(follows, parts, strict=True):
+        hessian = hessian - mixed @ follow
+    of_shared = np.linalg.pinv(hessian, hermitian=True)
+    n_own = int((~shared).sum())
+    variances = np.empty((len(parts), len(shared)))
+    variances[:, shared] = np.diagonal(of_shared)
+    for number, (inverse, follow) in enumerate(zip(inverses, follows, strict=True)):
+        own = inverse[:n_own, :n_own] + follow[:n_own] @ of_shared @ follow[:n_own].T
+        variances[number, ~shared] = np.diagonal(own)
+    return np.maximum(variances, 0)

@@ -121,3 +121,45 @@ def _given_parents(prior, outer: pm.Model | None):
 
 def _gradient(scalar, u) -> TensorVariable:
     return cast("TensorVariable", pytensor.grad(scalar, u, disconnected_inputs="ignore"))
+
+
+N_DRAWN = 1_000  # draws that tell how wide a prior is
+ALIKE = 0.3  # of a width, up to which priors differ by the chance of their draws
+NORMAL_IQR = 1.349  # of a normal of unit standard deviation
+
+
+def climbing_priors(
+    priors: Mapping[str, TensorVariable], names: Sequence[str], n_experiments: int, rng
+) -> list[dict[str, TensorVariable]]:
+    """Return scalar priors for each of several experiments, for climbs that look for a start.
+
+    A scalar of no model is its own; in the place of any other, such as a local parameter of a
+    hierarchy, stands a normal or log-normal with the median and quartiles of its draws.
+    Experiments whose parameters are alike share one mapping.
+    """
+    outer = pm.Model.get_context(error_if_none=False)
+    plain = {n for n in names if is_distribution(priors[n]) and not is_registered(priors[n], outer)}
+    others = [n for n in names if priors[n].ndim or n not in plain]
+    drawn = pm.draw([priors[n] for n in others], N_DRAWN, random_seed=rng) if others else []
+    shape = N_DRAWN, n_experiments
+    families, middles, widths = {}, {}, {}
+    for name, values in zip(others, drawn, strict=True):
+        draws = np.broadcast_to(values if values.ndim == 2 else values[:, None], shape)
+        families[name] = pm.LogNormal if (draws > 0).all() else pm.Normal
+        draws = np.log(draws) if families[name] is pm.LogNormal else draws
+        low, middle, high = np.quantile(draws, [0.25, 0.5, 0.75], axis=0)
+        width = np.maximum(high - low, 1e-6) / NORMAL_IQR
+        if np.ptp(middle) < ALIKE * width.mean() and np.ptp(width) < ALIKE * width.mean():
+            middle, width = (np.full(n_experiments, one.mean()) for one in (middle, width))
+        middles[name], widths[name] = middle, width
+    chosen: list[dict[str, TensorVariable]] = []
+    before: list | None = None
+    for number in range(n_experiments):
+        numbers = [(middles[n][number], widths[n][number]) for n in others]
+        if numbers == before:
+            chosen.append(chosen[-1])
+            continue
+        before = numbers
+        made = {n: families[n].dist(*pair) for n, pair in zip(others, numbers, strict=True)}
+        chosen.append({n: made.get(n, priors[n]) for n in names})
+    return chosen

@@ -26,7 +26,7 @@ Where an input jumps, or a state by a dose, the Gaussian process is broken
 """
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from math import ceil
 from typing import Any, NamedTuple
@@ -40,7 +40,7 @@ from scipy.interpolate import PchipInterpolator
 from scipy.linalg import expm
 
 from pymc_gradmatch.arguments import in_order
-from pymc_gradmatch.gp import StateGP, as_noise, as_positive, kernels, unfitted
+from pymc_gradmatch.gp import StateGP, StateGPs, as_noise, as_positive, kernels, unfitted
 from pymc_gradmatch.model.constraint import (
     Constraint,
     check_positive,
@@ -49,13 +49,16 @@ from pymc_gradmatch.model.constraint import (
 )
 from pymc_gradmatch.model.gauss_newton import (
     Matched,
+    Theorem1,
     climb,
     climb_from_prior,
+    climb_together,
     solutions_around,
 )
 from pymc_gradmatch.model.likelihood import (
     Likelihood,
     LikelihoodFunction,
+    Normal,
     Written,
     normal,
     of_graph,
@@ -406,6 +409,7 @@ REFINED = RefinedSettings()
 NUGGET = 1e-9  # of the kernel's variance
 N_CROSSING = 3  # solutions across the gaps, from which one that fits is sought
 HIGHER = 1.0  # log likelihood, by which the one that crosses gaps is the better one
+STILL = 0.1  # of its slope in the outermost gap, below which a clock stops at the end
 FINELY = 32  # points in a gap, to measure a solution's way
 FAR = 0.3  # sigma, between matched states and solution; docs/accuracy.md's cases stay below 0.12
 
@@ -566,6 +570,147 @@ def refine(
     theta = parameters.by_name(found.u)
     _warn_if_apart(distance_from_solution(levels, centred, parameters, found, known), ode, theta)
     return Refined(centred, gamma_of(centred), theta | told.estimates(), moves + more)
+
+
+class RefinedTogether(NamedTuple):
+    """What :func:`refine_together` found."""
+
+    gps: StateGPs
+    gamma: NDArray[np.float64]
+    """Shape ``(experiment, state)``."""
+    theta: dict[str, Any]
+    """The most probable parameters, numbers or one for each experiment."""
+
+
+def refine_together(
+    odes: Sequence[ODE],
+    gps: StateGPs,
+    *,
+    priors: Sequence[Mapping[str, TensorVariable]],
+    is_local: Sequence[bool],
+    likelihoods: Sequence[LikelihoodFunction | None],
+    starts: Sequence[Start],
+    grid: int | None = None,
+    settings: RefinedSettings = REFINED,
+    random_seed: int | np.random.Generator | None = None,
+    progressbar: bool = True,
+) -> RefinedTogether:
+    """Apply the rule of :func:`refine` to several experiments that share parameters.
+
+    Solutions are first sought for each experiment by itself; then all climb together, and
+    are centred on the solutions for the parameters that they share.
+
+    Parameters
+    ----------
+    odes, priors, likelihoods, starts : sequence
+        Of each experiment, as for :func:`refine`; scalar priors.
+    gps : StateGPs
+        Fits to the data, of which sigma counts.
+    is_local : sequence of bool
+        Which parameters each experiment has for itself.
+    grid : int, optional
+        Steps between observations; the rule's if not given.
+    settings : RefinedSettings
+        The rule.
+    random_seed, progressbar
+        As for :func:`refine`.
+    """
+    rng, params = np.random.default_rng(random_seed), odes[0].params
+    written = {id(prior): prior for prior in priors}
+    compiled = {key: parameters_of(prior, params) for key, prior in written.items()}
+    parameters = [compiled[id(prior)] for prior in priors]
+    shared = ~np.array(is_local)
+    names = [name for name, is_shared in zip(params, shared, strict=True) if is_shared]
+    of_shared = parameters_of(priors[0], names).log_prior if names else _nothing
+    levels = [ode.of_levels for ode in odes]
+    counts = [gp.data.counted for gp in gps.members]
+    laid_out = [
+        _laid_out(gp, ode, settings, count, grid)
+        for gp, ode, count in zip(gps.members, odes, counts, strict=True)
+    ]
+    longest = max(len(searching.t) for searching, _ in laid_out)
+    searching, units = zip(*(_finer(pair, longest) for pair in laid_out), strict=True)
+
+    def wide(gp: StateGP) -> NDArray[np.float64]:
+        return settings.tolerance * gp.slope_variance()
+
+    told = []
+    found: list[Matched] = []
+    with reporting(SEARCHING, enabled=progressbar) as say:
+        for number, gp in enumerate(searching):
+            say(f"seeking solutions of experiment {gps.names[number]!r}")
+            one, _ = _told(likelihoods[number], starts[number], odes[number], gp, None)
+            own = levels[number], gp, parameters[number]
+            smoothed = starts[number].possible(gp.posterior_mean())
+            at = climb_from_prior(*own, wide(gp), smoothed, rng, one, starts[number])
+            gamma = wide(gp)
+            *_, at, _, one = follow(
+                *own, at, lambda gp, *_, gamma=gamma: (gp, gamma), one,
+                known=starts[number], say=say,
+            )  # fmt: skip
+            found.append(at)
+            told.append(one)
+        u = np.array([one.u for one in found])
+        weights = 1 / np.square(np.maximum([one.sd for one in found], 1e-8))
+        u[:, shared] = np.average(u, axis=0, weights=weights)[shared]
+        x, centred, gammas = [one.x for one in found], list(searching), [wide(g) for g in searching]
+        for number in range(ROUNDS):
+            say(f"climbing together: round {number + 1}")
+            problems = [
+                Theorem1(*each)
+                for each in zip(levels, centred, parameters, gammas, told, starts, strict=True)
+            ]
+            matched = climb_together(problems, shared, of_shared, u, x)
+            moved = np.max(np.abs(matched.u - u) / np.maximum(matched.sd, 1e-12))
+            u, is_last = matched.u, number > 1 and moved < SETTLED
+            around = [
+                _centred(ode, gp, own, Matched(ui, xi, si), one, start)
+                for ode, gp, own, ui, xi, si, one, start in zip(
+                    levels, centred, parameters, u, matched.x, matched.sd, told, starts, strict=True
+                )
+            ]
+            if any(one is None for one in around):
+                break
+            solved, told = map(list, zip(*around, strict=True))
+            told = _with_noise_of_all(told)
+            for k, (gp, unit) in enumerate(zip(solved, units, strict=True)):
+                theta, _ = parameters[k].natural(u[k])
+                noise = np.fmin(
+                    told[k].sigma, settings.others * seen_by_all(levels[k], gp, theta, told[k])
+                )
+                narrow = unit.with_sigma(told[k].sigma).with_mean(gp.prior_mean, gp.prior_slope)
+                centred[k] = _scaled(narrow, settings.narrow_amplitude * noise / gp.scale)
+            gammas, x = [wide(gp) for gp in centred], [gp.prior_mean for gp in centred]
+            if is_last:
+                break
+    natural = np.array([own.natural(ui)[0] for own, ui in zip(parameters, u, strict=True)])
+    by_name: dict[str, Any] = {
+        name: natural[:, k] if is_local[k] else float(natural[0, k])
+        for k, name in enumerate(params)
+    }
+    return RefinedTogether(gps.of_members(centred), np.array(gammas), by_name)
+
+
+def _nothing(u) -> tuple[NDArray, NDArray, NDArray]:
+    return np.array(0.0), np.zeros(0), np.zeros(0)
+
+
+def _finer(laid_out: tuple[StateGP, StateGP], n_times: int) -> tuple[StateGP, StateGP]:
+    """Return wide and narrow processes on a grid of so many times."""
+    searching, unit = laid_out
+    more = n_times - len(searching.t)
+    return (searching.with_more_times(more), unit.with_more_times(more)) if more else laid_out
+
+
+def _with_noise_of_all(told: Sequence[Likelihood]) -> list[Likelihood]:
+    """Return normal likelihoods with the same sigma in all experiments."""
+    normals = [one for one in told if isinstance(one, Normal)]
+    if len(normals) < len(told):
+        return list(told)
+    n_observed = np.array([one.gp.data.is_observed.sum(axis=0) for one in normals])
+    squares = np.square([one.sigma for one in normals])
+    sigma = np.sqrt(np.average(squares, axis=0, weights=np.maximum(n_observed, 1e-3)))
+    return [Normal(one.gp.with_sigma(sigma), one.n_known) for one in normals]
 
 
 def _warn_if_apart(distance: NDArray[np.float64], ode: ODE, theta: Mapping[str, float]):
@@ -753,10 +898,24 @@ def _counted(
     gaps = np.diff(times) / np.diff(counts)
     if np.allclose(gaps, gaps[0]):
         return family(1, ls=np.float64(lengthscale * gaps[0]))
-    counted = PchipInterpolator(times, counts)
+    counted = _never_still(times, counts)
     return pm.gp.cov.WarpedInput(
         1, family(1, ls=np.float64(lengthscale)), lambda t: _piecewise(counted, t)
     )
+
+
+def _never_still(times: NDArray, counts: NDArray) -> PchipInterpolator:
+    """Interpolate the counts; where they would stop at an end, go on as in the outermost gap."""
+    slopes = np.diff(counts) / np.diff(times)
+    at_ends = PchipInterpolator(times, counts).derivative()(times[[0, -1]])
+    stops = at_ends < STILL * slopes[[0, -1]]
+    for at, sign in ((0, -1), (-1, 1)):
+        if stops[at]:
+            gap = np.diff(times)[at]
+            edge = 0 if at == 0 else len(times)
+            counts = np.insert(counts, edge, counts[at] + sign * gap * slopes[at])
+            times = np.insert(times, edge, times[at] + sign * gap)
+    return PchipInterpolator(times, counts)
 
 
 def _piecewise(polynomial: PchipInterpolator, t):

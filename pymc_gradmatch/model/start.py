@@ -26,7 +26,7 @@ from pymc_gradmatch._pymc import (
     rv_size_is_none,
 )
 from pymc_gradmatch.arguments import is_distribution, is_registered
-from pymc_gradmatch.gp import StateGP, levels_of, states_of
+from pymc_gradmatch.gp import StateGP, StateGPs, levels_of, states_of
 from pymc_gradmatch.ode import ODE, named
 
 NARROW = 0.01  # sigma
@@ -459,3 +459,52 @@ def add_start(names: tuple[str, str], start: Start, gp: StateGP, x, theta):
         )
     if start.priors:
         pm.Potential(prior, start.log_prior(x[0]))
+
+
+def add_starts(names: tuple[str, str], starts: Sequence[Start], gp: StateGPs, x, theta):
+    """Add what is known of the x(t0) of several experiments to the model on the stack.
+
+    Parameters
+    ----------
+    names : (str, str)
+        Of the observation and of the potential.
+    starts : sequence of Start
+        Of each experiment; the same states are known in all of them.
+    gp : StateGPs
+        Their Gaussian processes.
+    x : TensorVariable
+        Their states, shape ``(experiment, time, state)``.
+    theta : mapping of str to TensorVariable
+        Parameters, numbers or one for each experiment.
+    """
+    known, prior = names
+    first = starts[0]
+    if first.known:
+        if all(len(start.numbers) == len(start.known) for start in starts):
+            in_order = [first.ode.states[k] for k in first.places]
+            values = pt.constant([[start.numbers[name] for name in in_order] for start in starts])
+        else:
+            values = pt.stack(
+                [
+                    start.values(of_experiment(theta, first.ode, number), x[number, 0])
+                    for number, start in enumerate(starts)
+                ]
+            )
+        KnownStart(
+            known,
+            x,
+            values,
+            np.stack([s.width(one) for s, one in zip(starts, gp.members, strict=True)]),
+            places=first.places,
+            positive=gp.data.positive[first.places],
+            observed=np.zeros((len(starts), len(first.places))),
+        )
+    if any(start.priors for start in starts):
+        densities = [start.log_prior(x[number, 0]) for number, start in enumerate(starts)]
+        pm.Potential(prior, pt.stack(densities))
+
+
+def of_experiment(theta: Mapping[str, Any], ode: ODE, number: int) -> list:
+    """Return the parameters of one of several experiments, in the order of the ODE."""
+    values = [pt.as_tensor(theta[name]) for name in ode.params]
+    return [value[number] if value.ndim else value for value in values]

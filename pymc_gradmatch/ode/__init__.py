@@ -9,7 +9,7 @@ heard of data or of a Gaussian process.  :class:`Input` is what is known from ou
 from pymc_gradmatch.ode.check import ODECheck, check_ode
 from pymc_gradmatch.ode.inputs import Input
 from pymc_gradmatch.ode.solve import RHS, BatchedSolver
-from pymc_gradmatch.ode.system import ODE, batched_solver, named
+from pymc_gradmatch.ode.system import ODE, batched_solver, in_experiments, named
 
 __all__ = [
     "ODE",
@@ -19,5 +19,6 @@ __all__ = [
     "ODECheck",
     "batched_solver",
     "check_ode",
+    "in_experiments",
     "named",
 ]

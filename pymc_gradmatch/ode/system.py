@@ -371,6 +371,19 @@ class ODE:
             vars(known).pop(derived, None)
         return known
 
+    def with_given(self, given: Sequence[Input | Callable]) -> "ODE":
+        """Return the same ODE with inputs that have been checked, and without doses."""
+        known = copy(self)
+        vars(known).update(_given=tuple(given), _doses={})
+        for derived in DERIVED:
+            vars(known).pop(derived, None)
+        return known
+
+    @property
+    def known_inputs(self) -> dict[str, Input | Callable]:
+        """The inputs of the right-hand side by name, where they were given."""
+        return dict(zip(self.inputs, self._given, strict=False))
+
     @property
     def is_positive(self) -> tuple[bool, ...]:
         """Which states are positive, in their order."""
@@ -712,6 +725,23 @@ class ODE:
 
     def _graph(self, t, x, theta) -> TensorVariable:
         return self(t, x, [theta[:, i] for i in range(len(self.params))])
+
+
+def in_experiments(odes: Sequence[ODE]) -> ODE:
+    """Return one right-hand side for all experiments, whose inputs differ.
+
+    As a graph: of times ``(experiment, time)``, states ``(..., experiment, time, state)``, and
+    parameters that broadcast against ``(..., experiment, time)``.  It is not integrated.
+    """
+    first = odes[0]
+    if not first.inputs:
+        return first
+    given = [[ode.known_inputs[name] for ode in odes] for name in first.inputs]
+    return first.with_given([partial(_of_each, inputs) for inputs in given])
+
+
+def _of_each(inputs: Sequence[Input | Callable], t) -> TensorVariable:
+    return pt.stack([pt.as_tensor(one(t[i])) + pt.zeros_like(t[i]) for i, one in enumerate(inputs)])
 
 
 def batched_solver(ode: ODE) -> BatchedSolver:

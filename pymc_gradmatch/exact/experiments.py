@@ -1,0 +1,559 @@
+r"""The exact posterior of several experiments, whose unknowns are too many to search at once.
+
+Given what they share, experiments are independent:
+
+.. math::
+
+    p(\phi_s, \phi_1, \dots, \phi_E \mid y) \propto
+    p(\phi_s) \prod_e p(\phi_e \mid \phi_s)\, p(y_e \mid \phi_e, \phi_s)
+
+with :math:`\phi_s`, shared parameters, hyperparameters and sigma, and :math:`\phi_e`, an
+experiment's own: x(t0) and local parameters.  So the searches look for :math:`\phi_s` alone, in
+
+.. math::
+
+    p(\phi_s \mid y) \propto p(\phi_s) \prod_e Z_e(\phi_s), \qquad
+    \hat Z_e = \frac{1}{M} \sum_m \frac{p(\phi_e^m \mid \phi_s)\,
+        p(y_e \mid \phi_e^m, \phi_s)}{q(\phi_e^m \mid \phi_s)}
+
+where q is a t distribution around the mode of :math:`\phi_e` for this :math:`\phi_s`.  While they
+search, the same noise makes all :math:`\phi_e^m`, and the density is smooth; the draws of the
+result have noise of their own.  The estimates are then independent and without bias, and so are
+the weights: importance sampling with estimated weights is exact [1]_ [2]_.  One of the M draws,
+chosen by its weight, is the experiment's part of the draw.
+
+References
+----------
+.. [1] Tran, M.-N., Scharth, M., Pitt, M. K., Kohn, R. (2013). Importance sampling squared for
+   Bayesian inference in latent variable models. arXiv 1309.3339.
+.. [2] Andrieu, C., Roberts, G. O. (2009). The pseudo-marginal approach for efficient Monte Carlo
+   computations. *Annals of Statistics* 37(2).
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+from numpy.typing import NDArray
+from pytensor.graph.traversal import ancestors
+from scipy.optimize import minimize
+from scipy.special import gammaln, logsumexp
+from scipy.stats import chi2, norm, qmc
+
+from pymc_gradmatch._pymc import EVALUATE_ONCE, impossible_outside
+from pymc_gradmatch.exact.importance import DEGREES, Mixture
+from pymc_gradmatch.exact.posterior import ExactPosterior
+from pymc_gradmatch.exact.search import (
+    CLOSE,
+    ERRORS,
+    LONGEST,
+    Coverage,
+    Local,
+    cover,
+    look_around,
+    newton,
+    rescaled,
+    step,
+    widths_at,
+)
+from pymc_gradmatch.exact.solutions import compile_for_draws, with_draws
+from pymc_gradmatch.gp import StateGPs
+from pymc_gradmatch.model import Constraint, constraints, equations
+from pymc_gradmatch.ode import in_experiments
+
+SEARCHING, WEIGHING, CHECKING = 8, 16, 400  # draws of an experiment's own unknowns
+WIDER = (1.0, 1.2, 1.4)  # of the proposals for these, in the searches' draws
+CLIMBS, SETTLED = 30, 1e-3
+ASIDE = 1e-2  # by which a coordinate is moved, to see what depends on it
+PILOTS, SIZES = 500, (500, 2_000)  # draws of a round; each is many solutions
+MOST_NUMBERS = 4_000_000
+ROUGHLY = 0.03  # of a solution's slopes, to which parameters are first fitted
+TRIED, ENOUGH = 50, 0.5  # points, and effective draws as a share, at which steps are left out
+FAR = 0.5  # local standard deviations, of shared unknowns, over which modes are followed
+
+
+class Separate(ExactPosterior):
+    """The posterior as a product: of what is shared, and of each experiment given that.
+
+    Parameters
+    ----------
+    model : pymc.Model
+        With one constraint, of several experiments.
+
+    Raises
+    ------
+    ValueError
+        If the model's likelihood or priors connect experiments otherwise than by what they share.
+    """
+
+    def __init__(self, model: pm.Model):
+        super().__init__(model)
+        [constraint] = self.constraints
+        assert isinstance(constraint.gp, StateGPs)
+        self.experiments = constraint.gp.names
+        self._single = [impossible_outside(g) for g in self.single_terms()]
+        self._elements = compile_for_draws([*self._values, *self._x], self._single)
+        self.own = np.zeros((len(self.experiments), 0), dtype=int)
+        self._of_each: list[NDArray[np.intp]] = []
+
+    @property
+    def shared(self) -> NDArray[np.intp]:
+        """Places of the coordinates that are no experiment's own."""
+        return np.setdiff1d(np.arange(len(self.names)), self.own)
+
+    def separate(self, phi: NDArray[np.float64]):
+        """Find out what belongs to which experiment, at a point of positive density.
+
+        Sets :attr:`own`, places of each experiment's coordinates, ``(experiment, n)``.
+        """
+        n_experiments, n = len(self.experiments), len(phi)
+        u, starts = self._parts(phi[None])
+        (trajectories,) = self._solved(u, starts)
+        base = self._evaluated(u, trajectories)[0]
+        seen = []
+        for number in range(n_experiments):
+            without = trajectories.copy()
+            without[:, number] = np.nan
+            seen.append(self._evaluated(u, without)[0] != base)
+        by_states = np.array(seen)  # (experiment, element)
+        # Coordinates, with the states as they are.
+        moved = np.tile(phi, (n, 1)) + ASIDE * np.eye(n)
+        u_moved, starts_moved = self._parts(moved)
+        theta = self._at(u_moved, starts_moved)[0]
+        rows = (theta != self._at(u, starts)[0]).any(axis=(-2, -1))
+        elements = self._evaluated(u_moved, np.tile(trajectories, (n, 1, 1, 1))) != base
+        n_x0 = starts[0].shape[1]
+        n_free = len(self._unknown[0])
+        is_start = np.arange(n) >= n - n_x0 * n_free
+        touched = rows | ((elements[:, None] & by_states).any(axis=-1))
+        # The start is a known function of it, say.
+        touched |= (starts_moved[0] != starts[0]).any(axis=-1)
+        owner = np.where(touched.sum(axis=1) == 1, touched.argmax(axis=1), -1)
+        owner[is_start] = np.repeat(np.arange(n_x0), n_free)
+        counts = np.bincount(owner[owner >= 0], minlength=n_experiments)
+        if (counts != counts[0]).any():  # such as a parameter that one experiment alone has
+            owner[~is_start] = -1
+        belongs = by_states.copy()
+        for number in range(n_experiments):
+            belongs[number] |= elements[owner == number].any(axis=0)
+        both = belongs.sum(axis=0) > 1
+        if both.any():
+            connecting = self._names_of(both)
+            msg = (
+                f"{connecting} depend on several experiments at once; expected terms that belong "
+                "to one experiment each, or to what all share."
+            )
+            raise ValueError(msg)
+        self.own = np.array([np.flatnonzero(owner == e) for e in range(n_experiments)])
+        owns = np.where(belongs.any(axis=0), belongs.argmax(axis=0), n_experiments)
+        self._of_each = [np.flatnonzero(owns == e) for e in range(n_experiments + 1)]
+
+    def each(self, phi: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Evaluate the log density part by part, ``(point, experiment + 1)``, the shared one last.
+
+        Minus infinity where an integration failed.
+        """
+        size = sum(x.get_value().size for x in self._x)
+        n_chunks = max(1, -(-len(phi) * size // MOST_NUMBERS))
+        return np.concatenate([self._parts_of(part) for part in np.array_split(phi, n_chunks)])
+
+    def _parts_of(self, phi) -> NDArray[np.float64]:
+        u, starts = self._parts(phi)
+        (trajectories,) = self._solved(u, starts)
+        elements = self._evaluated(u, trajectories)
+        parts = np.stack([elements[:, places].sum(axis=1) for places in self._of_each], axis=1)
+        return np.where(np.isfinite(parts), parts, -np.inf)
+
+    def one(self, number: int, phi: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Evaluate the log density of one experiment given what is shared, shape ``(point,)``."""
+        u, starts = self._parts(phi)
+        theta = self._at(u, starts)[0]
+        trajectories = np.zeros((len(phi), *self._x[0].get_value().shape))
+        own = self.solve_one(number, starts[0][:, number], theta[:, number])
+        trajectories[:, number] = own
+        density = self._evaluated(u, trajectories)[:, self._of_each[number]].sum(axis=1)
+        return np.where(np.isfinite(density), density, -np.inf)
+
+    def _evaluated(self, u, trajectories) -> NDArray[np.float64]:
+        n_draws = len(trajectories)
+        with np.errstate(all="ignore"):
+            values = with_draws(self._elements(*u, trajectories), self._single, n_draws)
+        return np.concatenate([value.reshape(n_draws, -1) for value in values], axis=1)
+
+    def _names_of(self, elements) -> list[str]:
+        sizes = [
+            int(np.prod(value.shape[1:]))
+            for value in with_draws(
+                self._elements(*self._parts(np.zeros((1, len(self.names))))[0], self._x_alone()),
+                self._single, 1,
+            )
+        ]  # fmt: skip
+        parts = np.split(elements, np.cumsum(sizes)[:-1])
+        return [name for name, part in zip(self.weighed, parts, strict=True) if part.any()]
+
+    def _x_alone(self) -> NDArray[np.float64]:
+        return np.zeros((1, *self._x[0].get_value().shape))
+
+
+class Inner(NamedTuple):
+    """Proposals for the experiments' own unknowns, given some points of the shared ones.
+
+    ``mean`` of shape ``(point, experiment, n)``, ``factor`` with another n.
+    """
+
+    mean: NDArray[np.float64]
+    factor: NDArray[np.float64]
+
+
+class Nested:
+    """The marginal density of what experiments share; see the module.
+
+    Parameters
+    ----------
+    target : Separate
+        The posterior.
+    phi : array of float
+        A point from which the experiments' modes are climbed to, shape ``(coordinate,)``.
+    rng : numpy.random.Generator
+        Source of the draws.
+    """
+
+    def __init__(self, target: Separate, phi: NDArray[np.float64], rng: np.random.Generator):
+        target.separate(phi)
+        self.target, self.rng = target, rng
+        self.shared, self.own = target.shared, target.own
+        n_experiments, n_own = self.own.shape
+        self.noise = np.stack([_t_noise(SEARCHING, n_own, rng) for _ in range(n_experiments)])
+        self.at = phi[self.shared]
+        start = phi[self.own]
+        factor = np.broadcast_to(np.eye(n_own), (n_experiments, n_own, n_own))
+        if n_own:
+            each = enumerate(start)
+            widths = np.array([widths_at(self.alone(n, start), one) for n, one in each])
+            factor = factor * widths[:, None, :]
+        self.slope = np.zeros((n_experiments, n_own, len(self.shared)))
+        self.center, self.n_steps = Inner(start, np.array(factor)), 1
+        self.climb_inside()
+
+    def phi(self, shared: NDArray[np.float64], own: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Put coordinates together, shapes ``(point, n)`` and ``(point, experiment, m)``."""
+        phi = np.empty((len(shared), self.shared.size + self.own.size))
+        phi[:, self.shared] = shared
+        phi[:, self.own.ravel()] = own.reshape(len(own), -1)
+        return phi
+
+    def conditional(self, shared: NDArray[np.float64]) -> Callable:
+        """Return the density of own unknowns, of walkers: the experiments of each shared point."""
+        n_points, (n_experiments, n_own) = len(shared), self.own.shape
+
+        def log_density(points: NDArray[np.float64]) -> NDArray[np.float64]:
+            each = points.reshape(n_points, n_experiments, -1, n_own).swapaxes(1, 2)
+            n_tried = each.shape[1]
+            phi = self.phi(
+                np.repeat(shared, n_tried, axis=0), each.reshape(-1, n_experiments, n_own)
+            )
+            parts = self.target.each(phi)[:, :-1].reshape(n_points, n_tried, n_experiments)
+            return parts.swapaxes(1, 2).ravel()
+
+        return log_density
+
+    def alone(self, number: int, others: NDArray[np.float64]) -> Callable:
+        """Return the density of one experiment's own unknowns where the shared ones are."""
+
+        def log_density(points: NDArray[np.float64]) -> NDArray[np.float64]:
+            own = np.tile(others, (len(points), 1, 1))
+            own[:, number] = points
+            shared = np.tile(self.at, (len(points), 1))
+            return self.target.one(number, self.phi(shared, own))
+
+        return log_density
+
+    def climb_inside(self):
+        """Climb to each experiment's mode where the shared unknowns are, and follow it nearby."""
+        if not self.own.size:
+            return
+        found = self._climbed(self.at[None], self.center.mean[None], self.center.factor[None])
+        self.center = Inner(found.mean[0], found.factor[0])
+
+    def follow(self, widths: NDArray[np.float64]):
+        """Find out how the experiments' modes move with the shared unknowns."""
+        if not self.own.size:
+            return
+        n = len(self.at)
+        moves = FAR * np.diag(widths)
+        points = self.at + np.concatenate([moves, -moves])
+        start = np.broadcast_to(self.center.mean, (2 * n, *self.center.mean.shape))
+        factor = np.broadcast_to(self.center.factor, (2 * n, *self.center.factor.shape))
+        ahead, behind = np.split(self._climbed(points, start, factor).mean, 2)
+        self.slope = np.moveaxis((ahead - behind) / (2 * FAR * widths[:, None, None]), 0, -1)
+
+    def _climbed(self, shared, start, factor) -> Inner:
+        target, n_own = self.conditional(shared), self.own.shape[1]
+        local = look_around(target, start.reshape(-1, n_own), factor.reshape(-1, n_own, n_own))
+        for _ in range(CLIMBS):
+            local = rescaled(local)
+            point, height = step(target, local, local.gradient)
+            with np.errstate(invalid="ignore"):
+                rise = np.where(np.isfinite(height), height - local.height, 0)
+            local = look_around(target, point, local.factor)
+            if not (rise > SETTLED).any():
+                break
+        local = rescaled(local)
+        return Inner(local.point.reshape(start.shape), local.factor.reshape(factor.shape))
+
+    def economise(self, covariance: NDArray[np.float64]):
+        """Leave out the Newton steps of proposals where these are as good without.
+
+        Parameters
+        ----------
+        covariance : array of float
+            Of the shared unknowns.
+        """
+        if not self.own.size:
+            return
+        factor = np.linalg.cholesky(covariance)
+        some = self.at + self.rng.normal(size=(TRIED, len(self.at))) @ factor.T
+        noise = np.broadcast_to(self.noise, (TRIED, *self.noise.shape))
+        _, _, weights = self._estimated(some, self.proposals(some, 0), noise)
+        share = np.exp(weights - logsumexp(weights, axis=1, keepdims=True))
+        effective = 1 / np.square(share).sum(axis=1)
+        self.n_steps = int(np.quantile(effective, 0.1) < ENOUGH * SEARCHING)
+
+    def proposals(self, shared: NDArray[np.float64], n_steps: int) -> Inner:
+        """Return proposals for own unknowns, by Newton steps from where modes are expected."""
+        n_points, n_own = len(shared), self.own.shape[1]
+        away = shared - self.at
+        mean = self.center.mean + np.einsum("eks,ps->pek", self.slope, away)
+        factor = np.broadcast_to(self.center.factor, (n_points, *self.center.factor.shape))
+        target = self.conditional(shared)
+        local: Local
+        point, factors = mean.reshape(-1, n_own), factor.reshape(-1, n_own, n_own)
+        for _ in range(n_steps):
+            local = rescaled(look_around(target, point, factors))
+            length = np.linalg.norm(local.gradient, axis=1, keepdims=True)
+            move = local.gradient * np.minimum(1, LONGEST / np.maximum(length, 1e-300))
+            point = local.point + np.einsum("wij,wj->wi", local.factor, move)
+            factors = local.factor
+        return Inner(point.reshape(mean.shape), factors.reshape(factor.shape))
+
+    def __call__(self, shared: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Evaluate the log density of shared unknowns, always with the same noise."""
+        if not self.own.size:
+            return self.target.each(self.phi(shared, np.empty((len(shared), 0, 0)))).sum(axis=1)
+        noise = np.broadcast_to(self.noise, (len(shared), *self.noise.shape))
+        return self._estimated(shared, self.proposals(shared, self.n_steps), noise)[0]
+
+    def complete(
+        self, shared: NDArray[np.float64], number: int = 0, n_inner: int = WEIGHING
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Estimate the log density of shared unknowns by noise of their own, and draw the others.
+
+        Returns
+        -------
+        log_density, phi : array of float
+            Shapes ``(point,)`` and ``(point, coordinate)``.
+        """
+        if not self.own.size:
+            return self(shared), self.phi(shared, np.empty((len(shared), 0, 0)))
+        n_experiments, n_own = self.own.shape
+        shape = len(shared), n_experiments, n_inner
+        noise = self.rng.normal(size=(*shape, n_own)) / np.sqrt(
+            self.rng.chisquare(DEGREES, size=(*shape, 1)) / DEGREES
+        )
+        inner = self.proposals(shared, 2 * self.n_steps)
+        wide = inner._replace(factor=WIDER[number] * inner.factor)
+        log_density, own, weights = self._estimated(shared, wide, noise)
+        # Gumbel's trick: one of the draws, by its weight.
+        with np.errstate(invalid="ignore"):
+            chosen = (weights + self.rng.gumbel(size=weights.shape)).argmax(axis=1)
+        picked = np.take_along_axis(own, chosen[:, None, :, None], axis=1)[:, 0]
+        return log_density, self.phi(shared, picked)
+
+    def _estimated(self, shared, inner: Inner, noise):
+        """Return the log density, the draws ``(point, draw, experiment, n)`` and their weights."""
+        n_inner = noise.shape[2]
+        own = inner.mean[:, :, None] + np.einsum("peij,pemj->pemi", inner.factor, noise)
+        _, log_volume = np.linalg.slogdet(inner.factor)
+        log_q = _log_t(noise) - log_volume[..., None]
+        own = own.swapaxes(1, 2)
+        phi = self.phi(np.repeat(shared, n_inner, axis=0), own.reshape(-1, *own.shape[2:]))
+        parts = self.target.each(phi).reshape(len(shared), n_inner, -1)
+        weights = parts[..., :-1] - log_q.swapaxes(1, 2)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            log_z = logsumexp(weights, axis=1) - np.log(n_inner)
+        total = parts[:, 0, -1] + log_z.sum(axis=1)
+        return np.where(np.isfinite(total), total, -np.inf), own, weights
+
+
+def _t_noise(n: int, n_dimensions: int, rng) -> NDArray[np.float64]:
+    """Return quasi-random draws of a t distribution, ``(n, n_dimensions)``, evenly spread."""
+    if not n_dimensions:
+        return np.empty((n, 0))
+    even = qmc.Sobol(n_dimensions + 1, rng=rng).random(n)
+    even = np.clip(even, 1e-9, 1 - 1e-9)
+    return norm.ppf(even[:, :-1]) / np.sqrt(chi2.ppf(even[:, -1:], DEGREES) / DEGREES)
+
+
+def _log_t(noise) -> NDArray[np.float64]:
+    n = noise.shape[-1]
+    constant = gammaln((DEGREES + n) / 2) - gammaln(DEGREES / 2) - n / 2 * np.log(DEGREES * np.pi)
+    return constant - (DEGREES + n) / 2 * np.log1p(np.square(noise).sum(axis=-1) / DEGREES)
+
+
+class CoverageOfAll(NamedTuple):
+    """What was found of several experiments."""
+
+    found: Coverage
+    apart: dict[str, float]
+    """Experiments of which searches for their own unknowns find another evidence: its log."""
+
+
+def cover_experiments(
+    target: Separate,
+    phi: NDArray[np.float64],
+    n_draws: int,
+    rng: np.random.Generator,
+    say: Callable[[str], None] = lambda text: None,
+) -> CoverageOfAll:
+    """Search for the posterior of several experiments from near a point.
+
+    Parameters
+    ----------
+    target : Separate
+        The posterior.
+    phi : array of float
+        A point from which modes are climbed to.
+    n_draws : int
+        Draws of the result.
+    rng : numpy.random.Generator
+        Source of the draws.
+    say : callable
+        Is told what is being done.
+
+    Returns
+    -------
+    CoverageOfAll
+        With points that are all coordinates, of all experiments.
+    """
+    nested = Nested(target, phi, rng)
+    if not len(nested.shared):
+        msg = (
+            "these experiments share nothing, no parameter, hyperparameter or sigma; expected one "
+            "fit for each of them: gm.fit or gm.fit_many."
+        )
+        raise ValueError(msg)
+    say("climbing to the mode of what experiments share")
+    widths = widths_at(nested, nested.at)
+    mode = newton(nested, nested.at[None], np.diag(np.square(widths)))
+    for _ in range(2):  # experiments' modes are followed from the mode, and it is climbed again
+        nested.at = mode.point[0]
+        nested.climb_inside()
+        nested.follow(np.sqrt(np.diagonal(mode.covariance[0])))
+        mode = newton(nested, nested.at[None], mode.covariance[0])
+    nested.economise(mode.covariance[0])
+    say("searching: each experiment by itself")
+    apart = _apart(nested, rng)
+    say("searching: what they share")
+    around = Mixture.around(mode.point[0], mode.covariance[0])
+    found = cover(
+        nested, around.draw(PILOTS, rng), n_draws, rng, complete=nested.complete, sizes=SIZES
+    )
+    return CoverageOfAll(found, apart)
+
+
+def _apart(nested: Nested, rng) -> dict[str, float]:
+    """Compare the evidence of each experiment at the mode with that of searches of their own."""
+    if not nested.own.size:
+        return {}
+    at = nested.at[None]
+    inner = nested.center._replace(mean=nested.center.mean[None], factor=nested.center.factor[None])
+    n_experiments, n_own = nested.own.shape
+    noise = rng.normal(size=(1, n_experiments, CHECKING, n_own))
+    noise /= np.sqrt(rng.chisquare(DEGREES, size=(*noise.shape[:-1], 1)) / DEGREES)
+    _, _, weights = nested._estimated(at, inner, noise)
+    apart = {}
+    for number, name in enumerate(nested.target.experiments):
+        mean, factor = inner.mean[0, number], inner.factor[0, number]
+        alone = cover(
+            nested.alone(number, nested.center.mean),
+            Mixture.around(mean, factor @ factor.T).draw(PILOTS, rng),
+            1_000,
+            rng,
+        ).weighted
+        ours = weights[0, :, number]
+        log_z = logsumexp(ours) - np.log(CHECKING)
+        share = np.exp(ours - logsumexp(ours))
+        errors = np.sqrt(np.square(share).sum()), np.sqrt(1 / alone.n_effective)
+        difference = alone.log_evidence - log_z
+        if not abs(difference) <= CLOSE + ERRORS * np.hypot(*errors):
+            apart[name] = float(difference)
+    return apart
+
+
+def exact_posterior(model: pm.Model) -> ExactPosterior:
+    """Return the exact posterior of a model; of several experiments one that comes apart.
+
+    Raises
+    ------
+    ValueError
+        If the model has several experiments and further constraints beside.
+    """
+    several = [isinstance(one.gp, StateGPs) for one in constraints(model)]
+    if not any(several):
+        return ExactPosterior(model)
+    if len(several) > 1:
+        msg = (
+            "the model has several constraints, one of them of several experiments; expected one "
+            "constraint alone, of all experiments."
+        )
+        raise ValueError(msg)
+    return Separate(model)
+
+
+def leading_to(model: pm.Model, constraint: Constraint) -> dict[str, NDArray[np.float64]]:
+    """Return the most probable free variables behind parameters, for the prior mean's slopes.
+
+    Around solutions of the ODE these slopes tell the parameters, and these what they are made
+    from, such as the mean and spread of a population.  Nothing, where the prior mean is constant.
+    """
+    ode, gp = constraint.ode, constraint.gp
+    upstream = set(ancestors([constraint.theta]))
+    free = [rv for rv in model.free_RVs if rv in upstream]
+    if not (np.any(gp.prior_slope) and free):
+        return {}
+    theta = [constraint.theta[..., k] for k in range(len(ode.params))]
+    slopes = in_experiments(equations(ode, gp)).of_levels(gp.t, gp.prior_mean, theta)
+    size = np.sqrt(np.mean(np.square(gp.prior_slope), axis=(0, 1)))
+    misfit = pt.square((slopes - gp.prior_slope) / (ROUGHLY * size)).mean(axis=(0, 1)).sum()
+    values = [model.rvs_to_values[rv] for rv in free]
+    there = model.initial_point()
+    starts = [np.asarray(there[value.name]) for value in values]
+    n_experiments, n_times, _ = gp.prior_mean.shape
+    [misfit] = model.replace_rvs_by_values([misfit])
+    objective = 0.5 * n_experiments * n_times * misfit - model.logp(vars=free)
+    gradients: Any = pytensor.grad(objective, values, disconnected_inputs="ignore")
+    height = pytensor.function(
+        values, [objective, *gradients], mode="FAST_COMPILE", on_unused_input="ignore"
+    )
+    ends = np.cumsum([start.size for start in starts])[:-1]
+
+    def parts(flat):
+        pairs = zip(np.split(flat, ends), starts, strict=True)
+        return [part.reshape(start.shape) for part, start in pairs]
+
+    def value(flat):
+        with np.errstate(all="ignore"):
+            here, *by = height(*parts(flat))
+        gradient = np.concatenate([np.ravel(one) for one in by])
+        finite = np.isfinite(here) and np.isfinite(gradient).all()
+        return (float(here), gradient) if finite else (np.inf, np.zeros_like(flat))
+
+    flat = np.concatenate([start.ravel() for start in starts])
+    found = minimize(value, flat, jac=True, method="L-BFGS-B", options={"maxiter": 300}).x
+    natural = pytensor.function(
+        values, model.replace_rvs_by_values(free), mode=EVALUATE_ONCE, on_unused_input="ignore"
+    )(*parts(found))
+    return {str(rv.name): array for rv, array in zip(free, natural, strict=True)}

@@ -1,0 +1,387 @@
+"""Several experiments: what is given of each, and their Gaussian processes side by side."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from pytensor.tensor import TensorVariable
+
+from pymc_gradmatch.gp.data import read_only
+from pymc_gradmatch.gp.derivatives import Operators
+from pymc_gradmatch.gp.processes import Parameterization, Processes
+from pymc_gradmatch.gp.state_gp import StateGP, add_states
+from pymc_gradmatch.numerics import Spectrum
+
+DIMS = ("experiment", "time", "state")
+
+
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    """One experiment of several: its times and observations, and what was done to it.
+
+    Parameters
+    ----------
+    t : array_like of float
+        Times, shape ``(time,)``, its own.
+    y : array_like of float
+        Observations, shape ``(time, state)``, or a table: as for
+        :func:`~pymc_gradmatch.build_model`.
+    inputs : mapping of str to Input or callable, optional
+        What was done to it: inputs of the right-hand side, doses and resets of states.
+    start : mapping of str, optional
+        What is known of its x(t[0]).
+    likelihood : callable, optional
+        ``likelihood(x, theta)`` in place of the normal likelihood of y, as for
+        :func:`~pymc_gradmatch.build_model`, of this experiment's states and parameters.
+        What it adds to the model has the experiment's name in front: ``mutant::counts``.
+    scales : mapping of str to float, optional
+        Roughly the standard deviation of states that were hardly observed.
+    name : str, optional
+        What it is called, where experiments are a list; else they have their names as keys.
+
+    Examples
+    --------
+    Two batches of one reaction, the second with a dose after two hours:
+
+    >>> import numpy as np, pymc as pm, pymc_gradmatch as gm
+    >>> decay = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
+    >>> dose = {"mass": gm.Input([2.0], [1.0], kind="dose")}
+    >>> t, late = np.linspace(0, 3, 10), np.linspace(0, 4, 15)
+    >>> y = decay.solve(t, x0=[1.0], theta=[0.5])
+    >>> y_late = decay.solve(late, x0=[2.0], theta=[0.5], inputs=dose)
+    >>> rng = np.random.default_rng(1)
+    >>> experiments = {
+    ...     "plain": gm.Experiment(t, y + rng.normal(0, 0.02, y.shape)),
+    ...     "dosed": gm.Experiment(late, y_late + rng.normal(0, 0.02, y_late.shape), inputs=dose),
+    ... }
+    >>> priors = {"rate": pm.HalfNormal.dist(2)}
+    >>> model = gm.build_model(decay, experiments=experiments, priors=priors, random_seed=1)
+    >>> model.named_vars_to_dims["x"]
+    ('experiment', 'time', 'state')
+    """
+
+    t: Any
+    y: Any = None
+    inputs: Mapping[str, Any] | None = None
+    start: Mapping[str, Any] | None = None
+    likelihood: Callable[[Any, Any], Any] | None = None
+    scales: Mapping[str, float] | None = None
+    name: str = ""
+
+
+def as_experiments(given: Any) -> dict[str, Experiment]:
+    """Return experiments by name, or say what was expected.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If something is no experiment, or names are missing or repeated.
+    """
+    example = '{"wild type": gm.Experiment(t, y), "mutant": gm.Experiment(t2, y2)}'
+    if isinstance(given, Experiment | pd.DataFrame):
+        msg = f"experiments are a {type(given).__name__}; expected several, {example}."
+        raise TypeError(msg)
+    if isinstance(given, Mapping):
+        named = {str(name): _as_experiment(one, name) for name, one in given.items()}
+    elif isinstance(given, Sequence) and all(isinstance(one, Experiment) for one in given):
+        named = {one.name: one for one in given}
+        if "" in named or len(named) < len(given):
+            msg = (
+                f"the experiments of the list are called {[one.name for one in given]}; expected "
+                f"a name of its own for each, gm.Experiment(t, y, name=...), or {example}."
+            )
+            raise ValueError(msg)
+    else:
+        msg = f"experiments are a {type(given).__name__}; expected {example}."
+        raise TypeError(msg)
+    if not named:
+        msg = f"no experiment is given; expected one or more, {example}."
+        raise ValueError(msg)
+    return named
+
+
+def _as_experiment(given: Any, name) -> Experiment:
+    if isinstance(given, Experiment):
+        return given
+    if isinstance(given, pd.DataFrame):
+        return Experiment(given.index, given)
+    msg = (
+        f"the experiment {name!r} is a {type(given).__name__}; expected gm.Experiment(t, y), or a "
+        "table with the times as its index."
+    )
+    raise TypeError(msg)
+
+
+class _SideBySide(NamedTuple):
+    """What :class:`~pymc_gradmatch.gp.processes.Processes` offers, one experiment after another.
+
+    Dense matrices of shape ``(experiment, state, time, time)``.
+    """
+
+    operators: Operators
+    prior_spectrum: Spectrum
+    conditional_spectrum: Spectrum
+    is_random: bool = False
+
+    @property
+    def prior_basis(self) -> Spectrum:
+        return self.prior_spectrum
+
+    @property
+    def slope_operator(self) -> NDArray[np.float64]:
+        return self.operators.D
+
+    @classmethod
+    def of(cls, processes: Sequence[Processes]) -> "_SideBySide":
+        def stacked(kind, parts):
+            return kind(*(np.stack(arrays) for arrays in zip(*parts, strict=True)))
+
+        return cls(
+            stacked(Operators, [one.operators for one in processes]),
+            stacked(Spectrum, [one.prior_spectrum for one in processes]),
+            stacked(Spectrum, [one.conditional_spectrum for one in processes]),
+        )
+
+
+class StateGPs(StateGP):
+    r"""The Gaussian processes of several experiments on grids of as many times.
+
+    A :class:`StateGP` with an axis of experiments in front of all arrays: states have
+    shape ``(experiment, time, state)``, C, D and A ``(experiment, state, time, time)``, so that
+    each factor of Theorem 1 is one batched product, however many experiments there are.
+
+    Parameters
+    ----------
+    members : mapping of str to StateGP
+        Of each experiment, by name: of the same states.  Where their grids have not as many
+        times, the shorter ones are divided further.
+    inputs : mapping of str to mapping, optional
+        What was done to each, see :class:`Experiment`.
+
+    Raises
+    ------
+    ValueError
+        If the states are not the same, or hyperparameters are random.
+
+    Examples
+    --------
+    The four lines for two experiments, of which each has its own rate:
+
+    >>> import numpy as np, pymc as pm, pymc_gradmatch as gm
+    >>> decay = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
+    >>> cov, times = pm.gp.cov.ExpQuad(1, ls=1.2), {"a": np.linspace(0, 2, 7), "b": np.arange(5.0)}
+    >>> gp = gm.StateGPs(
+    ...     {name: gm.StateGP(t, np.exp(-t)[:, None], [cov], 0.1) for name, t in times.items()}
+    ... )
+    >>> with pm.Model(coords={"experiment": gp.names}) as model:
+    ...     theta = {"rate": pm.HalfNormal("rate", 2, dims="experiment")}
+    ...     x = gp.prior("x")
+    ...     sigma = gp.at_observations(gp.sigma)
+    ...     pm.Normal("y", gp.at_observations(x), sigma, observed=gp.observations)
+    ...     gm.GradientMatchingODE("gradient_match", decay, x, theta, gp=gp, gamma=0.3)
+    y
+    gradient_match
+    >>> x.type.shape
+    (2, 7, 1)
+    """
+
+    def __init__(
+        self,
+        members: Mapping[str, StateGP],
+        inputs: Mapping[str, Mapping[str, Any] | None] | None = None,
+    ):
+        _check_members(members)
+        each = tuple(on_grids_of_one_length([*members.values()]))
+        given = inputs or {}
+        vars(self).update(
+            names=tuple(members),
+            members=each,
+            inputs=tuple(given.get(name) for name in members),
+            data=each[0].data,  # of which only what all share is asked for: states and positive
+            sigma=np.stack([gp.sigma for gp in each]),
+            prior_mean=read_only(np.stack([gp.prior_mean for gp in each])),
+            prior_slope=read_only(np.stack([gp.prior_slope for gp in each])),
+        )
+
+    names: tuple[str, ...]
+    members: tuple[StateGP, ...]
+    inputs: tuple[Mapping[str, Any] | None, ...]
+
+    def of_members(self, members: Sequence[StateGP]) -> Self:
+        """Return the same experiments with other Gaussian processes."""
+        inputs = dict(zip(self.names, self.inputs, strict=True))
+        return type(self)(dict(zip(self.names, members, strict=True)), inputs)
+
+    @cached_property
+    def processes(self) -> Any:
+        """C, D and A and their eigenbases, each experiment's after the other's."""
+        return _SideBySide.of([gp.processes for gp in self.members])
+
+    @property
+    def t(self) -> NDArray[np.float64]:
+        """The grids, shape ``(experiment, time)``."""
+        return np.stack([gp.t for gp in self.members])
+
+    @property
+    def mean(self) -> NDArray[np.float64]:
+        """What is subtracted from the states, shape ``(experiment, state)``."""
+        return np.stack([gp.mean for gp in self.members])
+
+    @property
+    def scale(self) -> NDArray[np.float64]:
+        """What the states are divided by, shape ``(experiment, state)``."""
+        return np.stack([gp.scale for gp in self.members])
+
+    @property
+    def covs(self) -> tuple:
+        """The kernels of all experiments, one experiment after the other."""
+        return tuple(cov for gp in self.members for cov in gp.covs)
+
+    @property
+    def nugget(self) -> NDArray[np.float64]:
+        """What is added to the diagonal of every C, shape ``(experiment, state)``."""
+        return np.stack([gp.nugget for gp in self.members])
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """Names of the axes of the states."""
+        return DIMS
+
+    @property
+    def labels(self) -> tuple:
+        """The names of the experiments, and how many times each of their grids has."""
+        return self.names, self.t.shape[1]
+
+    @property
+    def is_random(self) -> bool:
+        """Hyperparameters are numbers here."""
+        return False
+
+    @cached_property
+    def places(self) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
+        """Places of the observations: among experiments, on their grids, and among the states."""
+        found = []
+        for number, gp in enumerate(self.members):
+            time, state = gp.data.places
+            found.append(np.stack([np.full(len(time), number), gp.observed[time], state]))
+        experiment, time, state = np.concatenate(found, axis=1)
+        return experiment, time, state
+
+    @property
+    def observations(self) -> NDArray[np.float64]:
+        """What was observed, experiment by experiment and time by time, ``(observation,)``."""
+        return np.concatenate([gp.y[gp.data.places] for gp in self.members])
+
+    @property
+    def observation_labels(self) -> list[str]:
+        """Labels such as ``wild type: prey[0.5]``."""
+        return [
+            f"{name}: {label}"
+            for name, gp in zip(self.names, self.members, strict=True)
+            for label in gp.data.labels(self.states)
+        ]
+
+    def at_observations(self, x):
+        """Return what a likelihood of the observations is about, one entry for each of these.
+
+        Parameters
+        ----------
+        x : array_like of float or TensorVariable
+            States, shape ``(..., experiment, time, state)``; or numbers per experiment and
+            state, or per state, such as sigma; or one for all, which comes back as it is.
+        """
+        experiment, time, state = self.places
+        ndim = x.ndim if isinstance(x, TensorVariable) else np.ndim(x)
+        if ndim == 0:
+            return x
+        places = {1: (state,), 2: (experiment, state)}.get(ndim, (experiment, time, state))
+        return x[..., *places]
+
+    def at_times(self, x):
+        """Return the rows of x that belong to times of observations, one experiment after another.
+
+        Shape ``(..., time_observed, state)``.
+        """
+        number = [np.full(len(gp.observed), n) for n, gp in enumerate(self.members)]
+        observed = [gp.observed for gp in self.members]
+        return x[..., np.concatenate(number), np.concatenate(observed), :]
+
+    @property
+    def t_observed(self) -> NDArray[np.float64]:
+        """Times of the observations of all, one experiment after the other."""
+        return np.concatenate([gp.t_observed for gp in self.members])
+
+    @property
+    def experiment_observed(self) -> NDArray[np.intp]:
+        """The experiment of each of these times."""
+        return np.repeat(np.arange(len(self.members)), [len(gp.t_observed) for gp in self.members])
+
+    def posterior_mean(self) -> NDArray[np.float64]:
+        """Return the smoothed states, shape ``(experiment, time, state)``."""
+        return np.stack([gp.posterior_mean() for gp in self.members])
+
+    def prior(
+        self,
+        name: str,
+        parameterization: Parameterization = "centered",
+        *,
+        dims: Sequence[str] = DIMS,
+    ) -> TensorVariable:
+        """Add the states of all experiments to the model on the stack.
+
+        As :meth:`StateGP.prior`, with dims ``("experiment", "time", "state")``: ``time`` counts
+        the times of each experiment's own grid, the rows of :attr:`t`.
+        """
+        return add_states(name, self, parameterization, dims)
+
+    def summary(self) -> pd.DataFrame:
+        """Return the tables of :meth:`StateGP.summary` with the experiments as outer index."""
+        tables = {name: gp.summary() for name, gp in zip(self.names, self.members, strict=True)}
+        return pd.concat(tables, names=["experiment"])
+
+    def _headline(self) -> str:
+        return (
+            f"StateGPs: {len(self.names)} experiments, {len(self.states)} states, "
+            f"{self.t.shape[1]} times each"
+        )
+
+    def _in_words(self) -> pd.DataFrame:
+        parts = [gp.summary()[["kernel", "sigma"]] for gp in self.members]
+        table = pd.concat(dict(zip(self.names, parts, strict=True)))
+        table.index = [f"{name}, {state}" for name, state in table.index]
+        return table.assign(sigma=[f"{s:.4g}" for s in table["sigma"]])
+
+    def __repr__(self) -> str:
+        rows = self._in_words().itertuples()
+        lines = [f"  {row.Index}: {row.kernel}, sigma {row.sigma}" for row in rows]
+        return "\n".join([self._headline(), *lines])
+
+
+def _check_members(members: Mapping[str, StateGP]):
+    first = next(iter(members.values()))
+    for name, gp in members.items():
+        if gp.is_random or isinstance(gp.sigma, TensorVariable):
+            msg = (
+                f"kernels or sigma of the experiment {name!r} are random; expected numbers where "
+                "there are several experiments."
+            )
+            raise ValueError(msg)
+        if gp.states != first.states or not np.array_equal(gp.data.positive, first.data.positive):
+            msg = (
+                f"the experiment {name!r} has the states {list(gp.states)}, the first "
+                f"{list(first.states)}; expected the same: a state that one experiment did not "
+                "observe is a column of NaN, or missing in its table."
+            )
+            raise ValueError(msg)
+
+
+def on_grids_of_one_length(members: Sequence[StateGP]) -> list[StateGP]:
+    """Return Gaussian processes on grids of as many times, the shorter ones divided further."""
+    longest = max(len(gp.t) for gp in members)
+    return [
+        gp if len(gp.t) == longest else gp.with_more_times(longest - len(gp.t)) for gp in members
+    ]

@@ -1,0 +1,219 @@
+"""Several experiments in one model: shared, local and hierarchical parameters."""
+
+import numpy as np
+import pandas as pd
+import pymc as pm
+import pytest
+from pytensor.graph.traversal import ancestors
+
+import pymc_gradmatch as gm
+from pymc_gradmatch.gp import as_experiments
+from pymc_gradmatch.model import constraints
+
+SIGMA = 0.03
+DECAY = gm.ODE(lambda t, x, theta: [theta.b - theta.k * x.mass], ["mass"], ["k", "b"])
+LENGTHS = {"short": 8, "long": 14}
+PRIORS = {"k": pm.HalfNormal.dist(2), "b": pm.HalfNormal.dist(1)}
+
+
+def decays(rates, lengths=LENGTHS, seed=1):
+    """Return experiments that begin at 1, 1.5, 2, ... and end at their own times."""
+    rng = np.random.default_rng(seed)
+    made = {}
+    for number, ((name, n), k) in enumerate(zip(lengths.items(), rates, strict=True)):
+        t = np.linspace(0, 2 + 0.5 * number, n)
+        y = DECAY.solve(t, x0=[1 + 0.5 * number], theta=[k, 0.1])
+        made[name] = gm.Experiment(t, y + rng.normal(0, SIGMA, y.shape))
+    return made
+
+
+@pytest.fixture(scope="module")
+def experiments():
+    return decays([0.8, 0.8])
+
+
+def built(given, priors=PRIORS, **settings):
+    return gm.build_model(
+        DECAY,
+        experiments=given,
+        priors=priors,
+        random_seed=1,
+        progressbar=False,
+        **{"gamma": 0.1} | settings,
+    )
+
+
+def densities(model, point):
+    return model.compile_fn(model.logp(sum=False), mode="FAST_COMPILE")(point)
+
+
+def test_the_density_of_experiments_is_the_product_of_single_ones(experiments):
+    together = built(experiments)
+    [constraint] = constraints(together)
+    rng = np.random.default_rng(2)
+    point = {name: v + rng.normal(0, 0.1, v.shape) for name, v in together.initial_point().items()}
+    names = [rv.name for rv in together.basic_RVs]
+    whole = dict(zip(names, map(np.sum, densities(together, point)), strict=True))
+    [states] = [name for name in point if name.startswith("x")]
+    parts = dict.fromkeys(names, 0.0)
+    for number, (name, gp) in enumerate(zip(experiments, constraint.gp.members, strict=True)):
+        with pm.Model() as alone:
+            theta = {n: pm.HalfNormal(n, 2 if n == "k" else 1) for n in PRIORS}
+            x = gp.prior("x")
+            pm.Normal("y", gp.at_times(x), gp.sigma, observed=experiments[name].y)
+            gm.GradientMatchingODE("gradient_match", DECAY, x, theta, gp=gp, gamma=0.1)
+        single = densities(alone, point | {states: point[states][number]})
+        for n, value in zip(names, single, strict=True):
+            parts[n] += value.sum()
+    for n in PRIORS:
+        assert parts[n] == pytest.approx(2 * whole[n])
+    for n in ("x", "y", "gradient_match"):
+        assert parts[n] == pytest.approx(whole[n], rel=1e-9)
+
+
+def n_nodes(model):
+    return len({v.owner for v in ancestors([model.logp()]) if v.owner})
+
+
+def test_ten_experiments_are_a_graph_of_as_many_nodes_as_two(experiments):
+    ten = {f"{name}{i}": one for i in range(5) for name, one in experiments.items()}
+    assert n_nodes(built(ten)) == n_nodes(built(experiments))
+
+
+def test_states_have_dims_of_experiment_time_and_state(experiments):
+    model = built(experiments)
+    assert model.named_vars_to_dims["x"] == ("experiment", "time", "state")
+    assert model.coords["experiment"] == ("short", "long")
+    assert model["x"].type.shape == (2, 14, 1)
+    assert model.coords["observation"][8] == "long: mass[0.0]"
+
+
+def test_grids_have_as_many_times_and_hold_the_observations(experiments):
+    [constraint] = constraints(built(experiments))
+    assert constraint.gp.t.shape == (2, 14)
+    for gp, one in zip(constraint.gp.members, experiments.values(), strict=True):
+        assert np.isin(one.t, gp.t).all()
+
+
+def hierarchy():
+    mean, spread = pm.Normal("mean", -0.5, 1), pm.HalfNormal("spread", 0.5)
+    k = pm.LogNormal("k", mean, spread, dims="experiment")
+    return {"k": k, "b": pm.HalfNormal("b", 1)}
+
+
+def not_centered():
+    mean, spread = pm.Normal("mean", -0.5, 1), pm.HalfNormal("spread", 0.5)
+    k = pm.math.exp(mean + spread * pm.Normal("z", dims="experiment"))
+    return {"k": pm.Deterministic("k", k, dims="experiment"), "b": pm.HalfNormal("b", 1)}
+
+
+@pytest.mark.parametrize("priors", [hierarchy, not_centered])
+def test_a_function_of_priors_makes_a_hierarchy(experiments, priors):
+    model = built(experiments, priors)
+    assert model.named_vars_to_dims["k"] == ("experiment",)
+    assert {"mean", "spread"} <= {rv.name for rv in model.free_RVs}
+    assert np.isfinite(model.compile_logp(mode="FAST_COMPILE")(model.initial_point()))
+
+
+def test_a_vector_of_a_users_model_makes_a_parameter_local(experiments):
+    with pm.Model(coords={"experiment": list(experiments)}) as model:
+        k = pm.HalfNormal("k", 2, dims="experiment")
+        built(experiments, {"k": k, "b": pm.HalfNormal.dist(1)})
+    [constraint] = constraints(model)
+    assert constraint.theta.eval({model["k"]: [0.5, 0.7], model["b"]: 0.1}).tolist() == [
+        [[0.5, 0.1]],
+        [[0.7, 0.1]],
+    ]
+
+
+DOSED = gm.ODE(lambda t, x, theta, u: [u.feed - theta.k * x.mass], ["mass"], ["k"], inputs=["feed"])
+
+
+def fed(number):
+    dose = gm.Input([1.0], [0.5 + number], kind="dose")
+    return {"mass": dose, "feed": gm.Input([0.0, 4.0], [0.2, 0.1 + number])}
+
+
+def test_inputs_and_doses_are_each_experiments_own():
+    rng = np.random.default_rng(3)
+    t = np.linspace(0, 3, 13)
+    given, singles = {}, []
+    for number in range(2):
+        y = DOSED.solve(t, x0=[1.0], theta=[0.7], inputs=fed(number))
+        given[str(number)] = gm.Experiment(t, y + rng.normal(0, SIGMA, y.shape), inputs=fed(number))
+    priors = {"k": pm.HalfNormal.dist(2)}
+    model = gm.build_model(DOSED, experiments=given, priors=priors, random_seed=1, gamma=0.1)
+    [constraint] = constraints(model)
+    for number, gp in enumerate(constraint.gp.members):
+        ode = DOSED.with_inputs(fed(number))
+        x = gp.prior_mean + 0.1 * np.sin(gp.t)[:, None]
+        match = gm.GradientMatchingODE.dist(ode, x, {"k": 0.5}, gp=gp, gamma=0.1)
+        singles.append(pm.logp(match, np.zeros(x.shape)).eval())
+    x = constraint.gp.prior_mean + 0.1 * np.sin(constraint.gp.t)[..., None]
+    match = gm.GradientMatchingODE.dist(DOSED, x, {"k": 0.5}, gp=constraint.gp, gamma=0.1)
+    np.testing.assert_allclose(pm.logp(match, np.zeros(x.shape)).eval(), singles, rtol=1e-9)
+
+
+def test_what_one_experiment_did_not_observe_is_missing_there_alone():
+    chain = gm.ODE(lambda t, x, p: [-p.k * x.a, p.k * x.a - x.b], ["a", "b"], ["k"])
+    t = np.linspace(0, 6, 19)
+    y = chain.solve(t, x0=[2.0, 0.1], theta=[0.8])
+    y += np.random.default_rng(1).normal(0, SIGMA, y.shape)
+    both = pd.DataFrame(y, index=t, columns=["a", "b"])
+    given = {"both": both, "only b": both[["b"]]}
+    priors = {"k": pm.HalfNormal.dist(2)}
+    model = gm.build_model(chain, experiments=given, priors=priors, random_seed=1, gamma=0.1)
+    assert len(model.coords["observation"]) == 38 + 19
+    assert model.coords["observation"][-1] == "only b: b[6.0]"
+
+
+def test_known_starts_are_numbers_of_each_experiment(experiments):
+    known = {
+        name: gm.Experiment(one.t, one.y, start={"mass": 1 + 0.5 * number})
+        for number, (name, one) in enumerate(experiments.items())
+    }
+    model = built(known)
+    [start] = [rv for rv in model.observed_RVs if rv.name == "start"]
+    assert start.owner.inputs[5].eval().tolist() == [[1.0], [1.5]]
+
+
+def test_experiments_come_as_a_mapping_or_as_a_list_of_names(experiments):
+    listed = [gm.Experiment(one.t, one.y, name=name) for name, one in experiments.items()]
+    assert list(as_experiments(listed)) == list(experiments)
+
+
+T, Y = np.linspace(0, 2, 5), np.exp(-np.linspace(0, 2, 5))[:, None]
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "match"),
+    [
+        (gm.Experiment(T, Y), TypeError, "expected several"),
+        ({"a": Y}, TypeError, "experiment 'a' is a ndarray; expected gm.Experiment"),
+        ([gm.Experiment(T, Y)], ValueError, "a name of its own"),
+        ({}, ValueError, "no experiment is given"),
+        ({"a": gm.Experiment(T[::-1], Y)}, ValueError, "experiment 'a': t is not sorted"),
+        (
+            {"a": gm.Experiment(T, Y), "b": gm.Experiment(T, Y, start={"mass": 1.0})},
+            ValueError,
+            "known in the experiment 'b'",
+        ),
+    ],
+)
+def test_what_are_no_experiments_is_said_at_the_door(given, error, match):
+    with pm.Model() as model, pytest.raises(error, match=match):
+        built(given)
+    assert not model.named_vars
+    assert not model.coords
+
+
+def test_times_beside_experiments_are_refused(experiments):
+    with pytest.raises(TypeError, match=r"\['t', 'y'\] are given, and so are experiments"):
+        gm.build_model(DECAY, T, Y, experiments=experiments, priors=PRIORS)
+    with pytest.raises(TypeError, match="expected times t"):
+        gm.build_model(DECAY, priors=PRIORS)
+
+
+def test_a_prior_of_another_length_is_refused(experiments):
+    with pytest.raises(ValueError, match="one entry for each of 2 experiments"):
+        built(experiments, PRIORS | {"k": pm.HalfNormal.dist(2, shape=3)})

@@ -1,0 +1,181 @@
+"""The exact posterior of several experiments, beside closed forms and single fits."""
+
+import numpy as np
+import pymc as pm
+import pytest
+
+import pymc_gradmatch as gm
+from pymc_gradmatch.exact import ExactPosterior
+from pymc_gradmatch.exact.experiments import Nested, Separate
+
+SIGMA = 0.03
+DECAY = gm.ODE(lambda t, x, theta: [-theta.k * x.mass], ["mass"], ["k"])
+
+
+def observing(y):
+    return lambda x, theta: pm.Normal("y", x.mass, SIGMA, observed=y[:, 0])
+
+
+def decays(rates, seed=1):
+    """Return experiments whose noise is known, of other starts, times and lengths."""
+    rng = np.random.default_rng(seed)
+    made = {}
+    for number, k in enumerate(rates):
+        t = np.linspace(0, 2 + 0.3 * number, 7 + number % 3)
+        y = DECAY.solve(t, x0=[1 + 0.5 * number], theta=[k])
+        y += rng.normal(0, SIGMA, y.shape)
+        made[f"e{number}"] = gm.Experiment(t, y, likelihood=observing(y))
+    return made
+
+
+def fitted(experiments, priors, **settings):
+    return gm.fit(
+        DECAY,
+        experiments=experiments,
+        priors=priors,
+        random_seed=1,
+        progressbar=False,
+        **settings,
+    )
+
+
+def moments(grid, log_density):
+    weights = np.exp(log_density - log_density.max())
+    weights /= weights.sum()
+    mean = weights @ grid
+    return mean, np.sqrt(weights @ (grid - mean) ** 2)
+
+
+def log_marginal(one, k):
+    """Return log p(y | k) of a decay: x(0), of flat prior, integrated in closed form."""
+    shape = np.exp(-k * one.t)
+    precision = shape @ shape
+    x0 = shape @ one.y[:, 0] / precision
+    misfit = np.square(one.y[:, 0] - x0 * shape).sum()
+    return -0.5 * misfit / SIGMA**2 - 0.5 * np.log(precision)
+
+
+@pytest.fixture(scope="module")
+def shared():
+    experiments = decays([0.8, 0.8, 0.8])
+    return experiments, fitted(experiments, {"k": pm.HalfNormal.dist(2)})
+
+
+def test_a_shared_parameter_has_the_posterior_of_the_closed_form(shared):
+    experiments, fit = shared
+    grid = np.linspace(0.6, 1.0, 2001)
+    log_density = np.array([sum(log_marginal(e, k) for e in experiments.values()) for k in grid])
+    mean, sd = moments(grid, log_density - grid**2 / 8)
+    assert fit.is_exact
+    assert abs(fit.table.loc["k", "mean"] - mean) < 5 * sd / np.sqrt(fit.n_effective)
+    assert fit.table.loc["k", "sd"] == pytest.approx(sd, rel=5 / np.sqrt(fit.n_effective))
+
+
+def test_starts_are_of_each_experiment(shared):
+    experiments, fit = shared
+    x0 = fit.idata["posterior"]["x0"]
+    assert x0.dims == ("chain", "draw", "experiment", "state")
+    assert x0["experiment"].to_numpy().tolist() == list(experiments)
+    truth = 1 + 0.5 * np.arange(3)
+    away = (x0.mean(["chain", "draw"]) - truth[:, None]) / x0.std(["chain", "draw"])
+    assert np.abs(away).max() < 4
+
+
+def test_data_are_drawn_and_weighed_experiment_by_experiment(shared):
+    experiments, fit = shared
+    for name, one in experiments.items():
+        assert fit.idata["posterior_predictive"][f"{name}::y"].shape[2:] == one.t.shape
+        assert fit.idata["log_likelihood"][f"{name}::y"].shape[2:] == one.t.shape
+
+
+def test_the_parts_of_the_density_add_up_to_it(shared):
+    _, fit = shared
+    target = Separate(fit.model)
+    phi = target.coordinates(fit.idata["posterior"].dataset)[:50]
+    target.separate(phi[0])
+    np.testing.assert_allclose(target.each(phi).sum(axis=1), ExactPosterior(fit.model)(phi))
+    assert target.shared.tolist() == [0]
+    assert target.own.tolist() == [[1], [2], [3]]
+    for number in range(3):
+        np.testing.assert_allclose(target.one(number, phi), target.each(phi)[:, number])
+
+
+def test_the_marginal_density_is_that_of_the_closed_form(shared):
+    experiments, fit = shared
+    target, rng = Separate(fit.model), np.random.default_rng(1)
+    phi = target.coordinates(fit.idata["posterior"].dataset)
+    nested = Nested(target, phi.mean(axis=0), rng)
+    points = phi[:8, :1]
+    k = np.exp(points[:, 0])
+    exact = [sum(log_marginal(e, one) for e in experiments.values()) for one in k]
+    exact = np.array(exact) - k**2 / 8 + points[:, 0]  # prior and Jacobian
+    found, _ = nested.complete(points, n_inner=2_000)
+    np.testing.assert_allclose(found - found[0], exact - exact[0], atol=0.1)
+
+
+PINNED = gm.ODE(lambda t, x, p: [p.b - p.k * x.mass], ["mass"], ["k", "b"])
+
+
+def test_local_parameters_are_those_of_separate_fits():
+    experiments = decays([0.6, 1.0])
+    b = pm.Normal.dist(0, 1e-6)
+    together = gm.fit(
+        PINNED,
+        experiments=experiments,
+        priors={"k": pm.HalfNormal.dist(2, shape=2), "b": b},
+        random_seed=1,
+        progressbar=False,
+    )
+    assert together.is_exact
+    grid = np.linspace(0.3, 1.4, 3001)
+    for number, one in enumerate(experiments.values()):
+        mean, sd = moments(grid, np.array([log_marginal(one, k) - k**2 / 8 for k in grid]))
+        row = together.table.loc[f"k[e{number}]"]
+        assert abs(row["mean"] - mean) < 5 * sd / np.sqrt(together.n_effective)
+        assert row["sd"] == pytest.approx(sd, rel=5 / np.sqrt(together.n_effective))
+
+
+def population():
+    mean, spread = pm.Normal("mean", -0.5, 1), pm.HalfNormal("spread", 0.5)
+    return {"k": pm.LogNormal("k", mean, spread, dims="experiment")}
+
+
+@pytest.mark.slow
+def test_a_hierarchy_has_the_posterior_that_nuts_finds_in_the_closed_form():
+    rng = np.random.default_rng(5)
+    experiments = decays(np.exp(rng.normal(-0.4, 0.3, 6)))
+    fit = fitted(experiments, population)
+    assert fit.is_exact
+    with pm.Model(coords={"experiment": list(experiments)}):
+        k = population()["k"]
+        x0 = pm.Flat("x0", shape=6)
+        for number, one in enumerate(experiments.values()):
+            x = x0[number] * pm.math.exp(-k[number] * one.t)
+            pm.Normal(f"y{number}", x, SIGMA, observed=one.y[:, 0])
+        reference = pm.sample(
+            2_000, tune=1_000, chains=2, cores=1, target_accept=0.95, random_seed=1,
+            progressbar=False, initvals={"x0": np.ones(6)},
+        )["posterior"]  # fmt: skip
+    for name in ("mean", "spread"):
+        draws = reference[name].to_numpy().ravel()
+        row = fit.table.loc[name]
+        assert abs(row["mean"] - draws.mean()) < 0.2 * draws.std()
+        assert row["sd"] == pytest.approx(draws.std(), rel=0.2)
+
+
+def test_experiments_that_share_nothing_are_refused():
+    experiments = decays([0.6, 1.0])
+    with pytest.raises(ValueError, match="share nothing"):
+        fitted(experiments, {"k": pm.HalfNormal.dist(2, shape=2)})
+
+
+def test_a_term_that_connects_experiments_is_refused():
+    experiments = decays([0.6, 1.0])
+
+    def connected():
+        k = pm.HalfNormal("k", 2, dims="experiment")
+        pm.Potential("alike", -pm.math.sqr(k[0] - k[1]))
+        return {"k": k}
+
+    with pytest.raises(ValueError, match=r"\['alike'\] depend on several experiments"):
+        fitted(experiments, connected)
