@@ -154,7 +154,7 @@ class ExactPosterior(Solutions):
         """Return log densities at points, the values u and trajectories of which are known."""
         n_points = len(trajectories[0])
         log_density = np.full(n_points, -np.inf)
-        finite = [np.isfinite(x).reshape(n_points, -1).all(axis=1) for x in trajectories]
+        finite = [np.isfinite(x).all(axis=tuple(range(1, x.ndim))) for x in trajectories]
         solved = np.all(finite, axis=0)
         if solved.any():
             with np.errstate(all="ignore"):
@@ -168,7 +168,7 @@ class ExactPosterior(Solutions):
         *_, starts = self._split(phi)
         return sum(
             (
-                part[..., positive[free]].reshape(len(phi), -1).sum(axis=1)
+                part[..., positive[free]].sum(axis=tuple(range(1, part.ndim)))
                 for part, positive, free in zip(starts, self._positive, self._unknown, strict=True)
             ),
             np.zeros(len(phi)),
