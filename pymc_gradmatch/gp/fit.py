@@ -22,6 +22,7 @@ from pymc_gradmatch.gp.derivatives import (
     checked_blocks,
     compile_blocks,
     derivative,
+    is_long,
     stacked,
 )
 from pymc_gradmatch.gp.kernels import NAMED, CovFunction, KernelFamily, kernel_family
@@ -31,7 +32,6 @@ from pymc_gradmatch.numerics import on_one_thread, one_at_a_time
 
 ROUGHLY = 1e-3  # relative, of every start's descent; only the best go on to the end
 N_FINISHED = 3
-LONG = 200  # times, from which on a Markov process is filtered
 STEP = 1e-30  # along the imaginary axis, for derivatives without rounding
 NUGGET, UNFITTED = 1e-4, 0.1  # of Gaussian processes without data; sigma in units of scale
 
@@ -217,7 +217,7 @@ def fit_data(
     def blocks() -> Blocks:
         evaluated: list[Blocks] = []
         for family, hyperparameters, kernel, n_sharing in evaluations:
-            evaluate = partial(compile_blocks(_formula(family)), *hyperparameters)
+            evaluate = partial(compile_blocks(_formula(family), is_long(data.t)), *hyperparameters)
             evaluated += [checked_blocks(evaluate, kernel, data.t)] * n_sharing
         return stacked(evaluated)
 
@@ -313,7 +313,7 @@ def filtered_likelihood(values, t, y, nugget):
         By the three, shape ``(3,)``.
     """
     steps = np.asarray(values) + 1j * STEP * np.eye(3)
-    found = [_filtered(*step, t, y, nugget) for step in steps]
+    found = [_filtered(variance, ls, sigma, t, y, nugget) for variance, ls, sigma in steps]
     return found[0].real, np.array([value.imag / STEP for value in found])
 
 
@@ -421,7 +421,7 @@ def _maximise(family, t, y, nugget, n_starts, rng) -> NDArray[np.float64]:
             return np.inf, np.zeros_like(values)
         return value, gradient * values
 
-    if len(t) >= LONG and family.build is NAMED["Matern52"]:
+    if is_long(t) and family.build is NAMED["Matern52"]:
         objective = filtered
     else:
         objective, identity = factorised, np.eye(len(y))

@@ -31,7 +31,6 @@ from pymc_gradmatch.numerics import (
     basis_signature,
     cholesky_basis,
     draw_normal,
-    innovations,
     normal_log_density,
     product,
     smallest_reliable,
@@ -491,18 +490,17 @@ def _tolerant_basis(gamma, gp: StateGP) -> Basis:
             f"the {n_states} states."
         )
         raise ValueError(msg)
-    identity = np.eye(len(gp.t))
     if isinstance(gamma, TensorConstant):
         _check_positive(gamma.data)
     if gp.is_random:
-        return cholesky_basis(gp.operators().A + gamma[..., None, None] * identity)
-    vectors, variances = gp.processes.conditional_spectrum
+        return cholesky_basis(gp.operators().A + gamma[..., None, None] * np.eye(len(gp.t)))
     if isinstance(gamma, TensorConstant):
         tolerance = np.broadcast_to(gamma.data, n_states)
-        _check_definite(tolerance, variances, gp.states)
-        triangular = innovations(gp.operators().A + tolerance[:, None, None] * identity)
+        triangular = gp.processes.conditional_innovations(tuple(tolerance.tolist()))
         if triangular:
             return triangular
+        _check_definite(tolerance, gp.processes.conditional_spectrum.variances, gp.states)
+    vectors, variances = gp.processes.conditional_spectrum
     # Rounding leaves eigenvalues of A slightly below zero; A itself has none.
     return Spectrum(vectors, np.maximum(variances, 0) + gamma[..., None])
 
