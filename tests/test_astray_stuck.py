@@ -4,7 +4,6 @@ import _thread
 import os
 import re
 import signal
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace

@@ -22,7 +22,7 @@ import pymc_gradmatch as gm
 from pymc_gradmatch.sampling import in_parallel, many, posterior
 from pymc_gradmatch.sampling.parallel import WorkersLostError
 from pymc_gradmatch.sampling.posterior import compile_posterior
-from pymc_gradmatch.sampling.stack import NOT_YET
+from pymc_gradmatch.sampling.stack import NOT_YET, InFile, InMemory, Stack, open_file
 from tests.data import killed_fits
 
 T = np.linspace(0, 2, 8)
@@ -373,3 +373,32 @@ def test_what_is_not_installed_is_named(stored, ode, ys, monkeypatch, module, ar
 def test_a_vector_of_times_for_each_data_set_or_one_for_all(ode, ys):
     with pytest.raises(ValueError, match="times of 2 data sets, ys has 4"):
         gm.fit_many(ode, [T, T], ys, priors={"rate": pm.HalfNormal.dist(2)})
+
+
+@pytest.mark.parametrize("in_file", [False, True])
+def test_longer_times_that_come_later_make_room(tmp_path, in_file):
+    """Assert that each data set keeps its own times and states, in whatever order they come."""
+
+    def posterior(t):
+        x = (("chain", "draw", "time"), np.tile(10 + t, (1, 4, 1)))
+        return xr.Dataset({"x": x}, {"chain": [0], "draw": np.arange(4), "time": t})
+
+    arrays = InMemory()
+    if in_file:
+        arrays = InFile(open_file(tmp_path / "fits.zarr", {"random_seed": "1"}))
+    stack = Stack(4, arrays, {})
+    times = [np.arange(3.0), np.arange(3.0), np.arange(5.0), np.arange(2.0)]
+    for place in (1, 0):
+        stack.put(place, posterior(times[place]))
+    np.testing.assert_array_equal(stack.dataset()["time"], times[0])
+    stack = Stack(4, arrays, {})  # as after a run that was killed
+    assert stack.missing() == [2, 3]
+    for place in (3, 2):
+        stack.put(place, posterior(times[place]))
+    fits = stack.dataset()
+    for place, t in enumerate(times):
+        own, beyond = slice(len(t)), slice(len(t), None)
+        np.testing.assert_array_equal(fits["times"][place, own], t)
+        np.testing.assert_array_equal(fits["x"][place, 0, 0, own], 10 + t)
+        assert fits["x"][place, ..., beyond].isnull().all()
+    assert "times" in fits.coords

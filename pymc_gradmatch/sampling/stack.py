@@ -195,20 +195,20 @@ class Stack:
             self._prepare_times(posterior[TIME].to_numpy())
 
     def _prepare_times(self, t: NDArray[np.float64]):
+        # In an order that a kill at any place leaves something to go on with.
         arrays = self.arrays
-        if TIMES not in arrays:
-            known = arrays[TIME][:]
-            if np.array_equal(known, t):
-                return
-            # Until now all had the same times.
-            arrays.create(TIMES, (REPLICATE, TIME), (self.n, len(known)), float, np.nan)
-            fitted = np.flatnonzero(self.failures == "")
-            for place in fitted.tolist():
-                arrays[TIMES][place, : len(known)] = known
         if TIME in arrays:
+            known = arrays[TIME][:]
+            if TIMES not in arrays:
+                if np.array_equal(known, t):
+                    return
+                # Until now all had the same times.
+                arrays.create(TIMES, (REPLICATE, TIME), (self.n, len(known)), float, np.nan)
+            for place in np.flatnonzero(self.failures == "").tolist():
+                arrays[TIMES][place, : len(known)] = known
             del arrays[TIME]
         if len(t) > arrays[TIMES].shape[1]:
-            for name in list(arrays):
+            for name in sorted(arrays, key=lambda name: name == TIMES):
                 longer = zip(arrays.dims(name), arrays[name].shape, strict=True)
                 arrays.grow(name, tuple(len(t) if d == TIME else n for d, n in longer))
 
