@@ -78,24 +78,26 @@ class InFile:
 
     def __init__(self, group):
         self.group = group
+        self.arrays = dict(group.arrays())  # asked of the group, each is read from its file
 
     def __contains__(self, name: str) -> bool:
-        return name in self.group
+        return name in self.arrays
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.group.array_keys())
+        return iter(self.arrays)
 
     def __getitem__(self, name: str):
-        return self.group[name]
+        return self.arrays[name]
 
     def __delitem__(self, name: str):
         del self.group[name]
+        del self.arrays[name]
 
     def create(self, name: str, dims: tuple, shape: tuple, dtype: Any, fill: Any):
         """Add an array that is the same everywhere, of a chunk for each data set's draws."""
         of_each = dims[0] == REPLICATE and len(dims) > 1
         first = 1 if of_each else min(shape[0], MOST_IN_CHUNK)
-        self.group.create_array(
+        self.arrays[name] = self.group.create_array(
             name,
             shape=shape,
             chunks=(first, *shape[1:]),
@@ -106,11 +108,11 @@ class InFile:
 
     def dims(self, name: str) -> tuple[str, ...]:
         """Return the dims of an array."""
-        return tuple(self.group[name].metadata.dimension_names)
+        return tuple(self.arrays[name].metadata.dimension_names)
 
     def grow(self, name: str, shape: tuple[int, ...]):
         """Lengthen an array at its ends."""
-        self.group[name].resize(shape)
+        self.arrays[name].resize(shape)
 
     def dataset(self) -> xr.Dataset:
         """Return all arrays, each of which is read when it is asked for."""
