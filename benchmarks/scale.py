@@ -7,10 +7,19 @@ Lotka-Volterra at 20 to 1000 times, with dense matrices and with structured ones
 wherever these save half the multiplications (a model is built so from 100 times
 on), and Lorenz-96 with 2, 10 and 40 states.  ``--quick`` stops at 200 times and
 10 states.  Run it with ``OMP_NUM_THREADS=1``.
+
+``--build`` measures from data to density instead: CPU seconds of ``fit_gp`` and of
+``build_model``, microseconds per gradient, and the most memory that was held, at 200, 1 000
+and 5 000 times (``--quick``: 200), each in a process of its own; and one ``gm.fit`` of
+Lorenz-96 with 10 and 40 states (``--quick``: 4), four units of time with noise of one, F unknown.
 """
 
 import argparse
 import logging
+import multiprocessing
+import resource
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter, process_time
@@ -32,6 +41,8 @@ from pymc_gradmatch.numerics import matrices as algebra
 LV = named(ACCURACY, "LV low")
 LENGTHS = (20, 50, 100, 200, 500, 1000)
 SIZES = (2, 10, 40)
+BUILT = (200, 1_000, 5_000)
+FITTED = (10, 40)
 
 
 def cost(model: pm.Model, seconds: float = 0.5, repeats: int = 5) -> tuple[float, float]:
@@ -110,15 +121,80 @@ def row(system: str, matrices: str, build, size: int) -> dict:
     }
 
 
+def in_its_own_process(measure: Callable[[int], dict], size: int) -> dict:
+    """Return what was measured in a process that did nothing before, and its memory."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(_with_memory, measure, size).result()
+
+
+def _with_memory(measure, size: int) -> dict:
+    logging.getLogger("pymc").setLevel(logging.ERROR)
+    measured = measure(size)
+    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return measured | {"memory_GB": held * 1024 / 1e9}
+
+
+def built(n_time: int) -> dict:
+    """Measure from data of Lotka-Volterra, at so many times, to its log density."""
+    small = replace(LV, t=np.linspace(0, 20, 20)).simulate(1)
+    gm.fit_gp(small.t, small.y, cov="Matern52", random_seed=1)  # what is compiled once
+    data = replace(LV, t=np.linspace(0, 20, n_time)).simulate(1)
+    start = process_time()
+    gp = gm.fit_gp(data.t, data.y, cov="Matern52", random_seed=1)
+    fitted = process_time()
+    model = LV.model(data, gp=gp, gamma=0.3)
+    done = process_time()
+    microseconds, compilation = cost(model)
+    return {
+        "system": "Lotka-Volterra",
+        "size": n_time,
+        "fit_gp_cpu_s": fitted - start,
+        "build_cpu_s": done - fitted,
+        "gradient_us": microseconds,
+        "compile_s": compilation,
+    }
+
+
+def lorenz_fitted(n_state: int) -> dict:
+    """Fit F of Lorenz-96 to a series of 41 times on its attractor, by ``gm.fit``."""
+    case = named(BREADTH, "Lorenz-96")
+    ode = gm.ODE(case.ode.rhs, [f"x{k}" for k in range(n_state)], list(case.theta))
+    spun_up = ode.solve([0.0, 10.0], 8 + 0.01 * np.arange(n_state), case.theta)[-1]
+    t = np.linspace(0, 4, 41)
+    y = ode.solve(t, spun_up, case.theta)
+    y = y + np.random.default_rng(1).normal(size=y.shape)
+    start = process_time()
+    fit = gm.fit(ode, t, y, priors=case.priors(), random_seed=1, progressbar=False)
+    mean, sd = fit.table.loc["F", ["mean", "sd"]]
+    return {
+        "system": "Lorenz-96, states",
+        "size": n_state,
+        "fit_cpu_s": process_time() - start,
+        "F": mean,
+        "sd": sd,
+        "is_exact": fit.is_exact,
+    }
+
+
 def main(arguments: list[str] | None = None):
     """Measure, print a table, save it as CSV."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--quick", action="store_true", help="short series, few states")
+    parser.add_argument("--build", action="store_true", help="from data to density, and to a fit")
     parser.add_argument("--out", type=Path, help="CSV file to save")
     options = parser.parse_args(arguments)
     logging.getLogger("pymc").setLevel(logging.ERROR)
 
     rows = []
+    if options.build:
+        measures = [(built, n) for n in (BUILT[:1] if options.quick else BUILT)]
+        measures += [(lorenz_fitted, n) for n in ((4,) if options.quick else FITTED)]
+        for measure, size in measures:
+            rows.append(in_its_own_process(measure, size))
+            print(rows[-1], flush=True)
+        show(pd.DataFrame(rows).set_index(["system", "size"]), options.out)
+        return
     for n_time in LENGTHS[:4] if options.quick else LENGTHS:
         for matrices in ("dense", "structured"):
             rows.append(row("Lotka-Volterra", matrices, long_series, n_time))

@@ -4,7 +4,6 @@ import _thread
 import os
 import re
 import signal
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -227,26 +226,16 @@ def test_a_sampler_that_makes_no_headway_ends_in_words(decay, monkeypatch):
 
 
 @pytest.fixture
-def fit_three(monkeypatch):
+def fit_three():
     """Return a function that fits three data sets and presses Ctrl-C before number ``last``."""
     [model] = decay_models(pm.HalfNormal.dist(1))
 
     def fit(last):
-        cancelled = threading.Event()
-
-        class Pool(ThreadPoolExecutor):
-            def shutdown(self, *args, **kwargs):
-                super().shutdown(wait=False, cancel_futures=kwargs.get("cancel_futures", False))
-                cancelled.set()
-                super().shutdown()
-
-        monkeypatch.setattr(posterior, "ThreadPoolExecutor", Pool)
         begun = iter(range(3))
 
         def build(_):
             if next(begun) == last:
                 os.kill(os.getpid(), signal.SIGINT)
-                cancelled.wait()
             return model
 
         settings = {"draws": 50, "tune": 100, "chains": 1, "n_jobs": 1, "random_seed": 1}
@@ -257,10 +246,10 @@ def fit_three(monkeypatch):
 
 @pytest.mark.slow
 def test_ctrl_c_returns_the_fits_that_are_finished(fit_three):
-    """Assert that the fit that runs is finished, and the one after it not begun."""
-    first, second, third = fit_three(1)
-    assert first.sizes["draw"] == second.sizes["draw"] == 50
-    assert "stopped by Ctrl-C" in posterior.reason(third)
+    """Assert that the fit that runs is given up, and the one after it not begun."""
+    first, *others = fit_three(1)
+    assert first.sizes["draw"] == 50
+    assert all("stopped by Ctrl-C" in str(one) for one in others)
 
 
 @pytest.fixture

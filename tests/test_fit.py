@@ -10,7 +10,8 @@ from scipy.optimize import approx_fprime
 from scipy.stats import multivariate_normal
 
 import pymc_gradmatch as gm
-from pymc_gradmatch.gp.fit import negative_log_marginal_likelihood
+from pymc_gradmatch.gp import derivatives
+from pymc_gradmatch.gp.fit import filtered_likelihood, negative_log_marginal_likelihood
 
 
 def test_marginal_likelihood_and_gradient_are_exact(rng):
@@ -37,6 +38,40 @@ def test_marginal_likelihood_and_gradient_are_exact(rng):
         at, lambda v: -multivariate_normal(cov=covariance(v)).logpdf(y.T).sum(), 1e-7
     )
     np.testing.assert_allclose(gradient, numerical, rtol=1e-5)
+
+
+@pytest.mark.parametrize("values", [(1.3, 2.0, 0.1), (0.02, 30.0, 0.05), (20.0, 0.05, 0.5)])
+def test_a_filter_has_the_likelihood_of_all_data_at_once_and_its_gradient(rng, values):
+    """Assert agreement with the normal density of the data, at times of their own, with gaps."""
+    t = np.sort(rng.uniform(0, 20, 80))
+    y = np.stack([np.sin(t), np.cos(2 * t)], axis=1) + rng.normal(0, 0.1, (80, 2))
+    y[:3, 0] = y[40:50, 1] = y[-1] = np.nan
+
+    def log_density(logs):
+        variance, lengthscale, sigma = np.exp(logs)
+        distance = np.sqrt(5) * np.abs(t[:, None] - t) / lengthscale
+        K = variance * (1 + distance + distance**2 / 3) * np.exp(-distance)
+        K += (1e-4 + sigma**2) * np.eye(80)
+        seen = ~np.isnan(y.T)
+        pairs = zip(y.T, seen, strict=True)
+        return sum(multivariate_normal(cov=K[np.ix_(o, o)]).logpdf(one[o]) for one, o in pairs)
+
+    value, gradient = filtered_likelihood(np.array(values), t, y, 1e-4)
+    logs = np.log(values)
+    np.testing.assert_allclose(value, -log_density(logs), rtol=1e-9)
+    by_differences = -approx_fprime(logs, log_density, 1e-6)
+    np.testing.assert_allclose(gradient * values, by_differences, rtol=1e-4, atol=1e-3)
+
+
+def test_long_series_are_fitted_as_short_ones_are(rng, monkeypatch):
+    t = np.linspace(0, 10, derivatives.LONG)
+    y = np.sin(t)[:, None] + rng.normal(0, 0.1, (len(t), 1))
+    filtered = gm.fit_gp(t, y, cov="Matern52", random_seed=1)
+    monkeypatch.setattr(derivatives, "LONG", 10_000)
+    dense = gm.fit_gp(t, y, cov="Matern52", random_seed=1)
+    np.testing.assert_allclose(filtered.sigma, dense.sigma, rtol=1e-3)
+    for one, other in zip(filtered.operators(), dense.operators(), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-2 * np.abs(other).max())
 
 
 @pytest.mark.slow

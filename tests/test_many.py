@@ -1,15 +1,34 @@
 """Many data sets with one compilation: the same answers as one by one, failures on record."""
 
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import dask
 import numpy as np
 import pymc as pm
 import pytest
+import xarray as xr
+from distributed import LocalCluster
 from joblib import parallel_config
 
 import pymc_gradmatch as gm
-from pymc_gradmatch.sampling import posterior
+from pymc_gradmatch.sampling import in_parallel, many, posterior
+from pymc_gradmatch.sampling.parallel import WorkersLostError
 from pymc_gradmatch.sampling.posterior import compile_posterior
+from pymc_gradmatch.sampling.stack import NOT_YET, InFile, InMemory, Stack, open_file
+from tests.data import killed_fits
 
 T = np.linspace(0, 2, 8)
+# Processes of the tests import what the tests import.
+ROOT = str(Path(__file__).parents[1])
+PATH = {"PYTHONPATH": os.pathsep.join([ROOT, os.environ.get("PYTHONPATH", "")])}
 SETTINGS = {"cov": "Matern52", "gamma": 0.1}
 
 
@@ -44,8 +63,7 @@ def fits(ode, ys, priors, compilations):
         compilations.append(model)
         return compile_posterior(model)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(posterior, "compile_posterior", counted)
+    with patch.object(posterior, "compile_posterior", counted):
         return gm.fit_many(
             ode, T, ys, priors=priors, chains=2, random_seed=1, progressbar=False, **SETTINGS
         )
@@ -158,3 +176,229 @@ def test_an_exact_fit_that_fails_is_on_record_and_is_not_called_exact(exact_fits
     assert not failed["is_exact"]
     assert failed["rate"].isnull().all()
     assert (exact_fits["failure"] == "").sum() == 3
+
+
+@pytest.fixture(scope="module")
+def uninterrupted():
+    """Return three exact fits of other times each, one with a missing value, in one process."""
+    data, settings = killed_fits.arguments()
+    return gm.fit_many(*data, n_jobs=1, **settings)
+
+
+def assert_same(fits, expected):
+    assert list(fits["failure"].values) == [""] * len(expected["replicate"])
+    for name, variable in expected.variables.items():
+        np.testing.assert_array_equal(fits[name].values, variable.values)
+
+
+@pytest.mark.slow
+def test_times_may_differ_from_data_set_to_data_set(uninterrupted):
+    (ode, times, ys), settings = killed_fits.arguments()
+    seed = np.random.SeedSequence(1).spawn(3)[1]
+    alone = gm.fit(
+        ode, times[1], ys[1], priors=settings["priors"], n_draws=1_000,
+        random_seed=np.random.default_rng(seed), progressbar=False,
+    )  # fmt: skip
+    x = alone.idata["posterior"]["x"]
+    here = uninterrupted["x"][1].isel(time=slice(x.sizes["time"]))
+    np.testing.assert_array_equal(here, x)
+    np.testing.assert_array_equal(here["times"], x["time"])
+    beyond = uninterrupted["x"][1].isel(time=slice(x.sizes["time"], None))
+    assert beyond.isnull().all()
+    assert uninterrupted["x"].sizes["time"] >= x.sizes["time"]
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_where_it_stopped(tmp_path, uninterrupted):
+    """Assert that a half-written fit is made again, and the one before it is not."""
+    out = tmp_path / "fits.zarr"
+    command = [sys.executable, killed_fits.__file__, str(out), "1"]
+    killed = subprocess.run(command, env=os.environ | PATH, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    half = xr.open_dataset(out, engine="zarr", consolidated=False)
+    assert list(half["failure"].values) == ["", NOT_YET, NOT_YET]
+    assert (half["rate"][1] == -1).all()
+    half.close()
+
+    begun = []
+
+    def counted(*args, **kwargs):
+        begun.append(args)
+        return one_fit(*args, **kwargs)
+
+    one_fit = many.fit
+    data, settings = killed_fits.arguments()
+    with patch.object(many, "fit", counted):
+        fits = gm.fit_many(*data, out=out, n_jobs=1, **settings)
+        assert len(begun) == 2
+        assert_same(fits, uninterrupted)
+        again = gm.fit_many(*data, out=out, n_jobs=1, **settings)
+    assert len(begun) == 2
+    assert_same(again, uninterrupted)
+    # At any time later, by xarray alone.
+    opened = xr.open_dataset(out)
+    assert_same(opened, uninterrupted)
+    lazy = xr.open_datatree(out)
+    shutil.rmtree(out / "x" / "c" / "0")
+    np.testing.assert_array_equal(lazy["rate"], uninterrupted["rate"])
+    assert lazy["x"][0].isnull().all()  # read only now, and no longer there
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["loky", "dask"])
+def test_a_killed_worker_loses_nothing(tmp_path, uninterrupted, backend):
+    """Assert that its fit is begun again, and that results are those of one process."""
+    marker = tmp_path / "kill"
+    data, settings = killed_fits.arguments(marker=str(marker))
+    marker.touch()
+    with ExitStack() as stack:
+        scheduler = None
+        if backend == "dask":
+            # Workers import what the test imports.
+            stack.enter_context(dask.config.set({"distributed.nanny.pre-spawn-environ": PATH}))
+            cluster = LocalCluster(
+                n_workers=2, threads_per_worker=1, dashboard_address=None,
+                local_directory=str(tmp_path),
+            )  # fmt: skip
+            scheduler = stack.enter_context(cluster).scheduler_address
+        else:
+            stack.enter_context(patch.dict(os.environ, PATH))
+        fits = gm.fit_many(*data, n_jobs=2, scheduler=scheduler, **settings)
+    assert not marker.exists()
+    assert_same(fits, uninterrupted)
+
+
+def always_dies(key):
+    if key == "bad":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return key
+
+
+@pytest.mark.slow
+def test_a_job_that_kills_every_worker_is_given_up_after_all_others():
+    jobs = {key: (key,) for key in ("bad", "a", "b")}
+    found = dict(in_parallel(always_dies, jobs, n_jobs=2))
+    assert found["a"] == "a"
+    assert found["b"] == "b"
+    assert isinstance(found["bad"], WorkersLostError)
+    assert "3 times in a row" in str(found["bad"])
+
+
+@pytest.fixture
+def stored(tmp_path, monkeypatch):
+    """Return a function that fits into a file, by a fit of no cost."""
+    out = tmp_path / "fits.zarr"
+
+    def posterior(rng, draws):
+        variables = {"rate": (("chain", "draw"), rng.normal(size=(1, draws)))}
+        said = {"verdict": "right", "is_exact": True, "pareto_k": 0.1}
+        found = xr.Dataset(variables, {"chain": [0], "draw": np.arange(draws)}, said)
+        return SimpleNamespace(idata={"posterior": xr.DataTree(found)}, **said)
+
+    def fit(ode, t, y, *, n_draws, random_seed, **settings):
+        if np.isinf(y).any():
+            msg = "y is infinite"
+            raise ValueError(msg)
+        return posterior(random_seed, n_draws)
+
+    monkeypatch.setattr(many, "fit", fit)
+
+    def into_file(ode, ys, **changed):
+        given = {"priors": {"rate": pm.HalfNormal.dist(2)}, "random_seed": 1} | changed
+        t = given.pop("t", T)
+        return gm.fit_many(
+            ode, t, ys, exact=True, n_jobs=1, progressbar=False, **{"out": out} | given
+        )
+
+    return into_file
+
+
+def test_a_file_has_what_memory_has(stored, ode, ys):
+    in_file, in_memory = stored(ode, ys), stored(ode, ys, out=None)
+    assert set(in_file.variables) == set(in_memory.variables)
+    for name in in_memory.variables:
+        np.testing.assert_array_equal(in_file[name], in_memory[name])
+    assert list(in_file["failure"] == "") == [True, True, False, True]
+    assert "y is infinite" in in_file["failure"].values[2]
+    assert not in_file["is_exact"][2]
+
+
+@pytest.mark.parametrize(
+    ("what", "changed"),
+    [
+        ("priors", {"priors": {"rate": pm.HalfNormal.dist(3)}}),
+        ("t", {"t": T + 1}),
+        ("random_seed", {"random_seed": 2}),
+        ("draws", {"draws": 2_000}),
+        ("start", {"start": {"mass": 1.0}}),
+    ],
+)
+def test_a_file_of_another_problem_is_refused_in_words(stored, ode, ys, what, changed):
+    stored(ode, ys)
+    with pytest.raises(ValueError, match=rf"another problem: it was made with other {what}\."):
+        stored(ode, ys, **changed)
+
+
+def test_a_file_of_another_ode_or_of_other_data_is_refused(stored, ode, ys):
+    stored(ode, ys)
+    faster = gm.ODE(lambda t, x, theta: [-2 * theta.rate * x.mass], ["mass"], ["rate"])
+    with pytest.raises(ValueError, match=r"made with other ode\."):
+        stored(faster, ys)
+    with pytest.raises(ValueError, match=r"made with other ys\. .*delete it to begin anew"):
+        stored(ode, ys + 0.1)
+    same = gm.ODE(lambda time, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
+    stored(same, ys.copy(), priors={"rate": pm.HalfNormal.dist(2)})
+
+
+def test_without_a_seed_a_file_keeps_its_own(stored, ode, ys):
+    first = stored(ode, ys, random_seed=None)["rate"].values
+    np.testing.assert_array_equal(stored(ode, ys, random_seed=None)["rate"].values, first)
+
+
+def test_a_folder_of_something_else_is_left_as_it_is(stored, ode, ys, tmp_path):
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "mine.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"holds no fits of gm.fit_many"):
+        stored(ode, ys, out=tmp_path / "results")
+    assert [path.name for path in (tmp_path / "results").iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.parametrize(("module", "argument"), [("zarr", "out"), ("distributed", "scheduler")])
+def test_what_is_not_installed_is_named(stored, ode, ys, monkeypatch, module, argument):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ImportError, match=rf"{argument}= .*pip install"):
+        stored(ode, ys, **{"out": None} | {argument: "there"})
+
+
+def test_a_vector_of_times_for_each_data_set_or_one_for_all(ode, ys):
+    with pytest.raises(ValueError, match="times of 2 data sets, ys has 4"):
+        gm.fit_many(ode, [T, T], ys, priors={"rate": pm.HalfNormal.dist(2)})
+
+
+@pytest.mark.parametrize("in_file", [False, True])
+def test_longer_times_that_come_later_make_room(tmp_path, in_file):
+    """Assert that each data set keeps its own times and states, in whatever order they come."""
+
+    def posterior(t):
+        x = (("chain", "draw", "time"), np.tile(10 + t, (1, 4, 1)))
+        return xr.Dataset({"x": x}, {"chain": [0], "draw": np.arange(4), "time": t})
+
+    arrays = InMemory()
+    if in_file:
+        arrays = InFile(open_file(tmp_path / "fits.zarr", {"random_seed": "1"}))
+    stack = Stack(4, arrays, {})
+    times = [np.arange(3.0), np.arange(3.0), np.arange(5.0), np.arange(2.0)]
+    for place in (1, 0):
+        stack.put(place, posterior(times[place]))
+    np.testing.assert_array_equal(stack.dataset()["time"], times[0])
+    stack = Stack(4, arrays, {})  # as after a run that was killed
+    assert stack.missing() == [2, 3]
+    for place in (3, 2):
+        stack.put(place, posterior(times[place]))
+    fits = stack.dataset()
+    for place, t in enumerate(times):
+        own, beyond = slice(len(t)), slice(len(t), None)
+        np.testing.assert_array_equal(fits["times"][place, own], t)
+        np.testing.assert_array_equal(fits["x"][place, 0, 0, own], 10 + t)
+        assert fits["x"][place, ..., beyond].isnull().all()
+    assert "times" in fits.coords

@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import multivariate_normal
 
 import pymc_gradmatch as gm
-from pymc_gradmatch.gp import StatePrior
+from pymc_gradmatch.gp import StatePrior, derivatives
 from pymc_gradmatch.gp.derivatives import blocks_of, conditional_operators
 from pymc_gradmatch.model.constraint import GradientMatchingODERV
 from pymc_gradmatch.numerics import matrices as algebra
@@ -266,3 +266,18 @@ def test_data_sets_whose_matrices_differ_in_shape_are_compiled_apart():
         expected = multivariate_normal(cov=np.eye(3 + len(numbers))).logpdf([0, 0, 0, *numbers])
         np.testing.assert_allclose(value, expected)
     assert len(compiled) == 2
+
+
+@pytest.mark.parametrize("irregular", [False, True])
+def test_operators_of_long_series_are_those_of_short_ones(irregular, monkeypatch):
+    """Assert that a Cholesky factor of C, and rewritten kernels, change rounding alone."""
+    monkeypatch.setattr(derivatives, "LONG", 20)
+    t, covs = times(60, irregular), [pm.gp.cov.Matern52(1, ls=np.float64(0.7))]
+    fast = conditional_operators(blocks_of(covs, t), 1e-4)
+    monkeypatch.setattr(derivatives, "LONG", 1_000)
+    for one, other in zip(fast, conditional_operators(blocks_of(covs, t), 1e-4), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-9 * np.abs(other).max())
+    monkeypatch.setattr(derivatives, "LONG", 20)
+    too_smooth = blocks_of([pm.gp.cov.ExpQuad(1, ls=np.float64(50.0))], t)
+    with pytest.raises(ValueError, match=r"state \[0\] is not positive definite"):
+        conditional_operators(too_smooth, 0.0)

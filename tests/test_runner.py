@@ -8,6 +8,7 @@ import pytest
 from benchmarks import RESULTS, exact, runner
 from benchmarks.breadth.__main__ import PROBLEMS, REPLICATES
 from benchmarks.jax_rival import Fit
+from benchmarks.many import ON_PAPER, on_paper
 from benchmarks.paper import study
 
 INDEX = ["case", "method", "replicate"]
@@ -144,3 +145,12 @@ def test_files_keep_the_names_under_which_long_studies_saved_them(tmp_path):
     assert draws.path(("oral dose", 2)).name == "oral-dose-2.npz"
     task = study.Task("FHN SNR 10, 20 points", "nuts", 7)
     assert study.saved_in(tmp_path).path(task).name == "FHN-SNR-10-20-points_nuts_007.nc"
+
+
+def test_on_paper_one_worker_does_all_and_many_wait_for_the_one_that_writes():
+    table = on_paper(fit_s=3.0, share_s=0.1, start_s=10.0, size=1e6)
+    assert table.loc[1, "wall_h"] == pytest.approx((10 + 3 * ON_PAPER) / 3_600)
+    assert table["wall_h"].is_monotonic_decreasing
+    assert table["wall_h"].iloc[-1] >= 0.1 * ON_PAPER / 3_600
+    assert (table[["busy", "scheduler_share"]] <= 1).all().all()
+    assert (table["written_GB"] == ON_PAPER / 1_000).all()

@@ -4,7 +4,7 @@ import json
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from time import process_time
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import xarray as xr
-from joblib import Parallel, delayed, parallel_config
+from joblib import parallel_config
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -26,6 +26,7 @@ from benchmarks.cases import PAPER, named
 from benchmarks.paper.methods import METHODS, Effort
 from benchmarks.paper.results import NETCDF
 from benchmarks.paper.summary import failed, summarise
+from pymc_gradmatch.sampling import in_parallel
 
 __all__ = ["Task", "fit", "run", "saved_in", "tasks_of"]
 
@@ -114,8 +115,8 @@ def run(
     """Fit what is not saved yet, or saved in a file that is broken.
 
     This process alone writes, so that workers elsewhere need no shared disk.
-    What fits raise is their result; one that kills its process ends the run,
-    and leaves those that had finished.
+    What fits raise is their result; one that kills its process is begun again, and ends the
+    run when it has done so three times and all others are finished.
 
     Parameters
     ----------
@@ -157,31 +158,15 @@ def _side_by_side(work, tasks, *, n_jobs, scheduler) -> Iterator[tuple[Task, xr.
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     # The time left by the mean of all fits so far: they differ much in length.
     progress = Progress("{task.description}", *columns, speed_estimate_period=30 * DAY)
-    with _backend(n_jobs, scheduler), progress:
+    jobs = {task: (task,) for task in tasks}
+    running = in_parallel(work, jobs, n_jobs=n_jobs, scheduler=scheduler)
+    with parallel_config("loky", inner_max_num_threads=1), progress, closing(running):
         bar = progress.add_task("Fitting", total=len(tasks))
-        parallel = Parallel(return_as="generator_unordered", batch_size=1)
-        for task, result in parallel(delayed(_keyed)(work, task) for task in tasks):
+        for task, result in running:
+            if isinstance(result, Exception):
+                raise result
             yield task, result
             progress.update(bar, advance=1, description=" ".join(map(str, task)))
-
-
-def _keyed(work, task: Task) -> tuple[Task, xr.Dataset]:
-    return task, work(task)
-
-
-@contextmanager
-def _backend(n_jobs: int, scheduler: str | None) -> Iterator[None]:
-    if scheduler is None:
-        with parallel_config("loky", n_jobs=n_jobs, inner_max_num_threads=1):
-            yield
-        return
-    try:
-        from distributed import Client
-    except ImportError as error:
-        msg = "--scheduler needs Dask: pip install .[dask]"
-        raise ImportError(msg) from error
-    with Client(scheduler), parallel_config("dask"):
-        yield
 
 
 def _keep_to_one(effort: Effort, out: Path) -> None:

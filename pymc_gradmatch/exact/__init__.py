@@ -8,13 +8,14 @@
 from pymc_gradmatch.exact.one_call import Fit, fit
 from pymc_gradmatch.exact.posterior import ExactPosterior
 from pymc_gradmatch.exact.solutions import Solutions, predict
-from pymc_gradmatch.exact.verdict import IntegrateCheck, glance, integrate_check
+from pymc_gradmatch.exact.verdict import IntegrateCheck, check_n_draws, glance, integrate_check
 
 __all__ = [
     "ExactPosterior",
     "Fit",
     "IntegrateCheck",
     "Solutions",
+    "check_n_draws",
     "fit",
     "glance",
     "integrate_check",

@@ -29,6 +29,7 @@ from pymc_gradmatch.gp.derivatives import Blocks, Operators, blocks_of, conditio
 from pymc_gradmatch.numerics import (
     Basis,
     Compressed,
+    Innovations,
     Spectrum,
     basis_of,
     basis_signature,
@@ -134,6 +135,17 @@ class Processes:
     def conditional_spectrum(self) -> Spectrum:
         """Eigenbasis of A."""
         return spectrum(self.operators.A)
+
+    def conditional_innovations(self, gamma: tuple[float, ...]) -> Innovations | None:
+        """Return a triangular basis of A + gamma I, where it makes densities cheaper."""
+        if gamma not in self._triangular:
+            tolerance = np.array(gamma)[:, None, None] * np.eye(len(self.t))
+            self._triangular[gamma] = innovations(self.operators.A + tolerance)
+        return self._triangular[gamma]
+
+    @cached_property
+    def _triangular(self) -> dict[tuple[float, ...], Innovations | None]:
+        return {}
 
     @cached_property
     def slope_operator(self) -> Compressed | NDArray[np.float64] | TensorVariable:

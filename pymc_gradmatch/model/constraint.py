@@ -31,7 +31,6 @@ from pymc_gradmatch.numerics import (
     basis_signature,
     cholesky_basis,
     draw_normal,
-    innovations,
     normal_log_density,
     product,
     smallest_reliable,
@@ -548,22 +547,21 @@ def _tolerant_basis(gamma, gp: StateGP) -> Basis:
             f"the {n_states} states."
         )
         raise ValueError(msg)
-    identity = np.eye(gp.t.shape[-1])
-    if isinstance(gamma, TensorConstant):
+    is_constant = isinstance(gamma, TensorConstant)
+    if is_constant:
         _check_positive(gamma.data)
     if gp.is_random:
+        identity = np.eye(gp.t.shape[-1])
         return cholesky_basis(gp.operators().A + gamma[..., None, None] * identity)
-    vectors, variances = gp.processes.conditional_spectrum
-    if isinstance(gamma, TensorConstant):
-        tolerance = np.broadcast_to(gamma.data, variances.shape[:-1])
-        _check_definite(tolerance, variances, gp.states)
-        triangular = (
-            None
-            if isinstance(gp, StateGPs)
-            else innovations(gp.operators().A + tolerance[:, None, None] * identity)
-        )
+    if is_constant and not isinstance(gp, StateGPs):
+        tolerance = np.broadcast_to(gamma.data, n_states)
+        triangular = gp.processes.conditional_innovations(tuple(tolerance.tolist()))
         if triangular:
             return triangular
+    vectors, variances = gp.processes.conditional_spectrum
+    if is_constant:
+        tolerance = np.broadcast_to(gamma.data, variances.shape[:-1])
+        _check_definite(tolerance, variances, gp.states)
     # Rounding leaves eigenvalues of A slightly below zero; A itself has none.
     return Spectrum(vectors, np.maximum(variances, 0) + gamma[..., None])
 

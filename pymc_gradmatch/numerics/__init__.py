@@ -8,6 +8,7 @@ a density, sought from several starts, and what the density is like there, in ``
 from pymc_gradmatch.numerics.matrices import (
     Basis,
     Compressed,
+    Innovations,
     Spectrum,
     basis_of,
     basis_signature,
@@ -41,6 +42,7 @@ __all__ = [
     "Basis",
     "Compressed",
     "Density",
+    "Innovations",
     "Laplace",
     "Spectrum",
     "ascend",

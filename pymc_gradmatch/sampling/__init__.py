@@ -2,11 +2,13 @@
 
 A model's density is compiled once (``density``), climbed to its mode, and written in
 coordinates in which it is round (``coordinates``); there nutpie's NUTS is fast.
-:func:`sample` does so for one model, :func:`fit_many` for a stack of data sets.
+:func:`sample` does so for one model, :func:`fit_many` for a stack of data sets, whose draws
+are side by side in memory or in a file (``stack``), fitted by joblib (``parallel``).
 """
 
 from pymc_gradmatch.sampling.many import fit_many
 from pymc_gradmatch.sampling.nuts import find_map, sample
-from pymc_gradmatch.sampling.posterior import reason, sample_side_by_side
+from pymc_gradmatch.sampling.parallel import in_parallel, reason
+from pymc_gradmatch.sampling.posterior import sample_side_by_side
 
-__all__ = ["find_map", "fit_many", "reason", "sample", "sample_side_by_side"]
+__all__ = ["find_map", "fit_many", "in_parallel", "reason", "sample", "sample_side_by_side"]

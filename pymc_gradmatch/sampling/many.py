@@ -1,63 +1,51 @@
-"""A stack of data sets: each fitted, with what failed on record."""
+"""A stack of data sets: each fitted, on one machine or many, with what failed on record."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from os import PathLike
+from typing import Any
 
 import numpy as np
 import xarray as xr
-from joblib import Parallel, delayed
 from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor import TensorVariable
-from rich.progress import track
 
-from pymc_gradmatch.arguments import refuse_reserved
-from pymc_gradmatch.exact import Fit, fit
+from pymc_gradmatch.arguments import check_counts, refuse_reserved
+from pymc_gradmatch.exact import check_n_draws, fit
 from pymc_gradmatch.model import build_model
 from pymc_gradmatch.ode import ODE
-from pymc_gradmatch.sampling.posterior import never, reason, sample_side_by_side
+from pymc_gradmatch.sampling.parallel import (
+    WorkersLostError,
+    as_seeds,
+    in_parallel,
+    reason,
+    shown,
+)
+from pymc_gradmatch.sampling.posterior import sampled
+from pymc_gradmatch.sampling.stack import NOT_YET, TIMES, InFile, InMemory, Stack, open_file
 
-EXACT = {"verdict": "", "is_exact": False, "pareto_k": np.nan}
+SAID = {"verdict": "", "is_exact": False, "pareto_k": np.nan}
+RESULTS = dict.fromkeys(("replicate", "diverging", "failure", TIMES, *SAID), "part of the result")
 
 
-def fit_exactly(
-    fits: Sequence[Callable[..., Fit]],
-    *,
-    n_jobs: int,
-    random_seed: int | np.random.SeedSequence | None,
-    progressbar: bool,
-) -> list[xr.Dataset | Exception]:
-    """Run fits that lack their seed; posteriors have ``EXACT`` among their attributes."""
-    if not isinstance(random_seed, np.random.SeedSequence):
-        random_seed = np.random.SeedSequence(random_seed)
-    seeds = random_seed.spawn(len(fits))
-    running = Parallel(n_jobs=n_jobs, return_as="generator")(
-        delayed(_posterior_of)(fit, seed) for fit, seed in zip(fits, seeds, strict=True)
+def _matched(t, y, seed, *, ode, priors, draws, tune, chains, **settings) -> xr.Dataset:
+    build = partial(build_model, ode, t, y, priors=priors, progressbar=False, **settings)
+    rng = np.random.default_rng(seed)
+    return sampled(lambda rng: build(random_seed=rng), rng, draws=draws, tune=tune, chains=chains)
+
+
+def _exact(t, y, seed, *, ode, priors, draws, **settings) -> xr.Dataset:
+    rng = np.random.default_rng(seed)
+    found = fit(
+        ode, t, y, priors=priors, n_draws=draws, random_seed=rng, progressbar=False, **settings
     )
-    results: list[xr.Dataset | Exception] = []
-    try:
-        for result in track(running, "Fitting", total=len(fits), disable=not progressbar):
-            results.append(result)
-    except KeyboardInterrupt:
-        if not results:
-            raise
-    return results + [never()] * (len(fits) - len(results))
-
-
-def _posterior_of(fit: Callable[..., Fit], seed: np.random.SeedSequence) -> xr.Dataset | Exception:
-    try:
-        found = fit(random_seed=np.random.default_rng(seed))
-    except Exception as error:
-        return error
-    said = {name: getattr(found, name) for name in EXACT}
+    said = {name: getattr(found, name) for name in SAID}
     return found.idata["posterior"].dataset.assign_attrs(said)
-
-
-RESULTS = dict.fromkeys(("replicate", "diverging", "failure", *EXACT), "part of the result")
 
 
 def fit_many(
     ode: ODE,
-    t: ArrayLike,
+    t: ArrayLike | Sequence[ArrayLike],
     ys: NDArray | Sequence[ArrayLike],
     *,
     priors: Mapping[str, TensorVariable],
@@ -66,15 +54,17 @@ def fit_many(
     chains: int = 2,
     exact: bool = False,
     n_jobs: int = -1,
+    scheduler: str | None = None,
+    out: str | PathLike | None = None,
     random_seed: int | np.random.SeedSequence | None = None,
     progressbar: bool = True,
     **settings,
 ) -> xr.Dataset:
-    """Fit an ODE to every data set of a stack.
+    """Fit an ODE to every data set of a stack, on one machine or many.
 
     Each is fitted as by :func:`~pymc_gradmatch.build_model` and
-    :func:`~pymc_gradmatch.sample`, with one compilation: only the numbers in the
-    compiled density change from one to the next.  (At 100 times and more, matrices of
+    :func:`~pymc_gradmatch.sample`, with one compilation for each process: only the numbers
+    in the compiled density change from one to the next.  (At 100 times and more, matrices of
     different ranks may need a few.)  ``exact=True`` fits each by :func:`~pymc_gradmatch.fit`,
     with a verdict.
 
@@ -82,12 +72,11 @@ def fit_many(
     ----------
     ode : ODE
         The right-hand side.
-    t : array_like of float
-        Times, shape ``(time,)``, the same for all.
+    t : array_like of float, or sequence of these
+        Times, shape ``(time,)``, the same for all; or a vector for each data set.
     ys : array_like of float, or sequence of tables
-        Observations, shape ``(replicate, time, state)``.  Each pattern of missing
-        values is a formula of its own, and compiled; where a preset makes another grid of
-        it, states are NaN at times that are not theirs.
+        Observations, shape ``(replicate, time, state)``.  What is missing may differ; without
+        ``exact`` each pattern is a formula of its own, and compiled.
     priors : mapping of str to TensorVariable
         As for :func:`~pymc_gradmatch.build_model`; the same for all.
     draws, tune, chains : int
@@ -95,9 +84,14 @@ def fit_many(
     exact : bool, default False
         Draw from the exact posterior, ``draws`` of each (at least 1 000, as one chain).
     n_jobs : int, default -1
-        Data sets that are fitted at the same time; -1 is one per core.  Threads, or, if
-        ``exact``, what joblib is told to use (:class:`joblib.parallel_config`): processes
-        by default.
+        Data sets that are fitted at the same time; -1 is one per core.  In what joblib is
+        told to use (:class:`joblib.parallel_config`): threads by default, processes if
+        ``exact``.
+    scheduler : str, optional
+        Address of a Dask scheduler, such as ``"tcp://10.0.0.1:8786"``: its workers do the work.
+    out : path, optional
+        A zarr file, into which each fit is written as it ends.  After a run that was killed,
+        the same call goes on where it stopped.  Needs zarr.
     random_seed : int or numpy.random.SeedSequence, optional
         A data set's draws depend on this seed and on its place in the stack.
     progressbar : bool, default True
@@ -112,12 +106,23 @@ def fit_many(
         Draws of the parameters, the states ``x`` and ``diverging``, dims
         ``("replicate", "chain", "draw", ...)``, and ``failure``, dims
         ``("replicate",)``: empty, or why there are no draws; these are NaN then.
-        After Ctrl-C no more fits are begun, and those finished come back.
+        With ``exact`` also ``verdict``, ``is_exact`` and ``pareto_k``.  Where times differ,
+        ``times``, dims ``("replicate", "time")``, has them; shorter ones end with NaN.
+        With ``out`` it is the file, of which is read what is asked for.  After Ctrl-C no more
+        fits are begun, and those finished come back.
 
     Raises
     ------
     ValueError, TypeError
-        If none can be fitted: what went wrong with the first.
+        If none can be fitted: what went wrong with the first.  If ``out`` holds fits of
+        another problem.
+    ImportError
+        If ``out`` or ``scheduler`` need what is not installed.
+
+    Notes
+    -----
+    The results are the same on any number of processes and machines of one kind.  A process
+    that is killed loses nothing: what it had begun is begun again.
 
     Examples
     --------
@@ -125,51 +130,73 @@ def fit_many(
 
         fits = gm.fit_many(ode, t, ys, priors=priors, gamma=0.3, random_seed=1)
         fits["alpha"].mean(["chain", "draw"])  # one posterior mean per data set
+
+        fits = gm.fit_many(
+            ode, t, ys, priors=priors, exact=True, random_seed=1,
+            out="fits.zarr", scheduler="tcp://10.0.0.1:8786",
+        )
+        xr.open_dataset("fits.zarr")["alpha"].mean("draw")  # at any time later
     """
     if ys is None or len(ys) == 0:
         msg = "ys has no data sets; expected shape (replicate, time, state), or a list of tables."
         raise ValueError(msg)
     refuse_reserved(ode.params, RESULTS)
+    check_counts(draws=draws, tune=tune, chains=chains)
+    given: dict[str, Any] = {"ode": ode, "priors": priors, "draws": draws}
     if exact:
-        results = fit_exactly(
-            [
-                partial(fit, ode, t, y, priors=priors, n_draws=draws, progressbar=False, **settings)
-                for y in ys
-            ],
-            n_jobs=n_jobs,
-            random_seed=random_seed,
-            progressbar=progressbar,
-        )
-        return _stacked(results, EXACT)
-
-    def builder(y):
-        return lambda rng: build_model(
-            ode, t, y, priors=priors, random_seed=rng, progressbar=False, **settings
-        )
-
-    results = sample_side_by_side(
-        [builder(y) for y in ys],
-        draws=draws,
-        tune=tune,
-        chains=chains,
+        check_n_draws(draws)
+    else:
+        given |= {"tune": tune, "chains": chains}
+    times, n = _times_of_each(t, len(ys)), len(ys)
+    seeds = as_seeds(random_seed)
+    arrays: InMemory | InFile = InMemory()
+    if out is not None:
+        told = None if random_seed is None else f"{seeds.entropy} {seeds.spawn_key}"
+        problem = {"t": times, "ys": [*ys], "exact": exact, "random_seed": told}
+        group = open_file(out, problem | given | settings)
+        arrays = InFile(group)
+        if random_seed is None:
+            seeds = np.random.SeedSequence(int(group.attrs["random_seed"]))
+    stack = Stack(n, arrays, SAID if exact else {})
+    each = [*zip(times, ys, seeds.spawn(n), strict=True)]
+    running = in_parallel(
+        partial(_exact if exact else _matched, **given, **settings),
+        {place: each[place] for place in stack.missing()},
         n_jobs=n_jobs,
-        random_seed=random_seed,
-        progressbar=progressbar,
+        scheduler=scheduler,
+        prefer=None if exact else "threads",
     )
-    return _stacked(results)
+    errors: dict[int, Exception] = {}
+    for place, result in shown(running, len(stack.missing()), progressbar):
+        if isinstance(result, xr.Dataset):
+            stack.put(place, result)
+            continue
+        errors[place] = result
+        stack.fail(
+            place,
+            f"{NOT_YET}: {reason(result)}"
+            if isinstance(result, WorkersLostError)
+            else reason(result),
+        )
+    return _complete(stack, errors)
 
 
-def _stacked(results: list[xr.Dataset | Exception], said: Mapping | None = None) -> xr.Dataset:
-    """Stack posteriors, and what their attributes say; ``said`` has what is said of failures."""
-    errors = [result for result in results if isinstance(result, Exception)]
-    if len(errors) == len(results):
-        raise errors[0]
-    complete = next(result for result in results if isinstance(result, xr.Dataset))
-    empty = xr.full_like(complete, np.nan, dtype=float).assign_attrs(said or {})
-    datasets = [empty if isinstance(result, Exception) else result for result in results]
-    failures = [reason(result) if isinstance(result, Exception) else "" for result in results]
-    told = {name: [dataset.attrs[name] for dataset in datasets] for name in said or {}}
-    stacked = xr.concat(datasets, dim="replicate", combine_attrs="drop_conflicts")
-    return stacked.assign(
-        {name: ("replicate", values) for name, values in (told | {"failure": failures}).items()}
-    )
+def _times_of_each(t, n: int) -> list:
+    """Return the times of every data set."""
+    if np.ndim(t[0] if isinstance(t, Sequence | np.ndarray) and len(t) else 0) == 0:
+        return [t] * n
+    if len(t) != n:
+        msg = f"t has the times of {len(t)} data sets, ys has {n}; expected one vector for each."
+        raise ValueError(msg)
+    return [*t]
+
+
+def _complete(stack: Stack, errors: Mapping[int, Exception]) -> xr.Dataset:
+    failures = stack.failures
+    if (failures == "").any():
+        return stack.dataset()
+    if errors:
+        raise errors[min(errors)]
+    if (failures == NOT_YET).any():
+        raise KeyboardInterrupt
+    raise ValueError(failures[0])

@@ -1,12 +1,12 @@
 """A posterior compiled once: its density, its mode, and NUTS in coordinates made for it.
 
-Models that are one formula with different numbers share it, and are sampled side by side.
+Models that are one formula with different numbers share it.
 """
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from threading import Lock
 from typing import Any, Self
 
@@ -17,11 +17,9 @@ import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 import xarray as xr
-from joblib import effective_n_jobs
 from numpy.typing import NDArray
 from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.traversal import ancestors
-from rich.progress import track
 
 from pymc_gradmatch._pymc import (
     EVALUATE_ONCE,
@@ -58,6 +56,7 @@ from pymc_gradmatch.sampling.density import (
     same_but_for_constants,
     write,
 )
+from pymc_gradmatch.sampling.parallel import NEVER, as_seeds, in_parallel, shown
 
 
 def has_start(model: pm.Model, rv) -> bool:
@@ -389,7 +388,39 @@ def _identity(split: Split) -> NDArray[np.float64]:
     return np.eye(n) if split.is_dense else np.ones(n)
 
 
+_BUILDING = Lock()  # graphs are written in Python, one at a time
+_COMPILED: list[CompiledPosterior] = []
+MOST_FORMULAS = 8  # that a process keeps
+
+
 @on_one_thread
+def sampled(
+    build: Callable[[np.random.Generator], pm.Model], rng: np.random.Generator, **settings
+) -> xr.Dataset:
+    """Build a model and sample it by NUTS; each process compiles every formula once.
+
+    Parameters
+    ----------
+    build : callable
+        Maps a generator of random numbers to a model.
+    rng : numpy.random.Generator
+        All random numbers of the fit.
+    **settings
+        ``draws``, ``tune`` and ``chains``, as for :func:`~pymc_gradmatch.sample`.
+
+    Returns
+    -------
+    xarray.Dataset
+        The posterior with ``diverging``.
+    """
+    # Where each node was made, which PyTensor notes, costs a sixth of the time.
+    with _BUILDING, pytensor.config.change_flags(traceback__limit=0):
+        posterior = compiled_for(build(rng), _COMPILED)
+        del _COMPILED[:-MOST_FORMULAS]
+    idata = posterior.sample(posterior.find_mode(rng), rng, cores=1, **settings)
+    return idata["posterior"].dataset.assign(diverging=idata["sample_stats"]["diverging"])
+
+
 def sample_side_by_side(
     builders: Sequence[Callable[[np.random.Generator], pm.Model]],
     *,
@@ -419,54 +450,19 @@ def sample_side_by_side(
     -------
     list of xarray.Dataset or Exception
         The posterior with ``diverging``, or what went wrong.  After Ctrl-C no
-        more are begun, and the others come back.
+        more are begun, and those that are finished come back.
     """
     check_counts(draws=draws, tune=tune, chains=chains)
-    if not isinstance(random_seed, np.random.SeedSequence):
-        random_seed = np.random.SeedSequence(random_seed)
-    seeds = random_seed.spawn(len(builders))
-    building = Lock()  # graphs are written in Python, one at a time
-    compiled: list[CompiledPosterior] = []
-
-    def sampled(build, seed) -> xr.Dataset | Exception:
-        rng = np.random.default_rng(seed)
-        try:
-            # Where each node was made, which PyTensor notes, costs a sixth of the time.
-            with building, pytensor.config.change_flags(traceback__limit=0):
-                posterior = compiled_for(build(rng), compiled)
-            idata = posterior.sample(
-                posterior.find_mode(rng),
-                rng,
-                draws=draws,
-                tune=tune,
-                chains=chains,
-                cores=1,
-            )
-        except Exception as error:
-            return error
-        return idata["posterior"].dataset.assign(diverging=idata["sample_stats"]["diverging"])
-
-    with ThreadPoolExecutor(effective_n_jobs(n_jobs)) as pool:
-        fits = [pool.submit(sampled, *pair) for pair in zip(builders, seeds, strict=True)]
-        done = as_completed(fits)
-        try:
-            for _ in track(done, "Fitting", total=len(fits), disable=not progressbar):
-                pass
-        except KeyboardInterrupt:
-            pool.shutdown(cancel_futures=True)  # those that run are finished
-            if all(fit.cancelled() for fit in fits):
-                raise
-    return [never() if fit.cancelled() else fit.result() for fit in fits]
-
-
-def never() -> InterruptedError:
-    """Return what is said of data sets that Ctrl-C was faster than."""
-    return InterruptedError("stopped by Ctrl-C before it was fitted")
-
-
-def reason(error: Exception) -> str:
-    """Return an error in words."""
-    return f"{type(error).__name__}: {error}"
+    seeds = as_seeds(random_seed).spawn(len(builders))
+    jobs = dict(enumerate(zip(builders, map(np.random.default_rng, seeds), strict=True)))
+    work = partial(sampled, draws=draws, tune=tune, chains=chains)
+    running = in_parallel(work, jobs, n_jobs=n_jobs, prefer="threads")
+    found: dict[int, xr.Dataset | Exception] = {}
+    for place, result in shown(running, len(jobs), progressbar):
+        found[place] = result
+    if not found:
+        raise KeyboardInterrupt
+    return [found.get(place, InterruptedError(NEVER)) for place in jobs]
 
 
 def compiled_for(model: pm.Model, compiled: list[CompiledPosterior]) -> CompiledPosterior:

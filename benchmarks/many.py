@@ -1,0 +1,235 @@
+"""A thousand data sets by ``gm.fit_many``, and what twenty thousand would cost on a cluster.
+
+``python -m benchmarks.many`` fits data sets of Lotka-Volterra (``--data-sets``, 1 000, of which
+every other lacks a time and every third a value) exactly, into a file: in one process, in two,
+and on a Dask cluster of two processes, one of which is killed in the middle.  It prints wall
+and CPU seconds and whether the results are the same.  Then it says, from what was measured,
+what 20 000 would take on so many workers: a worker starts, then fits one data set after the
+other; the process that hands out work and writes takes its share of each fit, one at a time.
+``--quick`` fits six.  Run it with ``OMP_NUM_THREADS=1``.
+"""
+
+import argparse
+import logging
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from time import perf_counter, process_time
+from typing import NamedTuple
+from unittest.mock import patch
+
+import dask
+import numpy as np
+import pandas as pd
+import xarray as xr
+from distributed import LocalCluster
+from joblib.externals.loky import get_reusable_executor
+
+import pymc_gradmatch as gm
+from benchmarks import show
+from benchmarks.cases import ACCURACY, named
+from pymc_gradmatch.sampling import in_parallel
+from pymc_gradmatch.sampling.many import SAID
+from pymc_gradmatch.sampling.stack import InFile, Stack, open_file
+
+LV = named(ACCURACY, "LV low")
+ROOT = str(Path(__file__).parents[1])
+WORKERS = (1, 2, 8, 64, 256, 1_000)
+ON_PAPER = 20_000
+
+
+class Run(NamedTuple):
+    """What one call took."""
+
+    wall_s: float
+    cpu_s: float
+    """Of the process that hands out work and writes; all of it where there is no other."""
+    fits: xr.Dataset
+    bytes: int
+
+
+def data_sets(n: int) -> tuple[list, list]:
+    """Return times and observations: some lack their last time, some a value."""
+    times, ys = [], []
+    for k in range(n):
+        data = LV.simulate(k)
+        y = data.y.copy()
+        if k % 3 == 0:
+            y[5, 1] = np.nan
+        last = len(data.t) - k % 2
+        times.append(data.t[:last])
+        ys.append(y[:last])
+    return times, ys
+
+
+def run(times, ys, folder: Path, **settings) -> Run:
+    """Fit all into a file, and measure."""
+    out = folder / "fits.zarr"
+    wall, cpu = perf_counter(), process_time()
+    fits = gm.fit_many(
+        LV.ode, times, ys, priors=LV.priors(), exact=True, random_seed=1, progressbar=False,
+        out=out, **settings,
+    )  # fmt: skip
+    took = perf_counter() - wall, process_time() - cpu
+    size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
+    fits = fits.load()
+    shutil.rmtree(out)
+    return Run(*took, fits, size)
+
+
+@contextmanager
+def a_kill_after(n: int, cluster: LocalCluster) -> Iterator[list[int]]:
+    """Kill one of the cluster's processes when so many fits are written."""
+    put, done, killed = Stack.put, [], []
+
+    def put_and_kill(stack, place, posterior):
+        put(stack, place, posterior)
+        done.append(place)
+        if len(done) == n:
+            killed.append(cluster.workers[0].process.pid)
+            os.kill(killed[0], signal.SIGKILL)
+
+    with patch.object(Stack, "put", put_and_kill):
+        yield killed
+
+
+@contextmanager
+def two_processes(folder: Path) -> Iterator[LocalCluster]:
+    """Start a Dask cluster, whose scheduler is this process."""
+    here = {"distributed.nanny.pre-spawn-environ": {"PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1"}}
+    with (
+        dask.config.set(here),
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address=None, local_directory=str(folder)
+        ) as cluster,
+    ):
+        yield cluster
+
+
+def on_dask(times, ys, folder: Path) -> Run:
+    """Fit on a cluster of two processes, one of which is killed in the middle."""
+    with two_processes(folder) as cluster, a_kill_after(len(ys) // 2, cluster) as killed:
+        result = run(times, ys, folder, scheduler=cluster.scheduler_address)
+        assert killed
+        return result
+
+
+def share_of_each(folder: Path, n: int = 200, first: int = 50) -> float:
+    """Return the CPU seconds of this process, scheduler and writer, for each fit of a cluster.
+
+    Of fits that take no time: a posterior that is there already comes back.
+    """
+    data = LV.simulate(0)
+    fit = gm.fit(LV.ode, data.t, data.y, priors=LV.priors(), n_draws=1_000, progressbar=False)
+    said = {name: getattr(fit, name) for name in SAID}
+    posterior = fit.idata["posterior"].dataset.assign_attrs(said)
+    stack = Stack(n, InFile(open_file(folder / "share.zarr", {"random_seed": "1"})), SAID)
+    jobs = {place: (place,) for place in range(n)}
+    with two_processes(folder) as cluster:
+        work = partial(_given, posterior)
+        fits = in_parallel(work, jobs, scheduler=cluster.scheduler_address)
+        for done, (place, result) in enumerate(fits):
+            stack.put(place, result)
+            if done == first:
+                start = process_time()
+        return (process_time() - start) / (n - 1 - first)
+
+
+def _given(posterior: xr.Dataset, _: int) -> xr.Dataset:
+    return posterior.copy(deep=True)
+
+
+def same(one: xr.Dataset, other: xr.Dataset) -> bool:
+    """Tell whether two runs found the same, to the last bit."""
+    names = set(one.variables) | set(other.variables)
+    return all(
+        np.array_equal(one[name], other[name], equal_nan=one[name].dtype.kind == "f")
+        for name in names
+    )
+
+
+def on_paper(fit_s: float, share_s: float, start_s: float, size: float) -> pd.DataFrame:
+    """Return what many data sets would take on workers.
+
+    Parameters
+    ----------
+    fit_s : float
+        CPU seconds of one fit.
+    share_s : float
+        CPU seconds that the process which hands out work and writes takes for one fit.
+    start_s : float
+        Seconds until a worker begins its first fit.
+    size : float
+        Bytes of one fit.
+    """
+    rows = []
+    for n in WORKERS:
+        # The last worker to finish has one fit more than the first; the writer is never idle
+        # where workers are so many that fits come faster than they are written.
+        working = start_s + np.ceil(ON_PAPER / n) * fit_s
+        wall = max(working, start_s + fit_s + ON_PAPER * share_s)
+        rows.append(
+            {
+                "workers": n,
+                "wall_h": wall / 3_600,
+                "busy": ON_PAPER * fit_s / (n * wall),
+                "scheduler_share": ON_PAPER * share_s / wall,
+                "written_GB": ON_PAPER * size / 1e9,
+            }
+        )
+    return pd.DataFrame(rows).set_index("workers")
+
+
+def main(arguments: list[str] | None = None):
+    """Measure, print both tables, save them as CSV."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--data-sets", type=int, default=1_000)
+    parser.add_argument("--quick", action="store_true", help="six data sets")
+    parser.add_argument("--out", type=Path, help="folder of two CSV files to save")
+    options = parser.parse_args(arguments)
+    logging.getLogger("pymc.gradmatch").setLevel(logging.WARNING)
+    n = 6 if options.quick else options.data_sets
+    times, ys = data_sets(n)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        warm = process_time()
+        run(times[:1], ys[:1], folder, n_jobs=1)
+        start = process_time() - warm
+        runs = {"1 process": run(times, ys, folder, n_jobs=1)}
+        print("1 process", runs["1 process"][:2], flush=True)
+        runs["2 processes"] = run(times, ys, folder, n_jobs=2)
+        get_reusable_executor().shutdown()
+        print("2 processes", runs["2 processes"][:2], flush=True)
+        runs["Dask, 2 processes, one killed"] = on_dask(times, ys, folder)
+        share = share_of_each(folder)
+    alone = runs["1 process"]
+    rows = [
+        {
+            "run": name,
+            "data_sets": n,
+            "wall_s": one.wall_s,
+            "cpu_s_here": one.cpu_s,
+            "faster": alone.wall_s / one.wall_s,
+            "without_draws": int((one.fits["failure"] != "").sum()),
+            "same": same(one.fits, alone.fits),
+            "MB": one.bytes / 1e6,
+        }
+        for name, one in runs.items()
+    ]
+    paper = on_paper(alone.cpu_s / n, share, start, alone.bytes / n)
+    out = options.out
+    show(pd.DataFrame(rows).set_index("run"), out and out / "many.csv")
+    print(
+        f"\n{ON_PAPER} data sets, on paper: {alone.cpu_s / n:.3g} CPU s a fit, {share:.3g} of the "
+        f"process that hands out and writes, {start:.3g} until a worker begins"
+    )
+    show(paper, out and out / "on-paper.csv")
+
+
+if __name__ == "__main__":
+    main()

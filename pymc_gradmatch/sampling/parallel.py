@@ -1,0 +1,126 @@
+"""Many jobs at the same time, by whatever joblib is told to use; killed workers lose nothing."""
+
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from functools import cached_property, lru_cache
+from typing import Any
+
+import cloudpickle
+import numpy as np
+from joblib import Parallel, delayed, parallel_config
+from rich.progress import track
+
+ATTEMPTS = 3  # times in a row that workers end before any of their jobs is done
+NEVER = "stopped by Ctrl-C before it was fitted"
+
+
+class WorkersLostError(RuntimeError):
+    """Processes ended again and again before what they were given was done."""
+
+
+class Once:
+    """A value that each process unpickles once, however often it is sent there.
+
+    So right-hand sides are compiled once in a process, not once for each data set.
+    """
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    @cached_property
+    def _pickled(self) -> bytes:
+        return cloudpickle.dumps(self.value)
+
+    def __reduce__(self):
+        return _unpickled, (self._pickled,)
+
+
+@lru_cache(maxsize=2)
+def _unpickled(pickled: bytes) -> Once:
+    return Once(cloudpickle.loads(pickled))
+
+
+def in_parallel[Key: Hashable](
+    work: Callable[..., Any],
+    arguments: Mapping[Key, tuple],
+    *,
+    n_jobs: int = -1,
+    scheduler: str | None = None,
+    prefer: str | None = None,
+) -> Generator[tuple[Key, Any]]:
+    """Do many jobs by joblib; yield the key and the result of each as it ends, or its error.
+
+    Where processes are killed, what they had begun is begun again.
+
+    Parameters
+    ----------
+    work : callable
+        Called with the arguments of each job.
+    arguments : mapping
+        Those of every job, in the order in which they begin.
+    n_jobs, prefer
+        As of :class:`joblib.Parallel`.
+    scheduler : str, optional
+        Address of a Dask scheduler, whose workers then do the work.
+    """
+    left = dict(arguments)
+    once, deaths = Once(work), 0
+    with _on(scheduler):
+        while left and deaths < ATTEMPTS:
+            before = len(left)
+            jobs = [delayed(_outcome)(once, key, given) for key, given in left.items()]
+            parallel = Parallel(
+                n_jobs, return_as="generator_unordered", batch_size=1, prefer=prefer
+            )
+            with closing(parallel(jobs)) as outcomes:
+                try:
+                    for key, outcome in outcomes:
+                        del left[key]
+                        yield key, outcome
+                except Exception as error:  # of the workers: those of the work are outcomes
+                    deaths = deaths + 1 if len(left) == before else 0
+                    lost = WorkersLostError(f"{ATTEMPTS} times in a row: {reason(error)}")
+    for key in left:
+        yield key, lost
+
+
+def _outcome(once: Once, key, given: tuple):
+    try:
+        return key, once.value(*given)
+    except Exception as error:
+        return key, error
+
+
+def _on(scheduler: str | None) -> AbstractContextManager:
+    if scheduler is None:
+        return nullcontext()
+    try:
+        from distributed import Client
+    except ImportError as error:
+        msg = 'scheduler= needs Dask: pip install "pymc-gradmatch[dask]", or pip install dask.'
+        raise ImportError(msg) from error
+    stack = ExitStack()
+    stack.enter_context(Client(scheduler))
+    stack.enter_context(parallel_config("dask"))
+    return stack
+
+
+def shown[T](running: Generator[T], total: int, progressbar: bool) -> Iterator[T]:
+    """Show how many are done; Ctrl-C ends it."""
+    with closing(running):
+        try:
+            yield from track(running, "Fitting", total=total, disable=not progressbar)
+        except KeyboardInterrupt:
+            return
+
+
+def as_seeds(random_seed: int | np.random.SeedSequence | None) -> np.random.SeedSequence:
+    """Return what the seed of each job is made from."""
+    if isinstance(random_seed, np.random.SeedSequence):
+        return random_seed
+    return np.random.SeedSequence(random_seed)
+
+
+def reason(error: Exception) -> str:
+    """Return an error in words."""
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,327 @@
+"""Posteriors of many data sets, side by side: in memory, or in a file that grows fit by fit.
+
+The file is a zarr group of a chunk for each data set and variable.  A chunk is whole or not
+there, and what says that a data set is done, its ``failure``, is written last: of a fit that
+was cut short nothing counts.  One process writes.
+"""
+
+import hashlib
+import json
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any, cast
+
+import numpy as np
+import pandas as pd
+import pytensor
+import xarray as xr
+from numpy.typing import NDArray
+from pytensor.graph.basic import Variable
+
+from pymc_gradmatch.ode import ODE
+
+REPLICATE, TIME, TIMES = "replicate", "time", "times"
+NOT_YET = "not fitted yet"
+MOST_IN_CHUNK = 1_000  # numbers and words of which every data set has one
+DEPTH = 6  # of what functions and objects are made of
+
+
+class InMemory:
+    """Arrays of numpy."""
+
+    def __init__(self) -> None:
+        self.arrays: dict[str, tuple[tuple[str, ...], NDArray, Any]] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.arrays
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.arrays)
+
+    def __getitem__(self, name: str) -> NDArray:
+        return self.arrays[name][1]
+
+    def __delitem__(self, name: str):
+        del self.arrays[name]
+
+    def create(self, name: str, dims: tuple, shape: tuple, dtype: Any, fill: Any):
+        """Add an array that is the same everywhere."""
+        kind = object if dtype is str else dtype
+        self.arrays[name] = (tuple(dims), np.full(shape, fill, dtype=kind), fill)
+
+    def dims(self, name: str) -> tuple[str, ...]:
+        """Return the dims of an array."""
+        return self.arrays[name][0]
+
+    def grow(self, name: str, shape: tuple[int, ...]):
+        """Lengthen an array at its ends."""
+        dims, array, fill = self.arrays[name]
+        more = [(0, new - old) for new, old in zip(shape, array.shape, strict=True)]
+        self.arrays[name] = (dims, np.pad(array, more, constant_values=fill), fill)
+
+    def dataset(self) -> xr.Dataset:
+        """Return all arrays."""
+        return xr.Dataset(
+            {
+                name: (dims, array.astype(str) if array.dtype == object else array)
+                for name, (dims, array, _) in self.arrays.items()
+            }
+        )
+
+
+class InFile:
+    """Arrays of a zarr group."""
+
+    def __init__(self, group):
+        self.group = group
+        self.arrays = dict(group.arrays())  # asked of the group, each is read from its file
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.arrays
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.arrays)
+
+    def __getitem__(self, name: str):
+        return self.arrays[name]
+
+    def __delitem__(self, name: str):
+        del self.group[name]
+        del self.arrays[name]
+
+    def create(self, name: str, dims: tuple, shape: tuple, dtype: Any, fill: Any):
+        """Add an array that is the same everywhere, of a chunk for each data set's draws."""
+        of_each = dims[0] == REPLICATE and len(dims) > 1
+        first = 1 if of_each else min(shape[0], MOST_IN_CHUNK)
+        self.arrays[name] = self.group.create_array(
+            name,
+            shape=shape,
+            chunks=(first, *shape[1:]),
+            dtype=dtype,
+            fill_value=fill,
+            dimension_names=dims,
+        )
+
+    def dims(self, name: str) -> tuple[str, ...]:
+        """Return the dims of an array."""
+        return tuple(self.arrays[name].metadata.dimension_names)
+
+    def grow(self, name: str, shape: tuple[int, ...]):
+        """Lengthen an array at its ends."""
+        self.arrays[name].resize(shape)
+
+    def dataset(self) -> xr.Dataset:
+        """Return all arrays, each of which is read when it is asked for."""
+        import zarr
+
+        with warnings.catch_warnings():  # zarr says that its format does not describe them yet
+            warnings.simplefilter("ignore")
+            zarr.consolidate_metadata(self.group.store)
+        return xr.open_dataset(self.group.store, engine="zarr", consolidated=True, chunks=None)
+
+
+class Stack:
+    """Posteriors of ``n`` data sets, filled as they come.
+
+    Parameters
+    ----------
+    n : int
+        How many there will be.
+    arrays : InMemory or InFile
+        Where they are, some of them perhaps from an earlier run.
+    said : mapping of str to number or str
+        What posteriors have among their attributes, with what is said of those that fail.
+    """
+
+    def __init__(self, n: int, arrays: InMemory | InFile, said: Mapping[str, Any]):
+        self.n, self.arrays, self.said = n, arrays, said
+        for name, value in {"failure": NOT_YET, **said}.items():
+            if name not in arrays:
+                arrays.create(name, (REPLICATE,), (n,), type(value), value)
+
+    @property
+    def failures(self) -> NDArray:
+        """Why there are no draws, empty where there are some; shape ``(replicate,)``."""
+        return np.array([str(failure) for failure in self.arrays["failure"][:]])
+
+    def missing(self) -> list[int]:
+        """Return the places of data sets that were not fitted yet."""
+        return np.flatnonzero(np.char.startswith(self.failures, NOT_YET)).tolist()
+
+    def fail(self, place: int, why: str):
+        """Note that a data set has no draws."""
+        self.arrays["failure"][place] = why
+
+    def put(self, place: int, posterior: xr.Dataset):
+        """Put the draws of a data set in their place."""
+        self._prepare(posterior)
+        arrays = self.arrays
+        if TIMES in arrays:
+            arrays[TIMES][place, : posterior.sizes[TIME]] = posterior[TIME].to_numpy()
+        for name, variable in _named(posterior.data_vars):
+            there: Any = (place, *map(slice, variable.shape))
+            arrays[name][there] = variable.to_numpy()
+        for name in self.said:
+            arrays[name][place] = posterior.attrs[name]
+        arrays["failure"][place] = ""
+
+    def dataset(self) -> xr.Dataset:
+        """Return what is there."""
+        found = self.arrays.dataset()
+        return found.set_coords([TIMES]) if TIMES in found else found
+
+    def _prepare(self, posterior: xr.Dataset):
+        """Make room for a posterior: all of it for the first, longer times for others."""
+        arrays = self.arrays
+        for name, coord in _named(posterior.coords):
+            if name not in arrays and not (name == TIME and TIMES in arrays):
+                values = coord.to_numpy()
+                dtype = str if values.dtype.kind in "OUT" else values.dtype
+                arrays.create(name, coord.dims, values.shape, dtype, values.ravel()[0])
+                arrays[name][:] = values
+        for name, variable in _named(posterior.data_vars):
+            if name not in arrays:
+                is_bool = variable.dtype == bool
+                arrays.create(
+                    name,
+                    (REPLICATE, *variable.dims),
+                    (self.n, *variable.shape),
+                    variable.dtype,
+                    False if is_bool else np.nan,
+                )
+        if TIME in posterior.sizes:
+            self._prepare_times(posterior[TIME].to_numpy())
+
+    def _prepare_times(self, t: NDArray[np.float64]):
+        # In an order that a kill at any place leaves something to go on with.
+        arrays = self.arrays
+        if TIME in arrays:
+            known = arrays[TIME][:]
+            if TIMES not in arrays:
+                if np.array_equal(known, t):
+                    return
+                # Until now all had the same times.
+                arrays.create(TIMES, (REPLICATE, TIME), (self.n, len(known)), float, np.nan)
+            for place in np.flatnonzero(self.failures == "").tolist():
+                arrays[TIMES][place, : len(known)] = known
+            del arrays[TIME]
+        if len(t) > arrays[TIMES].shape[1]:
+            for name in sorted(arrays, key=lambda name: name == TIMES):
+                longer = zip(arrays.dims(name), arrays[name].shape, strict=True)
+                arrays.grow(name, tuple(len(t) if d == TIME else n for d, n in longer))
+
+
+def _named(variables: Mapping) -> list[tuple[str, xr.DataArray]]:
+    return [(str(name), variable) for name, variable in variables.items()]
+
+
+def open_file(out: str | PathLike, problem: Mapping[str, Any]) -> Any:
+    """Open the zarr group of a problem, or make it.
+
+    Parameters
+    ----------
+    out : path
+        A folder that is not there yet, or one that an earlier call made.
+    problem : mapping of str to anything
+        The arguments whose fits it holds.  A ``random_seed`` of None is that of the file.
+
+    Returns
+    -------
+    zarr.Group
+        With the seed's entropy in ``attrs["random_seed"]``.
+
+    Raises
+    ------
+    ValueError
+        If it holds fits of another problem, or something else.
+    ImportError
+        If zarr is missing.
+    """
+    try:
+        import zarr
+    except ImportError as error:
+        msg = 'out= writes a zarr file: pip install "pymc-gradmatch[zarr]", or pip install zarr.'
+        raise ImportError(msg) from error
+    path = Path(out)
+    described = {name: fingerprint(value) for name, value in problem.items()}
+    entries = [p for p in path.iterdir() if p.suffix != ".partial"] if path.is_dir() else []
+    if not entries and not path.is_file():
+        seed = problem["random_seed"]
+        entropy = np.random.SeedSequence(seed).entropy if seed is None else seed
+        about = {"problem": described, "random_seed": str(entropy)}
+        return zarr.create_group(path, attributes=about, overwrite=path.is_dir())
+    there: Any = None
+    if path / "zarr.json" in entries:
+        group = zarr.open_group(path, mode="r+", use_consolidated=False)
+        there = group.attrs.get("problem")
+    if there is None:
+        msg = (
+            f"{path} is there and holds no fits of gm.fit_many; expected the name of a new file, "
+            "or one that an earlier call with the same arguments made."
+        )
+        raise ValueError(msg)
+    seed = "random_seed"
+    others = [n for n in {**there, **described} if there.get(n) != described.get(n)]
+    others = [n for n in others if not (n == seed and problem[seed] is None)]
+    if others:
+        msg = (
+            f"{path} holds fits of another problem: it was made with other {', '.join(others)}. "
+            "Expected the same arguments, so that they can be gone on with, or the name of a new "
+            "file; delete it to begin anew."
+        )
+        raise ValueError(msg)
+    return group
+
+
+def fingerprint(value: Any) -> str:
+    """Return a few letters by which arguments are told apart, the same in every process.
+
+    Of functions what they do counts, not what they read from outside of themselves.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from pymc_gradmatch.sampling.stack import fingerprint
+    >>> fingerprint({"t": np.arange(3.0)}) == fingerprint({"t": np.arange(3.0)})
+    True
+    >>> fingerprint(lambda x: x + 1) == fingerprint(lambda x: x + 2)
+    False
+    """
+    return hashlib.sha256(json.dumps(_told(value)).encode()).hexdigest()[:16]
+
+
+def _told(value: Any, depth: int = 0) -> Any:
+    """Return what a value is made of, as JSON."""
+    kind, again = type(value).__name__, depth + 1
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if depth > DEPTH:
+        return kind
+    if isinstance(value, Variable):
+        text = cast("str", pytensor.dprint(value, file="str", id_type=""))
+        return re.sub(r"0x[0-9A-Fa-f]+", "", text)
+    if isinstance(value, ODE):
+        graphs = [_told(graph) for graph in value.written.derivatives]
+        return [graphs, *(_told(part, again) for part in value.__reduce__()[1][1:])]
+    if isinstance(value, pd.DataFrame):
+        return [_told(value.columns.tolist()), _told(value.to_numpy())]
+    if isinstance(value, Mapping):
+        return [[str(name), _told(part, again)] for name, part in value.items()]
+    if isinstance(value, Sequence) and not isinstance(value, bytes):
+        return [_told(part, again) for part in value]
+    if isinstance(value, np.ndarray | np.generic | pd.Index | pd.Series):
+        array = np.asarray(value)
+        if array.dtype == object:
+            return [_told(part, again) for part in array.ravel().tolist()]
+        return [str(array.dtype), array.shape, hashlib.sha256(array.tobytes()).hexdigest()]
+    if isinstance(value, FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        parts = [value.__code__, value.__defaults__, value.__kwdefaults__, cells]
+        return [_told(part, again) for part in parts]
+    if isinstance(value, CodeType):
+        return [value.co_code.hex(), value.co_names, _told(value.co_consts, again)]
+    return [kind, _told(getattr(value, "__dict__", {}), again)]
