@@ -290,7 +290,7 @@ SAMPLERS: dict[str, Callable] = {
     "`pm.sample(step=pm.Slice())`": stepping(pm.Slice),
     "`pm.sample_smc`": quickly(lambda: pm.sample_smc(20, chains=1, cores=1, **QUIET)),
     "`pm.fit`, ADVI": quickly(lambda: pm.fit(20, **QUIET).sample(3, random_seed=1)),
-    "`pm.find_MAP`": quickly(lambda: pm.find_MAP(maxeval=20, progressbar=False, random_seed=1)),
+    "`pm.find_MAP`": quickly(lambda: pm.find_MAP(maxiter=5, progressbar=False, random_seed=1)),
 }
 
 TOO_SLOW = {("`pm.sample_smc`", '`preset="refined"`')}  # the page says why

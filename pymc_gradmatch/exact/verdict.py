@@ -133,7 +133,11 @@ def searched(found: Coverage, names: Sequence[str]) -> xr.Dataset:
     weighted = found.weighted
     return xr.Dataset(
         columns | evidence | {"weight": ("weighted_draw", weighted.weights)},
-        {"search": range(found.n_searches), "unknown": [*names]},
+        {
+            "search": range(found.n_searches),
+            "unknown": [*names],
+            "weighted_draw": range(len(weighted.weights)),
+        },
         {
             "pareto_k": weighted.pareto_k,
             "reliable_k": reliable_k(len(weighted.weights)),
