@@ -6,7 +6,7 @@ from .gp import Experiment, StateGP, StateGPs, derivatives, fit_gp, kernels
 from .model import GradientMatchingODE, build_model, recentre, refine
 from .ode import ODE, Input, ODECheck, check_ode
 from .paper import sample_fgpgm, systems
-from .plots import plot_gradient_match, plot_states
+from .plots import plot_gp_fit, plot_gradient_match, plot_states, plot_verdict
 from .sampling import find_map, fit_many, sample
 
 __version__: str
@@ -34,8 +34,10 @@ __all__ = [
     "grid_check",
     "integrate_check",
     "kernels",
+    "plot_gp_fit",
     "plot_gradient_match",
     "plot_states",
+    "plot_verdict",
     "predict",
     "recentre",
     "refine",

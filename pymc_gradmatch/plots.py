@@ -1,6 +1,7 @@
-"""States over the data, and slopes against slopes: the plots that ArviZ does not have."""
+"""States, slopes against slopes, fits and verdicts: the plots that ArviZ does not have."""
 
 from collections.abc import Hashable
+from statistics import NormalDist
 
 import arviz as az
 import numpy as np
@@ -11,10 +12,13 @@ from numpy.typing import ArrayLike
 from pytensor.graph.traversal import ancestors
 
 from pymc_gradmatch._pymc import EVALUATE_ONCE
-from pymc_gradmatch.gp import levels_of, of_label
+from pymc_gradmatch.gp import StateGP, kernels, levels_of, of_label
 from pymc_gradmatch.model import Constraint, constraints
 
 N_SHOWN = 200  # draws that slopes are computed from
+FINE = 8  # points of a smooth curve from one observation to the next
+DASHED = {"matplotlib": "--", "bokeh": "dashed", "plotly": "dash", "none": "--"}
+BESIDE = 0.2  # between the marks of two searches; unknowns are one apart
 
 
 def plot_states(
@@ -40,7 +44,9 @@ def plot_states(
         :attr:`StateGP.observation_labels`.
     observed : str or None, default "y"
         The observed variable drawn over it, with dims such as these, its times may
-        be others; None for none.
+        be others; None for none.  Draws without the group ``observed_data``, such as a
+        forecast, are drawn without; data join them by
+        ``ahead["observed_data"] = fit.idata["observed_data"]``.
     truth : array_like of float, optional
         True trajectories, shape ``(time, state)``, on the same times.
     ci_prob : float, optional
@@ -94,25 +100,29 @@ def plot_states(
     on_grid = {"data": panels, "x": times}
     pc.map(
         az.visuals.fill_between_y, "band", **on_grid, y_bottom=low, y_top=high,
-        color="C0", alpha=0.3, label=f"{ci_prob:.0%} interval",
+        color="C0", alpha=0.3, **_named(pc, f"{ci_prob:.0%} interval"),
     )  # fmt: skip
     pc.map(
-        az.visuals.line_xy, "mean", **on_grid, color="C0", label=f"{group.replace('_', ' ')} mean"
+        az.visuals.line_xy,
+        "mean",
+        **on_grid,
+        color="C0",
+        **_named(pc, f"{group.replace('_', ' ')} mean"),
     )
     if truth is not None:
         true_states = mean.copy(data=np.asarray(truth)).to_dataset(name=var_name)
         pc.map(
             az.visuals.line_xy, "truth", **on_grid | {"data": true_states},
-            color="black", linestyle="--", label="truth",
+            color="black", linestyle=DASHED[pc.backend], **_named(pc, "truth"),
         )  # fmt: skip
-    if observed is not None:
+    if observed is not None and "observed_data" in idata.children:
         data = _by_state(idata["observed_data"].dataset[observed])
         times_of_data = data[_times_of(data)]
         if "state" in data.coords:
             data = data.reindex(state=mean["state"])  # states that were not observed are NaN
         pc.map(
             az.visuals.scatter_xy, "data", data=data.to_dataset(name=var_name), x=times_of_data,
-            color="C1", label="data", zorder=3,
+            color="C1", **_named(pc, "data", on_top=True),
         )  # fmt: skip
     _finish(pc, panels, times, x_label, y_label)
     return pc
@@ -199,10 +209,200 @@ def plot_gradient_match(
         shown = {"data": mean.to_dataset(name="slope"), "x": times, "color": color}
         band = {"y_bottom": low, "y_top": high, "alpha": 0.3}
         pc.map(az.visuals.fill_between_y, f"band of {what}", **shown, **band)
-        pc.map(az.visuals.line_xy, what, **shown, label=f"slope of the {what}")
+        pc.map(az.visuals.line_xy, what, **shown, **_named(pc, f"slope of the {what}"))
     x_label, y_label = labels or ("time", "slope")
     _finish(pc, panels, times, x_label, y_label)
     return pc
+
+
+def plot_gp_fit(
+    gp: StateGP,
+    *,
+    ci_prob: float | None = None,
+    labels: tuple[str, str] | None = None,
+    **pc_kwargs,
+) -> az.PlotCollection:
+    r"""Plot what the Gaussian processes make of the data alone; one panel per state.
+
+    .. math:: x_k \mid y_k, \qquad y_k^* \mid y_k \quad (\text{with noise } \sigma_k)
+
+    without any equations: mean, band of the curve, wider band of further observations, data,
+    and in the title kernel and noise.  A curve that cuts peaks off, or runs through every
+    point, has other hyperparameters than were meant.
+
+    Parameters
+    ----------
+    gp : StateGP
+        What :func:`~pymc_gradmatch.fit_gp` returns, or any with constant hyperparameters.
+    ci_prob : float, optional
+        Probability of both bands (equal tails); ArviZ's default if not given.
+    labels : (str, str), optional
+        Labels of the axes, with units.
+
+    Returns
+    -------
+    arviz_plots.PlotCollection
+
+    Other Parameters
+    ----------------
+    **pc_kwargs
+        As for :func:`~pymc_gradmatch.plot_states`.
+
+    Raises
+    ------
+    ValueError
+        If hyperparameters or sigma are random variables.
+
+    Examples
+    --------
+    .. code-block:: python
+
+        gp = gm.fit_gp(t, y, cov="Matern52")
+        gm.plot_gp_fit(gp, labels=("time (h)", "mM"))
+    """
+    ci_prob = az.rcParams["stats.ci_prob"] if ci_prob is None else ci_prob
+    is_plain = len(gp.breaks) == 0 and not gp.prior_slope.any()
+    fine = gp.with_grid(FINE) if is_plain else gp
+    states = [str(state) for state in gp.states]
+    coords = {"time": fine.t, "state": states}
+    mean, sd = fine.posterior_mean(), fine.posterior_sd()
+    away = NormalDist().inv_cdf((1 + ci_prob) / 2)
+
+    def labelled(levels) -> xr.DataArray:
+        return xr.DataArray(gp.states_of(levels), coords, ("time", "state"), "x")
+
+    def band(sd) -> dict[str, xr.DataArray]:
+        return {"y_bottom": labelled(mean - away * sd), "y_top": labelled(mean + away * sd)}
+
+    panels = labelled(mean).to_dataset()
+    pc = _panels(panels, pc_kwargs)
+    shown = {"data": panels, "x": panels["time"], "color": "C0"}
+    observations = band(np.hypot(sd, gp.sigma))
+    pc.map(
+        az.visuals.fill_between_y, "noise", **shown, **observations, alpha=0.15,
+        **_named(pc, f"{ci_prob:.0%} of observations"),
+    )  # fmt: skip
+    pc.map(
+        az.visuals.fill_between_y, "band", **shown, **band(sd), alpha=0.35,
+        **_named(pc, f"{ci_prob:.0%} of the curve"),
+    )  # fmt: skip
+    pc.map(az.visuals.line_xy, "mean", **shown, **_named(pc, "mean of the Gaussian process"))
+    data = xr.DataArray(gp.y, {"observed": gp.t_observed, "state": states}, name="x")
+    pc.map(
+        az.visuals.scatter_xy, "data", data=data.to_dataset(), x=data["observed"],
+        color="C1", **_named(pc, "data", on_top=True),
+    )  # fmt: skip
+    newline = "<br>" if pc.backend == "plotly" else "\n"
+    titles = [
+        f"{state}{newline}{kernels.describe(cov)}, sigma {sigma:.3g}"
+        for state, cov, sigma in zip(states, gp.covs, gp.sigma, strict=True)
+    ]
+    text = xr.DataArray(titles, {"state": states})
+    pc.map(_titled, "title", data=panels, text=text, size=10)
+    _finish(pc, panels, panels["time"], *(labels or ("time", "state")))
+    return pc
+
+
+def plot_verdict(idata: xr.DataTree, **pc_kwargs) -> az.PlotCollection:
+    r"""Plot what the verdict on draws of the exact posterior is made of.
+
+    Left and middle: mean and standard deviation of every unknown by each of the independent
+    searches, with four Monte Carlo errors, less the mean of the searches, in posterior
+    standard deviations.  Where bars of one unknown do not meet, the searches disagree.  Right:
+    the share of all weight that the heaviest draws have, beside that of equal weights.
+
+    Parameters
+    ----------
+    idata : xarray.DataTree
+        ``fit.idata`` of :func:`~pymc_gradmatch.fit`, or ``check.idata`` of
+        :func:`~pymc_gradmatch.integrate_check`: the group ``searches``.
+
+    Returns
+    -------
+    arviz_plots.PlotCollection
+
+    Other Parameters
+    ----------------
+    **pc_kwargs
+        As for :func:`~pymc_gradmatch.plot_states`.
+
+    Raises
+    ------
+    ValueError
+        If there is no such group.
+
+    Examples
+    --------
+    .. code-block:: python
+
+        fit = gm.fit(ode, t, y, priors=priors)
+        gm.plot_verdict(fit.idata)
+    """
+    if "searches" not in idata.children:
+        msg = (
+            f"idata has groups {list(idata.children)}; expected 'searches' among them, as in the "
+            ".idata of gm.fit and gm.integrate_check."
+        )
+        raise ValueError(msg)
+    found = idata["searches"].dataset
+    what = ["means", "standard deviations (log)", "weights"]
+    common = np.exp(found["log_sd"].mean("search"))
+    estimates = xr.concat(
+        [found["mean"] / common, found["log_sd"]], xr.IndexVariable("what", what[:2])
+    )
+    errors = xr.concat([found["mean_error"] / common, found["log_sd_error"]], estimates["what"])
+    away = (estimates - estimates.mean("search")).rename("verdict")
+    n_searches, n_unknowns = away.sizes["search"], away.sizes["unknown"]
+    beside = BESIDE * (away["search"] - (n_searches - 1) / 2)
+    place = xr.DataArray(np.arange(float(n_unknowns)), {"unknown": away["unknown"]}) + beside
+    panels = away.reindex(what=what, fill_value=0.0).to_dataset()
+    _set_size(pc_kwargs, 13, 4.2)
+    pc_kwargs = {"aes": {"color": ["search"]}, "col_wrap": 3} | pc_kwargs
+    pc = az.PlotCollection.wrap(panels, cols=["what"], **pc_kwargs)
+    allowed = found.attrs["errors_allowed"] * errors
+    ends = [away - allowed, away + allowed, away * np.nan]
+    bars = xr.concat(ends, "end").transpose(..., "unknown", "end").stack(bar=["unknown", "end"])
+    along = (place + xr.DataArray(np.zeros(3), dims="end")).stack(bar=["unknown", "end"])
+    bars, along = (v.drop_vars(["bar", "unknown", "end"], errors="ignore") for v in (bars, along))
+    some = {"store_artist": False}  # not in all panels
+    pc.map(az.visuals.line_xy, data=bars.to_dataset(name="verdict"), x=along, **some)
+    pc.map(az.visuals.scatter_xy, data=away.to_dataset(), x=place, **some)
+    names = [str(name) for name in found["unknown"].to_numpy()]
+    upright = {"values": [*range(n_unknowns)], "labels": names, "rotation": 90}
+    plain = some | {"ignore_aes": "all"}
+    estimated = panels.sel(what=what[:2])
+    pc.map(az.visuals.set_xticks, data=estimated, **upright, **plain)
+    pc.map(
+        az.visuals.labelled_y, data=estimated, text="less their mean, in standard deviations",
+        **plain,
+    )  # fmt: skip
+    weights = np.sort(found["weight"].to_numpy())[::-1]
+    share = np.linspace(0, 1, len(weights) + 1)
+    held = {"what": what[2:], "part": share}
+    for of_weight, color in [(np.append(0, np.cumsum(weights)), "C0"), (share, "gray")]:
+        curve = xr.DataArray(of_weight[None], held, ("what", "part"), "verdict")
+        drawn = {"data": curve.to_dataset(), "x": curve["part"], "color": color}
+        pc.map(az.visuals.line_xy, **drawn, **plain)
+    of_weights = panels.sel(what=what[2:])
+    pc.map(
+        az.visuals.labelled_x, data=of_weights, text="share of draws, the heaviest first", **plain
+    )
+    pc.map(az.visuals.labelled_y, data=of_weights, text="share of the weight", **plain)
+    figures = found.attrs
+    titles = [
+        f"means of {n_searches} searches",
+        "their standard deviations, logarithms",
+        f"Pareto k {figures['pareto_k']:.2f} (limit {figures['reliable_k']:.2f}), "
+        f"{figures['n_effective']:.0f} effective draws",
+    ]
+    text = xr.DataArray(titles, {"what": what})
+    pc.map(_titled, "title", data=panels, text=text, ignore_aes="all")
+    return pc
+
+
+def _titled(da: xr.DataArray, target, text: xr.DataArray, **kwargs):
+    """Write the title that belongs to a panel."""
+    return az.visuals.labelled_title(da, target, text=text.item(), **kwargs)
 
 
 def _slopes(
@@ -242,20 +442,31 @@ def _panels(panels: xr.Dataset, pc_kwargs: dict) -> az.PlotCollection:
     pc_kwargs.setdefault("col_wrap", 3)
     n_columns = min(pc_kwargs["col_wrap"], panels.sizes["state"])
     n_rows = -(-panels.sizes["state"] // n_columns)
-    layout = {"figsize": (4.5 * n_columns, 3.2 * n_rows + 0.5), "layout": "constrained"}
-    pc_kwargs["figure_kwargs"] = layout | pc_kwargs.get("figure_kwargs", {})
+    _set_size(pc_kwargs, 4.5 * n_columns, 3.2 * n_rows + 0.5)
     return az.PlotCollection.wrap(panels, cols=["state"], **pc_kwargs)
+
+
+def _set_size(pc_kwargs: dict, width: float, height: float):
+    """Set the size of the figure in inches, unless another is given."""
+    if (pc_kwargs.get("backend") or az.rcParams["plot.backend"]) == "matplotlib":
+        layout = {"figsize": (width, height), "layout": "constrained"}
+    else:
+        layout = {"figsize": (100 * width, 100 * height), "figsize_units": "dots"}
+    pc_kwargs["figure_kwargs"] = layout | pc_kwargs.get("figure_kwargs", {})
+
+
+def _named(pc: az.PlotCollection, label: str, *, on_top: bool = False) -> dict:
+    """Return how a backend is told what an artist is: in the legend, or where the mouse is."""
+    if pc.backend == "matplotlib":
+        return {"label": label} | ({"zorder": 3} if on_top else {})
+    return {"name": label} if pc.backend == "plotly" else {}
 
 
 def _finish(pc: az.PlotCollection, panels: xr.Dataset, times, x_label: str, y_label: str):
     """Write titles, labels and, with matplotlib, one legend below all panels."""
-    pc.map(
-        az.visuals.labelled_title,
-        "title",
-        data=panels,
-        subset_info=True,
-        labeller=az.labels.NoVarLabeller(),
-    )
+    if "title" not in pc.viz.children:
+        plain = {"subset_info": True, "labeller": az.labels.NoVarLabeller()}
+        pc.map(az.visuals.labelled_title, "title", data=panels, **plain)
     pc.map(az.visuals.labelled_x, "x_label", data=panels, text=x_label)
     pc.map(az.visuals.labelled_y, "y_label", data=panels, text=y_label)
     if pc.backend == "matplotlib":

@@ -88,6 +88,7 @@ def test_the_result_is_what_arviz_expects_of_a_fit(fitted, y):
         "posterior_predictive",
         "log_likelihood",
         "observed_data",
+        "searches",
     ]
     posterior = fitted.idata["posterior"]
     assert dict(posterior["rate"].sizes) == {"chain": 1, "draw": 4_000}

@@ -4,6 +4,7 @@ import numpy as np
 import pymc as pm
 import pytest
 import xarray as xr
+from scipy.stats import norm
 
 import pymc_gradmatch as gm
 
@@ -96,6 +97,107 @@ def test_the_band_of_the_curve_has_what_the_states_leave_open(decaying):
     sd = np.sqrt(gp.operators().A[0][0, 0]) * gp.scale[0]
     sd *= idata["posterior"]["x"].to_numpy()[0, :, 0, 0].mean() if gp.data.positive.any() else 1
     assert 0.5 * sd < high - line.get_ydata()[0]
+
+
+@pytest.fixture(scope="module")
+def gappy():
+    """Return Gaussian processes of two states, of the second of which some values are missing."""
+    t = np.linspace(0, 3, 9)
+    y = np.stack([np.sin(t), np.cos(t)], axis=1) + np.random.default_rng(1).normal(0, 0.1, (9, 2))
+    y[3:6, 1] = np.nan
+    covs = [pm.gp.cov.Matern52(1, ls=np.float64(ls)) for ls in (1.0, 0.7)]
+    return gm.StateGP(t, y, covs, sigma=[0.1, 0.2], states=["a", "b"])
+
+
+def test_the_uncertainty_of_a_fit_is_that_of_conditioning_a_normal_vector(gappy):
+    grid = gappy.with_grid(2)
+    C, noise = grid.operators().C, (grid.sigma / grid.scale) ** 2
+    for k, sd in enumerate((grid.posterior_sd() / grid.scale).T):
+        seen = grid.observed[~np.isnan(grid.y[:, k])]
+        precision = np.linalg.inv(C[k]) + np.diag(np.isin(np.arange(17), seen) / noise[k])
+        np.testing.assert_allclose(sd**2, np.diagonal(np.linalg.inv(precision)), rtol=1e-6)
+
+
+def test_the_fit_of_the_gaussian_processes_is_drawn_with_its_hyperparameters(gappy):
+    pc = gm.plot_gp_fit(gappy, ci_prob=0.9, labels=("time (h)", "mM"))
+    for k, state in enumerate(["a", "b"]):
+        axes = pc.get_target("x", {"state": state})
+        assert axes.get_title() == f"{state}\nMatern52(ls={(1, 0.7)[k]}), sigma {(0.1, 0.2)[k]}"
+        assert (axes.get_xlabel(), axes.get_ylabel()) == ("time (h)", "mM")
+        [mean] = axes.get_lines()
+        np.testing.assert_allclose(mean.get_ydata()[::8], gappy.posterior_mean()[:, k])
+        wide, narrow, points = axes.collections
+        np.testing.assert_array_equal(points.get_offsets()[:, 1], gappy.y[:, k])
+        sd = gappy.posterior_sd()[4, k]
+        for band, spread in [(narrow, sd), (wide, np.hypot(sd, gappy.sigma[k]))]:
+            edges = band.get_paths()[0].vertices
+            high = edges[np.isclose(edges[:, 0], gappy.t[4]), 1].max()
+            expected = gappy.posterior_mean()[4, k] + norm.ppf(0.95) * spread
+            assert high == pytest.approx(expected)
+
+
+def test_a_fit_of_random_hyperparameters_is_not_drawn(gappy):
+    with pm.Model():
+        random = gappy.with_sigma(pm.HalfNormal("sigma", 1))
+        with pytest.raises(ValueError, match=r"gp\.posterior_sd needs numbers"):
+            gm.plot_gp_fit(random)
+
+
+@pytest.fixture
+def searches(rng):
+    """Return what three searches found, of which the first has another mean of one unknown."""
+    by_search = ("search", "unknown")
+    mean = np.array([[5.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
+    plain = {name: (by_search, np.zeros((3, 2))) for name in ("log_sd", "log_sd_error")}
+    weights = rng.dirichlet(np.ones(100))
+    found = xr.Dataset(
+        plain
+        | {
+            "mean": (by_search, mean),
+            "mean_error": (by_search, np.full((3, 2), 0.1)),
+            "weight": ("weighted_draw", weights),
+        },
+        {"search": range(3), "unknown": ["alpha", "beta"]},
+        {"pareto_k": 0.9, "reliable_k": 0.7, "n_effective": 12.0, "errors_allowed": 4.0},
+    )
+    return xr.DataTree.from_dict({"searches": found}), weights
+
+
+def test_searches_are_drawn_beside_each_other_with_their_errors(searches):
+    idata, weights = searches
+    pc = gm.plot_verdict(idata)
+    panels = pc.viz["plot"].to_numpy().ravel()
+    means, _, heaviest = panels
+    for axis, expected in zip(means.get_lines(), [10 / 3, -5 / 3, -5 / 3], strict=True):
+        low, high = axis.get_ydata()[:2]
+        assert (low, high) == pytest.approx((expected - 0.4, expected + 0.4))
+    assert [tick.get_text() for tick in means.get_xticklabels()] == ["alpha", "beta"]
+    assert heaviest.get_title() == "Pareto k 0.90 (limit 0.70), 12 effective draws"
+    share, _ = heaviest.get_lines()
+    np.testing.assert_allclose(np.diff(share.get_ydata()), np.sort(weights)[::-1])
+
+
+def test_a_verdict_is_drawn_of_what_has_one(idata):
+    with pytest.raises(ValueError, match=r"groups \['posterior', 'observed_data'\]; expected 'sea"):
+        gm.plot_verdict(idata)
+
+
+@pytest.mark.parametrize("backend", ["bokeh", "plotly"])
+def test_other_backends_draw_all_plots(backend, idata, data, gappy, searches):
+    pytest.importorskip(backend)
+    pytest.importorskip("webcolors")
+    for pc in [
+        gm.plot_states(idata, truth=data.x, backend=backend),
+        gm.plot_gp_fit(gappy, backend=backend),
+        gm.plot_verdict(searches[0], backend=backend),
+    ]:
+        assert pc.backend == backend
+
+
+def test_a_forecast_is_drawn_without_data(idata):
+    del idata["observed_data"]
+    axes = gm.plot_states(idata).get_target("x", {"state": "prey"})
+    assert len(axes.collections) == 1
 
 
 def test_slopes_of_a_model_without_a_constraint_or_of_other_draws_are_refused(decaying):

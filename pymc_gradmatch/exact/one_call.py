@@ -23,7 +23,7 @@ from pymc_gradmatch.exact.experiments import (
 from pymc_gradmatch.exact.importance import Mixture
 from pymc_gradmatch.exact.posterior import ExactPosterior
 from pymc_gradmatch.exact.search import Coverage, Local, cover, modes_beside, newton, widths_at
-from pymc_gradmatch.exact.verdict import N_HANDED_ON, TRY, check_n_draws, in_words
+from pymc_gradmatch.exact.verdict import N_HANDED_ON, TRY, check_n_draws, in_words, searched
 from pymc_gradmatch.gp import Experiment, StateGPs, is_states, start_of
 from pymc_gradmatch.model import (
     Constraint,
@@ -67,7 +67,8 @@ class Fit(Verdict):
     idata : xarray.DataTree
         Equally weighted draws as one chain, resampled, so that some are repeated:
         groups ``posterior`` (parameters, ``x0``, the integrated states on their grid),
-        ``posterior_predictive``, ``log_likelihood`` and ``observed_data``.
+        ``posterior_predictive``, ``log_likelihood``, ``observed_data`` and ``searches``,
+        for :func:`~pymc_gradmatch.plot_verdict`.
     model : pymc.Model
         The model whose exact posterior this is.
     weights : array of float
@@ -261,6 +262,7 @@ def fit(
         weighted = found.weighted
         drawn = weighted.resampled(rng)
         idata = target.idata(weighted.points[drawn], rng)
+        idata["searches"] = xr.DataTree(searched(found, target.names))
         unidentified = _unidentified(target, idata["posterior"].dataset, rng)
     disagreement = found.disagreement.set_axis([*target.names, "evidence"])
     scalars = [name for name in idata["posterior"].data_vars if name not in target.states]

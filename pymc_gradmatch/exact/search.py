@@ -338,6 +338,9 @@ class Coverage(NamedTuple):
         How many searches there were, and rounds in all.
     covariance : array of float
         Of the coordinates.
+    estimates : dict of str to array of float
+        ``mean`` and ``log_sd`` of every coordinate, the evidence last, and their errors,
+        each by search, shape ``(search, coordinate + 1)``.
     """
 
     weighted: Weighted
@@ -345,6 +348,7 @@ class Coverage(NamedTuple):
     n_searches: int
     n_rounds: int
     covariance: NDArray[np.float64]
+    estimates: dict[str, NDArray[np.float64]]
 
     @property
     def agrees(self) -> bool:
@@ -449,18 +453,19 @@ def _together(
     ]
     enough = np.maximum(weighted.weights, 1e-12)
     covariance = np.atleast_2d(np.cov(points.T, aweights=enough, ddof=0))
-    return Coverage(weighted, _disagreement(each), len(proposals), 0, covariance)
+    moments = [_moments(run) for run in each]
+    estimates = {name: np.stack([of_run[name] for of_run in moments]) for name in moments[0]}
+    disagreement = _disagreement(estimates)
+    return Coverage(weighted, disagreement, len(proposals), 0, covariance, estimates)
 
 
-def _disagreement(runs: list[Weighted]) -> pd.DataFrame:
+def _disagreement(estimates: dict[str, NDArray[np.float64]]) -> pd.DataFrame:
     """Return by how much runs differ at most, beyond the errors that they are known to have."""
-    estimates = [_moments(run) for run in runs]
     columns = {}
     for name in ("mean", "log_sd"):
-        values = np.stack([estimate[name] for estimate in estimates])
-        errors = np.stack([estimate[f"{name}_error"] for estimate in estimates])
+        values, errors = estimates[name], estimates[f"{name}_error"]
         if name == "mean":
-            scale = np.exp(np.stack([estimate["log_sd"] for estimate in estimates])).mean(axis=0)
+            scale = np.exp(estimates["log_sd"]).mean(axis=0)
             values, errors = values / scale, errors / scale
         apart = np.abs(values[:, None] - values)
         allowed = ERRORS * np.hypot(errors[:, None], errors)

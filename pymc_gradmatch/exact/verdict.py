@@ -1,6 +1,6 @@
 """From a gradient-matching posterior to the exact one: a first look, and a verdict."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pymc_gradmatch.exact.experiments import Separate, cover_experiments, exact_posterior
 from pymc_gradmatch.exact.importance import Weighted, reliable_k
 from pymc_gradmatch.exact.posterior import ExactPosterior
-from pymc_gradmatch.exact.search import Coverage, cover, newton
+from pymc_gradmatch.exact.search import ERRORS, Coverage, cover, newton
 from pymc_gradmatch.reporting import Verdict, furthest
 
 N_HANDED_ON = 4
@@ -45,7 +45,8 @@ class IntegrateCheck(Verdict):
         repeated), as one chain in random order: parameters, ``x0``, sigma if it
         is random, and the integrated states on their grid under their name in
         the model.  Groups ``posterior_predictive``, ``log_likelihood`` and
-        ``observed_data``: of what the model observes.
+        ``observed_data``: of what the model observes.  Group ``searches``: what each
+        search found, for :func:`~pymc_gradmatch.plot_verdict`.
     weights : array of float
         Of the draws before resampling, smoothed, shape ``(draw,)``, sum one.
     pareto_k : float
@@ -104,18 +105,49 @@ def judge(
     drawn = weighted.resampled(rng)
     moved = _compare(target, draws, weighted)
     disagreement = found.disagreement.set_axis([*target.names, "evidence"])
+    idata = target.idata(weighted.points[drawn], rng)
+    idata["searches"] = xr.DataTree(searched(found, target.names))
     return IntegrateCheck(
         verdict=_verdict(found, moved["moved"], disagreement, apart),
         is_exact=found.is_reliable and not apart,
         moved=moved,
         disagreement=disagreement,
-        idata=target.idata(weighted.points[drawn], rng),
+        idata=idata,
         weights=weighted.weights,
         pareto_k=weighted.pareto_k,
         n_effective=weighted.n_effective,
         n_rounds=found.n_rounds,
         covariance=pd.DataFrame(found.covariance, target.names, target.names),
         starts=target.initial_points(weighted.points[list(dict.fromkeys(drawn))[:N_HANDED_ON]]),
+    )
+
+
+def searched(found: Coverage, names: Sequence[str]) -> xr.Dataset:
+    """Return what each search found, as the group ``searches`` of a result's draws.
+
+    ``mean`` and ``log_sd`` of every unconstrained coordinate with their Monte Carlo errors,
+    dims ``(search, unknown)``, the evidence of each search, the weights, and k.
+    """
+    by_search = ("search", "unknown")
+    columns = {name: (by_search, values[:, :-1]) for name, values in found.estimates.items()}
+    evidence = {
+        "log_evidence": ("search", found.estimates["mean"][:, -1]),
+        "log_evidence_error": ("search", found.estimates["mean_error"][:, -1]),
+    }
+    weighted = found.weighted
+    return xr.Dataset(
+        columns | evidence | {"weight": ("weighted_draw", weighted.weights)},
+        {
+            "search": range(found.n_searches),
+            "unknown": [*names],
+            "weighted_draw": range(len(weighted.weights)),
+        },
+        {
+            "pareto_k": weighted.pareto_k,
+            "reliable_k": reliable_k(len(weighted.weights)),
+            "n_effective": weighted.n_effective,
+            "errors_allowed": ERRORS,
+        },
     )
 
 

@@ -183,6 +183,24 @@ def smoothed(C, noise, residual: NDArray[np.float64], observed: NDArray[np.intp]
     return (C[:, :, observed] @ weights)[..., 0].T
 
 
+def spread(
+    C: NDArray[np.float64],
+    noise: NDArray[np.float64],
+    residual: NDArray[np.float64],
+    observed: NDArray[np.intp],
+) -> NDArray[np.float64]:
+    r"""Return the posterior variance of every state on the grid, shape ``(time, state)``.
+
+    .. math:: \operatorname{diag}\bigl(C - C_{:o}\,(C_{oo} + v I)^{-1}\,C_{o:}\bigr)
+
+    Parameters are those of :func:`smoothed`, all of them numbers.
+    """
+    K, _ = _regression(C, noise, residual, observed)
+    across = C[:, :, observed] * ~np.isnan(residual.T)[:, None]
+    explained = (across * np.linalg.solve(K, across.mT).mT).sum(axis=-1)
+    return np.maximum(np.diagonal(C, axis1=1, axis2=2) - explained, 0).T
+
+
 def log_evidence(
     C: NDArray[np.float64],
     noise: NDArray[np.float64],

@@ -38,6 +38,7 @@ from pymc_gradmatch.gp.processes import (
     check_coords,
     log_evidence,
     smoothed,
+    spread,
 )
 from pymc_gradmatch.numerics import per_state
 from pymc_gradmatch.reporting import as_html
@@ -492,6 +493,16 @@ class StateGP:
         where o are the times of the observations.  A graph where hyperparameters are random.
         """
         return self.prior_mean + self.scale * smoothed(*self._regression)
+
+    def posterior_sd(self) -> NDArray[np.float64]:
+        r"""Return how uncertain the smoothed states are, shape ``(time, state)``.
+
+        .. math:: s\,\operatorname{diag}(C - C_{:o}\,(C_{oo} + \sigma^2 I)^{-1}\,C_{o:})^{1/2}
+
+        In the units of :meth:`posterior_mean`, without the noise of observations.
+        """
+        self._check_numbers("posterior_sd")
+        return self.scale * np.sqrt(spread(*self._regression))
 
     def log_marginal_likelihood(self) -> NDArray[np.float64]:
         r"""Return log N(y_k | m_k, s_k^2 (C_k + sigma_k^2 I)) of each state's data.
