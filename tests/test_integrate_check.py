@@ -12,6 +12,7 @@ import pymc_gradmatch as gm
 from pymc_gradmatch.exact import ExactPosterior
 from pymc_gradmatch.exact.importance import Mixture, Search, reliable_k, search, weigh
 from pymc_gradmatch.exact.search import cover, modes_and_ridges, modes_beside, newton
+from pymc_gradmatch.exact.walks import WALKERS, Hamiltonian, walk
 from pymc_gradmatch.ode import batched_solver
 
 T = np.linspace(0, 2, 9)
@@ -273,6 +274,47 @@ def test_parts_along_a_ridge_are_adapted_to_it(rng):
                 0, abs=5 * 4 / np.sqrt(weighted.n_effective)
             )
     assert np.median(shares["found"]) > max(0.1, np.median(shares["ridge"]))
+
+
+def normal(width):
+    return lambda phi: -0.5 * np.square(phi / width).sum(axis=1)
+
+
+def walked(target, proposal, points, rng):
+    log_ratio = target(points) - proposal(points)
+    return walk(target, weigh(points, log_ratio), log_ratio, proposal, rng)
+
+
+@pytest.mark.parametrize("width", [1.0, 1.8])  # of the target: light tails of weights, and heavy
+def test_walks_stay_where_a_proposal_covers_the_target(rng, width):
+    proposal = Mixture.around(np.zeros(4), np.eye(4))
+    points = proposal.draw(4_000, rng)
+    assert walked(normal(width), proposal.log_density, points, rng).n_leaving == 0
+
+
+def test_walks_leave_a_proposal_that_ends_where_the_target_goes_on(rng):
+    """Assert it where weights are nearly equal, and k sees nothing."""
+
+    def half(phi):
+        return np.where(phi[:, 0] < 0, normal(1.1)(phi), -1e3)
+
+    points = 1.1 * rng.normal(size=(4_000, 4))
+    points[:, 0] = -np.abs(points[:, 0])
+    assert weigh(points, normal(1.0)(points) - half(points)).is_reliable
+    walks = walked(normal(1.0), half, points, rng)
+    assert walks.n_leaving > WALKERS / 2
+    assert (walks.points[:, 0] > 0).any()
+
+
+def test_leapfrog_steps_conserve_energy_to_their_square(rng):
+    """Assert it for a normal density, whose gradients differences tell exactly."""
+    dynamics = Hamiltonian(normal(np.array([1.0, 2.0, 0.5])), np.eye(3))
+    start, momentum = rng.normal(size=(2, 500, 3))
+    lost = []
+    for step in (0.1, 0.05):
+        _, energy = dynamics.trajectory(start, momentum, step, int(0.7 / step))
+        lost.append(np.abs(energy[-1] - energy[0]).mean())
+    assert lost[0] / lost[1] == pytest.approx(4, rel=0.1)
 
 
 @pytest.mark.slow

@@ -74,7 +74,7 @@ def walk(
     weights = weighted.weights
     start = weighted.points[rng.choice(len(weights), WALKERS, p=weights)]
     factor = np.linalg.cholesky(np.atleast_2d(np.cov(weighted.points.T, aweights=weights)))
-    hamiltonian = _Hamiltonian(target, factor)
+    hamiltonian = Hamiltonian(target, factor)
     momentum = rng.normal(size=start.shape)
     step = FIRST_STEP
     while step > SHORTEST_STEP and hamiltonian.acceptance(start, momentum, step) < KEPT:
@@ -90,7 +90,7 @@ def walk(
     return Walks(passed[kept.ravel()], int(leaves.any(axis=0).sum()))
 
 
-class _Hamiltonian:
+class Hamiltonian:
     """Dynamics of many walkers at once, in coordinates of unit width."""
 
     def __init__(self, target: LogDensity, factor: NDArray[np.float64]):
