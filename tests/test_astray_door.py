@@ -201,7 +201,7 @@ def test_times_of_another_length_are_told_how_to_be_named(two):
     ):
         gp.prior("x")
     assert list(model.coords) == ["time"]
-    with pm.Model(), pytest.raises(ValueError, match=r"dims are 'time'; expected the names of two"):
+    with pm.Model(), pytest.raises(ValueError, match=r"dims are 'time'; expected the names of 2"):
         gp.prior("x", dims="time")
 
 

@@ -11,7 +11,7 @@ BOTH_WAYS = next(page for page in PAGES if page.stem == "both-ways")
 
 def cells(text):
     """Return the code of a page."""
-    return re.findall(r"^```{code-cell} python\n(?::.*\n)*(.*?)^```$", text, re.M | re.S)
+    return re.findall(r"^```{code-cell} python\n(?::[^\n]*\n)*(.*?)^```$", text, re.M | re.S)
 
 
 def sections():

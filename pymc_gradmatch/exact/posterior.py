@@ -393,7 +393,7 @@ class ExactPosterior(Solutions):
         ):
             gp = constraint.gp
             part = (gp.levels_of(x0) - gp.mean) / gp.scale
-            in_scale = x0[..., positive] / gp.scale[positive]
+            in_scale = x0[..., positive] / gp.scale[..., positive]
             part[..., positive] = np.log(np.maximum(in_scale, SMALLEST))
             parts.append(part[..., free])
         return parts

@@ -561,6 +561,12 @@ def _build_together(
     if chosen.state_box is not None or chosen.recentred:
         msg = "state_box and recentred are not there for several experiments; expected neither."
         raise ValueError(msg)
+    if chosen.noise is not None:
+        msg = (
+            "sigma is known numbers, which are not there for several experiments yet; give each "
+            "experiment a likelihood= with its own sigma, or a prior."
+        )
+        raise ValueError(msg)
     variables = {**made, name["sigma"]: sigma, name["gamma"]: chosen.gamma}
     to_come = {
         n: v for n, v in variables.items() if is_distribution(v) and not is_registered(v, home)
