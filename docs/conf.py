@@ -1,11 +1,13 @@
 """The site: ``make docs``; warnings are errors, code cells are run (and kept in a cache)."""
 
 import shutil
+import sys
 from pathlib import Path
 
 import pymc_gradmatch as gm
 
 HERE = Path(__file__).parent
+sys.path.append(str(HERE))
 shutil.copytree(  # stored with their outputs; the test suite runs them
     HERE.parent / "notebooks",
     HERE / "notebooks",
@@ -26,7 +28,7 @@ extensions = [
     "sphinx.ext.mathjax",
     "sphinx_copybutton",
     "sphinx_design",
-    "sphinxcontrib.mermaid",
+    "drawing",  # flowcharts
     "sphinx-mathjax-offline",  # formulas without a network
 ]
 exclude_patterns = ["_build", "**.ipynb_checkpoints", "jupyter_execute"]
@@ -42,6 +44,8 @@ nb_execution_timeout = 300
 nb_merge_streams = True
 
 autosummary_generate = True
+# fit.html and Fit.html would be one file on a disk that does not tell cases apart
+autosummary_filename_map = {"pymc_gradmatch.Fit": "pymc_gradmatch.Fit-result"}
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
 napoleon_google_docstring = False
