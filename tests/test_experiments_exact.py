@@ -140,11 +140,30 @@ def population():
     return {"k": pm.LogNormal("k", mean, spread, dims="experiment")}
 
 
-@pytest.mark.slow
-def test_a_hierarchy_has_the_posterior_that_nuts_finds_in_the_closed_form():
+@pytest.fixture(scope="module")
+def hierarchy():
     rng = np.random.default_rng(5)
     experiments = decays(np.exp(rng.normal(-0.4, 0.3, 6)))
-    fit = fitted(experiments, population)
+    return experiments, fitted(experiments, population)
+
+
+@pytest.mark.slow
+def test_the_marginal_density_has_the_same_slopes_near_and_far(hierarchy):
+    _, fit = hierarchy
+    target = Separate(fit.model)
+    phi = target.coordinates(fit.idata["posterior"].dataset).mean(axis=0)
+    nested = Nested(target, phi, np.random.default_rng(1))
+    assert nested.n_steps == 1
+    steps = 10.0 ** -np.arange(2, 7)[:, None, None] * np.eye(len(nested.at))
+    heights = [nested(nested.at + sign * steps.reshape(-1, len(nested.at))) for sign in (1, -1)]
+    slopes = (heights[0] - heights[1]) / (2 * steps.max(axis=-1).ravel())
+    far, *near = slopes.reshape(len(steps), -1)
+    np.testing.assert_allclose(near, np.tile(far, (len(near), 1)), atol=0.1)
+
+
+@pytest.mark.slow
+def test_a_hierarchy_has_the_posterior_that_nuts_finds_in_the_closed_form(hierarchy):
+    experiments, fit = hierarchy
     assert fit.is_exact
     with pm.Model(coords={"experiment": list(experiments)}):
         k = population()["k"]

@@ -336,7 +336,8 @@ class Nested:
             length = np.linalg.norm(local.gradient, axis=1, keepdims=True)
             move = local.gradient * np.minimum(1, LONGEST / np.maximum(length, 1e-300))
             point = local.point + np.einsum("wij,wj->wi", local.factor, move)
-            factors = local.factor
+            # Eigenvectors of like curvatures turn freely; this root is smooth in the shared unknowns.
+            factors = np.linalg.cholesky(local.factor @ local.factor.mT)
         return Inner(point.reshape(mean.shape), factors.reshape(factor.shape))
 
     def __call__(self, shared: NDArray[np.float64]) -> NDArray[np.float64]:
