@@ -336,7 +336,7 @@ class Nested:
             length = np.linalg.norm(local.gradient, axis=1, keepdims=True)
             move = local.gradient * np.minimum(1, LONGEST / np.maximum(length, 1e-300))
             point = local.point + np.einsum("wij,wj->wi", local.factor, move)
-            # Eigenvectors of like curvatures turn freely; this root is smooth in the shared unknowns.
+            # Eigenvectors of like curvatures turn freely; this root is smooth in what is shared.
             factors = np.linalg.cholesky(local.factor @ local.factor.mT)
         return Inner(point.reshape(mean.shape), factors.reshape(factor.shape))
 
