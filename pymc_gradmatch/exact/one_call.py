@@ -108,7 +108,7 @@ class Fit(Verdict):
         """Plot the states with bands over the data, by :func:`~pymc_gradmatch.plot_states`."""
         from pymc_gradmatch.plots import plot_states  # here: it imports matplotlib
 
-        return plot_states(self.idata, **kwargs)
+        return plot_states(self.idata, **{"model": self.model} | kwargs)
 
 
 @one_at_a_time
