@@ -73,6 +73,7 @@ MOST_NUMBERS = 4_000_000
 ROUGHLY = 0.03  # of a solution's slopes, to which parameters are first fitted
 TRIED, ENOUGH = 50, 0.5  # points, and effective draws as a share, at which steps are left out
 FAR = 0.5  # local standard deviations, of shared unknowns, over which modes are followed
+FOLLOWED, STILL = 10, 0.1  # times that modes are followed at most; standard deviations
 
 
 class Separate(ExactPosterior):
@@ -449,11 +450,14 @@ def cover_experiments(
     say("climbing to the mode of what experiments share")
     widths = widths_at(nested, nested.at)
     mode = newton(nested, nested.at[None], np.diag(np.square(widths)))
-    for _ in range(2):  # experiments' modes are followed from the mode, and it is climbed again
+    for _ in range(FOLLOWED):  # experiments' modes follow the mode, and it is climbed to again
         nested.at = mode.point[0]
         nested.climb_inside()
         nested.follow(np.sqrt(np.diagonal(mode.covariance[0])))
         mode = newton(nested, nested.at[None], mode.covariance[0])
+        moved = (mode.point[0] - nested.at) / np.sqrt(np.diagonal(mode.covariance[0]))
+        if np.abs(moved).max() < STILL:
+            break
     nested.economise(mode.covariance[0])
     say("searching: each experiment by itself")
     apart = _apart(nested, rng)
