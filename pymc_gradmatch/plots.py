@@ -366,9 +366,9 @@ def plot_verdict(idata: xr.DataTree, **pc_kwargs) -> az.PlotCollection:
     away = (estimates - estimates.mean("search")).rename("verdict")
     n_searches, n_unknowns = away.sizes["search"], min(away.sizes["unknown"], MOST_UNKNOWNS)
     apart = (abs(away) / errors).fillna(0).max(["what", "search"])
-    drawn = np.sort(np.argsort(-apart.to_numpy())[:n_unknowns])
+    most = np.sort(np.argsort(-apart.to_numpy())[:n_unknowns])
     of_most = f"\n{n_unknowns} that differ most" if n_unknowns < apart.size else ""
-    away, errors = away.isel(unknown=drawn), errors.isel(unknown=drawn)
+    away, errors = away.isel(unknown=most), errors.isel(unknown=most)
     beside = BESIDE * (away["search"] - (n_searches - 1) / 2)
     place = xr.DataArray(np.arange(float(n_unknowns)), {"unknown": away["unknown"]}) + beside
     panels = away.reindex(what=what, fill_value=0.0).to_dataset()
@@ -517,9 +517,9 @@ def _by_state(variable: xr.DataArray, own: np.ndarray | None = None) -> xr.DataA
         time, parts = _times_of(variable), []
         for number, name in enumerate(variable["experiment"].to_numpy()):
             one = variable.isel(experiment=number, drop=True)
-            states = [f"{name}: {state}" for state in one["state"].to_numpy()]
+            named = [f"{name}: {state}" for state in one["state"].to_numpy()]
             at = one[time] if own is None else own[number]
-            parts.append(one.assign_coords({"state": states, time: np.asarray(at)}))
+            parts.append(one.assign_coords({"state": named, time: np.asarray(at)}))
         return xr.concat(parts, "state", join="outer")
     if variable.dims != ("observation",):
         return variable

@@ -6,7 +6,8 @@ import pytest
 
 import pymc_gradmatch as gm
 from pymc_gradmatch.exact import ExactPosterior
-from pymc_gradmatch.exact.experiments import Nested, Separate
+from pymc_gradmatch.exact.experiments import Nested, Separate, leading_to
+from pymc_gradmatch.model import constraints
 
 SIGMA = 0.03
 DECAY = gm.ODE(lambda t, x, theta: [-theta.k * x.mass], ["mass"], ["k"])
@@ -159,6 +160,15 @@ def test_the_marginal_density_has_the_same_slopes_near_and_far(hierarchy):
     slopes = (heights[0] - heights[1]) / (2 * steps.max(axis=-1).ravel())
     far, *near = slopes.reshape(len(steps), -1)
     np.testing.assert_allclose(near, np.tile(far, (len(near), 1)), atol=0.1)
+
+
+@pytest.mark.slow
+def test_a_search_starts_from_a_population_with_the_spread_of_its_members(hierarchy):
+    _, fit = hierarchy
+    start = leading_to(fit.model, *constraints(fit.model))
+    members = np.log(start["k"])
+    assert start["mean"] == pytest.approx(members.mean(), abs=0.05)
+    assert start["spread"] == pytest.approx(members.std(), rel=0.2)
 
 
 @pytest.mark.slow

@@ -523,6 +523,8 @@ def leading_to(model: pm.Model, constraint: Constraint) -> dict[str, NDArray[np.
 
     Around solutions of the ODE these slopes tell the parameters, and these what they are made
     from, such as the mean and spread of a population.  Nothing, where the prior mean is constant.
+    Variables that the prior of others depends on wait for these: together they would be most
+    probable where a population has no spread.
     """
     ode, gp = constraint.ode, constraint.gp
     upstream = set(ancestors([constraint.theta]))
@@ -549,15 +551,25 @@ def leading_to(model: pm.Model, constraint: Constraint) -> dict[str, NDArray[np.
         pairs = zip(np.split(flat, ends), starts, strict=True)
         return [part.reshape(start.shape) for part, start in pairs]
 
-    def value(flat):
+    def value(flat, moving):
         with np.errstate(all="ignore"):
             here, *by = height(*parts(flat))
-        gradient = np.concatenate([np.ravel(one) for one in by])
+        gradient = np.concatenate([np.ravel(one) for one in by]) * moving
         finite = np.isfinite(here) and np.isfinite(gradient).all()
         return (float(here), gradient) if finite else (np.inf, np.zeros_like(flat))
 
-    flat = np.concatenate([start.ravel() for start in starts])
-    found = minimize(value, flat, jac=True, method="L-BFGS-B", options={"maxiter": 300}).x
+    behind = [{*ancestors([rv])} - {rv} for rv in free]
+    waiting = np.concatenate(
+        [
+            np.full(start.size, any(rv in of for of in behind))
+            for rv, start in zip(free, starts, strict=True)
+        ]
+    )
+    found = np.concatenate([start.ravel() for start in starts])
+    for moving in (~waiting, waiting):
+        if moving.any():
+            settings = {"jac": True, "method": "L-BFGS-B", "options": {"maxiter": 300}}
+            found = minimize(value, found, args=(moving,), **settings).x
     natural = pytensor.function(
         values, model.replace_rvs_by_values(free), mode=EVALUATE_ONCE, on_unused_input="ignore"
     )(*parts(found))
