@@ -1,6 +1,5 @@
 """The site: ``make docs``; warnings are errors, code cells are run (and kept in a cache)."""
 
-import shutil
 import sys
 from pathlib import Path
 
@@ -8,12 +7,10 @@ import pymc_gradmatch as gm
 
 HERE = Path(__file__).parent
 sys.path.append(str(HERE))
-shutil.copytree(  # stored with their outputs; the test suite runs them
-    HERE.parent / "notebooks",
-    HERE / "notebooks",
-    dirs_exist_ok=True,
-    ignore=shutil.ignore_patterns(".*"),
-)
+(HERE / "notebooks").mkdir(exist_ok=True)
+for notebook in (HERE.parent / "notebooks").glob("*.ipynb"):  # stored with outputs; tests run them
+    text = notebook.read_text("utf-8").replace("](../docs/", "](../")  # links of the repository
+    (HERE / "notebooks" / notebook.name).write_text(text, "utf-8")
 
 project = "pymc_gradmatch"
 author = "The pymc_gradmatch developers"
