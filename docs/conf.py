@@ -60,9 +60,19 @@ html_theme_options = {
     "footer_end": [],
     "show_prev_next": True,
 }
-html_sidebars = {"quickstart": [], "idea": [], "troubleshooting": [], "coming-from": [], "cite": []}
+alone = "quickstart", "idea", "habits", "troubleshooting", "coming-from", "design", "cite"
+html_sidebars = {page: [] for page in alone}  # no pages below
 html_show_sourcelink = False
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 # Docstrings list references that the text does not number.
 suppress_warnings = ["ref.footnote"]
+
+
+def setup(app):
+    """Leave out fields of named tuples of which nothing is said but their number."""
+
+    def unsaid(app, what, name, obj, skip, options):
+        return skip or str(getattr(obj, "__doc__", "")).startswith("Alias for field number")
+
+    app.connect("autodoc-skip-member", unsaid)
