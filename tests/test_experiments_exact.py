@@ -82,6 +82,16 @@ def test_starts_are_of_each_experiment(shared):
     assert np.abs(away).max() < 4
 
 
+def test_a_fit_draws_each_experiment_on_its_own_times(shared):
+    experiments, fit = shared
+    pc = fit.plot()
+    for name, one in experiments.items():
+        panel = pc.get_target("x", {"state": f"{name}: mass"})
+        mean = panel.get_lines()[0].get_ydata()
+        assert np.nanmax(abs(mean)) == pytest.approx(one.y.max(), abs=5 * SIGMA)
+        assert panel.get_lines()[0].get_xdata()[np.isfinite(mean)][-1] == one.t[-1]
+
+
 def test_data_are_drawn_and_weighed_experiment_by_experiment(shared):
     experiments, fit = shared
     for name, one in experiments.items():
