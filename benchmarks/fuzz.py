@@ -7,7 +7,9 @@ states, likelihoods, starts, inputs and doses.
 
 There may be two outcomes: a model whose log density and gradient are finite where samplers
 start, or a message of ours.  Another exception, a warning that is not ours, a density that is
-not finite, or more than a minute of work is a failure.  The table counts them; the seed of a
+not finite, or more than a minute of work is a failure.  Lines that a user wrote by hand are
+PyMC's until they are sampled: of those that have no finite density, `gm.find_map` must say why.
+The table counts them; the seed of a
 failure runs that problem alone, ``--seed SEED --n 1``, and Hypothesis shrinks its failures to the
 simplest ``Case(...)`` that fails in the same way; ``attempt(Case(...))`` runs it again.
 """
@@ -607,6 +609,7 @@ def by_hand(posed: Problem, ode, t, y) -> pm.Model:
     return model
 
 
+BY_HAND = ("four lines", "by hand")
 ROADS: dict[str, Callable] = {
     "fgpgm": build,
     "refined": partial(build, preset="refined"),
@@ -845,16 +848,34 @@ def attempt(seed: int | Case) -> Outcome:
         warnings.simplefilter("ignore")
         posed = posed_by(seed) if isinstance(seed, Case) else problem(seed)
     with heard() as foreign:
-        try:
-            with limited(LONGEST):
-                result, detail = "finite", evaluate(posed.build())
-        except Exception as error:
-            result, detail = judge(error)
-    if result == "finite" and detail:
-        result = "failure"
-    elif foreign:
+        result, detail, model = judged(posed)
+        if result == "failure" and posed.road in BY_HAND and model is not None:
+            result, detail = judged_by_find_map(model)
+    if foreign:
         result, detail = "failure", f"{foreign[0]} ({result}: {detail})"
     return Outcome(seed, posed.road, posed.mistake, result, detail, process_time() - start)
+
+
+def judged(posed: Problem) -> tuple[str, str, pm.Model | None]:
+    """Build a problem and evaluate it: the result, in words, and the model if there is one."""
+    model = None
+    try:
+        with limited(LONGEST):
+            model = posed.build()
+            detail = evaluate(model)
+    except Exception as error:
+        return *judge(error), model
+    return "failure" if detail else "finite", detail, model
+
+
+def judged_by_find_map(model: pm.Model) -> tuple[str, str]:
+    """Ask where samplers of ours would start."""
+    try:
+        with limited(LONGEST):
+            gm.find_map(model=model, progressbar=False)
+    except Exception as error:
+        return judge(error)
+    return "finite", ""
 
 
 def evaluate(model: pm.Model) -> str:

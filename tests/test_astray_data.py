@@ -59,8 +59,19 @@ def test_counts_that_are_negative_or_not_whole_are_named(gp, distribution, index
 
 
 def test_counts_of_fewer_times_than_the_states_are_refused_by_their_shape(gp):
-    with pytest.raises(ValueError, match=r"observes counts of shape \(2,\).*states have shape"):
+    with pytest.raises(ValueError, match=r"'counts' observes has shape \(2,\).*one observation"):
         built(gp, counted(np.array([3, 2])))
+
+
+@pytest.mark.parametrize("start", [gm.find_map, gm.fit])
+def test_data_of_another_shape_in_a_model_written_by_hand_are_named(gp, start):
+    with pm.Model() as model:
+        rate = pm.HalfNormal("rate", 2)
+        x = gp.prior("x")
+        pm.Poisson("counts", 1.5 * pm.math.abs(x[:, 0]), observed=[3, 2])
+        gm.GradientMatchingODE("match", DECAY, x, [rate], gp=gp, gamma=0.1)
+    with pytest.raises(ValueError, match=r"'counts' observes has shape \(2,\).*one observation"):
+        start(model=model, progressbar=False)
 
 
 def test_whole_numbers_of_any_type_are_counts(gp, fast_compile):

@@ -8,7 +8,6 @@ import numpy as np
 from arviz_stats.base import array_stats
 from numpy.typing import NDArray
 from scipy.cluster.vq import kmeans2
-from scipy.linalg import solve_triangular
 from scipy.special import gammaln, logsumexp
 
 DEGREES = 7  # tails of the proposal: heavier than most posteriors', with a finite kurtosis
@@ -21,7 +20,7 @@ EM_STEPS, LITTLE = 30, 1e-4
 ADAPTING_STEPS, MEMORY = 3, 2  # draws per coordinate that a part's present shape counts for
 SMALL = 0.1
 NEXT_TO_NOTHING = 0.05  # of the mean share of a part
-MOST_NUMBERS = 4_000_000  # held at once
+BLOCK = 200_000  # numbers at once, which a processor's cache holds
 MAX_RELIABLE = 5  # rounds with a reliable k, of which the best is taken
 STRETCH = 2.5
 DEFENCE = 0.15
@@ -59,16 +58,24 @@ class Mixture(NamedTuple):
         constant = (
             gammaln((DEGREES + n) / 2) - gammaln(DEGREES / 2) - n / 2 * np.log(DEGREES * np.pi)
         )
-        factors = _factor(self.shapes)
-        inverse = np.linalg.inv(factors)
-        constant -= np.log(np.diagonal(factors, axis1=1, axis2=2)).sum(axis=1)
-        distance = np.empty((len(self.shares), len(points)))
-        n_chunks = -(-distance.size * n // MOST_NUMBERS)
-        for chunk in np.array_split(np.arange(len(self.shares)), max(n_chunks, 1)):
-            away = inverse[chunk] @ (points - self.means[chunk, None]).mT
-            distance[chunk] = np.einsum("kip,kip->kp", away, away)
-        tails = (DEGREES + n) / 2 * np.log1p(distance / DEGREES)
-        return (np.log(self.shares) + constant) - tails.T
+        constant -= np.log(np.diagonal(_factor(self.shapes), axis1=1, axis2=2)).sum(axis=1)
+        tails = np.log1p(self.distances(points) / DEGREES)
+        tails *= -(DEGREES + n) / 2
+        return (tails + (np.log(self.shares) + constant)[:, None]).T
+
+    def distances(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return squared Mahalanobis distances from the means, shape ``(part, point)``."""
+        n_parts, n = self.means.shape
+        inverse = np.linalg.inv(_factor(self.shapes))
+        rows, center = inverse.reshape(-1, n), (inverse @ self.means[..., None]).reshape(-1, 1)
+        distances = np.empty((n_parts, len(points)))
+        n_blocks = -(-len(rows) * len(points) // BLOCK)
+        for block in np.array_split(np.arange(len(points)), max(n_blocks, 1)):
+            away = rows @ points[block].T
+            away -= center
+            np.square(away, out=away)
+            distances[:, block] = away.reshape(n_parts, n, -1).sum(axis=1)
+        return distances
 
     def defended(self, other: "Mixture") -> "Mixture":
         """Return the mixture with a small share of another, of what must not go unseen."""
@@ -334,20 +341,17 @@ def _maximised(points, shares, fit: Mixture, rest, weight: float, anchor: float)
     points would say; ``anchor`` is what the old mean counts for.
     """
     n = points.shape[1]
-    means, shapes = [], []
     totals = shares.sum(axis=0) + LITTLE
-    parts = zip(shares.T, totals, fit.means, fit.shapes, rest, strict=True)
-    for share, total, mean, shape, left in parts:
-        away = solve_triangular(_factor(shape), (points - mean).T, lower=True)
-        distance = np.square(away).sum(axis=0)
-        counted = share * (DEGREES + n) / (DEGREES + distance)
-        center = (counted @ points + anchor * mean) / (counted.sum() + anchor)
-        away = points - center
-        spread = (counted * away.T) @ away / total
-        known = total / (total + weight)
-        means.append(center)
-        shapes.append(known * spread + (1 - known) * left)
-    return Mixture(totals / totals.sum(), np.stack(means), np.stack(shapes))
+    counted = shares.T * (DEGREES + n) / (DEGREES + fit.distances(points))
+    means = counted @ points + anchor * fit.means
+    means /= counted.sum(axis=1)[:, None] + anchor
+    spread = np.empty_like(fit.shapes)
+    for part, mean in enumerate(means):
+        away = (points - mean).T
+        spread[part] = (counted[part] * away) @ away.T
+    spread /= totals[:, None, None]
+    known = (totals / (totals + weight))[:, None, None]
+    return Mixture(totals / totals.sum(), means, known * spread + (1 - known) * rest)
 
 
 def _factor(shape) -> NDArray[np.float64]:

@@ -26,6 +26,7 @@ from pymc_gradmatch.exact.solutions import Solutions, compile_for_draws, with_dr
 from pymc_gradmatch.gp import is_states
 from pymc_gradmatch.model import (
     constraints,
+    density_of,
     is_constraint,
     is_known_start,
     known_starts,
@@ -101,8 +102,8 @@ class ExactPosterior(Solutions):
         self._known_graphs = solved.replace_rvs_by_values(starting)
         self._known = compile_for_draws([*self._values, *self._x], self._known_graphs)
         # A draw outside of the likelihood's domain has density zero, and stops no other.
-        log_density = impossible_outside(solved.logp(vars=[*free, *terms]))
-        self._log_density = compile_for_draws([*self._values, *self._x], [log_density])
+        density = impossible_outside(density_of(solved, [*free, *terms]))
+        self._log_density = compile_for_draws([*self._values, *self._x], [density])
         self._observed = [term for term in terms if term in solved.observed_RVs]
         self.weighed = [rv.name for rv in [*free, *terms]]
         self._at_states = solved

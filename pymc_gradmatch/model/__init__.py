@@ -14,7 +14,7 @@ from pymc_gradmatch.model.constraint import (
     is_constraint,
     warn_of_other_data,
 )
-from pymc_gradmatch.model.likelihood import NoDerivativeError, where_impossible
+from pymc_gradmatch.model.likelihood import NoDerivativeError, density_of, where_impossible
 from pymc_gradmatch.model.refinement import crossings_of, of_model, recentre, refine
 from pymc_gradmatch.model.start import is_known_start, known_starts, start_in
 
@@ -26,6 +26,7 @@ __all__ = [
     "build_model",
     "constraints",
     "crossings_of",
+    "density_of",
     "equations",
     "is_constraint",
     "is_known_start",

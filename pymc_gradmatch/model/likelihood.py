@@ -6,6 +6,7 @@ or of a whole model.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, NamedTuple, Self, cast
 
@@ -395,6 +396,31 @@ def _check_observed(rv: TensorVariable, name: str, observed: Any):
             raise ValueError(msg)
 
 
+def density_of(model: pm.Model, variables: Sequence[Variable] | None = None) -> TensorVariable:
+    """Return the graph of a model's log density, or of the part that some variables have.
+
+    Raises
+    ------
+    ValueError
+        If what a variable observes has another shape than what the model says of it.
+    """
+    try:
+        return model.logp(vars=variables)
+    except ValueError as error:
+        for rv in model.observed_RVs:
+            observed = model.rvs_to_values[rv]
+            with suppress(ValueError):
+                pm.logp(rv, observed)
+                continue
+            msg = (
+                f"what {rv.name!r} observes has shape {observed.type.shape}, which "
+                f"does not go with what the model says of it ({error}); expected one observation "
+                "for each entry of the states that it is about: x.prey[seen] takes some of them."
+            )
+            raise ValueError(msg) from error
+        raise
+
+
 def _first(mask: NDArray[np.bool_]) -> str:
     return ", ".join(map(str, np.argwhere(mask)[0].tolist()))
 
@@ -407,8 +433,7 @@ def rehearsed(function: LikelihoodFunction, ode: ODE, gp: StateGP) -> Written:
     Raises
     ------
     ValueError
-        If nothing is observed, if counts are none, if a random variable in it is discrete, or
-        if what is observed has another shape than what is said of it.
+        If nothing is observed, if counts are none, or if a random variable in it is discrete.
     """
     outer = pm.Model.get_context(error_if_none=False)
     coords = {} if outer is None else dict(outer.coords)
@@ -434,17 +459,7 @@ def rehearsed(function: LikelihoodFunction, ode: ODE, gp: StateGP) -> Written:
     upstream = set(ancestors(weighed))
     named = [*zip(ode.states, states, strict=True), *zip(ode.params, parameters, strict=True)]
     names = [rv.name for rv in weighed]
-    try:
-        graphs = [scratch.logp(), *scratch.logp(vars=weighed, sum=False)]
-    except ValueError as error:
-        shapes = {rv.name: scratch.rvs_to_values[rv].type.shape for rv in scratch.observed_RVs}
-        each = ", ".join(f"{name} of shape {shape}" for name, shape in shapes.items())
-        msg = (
-            f"the likelihood observes {each}, which does not go with what is said of it "
-            f"({error}). Its states have shape {(len(gp.t_observed),)}, one entry for each time; "
-            "x.prey[seen] takes some of them."
-        )
-        raise ValueError(msg) from error
+    graphs = [density_of(scratch), *scratch.logp(vars=weighed, sum=False)]
     known = [] if outer is None else outer.free_RVs
     stray = [rv for rv in random_ancestors(graphs) if rv in known]
     if stray:
@@ -510,7 +525,7 @@ def of_graph(
     x = pt.matrix("x", shape=shape, dtype="float64")
     theta = [pt.scalar(name, dtype="float64") for name in params]
     placeholders = dict(zip([given[name] for name in values], [x, *theta], strict=True))
-    whole = [given.logp(vars=[*free, *terms]), *single, *natural]
+    whole = [density_of(given, [*free, *terms]), *single, *natural]
     total, *graphs = cast("list[TensorVariable]", clone_replace(whole, placeholders))
     return Written(
         total, x, theta, gp=gp, rows=np.searchsorted(gp.t, grid),

@@ -30,6 +30,7 @@ from pytensor.tensor import TensorConstant, TensorVariable
 from xarray import DataTree
 
 from pymc_gradmatch._pymc import nutpie_model
+from pymc_gradmatch.model import density_of
 from pymc_gradmatch.sampling.coordinates import Coordinates, Split, monomials
 from pymc_gradmatch.sampling.machine import Native, Writer, assembled
 
@@ -55,7 +56,7 @@ class Written(NamedTuple):
 def write(model: pm.Model) -> Written:
     """Write a model's graphs, with ``pm.Data`` as it is now, and constant parts computed."""
     named = [*model.free_RVs, *model.deterministics]
-    graphs = [model.logp(), *model.replace_rvs_by_values(named)]
+    graphs = [density_of(model), *model.replace_rvs_by_values(named)]
     rewritten = rewrite_graph(_frozen(graphs), include=("canonicalize", "stabilize"))
     log_density, *variables = cast("list[TensorVariable]", rewritten)
     return Written(
