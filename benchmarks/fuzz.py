@@ -985,6 +985,9 @@ def generated(n: int, seed: int) -> Iterator[Outcome]:
 
         try:
             tried()
+        except hypothesis.errors.FlakyFailure as error:  # not again: it hung on the machine
+            print(error.exceptions[0].args[0], "(once, and not again)", flush=True)
+            known.add(error.exceptions[0].args[1])
         except _FailedError as error:
             text, kind = error.args
             print(text, flush=True)

@@ -254,23 +254,25 @@ def test_walks_stay_on_a_ridge_to_both_of_its_ends(rng):
 
 
 def test_parts_along_a_ridge_are_adapted_to_it(rng):
-    """Assert a proposal of which a good share counts, where one of a few parts has none."""
+    """Assert a proposal of which a good share counts, where one of a few parts has none.
+
+    The share hangs on the few draws that a search ends with: the median of several tells.
+    """
     bend, width = 0.1, 0.05
-    draws = draws_from_one_end(bend, width, rng)
     target = banana(bend, width)
-    ridge = modes_and_ridges(target, draws[:2], np.cov(draws.T))
-    shares = {}
-    for name, proposal in {
-        "ridge": ridge,
-        "found": search(target, ridge, 2_000, rng).proposal,
-    }.items():
-        points = proposal.draw(4_000, rng)
-        weighted = weigh(points, target(points) - proposal.log_density(points))
-        shares[name] = weighted.n_effective / 4_000
-        assert weighted.weights @ points[:, 0] == pytest.approx(
-            0, abs=4 * 4 / np.sqrt(weighted.n_effective)
-        )
-    assert shares["found"] > max(0.1, shares["ridge"])
+    shares: dict[str, list[float]] = {"ridge": [], "found": []}
+    for _ in range(7):
+        draws = draws_from_one_end(bend, width, rng)
+        ridge = modes_and_ridges(target, draws[:2], np.cov(draws.T))
+        found = search(target, ridge, 2_000, rng).proposal
+        for name, proposal in {"ridge": ridge, "found": found}.items():
+            points = proposal.draw(4_000, rng)
+            weighted = weigh(points, target(points) - proposal.log_density(points))
+            shares[name].append(weighted.n_effective / 4_000)
+            assert weighted.weights @ points[:, 0] == pytest.approx(
+                0, abs=5 * 4 / np.sqrt(weighted.n_effective)
+            )
+    assert np.median(shares["found"]) > max(0.1, np.median(shares["ridge"]))
 
 
 @pytest.mark.slow

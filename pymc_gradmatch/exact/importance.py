@@ -141,9 +141,8 @@ class Weighted(NamedTuple):
         """Tell whether Pareto k is below :func:`reliable_k`."""
         return bool(self.pareto_k < reliable_k(len(self.weights)))
 
-    def resampled(self, rng: np.random.Generator) -> NDArray[np.int64]:
-        """Return the places of as many draws, each as often as its weight says, or once more."""
-        n = len(self.weights)
+    def resampled(self, n: int, rng: np.random.Generator) -> NDArray[np.int64]:
+        """Return the places of n draws, each as often as its weight says, or once more."""
         ends = np.cumsum(self.weights)
         at = (np.arange(n) + rng.random()) / n
         return rng.permutation(np.searchsorted(ends / ends[-1], at))

@@ -60,7 +60,8 @@ class Fit(Verdict):
     verdict : str
         Whether ``idata`` are draws from the exact posterior, and what to do if not.
     is_exact : bool
-        Whether Pareto k is reliable for so many draws, and independent searches agree.
+        Whether Pareto k is reliable for so many draws, independent searches agree, and walks
+        from the draws stay where these have been.
     table : pandas.DataFrame
         Mean, standard deviation and interval of every parameter, of x(t0) and of
         what else is random.
@@ -72,7 +73,7 @@ class Fit(Verdict):
     model : pymc.Model
         The model whose exact posterior this is.
     weights : array of float
-        Of the draws before resampling, smoothed, shape ``(draw,)``, sum one.
+        Of the draws before resampling, of which there may be more, smoothed, sum one.
     pareto_k : float
         Tail index of the weights before smoothing.
     n_effective : float
@@ -264,7 +265,7 @@ def fit(
             found, apart = _found(target, there, n_draws, rng, say), {}
         say("drawing")
         weighted = found.weighted
-        drawn = weighted.resampled(rng)
+        drawn = weighted.resampled(n_draws, rng)
         idata = target.idata(weighted.points[drawn], rng)
         idata["searches"] = xr.DataTree(searched(found, target.names))
         unidentified = _unidentified(target, idata["posterior"].dataset, rng)
@@ -291,21 +292,30 @@ def _found(
 ) -> Coverage:
     """Search around the mode that is climbed to from a point, and around all that are found."""
     mode = newton(target, there[None], np.diag(np.square(widths_at(target, there))))
-    say("searching: independent searches from around the mode")
-    around = Mixture.around(mode.point[0], mode.covariance[0])
-    found = cover(target, around.draw(PILOTS, rng), n_draws, rng)
-    # In a long gap a solution may turn round once more, or once less.
-    gaps = any(constraint.gp.data.is_long_gap.any() for constraint in target.constraints)
-    if gaps or not found.is_reliable:
+
+    def beside() -> Local:
         say("climbing from draws of the prior: are there other modes?")
-        others = modes_beside(target, _elsewhere(target, mode, rng), mode)
-        if len(others.height):
-            say("searching again, around all modes")
-            highest = max(mode, others.only([0]), key=lambda one: one.height[0])
-            around = Mixture.around(highest.point[0], highest.covariance[0])
-            all_modes = np.concatenate([mode.point, others.point])
-            found = cover(target, around.draw(PILOTS, rng), n_draws, rng, all_modes)
-    return found
+        found = modes_beside(target, _elsewhere(target, mode, rng), mode)
+        say("searching: independent searches from around the modes")
+        return found
+
+    others, highest = None, mode
+    # In a long gap a solution may turn round once more, or once less.
+    if any(constraint.gp.data.is_long_gap.any() for constraint in target.constraints):
+        found = beside()
+        others = found.point
+        if len(others) and found.height[0] > mode.height[0]:
+            highest = found
+    say("searching: independent searches from around the mode")
+    around = Mixture.around(highest.point[0], highest.covariance[0])
+    return cover(
+        target,
+        around.draw(PILOTS, rng),
+        n_draws,
+        rng,
+        others if others is None else np.concatenate([mode.point, others]),
+        elsewhere=(lambda: beside().point) if others is None else None,
+    )
 
 
 def _elsewhere(target: ExactPosterior, mode: Local, rng) -> NDArray[np.float64]:

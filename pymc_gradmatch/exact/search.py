@@ -5,13 +5,22 @@ from these.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from pymc_gradmatch.exact.importance import LogDensity, Mixture, Weighted, search, weigh
+from pymc_gradmatch.exact.importance import (
+    LogDensity,
+    Mixture,
+    Weighted,
+    fit_mixture,
+    search,
+    weigh,
+)
+from pymc_gradmatch.exact.walks import Walks, walk
 
 STEP = 0.1  # of differences, in local standard deviations; values are exact to about 1e-6
 LENGTHS = np.array([1.0, 0.5, 0.2, 0.05, 0.01])  # of a Newton step, all tried at once
@@ -238,6 +247,8 @@ def modes_and_ridges(
     modes = newton(target, points, covariance)
     modes = modes.only(np.isfinite(modes.height) & (modes.height > modes.height.max() - LOWEST))
     modes = modes.only(_distinct(modes, APART))
+    # Which way a ridge bends is in the mixed derivatives that cheaper ways leave out.
+    by_values = partial(target)
     passed = [modes]
     n = points.shape[1]
     lengths, axes = np.linalg.eigh(modes.covariance)
@@ -248,7 +259,7 @@ def modes_and_ridges(
     home = modes.only(origin)
     local, reach, stride = home, np.zeros(len(origin)), np.ones(len(origin))
     for _ in range(STEPS):
-        there = _corrected(target, local, stride[:, None] * ahead)
+        there = _corrected(by_values, local, stride[:, None] * ahead)
         # A walk that comes nearer to its mode again is on its way back.
         farther = _length(home.factor, there.point - home.point)
         arrived = (farther > reach) & (there.height > local.height - FALL)
@@ -316,6 +327,7 @@ def _distinct(local: Local, apart: float) -> list[int]:
 WIDTHS = (2.0, 5.0)  # of first proposals, in standard deviations of the given draws
 CLIMBERS, TRIED = 4, 100  # draws from which modes are climbed to, the best of some
 DRAWS = (1_500, 6_000)
+MORE = 4  # times as many draws of the result, where their Monte Carlo errors are all it lacks
 ERRORS = 4.0  # Monte Carlo standard errors that agreement allows for
 CLOSE = 0.15  # standard deviations, or of a log, that do not matter
 TINY = 1e-300  # the variance where one draw has all the weight
@@ -341,6 +353,9 @@ class Coverage(NamedTuple):
     estimates : dict of str to array of float
         ``mean`` and ``log_sd`` of every coordinate, the evidence last, and their errors,
         each by search, shape ``(search, coordinate + 1)``.
+    walks : Walks
+        From the draws; none where these are not reliable anyhow, or the target is a marginal
+        density that is known nearly.
     """
 
     weighted: Weighted
@@ -349,6 +364,7 @@ class Coverage(NamedTuple):
     n_rounds: int
     covariance: NDArray[np.float64]
     estimates: dict[str, NDArray[np.float64]]
+    walks: Walks
 
     @property
     def agrees(self) -> bool:
@@ -362,9 +378,19 @@ class Coverage(NamedTuple):
         return bool((allowed.to_numpy() <= COARSE).all())
 
     @property
+    def is_coarse(self) -> bool:
+        """Whether nothing but these errors stands in the way."""
+        return self.weighted.is_reliable and self.agrees and not self.is_precise
+
+    @property
     def is_reliable(self) -> bool:
-        """Whether Pareto k is small enough, and the searches agree on good evidence."""
-        return self.weighted.is_reliable and self.agrees and self.is_precise
+        """Whether k is small enough, the searches agree on good evidence, and no walk leaves."""
+        return (
+            self.weighted.is_reliable
+            and self.agrees
+            and self.is_precise
+            and not self.walks.n_leaving
+        )
 
 
 type Complete = Callable[[NDArray[np.float64], int], tuple[NDArray, NDArray]]
@@ -376,6 +402,7 @@ def cover(
     n_draws: int,
     rng: np.random.Generator,
     others: NDArray[np.float64] | None = None,
+    elsewhere: Callable[[], NDArray[np.float64]] | None = None,
     complete: Complete | None = None,
     sizes: Sequence[int] = DRAWS,
 ) -> Coverage:
@@ -383,7 +410,8 @@ def cover(
 
     Two searches start from proposals wider than some draws, one from the modes
     nearby and the ridges that lead away from them, of which every proposal keeps a
-    small share.  Where they disagree, each starts again from all that was found.
+    small share.  Where they disagree, or walks from the draws leave what they cover, each
+    starts again from all that was found.
 
     Parameters
     ----------
@@ -392,11 +420,13 @@ def cover(
     draws : array of float
         Draws of a density like the target, shape ``(draw, coordinate)``.
     n_draws : int
-        Draws of the result.
+        Draws of the result; four times as many where only their errors are too large.
     rng : numpy.random.Generator
         Source of the draws.
     others : array of float, optional
         Points that modes are climbed to from as well, shape ``(point, coordinate)``.
+    elsewhere : callable, optional
+        Looks for more of these, where the searches disagree.
     complete : callable, optional
         Maps the draws of the result, and the number of the search, to log densities,
         estimated without bias, and to points of more coordinates: where the target is a
@@ -423,10 +453,17 @@ def cover(
         ended = [found.proposal for found in searches]
         proposals = [proposal.defended(ridges) for proposal in ended]
         coverage = _together(target, proposals, n_draws, rng, complete)
+        if coverage.is_coarse:
+            coverage = _together(target, proposals, MORE * n_draws, rng, complete)
         coverage = coverage._replace(n_rounds=n_rounds)
         if coverage.is_reliable:
             break
-        starts = [Mixture.of([ridges, *ended]).without_the_least()] * len(starts)
+        if coverage.walks.n_leaving:
+            ended.append(fit_mixture(coverage.walks.points, rng).stretched())
+        if elsewhere is not None and len(more := elsewhere()):
+            ridges = modes_and_ridges(target, np.concatenate([climbing, more]), covariance)
+            ended.append(ridges)
+        starts = [Mixture.of(ended).without_the_least()] * len(starts)
     return coverage
 
 
@@ -442,7 +479,8 @@ def _together(
     else:
         heights, whole = zip(*(complete(part, i) for i, part in enumerate(drawn)), strict=True)
         log_density = np.concatenate(heights)
-    log_ratio = log_density - Mixture.of(proposals).log_density(points)
+    proposal = Mixture.of(proposals).log_density
+    log_ratio = log_density - proposal(points)
     points = np.concatenate(whole)
     weighted = weigh(points, log_ratio)
     each = [
@@ -456,7 +494,12 @@ def _together(
     moments = [_moments(run) for run in each]
     estimates = {name: np.stack([of_run[name] for of_run in moments]) for name in moments[0]}
     disagreement = _disagreement(estimates)
-    return Coverage(weighted, disagreement, len(proposals), 0, covariance, estimates)
+    coverage = Coverage(
+        weighted, disagreement, len(proposals), 0, covariance, estimates, Walks(points[:0], 0)
+    )
+    if complete is not None or not coverage.is_reliable:
+        return coverage
+    return coverage._replace(walks=walk(target, weighted, log_ratio, proposal, rng))
 
 
 def _disagreement(estimates: dict[str, NDArray[np.float64]]) -> pd.DataFrame:

@@ -14,6 +14,7 @@ from pymc_gradmatch.exact.experiments import Separate, cover_experiments, exact_
 from pymc_gradmatch.exact.importance import Weighted, reliable_k
 from pymc_gradmatch.exact.posterior import ExactPosterior
 from pymc_gradmatch.exact.search import ERRORS, Coverage, cover, newton
+from pymc_gradmatch.exact.walks import WALKERS
 from pymc_gradmatch.reporting import Verdict, furthest
 
 N_HANDED_ON = 4
@@ -83,6 +84,7 @@ def judge(
     target: ExactPosterior,
     draws: NDArray[np.float64],
     found: Coverage,
+    n_draws: int,
     rng: np.random.Generator,
     apart: Mapping[str, float] | None = None,
 ) -> IntegrateCheck:
@@ -96,13 +98,15 @@ def judge(
         The matched draws, as its coordinates.
     found : Coverage
         Draws of its coordinates.
+    n_draws : int
+        Draws of the result.
     rng : numpy.random.Generator
         Source of the resampling.
     apart : mapping of str to float, optional
         As for :func:`in_words`.
     """
     weighted = found.weighted
-    drawn = weighted.resampled(rng)
+    drawn = weighted.resampled(n_draws, rng)
     moved = _compare(target, draws, weighted)
     disagreement = found.disagreement.set_axis([*target.names, "evidence"])
     idata = target.idata(weighted.points[drawn], rng)
@@ -197,6 +201,11 @@ def in_words(
         )
     elif found.is_reliable:
         return f"These are draws from the exact posterior: {searches} agree, {figures}."
+    elif found.walks.n_leaving:
+        why = (
+            f"{found.walks.n_leaving} of {WALKERS} walks from them lead where none of {searches} "
+            f"came: {figures}. The posterior goes on beyond what they could cover"
+        )
     elif not weighted.is_reliable:
         why = f"their weights are too uneven: {figures}"
     elif found.agrees:
@@ -299,10 +308,11 @@ def integrate_check(
     -----
     **What the verdict means.**  "These are draws from the exact posterior" says that
     the tail of the weights is short (k is below min(1 - 1 / log10(n), 0.7), where
-    estimates from n draws are reliable [2]_), and that the three searches agree on
+    estimates from n draws are reliable [2]_), that the three searches agree on
     the evidence, and on mean and standard deviation of every coordinate, within
-    their Monte Carlo errors.  k alone is blind where no draws are.  Nothing is
-    proved: a region that all three missed goes unseen.
+    their Monte Carlo errors, and that walks by Hamiltonian dynamics from the draws
+    lead nowhere where the searches have not been.  k alone is blind where no draws
+    are.  Nothing is proved: a region that all of these missed goes unseen.
 
     Draws whose integration fails have weight zero.  All draws are integrated at once
     by :class:`~pymc_gradmatch.ode.BatchedSolver`.
@@ -335,9 +345,9 @@ def integrate_check(
     draws = target.coordinates(_posterior(idata))
     rng = np.random.default_rng(random_seed)
     if not isinstance(target, Separate):
-        return judge(target, draws, cover(target, draws, n_draws, rng), rng)
+        return judge(target, draws, cover(target, draws, n_draws, rng), n_draws, rng)
     found, apart = cover_experiments(target, draws.mean(axis=0), n_draws, rng)
-    return judge(target, draws, found, rng, apart)
+    return judge(target, draws, found, n_draws, rng, apart)
 
 
 def _posterior(idata) -> xr.Dataset:

@@ -200,10 +200,15 @@ def scaled_by_solutions(
     """Return the data with mean and scale of hidden states from the most probable solutions."""
     found = solutions_of_prior(ode, gp, parameters, likelihood, known, rng)[:N_STARTS]
     if not found:
+        unscaled = gp.data.unscaled
         msg = (
-            f"none of {N_SURVEYED} solutions from draws of the prior is finite where the data are: "
-            f"the scale of {gp.data.unscaled} stays unknown. Expected scales={{...}}, roughly "
-            "their standard deviation; or check the priors."
+            f"none of {N_SURVEYED} solutions from draws of the prior is finite where the data "
+            "are; check priors, starts and the ODE"
+        ) + (
+            f": the scale of {unscaled} stays unknown. Expected scales={{...}}, roughly their "
+            "standard deviation."
+            if unscaled
+            else "."
         )
         raise ValueError(msg)
     solutions = np.array([solution for _, solution in found])

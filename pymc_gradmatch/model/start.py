@@ -237,6 +237,10 @@ class Start:
         )
 
     def _check(self):
+        for name, number in self.numbers.items():
+            if name in self.ode.positive and number <= 0:
+                msg = f"the start of {name!r} is {number:g}, but the state is positive; "
+                raise ValueError(msg + "expected a positive number.")
         if self.known:
             x0 = pt.tensor("x0", shape=(len(self.ode.states),), dtype="float64")
             self.values([pt.scalar(name, dtype="float64") for name in self.ode.params], x0)
@@ -246,9 +250,6 @@ class Start:
         for name, number in self.numbers.items():
             k = self.ode.states.index(name)
             one, observed = gp.data.positive[k], gp.y[0, k]
-            if one and number <= 0:
-                msg = f"the start of {name!r} is {number:g}, but the state is positive; "
-                raise ValueError(msg + "expected a positive number.")
             levels = levels_of(np.array([observed, number]), np.array(one))
             apart = abs(levels[0] - levels[1]) / gp.scale[k]
             if gp.t_observed[0] == gp.t[0] and apart > GROSS:

@@ -679,6 +679,8 @@ class BatchedSolver:
             if first > 0:
                 trajectories[:, first] = self._after(times[first], trajectories[:, first])
             arrived = np.isfinite(trajectories[:, first]).all(axis=1)
+            if not arrived.any():
+                break
             piece = np.append(times[first], ends[first + 1 : last + 1])
             trajectories[arrived, first : last + 1], _ = self.piece(
                 piece, trajectories[arrived, first], theta[arrived]

@@ -109,7 +109,9 @@ class Writer:
     def write(self, inputs: Sequence, outputs: Sequence, given: Sequence[Array]) -> list[Array]:
         """Write a graph, given what its inputs are; returns its outputs."""
         graph = FunctionGraph([*inputs], [*outputs], clone=True)
-        rewrite_graph(graph, include=("canonicalize", "stabilize", "specialize", "merge"))
+        # What is for C alone is of no use here, and asks for a BLAS with a warning.
+        kinds = ("canonicalize", "stabilize", "specialize", "merge")
+        rewrite_graph(graph, include=kinds, exclude=("cxx_only",))
         before = {name: copy(value) for name, value in vars(self).items()}
         self.uses = {variable: len(graph.clients[variable]) for variable in graph.variables}
         self.arrays, self.numbers = dict(zip(graph.inputs, given, strict=True)), {}
