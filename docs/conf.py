@@ -1,17 +1,16 @@
 """The site: ``make docs``; warnings are errors, code cells are run (and kept in a cache)."""
 
-import shutil
+import sys
 from pathlib import Path
 
 import pymc_gradmatch as gm
 
 HERE = Path(__file__).parent
-shutil.copytree(  # stored with their outputs; the test suite runs them
-    HERE.parent / "notebooks",
-    HERE / "notebooks",
-    dirs_exist_ok=True,
-    ignore=shutil.ignore_patterns(".*"),
-)
+sys.path.append(str(HERE))
+(HERE / "notebooks").mkdir(exist_ok=True)
+for notebook in (HERE.parent / "notebooks").glob("*.ipynb"):  # stored with outputs; tests run them
+    text = notebook.read_text("utf-8").replace("](../docs/", "](../")  # links of the repository
+    (HERE / "notebooks" / notebook.name).write_text(text, "utf-8")
 
 project = "pymc_gradmatch"
 author = "The pymc_gradmatch developers"
@@ -26,7 +25,7 @@ extensions = [
     "sphinx.ext.mathjax",
     "sphinx_copybutton",
     "sphinx_design",
-    "sphinxcontrib.mermaid",
+    "drawing",  # flowcharts
     "sphinx-mathjax-offline",  # formulas without a network
 ]
 exclude_patterns = ["_build", "**.ipynb_checkpoints", "jupyter_execute"]
@@ -42,6 +41,8 @@ nb_execution_timeout = 300
 nb_merge_streams = True
 
 autosummary_generate = True
+# fit.html and Fit.html would be one file on a disk that does not tell cases apart
+autosummary_filename_map = {"pymc_gradmatch.Fit": "pymc_gradmatch.Fit-result"}
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
 napoleon_google_docstring = False
@@ -59,9 +60,19 @@ html_theme_options = {
     "footer_end": [],
     "show_prev_next": True,
 }
-html_sidebars = {"quickstart": [], "idea": [], "troubleshooting": [], "coming-from": [], "cite": []}
+alone = "quickstart", "idea", "habits", "troubleshooting", "coming-from", "design", "cite"
+html_sidebars = {page: [] for page in alone}  # no pages below
 html_show_sourcelink = False
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 # Docstrings list references that the text does not number.
 suppress_warnings = ["ref.footnote"]
+
+
+def setup(app):
+    """Leave out fields of named tuples of which nothing is said but their number."""
+
+    def unsaid(app, what, name, obj, skip, options):
+        return skip or str(getattr(obj, "__doc__", "")).startswith("Alias for field number")
+
+    app.connect("autodoc-skip-member", unsaid)

@@ -76,9 +76,9 @@ def theophylline() -> Theophylline:
 
     References
     ----------
-    .. [1] Boeckmann, A. J., Sheiner, L. B., Beal, S. L. (1994). *NONMEM Users Guide: Part V*.
-       NONMEM Project Group, University of California, San Francisco.  Data of R. Upton.
-    .. [2] Pinheiro, J. C., Bates, D. M. (2000). *Mixed-Effects Models in S and S-PLUS*. Springer.
+    - Boeckmann, A. J., Sheiner, L. B., Beal, S. L. (1994). *NONMEM Users Guide: Part V*.
+      NONMEM Project Group, University of California, San Francisco.  Data of R. Upton.
+    - Pinheiro, J. C., Bates, D. M. (2000). *Mixed-Effects Models in S and S-PLUS*. Springer.
 
     Examples
     --------

@@ -19,11 +19,13 @@ N_SHOWN = 200  # draws that slopes are computed from
 FINE = 8  # points of a smooth curve from one observation to the next
 DASHED = {"matplotlib": "--", "bokeh": "dashed", "plotly": "dash", "none": "--"}
 BESIDE = 0.2  # between the marks of two searches; unknowns are one apart
+MOST_UNKNOWNS = 20  # whose names can be read beside each other
 
 
 def plot_states(
     idata: xr.DataTree,
     *,
+    model: pm.Model | None = None,
     var_name: str = "x",
     observed: str | None = "y",
     truth: ArrayLike | None = None,
@@ -34,10 +36,15 @@ def plot_states(
 ) -> az.PlotCollection:
     """Plot the states against time: mean, credible band, data, truth; one panel per state.
 
+    Of several experiments there is a panel for each state of each.
+
     Parameters
     ----------
     idata : xarray.DataTree
         What :func:`pymc.sample` or :func:`~pymc_gradmatch.sample_fgpgm` returns.
+    model : pymc.Model, optional
+        The model, if it is not the one on the stack: asked only for the times of several
+        experiments, which have grids of their own.
     var_name : str, default "x"
         The variable to plot, with the dim ``state`` and one of times, such as
         ``time`` or ``time_observed``, or with the dim ``observation``, labelled by
@@ -48,7 +55,8 @@ def plot_states(
         forecast, are drawn without; data join them by
         ``ahead["observed_data"] = fit.idata["observed_data"]``.
     truth : array_like of float, optional
-        True trajectories, shape ``(time, state)``, on the same times.
+        True trajectories, shape ``(time, state)``, on the same times; of several
+        experiments, ``(experiment, time, state)``.
     ci_prob : float, optional
         Probability of the band (equal tails); ArviZ's default if not given.
     group : str, default "posterior"
@@ -89,9 +97,11 @@ def plot_states(
     ci_prob = az.rcParams["stats.ci_prob"] if ci_prob is None else ci_prob
     quantiles = draws.quantile([(1 - ci_prob) / 2, (1 + ci_prob) / 2], dim=["chain", "draw"])
     quantiles = quantiles.drop_vars("quantile").transpose("quantile", ...)
-    mean, low, high = (_by_state(v) for v in (draws.mean(["chain", "draw"]), *quantiles))
+    own = _own_times(draws, model)
+    center = draws.mean(["chain", "draw"])
+    mean, low, high = (_by_state(v, own) for v in (center, *quantiles))
     times = mean[_times_of(mean)]
-    if is_single:  # lines and bands go from one observation to the next
+    if is_single or own is not None:  # lines and bands go from one time to the next
         mean, low, high = (v.interpolate_na(times.name) for v in (mean, low, high))
     x_label, y_label = labels or ("time", var_name)
 
@@ -110,7 +120,8 @@ def plot_states(
         **_named(pc, f"{group.replace('_', ' ')} mean"),
     )
     if truth is not None:
-        true_states = mean.copy(data=np.asarray(truth)).to_dataset(name=var_name)
+        given = (mean if is_single else center).copy(data=np.asarray(truth))
+        true_states = _by_state(given, own).interpolate_na(times.name).to_dataset(name=var_name)
         pc.map(
             az.visuals.line_xy, "truth", **on_grid | {"data": true_states},
             color="black", linestyle=DASHED[pc.backend], **_named(pc, "truth"),
@@ -310,6 +321,7 @@ def plot_verdict(idata: xr.DataTree, **pc_kwargs) -> az.PlotCollection:
     searches, with four Monte Carlo errors, less the mean of the searches, in posterior
     standard deviations.  Where bars of one unknown do not meet, the searches disagree.  Right:
     the share of all weight that the heaviest draws have, beside that of equal weights.
+    Of more than 20 unknowns those are drawn whose searches differ most.
 
     Parameters
     ----------
@@ -352,7 +364,11 @@ def plot_verdict(idata: xr.DataTree, **pc_kwargs) -> az.PlotCollection:
     )
     errors = xr.concat([found["mean_error"] / common, found["log_sd_error"]], estimates["what"])
     away = (estimates - estimates.mean("search")).rename("verdict")
-    n_searches, n_unknowns = away.sizes["search"], away.sizes["unknown"]
+    n_searches, n_unknowns = away.sizes["search"], min(away.sizes["unknown"], MOST_UNKNOWNS)
+    apart = (abs(away) / errors).fillna(0).max(["what", "search"])
+    most = np.sort(np.argsort(-apart.to_numpy())[:n_unknowns])
+    of_most = f"\n{n_unknowns} that differ most" if n_unknowns < apart.size else ""
+    away, errors = away.isel(unknown=most), errors.isel(unknown=most)
     beside = BESIDE * (away["search"] - (n_searches - 1) / 2)
     place = xr.DataArray(np.arange(float(n_unknowns)), {"unknown": away["unknown"]}) + beside
     panels = away.reindex(what=what, fill_value=0.0).to_dataset()
@@ -367,7 +383,7 @@ def plot_verdict(idata: xr.DataTree, **pc_kwargs) -> az.PlotCollection:
     some = {"store_artist": False}  # not in all panels
     pc.map(az.visuals.line_xy, data=bars.to_dataset(name="verdict"), x=along, **some)
     pc.map(az.visuals.scatter_xy, data=away.to_dataset(), x=place, **some)
-    names = [str(name) for name in found["unknown"].to_numpy()]
+    names = [str(name) for name in away["unknown"].to_numpy()]
     upright = {"values": [*range(n_unknowns)], "labels": names, "rotation": 90}
     plain = some | {"ignore_aes": "all"}
     estimated = panels.sel(what=what[:2])
@@ -390,9 +406,9 @@ def plot_verdict(idata: xr.DataTree, **pc_kwargs) -> az.PlotCollection:
     pc.map(az.visuals.labelled_y, data=of_weights, text="share of the weight", **plain)
     figures = found.attrs
     titles = [
-        f"means of {n_searches} searches",
-        "their standard deviations, logarithms",
-        f"Pareto k {figures['pareto_k']:.2f} (limit {figures['reliable_k']:.2f}), "
+        f"means of {n_searches} searches{of_most}",
+        f"their standard deviations, logarithms{of_most}",
+        f"Pareto k {figures['pareto_k']:.2f} (limit {figures['reliable_k']:.2f}),\n"
         f"{figures['n_effective']:.0f} effective draws",
     ]
     text = xr.DataArray(titles, {"what": what})
@@ -439,10 +455,11 @@ def _slopes(
 
 def _panels(panels: xr.Dataset, pc_kwargs: dict) -> az.PlotCollection:
     """Return a collection with one panel per state."""
-    pc_kwargs.setdefault("col_wrap", 3)
-    n_columns = min(pc_kwargs["col_wrap"], panels.sizes["state"])
-    n_rows = -(-panels.sizes["state"] // n_columns)
-    _set_size(pc_kwargs, 4.5 * n_columns, 3.2 * n_rows + 0.5)
+    n_panels = panels.sizes["state"]
+    width, height, n_columns = (4.5, 3.2, 3) if n_panels <= 6 else (3.2, 2.4, 4)
+    pc_kwargs.setdefault("col_wrap", n_columns)
+    n_columns = min(pc_kwargs["col_wrap"], n_panels)
+    _set_size(pc_kwargs, width * n_columns, height * -(-n_panels // n_columns) + 0.5)
     return az.PlotCollection.wrap(panels, cols=["state"], **pc_kwargs)
 
 
@@ -482,11 +499,28 @@ def _finish(pc: az.PlotCollection, panels: xr.Dataset, times, x_label: str, y_la
             panel.locator_params(axis="x", nbins=6, integer=whole)
 
 
-def _by_state(variable: xr.DataArray) -> xr.DataArray:
-    """Return a variable of single observations as one of times and states.
+def _own_times(draws: xr.DataArray, model: pm.Model | None) -> np.ndarray | None:
+    """Return times, ``(experiment, time)``, where draws only count them; else None."""
+    counted = "experiment" in draws.dims and draws[_times_of(draws)].dtype.kind == "i"
+    if not counted:
+        return None
+    [constraint] = constraints(pm.modelcontext(model))
+    return constraint.gp.t
 
-    NaN where nothing was observed.
+
+def _by_state(variable: xr.DataArray, own: np.ndarray | None = None) -> xr.DataArray:
+    """Return a variable of experiments or single observations as one of times and states.
+
+    NaN where there is nothing at a time.
     """
+    if "experiment" in variable.dims:
+        time, parts = _times_of(variable), []
+        for number, name in enumerate(variable["experiment"].to_numpy()):
+            one = variable.isel(experiment=number, drop=True)
+            named = [f"{name}: {state}" for state in one["state"].to_numpy()]
+            at = one[time] if own is None else own[number]
+            parts.append(one.assign_coords({"state": named, time: np.asarray(at)}))
+        return xr.concat(parts, "state", join="outer")
     if variable.dims != ("observation",):
         return variable
     states, times = zip(*map(of_label, variable["observation"].to_numpy()), strict=True)
@@ -497,8 +531,9 @@ def _by_state(variable: xr.DataArray) -> xr.DataArray:
 
 
 def _times_of(variable: xr.DataArray) -> Hashable:
-    """Return the one dim of a variable that is neither its states nor its draws."""
-    others = [dim for dim in variable.dims if dim not in ("chain", "draw", "state")]
+    """Return the one dim of a variable that is not of its experiments, states or draws."""
+    known = ("chain", "draw", "experiment", "state")
+    others = [dim for dim in variable.dims if dim not in known]
     if "state" not in variable.dims or len(others) != 1:
         msg = f"{variable.name!r} has dims {variable.dims}; expected 'state' and one of times."
         raise ValueError(msg)

@@ -6,7 +6,8 @@ import pytest
 
 import pymc_gradmatch as gm
 from pymc_gradmatch.exact import ExactPosterior
-from pymc_gradmatch.exact.experiments import Nested, Separate
+from pymc_gradmatch.exact.experiments import Nested, Separate, leading_to
+from pymc_gradmatch.model import constraints
 
 SIGMA = 0.03
 DECAY = gm.ODE(lambda t, x, theta: [-theta.k * x.mass], ["mass"], ["k"])
@@ -81,6 +82,16 @@ def test_starts_are_of_each_experiment(shared):
     assert np.abs(away).max() < 4
 
 
+def test_a_fit_draws_each_experiment_on_its_own_times(shared):
+    experiments, fit = shared
+    pc = fit.plot()
+    for name, one in experiments.items():
+        panel = pc.get_target("x", {"state": f"{name}: mass"})
+        mean = panel.get_lines()[0].get_ydata()
+        assert np.nanmax(abs(mean)) == pytest.approx(one.y.max(), abs=5 * SIGMA)
+        assert panel.get_lines()[0].get_xdata()[np.isfinite(mean)][-1] == one.t[-1]
+
+
 def test_data_are_drawn_and_weighed_experiment_by_experiment(shared):
     experiments, fit = shared
     for name, one in experiments.items():
@@ -140,11 +151,39 @@ def population():
     return {"k": pm.LogNormal("k", mean, spread, dims="experiment")}
 
 
-@pytest.mark.slow
-def test_a_hierarchy_has_the_posterior_that_nuts_finds_in_the_closed_form():
+@pytest.fixture(scope="module")
+def hierarchy():
     rng = np.random.default_rng(5)
     experiments = decays(np.exp(rng.normal(-0.4, 0.3, 6)))
-    fit = fitted(experiments, population)
+    return experiments, fitted(experiments, population)
+
+
+@pytest.mark.slow
+def test_the_marginal_density_has_the_same_slopes_near_and_far(hierarchy):
+    _, fit = hierarchy
+    target = Separate(fit.model)
+    phi = target.coordinates(fit.idata["posterior"].dataset).mean(axis=0)
+    nested = Nested(target, phi, np.random.default_rng(1))
+    assert nested.n_steps == 1
+    steps = 10.0 ** -np.arange(2, 7)[:, None, None] * np.eye(len(nested.at))
+    heights = [nested(nested.at + sign * steps.reshape(-1, len(nested.at))) for sign in (1, -1)]
+    slopes = (heights[0] - heights[1]) / (2 * steps.max(axis=-1).ravel())
+    far, *near = slopes.reshape(len(steps), -1)
+    np.testing.assert_allclose(near, np.tile(far, (len(near), 1)), atol=0.1)
+
+
+@pytest.mark.slow
+def test_a_search_starts_from_a_population_with_the_spread_of_its_members(hierarchy):
+    _, fit = hierarchy
+    start = leading_to(fit.model, *constraints(fit.model))
+    members = np.log(start["k"])
+    assert start["mean"] == pytest.approx(members.mean(), abs=0.05)
+    assert start["spread"] == pytest.approx(members.std(), rel=0.2)
+
+
+@pytest.mark.slow
+def test_a_hierarchy_has_the_posterior_that_nuts_finds_in_the_closed_form(hierarchy):
+    experiments, fit = hierarchy
     assert fit.is_exact
     with pm.Model(coords={"experiment": list(experiments)}):
         k = population()["k"]

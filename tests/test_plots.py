@@ -172,9 +172,21 @@ def test_searches_are_drawn_beside_each_other_with_their_errors(searches):
         low, high = axis.get_ydata()[:2]
         assert (low, high) == pytest.approx((expected - 0.4, expected + 0.4))
     assert [tick.get_text() for tick in means.get_xticklabels()] == ["alpha", "beta"]
-    assert heaviest.get_title() == "Pareto k 0.90 (limit 0.70), 12 effective draws"
+    assert heaviest.get_title() == "Pareto k 0.90 (limit 0.70),\n12 effective draws"
     share, _ = heaviest.get_lines()
     np.testing.assert_allclose(np.diff(share.get_ydata()), np.sort(weights)[::-1])
+
+
+def test_of_many_unknowns_those_are_drawn_whose_searches_differ_most(searches):
+    found = searches[0]["searches"].dataset
+    places = [0] + [1] * 30  # the second unknown, which is the same in all searches, 30 times
+    many = found.isel(unknown=places).assign_coords(unknown=["other", *map(str, range(30))])
+    pc = gm.plot_verdict(xr.DataTree.from_dict({"searches": many}))
+    means = pc.viz["plot"].to_numpy().ravel()[0]
+    names = [tick.get_text() for tick in means.get_xticklabels()]
+    assert len(names) == 20
+    assert names[0] == "other"
+    assert means.get_title() == "means of 3 searches\n20 that differ most"
 
 
 def test_a_verdict_is_drawn_of_what_has_one(idata):
@@ -209,3 +221,52 @@ def test_slopes_of_a_model_without_a_constraint_or_of_other_draws_are_refused(de
     others = xr.DataTree.from_dict({"posterior": idata["posterior"].dataset.drop_vars("rate")})
     with pytest.raises(ValueError, match=r"the draws have no \['rate'\]"):
         gm.plot_gradient_match(others, model=model)
+
+
+@pytest.fixture(scope="module")
+def two_experiments():
+    """Return a model of two experiments on grids of their own, and states that count its times."""
+    ode = gm.ODE(lambda t, x, th: [-th.rate * x.mass], ["mass"], ["rate"])
+    times = {"short": np.linspace(0, 1, 5), "long": np.linspace(0, 3, 7)}
+    cov = pm.gp.cov.ExpQuad(1, ls=1.0)
+    gp = gm.StateGPs(
+        {name: gm.StateGP(t, np.exp(-t)[:, None], [cov], 0.1) for name, t in times.items()}
+    )
+    with pm.Model(coords={"experiment": gp.names}) as model:
+        x = gp.prior("x")
+        gm.GradientMatchingODE("match", ode, x, {"rate": pm.HalfNormal("rate", 2)}, gp=gp, gamma=1)
+    noise = np.random.default_rng(1).normal(0, 0.1, (1, 50, *gp.t.shape, 1))
+    coords = {"experiment": list(gp.names), "time": range(gp.t.shape[1]), "state": ["mass"]}
+    dims = ("chain", "draw", "experiment", "time", "state")
+    states = xr.DataArray(np.exp(-gp.t)[..., None] + noise, coords, dims)
+    labels = [f"{name}: mass[{t!r}]" for name, at in times.items() for t in at.tolist()]
+    y = xr.DataArray(np.exp(-np.concatenate([*times.values()])), {"observation": labels})
+    tree = {"posterior": xr.Dataset({"x": states}), "observed_data": xr.Dataset({"y": y})}
+    return model, gp, times, xr.DataTree.from_dict(tree)
+
+
+def test_each_experiment_has_panels_on_its_own_times(two_experiments):
+    model, gp, times, idata = two_experiments
+    truth = np.exp(-gp.t)[..., None]
+    pc = gm.plot_states(idata, model=model, truth=truth, var_name="x")
+    for number, (name, t) in enumerate(times.items()):
+        axes = pc.get_target("x", {"state": f"{name}: mass"})
+        mean, exact = (line.get_xydata() for line in axes.get_lines())
+        mean, exact = mean[np.isin(mean[:, 0], gp.t[number])], exact[np.isfinite(exact[:, 1])]
+        of_one = idata["posterior"]["x"].mean(["chain", "draw"]).sel(experiment=name, state="mass")
+        np.testing.assert_allclose(mean, np.stack([gp.t[number], of_one], axis=1))
+        np.testing.assert_allclose(exact[-1], [t[-1], np.exp(-t[-1])])
+        points = axes.collections[-1].get_offsets()
+        points = points[np.isfinite(points[:, 1])]
+        np.testing.assert_allclose(points, np.stack([t, np.exp(-t)], axis=1))
+
+
+def test_experiments_that_were_solved_at_common_times_need_no_model(two_experiments):
+    _, _, _, idata = two_experiments
+    counted = idata["posterior"].dataset
+    ahead = counted.assign_coords(time=np.linspace(0, 4, counted.sizes["time"]))
+    pc = gm.plot_states(xr.DataTree.from_dict({"posterior": ahead}))
+    mean, *_ = pc.get_target("x", {"state": "short: mass"}).get_lines()
+    assert mean.get_xdata()[-1] == 4
+    with pytest.raises(TypeError, match="No model on context stack"):
+        gm.plot_states(idata)

@@ -39,6 +39,18 @@ def test_conda_environment_is_the_same_as_pyproject():
     assert requirements(conda) == expected
 
 
+def test_the_conda_recipe_needs_what_pyproject_does():
+    text = (ROOT / ".ci" / "conda" / "recipe.yaml").read_text("utf-8")
+    listed = re.findall(r"^    - (.+)$", text.split("  run:\n")[1].split("\n\n")[0], re.MULTILINE)
+    python, *others = listed
+    assert python == "python >=${{ python_min }}"
+    needed = requirements(others)
+    needed["matplotlib"] = needed.pop("matplotlib-base")
+    assert needed == requirements(PYPROJECT["project"]["dependencies"])
+    assert f'version: "{gm.__version__}"' in text
+    assert f'python_min: "{PYPROJECT["project"]["requires-python"].removeprefix(">=")}"' in text
+
+
 def test_python_version_files_agree():
     pinned = (ROOT / ".python-version").read_text("utf-8").strip()
     assert PYPROJECT["project"]["requires-python"] == f">={pinned}"

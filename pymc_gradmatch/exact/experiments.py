@@ -73,6 +73,7 @@ MOST_NUMBERS = 4_000_000
 ROUGHLY = 0.03  # of a solution's slopes, to which parameters are first fitted
 TRIED, ENOUGH = 50, 0.5  # points, and effective draws as a share, at which steps are left out
 FAR = 0.5  # local standard deviations, of shared unknowns, over which modes are followed
+FOLLOWED, STILL = 10, 0.1  # times that modes are followed at most; standard deviations
 
 
 class Separate(ExactPosterior):
@@ -336,7 +337,8 @@ class Nested:
             length = np.linalg.norm(local.gradient, axis=1, keepdims=True)
             move = local.gradient * np.minimum(1, LONGEST / np.maximum(length, 1e-300))
             point = local.point + np.einsum("wij,wj->wi", local.factor, move)
-            factors = local.factor
+            # Eigenvectors of like curvatures turn freely; this root is smooth in what is shared.
+            factors = np.linalg.cholesky(local.factor @ local.factor.mT)
         return Inner(point.reshape(mean.shape), factors.reshape(factor.shape))
 
     def __call__(self, shared: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -448,11 +450,14 @@ def cover_experiments(
     say("climbing to the mode of what experiments share")
     widths = widths_at(nested, nested.at)
     mode = newton(nested, nested.at[None], np.diag(np.square(widths)))
-    for _ in range(2):  # experiments' modes are followed from the mode, and it is climbed again
+    for _ in range(FOLLOWED):  # experiments' modes follow the mode, and it is climbed to again
         nested.at = mode.point[0]
         nested.climb_inside()
         nested.follow(np.sqrt(np.diagonal(mode.covariance[0])))
         mode = newton(nested, nested.at[None], mode.covariance[0])
+        moved = (mode.point[0] - nested.at) / np.sqrt(np.diagonal(mode.covariance[0]))
+        if np.abs(moved).max() < STILL:
+            break
     nested.economise(mode.covariance[0])
     say("searching: each experiment by itself")
     apart = _apart(nested, rng)
@@ -518,6 +523,8 @@ def leading_to(model: pm.Model, constraint: Constraint) -> dict[str, NDArray[np.
 
     Around solutions of the ODE these slopes tell the parameters, and these what they are made
     from, such as the mean and spread of a population.  Nothing, where the prior mean is constant.
+    Variables that the prior of others depends on wait for these: together they would be most
+    probable where a population has no spread.
     """
     ode, gp = constraint.ode, constraint.gp
     upstream = set(ancestors([constraint.theta]))
@@ -544,15 +551,25 @@ def leading_to(model: pm.Model, constraint: Constraint) -> dict[str, NDArray[np.
         pairs = zip(np.split(flat, ends), starts, strict=True)
         return [part.reshape(start.shape) for part, start in pairs]
 
-    def value(flat):
+    def value(flat, moving):
         with np.errstate(all="ignore"):
             here, *by = height(*parts(flat))
-        gradient = np.concatenate([np.ravel(one) for one in by])
+        gradient = np.concatenate([np.ravel(one) for one in by]) * moving
         finite = np.isfinite(here) and np.isfinite(gradient).all()
         return (float(here), gradient) if finite else (np.inf, np.zeros_like(flat))
 
-    flat = np.concatenate([start.ravel() for start in starts])
-    found = minimize(value, flat, jac=True, method="L-BFGS-B", options={"maxiter": 300}).x
+    behind = [{*ancestors([rv])} - {rv} for rv in free]
+    waiting = np.concatenate(
+        [
+            np.full(start.size, any(rv in of for of in behind))
+            for rv, start in zip(free, starts, strict=True)
+        ]
+    )
+    found = np.concatenate([start.ravel() for start in starts])
+    for moving in (~waiting, waiting):
+        if moving.any():
+            settings = {"jac": True, "method": "L-BFGS-B", "options": {"maxiter": 300}}
+            found = minimize(value, found, args=(moving,), **settings).x
     natural = pytensor.function(
         values, model.replace_rvs_by_values(free), mode=EVALUATE_ONCE, on_unused_input="ignore"
     )(*parts(found))

@@ -106,10 +106,14 @@ class Fit(Verdict):
         return f"{self.verdict}{_in_words(self.unidentified)}", [self.table]
 
     def plot(self, **kwargs) -> "PlotCollection":
-        """Plot the states with bands over the data, by :func:`~pymc_gradmatch.plot_states`."""
+        """Plot the states with bands, by :func:`~pymc_gradmatch.plot_states`.
+
+        Over the data, unless a likelihood of one's own has other names for them.
+        """
         from pymc_gradmatch.plots import plot_states  # here: it imports matplotlib
 
-        return plot_states(self.idata, **kwargs)
+        data = "y" if "y" in self.idata["observed_data"].dataset else None
+        return plot_states(self.idata, **{"model": self.model, "observed": data} | kwargs)
 
 
 @one_at_a_time

@@ -263,7 +263,7 @@ class StateGPs(StateGP):
 
     @cached_property
     def places(self) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
-        """Places of the observations: among experiments, on their grids, and among the states."""
+        """Places of the observations among experiments, on their grids, and among the states."""
         found = []
         for number, gp in enumerate(self.members):
             time, state = gp.data.places

@@ -223,7 +223,7 @@ class StateGP:
 
     @property
     def labels(self) -> tuple:
-        """Labels along the axes of the states before the last: the times of the grid."""
+        """Labels along the axes of the states before the last, the times of the grid."""
         return (self.t,)
 
     @property

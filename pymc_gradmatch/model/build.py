@@ -289,7 +289,7 @@ def build_model(
         With experiments a vector with the dim ``"experiment"`` gives each a parameter of
         its own; or a function without arguments, called in the model, that makes these
         variables and what they depend on, a hierarchy.
-    experiments : mapping of str to Experiment or table, or sequence of Experiment, optional
+    experiments : mapping of str to Experiment or DataFrame, or sequence of Experiment, optional
         Several experiments in place of t and y: other times, lengths, inputs, doses and
         starts.  Each has states of its own, parameters are shared.  A table has the times as
         index.  Observations are one vector, of dim ``observation``.

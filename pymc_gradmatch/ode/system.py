@@ -413,7 +413,7 @@ class ODE:
 
     @property
     def steps(self) -> Steps:
-        """How states jump at :attr:`jumps`: not at all, but for doses and resets."""
+        """How states jump at :attr:`jumps`, which they do for doses and resets alone."""
         return steps_at(self.jumps, self._doses, self.states)
 
     @property
@@ -473,7 +473,7 @@ class ODE:
 
     @cached_property
     def written(self) -> "Written":
-        """The right-hand side as graphs, once: what repr, checks and ``enters`` read."""
+        """The right-hand side as graphs, made once, which repr, checks and ``enters`` read."""
         x = [pt.vector(name, dtype="float64") for name in self.states]
         t, *u = (pt.vector(name, dtype="float64") for name in ("t", *self.inputs))
         theta = [pt.scalar(name, dtype="float64") for name in self.params]
