@@ -12,6 +12,10 @@ on), and Lorenz-96 with 2, 10 and 40 states.  ``--quick`` stops at 200 times and
 ``build_model``, microseconds per gradient, and the most memory that was held, at 200, 1 000
 and 5 000 times (``--quick``: 200), each in a process of its own; and one ``gm.fit`` of
 Lorenz-96 with 10 and 40 states (``--quick``: 4), four units of time with noise of one, F unknown.
+
+``--experiments`` measures several experiments of Lotka-Volterra in one model, each with a start
+of its own: from data to density for 1, 10 and 100 (``--quick``: 1), and ``gm.fit`` of 10
+together beside 10 fits of one each (``--quick``: 2).
 """
 
 import argparse
@@ -43,6 +47,7 @@ LENGTHS = (20, 50, 100, 200, 500, 1000)
 SIZES = (2, 10, 40)
 BUILT = (200, 1_000, 5_000)
 FITTED = (10, 40)
+TOGETHER, FITTED_TOGETHER = (1, 10, 100), 10
 
 
 def cost(model: pm.Model, seconds: float = 0.5, repeats: int = 5) -> tuple[float, float]:
@@ -177,19 +182,79 @@ def lorenz_fitted(n_state: int) -> dict:
     }
 
 
+def starts_of_their_own(n: int) -> list[gm.Experiment]:
+    """Return experiments with the same truth and times, and other starts."""
+    factors = np.random.default_rng(1).lognormal(0, 0.3, (n, len(LV.x0)))
+    found = []
+    for seed, factor in enumerate(factors):
+        x0 = dict(zip(LV.x0, factor * list(LV.x0.values()), strict=True))
+        data = replace(LV, x0=x0).simulate(seed)
+        found.append(gm.Experiment(data.t, data.y, name=f"start {seed}"))
+    return found
+
+
+def built_together(n: int) -> dict:
+    """Measure from the data of so many experiments to their log density."""
+    settings = {"preset": "refined", "random_seed": 1, "progressbar": False}
+    gm.build_model(LV.ode, experiments=starts_of_their_own(1), priors=LV.priors(), **settings)
+    start = process_time()
+    together = starts_of_their_own(n)
+    model = gm.build_model(LV.ode, experiments=together, priors=LV.priors(), **settings)
+    done = process_time()
+    microseconds, compilation = cost(model)
+    return {
+        "system": "Lotka-Volterra, experiments",
+        "size": n,
+        "build_cpu_s": done - start,
+        "gradient_us": microseconds,
+        "compile_s": compilation,
+    }
+
+
+def fitted_together(n: int) -> dict:
+    """Fit so many experiments in one call, and each by itself."""
+    settings = {"priors": LV.priors(), "random_seed": 1, "progressbar": False}
+    together = starts_of_their_own(n)
+    gm.fit(LV.ode, together[0].t, together[0].y, **settings)  # what is compiled once
+    marks = [process_time()]
+    fit = gm.fit(LV.ode, experiments=together, **settings)
+    marks.append(process_time())
+    alone = [gm.fit(LV.ode, one.t, one.y, **settings) for one in together]
+    marks.append(process_time())
+    all_at_once, one_by_one = np.diff(marks)
+    return {
+        "system": "Lotka-Volterra, experiments by gm.fit",
+        "size": n,
+        "fit_cpu_s": all_at_once,
+        "single_fits_cpu_s": one_by_one,
+        "is_exact": fit.is_exact,
+        "single_exact": np.mean([one.is_exact for one in alone]),
+        "furthest_from_truth": max(
+            abs(fit.table.loc[name, "mean"] - truth) / fit.table.loc[name, "sd"]
+            for name, truth in LV.theta.items()
+        ),
+    }
+
+
 def main(arguments: list[str] | None = None):
     """Measure, print a table, save it as CSV."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--quick", action="store_true", help="short series, few states")
     parser.add_argument("--build", action="store_true", help="from data to density, and to a fit")
+    parser.add_argument("--experiments", action="store_true", help="several in one model")
     parser.add_argument("--out", type=Path, help="CSV file to save")
     options = parser.parse_args(arguments)
     logging.getLogger("pymc").setLevel(logging.ERROR)
 
     rows = []
-    if options.build:
-        measures = [(built, n) for n in (BUILT[:1] if options.quick else BUILT)]
-        measures += [(lorenz_fitted, n) for n in ((4,) if options.quick else FITTED)]
+    if options.build or options.experiments:
+        measures: list[tuple[Callable[[int], dict], int]] = []
+        if options.build:
+            measures += [(built, n) for n in (BUILT[:1] if options.quick else BUILT)]
+            measures += [(lorenz_fitted, n) for n in ((4,) if options.quick else FITTED)]
+        if options.experiments:
+            measures += [(built_together, n) for n in TOGETHER[: 1 if options.quick else None]]
+            measures.append((fitted_together, 2 if options.quick else FITTED_TOGETHER))
         for measure, size in measures:
             rows.append(in_its_own_process(measure, size))
             print(rows[-1], flush=True)

@@ -80,6 +80,13 @@ def test_ten_experiments_are_a_graph_of_as_many_nodes_as_two(experiments):
     assert n_nodes(built(ten)) == n_nodes(built(experiments))
 
 
+@pytest.mark.parametrize("settings", [{}, {"preset": "refined", "gamma": None}])
+def test_a_single_experiment_is_a_model_like_any_other(experiments, settings):
+    model = built({"short": experiments["short"]}, **settings)
+    assert model["x"].type.shape[0] == 1
+    assert np.isfinite(list(densities(model, model.initial_point())[0].ravel())).all()
+
+
 def test_states_have_dims_of_experiment_time_and_state(experiments):
     model = built(experiments)
     assert model.named_vars_to_dims["x"] == ("experiment", "time", "state")

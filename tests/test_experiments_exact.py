@@ -72,6 +72,19 @@ def test_a_shared_parameter_has_the_posterior_of_the_closed_form(shared):
     assert fit.table.loc["k", "sd"] == pytest.approx(sd, rel=5 / np.sqrt(fit.n_effective))
 
 
+def test_a_single_experiment_has_the_posterior_of_the_closed_form():
+    experiments = decays([0.8])
+    priors = {"k": pm.TruncatedNormal.dist(1, 2, lower=0)}
+    fit = fitted(experiments, priors)
+    grid = np.linspace(0.01, 4, 4_000)
+    height = [log_marginal(experiments["e0"], k) - 0.5 * ((k - 1) / 2) ** 2 for k in grid]
+    mean, sd = moments(grid, np.array(height))
+    assert fit.is_exact
+    error = 5 / np.sqrt(fit.n_effective)
+    assert fit.table.loc["k", "mean"] == pytest.approx(mean, abs=error * sd)
+    assert fit.table.loc["k", "sd"] == pytest.approx(sd, rel=error)
+
+
 def test_starts_are_of_each_experiment(shared):
     experiments, fit = shared
     x0 = fit.idata["posterior"]["x0"]

@@ -506,7 +506,8 @@ def exact_posterior(model: pm.Model) -> ExactPosterior:
     ValueError
         If the model has several experiments and further constraints beside.
     """
-    several = [isinstance(one.gp, StateGPs) for one in constraints(model)]
+    gps = [one.gp for one in constraints(model)]
+    several = [isinstance(gp, StateGPs) and len(gp.members) > 1 for gp in gps]
     if not any(several):
         return ExactPosterior(model)
     if len(several) > 1:

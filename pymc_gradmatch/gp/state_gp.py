@@ -632,9 +632,10 @@ def add_states(
     dims, start = tuple(dims), start_of(gp)
     if parameterization == "centered":
         parameters = (gp.prior_mean, gp.scale, start, *gp.processes.prior_basis)
+        sizes = {"shape": gp.prior_mean.shape, "dims": dims}  # dims alone do not tell a length of 1
         if not gp.data.positive.any():
-            return StatePrior(name, *parameters, dims=dims)
-        levels = StatePrior(levels_name(name), *parameters, dims=dims)
+            return StatePrior(name, *parameters, **sizes)
+        levels = StatePrior(levels_name(name), *parameters, **sizes)
         return pm.Deterministic(name, gp.states_of(levels), dims=dims)
     basis = gp.processes.prior_basis if gp.is_random else gp.processes.prior_spectrum
     sd = basis.variances.mT**0.5
