@@ -439,6 +439,8 @@ def build_model(
         chosen = replace(chosen, sigma=as_noise(chosen.noise, data))
     sigma = chosen.sigma
     _check_sigma(sigma, len(ode.states))
+    if chosen.state_box is not None:
+        _check_size_of_box(chosen.state_box)
     variables: dict[str, Any] = {**priors, name["sigma"]: sigma, name["gamma"]: chosen.gamma}
     to_come = {
         n: variable
@@ -805,15 +807,18 @@ def _check_room(model: pm.Model, names: Sequence[str]):
         raise ValueError(msg)
 
 
-def _check_box(state_box, deviation):
+def _check_size_of_box(state_box):
     size = as_numbers(state_box, "state_box", "a number")
     if size.ndim != 0 or not size > 0:
         msg = f"state_box is {state_box!r}; expected a positive number, in standardised units."
         raise ValueError(msg)
+
+
+def _check_box(state_box: float, deviation):
     if isinstance(deviation, TensorVariable):
         deviation = at_support_points([deviation])[0].eval(mode=EVALUATE_ONCE)
     furthest = np.abs(deviation).max()
-    if furthest > size:
+    if furthest > state_box:
         msg = (
             f"state_box is {state_box:g}, but the states start up to {furthest:.3g} standard "
             "deviations from their mean, outside of it; expected a larger one."

@@ -120,8 +120,9 @@ class Normal(Likelihood):
 
     def __call__(self, theta, x):
         """Evaluate it."""
-        pull = self.precision * (self.data - x)
-        log_density = float(0.5 * np.sum(pull * (x - self.data)))
+        with np.errstate(over="ignore"):  # of states far away
+            pull = self.precision * (self.data - x)
+            log_density = float(0.5 * np.sum(pull * (x - self.data)))
         return Told(log_density, np.zeros(len(theta)), pull)
 
     def curvature(self, theta, x):
