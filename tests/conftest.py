@@ -1,5 +1,7 @@
 """Shared fixtures: seeded data, fast compilation for graph tests."""
 
+import sys
+
 import matplotlib as mpl
 import numpy as np
 import pymc as pm
@@ -9,6 +11,14 @@ import pytest
 import pymc_gradmatch as gm
 
 mpl.use("Agg")
+
+
+@pytest.fixture(autouse=True)
+def no_figure_stays_open():
+    """Close what a test has drawn: twenty that stay open are a warning in some later test."""
+    yield
+    if (pyplot := sys.modules.get("matplotlib.pyplot")) is not None:
+        pyplot.close("all")
 
 
 @pytest.fixture
