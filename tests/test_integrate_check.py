@@ -363,6 +363,46 @@ def test_modes_that_are_known_of_have_their_shares(rng):
     assert share == pytest.approx(0.75, abs=5 * np.sqrt(0.75 * 0.25 / found.weighted.n_effective))
 
 
+def test_searches_around_a_lesser_mode_begin_anew_around_a_higher_one(rng):
+    """Assert it where the lesser mode has a pole, which no proposal covers."""
+    top = np.array([400.0, 0.0])
+
+    def target(phi):
+        radius = np.linalg.norm(phi, axis=1)
+        pole = -0.5 * radius**2 - 1.9 * np.log(radius)
+        return np.logaddexp(np.where(radius < 50, pole, -np.inf), normal(0.01)(phi - top) + 900)
+
+    found = cover(
+        target,
+        rng.normal(size=(500, 2)),
+        3_000,
+        rng,
+        elsewhere=lambda: newton(target, top[None] + 0.01, 1e-4 * np.eye(2)),
+    )
+    assert found.is_reliable
+    np.testing.assert_allclose(found.weighted.weights @ found.weighted.points, top, atol=2e-3)
+
+
+def test_a_climb_beside_a_wall_takes_a_closer_look_and_goes_on(rng):
+    """Assert the mode of a narrow density from where differences reach over its edge."""
+    sd, edge = 0.01, 0.05
+
+    def walled(phi):
+        return np.where(phi[:, 0] > -edge, normal_around(0, sd)(phi), -np.inf)
+
+    local = newton(walled, np.array([[-0.9 * edge, 3 * sd]]), np.eye(2))
+    np.testing.assert_allclose(local.point, 0, atol=0.1 * sd)
+    np.testing.assert_allclose(np.sqrt(np.diagonal(local.covariance[0])), sd, rtol=0.05)
+
+
+def test_draws_of_which_none_is_possible_are_weighed_without_an_error(rng):
+    points = rng.normal(size=(1_000, 2))
+    weighted = weigh(points, np.full(1_000, -np.inf))
+    assert not weighted.is_reliable
+    assert (weighted.n_effective, weighted.log_evidence) == (0, -np.inf)
+    assert sorted(weighted.resampled(1_000, rng)) == [*range(1_000)]
+
+
 @pytest.mark.slow
 def test_a_target_out_of_reach_gets_a_k_that_says_so(biased, decay, gp, monkeypatch):
     """Assert the other verdict, with starts and a metric, where tails stay too heavy."""

@@ -5,10 +5,12 @@ of it is set beside the exact posterior of the same data
 (``benchmarks/results/breadth/exact.csv``, see ``benchmarks.exact``).  Fits what
 ``--out`` lacks, one file per data set, prints a table and writes all rows to ``--csv``;
 an interrupted run goes on where it stopped.  ``--one-call`` fits by ``gm.fit`` instead;
+``--seed`` fits the same data with other seeds, into a folder and a table of their own;
 ``--table`` prints only, ``--quick`` fits one data set of two easy systems.
 """
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -47,6 +49,7 @@ def main(arguments: list[str] | None = None):
     """Run the study and print its table."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--one-call", action="store_true", help="by gm.fit")
+    parser.add_argument("--seed", type=int, default=0, help="added to the seed of every fit")
     parser.add_argument("--out", type=Path, help="rows")
     parser.add_argument("--exact", type=Path, default=FOLDER / "exact.csv", help="exact posteriors")
     parser.add_argument("--csv", type=Path, help="all rows")
@@ -56,6 +59,8 @@ def main(arguments: list[str] | None = None):
     parser.add_argument("--quick", action="store_true", help="one data set of two easy systems")
     options = parser.parse_args(arguments)
     replicates, road = REPLICATES, "one-call" if options.one_call else "fits"
+    if options.seed:
+        road += f"-seed-{options.seed}"
     options.out = options.out or RUNS / f"breadth-{road}"
     if options.quick:
         options.problems, replicates = EASY, REPLICATES[:1]
@@ -64,7 +69,7 @@ def main(arguments: list[str] | None = None):
     if not options.table:
         runner.run(
             runner.keys_of(options.problems, replicates=replicates, ends=range(1, 5)),
-            fit_in_one_call if options.one_call else fit,
+            partial(fit_in_one_call if options.one_call else fit, seed=options.seed),
             saved,
             workers=runner.in_processes(options.limit, given_up),
             report=report,

@@ -19,15 +19,17 @@ __all__ = ["Row", "fit", "fit_in_one_call", "given_up", "moments", "trajectory_r
 type Row = dict[str, Any]
 
 
-def fit(key: tuple[str, int], keep: Callable[[Row], None]) -> Row:
+def fit(key: tuple[str, int], keep: Callable[[Row], None], *, seed: int = 0) -> Row:
     """Fit a data set: build, sample, check.
 
     Parameters
     ----------
     key : tuple of str and int
-        Name of the case, and number of the data set, also the seed of the fit.
+        Name of the case, and number of the data set.
     keep : callable
         Called with the row as far as it is known, before each stage.
+    seed : int, default 0
+        With the number of the data set, the seed of the fit.
 
     Returns
     -------
@@ -40,13 +42,13 @@ def fit(key: tuple[str, int], keep: Callable[[Row], None]) -> Row:
     row: Row = {"said": {}, "cpu_seconds": {}}
     try:
         with _stage("build", row, keep):
-            model = case.model(data, preset="refined", random_seed=replicate)
+            model = case.model(data, preset="refined", random_seed=seed + replicate)
         with _stage("sample", row, keep):
-            idata = gm.sample(model=model, random_seed=replicate, progressbar=False)
+            idata = gm.sample(model=model, random_seed=seed + replicate, progressbar=False)
         row |= _sampling(case, idata)
         row["matched"] = _accuracy(case, data, idata["posterior"].dataset)
         with _stage("check", row, keep):
-            check = gm.integrate_check(idata, model=model, random_seed=replicate)
+            check = gm.integrate_check(idata, model=model, random_seed=seed + replicate)
         row |= {"is_exact": bool(check.is_exact), "verdict": check.verdict}
         row["checked"] = _accuracy(case, data, check.idata["posterior"].dataset)
     except Exception as error:
@@ -54,7 +56,7 @@ def fit(key: tuple[str, int], keep: Callable[[Row], None]) -> Row:
     return row
 
 
-def fit_in_one_call(key: tuple[str, int], keep: Callable[[Row], None]) -> Row:
+def fit_in_one_call(key: tuple[str, int], keep: Callable[[Row], None], *, seed: int = 0) -> Row:
     """Fit a data set by ``gm.fit``; a row like that of :func:`fit`."""
     name, replicate = key
     case = named(BREADTH, name)
@@ -64,7 +66,7 @@ def fit_in_one_call(key: tuple[str, int], keep: Callable[[Row], None]) -> Row:
         with _stage("fit", row, keep):
             found = gm.fit(
                 case.ode, data.t, data.y, priors=case.priors(),
-                random_seed=replicate, progressbar=False,
+                random_seed=seed + replicate, progressbar=False,
             )  # fmt: skip
         row |= {"is_exact": bool(found.is_exact), "verdict": found.verdict}
         row["n_effective"] = float(found.n_effective)

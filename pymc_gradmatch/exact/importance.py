@@ -154,14 +154,19 @@ def reliable_k(n_draws: int) -> float:
 
 
 def weigh(points: NDArray[np.float64], log_ratio: NDArray[np.float64]) -> Weighted:
-    """Smooth the weights of draws, the logs of which are given, by a Pareto tail."""
+    """Smooth the weights of draws, the logs of which are given, by a Pareto tail.
+
+    Where all are zero there is none: k is infinite, and the draws stay as they are.
+    """
     possible = np.isfinite(log_ratio)
-    highest = log_ratio[possible].max() if possible.any() else 0.0
+    if not possible.any():
+        return Weighted(points, np.full(len(points), 1 / len(points)), np.inf, 0.0, -np.inf)
+    highest = log_ratio[possible].max()
     shifted = np.where(possible, log_ratio - highest, -1e3)
     with np.errstate(all="ignore"):  # a proposal without hope has a tail beyond floats, and a k
         smoothed, pareto_k = array_stats.psislw(-shifted)
         weights = np.where(possible, np.exp(smoothed), 0.0)
-    weights = weights / weights.sum() if possible.any() else np.full(len(points), np.nan)
+    weights = weights / weights.sum()
     return Weighted(
         points,
         weights,

@@ -314,7 +314,7 @@ def _found(
         n_draws,
         rng,
         others if others is None else np.concatenate([mode.point, others]),
-        elsewhere=(lambda: beside().point) if others is None else None,
+        elsewhere=beside if others is None else None,
     )
 
 

@@ -71,6 +71,11 @@ class Local(NamedTuple):
         return Local(*(np.where(_like(chosen, a), b, a) for a, b in pairs))
 
     @property
+    def is_blind(self) -> NDArray[np.bool_]:
+        """Whether the density is zero so near that nothing is known of gradient and Hessian."""
+        return np.isfinite(self.height) & (self.gradient == 0).all(axis=1)
+
+    @property
     def covariance(self) -> NDArray[np.float64]:
         """Of the normal approximation, where the density has a mode."""
         return self.factor @ self.factor.mT
@@ -137,9 +142,10 @@ def look_around(target: LogDensity, point, factor) -> Local:
         hessian += hessian.mT
         hessian[:, range(n), range(n)] = (ahead + behind - 2 * center) / STEP**2
     known = np.isfinite(gradient).all(axis=1) & np.isfinite(hessian).all(axis=(1, 2))
+    # Beside a wall nothing is known but that the next look must be a closer one.
     gradient, hessian = (
         np.where(known[:, None], gradient, 0),
-        np.where(known[:, None, None], hessian, 0),
+        np.where(known[:, None, None], hessian, -np.eye(n) / NARROWEST**2),
     )
     return Local(point, center[:, 0], factor, gradient, hessian)
 
@@ -205,9 +211,9 @@ def newton(target: LogDensity, points: NDArray[np.float64], covariance: NDArray)
         local = rescaled(local)
         # Curvature is one, but for directions that were cut short: gradient is Newton's step.
         point, height = step(target, local, local.gradient)
-        rise = _rise(local.height, height)
+        going = (_rise(local.height, height) > SETTLED) | local.is_blind
         local = look_around(target, point, local.factor)
-        if not (rise > SETTLED).any():
+        if not going.any():
             break
     return rescaled(local)
 
@@ -402,7 +408,7 @@ def cover(
     n_draws: int,
     rng: np.random.Generator,
     others: NDArray[np.float64] | None = None,
-    elsewhere: Callable[[], NDArray[np.float64]] | None = None,
+    elsewhere: Callable[[], Local] | None = None,
     complete: Complete | None = None,
     sizes: Sequence[int] = DRAWS,
 ) -> Coverage:
@@ -426,7 +432,8 @@ def cover(
     others : array of float, optional
         Points that modes are climbed to from as well, shape ``(point, coordinate)``.
     elsewhere : callable, optional
-        Looks for more of these, where the searches disagree.
+        Looks for other modes, where the searches disagree.  Where one of these is higher, all
+        begins anew around it: from a lesser mode searches seldom find the way.
     complete : callable, optional
         Maps the draws of the result, and the number of the search, to log densities,
         estimated without bias, and to points of more coordinates: where the target is a
@@ -460,8 +467,13 @@ def cover(
             break
         if coverage.walks.n_leaving:
             ended.append(fit_mixture(coverage.walks.points, rng).stretched())
-        if elsewhere is not None and len(more := elsewhere()):
-            ridges = modes_and_ridges(target, np.concatenate([climbing, more]), covariance)
+        if elsewhere is not None and len((modes := elsewhere()).height):
+            climbing = np.concatenate([climbing, modes.point])
+            if modes.height[0] > target(ridges.means).max() + HIGHER:
+                around = Mixture.around(modes.point[0], modes.covariance[0]).draw(len(draws), rng)
+                anew = cover(target, around, n_draws, rng, climbing, complete=complete, sizes=sizes)
+                return anew._replace(n_rounds=anew.n_rounds + n_rounds)
+            ridges = modes_and_ridges(target, climbing, covariance)
             ended.append(ridges)
         starts = [Mixture.of(ended).without_the_least()] * len(starts)
     return coverage
@@ -510,7 +522,8 @@ def _disagreement(estimates: dict[str, NDArray[np.float64]]) -> pd.DataFrame:
         if name == "mean":
             scale = np.exp(estimates["log_sd"]).mean(axis=0)
             values, errors = values / scale, errors / scale
-        apart = np.abs(values[:, None] - values)
+        with np.errstate(invalid="ignore"):  # two without evidence, which are not apart
+            apart = np.nan_to_num(np.abs(values[:, None] - values), nan=0.0, posinf=np.inf)
         allowed = ERRORS * np.hypot(errors[:, None], errors)
         columns[name] = np.max(apart - allowed, axis=(0, 1))
         columns[f"{name}_allowed"] = allowed.max(axis=(0, 1))
@@ -526,7 +539,7 @@ def _moments(run: Weighted) -> dict[str, NDArray[np.float64]]:
     mean_error = np.sqrt((weights**2 * away).sum(axis=0))
     variance_error = np.sqrt((weights**2 * np.square(away - variance)).sum(axis=0))
     n = len(run.weights)
-    evidence_error = np.sqrt(max(n / run.n_effective - 1, 0) / n)
+    evidence_error = np.sqrt(max(n / max(run.n_effective, 1) - 1, 0) / n)
     return {
         "mean": np.append(mean, run.log_evidence),
         "mean_error": np.append(mean_error, evidence_error),
