@@ -56,6 +56,7 @@ from pymc_gradmatch.exact.search import (
     look_around,
     newton,
     rescaled,
+    search_once,
     step,
     widths_at,
 )
@@ -482,12 +483,8 @@ def _apart(nested: Nested, rng) -> dict[str, float]:
     apart = {}
     for number, name in enumerate(nested.target.experiments):
         mean, factor = inner.mean[0, number], inner.factor[0, number]
-        alone = cover(
-            nested.alone(number, nested.center.mean),
-            Mixture.around(mean, factor @ factor.T).draw(PILOTS, rng),
-            1_000,
-            rng,
-        ).weighted
+        around = Mixture.around(mean, factor @ factor.T).draw(PILOTS, rng)
+        alone = search_once(nested.alone(number, nested.center.mean), around, 1_000, rng)
         ours = weights[0, :, number]
         log_z = logsumexp(ours) - np.log(CHECKING)
         share = np.exp(ours - logsumexp(ours))

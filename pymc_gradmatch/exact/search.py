@@ -446,10 +446,7 @@ def cover(
     Coverage
         Of the first attempt with a reliable k and searches that agree, else of the last.
     """
-    mean, covariance = draws.mean(axis=0), np.atleast_2d(np.cov(draws.T))
-    starts = [Mixture.around(mean, width**2 * covariance) for width in WIDTHS]
-    some = rng.permutation(draws)[:TRIED]
-    climbing = some[np.argsort(-target(some))[:CLIMBERS]]
+    starts, climbing, covariance = _wider(target, draws, rng)
     climbing = climbing if others is None else np.concatenate([climbing, others])
     ridges = modes_and_ridges(target, climbing, covariance)
     starts.append(ridges)
@@ -477,6 +474,26 @@ def cover(
             ended.append(ridges)
         starts = [Mixture.of(ended).without_the_least()] * len(starts)
     return coverage
+
+
+def search_once(
+    target: LogDensity, draws: NDArray[np.float64], n_draws: int, rng: np.random.Generator
+) -> Weighted:
+    """Return weighted draws of a single search, from all starts of :func:`cover` at once."""
+    starts, climbing, covariance = _wider(target, draws, rng)
+    start = Mixture.of([*starts, modes_and_ridges(target, climbing, covariance)])
+    proposal = search(target, start, DRAWS[0], rng).proposal
+    points = proposal.draw(n_draws, rng)
+    return weigh(points, target(points) - proposal.log_density(points))
+
+
+def _wider(target: LogDensity, draws: NDArray[np.float64], rng: np.random.Generator):
+    """Return proposals wider than draws, the best of these to climb from, and their covariance."""
+    mean, covariance = draws.mean(axis=0), np.atleast_2d(np.cov(draws.T))
+    some = rng.permutation(draws)[:TRIED]
+    climbing = some[np.argsort(-target(some))[:CLIMBERS]]
+    wider = [Mixture.around(mean, width**2 * covariance) for width in WIDTHS]
+    return wider, climbing, covariance
 
 
 def _together(
