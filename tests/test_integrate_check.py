@@ -11,7 +11,7 @@ from scipy.special import logsumexp
 import pymc_gradmatch as gm
 from pymc_gradmatch.exact import ExactPosterior
 from pymc_gradmatch.exact.importance import Mixture, Search, reliable_k, search, weigh
-from pymc_gradmatch.exact.search import cover, modes_and_ridges, modes_beside, newton
+from pymc_gradmatch.exact.search import cover, modes_beside, modes_near, newton, ridges_from
 from pymc_gradmatch.exact.walks import WALKERS, Hamiltonian, walk
 from pymc_gradmatch.ode import batched_solver
 
@@ -248,7 +248,7 @@ def test_walks_stay_on_a_ridge_to_both_of_its_ends(rng):
     bend, width = 0.1, 0.05
     draws = draws_from_one_end(bend, width, rng)
     target, covariance = banana(bend, width), np.cov(draws.T)
-    x, y, _ = modes_and_ridges(target, draws[:2], covariance).means.T
+    x, y, _ = ridges_from(target, modes_near(target, draws[:2], covariance)).means.T
     assert x.min() < -12  # three standard deviations
     assert x.max() > 12
     assert np.abs(y - bend * x**2).max() < 6 * width
@@ -264,7 +264,7 @@ def test_parts_along_a_ridge_are_adapted_to_it(rng):
     shares: dict[str, list[float]] = {"ridge": [], "found": []}
     for _ in range(7):
         draws = draws_from_one_end(bend, width, rng)
-        ridge = modes_and_ridges(target, draws[:2], np.cov(draws.T))
+        ridge = ridges_from(target, modes_near(target, draws[:2], np.cov(draws.T)))
         found = search(target, ridge, 2_000, rng).proposal
         for name, proposal in {"ridge": ridge, "found": found}.items():
             points = proposal.draw(4_000, rng)
@@ -359,8 +359,11 @@ def test_modes_that_are_known_of_have_their_shares(rng):
     draws = rng.normal(size=(500, 2))
     found = cover(far_apart, draws, 3_000, rng, others=np.full((1, 2), 39.0))
     assert found.is_reliable
+    error = np.sqrt(0.75 * 0.25 / found.weighted.n_effective)
     share = found.weighted.weights @ (found.weighted.points[:, 0] > 20)
-    assert share == pytest.approx(0.75, abs=5 * np.sqrt(0.75 * 0.25 / found.weighted.n_effective))
+    assert share == pytest.approx(0.75, abs=5 * error)
+    np.testing.assert_allclose(found.modes.points, [[40, 40], [0, 0]], atol=1e-2)
+    np.testing.assert_allclose(found.modes.shares, [0.75, 0.25], atol=5 * error)
 
 
 def test_searches_around_a_lesser_mode_begin_anew_around_a_higher_one(rng):
@@ -409,8 +412,8 @@ def test_a_target_out_of_reach_gets_a_k_that_says_so(biased, decay, gp, monkeypa
     monkeypatch.setattr("pymc_gradmatch.exact.importance.MAX_ROUNDS", 1)
     monkeypatch.setattr("pymc_gradmatch.exact.importance.ADAPTING_ROUNDS", 1)
     monkeypatch.setattr(
-        "pymc_gradmatch.exact.search.modes_and_ridges",
-        lambda _, points, covariance: Mixture.around(points[0], covariance),
+        "pymc_gradmatch.exact.search.ridges_from",
+        lambda _, modes: Mixture.around(modes.point[0], modes.covariance[0]),
     )
     sharp = gm.StateGP(gp.t, gp.y, gp.covs, sigma=0.001)
     priors = {"rate": pm.HalfNormal.dist(PRIOR_SD)}

@@ -1,6 +1,9 @@
 """gm.fit: from data, or from a model of one's own, to draws of the exact posterior."""
 
+from dataclasses import replace
+
 import numpy as np
+import pandas as pd
 import pymc as pm
 import pytest
 from scipy import stats
@@ -56,6 +59,18 @@ def assert_rate(fit, mean, sd):
     error = 5 / np.sqrt(fit.n_effective)
     assert draws.mean() == pytest.approx(mean, abs=error * sd)
     assert draws.std() == pytest.approx(sd, rel=error)
+
+
+def test_modes_are_reported_with_their_weights(fitted):
+    """Assert a single one where there is one, and what is said where there are two."""
+    assert [*fitted.modes.columns] == ["rate", "x0[mass]", "sigma[mass]", "weight"]
+    [mode] = fitted.modes.itertuples()
+    assert mode.weight == pytest.approx(1)
+    mean, sd = fitted.table.loc["rate", ["mean", "sd"]]
+    assert mode.rate == pytest.approx(mean, abs=0.5 * sd)
+    assert "modes, of weights" not in repr(fitted)
+    two = pd.concat([fitted.modes.assign(weight=weight) for weight in (0.7, 0.3)])
+    assert "It has 2 modes, of weights 0.70, 0.30." in repr(replace(fitted, modes=two))
 
 
 def test_normal_data_have_the_posterior_of_quadrature(gp, y):

@@ -467,7 +467,9 @@ def cover_experiments(
     found = cover(
         nested, around.draw(PILOTS, rng), n_draws, rng, complete=nested.complete, sizes=SIZES
     )
-    return CoverageOfAll(found, apart)
+    shared = found.modes.points
+    points = nested.phi(shared, nested.proposals(shared, nested.n_steps).mean)
+    return CoverageOfAll(found._replace(modes=found.modes._replace(points=points)), apart)
 
 
 def _apart(nested: Nested, rng) -> dict[str, float]:

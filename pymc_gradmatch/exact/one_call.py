@@ -46,6 +46,7 @@ N_CROSSING = 24  # of the solutions that cross long gaps, from which modes are c
 PILOTS = 1_000  # draws of the normal approximation, from which the searches start
 N_PRIOR = 1_000  # draws that tell how wide a prior is
 HARDLY = 0.7  # of the prior's width, that a posterior has where the data tell next to nothing
+LITTLE = 0.01  # weight of a mode that need not be spoken of
 FAR_APART = (-3.0, -1.0, 1.0, 3.0)  # of a state's standard deviation
 FLAT = 1e-3  # log density; the solver's errors are smaller
 UNSEEN = "It says nothing of modes that no search reached."
@@ -83,6 +84,9 @@ class Fit(Verdict):
         another sampler.
     starts : list of dict
         Free variables and ``x0`` at up to four draws: ``initvals`` for another sampler.
+    modes : pandas.DataFrame
+        What climbs arrived at, the highest first, one row each: every parameter, x(t0), and
+        ``weight``, the share of the posterior that belongs to it.
     unidentified : pandas.DataFrame
         Of which unknowns the data tell next to nothing: the range of the middle half of
         draws, ``prior_width`` and ``posterior_width``.  x(t0), whose prior is flat, has the
@@ -99,11 +103,13 @@ class Fit(Verdict):
     n_effective: float
     covariance: pd.DataFrame
     starts: list[dict[str, Any]]
+    modes: pd.DataFrame
     unidentified: pd.DataFrame
 
     def shown(self) -> tuple[str, list[pd.DataFrame]]:
-        """Return the verdict, with what the data do not tell, and the table."""
-        return f"{self.verdict}{_in_words(self.unidentified)}", [self.table]
+        """Return the verdict, with modes and what the data do not tell, and the table."""
+        several = _several(self.modes["weight"])
+        return f"{self.verdict}{several}{_in_words(self.unidentified)}", [self.table]
 
     def plot(self, **kwargs) -> "PlotCollection":
         """Plot the states with bands, by :func:`~pymc_gradmatch.plot_states`.
@@ -283,6 +289,7 @@ def fit(
         n_effective=weighted.n_effective,
         covariance=pd.DataFrame(found.covariance, target.names, target.names),
         starts=target.initial_points(weighted.points[list(dict.fromkeys(drawn))[:N_HANDED_ON]]),
+        modes=pd.DataFrame(target.scalars(found.modes.points)).assign(weight=found.modes.shares),
         unidentified=unidentified,
     )
 
@@ -364,6 +371,14 @@ def _unidentified(target: ExactPosterior, posterior: xr.Dataset, rng) -> pd.Data
 def _width(draws: NDArray[np.float64]) -> NDArray[np.float64]:
     low, high = np.quantile(draws, [0.25, 0.75], axis=0)
     return high - low
+
+
+def _several(weights: pd.Series) -> str:
+    counting = weights[weights > LITTLE]
+    if len(counting) < 2:
+        return ""
+    listed = ", ".join(f"{weight:.2f}" for weight in counting)
+    return f" It has {len(counting)} modes, of weights {listed}."
 
 
 def _in_words(unidentified: pd.DataFrame) -> str:

@@ -76,6 +76,12 @@ class Local(NamedTuple):
         return np.isfinite(self.height) & (self.gradient == 0).all(axis=1)
 
     @property
+    def has_arrived(self) -> NDArray[np.bool_]:
+        """Whether a climb to a mode has come near it: neither steep nor level any more."""
+        is_steep = np.linalg.norm(self.gradient, axis=1) > STEEP
+        return ~is_steep & (np.linalg.eigvalsh(self.hessian)[:, -1] <= -NARROWEST)
+
+    @property
     def covariance(self) -> NDArray[np.float64]:
         """Of the normal approximation, where the density has a mode."""
         return self.factor @ self.factor.mT
@@ -228,35 +234,36 @@ def modes_beside(target: LogDensity, points: NDArray[np.float64], mode: Local) -
     # The highest climbs on, and counts where it is higher, wherever it ends.
     highest = newton(target, climbed.point[[top]], climbed.covariance[top])
     climbed = climbed.where(np.arange(len(points)) == top, highest)
-    is_steep = np.linalg.norm(climbed.gradient, axis=1) > STEEP
-    is_level = np.linalg.eigvalsh(climbed.hessian)[:, -1] > -NARROWEST
     apart = np.minimum(
         *(_length(one.factor, climbed.point - mode.point) for one in (mode, climbed))
     )
-    is_other = ~is_steep & ~is_level & (apart > APART)
+    is_other = climbed.has_arrived & (apart > APART)
     is_other &= climbed.height > max(mode.height[0], highest.height[0]) - LOWEST
     is_higher = (np.arange(len(points)) == top) & (climbed.height > mode.height + HIGHER)
     modes = climbed.only(is_other | is_higher)
     return modes.only(_distinct(modes, APART))
 
 
-def modes_and_ridges(
-    target: LogDensity, points: NDArray[np.float64], covariance: NDArray
-) -> Mixture:
-    """Return a mixture along the ridges that lead away from the modes near points.
+def modes_near(target: LogDensity, points: NDArray[np.float64], covariance: NDArray) -> Local:
+    """Climb from points, and return where that ends, the highest first, none far below it."""
+    climbed = newton(target, points, covariance)
+    top = climbed.height.max()
+    modes = climbed.only(np.isfinite(climbed.height) & (climbed.height > top - LOWEST))
+    return modes.only(_distinct(modes, APART))
+
+
+def ridges_from(target: LogDensity, modes: Local) -> Mixture:
+    """Return a mixture along the ridges that lead away from modes.
 
     From every mode walks go both ways along the axes of its normal approximation that
     are longest, one local standard deviation at a time; across the ridge each
     step climbs.  What they pass becomes a part of the mixture, with the
     covariance that the curvature there tells.
     """
-    modes = newton(target, points, covariance)
-    modes = modes.only(np.isfinite(modes.height) & (modes.height > modes.height.max() - LOWEST))
-    modes = modes.only(_distinct(modes, APART))
     # Which way a ridge bends is in the mixed derivatives that cheaper ways leave out.
     by_values = partial(target)
     passed = [modes]
-    n = points.shape[1]
+    n = modes.point.shape[1]
     lengths, axes = np.linalg.eigh(modes.covariance)
     n_axes = min(AXES, n)
     ahead = (axes * np.sqrt(np.abs(lengths))[:, None])[..., -n_axes:].mT.reshape(-1, n)
@@ -340,6 +347,22 @@ TINY = 1e-300  # the variance where one draw has all the weight
 COARSE = 0.6  # of the same, allowed for: with larger errors agreement says nothing
 
 
+class Modes(NamedTuple):
+    """Modes that were climbed to.
+
+    Attributes
+    ----------
+    points : array of float
+        Shape ``(mode, n)``, the highest first.
+    shares : array of float
+        Of the weights, those of draws at which the normal approximation of a mode is
+        the highest of all.
+    """
+
+    points: NDArray[np.float64]
+    shares: NDArray[np.float64]
+
+
 class Coverage(NamedTuple):
     """What the searches found, together and each for itself.
 
@@ -362,6 +385,8 @@ class Coverage(NamedTuple):
     walks : Walks
         From the draws; none where these are not reliable anyhow, or the target is a marginal
         density that is known nearly.
+    modes : Modes
+        Of the target.
     """
 
     weighted: Weighted
@@ -371,6 +396,7 @@ class Coverage(NamedTuple):
     covariance: NDArray[np.float64]
     estimates: dict[str, NDArray[np.float64]]
     walks: Walks
+    modes: Modes
 
     @property
     def agrees(self) -> bool:
@@ -448,7 +474,8 @@ def cover(
     """
     starts, climbing, covariance = _wider(target, draws, rng)
     climbing = climbing if others is None else np.concatenate([climbing, others])
-    ridges = modes_and_ridges(target, climbing, covariance)
+    modes = modes_near(target, climbing, covariance)
+    ridges = ridges_from(target, modes)
     starts.append(ridges)
     n_rounds = 0
     for n_searching in sizes:
@@ -456,22 +483,24 @@ def cover(
         n_rounds += sum(found.n_rounds for found in searches)
         ended = [found.proposal for found in searches]
         proposals = [proposal.defended(ridges) for proposal in ended]
-        coverage = _together(target, proposals, n_draws, rng, complete)
+        coverage = _together(target, proposals, modes, n_draws, rng, complete)
         if coverage.is_coarse:
-            coverage = _together(target, proposals, MORE * n_draws, rng, complete)
+            coverage = _together(target, proposals, modes, MORE * n_draws, rng, complete)
         coverage = coverage._replace(n_rounds=n_rounds)
         if coverage.is_reliable:
             break
         if coverage.walks.n_leaving:
             ended.append(fit_mixture(coverage.walks.points, rng).stretched())
-        if elsewhere is not None and len((modes := elsewhere()).height):
-            climbing = np.concatenate([climbing, modes.point])
-            if modes.height[0] > target(ridges.means).max() + HIGHER:
-                around = Mixture.around(modes.point[0], modes.covariance[0]).draw(len(draws), rng)
+        if elsewhere is not None and len((more := elsewhere()).height):
+            climbing = np.concatenate([climbing, more.point])
+            if more.height[0] > modes.height[0] + HIGHER:
+                around = Mixture.around(more.point[0], more.covariance[0]).draw(len(draws), rng)
                 anew = cover(target, around, n_draws, rng, climbing, complete=complete, sizes=sizes)
                 return anew._replace(n_rounds=anew.n_rounds + n_rounds)
-            ridges = modes_and_ridges(target, climbing, covariance)
+            modes = modes_near(target, climbing, covariance)
+            ridges = ridges_from(target, modes)
             ended.append(ridges)
+        elsewhere = None  # nothing new would be found there a second time
         starts = [Mixture.of(ended).without_the_least()] * len(starts)
     return coverage
 
@@ -481,7 +510,8 @@ def search_once(
 ) -> Weighted:
     """Return weighted draws of a single search, from all starts of :func:`cover` at once."""
     starts, climbing, covariance = _wider(target, draws, rng)
-    start = Mixture.of([*starts, modes_and_ridges(target, climbing, covariance)])
+    modes = modes_near(target, climbing, covariance)
+    start = Mixture.of([*starts, ridges_from(target, modes)])
     proposal = search(target, start, DRAWS[0], rng).proposal
     points = proposal.draw(n_draws, rng)
     return weigh(points, target(points) - proposal.log_density(points))
@@ -497,7 +527,12 @@ def _wider(target: LogDensity, draws: NDArray[np.float64], rng: np.random.Genera
 
 
 def _together(
-    target: LogDensity, proposals: list[Mixture], n_draws: int, rng, complete: Complete | None
+    target: LogDensity,
+    proposals: list[Mixture],
+    modes: Local,
+    n_draws: int,
+    rng,
+    complete: Complete | None,
 ) -> Coverage:
     """Draw from each proposal, weigh by it alone and by all, and compare."""
     ends = np.linspace(0, n_draws, len(proposals) + 1).astype(int)
@@ -510,8 +545,10 @@ def _together(
         log_density = np.concatenate(heights)
     proposal = Mixture.of(proposals).log_density
     log_ratio = log_density - proposal(points)
-    points = np.concatenate(whole)
     weighted = weigh(points, log_ratio)
+    parted = _parted(modes, weighted)
+    points = np.concatenate(whole)
+    weighted = weighted._replace(points=points)
     each = [
         weigh(part, height - proposal.log_density(own))
         for part, own, height, proposal in zip(
@@ -524,11 +561,22 @@ def _together(
     estimates = {name: np.stack([of_run[name] for of_run in moments]) for name in moments[0]}
     disagreement = _disagreement(estimates)
     coverage = Coverage(
-        weighted, disagreement, len(proposals), 0, covariance, estimates, Walks(points[:0], 0)
-    )
+        weighted, disagreement, len(proposals), 0, covariance, estimates,
+        Walks(points[:0], 0), parted,
+    )  # fmt: skip
     if complete is not None or not coverage.is_reliable:
         return coverage
     return coverage._replace(walks=walk(target, weighted, log_ratio, proposal, rng))
+
+
+def _parted(modes: Local, weighted: Weighted) -> Modes:
+    """Return modes with the weights of the draws at which theirs is the highest approximation."""
+    has_arrived = modes.has_arrived
+    modes = modes.only(has_arrived if has_arrived.any() else [0])
+    away = weighted.points - modes.point[:, None]
+    distances = np.linalg.norm(np.linalg.solve(modes.factor, away.mT), axis=1)
+    highest = (modes.height[:, None] - 0.5 * np.square(distances)).argmax(axis=0)
+    return Modes(modes.point, np.bincount(highest, weighted.weights, len(modes.height)))
 
 
 def _disagreement(estimates: dict[str, NDArray[np.float64]]) -> pd.DataFrame:
