@@ -465,7 +465,8 @@ def cover(
         estimated without bias, and to points of more coordinates: where the target is a
         marginal density that is known nearly.
     sizes : sequence of int
-        Draws of a round of each search, in turn, where the searches disagree.
+        Draws of a round of each search, in turn, where the searches disagree; the last
+        once more, where walks alone object.
 
     Returns
     -------
@@ -478,7 +479,7 @@ def cover(
     ridges = ridges_from(target, modes)
     starts.append(ridges)
     n_rounds = 0
-    for n_searching in sizes:
+    for attempt, n_searching in enumerate([*sizes, sizes[-1]]):
         searches = [search(target, start, n_searching, rng) for start in starts]
         n_rounds += sum(found.n_rounds for found in searches)
         ended = [found.proposal for found in searches]
@@ -487,13 +488,14 @@ def cover(
         if coverage.is_coarse:
             coverage = _together(target, proposals, modes, MORE * n_draws, rng, complete)
         coverage = coverage._replace(n_rounds=n_rounds)
-        if coverage.is_reliable:
-            break
         if coverage.walks.n_leaving:
             ended.append(fit_mixture(coverage.walks.points, rng).stretched())
+        elif coverage.is_reliable or attempt == len(sizes) - 1:
+            break
         if elsewhere is not None and len((more := elsewhere()).height):
             climbing = np.concatenate([climbing, more.point])
-            if more.height[0] > modes.height[0] + HIGHER:
+            reached = max(modes.height[0], *(target(mixture.means).max() for mixture in ended))
+            if more.height[0] > reached + HIGHER:
                 around = Mixture.around(more.point[0], more.covariance[0]).draw(len(draws), rng)
                 anew = cover(target, around, n_draws, rng, climbing, complete=complete, sizes=sizes)
                 return anew._replace(n_rounds=anew.n_rounds + n_rounds)
