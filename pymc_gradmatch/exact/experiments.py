@@ -247,6 +247,12 @@ class Nested:
         phi[:, self.own.ravel()] = own.reshape(len(own), -1)
         return phi
 
+    def at_modes(self, shared: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return all coordinates, each experiment's own where its mode is."""
+        if not self.own.size:
+            return self.phi(shared, np.empty((len(shared), 0, 0)))
+        return self.phi(shared, self.proposals(shared, self.n_steps).mean)
+
     def conditional(self, shared: NDArray[np.float64]) -> Callable:
         """Return the density of own unknowns, of walkers: the experiments of each shared point."""
         n_points, (n_experiments, n_own) = len(shared), self.own.shape
@@ -348,6 +354,15 @@ class Nested:
             return self.target.each(self.phi(shared, np.empty((len(shared), 0, 0)))).sum(axis=1)
         noise = np.broadcast_to(self.noise, (len(shared), *self.noise.shape))
         return self._estimated(shared, self.proposals(shared, self.n_steps), noise)[0]
+
+    def roughly(self, shared: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Evaluate Laplace's approximation of the same, but for a constant: one solution each."""
+        if not self.own.size:
+            return self(shared)
+        inner = self.proposals(shared, self.n_steps)
+        parts = self.target.each(self.phi(shared, inner.mean))
+        _, log_volume = np.linalg.slogdet(inner.factor)
+        return np.asarray(parts[:, -1] + (parts[:, :-1] + log_volume).sum(axis=1))
 
     def complete(
         self, shared: NDArray[np.float64], number: int = 0, n_inner: int = WEIGHING
@@ -465,11 +480,11 @@ def cover_experiments(
     say("searching: what they share")
     around = Mixture.around(mode.point[0], mode.covariance[0])
     found = cover(
-        nested, around.draw(PILOTS, rng), n_draws, rng, complete=nested.complete, sizes=SIZES
-    )
-    shared = found.modes.points
-    points = nested.phi(shared, nested.proposals(shared, nested.n_steps).mean)
-    return CoverageOfAll(found._replace(modes=found.modes._replace(points=points)), apart)
+        nested, around.draw(PILOTS, rng), n_draws, rng, sizes=SIZES,
+        complete=nested.complete, roughly=nested.roughly,
+    )  # fmt: skip
+    modes = found.modes._replace(points=nested.at_modes(found.modes.points))
+    return CoverageOfAll(found._replace(modes=modes), apart)
 
 
 def _apart(nested: Nested, rng) -> dict[str, float]:

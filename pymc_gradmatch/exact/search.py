@@ -340,7 +340,8 @@ def _distinct(local: Local, apart: float) -> list[int]:
 WIDTHS = (2.0, 5.0)  # of first proposals, in standard deviations of the given draws
 CLIMBERS, TRIED = 4, 100  # draws from which modes are climbed to, the best of some
 DRAWS = (1_500, 6_000)
-MORE = 4  # times as many draws of the result, where their Monte Carlo errors are all it lacks
+MORE = 4  # times as many draws of the result, at most, where their errors are all it lacks
+AMPLE = 1.5  # times as many as these errors ask for, which are estimates
 ERRORS = 4.0  # Monte Carlo standard errors that agreement allows for
 CLOSE = 0.15  # standard deviations, or of a log, that do not matter
 TINY = 1e-300  # the variance where one draw has all the weight
@@ -404,10 +405,16 @@ class Coverage(NamedTuple):
         return bool((self.disagreement[["mean", "log_sd"]].to_numpy() <= CLOSE).all())
 
     @property
+    def coarseness(self) -> float:
+        """The largest of these errors, in what is allowed for that to mean something."""
+        return float(
+            self.disagreement[["mean_allowed", "log_sd_allowed"]].to_numpy().max() / COARSE
+        )
+
+    @property
     def is_precise(self) -> bool:
-        """Whether these errors are small enough for that to mean something."""
-        allowed = self.disagreement[["mean_allowed", "log_sd_allowed"]]
-        return bool((allowed.to_numpy() <= COARSE).all())
+        """Whether these errors are small enough."""
+        return self.coarseness <= 1
 
     @property
     def is_coarse(self) -> bool:
@@ -436,6 +443,7 @@ def cover(
     others: NDArray[np.float64] | None = None,
     elsewhere: Callable[[], Local] | None = None,
     complete: Complete | None = None,
+    roughly: LogDensity | None = None,
     sizes: Sequence[int] = DRAWS,
 ) -> Coverage:
     """Search for a target from several starts, and compare what is found.
@@ -452,7 +460,7 @@ def cover(
     draws : array of float
         Draws of a density like the target, shape ``(draw, coordinate)``.
     n_draws : int
-        Draws of the result; four times as many where only their errors are too large.
+        Draws of the result; up to four times as many where only their errors are too large.
     rng : numpy.random.Generator
         Source of the draws.
     others : array of float, optional
@@ -464,6 +472,8 @@ def cover(
         Maps the draws of the result, and the number of the search, to log densities,
         estimated without bias, and to points of more coordinates: where the target is a
         marginal density that is known nearly.
+    roughly : callable, optional
+        A cheaper density like the target, but for a constant, for modes and ridges.
     sizes : sequence of int
         Draws of a round of each search, in turn, where the searches disagree; the last
         once more, where walks alone object.
@@ -475,8 +485,9 @@ def cover(
     """
     starts, climbing, covariance = _wider(target, draws, rng)
     climbing = climbing if others is None else np.concatenate([climbing, others])
-    modes = modes_near(target, climbing, covariance)
-    ridges = ridges_from(target, modes)
+    near = roughly or target
+    modes = modes_near(near, climbing, covariance)
+    ridges = ridges_from(near, modes)
     starts.append(ridges)
     n_rounds = 0
     for attempt, n_searching in enumerate([*sizes, sizes[-1]]):
@@ -486,7 +497,8 @@ def cover(
         proposals = [proposal.defended(ridges) for proposal in ended]
         coverage = _together(target, proposals, modes, n_draws, rng, complete)
         if coverage.is_coarse:
-            coverage = _together(target, proposals, modes, MORE * n_draws, rng, complete)
+            n_more = int(min(MORE, AMPLE * coverage.coarseness**2) * n_draws)
+            coverage = _together(target, proposals, modes, n_more, rng, complete)
         coverage = coverage._replace(n_rounds=n_rounds)
         if coverage.walks.n_leaving:
             ended.append(fit_mixture(coverage.walks.points, rng).stretched())
@@ -499,8 +511,8 @@ def cover(
                 around = Mixture.around(more.point[0], more.covariance[0]).draw(len(draws), rng)
                 anew = cover(target, around, n_draws, rng, climbing, complete=complete, sizes=sizes)
                 return anew._replace(n_rounds=anew.n_rounds + n_rounds)
-            modes = modes_near(target, climbing, covariance)
-            ridges = ridges_from(target, modes)
+            modes = modes_near(near, climbing, covariance)
+            ridges = ridges_from(near, modes)
             ended.append(ridges)
         elsewhere = None  # nothing new would be found there a second time
         starts = [Mixture.of(ended).without_the_least()] * len(starts)
