@@ -506,10 +506,13 @@ def cover(
             break
         if elsewhere is not None and len((more := elsewhere()).height):
             climbing = np.concatenate([climbing, more.point])
-            reached = max(modes.height[0], *(target(mixture.means).max() for mixture in ended))
+            reached = max(modes.height[0], near(Mixture.of(ended).means).max())
             if more.height[0] > reached + HIGHER:
                 around = Mixture.around(more.point[0], more.covariance[0]).draw(len(draws), rng)
-                anew = cover(target, around, n_draws, rng, climbing, complete=complete, sizes=sizes)
+                anew = cover(
+                    target, around, n_draws, rng, climbing,
+                    complete=complete, roughly=roughly, sizes=sizes,
+                )  # fmt: skip
                 return anew._replace(n_rounds=anew.n_rounds + n_rounds)
             modes = modes_near(near, climbing, covariance)
             ridges = ridges_from(near, modes)
@@ -536,8 +539,8 @@ def _wider(target: LogDensity, draws: NDArray[np.float64], rng: np.random.Genera
     mean, covariance = draws.mean(axis=0), np.atleast_2d(np.cov(draws.T))
     some = rng.permutation(draws)[:TRIED]
     climbing = some[np.argsort(-target(some))[:CLIMBERS]]
-    wider = [Mixture.around(mean, width**2 * covariance) for width in WIDTHS]
-    return wider, climbing, covariance
+    starts = [Mixture.around(mean, width**2 * covariance) for width in WIDTHS]
+    return starts, climbing, covariance
 
 
 def _together(
