@@ -156,8 +156,9 @@ def _step(width, slope):
     """Return x after one step of x' = x from 1, and its error, with some other Jacobian."""
     x = np.empty(1)
     at, theta, absolute = (0.0, np.ones(1), width), np.zeros(0), np.ones(1)
+    scratch = np.empty((solving.implicit_rows(1), 1))
     error = solving.implicit_step(
-        _growth, np.full((1, 1), slope), *at, theta, absolute, solving.RTOL, x
+        _growth, np.full((1, 1), slope), *at, theta, absolute, solving.RTOL, scratch, x
     )
     return x[0], error
 

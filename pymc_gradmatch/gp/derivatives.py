@@ -10,8 +10,9 @@ product of such, can be used.
 """
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
-from typing import Any, NamedTuple, cast
+from copy import copy
+from functools import lru_cache, partial
+from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
 import pymc as pm
@@ -23,10 +24,10 @@ from pytensor.graph.basic import equal_computations
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import ancestors
-from pytensor.tensor import TensorVariable
+from pytensor.tensor import TensorConstant, TensorVariable
 from scipy.linalg import cho_solve, lapack
 
-from pymc_gradmatch._pymc import EVALUATE_ONCE, at_support_points
+from pymc_gradmatch._pymc import EVALUATE_ONCE, at_support_points, random_ancestors
 from pymc_gradmatch.gp.data import read_only
 from pymc_gradmatch.gp.kernels import Broken, describe, is_random, is_stationary
 from pymc_gradmatch.numerics import cholesky_basis, smallest_reliable, spectrum
@@ -86,7 +87,11 @@ def covariance_blocks(
     >>> float(blocks.d2k.eval({a: [0.0], b: [0.0]})[0, 0])  # 1 / lengthscale^2
     0.25
     """
-    k = _without_clipping(cov(t1[:, None], t2[:, None]))
+    return _blocks(cov(t1[:, None], t2[:, None]), t1, t2, cov)
+
+
+def _blocks(k: TensorVariable, t1, t2, cov: pm.gp.cov.BaseCovariance) -> Blocks:
+    k = _without_clipping(k)
     try:
         dk_dt1 = derivative(k, t1)
     except DisconnectedInputError:
@@ -153,7 +158,8 @@ def evaluate_blocks(cov: pm.gp.cov.BaseCovariance, t: NDArray[np.float64]) -> Bl
            [-0.607, -0.   ,  0.607],
            [-0.271, -0.607, -0.   ]])
     """
-    return checked_blocks(compile_blocks(Formula(cov), is_long(t)), cov, t)
+    formula, numbers = Formula(cov).without_numbers()
+    return checked_blocks(partial(compile_blocks(formula, is_long(t)), *numbers), cov, t)
 
 
 def is_long(t: NDArray[np.float64]) -> bool:
@@ -184,7 +190,7 @@ def write_blocks(cov: pm.gp.cov.BaseCovariance, t: NDArray[np.float64]) -> Block
     """
     times = pt.vector("t1"), pt.vector("t2")
     blocks: tuple = covariance_blocks(cov, *times)
-    checked_blocks(_compiled(cov, blocks, times), cov, t)
+    checked_blocks(_compiled([*blocks, cov(times[0][:, None])], times), cov, t)
     if is_stationary(cov):
         differences, places = _differences(t)
         graphs = [graph.ravel()[places] for graph in _at(blocks, times, differences, [0.0])]
@@ -210,21 +216,47 @@ def _at(graphs: Sequence, times: Sequence, t1, t2) -> list[TensorVariable]:
 
 
 class Formula:
-    """What a kernel's graphs compute; equal to that of any other kernel with the same graphs."""
+    """What a kernel's graphs compute; equal to that of any other kernel with the same graphs.
+
+    Parameters
+    ----------
+    cov : pymc.gp.cov.BaseCovariance
+        The kernel.
+    hyperparameters : sequence of TensorVariable
+        What in it has no value yet.
+    """
 
     def __init__(self, cov: pm.gp.cov.BaseCovariance, hyperparameters: Sequence = ()):
         self.cov, self.hyperparameters = cov, hyperparameters
-        self.t, other = pt.vector("t"), pt.vector("other")
+        self.t, self.other = pt.vector("t"), pt.vector("other")
         self.k: TensorVariable = cov(self.t[:, None])
-        self.inputs = [*hyperparameters, self.t, other]
-        self.graphs = [self.k, cov(self.t[:, None], other[:, None])]
+        self.between: TensorVariable = cov(self.t[:, None], self.other[:, None])
+
+    def without_numbers(self) -> tuple[Self, list[NDArray[np.float64]]]:
+        """Return the formula with its numbers as further hyperparameters, and the numbers.
+
+        Kernels that differ in them alone, such as those of many experiments with times of their
+        own, are then compiled once.
+        """
+        graphs = [self.k, self.between]
+        if random_ancestors(graphs):
+            return self, []
+        found = [v for v in ancestors(graphs) if isinstance(v, TensorConstant)]
+        numbers = [v for v in found if v.type.dtype == "float64"]
+        inputs = [number.type() for number in numbers]
+        other = copy(self)
+        other.hyperparameters = [*self.hyperparameters, *inputs]
+        replaced = graph_replace(graphs, [*zip(numbers, inputs, strict=True)])
+        other.k, other.between = cast("list[TensorVariable]", replaced)
+        return other, [number.data for number in numbers]
 
     def __hash__(self) -> int:
-        return hash(len(self.inputs))
+        return hash(len(self.hyperparameters))
 
     def __eq__(self, other) -> bool:
-        return len(self.inputs) == len(other.inputs) and equal_computations(
-            self.graphs, other.graphs, in_xs=self.inputs, in_ys=other.inputs
+        ours, theirs = ([*f.hyperparameters, f.t, f.other] for f in (self, other))
+        return [v.type for v in ours] == [v.type for v in theirs] and equal_computations(
+            [self.k, self.between], [other.k, other.between], in_xs=ours, in_ys=theirs
         )
 
 
@@ -236,18 +268,16 @@ def compile_blocks(formula: Formula, rewritten: bool = False) -> Callable:
     the kernel matrix with white noise on its diagonal, if it has any.  Rewriting a graph takes
     a quarter of a second, and makes it ten times as fast.
     """
-    times = pt.vector("t1"), pt.vector("t2")
-    blocks = covariance_blocks(formula.cov, *times)
-    return _compiled(formula.cov, blocks, times, formula.hyperparameters, rewritten)
+    times = formula.t, formula.other
+    blocks = _blocks(formula.between, *times, formula.cov)
+    return _compiled([*blocks, formula.k], [*formula.hyperparameters, *times], rewritten)
 
 
-def _compiled(
-    cov, blocks: tuple, times: tuple, hyperparameters: Sequence = (), rewritten: bool = False
-) -> Callable:
-    graphs: Any = at_support_points([*blocks, cov(times[0][:, None])])
+def _compiled(graphs: Sequence, inputs: Sequence, rewritten: bool = False) -> Callable:
+    fixed: Any = at_support_points(graphs)
     return pytensor.function(
-        [*hyperparameters, *times],
-        rewrite_graph(graphs, include=("canonicalize",)) if rewritten else graphs,
+        [*inputs],
+        rewrite_graph(fixed, include=("canonicalize",)) if rewritten else fixed,
         mode=EVALUATE_ONCE,
         on_unused_input="ignore",
     )

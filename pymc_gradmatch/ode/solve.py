@@ -4,11 +4,12 @@ import warnings
 from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numba import njit, types
 from numba.core.errors import NumbaExperimentalFeatureWarning
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 from scipy.integrate import DOP853, ODEintWarning, odeint
 
@@ -209,9 +210,32 @@ class Front(NamedTuple):
 
 
 _TO_THE_END = types.void(
-    _CODE, _row, _rows, _rows, types.float64, types.int64, _stack,
+    _CODE, _row, _rows, _rows, types.float64, types.int64, _rows, _stack,
     _places, _places, _places, _row, _row, _rows,
 )  # fmt: skip
+
+
+@intrinsic
+def _borrowed(typing_context, arrays):
+    """Return a tuple of arrays that others keep alive.
+
+    Numba counts who holds an array, at every call and every row taken from it, by instructions
+    that cost more than the arithmetic of a step.  Nobody counts these.
+    """
+
+    def uncounted(context, builder, signature, given):
+        views = []
+        for k, kind in enumerate(arrays):
+            view = context.make_array(kind)(context, builder, builder.extract_value(given[0], k))
+            view.meminfo = view.meminfo.type(None)
+            view.parent = view.parent.type(None)
+            views.append(view._getvalue())
+        return context.make_tuple(builder, arrays, views)
+
+    return arrays(arrays), uncounted
+
+
+borrowed: Any = _borrowed  # whose first argument numba gives
 
 
 @cache
@@ -233,6 +257,7 @@ _A[:N_STAGES, :N_STAGES] = DOP853.A
 _A[N_STAGES, :N_STAGES] = DOP853.B
 _A[N_STAGES + 1 :] = DOP853.A_EXTRA
 _C = np.concatenate([DOP853.C, [1.0], DOP853.C_EXTRA])
+EXPLICIT_ROWS = N_SLOPES + 3  # of memory
 _E, _D = np.stack([DOP853.E5, DOP853.E3]), np.ascontiguousarray(DOP853.D)
 
 
@@ -350,8 +375,9 @@ def is_at_the_edge(width, x, last_stage, slope, last_slope):
 
 
 def explicitly(
-    rhs, t, theta, absolute, rtol, max_steps, trajectories, status, goal, n_steps, time, width, x
-):
+    rhs, t, theta, absolute, rtol, max_steps, scratch, trajectories,
+    status, goal, n_steps, time, width, x,
+):  # fmt: skip
     """Integrate draws by the pair of Dormand and Prince of order 8, until they arrive or are stiff.
 
     Parameters
@@ -366,14 +392,18 @@ def explicitly(
         Relative tolerance.
     max_steps : int
         After which a draw counts as stiff.
+    scratch : array of float
+        Memory, shape ``(EXPLICIT_ROWS, state)``.
     trajectories : array of float
         Gets the states at output times, shape ``(draw, time, state)``.
     status, goal, n_steps, time, width, x
         A :class:`Front`.
     """
-    n_states = x.shape[1]
-    slopes = np.empty((N_SLOPES, n_states))
-    last_stage, x_new, trial = np.empty(n_states), np.empty(n_states), np.empty(n_states)
+    theta, absolute, scratch, trajectories, x = borrowed(
+        (theta, absolute, scratch, trajectories, x)
+    )
+    slopes = scratch[:N_SLOPES]
+    last_stage, x_new, trial = scratch[N_SLOPES], scratch[N_SLOPES + 1], scratch[N_SLOPES + 2]
     last = t[-1]
     smallest = 10 * np.spacing(max(abs(t[0]), abs(t[-1])))
     for draw in range(len(x)):
@@ -429,10 +459,11 @@ FINAL = _extrapolation(SUBSTEPS)
 DISAGREEMENT = FINAL - np.append(0.0, _extrapolation(SUBSTEPS[1:]))  # of the last two orders
 DIFFERENCE = 1e-8  # of a state's size, for its column of the Jacobian
 ROUNDING = np.finfo(float).eps * np.abs(FINAL).sum()
+STEP_ROWS = ORDER + 2  # of memory, besides two matrices
 
 
 @_jitted
-def implicit_step(rhs, slope_by_state, time, x, width, theta, absolute, rtol, x_new):
+def implicit_step(rhs, slope_by_state, time, x, width, theta, absolute, rtol, scratch, x_new):
     r"""Take one step (SEULEX: Hairer and Wanner, Solving ODEs II, section IV.9).
 
     The step of width H is made n = 2 to 10 times over, in n substeps of h = H / n,
@@ -452,6 +483,8 @@ def implicit_step(rhs, slope_by_state, time, x, width, theta, absolute, rtol, x_
         J, shape ``(state, state)``.
     time, x, width, theta, absolute, rtol
         As of :func:`explicit_step`.
+    scratch : array of float
+        Memory, shape ``(STEP_ROWS + 2 * state, state)``.
     x_new : array of float
         Gets the states after the step.
 
@@ -462,9 +495,10 @@ def implicit_step(rhs, slope_by_state, time, x, width, theta, absolute, rtol, x_
         has no inverse.
     """
     n_states = len(x)
-    moves = np.zeros((ORDER, n_states))
-    f, here, matrix = np.empty(n_states), np.empty(n_states), np.empty((n_states, n_states))
-    inverse = np.empty((n_states, n_states))
+    moves, f, here = scratch[:ORDER], scratch[ORDER], scratch[ORDER + 1]
+    matrices = scratch[STEP_ROWS:]
+    matrix, inverse = matrices[:n_states], matrices[n_states:]
+    moves[:] = 0
     for order in range(ORDER):
         h = width / SUBSTEPS[order]
         for i in range(n_states):
@@ -530,10 +564,13 @@ def invert(matrix, inverse):
 
 
 @_jitted
-def fill_differences(rhs, time, x, theta, absolute, rtol, f, slope_by_state):
-    """Fill in how slopes change with the states, ``(state, state)``; zero if not finite."""
+def fill_differences(rhs, time, x, theta, absolute, rtol, scratch, slope_by_state):
+    """Fill in how slopes change with the states, ``(state, state)``; zero if not finite.
+
+    ``scratch`` is memory, shape ``(3, state)``.
+    """
     n_states = len(x)
-    beside, f_beside = np.empty(n_states), np.empty(n_states)
+    f, beside, f_beside = scratch[0], scratch[1], scratch[2]
     _copy(x, beside)
     rhs(time, x, theta, f)
     for j in range(n_states):
@@ -546,15 +583,19 @@ def fill_differences(rhs, time, x, theta, absolute, rtol, f, slope_by_state):
 
 
 def implicitly(
-    rhs, t, theta, absolute, rtol, max_steps, trajectories, status, goal, n_steps, time, width, x
-):
+    rhs, t, theta, absolute, rtol, max_steps, scratch, trajectories,
+    status, goal, n_steps, time, width, x,
+):  # fmt: skip
     """Integrate stiff draws; no step goes beyond the next output time.
 
-    Parameters are those of :func:`explicitly`.
+    Parameters are those of :func:`explicitly`, but that ``scratch`` has the shape
+    ``(implicit_rows(n_states), state)``.
     """
+    theta, absolute, scratch, trajectories, x = borrowed(
+        (theta, absolute, scratch, trajectories, x)
+    )
     n_states = x.shape[1]
-    f, x_new = np.empty(n_states), np.empty(n_states)
-    slope_by_state = np.empty((n_states, n_states))
+    x_new, slope_by_state, others = scratch[0], scratch[1 : n_states + 1], scratch[n_states + 1 :]
     smallest = 10 * np.spacing(max(abs(t[0]), abs(t[-1])))
     for draw in range(len(x)):
         status[draw] = FAILED
@@ -565,8 +606,8 @@ def implicitly(
             step = t[goal[draw]] - time[draw] if arrives else longest
             at = time[draw], x[draw]
             within = theta[draw], absolute[draw], rtol
-            fill_differences(rhs, *at, *within, f, slope_by_state)
-            error = implicit_step(rhs, slope_by_state, *at, step, *within, x_new)
+            fill_differences(rhs, *at, *within, others, slope_by_state)
+            error = implicit_step(rhs, slope_by_state, *at, step, *within, others, x_new)
             width[draw] = next_width(step, error, ORDER)
             if error < 1:
                 _copy(x_new, x[draw])
@@ -585,6 +626,11 @@ def implicitly(
                 break
 
 
+def implicit_rows(n_states: int) -> int:
+    """Return how many rows of memory steps of :func:`implicitly` need."""
+    return 1 + n_states + STEP_ROWS + 2 * n_states
+
+
 def each_slope(rhs, time, x, theta, f):
     """Evaluate the slopes of each draw, shape ``(draw, state)``."""
     for draw in range(len(x)):
@@ -593,10 +639,10 @@ def each_slope(rhs, time, x, theta, f):
 
 def each_difference(rhs, time, x, theta, absolute, rtol, slope_by_state):
     """Evaluate the Jacobian of each draw by differences, shape ``(draw, state, state)``."""
-    f = np.empty(x.shape[1])
+    scratch = np.empty((3, x.shape[1]))
     for draw in range(len(x)):
         at = time[draw], x[draw], theta[draw], absolute[draw]
-        fill_differences(rhs, *at, rtol, f, slope_by_state[draw])
+        fill_differences(rhs, *at, rtol, scratch, slope_by_state[draw])
 
 
 _SIGNATURES = {
@@ -703,18 +749,22 @@ class BatchedSolver:
         trajectories[:, 0] = x0
         with np.errstate(all="ignore"):
             front, absolute = self._start(t, x0, theta)
-            explicit = MAX_STEPS + len(t)
+            n_states, longest = x0.shape[1], MAX_STEPS + len(t)
+            scratch = np.empty((EXPLICIT_ROWS, n_states))
             compiled(explicitly)(
-                self._rhs, t, theta, absolute, RTOL, explicit, trajectories, *front
+                self._rhs, t, theta, absolute, RTOL, longest, scratch, trajectories, *front
             )
             n_steps = np.column_stack([front.n_steps, np.zeros_like(front.n_steps)])
             stiff = np.flatnonzero(front.status == STIFF)
             if len(stiff):
                 front, solved, theta = front.of(stiff), trajectories[stiff], theta[stiff]
                 absolute = self._tolerances(front, solved, theta, absolute[stiff], np.ptp(t))
-                implicit = MAX_IMPLICIT_STEPS + len(t)
+                longest = MAX_IMPLICIT_STEPS + len(t)
+                scratch = np.empty((implicit_rows(n_states), n_states))
                 front.n_steps[:] = 0
-                compiled(implicitly)(self._rhs, t, theta, absolute, RTOL, implicit, solved, *front)
+                compiled(implicitly)(
+                    self._rhs, t, theta, absolute, RTOL, longest, scratch, solved, *front
+                )
                 trajectories[stiff], n_steps[stiff, 1] = solved, front.n_steps
         return trajectories, n_steps
 
