@@ -1,4 +1,4 @@
-"""The foundation's figures: fitting, log density, Metropolis sweeps, recovery.
+"""The foundation's figures: fitting, log density, solutions, Metropolis sweeps, recovery.
 
 ``python -m benchmarks.foundation`` prints and saves them; ``--quick`` does the
 same in a minute with shorter chains.  Run it with ``OMP_NUM_THREADS=1``.
@@ -16,9 +16,16 @@ import pymc as pm
 
 import pymc_gradmatch as gm
 from benchmarks import show
-from benchmarks.cases import ACCURACY, PAPER, named
+from benchmarks.cases import ACCURACY, BREADTH, PAPER, Case, named
+from pymc_gradmatch.ode import batched_solver
 
 LV, LV_IN_A_BOX = named(ACCURACY, "LV low"), named(PAPER, "LV low")
+SOLVED = {
+    "Lotka-Volterra": LV,
+    "FitzHugh-Nagumo": named(ACCURACY, "FHN SNR 100"),
+    "protein transduction": named(ACCURACY, "PT low"),
+    "Robertson's problem": named(BREADTH, "Robertson"),
+}
 
 
 def best_of(repeats: int, calls: int, function: Callable[[], object]) -> float:
@@ -49,6 +56,17 @@ def density(model: pm.Model) -> tuple[float, float]:
         function.trust_input = True
         micro.append(1e6 * best_of(5, 5_000, lambda f=function: f(*values)))
     return micro[0], micro[1]
+
+
+def solution(case: Case, n_draws: int = 4_000) -> tuple[float, float]:
+    """Return CPU microseconds of a draw's solution, of thousands and one by one by LSODA."""
+    rng = np.random.default_rng(1)
+    truth = [np.array(list(values.values())) for values in (case.x0, case.theta)]
+    x0, theta = (rng.lognormal(0, 0.05, (n_draws, len(one))) * one for one in truth)
+    solve, few = batched_solver(case.ode), slice(n_draws // 40)
+    together = best_of(3, 1, lambda: solve(case.t, x0, theta)) / n_draws
+    alone = best_of(3, 1, lambda: case.ode.solve(case.t, x0[few], theta[few])) / len(x0[few])
+    return 1e6 * together, 1e6 * alone
 
 
 def sweep(model: pm.Model, draws: int) -> float:
@@ -116,6 +134,11 @@ def main(arguments: list[str] | None = None):
         ("log density, one call (CPU us)", logp, "<= 25"),
         ("log density and gradient, one call (CPU us)", with_gradient, ""),
         ("Metropolis sweep of 44 coordinates (CPU ms)", milliseconds, "<= 1.5"),
+        *(
+            (f"a solution, {name}, {how} (CPU us)", measured, "")
+            for name, case in SOLVED.items()
+            for how, measured in zip(("of 4 000 at once", "by LSODA"), solution(case), strict=True)
+        ),
         (f"median trajectory RMSE, {seeds} seeds", recovery(seeds), "<= 0.07"),
     ]
     table = pd.DataFrame(rows, columns=["what", "measured", "wanted"]).set_index("what")

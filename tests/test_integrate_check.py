@@ -11,7 +11,8 @@ from scipy.special import logsumexp
 import pymc_gradmatch as gm
 from pymc_gradmatch.exact import ExactPosterior
 from pymc_gradmatch.exact.importance import Mixture, Search, reliable_k, search, weigh
-from pymc_gradmatch.exact.search import cover, modes_beside, modes_near, newton, ridges_from
+from pymc_gradmatch.exact.modes import modes_beside, modes_near, newton, ridges_from
+from pymc_gradmatch.exact.search import cover
 from pymc_gradmatch.exact.walks import WALKERS, Hamiltonian, walk
 from pymc_gradmatch.ode import batched_solver
 

@@ -45,21 +45,17 @@ from scipy.stats import chi2, norm, qmc
 
 from pymc_gradmatch._pymc import EVALUATE_ONCE, impossible_outside
 from pymc_gradmatch.exact.importance import DEGREES, Mixture
-from pymc_gradmatch.exact.posterior import ExactPosterior
-from pymc_gradmatch.exact.search import (
-    CLOSE,
-    ERRORS,
+from pymc_gradmatch.exact.modes import (
     LONGEST,
-    Coverage,
     Local,
-    cover,
     look_around,
     newton,
     rescaled,
-    search_once,
     step,
     widths_at,
 )
+from pymc_gradmatch.exact.posterior import ExactPosterior
+from pymc_gradmatch.exact.search import CLOSE, ERRORS, Coverage, cover, search_once
 from pymc_gradmatch.exact.solutions import compile_for_draws, with_draws
 from pymc_gradmatch.gp import StateGPs
 from pymc_gradmatch.model import Constraint, constraints, equations

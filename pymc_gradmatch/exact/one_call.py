@@ -21,8 +21,9 @@ from pymc_gradmatch.exact.experiments import (
     leading_to,
 )
 from pymc_gradmatch.exact.importance import Mixture
+from pymc_gradmatch.exact.modes import Local, modes_beside, newton, widths_at
 from pymc_gradmatch.exact.posterior import ExactPosterior
-from pymc_gradmatch.exact.search import Coverage, Local, cover, modes_beside, newton, widths_at
+from pymc_gradmatch.exact.search import Coverage, cover
 from pymc_gradmatch.exact.verdict import N_HANDED_ON, TRY, check_n_draws, in_words, searched
 from pymc_gradmatch.gp import Experiment, StateGPs, is_states, start_of
 from pymc_gradmatch.model import (

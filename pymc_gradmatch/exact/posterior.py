@@ -21,7 +21,7 @@ from pymc_gradmatch._pymc import (
     with_equal_parameters,
     without_starts,
 )
-from pymc_gradmatch.exact.search import Around
+from pymc_gradmatch.exact.modes import Around
 from pymc_gradmatch.exact.solutions import Solutions, compile_for_draws, with_draws
 from pymc_gradmatch.gp import is_states
 from pymc_gradmatch.model import (

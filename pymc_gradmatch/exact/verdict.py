@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from pymc_gradmatch.exact.experiments import Separate, cover_experiments, exact_posterior
 from pymc_gradmatch.exact.importance import Weighted, reliable_k
+from pymc_gradmatch.exact.modes import newton
 from pymc_gradmatch.exact.posterior import ExactPosterior
-from pymc_gradmatch.exact.search import ERRORS, Coverage, cover, newton
+from pymc_gradmatch.exact.search import ERRORS, Coverage, cover
 from pymc_gradmatch.exact.walks import WALKERS
 from pymc_gradmatch.reporting import Verdict, furthest
 

@@ -1,0 +1,327 @@
+"""Modes of a density that is known by its values alone, and the ridges that lead away from them.
+
+Differences around a point tell gradient and Hessian, in coordinates in which the curvature is
+about one; climbs and walks of all points go on together, one evaluation for all of them.
+"""
+
+from functools import partial
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pymc_gradmatch.exact.importance import LogDensity, Mixture
+
+STEP = 0.1  # of differences, in local standard deviations; values are exact to about 1e-6
+LENGTHS = np.array([1.0, 0.5, 0.2, 0.05, 0.01])  # of a Newton step, all tried at once
+LONGEST = 4.0  # Newton step, in local standard deviations
+WIDEST, NARROWEST = 3.0, 0.05  # change of a local standard deviation in one step
+FINEST = 14  # powers of four that a coordinate's width is sought among
+CLIMBS = 15
+SETTLED = 0.01  # rise of the log density
+STEPS = 100  # of a walk
+CORRECTIONS, ON_RIDGE = 4, 0.3  # climbs after a step, and the rise that ends them
+LEVEL, FALL = 1.0, 4.0  # falls in a step up to which the next is longer, the step is taken
+SHORTEST = 0.1  # stride, in local standard deviations
+LOWEST = 12.0  # log density below the mode at which a walk ends
+HIGHER = 2.0  # log density, by which another mode is the better one to begin at
+STEEP = 0.5  # slope per local standard deviation, from which on a climb has not arrived
+APART = 5.0  # local standard deviations between modes that are walked from
+BESIDE = 1.0  # the same, between points of walks that are kept
+SMALLEST_SHARE = 1e-6  # of the largest part's
+AXES = 3  # of a mode, along which ridges are walked in both directions
+
+
+class Local(NamedTuple):
+    r"""What a log density is around points: :math:`\phi = \mathrm{point} + W z`, z of unit width.
+
+    Attributes
+    ----------
+    point, height : array of float
+        Shapes ``(walker, n)`` and ``(walker,)``.
+    factor : array of float
+        W, shape ``(walker, n, n)``.
+    gradient, hessian : array of float
+        By z, shapes ``(walker, n)`` and ``(walker, n, n)``.
+    """
+
+    point: NDArray[np.float64]
+    height: NDArray[np.float64]
+    factor: NDArray[np.float64]
+    gradient: NDArray[np.float64]
+    hessian: NDArray[np.float64]
+
+    def only(self, chosen) -> "Local":
+        """Return some of the walkers."""
+        return Local(*(values[chosen] for values in self))
+
+    def where(self, chosen, others: "Local") -> "Local":
+        """Return the walkers with others in the place of those chosen."""
+        pairs = zip(self, others, strict=True)
+        return Local(*(np.where(_like(chosen, a), b, a) for a, b in pairs))
+
+    @property
+    def is_blind(self) -> NDArray[np.bool_]:
+        """Whether the density is zero so near that nothing is known of gradient and Hessian."""
+        return np.isfinite(self.height) & (self.gradient == 0).all(axis=1)
+
+    @property
+    def has_arrived(self) -> NDArray[np.bool_]:
+        """Whether a climb to a mode has come near it: neither steep nor level any more."""
+        is_steep = np.linalg.norm(self.gradient, axis=1) > STEEP
+        return ~is_steep & (np.linalg.eigvalsh(self.hessian)[:, -1] <= -NARROWEST)
+
+    @property
+    def covariance(self) -> NDArray[np.float64]:
+        """Of the normal approximation, where the density has a mode."""
+        return self.factor @ self.factor.mT
+
+
+def _like(chosen, values) -> NDArray[np.bool_]:
+    return chosen.reshape(-1, *(1,) * (values.ndim - 1))
+
+
+class Around(NamedTuple):
+    """Log densities at points and around them, all of shape ``(point, ...)``.
+
+    Attributes
+    ----------
+    center : array of float
+        At the points.
+    ahead, behind : array of float
+        A move to one side and to the other, one column per move.
+    both_ahead, both_behind : array of float
+        Two moves at once, a column for each pair in the order of ``np.triu_indices(n, 1)``.
+    """
+
+    center: NDArray[np.float64]
+    ahead: NDArray[np.float64]
+    behind: NDArray[np.float64]
+    both_ahead: NDArray[np.float64]
+    both_behind: NDArray[np.float64]
+
+
+@runtime_checkable
+class LooksAround(Protocol):
+    """A log density with a cheaper way to its values around points than one by one."""
+
+    def around(self, points: NDArray[np.float64], moves: NDArray[np.float64]) -> Around:
+        """Evaluate around points ``(point, n)``, with moves ``(point, move, n)``."""
+        ...
+
+
+def around(target: LogDensity, points, moves) -> Around:
+    """Evaluate a log density at points and around them."""
+    if isinstance(target, LooksAround):
+        return target.around(points, moves)
+    n_points, n_moves, n = moves.shape
+    rows, columns = np.triu_indices(n_moves, 1)
+    both = moves[:, rows] + moves[:, columns]
+    steps = np.concatenate([np.zeros((n_points, 1, n)), moves, -moves, both, -both], axis=1)
+    height = target((points[:, None] + steps).reshape(-1, n)).reshape(n_points, -1)
+    center, *others = np.split(height, np.cumsum([1, n_moves, n_moves, len(rows)]), axis=1)
+    return Around(center[:, 0], *others)
+
+
+def look_around(target: LogDensity, point, factor) -> Local:
+    """Find gradients and Hessians from differences, for all walkers at once."""
+    n_walkers, n = point.shape
+    rows, columns = np.triu_indices(n, 1)
+    center, ahead, behind, ahead_both, behind_both = around(target, point, STEP * factor.mT)
+    center = center[:, None]
+    hessian = np.zeros((n_walkers, n, n))
+    with np.errstate(invalid="ignore"):  # where a solution fails the height is minus infinity
+        gradient = (ahead - behind) / (2 * STEP)
+        mixed = ahead_both + behind_both + 2 * center
+        mixed -= ahead[:, rows] + behind[:, rows] + ahead[:, columns] + behind[:, columns]
+        hessian[:, rows, columns] = mixed / (2 * STEP**2)
+        hessian += hessian.mT
+        hessian[:, range(n), range(n)] = (ahead + behind - 2 * center) / STEP**2
+    known = np.isfinite(gradient).all(axis=1) & np.isfinite(hessian).all(axis=(1, 2))
+    # Beside a wall nothing is known but that the next look must be a closer one.
+    gradient, hessian = (
+        np.where(known[:, None], gradient, 0),
+        np.where(known[:, None, None], hessian, -np.eye(n) / NARROWEST**2),
+    )
+    return Local(point, center[:, 0], factor, gradient, hessian)
+
+
+def rescaled(local: Local) -> Local:
+    """Return the walkers with coordinates in which the curvature is about one."""
+    curvature, axes = np.linalg.eigh(-local.hessian)
+    scale = 1 / np.sqrt(np.clip(np.abs(curvature), WIDEST**-2, NARROWEST**-2))
+    change = axes * scale[:, None]
+    return Local(
+        local.point,
+        local.height,
+        local.factor @ change,
+        np.einsum("wji,wj->wi", change, local.gradient),
+        change.mT @ local.hessian @ change,
+    )
+
+
+def step(target: LogDensity, local: Local, direction) -> tuple[NDArray, NDArray]:
+    """Return the best point, and its height, of several lengths along a direction z."""
+    longest = np.linalg.norm(direction, axis=1, keepdims=True)
+    direction = direction * np.minimum(1, LONGEST / np.maximum(longest, 1e-300))
+    move = np.einsum("wij,wj->wi", local.factor, direction)
+    tried = local.point[:, None] + LENGTHS[:, None] * move[:, None]
+    height = target(tried.reshape(-1, tried.shape[-1])).reshape(len(tried), -1)
+    best = height.argmax(axis=1)
+    walkers = np.arange(len(tried))
+    rises = height[walkers, best] > local.height
+    point = np.where(rises[:, None], tried[walkers, best], local.point)
+    return point, np.where(rises, height[walkers, best], local.height)
+
+
+def widths_at(target: LogDensity, point: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return how far each coordinate may go before the log density changes by one.
+
+    Roughly: a power of four, at most one.
+    """
+    n = len(point)
+    tried = 4.0 ** -np.arange(FINEST)
+    offsets = tried[:, None, None] * np.concatenate([np.eye(n), -np.eye(n)])
+    height = target((point + offsets).reshape(-1, n)).reshape(len(tried), 2, n)
+    with np.errstate(invalid="ignore"):  # where the density is zero on both sides of a step
+        change = np.abs(height - target(point[None])).max(axis=1)
+    is_small = np.vstack([change[:-1] <= 1, np.ones(n, dtype=bool)])
+    return np.asarray(tried[is_small.argmax(axis=0)])
+
+
+def newton(target: LogDensity, points: NDArray[np.float64], covariance: NDArray) -> Local:
+    """Climb to the modes near points by Newton's method, in coordinates made anew at each step.
+
+    Parameters
+    ----------
+    target : callable
+        Maps points ``(point, n)`` to log densities.
+    points : array of float
+        Where to start, shape ``(walker, n)``.
+    covariance : array of float
+        What the coordinates are like at first.
+    """
+    factor = np.linalg.cholesky(covariance)
+    local = look_around(target, points, np.repeat(factor[None], len(points), axis=0))
+    for _ in range(CLIMBS):
+        local = rescaled(local)
+        # Curvature is one, but for directions that were cut short: gradient is Newton's step.
+        point, height = step(target, local, local.gradient)
+        going = (_rise(local.height, height) > SETTLED) | local.is_blind
+        local = look_around(target, point, local.factor)
+        if not going.any():
+            break
+    return rescaled(local)
+
+
+def modes_beside(target: LogDensity, points: NDArray[np.float64], mode: Local) -> Local:
+    """Climb from points to other modes than the one given, none far below the highest.
+
+    The highest first.  What a climb left on a slope is none, unless it is higher.
+    """
+    climbed = newton(target, points, mode.covariance[0])
+    top = int(np.argmax(climbed.height))
+    # The highest climbs on, and counts where it is higher, wherever it ends.
+    highest = newton(target, climbed.point[[top]], climbed.covariance[top])
+    climbed = climbed.where(np.arange(len(points)) == top, highest)
+    apart = np.minimum(
+        *(_length(one.factor, climbed.point - mode.point) for one in (mode, climbed))
+    )
+    is_other = climbed.has_arrived & (apart > APART)
+    is_other &= climbed.height > max(mode.height[0], highest.height[0]) - LOWEST
+    is_higher = (np.arange(len(points)) == top) & (climbed.height > mode.height + HIGHER)
+    modes = climbed.only(is_other | is_higher)
+    return modes.only(_distinct(modes, APART))
+
+
+def modes_near(target: LogDensity, points: NDArray[np.float64], covariance: NDArray) -> Local:
+    """Climb from points, and return where that ends, the highest first, none far below it."""
+    climbed = newton(target, points, covariance)
+    top = climbed.height.max()
+    modes = climbed.only(np.isfinite(climbed.height) & (climbed.height > top - LOWEST))
+    return modes.only(_distinct(modes, APART))
+
+
+def ridges_from(target: LogDensity, modes: Local) -> Mixture:
+    """Return a mixture along the ridges that lead away from modes.
+
+    From every mode walks go both ways along the axes of its normal approximation that
+    are longest, one local standard deviation at a time; across the ridge each
+    step climbs.  What they pass becomes a part of the mixture, with the
+    covariance that the curvature there tells.
+    """
+    # Which way a ridge bends is in the mixed derivatives that cheaper ways leave out.
+    by_values = partial(target)
+    passed = [modes]
+    n = modes.point.shape[1]
+    lengths, axes = np.linalg.eigh(modes.covariance)
+    n_axes = min(AXES, n)
+    ahead = (axes * np.sqrt(np.abs(lengths))[:, None])[..., -n_axes:].mT.reshape(-1, n)
+    origin = np.repeat(np.arange(len(modes.height)), n_axes)
+    origin, ahead = np.concatenate([origin, origin]), np.concatenate([ahead, -ahead])
+    home = modes.only(origin)
+    local, reach, stride = home, np.zeros(len(origin)), np.ones(len(origin))
+    for _ in range(STEPS):
+        there = _corrected(by_values, local, stride[:, None] * ahead)
+        # A walk that comes nearer to its mode again is on its way back.
+        farther = _length(home.factor, there.point - home.point)
+        arrived = (farther > reach) & (there.height > local.height - FALL)
+        fell = local.height - there.height
+        secant = there.point - local.point
+        secant /= np.maximum(_length(there.factor, secant), 0.2)[:, None]
+        passed.append(there.only(arrived))
+        local = local.where(arrived, there)
+        ahead = np.where(arrived[:, None], secant, ahead)
+        reach = np.where(arrived, farther, reach)
+        # Longer strides where the ridge is level, in standard deviations as they are here.
+        longer = np.where(np.abs(fell) < LEVEL, 1.5, 0.7)
+        stride = np.minimum(np.where(arrived, longer, 0.5) * stride, LONGEST)
+        going = (stride > SHORTEST) & (local.height > modes.height.max() - LOWEST)
+        if not going.any():
+            break
+        home, local, ahead = home.only(going), local.only(going), ahead[going]
+        reach, stride = reach[going], stride[going]
+    met = Local(*map(np.concatenate, zip(*passed, strict=True)))
+    met = met.only(_distinct(met, BESIDE))
+    point, height, shapes = met.point, met.height, met.covariance
+    # Evidence of each part, its square root: a start is wider than its target.
+    log_share = 0.5 * (height + 0.5 * np.linalg.slogdet(shapes).logabsdet)
+    shares = np.maximum(np.exp(log_share - log_share.max()), SMALLEST_SHARE)
+    return Mixture(shares / shares.sum(), point, shapes)
+
+
+def _corrected(target: LogDensity, local: Local, ahead) -> Local:
+    """Step ahead, and climb in the directions across until that brings little."""
+    there = rescaled(look_around(target, local.point + ahead, local.factor))
+    for _ in range(CORRECTIONS):
+        along = np.linalg.solve(there.factor, ahead[..., None])[..., 0]
+        along /= np.linalg.norm(along, axis=1, keepdims=True)
+        gradient = there.gradient
+        across = gradient - (gradient * along).sum(axis=1, keepdims=True) * along
+        point, height = step(target, there, across)
+        rise = _rise(there.height, height)
+        there = rescaled(look_around(target, point, there.factor))
+        if not (rise > ON_RIDGE).any():
+            break
+    return there
+
+
+def _rise(before, after) -> NDArray[np.float64]:
+    """Return how far walkers rose; nothing where the density is still zero."""
+    with np.errstate(invalid="ignore"):
+        return np.where(np.isfinite(after), after - before, 0)
+
+
+def _length(factor, move) -> NDArray[np.float64]:
+    """Return lengths of moves in standard deviations."""
+    return np.linalg.norm(np.linalg.solve(factor, move[..., None])[..., 0], axis=-1)
+
+
+def _distinct(local: Local, apart: float) -> list[int]:
+    """Return the places of points that are so many standard deviations apart, the best first."""
+    chosen: list[int] = []
+    for candidate in np.argsort(-local.height):
+        away = local.point[candidate] - local.point[chosen]
+        if (_length(local.factor[chosen], away) > apart).all():
+            chosen.append(int(candidate))
+    return chosen
