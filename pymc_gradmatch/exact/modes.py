@@ -262,7 +262,7 @@ def ridges_from(target: LogDensity, modes: Local) -> Mixture:
     home = modes.only(origin)
     local, reach, stride = home, np.zeros(len(origin)), np.ones(len(origin))
     for _ in range(STEPS):
-        there = _corrected(by_values, local, stride[:, None] * ahead)
+        there = _corrected(by_values, local, stride[:, None] * ahead, home)
         # A walk that comes nearer to its mode again is on its way back.
         farther = _length(home.factor, there.point - home.point)
         arrived = (farther > reach) & (there.height > local.height - FALL)
@@ -290,11 +290,17 @@ def ridges_from(target: LogDensity, modes: Local) -> Mixture:
     return Mixture(shares / shares.sum(), point, shapes)
 
 
-def _corrected(target: LogDensity, local: Local, ahead) -> Local:
-    """Step ahead, and climb in the directions across until that brings little."""
+def _corrected(target: LogDensity, local: Local, ahead, home: Local) -> Local:
+    """Step ahead, and climb in the directions across until that brings little.
+
+    Across is at a right angle in the standard deviations of home, which know nothing of how
+    coordinates hang together.  Where they do, a step that left the ridge by a little is steep
+    all along, and at a right angle to it by the curvature there is no way back.
+    """
     there = rescaled(look_around(target, local.point + ahead, local.factor))
+    normal = ahead / np.diagonal(home.covariance, axis1=1, axis2=2)
     for _ in range(CORRECTIONS):
-        along = np.linalg.solve(there.factor, ahead[..., None])[..., 0]
+        along = np.einsum("wij,wi->wj", there.factor, normal)
         along /= np.linalg.norm(along, axis=1, keepdims=True)
         gradient = there.gradient
         across = gradient - (gradient * along).sum(axis=1, keepdims=True) * along
