@@ -11,7 +11,7 @@ from scipy.special import logsumexp
 import pymc_gradmatch as gm
 from pymc_gradmatch.exact import ExactPosterior
 from pymc_gradmatch.exact.importance import Mixture, Search, reliable_k, search, weigh
-from pymc_gradmatch.exact.modes import modes_beside, modes_near, newton, ridges_from
+from pymc_gradmatch.exact.modes import Ridges, modes_beside, modes_near, newton, ridges_from
 from pymc_gradmatch.exact.search import cover
 from pymc_gradmatch.exact.walks import WALKERS, Hamiltonian, walk
 from pymc_gradmatch.ode import batched_solver
@@ -233,10 +233,11 @@ def draws_from_one_end(bend, width, rng):
 
 
 @pytest.mark.slow
-def test_a_bent_ridge_is_covered_from_draws_of_a_twentieth_of_it(rng):
+@pytest.mark.parametrize(("bend", "width"), [(0.05, 0.3), (0.5, 0.02)], ids=["wide", "thin"])
+def test_a_bent_ridge_is_covered_from_draws_of_a_twentieth_of_it(bend, width, rng):
     """Assert the whole ridge's mean and standard deviation, which k alone would not ask for."""
-    draws = draws_from_one_end(0.05, 0.3, rng)
-    found = cover(banana(0.05, 0.3), draws, 12_000, rng)
+    draws = draws_from_one_end(bend, width, rng)
+    found = cover(banana(bend, width), draws, 12_000, rng)
     assert found.is_reliable
     weights, x = found.weighted.weights, found.weighted.points[:, 0]
     error = 5 / np.sqrt(found.weighted.n_effective)
@@ -249,10 +250,33 @@ def test_walks_stay_on_a_ridge_to_both_of_its_ends(rng):
     bend, width = 0.1, 0.05
     draws = draws_from_one_end(bend, width, rng)
     target, covariance = banana(bend, width), np.cov(draws.T)
-    x, y, _ = ridges_from(target, modes_near(target, draws[:2], covariance)).means.T
+    ridges = ridges_from(target, modes_near(target, draws[:2], covariance))
+    x, y, _ = ridges.mixture.means.T
     assert x.min() < -12  # three standard deviations
     assert x.max() > 12
     assert np.abs(y - bend * x**2).max() < 6 * width
+    assert not ridges.n_unfinished
+
+
+def rate_near_zero(phi):
+    """Return the log density of a rate's log, and of two that hang together and follow it."""
+    log_rate, a, b = phi.T
+    follows = 0.3 * np.tanh(log_rate + 1.9)
+    tail = log_rate - np.square((np.exp(log_rate) - 0.15) / 0.075) / 2
+    together, apart = (a + b - follows) / 0.1, (a - b + follows) / 0.02
+    return tail - (np.square(together) + np.square(apart)) / 2
+
+
+def test_walks_go_down_an_exponential_tail_beside_steep_slopes():
+    """Assert that they get where one in 3 000 draws is, and are on the ridge wherever they pass."""
+    near = np.array([[-2.0, 0.0, 0.0]])
+    modes = modes_near(rate_near_zero, near, np.diag([0.3, 0.01, 0.01]))
+    means = ridges_from(rate_near_zero, modes).mixture.means
+    in_tail = means[means[:, 0] < -3]
+    assert in_tail[:, 0].min() < -8
+    follows = 0.3 * np.tanh(in_tail[:, 0] + 1.9)
+    on_ridge = np.column_stack([in_tail[:, 0], np.zeros_like(follows), follows])
+    assert (rate_near_zero(in_tail) > rate_near_zero(on_ridge) - 1).all()
 
 
 def test_parts_along_a_ridge_are_adapted_to_it(rng):
@@ -265,7 +289,7 @@ def test_parts_along_a_ridge_are_adapted_to_it(rng):
     shares: dict[str, list[float]] = {"ridge": [], "found": []}
     for _ in range(7):
         draws = draws_from_one_end(bend, width, rng)
-        ridge = ridges_from(target, modes_near(target, draws[:2], np.cov(draws.T)))
+        ridge = ridges_from(target, modes_near(target, draws[:2], np.cov(draws.T))).mixture
         found = search(target, ridge, 2_000, rng).proposal
         for name, proposal in {"ridge": ridge, "found": found}.items():
             points = proposal.draw(4_000, rng)
@@ -319,9 +343,12 @@ def test_leapfrog_steps_conserve_energy_to_their_square(rng):
 
 
 @pytest.mark.slow
-def test_a_ridge_too_thin_to_be_covered_gets_no_seal(rng):
-    draws = draws_from_one_end(0.5, 0.02, rng)
-    assert not cover(banana(0.5, 0.02), draws, 3_000, rng).is_reliable
+def test_a_ridge_too_long_for_its_walks_gets_no_seal(rng):
+    """Assert it of one as long as a million times its width, on whose end the searches agree."""
+    draws = draws_from_one_end(5, 1e-4, rng)
+    found = cover(banana(5, 1e-4), draws, 3_000, rng)
+    assert found.n_unfinished
+    assert not found.is_reliable
 
 
 def test_searches_that_end_at_different_modes_disagree(rng, monkeypatch):
@@ -414,7 +441,9 @@ def test_a_target_out_of_reach_gets_a_k_that_says_so(biased, decay, gp, monkeypa
     monkeypatch.setattr("pymc_gradmatch.exact.importance.ADAPTING_ROUNDS", 1)
     monkeypatch.setattr(
         "pymc_gradmatch.exact.search.ridges_from",
-        lambda _, modes: Mixture.around(modes.point[0], 1e-4 * modes.covariance[0]),
+        lambda _, modes: Ridges(
+            Mixture.around(modes.point[0], 1e-4 * modes.covariance[0]), n_unfinished=0
+        ),
     )
     sharp = gm.StateGP(gp.t, gp.y, gp.covs, sigma=0.001)
     priors = {"rate": pm.HalfNormal.dist(PRIOR_SD)}

@@ -19,11 +19,12 @@ WIDEST, NARROWEST = 3.0, 0.05  # change of a local standard deviation in one ste
 FINEST = 14  # powers of four that a coordinate's width is sought among
 CLIMBS = 15
 SETTLED = 0.01  # rise of the log density
-STEPS = 100  # of a walk
+STEPS = 200  # of a walk
 CORRECTIONS, ON_RIDGE = 4, 0.3  # climbs after a step, and the rise that ends them
 LEVEL, FALL = 1.0, 4.0  # falls in a step up to which the next is longer, the step is taken
 SHORTEST = 0.1  # stride, in local standard deviations
 LOWEST = 12.0  # log density below the mode at which a walk ends
+MATTERS = 5.0  # the same, above which what a walk did not come to counts
 HIGHER = 2.0  # log density, by which another mode is the better one to begin at
 STEEP = 0.5  # slope per local standard deviation, from which on a climb has not arrived
 APART = 5.0  # local standard deviations between modes that are walked from
@@ -242,7 +243,22 @@ def modes_near(target: LogDensity, points: NDArray[np.float64], covariance: NDAr
     return modes.only(_distinct(modes, APART))
 
 
-def ridges_from(target: LogDensity, modes: Local) -> Mixture:
+class Ridges(NamedTuple):
+    """What walks along ridges passed.
+
+    Attributes
+    ----------
+    mixture : Mixture
+        One part for each point.
+    n_unfinished : int
+        Walks that were still high on a ridge when their steps were used up: it goes on.
+    """
+
+    mixture: Mixture
+    n_unfinished: int
+
+
+def ridges_from(target: LogDensity, modes: Local) -> Ridges:
     """Return a mixture along the ridges that lead away from modes.
 
     From every mode walks go both ways along the axes of its normal approximation that
@@ -261,6 +277,7 @@ def ridges_from(target: LogDensity, modes: Local) -> Mixture:
     origin, ahead = np.concatenate([origin, origin]), np.concatenate([ahead, -ahead])
     home = modes.only(origin)
     local, reach, stride = home, np.zeros(len(origin)), np.ones(len(origin))
+    going = np.ones(len(origin), dtype=bool)
     for _ in range(STEPS):
         there = _corrected(by_values, local, stride[:, None] * ahead, home)
         # A walk that comes nearer to its mode again is on its way back.
@@ -287,7 +304,9 @@ def ridges_from(target: LogDensity, modes: Local) -> Mixture:
     # Evidence of each part, its square root: a start is wider than its target.
     log_share = 0.5 * (height + 0.5 * np.linalg.slogdet(shapes).logabsdet)
     shares = np.maximum(np.exp(log_share - log_share.max()), SMALLEST_SHARE)
-    return Mixture(shares / shares.sum(), point, shapes)
+    is_high = local.height > modes.height.max() - MATTERS
+    n_unfinished = int(is_high.sum()) if going.any() else 0
+    return Ridges(Mixture(shares / shares.sum(), point, shapes), n_unfinished)
 
 
 def _corrected(target: LogDensity, local: Local, ahead, home: Local) -> Local:

@@ -73,6 +73,8 @@ class Coverage(NamedTuple):
         density that is known nearly.
     modes : Modes
         Of the target.
+    n_unfinished : int
+        Walks along ridges that had not come to their end.
     """
 
     weighted: Weighted
@@ -83,6 +85,7 @@ class Coverage(NamedTuple):
     estimates: dict[str, NDArray[np.float64]]
     walks: Walks
     modes: Modes
+    n_unfinished: int = 0
 
     @property
     def agrees(self) -> bool:
@@ -108,12 +111,13 @@ class Coverage(NamedTuple):
 
     @property
     def is_reliable(self) -> bool:
-        """Whether k is small enough, the searches agree on good evidence, and no walk leaves."""
+        """Whether k is small enough, the searches agree on good evidence, and no walk objects."""
         return (
             self.weighted.is_reliable
             and self.agrees
             and self.is_precise
             and not self.walks.n_leaving
+            and not self.n_unfinished
         )
 
 
@@ -173,18 +177,18 @@ def cover(
     near = roughly or target
     modes = modes_near(near, climbing, covariance)
     ridges = ridges_from(near, modes)
-    starts.append(ridges)
+    starts.append(ridges.mixture)
     n_rounds = 0
     for attempt, n_searching in enumerate([*sizes, sizes[-1]]):
         searches = [search(target, start, n_searching, rng) for start in starts]
         n_rounds += sum(found.n_rounds for found in searches)
         ended = [found.proposal for found in searches]
-        proposals = [proposal.defended(ridges) for proposal in ended]
+        proposals = [proposal.defended(ridges.mixture) for proposal in ended]
         coverage = _together(target, proposals, modes, n_draws, rng, complete)
         if coverage.is_coarse:
             n_more = int(min(MORE, AMPLE * coverage.coarseness**2) * n_draws)
             coverage = _together(target, proposals, modes, n_more, rng, complete)
-        coverage = coverage._replace(n_rounds=n_rounds)
+        coverage = coverage._replace(n_rounds=n_rounds, n_unfinished=ridges.n_unfinished)
         if coverage.walks.n_leaving:
             ended.append(fit_mixture(coverage.walks.points, rng).stretched())
         elif coverage.is_reliable or attempt == len(sizes) - 1:
@@ -201,7 +205,7 @@ def cover(
                 return anew._replace(n_rounds=anew.n_rounds + n_rounds)
             modes = modes_near(near, climbing, covariance)
             ridges = ridges_from(near, modes)
-            ended.append(ridges)
+            ended.append(ridges.mixture)
         elsewhere = None  # nothing new would be found there a second time
         starts = [Mixture.of(ended).without_the_least()] * len(starts)
     return coverage
@@ -213,7 +217,7 @@ def search_once(
     """Return weighted draws of a single search, from all starts of :func:`cover` at once."""
     starts, climbing, covariance = _wider(target, draws, rng)
     modes = modes_near(target, climbing, covariance)
-    start = Mixture.of([*starts, ridges_from(target, modes)])
+    start = Mixture.of([*starts, ridges_from(target, modes).mixture])
     proposal = search(target, start, DRAWS[0], rng).proposal
     points = proposal.draw(n_draws, rng)
     return weigh(points, target(points) - proposal.log_density(points))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pymc_gradmatch.exact.experiments import Separate, cover_experiments, exact_posterior
 from pymc_gradmatch.exact.importance import Weighted, reliable_k
-from pymc_gradmatch.exact.modes import newton
+from pymc_gradmatch.exact.modes import STEPS, newton
 from pymc_gradmatch.exact.posterior import ExactPosterior
 from pymc_gradmatch.exact.search import ERRORS, Coverage, cover
 from pymc_gradmatch.exact.walks import WALKERS
@@ -207,6 +207,11 @@ def in_words(
             f"{found.walks.n_leaving} of {WALKERS} walks from them lead where none of {searches} "
             f"came: {figures}. The posterior goes on beyond what they could cover"
         )
+    elif found.n_unfinished:
+        why = (
+            f"a ridge goes on where the {STEPS} steps of a walk along it were used up: {figures}. "
+            "The posterior is longer than they could cover"
+        )
     elif not weighted.is_reliable:
         why = f"their weights are too uneven: {figures}"
     elif found.agrees:
@@ -311,8 +316,9 @@ def integrate_check(
     the tail of the weights is short (k is below min(1 - 1 / log10(n), 0.7), where
     estimates from n draws are reliable [2]_), that the three searches agree on
     the evidence, and on mean and standard deviation of every coordinate, within
-    their Monte Carlo errors, and that walks by Hamiltonian dynamics from the draws
-    lead nowhere where the searches have not been.  k alone is blind where no draws
+    their Monte Carlo errors, that walks by Hamiltonian dynamics from the draws
+    lead nowhere where the searches have not been, and that walks along the ridges of
+    the density came to their ends.  k alone is blind where no draws
     are.  Nothing is proved: a region that all of these missed goes unseen.
 
     Draws whose integration fails have weight zero.  All draws are integrated at once
