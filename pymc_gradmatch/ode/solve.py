@@ -225,11 +225,11 @@ def _borrowed(typing_context, arrays):
 
     def uncounted(context, builder, signature, given):
         views = []
-        for k, kind in enumerate(arrays):
-            view = context.make_array(kind)(context, builder, builder.extract_value(given[0], k))
-            view.meminfo = view.meminfo.type(None)
-            view.parent = view.parent.type(None)
-            views.append(view._getvalue())
+        for k in range(len(arrays)):
+            view = builder.extract_value(given[0], k)
+            for holder in (0, 1):  # what numba counts, and Python
+                view = builder.insert_value(view, view.type.elements[holder](None), holder)
+            views.append(view)
         return context.make_tuple(builder, arrays, views)
 
     return arrays(arrays), uncounted
