@@ -5,7 +5,7 @@ from these.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import pandas as pd
@@ -184,10 +184,13 @@ def cover(
         n_rounds += sum(found.n_rounds for found in searches)
         ended = [found.proposal for found in searches]
         proposals = [proposal.defended(ridges.mixture) for proposal in ended]
-        coverage = _together(target, proposals, modes, n_draws, rng, complete)
+        drawn = _drawn(target, proposals, n_draws, rng, complete)
+        coverage = _together(target, proposals, modes, drawn, rng, complete is not None)
         if coverage.is_coarse:
-            n_more = int(min(MORE, AMPLE * coverage.coarseness**2) * n_draws)
-            coverage = _together(target, proposals, modes, n_more, rng, complete)
+            n_more = int((min(MORE, AMPLE * coverage.coarseness**2) - 1) * n_draws)
+            added = _drawn(target, proposals, n_more, rng, complete)
+            drawn = [before.and_also(after) for before, after in zip(drawn, added, strict=True)]
+            coverage = _together(target, proposals, modes, drawn, rng, complete is not None)
         coverage = coverage._replace(n_rounds=n_rounds, n_unfinished=ridges.n_unfinished)
         if coverage.walks.n_leaving:
             ended.append(fit_mixture(coverage.walks.points, rng).stretched())
@@ -232,45 +235,59 @@ def _wider(target: LogDensity, draws: NDArray[np.float64], rng: np.random.Genera
     return starts, climbing, covariance
 
 
+class Drawn(NamedTuple):
+    """Draws of a proposal, the log densities there, and what completes them."""
+
+    points: NDArray[np.float64]
+    height: NDArray[np.float64]
+    whole: NDArray[np.float64]
+
+    def and_also(self, others: Self) -> Self:
+        """Return these and further draws of the same proposal."""
+        return type(self)(*map(np.concatenate, zip(self, others, strict=True)))
+
+
+def _drawn(
+    target: LogDensity, proposals: list[Mixture], n_draws: int, rng, complete: Complete | None
+) -> list[Drawn]:
+    """Draw from each proposal, so many in all."""
+    ends = np.linspace(0, n_draws, len(proposals) + 1).astype(int)
+    parts = [proposal.draw(n, rng) for proposal, n in zip(proposals, np.diff(ends), strict=True)]
+    if complete is None:
+        heights = np.split(target(np.concatenate(parts)), ends[1:-1])
+        return [Drawn(*one) for one in zip(parts, heights, parts, strict=True)]
+    return [Drawn(part, *complete(part, number)) for number, part in enumerate(parts)]
+
+
 def _together(
     target: LogDensity,
     proposals: list[Mixture],
     modes: Local,
-    n_draws: int,
+    drawn: list[Drawn],
     rng,
-    complete: Complete | None,
+    is_marginal: bool,
 ) -> Coverage:
-    """Draw from each proposal, weigh by it alone and by all, and compare."""
-    ends = np.linspace(0, n_draws, len(proposals) + 1).astype(int)
-    drawn = [proposal.draw(n, rng) for proposal, n in zip(proposals, np.diff(ends), strict=True)]
-    points = np.concatenate(drawn)
-    if complete is None:
-        log_density, whole = target(points), drawn
-    else:
-        heights, whole = zip(*(complete(part, i) for i, part in enumerate(drawn)), strict=True)
-        log_density = np.concatenate(heights)
+    """Weigh the draws of each proposal by it alone and by all, and compare."""
+    points, log_density, whole = map(np.concatenate, zip(*drawn, strict=True))
     proposal = Mixture.of(proposals).log_density
     log_ratio = log_density - proposal(points)
     weighted = weigh(points, log_ratio)
     parted = _parted(modes, weighted)
-    points = np.concatenate(whole)
-    weighted = weighted._replace(points=points)
+    weighted = weighted._replace(points=whole)
     each = [
-        weigh(part, height - proposal.log_density(own))
-        for part, own, height, proposal in zip(
-            whole, drawn, np.split(log_density, ends[1:-1]), proposals, strict=True
-        )
+        weigh(one.whole, one.height - proposal.log_density(one.points))
+        for one, proposal in zip(drawn, proposals, strict=True)
     ]
     enough = np.maximum(weighted.weights, 1e-12)
-    covariance = np.atleast_2d(np.cov(points.T, aweights=enough, ddof=0))
+    covariance = np.atleast_2d(np.cov(whole.T, aweights=enough, ddof=0))
     moments = [_moments(run) for run in each]
     estimates = {name: np.stack([of_run[name] for of_run in moments]) for name in moments[0]}
     disagreement = _disagreement(estimates)
     coverage = Coverage(
         weighted, disagreement, len(proposals), 0, covariance, estimates,
-        Walks(points[:0], 0), parted,
+        Walks(whole[:0], 0), parted,
     )  # fmt: skip
-    if complete is not None or not coverage.is_reliable:
+    if is_marginal or not coverage.is_reliable:
         return coverage
     return coverage._replace(walks=walk(target, weighted, log_ratio, proposal, rng))
 
