@@ -853,7 +853,11 @@ def attempt(seed: int | Case) -> Outcome:
             result, detail = judged_by_find_map(model)
     if foreign:
         result, detail = "failure", f"{foreign[0]} ({result}: {detail})"
-    return Outcome(seed, posed.road, posed.mistake, result, detail, process_time() - start)
+    seconds = process_time() - start
+    # Of two judgements, or where Python swallowed the alarm, as in a callback.
+    if seconds > 2 * LONGEST or (seconds > LONGEST and posed.road not in BY_HAND):
+        result, detail = "failure", f"{seconds:.0f} CPU seconds ({result}: {detail})"
+    return Outcome(seed, posed.road, posed.mistake, result, detail, seconds)
 
 
 def judged(posed: Problem) -> tuple[str, str, pm.Model | None]:
