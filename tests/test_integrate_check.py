@@ -351,6 +351,22 @@ def test_a_ridge_too_long_for_its_walks_gets_no_seal(rng):
     assert not found.is_reliable
 
 
+def heavy(power):
+    """Return the log density of a normal, and of a tail that falls by a power of the distance."""
+
+    def log_density(phi):
+        return -(phi[:, 0] ** 2 + power * np.log1p(phi[:, 1] ** 2)) / 2
+
+    return log_density
+
+
+@pytest.mark.parametrize(("power", "is_unfinished"), [(1, True), (4, False)])
+def test_a_tail_without_finite_volume_has_no_end(power, is_unfinished):
+    """Assert it of 1 / x, at the end of which another step of the same log holds as much."""
+    modes = modes_near(heavy(power), np.array([[0.3, 0.3]]), np.eye(2))
+    assert bool(ridges_from(heavy(power), modes).n_unfinished) == is_unfinished
+
+
 def test_searches_that_end_at_different_modes_disagree(rng, monkeypatch):
     """Assert it with searches that are told where to end; each has a small k for itself."""
 

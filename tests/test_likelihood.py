@@ -40,6 +40,16 @@ def losses(x, theta):
     pm.Poisson("losses", x.mass[:-1] - x.mass[1:], observed=LOST)
 
 
+def weighed_losses(x, theta):
+    losses(x, theta)
+    pm.Normal("weighed", x.mass[0], 5, observed=START)
+
+
+def weighed_losses_density(x):
+    weighed = stats.norm.logpdf(START, x[..., :1], 5)
+    return np.concatenate([stats.poisson.logpmf(LOST, x[..., :-1] - x[..., 1:]), weighed], axis=-1)
+
+
 def log_normal(x, theta):
     pm.LogNormal("y", pm.math.log(x.mass), 0.1 + 0.1 * (T > 2), observed=SKEWED)
 
@@ -64,10 +74,7 @@ LIKELIHOODS = {
         overdispersed,
         lambda x: stats.nbinom.logpmf(SPREAD, 10, 10 / (10 + x)),
     ),
-    "counts of what was lost between times": (
-        losses,
-        lambda x: stats.poisson.logpmf(LOST, x[..., :-1] - x[..., 1:]),
-    ),
+    "counts of what was lost between times": (weighed_losses, weighed_losses_density),
     "log normal, sigma known per point": (
         log_normal,
         lambda x: stats.norm.logpdf(np.log(SKEWED), np.log(x), 0.1 + 0.1 * (T > 2)),
@@ -100,6 +107,16 @@ def test_one_call_gives_the_posterior_of_quadrature(what):
     draws = fit.idata["posterior"]["rate"].to_numpy()
     assert draws.mean() == pytest.approx(mean, abs=error * sd)
     assert draws.std() == pytest.approx(sd, rel=2 * error)
+
+
+@pytest.mark.slow
+def test_a_posterior_without_finite_volume_gets_no_seal():
+    """Assert it where losses tell rate x(t0) alone as the rate goes to zero.
+
+    The volume over x(t0), whose prior is flat, is then proportional to 1 / rate.
+    """
+    fit = gm.fit(DECAY, T, priors=PRIOR, likelihood=losses, random_seed=1)
+    assert not fit.is_exact
 
 
 @pytest.fixture(scope="module")

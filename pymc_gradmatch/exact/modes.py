@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import logsumexp
 
 from pymc_gradmatch.exact.importance import LogDensity, Mixture
 
@@ -24,7 +25,7 @@ CORRECTIONS, ON_RIDGE = 4, 0.3  # climbs after a step, and the rise that ends th
 LEVEL, FALL = 1.0, 4.0  # falls in a step up to which the next is longer, the step is taken
 SHORTEST = 0.1  # stride, in local standard deviations
 LOWEST = 12.0  # log density below the mode at which a walk ends
-MATTERS = 5.0  # the same, above which what a walk did not come to counts
+MATTERS = 0.005  # share of the evidence beyond the end of a walk, from which on it counts
 HIGHER = 2.0  # log density, by which another mode is the better one to begin at
 STEEP = 0.5  # slope per local standard deviation, from which on a climb has not arrived
 APART = 5.0  # local standard deviations between modes that are walked from
@@ -251,7 +252,8 @@ class Ridges(NamedTuple):
     mixture : Mixture
         One part for each point.
     n_unfinished : int
-        Walks that were still high on a ridge when their steps were used up: it goes on.
+        Walks beyond whose end a share of the evidence remains that matters: their steps were
+        used up high on a ridge, or its tail is too heavy to have an end.
     """
 
     mixture: Mixture
@@ -277,7 +279,7 @@ def ridges_from(target: LogDensity, modes: Local) -> Ridges:
     origin, ahead = np.concatenate([origin, origin]), np.concatenate([ahead, -ahead])
     home = modes.only(origin)
     local, reach, stride = home, np.zeros(len(origin)), np.ones(len(origin))
-    going = np.ones(len(origin), dtype=bool)
+    beyond = []
     for _ in range(STEPS):
         there = _corrected(by_values, local, stride[:, None] * ahead, home)
         # A walk that comes nearer to its mode again is on its way back.
@@ -293,20 +295,35 @@ def ridges_from(target: LogDensity, modes: Local) -> Ridges:
         # Longer strides where the ridge is level, in standard deviations as they are here.
         longer = np.where(np.abs(fell) < LEVEL, 1.5, 0.7)
         stride = np.minimum(np.where(arrived, longer, 0.5) * stride, LONGEST)
-        going = (stride > SHORTEST) & (local.height > modes.height.max() - LOWEST)
-        if not going.any():
-            break
+        is_stuck = stride <= SHORTEST
+        is_low = ~is_stuck & (local.height < modes.height.max() - LOWEST)
+        beyond.append(_log_evidence_beyond(local.only(is_low), ahead[is_low]))
+        going = ~is_stuck & ~is_low
         home, local, ahead = home.only(going), local.only(going), ahead[going]
         reach, stride = reach[going], stride[going]
+        if not going.any():
+            break
+    beyond.append(_log_evidence_beyond(local, ahead))
     met = Local(*map(np.concatenate, zip(*passed, strict=True)))
     met = met.only(_distinct(met, BESIDE))
-    point, height, shapes = met.point, met.height, met.covariance
-    # Evidence of each part, its square root: a start is wider than its target.
-    log_share = 0.5 * (height + 0.5 * np.linalg.slogdet(shapes).logabsdet)
-    shares = np.maximum(np.exp(log_share - log_share.max()), SMALLEST_SHARE)
-    is_high = local.height > modes.height.max() - MATTERS
-    n_unfinished = int(is_high.sum()) if going.any() else 0
-    return Ridges(Mixture(shares / shares.sum(), point, shapes), n_unfinished)
+    log_evidence = _log_evidence(met)
+    # Their square roots: a start is wider than its target.
+    shares = np.maximum(np.exp((log_evidence - log_evidence.max()) / 2), SMALLEST_SHARE)
+    counts = np.concatenate(beyond) > logsumexp(log_evidence) + np.log(MATTERS)
+    return Ridges(Mixture(shares / shares.sum(), met.point, met.covariance), int(counts.sum()))
+
+
+def _log_evidence(local: Local) -> NDArray[np.float64]:
+    """Return what normal approximations hold, but for a constant."""
+    return local.height + 0.5 * np.linalg.slogdet(local.covariance).logabsdet
+
+
+def _log_evidence_beyond(local: Local, ahead) -> NDArray[np.float64]:
+    """Return what walkers leave ahead of them, if the slope there goes on; the same constant."""
+    along = np.linalg.solve(local.factor, ahead[..., None])[..., 0]
+    slope = -(local.gradient * along).sum(axis=1) / np.linalg.norm(along, axis=1)
+    with np.errstate(divide="ignore"):
+        return _log_evidence(local) - np.log(np.sqrt(2 * np.pi) * np.maximum(slope, 0))
 
 
 def _corrected(target: LogDensity, local: Local, ahead, home: Local) -> Local:

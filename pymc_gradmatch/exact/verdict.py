@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pymc_gradmatch.exact.experiments import Separate, cover_experiments, exact_posterior
 from pymc_gradmatch.exact.importance import Weighted, reliable_k
-from pymc_gradmatch.exact.modes import STEPS, newton
+from pymc_gradmatch.exact.modes import newton
 from pymc_gradmatch.exact.posterior import ExactPosterior
 from pymc_gradmatch.exact.search import ERRORS, Coverage, cover
 from pymc_gradmatch.exact.walks import WALKERS
@@ -209,8 +209,8 @@ def in_words(
         )
     elif found.n_unfinished:
         why = (
-            f"a ridge goes on where the {STEPS} steps of a walk along it were used up: {figures}. "
-            "The posterior is longer than they could cover"
+            f"a ridge goes on beyond the end of walks along it, with a share of the posterior that "
+            f"matters: {figures}. It is longer than they could cover, or has no finite volume"
         )
     elif not weighted.is_reliable:
         why = f"their weights are too uneven: {figures}"
