@@ -18,9 +18,8 @@ from benchmarks.paper import results, study
 from benchmarks.paper.methods import METHODS, QUICK, Draws
 from pymc_gradmatch._pymc import starting_at
 from pymc_gradmatch.model.gauss_newton import Matched, Theorem1
-from pymc_gradmatch.model.likelihood import normal
 from pymc_gradmatch.model.priors import parameters_of
-from pymc_gradmatch.model.refinement import _centred
+from pymc_gradmatch.model.refinement import _integrated
 from pymc_gradmatch.model.start import Start
 from pymc_gradmatch.sampling.posterior import has_start
 
@@ -335,5 +334,6 @@ def test_a_solution_that_grows_without_bound_is_no_prior_mean(decay):
     growth = gm.ODE(lambda t, x, theta: [theta.rate * x.mass], ["mass"], ["rate"])
     parameters = parameters_of({"rate": pm.Normal.dist()}, ["rate"])
     found = Matched(np.array([110.0]), gp.posterior_mean(), np.ones(1))
-    with pytest.warns(UserWarning, match="could not be integrated"):
-        assert _centred(growth, gp, parameters, found, normal(gp), Start(growth)) is None
+    assert _integrated(growth, gp, parameters, found, Start(growth)) is None
+    found = found._replace(u=np.array([1.0]))
+    assert _integrated(growth, gp, parameters, found, Start(growth)) is not None

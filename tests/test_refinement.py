@@ -86,6 +86,33 @@ def test_the_seed_of_the_starts_does_not_matter(lotka_volterra, data, lv_fit, lv
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_a_start_that_noise_hides_comes_out_above_zero(seed):
+    """Assert an epidemic at about the right time from one infected person in ten thousand.
+
+    In half of such data the most probable states begin below zero, where none can be integrated.
+    """
+
+    def epidemic(t, x, theta):
+        infected, recovered = theta.beta * x.S * x.I, theta.gamma * x.I
+        return [-infected, infected - recovered, recovered]
+
+    ode, t = gm.ODE(epidemic, ["S", "I", "R"], ["beta", "gamma"]), np.linspace(0, 120, 41)
+    truth = ode.solve(t, x0=[0.9999, 1e-4, 0.0], theta=[0.3, 0.1])
+    noise = 0.05 * truth.std(axis=0)
+    y = truth + np.random.default_rng(seed).normal(0, noise, truth.shape)
+    gp = gm.fit_gp(t, y, cov="Matern52", random_seed=seed)
+    priors = {"beta": pm.HalfNormal.dist(5), "gamma": pm.HalfNormal.dist(5)}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "the most probable states and the ODE's solution")
+        found = gm.refine(ode, gp, priors=priors, random_seed=seed)
+    mean = found.gp.states_of(found.gp.prior_mean)
+    assert mean[0, 1] > 0
+    assert (np.abs(mean[:: len(mean) // 40] - truth) < truth.std(axis=0)).all()
+    np.testing.assert_allclose(list(found.theta.values()), [0.3, 0.1], rtol=0.1)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("system", "noise", "tolerance"),
     [

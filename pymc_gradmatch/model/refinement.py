@@ -175,8 +175,9 @@ def recentre(
         levels = ode.of_levels
         found = climb_from_prior(levels, gp, parameters, gammas, x, rng, told, known)
         gp, matched, moves, _ = follow(
-            levels, gp, parameters, found, lambda gp, *_: (gp, gammas), told, known=known, say=say
-        )
+            levels, gp, parameters, found, lambda gp, *_: (gp, gammas), told,
+            known=known, say=say, rng=rng,
+        )  # fmt: skip
     return Recentred(gp, parameters.by_name(matched.u), moves)
 
 
@@ -190,22 +191,29 @@ def follow(
     *,
     known: Start,
     say: Callable[[str], None],
-    rounds: int = ROUNDS,
+    rng: np.random.Generator,
 ) -> tuple[StateGP, Matched, list[float], Likelihood]:
     """Re-centre until theta settles.
 
     ``settings``, a function of Gaussian processes around a solution, its parameters and the
-    likelihood, gives each round its kernel and its gamma.
+    likelihood, gives each round its kernel and its gamma.  An estimate that the ODE cannot be
+    integrated from, as where noise hides so small a start that it comes out below zero, gives
+    way to the most probable of the draws around it that allow that.
     """
     moves: list[float] = []
-    for number in range(rounds):
+    for number in range(ROUNDS):
         last = f", the last moved theta by {moves[-1]:.1g} sd" if moves else ""
         say(f"re-centring on the ODE's solution: round {number + 1}{last}")
-        found = _centred(ode, gp, parameters, matched, likelihood, known)
-        if found is None:
-            break
-        centred, likelihood = found
-        before = matched.u
+        there = _integrated(ode, gp, parameters, matched, known)
+        if there is None:
+            _, gamma = settings(gp, parameters.natural(matched.u)[0], likelihood)
+            nearby = solutions_around(ode, gp, parameters, gamma, matched, likelihood, known, rng)
+            if not nearby:
+                _warn_of_no_solution(ode, gp, parameters, matched)
+                break
+            there = nearby[0]
+        centred, likelihood = _centred(ode, gp, parameters, there, likelihood)
+        before = there.u
         gp, gamma = settings(centred, parameters.natural(before)[0], likelihood)
         matched = climb(ode, gp, parameters, gamma, (before, gp.prior_mean), likelihood, known)
         moves.append(float(np.max(np.abs(matched.u - before) / matched.sd)))
@@ -353,30 +361,34 @@ def _solution(
         return ode.solve(gp.t, known.filled(theta, matched.x[0]), theta)
 
 
-def _centred(
-    ode: ODE,
-    gp: StateGP,
-    parameters: Parameters,
-    matched: Matched,
-    likelihood: Likelihood,
-    known: Start,
-) -> tuple[StateGP, Likelihood] | None:
+def _integrated(
+    ode: ODE, gp: StateGP, parameters: Parameters, matched: Matched, known: Start
+) -> Matched | None:
+    """Return an estimate with the ODE's solution from its start, if that is finite."""
     solution = _solution(ode, gp, parameters, matched, known)
-    theta, _ = parameters.natural(matched.u)
     with np.errstate(over="ignore"):
         is_bounded = np.isfinite(np.square(solution)).all()
-    if not is_bounded:
-        warnings.warn(
-            f"the ODE could not be integrated at the estimate "
-            f"{dict(zip(ode.params, theta.round(4).tolist(), strict=True))}: the prior mean stays "
-            f"as it is, and so does the smoothing bias. {_advice(ode, gp, matched.x[0])}",
-            UserWarning,
-            stacklevel=4,
-        )
-        return None
-    likelihood = likelihood.around(theta, solution)
-    slope, *_ = ode.linearised(gp.t, solution, theta)
-    return gp.with_mean(solution, slope).with_sigma(likelihood.sigma), likelihood
+    return matched._replace(x=solution) if is_bounded else None
+
+
+def _centred(
+    ode: ODE, gp: StateGP, parameters: Parameters, integrated: Matched, likelihood: Likelihood
+) -> tuple[StateGP, Likelihood]:
+    theta, _ = parameters.natural(integrated.u)
+    likelihood = likelihood.around(theta, integrated.x)
+    slope, *_ = ode.linearised(gp.t, integrated.x, theta)
+    return gp.with_mean(integrated.x, slope).with_sigma(likelihood.sigma), likelihood
+
+
+def _warn_of_no_solution(ode: ODE, gp: StateGP, parameters: Parameters, matched: Matched):
+    theta, _ = parameters.natural(matched.u)
+    warnings.warn(
+        f"the ODE could not be integrated at the estimate "
+        f"{dict(zip(ode.params, theta.round(4).tolist(), strict=True))}: the prior mean stays "
+        f"as it is, and so does the smoothing bias. {_advice(ode, gp, matched.x[0])}",
+        UserWarning,
+        stacklevel=4,
+    )
 
 
 class RefinedSettings(NamedTuple):
@@ -525,7 +537,7 @@ def refine(
     def searched(searching: StateGP, found: Matched, told: Likelihood):
         return follow(
             levels, searching, parameters, found, lambda gp, *_: (gp, gamma_of(searching)), told,
-            known=known, say=say,
+            known=known, say=say, rng=rng,
         )  # fmt: skip
 
     told, known = _told(likelihood, start, ode, searching, noise)
@@ -565,7 +577,7 @@ def refine(
             centred, found, more, told = searched(searching, found._replace(x=there), told)
             moves += more
         centred, found, more, told = follow(
-            levels, centred, parameters, found, narrowed, told, known=known, say=say
+            levels, centred, parameters, found, narrowed, told, known=known, say=say, rng=rng
         )
     theta = parameters.by_name(found.u)
     _warn_if_apart(distance_from_solution(levels, centred, parameters, found, known), ode, theta)
@@ -646,7 +658,7 @@ def refine_together(
             gamma = wide(gp)
             *_, at, _, one = follow(
                 *own, at, lambda gp, *_, gamma=gamma: (gp, gamma), one,
-                known=starts[number], say=say,
+                known=starts[number], say=say, rng=rng,
             )  # fmt: skip
             found.append(at)
             told.append(one)
@@ -663,16 +675,20 @@ def refine_together(
             matched = climb_together(problems, shared, of_shared, u, x)
             moved = np.max(np.abs(matched.u - u) / np.maximum(matched.sd, 1e-12))
             u, is_last = matched.u, number > 1 and moved < SETTLED
-            around = [
-                _centred(ode, gp, own, Matched(ui, xi, si), one, start)
-                for ode, gp, own, ui, xi, si, one, start in zip(
-                    levels, centred, parameters, u, matched.x, matched.sd, told, starts, strict=True
-                )
-            ]
-            if any(one is None for one in around):
+            solved, around = [], []
+            for ode, gp, own, ui, xi, si, one, start in zip(
+                levels, centred, parameters, u, matched.x, matched.sd, told, starts, strict=True
+            ):
+                at = Matched(ui, xi, si)
+                if (there := _integrated(ode, gp, own, at, start)) is None:
+                    _warn_of_no_solution(ode, gp, own, at)
+                    break
+                recentred, of_it = _centred(ode, gp, own, there, one)
+                solved.append(recentred)
+                around.append(of_it)
+            if len(solved) < len(centred):
                 break
-            solved, told = map(list, zip(*around, strict=True))
-            told = _with_noise_of_all(told)
+            told = _with_noise_of_all(around)
             for k, (gp, unit) in enumerate(zip(solved, units, strict=True)):
                 theta, _ = parameters[k].natural(u[k])
                 noise = np.fmin(
