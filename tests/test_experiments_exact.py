@@ -133,7 +133,7 @@ def test_the_marginal_density_is_that_of_the_closed_form(shared):
     k = np.exp(points[:, 0])
     exact = [sum(log_marginal(e, one) for e in experiments.values()) for one in k]
     exact = np.array(exact) - k**2 / 8 + points[:, 0]  # prior and Jacobian
-    found, _ = nested.complete(points, n_inner=2_000)
+    found, _ = nested.complete(points, n_inner=2_048)
     np.testing.assert_allclose(found - found[0], exact - exact[0], atol=0.1)
 
 

@@ -18,9 +18,9 @@ experiment's own: x(t0) and local parameters.  So the searches look for :math:`\
 
 where q is a t distribution around the mode of :math:`\phi_e` for this :math:`\phi_s`.  While they
 search, the same noise makes all :math:`\phi_e^m`, and the density is smooth; the draws of the
-result have noise of their own.  The estimates are then independent and without bias, and so are
-the weights: importance sampling with estimated weights is exact [1]_ [2]_.  One of the M draws,
-chosen by its weight, is the experiment's part of the draw.
+result have noise of their own, spread evenly [3]_.  The estimates are then independent and without
+bias, and so are the weights: importance sampling with estimated weights is exact [1]_ [2]_.  One of
+the M draws, chosen by its weight, is the experiment's part of the draw.
 
 References
 ----------
@@ -28,6 +28,8 @@ References
    Bayesian inference in latent variable models. arXiv 1309.3339.
 .. [2] Andrieu, C., Roberts, G. O. (2009). The pseudo-marginal approach for efficient Monte Carlo
    computations. *Annals of Statistics* 37(2).
+.. [3] Cranley, R., Patterson, T. N. L. (1976). Randomization of number theoretic methods for
+   multiple integration. *SIAM Journal on Numerical Analysis* 13(6).
 """
 
 from collections.abc import Callable
@@ -61,7 +63,7 @@ from pymc_gradmatch.gp import StateGPs
 from pymc_gradmatch.model import Constraint, constraints, equations
 from pymc_gradmatch.ode import in_experiments
 
-SEARCHING, WEIGHING, CHECKING = 8, 16, 400  # draws of an experiment's own unknowns
+SEARCHING, WEIGHING, CHECKING = 8, 8, 400  # draws of an experiment's own unknowns
 WIDER = (1.0, 1.2, 1.4)  # of the proposals for these, in the searches' draws
 CLIMBS, SETTLED = 30, 1e-3
 ASIDE = 1e-2  # by which a coordinate is moved, to see what depends on it
@@ -373,10 +375,7 @@ class Nested:
         if not self.own.size:
             return self(shared), self.phi(shared, np.empty((len(shared), 0, 0)))
         n_experiments, n_own = self.own.shape
-        shape = len(shared), n_experiments, n_inner
-        noise = self.rng.normal(size=(*shape, n_own)) / np.sqrt(
-            self.rng.chisquare(DEGREES, size=(*shape, 1)) / DEGREES
-        )
+        noise = _t_noise(n_inner, n_own, self.rng, of_each=(len(shared), n_experiments))
         inner = self.proposals(shared, 2 * self.n_steps)
         wide = inner._replace(factor=WIDER[number] * inner.factor)
         log_density, own, weights = self._estimated(shared, wide, noise)
@@ -402,13 +401,18 @@ class Nested:
         return np.where(np.isfinite(total), total, -np.inf), own, weights
 
 
-def _t_noise(n: int, n_dimensions: int, rng) -> NDArray[np.float64]:
-    """Return quasi-random draws of a t distribution, ``(n, n_dimensions)``, evenly spread."""
+def _t_noise(n: int, n_dimensions: int, rng, of_each: tuple[int, ...] = ()) -> NDArray[np.float64]:
+    """Return evenly spread draws of a t distribution, shape ``(*of_each, n, n_dimensions)``.
+
+    The same points, rotated at random for each: sets are independent, and each of their points
+    is a draw of the distribution [3]_.
+    """
     if not n_dimensions:
-        return np.empty((n, 0))
+        return np.empty((*of_each, n, 0))
     even = qmc.Sobol(n_dimensions + 1, rng=rng).random(n)
+    even = (even + rng.random((*of_each, 1, n_dimensions + 1))) % 1
     even = np.clip(even, 1e-9, 1 - 1e-9)
-    return norm.ppf(even[:, :-1]) / np.sqrt(chi2.ppf(even[:, -1:], DEGREES) / DEGREES)
+    return norm.ppf(even[..., :-1]) / np.sqrt(chi2.ppf(even[..., -1:], DEGREES) / DEGREES)
 
 
 def _log_t(noise) -> NDArray[np.float64]:
