@@ -10,6 +10,8 @@ from scipy import stats
 from scipy.special import logsumexp
 
 import pymc_gradmatch as gm
+from pymc_gradmatch.exact.posterior import ExactPosterior
+from pymc_gradmatch.exact.verdict import unexplained
 
 T = np.linspace(0, 4, 9)
 START, RATE = 20.0, 0.5
@@ -162,3 +164,19 @@ def test_a_density_that_is_zero_at_the_start_says_where(gp, y):
 
     with pytest.raises(ValueError, match="the likelihood is zero at never, at the states"):
         gm.fit(model=four_lines(gp, likelihood), random_seed=1)
+
+
+def test_noise_in_the_place_of_motion_gets_no_seal():
+    """Assert it of a decay seen while it lasts, at a rate at which all is over at once.
+
+    Of mere noise around a constant a solution may leave everything.
+    """
+    t = np.linspace(0, 4, 17)
+    noise = np.random.default_rng(1).normal(0, 0.05, (17, 1))
+    priors = {"rate": pm.HalfNormal.dist(20)}
+    for data, is_strange in ((3 * np.exp(-t / 2)[:, None] + noise, True), (noise, False)):
+        gp = gm.StateGP(t, data, [pm.gp.cov.Matern52(1, ls=1.0)], states=["mass"], sigma=0.1)
+        model = gm.build_model(DECAY, t, data, priors=priors, gp=gp)
+        target = ExactPosterior(model)
+        over = target.starting_at({"rate": 10.0}, [np.array([3.0 if is_strange else 0.0])])
+        assert unexplained(target, over) == (["mass"] if is_strange else [])

@@ -16,11 +16,13 @@ experiment's own: x(t0) and local parameters.  So the searches look for :math:`\
     \hat Z_e = \frac{1}{M} \sum_m \frac{p(\phi_e^m \mid \phi_s)\,
         p(y_e \mid \phi_e^m, \phi_s)}{q(\phi_e^m \mid \phi_s)}
 
-where q is a t distribution around the mode of :math:`\phi_e` for this :math:`\phi_s`.  While they
-search, the same noise makes all :math:`\phi_e^m`, and the density is smooth; the draws of the
-result have noise of their own, spread evenly [3]_.  The estimates are then independent and without
-bias, and so are the weights: importance sampling with estimated weights is exact [1]_ [2]_.  One of
-the M draws, chosen by its weight, is the experiment's part of the draw.
+where q is a t distribution around the mode of :math:`\phi_e` for this :math:`\phi_s`.  The prior
+tells mode and width anew for each, and needs no solution; the likelihood is taken for a normal,
+known from where all is most probable.  While they search, the same noise makes all
+:math:`\phi_e^m`, and the density is smooth; the draws of the result have noise of their own, spread
+evenly [3]_.  The estimates are then independent and without bias, and so are the weights:
+importance sampling with estimated weights is exact [1]_ [2]_.  One of the M draws, chosen by its
+weight, is the experiment's part of the draw.
 
 References
 ----------
@@ -72,6 +74,8 @@ MOST_NUMBERS = 4_000_000
 ROUGHLY = 0.03  # of a solution's slopes, to which parameters are first fitted
 TRIED, ENOUGH = 50, 0.5  # points, and effective draws as a share, at which steps are left out
 FAR = 0.5  # local standard deviations, of shared unknowns, over which modes are followed
+MEETINGS = 2  # Newton steps of prior and likelihood
+LITTLE, SHARPEST = 1e-3, 1e6  # precision: at least of the likelihood, at most of the prior
 FOLLOWED, STILL = 10, 0.1  # times that modes are followed at most; standard deviations
 
 
@@ -98,6 +102,7 @@ class Separate(ExactPosterior):
         self._elements = compile_for_draws([*self._values, *self._x], self._single)
         self.own = np.zeros((len(self.experiments), 0), dtype=int)
         self._of_each: list[NDArray[np.intp]] = []
+        self._priors: list[NDArray[np.intp]] = []
 
     @property
     def shared(self) -> NDArray[np.intp]:
@@ -150,6 +155,17 @@ class Separate(ExactPosterior):
         self.own = np.array([np.flatnonzero(owner == e) for e in range(n_experiments)])
         owns = np.where(belongs.any(axis=0), belongs.argmax(axis=0), n_experiments)
         self._of_each = [np.flatnonzero(owns == e) for e in range(n_experiments + 1)]
+        is_prior = ~by_states.any(axis=0)
+        self._priors = [places[is_prior[places]] for places in self._of_each[:-1]]
+
+    def priors(self, phi: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Evaluate what the density of each experiment has without its states, unsolved.
+
+        Shape ``(point, experiment)``.
+        """
+        u, _ = self._parts(phi)
+        elements = self._evaluated(u, np.zeros((len(phi), *self._x[0].get_value().shape)))
+        return np.stack([elements[:, places].sum(axis=1) for places in self._priors], axis=1)
 
     def each(self, phi: NDArray[np.float64]) -> NDArray[np.float64]:
         """Evaluate the log density part by part, ``(point, experiment + 1)``, the shared one last.
@@ -208,6 +224,23 @@ class Inner(NamedTuple):
     factor: NDArray[np.float64]
 
 
+class Told(NamedTuple):
+    """What data say of each experiment's own unknowns: a normal, in the center's coordinates z.
+
+    Attributes
+    ----------
+    gradient, precision : array of float
+        Of the log likelihood at the center, shapes ``(experiment, n)`` and
+        ``(experiment, n, n)``.
+    by_shared : array of float
+        How the gradient moves with the shared unknowns, shape ``(experiment, n, shared)``.
+    """
+
+    gradient: NDArray[np.float64]
+    precision: NDArray[np.float64]
+    by_shared: NDArray[np.float64]
+
+
 class Nested:
     """The marginal density of what experiments share; see the module.
 
@@ -234,7 +267,6 @@ class Nested:
             each = enumerate(start)
             widths = np.array([widths_at(self.alone(n, start), one) for n, one in each])
             factor = factor * widths[:, None, :]
-        self.slope = np.zeros((n_experiments, n_own, len(self.shared)))
         self.center, self.n_steps = Inner(start, np.array(factor)), 1
         self.climb_inside()
 
@@ -251,9 +283,13 @@ class Nested:
             return self.phi(shared, np.empty((len(shared), 0, 0)))
         return self.phi(shared, self.proposals(shared, self.n_steps).mean)
 
-    def conditional(self, shared: NDArray[np.float64]) -> Callable:
-        """Return the density of own unknowns, of walkers: the experiments of each shared point."""
+    def conditional(self, shared: NDArray[np.float64], of_each: Callable | None = None) -> Callable:
+        """Return the density of own unknowns, of walkers: the experiments of each shared point.
+
+        ``of_each`` maps points to what counts of each experiment; everything by default.
+        """
         n_points, (n_experiments, n_own) = len(shared), self.own.shape
+        of_each = of_each or self.target.each
 
         def log_density(points: NDArray[np.float64]) -> NDArray[np.float64]:
             each = points.reshape(n_points, n_experiments, -1, n_own).swapaxes(1, 2)
@@ -261,7 +297,7 @@ class Nested:
             phi = self.phi(
                 np.repeat(shared, n_tried, axis=0), each.reshape(-1, n_experiments, n_own)
             )
-            parts = self.target.each(phi)[:, :-1].reshape(n_points, n_tried, n_experiments)
+            parts = of_each(phi)[:, :n_experiments].reshape(n_points, n_tried, n_experiments)
             return parts.swapaxes(1, 2).ravel()
 
         return log_density
@@ -283,6 +319,7 @@ class Nested:
             return
         found = self._climbed(self.at[None], self.center.mean[None], self.center.factor[None])
         self.center = Inner(found.mean[0], found.factor[0])
+        self.told = self._told(np.zeros((*self.own.shape, len(self.at))))
 
     def follow(self, widths: NDArray[np.float64]):
         """Find out how the experiments' modes move with the shared unknowns."""
@@ -294,7 +331,31 @@ class Nested:
         start = np.broadcast_to(self.center.mean, (2 * n, *self.center.mean.shape))
         factor = np.broadcast_to(self.center.factor, (2 * n, *self.center.factor.shape))
         ahead, behind = np.split(self._climbed(points, start, factor).mean, 2)
-        self.slope = np.moveaxis((ahead - behind) / (2 * FAR * widths[:, None, None]), 0, -1)
+        moved = np.linalg.solve(self.center.factor, (ahead - behind)[..., None])[..., 0]
+        # Where the mode moves by z, gradients of prior and likelihood changed by z together.
+        ahead, behind = np.split(self._prior(points, np.zeros_like(start)).gradient, 2)
+        by_shared = (moved - (ahead - behind).reshape(moved.shape)) / (
+            2 * FAR * widths[:, None, None]
+        )
+        self.told = self._told(np.moveaxis(by_shared, 0, -1))
+
+    def _told(self, by_shared: NDArray[np.float64]) -> Told:
+        """Return what the likelihood adds to the prior, to give the mode and curvature there."""
+        prior = self._prior(self.at[None], np.zeros((1, *self.own.shape)))
+        lengths, axes = np.linalg.eigh(np.eye(self.own.shape[1]) + prior.hessian)
+        precision = (axes * np.maximum(lengths, LITTLE)[:, None]) @ axes.mT
+        return Told(-prior.gradient, precision, by_shared)
+
+    def _prior(self, shared: NDArray[np.float64], z: NDArray[np.float64]) -> Local:
+        """Look around in what has no states, of walkers; z of shape ``(point, experiment, n)``."""
+        n_own = self.own.shape[1]
+        point = self.center.mean + np.einsum("eij,pej->pei", self.center.factor, z)
+        factor = np.broadcast_to(self.center.factor, (len(shared), *self.center.factor.shape))
+        return look_around(
+            self.conditional(shared, self.target.priors),
+            point.reshape(-1, n_own),
+            factor.reshape(-1, n_own, n_own),
+        )
 
     def _climbed(self, shared, start, factor) -> Inner:
         target, n_own = self.conditional(shared), self.own.shape[1]
@@ -329,11 +390,23 @@ class Nested:
         self.n_steps = int(np.quantile(effective, 0.1) < ENOUGH * SEARCHING)
 
     def proposals(self, shared: NDArray[np.float64], n_steps: int) -> Inner:
-        """Return proposals for own unknowns, by Newton steps from where modes are expected."""
+        """Return proposals for own unknowns, by Newton steps from where modes are expected.
+
+        That is where their prior, given what is shared, and a normal in the place of the
+        likelihood are highest together.
+        """
         n_points, n_own = len(shared), self.own.shape[1]
-        away = shared - self.at
-        mean = self.center.mean + np.einsum("eks,ps->pek", self.slope, away)
-        factor = np.broadcast_to(self.center.factor, (n_points, *self.center.factor.shape))
+        told = self.told
+        z = np.zeros((n_points, *self.own.shape))
+        slope = told.gradient + np.einsum("eks,ps->pek", told.by_shared, shared - self.at)
+        for _ in range(MEETINGS):
+            prior = _bounded(self._prior(shared, z))
+            precision = told.precision - prior.hessian.reshape(*z.shape, n_own)
+            rising = prior.gradient.reshape(z.shape) + slope
+            rising -= np.einsum("eij,pej->pei", told.precision, z)
+            z = z + np.linalg.solve(precision, rising[..., None])[..., 0]
+        mean = self.center.mean + np.einsum("eij,pej->pei", self.center.factor, z)
+        factor = self.center.factor @ np.linalg.inv(np.linalg.cholesky(precision)).mT
         target = self.conditional(shared)
         local: Local
         point, factors = mean.reshape(-1, n_own), factor.reshape(-1, n_own, n_own)
@@ -399,6 +472,16 @@ class Nested:
             log_z = logsumexp(weights, axis=1) - np.log(n_inner)
         total = parts[:, 0, -1] + log_z.sum(axis=1)
         return np.where(np.isfinite(total), total, -np.inf), own, weights
+
+
+def _bounded(prior: Local) -> Local:
+    """Return priors as normals of bounded precision, each as far away as it is."""
+    lengths, axes = np.linalg.eigh(-prior.hessian)
+    kept = np.clip(lengths, 0, SHARPEST)
+    shares = np.where(lengths > SHARPEST, SHARPEST / np.maximum(lengths, SHARPEST), 1)
+    along = shares * np.einsum("wji,wj->wi", axes, prior.gradient)
+    gradient = np.einsum("wij,wj->wi", axes, along)
+    return prior._replace(gradient=gradient, hessian=-(axes * kept[:, None]) @ axes.mT)
 
 
 def _t_noise(n: int, n_dimensions: int, rng, of_each: tuple[int, ...] = ()) -> NDArray[np.float64]:

@@ -24,7 +24,14 @@ from pymc_gradmatch.exact.importance import Mixture
 from pymc_gradmatch.exact.modes import Local, modes_beside, newton, widths_at
 from pymc_gradmatch.exact.posterior import ExactPosterior
 from pymc_gradmatch.exact.search import Coverage, cover
-from pymc_gradmatch.exact.verdict import N_HANDED_ON, TRY, check_n_draws, in_words, searched
+from pymc_gradmatch.exact.verdict import (
+    N_HANDED_ON,
+    TRY,
+    check_n_draws,
+    in_words,
+    searched,
+    unexplained,
+)
 from pymc_gradmatch.gp import Experiment, StateGPs, is_states, start_of
 from pymc_gradmatch.model import (
     Constraint,
@@ -278,9 +285,10 @@ def fit(
         unidentified = _unidentified(target, idata["posterior"].dataset, rng)
     disagreement = found.disagreement.set_axis([*target.names, "evidence"])
     scalars = [name for name in idata["posterior"].data_vars if name not in target.states]
-    is_exact = found.is_reliable and not apart
+    strange = unexplained(target, found.modes.points[0])
+    is_exact = found.is_reliable and not apart and not strange
     return Fit(
-        verdict=f"{in_words(found, disagreement, apart)} {UNSEEN if is_exact else TRY}",
+        verdict=f"{in_words(found, disagreement, apart, strange)} {UNSEEN if is_exact else TRY}",
         is_exact=is_exact,
         table=summary(idata, var_names=scalars, kind="stats", round_to="none"),
         idata=idata,
@@ -309,7 +317,8 @@ def _found(
 
     others, highest = None, mode
     # In a long gap a solution may turn round once more, or once less.
-    if any(constraint.gp.data.is_long_gap.any() for constraint in target.constraints):
+    has_gap = any(constraint.gp.data.is_long_gap.any() for constraint in target.constraints)
+    if has_gap or unexplained(target, mode.point[0]):
         found = beside()
         others = found.point
         if len(others) and found.height[0] > mode.height[0]:

@@ -109,12 +109,13 @@ def judge(
     weighted = found.weighted
     drawn = weighted.resampled(n_draws, rng)
     moved = _compare(target, draws, weighted)
+    strange = unexplained(target, found.modes.points[0])
     disagreement = found.disagreement.set_axis([*target.names, "evidence"])
     idata = target.idata(weighted.points[drawn], rng)
     idata["searches"] = xr.DataTree(searched(found, target.names))
     return IntegrateCheck(
-        verdict=_verdict(found, moved["moved"], disagreement, apart),
-        is_exact=found.is_reliable and not apart,
+        verdict=_verdict(found, moved["moved"], disagreement, apart, strange),
+        is_exact=found.is_reliable and not apart and not strange,
         moved=moved,
         disagreement=disagreement,
         idata=idata,
@@ -174,8 +175,43 @@ def _compare(target: ExactPosterior, draws, weighted: Weighted) -> pd.DataFrame:
     return table
 
 
+def unexplained(target: ExactPosterior, point: NDArray[np.float64]) -> list[str]:
+    """Return the states whose data a solution explains nothing of, though these are no mere noise.
+
+    It comes no nearer to them than their mean does, and what it leaves moves on from one time to
+    the next: this is another mode than the data's, with noise in the place of the motion, and
+    all searches around it agree on that.
+
+    Parameters
+    ----------
+    target : ExactPosterior
+        The posterior.
+    point : array of float
+        Its coordinates.
+    """
+    if isinstance(target, Separate):
+        return []
+    variables, names = target.variables(point[None]), []
+    for name, constraint in zip(target.states, target.constraints, strict=True):
+        gp = constraint.gp
+        solution = variables[name][0][gp.observed]
+        for state, data, fitted in zip(gp.states, gp.y.T, solution.T, strict=True):
+            seen = ~np.isnan(data)
+            if seen.sum() < FEW:
+                continue
+            left, moved = data[seen] - fitted[seen], data[seen] - data[seen].mean()
+            together = left[1:] @ left[:-1] / (left @ left)
+            is_little = left @ left > (1 - LITTLE) * moved @ moved
+            if is_little and together > TOGETHER / np.sqrt(seen.sum()):
+                names.append(state)
+    return names
+
+
 def in_words(
-    found: Coverage, disagreement: pd.DataFrame, apart: Mapping[str, float] | None = None
+    found: Coverage,
+    disagreement: pd.DataFrame,
+    apart: Mapping[str, float] | None = None,
+    strange: Sequence[str] = (),
 ) -> str:
     """Say whether draws are from the exact posterior, and if not, why.
 
@@ -187,6 +223,8 @@ def in_words(
         Between searches, by coordinate.
     apart : mapping of str to float, optional
         Experiments of which searches of their own find another evidence: its log.
+    strange : sequence of str, optional
+        States that are :func:`unexplained`.
     """
     weighted = found.weighted
     limit = reliable_k(len(weighted.weights))
@@ -199,6 +237,11 @@ def in_words(
         why = (
             f"searches of single experiments find more, or less, than what was integrated: "
             f"{furthest(pd.Series(apart))} (log evidence): {figures}"
+        )
+    elif found.is_reliable and strange:
+        why = (
+            f"{searches} agree, {figures}, but on a solution that explains next to nothing of "
+            f"{', '.join(map(repr, strange))}, whose data are no mere noise: this is another mode"
         )
     elif found.is_reliable:
         return f"These are draws from the exact posterior: {searches} agree, {figures}."
@@ -237,9 +280,10 @@ def _verdict(
     moved: pd.Series,
     disagreement: pd.DataFrame,
     apart: Mapping[str, float] | None,
+    strange: Sequence[str],
 ) -> str:
-    words, moves = in_words(found, disagreement, apart), furthest(moved)
-    if found.is_reliable and not apart:
+    words, moves = in_words(found, disagreement, apart, strange), furthest(moved)
+    if found.is_reliable and not apart and not strange:
         return (
             f"{words} It differs from the matched one most in {moves} (matched standard "
             "deviations)." + (FAR_AWAY if moved.abs().max() > JOURNEY else "")
@@ -251,6 +295,9 @@ def _verdict(
 
 
 MIN_DRAWS = 1_000
+FEW = 8  # data of a state, from which on they tell whether a solution explains them
+LITTLE = 0.05  # share of their variance that is next to nothing
+TOGETHER = 2.5  # standard errors of an autocorrelation, above which there is one
 
 
 def check_n_draws(n_draws: int):
