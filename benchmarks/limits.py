@@ -30,6 +30,7 @@ LABELS = {
     "stiffness": "$\\mu$ of Van der Pol's equation",
     "noise": "noise / sd of each state",
 }
+TICKS = {"unknowns": [3, 8, 13, 21, 31, 61], "stiffness": [1, 10, 100], "noise": [0.01, 0.1, 1]}
 
 
 def with_unknowns(size: int) -> Case:
@@ -142,8 +143,11 @@ def draw(rows: pd.DataFrame, path: Path):
                     label="sealed" if is_sealed else "not sealed",
                 )  # fmt: skip
             panel.set_xscale("log")
+            panel.set_xticks(TICKS[axis], TICKS[axis])
+            panel.minorticks_off()
         column[0].axhline(0.7, color="gray", lw=1, ls="--", label="limit of k")
         column[2].set(yscale="log", xlabel=label)
+        column[2].tick_params(axis="y", which="minor", left=True)
     for panel, name in zip(panels[:, 0], measures.values(), strict=True):
         panel.set_ylabel(name)
     panels[0, 0].legend(fontsize="small")

@@ -70,7 +70,8 @@ class Fit(Verdict):
         Whether ``idata`` are draws from the exact posterior, and what to do if not.
     is_exact : bool
         Whether Pareto k is reliable for so many draws, independent searches agree, walks
-        from the draws stay where these have been, and walks along ridges came to their ends.
+        from the draws stay where these have been, walks along ridges came to their ends, and
+        the solution explains data that are no mere noise.
     table : pandas.DataFrame
         Mean, standard deviation and interval of every parameter, of x(t0) and of
         what else is random.

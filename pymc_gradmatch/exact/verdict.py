@@ -364,9 +364,10 @@ def integrate_check(
     estimates from n draws are reliable [2]_), that the three searches agree on
     the evidence, and on mean and standard deviation of every coordinate, within
     their Monte Carlo errors, that walks by Hamiltonian dynamics from the draws
-    lead nowhere where the searches have not been, and that walks along the ridges of
-    the density came to their ends.  k alone is blind where no draws
-    are.  Nothing is proved: a region that all of these missed goes unseen.
+    lead nowhere where the searches have not been, that walks along the ridges of the
+    density came to their ends, and that the solution explains something of every state
+    whose data are no mere noise.  k alone is blind where no draws are.  Nothing is proved:
+    a region that all of these missed goes unseen.
 
     Draws whose integration fails have weight zero.  All draws are integrated at once
     by :class:`~pymc_gradmatch.ode.BatchedSolver`.
