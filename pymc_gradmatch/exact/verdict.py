@@ -14,8 +14,9 @@ from pymc_gradmatch.exact.experiments import Separate, cover_experiments, exact_
 from pymc_gradmatch.exact.importance import Weighted, reliable_k
 from pymc_gradmatch.exact.modes import newton
 from pymc_gradmatch.exact.posterior import ExactPosterior
-from pymc_gradmatch.exact.search import ERRORS, Coverage, cover
+from pymc_gradmatch.exact.search import ERRORS, TINY, Coverage, cover
 from pymc_gradmatch.exact.walks import WALKERS
+from pymc_gradmatch.gp import StateGPs
 from pymc_gradmatch.reporting import Verdict, furthest
 
 N_HANDED_ON = 4
@@ -176,11 +177,11 @@ def _compare(target: ExactPosterior, draws, weighted: Weighted) -> pd.DataFrame:
 
 
 def unexplained(target: ExactPosterior, point: NDArray[np.float64]) -> list[str]:
-    """Return the states whose data a solution explains nothing of, though these are no mere noise.
+    """Return the states whose data a solution explains nothing of, though there is no mere noise.
 
-    It comes no nearer to them than their mean does, and what it leaves moves on from one time to
-    the next: this is another mode than the data's, with noise in the place of the motion, and
-    all searches around it agree on that.
+    It comes hardly nearer to them than their mean does, and what it leaves of them, or of others
+    beside, moves on from one time to the next: this is another mode than the data's, with noise in
+    the place of the motion, and all searches around it agree on that.
 
     Parameters
     ----------
@@ -189,22 +190,24 @@ def unexplained(target: ExactPosterior, point: NDArray[np.float64]) -> list[str]
     point : array of float
         Its coordinates.
     """
-    if isinstance(target, Separate):
-        return []
-    variables, names = target.variables(point[None]), []
+    variables, found = target.variables(point[None]), []
     for name, constraint in zip(target.states, target.constraints, strict=True):
         gp = constraint.gp
+        if isinstance(gp, StateGPs):  # each experiment was searched by itself
+            continue
         solution = variables[name][0][gp.observed]
+        names, hangs_together = [], False
         for state, data, fitted in zip(gp.states, gp.y.T, solution.T, strict=True):
             seen = ~np.isnan(data)
             if seen.sum() < FEW:
                 continue
             left, moved = data[seen] - fitted[seen], data[seen] - data[seen].mean()
-            together = left[1:] @ left[:-1] / (left @ left)
-            is_little = left @ left > (1 - LITTLE) * moved @ moved
-            if is_little and together > TOGETHER / np.sqrt(seen.sum()):
+            if left @ left > (1 - LITTLE) * moved @ moved:
                 names.append(state)
-    return names
+            together = left[1:] @ left[:-1] / max(left @ left, TINY)
+            hangs_together |= bool(together > TOGETHER / np.sqrt(seen.sum()))
+        found += names if hangs_together else []
+    return found
 
 
 def in_words(
@@ -241,7 +244,7 @@ def in_words(
     elif found.is_reliable and strange:
         why = (
             f"{searches} agree, {figures}, but on a solution that explains next to nothing of "
-            f"{', '.join(map(repr, strange))}, whose data are no mere noise: this is another mode"
+            f"{', '.join(map(repr, strange))}, and leaves no mere noise: this is another mode"
         )
     elif found.is_reliable:
         return f"These are draws from the exact posterior: {searches} agree, {figures}."
@@ -296,7 +299,7 @@ def _verdict(
 
 MIN_DRAWS = 1_000
 FEW = 8  # data of a state, from which on they tell whether a solution explains them
-LITTLE = 0.05  # share of their variance that is next to nothing
+LITTLE = 0.1  # share of their variance that is next to nothing
 TOGETHER = 2.5  # standard errors of an autocorrelation, above which there is one
 
 
