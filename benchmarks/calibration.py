@@ -11,18 +11,15 @@ only, ``--quick`` fits three data sets of one system.
 """
 
 import argparse
-import warnings
 from functools import partial
 from pathlib import Path
-from time import process_time
 
 import numpy as np
 import pandas as pd
 from arviz_stats.ecdf_utils import ecdf_pit
 from scipy.stats import kstest
 
-import pymc_gradmatch as gm
-from benchmarks import RESULTS, RUNS, runner, show
+from benchmarks import RESULTS, RUNS, one_call, runner, show
 from benchmarks.cases import CALIBRATION, named
 
 NAMES = [generator.name for generator in CALIBRATION]
@@ -31,34 +28,23 @@ SIMULATIONS = 1_000  # of ArviZ, for the band
 BAND = 0.95
 
 
-def fit(key: tuple[str, int]) -> dict[str, float | str]:
+def fit(key: tuple[str, int]) -> one_call.Row:
     """Fit a data set; returns the share of its posterior below each truth, and its verdict."""
     name, replicate = key
     generator = named(CALIBRATION, name)
     drawn = generator.draw(replicate)
-    start = process_time()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            found = gm.fit(
-                generator.ode, generator.t, drawn.y, random_seed=replicate, progressbar=False,
-                **generator.arguments(),
-            )  # fmt: skip
-    except Exception as error:
-        return {"is_exact": 0.0, "verdict": f"{type(error).__name__}: {error}"[:300]}
+    found, row = one_call.fitted(
+        generator.ode, generator.t, drawn.y, random_seed=replicate, **generator.arguments()
+    )
+    if found is None:
+        return row
     posterior = found.idata["posterior"].dataset
     below = {}
     for label, value in drawn.truth.items():
         name, _, state = label.rstrip("]").partition("[")
         draws = posterior[name].sel(state=state) if state else posterior[name]
         below[f"below {label}"] = float((draws < value).mean())
-    return below | {
-        "is_exact": float(found.is_exact),
-        "k": found.pareto_k,
-        "n_effective": found.n_effective,
-        "seconds": process_time() - start,
-        "verdict": found.verdict,
-    }
+    return below | row | {"k": found.pareto_k, "n_effective": found.n_effective}
 
 
 def table_of(rows: pd.DataFrame) -> pd.DataFrame:

@@ -8,20 +8,17 @@ table goes to ``--csv`` and the figure to ``docs/limits.png``.  ``--table`` fits
 """
 
 import argparse
-import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from time import process_time
 
 import numpy as np
 import pandas as pd
 
 import pymc_gradmatch as gm
-from benchmarks import RESULTS, RUNS, runner, show
+from benchmarks import RESULTS, RUNS, one_call, runner, show
 from benchmarks.cases import ACCURACY, BREADTH, Case, named
-
-type Row = dict[str, float | str]
 
 INDEX = ["axis", "size", "replicate"]
 FIGURE = Path(__file__).parents[1] / "docs" / "limits.png"
@@ -47,7 +44,7 @@ def with_unknowns(size: int) -> Case:
     names = [f"x{i + 1}" for i in range(n)]
     start = np.resize(list(ten.x0.values()), n)
     start[10:] += np.random.default_rng(1).normal(size=len(start[10:]))
-    return _changed(
+    return replace(
         ten, ode=gm.ODE(ten.ode.rhs, names, ["F"]), x0=dict(zip(names, start, strict=True))
     )
 
@@ -58,12 +55,12 @@ def of_stiffness(size: float) -> Case:
     period = (3 - 2 * np.log(2)) * size + 2 * np.pi / (1 + size)
     times = np.linspace(0, 2 * period, 41)
     prior = {"mu": case.prior["mu"]._replace(arguments=(5 * size,))}
-    return _changed(case, theta={"mu": float(size)}, t=times, prior=prior)
+    return replace(case, theta={"mu": float(size)}, t=times, prior=prior)
 
 
 def of_noise(size: float) -> Case:
     """Return Lotka and Volterra's equations with noise of so many standard deviations."""
-    return _changed(named(ACCURACY, "LV low"), sigma_of=lambda x: size * x.std(axis=0))
+    return replace(named(ACCURACY, "LV low"), sigma_of=lambda x: size * x.std(axis=0))
 
 
 AXES: dict[str, tuple[Callable[..., Case], list[float]]] = {
@@ -79,38 +76,28 @@ KEYS = [
 ]
 
 
-def fit(key: tuple[str, float, int], keep: Callable[[Row], None]) -> Row:
+def fit(key: tuple[str, float, int], keep: Callable[[one_call.Row], None]) -> one_call.Row:
     """Fit a data set; returns its verdict and what it cost."""
     keep({})
     axis, size, replicate = key
     case = AXES[axis][0](size)
     data = case.simulate(replicate)
-    start = process_time()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            found = gm.fit(
-                case.ode, data.t, data.y, priors=case.priors(),
-                random_seed=replicate, progressbar=False,
-            )  # fmt: skip
-    except Exception as error:
-        seconds = process_time() - start
-        verdict = f"{type(error).__name__}: {error}"[:300]
-        return {"is_exact": 0.0, "seconds": seconds, "verdict": verdict}
+    found, row = one_call.fitted(
+        case.ode, data.t, data.y, priors=case.priors(), random_seed=replicate
+    )
+    if found is None:
+        return row
     theta = found.idata["posterior"].dataset[list(case.theta)].to_array()
     axes = ["chain", "draw"]
     away = (theta.mean(axes) - case.truth) / theta.std(axes)
-    return {
-        "is_exact": float(found.is_exact),
+    return row | {
         "k": found.pareto_k,
         "effective share": found.n_effective / len(found.weights),
         "furthest from the truth": float(np.abs(away).max()),
-        "seconds": process_time() - start,
-        "verdict": found.verdict,
     }
 
 
-def given_up(row: Row, limit: int, exitcode: int | None) -> Row:
+def given_up(row: one_call.Row, limit: int, exitcode: int | None) -> one_call.Row:
     """Return the row of a fit without an answer."""
     words = f"no answer within {limit} CPU s (exit code {exitcode})"
     return {"is_exact": 0.0, "seconds": float(limit), "verdict": words}
@@ -153,10 +140,6 @@ def draw(rows: pd.DataFrame, path: Path):
     panels[0, 0].legend(fontsize="small")
     fig.align_ylabels(panels[:, 0])
     fig.savefig(path, dpi=120)
-
-
-def _changed(case: Case, **changes) -> Case:
-    return Case(**{**vars(case), **changes})
 
 
 def main(arguments: list[str] | None = None):

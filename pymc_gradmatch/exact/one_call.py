@@ -29,6 +29,7 @@ from pymc_gradmatch.exact.verdict import (
     TRY,
     check_n_draws,
     in_words,
+    is_sealed,
     searched,
     unexplained,
 )
@@ -287,7 +288,7 @@ def fit(
     disagreement = found.disagreement.set_axis([*target.names, "evidence"])
     scalars = [name for name in idata["posterior"].data_vars if name not in target.states]
     strange = unexplained(target, found.modes.points[0])
-    is_exact = found.is_reliable and not apart and not strange
+    is_exact = is_sealed(found, apart, strange)
     return Fit(
         verdict=f"{in_words(found, disagreement, apart, strange)} {UNSEEN if is_exact else TRY}",
         is_exact=is_exact,

@@ -116,7 +116,7 @@ def judge(
     idata["searches"] = xr.DataTree(searched(found, target.names))
     return IntegrateCheck(
         verdict=_verdict(found, moved["moved"], disagreement, apart, strange),
-        is_exact=found.is_reliable and not apart and not strange,
+        is_exact=is_sealed(found, apart, strange),
         moved=moved,
         disagreement=disagreement,
         idata=idata,
@@ -210,6 +210,13 @@ def unexplained(target: ExactPosterior, point: NDArray[np.float64]) -> list[str]
     return found
 
 
+def is_sealed(
+    found: Coverage, apart: Mapping[str, float] | None = None, strange: Sequence[str] = ()
+) -> bool:
+    """Tell whether nothing speaks against draws; arguments as of :func:`in_words`."""
+    return found.is_reliable and not apart and not strange
+
+
 def in_words(
     found: Coverage,
     disagreement: pd.DataFrame,
@@ -236,18 +243,18 @@ def in_words(
         f"effective draws of {len(weighted.weights)}, {found.n_rounds} rounds"
     )
     searches = f"{found.n_searches} independent searches"
+    if is_sealed(found, apart, strange):
+        return f"These are draws from the exact posterior: {searches} agree, {figures}."
     if apart:
         why = (
             f"searches of single experiments find more, or less, than what was integrated: "
             f"{furthest(pd.Series(apart))} (log evidence): {figures}"
         )
-    elif found.is_reliable and strange:
+    elif found.is_reliable:
         why = (
             f"{searches} agree, {figures}, but on a solution that explains next to nothing of "
             f"{', '.join(map(repr, strange))}, and leaves no mere noise: this is another mode"
         )
-    elif found.is_reliable:
-        return f"These are draws from the exact posterior: {searches} agree, {figures}."
     elif found.walks.n_leaving:
         why = (
             f"{found.walks.n_leaving} of {WALKERS} walks from them lead where none of {searches} "
@@ -286,7 +293,7 @@ def _verdict(
     strange: Sequence[str],
 ) -> str:
     words, moves = in_words(found, disagreement, apart, strange), furthest(moved)
-    if found.is_reliable and not apart and not strange:
+    if is_sealed(found, apart, strange):
         return (
             f"{words} It differs from the matched one most in {moves} (matched standard "
             "deviations)." + (FAR_AWAY if moved.abs().max() > JOURNEY else "")
