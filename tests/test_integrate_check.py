@@ -279,6 +279,26 @@ def test_walks_go_down_an_exponential_tail_beside_steep_slopes():
     assert (rate_near_zero(in_tail) > rate_near_zero(on_ridge) - 1).all()
 
 
+def turning(phi):
+    """Return the log density of a ridge that turns, thousands of times as long as wide."""
+    x, y, z = phi.T
+    tight, loose = y + z - np.logaddexp(0, 3 * x), y - z + np.logaddexp(0, -2 * x)
+    return -0.5 * (x**2 + np.square(tight / 3e-4) + np.square(loose / 0.02))
+
+
+def test_walks_turn_with_a_ridge_and_are_on_it_wherever_they_pass():
+    modes = modes_near(turning, np.array([[0.1, 0.0, 0.0]]), np.eye(3))
+    ridges = ridges_from(turning, modes)
+    x = ridges.mixture.means[:, 0]
+    assert x.min() < -3.5
+    assert x.max() > 3.5
+    assert not ridges.n_unfinished
+    across = turning(ridges.mixture.means) + 0.5 * x**2
+    assert np.median(across) > -0.5  # others went along the loose one of the two directions
+    ahead = np.sort(x[across > -0.5])
+    assert np.diff(ahead[(ahead > -3) & (ahead < 3)]).max() < 2.5  # so that parts overlap
+
+
 def test_parts_along_a_ridge_are_adapted_to_it(rng):
     """Assert a proposal of which a good share counts, where one of a few parts has none.
 

@@ -14,16 +14,16 @@ from scipy.special import logsumexp
 from pymc_gradmatch.exact.importance import LogDensity, Mixture
 
 STEP = 0.1  # of differences, in local standard deviations; values are exact to about 1e-6
-LENGTHS = np.array([1.0, 0.5, 0.2, 0.05, 0.01])  # of a Newton step, all tried at once
-LONGEST = 4.0  # Newton step, in local standard deviations
+LENGTHS = np.array([1.0, 0.5, 0.2, 0.05, 0.01])  # of a Newton step cut short, all tried at once
+LONGEST = 4.0  # of these, in local standard deviations
 WIDEST, NARROWEST = 3.0, 0.05  # change of a local standard deviation in one step
 FINEST = 14  # powers of four that a coordinate's width is sought among
-CLIMBS = 15
+CLIMBS = 40
 SETTLED = 0.01  # rise of the log density
 STEPS = 200  # of a walk
-CORRECTIONS, ON_RIDGE = 4, 0.3  # climbs after a step, and the rise that ends them
+CORRECTIONS, ON_RIDGE = 15, 0.1  # climbs after a step, and the rise that ends them
 LEVEL, FALL = 1.0, 4.0  # falls in a step up to which the next is longer, the step is taken
-SHORTEST = 0.1  # stride, in local standard deviations
+SHORTEST, FARTHEST = 0.1, 2.0  # strides, in local standard deviations
 LOWEST = 12.0  # log density below the mode at which a walk ends
 MATTERS = 0.005  # share of the evidence beyond the end of a walk, from which on it counts
 HIGHER = 2.0  # log density, by which another mode is the better one to begin at
@@ -56,6 +56,11 @@ class Local(NamedTuple):
     def only(self, chosen) -> "Local":
         """Return some of the walkers."""
         return Local(*(values[chosen] for values in self))
+
+    def put(self, chosen, others: "Local"):
+        """Put others in the place of those chosen."""
+        for values, new in zip(self, others, strict=True):
+            values[chosen] = new
 
     def where(self, chosen, others: "Local") -> "Local":
         """Return the walkers with others in the place of those chosen."""
@@ -163,11 +168,15 @@ def rescaled(local: Local) -> Local:
 
 
 def step(target: LogDensity, local: Local, direction) -> tuple[NDArray, NDArray]:
-    """Return the best point, and its height, of several lengths along a direction z."""
-    longest = np.linalg.norm(direction, axis=1, keepdims=True)
-    direction = direction * np.minimum(1, LONGEST / np.maximum(longest, 1e-300))
+    """Return the best point, and its height, of several lengths along a direction z.
+
+    The whole of it, right where a parabola is, however far, and shorter ones.
+    """
+    length = np.linalg.norm(direction, axis=1, keepdims=True)
+    shorter = LENGTHS * np.minimum(1, LONGEST / np.maximum(length, 1e-300))
+    lengths = np.concatenate([np.ones_like(length), shorter], axis=1)
     move = np.einsum("wij,wj->wi", local.factor, direction)
-    tried = local.point[:, None] + LENGTHS[:, None] * move[:, None]
+    tried = local.point[:, None] + lengths[..., None] * move[:, None]
     height = target(tried.reshape(-1, tried.shape[-1])).reshape(len(tried), -1)
     best = height.argmax(axis=1)
     walkers = np.arange(len(tried))
@@ -205,13 +214,15 @@ def newton(target: LogDensity, points: NDArray[np.float64], covariance: NDArray)
     """
     factor = np.linalg.cholesky(covariance)
     local = look_around(target, points, np.repeat(factor[None], len(points), axis=0))
+    going = np.arange(len(points))
     for _ in range(CLIMBS):
-        local = rescaled(local)
+        climbing = rescaled(local.only(going))
         # Curvature is one, but for directions that were cut short: gradient is Newton's step.
-        point, height = step(target, local, local.gradient)
-        going = (_rise(local.height, height) > SETTLED) | local.is_blind
-        local = look_around(target, point, local.factor)
-        if not going.any():
+        point, height = step(target, climbing, climbing.gradient)
+        rises = (_rise(climbing.height, height) > SETTLED) | climbing.is_blind
+        local.put(going, look_around(target, point, climbing.factor))
+        going = going[rises]
+        if not len(going):
             break
     return rescaled(local)
 
@@ -281,20 +292,19 @@ def ridges_from(target: LogDensity, modes: Local) -> Ridges:
     local, reach, stride = home, np.zeros(len(origin)), np.ones(len(origin))
     beyond = []
     for _ in range(STEPS):
-        there = _corrected(by_values, local, stride[:, None] * ahead, home)
+        there, steepness = _corrected(by_values, local, stride[:, None] * ahead, home)
         # A walk that comes nearer to its mode again is on its way back.
         farther = _length(home.factor, there.point - home.point)
-        arrived = (farther > reach) & (there.height > local.height - FALL)
+        arrived = (farther > reach) & (there.height > local.height - FALL) & (steepness < STEEP)
         fell = local.height - there.height
-        secant = there.point - local.point
-        secant /= np.maximum(_length(there.factor, secant), 0.2)[:, None]
+        tangent = _tangent(there, there.point - local.point, home)
         passed.append(there.only(arrived))
         local = local.where(arrived, there)
-        ahead = np.where(arrived[:, None], secant, ahead)
+        ahead = np.where(arrived[:, None], tangent, ahead)
         reach = np.where(arrived, farther, reach)
         # Longer strides where the ridge is level, in standard deviations as they are here.
         longer = np.where(np.abs(fell) < LEVEL, 1.5, 0.7)
-        stride = np.minimum(np.where(arrived, longer, 0.5) * stride, LONGEST)
+        stride = np.minimum(np.where(arrived, longer, 0.5) * stride, FARTHEST)
         is_stuck = stride <= SHORTEST
         is_low = ~is_stuck & (local.height < modes.height.max() - LOWEST)
         beyond.append(_log_evidence_beyond(local.only(is_low), ahead[is_low]))
@@ -326,26 +336,57 @@ def _log_evidence_beyond(local: Local, ahead) -> NDArray[np.float64]:
         return _log_evidence(local) - np.log(np.sqrt(2 * np.pi) * np.maximum(slope, 0))
 
 
-def _corrected(target: LogDensity, local: Local, ahead, home: Local) -> Local:
-    """Step ahead, and climb in the directions across until that brings little.
+def _tangent(local: Local, move, home: Local) -> NDArray[np.float64]:
+    """Return where the ridge goes on after a move along it, one local standard deviation long.
 
-    Across is at a right angle in the standard deviations of home, which know nothing of how
-    coordinates hang together.  Where they do, a step that left the ridge by a little is steep
-    all along, and at a right angle to it by the curvature there is no way back.
+    The highest points of the planes across the move lie on that line.  The move itself is a
+    chord: where a ridge bends it points out of it, and a standard deviation that way is short.
+    """
+    along = np.einsum("wij,wi->wj", local.factor, _across(move, home))
+    along /= np.maximum(np.linalg.norm(along, axis=1, keepdims=True), 1e-300)
+    return np.einsum("wij,wj->wi", local.factor, along)
+
+
+def _corrected(target: LogDensity, local: Local, ahead, home: Local) -> tuple[Local, NDArray]:
+    """Step ahead, climb in the plane across until that brings little, and tell who came to the top.
+
+    Returns
+    -------
+    Local
+        Where the climbs end.
+    array of float
+        The slope across that is left there, by local standard deviation.
     """
     there = rescaled(look_around(target, local.point + ahead, local.factor))
-    normal = ahead / np.diagonal(home.covariance, axis1=1, axis2=2)
+    normal = _across(ahead, home)
+    going = np.arange(len(ahead))
     for _ in range(CORRECTIONS):
-        along = np.einsum("wij,wi->wj", there.factor, normal)
-        along /= np.linalg.norm(along, axis=1, keepdims=True)
-        gradient = there.gradient
-        across = gradient - (gradient * along).sum(axis=1, keepdims=True) * along
-        point, height = step(target, there, across)
-        rise = _rise(there.height, height)
-        there = rescaled(look_around(target, point, there.factor))
-        if not (rise > ON_RIDGE).any():
+        climbing = there.only(going)
+        across = _gradient_across(climbing, normal[going])
+        point, height = step(target, climbing, across)
+        rise = _rise(climbing.height, height)
+        there.put(going, rescaled(look_around(target, point, climbing.factor)))
+        going = going[rise > ON_RIDGE]
+        if not len(going):
             break
-    return there
+    return there, np.linalg.norm(_gradient_across(there, normal), axis=1)
+
+
+def _gradient_across(local: Local, normal) -> NDArray[np.float64]:
+    """Return the gradient without its part along normals of planes."""
+    along = np.einsum("wij,wi->wj", local.factor, normal)
+    along /= np.linalg.norm(along, axis=1, keepdims=True)
+    return local.gradient - (local.gradient * along).sum(axis=1, keepdims=True) * along
+
+
+def _across(move, home: Local) -> NDArray[np.float64]:
+    """Return normals of the planes across moves, at a right angle in the deviations of home.
+
+    These know nothing of how coordinates hang together.  Where they do, a step that left the
+    ridge by a little is steep all along, and at a right angle to it by the curvature there is no
+    way back.
+    """
+    return np.asarray(move / np.diagonal(home.covariance, axis1=1, axis2=2))
 
 
 def _rise(before, after) -> NDArray[np.float64]:

@@ -186,8 +186,7 @@ def cover(
         proposals = [proposal.defended(ridges.mixture) for proposal in ended]
         drawn = _drawn(target, proposals, n_draws, rng, complete)
         coverage = _together(target, proposals, modes, drawn, rng, complete is not None)
-        if coverage.is_coarse:
-            n_more = int((min(MORE, AMPLE * coverage.coarseness**2) - 1) * n_draws)
+        while coverage.is_coarse and (n_more := _lacking(coverage, n_draws)):
             added = _drawn(target, proposals, n_more, rng, complete)
             drawn = [before.and_also(after) for before, after in zip(drawn, added, strict=True)]
             coverage = _together(target, proposals, modes, drawn, rng, complete is not None)
@@ -212,6 +211,12 @@ def cover(
         elsewhere = None  # nothing new would be found there a second time
         starts = [Mixture.of(ended).without_the_least()] * len(starts)
     return coverage
+
+
+def _lacking(coverage: Coverage, n_draws: int) -> int:
+    """Return how many more draws their errors ask for, up to four times as many in all."""
+    n = len(coverage.weighted.weights)
+    return min(int(AMPLE * coverage.coarseness**2 * n), MORE * n_draws) - n
 
 
 def search_once(
