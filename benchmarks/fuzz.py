@@ -43,6 +43,7 @@ from pymc_gradmatch._pymc import EVALUATE_ONCE
 __all__ = ["Case", "Outcome", "attempt", "cases", "problem"]
 
 PACKAGE = Path(gm.__file__).parent
+PYMC = Path(pm.__file__).parent  # what it says of lines that a user wrote by hand is its own
 LONGEST = 60.0  # CPU seconds of one problem
 LARGEST_CENTRED = 16  # numbers in the data of problems that integrate the ODE
 MISTAKES_PER_PROBLEM = 0.6
@@ -847,7 +848,7 @@ def attempt(seed: int | Case) -> Outcome:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         posed = posed_by(seed) if isinstance(seed, Case) else problem(seed)
-    with heard() as foreign:
+    with heard(besides=PYMC if posed.road in BY_HAND else PACKAGE) as foreign:
         result, detail, model = judged(posed)
         if result == "failure" and posed.road in BY_HAND and model is not None:
             result, detail = judged_by_find_map(model)
@@ -908,8 +909,8 @@ def judge(error: Exception) -> tuple[str, str]:
 
 
 @contextmanager
-def heard() -> Iterator[list[str]]:
-    """Collect warnings that this package did not write."""
+def heard(besides: Path) -> Iterator[list[str]]:
+    """Collect warnings that neither this package wrote nor any in a folder raised."""
     ours, foreign = set(), []
     warn = warnings.warn
 
@@ -930,7 +931,7 @@ def heard() -> Iterator[list[str]]:
         foreign += [
             f"{w.category.__name__}: {w.message} [{Path(w.filename).name}:{w.lineno}]"
             for w in raised
-            if str(w.message) not in ours
+            if str(w.message) not in ours and not Path(w.filename).is_relative_to(besides)
         ]
 
 

@@ -84,6 +84,13 @@ class Mixture(NamedTuple):
         shares[len(self.shares) :] *= DEFENCE
         return Mixture(shares, means, shapes)
 
+    def as_one(self, width: float) -> "Mixture":
+        """Return a single t with the mean of all and their covariance, so many times as wide."""
+        mean = self.shares @ self.means
+        away = self.means - mean
+        covariances = self.shapes * DEGREES / (DEGREES - 2) + away[:, :, None] * away[:, None]
+        return Mixture.around(mean, width**2 * np.einsum("p,pij->ij", self.shares, covariances))
+
     def without_the_least(self) -> "Mixture":
         """Return the mixture without parts of next to no share."""
         kept = self.shares > NEXT_TO_NOTHING / len(self.shares)
@@ -258,9 +265,11 @@ def search(target: LogDensity, start: Mixture, n_draws: int, rng: np.random.Gene
         needed = max(AT_LEAST * n_draws, PER_COORDINATE * points.shape[1])
         weights = _flattened(log_ratio[possible], needed)
         chosen = points[rng.choice(np.flatnonzero(possible), size=FITTED, p=weights)]
-        proposals.append(
-            adapted(latest, chosen) if has_parts else fit_mixture(chosen, rng).stretched()
-        )
+        if has_parts:
+            n_different = 1 / np.square(weights).sum()
+            proposals.append(adapted(latest, chosen, n_different))
+        else:
+            proposals.append(fit_mixture(chosen, rng).stretched())
     if reliable:
         latest = max(reliable, key=itemgetter(0))[1]
     return Search(latest, len(drawn))
@@ -303,9 +312,12 @@ def fit_mixture(points: NDArray[np.float64], rng: np.random.Generator) -> Mixtur
     return _em(points, n_parts, rng)
 
 
-def adapted(mixture: Mixture, points: NDArray[np.float64]) -> Mixture:
-    """Fit a mixture's parts to points from where they are; those with few stay as they were."""
-    weight = MEMORY * (points.shape[1] + 1)
+def adapted(mixture: Mixture, points: NDArray[np.float64], n_different: float) -> Mixture:
+    """Fit a mixture's parts to points from where they are; those with few stay as they were.
+
+    Of the points, most of them repeated, so many are effectively different.
+    """
+    weight = MEMORY * (points.shape[1] + 1) * max(len(points) / n_different, 1)
     for _ in range(ADAPTING_STEPS):
         log_parts = mixture.log_parts(points)
         shares = np.exp(log_parts - logsumexp(log_parts, axis=1)[:, None])

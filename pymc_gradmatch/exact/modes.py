@@ -297,7 +297,7 @@ def ridges_from(target: LogDensity, modes: Local) -> Ridges:
         farther = _length(home.factor, there.point - home.point)
         arrived = (farther > reach) & (there.height > local.height - FALL) & (steepness < STEEP)
         fell = local.height - there.height
-        tangent = _tangent(there, there.point - local.point, home)
+        tangent = _tangent(there, ahead, home)
         passed.append(there.only(arrived))
         local = local.where(arrived, there)
         ahead = np.where(arrived[:, None], tangent, ahead)

@@ -177,7 +177,7 @@ def cover(
     near = roughly or target
     modes = modes_near(near, climbing, covariance)
     ridges = ridges_from(near, modes)
-    starts.append(ridges.mixture)
+    starts.append(ridges.mixture.defended(ridges.mixture.as_one(WIDTHS[0])))
     n_rounds = 0
     for attempt, n_searching in enumerate([*sizes, sizes[-1]]):
         searches = [search(target, start, n_searching, rng) for start in starts]
@@ -186,14 +186,15 @@ def cover(
         proposals = [proposal.defended(ridges.mixture) for proposal in ended]
         drawn = _drawn(target, proposals, n_draws, rng, complete)
         coverage = _together(target, proposals, modes, drawn, rng, complete is not None)
-        while coverage.is_coarse and (n_more := _lacking(coverage, n_draws)):
+        is_last = attempt >= len(sizes) - 1
+        while coverage.is_coarse and (n_more := _lacking(coverage, n_draws, is_last)):
             added = _drawn(target, proposals, n_more, rng, complete)
             drawn = [before.and_also(after) for before, after in zip(drawn, added, strict=True)]
             coverage = _together(target, proposals, modes, drawn, rng, complete is not None)
         coverage = coverage._replace(n_rounds=n_rounds, n_unfinished=ridges.n_unfinished)
         if coverage.walks.n_leaving:
             ended.append(fit_mixture(coverage.walks.points, rng).stretched())
-        elif coverage.is_reliable or attempt == len(sizes) - 1:
+        elif coverage.is_reliable or is_last:
             break
         if elsewhere is not None and len((more := elsewhere()).height):
             climbing = np.concatenate([climbing, more.point])
@@ -213,10 +214,14 @@ def cover(
     return coverage
 
 
-def _lacking(coverage: Coverage, n_draws: int) -> int:
-    """Return how many more draws their errors ask for, up to four times as many in all."""
+def _lacking(coverage: Coverage, n_draws: int, is_last: bool) -> int:
+    """Return how many more draws their errors ask for, up to four times as many in all.
+
+    Where these would not do, a better proposal will, as long as there is another attempt.
+    """
     n = len(coverage.weighted.weights)
-    return min(int(AMPLE * coverage.coarseness**2 * n), MORE * n_draws) - n
+    wanted, most = int(AMPLE * coverage.coarseness**2 * n), MORE * n_draws
+    return 0 if wanted > most and not is_last else min(wanted, most) - n
 
 
 def search_once(
