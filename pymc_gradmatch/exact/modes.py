@@ -23,7 +23,8 @@ SETTLED = 0.01  # rise of the log density
 STEPS = 200  # of a walk
 CORRECTIONS, ON_RIDGE = 15, 0.1  # climbs after a step, and the rise that ends them
 LEVEL, FALL = 1.0, 4.0  # falls in a step up to which the next is longer, the step is taken
-SHORTEST, FARTHEST = 0.1, 2.0  # strides, in local standard deviations
+SHORTEST, FARTHEST = 0.05, 0.7  # strides, in local standard deviations
+SHORTER = 0.25  # ridge's standard deviation at the end of a step, in that at its beginning
 LOWEST = 12.0  # log density below the mode at which a walk ends
 MATTERS = 0.005  # share of the evidence beyond the end of a walk, from which on it counts
 HIGHER = 2.0  # log density, by which another mode is the better one to begin at
@@ -57,15 +58,12 @@ class Local(NamedTuple):
         """Return some of the walkers."""
         return Local(*(values[chosen] for values in self))
 
-    def put(self, chosen, others: "Local"):
-        """Put others in the place of those chosen."""
-        for values, new in zip(self, others, strict=True):
-            values[chosen] = new
-
-    def where(self, chosen, others: "Local") -> "Local":
+    def put(self, chosen, others: "Local") -> "Local":
         """Return the walkers with others in the place of those chosen."""
-        pairs = zip(self, others, strict=True)
-        return Local(*(np.where(_like(chosen, a), b, a) for a, b in pairs))
+        changed = Local(*(values.copy() for values in self))
+        for values, new in zip(changed, others, strict=True):
+            values[chosen] = new
+        return changed
 
     @property
     def is_blind(self) -> NDArray[np.bool_]:
@@ -82,10 +80,6 @@ class Local(NamedTuple):
     def covariance(self) -> NDArray[np.float64]:
         """Of the normal approximation, where the density has a mode."""
         return self.factor @ self.factor.mT
-
-
-def _like(chosen, values) -> NDArray[np.bool_]:
-    return chosen.reshape(-1, *(1,) * (values.ndim - 1))
 
 
 class Around(NamedTuple):
@@ -220,7 +214,7 @@ def newton(target: LogDensity, points: NDArray[np.float64], covariance: NDArray)
         # Curvature is one, but for directions that were cut short: gradient is Newton's step.
         point, height = step(target, climbing, climbing.gradient)
         rises = (_rise(climbing.height, height) > SETTLED) | climbing.is_blind
-        local.put(going, look_around(target, point, climbing.factor))
+        local = local.put(going, look_around(target, point, climbing.factor))
         going = going[rises]
         if not len(going):
             break
@@ -236,7 +230,7 @@ def modes_beside(target: LogDensity, points: NDArray[np.float64], mode: Local) -
     top = int(np.argmax(climbed.height))
     # The highest climbs on, and counts where it is higher, wherever it ends.
     highest = newton(target, climbed.point[[top]], climbed.covariance[top])
-    climbed = climbed.where(np.arange(len(points)) == top, highest)
+    climbed = climbed.put([top], highest)
     apart = np.minimum(
         *(_length(one.factor, climbed.point - mode.point) for one in (mode, climbed))
     )
@@ -289,7 +283,7 @@ def ridges_from(target: LogDensity, modes: Local) -> Ridges:
     origin = np.repeat(np.arange(len(modes.height)), n_axes)
     origin, ahead = np.concatenate([origin, origin]), np.concatenate([ahead, -ahead])
     home = modes.only(origin)
-    local, reach, stride = home, np.zeros(len(origin)), np.ones(len(origin))
+    local, reach, stride = home, np.zeros(len(origin)), np.full(len(origin), FARTHEST)
     beyond = []
     for _ in range(STEPS):
         there, steepness = _corrected(by_values, local, stride[:, None] * ahead, home)
@@ -298,8 +292,10 @@ def ridges_from(target: LogDensity, modes: Local) -> Ridges:
         arrived = (farther > reach) & (there.height > local.height - FALL) & (steepness < STEEP)
         fell = local.height - there.height
         tangent = _tangent(there, ahead, home)
+        # Beside its top a bent ridge looks short.
+        arrived &= _size(tangent, home) > SHORTER * _size(ahead, home)
         passed.append(there.only(arrived))
-        local = local.where(arrived, there)
+        local = local.put(arrived, passed[-1])
         ahead = np.where(arrived[:, None], tangent, ahead)
         reach = np.where(arrived, farther, reach)
         # Longer strides where the ridge is level, in standard deviations as they are here.
@@ -365,7 +361,7 @@ def _corrected(target: LogDensity, local: Local, ahead, home: Local) -> tuple[Lo
         across = _gradient_across(climbing, normal[going])
         point, height = step(target, climbing, across)
         rise = _rise(climbing.height, height)
-        there.put(going, rescaled(look_around(target, point, climbing.factor)))
+        there = there.put(going, rescaled(look_around(target, point, climbing.factor)))
         going = going[rise > ON_RIDGE]
         if not len(going):
             break
@@ -387,6 +383,11 @@ def _across(move, home: Local) -> NDArray[np.float64]:
     way back.
     """
     return np.asarray(move / np.diagonal(home.covariance, axis1=1, axis2=2))
+
+
+def _size(move, home: Local) -> NDArray[np.float64]:
+    """Return lengths of moves in the coordinates' standard deviations of home."""
+    return np.asarray(np.sqrt((move * _across(move, home)).sum(axis=1)))
 
 
 def _rise(before, after) -> NDArray[np.float64]:
