@@ -384,7 +384,7 @@ def test_leapfrog_steps_conserve_energy_to_their_square(rng):
 def test_a_ridge_too_long_for_its_walks_gets_no_seal(rng):
     """Assert it of one as long as a million times its width, on whose end the searches agree."""
     draws = draws_from_one_end(5, 1e-4, rng)
-    found = cover(banana(5, 1e-4), draws, 3_000, rng)
+    found = cover(banana(5, 1e-4), draws, 3_000, rng, sizes=[1_500])
     assert found.n_unfinished
     assert not found.is_reliable
 
@@ -411,7 +411,7 @@ def test_searches_that_end_at_different_modes_disagree(rng, monkeypatch):
     def two_modes(phi):
         return np.logaddexp(normal_around(-5, 1)(phi), normal_around(5, 1)(phi))
 
-    ends = iter([-5.0, 5.0, 5.0] * 2)
+    ends = iter([-5.0, 5.0, 5.0] * 3)
     monkeypatch.setattr(
         "pymc_gradmatch.exact.search.search",
         lambda *_: Search(Mixture.around(np.full(2, next(ends)), np.eye(2)), 1),

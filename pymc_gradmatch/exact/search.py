@@ -24,7 +24,7 @@ from pymc_gradmatch.exact.walks import Walks, walk
 
 WIDTHS = (2.0, 5.0)  # of first proposals, in standard deviations of the given draws
 CLIMBERS, TRIED = 4, 100  # draws from which modes are climbed to, the best of some
-DRAWS = (1_500, 6_000)
+DRAWS = (1_500, 6_000, 6_000)
 MORE = 4  # times as many draws of the result, at most, where their errors are all it lacks
 AMPLE = 1.5  # times as many as these errors ask for, which are estimates
 ERRORS = 4.0  # Monte Carlo standard errors that agreement allows for
