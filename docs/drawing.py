@@ -7,7 +7,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-WIDTH, LINE, GAP, BETWEEN = 250, 20, 46, 40  # of a box and a line of its text; between boxes
+WIDTH, LINE, GAP, BETWEEN = 280, 20, 46, 40  # of a box and a line of its text; between boxes
 LETTERS = 38  # that fit into a box
 
 
