@@ -53,7 +53,7 @@ templates_path = ["_templates"]
 html_theme = "pydata_sphinx_theme"
 html_title = f"pymc_gradmatch {release}"
 html_theme_options = {
-    "header_links_before_dropdown": 5,
+    "header_links_before_dropdown": 4,  # of five the header is two lines on a laptop
     "navbar_end": ["theme-switcher"],
     "secondary_sidebar_items": ["page-toc"],
     "footer_start": ["copyright"],

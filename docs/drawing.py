@@ -7,7 +7,8 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-WIDTH, LINE, GAP, BETWEEN = 250, 20, 46, 40  # of a box and a line of its text; between boxes
+WIDTH, LINE, GAP, BETWEEN = 280, 20, 46, 40  # of a box and a line of its text; between boxes
+LETTERS = 38  # that fit into a box
 
 
 class Flowchart(SphinxDirective):
@@ -26,6 +27,10 @@ def svg(text: str) -> str:
     arrows = re.findall(r"(\w+) --> (\w+)", text)
     if not words or not {name for arrow in arrows for name in arrow} <= words.keys():
         msg = 'expected lines such as gp["<b>gp</b><br/>data"] and gp --> numerics.'
+        raise ValueError(msg)
+    long = [line for lines in words.values() for line in lines if len(_plain(line)) > LETTERS]
+    if long:
+        msg = f"{long} leave their boxes; expected at most {LETTERS} letters up to each <br/>."
         raise ValueError(msg)
     rows = _rows(words, arrows)
     heights = [max(len(words[name]) for name in row) * LINE + 16 for row in rows]
@@ -65,11 +70,15 @@ def _box(center: float, top: float, height: float, lines: list[str]) -> str:
     text = "".join(
         f'<text x="{center}" y="{first + i * LINE}" dominant-baseline="central" '
         f'font-weight="{"bold" if "<b>" in line else "normal"}">'
-        f"{escape(unescape(re.sub('<.*?>', '', line)))}</text>"
+        f"{escape(_plain(line))}</text>"
         for i, line in enumerate(lines)
     )
     frame = f'x="{center - WIDTH / 2}" y="{top}" width="{WIDTH}" height="{height}" rx="6"'
     return f'<rect {frame} fill="none" stroke="currentColor"/>{text}'
+
+
+def _plain(line: str) -> str:
+    return unescape(re.sub("<.*?>", "", line))
 
 
 def _arrow(start: tuple, end: tuple) -> str:

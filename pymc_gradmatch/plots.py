@@ -318,9 +318,11 @@ def plot_verdict(idata: xr.DataTree, **pc_kwargs) -> az.PlotCollection:
     r"""Plot what the verdict on draws of the exact posterior is made of.
 
     Left and middle: mean and standard deviation of every unknown by each of the independent
-    searches, with four Monte Carlo errors, less the mean of the searches, in posterior
-    standard deviations.  Where bars of one unknown do not meet, the searches disagree.  Right:
-    the share of all weight that the heaviest draws have, beside that of equal weights.
+    searches, with four Monte Carlo errors, less the mean of the searches; means in posterior
+    standard deviations, standard deviations as logarithms.  Unknowns are those that samplers
+    move, such as ``alpha_log__``.  Where bars of one unknown do not meet, the searches
+    disagree.  Right: the share of all weight that the heaviest draws have, beside that of equal
+    weights, in gray.
     Of more than 20 unknowns those are drawn whose searches differ most.
 
     Parameters
@@ -372,7 +374,7 @@ def plot_verdict(idata: xr.DataTree, **pc_kwargs) -> az.PlotCollection:
     beside = BESIDE * (away["search"] - (n_searches - 1) / 2)
     place = xr.DataArray(np.arange(float(n_unknowns)), {"unknown": away["unknown"]}) + beside
     panels = away.reindex(what=what, fill_value=0.0).to_dataset()
-    _set_size(pc_kwargs, 13, 4.2)
+    _set_size(pc_kwargs, 11, 4.2)
     pc_kwargs = {"aes": {"color": ["search"]}, "col_wrap": 3} | pc_kwargs
     pc = az.PlotCollection.wrap(panels, cols=["what"], **pc_kwargs)
     allowed = found.attrs["errors_allowed"] * errors
@@ -388,10 +390,9 @@ def plot_verdict(idata: xr.DataTree, **pc_kwargs) -> az.PlotCollection:
     plain = some | {"ignore_aes": "all"}
     estimated = panels.sel(what=what[:2])
     pc.map(az.visuals.set_xticks, data=estimated, **upright, **plain)
-    pc.map(
-        az.visuals.labelled_y, data=estimated, text="less their mean, in standard deviations",
-        **plain,
-    )  # fmt: skip
+    units = ["from their mean (posterior sd)", "from their mean (log)"]
+    unit = xr.DataArray(units, {"what": what[:2]})
+    pc.map(_labelled, data=estimated, text=unit, **plain)
     weights = np.sort(found["weight"].to_numpy())[::-1]
     share = np.linspace(0, 1, len(weights) + 1)
     held = {"what": what[2:], "part": share}
@@ -419,6 +420,11 @@ def plot_verdict(idata: xr.DataTree, **pc_kwargs) -> az.PlotCollection:
 def _titled(da: xr.DataArray, target, text: xr.DataArray, **kwargs):
     """Write the title that belongs to a panel."""
     return az.visuals.labelled_title(da, target, text=text.item(), **kwargs)
+
+
+def _labelled(da: xr.DataArray, target, text: xr.DataArray, **kwargs):
+    """Write the label of the y axis that belongs to a panel."""
+    return az.visuals.labelled_y(da, target, text=text.item(), **kwargs)
 
 
 def _slopes(

@@ -38,6 +38,8 @@ def test_flowcharts_are_drawn_without_a_network(monkeypatch):
     assert len(drawn.findall("rect")) == len(re.findall(r"\[", text))
     assert len(drawn.findall("line")) == text.count("-->")
     assert all(float(line.get("y2")) > float(line.get("y1")) for line in drawn.findall("line"))
+    with pytest.raises(ValueError, match="leave their boxes"):
+        drawing.svg(f'a["<b>a</b><br/>{"words, " * 6}"]')
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())

@@ -167,7 +167,9 @@ def test_searches_are_drawn_beside_each_other_with_their_errors(searches):
     idata, weights = searches
     pc = gm.plot_verdict(idata)
     panels = pc.viz["plot"].to_numpy().ravel()
-    means, _, heaviest = panels
+    means, widths, heaviest = panels
+    assert means.get_ylabel() == "from their mean (posterior sd)"
+    assert widths.get_ylabel() == "from their mean (log)"
     for axis, expected in zip(means.get_lines(), [10 / 3, -5 / 3, -5 / 3], strict=True):
         low, high = axis.get_ydata()[:2]
         assert (low, high) == pytest.approx((expected - 0.4, expected + 0.4))

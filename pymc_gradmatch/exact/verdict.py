@@ -33,8 +33,9 @@ class IntegrateCheck(Verdict):
     verdict : str
         Whether ``idata`` are draws from the exact posterior, and what to do if not.
     is_exact : bool
-        Whether ``pareto_k`` is below the k that is reliable for so many draws, and
-        independent searches agree.
+        Whether ``pareto_k`` is below the k that is reliable for so many draws, independent
+        searches agree, walks from the draws stay where these have been, walks along ridges
+        came to their ends, and the solution explains data that are no mere noise.
     moved : pandas.DataFrame
         One row per parameter, x(t0) and sigma: mean and sd of the matched and of
         the exact posterior, and ``moved``, the difference of the means in units
