@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -271,6 +272,7 @@ def test_a_killed_worker_loses_nothing(tmp_path, uninterrupted, backend):
 def always_dies(key):
     if key == "bad":
         os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.3)  # so that whatever began beside it is lost with it
     return key
 
 

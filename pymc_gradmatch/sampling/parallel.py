@@ -69,9 +69,11 @@ def in_parallel[Key: Hashable](
         while left and deaths < ATTEMPTS:
             before = len(left)
             jobs = [delayed(_outcome)(once, key, given) for key, given in left.items()]
+            # In the end one at a time: what a job takes with it is then no other job.
             parallel = Parallel(
-                n_jobs, return_as="generator_unordered", batch_size=1, prefer=prefer
-            )
+                n_jobs, return_as="generator_unordered", batch_size=1, prefer=prefer,
+                pre_dispatch=1 if deaths == ATTEMPTS - 1 else "2 * n_jobs",
+            )  # fmt: skip
             with closing(parallel(jobs)) as outcomes:
                 try:
                     for key, outcome in outcomes:
@@ -80,6 +82,8 @@ def in_parallel[Key: Hashable](
                 except Exception as error:  # of the workers: those of the work are outcomes
                     deaths = deaths + 1 if len(left) == before else 0
                     lost = WorkersLostError(f"{ATTEMPTS} times in a row: {reason(error)}")
+                    first = next(iter(left))
+                    left[first] = left.pop(first)  # the others before it, if it is the one
     for key in left:
         yield key, lost
 
