@@ -147,7 +147,6 @@ def test_the_refined_model_takes_interventions_and_other_observations(refined, d
         assert np.isfinite(model.compile_logp(**FAST)(model.initial_point()))
 
 
-@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")  # NUTS has two draws to find a step
 def test_pymc_samples_the_refined_model_in_two_processes(refined):
     with refined:
         idata = pm.sample(

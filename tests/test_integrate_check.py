@@ -314,9 +314,9 @@ def test_parts_along_a_ridge_are_adapted_to_it(rng):
     bend, width = 0.1, 0.05
     target = banana(bend, width)
     shares: dict[str, list[float]] = {"ridge": [], "found": []}
-    top = modes_near(target, np.full((1, 3), 0.1), np.diag([1, width, 1]) ** 2)
-    ridge = ridges_from(target, top).mixture
     for _ in range(7):
+        draws = draws_from_one_end(bend, width, rng)
+        ridge = ridges_from(target, modes_near(target, draws[:2], np.cov(draws.T))).mixture
         found = search(target, ridge, 2_000, rng).proposal
         for name, proposal in {"ridge": ridge, "found": found}.items():
             points = proposal.draw(4_000, rng)
