@@ -11,7 +11,7 @@ from scipy.special import logsumexp
 
 import pymc_gradmatch as gm
 from pymc_gradmatch.exact.posterior import ExactPosterior
-from pymc_gradmatch.exact.verdict import unexplained
+from pymc_gradmatch.exact.verdict import residuals, unexplained
 
 T = np.linspace(0, 4, 9)
 START, RATE = 20.0, 0.5
@@ -166,17 +166,42 @@ def test_a_density_that_is_zero_at_the_start_says_where(gp, y):
         gm.fit(model=four_lines(gp, likelihood), random_seed=1)
 
 
-def test_noise_in_the_place_of_motion_gets_no_seal():
-    """Assert it of a decay seen while it lasts, at a rate at which all is over at once.
+@pytest.mark.parametrize(
+    ("start", "rate", "states"),
+    [(3.0, 10.0, ["mass"]), (3.0, 1.5, ["mass"]), (3.0, 0.6, []), (0.0, 10.0, [])],
+    ids=["explains nothing", "explains a half", "explains nearly all", "mere noise"],
+)
+def test_noise_in_the_place_of_motion_gets_no_seal(start, rate, states):
+    """Assert it of a decay at half a unit a time, by solutions that decay faster.
 
     Of mere noise around a constant a solution may leave everything.
     """
     t = np.linspace(0, 4, 17)
-    noise = np.random.default_rng(1).normal(0, 0.05, (17, 1))
-    priors = {"rate": pm.HalfNormal.dist(20)}
-    for data, is_strange in ((3 * np.exp(-t / 2)[:, None] + noise, True), (noise, False)):
-        gp = gm.StateGP(t, data, [pm.gp.cov.Matern52(1, ls=1.0)], states=["mass"], sigma=0.1)
-        model = gm.build_model(DECAY, t, data, priors=priors, gp=gp)
-        target = ExactPosterior(model)
-        over = target.starting_at({"rate": 10.0}, [np.array([3.0 if is_strange else 0.0])])
-        assert unexplained(target, over) == (["mass"] if is_strange else [])
+    data = start * np.exp(-t / 2)[:, None] + np.random.default_rng(1).normal(0, 0.05, (17, 1))
+    gp = gm.StateGP(t, data, [pm.gp.cov.Matern52(1, ls=1.0)], states=["mass"], sigma=0.1)
+    model = gm.build_model(DECAY, t, data, priors={"rate": pm.HalfNormal.dist(20)}, gp=gp)
+    target = ExactPosterior(model)
+    over = target.starting_at({"rate": rate}, [np.array([start])])
+    assert unexplained(residuals(target, over)) == states
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the most probable states:UserWarning")  # and they may jump
+@pytest.mark.parametrize("mu", [20.0, 50.0])
+def test_jumps_between_two_times_are_found_from_the_prior(mu):
+    """Assert it of Van der Pol's equation, whose jumps no Gaussian process can see there.
+
+    Gradient matching leads to a mode with noise in the place of the jumps, a hundred below the
+    data's in log density.
+    """
+    van_der_pol = gm.ODE(
+        lambda t, x, theta: [x.v, theta.mu * (1 - x.x**2) * x.v - x.x], ["x", "v"], ["mu"]
+    )
+    period = (3 - 2 * np.log(2)) * mu + 2 * np.pi / (1 + mu)
+    t = np.linspace(0, 2 * period, 41)
+    x = van_der_pol.solve(t, x0=[2.0, 0.0], theta=[mu])
+    y = x + np.random.default_rng(2).normal(0, 0.05 * x.std(axis=0), x.shape)
+    fit = gm.fit(van_der_pol, t, y, priors={"mu": pm.HalfNormal.dist(5 * mu)}, random_seed=2)
+    found = fit.table.loc["mu"]
+    assert fit.is_exact
+    assert abs(found["mean"] - mu) < 4 * found["sd"]

@@ -21,7 +21,7 @@ from pymc_gradmatch.exact.experiments import (
     leading_to,
 )
 from pymc_gradmatch.exact.importance import Mixture
-from pymc_gradmatch.exact.modes import Local, modes_beside, newton, widths_at
+from pymc_gradmatch.exact.modes import HIGHER, Local, modes_beside, newton, widths_at
 from pymc_gradmatch.exact.posterior import ExactPosterior
 from pymc_gradmatch.exact.search import Coverage, cover
 from pymc_gradmatch.exact.verdict import (
@@ -30,10 +30,11 @@ from pymc_gradmatch.exact.verdict import (
     check_n_draws,
     in_words,
     is_sealed,
+    residuals,
     searched,
     unexplained,
 )
-from pymc_gradmatch.gp import Experiment, StateGPs, is_states, start_of
+from pymc_gradmatch.gp import Experiment, StateGP, StateGPs, is_states, start_of
 from pymc_gradmatch.model import (
     Constraint,
     NoDerivativeError,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from arviz import PlotCollection
 
 N_CROSSING = 24  # of the solutions that cross long gaps, from which modes are climbed to
+MOST_ROUNDS = 4  # of climbs from draws of the prior, while they lead to a higher mode
 PILOTS = 1_000  # draws of the normal approximation, from which the searches start
 N_PRIOR = 1_000  # draws that tell how wide a prior is
 HARDLY = 0.7  # of the prior's width, that a posterior has where the data tell next to nothing
@@ -162,9 +164,10 @@ def fit(
     integrating, from wherever the prior starts (:func:`~pymc_gradmatch.refine`).
     From there Newton's method climbs to the mode of the exact posterior, and draws
     around it go through the searches of :func:`~pymc_gradmatch.integrate_check`.  Where
-    these do not agree, or the data have long gaps, climbs from draws of the prior look for a
-    better mode.  No chain is
-    run, and of a new problem nothing is compiled to machine code but its right-hand side.
+    these do not agree, the data have long gaps, or what the solution leaves of them hangs
+    together from one time to the next, climbs from draws of the prior look for a better mode.
+    No chain is run, and of a new problem nothing is compiled to machine code but its
+    right-hand side.
 
     Parameters
     ----------
@@ -287,7 +290,7 @@ def fit(
         unidentified = _unidentified(target, idata["posterior"].dataset, rng)
     disagreement = found.disagreement.set_axis([*target.names, "evidence"])
     scalars = [name for name in idata["posterior"].data_vars if name not in target.states]
-    strange = unexplained(target, found.modes.points[0])
+    strange = unexplained(residuals(target, found.modes.points[0]))
     is_exact = is_sealed(found, apart, strange)
     return Fit(
         verdict=f"{in_words(found, disagreement, apart, strange)} {UNSEEN if is_exact else TRY}",
@@ -311,20 +314,23 @@ def _found(
     """Search around the mode that is climbed to from a point, and around all that are found."""
     mode = newton(target, there[None], np.diag(np.square(widths_at(target, there))))
 
-    def beside() -> Local:
+    def beside(mode: Local) -> Local:
         say("climbing from draws of the prior: are there other modes?")
         found = modes_beside(target, _elsewhere(target, mode, rng), mode)
         say("searching: independent searches from around the modes")
         return found
 
-    others, highest = None, mode
-    # In a long gap a solution may turn round once more, or once less.
+    # In a long gap a solution may turn round once more, or once less; of a lesser mode the
+    # residuals hang together.
     has_gap = any(constraint.gp.data.is_long_gap.any() for constraint in target.constraints)
-    if has_gap or unexplained(target, mode.point[0]):
-        found = beside()
-        others = found.point
-        if len(others) and found.height[0] > mode.height[0]:
-            highest = found
+    is_strange = any(one.hang_together for one in residuals(target, mode.point[0]))
+    others, highest = [], mode
+    for _ in range(MOST_ROUNDS if has_gap or is_strange else 0):
+        found = beside(highest)
+        others += [highest.point, found.point]
+        if not len(found.point) or found.height[0] <= highest.height[0] + HIGHER:
+            break
+        highest = found.only([0])
     say("searching: independent searches from around the mode")
     around = Mixture.around(highest.point[0], highest.covariance[0])
     return cover(
@@ -332,19 +338,26 @@ def _found(
         around.draw(PILOTS, rng),
         n_draws,
         rng,
-        others if others is None else np.concatenate([mode.point, others]),
-        elsewhere=beside if others is None else None,
+        np.concatenate(others) if others else None,
+        elsewhere=None if others else partial(beside, mode),
     )
 
 
 def _elsewhere(target: ExactPosterior, mode: Local, rng) -> NDArray[np.float64]:
     """Return points to climb to other modes from.
 
-    The most probable of many draws of the prior, and what crosses long gaps.
+    The most probable of many draws of the prior, with x(t0) of the mode and of the first data,
+    and what crosses long gaps.
     """
-    draws = target.from_prior(mode.point[0], N_PRIOR, rng)
-    chosen = draws[np.argsort(-target(draws))[:N_STARTS]]
     there = {name: values[0] for name, values in target.variables(mode.point).items()}
+    seen = [
+        _first_seen(constraint.gp, there[name])
+        for name, constraint in zip(target.starts, target.constraints, strict=True)
+    ]
+    chosen = []
+    for point in (mode.point[0], target.starting_at({}, seen)):
+        draws = target.from_prior(point, N_PRIOR, rng)
+        chosen.append(draws[np.argsort(-target(draws))[:N_STARTS]])
     [initial] = target.initial_points(mode.point)
     free = {name: value for name, value in initial.items() if name not in target.starts}
     crossing = []
@@ -357,7 +370,13 @@ def _elsewhere(target: ExactPosterior, mode: Local, rng) -> NDArray[np.float64]:
                 x0 if other_name == name else there[other_name] for other_name in target.starts
             ]
             crossing.append(target.starting_at(free | other, starts))
-    return np.concatenate([chosen, *([crossing] if crossing else [])])
+    return np.concatenate([*chosen, *([crossing] if crossing else [])])
+
+
+def _first_seen(gp: StateGP, start: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return x(t0) as observed; where it was not, as in a start given."""
+    levels = gp.data.levels[0] if gp.observed[0] == 0 else np.full_like(start, np.nan)
+    return gp.states_of(np.where(np.isfinite(levels), levels, gp.levels_of(start)))
 
 
 def _unidentified(target: ExactPosterior, posterior: xr.Dataset, rng) -> pd.DataFrame:

@@ -36,6 +36,7 @@ from pymc_gradmatch.model import (
 FACTORS = (1.0, 1e-6, 1e6, -1e-6, -1.0)  # of a start, of which its prior allows those above zero
 SMALLEST = 1e-9  # start on a logarithmic coordinate, in standard deviations of the data
 MOST_NUMBERS = 4_000_000  # of trajectories that are held at once
+NOISES = (-3.0, -0.5)  # logarithms to base ten, of standard deviations of a state
 
 
 class ExactPosterior(Solutions):
@@ -351,12 +352,16 @@ class ExactPosterior(Solutions):
         return [*parts[:n_values], *self._standardised(there)]
 
     def from_prior(self, phi: NDArray[np.float64], n: int, rng) -> NDArray[np.float64]:
-        """Return points with all but x(t0) drawn from their priors, x(t0) that of a point phi."""
+        """Return points with all but x(t0) drawn from their priors, x(t0) around that of phi.
+
+        How far around is drawn as well, evenly on the logarithmic scale: noise of the data.
+        """
         n_values = len(self._values)
         drawn = pm.draw(self._coordinate_graphs[:n_values], n, mode=EVALUATE_ONCE, random_seed=rng)
         columns = [np.reshape(part, (n, -1)) for part in drawn]
-        n_drawn = sum(column.shape[1] for column in columns)
-        return np.concatenate([*columns, np.tile(phi[n_drawn:], (n, 1))], axis=1)
+        starts = phi[sum(column.shape[1] for column in columns) :]
+        away = 10 ** rng.uniform(*NOISES, (n, 1)) * rng.normal(size=(n, len(starts)))
+        return np.concatenate([*columns, starts + away], axis=1)
 
     def parameters_at_start(self, variables: Sequence) -> NDArray[np.float64]:
         """Return scalar free variables of the model where it starts."""

@@ -111,7 +111,7 @@ def judge(
     weighted = found.weighted
     drawn = weighted.resampled(n_draws, rng)
     moved = _compare(target, draws, weighted)
-    strange = unexplained(target, found.modes.points[0])
+    strange = unexplained(residuals(target, found.modes.points[0]))
     disagreement = found.disagreement.set_axis([*target.names, "evidence"])
     idata = target.idata(weighted.points[drawn], rng)
     idata["searches"] = xr.DataTree(searched(found, target.names))
@@ -177,38 +177,53 @@ def _compare(target: ExactPosterior, draws, weighted: Weighted) -> pd.DataFrame:
     return table
 
 
-def unexplained(target: ExactPosterior, point: NDArray[np.float64]) -> list[str]:
-    """Return the states whose data a solution explains nothing of, though there is no mere noise.
+class Residuals(NamedTuple):
+    """What a solution leaves of a state's data.
 
-    It comes hardly nearer to them than their mean does, and what it leaves of them, or of others
-    beside, moves on from one time to the next: this is another mode than the data's, with noise in
-    the place of the motion, and all searches around it agree on that.
-
-    Parameters
+    Attributes
     ----------
-    target : ExactPosterior
-        The posterior.
-    point : array of float
-        Its coordinates.
+    state : str
+        The state.
+    share : float
+        Of the data's variance.
+    hang_together : bool
+        Whether they move on from one time to the next, as mere noise does not.
     """
+
+    state: str
+    share: float
+    hang_together: bool
+
+
+def residuals(target: ExactPosterior, point: NDArray[np.float64]) -> list[Residuals]:
+    """Return what the solution at a point leaves of each state with data enough to tell."""
     variables, found = target.variables(point[None]), []
     for name, constraint in zip(target.states, target.constraints, strict=True):
         gp = constraint.gp
         if isinstance(gp, StateGPs):  # each experiment was searched by itself
             continue
         solution = variables[name][0][gp.observed]
-        names, hangs_together = [], False
         for state, data, fitted in zip(gp.states, gp.y.T, solution.T, strict=True):
             seen = ~np.isnan(data)
             if seen.sum() < FEW:
                 continue
             left, moved = data[seen] - fitted[seen], data[seen] - data[seen].mean()
-            if left @ left > (1 - LITTLE) * moved @ moved:
-                names.append(state)
             together = left[1:] @ left[:-1] / max(left @ left, TINY)
-            hangs_together |= bool(together > TOGETHER / np.sqrt(seen.sum()))
-        found += names if hangs_together else []
+            share = left @ left / max(moved @ moved, TINY)
+            found.append(Residuals(state, share, bool(together > TOGETHER / np.sqrt(seen.sum()))))
     return found
+
+
+def unexplained(left: Sequence[Residuals]) -> list[str]:
+    """Return the states of whose data a solution leaves too much, though there is no mere noise.
+
+    Too much is nearly all, where what is left of these or of other states hangs together;
+    of a state whose own residuals do, a good part.  This is another mode than the data's, with
+    noise in the place of the motion, and all searches around it agree on that; or it is another
+    ODE.
+    """
+    allowed = 1 - LITTLE if any(one.hang_together for one in left) else np.inf
+    return [one.state for one in left if one.share > (PART if one.hang_together else allowed)]
 
 
 def is_sealed(
@@ -253,8 +268,9 @@ def in_words(
         )
     elif found.is_reliable:
         why = (
-            f"{searches} agree, {figures}, but on a solution that explains next to nothing of "
-            f"{', '.join(map(repr, strange))}, and leaves no mere noise: this is another mode"
+            f"{searches} agree, {figures}, but on a solution that leaves much of "
+            f"{', '.join(map(repr, strange))} unexplained, and what it leaves is no mere noise: "
+            "this is another mode, or the data follow other equations"
         )
     elif found.walks.n_leaving:
         why = (
@@ -308,6 +324,7 @@ def _verdict(
 MIN_DRAWS = 1_000
 FEW = 8  # data of a state, from which on they tell whether a solution explains them
 LITTLE = 0.1  # share of their variance that is next to nothing
+PART = 0.25  # share that is more than a lesser flaw of the equations leaves
 TOGETHER = 2.5  # standard errors of an autocorrelation, above which there is one
 
 
