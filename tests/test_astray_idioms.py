@@ -154,11 +154,13 @@ def test_pymc_samples_the_refined_model_in_two_processes(refined):
             tune=2,
             chains=2,
             cores=2,
+            mp_ctx="spawn",  # all that travels is pickled, and JAX warns of forks
             nuts_sampler="pymc",
             random_seed=1,
             progressbar=False,
             compute_convergence_checks=False,
             compile_kwargs=FAST,
+            step_scale=1e-3,  # two steps tune nothing, and longer ones may overflow
         )
     assert np.isfinite(idata["posterior"]["rate"]).all()
 
