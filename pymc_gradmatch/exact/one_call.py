@@ -346,20 +346,21 @@ def _found(
 def _elsewhere(target: ExactPosterior, mode: Local, rng) -> NDArray[np.float64]:
     """Return points to climb to other modes from.
 
-    The most probable of many draws of the prior, with x(t0) of the mode and of the first data,
-    and what crosses long gaps.
+    The most probable of many draws of the prior and of points on the way there, with x(t0) near
+    that of the mode and the first data, and what crosses long gaps.
     """
     there = {name: values[0] for name, values in target.variables(mode.point).items()}
     seen = [
         _first_seen(constraint.gp, there[name])
         for name, constraint in zip(target.starts, target.constraints, strict=True)
     ]
-    chosen = []
-    for point in (mode.point[0], target.starting_at({}, seen)):
-        draws = target.from_prior(point, N_PRIOR, rng)
-        chosen.append(draws[np.argsort(-target(draws))[:N_STARTS]])
     [initial] = target.initial_points(mode.point)
     free = {name: value for name, value in initial.items() if name not in target.starts}
+    around = (mode.point[0], target.starting_at(free, seen))
+    drawn = [target.from_prior(point, N_PRIOR, rng) for point in around]
+    chosen = []
+    for points in map(np.concatenate, zip(*drawn, strict=True)):
+        chosen.append(points[np.argsort(-target(points))[:N_STARTS]])
     crossing = []
     for name, constraint in zip(target.starts, target.constraints, strict=True):
         theta = np.array([there.get(param, np.nan) for param in constraint.ode.params])

@@ -37,6 +37,7 @@ FACTORS = (1.0, 1e-6, 1e6, -1e-6, -1.0)  # of a start, of which its prior allows
 SMALLEST = 1e-9  # start on a logarithmic coordinate, in standard deviations of the data
 MOST_NUMBERS = 4_000_000  # of trajectories that are held at once
 NOISES = (-3.0, -0.5)  # logarithms to base ten, of standard deviations of a state
+WAYS = (-3.0, 0.0)  # the same, of the way from a point to a draw of the prior
 
 
 class ExactPosterior(Solutions):
@@ -351,17 +352,19 @@ class ExactPosterior(Solutions):
         there = parts[n_values:] if starts is None else starts
         return [*parts[:n_values], *self._standardised(there)]
 
-    def from_prior(self, phi: NDArray[np.float64], n: int, rng) -> NDArray[np.float64]:
-        """Return points with all but x(t0) drawn from their priors, x(t0) around that of phi.
+    def from_prior(self, phi: NDArray[np.float64], n: int, rng) -> tuple[NDArray, NDArray]:
+        """Return points with all but x(t0) drawn from their priors, and such on the way from phi.
 
-        How far around is drawn as well, evenly on the logarithmic scale: noise of the data.
+        x(t0) is near that of phi.  How near, and how far on the way, is drawn as well, evenly
+        on the logarithmic scale.
         """
         n_values = len(self._values)
         drawn = pm.draw(self._coordinate_graphs[:n_values], n, mode=EVALUATE_ONCE, random_seed=rng)
-        columns = [np.reshape(part, (n, -1)) for part in drawn]
-        starts = phi[sum(column.shape[1] for column in columns) :]
-        away = 10 ** rng.uniform(*NOISES, (n, 1)) * rng.normal(size=(n, len(starts)))
-        return np.concatenate([*columns, starts + away], axis=1)
+        values = np.concatenate([np.reshape(part, (n, -1)) for part in drawn], axis=1)
+        there, starts = np.split(phi, [values.shape[1]])
+        starts = starts + 10 ** rng.uniform(*NOISES, (n, 1)) * rng.normal(size=(n, len(starts)))
+        on_the_way = there + 10 ** rng.uniform(*WAYS, (n, 1)) * (values - there)
+        return np.hstack([values, starts]), np.hstack([on_the_way, starts])
 
     def parameters_at_start(self, variables: Sequence) -> NDArray[np.float64]:
         """Return scalar free variables of the model where it starts."""
