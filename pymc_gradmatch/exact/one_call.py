@@ -12,6 +12,7 @@ import xarray as xr
 from arviz_stats import summary
 from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor import TensorVariable
+from scipy.optimize import differential_evolution
 
 from pymc_gradmatch._pymc import EVALUATE_ONCE, starts_by_itself
 from pymc_gradmatch.exact.experiments import (
@@ -56,6 +57,8 @@ N_CROSSING = 24  # of the solutions that cross long gaps, from which modes are c
 MOST_ROUNDS = 4  # of climbs from draws of the prior, while they lead to a higher mode
 PILOTS = 1_000  # draws of the normal approximation, from which the searches start
 N_PRIOR = 1_000  # draws that tell how wide a prior is
+N_POPULATIONS, POPULATION, GENERATIONS = 4, 64, 60  # of an evolution towards other modes
+FLOOR = 1e100  # the negative log density where it is zero
 HARDLY = 0.7  # of the prior's width, that a posterior has where the data tell next to nothing
 LITTLE = 0.01  # weight of a mode that need not be spoken of
 FAR_APART = (-3.0, -1.0, 1.0, 3.0)  # of a state's standard deviation
@@ -358,9 +361,9 @@ def _elsewhere(target: ExactPosterior, mode: Local, rng) -> NDArray[np.float64]:
     free = {name: value for name, value in initial.items() if name not in target.starts}
     around = (mode.point[0], target.starting_at(free, seen))
     drawn = [target.from_prior(point, N_PRIOR, rng) for point in around]
-    chosen = []
-    for points in map(np.concatenate, zip(*drawn, strict=True)):
-        chosen.append(points[np.argsort(-target(points))[:N_STARTS]])
+    groups = [np.concatenate(group) for group in zip(*drawn, strict=True)]
+    chosen = [points[np.argsort(-target(points))[:N_STARTS]] for points in groups]
+    chosen.append(_evolved(target, np.concatenate(groups), rng))
     crossing = []
     for name, constraint in zip(target.starts, target.constraints, strict=True):
         theta = np.array([there.get(param, np.nan) for param in constraint.ode.params])
@@ -372,6 +375,25 @@ def _elsewhere(target: ExactPosterior, mode: Local, rng) -> NDArray[np.float64]:
             ]
             crossing.append(target.starting_at(free | other, starts))
     return np.concatenate([*chosen, *([crossing] if crossing else [])])
+
+
+def _evolved(target: ExactPosterior, points: NDArray[np.float64], rng) -> NDArray[np.float64]:
+    """Return where populations of some points end by differential evolution, one each."""
+
+    def depth(columns):
+        return np.nan_to_num(-target(columns.T), posinf=FLOOR)
+
+    bounds = np.stack([points.min(axis=0), points.max(axis=0)], axis=1)
+    bounds[:, 1] += np.where(np.ptp(bounds, axis=1) == 0, FLAT, 0)
+    likely = points[np.argsort(-target(points))[: N_POPULATIONS * POPULATION]]
+    ended = [
+        differential_evolution(
+            depth, bounds, init=population, maxiter=GENERATIONS, tol=0, polish=False,
+            vectorized=True, updating="deferred", rng=rng,
+        ).x
+        for population in rng.permutation(likely).reshape(N_POPULATIONS, POPULATION, -1)
+    ]  # fmt: skip
+    return np.stack(ended)
 
 
 def _first_seen(gp: StateGP, start: NDArray[np.float64]) -> NDArray[np.float64]:
