@@ -35,7 +35,7 @@ class IntegrateCheck(Verdict):
     is_exact : bool
         Whether ``pareto_k`` is below the k that is reliable for so many draws, independent
         searches agree, walks from the draws stay where these have been, walks along ridges
-        came to their ends, and the solution explains data that are no mere noise.
+        came to their ends, and the solution explains the motion of the data.
     moved : pandas.DataFrame
         One row per parameter, x(t0) and sigma: mean and sd of the matched and of
         the exact posterior, and ``moved``, the difference of the means in units
@@ -393,9 +393,9 @@ def integrate_check(
     the evidence, and on mean and standard deviation of every coordinate, within
     their Monte Carlo errors, that walks by Hamiltonian dynamics from the draws
     lead nowhere where the searches have not been, that walks along the ridges of the
-    density came to their ends, and that the solution explains something of every state
-    whose data are no mere noise.  k alone is blind where no draws are.  Nothing is proved:
-    a region that all of these missed goes unseen.
+    density came to their ends, and that what the solution leaves of the data is little, or
+    no motion.  k alone is blind where no draws are.  Nothing is proved: a region that all of
+    these missed goes unseen.
 
     Draws whose integration fails have weight zero.  All draws are integrated at once
     by :class:`~pymc_gradmatch.ode.BatchedSolver`.
