@@ -361,8 +361,8 @@ def _elsewhere(target: ExactPosterior, mode: Local, rng) -> NDArray[np.float64]:
     free = {name: value for name, value in initial.items() if name not in target.starts}
     around = (mode.point[0], target.starting_at(free, seen))
     drawn = [target.from_prior(point, N_PRIOR, rng) for point in around]
-    groups = [np.concatenate(group) for group in zip(*drawn, strict=True)]
-    chosen = [points[np.argsort(-target(points))[:N_STARTS]] for points in groups]
+    groups = [_likeliest_first(target, np.concatenate(group)) for group in zip(*drawn, strict=True)]
+    chosen = [group[:N_STARTS] for group in groups]
     chosen.append(_evolved(target, np.concatenate(groups), rng))
     crossing = []
     for name, constraint in zip(target.starts, target.constraints, strict=True):
@@ -377,6 +377,10 @@ def _elsewhere(target: ExactPosterior, mode: Local, rng) -> NDArray[np.float64]:
     return np.concatenate([*chosen, *([crossing] if crossing else [])])
 
 
+def _likeliest_first(target: ExactPosterior, points: NDArray[np.float64]) -> NDArray[np.float64]:
+    return points[np.argsort(-target(points))]
+
+
 def _evolved(target: ExactPosterior, points: NDArray[np.float64], rng) -> NDArray[np.float64]:
     """Return where populations of some points end by differential evolution, one each."""
 
@@ -384,8 +388,7 @@ def _evolved(target: ExactPosterior, points: NDArray[np.float64], rng) -> NDArra
         return np.nan_to_num(-target(columns.T), posinf=FLOOR)
 
     bounds = np.stack([points.min(axis=0), points.max(axis=0)], axis=1)
-    bounds[:, 1] += np.where(np.ptp(bounds, axis=1) == 0, FLAT, 0)
-    likely = points[np.argsort(-target(points))[: N_POPULATIONS * POPULATION]]
+    likely = _likeliest_first(target, points)[: N_POPULATIONS * POPULATION]
     ended = [
         differential_evolution(
             depth, bounds, init=population, maxiter=GENERATIONS, tol=0, polish=False,
