@@ -27,7 +27,7 @@ LABELS = {
     "stiffness": "$\\mu$ of Van der Pol's equation",
     "noise": "noise / sd of each state",
 }
-TICKS = {"unknowns": [3, 8, 13, 21, 31, 61], "stiffness": [1, 10, 100], "noise": [0.01, 0.1, 1]}
+TICKS = {"unknowns": [3, 8, 13, 21, 41, 61], "stiffness": [1, 10, 100], "noise": [0.01, 0.1, 1]}
 
 
 def with_unknowns(size: int) -> Case:
@@ -139,6 +139,8 @@ def draw(rows: pd.DataFrame, path: Path):
         panel.set_ylabel(name)
     panels[0, 0].legend(fontsize="small")
     fig.align_ylabels(panels[:, 0])
+    panels[2, 1].get_xticklabels()[-1].set_ha("right")  # not into the neighbour's first number
+    panels[2, 2].get_xticklabels()[0].set_ha("left")
     fig.savefig(path, dpi=120)
 
 

@@ -45,6 +45,7 @@ autosummary_generate = True
 autosummary_filename_map = {"pymc_gradmatch.Fit": "pymc_gradmatch.Fit-result"}
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True  # gammas=GAMMAS, in place of eight numbers of sixteen digits
 napoleon_google_docstring = False
 napoleon_use_rtype = False
 napoleon_custom_sections = ["Warns"]
