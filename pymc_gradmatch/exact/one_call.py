@@ -317,9 +317,9 @@ def _found(
     """Search around the mode that is climbed to from a point, and around all that are found."""
     mode = newton(target, there[None], np.diag(np.square(widths_at(target, there))))
 
-    def beside(mode: Local) -> Local:
+    def beside(known: Local) -> Local:
         say("climbing from draws of the prior: are there other modes?")
-        found = modes_beside(target, _elsewhere(target, mode, rng), mode)
+        found = modes_beside(target, _elsewhere(target, known, rng), known)
         say("searching: independent searches from around the modes")
         return found
 
@@ -327,10 +327,11 @@ def _found(
     # residuals hang together.
     has_gap = any(constraint.gp.data.is_long_gap.any() for constraint in target.constraints)
     is_strange = any(one.hang_together for one in residuals(target, mode.point[0]))
-    others, highest = [], mode
-    for _ in range(MOST_ROUNDS if has_gap or is_strange else 0):
+    n_rounds = MOST_ROUNDS if has_gap or is_strange else 0
+    reached, highest = [mode.point], mode
+    for _ in range(n_rounds):
         found = beside(highest)
-        others += [highest.point, found.point]
+        reached.append(found.point)
         if not len(found.point) or found.height[0] <= highest.height[0] + HIGHER:
             break
         highest = found.only([0])
@@ -341,8 +342,8 @@ def _found(
         around.draw(PILOTS, rng),
         n_draws,
         rng,
-        np.concatenate(others) if others else None,
-        elsewhere=None if others else partial(beside, mode),
+        np.concatenate(reached) if n_rounds else None,
+        elsewhere=None if n_rounds else partial(beside, mode),
     )
 
 
@@ -361,9 +362,14 @@ def _elsewhere(target: ExactPosterior, mode: Local, rng) -> NDArray[np.float64]:
     free = {name: value for name, value in initial.items() if name not in target.starts}
     around = (mode.point[0], target.starting_at(free, seen))
     drawn = [target.from_prior(point, N_PRIOR, rng) for point in around]
-    groups = [_likeliest_first(target, np.concatenate(group)) for group in zip(*drawn, strict=True)]
-    chosen = [group[:N_STARTS] for group in groups]
-    chosen.append(_evolved(target, np.concatenate(groups), rng))
+    groups = [np.concatenate(group) for group in zip(*drawn, strict=True)]
+    heights = [target(points) for points in groups]
+    chosen = [
+        points[np.argsort(-height)[:N_STARTS]]
+        for points, height in zip(groups, heights, strict=True)
+    ]
+    likely = np.argsort(-np.concatenate(heights))[: N_POPULATIONS * POPULATION]
+    chosen.append(_evolved(target, np.concatenate(groups), likely, rng))
     crossing = []
     for name, constraint in zip(target.starts, target.constraints, strict=True):
         theta = np.array([there.get(param, np.nan) for param in constraint.ode.params])
@@ -377,24 +383,22 @@ def _elsewhere(target: ExactPosterior, mode: Local, rng) -> NDArray[np.float64]:
     return np.concatenate([*chosen, *([crossing] if crossing else [])])
 
 
-def _likeliest_first(target: ExactPosterior, points: NDArray[np.float64]) -> NDArray[np.float64]:
-    return points[np.argsort(-target(points))]
+def _evolved(target: ExactPosterior, points: NDArray[np.float64], likely, rng) -> NDArray:
+    """Return where populations of the likely points end by differential evolution, one each.
 
-
-def _evolved(target: ExactPosterior, points: NDArray[np.float64], rng) -> NDArray[np.float64]:
-    """Return where populations of some points end by differential evolution, one each."""
+    All points tell how far they may go.
+    """
 
     def depth(columns):
         return np.nan_to_num(-target(columns.T), posinf=FLOOR)
 
     bounds = np.stack([points.min(axis=0), points.max(axis=0)], axis=1)
-    likely = _likeliest_first(target, points)[: N_POPULATIONS * POPULATION]
     ended = [
         differential_evolution(
             depth, bounds, init=population, maxiter=GENERATIONS, tol=0, polish=False,
             vectorized=True, updating="deferred", rng=rng,
         ).x
-        for population in rng.permutation(likely).reshape(N_POPULATIONS, POPULATION, -1)
+        for population in points[rng.permutation(likely).reshape(N_POPULATIONS, POPULATION)]
     ]  # fmt: skip
     return np.stack(ended)
 
