@@ -177,7 +177,7 @@ ENDLESS = {"draws": 2_000_000, "tune": 100, "random_seed": 1, "progressbar": Fal
 def test_ctrl_c_returns_the_draws_so_far_and_starts_no_second_run(decay, monkeypatch, cores):
     bars = interrupting(lambda _, chains: chains[0].finished_draws > 1_000)
     monkeypatch.setattr(posterior, "NutpieProgressBarManager", bars)
-    monkeypatch.setattr(posterior.CompiledPosterior, "_agree", lambda *_: False)
+    monkeypatch.setattr(posterior.CompiledPosterior, "_has_mixed", lambda *_: False)
     idata = gm.sample(chains=2, cores=cores, model=decay, **ENDLESS)
     drawn = idata["posterior"].dataset
     assert bars.runs == 1
@@ -191,7 +191,7 @@ def test_ctrl_c_returns_the_draws_so_far_and_starts_no_second_run(decay, monkeyp
 def test_ctrl_c_while_a_run_is_repeated_returns_the_run_before(decay, monkeypatch):
     bars = interrupting(lambda runs, _: runs == 2)
     monkeypatch.setattr(posterior, "NutpieProgressBarManager", bars)
-    monkeypatch.setattr(posterior.CompiledPosterior, "_agree", lambda *_: False)
+    monkeypatch.setattr(posterior.CompiledPosterior, "_has_mixed", lambda *_: False)
 
     def retraced(*args):
         monkeypatch.setattr(density.nutpie, "sample", endless)

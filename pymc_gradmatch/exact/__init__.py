@@ -5,6 +5,7 @@
 :func:`integrate_check` turns matched draws into exact ones, or says that it cannot.
 """
 
+from pymc_gradmatch.exact.importance import Mixture, fit_mixture, gather
 from pymc_gradmatch.exact.one_call import Fit, fit
 from pymc_gradmatch.exact.posterior import ExactPosterior
 from pymc_gradmatch.exact.solutions import Solutions, predict
@@ -14,9 +15,12 @@ __all__ = [
     "ExactPosterior",
     "Fit",
     "IntegrateCheck",
+    "Mixture",
     "Solutions",
     "check_n_draws",
     "fit",
+    "fit_mixture",
+    "gather",
     "glance",
     "integrate_check",
     "predict",

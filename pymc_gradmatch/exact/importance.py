@@ -12,6 +12,7 @@ from scipy.special import gammaln, logsumexp
 
 DEGREES = 7  # tails of the proposal: heavier than most posteriors', with a finite kurtosis
 MAX_ROUNDS, ADAPTING_ROUNDS = 30, 12
+SMALL_ROUNDS, SMALL_ROUND = 30, 500  # of a dear target, and the draws of each
 ENOUGH = 0.2  # effective draws, as a share of a round's, at which a proposal is left as it is
 PER_COORDINATE = 10  # effective draws that a mean and a covariance are estimated from
 AT_LEAST = 0.1  # effective draws, as a share of a round's, that a proposal is fitted to
@@ -184,6 +185,55 @@ def weigh(points: NDArray[np.float64], log_ratio: NDArray[np.float64]) -> Weight
     )
 
 
+class Pool:
+    """Draws of several proposals, weighed together: each as one of their mixture."""
+
+    def __init__(self) -> None:
+        self.proposals: list[Mixture] = []
+        self.points: NDArray[np.float64] = np.empty((0, 0))
+        self._height: NDArray[np.float64] = np.empty(0)
+        self._densities: list[NDArray[np.float64]] = []
+
+    def add(
+        self, proposal: Mixture, points: NDArray[np.float64], height: NDArray[np.float64]
+    ) -> None:
+        """Add draws of one more proposal, and the log density of the target there."""
+        # Densities of all draws under all proposals, of which only the new ones are missing.
+        self._densities = [
+            np.append(known, before.log_density(points))
+            for known, before in zip(self._densities, self.proposals, strict=True)
+        ]
+        self.points = np.concatenate([self.points.reshape(-1, points.shape[1]), points])
+        self._height = np.append(self._height, height)
+        self.proposals.append(proposal)
+        self._densities.append(proposal.log_density(self.points))
+
+    @property
+    def log_ratio(self) -> NDArray[np.float64]:
+        """Logs of the weights."""
+        return self._height - logsumexp(self._densities, axis=0)
+
+    def chosen(self, n_draws: int, rng: np.random.Generator) -> tuple[NDArray, NDArray]:
+        """Return draws to fit the next proposal to, by weights flattened as need be, and these.
+
+        Raises
+        ------
+        ValueError
+            If the target is zero at all draws.
+        """
+        log_ratio = self.log_ratio
+        possible = np.isfinite(log_ratio)
+        if not possible.any():
+            msg = (
+                f"the exact density is zero at all {n_draws} draws around the given ones; expected "
+                "some that the ODE can be integrated from. Check priors, likelihood and the draws."
+            )
+            raise ValueError(msg)
+        needed = max(AT_LEAST * n_draws, PER_COORDINATE * self.points.shape[1])
+        weights = _flattened(log_ratio[possible], needed)
+        return self.points[rng.choice(np.flatnonzero(possible), size=FITTED, p=weights)], weights
+
+
 class Search(NamedTuple):
     """Where a search for the target ended."""
 
@@ -232,47 +282,48 @@ def search(target: LogDensity, start: Mixture, n_draws: int, rng: np.random.Gene
     .. [1] Cornuet, J.-M., Marin, J.-M., Mira, A., Robert, C. P. (2012). Adaptive multiple
        importance sampling. *Scandinavian Journal of Statistics* 39(4).
     """
-    proposals, drawn, heights = [start], [], []
-    densities: list[NDArray[np.float64]] = []
+    pool, latest = Pool(), start
     reliable: list[tuple[float, Mixture]] = []
     has_parts = len(start.shares) > 1
     for _ in range(ADAPTING_ROUNDS if has_parts else MAX_ROUNDS):
-        latest = proposals[-1]
-        drawn.append(latest.draw(n_draws, rng))
-        heights.append(target(drawn[-1]))
-        own = weigh(drawn[-1], heights[-1] - latest.log_density(drawn[-1]))
+        points = latest.draw(n_draws, rng)
+        height = target(points)
+        own = weigh(points, height - latest.log_density(points))
+        pool.add(latest, points, height)
         if own.is_reliable:
             reliable.append((own.n_effective, latest))
         if (own.is_reliable and own.n_effective > ENOUGH * n_draws) or len(
             reliable
         ) == MAX_RELIABLE:
             break
-        # Densities of all draws under all proposals, of which only the new ones are missing.
-        densities = [
-            np.append(known, proposal.log_density(drawn[-1]))
-            for known, proposal in zip(densities, proposals, strict=False)
-        ]
-        points, height = np.concatenate(drawn), np.concatenate(heights)
-        densities.append(latest.log_density(points))
-        log_ratio = height - logsumexp(densities, axis=0)
-        possible = np.isfinite(log_ratio)
-        if not possible.any():
-            msg = (
-                f"the exact density is zero at all {n_draws} draws around the given ones; expected "
-                "some that the ODE can be integrated from. Check priors, likelihood and the draws."
-            )
-            raise ValueError(msg)
-        needed = max(AT_LEAST * n_draws, PER_COORDINATE * points.shape[1])
-        weights = _flattened(log_ratio[possible], needed)
-        chosen = points[rng.choice(np.flatnonzero(possible), size=FITTED, p=weights)]
+        chosen, weights = pool.chosen(n_draws, rng)
         if has_parts:
             n_different = 1 / np.square(weights).sum()
-            proposals.append(adapted(latest, chosen, n_different))
+            latest = adapted(latest, chosen, n_different)
         else:
-            proposals.append(fit_mixture(chosen, rng).stretched())
+            latest = fit_mixture(chosen, rng).stretched()
     if reliable:
         latest = max(reliable, key=itemgetter(0))[1]
-    return Search(latest, len(drawn))
+    return Search(latest, len(pool.proposals))
+
+
+def gather(
+    target: LogDensity, start: Mixture, n_effective: float, rng: np.random.Generator
+) -> Weighted:
+    """Add rounds of draws until all together are worth so many, or for :data:`SMALL_ROUNDS`.
+
+    As :func:`search`, for a target that is dear: rounds are small, and no draw is thrown away.
+    """
+    pool, latest = Pool(), start
+    for _ in range(SMALL_ROUNDS):
+        points = latest.draw(SMALL_ROUND, rng)
+        pool.add(latest, points, target(points))
+        weighted = weigh(pool.points, pool.log_ratio)
+        if weighted.is_reliable and weighted.n_effective > n_effective:
+            break
+        chosen, _ = pool.chosen(SMALL_ROUND, rng)
+        latest = fit_mixture(chosen, rng).stretched()
+    return weighted
 
 
 def _flattened(log_ratio, n_needed: float) -> NDArray[np.float64]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pymc as pm
@@ -38,6 +38,19 @@ SMALLEST = 1e-9  # start on a logarithmic coordinate, in standard deviations of 
 MOST_NUMBERS = 4_000_000  # of trajectories that are held at once
 NOISES = (-3.0, -0.5)  # logarithms to base ten, of standard deviations of a state
 WAYS = (-3.0, 0.0)  # the same, of the way from a point to a draw of the prior
+
+
+class Integrated(NamedTuple):
+    """Points in the coordinates of an :class:`ExactPosterior`, taken apart, and the solutions."""
+
+    values: dict[str, NDArray[np.float64]]
+    """Unconstrained, by the names of the value variables, shape ``(point, ...)``."""
+    theta: list[NDArray[np.float64]]
+    """Parameters of each constraint, shape ``(point, ..., 1, param)``."""
+    trajectories: list[NDArray[np.float64]]
+    """States of each, in the data's units, shape ``(point, ..., time, state)``."""
+    log_volume: NDArray[np.float64]
+    """Log of what a unit of the coordinates is of the starts, up to a constant."""
 
 
 class ExactPosterior(Solutions):
@@ -217,6 +230,18 @@ class ExactPosterior(Solutions):
                 trajectories.append(gp.states_of(added.reshape(-1, *x.shape[1:])))
             both.append(self._heights(moved, u, trajectories).reshape(n_points, -1))
         return Around(center[:, 0], ahead, behind, *both)
+
+    def integrated(self, phi: NDArray[np.float64]) -> Integrated:
+        """Return what the points are, and the solutions from there."""
+        u, starts = self._parts(phi)
+        theta = self._at(u, starts)[: len(self.constraints)]
+        names = [value.name for value in self._values]
+        return Integrated(
+            dict(zip(names, u, strict=True)),
+            theta,
+            self.solve(starts, theta),
+            self._log_volume(phi) + np.zeros(len(phi)),
+        )
 
     def single_terms(self) -> list:
         """Write the log densities that the density adds up, entry by entry, as they are named."""

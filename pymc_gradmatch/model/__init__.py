@@ -15,6 +15,7 @@ from pymc_gradmatch.model.constraint import (
     warn_of_other_data,
 )
 from pymc_gradmatch.model.likelihood import NoDerivativeError, density_of, where_impossible
+from pymc_gradmatch.model.randomised import Observed, RandomisedStates, observed
 from pymc_gradmatch.model.refinement import crossings_of, of_model, recentre, refine
 from pymc_gradmatch.model.start import is_known_start, known_starts, start_in
 
@@ -22,6 +23,8 @@ __all__ = [
     "Constraint",
     "GradientMatchingODE",
     "NoDerivativeError",
+    "Observed",
+    "RandomisedStates",
     "Settings",
     "build_model",
     "constraints",
@@ -32,6 +35,7 @@ __all__ = [
     "is_known_start",
     "keep_observations",
     "known_starts",
+    "observed",
     "of_model",
     "preset_of",
     "recentre",

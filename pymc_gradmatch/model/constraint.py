@@ -377,13 +377,17 @@ class Constraint(NamedTuple):
     """States in the data's units on the grid ``gp.t``, shape ``(..., time, state)``."""
     theta: TensorVariable
     """Parameters in the order of ``ode.params``, shape ``(..., 1, param)``."""
+    basis: Basis
+    """Independent coordinates of the mismatch, of covariance A + gamma I."""
 
 
 def constraints(model: pm.Model) -> list[Constraint]:
     """Return the constraints of a model, in their order."""
     found = [rv for rv in model.observed_RVs if is_constraint(rv)]
     return [
-        Constraint(rv.name, rv.owner.op.ode, rv.owner.op.gp, *rv.owner.inputs[3:5]) for rv in found
+        Constraint(rv.name, op.ode, op.gp, x, theta, basis_of(basis))
+        for rv in found
+        for op, (x, theta, *basis) in [(rv.owner.op, rv.owner.inputs[3:])]
     ]
 
 

@@ -233,6 +233,65 @@ class _Linearised(NamedTuple):
     """Derivatives of f, not whitened, by the states of the same time, ``(state, state, time)``."""
 
 
+class Squares(NamedTuple):
+    r"""What the prior of the states and their mismatch are half a sum of squares of.
+
+    With W such that :math:`W^T W = (A + \gamma I)^{-1}` and :math:`\tilde x` in standard
+    deviations of the data from the prior mean, the squares are those of :math:`W g` and of
+    :math:`C^{-1/2} \tilde x`; arrays have the shape ``(state, time, time)``.
+    """
+
+    whiten: NDArray[np.float64]
+    """W."""
+    slope: NDArray[np.float64]
+    """W D."""
+    precision: NDArray[np.float64]
+    """The inverse of C."""
+    weights: NDArray[np.float64]
+    cross: NDArray[np.float64]
+    fixed: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, gp: StateGP, gamma: NDArray[np.float64]) -> "Squares":
+        """Return those of Gaussian processes and a tolerance, shape ``(state,)``."""
+        vectors, variances = gp.processes.conditional_spectrum
+        spread = np.sqrt(np.maximum(variances, 0) + gamma[:, None])
+        whiten = (vectors / spread[:, None]).mT
+        slope = whiten @ gp.operators().D
+        vectors, variances = gp.processes.prior_spectrum
+        precision = (vectors / variances[:, None]) @ vectors.mT
+        return cls(
+            whiten, slope, precision,
+            weights=whiten.mT @ whiten, cross=slope.mT @ whiten, fixed=slope.mT @ slope + precision,
+        )  # fmt: skip
+
+    def pulled_back(
+        self, left: NDArray[np.float64], right: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        r"""Return :math:`J_l^T J_r`, shape ``(..., state, time, state, time)``.
+
+        Of the Jacobians J of all that is squared at two points, where the right-hand side has
+        derivatives by the states of the same time, shape ``(..., state, state, time)``.
+        """
+        # The ODE's blocks of two states are products of entries, not of matrices: what happens
+        # at one time depends on the states of that time alone.
+        n_states, n_times = left.shape[-2:]
+        pulled = np.zeros((*left.shape[:-3], n_states, n_times, n_states, n_times))
+        batch = tuple(range(left.ndim - 3))
+        enters = ((left != 0) | (right != 0)).any(axis=(*batch, -1))
+        for m in range(n_states):
+            entering = np.flatnonzero(enters[m])
+            pulled[..., m, :, m, :] += self.fixed[m]
+            for j in entering:
+                by_left, by_right = left[..., m, j, :, None], right[..., m, j, None, :]
+                pulled[..., m, :, j, :] -= self.cross[m] * by_right
+                pulled[..., j, :, m, :] -= by_left * self.cross[m].T
+                weighted = by_left * self.weights[m]
+                for i in entering:
+                    pulled[..., j, :, i, :] += weighted * right[..., m, i, None, :]
+        return pulled
+
+
 class Theorem1:
     """Minus the log of Theorem 1 as a function of one vector: u, then states by state.
 
@@ -254,17 +313,10 @@ class Theorem1:
         self.likelihood = normal(gp) if likelihood is None else likelihood
         self.shape = gp.prior_mean.shape
         self.n_params = len(parameters.names)
-        vectors, variances = gp.processes.conditional_spectrum
         n_times, n_states = self.shape
         places = np.arange(n_states)[:, None] * n_times + self.likelihood.rows
         self.told_of = np.append(np.arange(self.n_params), self.n_params + places.ravel())
-        self.whiten = (vectors / np.sqrt(np.maximum(variances, 0) + gamma[:, None])[:, None]).mT
-        self.slope = self.whiten @ gp.operators().D
-        vectors, variances = gp.processes.prior_spectrum
-        self.precision = (vectors / variances[:, None]) @ vectors.mT
-        self.weights = self.whiten.mT @ self.whiten
-        self.cross = self.slope.mT @ self.whiten
-        self.fixed = self.slope.mT @ self.slope + self.precision
+        self.squares = Squares.of(gp, gamma)
         self.at: tuple = (None, None)
 
     def flat(self, u, x) -> NDArray:
@@ -290,8 +342,10 @@ class Theorem1:
         with np.errstate(all="ignore"):
             x = self.states(point)
             f, df_dx, df_dtheta = self.ode.linearised(gp.t, x, theta)
-            mismatch = matvec(self.whiten, residuals(f, x, gp).T)
-            by_u = self.whiten @ ((df_dtheta * dtheta).swapaxes(0, 1) / gp.scale[:, None, None])
+            mismatch = matvec(self.squares.whiten, residuals(f, x, gp).T)
+            by_u = self.squares.whiten @ (
+                (df_dtheta * dtheta).swapaxes(0, 1) / gp.scale[:, None, None]
+            )
             by_x = (df_dx * gp.scale / gp.scale[:, None]).transpose(1, 2, 0)
         self.at = (point.copy(), _Linearised(mismatch, by_u, by_x))
         return self.at[1]
@@ -310,13 +364,13 @@ class Theorem1:
         with np.errstate(all="ignore"):
             theta, dtheta = self.parameters.natural(point[: self.n_params])
             told = self.likelihood(theta, self.states(point))
-            pulled = matvec(self.precision, deviation)
+            pulled = matvec(self.squares.precision, deviation)
             value = 0.5 * np.sum(np.square(mismatch)) + 0.5 * np.sum(deviation * pulled)
             value -= log_prior + told.log_density
-            back = matvec(self.whiten.mT, mismatch)
+            back = matvec(self.squares.whiten.mT, mismatch)
             by_states = (by_x * back[:, None]).sum(axis=0) + pulled
             by_states -= (told.by_states * self.gp.scale).T
-            by_states -= matvec(self.slope.mT, mismatch)
+            by_states -= matvec(self.squares.slope.mT, mismatch)
             by_params = np.einsum("ktp,kt->p", by_u, mismatch) - prior_gradient
             by_params -= told.by_theta * dtheta
             if self.known:
@@ -339,23 +393,14 @@ class Theorem1:
         return hessian if np.isfinite(hessian).all() else np.eye(len(hessian))
 
     def _hessian(self, point) -> NDArray:
-        # The ODE's blocks of two states are products of entries, not of matrices: what happens
-        # at one time depends on the states of that time alone.
         n_params, (n_states, n_times) = self.n_params, self.shape[::-1]
         _, by_u, by_x = self._linearised(point)
         n = n_params + n_states * n_times
-        states = np.zeros((n_states, n_times, n_states, n_times))
-        mixed = -np.einsum("ktp,kts->pks", by_u, self.slope)
+        states = self.squares.pulled_back(by_x, by_x)
+        mixed = -np.einsum("ktp,kts->pks", by_u, self.squares.slope)
         for m in range(n_states):
             entering = np.flatnonzero(by_x[m].any(axis=1))
-            d = by_x[m, entering]
-            both = d[:, None, :, None] * self.weights[m] * d[:, None, :]
-            states[entering[:, None], :, entering, :] += both
-            cross = self.cross[m] * d[:, None, :]
-            states[m][:, entering] -= cross.swapaxes(0, 1)
-            states[entering, :, m] -= cross.mT
-            states[m, :, m] += self.fixed[m]
-            mixed[:, entering] += (by_u[m].T @ self.whiten[m])[:, None] * d
+            mixed[:, entering] += (by_u[m].T @ self.squares.whiten[m])[:, None] * by_x[m, entering]
         by_params = np.einsum("ktp,ktq->pq", by_u, by_u)
         if self.known:
             start, *by = self._started(point)

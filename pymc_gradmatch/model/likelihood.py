@@ -275,13 +275,15 @@ class Written(Likelihood):
         """Return it, also between times."""
         with np.errstate(all="ignore"):
             hessian = np.nan_to_num(self._compiled[1](self._flat(theta, x), self.others))
+        diagonal = np.diag(np.diagonal(hessian))
+        if np.array_equal(hessian, diagonal):
+            return np.maximum(-diagonal, 0)
         variances, axes = np.linalg.eigh(-(hessian + hessian.T) / 2)
         return (axes * np.maximum(variances, 0)) @ axes.T
 
     def around(self, theta, solution):
         """Return it with the most probable others given a solution."""
-        settled = object.__new__(type(self))
-        vars(settled).update(vars(self))
+        settled = self._copied()
         if len(self.others):
             settled.others = self._most_probable(self._flat(theta, solution))
         each = np.diagonal(settled.curvature(theta, solution))[len(theta) :]
@@ -291,6 +293,18 @@ class Written(Likelihood):
             sigma = self.gp.scale / np.sqrt(told.sum(axis=1) / n_told)
         settled.sigma = _like_the_others(sigma, sigma > self.gp.scale, self.gp.scale)
         return settled
+
+    def given(self, values: Mapping[str, NDArray[np.float64]]) -> Self:
+        """Return it with others at unconstrained values, by their names."""
+        settled = self._copied()
+        parts = [np.ravel(values[str(name)]) for name in self._shapes]
+        settled.others = np.concatenate([np.zeros(0), *parts])
+        return settled
+
+    def _copied(self) -> Self:
+        copied = object.__new__(type(self))
+        vars(copied).update(vars(self), _compiled=self._compiled)  # compiled once for all
+        return copied
 
     def _most_probable(self, z) -> NDArray[np.float64]:
         *_, settle = self._compiled

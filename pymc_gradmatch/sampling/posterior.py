@@ -56,6 +56,7 @@ from pymc_gradmatch.sampling.density import (
     same_but_for_constants,
     write,
 )
+from pymc_gradmatch.sampling.following import follow, followed
 from pymc_gradmatch.sampling.parallel import NEVER, as_seeds, in_parallel, shown
 
 
@@ -82,8 +83,10 @@ def held_variables(model: pm.Model) -> set:
     }
 
 
+FOLLOWED = "importance sampling of draws that follow the ODE, Pareto k {:.2f}"
 ATTEMPTS = 3  # runs in coordinates fitted anew, before chains that disagree are returned
 AGREED, CHANCE = 0.01, 10  # R-hat less one; in fewer than a thousand draws chance moves it further
+EFFECTIVE = 100  # draws of each chain, with fewer of which PyMC warns
 ENOUGH_PILOTS = 100  # draws per coordinate of the ridge
 
 
@@ -188,8 +191,9 @@ class CompiledPosterior:
     ) -> xr.DataTree:
         """Run nutpie's NUTS in coordinates around the mode.
 
-        Where chains disagree along the ridge, they show where it lies: the
-        coordinates are fitted to their draws and the run is repeated.
+        Where chains disagree along the ridge, they show where it lies: draws that follow
+        the ODE are weighed from there on, or, where the model is not of the kind or these
+        are not reliable, the coordinates are fitted to the draws and the run is repeated.
 
         Raises
         ------
@@ -205,8 +209,13 @@ class CompiledPosterior:
             settings["adaptation"] = "low_rank"
         trace, q = self._draw(around, rng, progressbar, settings)
         try:
+            if not self._has_mixed(q):
+                with reporting("chains disagree: following the ODE", enabled=progressbar):
+                    drawn = self._followed(self._named(trace, around), rng)
+                if drawn is not None:
+                    return drawn
             for _ in range(ATTEMPTS - 1):
-                if self._agree(q):
+                if self._has_mixed(q):
                     break
                 with reporting("chains disagree: fitting coordinates anew", enabled=progressbar):
                     draws = q.reshape(-1, q.shape[-1])
@@ -216,6 +225,23 @@ class CompiledPosterior:
         except KeyboardInterrupt:
             raise Interrupted(self._named(trace, around)) from None
         return self._named(trace, around)
+
+    def _followed(self, run: xr.DataTree, rng) -> xr.DataTree | None:
+        """Return as many draws that follow the ODE as a run has, if their weights are reliable."""
+        with _BUILDING:
+            matched = followed(self.model, self.density)
+        if matched is None:
+            return None
+        before = run["posterior"].dataset
+        n_chains, n_draws = before.sizes["chain"], before.sizes["draw"]
+        drawn = follow(matched, before, draws=n_draws, chains=n_chains, rng=rng)
+        if not drawn.is_reliable:
+            return None
+        posterior = self._dataset(drawn.u, before["chain"].to_numpy())
+        posterior.attrs |= {"sampler": FOLLOWED.format(drawn.pareto_k)}
+        stats = run["sample_stats"].dataset[["diverging"]]
+        stats = stats.assign(diverging=xr.zeros_like(stats["diverging"]))
+        return xr.DataTree.from_dict({"posterior": posterior, "sample_stats": stats})
 
     def sample_around(
         self, around: Coordinates, rng: np.random.Generator, **settings
@@ -240,21 +266,29 @@ class CompiledPosterior:
     def _named(self, trace: xr.DataTree, around: Coordinates) -> xr.DataTree:
         """Return a run's draws as the model's variables."""
         q = trace["posterior"][COORDINATES]
+        posterior = self._dataset(around(q.to_numpy()), q["chain"].to_numpy())
+        return trace.assign(posterior=xr.DataTree(posterior))
+
+    def _dataset(self, u: NDArray[np.float64], chain: NDArray) -> xr.Dataset:
+        """Return points of shape ``(chain, draw, n)`` as the model's variables."""
         named = {dim: np.array(v) for dim, v in self.model.coords.items() if v is not None}
-        posterior = az.dict_to_dataset(
-            self.variables(around(q.to_numpy())),
-            coords=named | {"chain": q["chain"].to_numpy()},
+        return az.dict_to_dataset(
+            self.variables(u),
+            coords=named | {"chain": chain},
             dims=self.model.named_vars_to_dims,
             inference_library=nutpie,
         )
-        return trace.assign(posterior=xr.DataTree(posterior))
 
-    def _agree(self, q: NDArray[np.float64]) -> bool:
+    def _has_mixed(self, q: NDArray[np.float64]) -> bool:
+        """Tell whether chains agree along the ridge, and have enough effective draws of it."""
+        n_chains, n_draws = q.shape[:2]
         n_curved = self.split.n_curved
-        if self.split.n_monomials == 0 or q.shape[0] * q.shape[1] < ENOUGH_PILOTS * n_curved:
+        if self.split.n_monomials == 0 or n_chains * n_draws < ENOUGH_PILOTS * n_curved:
             return True
-        followed = q[..., : n_curved + int(self.split.is_held.sum())]
-        return bool((az.rhat(followed) - 1 < max(AGREED, CHANCE / q.shape[1])).all())
+        along = q[..., : n_curved + int(self.split.is_held.sum())]
+        agree = (az.rhat(along) - 1 < max(AGREED, CHANCE / n_draws)).all()
+        enough = (az.ess(along) >= n_chains * min(EFFECTIVE, n_draws / 10)).all()
+        return bool(agree and enough)
 
     def variables(self, u: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
         """Return the model's variables by name, from points of shape ``(..., n)``."""
