@@ -19,8 +19,7 @@ from pymc_gradmatch.exact.importance import (
     weigh,
 )
 from pymc_gradmatch.exact.modes import Ridges, modes_beside, modes_near, newton, ridges_from
-from pymc_gradmatch.exact.search import cover
-from pymc_gradmatch.exact.walks import WALKERS, Hamiltonian, walk
+from pymc_gradmatch.exact.search import WALKERS, Hamiltonian, cover, walk
 from pymc_gradmatch.ode import batched_solver
 
 T = np.linspace(0, 2, 9)

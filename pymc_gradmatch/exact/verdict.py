@@ -14,8 +14,7 @@ from pymc_gradmatch.exact.experiments import Separate, cover_experiments, exact_
 from pymc_gradmatch.exact.importance import Weighted, reliable_k
 from pymc_gradmatch.exact.modes import newton
 from pymc_gradmatch.exact.posterior import ExactPosterior
-from pymc_gradmatch.exact.search import ERRORS, TINY, Coverage, cover
-from pymc_gradmatch.exact.walks import WALKERS
+from pymc_gradmatch.exact.search import ERRORS, TINY, WALKERS, Coverage, cover
 from pymc_gradmatch.gp import StateGPs
 from pymc_gradmatch.reporting import Verdict, furthest
 

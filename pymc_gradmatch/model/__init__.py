@@ -12,10 +12,15 @@ from pymc_gradmatch.model.constraint import (
     constraints,
     equations,
     is_constraint,
+    residuals,
     warn_of_other_data,
 )
-from pymc_gradmatch.model.likelihood import NoDerivativeError, density_of, where_impossible
-from pymc_gradmatch.model.randomised import Observed, RandomisedStates, observed
+from pymc_gradmatch.model.gauss_newton import Squares
+from pymc_gradmatch.model.likelihood import (
+    NoDerivativeError,
+    density_of,
+    where_impossible,
+)
 from pymc_gradmatch.model.refinement import crossings_of, of_model, recentre, refine
 from pymc_gradmatch.model.start import is_known_start, known_starts, start_in
 
@@ -23,9 +28,8 @@ __all__ = [
     "Constraint",
     "GradientMatchingODE",
     "NoDerivativeError",
-    "Observed",
-    "RandomisedStates",
     "Settings",
+    "Squares",
     "build_model",
     "constraints",
     "crossings_of",
@@ -35,11 +39,11 @@ __all__ = [
     "is_known_start",
     "keep_observations",
     "known_starts",
-    "observed",
     "of_model",
     "preset_of",
     "recentre",
     "refine",
+    "residuals",
     "start_in",
     "warn_of_other_data",
     "where_impossible",

@@ -1,34 +1,55 @@
-"""Draws that follow the ODE, for posteriors in which NUTS gets stuck.
+r"""Draws that follow the ODE, for posteriors in which NUTS gets stuck.
 
 What the ODE is solved from, parameters and x(t0), and what the likelihood needs beside are
-few; given them the states are drawn around the solution (``model.randomised``).  So a mixture
-of t distributions in the few is a proposal for all, and importance sampling moves it to the
-matched posterior, however bent that is.
+few.  Given them, minus the log of Theorem 1 is half a sum of squares r of the states (prior,
+mismatch and, nearly, what is observed).  With J its Jacobian at the solution and
+:math:`L L^T = J^T J`, the states that solve
+
+.. math:: L^{-1} J^T r(x) = z, \qquad z \sim N(0, I)
+
+have the density :math:`N(z \mid 0, I)\, |\det L^{-1} J^T J(x)|` ("randomise then optimise" [1]_).
+They follow what is curved of the right-hand side, from which draws of a normal approximation
+are tens of nats away where the constraint is tight.  So a mixture of t distributions in the few
+is a proposal for all, and importance sampling moves it to the matched posterior, however bent
+that is.
+
+References
+----------
+.. [1] Bardsley, J. M., Solonen, A., Haario, H., Laine, M. (2014). Randomize-then-optimize: a
+   method for sampling from posterior distributions in nonlinear inverse problems. *SIAM
+   Journal on Scientific Computing* 36(4).
 """
 
 from typing import NamedTuple
 
 import numpy as np
 import pymc as pm
+import pytensor.tensor as pt
 import xarray as xr
 from numpy.typing import NDArray
 from pytensor.graph.traversal import ancestors
+from scipy.linalg import solve_triangular
 
+from pymc_gradmatch._pymc import EVALUATE_ONCE
 from pymc_gradmatch.exact import ExactPosterior, Mixture, fit_mixture, gather
-from pymc_gradmatch.gp import is_states
+from pymc_gradmatch.gp import StateGP, is_states
 from pymc_gradmatch.model import (
-    Observed,
-    RandomisedStates,
+    Constraint,
+    Squares,
     constraints,
     known_starts,
-    observed,
     of_model,
+    residuals,
 )
-from pymc_gradmatch.numerics import Density
+from pymc_gradmatch.numerics import Density, matvec
+from pymc_gradmatch.ode import ODE
 
-MOST_COORDINATES = 600  # of states: draws cost their number to the power of three
+MOST_COORDINATES = 600  # of states: a draw costs their number to the power of three
 ENOUGH = 1_500  # effective draws of all rounds
 MOST_PILOTS, WIDER = 3_000, 2.0  # draws that the first proposal is fitted to, and one around it
+AT_ONCE = 1_000_000  # numbers in the matrices of draws that are solved for together
+MOST_STEPS, SOLVED = 10, 1e-3  # of Newton, and the error of z that is left
+SHORTER = (1.0, 0.3, 0.1)  # of a step, where a whole one leads away
 
 
 class Chains(NamedTuple):
@@ -55,48 +76,211 @@ class Followed:
         self.target = ExactPosterior(model)
         self._density = density
         [constraint] = constraints(model)
-        self._gp = constraint.gp
+        self._gp, self._ode = constraint.gp, constraint.ode.of_levels
+        self._squares = Squares.of(constraint.gp, gamma_of(constraint))
         self._told, _ = of_model(model, constraint.ode, constraint.gp)
-        self._states = RandomisedStates(constraint)
         self._names = [model.rvs_to_values[rv].name for rv in model.free_RVs]
 
     @property
-    def size(self) -> int:
+    def n_random(self) -> int:
         """How many standard normal numbers z the states are made of."""
-        return self._states.size
+        n_times, n_states = self._gp.prior_mean.shape
+        return (n_times - 1) * n_states
 
     def __call__(
         self, phi: NDArray[np.float64], z: NDArray[np.float64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return log densities of points, estimated without bias, and value variables."""
+        """Return log densities of points, estimated without bias, and value variables.
+
+        Parameters
+        ----------
+        phi : array of float
+            What the ODE and the likelihood need, shape ``(draw, n)``.
+        z : array of float
+            What the states are made of, shape ``(draw, n_random)``.
+        """
         at = self.target.integrated(phi)
         [theta], [trajectories] = at.theta, at.trajectories
         solved = np.flatnonzero(np.isfinite(trajectories).all(axis=(1, 2)))
-        log_density = np.full(len(phi), -np.inf)
-        n_others = sum(values[0].size for values in at.values.values())
-        u = np.zeros((len(phi), n_others + trajectories[0].size))
-        if not len(solved):
-            return log_density, u
         theta = theta.reshape(len(phi), -1)[solved]
-        levels = self._gp.levels_of(trajectories[solved])
-        each = [
-            observed(self._told.given({name: part[i] for name, part in at.values.items()}), *one)
-            for i, *one in zip(solved, theta, levels, strict=True)
-        ]
-        by_states, curvature = map(np.array, zip(*each, strict=True))
-        around = Observed(by_states, curvature, self._told.rows)
-        drawn = self._states.draw(theta, levels, around, z[solved])
-        deviation = (drawn.levels - self._gp.prior_mean) / self._gp.scale
-        parts = [
-            (at.values[name][solved] if name in at.values else deviation).reshape(len(solved), -1)
-            for name in self._names
-        ]
+        values = {name: part[solved] for name, part in at.values.items()}
+        deviation, log_density = self._states(theta, trajectories[solved], values, z[solved])
+        states = deviation.mT
+        parts = [values.get(name, states).reshape(len(solved), -1) for name in self._names]
+        u = np.zeros((len(phi), sum(part.shape[1] for part in parts)))
         u[solved] = np.concatenate(parts, axis=1)
-        found = np.isfinite(drawn.log_density)
+        found = np.isfinite(log_density)
         ended = solved[found]
-        height, _ = self._density(u[ended])
-        log_density[ended] = height - drawn.log_density[found] + at.log_volume[ended]
-        return np.where(np.isfinite(log_density), log_density, -np.inf), u
+        ratio = np.full(len(phi), -np.inf)
+        if len(ended):
+            ratio[ended] = self._density(u[ended])[0] - log_density[found] + at.log_volume[ended]
+        return np.where(np.isfinite(ratio), ratio, -np.inf), u
+
+    def _states(self, theta, trajectories, values, z) -> tuple[NDArray, NDArray]:
+        """Draw the states, shape ``(draw, state, time)``, and return their log densities."""
+        levels = self._gp.levels_of(trajectories)
+        n_params, n_draws = theta.shape[1], len(theta)
+        drawn = [(np.empty((0, *levels.shape[:0:-1])), np.empty(0))]
+        n_chunks = max(1, -(-n_draws * self.n_random**2 // AT_ONCE))
+        for part in np.array_split(np.arange(n_draws), min(n_chunks, max(n_draws, 1))):
+            slopes, curvatures = [], []
+            for i in part:
+                told = self._told.given({name: value[i] for name, value in values.items()})
+                slopes.append(told(theta[i], levels[i]).by_states)
+                curvatures.append(told.curvature(theta[i], levels[i])[n_params:, n_params:])
+            if len(part):
+                sums = SumsOfSquares(
+                    self._ode, self._gp, self._squares, theta[part], levels[part],
+                    np.array(slopes), np.array(curvatures), self._told.rows,
+                )  # fmt: skip
+                drawn.append(randomised(sums, z[part]))
+        deviations, log_densities = zip(*drawn, strict=True)
+        return np.concatenate(deviations), np.concatenate(log_densities)
+
+
+class SumsOfSquares:
+    """Minus the log of Theorem 1 given parameters and x(t0), around a solution for each draw.
+
+    Parameters
+    ----------
+    ode, gp, squares : ODE, StateGP, Squares
+        What Theorem 1 is written with.
+    theta, levels : array of float
+        Parameters and solutions, shapes ``(draw, param)`` and ``(draw, time, state)``.
+    slopes, curvatures : array of float
+        What is observed as a quadratic there: derivatives of its log density, shape ``(draw,
+        time, state)``, and minus the second, by state and row, shape ``(draw, n, n)``.
+    rows : array of int
+        The times at which something is observed.
+    """
+
+    def __init__(
+        self, ode: ODE, gp: StateGP, squares: Squares,
+        theta: NDArray, levels: NDArray, slopes: NDArray, curvatures: NDArray, rows: NDArray,
+    ):  # fmt: skip
+        self._ode, self._gp, self._squares, self._theta = ode, gp, squares, theta
+        n_times, n_states = gp.prior_mean.shape
+        self.solution = ((levels - gp.prior_mean) / gp.scale).mT
+        self._slopes = (slopes * gp.scale).mT
+        units = np.repeat(gp.scale, len(rows))
+        self._curvatures = curvatures * units * units[:, None]
+        self._rows = (np.arange(n_states)[:, None] * n_times + rows).ravel()
+        every = np.arange(len(theta))
+        mismatch, self._by_x = self.linearised(self.solution, every)
+        self.gradient_there = self.gradient(self.solution, mismatch, every)
+        self.hessian_there = self.hessian(self._by_x, every)
+
+    def linearised(self, deviation: NDArray, draws: NDArray) -> tuple[NDArray, NDArray]:
+        """Return the whitened mismatch, and derivatives of f by the states of the same time."""
+        gp, n = self._gp, len(deviation)
+        n_times, n_states = gp.prior_mean.shape
+        levels = gp.prior_mean + gp.scale * deviation.mT
+        theta = np.repeat(self._theta[draws], n_times, axis=0)
+        with np.errstate(all="ignore"):
+            f, by_x, _ = self._ode.linearised(np.tile(gp.t, n), levels.reshape(-1, n_states), theta)
+            gap = residuals(f.reshape(levels.shape), levels, gp).mT
+            by_x = (by_x * gp.scale / gp.scale[:, None]).reshape(n, n_times, n_states, n_states)
+            return matvec(self._squares.whiten, gap), by_x.transpose(0, 2, 3, 1)
+
+    def gradient(self, deviation: NDArray, mismatch: NDArray, draws: NDArray) -> NDArray:
+        """Return J^T r with J at the solution, by the states after the first time."""
+        squares = self._squares
+        back = matvec(squares.whiten.mT, mismatch)
+        gradient = matvec(squares.precision, deviation) - matvec(squares.slope.mT, mismatch)
+        gradient += (self._by_x[draws] * back[:, :, None]).sum(axis=1) - self._slopes[draws]
+        away = (deviation - self.solution[draws]).reshape(len(draws), -1)[:, self._rows]
+        flat = gradient.reshape(len(draws), -1)
+        flat[:, self._rows] += matvec(self._curvatures[draws], away)
+        return gradient[:, :, 1:].reshape(len(draws), -1)
+
+    def hessian(self, by_x: NDArray, draws: NDArray) -> NDArray:
+        """Return J^T J(x), J at the solution and J(x) where f has given derivatives."""
+        hessian = self._squares.pulled_back(self._by_x[draws], by_x)
+        flat = hessian.reshape(len(draws), self.solution[0].size, -1)
+        flat[:, self._rows[:, None], self._rows] += self._curvatures[draws]
+        n = self.solution[0, :, 1:].size
+        return hessian[:, :, 1:, :, 1:].reshape(len(draws), n, n)
+
+
+def randomised(sums: SumsOfSquares, z: NDArray[np.float64]) -> tuple[NDArray, NDArray]:
+    r"""Solve :math:`L^{-1} J^T r(x) = z` by Newton's method, for all draws side by side.
+
+    Returns
+    -------
+    deviation : array of float
+        States from the prior mean in standard deviations of the data, ``(draw, state, time)``.
+    log_density : array of float
+        That of the draw, up to a constant; infinite where no solution was found.
+    """
+    deviation, log_density = sums.solution.copy(), np.full(len(z), np.inf)
+    hessian = sums.hessian_there
+    factor, is_definite = _cholesky(hessian)
+    wanted = matvec(factor, z)
+    left = sums.gradient_there - wanted
+    going = np.flatnonzero(is_definite)
+    hessian = hessian[going]
+    for _ in range(MOST_STEPS):
+        if not len(going):
+            break
+        steps = -np.linalg.solve(hessian, left[going][..., None])[..., 0]
+        steps = steps.reshape(len(going), deviation.shape[1], -1)
+        lengths = np.linalg.norm(_solved(factor[going], left[going]), axis=1)
+        by_x = np.empty((len(going), deviation.shape[1], *deviation.shape[1:]))
+        has_moved = np.zeros(len(going), dtype=bool)
+        for shorter in SHORTER:
+            these = np.flatnonzero(~has_moved)
+            if not len(these):
+                break
+            draws = going[these]
+            tried = deviation[draws]
+            tried[:, :, 1:] += shorter * steps[these]
+            mismatch, by_x[these] = sums.linearised(tried, draws)
+            there = sums.gradient(tried, mismatch, draws) - wanted[draws]
+            with np.errstate(all="ignore"):
+                nearer = np.linalg.norm(_solved(factor[draws], there), axis=1)
+            better = nearer < lengths[these]
+            deviation[draws[better]], left[draws[better]] = tried[better], there[better]
+            has_moved[these[better]], lengths[these[better]] = True, nearer[better]
+        going, lengths = going[has_moved], lengths[has_moved]
+        hessian = sums.hessian(by_x[has_moved], going)
+        ends = lengths < SOLVED
+        ended = going[ends]
+        drawn = z[ended] + _solved(factor[ended], left[ended])
+        volume = np.log(np.diagonal(factor[ended], axis1=1, axis2=2)).sum(axis=1)
+        log_density[ended] = np.linalg.slogdet(hessian[ends])[1] - volume
+        log_density[ended] -= 0.5 * np.square(drawn).sum(axis=1)
+        going, hessian = going[~ends], hessian[~ends]
+    return deviation, log_density
+
+
+def _cholesky(matrices: NDArray) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Return lower factors, and of which matrices they are: the identity where there is none."""
+    factors = np.broadcast_to(np.eye(matrices.shape[-1]), matrices.shape).copy()
+    is_definite = np.isfinite(matrices).all(axis=(1, 2))
+    for place in np.flatnonzero(is_definite):
+        try:
+            factors[place] = np.linalg.cholesky(matrices[place])
+        except np.linalg.LinAlgError:
+            is_definite[place] = False
+    return factors, is_definite
+
+
+def _solved(factors: NDArray, vectors: NDArray) -> NDArray[np.float64]:
+    """Return the solutions of lower triangular systems, one for each vector."""
+    solutions = np.empty_like(vectors)
+    for solution, *one in zip(solutions, factors, vectors, strict=True):
+        solution[:] = solve_triangular(*one, lower=True, check_finite=False)
+    return solutions
+
+
+def gamma_of(constraint: Constraint) -> NDArray[np.float64]:
+    """Return what the diagonal of A + gamma I has more than that of A, shape ``(state,)``."""
+    vectors, variances = (
+        pt.as_tensor(part).eval(mode=EVALUATE_ONCE)
+        for part in (constraint.basis.vectors, constraint.basis.variances)
+    )
+    total = (np.square(vectors) * variances[:, None]).sum(axis=2)
+    return (total - np.diagonal(constraint.gp.operators().A, axis1=1, axis2=2)).mean(axis=1)
 
 
 def followed(model: pm.Model, density: Density) -> Followed | None:
@@ -137,7 +321,7 @@ def follow(
     rounds = []
 
     def target(phi):
-        height, u = matched(phi, rng.normal(size=(len(phi), matched.size)))
+        height, u = matched(phi, rng.normal(size=(len(phi), matched.n_random)))
         rounds.append(u)
         return height
 
