@@ -192,6 +192,7 @@ def test_ctrl_c_while_a_run_is_repeated_returns_the_run_before(decay, monkeypatc
     bars = interrupting(lambda runs, _: runs == 2)
     monkeypatch.setattr(posterior, "NutpieProgressBarManager", bars)
     monkeypatch.setattr(posterior.CompiledPosterior, "_has_mixed", lambda *_: False)
+    monkeypatch.setattr(posterior, "followed", lambda *_: None)
 
     def retraced(*args):
         monkeypatch.setattr(density.nutpie, "sample", endless)

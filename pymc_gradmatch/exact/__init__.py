@@ -5,7 +5,7 @@
 :func:`integrate_check` turns matched draws into exact ones, or says that it cannot.
 """
 
-from pymc_gradmatch.exact.importance import Mixture, fit_mixture, gather
+from pymc_gradmatch.exact.importance import Mixture, fit_mixture, gather, repeated
 from pymc_gradmatch.exact.one_call import Fit, fit
 from pymc_gradmatch.exact.posterior import ExactPosterior
 from pymc_gradmatch.exact.solutions import Solutions, predict
@@ -24,4 +24,5 @@ __all__ = [
     "glance",
     "integrate_check",
     "predict",
+    "repeated",
 ]

@@ -151,9 +151,13 @@ class Weighted(NamedTuple):
 
     def resampled(self, n: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """Return the places of n draws, each as often as its weight says, or once more."""
-        ends = np.cumsum(self.weights)
-        at = (np.arange(n) + rng.random()) / n
-        return rng.permutation(np.searchsorted(ends / ends[-1], at))
+        return rng.permutation(repeated(self.weights, n, rng))
+
+
+def repeated(weights: NDArray[np.float64], n: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Return the places of n draws, in order, each as often as its weight says or once more."""
+    ends = np.cumsum(weights)
+    return np.searchsorted(ends / ends[-1], (np.arange(n) + rng.random()) / n)
 
 
 def reliable_k(n_draws: int) -> float:
@@ -211,7 +215,7 @@ class Pool:
     @property
     def log_ratio(self) -> NDArray[np.float64]:
         """Logs of the weights."""
-        return self._height - logsumexp(self._densities, axis=0)
+        return self._height - logsumexp(self._densities, axis=0) + np.log(len(self.proposals))
 
     def chosen(self, n_draws: int, rng: np.random.Generator) -> tuple[NDArray, NDArray]:
         """Return draws to fit the next proposal to, by weights flattened as need be, and these.

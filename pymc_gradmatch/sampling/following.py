@@ -31,7 +31,7 @@ from pytensor.graph.traversal import ancestors
 from scipy.linalg import solve_triangular
 
 from pymc_gradmatch._pymc import EVALUATE_ONCE
-from pymc_gradmatch.exact import ExactPosterior, Mixture, fit_mixture, gather
+from pymc_gradmatch.exact import ExactPosterior, Mixture, fit_mixture, gather, repeated
 from pymc_gradmatch.gp import StateGP, is_states
 from pymc_gradmatch.model import (
     Constraint,
@@ -196,9 +196,10 @@ class SumsOfSquares:
     def hessian(self, by_x: NDArray, draws: NDArray) -> NDArray:
         """Return J^T J(x), J at the solution and J(x) where f has given derivatives."""
         hessian = self._squares.pulled_back(self._by_x[draws], by_x)
-        flat = hessian.reshape(len(draws), self.solution[0].size, -1)
+        n = self.solution[0].size
+        flat = hessian.reshape(len(draws), n, n)
         flat[:, self._rows[:, None], self._rows] += self._curvatures[draws]
-        n = self.solution[0, :, 1:].size
+        n -= len(self.solution[0])
         return hessian[:, :, 1:, :, 1:].reshape(len(draws), n, n)
 
 
@@ -329,11 +330,5 @@ def follow(
     u = np.concatenate(rounds)
     mixed = rng.permutation(len(u))
     shares = [mixed[chain::chains] for chain in range(chains)]
-    chosen = np.stack([share[_repeated(weighted.weights[share], draws, rng)] for share in shares])
+    chosen = np.stack([share[repeated(weighted.weights[share], draws, rng)] for share in shares])
     return Chains(u[chosen], weighted.pareto_k, weighted.is_reliable)
-
-
-def _repeated(weights, n: int, rng) -> NDArray[np.int64]:
-    """Return the places of n draws, each as often as its weight says, or once more."""
-    ends = np.cumsum(weights)
-    return np.searchsorted(ends / ends[-1], (np.arange(n) + rng.random()) / n)

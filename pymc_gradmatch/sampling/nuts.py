@@ -146,6 +146,8 @@ def sample(
         )
     except Interrupted as interrupt:
         idata = interrupt.draws
+    if "sampler" in idata["posterior"].attrs:
+        _log.info("Chains of NUTS had not mixed. %s.", idata["posterior"].attrs["sampler"])
     patch_nutpie_idata(idata, model, sampling_time=time.perf_counter() - start)
     keep_observations(idata, model)
     if constraints(model):

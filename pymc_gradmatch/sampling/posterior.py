@@ -83,7 +83,7 @@ def held_variables(model: pm.Model) -> set:
     }
 
 
-FOLLOWED = "importance sampling of draws that follow the ODE, Pareto k {:.2f}"
+FOLLOWED = "Importance sampling of draws that follow the ODE, Pareto k {:.2f}"
 ATTEMPTS = 3  # runs in coordinates fitted anew, before chains that disagree are returned
 AGREED, CHANCE = 0.01, 10  # R-hat less one; in fewer than a thousand draws chance moves it further
 EFFECTIVE = 100  # draws of each chain, with fewer of which PyMC warns
