@@ -154,6 +154,12 @@ def test_small_rounds_gather_what_is_wanted_however_far_it_is(rng):
     assert found.log_evidence == pytest.approx(0, abs=4 / np.sqrt(found.n_effective))
 
 
+def test_rounds_that_meet_nothing_end_with_a_k_that_says_so(rng):
+    around = Mixture.around(np.zeros(2), np.eye(2))
+    found = gather(lambda points: np.full(len(points), -np.inf), around, 100, rng)
+    assert not found.is_reliable
+
+
 @pytest.mark.parametrize("gamma", [0.3, np.array([0.05, 0.2])])
 def test_gamma_is_read_from_the_constraint(two_kernel_gp, lotka_volterra, gamma):
     with pm.Model(coords={"state": lotka_volterra.ode.states}) as model:
@@ -247,10 +253,8 @@ def test_draws_that_follow_the_ode_are_those_of_pymc(compiled, theirs):
     expected, astray = theirs, theirs.copy()
     for name in PRIORS:
         astray[name] = 0.3 + 1.2 * expected[name]
-    drawn = follow(
-        followed(compiled.model, compiled.density), astray,
-        draws=1_000, chains=4, rng=np.random.default_rng(2),
-    )  # fmt: skip
+    matched = followed(compiled.model, compiled.density)
+    drawn = follow(matched, astray.isel(draw=slice(1_000)), np.random.default_rng(2))
     assert drawn.is_reliable
     found = compiled._dataset(drawn.u, np.arange(4))
     assert float(az.rhat(found[list(PRIORS)]).to_array().max()) < 1.01
@@ -307,9 +311,9 @@ def test_unreliable_weights_are_not_handed_out(stuck, monkeypatch, is_reliable):
     """Assert that NUTS then runs again, in coordinates fitted to its draws."""
     sample, runs = stuck
 
-    def weighed(matched, posterior, *, draws, chains, rng):
+    def weighed(matched, posterior, rng):
         size = sum(np.size(part) for part in posterior.isel(chain=0, draw=0).data_vars.values())
-        return Chains(np.zeros((chains, draws, size)), 0.9, is_reliable)
+        return Chains(np.zeros((2, 200, size)), 0.9, is_reliable)
 
     monkeypatch.setattr(posterior, "follow", weighed)
     idata = sample()

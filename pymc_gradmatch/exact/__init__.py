@@ -5,7 +5,7 @@
 :func:`integrate_check` turns matched draws into exact ones, or says that it cannot.
 """
 
-from pymc_gradmatch.exact.importance import Mixture, fit_mixture, gather, repeated
+from pymc_gradmatch.exact.importance import Mixture, Weighted, fit_mixture, gather, repeated
 from pymc_gradmatch.exact.one_call import Fit, fit
 from pymc_gradmatch.exact.posterior import ExactPosterior
 from pymc_gradmatch.exact.solutions import Solutions, predict
@@ -17,6 +17,7 @@ __all__ = [
     "IntegrateCheck",
     "Mixture",
     "Solutions",
+    "Weighted",
     "check_n_draws",
     "fit",
     "fit_mixture",

@@ -323,7 +323,8 @@ def gather(
         points = latest.draw(SMALL_ROUND, rng)
         pool.add(latest, points, target(points))
         weighted = weigh(pool.points, pool.log_ratio)
-        if weighted.is_reliable and weighted.n_effective > n_effective:
+        is_enough = weighted.is_reliable and weighted.n_effective > n_effective
+        if is_enough or not weighted.n_effective:  # or the target is zero at all draws
             break
         chosen, _ = pool.chosen(SMALL_ROUND, rng)
         latest = fit_mixture(chosen, rng).stretched()

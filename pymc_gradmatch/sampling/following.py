@@ -31,7 +31,7 @@ from pytensor.graph.traversal import ancestors
 from scipy.linalg import solve_triangular
 
 from pymc_gradmatch._pymc import EVALUATE_ONCE
-from pymc_gradmatch.exact import ExactPosterior, Mixture, fit_mixture, gather, repeated
+from pymc_gradmatch.exact import ExactPosterior, Mixture, Weighted, fit_mixture, gather, repeated
 from pymc_gradmatch.gp import StateGP, is_states
 from pymc_gradmatch.model import (
     Constraint,
@@ -45,7 +45,7 @@ from pymc_gradmatch.numerics import Density, matvec
 from pymc_gradmatch.ode import ODE
 
 MOST_COORDINATES = 600  # of states: a draw costs their number to the power of three
-ENOUGH = 1_500  # effective draws of all rounds
+SEARCHES, ENOUGH = 2, 400  # of their own; effective draws that are a chain
 MOST_PILOTS, WIDER = 3_000, 2.0  # draws that the first proposal is fitted to, and one around it
 AT_ONCE = 1_000_000  # numbers in the matrices of draws that are solved for together
 MOST_STEPS, SOLVED = 10, 1e-3  # of Newton, and the error of z that is left
@@ -308,17 +308,34 @@ def followed(model: pm.Model, density: Density) -> Followed | None:
         return None
 
 
-def follow(
-    matched: Followed, posterior: xr.Dataset, *, draws: int, chains: int, rng: np.random.Generator
-) -> Chains:
-    """Draw from a posterior by importance sampling, from draws that lie about where it is.
+def follow(matched: Followed, posterior: xr.Dataset, rng: np.random.Generator) -> Chains:
+    """Draw as many chains as there are of draws that lie about where a posterior is.
 
-    Each chain is a share of the draws of all rounds, repeated as often as their weights say: of
-    what is repeated R-hat and effective sample sizes take account.
+    Two searches, each from half of the chains, so that R-hat compares what came about by itself.
+    A chain is a share of the draws of all rounds of one of them, repeated as often as their
+    weights say: effective sample sizes take account of that.
     """
-    phi = rng.permutation(matched.target.coordinates(posterior))
+    n_chains, n_draws = posterior.sizes["chain"], posterior.sizes["draw"]
+    phi = matched.target.coordinates(posterior)
     around = Mixture.around(phi.mean(axis=0), WIDER**2 * np.atleast_2d(np.cov(phi.T)))
-    start = fit_mixture(phi[:MOST_PILOTS], rng).stretched().defended(around)
+    halves = np.array_split(phi.reshape(n_chains, n_draws, -1), min(SEARCHES, n_chains))
+    found = [_gathered(matched, half, around, rng) for half in halves]
+    drawn = []
+    for half, (weighted, u) in zip(halves, found, strict=True):
+        mixed = rng.permutation(len(u))
+        shares = [mixed[chain :: len(half)] for chain in range(len(half))]
+        drawn += [u[share[repeated(weighted.weights[share], n_draws, rng)]] for share in shares]
+    return Chains(
+        np.stack(drawn),
+        max(weighted.pareto_k for weighted, _ in found),
+        all(weighted.is_reliable for weighted, _ in found),
+    )
+
+
+def _gathered(matched: Followed, near, around: Mixture, rng) -> tuple[Weighted, NDArray]:
+    """Return weighted draws of the few, worth as many chains as given, and value variables."""
+    pilots = rng.permutation(near.reshape(-1, near.shape[-1]))[:MOST_PILOTS]
+    start = fit_mixture(pilots, rng).stretched().defended(around)
     rounds = []
 
     def target(phi):
@@ -326,9 +343,5 @@ def follow(
         rounds.append(u)
         return height
 
-    weighted = gather(target, start, ENOUGH, rng)
-    u = np.concatenate(rounds)
-    mixed = rng.permutation(len(u))
-    shares = [mixed[chain::chains] for chain in range(chains)]
-    chosen = np.stack([share[repeated(weighted.weights[share], draws, rng)] for share in shares])
-    return Chains(u[chosen], weighted.pareto_k, weighted.is_reliable)
+    weighted = gather(target, start, len(near) * ENOUGH, rng)
+    return weighted, np.concatenate(rounds)

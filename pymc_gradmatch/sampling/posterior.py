@@ -233,8 +233,7 @@ class CompiledPosterior:
         if matched is None:
             return None
         before = run["posterior"].dataset
-        n_chains, n_draws = before.sizes["chain"], before.sizes["draw"]
-        drawn = follow(matched, before, draws=n_draws, chains=n_chains, rng=rng)
+        drawn = follow(matched, before, rng)
         if not drawn.is_reliable:
             return None
         posterior = self._dataset(drawn.u, before["chain"].to_numpy())
