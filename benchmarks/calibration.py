@@ -68,6 +68,7 @@ def table_of(rows: pd.DataFrame) -> pd.DataFrame:
                 "inside the band": outside <= 0,
                 "beyond it": max(outside, 0.0),
                 "p (Kolmogorov-Smirnov)": kstest(values, "uniform").pvalue,
+                "95 % intervals hold the truth": (np.abs(values - 0.5) < 0.475).mean(),
             }
     return pd.DataFrame(summaries).T.rename_axis(["system", "unknown"])
 

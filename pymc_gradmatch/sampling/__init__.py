@@ -1,7 +1,8 @@
 """Draws from a model: of one, or of many that are one formula.
 
 A model's density is compiled once (``density``), climbed to its mode, and written in
-coordinates in which it is round (``coordinates``); there nutpie's NUTS is fast.
+coordinates in which it is round (``coordinates``); there nutpie's NUTS is fast.  Where it
+does not mix, draws follow the ODE (``following``).
 :func:`sample` does so for one model, :func:`fit_many` for a stack of data sets, whose draws
 are side by side in memory or in a file (``stack``), fitted by joblib (``parallel``).
 """

@@ -42,10 +42,17 @@ def sample(
     and the monomials p of degree two and three in the parameters and the softest
     directions of the states follow the curve along which states and parameters
     depend on each other.  In q the posterior is nearly a standard normal, in
-    which NUTS needs a handful of steps; the map preserves volume.  Where chains
-    disagree, the curve is fitted to their draws and the run repeated, up to
-    twice.  The posterior is the same as that of :func:`pymc.sample`, and so are
-    names, dims and groups of the result.
+    which NUTS needs a handful of steps; the map preserves volume.  The posterior is
+    the same as that of :func:`pymc.sample`, and so are names, dims and groups of the
+    result.
+
+    Where chains have not mixed, they show where the posterior lies.  Draws of x(t0) and
+    of all but the states then go on from there by importance sampling, with states drawn
+    around the ODE's solution [1]_: two searches, each from half of the chains, by weights
+    with a reliable Pareto k.  Where these are not reliable, or the model is not of the
+    kind (one ODE, numbers for gamma and the kernels' hyperparameters, no known start, at
+    most 600 coordinates of states), the curve is fitted to the draws of the chains and
+    the run repeated, up to twice.
 
     Parameters
     ----------
@@ -93,10 +100,12 @@ def sample(
     ``idata["posterior"].attrs["exactness"]`` what was seen.  The verdict is
     :func:`~pymc_gradmatch.integrate_check`'s.
 
-    Where the posterior has several modes, or a ridge that is thin and bent beyond
-    a cubic (FitzHugh-Nagumo with much noise), R-hat says so; :func:`pymc.sample`
-    may be the more robust choice then.  docs/speed.md compares the two, and
-    docs/accuracy.md says what :func:`~pymc_gradmatch.integrate_check` can repair.
+    Draws that follow the ODE are not those of NUTS: a line in the log says so, and
+    ``idata["posterior"].attrs["sampler"]``.  Chains that come of one search are shares of
+    its draws, and a draw may be there several times, of which effective sample sizes take
+    account.  Where the posterior has several modes, R-hat says so at best.  docs/speed.md
+    compares the ways, and docs/accuracy.md says what
+    :func:`~pymc_gradmatch.integrate_check` can repair.
 
     The start is the best mode found from eight draws of the parameters from
     their prior, see :func:`find_map`.  What is neither a state nor a parameter of
@@ -106,6 +115,12 @@ def sample(
     it saves: then W is a diagonal, nothing is bent, and nutpie learns the rest
     with its low-rank mass matrix, as a line in the log says.  The refined model of
     so many states and times is too thin for that: thin the data there.
+
+    References
+    ----------
+    .. [1] Bardsley, J. M., Solonen, A., Haario, H., Laine, M. (2014). Randomize-then-optimize: a
+       method for sampling from posterior distributions in nonlinear inverse problems. *SIAM
+       Journal on Scientific Computing* 36(4).
 
     Examples
     --------
