@@ -5,14 +5,26 @@ from itertools import combinations_with_replacement
 import arviz as az
 import numpy as np
 import pymc as pm
+import pytensor.tensor as pt
 import pytest
 from scipy.optimize import approx_fprime
 
 import pymc_gradmatch as gm
 from pymc_gradmatch.numerics import laplace
+from pymc_gradmatch.sampling import coordinates
 from pymc_gradmatch.sampling import posterior as compiled_posteriors
-from pymc_gradmatch.sampling.coordinates import Coordinates, Split, curve, monomials, straight
-from pymc_gradmatch.sampling.density import pack
+from pymc_gradmatch.sampling.coordinates import (
+    Arrow,
+    Coordinates,
+    Split,
+    climb_in_blocks,
+    curve,
+    monomials,
+    rounded,
+    straight,
+    upright,
+)
+from pymc_gradmatch.sampling.density import compile_density, pack
 from pymc_gradmatch.sampling.posterior import compile_posterior
 
 QUIET = {"cores": 1, "random_seed": 1, "progressbar": False}
@@ -121,6 +133,7 @@ def test_a_cubic_ridge_is_found(rng, n_held):
         np.repeat([False, True, False], [n_params, n_state, n_held]),
         np.repeat([False, True], [n_params + n_state, n_held]),
         n_states=1,
+        experiment=np.full(n_params + n_state + n_held, -1),
     )
     n, n_curved = n_params + n_state + n_held, 4
     order = [*range(n_curved), *range(n_params + n_state, n)]
@@ -154,9 +167,9 @@ def test_a_cubic_ridge_is_found(rng, n_held):
     assert isinstance(found, Coordinates)
     points = np.random.default_rng(3).normal(size=(40, n))
     flat = straight(mode, split)
-    for coordinates, worst in ((found, 1.0), (flat, np.inf)):
-        height = density(coordinates(np.zeros(n)))[0]
-        misfit = [density(coordinates(q))[0] - height + 0.5 * q @ q for q in points]
+    for around, worst in ((found, 1.0), (flat, np.inf)):
+        height = density(around(np.zeros(n)))[0]
+        misfit = [density(around(q))[0] - height + 0.5 * q @ q for q in points]
         assert np.median(np.abs(misfit)) < worst
     assert np.median(np.abs(misfit)) > 3  # of the flat ones
 
@@ -208,7 +221,7 @@ def test_without_states_of_their_own_coordinates_are_straight(rng):
     root = rng.normal(size=(6, 6))
     precision = root @ root.T + np.eye(6)
     is_held = np.arange(6) >= 4
-    split = Split(np.zeros(6, dtype=bool), is_held, n_states=0)
+    split = Split(np.zeros(6, dtype=bool), is_held, n_states=0, experiment=np.full(6, -1))
 
     def density(u):
         return -0.5 * u @ precision @ u, -precision @ u
@@ -287,3 +300,129 @@ def test_refined_data_sets_share_one_compilation(
             assert abs(float(draws.mean()) - truth) < 4 * float(draws.std())
     sigma = fits["sigma"].mean(["chain", "draw"])
     assert ((sigma > 0.05) & (sigma < 0.2)).all()
+
+
+EXPERIMENT = np.array([-1, 0, 1, 2, 0, 0, 1, 1, 2, 2, -1])  # each owns three, two are shared
+
+
+@pytest.fixture
+def arrows(monkeypatch):
+    """Return what entries are of three experiments, whose W is an arrow."""
+    monkeypatch.setattr(coordinates, "MOST_TOGETHER", 0)
+    nothing = np.zeros(len(EXPERIMENT), dtype=bool)
+    return Split(nothing, nothing, n_states=1, experiment=EXPERIMENT)
+
+
+@pytest.fixture
+def precision(rng):
+    """Return one whose experiments are independent given what they share."""
+    n = len(EXPERIMENT)
+    root = rng.normal(size=(n, n))
+    shared = EXPERIMENT < 0
+    sees = shared | shared[:, None] | (EXPERIMENT[:, None] == EXPERIMENT)
+    return np.where(sees, root @ root.T, 0) + 12 * np.eye(n)
+
+
+def normal(location, precision):
+    def density(u):
+        away = u - location
+        return -0.5 * (away @ precision * away).sum(axis=-1), -away @ precision
+
+    return density
+
+
+def test_an_arrow_makes_experiments_that_share_a_standard_normal(arrows, precision, rng):
+    """Assert the mode, and W W^T = H^-1 where no entry of another experiment was looked at."""
+    location = rng.normal(size=len(EXPERIMENT))
+    density = normal(location, precision)
+    mode = climb_in_blocks(density, np.zeros(len(EXPERIMENT)), arrows)
+    np.testing.assert_allclose(mode.location, location, atol=1e-6)
+    around = rounded(density, upright(mode, arrows), arrows)
+    linear = np.array([around(e) for e in np.eye(len(EXPERIMENT))]).T - around.location[:, None]
+    np.testing.assert_allclose(linear @ linear.T, np.linalg.inv(precision), atol=1e-8)
+    gradient = rng.normal(size=len(EXPERIMENT))
+    np.testing.assert_allclose(around.back(gradient), linear.T @ gradient)
+    batch = rng.normal(size=(2, 3, len(EXPERIMENT)))
+    np.testing.assert_allclose(around(batch), around.location + batch @ linear.T)
+
+
+def test_what_is_held_stays_where_it_is_and_keeps_its_scale(arrows, precision, rng):
+    """Assert it of one shared entry and one of each experiment: the mode is the one given these."""
+    held = np.isin(np.arange(len(EXPERIMENT)), [10, 3, 4, 6])
+    split = arrows._replace(is_held=held)
+    start = rng.normal(size=len(EXPERIMENT))
+    mode = climb_in_blocks(normal(np.zeros(len(start)), precision), start, split)
+    np.testing.assert_allclose(mode.location[held], start[held], rtol=1e-12)
+    np.testing.assert_allclose(mode.factor[held], 1)
+    free = ~held
+    expected = -np.linalg.solve(
+        precision[np.ix_(free, free)], precision[np.ix_(free, held)] @ start[held]
+    )
+    np.testing.assert_allclose(mode.location[free], expected, atol=1e-6)
+
+
+def test_a_compiled_arrow_is_the_one_that_draws_are_moved_by(arrows, precision, rng):
+    n = len(EXPERIMENT)
+    n_shared, *own = arrows.sizes
+    given = [(n,), (n_shared, n_shared), (*own, own[1]), (*own, n_shared)]
+    around = Arrow(*(rng.normal(size=shape) for shape in given), arrows.order)
+    u, data = (pt.tensor(dtype="float64", shape=(n,)) for _ in range(2))
+    log_density = -0.5 * (u * (precision @ u)).sum() + (data * u).sum()
+    slope = rng.normal(size=n)
+    native = compile_density(log_density, u, data, arrows).with_numbers(pack(around, slope))
+    q = rng.normal(size=n)
+    value, gradient = native(q)
+    expected = -0.5 * around(q) @ precision @ around(q) + slope @ around(q)
+    assert value == pytest.approx(expected, rel=1e-10)
+    np.testing.assert_allclose(gradient, around.back(slope - precision @ around(q)), atol=1e-8)
+
+
+def population():
+    mean, spread = pm.Normal("mean", 0, 1), pm.HalfNormal("spread", 0.5)
+    return {"rate": pm.LogNormal("rate", mean, spread, dims="experiment")}
+
+
+def patients(n, n_time=15):
+    """Return a model of so many decays with rates from a population, and a shared sigma."""
+    rng = np.random.default_rng(1)
+    ode = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
+    t = np.linspace(0, 2, n_time)
+    experiments = []
+    for place, rate in enumerate(rng.lognormal(0, 0.3, n)):
+        y = np.exp(-rate * t)[:, None] + rng.normal(0, 0.05, (n_time, 1))
+        experiments.append(gm.Experiment(t, y, name=f"patient {place}"))
+    return gm.build_model(
+        ode, experiments=experiments, priors=population, preset="fgpgm", gamma=1e-2, random_seed=1
+    )
+
+
+def test_what_an_experiment_owns_is_told_from_what_all_share():
+    """Assert it of the rates and states of four patients, beside mean and spread, which is held."""
+    compiled = compile_posterior(model := patients(4))
+    names = [rv.name for rv in model.free_RVs]
+    ends = np.cumsum([np.prod(shape, dtype=int) for shape in compiled.shapes])[:-1]
+    found = dict(zip(names, np.split(compiled.split.experiment, ends), strict=True))
+    assert set(found["mean"]) == set(found["spread"]) == {-1}
+    np.testing.assert_array_equal(found["rate"], np.arange(4))
+    np.testing.assert_array_equal(found["x"], np.repeat(np.arange(4), 15))
+    held = zip(names, np.split(compiled.split.is_held, ends), strict=True)
+    assert [name for name, is_held in held if is_held.any()] == ["spread"]
+
+
+@pytest.mark.slow
+def test_draws_in_arrows_are_those_in_dense_coordinates(monkeypatch):
+    """Assert means and sds of a population within five Monte Carlo errors, and no worse mixing."""
+    model = patients(6)
+    settings = {"chains": 4, "model": model, **QUIET}
+    dense = gm.sample(2_000, **settings)
+    monkeypatch.setattr(coordinates, "MOST_TOGETHER", 0)
+    assert compile_posterior(model).split.is_arrow
+    arrow = gm.sample(2_000, **settings)
+    for name in ("mean", "spread", "rate", "x"):
+        one, other = dense["posterior"][name], arrow["posterior"][name]
+        for statistic, compute in (("mean", "mean"), ("sd", "std")):
+            error = np.hypot(*(az.mcse(draws, method=statistic) for draws in (one, other)))
+            apart = getattr(one, compute)(["chain", "draw"])
+            apart = apart - getattr(other, compute)(["chain", "draw"])
+            assert float(np.abs(apart / error).max()) < 5
+        assert float(az.ess(other).min()) > 400

@@ -14,6 +14,10 @@ entries of q are what is left of the states around the ridge that they
 describe.  Such a shear preserves volume, so it needs no Jacobian.
 
 Where the ridge is straight the monomials are skipped.
+
+Of several experiments W need not be a matrix of all states.  Given what experiments share they
+are independent, so the Hessian is an arrow, a block for each experiment and a border for what is
+shared, and so is W: cost and memory grow in proportion to the number of experiments.
 """
 
 from functools import reduce
@@ -26,9 +30,11 @@ import numpy as np
 import pytensor.tensor as pt
 from numpy.typing import NDArray
 
-from pymc_gradmatch.numerics import Density, Laplace, hessian, settle
+from pymc_gradmatch.numerics import Density, Laplace, ascend, hessian, settle
 
 MOST_DENSE = 2_000  # coordinates; with more, W and its Hessians cost more than they save
+MOST_TOGETHER = 400  # of several experiments; with more, an arrow takes the place of W
+CLIMBS, STEP = 2, 1e-4  # in coordinates made anew; of differences, in those coordinates
 MOST_CURVED = 11
 PROBES, STRAIGHT = 32, 0.1  # points along the ridge, and the log density a bend must gain
 SPREADS = (0.5, 1.0, 1.5)  # posterior standard deviations; each sweep starts from the one before
@@ -46,11 +52,29 @@ class Split(NamedTuple):
     is_held: NDArray[np.bool_]
     """Neither states nor parameters of an ODE, such as a random sigma or gamma."""
     n_states: int
+    experiment: NDArray[np.int64]
+    """The number of the experiment that an entry belongs to; -1 of what all share, or of one."""
+
+    @property
+    def is_arrow(self) -> bool:
+        """Whether W has a block for each experiment, and a border."""
+        return len(self.is_state) > MOST_TOGETHER and bool(self.experiment.max() > 0)
 
     @property
     def is_dense(self) -> bool:
-        """Whether W is a matrix; of very many coordinates it is a diagonal."""
-        return len(self.is_state) <= MOST_DENSE
+        """Whether W is a matrix; of very many coordinates of one experiment it is a diagonal."""
+        return not self.is_arrow and len(self.is_state) <= MOST_DENSE
+
+    @property
+    def order(self) -> NDArray[np.int64]:
+        """Places of what is shared, then of each experiment's own."""
+        return np.argsort(self.experiment, stable=True)
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """How many entries are shared, how many experiments there are, how many each one owns."""
+        n_shared, n_experiments = int((self.experiment < 0).sum()), int(self.experiment.max()) + 1
+        return n_shared, n_experiments, (len(self.is_state) - n_shared) // n_experiments
 
     @property
     def n_curved(self) -> int:
@@ -107,6 +131,120 @@ class Coordinates(NamedTuple):
         if self.bent.size:
             u += monomials(q, self.n_curved) @ self.bent.T
         return u
+
+
+class Arrow(NamedTuple):
+    """The map from q to u of experiments that are independent given what they share."""
+
+    location: NDArray[np.float64]
+    shared: NDArray[np.float64]
+    """W of what is shared, shape ``(shared, shared)``."""
+    own: NDArray[np.float64]
+    """That of each experiment's own, shape ``(experiment, own, own)``."""
+    follow: NDArray[np.float64]
+    """How these follow q of what is shared, shape ``(experiment, own, shared)``."""
+    order: NDArray[np.int64]
+    """Places in u of what is shared, then of each experiment's own, as they come in q."""
+
+    def __call__(self, q: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return u at points of shape ``(..., n)``."""
+        shared, own = self.cut(q)
+        moved = np.einsum("eij,...ej->...ei", self.own, own, optimize=True)
+        moved += np.einsum("eis,...s->...ei", self.follow, shared, optimize=True)
+        u = np.empty(q.shape)
+        u[..., self.order] = np.concatenate(
+            [shared @ self.shared.T, moved.reshape(*q.shape[:-1], -1)], axis=-1
+        )
+        return self.location + u
+
+    def back(self, gradient: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return a gradient by q, shape ``(n,)``, from one by u."""
+        shared, own = self.cut(gradient[self.order])
+        by_own = np.einsum("eij,ei->ej", self.own, own)
+        by_shared = shared @ self.shared + np.einsum("eis,ei->s", self.follow, own)
+        return np.concatenate([by_shared, by_own.ravel()])
+
+    def cut(self, q: NDArray[np.float64]) -> tuple[NDArray, NDArray]:
+        """Cut vectors in the order of q into ``(..., shared)`` and ``(..., experiment, own)``."""
+        n = len(self.shared)
+        return q[..., :n], q[..., n:].reshape(*q.shape[:-1], *self.own.shape[:2])
+
+
+def upright(normal: Laplace, split: Split) -> Arrow:
+    """Return the arrow that moves every entry by itself, as far as a normal's diagonal says."""
+    n_shared, n_experiments, n_own = split.sizes
+    shared, own = np.split(normal.factor[split.order], [n_shared])
+    follow = np.zeros((n_experiments, n_own, n_shared))
+    blocks = own.reshape(n_experiments, n_own, 1) * np.eye(n_own)
+    return Arrow(normal.location, np.diag(shared), blocks, follow, split.order)
+
+
+def climb_in_blocks(density: Density, start: NDArray[np.float64], split: Split) -> Laplace:
+    """Climb to the mode nearby in arrows that are made anew on the way; some entries are held.
+
+    The normal approximation has a diagonal factor: standard deviations given all the others.
+    """
+
+    def held(u):
+        value, gradient = density(np.where(split.is_held, start, u))
+        return value, np.where(split.is_held, 0, gradient)
+
+    around = upright(Laplace(start, np.ones(len(start)), 0.0), split)
+    for _ in range(CLIMBS):
+        around = rounded(held, around, split)
+
+        def rotated(q, around=around):
+            value, gradient = held(around(q))
+            return value, around.back(gradient)
+
+        around = around._replace(location=around(ascend(rotated, np.zeros(len(start)))))
+    within = [np.square(around.shared).sum(axis=1), np.square(around.own).sum(axis=2).ravel()]
+    scale = np.empty(len(start))
+    scale[around.order] = np.sqrt(np.concatenate(within))
+    return Laplace(around.location, scale, density(around.location)[0])
+
+
+def rounded(density: Density, around: Arrow, split: Split) -> Arrow:
+    """Return coordinates in which the Hessian at the location is that of a standard normal.
+
+    Differences of gradients tell a column of every block at once: experiments do not see each
+    other.
+    """
+    (n_shared, n_own), n_experiments = around.follow.shape[:0:-1], len(around.own)
+
+    def column(shared, own):
+        direction = around(np.concatenate([shared, np.ravel(own)])) - around.location
+        ahead, behind = (density(around.location + step * direction)[1] for step in (STEP, -STEP))
+        return around.cut(around.back(np.nan_to_num(behind - ahead)) / (2 * STEP))
+
+    nothing = np.zeros((n_experiments, n_own))
+    border, shared = np.zeros((n_experiments, n_own, n_shared)), np.zeros((n_shared, n_shared))
+    blocks = np.zeros((n_experiments, n_own, n_own))
+    for place, row in enumerate(np.eye(n_shared)):
+        shared[:, place], border[:, :, place] = column(row, nothing)
+    for place, row in enumerate(np.eye(n_own)):
+        _, blocks[:, :, place] = column(np.zeros(n_shared), nothing + row)
+    own, follow = np.zeros_like(blocks), np.zeros_like(border)
+    for place, (block, beside) in enumerate(zip(blocks, border, strict=True)):
+        variances, axes = _inverse(_standing(block))
+        own[place] = axes * np.sqrt(variances)
+        follow[place] = -(axes * variances) @ (axes.T @ beside)
+        shared += beside.T @ follow[place]
+    scale = np.zeros((n_shared, n_shared))
+    is_held = split.is_held[around.order[:n_shared]]
+    for kind in (~is_held, is_held):
+        variances, axes = _inverse(_standing(shared[np.ix_(kind, kind)]))
+        scale[np.ix_(kind, kind)] = axes * np.sqrt(variances)
+    return around._replace(
+        shared=around.shared @ scale,
+        own=around.own @ own,
+        follow=(around.own @ follow + around.follow) @ scale,
+    )
+
+
+def _standing(precision: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the symmetric part; what does not count at all has a precision of one."""
+    return (precision + precision.T) / 2 + np.diag(1.0 * (np.diag(precision) == 0))
 
 
 def straight(normal: Laplace, split: Split) -> Coordinates:

@@ -31,7 +31,7 @@ from xarray import DataTree
 
 from pymc_gradmatch._pymc import nutpie_model
 from pymc_gradmatch.model import density_of
-from pymc_gradmatch.sampling.coordinates import Coordinates, Split, monomials
+from pymc_gradmatch.sampling.coordinates import Arrow, Coordinates, Split, monomials
 from pymc_gradmatch.sampling.machine import Native, Writer, assembled
 
 PATIENCE = 10.0  # seconds, after which a chain that has
@@ -140,6 +140,19 @@ class Numbers(NamedTuple):
     linear_back: Any
     bent: Any
     bent_back: Any
+    data: Any
+
+
+class ArrowNumbers(NamedTuple):
+    """The same of an :class:`Arrow`; W that moves forward stands there with its axes swapped."""
+
+    location: Any
+    shared: Any
+    own: Any
+    follow: Any
+    shared_back: Any
+    own_back: Any
+    follow_back: Any
     data: Any
 
 
@@ -275,20 +288,24 @@ def compile_density(
     u, data : TensorVariable
         Its inputs, vectors of static shape.
     split : Split
-        How many coordinates the map from q to u bends along, and how many monomials it has.
+        How many coordinates the map from q to u bends along, and how many monomials it has;
+        or what belongs to which experiment.
     """
     (n,), count = u.type.shape, split.n_monomials
-    square = (n, n) if split.is_dense else (n,)
-    shapes = Numbers((), (n,), square, square, (count, n), (n, count), data.type.shape)
+    shapes: Numbers | ArrowNumbers
+    if split.is_arrow:
+        s, e, m = split.sizes
+        blocks = ((s, s), (e, m, m))
+        shapes = ArrowNumbers((n,), *blocks, (e, s, m), *blocks, (e, m, s), data.type.shape)
+    else:
+        square = (n, n) if split.is_dense else (n,)
+        shapes = Numbers((), (n,), square, square, (count, n), (n, count), data.type.shape)
     ends = np.cumsum([math.prod(shape) for shape in shapes]).tolist()
 
     def vector():
         return pt.tensor(dtype="float64", shape=(n,))
 
-    def times(matrix, vector):
-        return matrix * vector if matrix.ndim == 1 else (matrix * vector[:, None]).sum(axis=0)
-
-    given = Numbers(*(pt.tensor(dtype="float64", shape=shape) for shape in shapes))
+    given = type(shapes)(*(pt.tensor(dtype="float64", shape=shape) for shape in shapes))
     given = given._replace(data=data)
     writer = Writer()
     arrays = {
@@ -305,23 +322,59 @@ def compile_density(
     def fill(symbol, graph):
         writer.fill(arrays[symbol], *written(graph))
 
-    p = monomials(q, split.n_curved) if count else None
-    arrays[u] = writer.copied(*written(given.location + times(given.linear, q)))
-    if p is not None:
-        with writer.when(arrays[given.is_bent]):
-            fill(u, u + times(given.bent, p))
+    bending = given if isinstance(given, Numbers) and count else None
+    moved, back = _linear(given) if isinstance(given, Numbers) else _arrow(given, split)
+    arrays[u] = writer.copied(*written(given.location + moved(q)))
+    if bending:
+        p = monomials(q, split.n_curved)
+        with writer.when(arrays[bending.is_bent]):
+            fill(u, u + _times(bending.bent, p))
     density, slopes = written(log_density, pytensor.grad(log_density, u))
     arrays[slope] = writer.stored(slopes)
     writer.fill(arrays[value], density)
-    fill(gradient, times(given.linear_back, slope))
-    if p is not None:
-        with writer.when(arrays[given.is_bent]):
-            along = pytensor.grad((p * times(given.bent_back, slope)).sum(), q)
+    fill(gradient, back(slope))
+    if bending:
+        with writer.when(arrays[bending.is_bent]):
+            along = pytensor.grad((p * _times(bending.bent_back, slope)).sum(), q)
             fill(gradient, gradient + along)
     for result in (value, gradient):
         (finite,) = written(pt.all(~(pt.isnan(result) | pt.isinf(result))))
         writer.fail_unless(finite, _NOT_FINITE)
     return NativeDensity(writer.compiled(_ARGUMENTS), np.empty(ends[-1]), n)
+
+
+def _times(matrix, vector):
+    """Return a product with a matrix by columns, or with a diagonal."""
+    return matrix * vector if matrix.ndim == 1 else (matrix * vector[:, None]).sum(axis=0)
+
+
+def _linear(given: Numbers) -> tuple[Callable, Callable]:
+    """Return how W moves q, and how it brings a gradient back."""
+    return (lambda q: _times(given.linear, q)), (lambda slope: _times(given.linear_back, slope))
+
+
+def _arrow(given: ArrowNumbers, split: Split) -> tuple[Callable, Callable]:
+    """Return the same of several experiments."""
+    n, *own = split.sizes
+    order = split.order
+
+    def cut_up(vector):
+        return vector[:n], vector[n:].reshape(own)
+
+    def moved(q):
+        shared, each = cut_up(q)
+        following = (given.follow * shared[None, :, None]).sum(axis=1)
+        ones = (given.own * each[:, :, None]).sum(axis=1) + following
+        ordered = pt.concatenate([_times(given.shared, shared), ones.ravel()])
+        return ordered[np.argsort(order)]
+
+    def back(slope):
+        shared, each = cut_up(slope[order])
+        followed = (given.follow_back * each[:, :, None]).sum(axis=(0, 1))
+        ones = (given.own_back * each[:, :, None]).sum(axis=1)
+        return pt.concatenate([_times(given.shared_back, shared) + followed, ones.ravel()])
+
+    return moved, back
 
 
 def compile_written(written: Written, shapes, split: Split) -> NativeDensity:
@@ -338,8 +391,12 @@ def compile_written(written: Written, shapes, split: Split) -> NativeDensity:
     return compile_density(log_density, u, data, split)
 
 
-def pack(around: Coordinates, data) -> NDArray[np.float64]:
+def pack(around: Coordinates | Arrow, data) -> NDArray[np.float64]:
     """Return coordinates and data as one vector."""
+    if isinstance(around, Arrow):
+        _, shared, own, follow, _ = around
+        forward = (shared.T, own.mT, follow.mT)
+        return flat(ArrowNumbers(around.location, *forward, shared, own, follow, data))
     linear, bent = around.linear, around.bent
     return flat(Numbers(bent.any(), around.location, linear.T, linear, bent.T, bent, data))
 

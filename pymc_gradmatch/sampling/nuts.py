@@ -141,7 +141,7 @@ def sample(
     model = pm.modelcontext(model)
     rng = np.random.default_rng(random_seed)
     posterior, mode = _mode(model, rng, progressbar)
-    if not posterior.split.is_dense:
+    if not (posterior.split.is_dense or posterior.split.is_arrow):
         _log.info(
             "%d coordinates: sampled with nutpie's low-rank mass matrix, from the mode.",
             len(posterior.split.is_state),

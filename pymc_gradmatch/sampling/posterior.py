@@ -43,7 +43,17 @@ from pymc_gradmatch.numerics import (
     search_mode,
 )
 from pymc_gradmatch.reporting import reporting
-from pymc_gradmatch.sampling.coordinates import Coordinates, Split, curve, retrace, straight
+from pymc_gradmatch.sampling.coordinates import (
+    Arrow,
+    Coordinates,
+    Split,
+    climb_in_blocks,
+    curve,
+    retrace,
+    rounded,
+    straight,
+    upright,
+)
 from pymc_gradmatch.sampling.density import (
     COORDINATES,
     Interrupted,
@@ -66,20 +76,26 @@ def has_start(model: pm.Model, rv) -> bool:
 
 
 def held_variables(model: pm.Model) -> set:
-    """Return the free variables that neither are states nor parameters of a right-hand side.
+    """Return the free variables of which the joint mode with what varies runs to zero.
 
-    Sigma, gamma and hyperparameters of kernels: variances, of which the joint
-    mode with what varies runs to zero.
+    Sigma, gamma and hyperparameters of kernels, which are neither states nor parameters of a
+    right-hand side, and the spread of a population: what has a bound, and moves parameters by
+    their prior alone.
     """
     matches = [rv for rv in model.observed_RVs if is_constraint(rv)]
     if not matches:
         return set()
     states = [rv for rv in model.free_RVs if is_states(rv)]
     starts = [known.values for known in known_starts(model)]
-    reached = set(ancestors([*(rv.owner.inputs[2] for rv in matches), *starts]))
+    given = [*(rv.owner.inputs[2] for rv in matches), *starts]
+    reached = set(ancestors(given))
     shaping = set(ancestors([part for rv in states for part in basis_inputs(rv)]))
+    moving = set(ancestors(given, blockers=model.free_RVs))
+    spreading = {rv for rv in reached - moving if model.rvs_to_transforms.get(rv) is not None}
     return {
-        rv for rv in model.free_RVs if rv not in states and (rv not in reached or rv in shaping)
+        rv
+        for rv in model.free_RVs
+        if rv not in states and (rv not in reached or rv in shaping or rv in spreading)
     }
 
 
@@ -151,7 +167,11 @@ class CompiledPosterior:
 
     def density(self, u: NDArray[np.float64]) -> tuple[Any, NDArray[np.float64]]:
         """Return the log density and its gradient at value variables, shape ``(..., n)``."""
-        return self.native(u)
+        if not self.split.is_arrow:
+            return self.native(u)
+        order = self.split.order  # of q, in which the native density takes what moves by itself
+        value, gradient = self.native(u[..., order])
+        return value, gradient[..., np.argsort(order)]
 
     def find_mode(self, rng: np.random.Generator) -> Laplace:
         """Find the most probable u, and a normal approximation there.
@@ -181,6 +201,8 @@ class CompiledPosterior:
                 "pass `initval` for the parameters."
             )
             raise ValueError(msg)
+        if self.split.is_arrow:
+            return climb_in_blocks(self.density, best, self.split)
         return self._with_held(best, self._normal(self.along(best, free), best[free], rng))
 
     def _climbed(self, u, entries) -> NDArray[np.float64]:
@@ -201,27 +223,30 @@ class CompiledPosterior:
             After Ctrl-C, with the draws so far; while a run is being repeated,
             with those of the run before.
         """
-        if self.split.is_dense:
-            with reporting("fitting coordinates to the posterior", enabled=progressbar):
+        around = _upright(mode, self.split)
+        with reporting("fitting coordinates to the posterior", enabled=progressbar):
+            if isinstance(around, Arrow):
+                around = rounded(self.density, around, self.split)
+            elif self.split.is_dense:
                 around = curve(self.density, mode, self.split, rng)
-        else:
-            around = straight(mode, self.split)
-            settings["adaptation"] = "low_rank"
+            else:
+                settings["adaptation"] = "low_rank"
         trace, q = self._draw(around, rng, progressbar, settings)
         try:
-            if not self._has_mixed(q):
-                with reporting("chains disagree: following the ODE", enabled=progressbar):
-                    drawn = self._followed(self._named(trace, around), rng)
-                if drawn is not None:
-                    return drawn
+            if isinstance(around, Arrow) or self._has_mixed(q):
+                return self._named(trace, around)
+            with reporting("chains disagree: following the ODE", enabled=progressbar):
+                drawn = self._followed(self._named(trace, around), rng)
+            if drawn is not None:
+                return drawn
             for _ in range(ATTEMPTS - 1):
-                if self._has_mixed(q):
-                    break
                 with reporting("chains disagree: fitting coordinates anew", enabled=progressbar):
                     draws = q.reshape(-1, q.shape[-1])
                     fitted = retrace(self.density, around, self.split, draws, rng)
                 trace, q = self._draw(fitted, rng, progressbar, settings)
                 around = fitted
+                if self._has_mixed(q):
+                    break
         except KeyboardInterrupt:
             raise Interrupted(self._named(trace, around)) from None
         return self._named(trace, around)
@@ -243,14 +268,14 @@ class CompiledPosterior:
         return xr.DataTree.from_dict({"posterior": posterior, "sample_stats": stats})
 
     def sample_around(
-        self, around: Coordinates, rng: np.random.Generator, **settings
+        self, around: Coordinates | Arrow, rng: np.random.Generator, **settings
     ) -> xr.DataTree:
         """Run nutpie's NUTS in the coordinates given, once."""
         trace, _ = self._draw(around, rng, False, settings)
         return self._named(trace, around)
 
     def _draw(
-        self, around: Coordinates, rng, progressbar, settings
+        self, around: Coordinates | Arrow, rng, progressbar, settings
     ) -> tuple[xr.DataTree, NDArray[np.float64]]:
         native = self.native.with_numbers(pack(around, self.data))
         bars = NutpieProgressBarManager(settings["chains"], settings["draws"], progressbar)
@@ -262,7 +287,7 @@ class CompiledPosterior:
             raise Interrupted(self._named(interrupt.draws, around)) from None
         return trace, trace["posterior"][COORDINATES].to_numpy()
 
-    def _named(self, trace: xr.DataTree, around: Coordinates) -> xr.DataTree:
+    def _named(self, trace: xr.DataTree, around: Coordinates | Arrow) -> xr.DataTree:
         """Return a run's draws as the model's variables."""
         q = trace["posterior"][COORDINATES]
         posterior = self._dataset(around(q.to_numpy()), q["chain"].to_numpy())
@@ -381,7 +406,9 @@ def compile_posterior(model: pm.Model) -> CompiledPosterior:
     written = write(model)
     data = flat(constant.data for constant in written.constants)
     n_states = sum(rv.type.shape[-1] for rv in model.free_RVs if is_states(rv))
-    split = Split(entries(is_states), entries(lambda rv: rv in held), n_states)
+    split = Split(
+        entries(is_states), entries(lambda rv: rv in held), n_states, _experiments(model, shapes)
+    )
     standard = _standard(split)
     return CompiledPosterior(
         model,
@@ -392,6 +419,21 @@ def compile_posterior(model: pm.Model) -> CompiledPosterior:
         written=written,
         data=data,
     )
+
+
+def _experiments(model: pm.Model, shapes) -> NDArray[np.int64]:
+    """Return which experiment the entries of u belong to; -1 of what all share, or of one."""
+    dims = {rv: model.named_vars_to_dims.get(rv.name) or (None,) for rv in model.free_RVs}
+    several = [rv for rv in model.free_RVs if is_states(rv) and rv.type.ndim == 3]
+    owners = []
+    for rv, shape in zip(model.free_RVs, shapes, strict=True):
+        owner = np.full(shape, -1)
+        if len(several) == 1 and dims[rv][0] == dims[several[0]][0]:
+            n = several[0].type.shape[0]
+            if shape[:1] == (n,):  # and no transform took an entry away
+                owner = np.arange(n).reshape(-1, *[1] * (len(shape) - 1)) + np.zeros(shape, int)
+        owners.append(owner.ravel())
+    return np.concatenate(owners)
 
 
 def _starts(model: pm.Model) -> Callable:
@@ -412,8 +454,12 @@ def _with_entries(u, entries, part):
     return result
 
 
-def _standard(split: Split) -> Coordinates:
-    return straight(Laplace(np.zeros(len(split.is_state)), _identity(split), 0.0), split)
+def _standard(split: Split) -> Coordinates | Arrow:
+    return _upright(Laplace(np.zeros(len(split.is_state)), _identity(split), 0.0), split)
+
+
+def _upright(mode: Laplace, split: Split) -> Coordinates | Arrow:
+    return upright(mode, split) if split.is_arrow else straight(mode, split)
 
 
 def _identity(split: Split) -> NDArray[np.float64]:
