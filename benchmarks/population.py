@@ -22,6 +22,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import process_time
+from timeit import Timer
 from unittest.mock import patch
 
 import arviz as az
@@ -34,7 +35,6 @@ from benchmarks import RESULTS, RUNS, runner, show
 from benchmarks.cases import ACCURACY, named
 from benchmarks.jax_rival import import_jax, right_hand_side, solved
 from pymc_gradmatch.sampling import coordinates
-from pymc_gradmatch.sampling.density import NativeDensity
 from pymc_gradmatch.sampling.posterior import compile_posterior
 
 LV = named(ACCURACY, "LV low")
@@ -94,15 +94,13 @@ def held() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 
-def gradient_us(density: NativeDensity, n_calls: int = 20) -> float:
+def gradient_us(evaluate: Callable[[], object], seconds: float = 0.3) -> float:
     """Return CPU microseconds of a log density with its gradient, the best of five loops."""
-    points = 1e-3 * np.random.default_rng(1).normal(size=(n_calls, density.n))
-    seconds = []
-    for _ in range(5):
-        start = process_time()
-        density(points)
-        seconds.append(process_time() - start)
-    return 1e6 * min(seconds) / n_calls
+    loop = Timer(evaluate, timer=process_time)
+    n_calls = 1
+    while loop.timeit(n_calls) < seconds:
+        n_calls *= 2
+    return 1e6 * min(loop.repeat(5, n_calls)) / n_calls
 
 
 def matched(n: int, note: Note) -> dict[str, float]:
@@ -117,11 +115,12 @@ def matched(n: int, note: Note) -> dict[str, float]:
     posterior = compile_posterior(model)
     marks.append(process_time())
     building, compiling = np.diff(marks).tolist()
+    point = 1e-3 * np.random.default_rng(1).normal(size=posterior.native.n)
     row = {
         "coordinates": posterior.native.n,
         "build_cpu_s": building,
         "compile_cpu_s": compiling,
-        "gradient_us": gradient_us(posterior.native),
+        "gradient_us": gradient_us(lambda: posterior.native(point)),
         "memory_GB": held(),
     }
     note(row)
@@ -193,10 +192,10 @@ def integrated(n: int, note: Note) -> dict[str, float]:
     gradient = jax.jit(jax.value_and_grad(information.potential_fn))
     point = information.param_info.z
     jax.block_until_ready(gradient(point))
-    start = process_time()
-    for _ in range(20):
-        jax.block_until_ready(gradient(point))
-    row = {"gradient_us": 1e6 * (process_time() - start) / 20, "memory_GB": held()}
+    row = {
+        "gradient_us": gradient_us(lambda: jax.block_until_ready(gradient(point))),
+        "memory_GB": held(),
+    }
     note(row)
     if not 1 < n <= MOST_SAMPLED:
         return row
