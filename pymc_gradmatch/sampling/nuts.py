@@ -109,10 +109,13 @@ def sample(
 
     The start is the best mode found from eight draws of the parameters from
     their prior, see :func:`find_map`.  What is neither a state nor a parameter of
-    an ODE (a random sigma or gamma) keeps its own coordinate.
+    an ODE (a random sigma or gamma), and the spread of a population, keeps its own
+    coordinate.
 
-    W has one row per coordinate.  Beyond 2 000 of them it would cost more than
-    it saves: then W is a diagonal, nothing is bent, and nutpie learns the rest
+    W has one row per coordinate.  Of several experiments with more than 400 coordinates
+    it has a block for each and a border for what they share, and nothing is bent: the
+    cost grows in proportion to the number of experiments.  Of one with more than 2 000
+    it would cost more than it saves: then W is a diagonal, and nutpie learns the rest
     with its low-rank mass matrix, as a line in the log says.  The refined model of
     so many states and times is too thin for that: thin the data there.
 
@@ -217,8 +220,8 @@ def find_map(
     Notes
     -----
     What is neither a state nor a parameter of an ODE, such as a random sigma or
-    gamma, stays at its start: the joint mode of a variance and what varies
-    runs to zero.
+    gamma, and the spread of a population stay at their start: the joint mode of a
+    variance and what varies runs to zero.
 
     Examples
     --------

@@ -178,8 +178,8 @@ class CompiledPosterior:
 
         From every start the parameters climb alone, given the states; from
         the best of these points states and parameters climb together.  A
-        random sigma or gamma stays where it starts: the joint mode of a
-        variance and what varies runs to zero.
+        random sigma or gamma and the spread of a population stay where they
+        start: the joint mode of a variance and what varies runs to zero.
         """
         free = ~self.split.is_held
         starts = [self.draw_start(seed) for seed in rng.integers(2**31, size=N_STARTS)]
