@@ -42,7 +42,7 @@ VARYING = ("alpha", "gamma")
 SHARED = [f"{of}_{name}" for name in VARYING for of in ("mean", "spread")] + ["beta", "delta"]
 SPREAD = 0.2
 SIZES, MOST_SAMPLED = (10, 100, 1, 1_000), 100
-LIMIT = 2_400  # CPU seconds of a road
+LIMIT = 900  # CPU seconds of a road
 LENGTH, RIVAL_LENGTH = {"draws": 500, "tune": 500, "chains": 4}, (300, 300, 2)
 INDEX = ["road", "experiments"]
 
