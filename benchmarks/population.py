@@ -4,7 +4,8 @@ Lotka-Volterra with little noise at 20 times, each experiment with a start of it
 alpha and gamma from a population; beta, delta and the noise are shared.  Three roads, each in a
 process of its own: ``gm.sample`` on the refined preset; the same model by nutpie with a diagonal
 and its low-rank metric, which ``gm.sample`` used before; and the exact posterior by NumPyro with
-diffrax, all experiments by ``vmap``, told the truth, with the better of its metrics (after ``pip install ".[benchmarks]"``).
+diffrax, all experiments by ``vmap``, told the truth, with the better of its metrics
+(``pip install ".[benchmarks]"``).
 
 CPU seconds of building, of compiling and of sampling, microseconds of a log density with its
 gradient, the most memory held, and effective draws of the six shared unknowns.  A thousand
