@@ -256,6 +256,7 @@ def table_of(rows: pd.DataFrame) -> pd.DataFrame:
         means, sds = ([f"{of} {name}" for name in SHARED] for of in ("mean", "sd"))
         sizes = rows.index.get_level_values("experiments")
         reference = exact.reindex(sizes)
+        rows, reference = (table.reindex(columns=[*means, *sds]) for table in (rows, reference))
         away = rows[means].to_numpy() - reference[means].to_numpy()
         table["furthest mean (exact sd)"] = np.abs(away / reference[sds].to_numpy()).max(axis=1)
         ratio = rows[sds].to_numpy() / reference[sds].to_numpy()
