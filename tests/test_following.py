@@ -334,3 +334,18 @@ def test_ctrl_c_while_the_ode_is_followed_returns_the_draws_of_nuts(stuck, monke
         sample()
     assert caught.value.draws["posterior"].sizes["draw"] == 200
     assert len(runs) == 1
+
+
+@pytest.mark.slow
+def test_threads_that_follow_one_ode_do_not_disturb_each_other(monkeypatch):
+    """Assert draws of every data set of a stack: without a lock some fail."""
+    monkeypatch.setattr(posterior.CompiledPosterior, "_has_mixed", lambda *_: False)
+    t = np.linspace(0, 3, 8)
+    noise = np.random.default_rng(1).normal(0, 0.1, (6, 8, 1))
+    stack = 2 / (1 + 3 * np.exp(-2 * t))[:, None] + noise
+    fits = gm.fit_many(
+        LOGISTIC, t, stack, priors=PRIORS, gamma=0.05, draws=200, chains=2,
+        n_jobs=2, random_seed=1, progressbar=False,
+    )  # fmt: skip
+    assert list(fits["failure"].to_numpy()) == [""] * 6
+    assert np.isfinite(fits["rate"]).all()

@@ -253,13 +253,11 @@ class CompiledPosterior:
 
     def _followed(self, run: xr.DataTree, rng) -> xr.DataTree | None:
         """Return as many draws that follow the ODE as a run has, if their weights are reliable."""
-        with _BUILDING:
-            matched = followed(self.model, self.density)
-        if matched is None:
-            return None
         before = run["posterior"].dataset
-        drawn = follow(matched, before, rng)
-        if not drawn.is_reliable:
+        with _BUILDING:  # an ODE's compiled functions are those of all models of it
+            matched = followed(self.model, self.density)
+            drawn = follow(matched, before, rng) if matched else None
+        if drawn is None or not drawn.is_reliable:
             return None
         posterior = self._dataset(drawn.u, before["chain"].to_numpy())
         posterior.attrs |= {"sampler": FOLLOWED.format(drawn.pareto_k)}
