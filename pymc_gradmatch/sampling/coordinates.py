@@ -144,30 +144,32 @@ class Arrow(NamedTuple):
     follow: NDArray[np.float64]
     """How these follow q of what is shared, shape ``(experiment, own, shared)``."""
     order: NDArray[np.int64]
-    """Places in u of what is shared, then of each experiment's own, as they come in q."""
+    """Places, in u and q, of what is shared, then of each experiment's own."""
 
     def __call__(self, q: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return u at points of shape ``(..., n)``."""
         shared, own = self.cut(q)
         moved = np.einsum("eij,...ej->...ei", self.own, own, optimize=True)
         moved += np.einsum("eis,...s->...ei", self.follow, shared, optimize=True)
-        u = np.empty(q.shape)
-        u[..., self.order] = np.concatenate(
-            [shared @ self.shared.T, moved.reshape(*q.shape[:-1], -1)], axis=-1
-        )
-        return self.location + u
+        return self.location + self.joined(shared @ self.shared.T, moved)
 
     def back(self, gradient: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return a gradient by q, shape ``(n,)``, from one by u."""
-        shared, own = self.cut(gradient[self.order])
-        by_own = np.einsum("eij,ei->ej", self.own, own)
+        shared, own = self.cut(gradient)
         by_shared = shared @ self.shared + np.einsum("eis,ei->s", self.follow, own)
-        return np.concatenate([by_shared, by_own.ravel()])
+        return self.joined(by_shared, np.einsum("eij,ei->ej", self.own, own))
 
     def cut(self, q: NDArray[np.float64]) -> tuple[NDArray, NDArray]:
-        """Cut vectors in the order of q into ``(..., shared)`` and ``(..., experiment, own)``."""
-        n = len(self.shared)
-        return q[..., :n], q[..., n:].reshape(*q.shape[:-1], *self.own.shape[:2])
+        """Cut vectors into what is shared, ``(..., n)``, and own, ``(..., experiment, n)``."""
+        shared, own = np.split(q[..., self.order], [len(self.shared)], axis=-1)
+        return shared, own.reshape(*q.shape[:-1], *self.own.shape[:2])
+
+    def joined(self, shared: NDArray[np.float64], own: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Join what was cut."""
+        joined = np.empty((*shared.shape[:-1], len(self.order)))
+        own = own.reshape(*shared.shape[:-1], -1)
+        joined[..., self.order] = np.concatenate([shared, own], axis=-1)
+        return joined
 
 
 def upright(normal: Laplace, split: Split) -> Arrow:
@@ -198,10 +200,8 @@ def climb_in_blocks(density: Density, start: NDArray[np.float64], split: Split) 
             return value, around.back(gradient)
 
         around = around._replace(location=around(ascend(rotated, np.zeros(len(start)))))
-    within = [np.square(around.shared).sum(axis=1), np.square(around.own).sum(axis=2).ravel()]
-    scale = np.empty(len(start))
-    scale[around.order] = np.sqrt(np.concatenate(within))
-    return Laplace(around.location, scale, density(around.location)[0])
+    within = around.joined(*(np.square(w).sum(axis=-1) for w in (around.shared, around.own)))
+    return Laplace(around.location, np.sqrt(within), density(around.location)[0])
 
 
 def rounded(density: Density, around: Arrow, split: Split) -> Arrow:
@@ -213,7 +213,7 @@ def rounded(density: Density, around: Arrow, split: Split) -> Arrow:
     (n_shared, n_own), n_experiments = around.follow.shape[:0:-1], len(around.own)
 
     def column(shared, own):
-        direction = around(np.concatenate([shared, np.ravel(own)])) - around.location
+        direction = around(around.joined(shared, own)) - around.location
         ahead, behind = (density(around.location + step * direction)[1] for step in (STEP, -STEP))
         return around.cut(around.back(np.nan_to_num(behind - ahead)) / (2 * STEP))
 

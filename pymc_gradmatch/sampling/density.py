@@ -356,23 +356,26 @@ def _linear(given: Numbers) -> tuple[Callable, Callable]:
 def _arrow(given: ArrowNumbers, split: Split) -> tuple[Callable, Callable]:
     """Return the same of several experiments."""
     n, *own = split.sizes
-    order = split.order
+    order, back_in_order = split.order, np.argsort(split.order)
 
-    def cut_up(vector):
-        return vector[:n], vector[n:].reshape(own)
+    def cut(vector):
+        ordered = vector[order]
+        return ordered[:n], ordered[n:].reshape(own)
+
+    def joined(shared, each):
+        return pt.concatenate([shared, each.ravel()])[back_in_order]
 
     def moved(q):
-        shared, each = cut_up(q)
+        shared, each = cut(q)
         following = (given.follow * shared[None, :, None]).sum(axis=1)
         ones = (given.own * each[:, :, None]).sum(axis=1) + following
-        ordered = pt.concatenate([_times(given.shared, shared), ones.ravel()])
-        return ordered[np.argsort(order)]
+        return joined(_times(given.shared, shared), ones)
 
     def back(slope):
-        shared, each = cut_up(slope[order])
+        shared, each = cut(slope)
         followed = (given.follow_back * each[:, :, None]).sum(axis=(0, 1))
         ones = (given.own_back * each[:, :, None]).sum(axis=1)
-        return pt.concatenate([_times(given.shared_back, shared) + followed, ones.ravel()])
+        return joined(_times(given.shared_back, shared) + followed, ones)
 
     return moved, back
 

@@ -167,11 +167,7 @@ class CompiledPosterior:
 
     def density(self, u: NDArray[np.float64]) -> tuple[Any, NDArray[np.float64]]:
         """Return the log density and its gradient at value variables, shape ``(..., n)``."""
-        if not self.split.is_arrow:
-            return self.native(u)
-        order = self.split.order  # of q, in which the native density takes what moves by itself
-        value, gradient = self.native(u[..., order])
-        return value, gradient[..., np.argsort(order)]
+        return self.native(u)
 
     def find_mode(self, rng: np.random.Generator) -> Laplace:
         """Find the most probable u, and a normal approximation there.
