@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -269,21 +268,38 @@ def test_a_killed_worker_loses_nothing(tmp_path, uninterrupted, backend):
     assert_same(fits, uninterrupted)
 
 
-def always_dies(key):
-    if key == "bad":
+def dies(key):
+    if key.startswith("bad"):
         os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(0.3)  # so that whatever began beside it is lost with it
     return key
 
 
 @pytest.mark.slow
-def test_a_job_that_kills_every_worker_is_given_up_after_all_others():
-    jobs = {key: (key,) for key in ("bad", "a", "b")}
-    found = dict(in_parallel(always_dies, jobs, n_jobs=2))
-    assert found["a"] == "a"
-    assert found["b"] == "b"
-    assert isinstance(found["bad"], WorkersLostError)
-    assert "3 times in a row" in str(found["bad"])
+@pytest.mark.parametrize("keys", [["bad", "a", "b"], ["a", "bad", "bad too", "b", "c"]])
+def test_jobs_that_kill_every_worker_are_given_up_and_no_other_is(keys):
+    found = dict(in_parallel(dies, {key: (key,) for key in keys}, n_jobs=2))
+    assert set(found) == set(keys)
+    for key, outcome in found.items():
+        if key.startswith("bad"):
+            assert isinstance(outcome, WorkersLostError)
+            assert "3 times in a row" in str(outcome)
+        else:
+            assert outcome == key
+
+
+@pytest.mark.slow
+def test_where_every_job_kills_its_worker_all_are_given_up_soon(tmp_path):
+    """Assert that a machine on which nothing works is not tried with each of many jobs."""
+    jobs = {f"bad {i}": (f"bad {i}", tmp_path) for i in range(100)}
+    found = dict(in_parallel(dies_on_record, jobs, n_jobs=2))
+    assert all(isinstance(outcome, WorkersLostError) for outcome in found.values())
+    assert set(found) == set(jobs)
+    assert len(list(tmp_path.iterdir())) < len(jobs) / 2
+
+
+def dies_on_record(key, folder):
+    (folder / key).touch()
+    dies(key)
 
 
 @pytest.fixture

@@ -63,27 +63,34 @@ def in_parallel[Key: Hashable](
     scheduler : str, optional
         Address of a Dask scheduler, whose workers then do the work.
     """
-    left = dict(arguments)
-    once, deaths = Once(work), 0
+    left, once = dict(arguments), Once(work)
+    deaths, n_done, n_given_up = 0, 0, 0
     with _on(scheduler):
-        while left and deaths < ATTEMPTS:
-            before = len(left)
-            jobs = [delayed(_outcome)(once, key, given) for key, given in left.items()]
-            # In the end one at a time: what a job takes with it is then no other job.
+        # Where nothing is ever done, it is not the jobs.
+        while left and (n_done or n_given_up < ATTEMPTS):
+            # At last one by itself: what it takes with it is then no other job, nor another's
+            # result, which joblib throws away if nobody has looked at it by then.
+            batch = list(left)[: 1 if deaths == ATTEMPTS - 1 else None]
+            jobs = [delayed(_outcome)(once, key, left[key]) for key in batch]
             parallel = Parallel(
-                n_jobs, return_as="generator_unordered", batch_size=1, prefer=prefer,
-                pre_dispatch=1 if deaths == ATTEMPTS - 1 else "2 * n_jobs",
-            )  # fmt: skip
+                n_jobs, return_as="generator_unordered", batch_size=1, prefer=prefer
+            )
+            before = n_done
             with closing(parallel(jobs)) as outcomes:
                 try:
                     for key, outcome in outcomes:
                         del left[key]
+                        n_done, deaths = n_done + 1, 0
                         yield key, outcome
                 except Exception as error:  # of the workers: those of the work are outcomes
-                    deaths = deaths + 1 if len(left) == before else 0
+                    deaths = deaths + 1 if n_done == before else 0
                     lost = WorkersLostError(f"{ATTEMPTS} times in a row: {reason(error)}")
                     first = next(iter(left))
                     left[first] = left.pop(first)  # the others before it, if it is the one
+                    if deaths == ATTEMPTS:
+                        yield first, lost
+                        del left[first]
+                        n_given_up, deaths = n_given_up + 1, 0
     for key in left:
         yield key, lost
 
