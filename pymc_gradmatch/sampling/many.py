@@ -122,7 +122,8 @@ def fit_many(
     Notes
     -----
     The results are the same on any number of processes and machines of one kind.  A process
-    that is killed loses nothing: what it had begun is begun again.
+    that is killed loses nothing: what it had begun is begun again.  A data set that kills
+    three processes in a row, the last with nothing beside it, fails.
 
     Examples
     --------

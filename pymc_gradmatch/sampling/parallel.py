@@ -50,7 +50,8 @@ def in_parallel[Key: Hashable](
 ) -> Generator[tuple[Key, Any]]:
     """Do many jobs by joblib; yield the key and the result of each as it ends, or its error.
 
-    Where processes are killed, what they had begun is begun again.
+    Where processes are killed, what they had begun is begun again; a job that is lost three
+    times in a row, at last by itself, ends in a :class:`WorkersLostError`.
 
     Parameters
     ----------
