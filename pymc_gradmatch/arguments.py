@@ -94,9 +94,9 @@ def as_numbers(values: Any, name: str, expected: str = "numbers") -> NDArray[np.
 
 
 def check_counts(**counts: Any):
-    """Raise unless all are whole numbers from one on (``tune``: from zero), or None."""
+    """Raise unless all are whole numbers from one on (``burn_in``: from zero), or None."""
     for name, count in counts.items():
-        least, word = (0, "zero") if name in ("tune", "burn_in") else (1, "one")
+        least, word = (0, "zero") if name == "burn_in" else (1, "one")
         if count is None:
             continue
         if isinstance(count, bool) or not isinstance(count, int | np.integer):

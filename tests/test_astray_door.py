@@ -446,7 +446,7 @@ def test_numbers_that_are_none_are_refused(decay, one, gp_of_one):
         ({"draws": 0}, ValueError, "draws is 0; expected at least one"),
         ({"draws": "many"}, TypeError, "draws is 'many'; expected a whole number"),
         ({"chains": 0}, ValueError, "chains is 0; expected at least one"),
-        ({"tune": -1}, ValueError, "tune is -1; expected at least zero"),
+        ({"tune": -1}, ValueError, "tune is -1; expected at least one"),
     ],
 )
 def test_counts_are_checked_before_anything_is_compiled(

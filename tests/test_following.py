@@ -12,6 +12,7 @@ import pymc_gradmatch as gm
 from benchmarks.accuracy.fit import refined
 from benchmarks.cases import ACCURACY, named
 from pymc_gradmatch.exact import Mixture, gather
+from pymc_gradmatch.exact.importance import fit_mixture, weigh
 from pymc_gradmatch.model import Squares, constraints
 from pymc_gradmatch.sampling import following, posterior
 from pymc_gradmatch.sampling.following import Chains, Followed, follow, followed, gamma_of
@@ -191,6 +192,8 @@ def variant(name):
         x = gp.prior("x", **extra)
         pm.Normal("y", x, 0.2, observed=gp.y)
         gm.GradientMatchingODE("gradient_match", ode, x, theta, gp=gp, gamma=gamma)
+        if name == "a prediction":
+            pm.Normal("y_new", x[-1, 0], 0.2)
         if name == "two constraints":
             gm.GradientMatchingODE("again", ode, x, theta, gp=gp, gamma=gamma)
     return model
@@ -203,6 +206,7 @@ def variant(name):
         "random gamma",
         "whitened states",
         "two constraints",
+        "a prediction",
     ],
 )
 def test_models_of_another_kind_are_left_to_nuts(name):
@@ -349,3 +353,42 @@ def test_threads_that_follow_one_ode_do_not_disturb_each_other(monkeypatch):
     )  # fmt: skip
     assert list(fits["failure"].to_numpy()) == [""] * 6
     assert np.isfinite(fits["rate"]).all()
+
+
+def test_a_search_that_cannot_begin_returns_the_draws_of_nuts(stuck, monkeypatch):
+    """Assert that chains of which one never moved, or whose repetition is hopeless, are kept."""
+    sample, runs = stuck
+    run = posterior.CompiledPosterior._draw
+
+    def second_is_hopeless(*args):
+        if len(runs) == 1:
+            msg = "no headway"
+            raise RuntimeError(msg)
+        return run(*args)
+
+    def constant(*_):
+        msg = "draws are constant"
+        raise ValueError(msg)
+
+    monkeypatch.setattr(posterior, "follow", constant)
+    monkeypatch.setattr(posterior.CompiledPosterior, "_draw", second_is_hopeless)
+    assert sample()["posterior"].sizes["draw"] == 200
+    assert len(runs) == 1
+
+
+@pytest.mark.parametrize("away", [0.0, 1.0])
+def test_searches_that_do_not_agree_are_not_handed_out(away, rng):
+    """Assert that two searches in two modes, each with reliable weights, are not one answer."""
+    points = rng.normal(size=(2, 1_000, 3))
+    points[1] += away
+    each = [weigh(some, 0.01 * rng.normal(size=1_000)) for some in points]
+    assert all(one.is_reliable for one in each)
+    assert following._agree(each) == (away == 0)
+
+
+@pytest.mark.parametrize("n_distinct", [1, 2])
+def test_a_mixture_of_one_or_two_points_has_one_part(n_distinct, rng):
+    points = np.repeat(rng.normal(size=(n_distinct, 2)), 50, axis=0)
+    mixture = fit_mixture(points, rng)
+    assert len(mixture.shares) == 1
+    np.testing.assert_allclose(mixture.means[0], points.mean(axis=0))

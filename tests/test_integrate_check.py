@@ -9,7 +9,7 @@ from scipy import stats
 from scipy.special import logsumexp
 
 import pymc_gradmatch as gm
-from pymc_gradmatch.exact import ExactPosterior
+from pymc_gradmatch.exact import ExactPosterior, glance, verdict
 from pymc_gradmatch.exact.importance import (
     Mixture,
     Search,
@@ -579,3 +579,40 @@ def test_errors_say_what_does_not_fit(changes, message, biased, simple_model):
     idata = changes.pop("idata", xr.DataTree.from_dict({"posterior": dataset}))
     with pytest.raises(ValueError, match=message):
         gm.integrate_check(idata, model=simple_model, **changes)
+
+
+@pytest.mark.parametrize(
+    ("n_draws", "error", "words"),
+    [
+        (None, TypeError, "n_draws is None"),
+        (1000.5, TypeError, "n_draws is 1000.5"),
+        (999, ValueError, "at least 1000"),
+    ],
+)
+def test_numbers_of_draws_that_are_none_are_refused(biased, simple_model, n_draws, error, words):
+    with pytest.raises(error, match=words):
+        gm.integrate_check(biased, model=simple_model, n_draws=n_draws)
+
+
+def test_draws_without_their_dims_are_refused_in_words(biased, simple_model):
+    with pytest.raises(ValueError, match=r"no dim chain; .* isel\(chain=\[0\]\)"):
+        gm.integrate_check(biased.isel(chain=0), model=simple_model)
+
+
+def test_a_target_that_is_zero_at_all_draws_is_refused_in_words(rng):
+    def nowhere(phi):
+        return np.full(len(phi), -np.inf)
+
+    with pytest.raises(ValueError, match="zero at all of 100 draws around the given ones"):
+        cover(nowhere, rng.normal(size=(500, 2)), 1_000, rng)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, np.linalg.LinAlgError])
+def test_a_glance_that_fails_says_so_and_costs_no_draws(biased, simple_model, monkeypatch, error):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(verdict, "newton", fail)
+    seen = glance(simple_model, biased["posterior"].dataset)
+    assert seen.text.startswith("The matched posterior was not compared with the exact one")
+    assert not seen.is_suspicious

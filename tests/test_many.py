@@ -15,6 +15,7 @@ import numpy as np
 import pymc as pm
 import pytest
 import xarray as xr
+import zarr
 from distributed import LocalCluster
 from joblib import parallel_config
 
@@ -420,3 +421,35 @@ def test_longer_times_that_come_later_make_room(tmp_path, in_file):
         np.testing.assert_array_equal(fits["x"][place, 0, 0, own], 10 + t)
         assert fits["x"][place, ..., beyond].isnull().all()
     assert "times" in fits.coords
+
+
+def test_a_seed_that_was_used_is_still_the_same_seed(ode, ys, stored):
+    seed = np.random.SeedSequence(5)
+    first, second = (stored(ode, ys, out=None, random_seed=seed) for _ in range(2))
+    np.testing.assert_array_equal(first["rate"], second["rate"])
+
+
+@pytest.mark.parametrize("seed", [1, np.random.SeedSequence(5, spawn_key=(2, 3))])
+def test_a_file_knows_the_seed_that_it_was_made_with(ode, ys, stored, tmp_path, seed):
+    """Assert that data sets which are left get the draws of their own seed."""
+    made = stored(ode, ys, random_seed=seed).load()
+    made.close()
+    group = zarr.open_group(tmp_path / "fits.zarr", mode="r+")
+    group["failure"][1] = NOT_YET
+    group["rate"][1] = 0
+    again = stored(ode, ys, random_seed=None)
+    np.testing.assert_array_equal(again["rate"], made["rate"])
+
+
+def test_ctrl_c_while_a_fit_is_written_loses_no_other(ode, ys, stored, monkeypatch):
+    put = Stack.put
+
+    def interrupted(self, place, posterior):
+        if place == 1:
+            raise KeyboardInterrupt
+        put(self, place, posterior)
+
+    monkeypatch.setattr(Stack, "put", interrupted)
+    fits = stored(ode, ys)
+    assert list(fits["failure"].values) == ["", NOT_YET, NOT_YET, NOT_YET]
+    assert np.isfinite(fits["rate"][0]).all()

@@ -189,3 +189,26 @@ def test_climbing_without_a_finite_start_says_so():
         pm.Potential("never", pm.math.switch(pm.Normal("a") > 1e9, 0.0, -np.inf))
     with pytest.raises(ValueError, match=r"not finite at any start.*initval"):
         gm.find_map(model=model, progressbar=False)
+
+
+def test_variables_that_are_the_same_in_every_draw_keep_their_shape(ours):
+    """Assert that constants and data among the deterministics cost no draws."""
+    model = decay_model()
+    with model:
+        doses = pm.Deterministic("doses", 2 * pm.Data("d", np.arange(3.0)))
+        pm.Deterministic("table", doses[:, None] + np.zeros(2))
+    idata = gm.sample(20, tune=50, chains=2, model=model, random_seed=1, progressbar=False)
+    assert idata["posterior"]["table"].shape == (2, 20, 3, 2)
+    np.testing.assert_array_equal(idata["posterior"]["doses"][1, -1], [0, 2, 4])
+
+
+def test_points_of_another_length_are_refused(model):
+    compiled = compile_posterior(model)
+    n = len(compiled.split.is_state)
+    with pytest.raises(ValueError, match=f"{n + 1} coordinates; expected {n}"):
+        compiled.density(np.zeros((2, n + 1)))
+
+
+def test_tuning_of_no_draws_is_refused(model):
+    with pytest.raises(ValueError, match="tune is 0; expected at least one"):
+        gm.sample(20, tune=0, model=model)

@@ -205,3 +205,28 @@ def test_jumps_between_two_times_are_found_from_the_prior(mu):
     found = fit.table.loc["mu"]
     assert fit.is_exact
     assert abs(found["mean"] - mu) < 4 * found["sd"]
+
+
+def test_priors_that_cannot_be_drawn_from_stop_nothing(gp, y):
+    """Assert that a flat prior and one with infinite draws give the posterior all the same."""
+
+    def likelihood(x):
+        sigma = pm.HalfFlat("sigma", initval=0.1)
+        offset = pm.Gamma("offset", 0.001, 0.001)
+        pm.Normal("known", offset, 0.1, observed=0.5)
+        pm.Normal("y", x, sigma, observed=y)
+
+    model = four_lines(gp, likelihood)
+    fit = gm.fit(model=model, random_seed=1, progressbar=False)
+    assert fit.is_exact
+    assert "sigma" not in fit.unidentified.index
+    target = ExactPosterior(model)
+    [phi] = target.coordinates(fit.idata["posterior"].dataset)[:1]
+    for points in target.from_prior(phi, 300, np.random.default_rng(1)):
+        assert points.shape == (300, len(phi))
+        assert np.isfinite(points).all()
+
+
+def test_another_preset_is_refused(y):
+    with pytest.raises(TypeError, match="has no argument preset"):
+        gm.fit(DECAY, T, y, priors={"rate": pm.HalfNormal.dist(2)}, preset="fgpgm")

@@ -1,5 +1,7 @@
 """Small matrices do not wait for one another's threads."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
@@ -35,3 +37,13 @@ def test_the_marginal_likelihood_is_maximised_on_one_thread(monkeypatch):
         gm.fit_gp(t, y[:, None], cov="ExpQuad", n_starts=1, random_seed=1)
     assert seen
     assert all(threads == {1} for threads in seen)
+
+
+def test_threads_linearise_one_ode_without_disturbing_each_other():
+    ode = gm.systems.fitzhugh_nagumo.ode
+    rng = np.random.default_rng(1)
+    given = [(np.zeros(50), rng.normal(size=(50, 2)), rng.normal(size=3) + 3) for _ in range(100)]
+    expected = [ode.linearised(*one)[1] for one in given]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda one: ode.linearised(*one)[1], given * 4))
+    np.testing.assert_array_equal(found, expected * 4)

@@ -8,7 +8,7 @@
 from pymc_gradmatch.exact.importance import Mixture, Weighted, fit_mixture, gather, repeated
 from pymc_gradmatch.exact.one_call import Fit, fit
 from pymc_gradmatch.exact.posterior import ExactPosterior
-from pymc_gradmatch.exact.solutions import Solutions, predict
+from pymc_gradmatch.exact.solutions import Solutions, predict, with_draws
 from pymc_gradmatch.exact.verdict import IntegrateCheck, check_n_draws, glance, integrate_check
 
 __all__ = [
@@ -26,4 +26,5 @@ __all__ = [
     "integrate_check",
     "predict",
     "repeated",
+    "with_draws",
 ]

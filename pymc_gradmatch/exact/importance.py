@@ -227,15 +227,21 @@ class Pool:
         """
         log_ratio = self.log_ratio
         possible = np.isfinite(log_ratio)
-        if not possible.any():
-            msg = (
-                f"the exact density is zero at all {n_draws} draws around the given ones; expected "
-                "some that the ODE can be integrated from. Check priors, likelihood and the draws."
-            )
-            raise ValueError(msg)
+        check_possible(log_ratio)
         needed = max(AT_LEAST * n_draws, PER_COORDINATE * self.points.shape[1])
         weights = _flattened(log_ratio[possible], needed)
         return self.points[rng.choice(np.flatnonzero(possible), size=FITTED, p=weights)], weights
+
+
+def check_possible(log_densities: NDArray[np.float64]):
+    """Raise if a target is zero at all of some draws."""
+    if not np.isfinite(log_densities).any():
+        msg = (
+            f"the exact density is zero at all of {len(log_densities)} draws around the given "
+            "ones; expected some that the ODE can be integrated from. Check priors, likelihood and "
+            "the draws."
+        )
+        raise ValueError(msg)
 
 
 class Search(NamedTuple):
@@ -359,7 +365,7 @@ def fit_mixture(points: NDArray[np.float64], rng: np.random.Generator) -> Mixtur
     most = min(MOST_PARTS, len(distinct) // (PER_COORDINATE * points.shape[1]))
     held_back = (rng.random(len(distinct)) < 0.5)[which]  # the same draws on the same side
     n_parts, score = 1, -np.inf
-    for candidate in 2 ** np.arange(int(np.log2(max(most, 1))) + 1):
+    for candidate in 2 ** np.arange(1 + int(np.log2(most))) if most > 1 else ():
         fit = _em(points[~held_back], int(candidate), rng)
         new_score = fit.log_density(points[held_back]).mean()
         if new_score <= score:

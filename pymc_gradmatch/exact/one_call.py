@@ -1,6 +1,7 @@
 """One call: from data to draws of the exact posterior, with a verdict."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
@@ -23,7 +24,7 @@ from pymc_gradmatch.exact.experiments import (
 )
 from pymc_gradmatch.exact.importance import Mixture
 from pymc_gradmatch.exact.modes import HIGHER, Local, modes_beside, newton, widths_at
-from pymc_gradmatch.exact.posterior import ExactPosterior
+from pymc_gradmatch.exact.posterior import NO_DRAWS, ExactPosterior
 from pymc_gradmatch.exact.search import Coverage, cover
 from pymc_gradmatch.exact.verdict import (
     N_HANDED_ON,
@@ -256,6 +257,12 @@ def fit(
     4000
     """
     check_n_draws(n_draws)
+    if "preset" in settings:
+        msg = (
+            "gm.fit has no argument preset: its model is always the refined one. Models of other "
+            "presets are made by gm.build_model and sampled by gm.sample."
+        )
+        raise TypeError(msg)
     rng = np.random.default_rng(random_seed)
     written: dict[str, Any] = {
         "experiments": experiments, "likelihood": likelihood, "scales": scales,
@@ -413,12 +420,12 @@ def _unidentified(target: ExactPosterior, posterior: xr.Dataset, rng) -> pd.Data
     """Compare what is known of each scalar before the data and after."""
     model = target.model
     free = [rv for rv in model.free_RVs if rv.name in posterior and not is_states(rv)]
-    draws = pm.draw(free, N_PRIOR, mode=EVALUATE_ONCE, random_seed=rng) if free else []
     rows: dict[str, tuple[float, float]] = {}
-    for rv, prior in zip(free, draws, strict=True):
-        after = posterior[rv.name].to_numpy()[0].reshape(posterior.sizes["draw"], -1)
+    for rv, prior in _priors(free, rng):
+        name = str(rv.name)
+        after = posterior[name].to_numpy()[0].reshape(posterior.sizes["draw"], -1)
         widths = zip(_width(prior.reshape(N_PRIOR, -1)), _width(after), strict=True)
-        rows |= dict(zip(target.entries(rv.name, prior.shape[1:]), widths, strict=True))
+        rows |= dict(zip(target.entries(name, prior.shape[1:]), widths, strict=True))
     for start, states in zip(target.starts, target.states, strict=True):
         after = posterior[start].to_numpy()[0]
         over_time = posterior[states].mean(["chain", "draw"]).to_numpy()
@@ -427,6 +434,17 @@ def _unidentified(target: ExactPosterior, posterior: xr.Dataset, rng) -> pd.Data
             rows |= dict(zip(target.entries(start, after.shape[1:]), widths, strict=True))
     table = pd.DataFrame.from_dict(rows, orient="index", columns=["prior_width", "posterior_width"])
     return table[table["posterior_width"] > HARDLY * table["prior_width"]]
+
+
+def _priors(free: list, rng) -> Iterator[tuple[TensorVariable, NDArray]]:
+    """Draw variables from their priors, but for those of which there are no draws."""
+    try:
+        draws = pm.draw(free, N_PRIOR, mode=EVALUATE_ONCE, random_seed=rng) if free else []
+        yield from zip(free, draws, strict=True)
+    except NO_DRAWS:
+        for rv in free:
+            with suppress(*NO_DRAWS):
+                yield rv, pm.draw(rv, N_PRIOR, mode=EVALUATE_ONCE, random_seed=rng)
 
 
 def _width(draws: NDArray[np.float64]) -> NDArray[np.float64]:

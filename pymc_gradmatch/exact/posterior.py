@@ -38,6 +38,8 @@ SMALLEST = 1e-9  # start on a logarithmic coordinate, in standard deviations of 
 MOST_NUMBERS = 4_000_000  # of trajectories that are held at once
 NOISES = (-3.0, -0.5)  # logarithms to base ten, of standard deviations of a state
 WAYS = (-3.0, 0.0)  # the same, of the way from a point to a draw of the prior
+FAR = 3.0  # from a point, in units of its coordinates or of itself, where a prior has no draws
+NO_DRAWS = (NotImplementedError, ArithmeticError)  # what drawing from flat and vague priors raises
 
 
 class Integrated(NamedTuple):
@@ -235,13 +237,17 @@ class ExactPosterior(Solutions):
         """Return what the points are, and the solutions from there."""
         u, starts = self._parts(phi)
         theta = self._at(u, starts)[: len(self.constraints)]
-        names = [value.name for value in self._values]
         return Integrated(
-            dict(zip(names, u, strict=True)),
+            dict(zip(self.value_names, u, strict=True)),
             theta,
             self.solve(starts, theta),
             self._log_volume(phi) + np.zeros(len(phi)),
         )
+
+    @property
+    def value_names(self) -> list[str]:
+        """Names of the value variables that it is a density of."""
+        return [value.name for value in self._values]
 
     def single_terms(self) -> list:
         """Write the log densities that the density adds up, entry by entry, as they are named."""
@@ -384,9 +390,17 @@ class ExactPosterior(Solutions):
         on the logarithmic scale.
         """
         n_values = len(self._values)
-        drawn = pm.draw(self._coordinate_graphs[:n_values], n, mode=EVALUATE_ONCE, random_seed=rng)
-        values = np.concatenate([np.reshape(part, (n, -1)) for part in drawn], axis=1)
-        there, starts = np.split(phi, [values.shape[1]])
+        there, starts = np.split(phi, [sum(int(np.prod(s)) for s in self._shapes[:n_values])])
+        try:
+            graphs = self._coordinate_graphs[:n_values]
+            drawn = pm.draw(graphs, n, mode=EVALUATE_ONCE, random_seed=rng)
+            values = np.concatenate([np.reshape(part, (n, -1)) for part in drawn], axis=1)
+            possible = np.isfinite(values).all(axis=1)  # nor have all numbers a logarithm
+        except NO_DRAWS:
+            values, possible = np.empty((n, len(there))), np.zeros(n, dtype=bool)
+        scatter = FAR * (1 + np.abs(there))
+        n_impossible = n - possible.sum()
+        values[~possible] = there + scatter * rng.normal(size=(n_impossible, len(there)))
         starts = starts + 10 ** rng.uniform(*NOISES, (n, 1)) * rng.normal(size=(n, len(starts)))
         on_the_way = there + 10 ** rng.uniform(*WAYS, (n, 1)) * (values - there)
         return np.hstack([values, starts]), np.hstack([on_the_way, starts])

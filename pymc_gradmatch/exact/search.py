@@ -17,6 +17,7 @@ from pymc_gradmatch.exact.importance import (
     LogDensity,
     Mixture,
     Weighted,
+    check_possible,
     fit_mixture,
     search,
     weigh,
@@ -267,7 +268,9 @@ def _wider(target: LogDensity, draws: NDArray[np.float64], rng: np.random.Genera
     """Return proposals wider than draws, the best of these to climb from, and their covariance."""
     mean, covariance = draws.mean(axis=0), np.atleast_2d(np.cov(draws.T))
     some = rng.permutation(draws)[:TRIED]
-    climbing = some[np.argsort(-target(some))[:CLIMBERS]]
+    heights = target(some)
+    check_possible(heights)
+    climbing = some[np.argsort(-heights)[:CLIMBERS]]
     starts = [Mixture.around(mean, width**2 * covariance) for width in WIDTHS]
     return starts, climbing, covariance
 

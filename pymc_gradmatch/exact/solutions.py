@@ -258,10 +258,10 @@ def compile_for_draws(inputs, outputs, random_seed: int | None = None) -> Callab
     )
 
 
-def with_draws(values, graphs, n_draws: int) -> list[NDArray[np.float64]]:
-    """Give values of graphs a draw axis where they depend on no draw."""
+def with_draws(values, graphs, *batch: int) -> list[NDArray[np.float64]]:
+    """Give values of graphs axes for draws where they depend on no draw."""
     return [
-        np.broadcast_to(value, (n_draws, *value.shape[value.ndim - graph.ndim :]))
+        np.broadcast_to(value, (*batch, *value.shape[value.ndim - graph.ndim :]))
         for value, graph in zip(values, graphs, strict=True)
     ]
 

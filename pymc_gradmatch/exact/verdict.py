@@ -10,6 +10,7 @@ import pymc as pm
 import xarray as xr
 from numpy.typing import NDArray
 
+from pymc_gradmatch.arguments import check_counts
 from pymc_gradmatch.exact.experiments import Separate, cover_experiments, exact_posterior
 from pymc_gradmatch.exact.importance import Weighted, reliable_k
 from pymc_gradmatch.exact.modes import newton
@@ -329,6 +330,10 @@ TOGETHER = 2.5  # standard errors of an autocorrelation, above which there is on
 
 def check_n_draws(n_draws: int):
     """Raise if draws are too few for a verdict."""
+    check_counts(n_draws=n_draws)
+    if n_draws is None:
+        msg = "n_draws is None; expected a whole number."
+        raise TypeError(msg)
     if n_draws < MIN_DRAWS:
         msg = f"n_draws is {n_draws}; expected at least {MIN_DRAWS}, for a tail to fit k to."
         raise ValueError(msg)
@@ -440,7 +445,14 @@ def _posterior(idata) -> xr.Dataset:
             "group 'posterior', as from gm.sample or pm.sample."
         )
         raise ValueError(msg)
-    return idata["posterior"].dataset
+    posterior = idata["posterior"].dataset
+    if lost := [dim for dim in ("chain", "draw") if dim not in posterior.dims]:
+        msg = (
+            f"the posterior has no dim {' or '.join(lost)}; expected chain and draw. Select with a "
+            "list, as in isel(chain=[0])."
+        )
+        raise ValueError(msg)
+    return posterior
 
 
 ELSEWHERE = 1.0  # exact standard deviations
@@ -492,14 +504,16 @@ def glance(model: pm.Model, posterior: xr.Dataset) -> Glance:
     try:
         target = ExactPosterior(model)
         draws = target.coordinates(posterior)
+        if draws.shape[1] > MOST_COORDINATES:
+            return Glance(f"{unseen}: it has {draws.shape[1]} unknowns. {ADVICE}", False)
+        mean = draws.mean(axis=0)
+        local = newton(target, mean[None], np.cov(draws.T).reshape(len(mean), len(mean)))
+    except KeyboardInterrupt:
+        return Glance(f"{unseen}: stopped by Ctrl-C. {ADVICE}", False)
     except ValueError as error:
         return Glance(f"{unseen}: {error}", False)
     except Exception as error:  # a likelihood that nobody foresaw; the draws come first
         return Glance(f"{unseen}: {type(error).__name__}: {error}", False)
-    if draws.shape[1] > MOST_COORDINATES:
-        return Glance(f"{unseen}: it has {draws.shape[1]} unknowns. {ADVICE}", False)
-    mean = draws.mean(axis=0)
-    local = newton(target, mean[None], np.cov(draws.T).reshape(len(mean), len(mean)))
     if not np.isfinite(local.height).all():
         text = "The ODE cannot be integrated from the mean of the matched posterior."
         return Glance(f"{text} {ADVICE}", True)

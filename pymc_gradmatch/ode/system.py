@@ -20,6 +20,7 @@ from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch._pymc import EVALUATE_ONCE, as_written, machine_code, scalar_code
 from pymc_gradmatch.arguments import in_order, usable_names
+from pymc_gradmatch.numerics import one_at_a_time
 from pymc_gradmatch.ode.inputs import (
     Input,
     Steps,
@@ -643,7 +644,7 @@ class ODE:
             [t, *given], outputs, on_unused_input="ignore", mode="FAST_COMPILE"
         )
         function.trust_input = True
-        return function
+        return one_at_a_time(function)  # threads share it
 
     @cached_property
     def machine_code(self) -> Callable:

@@ -325,7 +325,10 @@ def retrace(
     starts = starts + np.linalg.lstsq(hard, (around(chosen) - flat(chosen)).T)[0].T
     center = draws[:, : n_curved + n_held].mean(axis=0)
     scale = np.zeros((len(center), len(center)))
-    scale[along, along] = np.linalg.cholesky(np.cov(draws[:, along].T))
+    try:
+        scale[along, along] = np.linalg.cholesky(np.cov(draws[:, along].T))
+    except np.linalg.LinAlgError:  # the chains are stuck
+        return around
     scale[n_curved:, n_curved:] = np.diag(draws[:, n_curved : len(center)].std(axis=0))
     ridge = _settled(density, flat, hard, chosen[:, : len(center)], starts)
     points = np.linalg.solve(scale, (chosen[:, : len(center)] - center).T).T[:, along]

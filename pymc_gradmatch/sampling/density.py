@@ -194,6 +194,9 @@ class NativeDensity:
 
     def __call__(self, q: NDArray[np.float64]) -> tuple[NDArray, NDArray]:
         """Return values and gradients at points ``(..., n)``; minus infinity where none."""
+        if q.shape[-1] != self.n:
+            msg = f"points have {q.shape[-1]} coordinates; expected {self.n}."
+            raise ValueError(msg)
         points = np.ascontiguousarray(q)
         gradients, values = np.empty(q.shape), np.empty(q.shape[:-1])
         starts = [array.ctypes.data for array in (points, gradients, values, self.numbers)]

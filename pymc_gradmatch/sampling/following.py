@@ -48,12 +48,13 @@ MOST_COORDINATES = 600  # of states: a draw costs their number to the power of t
 SEARCHES, ENOUGH = 2, 400  # of their own; effective draws that are a chain
 MOST_PILOTS, WIDER = 3_000, 2.0  # draws that the first proposal is fitted to, and one around it
 AT_ONCE = 1_000_000  # numbers in the matrices of draws that are solved for together
+APART = 5.0  # standard errors between means of searches that agree
 MOST_STEPS, SOLVED = 10, 1e-3  # of Newton, and the error of z that is left
 SHORTER = (1.0, 0.3, 0.1)  # of a step, where a whole one leads away
 
 
 class Chains(NamedTuple):
-    """Draws of value variables, and whether their weights are reliable."""
+    """Draws of value variables, and whether their weights are reliable and searches agree."""
 
     u: NDArray[np.float64]
     """Shape ``(chain, draw, n)``."""
@@ -70,6 +71,11 @@ class Followed:
         With one constraint.
     density : callable
         Its log density at value variables, shape ``(point, n)``, in the order of the model.
+
+    Raises
+    ------
+    ValueError
+        If the exact posterior cannot be written, or is of other variables.
     """
 
     def __init__(self, model: pm.Model, density: Density):
@@ -80,6 +86,12 @@ class Followed:
         self._squares = Squares.of(constraint.gp, gamma_of(constraint))
         self._told, _ = of_model(model, constraint.ode, constraint.gp)
         self._names = [model.rvs_to_values[rv].name for rv in model.free_RVs]
+        [self._states_name] = [
+            model.rvs_to_values[rv].name for rv in model.free_RVs if is_states(rv)
+        ]
+        if others := {*self._names} - {self._states_name, *self.target.value_names}:
+            msg = f"neither the ODE nor the likelihood needs {', '.join(sorted(others))}."
+            raise ValueError(msg)
 
     @property
     def n_random(self) -> int:
@@ -105,8 +117,8 @@ class Followed:
         theta = theta.reshape(len(phi), -1)[solved]
         values = {name: part[solved] for name, part in at.values.items()}
         deviation, log_density = self._states(theta, trajectories[solved], values, z[solved])
-        states = deviation.mT
-        parts = [values.get(name, states).reshape(len(solved), -1) for name in self._names]
+        values[self._states_name] = deviation.mT
+        parts = [values[name].reshape(len(solved), -1) for name in self._names]
         u = np.zeros((len(phi), sum(part.shape[1] for part in parts)))
         u[solved] = np.concatenate(parts, axis=1)
         found = np.isfinite(log_density)
@@ -304,7 +316,7 @@ def followed(model: pm.Model, density: Density) -> Followed | None:
         return None
     try:
         return Followed(model, density)
-    except ValueError:  # the exact posterior cannot be written
+    except ValueError:
         return None
 
 
@@ -325,11 +337,20 @@ def follow(matched: Followed, posterior: xr.Dataset, rng: np.random.Generator) -
         mixed = rng.permutation(len(u))
         shares = [mixed[chain :: len(half)] for chain in range(len(half))]
         drawn += [u[share[repeated(weighted.weights[share], n_draws, rng)]] for share in shares]
+    each = [weighted for weighted, _ in found]
     return Chains(
         np.stack(drawn),
-        max(weighted.pareto_k for weighted, _ in found),
-        all(weighted.is_reliable for weighted, _ in found),
+        max(weighted.pareto_k for weighted in each),
+        all(weighted.is_reliable for weighted in each) and _agree(each),
     )
+
+
+def _agree(each: list[Weighted]) -> bool:
+    """Tell whether the means of searches differ by no more than their errors."""
+    means = np.array([one.weights @ one.points for one in each])
+    squares = np.array([one.weights @ np.square(one.points) for one in each])
+    errors = (squares - np.square(means)) / np.array([[one.n_effective] for one in each])
+    return bool((np.square(means - means[0]) <= APART**2 * (errors + errors[0])).all())
 
 
 def _gathered(matched: Followed, near, around: Mixture, rng) -> tuple[Weighted, NDArray]:

@@ -1,6 +1,7 @@
 """A stack of data sets: each fitted, on one machine or many, with what failed on record."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from os import PathLike
 from typing import Any
@@ -82,7 +83,8 @@ def fit_many(
     draws, tune, chains : int
         As for :func:`~pymc_gradmatch.sample`, for every data set.
     exact : bool, default False
-        Draw from the exact posterior, ``draws`` of each (at least 1 000, as one chain).
+        Draw from the exact posterior, ``draws`` of each (at least 1 000, as one chain, and
+        none of ``tune``).
     n_jobs : int, default -1
         Data sets that are fitted at the same time; -1 is one per core.  In what joblib is
         told to use (:class:`joblib.parallel_config`): threads by default, processes if
@@ -103,7 +105,7 @@ def fit_many(
     Returns
     -------
     xarray.Dataset
-        Draws of the parameters, the states ``x`` and ``diverging``, dims
+        Draws of the parameters, the states ``x`` and, if not ``exact``, ``diverging``, dims
         ``("replicate", "chain", "draw", ...)``, and ``failure``, dims
         ``("replicate",)``: empty, or why there are no draws; these are NaN then.
         With ``exact`` also ``verdict``, ``is_exact`` and ``pareto_k``.  Where times differ,
@@ -152,12 +154,13 @@ def fit_many(
     seeds = as_seeds(random_seed)
     arrays: InMemory | InFile = InMemory()
     if out is not None:
-        told = None if random_seed is None else f"{seeds.entropy} {seeds.spawn_key}"
+        told = None if random_seed is None else [seeds.entropy, seeds.spawn_key]
         problem = {"t": times, "ys": [*ys], "exact": exact, "random_seed": told}
         group = open_file(out, problem | given | settings)
         arrays = InFile(group)
         if random_seed is None:
-            seeds = np.random.SeedSequence(int(group.attrs["random_seed"]))
+            entropy, spawn_key = group.attrs["random_seed"]
+            seeds = np.random.SeedSequence(entropy, spawn_key=spawn_key)
     stack = Stack(n, arrays, SAID if exact else {})
     each = [*zip(times, ys, seeds.spawn(n), strict=True)]
     running = in_parallel(
@@ -168,17 +171,14 @@ def fit_many(
         prefer=None if exact else "threads",
     )
     errors: dict[int, Exception] = {}
-    for place, result in shown(running, len(stack.missing()), progressbar):
-        if isinstance(result, xr.Dataset):
-            stack.put(place, result)
-            continue
-        errors[place] = result
-        stack.fail(
-            place,
-            f"{NOT_YET}: {reason(result)}"
-            if isinstance(result, WorkersLostError)
-            else reason(result),
-        )
+    with suppress(KeyboardInterrupt):  # also while a fit is written: it is begun again
+        for place, result in shown(running, len(stack.missing()), progressbar):
+            if isinstance(result, xr.Dataset):
+                stack.put(place, result)
+                continue
+            errors[place] = result
+            is_lost = isinstance(result, WorkersLostError)
+            stack.fail(place, f"{NOT_YET}: {reason(result)}" if is_lost else reason(result))
     return _complete(stack, errors)
 
 

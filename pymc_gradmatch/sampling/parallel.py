@@ -128,8 +128,12 @@ def shown[T](running: Generator[T], total: int, progressbar: bool) -> Iterator[T
 
 def as_seeds(random_seed: int | np.random.SeedSequence | None) -> np.random.SeedSequence:
     """Return what the seed of each job is made from."""
-    if isinstance(random_seed, np.random.SeedSequence):
-        return random_seed
+    if isinstance(random_seed, np.random.SeedSequence):  # a copy: one that spawns is another
+        return type(random_seed)(
+            random_seed.entropy,
+            spawn_key=random_seed.spawn_key,
+            pool_size=random_seed.pool_size,
+        )
     return np.random.SeedSequence(random_seed)
 
 

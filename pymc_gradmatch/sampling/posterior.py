@@ -30,6 +30,7 @@ from pymc_gradmatch._pymc import (
     starts_by_itself,
 )
 from pymc_gradmatch.arguments import check_counts
+from pymc_gradmatch.exact import with_draws
 from pymc_gradmatch.gp import basis_inputs, is_states
 from pymc_gradmatch.model import is_constraint, known_starts, warn_of_other_data, where_impossible
 from pymc_gradmatch.numerics import (
@@ -239,7 +240,10 @@ class CompiledPosterior:
                 with reporting("chains disagree: fitting coordinates anew", enabled=progressbar):
                     draws = q.reshape(-1, q.shape[-1])
                     fitted = retrace(self.density, around, self.split, draws, rng)
-                trace, q = self._draw(fitted, rng, progressbar, settings)
+                try:
+                    trace, q = self._draw(fitted, rng, progressbar, settings)
+                except RuntimeError:  # no headway: what there is comes back
+                    break
                 around = fitted
                 if self._has_mixed(q):
                     break
@@ -250,9 +254,12 @@ class CompiledPosterior:
     def _followed(self, run: xr.DataTree, rng) -> xr.DataTree | None:
         """Return as many draws that follow the ODE as a run has, if their weights are reliable."""
         before = run["posterior"].dataset
-        with _BUILDING:  # an ODE's compiled functions are those of all models of it
+        with _BUILDING:
             matched = followed(self.model, self.density)
-            drawn = follow(matched, before, rng) if matched else None
+            try:
+                drawn = follow(matched, before, rng) if matched else None
+            except (ValueError, np.linalg.LinAlgError):  # of chains that are stuck
+                return None
         if drawn is None or not drawn.is_reliable:
             return None
         posterior = self._dataset(drawn.u, before["chain"].to_numpy())
@@ -318,11 +325,8 @@ class CompiledPosterior:
             self.written.variables, dict(zip(self.written.inputs, points, strict=True))
         )
         evaluate = pytensor.function(points, graphs, mode=EVALUATE_ONCE, on_unused_input="ignore")
-        values = evaluate(*cut(u, self.shapes))
-        return {
-            name: np.broadcast_to(value, batch + value.shape[len(batch) :])
-            for name, value in zip(self.written.names, values, strict=True)
-        }
+        values = with_draws(evaluate(*cut(u, self.shapes)), self.written.variables, *batch)
+        return dict(zip(self.written.names, values, strict=True))
 
     def _normal(self, joint: Density, start, rng) -> Laplace:
         """Climb from a start, and approximate the density there by a normal."""

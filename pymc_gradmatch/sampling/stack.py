@@ -232,7 +232,7 @@ def open_file(out: str | PathLike, problem: Mapping[str, Any]) -> Any:
     Returns
     -------
     zarr.Group
-        With the seed's entropy in ``attrs["random_seed"]``.
+        With the seed's entropy and spawn key in ``attrs["random_seed"]``.
 
     Raises
     ------
@@ -251,8 +251,8 @@ def open_file(out: str | PathLike, problem: Mapping[str, Any]) -> Any:
     entries = [p for p in path.iterdir() if p.suffix != ".partial"] if path.is_dir() else []
     if not entries and not path.is_file():
         seed = problem["random_seed"]
-        entropy = np.random.SeedSequence(seed).entropy if seed is None else seed
-        about = {"problem": described, "random_seed": str(entropy)}
+        told = [np.random.SeedSequence().entropy, []] if seed is None else seed
+        about = {"problem": described, "random_seed": told}
         return zarr.create_group(path, attributes=about, overwrite=path.is_dir())
     there: Any = None
     if path / "zarr.json" in entries:
