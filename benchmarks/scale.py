@@ -38,7 +38,7 @@ import pytensor.tensor as pt
 from pymc.pytensorf import join_nonshared_inputs
 
 import pymc_gradmatch as gm
-from benchmarks import show
+from benchmarks import RESULTS, show
 from benchmarks.cases import ACCURACY, BREADTH, named
 from pymc_gradmatch.numerics import matrices as algebra
 
@@ -268,7 +268,7 @@ def main(arguments: list[str] | None = None):
         rows.append(row("Lorenz-96", "dense", lorenz_96, n_state))
         print(rows[-1], flush=True)
     table = pd.DataFrame(rows).set_index(["system", "times", "states", "matrices"])
-    show(table, options.out)
+    show(table, options.out or (None if options.quick else RESULTS / "scale.csv"))
 
 
 if __name__ == "__main__":

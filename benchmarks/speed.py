@@ -1,7 +1,7 @@
 """From data to posterior: effective draws per second, compilation, many fits, the paper's chain.
 
-``OMP_NUM_THREADS=1 python -m benchmarks.speed`` prints the tables and, with
-``--out FOLDER``, saves them as CSV; ``--quick`` is a smoke test.  With JAX
+``OMP_NUM_THREADS=1 python -m benchmarks.speed`` prints the tables and saves
+them as CSV; ``--quick`` is a smoke test.  With JAX
 installed (``pip install .[benchmarks]``) the rival of :mod:`benchmarks.jax_rival`
 is measured in the same run on the same data.
 """
@@ -24,7 +24,7 @@ import pandas as pd
 import pymc as pm
 
 import pymc_gradmatch as gm
-from benchmarks import machine, show
+from benchmarks import RESULTS, machine, show
 from benchmarks.cases import ACCURACY, SPEED, Case, named
 from benchmarks.jax_rival import diffrax_nuts
 from pymc_gradmatch.numerics import Laplace
@@ -257,10 +257,11 @@ def main(arguments: list[str] | None = None):
     print(first.drop(columns="data set").to_string(float_format="{:.4g}".format), "\n")
     print("gm.sample, medians over data sets:")
     print(default[["ESS per CPU s", "R-hat"]].median().to_string(float_format="{:.4g}".format))
-    if options.out:
-        options.out.mkdir(parents=True, exist_ok=True)
-        costs.to_csv(options.out / "costs.csv")
-        speeds.to_csv(options.out / "sampling.csv", index=False)
+    if options.out or not quick:
+        out = options.out or RESULTS / "speed"
+        out.mkdir(parents=True, exist_ok=True)
+        costs.to_csv(out / "costs.csv")
+        speeds.to_csv(out / "sampling.csv", index=False)
 
 
 if __name__ == "__main__":
