@@ -50,6 +50,7 @@ def points_near(case, rng, n=3):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the most probable states")  # of the start, which is not used
 @CASES
 def test_our_exact_log_density_is_the_rivals_up_to_a_constant(case):
     pytest.importorskip("diffrax")
