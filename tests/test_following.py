@@ -1,7 +1,5 @@
 """Draws that follow the ODE: weights by quadrature, NUTS's posterior, and where NUTS is stuck."""
 
-import _thread
-
 import arviz as az
 import numpy as np
 import pymc as pm
