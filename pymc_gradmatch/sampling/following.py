@@ -48,7 +48,7 @@ MOST_COORDINATES = 600  # of states: a draw costs their number to the power of t
 SEARCHES, ENOUGH = 2, 400  # of their own; effective draws that are a chain
 MOST_PILOTS, WIDER = 3_000, 2.0  # draws that the first proposal is fitted to, and one around it
 AT_ONCE = 1_000_000  # numbers in the matrices of draws that are solved for together
-APART = 5.0  # standard errors between means of searches that agree
+APART = 0.3  # standard deviations between means of searches that agree: six of their errors
 MOST_STEPS, SOLVED = 10, 1e-3  # of Newton, and the error of z that is left
 SHORTER = (1.0, 0.3, 0.1)  # of a step, where a whole one leads away
 
@@ -346,11 +346,11 @@ def follow(matched: Followed, posterior: xr.Dataset, rng: np.random.Generator) -
 
 
 def _agree(each: list[Weighted]) -> bool:
-    """Tell whether the means of searches differ by no more than their errors."""
+    """Tell whether the means of searches are near to each other beside how wide they are."""
     means = np.array([one.weights @ one.points for one in each])
     squares = np.array([one.weights @ np.square(one.points) for one in each])
-    errors = (squares - np.square(means)) / np.array([[one.n_effective] for one in each])
-    return bool((np.square(means - means[0]) <= APART**2 * (errors + errors[0])).all())
+    variances = squares - np.square(means)
+    return bool((np.square(means - means[0]) <= APART**2 * variances).all())
 
 
 def _gathered(matched: Followed, near, around: Mixture, rng) -> tuple[Weighted, NDArray]:
