@@ -69,7 +69,7 @@ def of_ours(module):
 
 
 def test_the_house_is_small():
-    assert len(MODULES) <= 48
+    assert len(MODULES) <= 49
     assert max(floors(ARROWS).values()) <= 14
 
 

@@ -4,7 +4,6 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 
-import numba
 import numpy as np
 import pymc as pm
 import pytensor
@@ -26,13 +25,13 @@ from pymc_gradmatch.gp.derivatives import (
     stacked,
 )
 from pymc_gradmatch.gp.kernels import NAMED, CovFunction, KernelFamily, kernel_family
+from pymc_gradmatch.gp.markov import filtered_likelihood
 from pymc_gradmatch.gp.processes import Processes
 from pymc_gradmatch.gp.state_gp import StateGP
 from pymc_gradmatch.numerics import on_one_thread, one_at_a_time
 
 ROUGHLY = 1e-3  # relative, of every start's descent; only the best go on to the end
 N_FINISHED = 3
-STEP = 1e-30  # along the imaginary axis, for derivatives without rounding
 NUGGET, UNFITTED = 1e-4, 0.1  # of Gaussian processes without data; sigma in units of scale
 
 
@@ -224,7 +223,7 @@ def fit_data(
     processes = Processes(data.t, tuple(covs), nuggets, evaluated=blocks)
     gp = StateGP.of(data, processes, as_sigma(np.array(sigmas) * data.scale, n_states))
     if not only_sigma:
-        gp.operators()  # raises where a kernel has no derivative
+        processes.check()
         for of_bounds in warn:
             of_bounds()
     return gp
@@ -284,98 +283,6 @@ def _complete_likelihood(K, dK, y):
     value = 0.5 * (np.sum(y * weights) + n_states * (log_det + n_times * np.log(2 * np.pi)))
     inner = n_states * cho_solve(factor, np.eye(n_times)) - weights @ weights.T
     return value, 0.5 * np.einsum("ij,hij->h", inner, dK)
-
-
-def filtered_likelihood(values, t, y, nugget):
-    r"""Compute the same for ``variance * Matern52`` in time proportional to that of the data.
-
-    .. math:: -\sum_k \log N(y_k \mid 0, C + (\epsilon + \sigma^2) I)
-
-    The process is Markov together with its first two derivatives, so that a Kalman filter
-    takes one observation after the other (Hartikainen and Särkkä 2010).  The derivative by
-    each hyperparameter is the imaginary part of the value a tiny imaginary step away.
-
-    Parameters
-    ----------
-    values : array of float
-        Variance, lengthscale and sigma.
-    t : array of float
-        Times, shape ``(time,)``.
-    y : array of float
-        Data, shape ``(time, state)``, columns independent, NaN where missing.
-    nugget : float
-        The kernel's.
-
-    Returns
-    -------
-    value : float
-    gradient : array of float
-        By the three, shape ``(3,)``.
-    """
-    steps = np.asarray(values) + 1j * STEP * np.eye(3)
-    found = [_filtered(variance, ls, sigma, t, y, nugget) for variance, ls, sigma in steps]
-    return found[0].real, np.array([value.imag / STEP for value in found])
-
-
-@numba.njit(cache=True)
-def _filtered(variance, lengthscale, sigma, t, y, nugget):
-    # The state is (x, x' / rate, x'' / rate^2); time passes in units of 1 / rate.
-    rate = np.sqrt(5.0) / lengthscale
-    stationary = np.zeros((3, 3), dtype=np.complex128)
-    stationary[0, 0] = stationary[2, 2] = variance
-    stationary[1, 1] = variance / 3
-    stationary[0, 2] = stationary[2, 0] = -variance / 3
-    noise = nugget + sigma * sigma
-    n_times, n_states = y.shape
-    means = np.zeros((n_states, 3), dtype=np.complex128)
-    spreads = np.empty((n_states, 3, 3), dtype=np.complex128)
-    for k in range(n_states):
-        spreads[k] = stationary
-    A = np.empty((3, 3), dtype=np.complex128)
-    half = np.empty((3, 3), dtype=np.complex128)
-    total = 0.0 * variance
-    for i in range(n_times):
-        if i > 0:
-            d = rate * (t[i] - t[i - 1])
-            e, q = np.exp(-d), d * d / 2
-            A[0, 0], A[0, 1], A[0, 2] = e * (1 + d + q), e * (d + 2 * q), e * q
-            A[1, 0], A[1, 1], A[1, 2] = -e * q, e * (1 + d - 2 * q), e * (d - q)
-            A[2, 0], A[2, 1], A[2, 2] = e * (q - d), e * (2 * q - 3 * d), e * (1 - 2 * d + q)
-        for k in range(n_states):
-            mean, P = means[k], spreads[k]
-            if i > 0:
-                a, b, c = mean[0], mean[1], mean[2]
-                for r in range(3):
-                    mean[r] = A[r, 0] * a + A[r, 1] * b + A[r, 2] * c
-                # What is not stationary yet decays: P - P_inf -> A (P - P_inf) A'.
-                for r in range(3):
-                    for s in range(3):
-                        P[r, s] -= stationary[r, s]
-                for r in range(3):
-                    for s in range(3):
-                        half[r, s] = A[r, 0] * P[0, s] + A[r, 1] * P[1, s] + A[r, 2] * P[2, s]
-                for r in range(3):
-                    for s in range(3):
-                        P[r, s] = (
-                            stationary[r, s]
-                            + half[r, 0] * A[s, 0]
-                            + half[r, 1] * A[s, 1]
-                            + half[r, 2] * A[s, 2]
-                        )
-            if np.isnan(y[i, k]):
-                continue
-            scale = P[0, 0] + noise
-            miss = y[i, k] - mean[0]
-            total += 0.5 * (np.log(2 * np.pi * scale) + miss * miss / scale)
-            a, b, c = P[0, 0], P[1, 0], P[2, 0]
-            gain = (a / scale, b / scale, c / scale)
-            for r in range(3):
-                mean[r] += gain[r] * miss
-            for r in range(3):
-                P[r, 0] -= gain[r] * a
-                P[r, 1] -= gain[r] * b
-                P[r, 2] -= gain[r] * c
-    return total
 
 
 def _check_bounds_are_used(bounds: Mapping, families: Iterable[KernelFamily]):

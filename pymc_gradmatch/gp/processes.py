@@ -25,7 +25,15 @@ from pymc_gradmatch._pymc import (
     normalize_size_param,
     rv_size_is_none,
 )
-from pymc_gradmatch.gp.derivatives import Blocks, Operators, blocks_of, conditional_operators
+from pymc_gradmatch.gp.derivatives import (
+    Blocks,
+    Operators,
+    blocks_of,
+    conditional_operators,
+    is_long,
+)
+from pymc_gradmatch.gp.kernels import is_random
+from pymc_gradmatch.gp.markov import Chain
 from pymc_gradmatch.numerics import (
     Basis,
     Compressed,
@@ -106,17 +114,35 @@ class Processes:
     def multiplied(self, factors: NDArray[np.float64]) -> Self:
         """Return the kernels times one factor each, and the nugget as it is."""
         covs = tuple(float(f) * cov for f, cov in zip(factors, self.covs, strict=True))
-        blocks = Blocks(*(factors[:, None, None] * block for block in self.blocks))
-        return replace(self, covs=covs, evaluated=lambda: blocks)
+        before = self.blocks if self.chain is None else None
 
-    @property
+        def blocks() -> Blocks:
+            return Blocks(*(factors[:, None, None] * b for b in before or self.blocks))
+
+        return replace(self, covs=covs, evaluated=blocks)
+
+    @cached_property
     def is_random(self) -> bool:
         """Whether a kernel has random hyperparameters."""
-        return isinstance(self.operators.C, TensorVariable)
+        return any(map(is_random, self.covs))
+
+    @cached_property
+    def chain(self) -> Chain | None:
+        """The processes one time after the other, where that is known and pays."""
+        if not is_long(self.t) or len(self.breaks):
+            return None
+        return Chain.of(self.covs, self.t)
+
+    def check(self):
+        """Raise where a kernel has no derivative, or C is not positive definite."""
+        if self.chain is None:
+            _ = self.operators
 
     @property
     def slope_variance(self) -> NDArray[np.float64]:
         """The prior variance of the slopes, the median over time, shape ``(state,)``."""
+        if self.chain is not None:
+            return self.chain.slope_variance
         return np.median(np.diagonal(np.asarray(self.blocks.d2k), axis1=-2, axis2=-1), axis=-1)
 
     @cached_property
@@ -129,6 +155,8 @@ class Processes:
         """Independent coordinates of the states, those whose density costs the least."""
         if self.is_random:
             return cholesky_basis(self.operators.C)
+        if self.chain is not None:
+            return self.chain.innovations(self.nugget)
         return innovations(self.operators.C) or self.prior_spectrum
 
     @cached_property
@@ -139,8 +167,12 @@ class Processes:
     def conditional_innovations(self, gamma: tuple[float, ...]) -> Innovations | None:
         """Return a triangular basis of A + gamma I, where it makes densities cheaper."""
         if gamma not in self._triangular:
-            tolerance = np.array(gamma)[:, None, None] * np.eye(len(self.t))
-            self._triangular[gamma] = innovations(self.operators.A + tolerance)
+            if self.chain is not None:
+                found = self.chain.conditional_innovations(self.nugget, np.array(gamma))
+            else:
+                tolerance = np.array(gamma)[:, None, None] * np.eye(len(self.t))
+                found = innovations(self.operators.A + tolerance)
+            self._triangular[gamma] = found
         return self._triangular[gamma]
 
     @cached_property
@@ -152,69 +184,89 @@ class Processes:
         """D, compressed where that makes its product cheaper."""
         if self.is_random:
             return self.operators.D
+        if self.chain is not None:
+            return self.chain.slope_operator(self.nugget)
         return compress_if_cheaper(self.operators.D) or self.operators.D
 
+    def smoothed(self, noise, residual: NDArray[np.float64], observed: NDArray[np.intp]):
+        r"""Return the posterior mean of every state on the grid, shape ``(time, state)``.
 
-def smoothed(C, noise, residual: NDArray[np.float64], observed: NDArray[np.intp]):
-    r"""Return the posterior mean of every state on the grid, shape ``(time, state)``.
+        .. math:: C_{:o}\,(C_{oo} + v I)^{-1}\,r
 
-    .. math:: C_{:o}\,(C_{oo} + v I)^{-1}\,r
+        Parameters
+        ----------
+        noise : array of float or TensorVariable
+            Variance v of each state's noise, shape ``(state,)``.
+        residual : array of float
+            Observations less their prior mean, shape ``(observation, state)``; NaN
+            where a state was not observed.
+        observed : array of int
+            Where in the grid the observations are, shape ``(observation,)``.
 
-    Parameters
-    ----------
-    C : array of float or TensorVariable
-        Covariance of the states, shape ``(state, time, time)``.
-    noise : array of float or TensorVariable
-        Variance v of each state's noise, shape ``(state,)``.
-    residual : array of float
-        Observations less their prior mean, shape ``(observation, state)``; NaN
-        where a state was not observed.
-    observed : array of int
-        Where in the grid the observations are, shape ``(observation,)``.
+        Returns
+        -------
+        array of float or TensorVariable
+            A graph where hyperparameters or the noise are one.
+        """
+        if self.chain is not None and not isinstance(noise, TensorVariable):
+            total, known = self._on_grid(noise, residual, observed)
+            mean, *_ = self.chain.smoothed(total, known)
+            # The nugget belongs to the state where one was seen.
+            return (mean + self.nugget[:, None] * (known - mean) / total).T
+        C = self.operators.C
+        K, known = _regression(C, noise, residual, observed)
+        solve = pt.linalg.solve if isinstance(K, TensorVariable) else np.linalg.solve
+        weights = solve(K, known[..., None])
+        return (C[:, :, observed] @ weights)[..., 0].T
 
-    Returns
-    -------
-    array of float or TensorVariable
-        A graph where C or the noise is one.
-    """
-    K, known = _regression(C, noise, residual, observed)
-    solve = pt.linalg.solve if isinstance(K, TensorVariable) else np.linalg.solve
-    weights = solve(K, known[..., None])
-    return (C[:, :, observed] @ weights)[..., 0].T
+    def spread(
+        self,
+        noise: NDArray[np.float64],
+        residual: NDArray[np.float64],
+        observed: NDArray[np.intp],
+    ) -> NDArray[np.float64]:
+        r"""Return the posterior variance of every state on the grid, shape ``(time, state)``.
 
+        .. math:: \operatorname{diag}\bigl(C - C_{:o}\,(C_{oo} + v I)^{-1}\,C_{o:}\bigr)
 
-def spread(
-    C: NDArray[np.float64],
-    noise: NDArray[np.float64],
-    residual: NDArray[np.float64],
-    observed: NDArray[np.intp],
-) -> NDArray[np.float64]:
-    r"""Return the posterior variance of every state on the grid, shape ``(time, state)``.
+        Parameters are those of :meth:`smoothed`, all of them numbers.
+        """
+        if self.chain is not None:
+            total, known = self._on_grid(noise, residual, observed)
+            _, variance, _ = self.chain.smoothed(total, known)
+            kept = 1 - self.nugget[:, None] / total
+            return (np.square(kept) * variance + self.nugget[:, None] * kept).T
+        C = self.operators.C
+        K, _ = _regression(C, noise, residual, observed)
+        across = C[:, :, observed] * ~np.isnan(residual.T)[:, None]
+        explained = (across * np.linalg.solve(K, across.mT).mT).sum(axis=-1)
+        return np.maximum(np.diagonal(C, axis1=1, axis2=2) - explained, 0).T
 
-    .. math:: \operatorname{diag}\bigl(C - C_{:o}\,(C_{oo} + v I)^{-1}\,C_{o:}\bigr)
+    def log_evidence(
+        self,
+        noise: NDArray[np.float64],
+        residual: NDArray[np.float64],
+        observed: NDArray[np.intp],
+    ) -> NDArray[np.float64]:
+        r"""Return :math:`\log N(r_k \mid 0, C_{k,oo} + v_k I)` of each state, shape ``(state,)``.
 
-    Parameters are those of :func:`smoothed`, all of them numbers.
-    """
-    K, _ = _regression(C, noise, residual, observed)
-    across = C[:, :, observed] * ~np.isnan(residual.T)[:, None]
-    explained = (across * np.linalg.solve(K, across.mT).mT).sum(axis=-1)
-    return np.maximum(np.diagonal(C, axis1=1, axis2=2) - explained, 0).T
+        Parameters are those of :meth:`smoothed`, all of them numbers.
+        """
+        if self.chain is not None:
+            *_, log_density = self.chain.smoothed(*self._on_grid(noise, residual, observed))
+            return log_density
+        K, known = _regression(self.operators.C, noise, residual, observed)
+        misfit = (known * np.linalg.solve(K, known[..., None])[..., 0]).sum(axis=-1)
+        constant = (~np.isnan(residual)).sum(axis=0) * np.log(2 * np.pi)
+        return -0.5 * (misfit + np.linalg.slogdet(K).logabsdet + constant)
 
-
-def log_evidence(
-    C: NDArray[np.float64],
-    noise: NDArray[np.float64],
-    residual: NDArray[np.float64],
-    observed: NDArray[np.intp],
-) -> NDArray[np.float64]:
-    r"""Return :math:`\log N(r_k \mid 0, C_{k,oo} + v_k I)` of each state, shape ``(state,)``.
-
-    Parameters are those of :func:`smoothed`, all of them numbers.
-    """
-    K, known = _regression(C, noise, residual, observed)
-    misfit = (known * np.linalg.solve(K, known[..., None])[..., 0]).sum(axis=-1)
-    constant = (~np.isnan(residual)).sum(axis=0) * np.log(2 * np.pi)
-    return -0.5 * (misfit + np.linalg.slogdet(K).logabsdet + constant)
+    def _on_grid(self, noise, residual, observed) -> tuple[NDArray, NDArray]:
+        """Return variances of noise, infinite where nothing was seen, and the data, on the grid."""
+        total, known = np.full((2, len(self.nugget), len(self.t)), np.inf)
+        seen = ~np.isnan(residual.T)
+        total[:, observed] = np.where(seen, (noise + self.nugget)[:, None], np.inf)
+        known[:, observed] = np.where(seen, residual.T, 0)
+        return total, np.where(np.isfinite(known), known, 0)
 
 
 def _regression(C, noise, residual, observed) -> tuple[Any, NDArray[np.float64]]:

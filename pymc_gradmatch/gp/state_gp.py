@@ -36,9 +36,6 @@ from pymc_gradmatch.gp.processes import (
     StatePrior,
     add_coords,
     check_coords,
-    log_evidence,
-    smoothed,
-    spread,
 )
 from pymc_gradmatch.numerics import per_state
 from pymc_gradmatch.reporting import as_html
@@ -166,7 +163,7 @@ class StateGP:
         checked = check_kernels(covs, n_states)
         processes = Processes(data.t, checked, nuggets)
         self._hold(data, processes, as_sigma(sigma, n_states))
-        self.operators()  # raises where a kernel has no derivative
+        processes.check()
 
     @classmethod
     def of(
@@ -492,7 +489,7 @@ class StateGP:
 
         where o are the times of the observations.  A graph where hyperparameters are random.
         """
-        return self.prior_mean + self.scale * smoothed(*self._regression)
+        return self.prior_mean + self.scale * self.processes.smoothed(*self._regression)
 
     def posterior_sd(self) -> NDArray[np.float64]:
         r"""Return how uncertain the smoothed states are, shape ``(time, state)``.
@@ -502,7 +499,7 @@ class StateGP:
         In the units of :meth:`posterior_mean`, without the noise of observations.
         """
         self._check_numbers("posterior_sd")
-        return self.scale * np.sqrt(spread(*self._regression))
+        return self.scale * np.sqrt(self.processes.spread(*self._regression))
 
     def log_marginal_likelihood(self) -> NDArray[np.float64]:
         r"""Return log N(y_k | m_k, s_k^2 (C_k + sigma_k^2 I)) of each state's data.
@@ -510,12 +507,12 @@ class StateGP:
         On the standardised data, without the constant that the scale brings.
         """
         self._check_numbers("log_marginal_likelihood")
-        return log_evidence(*self._regression)
+        return self.processes.log_evidence(*self._regression)
 
     @property
     def _regression(self) -> tuple:
         residual = (self.data.levels - self.prior_mean[self.observed]) / self.scale
-        return self.operators().C, (self.sigma / self.scale) ** 2, residual, self.observed
+        return (self.sigma / self.scale) ** 2, residual, self.observed
 
     def _check_numbers(self, method: str):
         if self.is_random or isinstance(self.sigma, TensorVariable):
@@ -675,11 +672,12 @@ def check_states_fit(
     ):
         msg = f"dims are {dims!r}; expected the names of {len(usual)}, for example {usual}."
         raise ValueError(msg)
-    for what, is_random, graph, example in [
-        ("the kernels depend", gp.is_random, gp.operators().C, '"lengthscale", 1'),
-        ("sigma depends", isinstance(gp.sigma, TensorVariable), gp.sigma, '"sigma", 1'),
+    for what, graph, example in [
+        ("the kernels depend", gp.operators().C if gp.is_random else None, '"lengthscale", 1'),
+        ("sigma depends", gp.sigma, '"sigma", 1'),
     ]:
-        stray = random_ancestors([graph], model.basic_RVs) if is_random else []
+        is_graph = isinstance(graph, TensorVariable)
+        stray = random_ancestors([graph], model.basic_RVs) if is_graph else []
         if stray:
             msg = (
                 f"{what} on {len(stray)} random variables that are not in the model, such "

@@ -74,6 +74,10 @@ class Spectrum(NamedTuple):
         """Return the coordinates of vectors in the eigenbasis, ``(..., state, time)``."""
         return per_state(_transposed(self.vectors), residual).mT
 
+    def residual(self, coordinates: TensorVariable) -> TensorVariable:
+        """Return the vectors with these coordinates, ``(..., time, state)``."""
+        return per_state(self.vectors, coordinates.mT)
+
 
 def spectrum(covariance: NDArray[np.float64]) -> Spectrum:
     """Decompose symmetric matrices of shape ``(state, time, time)``."""
@@ -146,7 +150,7 @@ def compress_if_cheaper(matrices: NDArray[np.float64]) -> Compressed | None:
         return None
     trial = round((18 * n_time) ** (1 / 3))  # the best one for rank 3
     *_, rank = _bases(_padded(matrices, trial), trial)
-    size = _best_size(n_time, rank)
+    size = best_size(n_time, rank)
     cost = n_time * (size + 2 * rank) + (n_time * rank / size) ** 2
     if rank == trial or cost > WORTHWHILE * n_time**2:
         return None
@@ -185,6 +189,63 @@ def compress(matrices: NDArray[np.float64], size: int) -> Compressed:
     )
 
 
+def of_recursion(
+    transition: NDArray[np.float64],
+    entering: NDArray[np.float64],
+    leaving: NDArray[np.float64],
+    direct: NDArray[np.float64],
+    size: int,
+    *,
+    backward: bool = False,
+) -> Compressed:
+    r"""Compress what a linear recursion over time makes of its input, in time O(T B).
+
+    .. math:: o_i = l_i^\top a_i + d_i u_i, \qquad a_{i+1} = M_i a_i + e_i u_i, \qquad a_0 = 0
+
+    as the matrix that maps u to o: lower triangular, or upper where time runs backward and
+    :math:`a_{i-1}` follows :math:`a_i`.
+
+    Parameters
+    ----------
+    transition, entering, leaving, direct : array of float
+        M, e, l and d: shapes ``(state, time, r, r)``, twice ``(state, time, r)``, and
+        ``(state, time)``.
+    size : int
+        Block size B, at most T.
+    backward : bool
+        Whether time runs backward.
+    """
+    (n_state, n_time, rank), missing = entering.shape, -entering.shape[1] % size
+    n_block = (n_time + missing) // size
+    turn = slice(None, None, -1 if backward else 1)
+
+    def cut(array: NDArray) -> NDArray:
+        padded = np.pad(array, [(0, 0), (0, missing), *[(0, 0)] * (array.ndim - 2)])
+        return padded[:, turn].reshape(n_state, n_block, size, *array.shape[2:])
+
+    M, e, o, d = map(cut, (transition, entering, leaving, direct))
+    near = np.zeros((n_state, n_block, size + rank, size))
+    far = np.empty((n_state, n_block, size, rank))
+    # What the block's inputs, and what it began with, have made of a.
+    made = np.zeros((n_state, n_block, rank, size + rank))
+    made[..., size:] = np.eye(rank)
+    for i in range(size):
+        near[:, :, i], far[:, :, i] = np.split(np.matvec(made.mT, o[:, :, i]), [size], axis=-1)
+        near[:, :, i, i] += d[:, :, i]
+        made = M[:, :, i] @ made
+        made[..., i] += e[:, :, i]
+    near[:, :, size:] = made[..., :size]
+    coupling = np.zeros((n_state, n_block, rank, n_block, rank))
+    for n in range(1, n_block):
+        coupling[:, n] = np.einsum("kij,kjmr->kimr", made[:, n - 1, :, size:], coupling[:, n - 1])
+        coupling[:, n, :, n - 1] += np.eye(rank)
+    if backward:
+        near = near[:, ::-1, :, ::-1]
+        near = np.concatenate([near[:, :, size - 1 :: -1], near[:, :, size:]], axis=2)
+        coupling, far = coupling[:, ::-1, :, ::-1], far[:, ::-1, ::-1]
+    return Compressed(near, coupling.reshape(n_state, *(n_block * rank,) * 2), far)
+
+
 def product(matrix: Compressed | NDArray[np.float64] | TensorVariable, x):
     """Multiply each state's vector over time by its matrix; shape ``(..., time, state)``.
 
@@ -212,7 +273,8 @@ def _shape(x) -> list:
     return [x.shape[i] if n is None else n for i, n in enumerate(known)]
 
 
-def _best_size(n_time: int, rank: int) -> int:
+def best_size(n_time: int, rank: int) -> int:
+    """Return the block size B with which a product of this rank costs the least."""
     return min(n_time, max(8, round((2 * n_time * rank**2) ** (1 / 3))))
 
 
@@ -242,17 +304,24 @@ def _bases(matrices: NDArray[np.float64], size: int):
 
 
 class Innovations(NamedTuple):
-    """Unit lower triangular F and v of one covariance per state, and F's compressed inverse."""
+    """Unit triangular F and v of one covariance per state: F's inverse and F itself, compressed."""
 
-    vectors: Any
     variances: Any
     near: Any
     coupling: Any
     far: Any
+    factor_near: Any
+    factor_coupling: Any
+    factor_far: Any
 
     def coordinates(self, residual: TensorVariable) -> TensorVariable:
-        """Return what each time adds to the times before it, ``(..., state, time)``."""
+        """Return what each time adds to those before it, or after, ``(..., state, time)``."""
         return product(Compressed(self.near, self.coupling, self.far), residual).mT
+
+    def residual(self, coordinates: TensorVariable) -> TensorVariable:
+        """Return the vectors with these coordinates, ``(..., time, state)``."""
+        factor = Compressed(self.factor_near, self.factor_coupling, self.factor_far)
+        return product(factor, coordinates.mT)
 
 
 class Cholesky(NamedTuple):
@@ -280,6 +349,10 @@ class Cholesky(NamedTuple):
             self.factor, residual.mT, lower=True, b_ndim=1
         )
 
+    def residual(self, coordinates: TensorVariable) -> TensorVariable:
+        """Return the vectors with these coordinates, ``(..., time, state)``."""
+        return per_state(self.vectors, coordinates.mT)
+
 
 Basis = Spectrum | Innovations | Cholesky
 
@@ -302,18 +375,26 @@ def innovations(covariance: NDArray[np.float64]) -> Innovations | None:
     identity = np.eye(covariance.shape[-1])
     inverse = [solve_triangular(f, identity, lower=True, unit_diagonal=True) for f in unit]
     compressed = compress_if_cheaper(np.stack(inverse))
-    return compressed and Innovations(unit, scales**2, *compressed)
+    if not compressed:
+        return None
+    size = compressed.far.shape[2]
+    return Innovations(scales**2, *compressed, *compress(unit, size))
 
 
 def basis_of(parameters) -> Basis:
     """Return the basis that was unpacked into the parameters of a random variable."""
-    kinds: dict[int, type] = {1: Cholesky, 2: Spectrum, 5: Innovations}
+    kinds: dict[int, type] = {1: Cholesky, 2: Spectrum, 7: Innovations}
     return kinds[len(parameters)](*parameters)
 
 
 def basis_signature(parameters) -> str:
     """Return the core shapes of a basis' parameters, as NumPy writes signatures."""
-    return ",".join(["(k,t,t)", "(k,t)", "(k,n,m,b)", "(k,q,q)", "(k,n,b,r)"][: len(parameters)])
+    cores = {
+        1: ["(k,t,t)"],
+        2: ["(k,t,t)", "(k,t)"],
+        7: ["(k,t)", "(k,n,m,b)", "(k,q,q)", "(k,n,b,r)", "(k,n,i,b)", "(k,j,j)", "(k,n,b,h)"],
+    }
+    return ",".join(cores[len(parameters)])
 
 
 def normal_log_density(residual: TensorVariable, basis: Basis) -> TensorVariable:
@@ -340,7 +421,7 @@ def draw_normal(rng, size, basis: Basis):
     variances = basis.variances
     shape = variances.shape if size is None else (*size, *variances.shape[-2:])
     next_rng, noise = pt.random.normal(size=shape, rng=rng, return_next_rng=True)
-    return next_rng, per_state(basis.vectors, (pt.sqrt(variances) * noise).mT)
+    return next_rng, basis.residual(pt.sqrt(variances) * noise)
 
 
 def on_one_thread[F: Callable](function: F) -> F:

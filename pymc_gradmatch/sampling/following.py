@@ -288,11 +288,11 @@ def _solved(factors: NDArray, vectors: NDArray) -> NDArray[np.float64]:
 
 def gamma_of(constraint: Constraint) -> NDArray[np.float64]:
     """Return what the diagonal of A + gamma I has more than that of A, shape ``(state,)``."""
-    vectors, variances = (
-        pt.as_tensor(part).eval(mode=EVALUATE_ONCE)
-        for part in (constraint.basis.vectors, constraint.basis.variances)
-    )
-    total = (np.square(vectors) * variances[:, None]).sum(axis=2)
+    # Of independent coordinates, one at a time: the rows of the basis' factor.
+    basis, n_time = constraint.basis, constraint.gp.t.shape[-1]
+    each = pt.eye(n_time)[:, None] * pt.sqrt(basis.variances)
+    vectors = basis.residual(each).eval(mode=EVALUATE_ONCE)
+    total = np.square(vectors).sum(axis=0).T
     return (total - np.diagonal(constraint.gp.operators().A, axis1=1, axis2=2)).mean(axis=1)
 
 

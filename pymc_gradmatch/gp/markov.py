@@ -1,0 +1,386 @@
+r"""Matern52 processes of long series, one time after the other: their matrices in time O(T).
+
+A Matern52 process is Markov together with its first two derivatives [1]_: with
+:math:`\lambda = \sqrt 5 / \ell` and :math:`s = (x, x' / \lambda, x'' / \lambda^2)`
+
+.. math:: s_i = A_i s_{i-1} + w_i, \qquad w_i \sim N(0, P_\infty - A_i P_\infty A_i^\top)
+
+so that a Kalman filter takes in what is known of one time after the other.  Theorem 1 asks for
+three matrices, and each of them is a recursion over time
+(:func:`~pymc_gradmatch.numerics.of_recursion`):
+
+- *innovations of C*, what each time adds to the times before it: the filter's misses;
+- *D*, the slopes that states make probable: the smoother, which runs back over these misses
+  and inverts nothing [2]_;
+- *innovations of A + gamma I*: given the states, s is still Markov, and backward in time
+
+  .. math:: s_i \mid s_{i+1} \sim N\bigl(m_i + G_i (s_{i+1} - A_{i+1} m_i), \Sigma_i\bigr),
+
+  the smoother of Rauch, Tung and Striebel; a second filter runs back over the slopes.
+
+Nothing is approximated: below, no matrix of T x T is made.
+
+References
+----------
+.. [1] Hartikainen, J. and Särkkä, S. (2010). Kalman filtering and smoothing solutions to
+   temporal Gaussian process regression models. *MLSP*.
+.. [2] Bryson, A. E. and Frazier, M. (1963). Smoothing for linear and nonlinear dynamic
+   systems. *Proceedings of the Optimum System Synthesis Conference*.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Self
+
+import numba
+import numpy as np
+import pymc as pm
+from numpy.typing import NDArray
+from pytensor.tensor import TensorConstant
+
+from pymc_gradmatch._pymc import factors
+from pymc_gradmatch.numerics import (
+    Compressed,
+    Innovations,
+    best_size,
+    of_recursion,
+)
+
+LEVEL, SLOPE = np.eye(3)[:2]
+STEP = 1e-30  # along the imaginary axis, for derivatives without rounding
+
+
+class Filter(NamedTuple):
+    """What a Kalman filter knows of s at each time; of each state, shape ``(state, time, ...)``."""
+
+    predicted: NDArray[np.float64]
+    """Covariance before that time's observation, ``(state, time, 3, 3)``."""
+    updated: NDArray[np.float64]
+    """Covariance after it."""
+    gain: NDArray[np.float64]
+    """What an observation's miss adds to the mean, ``(state, time, 3)``."""
+    variances: NDArray[np.float64]
+    """Of the misses, ``(state, time)``."""
+
+    def keeping(self, seen: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return what of the mean an observation of ``seen`` keeps, ``(state, time, 3, 3)``."""
+        return np.eye(3) - self.gain[..., :, None] * seen
+
+
+class Chain(NamedTuple):
+    """The Markov chains of several Matern52 processes at the same times."""
+
+    rates: NDArray[np.float64]
+    """lambda, shape ``(state,)``."""
+    steps: NDArray[np.float64]
+    """A, from the time before to each time, shape ``(state, time, 3, 3)``; the first is zero."""
+    added: NDArray[np.float64]
+    """Covariance of w; at first the stationary one."""
+
+    @classmethod
+    def of(cls, covs: Sequence[pm.gp.cov.BaseCovariance], t: NDArray[np.float64]) -> Self | None:
+        """Return the chain of kernels that are multiples of Matern52, one per state, or nothing."""
+        known = [_matern52(cov) for cov in covs]
+        if not all(known):
+            return None
+        variances, lengthscales = np.array(known).T
+        rates = np.sqrt(5) / lengthscales
+        d = rates[:, None] * np.diff(t)
+        e, q = np.exp(-d), d * d / 2
+        rows = [
+            [1 + d + q, d + 2 * q, q],
+            [-q, 1 + d - 2 * q, d - q],
+            [q - d, 2 * q - 3 * d, 1 - 2 * d + q],
+        ]
+        moved = e[..., None, None] * np.moveaxis(np.array(rows), (0, 1), (2, 3))
+        stationary = variances[:, None, None] * np.array(
+            [[1, 0, -1 / 3], [0, 1 / 3, 0], [-1 / 3, 0, 1]]
+        )
+        first = stationary[:, None]
+        added = np.concatenate([first, first - moved @ first @ moved.mT], axis=1)
+        return cls(rates, np.concatenate([np.zeros_like(first), moved], axis=1), added)
+
+    @property
+    def slope_variance(self) -> NDArray[np.float64]:
+        """The prior variance of x', shape ``(state,)``."""
+        return np.square(self.rates) * self.added[:, 0, 1, 1]
+
+    def filtered(self, noise: NDArray[np.float64]) -> Filter:
+        """Filter observations of x whose noise has these variances, shape ``(state, time)``.
+
+        Infinite where nothing was observed.
+        """
+        return _filter(self.steps, self.added, np.broadcast_to(LEVEL, (len(self.rates), 3)), noise)
+
+    def innovations(self, nugget: NDArray[np.float64]) -> Innovations:
+        """Return the triangular basis of C, the nugget of each state included."""
+        known = self._with_nugget(nugget)
+        size = best_size(self.steps.shape[1], rank=3)
+        return _innovations(
+            _next(self.steps), known, np.broadcast_to(LEVEL, known.gain.shape), size
+        )
+
+    def slope_operator(self, nugget: NDArray[np.float64]) -> Compressed:
+        """Return D."""
+        known = self._with_nugget(nugget)
+        keep, ahead = known.keeping(LEVEL), _next(self.steps)
+        size = best_size(self.steps.shape[1], rank=6)
+        # Before a time's own and later misses: the slope of the prediction.
+        past = ahead @ keep, np.matvec(ahead, known.gain)
+        level = np.broadcast_to(LEVEL, known.gain.shape)
+        rates = self.rates[:, None]
+        to_misses = of_recursion(*past, -level, np.ones_like(known.variances), size)
+        to_slopes = of_recursion(
+            *past, rates[..., None] * SLOPE + 0 * level, np.zeros_like(known.variances), size
+        )
+        # What these misses, backward in time, change in it.
+        seen = known.predicted[..., 1]
+        back = of_recursion(
+            (keep @ self.steps).mT,
+            self.steps[..., 0, :] / known.variances[..., None],
+            rates[..., None] * np.matvec(keep, seen),
+            rates * seen[..., 0] / known.variances,
+            size,
+            backward=True,
+        )
+        return _both_ways(to_slopes, back, to_misses)
+
+    def conditional_innovations(
+        self, nugget: NDArray[np.float64], gamma: NDArray[np.float64]
+    ) -> Innovations:
+        """Return a triangular basis of A + gamma I, of each state; the last time comes first."""
+        known = self._with_nugget(nugget)
+        before, after = known.updated[:, :-1], known.predicted[:, 1:]
+        moved, added = self.steps[:, 1:], self.added[:, 1:]
+        sd = np.sqrt(np.diagonal(after, axis1=-2, axis2=-1))[..., None]
+        correlated = np.linalg.solve(after / (sd * sd.mT), moved @ before / sd)
+        back = (correlated / sd).mT
+        rest = np.eye(3) - back @ moved
+        spread = rest @ before @ rest.mT + back @ added @ back.mT
+        last = np.zeros_like(known.updated[:, -1:])
+        steps = np.concatenate([back, last], axis=1)
+        added = np.concatenate([spread, known.updated[:, -1:]], axis=1)
+        seen = self.rates[:, None] * SLOPE
+        noise = np.broadcast_to(gamma[:, None], known.variances.shape)
+        slopes = _filter(steps[:, ::-1], added[:, ::-1], seen, noise)
+        turned = Filter(*(part[:, ::-1] for part in slopes))
+        size = best_size(steps.shape[1], rank=3)
+        ahead = np.concatenate([last, back], axis=1)
+        return _innovations(ahead, turned, seen[:, None] + 0 * turned.gain, size, backward=True)
+
+    def smoothed(
+        self, noise: NDArray[np.float64], residual: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """Return mean and variance of x given observations of it, and their log density.
+
+        Parameters
+        ----------
+        noise : array of float
+            Variances, shape ``(state, time)``, infinite where nothing was observed.
+        residual : array of float
+            Observations, shape ``(state, time)``, anything where there was none.
+
+        Returns
+        -------
+        mean, variance : array of float
+            Shape ``(state, time)``.
+        log_density : array of float
+            Shape ``(state,)``.
+        """
+        known, n_time = self.filtered(noise), noise.shape[1]
+        means, misses = np.zeros((*known.gain.shape,)), np.zeros(noise.shape)
+        mean = np.zeros(known.gain[:, 0].shape)
+        is_seen = np.isfinite(noise)
+        for i in range(n_time):
+            mean = means[:, i] = np.matvec(self.steps[:, i], mean)
+            misses[:, i] = np.where(is_seen[:, i], residual[:, i] - mean[:, 0], 0)
+            mean = mean + known.gain[:, i] * misses[:, i, None]
+        scaled = np.divide(misses, known.variances)
+        information = LEVEL[:, None] * LEVEL / known.variances[..., None, None]
+        keep = known.keeping(LEVEL)
+        told, precision = np.zeros_like(mean), np.zeros(known.updated[:, 0].shape)
+        variance = np.empty(noise.shape)
+        for i in reversed(range(n_time)):
+            told = np.matvec(keep[:, i].mT, told) + scaled[:, i, None] * LEVEL
+            precision = keep[:, i].mT @ precision @ keep[:, i] + information[:, i]
+            level = known.predicted[:, i, 0]
+            means[:, i, 0] += np.vecdot(level, told)
+            variance[:, i] = level[:, 0] - np.vecdot(level, np.matvec(precision, level))
+            told = np.matvec(self.steps[:, i].mT, told)
+            precision = self.steps[:, i].mT @ precision @ self.steps[:, i]
+        per_time = np.log(2 * np.pi * known.variances, where=is_seen, out=np.zeros(noise.shape))
+        return means[..., 0], variance, -0.5 * (per_time + misses * scaled).sum(axis=1)
+
+    def _with_nugget(self, nugget: NDArray[np.float64]) -> Filter:
+        return self.filtered(np.broadcast_to(nugget[:, None], self.steps.shape[:2]))
+
+
+def filtered_likelihood(values, t, y, nugget):
+    r"""Compute the same for ``variance * Matern52`` in time proportional to that of the data.
+
+    .. math:: -\sum_k \log N(y_k \mid 0, C + (\epsilon + \sigma^2) I)
+
+    The process is Markov together with its first two derivatives, so that a Kalman filter
+    takes one observation after the other (Hartikainen and Särkkä 2010).  The derivative by
+    each hyperparameter is the imaginary part of the value a tiny imaginary step away.
+
+    Parameters
+    ----------
+    values : array of float
+        Variance, lengthscale and sigma.
+    t : array of float
+        Times, shape ``(time,)``.
+    y : array of float
+        Data, shape ``(time, state)``, columns independent, NaN where missing.
+    nugget : float
+        The kernel's.
+
+    Returns
+    -------
+    value : float
+    gradient : array of float
+        By the three, shape ``(3,)``.
+    """
+    steps = np.asarray(values) + 1j * STEP * np.eye(3)
+    found = [_filtered(variance, ls, sigma, t, y, nugget) for variance, ls, sigma in steps]
+    return found[0].real, np.array([value.imag / STEP for value in found])
+
+
+@numba.njit(cache=True)
+def _filtered(variance, lengthscale, sigma, t, y, nugget):
+    # The state is (x, x' / rate, x'' / rate^2); time passes in units of 1 / rate.
+    rate = np.sqrt(5.0) / lengthscale
+    stationary = np.zeros((3, 3), dtype=np.complex128)
+    stationary[0, 0] = stationary[2, 2] = variance
+    stationary[1, 1] = variance / 3
+    stationary[0, 2] = stationary[2, 0] = -variance / 3
+    noise = nugget + sigma * sigma
+    n_times, n_states = y.shape
+    means = np.zeros((n_states, 3), dtype=np.complex128)
+    spreads = np.empty((n_states, 3, 3), dtype=np.complex128)
+    for k in range(n_states):
+        spreads[k] = stationary
+    A = np.empty((3, 3), dtype=np.complex128)
+    half = np.empty((3, 3), dtype=np.complex128)
+    total = 0.0 * variance
+    for i in range(n_times):
+        if i > 0:
+            d = rate * (t[i] - t[i - 1])
+            e, q = np.exp(-d), d * d / 2
+            A[0, 0], A[0, 1], A[0, 2] = e * (1 + d + q), e * (d + 2 * q), e * q
+            A[1, 0], A[1, 1], A[1, 2] = -e * q, e * (1 + d - 2 * q), e * (d - q)
+            A[2, 0], A[2, 1], A[2, 2] = e * (q - d), e * (2 * q - 3 * d), e * (1 - 2 * d + q)
+        for k in range(n_states):
+            mean, P = means[k], spreads[k]
+            if i > 0:
+                a, b, c = mean[0], mean[1], mean[2]
+                for r in range(3):
+                    mean[r] = A[r, 0] * a + A[r, 1] * b + A[r, 2] * c
+                # What is not stationary yet decays: P - P_inf -> A (P - P_inf) A'.
+                for r in range(3):
+                    for s in range(3):
+                        P[r, s] -= stationary[r, s]
+                for r in range(3):
+                    for s in range(3):
+                        half[r, s] = A[r, 0] * P[0, s] + A[r, 1] * P[1, s] + A[r, 2] * P[2, s]
+                for r in range(3):
+                    for s in range(3):
+                        P[r, s] = (
+                            stationary[r, s]
+                            + half[r, 0] * A[s, 0]
+                            + half[r, 1] * A[s, 1]
+                            + half[r, 2] * A[s, 2]
+                        )
+            if np.isnan(y[i, k]):
+                continue
+            scale = P[0, 0] + noise
+            miss = y[i, k] - mean[0]
+            total += 0.5 * (np.log(2 * np.pi * scale) + miss * miss / scale)
+            a, b, c = P[0, 0], P[1, 0], P[2, 0]
+            gain = (a / scale, b / scale, c / scale)
+            for r in range(3):
+                mean[r] += gain[r] * miss
+            for r in range(3):
+                P[r, 0] -= gain[r] * a
+                P[r, 1] -= gain[r] * b
+                P[r, 2] -= gain[r] * c
+    return total
+
+
+def _matern52(cov) -> tuple[float, float] | None:
+    """Return variance and lengthscale of a multiple of Matern52, or nothing for another kernel."""
+    parts = factors(cov) if isinstance(cov, pm.gp.cov.Prod) else [cov]
+    numbers, variance = [p for p in parts if not isinstance(p, pm.gp.cov.BaseCovariance)], 1.0
+    kernels = [p for p in parts if isinstance(p, pm.gp.cov.BaseCovariance)]
+    for number in numbers:
+        value = number.data if isinstance(number, TensorConstant) else number
+        if not isinstance(value, float | int | np.ndarray | np.number) or np.size(value) != 1:
+            return None
+        variance *= float(np.asarray(value).item())
+    if len(kernels) != 1:
+        return None
+    [kernel] = kernels
+    if isinstance(kernel, pm.gp.cov.Prod):
+        inner = _matern52(kernel)
+        return inner and (variance * inner[0], inner[1])
+    if type(kernel) is not pm.gp.cov.Matern52 or not isinstance(kernel.ls, TensorConstant):
+        return None
+    return variance, float(kernel.ls.data.item())
+
+
+def _filter(steps, added, seen, noise) -> Filter:
+    """Filter chains of which one number each, ``seen`` of s, is observed at every time."""
+    n_state, n_time = noise.shape
+    predicted, updated = np.empty((2, n_state, n_time, 3, 3))
+    gain, variances = np.empty((n_state, n_time, 3)), np.empty(noise.shape)
+    P = np.zeros((n_state, 3, 3))
+    for i in range(n_time):
+        P = steps[:, i] @ P @ steps[:, i].mT + added[:, i]
+        predicted[:, i] = P
+        cross = np.matvec(P, seen)
+        variances[:, i] = np.vecdot(cross, seen) + noise[:, i]
+        gain[:, i] = cross / variances[:, i, None]
+        # In Joseph's form, which stays positive; noise / variance, of infinite noise too.
+        keep = np.eye(3) - gain[:, i, :, None] * seen[:, None]
+        share = 1 - np.vecdot(gain[:, i], seen)
+        P = keep @ P @ keep.mT + (share[:, None] * gain[:, i])[:, :, None] * cross[:, None]
+        updated[:, i] = P
+    return Filter(predicted, updated, gain, variances)
+
+
+def _next(steps: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the step from each time to the next; of the last, zero."""
+    return np.concatenate([steps[:, 1:], np.zeros_like(steps[:, :1])], axis=1)
+
+
+def _innovations(steps, known: Filter, seen, size: int, *, backward: bool = False) -> Innovations:
+    """Return the basis in which observations of a filter are its misses."""
+    ones = np.ones_like(known.variances)
+    entering = np.matvec(steps, known.gain)
+    keep = np.eye(3) - known.gain[..., :, None] * seen[..., None, :]
+    inverse = of_recursion(steps @ keep, entering, -seen, ones, size, backward=backward)
+    factor = of_recursion(steps, entering, seen, ones, size, backward=backward)
+    return Innovations(known.variances, *inverse, *factor)
+
+
+def _both_ways(ahead: Compressed, back: Compressed, misses: Compressed) -> Compressed:
+    """Return ``ahead + back @ misses``, the first and the last of one recursion."""
+    n_state, n_block, size, rank = misses.far.shape
+    (own, to_next), (back_own, to_last) = (
+        np.split(matrix.near, [size], axis=2) for matrix in (misses, back)
+    )
+    through = np.zeros((n_state, n_block, rank, n_block, rank))
+    blocks = np.arange(n_block)
+    through[:, blocks, :, blocks] = np.moveaxis(to_last @ misses.far, 1, 0)
+    through = through.reshape(misses.coupling.shape)
+    coupling = np.zeros((n_state, n_block, 2 * rank, n_block, 2 * rank))
+    for rows, columns, part in [
+        (slice(rank), slice(rank), misses.coupling),
+        (slice(rank, None), slice(rank), back.coupling @ through @ misses.coupling),
+        (slice(rank, None), slice(rank, None), back.coupling),
+    ]:
+        coupling[:, :, rows, :, columns] = part.reshape(n_state, n_block, rank, n_block, rank)
+    return Compressed(
+        np.concatenate([ahead.near[:, :, :size] + back_own @ own, to_next, to_last @ own], axis=2),
+        coupling.reshape(n_state, *(n_block * 2 * rank,) * 2),
+        np.concatenate([ahead.far + back_own @ misses.far, back.far], axis=3),
+    )

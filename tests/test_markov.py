@@ -1,0 +1,177 @@
+"""The matrices of long series, made one time after the other, are those that are made at once."""
+
+import numpy as np
+import pymc as pm
+import pytest
+
+import pymc_gradmatch as gm
+from pymc_gradmatch import numerics as algebra
+from pymc_gradmatch.gp import derivatives, processes
+from pymc_gradmatch.gp.markov import Chain
+
+N_TIME = derivatives.LONG
+GAMMA = np.array([0.3, 1e-4])
+NUGGET = np.array([1e-4, 1e-3])
+
+
+def matern52(variance, lengthscale):
+    return np.float64(variance) * pm.gp.cov.Matern52(1, ls=np.float64(lengthscale))
+
+
+COVS = [matern52(3.0, 2.0), pm.gp.cov.Matern52(1, ls=np.float64(0.7))]
+
+
+@pytest.fixture(params=["even", "uneven"])
+def t(request, rng):
+    even = np.linspace(0, 20, N_TIME)
+    return even if request.param == "even" else np.sort(even + rng.uniform(0, 0.09, N_TIME))
+
+
+def dense(matrix):
+    """Return the product with every unit vector, ``(state, time, time)``."""
+    columns = np.eye(N_TIME)[..., None] * np.ones(len(COVS))
+    return np.moveaxis(algebra.product(matrix, columns), 0, -1).swapaxes(0, 1)
+
+
+def covariance(basis):
+    factor = dense(algebra.Compressed(*basis[4:]))
+    np.testing.assert_allclose(
+        factor @ dense(algebra.Compressed(*basis[1:4])), [np.eye(N_TIME)] * 2, atol=1e-10
+    )
+    return factor * basis.variances[:, None] @ factor.mT
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("size", [4, 5, 23])
+def test_a_recursion_is_a_product(rng, size, backward):
+    n_state, n_time, rank = 2, 23, 3
+    transition = 0.4 * rng.normal(size=(n_state, n_time, rank, rank))
+    entering, leaving = rng.normal(size=(2, n_state, n_time, rank))
+    direct, u = rng.normal(size=(n_state, n_time)), rng.normal(size=(n_time, n_state))
+    matrix = algebra.of_recursion(transition, entering, leaving, direct, size, backward=backward)
+    expected = np.empty_like(u)
+    for k in range(n_state):
+        a = np.zeros(rank)
+        for i in reversed(range(n_time)) if backward else range(n_time):
+            expected[i, k] = leaving[k, i] @ a + direct[k, i] * u[i, k]
+            a = transition[k, i] @ a + entering[k, i] * u[i, k]
+    np.testing.assert_allclose(algebra.product(matrix, u), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_the_matrices_of_theorem_1(t):
+    chain = Chain.of(COVS, t)
+    C, D, A = derivatives.conditional_operators(derivatives.blocks_of(COVS, t), NUGGET)
+    tolerant = A + GAMMA[:, None, None] * np.eye(N_TIME)
+    for found, expected in [
+        (covariance(chain.innovations(NUGGET)), C),
+        (dense(chain.slope_operator(NUGGET)), D),
+        (covariance(chain.conditional_innovations(NUGGET, GAMMA)), tolerant),
+    ]:
+        np.testing.assert_allclose(found, expected, atol=1e-8 * np.abs(expected).max())
+
+
+def test_a_tiny_nugget_costs_fewer_digits_than_a_matrix_does():
+    """Against 80 bit arithmetic: D of the kernel with a nugget of 1e-9, on a fine grid."""
+    t = np.arange(60, dtype=np.longdouble) / 10
+    d = np.sqrt(np.longdouble(5)) * (t[:, None] - t) / 2
+    k = (1 + abs(d) + d**2 / 3) * np.exp(-abs(d)) + np.longdouble(1e-9) * np.eye(60)
+    slope = -np.sqrt(np.longdouble(5)) / 2 * d * (1 + abs(d)) * np.exp(-abs(d)) / 3
+    lower = np.zeros_like(k)
+    for j in range(60):
+        lower[j:, j] = k[j:, j] - lower[j:, :j] @ lower[j, :j]
+        lower[j:, j] /= np.sqrt(lower[j, j])
+    half = slope.T.copy()
+    for j in range(60):
+        half[j] = (half[j] - lower[j, :j] @ half[:j]) / lower[j, j]
+    for j in reversed(range(60)):
+        half[j] = (half[j] - lower[j + 1 :, j] @ half[j + 1 :]) / lower[j, j]
+    exact = half.T
+
+    cov, nugget = pm.gp.cov.Matern52(1, ls=np.float64(2.0)), np.array([1e-9])
+    blocks = derivatives.blocks_of([cov], t.astype(float))
+    at_once = derivatives.conditional_operators(blocks, nugget).D[0]
+    operator = Chain.of([cov], t.astype(float)).slope_operator(nugget)
+    in_turn = np.stack(
+        [algebra.product(operator, one[:, None])[:, 0] for one in np.eye(60)], axis=1
+    )
+    error, of_matrices = (float(abs(D - exact).max()) for D in (in_turn, at_once))
+    assert error < 0.1 * of_matrices
+    assert error < 1e-8 * float(abs(exact).max())
+
+
+@pytest.mark.parametrize("is_observed", ["everywhere", "here and there"])
+def test_what_data_say_of_the_states(t, rng, monkeypatch, is_observed):
+    y = np.stack([np.sin(t), np.cos(t)], axis=1) + rng.normal(0, 0.1, (N_TIME, 2))
+    if is_observed != "everywhere":
+        y[3:9] = y[-1] = y[::7, 0] = np.nan
+    found = {}
+    for how, long in [("in turn", N_TIME), ("at once", 10 * N_TIME)]:
+        monkeypatch.setattr(derivatives, "LONG", long)
+        gp = gm.StateGP(t, y, COVS, sigma=[0.1, 0.3], nugget=1e-3)
+        finer = gp.with_grid(2)
+        assert (finer.processes.chain is not None) == (how == "in turn")
+        found[how] = [
+            each
+            for one in (gp, finer)
+            for each in (one.posterior_mean(), one.posterior_sd(), one.log_marginal_likelihood())
+        ]
+    for one, other in zip(*found.values(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.usefixtures("fast_compile")
+def test_the_density_of_a_model_makes_no_matrix_of_all_times(lotka_volterra, rng, monkeypatch):
+    ode, t = lotka_volterra.ode, np.linspace(0, 2, N_TIME)
+    y = ode.solve(t, [5.0, 3.0], [2.0, 1.0, 4.0, 1.0]) + rng.normal(0, 0.1, (N_TIME, 2))
+    priors = {name: pm.HalfNormal.dist(5) for name in ode.params}
+
+    def log_density():
+        gp = gm.StateGP(t, y, [matern52(1.0, 0.5)] * 2, sigma=0.1)
+        model = gm.build_model(ode, t, y, priors=priors, gp=gp, gamma=0.3)
+        point = model.initial_point()
+        point["x_standardized__"] = (
+            point["x_standardized__"] + 0.01 * np.sin(np.arange(N_TIME))[:, None]
+        )
+        return model.compile_logp()(point), model
+
+    with monkeypatch.context() as patch:
+        patch.setattr(derivatives, "LONG", 10 * N_TIME)
+        expected, _ = log_density()
+
+    def refuse(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(processes, "blocks_of", refuse)
+    monkeypatch.setattr(processes, "conditional_operators", refuse)
+    found, model = log_density()
+    np.testing.assert_allclose(found, expected, rtol=1e-8)
+    with model:
+        drawn = pm.sample_prior_predictive(3, random_seed=1)
+    assert np.isfinite(drawn["prior"]["x"]).all()
+
+
+@pytest.mark.parametrize(
+    "cov",
+    [
+        pm.gp.cov.Matern32(1, ls=1.0),
+        pm.gp.cov.Matern52(1, ls=1.0) + pm.gp.cov.Constant(1.0),
+        pm.gp.cov.Matern52(1, ls=1.0) * pm.gp.cov.Matern52(1, ls=2.0),
+        pm.gp.cov.Matern52(1, ls=1.0) * pm.gp.cov.Constant(2.0),
+        pm.gp.cov.WarpedInput(1, pm.gp.cov.Matern52(1, ls=1.0), lambda t: t**2),
+    ],
+    ids=["Matern32", "sum", "product", "constant kernel", "warped"],
+)
+def test_other_kernels_are_no_chain(cov):
+    assert Chain.of([COVS[0], cov], np.arange(5.0)) is None
+
+
+def test_factors_of_a_kernel_count(t):
+    one = Chain.of([2.0 * (np.float64(1.5) * COVS[1])], t)
+    np.testing.assert_array_equal(one.added, Chain.of([matern52(3.0, 0.7)], t).added)
+
+
+def test_kernels_with_breaks_are_matrices(rng):
+    t = np.linspace(0, 20, N_TIME)
+    gp = gm.StateGP(t, rng.normal(size=(N_TIME, 2)), COVS, sigma=0.1)
+    assert gp.processes.chain is not None
+    assert gp.with_breaks([10.0]).processes.chain is None
