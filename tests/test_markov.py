@@ -8,6 +8,9 @@ import pymc_gradmatch as gm
 from pymc_gradmatch import numerics as algebra
 from pymc_gradmatch.gp import derivatives, processes
 from pymc_gradmatch.gp.markov import Chain
+from pymc_gradmatch.model import constraints
+from pymc_gradmatch.model.gauss_newton import climb
+from pymc_gradmatch.model.priors import parameters_of
 
 N_TIME = derivatives.LONG
 GAMMA = np.array([0.3, 1e-4])
@@ -18,7 +21,8 @@ def matern52(variance, lengthscale):
     return np.float64(variance) * pm.gp.cov.Matern52(1, ls=np.float64(lengthscale))
 
 
-COVS = [matern52(3.0, 2.0), pm.gp.cov.Matern52(1, ls=np.float64(0.7))]
+WARPED = pm.gp.cov.WarpedInput(1, matern52(2.0, 0.7), lambda t: t + t**2 / 80)
+COVS = [matern52(3.0, 2.0), 0.5 * WARPED]
 
 
 @pytest.fixture(params=["even", "uneven"])
@@ -157,7 +161,7 @@ def test_the_density_of_a_model_makes_no_matrix_of_all_times(lotka_volterra, rng
         pm.gp.cov.Matern52(1, ls=1.0) + pm.gp.cov.Constant(1.0),
         pm.gp.cov.Matern52(1, ls=1.0) * pm.gp.cov.Matern52(1, ls=2.0),
         pm.gp.cov.Matern52(1, ls=1.0) * pm.gp.cov.Constant(2.0),
-        pm.gp.cov.WarpedInput(1, pm.gp.cov.Matern52(1, ls=1.0), lambda t: t**2),
+        pm.gp.cov.WarpedInput(1, pm.gp.cov.ExpQuad(1, ls=1.0), lambda t: t**2),
     ],
     ids=["Matern32", "sum", "product", "constant kernel", "warped"],
 )
@@ -166,7 +170,7 @@ def test_other_kernels_are_no_chain(cov):
 
 
 def test_factors_of_a_kernel_count(t):
-    one = Chain.of([2.0 * (np.float64(1.5) * COVS[1])], t)
+    one = Chain.of([2.0 * (np.float64(1.5) * pm.gp.cov.Matern52(1, ls=np.float64(0.7)))], t)
     np.testing.assert_array_equal(one.added, Chain.of([matern52(3.0, 0.7)], t).added)
 
 
@@ -175,3 +179,51 @@ def test_kernels_with_breaks_are_matrices(rng):
     gp = gm.StateGP(t, rng.normal(size=(N_TIME, 2)), COVS, sigma=0.1)
     assert gp.processes.chain is not None
     assert gp.with_breaks([10.0]).processes.chain is None
+
+
+def test_fewer_observations_are_some_of_each_state():
+    t = np.arange(1000.0)
+    y = np.sin(t)[:, None] * np.ones(3)
+    y[1::2, 0], y[np.arange(1000) % 90 != 7, 1], y[:, 2] = np.nan, np.nan, np.nan
+    data = gm.StateGP(t, y, [COVS[0]] * 3, sigma=1.0, scales={2: 1.0}, standardize=False).data
+    fewer = data.thinned(100)
+    assert {0.0, 999.0} < set(fewer.t)
+    np.testing.assert_array_equal(np.diff(fewer.t[fewer.is_observed[:, 0]])[:5], 10)
+    assert fewer.is_observed.sum(axis=0).tolist()[1:] == [data.is_observed[:, 1].sum(), 0]
+    assert len(fewer.t) < 120
+
+
+@pytest.fixture(scope="module")
+def long_fit(lotka_volterra):
+    """Return the right-hand side, priors, true parameters and a fit of 450 times."""
+    ode, t = lotka_volterra.ode, np.linspace(0, 10, 450)
+    truth = np.array([2.0, 1.0, 4.0, 1.0])
+    y = ode.solve(t, [5.0, 3.0], truth) + np.random.default_rng(1).normal(0, 0.3, (450, 2))
+    priors = {name: pm.HalfNormal.dist(5) for name in ode.params}
+    return ode, priors, truth, gm.fit(ode, t, y, priors=priors, random_seed=1)
+
+
+@pytest.mark.slow
+def test_a_long_series_is_fitted_without_a_matrix_of_all_times(long_fit):
+    ode, _, truth, fit = long_fit
+    [constraint] = constraints(fit.model)
+    assert constraint.gp.processes.chain is not None
+    assert "operators" not in vars(constraint.gp.processes)
+    found = fit.table.loc[list(ode.params)]
+    assert fit.is_exact
+    assert (np.abs(found["mean"] - truth) < 4 * found["sd"]).all()
+
+
+@pytest.mark.slow
+def test_theorem_1_of_a_long_series_is_close_to_the_exact_posterior(long_fit):
+    """Assert that its mode and curvature are: within 0.3 sd, and as wide up to a tenth."""
+    ode, priors, _, fit = long_fit
+    [constraint] = constraints(fit.model)
+    gp, parameters = constraint.gp, parameters_of(priors, ode.params)
+    found = fit.table.loc[list(ode.params)]
+    matched = climb(
+        ode, gp, parameters, 1e-6 * gp.slope_variance(), (np.log(found["mean"]), gp.prior_mean)
+    )
+    theta, slope = parameters.natural(matched.u)
+    assert (np.abs(theta - found["mean"]) < 0.3 * found["sd"]).all()
+    np.testing.assert_allclose(matched.sd * slope, found["sd"], rtol=0.1)

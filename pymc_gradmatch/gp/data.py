@@ -146,6 +146,16 @@ class Data:
         """Where there is an observation, shape ``(time, state)``."""
         return ~np.isnan(self.y)
 
+    def thinned(self, most: int) -> Self:
+        """Return every so many-th observation of each state, at most so many of these.
+
+        Observations of other states at the same times stay, the first time and the last too.
+        """
+        seen = [np.flatnonzero(of_one) for of_one in self.is_observed.T]
+        kept = [rows[:: -(-len(rows) // most)] for rows in seen if len(rows)]
+        rows = np.unique(np.concatenate([*kept, [0, len(self.t) - 1]]))
+        return replace(self, t=read_only(self.t[rows]), y=read_only(self.y[rows]))
+
     @property
     def is_complete(self) -> bool:
         """Whether every state was observed at every time."""

@@ -28,16 +28,20 @@ References
    systems. *Proceedings of the Optimum System Synthesis Conference*.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from numbers import Number
 from typing import NamedTuple, Self
 
 import numba
 import numpy as np
 import pymc as pm
+import pytensor
+import pytensor.tensor as pt
 from numpy.typing import NDArray
 from pytensor.tensor import TensorConstant
 
-from pymc_gradmatch._pymc import factors
+from pymc_gradmatch._pymc import EVALUATE_ONCE, factors
+from pymc_gradmatch.gp.derivatives import derivative
 from pymc_gradmatch.numerics import (
     Compressed,
     Innovations,
@@ -70,7 +74,7 @@ class Chain(NamedTuple):
     """The Markov chains of several Matern52 processes at the same times."""
 
     rates: NDArray[np.float64]
-    """lambda, shape ``(state,)``."""
+    """lambda, times how fast a kernel's own time passes, shape ``(state, time)``."""
     steps: NDArray[np.float64]
     """A, from the time before to each time, shape ``(state, time, 3, 3)``; the first is zero."""
     added: NDArray[np.float64]
@@ -82,9 +86,11 @@ class Chain(NamedTuple):
         known = [_matern52(cov) for cov in covs]
         if not all(known):
             return None
-        variances, lengthscales = np.array(known).T
-        rates = np.sqrt(5) / lengthscales
-        d = rates[:, None] * np.diff(t)
+        variances, lengthscales, warps = zip(*known, strict=True)
+        clocks = {warp: _own_time(warp, t) for warp in set(warps)}
+        passed, speed = np.stack([clocks[warp] for warp in warps], axis=1)
+        stretch = np.sqrt(5) / np.array(lengthscales)[:, None]
+        d = stretch * np.diff(passed)
         e, q = np.exp(-d), d * d / 2
         rows = [
             [1 + d + q, d + 2 * q, q],
@@ -92,32 +98,29 @@ class Chain(NamedTuple):
             [q - d, 2 * q - 3 * d, 1 - 2 * d + q],
         ]
         moved = e[..., None, None] * np.moveaxis(np.array(rows), (0, 1), (2, 3))
-        stationary = variances[:, None, None] * np.array(
-            [[1, 0, -1 / 3], [0, 1 / 3, 0], [-1 / 3, 0, 1]]
-        )
+        unit = np.array([[1, 0, -1 / 3], [0, 1 / 3, 0], [-1 / 3, 0, 1]])
+        stationary = np.array(variances)[:, None, None] * unit
         first = stationary[:, None]
         added = np.concatenate([first, first - moved @ first @ moved.mT], axis=1)
-        return cls(rates, np.concatenate([np.zeros_like(first), moved], axis=1), added)
+        return cls(stretch * speed, np.concatenate([np.zeros_like(first), moved], axis=1), added)
 
     @property
     def slope_variance(self) -> NDArray[np.float64]:
-        """The prior variance of x', shape ``(state,)``."""
-        return np.square(self.rates) * self.added[:, 0, 1, 1]
+        """The prior variance of x', the median over time, shape ``(state,)``."""
+        return np.median(np.square(self.rates), axis=1) * self.added[:, 0, 1, 1]
 
     def filtered(self, noise: NDArray[np.float64]) -> Filter:
         """Filter observations of x whose noise has these variances, shape ``(state, time)``.
 
         Infinite where nothing was observed.
         """
-        return _filter(self.steps, self.added, np.broadcast_to(LEVEL, (len(self.rates), 3)), noise)
+        return _filter(self.steps, self.added, self._seen_as(LEVEL), noise)
 
     def innovations(self, nugget: NDArray[np.float64]) -> Innovations:
         """Return the triangular basis of C, the nugget of each state included."""
         known = self._with_nugget(nugget)
         size = best_size(self.steps.shape[1], rank=3)
-        return _innovations(
-            _next(self.steps), known, np.broadcast_to(LEVEL, known.gain.shape), size
-        )
+        return _innovations(_next(self.steps), known, self._seen_as(LEVEL), size)
 
     def slope_operator(self, nugget: NDArray[np.float64]) -> Compressed:
         """Return D."""
@@ -126,19 +129,17 @@ class Chain(NamedTuple):
         size = best_size(self.steps.shape[1], rank=6)
         # Before a time's own and later misses: the slope of the prediction.
         past = ahead @ keep, np.matvec(ahead, known.gain)
-        level = np.broadcast_to(LEVEL, known.gain.shape)
-        rates = self.rates[:, None]
-        to_misses = of_recursion(*past, -level, np.ones_like(known.variances), size)
-        to_slopes = of_recursion(
-            *past, rates[..., None] * SLOPE + 0 * level, np.zeros_like(known.variances), size
-        )
+        ones = np.ones_like(known.variances)
+        to_misses = of_recursion(*past, self._seen_as(-LEVEL), ones, size)
+        slope = self.rates[..., None] * SLOPE
+        to_slopes = of_recursion(*past, slope, np.zeros_like(ones), size)
         # What these misses, backward in time, change in it.
         seen = known.predicted[..., 1]
         back = of_recursion(
             (keep @ self.steps).mT,
             self.steps[..., 0, :] / known.variances[..., None],
-            rates[..., None] * np.matvec(keep, seen),
-            rates * seen[..., 0] / known.variances,
+            self.rates[..., None] * np.matvec(keep, seen),
+            self.rates * seen[..., 0] / known.variances,
             size,
             backward=True,
         )
@@ -159,13 +160,13 @@ class Chain(NamedTuple):
         last = np.zeros_like(known.updated[:, -1:])
         steps = np.concatenate([back, last], axis=1)
         added = np.concatenate([spread, known.updated[:, -1:]], axis=1)
-        seen = self.rates[:, None] * SLOPE
+        slope = self.rates[..., None] * SLOPE
         noise = np.broadcast_to(gamma[:, None], known.variances.shape)
-        slopes = _filter(steps[:, ::-1], added[:, ::-1], seen, noise)
+        slopes = _filter(steps[:, ::-1], added[:, ::-1], slope[:, ::-1], noise)
         turned = Filter(*(part[:, ::-1] for part in slopes))
         size = best_size(steps.shape[1], rank=3)
         ahead = np.concatenate([last, back], axis=1)
-        return _innovations(ahead, turned, seen[:, None] + 0 * turned.gain, size, backward=True)
+        return _innovations(ahead, turned, slope, size, backward=True)
 
     def smoothed(
         self, noise: NDArray[np.float64], residual: NDArray[np.float64]
@@ -209,6 +210,9 @@ class Chain(NamedTuple):
             precision = self.steps[:, i].mT @ precision @ self.steps[:, i]
         per_time = np.log(2 * np.pi * known.variances, where=is_seen, out=np.zeros(noise.shape))
         return means[..., 0], variance, -0.5 * (per_time + misses * scaled).sum(axis=1)
+
+    def _seen_as(self, part: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.broadcast_to(part, (*self.rates.shape, 3))
 
     def _with_nugget(self, nugget: NDArray[np.float64]) -> Filter:
         return self.filtered(np.broadcast_to(nugget[:, None], self.steps.shape[:2]))
@@ -306,29 +310,43 @@ def _filtered(variance, lengthscale, sigma, t, y, nugget):
     return total
 
 
-def _matern52(cov) -> tuple[float, float] | None:
-    """Return variance and lengthscale of a multiple of Matern52, or nothing for another kernel."""
-    parts = factors(cov) if isinstance(cov, pm.gp.cov.Prod) else [cov]
-    numbers, variance = [p for p in parts if not isinstance(p, pm.gp.cov.BaseCovariance)], 1.0
-    kernels = [p for p in parts if isinstance(p, pm.gp.cov.BaseCovariance)]
-    for number in numbers:
-        value = number.data if isinstance(number, TensorConstant) else number
-        if not isinstance(value, float | int | np.ndarray | np.number) or np.size(value) != 1:
+def _matern52(cov) -> tuple[float, float, Callable | None] | None:
+    """Return variance, lengthscale and warp of a multiple of Matern52, or nothing for another."""
+    if isinstance(cov, pm.gp.cov.Prod):
+        numbers = [_number(part) for part in factors(cov)]
+        kernels = [part for part in factors(cov) if isinstance(part, pm.gp.cov.BaseCovariance)]
+        known = _matern52(kernels[0]) if len(kernels) == 1 else None
+        if known is None or len([n for n in numbers if n is not None]) < len(numbers) - 1:
             return None
-        variance *= float(np.asarray(value).item())
-    if len(kernels) != 1:
+        variance, *others = known
+        return float(np.prod([n for n in numbers if n is not None])) * variance, *others
+    if isinstance(cov, pm.gp.cov.WarpedInput) and cov.args is None:
+        known = _matern52(cov.cov_func)
+        return (known and known[2] is None and (*known[:2], cov.w)) or None
+    if type(cov) is not pm.gp.cov.Matern52 or (lengthscale := _number(cov.ls)) is None:
         return None
-    [kernel] = kernels
-    if isinstance(kernel, pm.gp.cov.Prod):
-        inner = _matern52(kernel)
-        return inner and (variance * inner[0], inner[1])
-    if type(kernel) is not pm.gp.cov.Matern52 or not isinstance(kernel.ls, TensorConstant):
-        return None
-    return variance, float(kernel.ls.data.item())
+    return 1.0, lengthscale, None
+
+
+def _number(value) -> float | None:
+    value = value.data if isinstance(value, TensorConstant) else value
+    is_number = isinstance(value, Number | np.ndarray) and np.size(value) == 1
+    return float(np.asarray(value).item()) if is_number else None
+
+
+def _own_time(warp: Callable | None, t: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return a kernel's own time, and how fast it passes, at times: shape ``(2, time)``."""
+    if warp is None:
+        return np.stack([t, np.ones_like(t)])
+    times = pt.vector("t")
+    passed = warp(times[:, None], None)[:, 0]
+    return np.stack(
+        pytensor.function([times], [passed, derivative(passed, times)], mode=EVALUATE_ONCE)(t)
+    )
 
 
 def _filter(steps, added, seen, noise) -> Filter:
-    """Filter chains of which one number each, ``seen`` of s, is observed at every time."""
+    """Filter chains of which one number, ``seen`` of s, is observed at every time."""
     n_state, n_time = noise.shape
     predicted, updated = np.empty((2, n_state, n_time, 3, 3))
     gain, variances = np.empty((n_state, n_time, 3)), np.empty(noise.shape)
@@ -336,12 +354,12 @@ def _filter(steps, added, seen, noise) -> Filter:
     for i in range(n_time):
         P = steps[:, i] @ P @ steps[:, i].mT + added[:, i]
         predicted[:, i] = P
-        cross = np.matvec(P, seen)
-        variances[:, i] = np.vecdot(cross, seen) + noise[:, i]
+        cross = np.matvec(P, seen[:, i])
+        variances[:, i] = np.vecdot(cross, seen[:, i]) + noise[:, i]
         gain[:, i] = cross / variances[:, i, None]
         # In Joseph's form, which stays positive; noise / variance, of infinite noise too.
-        keep = np.eye(3) - gain[:, i, :, None] * seen[:, None]
-        share = 1 - np.vecdot(gain[:, i], seen)
+        keep = np.eye(3) - gain[:, i, :, None] * seen[:, i, None]
+        share = 1 - np.vecdot(gain[:, i], seen[:, i])
         P = keep @ P @ keep.mT + (share[:, None] * gain[:, i])[:, :, None] * cross[:, None]
         updated[:, i] = P
     return Filter(predicted, updated, gain, variances)

@@ -20,6 +20,9 @@ study behind it.
    Where the likelihood is not the data's, sigma is that of a normal observation which would
    say as much; a state of which nothing is said takes the median of the others.
 5. gamma is a millionth of the prior variance of the slopes.
+6. From 400 observations on a solution is sought by every so many-th of them, and the narrow
+   process is Matern52 with a lengthscale of eighteen grid steps, which says as much of slopes, and is
+   Markov: the model of all then costs in proportion to its times.
 
 Where an input jumps, or a state by a dose, the Gaussian process is broken
 (:meth:`StateGP.with_breaks`).
@@ -408,6 +411,10 @@ class RefinedSettings(NamedTuple):
     """In grid steps."""
     long_gap: float = 3.0
     """Mean ways of the solution in other gaps, from which on much happens in a long one."""
+    most: int = 400
+    """Observations, beyond which a solution is sought by fewer of them."""
+    markov_lengthscale: float = 18.0
+    """In grid steps, of the narrow Matern52 process of so many."""
     narrow_amplitude: float = 30.0
     """In sigma."""
     others: float = 4.0
@@ -422,6 +429,7 @@ NUGGET = 1e-9  # of the kernel's variance
 N_CROSSING = 3  # solutions across the gaps, from which one that fits is sought
 HIGHER = 1.0  # log likelihood, by which the one that crosses gaps is the better one
 STILL = 0.1  # of its slope in the outermost gap, below which a clock stops at the end
+MOST_KNOTS = 400  # of a clock
 FINELY = 32  # points in a gap, to measure a solution's way
 FAR = 0.3  # sigma, between matched states and solution; docs/accuracy.md's cases stay below 0.12
 
@@ -518,6 +526,11 @@ def refine(
     check_states(ode, gp.states)
     check_positive(ode, gp)
     in_order(priors, ode.params, "priors are")
+    if likelihood is None and _is_long(gp, settings):
+        return _refined_by_fewer(
+            ode, gp, priors=priors, start=start, sigma=sigma, grid=grid, settings=settings,
+            random_seed=random_seed, progressbar=progressbar,
+        )  # fmt: skip
     parameters = parameters_of(priors, ode.params)
     gp, noise = _with_known_noise(gp, likelihood, sigma)
     counts = gp.data.counted
@@ -582,6 +595,30 @@ def refine(
     theta = parameters.by_name(found.u)
     _warn_if_apart(distance_from_solution(levels, centred, parameters, found, known), ode, theta)
     return Refined(centred, gamma_of(centred), theta | told.estimates(), moves + more)
+
+
+def _is_long(gp: StateGP, settings: RefinedSettings) -> bool:
+    return len(gp.t_observed) > settings.most
+
+
+def _refined_by_fewer(
+    ode: ODE, gp: StateGP, *, start, sigma, grid, settings: RefinedSettings, **given
+) -> Refined:
+    """Refine by fewer observations, and put all of them around the solution that these lead to."""
+    data = gp.data.thinned(settings.most)
+    fewer = StateGP.of(data, gp.processes.with_grid(data.t), gp.sigma)
+    settings = settings._replace(most=len(data.t))
+    found = refine(ode, fewer, start=start, sigma=sigma, settings=settings, **given)
+    gp, noise = _with_known_noise(gp, None, sigma)
+    _, unit = _laid_out(gp, ode, settings, gp.data.counted, grid)
+    told, _ = _told(None, start, ode, unit, noise)
+    theta, levels = [found.theta[name] for name in ode.params], ode.of_levels
+    solution = levels.solve(unit.t, found.gp.prior_mean[0], theta)
+    slope, *_ = levels.linearised(unit.t, solution, np.array(theta))
+    around = unit.with_mean(solution, slope).with_sigma(told.around(theta, solution).sigma)
+    around = _scaled(around, np.sqrt(found.gp.nugget / NUGGET))
+    gamma = settings.tolerance * around.slope_variance()
+    return found._replace(gp=around, gamma=gamma)
 
 
 class RefinedTogether(NamedTuple):
@@ -762,7 +799,12 @@ def _laid_out(
     smooth = gp.with_covs([wide for _ in states]).with_grid(divided)
     on_grid = smooth.with_breaks(ode.jumps, *ode.steps)
     step = 1 / steps if grid is None else n_gaps / (len(smooth.t) - 1)
-    narrow = _counted(pm.gp.cov.ExpQuad, settings.narrow_lengthscale * step, *clock)
+    family, lengthscale = (
+        (pm.gp.cov.Matern52, settings.markov_lengthscale)
+        if _is_long(gp, settings)
+        else (pm.gp.cov.ExpQuad, settings.narrow_lengthscale)
+    )
+    narrow = _counted(family, lengthscale * step, *clock)
     searching = _scaled(on_grid, settings.wide_amplitude)
     return searching, on_grid.with_covs([narrow for _ in states])
 
@@ -875,7 +917,12 @@ def crossings_of(
         return []
     with model:
         parameters = parameters_of(named, ode.params)
-    told, known = of_model(model, ode, gp)
+    if _is_long(gp, REFINED):  # starts are sought, for which fewer of the data do
+        fewer = unfitted(data.thinned(REFINED.most)).with_sigma(constraint.gp.sigma)
+        gp, _ = _laid_out(fewer, ode, REFINED, fewer.data.counted, None)
+        told, known = normal(gp), start_in(model, ode, constraint.x)
+    else:
+        told, known = of_model(model, ode, gp)
     found = across_gaps(ode.of_levels, gp, parameters, told, known, rng)
     return [(parameters.by_name(one.u), gp.states_of(one.x[0])) for one in found]
 
@@ -902,7 +949,7 @@ def _scaled(gp: StateGP, amplitude) -> StateGP:
 
 def _clock(times: NDArray, counts: NDArray) -> tuple[NDArray, NDArray]:
     """Return times that are one observation apart, and their counts: smoother than every time's."""
-    n_gaps = max(round(counts[-1] - counts[0]), 2)
+    n_gaps = min(max(round(counts[-1] - counts[0]), 2), MOST_KNOTS)
     even = np.linspace(counts[0], counts[-1], n_gaps + 1)
     return np.interp(even, counts, times), even
 
