@@ -8,10 +8,12 @@ wherever these save half the multiplications (a model is built so from 100 times
 on), and Lorenz-96 with 2, 10 and 40 states.  ``--quick`` stops at 200 times and
 10 states.  Run it with ``OMP_NUM_THREADS=1``.
 
-``--build`` measures from data to density instead: CPU seconds of ``fit_gp`` and of
-``build_model``, microseconds per gradient, and the most memory that was held, at 200, 1 000
-and 5 000 times (``--quick``: 200), each in a process of its own; and one ``gm.fit`` of
-Lorenz-96 with 10 and 40 states (``--quick``: 4), four units of time with noise of one, F unknown.
+``--build`` measures from data to density instead: CPU seconds of ``fit_gp``, of
+``build_model`` and of ``gm.fit``, microseconds per gradient, and the most memory that was held,
+at 200, 1 000 and 5 000 times (``--quick``: 200), each in a process of its own.
+
+``--lorenz`` fits Lorenz-96 with 10 and 40 states (``--quick``: 4), ten data sets of each
+(``--quick``: one): four units of time with noise of one, F unknown.
 
 ``--experiments`` measures several experiments of Lotka-Volterra in one model, each with a start
 of its own: from data to density for 1, 10 and 100 (``--quick``: 1), and ``gm.fit`` of 10
@@ -27,6 +29,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter, process_time
+from typing import Any
 from unittest.mock import patch
 
 import numba
@@ -40,13 +43,14 @@ from pymc.pytensorf import join_nonshared_inputs
 import pymc_gradmatch as gm
 from benchmarks import RESULTS, show
 from benchmarks.cases import ACCURACY, BREADTH, named
+from pymc_gradmatch.gp import derivatives
 from pymc_gradmatch.numerics import matrices as algebra
 
 LV = named(ACCURACY, "LV low")
 LENGTHS = (20, 50, 100, 200, 500, 1000)
 SIZES = (2, 10, 40)
 BUILT = (200, 1_000, 5_000)
-FITTED = (10, 40)
+FITTED, N_SETS = (10, 40), 10
 TOGETHER, FITTED_TOGETHER = (1, 10, 100), 10
 
 
@@ -110,7 +114,7 @@ def row(system: str, matrices: str, build, size: int) -> dict:
     """Build a model, measure it, and return a row of the table."""
     shortest = {"dense": np.inf, "structured": 0}[matrices]
     start = perf_counter()
-    with patch.object(algebra, "SHORTEST", shortest):
+    with patch.object(algebra, "SHORTEST", shortest), patch.object(derivatives, "LONG", shortest):
         model = build(size)
     building = perf_counter() - start
     microseconds, compilation = cost(model)
@@ -126,14 +130,14 @@ def row(system: str, matrices: str, build, size: int) -> dict:
     }
 
 
-def in_its_own_process(measure: Callable[[int], dict], size: int) -> dict:
+def in_its_own_process(measure: Callable[[Any], dict], size) -> dict:
     """Return what was measured in a process that did nothing before, and its memory."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(_with_memory, measure, size).result()
 
 
-def _with_memory(measure, size: int) -> dict:
+def _with_memory(measure, size) -> dict:
     logging.getLogger("pymc").setLevel(logging.ERROR)
     measured = measure(size)
     held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -161,23 +165,51 @@ def built(n_time: int) -> dict:
     }
 
 
-def lorenz_fitted(n_state: int) -> dict:
+def long_fitted(n_time: int) -> dict:
+    """Fit Lotka-Volterra at so many times by ``gm.fit``."""
+    settings = {"priors": LV.priors(), "random_seed": 1, "progressbar": False}
+    small = LV.simulate(1)
+    gm.fit(LV.ode, small.t, small.y, **settings)  # what is compiled once
+    data = replace(LV, t=np.linspace(0, 20, n_time)).simulate(1)
+    start = process_time()
+    fit = gm.fit(LV.ode, data.t, data.y, **settings)
+    return {
+        "system": "Lotka-Volterra by gm.fit",
+        "size": n_time,
+        "fit_cpu_s": process_time() - start,
+        "is_exact": fit.is_exact,
+        "furthest_from_truth": furthest(fit),
+    }
+
+
+def furthest(fit: gm.Fit) -> float:
+    """Return how far a mean of Lotka-Volterra is from the truth, in standard deviations."""
+    return max(
+        abs(fit.table.loc[name, "mean"] - truth) / fit.table.loc[name, "sd"]
+        for name, truth in LV.theta.items()
+    )
+
+
+def lorenz_fitted(number: tuple[int, int]) -> dict:
     """Fit F of Lorenz-96 to a series of 41 times on its attractor, by ``gm.fit``."""
+    n_state, seed = number
     case = named(BREADTH, "Lorenz-96")
     ode = gm.ODE(case.ode.rhs, [f"x{k}" for k in range(n_state)], list(case.theta))
     spun_up = ode.solve([0.0, 10.0], 8 + 0.01 * np.arange(n_state), case.theta)[-1]
     t = np.linspace(0, 4, 41)
     y = ode.solve(t, spun_up, case.theta)
-    y = y + np.random.default_rng(1).normal(size=y.shape)
+    y = y + np.random.default_rng(seed).normal(size=y.shape)
     start = process_time()
     fit = gm.fit(ode, t, y, priors=case.priors(), random_seed=1, progressbar=False)
-    mean, sd = fit.table.loc["F", ["mean", "sd"]]
+    found = fit.table.loc["F"]
     return {
         "system": "Lorenz-96, states",
         "size": n_state,
+        "seed": seed,
         "fit_cpu_s": process_time() - start,
-        "F": mean,
-        "sd": sd,
+        "F": found["mean"],
+        "sd": found["sd"],
+        "covered": found["eti89_lb"] < case.theta["F"] < found["eti89_ub"],
         "is_exact": fit.is_exact,
     }
 
@@ -229,10 +261,7 @@ def fitted_together(n: int) -> dict:
         "single_fits_cpu_s": one_by_one,
         "is_exact": fit.is_exact,
         "single_exact": np.mean([one.is_exact for one in alone]),
-        "furthest_from_truth": max(
-            abs(fit.table.loc[name, "mean"] - truth) / fit.table.loc[name, "sd"]
-            for name, truth in LV.theta.items()
-        ),
+        "furthest_from_truth": furthest(fit),
     }
 
 
@@ -241,24 +270,33 @@ def main(arguments: list[str] | None = None):
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--quick", action="store_true", help="short series, few states")
     parser.add_argument("--build", action="store_true", help="from data to density, and to a fit")
+    parser.add_argument("--lorenz", action="store_true", help="fits of many states")
     parser.add_argument("--experiments", action="store_true", help="several in one model")
     parser.add_argument("--out", type=Path, help="CSV file to save")
     options = parser.parse_args(arguments)
     logging.getLogger("pymc").setLevel(logging.ERROR)
 
-    rows = []
-    if options.build or options.experiments:
-        measures: list[tuple[Callable[[int], dict], int]] = []
-        if options.build:
-            measures += [(built, n) for n in (BUILT[:1] if options.quick else BUILT)]
-            measures += [(lorenz_fitted, n) for n in ((4,) if options.quick else FITTED)]
-        if options.experiments:
-            measures += [(built_together, n) for n in TOGETHER[: 1 if options.quick else None]]
-            measures.append((fitted_together, 2 if options.quick else FITTED_TOGETHER))
+    quick, rows = options.quick, []
+    lengths, together = BUILT[: 1 if quick else None], TOGETHER[: 1 if quick else None]
+    lorenz = [
+        (n, seed) for n in ((4,) if quick else FITTED) for seed in range(1 if quick else N_SETS)
+    ]
+    measured: dict[str, list[tuple[Callable, Any]]] = {
+        "build": [(each, n) for n in lengths for each in (built, long_fitted)],
+        "lorenz": [(lorenz_fitted, one) for one in lorenz],
+        "experiments": [
+            *((built_together, n) for n in together),
+            (fitted_together, 2 if quick else FITTED_TOGETHER),
+        ],
+    }
+    for study, measures in measured.items():
+        if not getattr(options, study):
+            continue
         for measure, size in measures:
             rows.append(in_its_own_process(measure, size))
             print(rows[-1], flush=True)
-        show(pd.DataFrame(rows).set_index(["system", "size"]), options.out)
+        out = options.out or (None if quick else RESULTS / f"scale-{study}.csv")
+        show(pd.DataFrame(rows).set_index(["system", "size"]), out)
         return
     for n_time in LENGTHS[:4] if options.quick else LENGTHS:
         for matrices in ("dense", "structured"):

@@ -154,6 +154,26 @@ def test_the_density_of_a_model_makes_no_matrix_of_all_times(lotka_volterra, rng
     assert np.isfinite(drawn["prior"]["x"]).all()
 
 
+@pytest.mark.usefixtures("fast_compile")
+def test_whitened_states_of_a_long_series_have_the_prior_of_centred_ones(rng):
+    t = np.linspace(0, 20, N_TIME)
+    gp = gm.StateGP(t, rng.normal(size=(N_TIME, 2)), COVS, sigma=0.1)
+    with pm.Model() as centred:
+        x = gp.prior("x")
+    with pm.Model() as whitened:
+        states = gp.prior("x", "whitened")
+    coordinates = rng.normal(size=(2, N_TIME, 2))
+    [of_values] = whitened.replace_rvs_by_values([states])
+    density, there = [], whitened.compile_fn(of_values, inputs=whitened.value_vars)
+    log_prior, log_white = centred.compile_logp(jacobian=False), whitened.compile_logp()
+    name, white = centred.value_vars[0].name, whitened.value_vars[0].name
+    for z in coordinates:
+        standardised = (there({white: z}) - gp.prior_mean) / gp.scale
+        density.append(log_prior({name: standardised}) - log_white({white: z}))
+    np.testing.assert_allclose(density[0], density[1], rtol=1e-9)  # a volume, the same anywhere
+    assert x.type.shape == states.type.shape == (N_TIME, 2)
+
+
 @pytest.mark.parametrize(
     "cov",
     [

@@ -289,7 +289,7 @@ def test_the_one_call_hands_the_starts_of_a_users_model_on(chain_data, chain_gp)
     model = gm.build_model(CHAIN, T, chain_data, priors=PRIORS, gp=chain_gp, start=LAW, gamma=0.1)
     one = gm.fit(model=model, random_seed=1, progressbar=False)
     other = gm.fit(
-        CHAIN, T, chain_data, priors=PRIORS, start=LAW, sigma="fixed", gp=chain_gp,
+        CHAIN, T, chain_data, priors=PRIORS, start=LAW, sigma=0.2,
         random_seed=1, progressbar=False,
     )  # fmt: skip
     assert one.is_exact

@@ -29,7 +29,6 @@ References
 """
 
 from collections.abc import Callable, Sequence
-from numbers import Number
 from typing import NamedTuple, Self
 
 import numba
@@ -313,25 +312,23 @@ def _filtered(variance, lengthscale, sigma, t, y, nugget):
 def _matern52(cov) -> tuple[float, float, Callable | None] | None:
     """Return variance, lengthscale and warp of a multiple of Matern52, or nothing for another."""
     if isinstance(cov, pm.gp.cov.Prod):
-        numbers = [_number(part) for part in factors(cov)]
-        kernels = [part for part in factors(cov) if isinstance(part, pm.gp.cov.BaseCovariance)]
-        known = _matern52(kernels[0]) if len(kernels) == 1 else None
-        if known is None or len([n for n in numbers if n is not None]) < len(numbers) - 1:
+        parts = sorted(factors(cov), key=lambda part: isinstance(part, pm.gp.cov.BaseCovariance))
+        *numbers, known = *map(_number, parts[:-1]), _matern52(parts[-1])
+        if known is None or None in numbers:
             return None
-        variance, *others = known
-        return float(np.prod([n for n in numbers if n is not None])) * variance, *others
+        variance, lengthscale, warp = known
+        return variance * float(np.prod(np.array(numbers, dtype=float))), lengthscale, warp
     if isinstance(cov, pm.gp.cov.WarpedInput) and cov.args is None:
         known = _matern52(cov.cov_func)
-        return (known and known[2] is None and (*known[:2], cov.w)) or None
-    if type(cov) is not pm.gp.cov.Matern52 or (lengthscale := _number(cov.ls)) is None:
+        return None if known is None or known[2] else (known[0], known[1], cov.w)
+    if type(cov) is not pm.gp.cov.Matern52 or (single := _number(cov.ls)) is None:
         return None
-    return 1.0, lengthscale, None
+    return 1.0, single, None
 
 
 def _number(value) -> float | None:
-    value = value.data if isinstance(value, TensorConstant) else value
-    is_number = isinstance(value, Number | np.ndarray) and np.size(value) == 1
-    return float(np.asarray(value).item()) if is_number else None
+    value = np.asarray(value.data if isinstance(value, TensorConstant) else value)
+    return float(value.item()) if value.dtype.kind in "fiu" and value.size == 1 else None
 
 
 def _own_time(warp: Callable | None, t: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -167,12 +167,11 @@ class Processes:
     def conditional_innovations(self, gamma: tuple[float, ...]) -> Innovations | None:
         """Return a triangular basis of A + gamma I, where it makes densities cheaper."""
         if gamma not in self._triangular:
-            if self.chain is not None:
-                found = self.chain.conditional_innovations(self.nugget, np.array(gamma))
-            else:
-                tolerance = np.array(gamma)[:, None, None] * np.eye(len(self.t))
-                found = innovations(self.operators.A + tolerance)
-            self._triangular[gamma] = found
+            self._triangular[gamma] = (
+                innovations(self.operators.A + np.array(gamma)[:, None, None] * np.eye(len(self.t)))
+                if self.chain is None
+                else self.chain.conditional_innovations(self.nugget, np.array(gamma))
+            )
         return self._triangular[gamma]
 
     @cached_property

@@ -37,7 +37,6 @@ from pymc_gradmatch.gp.processes import (
     add_coords,
     check_coords,
 )
-from pymc_gradmatch.numerics import per_state
 from pymc_gradmatch.reporting import as_html
 
 
@@ -541,7 +540,7 @@ class StateGP:
             is a standard normal, ``name + "_whitened_"``, the coordinates of
             the states in the eigenbasis of C, and the states are a
             deterministic.  Both give the same posterior.  Where hyperparameters
-            are random, the coordinates are those of C's Cholesky factor.
+            are random, or times many, the coordinates are those of C's Cholesky factor.
         dims : (str, str), default ("time", "state")
             Names of the dims.  Experiments with times of their own in one model
             have dims of their own: ``dims=("time2", "state")``.
@@ -634,7 +633,8 @@ def add_states(
             return StatePrior(name, *parameters, **sizes)
         levels = StatePrior(levels_name(name), *parameters, **sizes)
         return pm.Deterministic(name, gp.states_of(levels), dims=dims)
-    basis = gp.processes.prior_basis if gp.is_random else gp.processes.prior_spectrum
+    is_dense = not (gp.is_random or gp.processes.chain)
+    basis = gp.processes.prior_spectrum if is_dense else gp.processes.prior_basis
     sd = basis.variances.mT**0.5
     scale = gp.scale[..., None, :]
     standardised_start = pt.as_tensor((start - gp.prior_mean) / scale)
@@ -642,7 +642,7 @@ def add_states(
     independent = pm.Normal.dist(shape=gp.prior_mean.shape)
     starting = starting_at(independent, coordinates.eval(mode=EVALUATE_ONCE))
     whitened = model.register_rv(starting, f"{name}_whitened_")
-    standardised = per_state(pt.as_tensor(basis.vectors), sd * whitened)
+    standardised = basis.residual((sd * whitened).mT)
     levels = gp.prior_mean + scale * standardised
     return pm.Deterministic(name, gp.states_of(levels), dims=dims)
 

@@ -20,9 +20,9 @@ study behind it.
    Where the likelihood is not the data's, sigma is that of a normal observation which would
    say as much; a state of which nothing is said takes the median of the others.
 5. gamma is a millionth of the prior variance of the slopes.
-6. From 400 observations on a solution is sought by every so many-th of them, and the narrow
-   process is Matern52 with a lengthscale of eighteen grid steps, which says as much of slopes, and is
-   Markov: the model of all then costs in proportion to its times.
+6. Of more than 400 observations every so many-th leads to the solution, and the narrow
+   process is Matern52 with a lengthscale of eighteen grid steps, which says as much of
+   slopes, and is Markov: the model of all then costs in proportion to its times.
 
 Where an input jumps, or a state by a dose, the Gaussian process is broken
 (:meth:`StateGP.with_breaks`).
@@ -612,9 +612,9 @@ def _refined_by_fewer(
     gp, noise = _with_known_noise(gp, None, sigma)
     _, unit = _laid_out(gp, ode, settings, gp.data.counted, grid)
     told, _ = _told(None, start, ode, unit, noise)
-    theta, levels = [found.theta[name] for name in ode.params], ode.of_levels
+    theta, levels = np.array([found.theta[name] for name in ode.params]), ode.of_levels
     solution = levels.solve(unit.t, found.gp.prior_mean[0], theta)
-    slope, *_ = levels.linearised(unit.t, solution, np.array(theta))
+    slope, *_ = levels.linearised(unit.t, solution, theta)
     around = unit.with_mean(solution, slope).with_sigma(told.around(theta, solution).sigma)
     around = _scaled(around, np.sqrt(found.gp.nugget / NUGGET))
     gamma = settings.tolerance * around.slope_variance()
@@ -917,6 +917,7 @@ def crossings_of(
         return []
     with model:
         parameters = parameters_of(named, ode.params)
+    told: Likelihood
     if _is_long(gp, REFINED):  # starts are sought, for which fewer of the data do
         fewer = unfitted(data.thinned(REFINED.most)).with_sigma(constraint.gp.sigma)
         gp, _ = _laid_out(fewer, ode, REFINED, fewer.data.counted, None)
