@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 import pandas as pd
 import pymc as pm
+import pytensor
 import xarray as xr
 from arviz_stats import summary
 from numpy.typing import ArrayLike, NDArray
@@ -138,8 +139,11 @@ class Fit(Verdict):
         return plot_states(self.idata, **{"model": self.model, "observed": data} | kwargs)
 
 
+# Where a graph's variables were made, which PyTensor writes down for its own error messages,
+# would be a tenth of the time.
 @one_at_a_time
 @on_one_thread
+@pytensor.config.change_flags(traceback__limit=0)
 def fit(
     ode: ODE | None = None,
     t: ArrayLike | None = None,
