@@ -29,7 +29,7 @@ References
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, cast
 
 import numba
 import numpy as np
@@ -37,10 +37,9 @@ import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 from numpy.typing import NDArray
-from pytensor.tensor import TensorConstant
+from pytensor.tensor import TensorConstant, TensorVariable
 
 from pymc_gradmatch._pymc import EVALUATE_ONCE, factors
-from pymc_gradmatch.gp.derivatives import derivative
 from pymc_gradmatch.numerics import (
     Compressed,
     Innovations,
@@ -337,9 +336,8 @@ def _own_time(warp: Callable | None, t: NDArray[np.float64]) -> NDArray[np.float
         return np.stack([t, np.ones_like(t)])
     times = pt.vector("t")
     passed = warp(times[:, None], None)[:, 0]
-    return np.stack(
-        pytensor.function([times], [passed, derivative(passed, times)], mode=EVALUATE_ONCE)(t)
-    )
+    speed = cast("TensorVariable", pytensor.grad(passed.sum(), times))
+    return np.stack(pytensor.function([times], [passed, speed], mode=EVALUATE_ONCE)(t))
 
 
 def _filter(steps, added, seen, noise) -> Filter:
