@@ -185,6 +185,20 @@ def test_noise_in_the_place_of_motion_gets_no_seal(start, rate, states):
     assert unexplained(residuals(target, over)) == states
 
 
+@pytest.mark.parametrize("off", [0.0, 1.0])
+def test_one_datum_far_off_is_an_outlier(off):
+    """Assert it of a decay: a mode that has a jump on the wrong side of one time leaves such."""
+    t = np.linspace(0, 4, 17)
+    data = 3 * np.exp(-t / 2)[:, None] + np.random.default_rng(1).normal(0, 0.05, (17, 1))
+    data[8] += off
+    gp = gm.StateGP(t, data, [pm.gp.cov.Matern52(1, ls=1.0)], states=["mass"], sigma=0.1)
+    model = gm.build_model(DECAY, t, data, priors={"rate": pm.HalfNormal.dist(20)}, gp=gp)
+    target = ExactPosterior(model)
+    [left] = residuals(target, target.starting_at({"rate": 0.5}, [np.array([3.0])]))
+    assert left.have_outlier == bool(off)
+    assert not left.hang_together
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the most probable states:UserWarning")  # and they may jump
 @pytest.mark.parametrize("mu", [10.0, 20.0])

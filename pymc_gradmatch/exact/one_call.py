@@ -173,7 +173,8 @@ def fit(
     From there Newton's method climbs to the mode of the exact posterior, and draws
     around it go through the searches of :func:`~pymc_gradmatch.integrate_check`.  Where
     these do not agree, the data have long gaps, or what the solution leaves of them hangs
-    together from one time to the next, climbs from draws of the prior look for a better mode.
+    together from one time to the next or has outliers, climbs from draws of the prior look for
+    a better mode.
     No chain is run, and of a new problem nothing is compiled to machine code but its
     right-hand side.
 
@@ -335,9 +336,10 @@ def _found(
         return found
 
     # In a long gap a solution may turn round once more, or once less; of a lesser mode the
-    # residuals hang together.
+    # residuals hang together, or beside a jump a few of them are all that is left.
     has_gap = any(constraint.gp.data.is_long_gap.any() for constraint in target.constraints)
-    is_strange = any(one.hang_together for one in residuals(target, mode.point[0]))
+    left = residuals(target, mode.point[0])
+    is_strange = any(one.hang_together or one.have_outlier for one in left)
     n_rounds = MOST_ROUNDS if has_gap or is_strange else 0
     reached, highest = [mode.point], mode
     for _ in range(n_rounds):
@@ -379,8 +381,9 @@ def _elsewhere(target: ExactPosterior, mode: Local, rng) -> NDArray[np.float64]:
         points[np.argsort(-height)[:N_STARTS]]
         for points, height in zip(groups, heights, strict=True)
     ]
-    likely = np.argsort(-np.concatenate(heights))[: N_POPULATIONS * POPULATION]
-    chosen.append(_evolved(target, np.concatenate(groups), likely, rng))
+    # Of points on the way the likeliest are beside the mode, and all populations end there.
+    likely = np.argsort(-heights[0])[: N_POPULATIONS * POPULATION]
+    chosen.append(_evolved(target, groups[0], likely, rng))
     crossing = []
     for name, constraint in zip(target.starts, target.constraints, strict=True):
         theta = np.array([there.get(param, np.nan) for param in constraint.ode.params])

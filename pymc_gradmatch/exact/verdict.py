@@ -9,6 +9,7 @@ import pandas as pd
 import pymc as pm
 import xarray as xr
 from numpy.typing import NDArray
+from scipy.stats import beta
 
 from pymc_gradmatch.arguments import check_counts
 from pymc_gradmatch.exact.experiments import Separate, cover_experiments, exact_posterior
@@ -188,11 +189,14 @@ class Residuals(NamedTuple):
         Of the data's variance.
     hang_together : bool
         Whether they move on from one time to the next, as mere noise does not.
+    have_outlier : bool
+        Whether one is larger than normal noise of their size has.
     """
 
     state: str
     share: float
     hang_together: bool
+    have_outlier: bool
 
 
 def residuals(target: ExactPosterior, point: NDArray[np.float64]) -> list[Residuals]:
@@ -210,8 +214,16 @@ def residuals(target: ExactPosterior, point: NDArray[np.float64]) -> list[Residu
             left, moved = data[seen] - fitted[seen], data[seen] - data[seen].mean()
             together = left[1:] @ left[:-1] / max(left @ left, TINY)
             share = left @ left / max(moved @ moved, TINY)
-            found.append(Residuals(state, share, bool(together > TOGETHER / np.sqrt(seen.sum()))))
+            hang_together = bool(together > TOGETHER / np.sqrt(seen.sum()))
+            found.append(Residuals(state, share, hang_together, _have_outlier(left)))
     return found
+
+
+def _have_outlier(left: NDArray[np.float64]) -> bool:
+    """Tell whether the largest share of a sum of squares is too much for one of normal noise."""
+    n = len(left)
+    largest = np.square(left).max() / max(left @ left, TINY)
+    return bool(n * beta.sf(largest, 1 / 2, (n - 1) / 2) < OUTLYING)
 
 
 def unexplained(left: Sequence[Residuals]) -> list[str]:
@@ -326,6 +338,7 @@ FEW = 8  # data of a state, from which on they tell whether a solution explains 
 LITTLE = 0.1  # share of their variance that is next to nothing
 PART = 0.25  # share that is more than a lesser flaw of the equations leaves
 TOGETHER = 2.5  # standard errors of an autocorrelation, above which there is one
+OUTLYING = 1e-3  # chance that normal noise has so large an outlier
 
 
 def check_n_draws(n_draws: int):
