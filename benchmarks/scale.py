@@ -295,7 +295,8 @@ def main(arguments: list[str] | None = None):
         for measure, size in measures:
             rows.append(in_its_own_process(measure, size))
             print(rows[-1], flush=True)
-        out = options.out or (None if quick else RESULTS / f"scale-{study}.csv")
+        saved = RESULTS / "scale-build.csv" if study == "build" and not quick else None
+        out = options.out or saved
         show(pd.DataFrame(rows).set_index(["system", "size"]), out)
         return
     for n_time in LENGTHS[:4] if options.quick else LENGTHS:
