@@ -213,6 +213,20 @@ def test_fewer_observations_are_some_of_each_state():
     assert len(fewer.t) < 120
 
 
+@pytest.mark.slow
+def test_a_long_series_whose_noise_is_known_is_refined_with_it(rng):
+    """Assert it of noise for each observation: three parts in four of these have hardly any."""
+    decay = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
+    t = np.linspace(0, 4, 900)
+    noise = np.where(np.arange(900) % 4, 0.01, 3.0)[:, None]
+    y = 5 * np.exp(-0.7 * t)[:, None] + rng.normal(0, noise)
+    settings = {"priors": {"rate": pm.HalfNormal.dist(2)}, "random_seed": 1, "progressbar": False}
+    fit = gm.fit(decay, t, y, sigma=noise, **settings)
+    rate = fit.table.loc["rate"]
+    assert fit.is_exact
+    assert abs(rate["mean"] - 0.7) < 4 * rate["sd"] < 0.004
+
+
 @pytest.fixture(scope="module")
 def long_fit(lotka_volterra):
     """Return the right-hand side, priors, true parameters and a fit of 450 times."""

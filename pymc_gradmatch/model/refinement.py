@@ -605,11 +605,12 @@ def _refined_by_fewer(
     ode: ODE, gp: StateGP, *, start, sigma, grid, settings: RefinedSettings, **given
 ) -> Refined:
     """Refine by fewer observations, and put all of them around the solution that these lead to."""
+    gp, noise = _with_known_noise(gp, None, sigma)
     data = gp.data.thinned(settings.most)
     fewer = StateGP.of(data, gp.processes.with_grid(data.t), gp.sigma)
+    of_fewer = None if noise is None else noise[np.isin(gp.data.t, data.t)]
     settings = settings._replace(most=len(data.t))
-    found = refine(ode, fewer, start=start, sigma=sigma, settings=settings, **given)
-    gp, noise = _with_known_noise(gp, None, sigma)
+    found = refine(ode, fewer, start=start, sigma=of_fewer, settings=settings, **given)
     _, unit = _laid_out(gp, ode, settings, gp.data.counted, grid)
     told, _ = _told(None, start, ode, unit, noise)
     theta, levels = np.array([found.theta[name] for name in ode.params]), ode.of_levels
