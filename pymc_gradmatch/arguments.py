@@ -1,6 +1,6 @@
 """What users give: names, numbers, counts and priors, and the words for what cannot be used."""
 
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from keyword import iskeyword
 from reprlib import repr as short
@@ -27,7 +27,7 @@ RESERVED = DRAWS | {
 
 def usable_names(names: Sequence[str], what: str) -> tuple[str, ...]:
     """Return the names, or say which cannot be fields of a named tuple."""
-    if isinstance(names, str | Set):
+    if isinstance(names, str | Set) or not isinstance(names, Iterable):
         msg = f"{what} is {names!r}; expected a list of names, in their order."
         raise TypeError(msg)
     names = tuple(names)

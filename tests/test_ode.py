@@ -150,6 +150,13 @@ def test_names_without_an_order_are_refused(names):
         gm.ODE(lambda t, x, theta: list(x), names, ["r"])
 
 
+@pytest.mark.parametrize("what", ["positive", "inputs"])
+@pytest.mark.parametrize("names", [True, "a", 1])
+def test_what_is_no_list_of_names_is_refused(what, names):
+    with pytest.raises(TypeError, match=f"{what} is {names!r}; expected a list of names"):
+        gm.ODE(lambda t, x, theta: list(x), ["a"], ["r"], **{what: names})
+
+
 @pytest.mark.parametrize(
     ("states", "params", "message"),
     [

@@ -3,7 +3,7 @@
 import inspect
 import warnings
 from collections import namedtuple
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from contextlib import suppress
 from copy import copy
 from functools import cache, cached_property, partial
@@ -292,8 +292,10 @@ class ODE:
         self.rhs = rhs
         self.states = usable_names(states, "states")
         self.params = usable_names(params, "params")
-        self.inputs = usable_names(inputs, "inputs") if len(inputs) else ()
-        self.positive = usable_names(positive, "positive") if len(positive) else ()
+        self.inputs, self.positive = (
+            () if isinstance(given, Sized) and len(given) == 0 else usable_names(given, what)
+            for given, what in ((inputs, "inputs"), (positive, "positive"))
+        )
         unknown = [name for name in self.positive if name not in self.states]
         if unknown:
             msg = f"positive are {unknown}; expected some of the states {list(self.states)}."
