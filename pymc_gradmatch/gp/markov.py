@@ -65,7 +65,7 @@ class Filter(NamedTuple):
 
     def keeping(self, seen: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return what of the mean an observation of ``seen`` keeps, ``(state, time, 3, 3)``."""
-        return np.eye(3) - self.gain[..., :, None] * seen
+        return np.eye(3) - self.gain[..., :, None] * seen[..., None, :]
 
 
 class Chain(NamedTuple):
@@ -186,14 +186,14 @@ class Chain(NamedTuple):
             Shape ``(state,)``.
         """
         known, n_time = self.filtered(noise), noise.shape[1]
-        means, misses = np.zeros((*known.gain.shape,)), np.zeros(noise.shape)
+        means, misses = np.zeros(known.gain.shape), np.zeros(noise.shape)
         mean = np.zeros(known.gain[:, 0].shape)
         is_seen = np.isfinite(noise)
         for i in range(n_time):
             mean = means[:, i] = np.matvec(self.steps[:, i], mean)
             misses[:, i] = np.where(is_seen[:, i], residual[:, i] - mean[:, 0], 0)
             mean = mean + known.gain[:, i] * misses[:, i, None]
-        scaled = np.divide(misses, known.variances)
+        scaled = misses / known.variances
         information = LEVEL[:, None] * LEVEL / known.variances[..., None, None]
         keep = known.keeping(LEVEL)
         told, precision = np.zeros_like(mean), np.zeros(known.updated[:, 0].shape)
@@ -217,13 +217,12 @@ class Chain(NamedTuple):
 
 
 def filtered_likelihood(values, t, y, nugget):
-    r"""Compute the same for ``variance * Matern52`` in time proportional to that of the data.
+    r"""Compute minus the log likelihood of ``variance * Matern52`` and its gradient, in time O(T).
 
     .. math:: -\sum_k \log N(y_k \mid 0, C + (\epsilon + \sigma^2) I)
 
-    The process is Markov together with its first two derivatives, so that a Kalman filter
-    takes one observation after the other (Hartikainen and Särkkä 2010).  The derivative by
-    each hyperparameter is the imaginary part of the value a tiny imaginary step away.
+    It is evaluated hundreds of times in a fit, hence compiled.  The derivative by each
+    hyperparameter is the imaginary part of the value a tiny imaginary step away.
 
     Parameters
     ----------
@@ -369,8 +368,9 @@ def _innovations(steps, known: Filter, seen, size: int, *, backward: bool = Fals
     """Return the basis in which observations of a filter are its misses."""
     ones = np.ones_like(known.variances)
     entering = np.matvec(steps, known.gain)
-    keep = np.eye(3) - known.gain[..., :, None] * seen[..., None, :]
-    inverse = of_recursion(steps @ keep, entering, -seen, ones, size, backward=backward)
+    inverse = of_recursion(
+        steps @ known.keeping(seen), entering, -seen, ones, size, backward=backward
+    )
     factor = of_recursion(steps, entering, seen, ones, size, backward=backward)
     return Innovations(known.variances, *inverse, *factor)
 
