@@ -61,6 +61,7 @@ __all__ = [
     "starts_by_itself",
     "with_equal_parameters",
     "without_starts",
+    "without_traces",
 ]
 
 # A graph that runs a handful of times: walk it in Python, without rewriting it.
@@ -440,3 +441,11 @@ def nutpie_model(
 def log_convergence(idata: DataTree, model: pm.Model):
     """Log what PyMC finds wrong with draws: divergences, R-hat, too few effective draws."""
     log_warnings(run_convergence_checks(idata, model))
+
+
+def without_traces[F: Callable](function: F) -> F:
+    """Decorate a function so that graphs made in it do not know where that was.
+
+    PyTensor writes it down for its own error messages, which takes a tenth of ``gm.fit``.
+    """
+    return pytensor.config.change_flags(traceback__limit=0)(function)

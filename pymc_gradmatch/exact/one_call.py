@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 import pandas as pd
 import pymc as pm
-import pytensor
 import xarray as xr
 from arviz_stats import summary
 from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor import TensorVariable
 from scipy.optimize import differential_evolution
 
-from pymc_gradmatch._pymc import EVALUATE_ONCE, starts_by_itself
+from pymc_gradmatch._pymc import EVALUATE_ONCE, starts_by_itself, without_traces
 from pymc_gradmatch.exact.experiments import (
     Separate,
     cover_experiments,
@@ -139,11 +138,9 @@ class Fit(Verdict):
         return plot_states(self.idata, **{"model": self.model, "observed": data} | kwargs)
 
 
-# Where a graph's variables were made, which PyTensor writes down for its own error messages,
-# would be a tenth of the time.
 @one_at_a_time
 @on_one_thread
-@pytensor.config.change_flags(traceback__limit=0)
+@without_traces
 def fit(
     ode: ODE | None = None,
     t: ArrayLike | None = None,
