@@ -5,8 +5,8 @@ microseconds of CPU time inside compiled code, and the seconds on the clock that
 compiling takes the first time, before PyTensor's cache knows the model:
 Lotka-Volterra at 20 to 1000 times, with dense matrices and with structured ones
 (a model has these from 100 times on where they save half the multiplications, of
-Matern52 kernels from 200 on in any case), and Lorenz-96 with 2, 10 and 40 states.  ``--quick`` stops at 200 times and
-10 states.  Run it with ``OMP_NUM_THREADS=1``.
+Matern52 kernels from 200 on in any case), and Lorenz-96 with 2, 10 and 40 states.
+``--quick`` stops at 200 times and 10 states.  Run it with ``OMP_NUM_THREADS=1``.
 
 ``--build`` measures from data to density instead: CPU seconds of ``fit_gp``, of
 ``build_model`` and of ``gm.fit``, microseconds per gradient, and the most memory that was held,
