@@ -114,10 +114,9 @@ class Processes:
     def multiplied(self, factors: NDArray[np.float64]) -> Self:
         """Return the kernels times one factor each, and the nugget as it is."""
         covs = tuple(float(f) * cov for f, cov in zip(factors, self.covs, strict=True))
-        before = self.blocks if self.chain is None else None
 
         def blocks() -> Blocks:
-            return Blocks(*(factors[:, None, None] * b for b in before or self.blocks))
+            return Blocks(*(factors[:, None, None] * block for block in self.blocks))
 
         return replace(self, covs=covs, evaluated=blocks)
 
