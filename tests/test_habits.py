@@ -38,7 +38,7 @@ def four_lines():
         theta = {name: pm.HalfNormal(name, 2) for name in ODE.params}
         x = gp.prior("x")
         pm.Normal("y", x, NOISE, observed=pm.Data("data", Y), dims=("time", "state"))
-        gm.GradientMatchingODE("gradient_match", ODE, x, theta, gp=gp, gamma=0.1)
+        gm.GradientMatchingODE("gradient_match", ODE, x, theta, gp=gp, gamma=0.3)
     return model
 
 

@@ -379,6 +379,22 @@ def test_leapfrog_steps_conserve_energy_to_their_square(rng):
     assert lost[0] / lost[1] == pytest.approx(4, rel=0.1)
 
 
+def test_a_walk_that_runs_away_is_no_walk_that_leaves(rng):
+    """Assert it of a normal density that ends in cliffs, far steeper than steps allow."""
+
+    def cliff(phi):
+        away = np.abs(phi[:, 0])
+        inside = normal(0.9)(phi.clip(-9, 9))
+        return np.where(away < 2.5, inside, -np.exp(np.minimum(200 * away, 700)))
+
+    start, momentum = np.array([[[3.0, 0.0]], [[1.0, 0.0]]])
+    _, energy = Hamiltonian(cliff, np.eye(2)).trajectory(start, momentum, 0.5, 2)
+    assert energy[-1, 0] == np.inf
+    points = rng.normal(size=(4_000, 2))
+    points = points[np.abs(points[:, 0]) < 2.5]
+    assert walked(cliff, normal(1.0), points, rng).n_leaving == 0
+
+
 @pytest.mark.slow
 def test_a_ridge_too_long_for_its_walks_gets_no_seal(rng):
     """Assert it of one as long as a million times its width, on whose end the searches agree."""

@@ -115,23 +115,26 @@ def test_a_start_that_noise_hides_comes_out_above_zero(seed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("system", "noise", "tolerance"),
+    ("system", "noise", "steps"),
     [
-        (gm.systems.lotka_volterra, "high", 0.1),
-        (gm.systems.fitzhugh_nagumo, "snr100", 0.1),
-        (gm.systems.protein_transduction, "low", 0.1),
+        (gm.systems.lotka_volterra, "high", 4),
+        (gm.systems.fitzhugh_nagumo, "snr100", 8),
+        (gm.systems.protein_transduction, "low", 4),
     ],
     ids=["LV", "FHN", "PT"],
 )
-def test_other_systems_end_at_numerical_integrations_estimate_too(system, noise, tolerance):
-    """Assert it for much noise, for steps, and for irregular times, and so for the prior mean."""
+def test_other_systems_end_at_numerical_integrations_estimate_too(system, noise, steps):
+    """Assert it for much noise, for jumps, and for irregular times, and so for the prior mean.
+
+    Beside a jump of FitzHugh-Nagumo the usual grid, of four steps, is a little coarse.
+    """
     data = system.simulate(noise, random_seed=1)
-    found = refined(system, data)
+    found = refined(system, data, grid=None if steps == 4 else steps)
     theta, x0, sd = integrated(system, data, found.gp.sigma)
-    assert (np.abs(np.array([*found.theta.values()]) - theta) < tolerance * sd).all()
+    assert (np.abs(np.array([*found.theta.values()]) - theta) < 0.1 * sd).all()
     solution = system.ode.solve(found.gp.t, x0, theta)
     assert (np.abs(found.gp.prior_mean - solution) < 0.3 * found.gp.sigma).all()
-    assert [len(found.gp.t), len(found.gp.covs)] == [4 * len(data.t) - 3, data.y.shape[1]]
+    assert [len(found.gp.t), len(found.gp.covs)] == [steps * (len(data.t) - 1) + 1, data.y.shape[1]]
 
 
 def test_the_rule_is_what_its_docstring_says(data, lv_fit):

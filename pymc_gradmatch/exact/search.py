@@ -421,11 +421,11 @@ def walk(
     points, energy = hamiltonian.trajectory(start, momentum, step, n_steps)
     tail = np.clip(weighted.pareto_k, LIGHTEST, 1 - LIGHTEST)
     margin = np.log(weights.max() * WALKERS / CHANCE) / (1 / tail - 1)
-    passed = points[1:].reshape(-1, start.shape[1])
-    ratio = (target(passed) - proposal(passed)).reshape(n_steps, -1)
     kept = energy[1:] - energy[0] < ENERGY
-    leaves = kept & (ratio > np.max(log_ratio) + max(margin, NEAREST))
-    return Walks(passed[kept.ravel()], int(leaves.any(axis=0).sum()))
+    passed = points[1:][kept]
+    leaves = np.zeros_like(kept)
+    leaves[kept] = target(passed) - proposal(passed) > np.max(log_ratio) + max(margin, NEAREST)
+    return Walks(passed, int(leaves.any(axis=0).sum()))
 
 
 class Hamiltonian:
@@ -448,19 +448,24 @@ class Hamiltonian:
     def trajectory(
         self, points: NDArray[np.float64], momentum: NDArray[np.float64], step: float, n_steps: int
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the points of leapfrog steps, and the energy at each."""
+        """Return the points of leapfrog steps, and the energy at each.
+
+        A walk that the steps are too long for runs away; its energy is then infinite.
+        """
         passed, momenta = [points], [momentum]
         slopes = self.gradient(points)
-        for _ in range(n_steps):
-            half = momentum + step / 2 * slopes
-            points = points + step * half @ self.factor.T
-            slopes = self.gradient(points)
-            momentum = half + step / 2 * slopes
-            passed.append(points)
-            momenta.append(momentum)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for _ in range(n_steps):
+                half = momentum + step / 2 * slopes
+                points = points + step * half @ self.factor.T
+                slopes = self.gradient(points)
+                momentum = half + step / 2 * slopes
+                passed.append(points)
+                momenta.append(momentum)
+            kinetic = 0.5 * np.square(momenta).sum(axis=-1)
         path = np.stack(passed)
         height = self.target(path.reshape(-1, path.shape[-1])).reshape(path.shape[:-1])
-        return path, 0.5 * np.square(momenta).sum(axis=-1) - height
+        return path, kinetic - height
 
     def acceptance(self, points, momentum, step: float) -> float:
         """Return the mean probability that Metropolis' rule accepts two steps."""
