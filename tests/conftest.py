@@ -7,6 +7,7 @@ import numpy as np
 import pymc as pm
 import pytensor
 import pytest
+from scipy import stats
 
 import pymc_gradmatch as gm
 
@@ -24,6 +25,20 @@ def no_figure_stays_open():
 @pytest.fixture
 def rng():
     return np.random.default_rng(20190416)
+
+
+@pytest.fixture(scope="session")
+def even_noise():
+    """Return noise of unit variance that no seed moves, where a claim is about one data set.
+
+    Quantiles of the normal, in the order of the golden ratio's multiples.
+    """
+
+    def noise(*shape):
+        share = np.arange(1, np.prod(shape) + 1) * (np.sqrt(5) - 1) / 2 % 1
+        return stats.norm.ppf(share).reshape(shape)
+
+    return noise
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ def fits_of_made_up_draws(asked):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("draws", "asked_for"), [(20, [20, 20, 80, 80]), (500, [500, 500])])
+@pytest.mark.parametrize(("draws", "asked_for"), [(10, [10, 10, 40, 40]), (500, [500, 500])])
 def test_grid_check_draws_more_where_it_cannot_tell(monkeypatch, draws, asked_for):
     asked: list[int] = []
     monkeypatch.setattr(grid, "sample", fits_of_made_up_draws(asked))
