@@ -514,7 +514,7 @@ def test_a_target_out_of_reach_gets_a_k_that_says_so(biased, decay, gp, monkeypa
             Mixture.around(modes.point[0], 1e-4 * modes.covariance[0]), n_unfinished=0
         ),
     )
-    sharp = gm.StateGP(gp.t, gp.y, gp.covs, sigma=0.001)
+    sharp = gm.StateGP(gp.t, gp.y, gp.covs, sigma=3e-4)
     priors = {"rate": pm.HalfNormal.dist(PRIOR_SD)}
     model = gm.build_model(decay, gp.t, gp.y, priors=priors, gp=sharp)
     check = gm.integrate_check(biased, model=model, n_draws=3_000, random_seed=1)
