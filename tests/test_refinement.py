@@ -92,6 +92,8 @@ def test_a_start_that_noise_hides_comes_out_above_zero(seed):
     """Assert an epidemic at about the right time from one infected person in ten thousand.
 
     In half of such data the most probable states begin below zero, where none can be integrated.
+    Where the start is so small that it comes much later, the refined rule has its doubts, and
+    the exact posterior the right time.
     """
 
     def epidemic(t, x, theta):
@@ -104,12 +106,15 @@ def test_a_start_that_noise_hides_comes_out_above_zero(seed):
     y = truth + np.random.default_rng(seed).normal(0, noise, truth.shape)
     gp = gm.fit_gp(t, y, cov="Matern52", random_seed=seed)
     priors = {"beta": pm.HalfNormal.dist(5), "gamma": pm.HalfNormal.dist(5)}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "the most probable states and the ODE's solution")
+    doubts = "the most probable states and the ODE's solution"
+    with pytest.warns(UserWarning, match=doubts):
         found = gm.refine(ode, gp, priors=priors, random_seed=seed)
-    mean = found.gp.states_of(found.gp.prior_mean)
-    assert mean[0, 1] > 0
+    assert found.gp.states_of(found.gp.prior_mean)[0, 1] > 0
+    with pytest.warns(UserWarning, match=doubts):
+        fit = gm.fit(ode, t, y, priors=priors, random_seed=seed, progressbar=False)
+    mean = fit.idata["posterior"]["x"].mean(["chain", "draw"]).to_numpy()
     assert (np.abs(mean[:: len(mean) // 40] - truth) < truth.std(axis=0)).all()
+    assert fit.is_exact
     np.testing.assert_allclose(list(found.theta.values()), [0.3, 0.1], rtol=0.1)
 
 
