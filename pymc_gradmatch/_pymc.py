@@ -44,6 +44,7 @@ __all__ = [
     "at_support_points",
     "check_parameters",
     "compile_starts",
+    "draws_of",
     "factors",
     "impossible_outside",
     "is_drawn",
@@ -85,6 +86,10 @@ INTERNALS = {
         "A start that belongs to the variable itself: PyMC refuses to copy a model with an "
         "initval, which pm.do, pm.observe and pm.compute_log_likelihood do. If it breaks: pass "
         "initval to register_rv, and copies through without_starts."
+    ),
+    "pymc.distributions.shape_utils.change_dist_size": (
+        "A thousand draws of a variable in one call; pm.draw makes them one after another. If it "
+        "breaks: pm.draw(variables, n), which takes ten times as long."
     ),
     "pymc.distributions.shape_utils.rv_size_is_none": (
         "Tells a draw from a stack of draws; the size of one is a constant that holds None. If it "
@@ -184,7 +189,7 @@ with explained():
     from pymc.backends.arviz import patch_nutpie_idata
     from pymc.distributions.dist_math import check_parameters
     from pymc.distributions.distribution import _support_point
-    from pymc.distributions.shape_utils import rv_size_is_none
+    from pymc.distributions.shape_utils import change_dist_size, rv_size_is_none
     from pymc.initial_point import make_initial_point_expression, make_initial_point_fn
     from pymc.logprob.utils import local_check_parameter_to_ninf_switch
     from pymc.progress_bar import NutpieProgressBarManager
@@ -316,6 +321,14 @@ def random_ancestors(graphs: Sequence, known: Collection = ()) -> list:
         for variable in ancestors(graphs, blockers=known)
         if is_drawn(variable) and variable not in known
     ]
+
+
+def draws_of(variables: Sequence, n: int, random_seed) -> list[NDArray]:
+    """Draw random variables so many times: at once, if none depends on another."""
+    if any(random_ancestors(variable.owner.inputs) for variable in variables):
+        return pm.draw(variables, n, mode=EVALUATE_ONCE, random_seed=random_seed)
+    together = [change_dist_size(variable, (n,), expand=True) for variable in variables]
+    return pm.draw(together, mode=EVALUATE_ONCE, random_seed=random_seed)
 
 
 def impossible_outside(log_density: Any) -> Any:

@@ -79,7 +79,7 @@ def test_one_step_per_observation_is_too_coarse_for_fitzhugh_nagumo(spiking):
     assert (moved["moved"].abs() - 4 * moved["moved_error"] > 1).all()
     assert ((moved["finer_mean"] - truth).abs() < (moved["mean"] - truth).abs()).all()
     assert spiking.verdict.startswith("The grid is not fine enough: from 25 times to 97")
-    assert f"{spiking.moved["moved"].abs().idxmax()} by " in spiking.verdict
+    assert f"{spiking.moved['moved'].abs().idxmax()} by " in spiking.verdict
     assert "Take the finer grid" in spiking.verdict
 
 

@@ -180,6 +180,23 @@ def test_a_size_is_a_variable_also_where_there_is_none():
     assert [size.eval(mode=EVALUATE_ONCE) for size in tuple(some)] == [2, 3]
 
 
+@leans_on("pymc.distributions.shape_utils.change_dist_size")
+def test_draws_at_once_are_draws():
+    """Assert it for vectors, a mixture and, drawn one after another, for a child of a parent."""
+    vector = pm.MvNormal.dist([1.0, -1.0], np.diag([0.01, 4.0]))
+    mixture = pm.Mixture.dist([0.5, 0.5], [pm.Normal.dist(-9.0), pm.Normal.dist(9.0)])
+    several = pm.Normal.dist([0.0, 5.0, 10.0])
+    for draws in (
+        _pymc.draws_of([vector, mixture, several], 400, 1),
+        _pymc.draws_of([vector, mixture, pm.Normal.dist(several)], 400, 1),
+    ):
+        assert [draw.shape for draw in draws] == [(400, 2), (400,), (400, 3)]
+        assert draws[0].std(axis=0) == pytest.approx([0.1, 2.0], rel=0.2)
+        assert (draws[1] > 0).mean() == pytest.approx(0.5, abs=0.13)
+        assert draws[2].mean(axis=0) == pytest.approx([0.0, 5.0, 10.0], abs=0.4)
+        assert len(np.unique(draws[2])) == 1_200
+
+
 @leans_on("pytensor.tensor.random.op.RNGConsumerOp", "pytensor.tensor.random.type.RandomType")
 def test_what_is_drawn_is_told_from_what_it_is_drawn_with():
     next_rng, x = pt.random.normal(rng=pt.random.shared_rng(seed=1), return_next_rng=True)

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor import TensorVariable
 from scipy.optimize import differential_evolution
 
-from pymc_gradmatch._pymc import EVALUATE_ONCE, starts_by_itself, without_traces
+from pymc_gradmatch._pymc import draws_of, starts_by_itself, without_traces
 from pymc_gradmatch.exact.experiments import (
     Separate,
     cover_experiments,
@@ -443,12 +443,12 @@ def _unidentified(target: ExactPosterior, posterior: xr.Dataset, rng) -> pd.Data
 def _priors(free: list, rng) -> Iterator[tuple[TensorVariable, NDArray]]:
     """Draw variables from their priors, but for those of which there are no draws."""
     try:
-        draws = pm.draw(free, N_PRIOR, mode=EVALUATE_ONCE, random_seed=rng) if free else []
+        draws = draws_of(free, N_PRIOR, rng) if free else []
         yield from zip(free, draws, strict=True)
     except NO_DRAWS:
         for rv in free:
             with suppress(*NO_DRAWS):
-                yield rv, pm.draw(rv, N_PRIOR, mode=EVALUATE_ONCE, random_seed=rng)
+                yield rv, draws_of([rv], N_PRIOR, rng)[0]
 
 
 def _width(draws: NDArray[np.float64]) -> NDArray[np.float64]:
