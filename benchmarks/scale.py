@@ -13,7 +13,8 @@ Matern52 kernels from 200 on in any case), and Lorenz-96 with 2, 10 and 40 state
 at 200, 1 000 and 5 000 times (``--quick``: 200), each in a process of its own.
 
 ``--lorenz`` fits Lorenz-96 with 10 and 40 states (``--quick``: 4), ten data sets of each
-(``--quick``: one): four units of time with noise of one, F unknown.
+(``--quick``: one): four units of time with noise of one, F unknown; by ``gm.fit``, and by
+``gm.sample`` of the refined model with 4 x 500 draws.
 
 ``--experiments`` measures several experiments of Lotka-Volterra in one model, each with a start
 of its own: from data to density for 1, 10 and 100 (``--quick``: 1), and ``gm.fit`` of 10
@@ -32,12 +33,14 @@ from time import perf_counter, process_time
 from typing import Any
 from unittest.mock import patch
 
+import arviz as az
 import numba
 import numpy as np
 import pandas as pd
 import pymc as pm
 import pytensor
 import pytensor.tensor as pt
+from numpy.typing import NDArray
 from pymc.pytensorf import join_nonshared_inputs
 
 import pymc_gradmatch as gm
@@ -190,27 +193,58 @@ def furthest(fit: gm.Fit) -> float:
     )
 
 
-def lorenz_fitted(number: tuple[int, int]) -> dict:
-    """Fit F of Lorenz-96 to a series of 41 times on its attractor, by ``gm.fit``."""
-    n_state, seed = number
+def on_its_attractor(n_state: int, seed: int) -> tuple[gm.ODE, NDArray, NDArray]:
+    """Return Lorenz-96 with so many states, and 41 times of it with noise."""
     case = named(BREADTH, "Lorenz-96")
     ode = gm.ODE(case.ode.rhs, [f"x{k}" for k in range(n_state)], list(case.theta))
     spun_up = ode.solve([0.0, 10.0], 8 + 0.01 * np.arange(n_state), case.theta)[-1]
     t = np.linspace(0, 4, 41)
     y = ode.solve(t, spun_up, case.theta)
-    y = y + np.random.default_rng(seed).normal(size=y.shape)
-    start = process_time()
-    fit = gm.fit(ode, t, y, priors=case.priors(), random_seed=1, progressbar=False)
-    found = fit.table.loc["F"]
+    return ode, t, y + np.random.default_rng(seed).normal(size=y.shape)
+
+
+def of_forcing(found: pd.Series) -> dict:
+    """Return what a table says of F, and whether its interval has the truth."""
+    truth = named(BREADTH, "Lorenz-96").theta["F"]
+    covered = found["eti89_lb"] < truth < found["eti89_ub"]
+    return {"F": found["mean"], "sd": found["sd"], "covered": covered}
+
+
+def lorenz_fitted(number: tuple[int, int]) -> dict:
+    """Fit F of Lorenz-96 by ``gm.fit``."""
+    n_state, seed = number
+    priors, start = named(BREADTH, "Lorenz-96").priors(), process_time()
+    fit = gm.fit(*on_its_attractor(*number), priors=priors, random_seed=1, progressbar=False)
     return {
-        "system": "Lorenz-96, states",
+        "system": "Lorenz-96, gm.fit",
         "size": n_state,
         "seed": seed,
         "fit_cpu_s": process_time() - start,
-        "F": found["mean"],
-        "sd": found["sd"],
-        "covered": found["eti89_lb"] < case.theta["F"] < found["eti89_ub"],
         "is_exact": fit.is_exact,
+        **of_forcing(fit.table.loc["F"]),
+    }
+
+
+def lorenz_sampled(number: tuple[int, int]) -> dict:
+    """Sample F of Lorenz-96 by the refined model and ``gm.sample``."""
+    n_state, seed = number
+    settings = {"random_seed": 1, "progressbar": False}
+    priors, marks = named(BREADTH, "Lorenz-96").priors(), [process_time()]
+    series = on_its_attractor(*number)
+    model = gm.build_model(*series, priors=priors, preset="refined", **settings)
+    marks.append(process_time())
+    idata = gm.sample(500, chains=4, cores=1, model=model, **settings)
+    marks.append(process_time())
+    found = az.summary(idata, var_names=["F"], round_to="none").loc["F"]
+    return {
+        "system": "Lorenz-96, gm.sample",
+        "size": n_state,
+        "seed": seed,
+        "build_cpu_s": marks[1] - marks[0],
+        "sample_cpu_s": marks[2] - marks[1],
+        "R-hat": float(az.rhat(idata).dataset.to_array().max()),
+        "effective draws": found["ess_bulk"],
+        **of_forcing(found),
     }
 
 
@@ -283,7 +317,7 @@ def main(arguments: list[str] | None = None):
     ]
     measured: dict[str, list[tuple[Callable, Any]]] = {
         "build": [(each, n) for n in lengths for each in (built, long_fitted)],
-        "lorenz": [(lorenz_fitted, one) for one in lorenz],
+        "lorenz": [(each, one) for one in lorenz for each in (lorenz_fitted, lorenz_sampled)],
         "experiments": [
             *((built_together, n) for n in together),
             (fitted_together, 2 if quick else FITTED_TOGETHER),
