@@ -22,7 +22,7 @@ def decay_model():
         lambda t, x, theta: [theta.floor - theta.rate * x.mass], ["mass"], ["rate", "floor"]
     )
     t = np.linspace(0, 3, 8)
-    # Of other noise sigma may be nearly zero, and gamma with it: a neck that no chain leaves.
+    # Of other noise sigma may be nearly zero: a neck in which chains stay for long.
     noise = [0.035, 0.082, 0.033, -0.13, 0.091, 0.045, -0.054, 0.058]
     y = (2 * np.exp(-t) + noise)[:, None]
     gp = gm.StateGP(t, y, [pm.gp.cov.Matern52(1, ls=np.float64(1.5))], sigma=0.1)
