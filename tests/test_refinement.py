@@ -131,15 +131,30 @@ def test_a_start_that_noise_hides_comes_out_above_zero(seed):
 def test_other_systems_end_at_numerical_integrations_estimate_too(system, noise, steps):
     """Assert it for much noise, for jumps, and for irregular times, and so for the prior mean.
 
-    Beside a jump of FitzHugh-Nagumo the usual grid, of four steps, is a little coarse.
+    Beside a jump of FitzHugh-Nagumo the usual grid, of four steps, may be a little coarse.
     """
     data = system.simulate(noise, random_seed=1)
     found = refined(system, data, grid=None if steps == 4 else steps)
+    assert_end_where_integration_does(found, system, data)
+    assert [len(found.gp.t), len(found.gp.covs)] == [steps * (len(data.t) - 1) + 1, data.y.shape[1]]
+
+
+@pytest.mark.slow
+def test_four_steps_are_enough_for_most_jumps(even_noise):
+    system = gm.systems.fitzhugh_nagumo
+    data = system.simulate("snr100")
+    data = data._replace(y=data.x + data.sigma * even_noise(*data.x.shape))
+    found = refined(system, data)
+    assert len(found.gp.t) == 4 * len(data.t) - 3
+    assert_end_where_integration_does(found, system, data)
+
+
+def assert_end_where_integration_does(found, system, data):
+    """Assert a tenth of a standard deviation for theta, and 0.3 sigma for states at any time."""
     theta, x0, sd = integrated(system, data, found.gp.sigma)
     assert (np.abs(np.array([*found.theta.values()]) - theta) < 0.1 * sd).all()
     solution = system.ode.solve(found.gp.t, x0, theta)
     assert (np.abs(found.gp.prior_mean - solution) < 0.3 * found.gp.sigma).all()
-    assert [len(found.gp.t), len(found.gp.covs)] == [steps * (len(data.t) - 1) + 1, data.y.shape[1]]
 
 
 def test_the_rule_is_what_its_docstring_says(data, lv_fit):
