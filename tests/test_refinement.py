@@ -87,13 +87,13 @@ def test_the_seed_of_the_starts_does_not_matter(lotka_volterra, data, lv_fit, lv
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
-def test_a_start_that_noise_hides_comes_out_above_zero(seed):
+@pytest.mark.parametrize("seed", ["even", 0, 1, 2, 3])
+def test_a_start_that_noise_hides_comes_out_above_zero(seed, even_noise):
     """Assert an epidemic at about the right time from one infected person in ten thousand.
 
     In half of such data the most probable states begin below zero, where none can be integrated.
-    Where the start is so small that it comes much later, the refined rule has its doubts, and
-    the exact posterior the right time.
+    The refined rule has its doubts, since some noise asks for a start so small that it comes much
+    later; even noise does not, and the exact posterior has the right time of any.
     """
 
     def epidemic(t, x, theta):
@@ -102,18 +102,24 @@ def test_a_start_that_noise_hides_comes_out_above_zero(seed):
 
     ode, t = gm.ODE(epidemic, ["S", "I", "R"], ["beta", "gamma"]), np.linspace(0, 120, 41)
     truth = ode.solve(t, x0=[0.9999, 1e-4, 0.0], theta=[0.3, 0.1])
-    noise = 0.05 * truth.std(axis=0)
-    y = truth + np.random.default_rng(seed).normal(0, noise, truth.shape)
+    is_even, seed = seed == "even", 0 if seed == "even" else seed
+    drawn = np.random.default_rng(seed).normal(size=truth.shape)
+    y = truth + 0.05 * truth.std(axis=0) * (even_noise(*truth.shape) if is_even else drawn)
     gp = gm.fit_gp(t, y, cov="Matern52", random_seed=seed)
     priors = {"beta": pm.HalfNormal.dist(5), "gamma": pm.HalfNormal.dist(5)}
+
+    def is_in_time(mean):
+        return (np.abs(mean[:: len(mean) // 40] - truth) < truth.std(axis=0)).all()
+
     doubts = "the most probable states and the ODE's solution"
     with pytest.warns(UserWarning, match=doubts):
         found = gm.refine(ode, gp, priors=priors, random_seed=seed)
-    assert found.gp.states_of(found.gp.prior_mean)[0, 1] > 0
+    matched = found.gp.states_of(found.gp.prior_mean)
+    assert matched[0, 1] > 0
+    assert is_in_time(matched) or not is_even
     with pytest.warns(UserWarning, match=doubts):
         fit = gm.fit(ode, t, y, priors=priors, random_seed=seed, progressbar=False)
-    mean = fit.idata["posterior"]["x"].mean(["chain", "draw"]).to_numpy()
-    assert (np.abs(mean[:: len(mean) // 40] - truth) < truth.std(axis=0)).all()
+    assert is_in_time(fit.idata["posterior"]["x"].mean(["chain", "draw"]).to_numpy())
     assert fit.is_exact
     np.testing.assert_allclose(list(found.theta.values()), [0.3, 0.1], rtol=0.1)
 
