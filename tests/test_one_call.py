@@ -11,7 +11,8 @@ from scipy.special import logsumexp
 
 import pymc_gradmatch as gm
 from pymc_gradmatch.exact.posterior import ExactPosterior
-from pymc_gradmatch.exact.verdict import residuals, unexplained
+from pymc_gradmatch.exact.verdict import residuals
+from pymc_gradmatch.gp import unexplained
 
 T = np.linspace(0, 4, 9)
 START, RATE = 20.0, 0.5

@@ -163,6 +163,30 @@ def assert_end_where_integration_does(found, system, data):
     assert (np.abs(found.gp.prior_mean - solution) < 0.3 * found.gp.sigma).all()
 
 
+@pytest.mark.slow
+def test_noise_that_was_taken_for_motion_leads_to_no_lesser_mode(lotka_volterra):
+    """Assert the estimate that follows from the right sigma, where the first fit has next to none.
+
+    Smoothed data then follow every observation of the prey, and lead to three turns, not one.
+    """
+    data = lotka_volterra.simulate("high", random_seed=1)
+    gp = gm.fit_gp(data.t, data.y, cov="Matern52", random_seed=1)
+    priors = priors_of(lotka_volterra)
+    misled = gp.with_sigma([3e-4 * gp.scale[0], gp.sigma[1]])
+    found = gm.refine(lotka_volterra.ode, misled, priors=priors, random_seed=1)
+    assert_end_where_integration_does(found, lotka_volterra, data)
+
+
+def test_an_ode_that_does_not_explain_the_data_is_warned_of(decay):
+    ode, priors = decay
+    t = np.linspace(0, 4, 17)
+    gp = gm.StateGP(t, 2 + np.sin(3 * t)[:, None], [pm.gp.cov.Matern52(1, ls=1.0)], sigma=0.1)
+    with pytest.warns(
+        UserWarning, match="leaves much of 'mass' unexplained, and what it leaves is"
+    ):
+        gm.refine(ode, gp, priors=priors, random_seed=1)
+
+
 def test_the_rule_is_what_its_docstring_says(data, lv_fit):
     gp = lv_fit.gp
     step = 2 / 76

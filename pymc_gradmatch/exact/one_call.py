@@ -34,9 +34,8 @@ from pymc_gradmatch.exact.verdict import (
     is_sealed,
     residuals,
     searched,
-    unexplained,
 )
-from pymc_gradmatch.gp import Experiment, StateGP, StateGPs, is_states, start_of
+from pymc_gradmatch.gp import Experiment, StateGP, StateGPs, is_states, start_of, unexplained
 from pymc_gradmatch.model import (
     Constraint,
     NoDerivativeError,

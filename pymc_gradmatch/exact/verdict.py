@@ -9,15 +9,14 @@ import pandas as pd
 import pymc as pm
 import xarray as xr
 from numpy.typing import NDArray
-from scipy.stats import beta
 
 from pymc_gradmatch.arguments import check_counts
 from pymc_gradmatch.exact.experiments import Separate, cover_experiments, exact_posterior
 from pymc_gradmatch.exact.importance import Weighted, reliable_k
 from pymc_gradmatch.exact.modes import newton
 from pymc_gradmatch.exact.posterior import ExactPosterior
-from pymc_gradmatch.exact.search import ERRORS, TINY, WALKERS, Coverage, cover
-from pymc_gradmatch.gp import StateGPs
+from pymc_gradmatch.exact.search import ERRORS, WALKERS, Coverage, cover
+from pymc_gradmatch.gp import Residuals, StateGPs, unexplained
 from pymc_gradmatch.reporting import Verdict, furthest
 
 N_HANDED_ON = 4
@@ -178,27 +177,6 @@ def _compare(target: ExactPosterior, draws, weighted: Weighted) -> pd.DataFrame:
     return table
 
 
-class Residuals(NamedTuple):
-    """What a solution leaves of a state's data.
-
-    Attributes
-    ----------
-    state : str
-        The state.
-    share : float
-        Of the data's variance.
-    hang_together : bool
-        Whether they move on from one time to the next, as mere noise does not.
-    have_outlier : bool
-        Whether one is larger than normal noise of their size has.
-    """
-
-    state: str
-    share: float
-    hang_together: bool
-    have_outlier: bool
-
-
 def residuals(target: ExactPosterior, point: NDArray[np.float64]) -> list[Residuals]:
     """Return what the solution at a point leaves of each state with data enough to tell."""
     variables, found = target.variables(point[None]), []
@@ -206,36 +184,8 @@ def residuals(target: ExactPosterior, point: NDArray[np.float64]) -> list[Residu
         gp = constraint.gp
         if isinstance(gp, StateGPs):  # each experiment was searched by itself
             continue
-        solution = variables[name][0][gp.observed]
-        for state, data, fitted in zip(gp.states, gp.y.T, solution.T, strict=True):
-            seen = ~np.isnan(data)
-            if seen.sum() < FEW:
-                continue
-            left, moved = data[seen] - fitted[seen], data[seen] - data[seen].mean()
-            together = left[1:] @ left[:-1] / max(left @ left, TINY)
-            share = left @ left / max(moved @ moved, TINY)
-            hang_together = bool(together > TOGETHER / np.sqrt(seen.sum()))
-            found.append(Residuals(state, share, hang_together, _have_outlier(left)))
+        found += gp.data.residuals(variables[name][0][gp.observed], constraint.ode.states)
     return found
-
-
-def _have_outlier(left: NDArray[np.float64]) -> bool:
-    """Tell whether the largest share of a sum of squares is too much for one of normal noise."""
-    n = len(left)
-    largest = np.square(left).max() / max(left @ left, TINY)
-    return bool(n * beta.sf(largest, 1 / 2, (n - 1) / 2) < OUTLYING)
-
-
-def unexplained(left: Sequence[Residuals]) -> list[str]:
-    """Return the states of whose data a solution leaves too much, though there is no mere noise.
-
-    Too much is nearly all, where what is left of these or of other states hangs together;
-    of a state whose own residuals do, a good part.  This is another mode than the data's, with
-    noise in the place of the motion, and all searches around it agree on that; or it is another
-    ODE.
-    """
-    allowed = 1 - LITTLE if any(one.hang_together for one in left) else np.inf
-    return [one.state for one in left if one.share > (PART if one.hang_together else allowed)]
 
 
 def is_sealed(
@@ -334,11 +284,6 @@ def _verdict(
 
 
 MIN_DRAWS = 1_000
-FEW = 8  # data of a state, from which on they tell whether a solution explains them
-LITTLE = 0.1  # share of their variance that is next to nothing
-PART = 0.25  # share that is more than a lesser flaw of the equations leaves
-TOGETHER = 2.5  # standard errors of an autocorrelation, above which there is one
-OUTLYING = 1e-3  # chance that normal noise has so large an outlier
 
 
 def check_n_draws(n_draws: int):

@@ -8,6 +8,7 @@ prior of the states as a distribution.  Nothing here has heard of an ODE.
 from pymc_gradmatch.gp import derivatives, kernels
 from pymc_gradmatch.gp.data import (
     Data,
+    Residuals,
     as_noise,
     as_positive,
     fits_states,
@@ -15,6 +16,7 @@ from pymc_gradmatch.gp.data import (
     of_label,
     staircase,
     states_of,
+    unexplained,
 )
 from pymc_gradmatch.gp.experiments import Experiment, StateGPs, as_experiments
 from pymc_gradmatch.gp.fit import fit_data, fit_gp, unfitted
@@ -34,6 +36,7 @@ __all__ = [
     "Data",
     "Experiment",
     "Parameterization",
+    "Residuals",
     "StateGP",
     "StateGPs",
     "StatePrior",
@@ -56,5 +59,6 @@ __all__ = [
     "staircase",
     "start_of",
     "states_of",
+    "unexplained",
     "unfitted",
 ]

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import heapify, heapreplace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pytensor.tensor as pt
@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from pytensor.compile import SharedVariable
 from pytensor.graph.basic import Variable
 from pytensor.tensor import TensorVariable
+from scipy.stats import beta
 
 from pymc_gradmatch.arguments import as_numbers
 
@@ -22,6 +23,13 @@ LONG = 3.0  # median gaps
 FEWEST = 3  # observations to which a state's Gaussian process is fitted
 SHORTLY = 0.1  # grid steps
 ROUNDING = 1e-15  # relative, up to which two times are one
+
+FEW = 8  # data of a state, from which on they tell whether states explain them
+LITTLE = 0.1  # share of their variance that is next to nothing
+PART = 0.25  # share that is more than a lesser flaw of the equations leaves
+TOGETHER = 2.5  # standard errors of an autocorrelation, above which there is one
+OUTLYING = 1e-3  # chance that normal noise has so large an outlier
+TINY = np.finfo(float).tiny
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,6 +198,60 @@ class Data:
     def is_same(self, other: Self) -> bool:
         """Tell whether times and observations are the same."""
         return np.array_equal(self.t, other.t) and np.array_equal(self.y, other.y, equal_nan=True)
+
+    def residuals(self, x: NDArray[np.float64], states: Sequence[str]) -> list["Residuals"]:
+        """Return what states at these times leave of each one's data, where these are enough."""
+        found = []
+        for state, data, explained in zip(states, self.y.T, x.T, strict=True):
+            seen = ~np.isnan(data)
+            if seen.sum() < FEW:
+                continue
+            left, moved = data[seen] - explained[seen], data[seen] - data[seen].mean()
+            together = left[1:] @ left[:-1] / max(left @ left, TINY)
+            share = left @ left / max(moved @ moved, TINY)
+            hang_together = bool(together > TOGETHER / np.sqrt(seen.sum()))
+            found.append(Residuals(state, share, hang_together, _have_outlier(left)))
+        return found
+
+
+class Residuals(NamedTuple):
+    """What states that are to explain the data leave of them, of one state.
+
+    Attributes
+    ----------
+    state : str
+        The state.
+    share : float
+        Of the data's variance.
+    hang_together : bool
+        Whether they move on from one time to the next, as mere noise does not.
+    have_outlier : bool
+        Whether one is larger than normal noise of their size has.
+    """
+
+    state: str
+    share: float
+    hang_together: bool
+    have_outlier: bool
+
+
+def _have_outlier(left: NDArray[np.float64]) -> bool:
+    """Tell whether the largest share of a sum of squares is too much for one of normal noise."""
+    n = len(left)
+    largest = np.square(left).max() / max(left @ left, TINY)
+    return bool(n * beta.sf(largest, 1 / 2, (n - 1) / 2) < OUTLYING)
+
+
+def unexplained(left: Sequence[Residuals]) -> list[str]:
+    """Return the states of whose data a solution leaves too much, though there is no mere noise.
+
+    Too much is nearly all, where what is left of these or of other states hangs together;
+    of a state whose own residuals do, a good part.  This is another mode than the data's, with
+    noise in the place of the motion, and all searches around it agree on that; or it is another
+    ODE.
+    """
+    allowed = 1 - LITTLE if any(one.hang_together for one in left) else np.inf
+    return [one.state for one in left if one.share > (PART if one.hang_together else allowed)]
 
 
 def _as_times(t: ArrayLike | SharedVariable) -> NDArray[np.float64]:

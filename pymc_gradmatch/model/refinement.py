@@ -11,7 +11,8 @@ study behind it.
    in which the solution moves on counts as many as its way there is longer than elsewhere.
 3. A wide Gaussian process finds the solution: Matern52 with a lengthscale of
    four observations and an amplitude of ten standard deviations of the data,
-   re-centred until theta settles.
+   re-centred until theta settles.  If that one does not explain the data, others from draws
+   of the prior may.
 4. A narrow one describes the distance from it: ExpQuad with a lengthscale of
    two grid steps and an amplitude of 30 sigma, so that A, the tolerance that
    the Gaussian process itself has, follows the noise.  Re-centred again.
@@ -43,7 +44,15 @@ from scipy.interpolate import PchipInterpolator
 from scipy.linalg import expm
 
 from pymc_gradmatch.arguments import in_order
-from pymc_gradmatch.gp import StateGP, StateGPs, as_noise, as_positive, kernels, unfitted
+from pymc_gradmatch.gp import (
+    StateGP,
+    StateGPs,
+    as_noise,
+    as_positive,
+    kernels,
+    unexplained,
+    unfitted,
+)
 from pymc_gradmatch.model.constraint import (
     Constraint,
     check_positive,
@@ -57,6 +66,7 @@ from pymc_gradmatch.model.gauss_newton import (
     climb_from_prior,
     climb_together,
     solutions_around,
+    solutions_of_prior,
 )
 from pymc_gradmatch.model.likelihood import (
     Likelihood,
@@ -426,8 +436,8 @@ class RefinedSettings(NamedTuple):
 
 REFINED = RefinedSettings()
 NUGGET = 1e-9  # of the kernel's variance
-N_CROSSING = 3  # solutions across the gaps, from which one that fits is sought
-HIGHER = 1.0  # log likelihood, by which the one that crosses gaps is the better one
+N_OTHERS = 3  # solutions of a kind, from which one that fits better is sought
+HIGHER = 1.0  # log likelihood, by which it does
 STILL = 0.1  # of its slope in the outermost gap, below which a clock stops at the end
 MOST_KNOTS = 400  # of a clock
 FINELY = 32  # points in a gap, to measure a solution's way
@@ -506,8 +516,9 @@ def refine(
     Warns
     -----
     UserWarning
-        If the ODE cannot be integrated at an estimate, or if the most probable states
-        are not its solution: where it is faster than the grid.
+        If the ODE cannot be integrated at an estimate; if the most probable states are not
+        its solution, where it is faster than the grid; or if the solution leaves much of the
+        data unexplained that is no mere noise.
 
     Examples
     --------
@@ -563,23 +574,28 @@ def refine(
         )
         first = told
         best = searched(searching, found, first)
+        others = []
         at = best[0].prior_mean[0], parameters.natural(best[1].u)[0]
         if _moves_on_in_gaps(levels, best[0], *at, settings):
             say("crossing the gaps, in which solutions may turn round more often")
-            crossing = across_gaps(
+            others += across_gaps(
                 levels, searching, parameters, first, known, rng.spawn(1)[0], settings
-            )
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # of solutions that are not taken
-                others = [searched(searching, one, first) for one in crossing[:N_CROSSING]]
+            )[:N_OTHERS]
+        if _unexplained(best[0], ode):
+            say("seeking other solutions: this one leaves more than noise")
+            drawn = solutions_of_prior(levels, searching, parameters, first, known, rng.spawn(1)[0])
+            others += [Matched(u, x, found.sd) for u, x in drawn[:N_OTHERS]]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of solutions that are not taken
+            ends = [searched(searching, one, first) for one in others]
 
-            def height(searched) -> float:
-                centred, found, *_ = searched
-                theta, _ = parameters.natural(found.u)
-                return first(theta, centred.prior_mean).log_density
+        def height(searched) -> float:
+            centred, found, *_ = searched
+            theta, _ = parameters.natural(found.u)
+            return first(theta, centred.prior_mean).log_density
 
-            other = max(others, key=height, default=best)
-            best = other if height(other) > height(best) + HIGHER else best
+        other = max(ends, key=height, default=best)
+        best = other if height(other) > height(best) + HIGHER else best
         centred, found, moves, told = best
         stretched = _stretched(levels, centred, parameters, found, counts, settings.long_gap)
         if grid is None and not np.array_equal(stretched, counts):
@@ -594,6 +610,7 @@ def refine(
         )
     theta = parameters.by_name(found.u)
     _warn_if_apart(distance_from_solution(levels, centred, parameters, found, known), ode, theta)
+    _warn_if_unexplained(centred, ode, theta)
     return Refined(centred, gamma_of(centred), theta | told.estimates(), moves + more)
 
 
@@ -782,6 +799,26 @@ def _warn_if_apart(distance: NDArray[np.float64], ode: ODE, theta: Mapping[str, 
             "times of the grid the system is faster than the grid, or than the data tell. Do not "
             "trust this fit by itself: take a finer grid, give fast parameters narrow priors or "
             "eliminate them (quasi-steady state), and follow it with gm.integrate_check.",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def _unexplained(centred: StateGP, ode: ODE) -> list[str]:
+    """Return the states whose data the solution that processes are centred on does not explain."""
+    solution = centred.states_of(centred.prior_mean)
+    return unexplained(centred.data.residuals(solution[centred.observed], ode.states))
+
+
+def _warn_if_unexplained(centred: StateGP, ode: ODE, theta: Mapping[str, float]):
+    """Warn where the solution leaves much of the data, and this is no mere noise."""
+    if strange := _unexplained(centred, ode):
+        values = {name: float(f"{theta[name]:.4g}") for name in ode.params}
+        warnings.warn(
+            f"the ODE's solution with {values} leaves much of {', '.join(map(repr, strange))} "
+            "unexplained, and what it leaves is no mere noise: another solution may fit better, or "
+            "the data follow other equations. Do not trust this fit by itself: narrower priors or "
+            "another random_seed may lead elsewhere, and gm.fit looks for other modes.",
             UserWarning,
             stacklevel=3,
         )
