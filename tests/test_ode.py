@@ -282,8 +282,7 @@ def test_machine_code_is_the_graph(name, rng):
     t, x, theta = rng.uniform(0, 3, 5), rng.uniform(1, 2, (5, 2)), rng.uniform(1, 2, 1)
     graph = ode(t, x, theta).eval(mode="FAST_COMPILE")
     f = np.empty((5, 2))
-    for time, states, slopes in zip(t, x, f, strict=True):
-        ode.machine_code(time, states, theta, slopes)
+    ode.machine_code(t, x, np.tile(theta, (5, 1)), f)
     np.testing.assert_allclose(f, graph, rtol=1e-13)
 
 

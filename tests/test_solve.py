@@ -104,16 +104,36 @@ def _draws(case, n_draws, rng):
     return np.tile(case.x0, (n_draws, 1)), theta
 
 
+def _predator_prey(t, x, theta):
+    prey, predator = x
+    a, b, c, d = theta
+    return [prey * (a - b * predator), predator * (c * prey - d)]
+
+
+def test_draws_that_step_side_by_side_are_those_that_step_alone(solver_of):
+    """Assert it bit for bit, of more draws than there are lanes, which end at different steps."""
+    rng = np.random.default_rng(3)
+    solve = solver_of(_predator_prey, 2, 4)
+    n_draws = 2 * solving.N_LANES + 5
+    t = np.linspace(0, 3, 13)
+    x0 = np.exp(0.5 * rng.normal(size=(n_draws, 2)))
+    theta = np.exp(rng.normal(size=(n_draws, 4)))
+    theta[7] = 1e300  # which fails, and leaves its lane to another
+    together, steps = solve.piece(t, x0, theta)
+    alone = [solve.piece(t, *draw) for draw in zip(x0[:, None], theta[:, None], strict=True)]
+    np.testing.assert_array_equal(together, np.concatenate([states for states, _ in alone]))
+    np.testing.assert_array_equal(steps, np.concatenate([count for _, count in alone]))
+    assert len(np.unique(steps[:, 0])) > 5
+
+
 @njit(RHS)
 def _growth(t, x, theta, f):
-    for i in range(len(x)):
-        f[i] = x[i]
+    f[:] = x
 
 
 @njit(RHS)
 def _nowhere(t, x, theta, f):
-    for i in range(len(x)):
-        f[i] = np.nan
+    f[:] = np.nan
 
 
 @pytest.mark.slow
@@ -155,7 +175,7 @@ def test_errors_follow_the_tolerance(solver_of, monkeypatch):
 def _step(width, slope):
     """Return x after one step of x' = x from 1, and its error, with some other Jacobian."""
     x = np.empty(1)
-    at, theta, absolute = (0.0, np.ones(1), width), np.zeros(0), np.ones(1)
+    at, theta, absolute = (0.0, np.ones(1), width), np.zeros((1, 0)), np.ones(1)
     scratch = np.empty((solving.implicit_rows(1), 1))
     error = solving.implicit_step(
         _growth, np.full((1, 1), slope), *at, theta, absolute, solving.RTOL, scratch, x

@@ -182,8 +182,11 @@ ARRIVED, STIFF, FAILED = 0, 1, 2
 _row, _rows, _stack = types.float64[::1], types.float64[:, ::1], types.float64[:, :, ::1]
 _places = types.int64[::1]
 
-RHS = types.void(types.float64, _row, _row, _row)
-"""A right-hand side as machine code: of time, states and parameters, into the last."""
+RHS = types.void(_row, _rows, _rows, _rows)
+"""A right-hand side as machine code: of times, states and parameters, into the last.
+
+An entry, or a row, for each draw: a call for many of them costs little more than one for one.
+"""
 
 _jitted = njit(error_model="numpy", cache=True)  # where a slope is infinite the step fails
 _CODE = types.FunctionType(RHS)
@@ -209,10 +212,37 @@ class Front(NamedTuple):
         return type(self)(*(array[chosen] for array in self))
 
 
-_TO_THE_END = types.void(
-    _CODE, _row, _rows, _rows, types.float64, types.int64, _rows, _stack,
-    _places, _places, _places, _row, _row, _rows,
-)  # fmt: skip
+class Lanes(NamedTuple):
+    """Memory of draws that take their steps side by side, each with a width of its own.
+
+    Sums of slopes are made for all lanes as for one vector, by instructions for several numbers
+    at once.
+    """
+
+    draw: NDArray[np.int64]
+    """Which one is in this lane, and by how many looks its steps were as long as stability allows;
+    shape ``(2, lane)``."""
+    clock: Array
+    """``START``, ``STEP``, ``END``, ``ERROR`` and ``NOW``, shape ``(5, lane)``."""
+    theta: Array
+    """Shape ``(lane, param)``."""
+    rows: Array
+    """Slopes of the stages, and from ``HERE`` on states and what else there is one number of for
+    each of them, shape ``(row, lane, state)``."""
+    vectors: Array
+    """The same memory, shape ``(row, lane * state)``."""
+
+    @classmethod
+    def of(cls, n_lanes: int, n_states: int, n_params: int) -> Self:
+        """Return memory of so many lanes."""
+        rows = np.zeros((SUMS + 4, n_lanes, n_states))
+        return cls(
+            np.zeros((2, n_lanes), dtype=np.int64),
+            np.zeros((5, n_lanes)),
+            np.zeros((n_lanes, n_params)),
+            rows,
+            rows.reshape(len(rows), -1),
+        )
 
 
 @intrinsic
@@ -252,13 +282,21 @@ def compiled(loop: Callable) -> Callable:
 
 # Slopes of a step: stages, then the one where it ends, then those that interpolate between.
 N_STAGES, N_SLOPES = DOP853.n_stages, DOP853.n_stages + 1 + len(DOP853.C_EXTRA)
-_A = np.zeros((N_SLOPES, N_SLOPES))
-_A[:N_STAGES, :N_STAGES] = DOP853.A
-_A[N_STAGES, :N_STAGES] = DOP853.B
-_A[N_STAGES + 1 :] = DOP853.A_EXTRA
 _C = np.concatenate([DOP853.C, [1.0], DOP853.C_EXTRA])
-EXPLICIT_ROWS = N_SLOPES + 3  # of memory
-_E, _D = np.stack([DOP853.E5, DOP853.E3]), np.ascontiguousarray(DOP853.D)
+# Weights of slopes in sums: for the states of each stage, for errors, for the polynomial between.
+_WEIGHTS = np.zeros((N_SLOPES + 6, N_SLOPES))
+_WEIGHTS[:N_STAGES, :N_STAGES] = DOP853.A
+_WEIGHTS[N_STAGES, :N_STAGES] = DOP853.B
+_WEIGHTS[N_STAGES + 1 : N_SLOPES] = DOP853.A_EXTRA
+_WEIGHTS[N_SLOPES : N_SLOPES + 2, : N_STAGES + 1] = DOP853.E5, DOP853.E3
+_WEIGHTS[N_SLOPES + 2 :] = DOP853.D
+ERRORS, POLYNOMIAL = N_SLOPES, N_SLOPES + 2
+_STEP, _BETWEEN = np.array([1, N_STAGES + 1]), np.array([N_STAGES + 1, N_SLOPES])
+
+N_LANES = 64
+IN_LANE, LOOKED = range(2)
+START, STEP, END, ERROR, NOW = range(5)
+HERE, THERE, AT_LAST, BETWEEN, TOLERANCE, WIDTH, SUMS = range(N_SLOPES, N_SLOPES + 7)
 
 
 # Assigning a number at a time: numba spends seconds on the message of shapes that do not fit.
@@ -271,58 +309,52 @@ def _copy(values, into):
 
 
 @_jitted
-def _sum(weights, row, n_stages, slopes, state):
-    total = 0.0
-    for stage in range(n_stages):
-        total += weights[row, stage] * slopes[stage, state]
-    return total
+def _add_up(weights, vectors, n, into):
+    """Sum slopes with the weights of a row, n numbers of each, in the order of the stages."""
+    for j in range(n):
+        vectors[into, j] = 0.0
+    for stage in range(N_SLOPES):
+        weight = _WEIGHTS[weights, stage]
+        if weight != 0.0:
+            for j in range(n):
+                vectors[into, j] += weight * vectors[stage, j]
 
 
 @_jitted
-def _fill_stage(rhs, stage, time, x, width, theta, slopes, trial):
-    """Evaluate the slope of a stage, at the states that are left in ``trial``."""
-    for i in range(len(x)):
-        trial[i] = x[i] + width * _sum(_A, stage, stage, slopes, i)
-    rhs(time + _C[stage] * width, trial, theta, slopes[stage])
+def _fill_stages(rhs, first, end, n_lanes, clock, theta, rows, vectors):
+    """Evaluate slopes of stages, at states where the step ends, at its last stage or between."""
+    n = n_lanes * rows.shape[2]
+    for stage in range(first, end):
+        at = AT_LAST if stage < N_STAGES else THERE if stage == N_STAGES else BETWEEN
+        _add_up(stage, vectors, n, at)
+        for j in range(n):
+            vectors[at, j] = vectors[HERE, j] + vectors[WIDTH, j] * vectors[at, j]
+        for lane in range(n_lanes):
+            clock[NOW, lane] = clock[START, lane] + _C[stage] * clock[STEP, lane]
+        rhs(clock[NOW, :n_lanes], rows[at, :n_lanes], theta[:n_lanes], rows[stage, :n_lanes])
 
 
 @_jitted
-def explicit_step(rhs, time, x, width, theta, absolute, rtol, slopes, last_stage, x_new):
-    """Take one step, with scipy's coefficients and error estimate; return the error.
-
-    Parameters
-    ----------
-    rhs : function
-        Machine code, of type ``RHS``.
-    time, x, width, theta, absolute, rtol
-        Where the step starts, its width, parameters, tolerances of shape ``(state,)`` and
-        relative.
-    slopes : array of float
-        Shape ``(N_SLOPES, state)``, of which the first is that where the step starts.
-    last_stage, x_new : array of float
-        Get the states of the last stage, and those where the step ends.
-
-    Returns
-    -------
-    float
-        In units of the tolerance.
-    """
-    n_states = len(x)
-    for stage in range(1, N_STAGES):
-        _fill_stage(rhs, stage, time, x, width, theta, slopes, last_stage)
-    _fill_stage(rhs, N_STAGES, time, x, width, theta, slopes, x_new)
-    fifth = third = 0.0
-    for i in range(n_states):
-        scale = absolute[i] + rtol * max(abs(x[i]), abs(x_new[i]))
-        fifth += (_sum(_E, 0, N_STAGES + 1, slopes, i) / scale) ** 2
-        third += (_sum(_E, 1, N_STAGES + 1, slopes, i) / scale) ** 2
-    if fifth == 0 and third == 0:
-        return 0.0
-    return abs(width) * fifth / np.sqrt((fifth + 0.01 * third) * n_states)
+def estimate_errors(rtol, n_lanes, clock, rows, vectors):
+    """Estimate the error of a step in each of so many lanes, as scipy does."""
+    n_states = rows.shape[2]
+    for k in range(2):
+        _add_up(ERRORS + k, vectors, n_lanes * n_states, SUMS + k)
+    for lane in range(n_lanes):
+        fifth = third = 0.0
+        for j in range(lane * n_states, (lane + 1) * n_states):
+            size = max(abs(vectors[HERE, j]), abs(vectors[THERE, j]))
+            scale = vectors[TOLERANCE, j] + rtol * size
+            fifth += (vectors[SUMS, j] / scale) ** 2
+            third += (vectors[SUMS + 1, j] / scale) ** 2
+        clock[ERROR, lane] = 0.0
+        if fifth != 0 or third != 0:
+            norm = np.sqrt((fifth + 0.01 * third) * n_states)
+            clock[ERROR, lane] = abs(clock[STEP, lane]) * fifth / norm
 
 
 @_jitted
-def interpolate(rhs, time, x, width, theta, slopes, x_new, trial, t, goal, end, trajectory):
+def interpolate(lane, clock, rows, t, goal, trajectory):
     """Fill in the output times up to the end of a step, by scipy's polynomial of order 7.
 
     Returns
@@ -330,24 +362,21 @@ def interpolate(rhs, time, x, width, theta, slopes, x_new, trial, t, goal, end, 
     int
         Place of the next output time.
     """
-    for stage in range(N_STAGES + 1, N_SLOPES):
-        _fill_stage(rhs, stage, time, x, width, theta, slopes, trial)
+    width = clock[STEP, lane]
     first = goal
-    for i in range(len(x)):
-        move = x_new[i] - x[i]
-        from_start = width * slopes[0, i] - move
-        from_end = move - width * slopes[N_STAGES, i]
-        third = width * _sum(_D, 0, N_SLOPES, slopes, i)
-        fourth = width * _sum(_D, 1, N_SLOPES, slopes, i)
-        fifth = width * _sum(_D, 2, N_SLOPES, slopes, i)
-        sixth = width * _sum(_D, 3, N_SLOPES, slopes, i)
+    for i in range(rows.shape[2]):
+        move = rows[THERE, lane, i] - rows[HERE, lane, i]
+        from_start = width * rows[0, lane, i] - move
+        from_end = move - width * rows[N_STAGES, lane, i]
+        third, fourth = width * rows[SUMS, lane, i], width * rows[SUMS + 1, lane, i]
+        fifth, sixth = width * rows[SUMS + 2, lane, i], width * rows[SUMS + 3, lane, i]
         goal = first
-        while goal < len(t) and t[goal] <= end:
-            share = (t[goal] - time) / width
+        while goal < len(t) and t[goal] <= clock[END, lane]:
+            share = (t[goal] - clock[START, lane]) / width
             left = 1 - share
             higher = third + share * (fourth + left * (fifth + share * sixth))
             inner = from_start + share * (from_end - from_start + left * higher)
-            trajectory[goal, i] = x[i] + share * (move + left * inner)
+            trajectory[goal, i] = rows[HERE, lane, i] + share * (move + left * inner)
             goal += 1
     return goal
 
@@ -361,24 +390,26 @@ def next_width(width, error, order):
 
 
 @_jitted
-def is_at_the_edge(width, x, last_stage, slope, last_slope):
+def is_at_the_edge(lane, clock, rows):
     """Tell whether a step is as long as stability allows (Hairer and Wanner, IV.2).
 
     The fastest rate is estimated from the solution and the last stage, two points
     at the same time.
     """
     change = distance = 0.0
-    for i in range(len(x)):
-        change += (slope[i] - last_slope[i]) ** 2
-        distance += (x[i] - last_stage[i]) ** 2
-    return width * np.sqrt(change / distance) > STABLE
+    for i in range(rows.shape[2]):
+        change += (rows[N_STAGES, lane, i] - rows[N_STAGES - 1, lane, i]) ** 2
+        distance += (rows[THERE, lane, i] - rows[AT_LAST, lane, i]) ** 2
+    return clock[STEP, lane] * np.sqrt(change / distance) > STABLE
 
 
 def explicitly(
-    rhs, t, theta, absolute, rtol, max_steps, scratch, trajectories,
+    rhs, t, theta, absolute, rtol, max_steps, lanes, trajectories,
     status, goal, n_steps, time, width, x,
 ):  # fmt: skip
     """Integrate draws by the pair of Dormand and Prince of order 8, until they arrive or are stiff.
+
+    Each enters a lane as soon as one is free.
 
     Parameters
     ----------
@@ -392,57 +423,82 @@ def explicitly(
         Relative tolerance.
     max_steps : int
         After which a draw counts as stiff.
-    scratch : array of float
-        Memory, shape ``(EXPLICIT_ROWS, state)``.
+    lanes : Lanes
+        Memory.
     trajectories : array of float
         Gets the states at output times, shape ``(draw, time, state)``.
     status, goal, n_steps, time, width, x
         A :class:`Front`.
     """
-    theta, absolute, scratch, trajectories, x = borrowed(
-        (theta, absolute, scratch, trajectories, x)
-    )
-    slopes = scratch[:N_SLOPES]
-    last_stage, x_new, trial = scratch[N_SLOPES], scratch[N_SLOPES + 1], scratch[N_SLOPES + 2]
+    theta, absolute, trajectories, x = borrowed((theta, absolute, trajectories, x))
+    in_lane, clock, theta_of, rows, vectors = borrowed(lanes)
+    n_states = x.shape[1]
     last = t[-1]
     smallest = 10 * np.spacing(max(abs(t[0]), abs(t[-1])))
-    for draw in range(len(x)):
-        status[draw] = STIFF
-        at_the_edge = 0
-        rhs(time[draw], x[draw], theta[draw], slopes[0])
-        for attempt in range(1, max_steps + 1):
+    n_lanes = n_entered = 0
+    while True:
+        first = n_lanes
+        while n_lanes < clock.shape[1] and n_entered < len(x):
+            status[n_entered] = STIFF
+            in_lane[IN_LANE, n_lanes], in_lane[LOOKED, n_lanes] = n_entered, 0
+            clock[NOW, n_lanes] = time[n_entered]
+            _copy(theta[n_entered], theta_of[n_lanes])
+            _copy(x[n_entered], rows[HERE, n_lanes])
+            _copy(absolute[n_entered], rows[TOLERANCE, n_lanes])
+            n_lanes += 1
+            n_entered += 1
+        if n_lanes == 0:
+            break
+        entered = slice(first, n_lanes)
+        rhs(clock[NOW, entered], rows[HERE, entered], theta_of[entered], rows[0, entered])
+        for lane in range(n_lanes):
+            draw = in_lane[IN_LANE, lane]
             n_steps[draw] += 1
             arrives = time[draw] + width[draw] >= last
-            step = last - time[draw] if arrives else width[draw]
-            at = rhs, time[draw], x[draw], step, theta[draw]
-            error = explicit_step(*at, absolute[draw], rtol, slopes, last_stage, x_new)
-            width[draw] = next_width(step, error, 8)
-            leaves = False
-            if error < 1:
-                end = last if arrives else time[draw] + step
+            clock[START, lane] = time[draw]
+            clock[STEP, lane] = last - time[draw] if arrives else width[draw]
+            clock[END, lane] = last if arrives else time[draw] + width[draw]
+            for i in range(n_states):
+                rows[WIDTH, lane, i] = clock[STEP, lane]
+        _fill_stages(rhs, _STEP[0], _STEP[1], n_lanes, clock, theta_of, rows, vectors)
+        estimate_errors(rtol, n_lanes, clock, rows, vectors)
+        for lane in range(n_lanes):
+            if clock[ERROR, lane] < 1 and t[goal[in_lane[IN_LANE, lane]]] <= clock[END, lane]:
+                _fill_stages(rhs, _BETWEEN[0], _BETWEEN[1], n_lanes, clock, theta_of, rows, vectors)
+                for k in range(4):
+                    _add_up(POLYNOMIAL + k, vectors, n_lanes * n_states, SUMS + k)
+                break
+        for lane in range(n_lanes - 1, -1, -1):
+            draw, end = in_lane[IN_LANE, lane], clock[END, lane]
+            width[draw] = next_width(clock[STEP, lane], clock[ERROR, lane], 8)
+            leaves = n_steps[draw] == max_steps
+            if clock[ERROR, lane] < 1:
                 if t[goal[draw]] <= end:
-                    goal[draw] = interpolate(
-                        *at, slopes, x_new, trial, t, goal[draw], end, trajectories[draw]
-                    )
+                    goal[draw] = interpolate(lane, clock, rows, t, goal[draw], trajectories[draw])
                 time[draw] = end
-                _copy(x_new, x[draw])
-                if attempt % LOOK == 0:
+                _copy(rows[THERE, lane], rows[HERE, lane])
+                if n_steps[draw] % LOOK == 0:
                     affordable = COST * (FEWEST + len(t) - goal[draw])
-                    far = min(affordable, max_steps - attempt) * width[draw] < last - end
-                    ends = x_new, last_stage, slopes[N_STAGES], slopes[N_STAGES - 1]
-                    if far:
-                        at_the_edge += 1 if is_at_the_edge(step, *ends) else -1
-                        at_the_edge = max(at_the_edge, 0)
-                        leaves = at_the_edge >= LOOKS
-                _copy(slopes[N_STAGES], slopes[0])
+                    if min(affordable, max_steps - n_steps[draw]) * width[draw] < last - end:
+                        looked = in_lane[LOOKED, lane]
+                        looked += 1 if is_at_the_edge(lane, clock, rows) else -1
+                        in_lane[LOOKED, lane] = max(looked, 0)
+                        leaves = leaves or looked >= LOOKS
+                _copy(rows[N_STAGES, lane], rows[0, lane])
             if goal[draw] == len(t):
                 status[draw] = ARRIVED
-                break
-            if not width[draw] > smallest:
+                leaves = True
+            elif not width[draw] > smallest:
                 status[draw] = FAILED
-                break
+                leaves = True
             if leaves:
-                break
+                _copy(rows[HERE, lane], x[draw])
+                n_lanes -= 1
+                in_lane[IN_LANE, lane] = in_lane[IN_LANE, n_lanes]
+                in_lane[LOOKED, lane] = in_lane[LOOKED, n_lanes]
+                _copy(theta_of[n_lanes], theta_of[lane])
+                for row in (0, HERE, TOLERANCE):
+                    _copy(rows[row, n_lanes], rows[row, lane])
 
 
 SUBSTEPS = np.arange(2, 11)
@@ -459,7 +515,7 @@ FINAL = _extrapolation(SUBSTEPS)
 DISAGREEMENT = FINAL - np.append(0.0, _extrapolation(SUBSTEPS[1:]))  # of the last two orders
 DIFFERENCE = 1e-8  # of a state's size, for its column of the Jacobian
 ROUNDING = np.finfo(float).eps * np.abs(FINAL).sum()
-STEP_ROWS = ORDER + 2  # of memory, besides two matrices
+STEP_ROWS = ORDER + 3  # of memory, besides two matrices
 
 
 @_jitted
@@ -481,8 +537,12 @@ def implicit_step(rhs, slope_by_state, time, x, width, theta, absolute, rtol, sc
         Machine code, of type ``RHS``.
     slope_by_state : array of float
         J, shape ``(state, state)``.
-    time, x, width, theta, absolute, rtol
-        As of :func:`explicit_step`.
+    time, x, width : float, array of float, float
+        Where the step starts, and its width.
+    theta : array of float
+        Parameters, shape ``(1, param)``.
+    absolute, rtol : array of float, float
+        Tolerances, absolute ones of each state.
     scratch : array of float
         Memory, shape ``(STEP_ROWS + 2 * state, state)``.
     x_new : array of float
@@ -495,7 +555,8 @@ def implicit_step(rhs, slope_by_state, time, x, width, theta, absolute, rtol, sc
         has no inverse.
     """
     n_states = len(x)
-    moves, f, here = scratch[:ORDER], scratch[ORDER], scratch[ORDER + 1]
+    moves, clock = scratch[:ORDER], scratch[ORDER, :1]
+    f, here = scratch[ORDER + 1 : ORDER + 2], scratch[ORDER + 2 : ORDER + 3]
     matrices = scratch[STEP_ROWS:]
     matrix, inverse = matrices[:n_states], matrices[n_states:]
     moves[:] = 0
@@ -509,11 +570,12 @@ def implicit_step(rhs, slope_by_state, time, x, width, theta, absolute, rtol, sc
         move = moves[order]
         for substep in range(1, SUBSTEPS[order] + 1):
             for i in range(n_states):
-                here[i] = x[i] + move[i]
-            rhs(time + substep * h, here, theta, f)
+                here[0, i] = x[i] + move[i]
+            clock[0] = time + substep * h
+            rhs(clock, here, theta, f)
             for i in range(n_states):
                 for j in range(n_states):
-                    move[i] += inverse[i, j] * h * f[j]
+                    move[i] += inverse[i, j] * h * f[0, j]
     for i in range(n_states):
         x_new[i] = x[i] + moves[-1, i]
         for order in range(ORDER - 1):  # large weights of these differences, not of the moves
@@ -567,19 +629,20 @@ def invert(matrix, inverse):
 def fill_differences(rhs, time, x, theta, absolute, rtol, scratch, slope_by_state):
     """Fill in how slopes change with the states, ``(state, state)``; zero if not finite.
 
-    ``scratch`` is memory, shape ``(3, state)``.
+    theta has the shape ``(1, param)``; ``scratch`` is memory, shape ``(4, state)``.
     """
     n_states = len(x)
-    f, beside, f_beside = scratch[0], scratch[1], scratch[2]
-    _copy(x, beside)
-    rhs(time, x, theta, f)
+    f, beside, f_beside, clock = scratch[:1], scratch[1:2], scratch[2:3], scratch[3, :1]
+    _copy(x, beside[0])
+    clock[0] = time
+    rhs(clock, beside, theta, f)
     for j in range(n_states):
-        beside[j] = x[j] + DIFFERENCE * max(abs(x[j]), absolute[j] / (SHARE * rtol))
-        rhs(time, beside, theta, f_beside)
+        beside[0, j] = x[j] + DIFFERENCE * max(abs(x[j]), absolute[j] / (SHARE * rtol))
+        rhs(clock, beside, theta, f_beside)
         for i in range(n_states):
-            change = (f_beside[i] - f[i]) / (beside[j] - x[j])  # as rounded
+            change = (f_beside[0, i] - f[0, i]) / (beside[0, j] - x[j])  # as rounded
             slope_by_state[i, j] = change if np.isfinite(change) else 0.0
-        beside[j] = x[j]
+        beside[0, j] = x[j]
 
 
 def implicitly(
@@ -588,8 +651,8 @@ def implicitly(
 ):  # fmt: skip
     """Integrate stiff draws; no step goes beyond the next output time.
 
-    Parameters are those of :func:`explicitly`, but that ``scratch`` has the shape
-    ``(implicit_rows(n_states), state)``.
+    Parameters are those of :func:`explicitly`, but that ``scratch``, in the place of lanes, has
+    the shape ``(implicit_rows(n_states), state)``.
     """
     theta, absolute, scratch, trajectories, x = borrowed(
         (theta, absolute, scratch, trajectories, x)
@@ -605,7 +668,7 @@ def implicitly(
             arrives = time[draw] + longest >= t[goal[draw]]
             step = t[goal[draw]] - time[draw] if arrives else longest
             at = time[draw], x[draw]
-            within = theta[draw], absolute[draw], rtol
+            within = theta[draw : draw + 1], absolute[draw], rtol
             fill_differences(rhs, *at, *within, others, slope_by_state)
             error = implicit_step(rhs, slope_by_state, *at, step, *within, others, x_new)
             width[draw] = next_width(step, error, ORDER)
@@ -631,24 +694,22 @@ def implicit_rows(n_states: int) -> int:
     return 1 + n_states + STEP_ROWS + 2 * n_states
 
 
-def each_slope(rhs, time, x, theta, f):
-    """Evaluate the slopes of each draw, shape ``(draw, state)``."""
-    for draw in range(len(x)):
-        rhs(time[draw], x[draw], theta[draw], f[draw])
-
-
 def each_difference(rhs, time, x, theta, absolute, rtol, slope_by_state):
     """Evaluate the Jacobian of each draw by differences, shape ``(draw, state, state)``."""
-    scratch = np.empty((3, x.shape[1]))
+    scratch = np.empty((4, x.shape[1]))
     for draw in range(len(x)):
-        at = time[draw], x[draw], theta[draw], absolute[draw]
+        at = time[draw], x[draw], theta[draw : draw + 1], absolute[draw]
         fill_differences(rhs, *at, rtol, scratch, slope_by_state[draw])
 
 
+_LANES = types.NamedTuple([types.int64[:, ::1], _rows, _rows, _stack, _rows], Lanes)
+_BEFORE, _FRONT = (
+    [_CODE, _row, _rows, _rows, types.float64, types.int64],
+    [_stack, _places, _places, _places, _row, _row, _rows],
+)
 _SIGNATURES = {
-    "explicitly": _TO_THE_END,
-    "implicitly": _TO_THE_END,
-    "each_slope": types.void(_CODE, _row, _rows, _rows, _rows),
+    "explicitly": types.void(*_BEFORE, _LANES, *_FRONT),
+    "implicitly": types.void(*_BEFORE, _rows, *_FRONT),
     "each_difference": types.void(_CODE, _row, _rows, _rows, _rows, types.float64, _stack),
 }
 
@@ -684,7 +745,7 @@ class BatchedSolver:
     >>> from pymc_gradmatch.ode import RHS, BatchedSolver
     >>> @njit(RHS)
     ... def decay(t, x, rate, f):
-    ...     f[0] = -rate[0] * x[0]
+    ...     f[:, 0] = -rate[:, 0] * x[:, 0]
     >>> solve = BatchedSolver(decay, lambda t, x, rate: -rate[:, None])
     >>> solve([0.0, 1.0], x0=[[1.0], [2.0]], theta=[[0.5], [0.5]])[:, 1, 0].round(4)
     array([0.6065, 1.2131])
@@ -750,9 +811,9 @@ class BatchedSolver:
         with np.errstate(all="ignore"):
             front, absolute = self._start(t, x0, theta)
             n_states, longest = x0.shape[1], MAX_STEPS + len(t)
-            scratch = np.empty((EXPLICIT_ROWS, n_states))
+            lanes = Lanes.of(min(len(x0), N_LANES), n_states, theta.shape[1])
             compiled(explicitly)(
-                self._rhs, t, theta, absolute, RTOL, longest, scratch, trajectories, *front
+                self._rhs, t, theta, absolute, RTOL, longest, lanes, trajectories, *front
             )
             n_steps = np.column_stack([front.n_steps, np.zeros_like(front.n_steps)])
             stiff = np.flatnonzero(front.status == STIFF)
@@ -771,7 +832,7 @@ class BatchedSolver:
     def _start(self, t: Array, x0: Array, theta: Array) -> tuple[Front, Array]:
         """Return where draws start, and their absolute tolerances."""
         time, f = np.full(len(x0), t[0]), np.empty(x0.shape)
-        compiled(each_slope)(self._rhs, time, x0, theta, f)
+        self._rhs(time, x0, theta, f)
         sizes = size(x0, f, self._jacobian(time, x0, theta), t[-1] - t[0])
         width = np.fmin(0.01 * np.min(sizes / np.abs(f), axis=1), t[-1] - t[0])
         status, n_steps = np.zeros((2, len(x0)), dtype=np.int64)

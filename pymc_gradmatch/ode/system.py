@@ -672,12 +672,13 @@ class ODE:
             f = scalar_code([t, *x, *theta, *measured], _expressions(self.rhs, t, *arguments))
         except (NotImplementedError, TypeError, ValueError):  # written for vectors of all times
             return self._code_of_graph()
-        parts = {"x": self.states, "theta": self.params}
-        given = ["t"] + [f"{name}[{k}]" for name, names in parts.items() for k in range(len(names))]
-        given += [f"input{k}(t)" for k in range(len(tables))]
-        results = ", ".join(f"out[{k}]" for k in range(len(self.states)))
+        widths = {"x": len(x), "theta": len(theta), "out": len(x)}
+        columns = {name: [f"{name}[i, {k}]" for k in range(n)] for name, n in widths.items()}
+        given = ["t[i]", *columns["x"], *columns["theta"]]
+        given += [f"input{k}(t[i])" for k in range(len(tables))]
+        step = f"{', '.join(columns['out'])} = f({', '.join(given)})"
         scope = {f"input{k}": table.machine_code for k, table in enumerate(tables)} | {"f": f}
-        exec(f"def rhs(t, x, theta, out): {results} = f({', '.join(given)})", scope)
+        exec(f"def rhs(t, x, theta, out):\n    for i in range(len(t)):\n        {step}", scope)
         return njit(RHS, error_model="numpy")(scope["rhs"])
 
     def _code_of_graph(self) -> Callable:
@@ -692,8 +693,8 @@ class ODE:
             )
 
         def rhs(t, x, theta, out):
-            (slopes,) = f(np.array([t]), x.reshape((1, -1)), theta.reshape((1, -1)))
-            out[:] = slopes[0]
+            (slopes,) = f(t, x, theta)
+            out[:] = slopes
 
         return njit(RHS, error_model="numpy")(rhs)
 
@@ -718,9 +719,9 @@ class ODE:
         return self._from_machine
 
     def _from_machine(self, t, x, theta) -> NDArray[np.float64]:
-        derivatives = np.empty(x.shape)
-        self.machine_code(float(t), np.array(x), np.array(theta), derivatives)
-        return derivatives
+        derivatives = np.empty((1, len(x)))
+        self.machine_code(np.array([t], dtype=float), np.array([x]), np.array([theta]), derivatives)
+        return derivatives[0]
 
     def _as_it_is(self, t, x, theta) -> NDArray[np.float64]:
         states, params = named("State", self.states, x), named("Param", self.params, theta)
