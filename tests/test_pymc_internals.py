@@ -182,11 +182,12 @@ def test_a_size_is_a_variable_also_where_there_is_none():
 
 @leans_on("pymc.distributions.shape_utils.change_dist_size")
 def test_draws_at_once_are_draws():
-    """Assert it for vectors, a mixture and, drawn one after another, for a child of a parent."""
+    """Assert it for vectors and what is computed of them; a mixture and a child take turns."""
     vector = pm.MvNormal.dist([1.0, -1.0], np.diag([0.01, 4.0]))
     mixture = pm.Mixture.dist([0.5, 0.5], [pm.Normal.dist(-9.0), pm.Normal.dist(9.0)])
     several = pm.Normal.dist([0.0, 5.0, 10.0])
     for draws in (
+        _pymc.draws_of([vector, pm.Normal.dist(0, 9), pt.log(pt.exp(several))], 400, 1),
         _pymc.draws_of([vector, mixture, several], 400, 1),
         _pymc.draws_of([vector, mixture, pm.Normal.dist(several)], 400, 1),
     ):

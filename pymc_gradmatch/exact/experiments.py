@@ -47,7 +47,7 @@ from scipy.optimize import minimize
 from scipy.special import gammaln, logsumexp
 from scipy.stats import chi2, norm, qmc
 
-from pymc_gradmatch._pymc import EVALUATE_ONCE, impossible_outside
+from pymc_gradmatch._pymc import EVALUATE_ONCE, impossible_outside, in_numpy
 from pymc_gradmatch.exact.importance import DEGREES, Mixture
 from pymc_gradmatch.exact.modes import (
     LONGEST,
@@ -640,9 +640,7 @@ def leading_to(model: pm.Model, constraint: Constraint) -> dict[str, NDArray[np.
     [misfit] = model.replace_rvs_by_values([misfit])
     objective = 0.5 * n_experiments * n_times * misfit - model.logp(vars=free)
     gradients: Any = pytensor.grad(objective, values, disconnected_inputs="ignore")
-    height = pytensor.function(
-        values, [objective, *gradients], mode="FAST_COMPILE", on_unused_input="ignore"
-    )
+    height = in_numpy(values, [objective, *gradients])
     ends = np.cumsum([start.size for start in starts])[:-1]
 
     def parts(flat):

@@ -17,6 +17,7 @@ from pytensor.graph.traversal import ancestors, truncated_graph_inputs
 from pymc_gradmatch._pymc import (
     EVALUATE_ONCE,
     at_starts,
+    draws_of,
     impossible_outside,
     with_equal_parameters,
     without_starts,
@@ -91,9 +92,7 @@ class ExactPosterior(Solutions):
 
     def __init__(self, model: pm.Model):
         super().__init__(model)
-        self._x = [
-            pytensor.shared(np.zeros(c.x.shape.eval(mode=EVALUATE_ONCE))) for c in self.constraints
-        ]
+        self._x = [pytensor.shared(np.zeros(c.gp.prior_mean.shape)) for c in self.constraints]
         solved = pm.do(without_starts(model), dict(zip(self.states, self._x, strict=True)))
         theta = [constraint.theta for constraint in constraints(solved)]
         self._check_theta(theta)
@@ -393,7 +392,7 @@ class ExactPosterior(Solutions):
         there, starts = np.split(phi, [sum(int(np.prod(s)) for s in self._shapes[:n_values])])
         try:
             graphs = self._coordinate_graphs[:n_values]
-            drawn = pm.draw(graphs, n, mode=EVALUATE_ONCE, random_seed=rng)
+            drawn = draws_of(graphs, n, rng)
             values = np.concatenate([np.reshape(part, (n, -1)) for part in drawn], axis=1)
             possible = np.isfinite(values).all(axis=1)  # nor have all numbers a logarithm
         except NO_DRAWS:

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pymc as pm
-import pytensor
 import pytensor.tensor as pt
 import xarray as xr
 from numpy.typing import ArrayLike, NDArray
@@ -15,7 +14,7 @@ from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.traversal import truncated_graph_inputs
 from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch._pymc import EVALUATE_ONCE, random_ancestors
+from pymc_gradmatch._pymc import EVALUATE_ONCE, in_numpy, random_ancestors
 from pymc_gradmatch.gp import StateGPs
 from pymc_gradmatch.model import Constraint, constraints, equations, known_starts
 from pymc_gradmatch.ode import BatchedSolver, batched_solver
@@ -252,7 +251,7 @@ def compile_for_draws(inputs, outputs, random_seed: int | None = None) -> Callab
     batched = [pt.tensor(dtype=v.dtype, shape=(None, *v.type.shape)) for v in inputs]
     graphs = vectorize_graph(outputs, dict(zip(inputs, batched, strict=True)))
     if random_seed is None:
-        return pytensor.function(batched, graphs, mode="FAST_COMPILE", on_unused_input="ignore")
+        return in_numpy(batched, graphs)
     return pm.compile(
         batched, graphs, random_seed=random_seed, mode="FAST_COMPILE", on_unused_input="ignore"
     )

@@ -6,13 +6,13 @@ from functools import lru_cache, partial
 
 import numpy as np
 import pymc as pm
-import pytensor
 import pytensor.tensor as pt
 from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import LinAlgError, cho_factor, cho_solve
 from scipy.optimize import minimize
 from scipy.stats import qmc
 
+from pymc_gradmatch._pymc import in_numpy
 from pymc_gradmatch.arguments import check_counts
 from pymc_gradmatch.gp.data import Data, as_nugget, as_sigma
 from pymc_gradmatch.gp.derivatives import (
@@ -303,7 +303,7 @@ def _compiled_kernel(formula: Formula) -> Callable:
     """Compile the kernel matrix, and its derivative by each hyperparameter, at times."""
     derivatives = [derivative(formula.k, h) for h in formula.hyperparameters]
     inputs = [*formula.hyperparameters, formula.t]
-    return pytensor.function(inputs, [formula.k, *derivatives], mode="FAST_COMPILE")
+    return in_numpy(inputs, [formula.k, *derivatives])
 
 
 @on_one_thread

@@ -27,6 +27,7 @@ from pymc_gradmatch._pymc import (
     EVALUATE_ONCE,
     at_starts,
     impossible_outside,
+    in_numpy,
     random_ancestors,
     without_starts,
 )
@@ -244,11 +245,6 @@ class Written(Likelihood):
                 "TensorVariable", pytensor.grad(self._graph, wrt, disconnected_inputs="ignore")
             )
 
-        def compiled(graphs):
-            return pytensor.function(
-                [self._z, self._v], graphs, mode="FAST_COMPILE", on_unused_input="ignore"
-            )
-
         try:
             by_z, by_v = gradient(self._z), gradient(self._v)
             by_both = jacobian(by_z, self._z, vectorize=True, disconnected_inputs="ignore")
@@ -258,7 +254,12 @@ class Written(Likelihood):
                 "that PyTensor can differentiate twice. Without refine, pm.sample may do."
             )
             raise NoDerivativeError(msg) from error
-        return compiled([self._graph, by_z]), compiled(by_both), compiled([self._graph, by_v])
+        given = [self._z, self._v]
+        return (
+            in_numpy(given, [self._graph, by_z]),
+            in_numpy(given, [by_both]),
+            in_numpy(given, [self._graph, by_v]),
+        )
 
     def _flat(self, theta, x) -> NDArray[np.float64]:
         return np.concatenate([theta, x[self.rows].T.ravel()])
@@ -274,7 +275,8 @@ class Written(Likelihood):
     def curvature(self, theta, x):
         """Return it, also between times."""
         with np.errstate(all="ignore"):
-            hessian = np.nan_to_num(self._compiled[1](self._flat(theta, x), self.others))
+            [hessian] = self._compiled[1](self._flat(theta, x), self.others)
+        hessian = np.nan_to_num(hessian)
         diagonal = np.diag(np.diagonal(hessian))
         if np.array_equal(hessian, diagonal):
             return np.maximum(-diagonal, 0)

@@ -13,7 +13,7 @@ from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch._pymc import as_written, at_starts, compile_starts, random_ancestors
+from pymc_gradmatch._pymc import as_written, at_starts, compile_starts, in_numpy, random_ancestors
 from pymc_gradmatch.arguments import is_distribution, is_registered, join
 
 
@@ -89,9 +89,6 @@ def parameters_of(priors: Mapping[str, TensorVariable], names: Sequence[str]) ->
     curvature = _gradient(gradient.sum(), u)  # independent: the Hessian is diagonal
     natural = pt.stack(theta)
 
-    def compiled(graphs):
-        return pytensor.function([u], graphs, mode="FAST_COMPILE", on_unused_input="ignore")
-
     with as_written():
         start = compile_starts(model, drawn=names)
     try:
@@ -104,8 +101,8 @@ def parameters_of(priors: Mapping[str, TensorVariable], names: Sequence[str]) ->
         raise ValueError(msg) from error
     return Parameters(
         names,
-        compiled([log_prior, gradient, curvature]),
-        compiled([natural, _gradient(natural.sum(), u)]),
+        in_numpy([u], [log_prior, gradient, curvature]),
+        in_numpy([u], [natural, _gradient(natural.sum(), u)]),
         lambda seed: np.array([float(value) for value in start(seed).values()]),
     )
 

@@ -21,6 +21,7 @@ from pymc_gradmatch._pymc import (
     EVALUATE_ONCE,
     at_starts,
     at_support_points,
+    in_numpy,
     normalize_size_param,
     random_ancestors,
     rv_size_is_none,
@@ -229,12 +230,7 @@ class Start:
         curvature = pt.maximum(
             -_gradient(gradient.sum(), levels), 0
         )  # one prior for each: diagonal
-        return pytensor.function(
-            [theta, levels],
-            [residual, *by, log_prior, gradient, curvature],
-            mode="FAST_COMPILE",
-            on_unused_input="ignore",
-        )
+        return in_numpy([theta, levels], [residual, *by, log_prior, gradient, curvature])
 
     def _check(self):
         for name, number in self.numbers.items():

@@ -18,7 +18,7 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch._pymc import EVALUATE_ONCE, as_written, machine_code, scalar_code
+from pymc_gradmatch._pymc import EVALUATE_ONCE, as_written, in_numpy, machine_code, scalar_code
 from pymc_gradmatch.arguments import in_order, usable_names
 from pymc_gradmatch.numerics import one_at_a_time
 from pymc_gradmatch.ode.inputs import (
@@ -642,11 +642,7 @@ class ODE:
         # What happens at one time depends on the states of that time alone.
         by = [_gradient(slope.sum(), given) for slope in along]
         outputs = [*along, *(one for column in zip(*by, strict=True) for one in column)]
-        function = pytensor.function(
-            [t, *given], outputs, on_unused_input="ignore", mode="FAST_COMPILE"
-        )
-        function.trust_input = True
-        return one_at_a_time(function)  # threads share it
+        return one_at_a_time(in_numpy([t, *given], outputs))  # threads share it
 
     @cached_property
     def machine_code(self) -> Callable:

@@ -1,0 +1,111 @@
+"""Graphs that run some hundred times are what PyTensor makes of them, bit for bit."""
+
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from pytensor.conditional.op import ifelse
+
+from pymc_gradmatch._pymc import in_numpy
+
+
+def matrices(n):
+    return [pt.tensor(name, dtype="float64", shape=(None, None)) for name in "abcd"[:n]]
+
+
+def numbers_of(x, y):
+    return [
+        x + y + x * y + 2,
+        x - y / (1 + x**2),
+        pt.exp(-x) * pt.log1p(pt.sqr(y)) + pt.sqrt(abs(x)),
+        pt.special.gammaln(pt.sqr(x) + 1) + pt.erf(y) + pt.sigmoid(x) + pt.softplus(y),
+        pt.switch(x > y, x, 0.0),
+        pt.clip(x, -1, 1) + pt.maximum(x, y) + pt.sign(x),
+        pt.eq(x, y) | (x < 0),
+        (x > 0) / pt.constant(3, dtype="int64"),
+        pt.arange(3)[:, None] / pt.constant(2, dtype="int64"),
+        x.astype("int64") // 2,
+        pt.full_like(x, 3.0) + pt.zeros_like(y) * y,
+    ]
+
+
+def arrays_of(x, y):
+    return [
+        x.T,
+        x[:, None, :] * y[None, :, :],
+        pt.diag(x @ y)[::-1],
+        x.sum(axis=0) + y.max(),
+        pt.concatenate([x, y], axis=1).reshape((-1,)),
+        pt.set_subtensor(x[1:, 0], 7.0),
+        pt.linalg.solve(pt.eye(x.shape[0]) + x @ x.T, y),
+        x[[0, 1], [1, 0]],
+        pt.ones(())[None],
+        x,
+        pt.constant(2.0),
+    ]
+
+
+def densities_of(x, y):
+    logp = pm.logp(pm.StudentT.dist(nu=4, mu=x, sigma=1 + pt.sqr(y)), y)
+    return [logp, pt.grad(logp.sum(), x), pm.logp(pm.Poisson.dist(pt.exp(x)), pt.constant(3))]
+
+
+def walks_of(x, y):
+    walk = pytensor.scan(lambda row, last: last + row, sequences=x, outputs_info=y[0])
+    either = ifelse(x.sum() > 0, x, y)
+    return [walk if isinstance(walk, pt.TensorVariable) else walk[0], either]
+
+
+@pytest.mark.parametrize("graphs_of", [numbers_of, arrays_of, densities_of, walks_of])
+@pytest.mark.filterwarnings("ignore:Scan return signature:DeprecationWarning")
+def test_graphs_are_pytensors(graphs_of, rng):
+    inputs = matrices(2)
+    graphs = graphs_of(*inputs)
+    values = rng.normal(size=(2, 3, 3))
+    expected = pytensor.function(inputs, graphs, mode="FAST_COMPILE", on_unused_input="ignore")
+    evaluate = in_numpy(inputs, graphs)
+    for at in (values, 1e3 * values):
+        for found, known in zip(evaluate(*at), expected(*at), strict=True):
+            assert found.dtype == known.dtype
+            np.testing.assert_array_equal(found, known, strict=True)
+
+
+def test_what_was_returned_is_the_callers(rng):
+    """Assert that neither another call nor the caller's writing changes any other array."""
+    x, y = matrices(2)
+    evaluate = in_numpy([x, y], [graph for graph in arrays_of(x, y) if graph.owner or graph is x])
+    values = rng.normal(size=(2, 3, 3))
+    kept = [value.copy() for value in values]
+    first = evaluate(*values)
+    copies = [array.copy() for array in first]
+    evaluate(*values + 1)
+    np.testing.assert_equal(first, copies)
+    for array in first:
+        array[...] = 0
+    np.testing.assert_array_equal(values, kept)
+    np.testing.assert_equal(evaluate(*values), copies)
+
+
+def test_shared_variables_are_read_anew():
+    shared = pytensor.shared(np.array(2.0))
+    [x] = matrices(1)
+    evaluate = in_numpy([x], [x * shared])
+    assert evaluate(np.eye(2))[0][0, 0] == 2
+    shared.set_value(3.0)
+    assert evaluate(np.eye(2))[0][0, 0] == 3
+
+
+def test_lengths_that_do_not_agree_are_refused():
+    """As by PyTensor: a length of one that no one declared is no reason to repeat."""
+    inputs = matrices(2)
+    evaluate = in_numpy(inputs, [inputs[0] * inputs[1]])
+    with pytest.raises(ValueError, match="must agree"):
+        evaluate(np.ones((2, 3)), np.ones((1, 3)))
+
+
+def test_checks_speak():
+    [x] = matrices(1)
+    evaluate = in_numpy([x], [pm.logp(pm.Normal.dist(0, x), 1.0)])
+    with pytest.raises(pm.logprob.utils.ParameterValueError, match="sigma > 0"):
+        evaluate(-np.ones((1, 1)))
