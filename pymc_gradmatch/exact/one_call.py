@@ -1,5 +1,6 @@
 """One call: from data to draws of the exact posterior, with a verdict."""
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -277,10 +278,12 @@ def fit(
                 "priors, or model= with a GradientMatchingODE."
             )
             raise TypeError(msg)
-        model = build_model(
-            ode, t, y, priors=priors, preset="refined", random_seed=rng, progressbar=progressbar,
-            **written, **settings,
-        )  # fmt: skip
+        with warnings.catch_warnings():  # of what refine found; the verdict says it of the draws
+            warnings.filterwarnings("ignore", "the ODE's solution .* leaves much", UserWarning)
+            model = build_model(
+                ode, t, y, priors=priors, preset="refined", random_seed=rng,
+                progressbar=progressbar, **written, **settings,
+            )  # fmt: skip
     elif settings or any(given is not None for given in (ode, t, y, priors, *written.values())):
         msg = "a model was given and what models are made of; expected one of these alone."
         raise TypeError(msg)
