@@ -470,7 +470,11 @@ def without_traces[F: Callable](function: F) -> F:
     return pytensor.config.change_flags(traceback__limit=0)(function)
 
 
-def in_numpy(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> Callable:
+def in_numpy(
+    inputs: Sequence[Variable],
+    outputs: Sequence[Variable],
+    rewrites: Sequence[str] = ("fast_compile", "py_only"),
+) -> Callable:
     """Return a function of arrays that evaluates graphs, one call of numpy after the other.
 
     For graphs that run some hundred times.  The values are those of ``mode="FAST_COMPILE"``,
@@ -480,10 +484,12 @@ def in_numpy(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> Callabl
     ----------
     inputs, outputs : sequence of TensorVariable
         Shared variables are read anew at each call.
+    rewrites : sequence of str, optional
+        What is done to the graphs first, as of :func:`~pytensor.graph.rewriting.rewrite_graph`.
     """
     shared = [leaf for leaf in graph_inputs(outputs) if isinstance(leaf, SharedVariable)]
     graph = FunctionGraph([*inputs, *shared], [*outputs], clone=True)
-    rewrite_graph(graph, include=("fast_compile", "py_only"))
+    rewrite_graph(graph, include=rewrites)
     nodes = graph.toposort()
     cells: dict[Variable, list] = {variable: [None] for variable in graph.inputs}
     for node in nodes:

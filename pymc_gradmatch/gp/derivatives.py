@@ -16,18 +16,16 @@ from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
 import pymc as pm
-import pytensor
 import pytensor.tensor as pt
 from numpy.typing import ArrayLike, NDArray
 from pytensor.gradient import DisconnectedInputError, pushforward, zero_grad
 from pytensor.graph.basic import equal_computations
 from pytensor.graph.replace import graph_replace
-from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorConstant, TensorVariable
 from scipy.linalg import cho_solve, lapack
 
-from pymc_gradmatch._pymc import EVALUATE_ONCE, at_support_points, random_ancestors
+from pymc_gradmatch._pymc import at_support_points, in_numpy, random_ancestors
 from pymc_gradmatch.gp.data import read_only
 from pymc_gradmatch.gp.kernels import Broken, describe, is_random, is_stationary
 from pymc_gradmatch.numerics import cholesky_basis, smallest_reliable, spectrum
@@ -274,13 +272,8 @@ def compile_blocks(formula: Formula, rewritten: bool = False) -> Callable:
 
 
 def _compiled(graphs: Sequence, inputs: Sequence, rewritten: bool = False) -> Callable:
-    fixed: Any = at_support_points(graphs)
-    return pytensor.function(
-        [*inputs],
-        rewrite_graph(fixed, include=("canonicalize",)) if rewritten else fixed,
-        mode=EVALUATE_ONCE,
-        on_unused_input="ignore",
-    )
+    rewrites = ["canonicalize"] if rewritten else []
+    return in_numpy(inputs, at_support_points(graphs), rewrites)
 
 
 def checked_blocks(evaluate: Callable, cov: pm.gp.cov.BaseCovariance, t) -> Blocks:
