@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import pymc_gradmatch as gm
 from pymc_gradmatch._pymc import EVALUATE_ONCE
 from pymc_gradmatch.gp.derivatives import covariance_blocks, evaluate_blocks, write_blocks
-from pymc_gradmatch.gp.kernels import Sigmoid, describe
+from pymc_gradmatch.gp.kernels import Separate, Sigmoid, describe, is_random
 
 T = np.array([0.0, 0.3, 0.45, 1.1, 2.0])
 LAG = T[:, None] - T[None, :]
@@ -111,6 +111,27 @@ def test_random_hyperparameters_are_evaluated_at_their_support_points():
         cov = pm.gp.cov.ExpQuad(1, ls=pm.Normal("lengthscale", np.float64(0.7), 0.1))
     fixed = evaluate_blocks(pm.gp.cov.ExpQuad(1, ls=np.float64(0.7)), T)
     np.testing.assert_array_equal(evaluate_blocks(cov, T), fixed)
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        lambda h: pm.gp.cov.ExpQuad(1, ls=h),
+        lambda h: pm.gp.cov.ExpQuad(1, ls_inv=h),
+        lambda h: pm.gp.cov.RatQuad(1, alpha=h, ls=1.0),
+        lambda h: pm.gp.cov.Periodic(1, period=h, ls=1.0),
+        lambda h: h * pm.gp.cov.Matern52(1, ls=2.0),
+        lambda h: 2.0 * pm.gp.cov.Matern32(1, ls=2.0) + pm.gp.cov.Constant(h),
+        lambda h: pm.gp.cov.ExpQuad(1, ls=pt.exp(h)) ** 2,
+        lambda h: pm.gp.cov.WarpedInput(1, pm.gp.cov.ExpQuad(1, ls=1.0), pt.mul, (h,)),
+        lambda h: Sigmoid(1.0, h),
+        lambda h: Separate(pm.gp.cov.ExpQuad(1, ls=h), [1.0]),
+    ],
+)
+def test_random_hyperparameters_are_found_wherever_they_are(kernel):
+    assert is_random(kernel(pm.HalfNormal.dist(1)))
+    assert not is_random(kernel(1.5))
+    assert not is_random(kernel(pt.as_tensor(1.5)))
 
 
 def test_sigmoid_is_the_papers_formula():
