@@ -85,6 +85,25 @@ def test_a_single_experiment_has_the_posterior_of_the_closed_form():
     assert fit.table.loc["k", "sd"] == pytest.approx(sd, rel=error)
 
 
+@pytest.mark.slow
+def test_a_single_experiment_with_a_long_gap_is_fitted_as_by_itself():
+    """Assert it within Monte Carlo error: a gap lets gm.fit look for other modes."""
+    prey_and_predators = gm.systems.lotka_volterra
+    data = prey_and_predators.simulate("low", random_seed=np.random.Generator(np.random.PCG64(1)))
+    seen = (data.t < 0.5) | (data.t > 1.3)
+    t, y = data.t[seen], data.y[seen]
+    priors = {name: pm.HalfNormal.dist(5) for name in prey_and_predators.ode.params}
+    alone, one = (
+        gm.fit(prey_and_predators.ode, priors=priors, random_seed=1, progressbar=False, **data)
+        for data in ({"t": t, "y": y}, {"experiments": {"a": gm.Experiment(t, y)}})
+    )
+    assert one.is_exact
+    errors = alone.table["sd"] * np.sqrt(1 / alone.n_effective + 1 / one.n_effective)
+    for name in prey_and_predators.ode.params:
+        difference = one.table.loc[name, "mean"] - alone.table.loc[name, "mean"]
+        assert abs(difference) < 5 * errors[name]
+
+
 def test_starts_are_of_each_experiment(shared):
     experiments, fit = shared
     x0 = fit.idata["posterior"]["x0"]

@@ -418,6 +418,8 @@ def _evolved(target: ExactPosterior, points: NDArray[np.float64], likely, rng) -
 
 def _first_seen(gp: StateGP, start: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return x(t0) as observed; where it was not, as in a start given."""
+    if isinstance(gp, StateGPs):
+        return np.stack([_first_seen(*one) for one in zip(gp.members, start, strict=True)])
     levels = gp.data.levels[0] if gp.observed[0] == 0 else np.full_like(start, np.nan)
     return gp.states_of(np.where(np.isfinite(levels), levels, gp.levels_of(start)))
 

@@ -944,11 +944,13 @@ def crossings_of(
     """Return parameters and x(t0) from :func:`across_gaps` for the data of a model's constraint.
 
     Nothing, where its data have no long gap, where the solution from a start (levels) with
-    parameters theta stays where it is in these, or where a parameter is no free variable.
+    parameters theta stays where it is in these, or where a parameter is no free variable; nor
+    for experiments, whose parameters and starts have an axis of their own.
     """
     ode, data = constraint.ode, constraint.gp.data
     named = {name: model.named_vars.get(name) for name in ode.params}
-    if not data.is_long_gap.any() or not all(rv in model.free_RVs for rv in named.values()):
+    all_free = all(rv in model.free_RVs for rv in named.values())
+    if not data.is_long_gap.any() or not all_free or isinstance(constraint.gp, StateGPs):
         return []
     gp = unfitted(data).with_grid(constraint.gp.t).with_breaks(ode.jumps, *ode.steps)
     if not _moves_on_in_gaps(ode.of_levels, gp, start, theta):
