@@ -33,6 +33,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from math import ceil
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -573,29 +574,44 @@ def refine(
             levels, searching, parameters, gamma_of(searching), smoothed, rng, told, known
         )
         first = told
+
+        def height(found: Matched, solution: NDArray[np.float64]) -> float:
+            value = first(parameters.natural(found.u)[0], solution).log_density
+            return -np.inf if np.isnan(value) else value
+
+        def once(found: Matched) -> Matched | None:
+            """Return the solution that a single climb from one leads to."""
+            gp, told = _centred(levels, searching, parameters, found, first)
+            start = found.u, gp.prior_mean
+            found = climb(levels, gp, parameters, gamma_of(searching), start, told, known)
+            return _integrated(levels, gp, parameters, found, known)
+
         best = searched(searching, found, first)
-        others = []
+        reached = height(best[1], best[0].prior_mean)
+        others: list[tuple[float, Matched]] = []  # with what they promise
         at = best[0].prior_mean[0], parameters.natural(best[1].u)[0]
         if _moves_on_in_gaps(levels, best[0], *at, settings):
             say("crossing the gaps, in which solutions may turn round more often")
-            others += across_gaps(
+            crossed = across_gaps(
                 levels, searching, parameters, first, known, rng.spawn(1)[0], settings
-            )[:N_OTHERS]
-        if _unexplained(best[0], ode):
-            say("seeking other solutions: this one leaves more than noise")
-            drawn = solutions_of_prior(levels, searching, parameters, first, known, rng.spawn(1)[0])
-            others += [Matched(u, x, found.sd) for u, x in drawn[:N_OTHERS]]
+            )
+            others += [(np.inf, one) for one in crossed[:N_OTHERS]]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of solutions that are not taken
-            ends = [searched(searching, one, first) for one in others]
-
-        def height(searched) -> float:
-            centred, found, *_ = searched
-            theta, _ = parameters.natural(found.u)
-            return first(theta, centred.prior_mean).log_density
-
-        other = max(ends, key=height, default=best)
-        best = other if height(other) > height(best) + HIGHER else best
+            if _unexplained(best[0], ode):
+                say("seeking other solutions: this one leaves more than noise")
+                drawn = solutions_of_prior(
+                    levels, searching, parameters, first, known, rng.spawn(1)[0]
+                )
+                for u, x in drawn[:N_OTHERS]:
+                    one = once(Matched(u, x, found.sd))
+                    others += [] if one is None else [(height(one, one.x), one)]
+            for promised, one in sorted(others, key=itemgetter(0), reverse=True):
+                if promised < reached:
+                    break
+                end = searched(searching, one, first)
+                if (risen := height(end[1], end[0].prior_mean)) > reached + HIGHER:
+                    best, reached = end, risen
         centred, found, moves, told = best
         stretched = _stretched(levels, centred, parameters, found, counts, settings.long_gap)
         if grid is None and not np.array_equal(stretched, counts):
