@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from pytensor.graph.traversal import ancestors
 
 from pymc_gradmatch._pymc import EVALUATE_ONCE
-from pymc_gradmatch.gp import StateGP, kernels, levels_of, of_label
+from pymc_gradmatch.gp import StateGP, StateGPs, kernels, levels_of, of_label
 from pymc_gradmatch.model import Constraint, constraints
 
 N_SHOWN = 200  # draws that slopes are computed from
@@ -78,6 +78,8 @@ def plot_states(
 
     Raises
     ------
+    TypeError
+        If ``idata`` is no DataTree.
     ValueError
         If the variable or the observed one does not have such dims.
 
@@ -90,7 +92,7 @@ def plot_states(
         pm.sample_posterior_predictive(idata, model=model, extend_inferencedata=True)
         gm.plot_states(idata, var_name="y", group="posterior_predictive")
     """
-    draws = idata[group].dataset[var_name]
+    draws = _groups(idata)[group].dataset[var_name]
     is_single = "observation" in draws.dims
     if not is_single:
         _times_of(draws)
@@ -178,9 +180,11 @@ def plot_gradient_match(
 
     Raises
     ------
+    TypeError
+        If ``idata`` is no DataTree.
     ValueError
-        If the model has no constraint, or several, or random kernels; or if the draws are
-        not the model's.
+        If the model has no constraint, or several, or one of experiments, or random kernels;
+        or if the draws are not the model's.
 
     Notes
     -----
@@ -197,14 +201,16 @@ def plot_gradient_match(
     """
     ci_prob = az.rcParams["stats.ci_prob"] if ci_prob is None else ci_prob
     found = constraints(pm.modelcontext(model))
-    if len(found) != 1 or found[0].gp.is_random:
-        kernels = " with random kernels" if len(found) == 1 else ""
+    is_together = len(found) == 1 and isinstance(found[0].gp, StateGPs)
+    if len(found) != 1 or is_together or found[0].gp.is_random:
+        kernels = " with random kernels" if len(found) == 1 and not is_together else ""
+        kernels = " of several experiments" if is_together else kernels
         msg = (
-            f"the model has {len(found)} GradientMatchingODE{kernels}; expected one, with constant "
-            "kernels."
+            f"the model has {len(found)} GradientMatchingODE{kernels}; expected one, of a single "
+            "data set, with constant kernels."
         )
         raise ValueError(msg)
-    by_equations, by_curve, spread = _slopes(found[0], idata, pm.modelcontext(model))
+    by_equations, by_curve, spread = _slopes(found[0], _groups(idata), pm.modelcontext(model))
     tails = [(1 - ci_prob) / 2, (1 + ci_prob) / 2]
     around = np.random.default_rng(0).normal(size=by_curve.shape) * spread
     of_equations = by_equations.mean("draw"), *by_equations.quantile(tails, "draw")
@@ -342,6 +348,8 @@ def plot_verdict(idata: xr.DataTree, **pc_kwargs) -> az.PlotCollection:
 
     Raises
     ------
+    TypeError
+        If ``idata`` is no DataTree, such as a fit.
     ValueError
         If there is no such group.
 
@@ -352,7 +360,7 @@ def plot_verdict(idata: xr.DataTree, **pc_kwargs) -> az.PlotCollection:
         fit = gm.fit(ode, t, y, priors=priors)
         gm.plot_verdict(fit.idata)
     """
-    if "searches" not in idata.children:
+    if "searches" not in _groups(idata).children:
         msg = (
             f"idata has groups {list(idata.children)}; expected 'searches' among them, as in the "
             ".idata of gm.fit and gm.integrate_check."
@@ -415,6 +423,15 @@ def plot_verdict(idata: xr.DataTree, **pc_kwargs) -> az.PlotCollection:
     text = xr.DataArray(titles, {"what": what})
     pc.map(_titled, "title", data=panels, text=text, ignore_aes="all")
     return pc
+
+
+def _groups(idata) -> xr.DataTree:
+    """Return draws, or say where they are."""
+    if isinstance(idata, xr.DataTree):
+        return idata
+    of_it = ": its .idata" if hasattr(idata, "idata") else ""
+    msg = f"idata is a {type(idata).__name__}; expected an xarray.DataTree of draws{of_it}."
+    raise TypeError(msg)
 
 
 def _titled(da: xr.DataArray, target, text: xr.DataArray, **kwargs):

@@ -1,5 +1,7 @@
 """What is drawn, where, with which labels."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pymc as pm
 import pytest
@@ -194,6 +196,20 @@ def test_of_many_unknowns_those_are_drawn_whose_searches_differ_most(searches):
 def test_a_verdict_is_drawn_of_what_has_one(idata):
     with pytest.raises(ValueError, match=r"groups \['posterior', 'observed_data'\]; expected 'sea"):
         gm.plot_verdict(idata)
+
+
+@pytest.mark.parametrize("plot", [gm.plot_states, gm.plot_gradient_match, gm.plot_verdict])
+def test_a_plot_of_a_fit_says_where_its_draws_are(plot, idata, decaying):
+    fit = SimpleNamespace(idata=idata)
+    settings = {"model": decaying[0]} if plot is gm.plot_gradient_match else {}
+    with pytest.raises(TypeError, match="idata is a SimpleNamespace; expected .*: its .idata"):
+        plot(fit, **settings)
+
+
+def test_slopes_of_experiments_are_refused(two_experiments):
+    model, _, _, idata = two_experiments
+    with pytest.raises(ValueError, match="1 GradientMatchingODE of several experiments; expected"):
+        gm.plot_gradient_match(idata, model=model)
 
 
 @pytest.mark.parametrize("backend", ["bokeh", "plotly"])
