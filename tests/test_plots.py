@@ -202,7 +202,7 @@ def test_a_verdict_is_drawn_of_what_has_one(idata):
 def test_a_plot_of_a_fit_says_where_its_draws_are(plot, idata, decaying):
     fit = SimpleNamespace(idata=idata)
     settings = {"model": decaying[0]} if plot is gm.plot_gradient_match else {}
-    with pytest.raises(TypeError, match="idata is a SimpleNamespace; expected .*: its .idata"):
+    with pytest.raises(TypeError, match=r"is a SimpleNamespace; expected .*: its \.idata"):
         plot(fit, **settings)
 
 
