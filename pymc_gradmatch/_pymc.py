@@ -496,12 +496,13 @@ def in_numpy(
         cells |= {v: [v.data] for v in node.inputs if isinstance(v, Constant)}
         cells |= {v: [None] for v in node.outputs}
     cells |= {v: [v.data] for v in graph.outputs if isinstance(v, Constant)}
+    known = {v: [True] for v in cells}  # as seen by what computes on demand
     steps: list[tuple[Callable, list[list]]] = []
     wanted = {*graph.inputs, *graph.outputs}
     for node in reversed(nodes):
         last = [v for v in {*node.inputs, *node.outputs} - wanted if not isinstance(v, Constant)]
         wanted.update(last)
-        steps.append((_step(node, cells), [cells[v] for v in last]))
+        steps.append((_step(node, cells, known), [cells[v] for v in last]))
     steps.reverse()
     given = [(cells[v], v.type.dtype) for v in graph.inputs]
     computed = [cells[v] for v in graph.outputs if v.owner]
@@ -523,11 +524,13 @@ def in_numpy(
     return evaluate
 
 
-def _step(node: Apply, cells: Mapping[Variable, list]) -> Callable[[], Any]:
+def _step(
+    node: Apply, cells: dict[Variable, list], known: dict[Variable, list]
+) -> Callable[[], Any]:
     """Return what computes a node from the cells of its inputs into that of its output."""
     function = _numpy_function(node)
     if function is None:
-        return node.op.make_thunk(node, cells, {v: [True] for v in cells}, [], impl="py")
+        return node.op.make_thunk(node, cells, known, [], impl="py")
     sources, target = [cells[v] for v in node.inputs], cells[node.outputs[0]]
     dtype = node.outputs[0].type.dtype
     if len(sources) == 1:
