@@ -134,7 +134,7 @@ def main(arguments: list[str] | None = None):
             "delta": "1 / (time x population)",
         },
         truth=system.theta,
-        states={"truth": data.x, "labels": ("time", "population")},
+        states={"truth": data.x, "labels": ("time (any unit)", "population (any unit)")},
     )
     print(f"\nDone in {perf_counter() - start:.0f} s.")
 
