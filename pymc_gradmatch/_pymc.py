@@ -23,9 +23,9 @@ import pytensor.tensor as pt
 from numpy.typing import ArrayLike, NDArray
 from pytensor.compile import SharedVariable
 from pytensor.graph import Apply, Op
-from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.basic import Constant, Variable, equal_computations
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.replace import clone_replace, vectorize_graph
+from pytensor.graph.replace import clone_replace, graph_replace, vectorize_graph
 from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import ancestors, graph_inputs, io_toposort
 from pytensor.tensor import TensorConstant, TensorVariable
@@ -41,6 +41,7 @@ __all__ = [
     "INTERNALS",
     "ArrayStep",
     "NutpieProgressBarManager",
+    "Pattern",
     "StepMethodState",
     "as_written",
     "at_starts",
@@ -65,6 +66,7 @@ __all__ = [
     "starting_at",
     "starts_by_itself",
     "with_equal_parameters",
+    "without_numbers",
     "without_starts",
     "without_traces",
 ]
@@ -335,6 +337,45 @@ def draws_of(graphs: Sequence, n: int, random_seed) -> list[NDArray]:
     together = {variable: change_dist_size(variable, (n,), expand=True) for variable in random}
     vectorized = vectorize_graph([*graphs], together)
     return pm.draw(vectorized, mode=EVALUATE_ONCE, random_seed=random_seed)
+
+
+def without_numbers(graphs: Sequence) -> tuple[list, list, list[NDArray]]:
+    """Return graphs with their floating-point constants as inputs, these, and the constants."""
+    constants = [v for v in ancestors(graphs) if isinstance(v, TensorConstant)]
+    constants = [constant for constant in constants if constant.type.dtype == "float64"]
+    inputs = [constant.type() for constant in constants]
+    replaced: Any = graph_replace(graphs, [*zip(constants, inputs, strict=True)])
+    return replaced, inputs, [constant.data for constant in constants]
+
+
+class Pattern:
+    """Graphs of some inputs, equal to all others that differ from them in numbers alone.
+
+    So what is compiled for one, as a function of its :attr:`numbers` too, serves for others.
+
+    Parameters
+    ----------
+    inputs, outputs : sequence of TensorVariable
+        The graphs.
+
+    Attributes
+    ----------
+    outputs, numbers, values
+        Graphs of inputs and numbers, and the values of the numbers.
+    """
+
+    def __init__(self, inputs: Sequence, outputs: Sequence):
+        self.inputs = inputs
+        self.outputs, self.numbers, self.values = without_numbers(outputs)
+
+    def __hash__(self) -> int:
+        return hash((len(self.inputs), len(self.numbers)))
+
+    def __eq__(self, other) -> bool:
+        ours, theirs = ([*pattern.inputs, *pattern.numbers] for pattern in (self, other))
+        return [v.type for v in ours] == [v.type for v in theirs] and equal_computations(
+            self.outputs, other.outputs, in_xs=ours, in_ys=theirs
+        )
 
 
 def impossible_outside(log_density: Any) -> Any:

@@ -7,8 +7,10 @@ import pymc as pm
 import pytensor.tensor as pt
 import pytest
 from scipy.optimize import least_squares
+from scipy.stats import norm
 
 import pymc_gradmatch as gm
+from pymc_gradmatch.model import priors as prior_densities
 from pymc_gradmatch.model.gauss_newton import Theorem1, climb, climb_from_prior
 from pymc_gradmatch.model.likelihood import Written, normal
 from pymc_gradmatch.model.priors import parameters_of
@@ -96,6 +98,20 @@ def test_parameters_keep_to_themselves(priors, lotka_volterra):
     np.testing.assert_allclose(curvature, [single[2][0] for single in singles])
     expected = [one.natural(u[[i]])[0][0] for i, one in enumerate(alone)]
     assert together.by_name(u) == pytest.approx(dict(zip(names, expected, strict=True)))
+
+
+def test_priors_that_differ_in_numbers_are_compiled_once_and_keep_their_own(monkeypatch):
+    def of(*sds):
+        given = {f"p{k}": pm.Normal.dist(sd, float(sd)) for k, sd in enumerate(sds)}
+        return parameters_of(given, list(given))
+
+    of(1.3)
+    monkeypatch.setattr(prior_densities, "in_numpy", None)
+    value, gradient, curvature = of(2.7, 3.1).log_prior(np.array([1.0, 2.0]))
+    expected = norm.logpdf([1.0, 2.0], [2.7, 3.1], [2.7, 3.1]).sum()
+    assert value == pytest.approx(expected, rel=1e-12)
+    np.testing.assert_allclose(gradient, [1.7 / 2.7**2, 1.1 / 3.1**2], rtol=1e-12)
+    np.testing.assert_allclose(curvature, [-1 / 2.7**2, -1 / 3.1**2], rtol=1e-12)
 
 
 def test_draws_of_parameters_are_those_of_the_prior():

@@ -22,10 +22,10 @@ from pytensor.gradient import DisconnectedInputError, pushforward, zero_grad
 from pytensor.graph.basic import equal_computations
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
-from pytensor.tensor import TensorConstant, TensorVariable
+from pytensor.tensor import TensorVariable
 from scipy.linalg import cho_solve, lapack
 
-from pymc_gradmatch._pymc import at_support_points, in_numpy, random_ancestors
+from pymc_gradmatch._pymc import at_support_points, in_numpy, random_ancestors, without_numbers
 from pymc_gradmatch.gp.data import read_only
 from pymc_gradmatch.gp.kernels import Broken, describe, is_random, is_stationary
 from pymc_gradmatch.numerics import cholesky_basis, smallest_reliable, spectrum
@@ -239,14 +239,10 @@ class Formula:
         graphs = [self.k, self.between]
         if random_ancestors(graphs):
             return self, []
-        found = [v for v in ancestors(graphs) if isinstance(v, TensorConstant)]
-        numbers = [v for v in found if v.type.dtype == "float64"]
-        inputs = [number.type() for number in numbers]
         other = copy(self)
+        (other.k, other.between), inputs, numbers = without_numbers(graphs)
         other.hyperparameters = [*self.hyperparameters, *inputs]
-        replaced = graph_replace(graphs, [*zip(numbers, inputs, strict=True)])
-        other.k, other.between = cast("list[TensorVariable]", replaced)
-        return other, [number.data for number in numbers]
+        return other, numbers
 
     def __hash__(self) -> int:
         return hash(len(self.hyperparameters))

@@ -240,7 +240,7 @@ def is_random(cov) -> bool:
     """Tell whether a kernel, or a factor of one, has random hyperparameters."""
     if isinstance(cov, pm.gp.cov.Combination):
         return any(is_random(part) for part in factors(cov))
-    if isinstance(cov, pm.gp.cov.Stationary) and type(cov).__module__ == pm.gp.cov.__name__:
+    if isinstance(cov, pm.gp.cov.Stationary) and type(cov).__module__ == "pymc.gp.cov":
         graphs = [*vars(cov).values()]  # which takes a hundredth of the time of writing it
     elif isinstance(cov, pm.gp.cov.BaseCovariance):
         graphs = [cov(pt.vector("t")[:, None])]

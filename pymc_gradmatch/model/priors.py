@@ -2,19 +2,26 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import lru_cache
+from typing import cast
 
 import numpy as np
 import pymc as pm
 import pytensor
-import pytensor.tensor as pt
 from numpy.typing import NDArray
-from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch._pymc import as_written, at_starts, compile_starts, in_numpy, random_ancestors
+from pymc_gradmatch._pymc import (
+    Pattern,
+    as_written,
+    at_starts,
+    compile_starts,
+    in_numpy,
+    random_ancestors,
+)
 from pymc_gradmatch.arguments import is_distribution, is_registered, join
+from pymc_gradmatch.numerics import one_at_a_time
 
 
 @dataclass(frozen=True)
@@ -81,13 +88,14 @@ def parameters_of(priors: Mapping[str, TensorVariable], names: Sequence[str]) ->
                 )
                 raise ValueError(msg)
             join(model, name, _given_parents(priors[name], outer))
-    values = [model.rvs_to_values[model[name]] for name in names]
-    u = pt.vector("u", dtype="float64", shape=(len(names),))
-    graphs: list[Any] = [model.logp(), *model.replace_rvs_by_values([model[n] for n in names])]
-    log_prior, *theta = clone_replace(graphs, {v: u[i] for i, v in enumerate(values)})
-    gradient = _gradient(log_prior, u)
-    curvature = _gradient(gradient.sum(), u)  # independent: the Hessian is diagonal
-    natural = pt.stack(theta)
+    variables = [model[name] for name in names]
+    each = zip(
+        [model.rvs_to_values[variable] for variable in variables],
+        model.logp(vars=variables, sum=False),
+        model.replace_rvs_by_values(variables),
+        strict=True,
+    )
+    patterns = [Pattern([value], [log_prior, theta]) for value, log_prior, theta in each]
 
     with as_written():
         start = compile_starts(model, drawn=names)
@@ -99,12 +107,37 @@ def parameters_of(priors: Mapping[str, TensorVariable], names: Sequence[str]) ->
             "Expected proper distributions, for example pm.HalfNormal.dist(5)."
         )
         raise ValueError(msg) from error
+    densities, transforms = zip(*map(_compiled, patterns), strict=True)
+
+    def at(functions, u) -> NDArray[np.float64]:
+        rows = zip(functions, u, patterns, strict=True)
+        return np.array([function(value, *pattern.values) for function, value, pattern in rows]).T
+
+    def log_prior(u):
+        log_densities, gradient, curvature = at(densities, u)
+        return log_densities.sum(), gradient, curvature
+
+    def natural(u):
+        theta, by_u = at(transforms, u)
+        return theta, by_u
+
     return Parameters(
         names,
-        in_numpy([u], [log_prior, gradient, curvature]),
-        in_numpy([u], [natural, _gradient(natural.sum(), u)]),
+        log_prior,
+        natural,
         lambda seed: np.array([float(value) for value in start(seed).values()]),
     )
+
+
+@lru_cache(maxsize=64)
+def _compiled(pattern: Pattern) -> tuple[Callable, Callable]:
+    """Compile the log density of a prior with two derivatives, and the parameter with one."""
+    [u], [log_prior, theta] = pattern.inputs, pattern.outputs
+    gradient = _gradient(log_prior, u)
+    inputs = [u, *pattern.numbers]
+    density = in_numpy(inputs, [log_prior, gradient, _gradient(gradient, u)])
+    transform = in_numpy(inputs, [theta, _gradient(theta, u)])
+    return one_at_a_time(density), one_at_a_time(transform)  # threads share them
 
 
 def _given_parents(prior, outer: pm.Model | None):
