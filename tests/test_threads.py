@@ -1,13 +1,16 @@
-"""Small matrices do not wait for one another's threads."""
+"""Small matrices do not wait for one another's threads, and threads do not mix their numbers."""
 
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import pymc as pm
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import pymc_gradmatch as gm
 from pymc_gradmatch.gp import fit
+from pymc_gradmatch.gp.derivatives import evaluate_blocks
 from pymc_gradmatch.numerics import on_one_thread
 
 
@@ -47,3 +50,18 @@ def test_threads_linearise_one_ode_without_disturbing_each_other():
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda one: ode.linearised(*one)[1], given * 4))
     np.testing.assert_array_equal(found, expected * 4)
+
+
+def test_kernels_in_threads_are_those_of_one_after_another():
+    """Assert it for kernels that share a compilation, under threads that change at every step."""
+    t = np.linspace(0, 5, 30)
+    kernels = [pm.gp.cov.ExpQuad(1, ls=ls) for ls in np.linspace(0.51, 2.03, 16)]
+    expected = [evaluate_blocks(kernel, t) for kernel in kernels]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            found = [*threads.map(lambda kernel: evaluate_blocks(kernel, t), kernels)]
+    finally:
+        sys.setswitchinterval(interval)
+    np.testing.assert_array_equal(found, expected)

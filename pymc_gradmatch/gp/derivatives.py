@@ -28,7 +28,7 @@ from scipy.linalg import cho_solve, lapack
 from pymc_gradmatch._pymc import at_support_points, in_numpy, random_ancestors, without_numbers
 from pymc_gradmatch.gp.data import read_only
 from pymc_gradmatch.gp.kernels import Broken, describe, is_random, is_stationary
-from pymc_gradmatch.numerics import cholesky_basis, smallest_reliable, spectrum
+from pymc_gradmatch.numerics import cholesky_basis, one_at_a_time, smallest_reliable, spectrum
 
 LONG = 200  # times, from which on speed counts for more than the same last digit as ever
 CHECKED = 50  # times, at most, at which slopes are compared with their limits
@@ -269,7 +269,7 @@ def compile_blocks(formula: Formula, rewritten: bool = False) -> Callable:
 
 def _compiled(graphs: Sequence, inputs: Sequence, rewritten: bool = False) -> Callable:
     rewrites = ["canonicalize"] if rewritten else []
-    return in_numpy(inputs, at_support_points(graphs), rewrites)
+    return one_at_a_time(in_numpy(inputs, at_support_points(graphs), rewrites))  # threads share it
 
 
 def checked_blocks(evaluate: Callable, cov: pm.gp.cov.BaseCovariance, t) -> Blocks:
