@@ -201,12 +201,12 @@ def plot_gradient_match(
     """
     ci_prob = az.rcParams["stats.ci_prob"] if ci_prob is None else ci_prob
     found = constraints(pm.modelcontext(model))
-    is_together = len(found) == 1 and isinstance(found[0].gp, StateGPs)
-    if len(found) != 1 or is_together or found[0].gp.is_random:
-        kernels = " with random kernels" if len(found) == 1 and not is_together else ""
-        kernels = " of several experiments" if is_together else kernels
+    together = any(isinstance(one.gp, StateGPs) for one in found)
+    random = any(one.gp.is_random for one in found)
+    if len(found) != 1 or together or random:
+        what = " of several experiments" if together else " with random kernels" if random else ""
         msg = (
-            f"the model has {len(found)} GradientMatchingODE{kernels}; expected one, of a single "
+            f"the model has {len(found)} GradientMatchingODE{what}; expected one, of a single "
             "data set, with constant kernels."
         )
         raise ValueError(msg)
