@@ -65,7 +65,8 @@ def sample(
     cores : int, optional
         Chains that run at the same time; None is all cores.
     target_accept : float, optional
-        Mean acceptance that the step width is tuned for; None is nutpie's.
+        Mean acceptance that the step width is tuned for; None is 0.9 in coordinates that
+        can bend, and nutpie's own in all others.
     random_seed : int or numpy.random.Generator, optional
         Seed of starts and chains.  It fixes the draws on one machine with the same
         versions; elsewhere they are others of the same posterior (docs/speed.md).
