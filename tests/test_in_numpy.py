@@ -1,4 +1,9 @@
-"""Graphs that run some hundred times are what PyTensor makes of them, bit for bit."""
+"""Graphs that run some hundred times are what PyTensor makes of them, bit for bit.
+
+And garbage waits while graphs are written.
+"""
+
+import gc
 
 import numpy as np
 import pymc as pm
@@ -7,7 +12,7 @@ import pytensor.tensor as pt
 import pytest
 from pytensor.conditional.op import ifelse
 
-from pymc_gradmatch._pymc import in_numpy
+from pymc_gradmatch._pymc import in_numpy, without_full_collections
 
 
 def matrices(n):
@@ -109,3 +114,27 @@ def test_checks_speak():
     evaluate = in_numpy([x], [pm.logp(pm.Normal.dist(0, x), 1.0)])
     with pytest.raises(pm.logprob.utils.ParameterValueError, match="sigma > 0"):
         evaluate(-np.ones((1, 1)))
+
+
+def test_old_garbage_waits_until_a_decorated_function_is_left():
+    """Assert no full collection in it, where there is one without, and thresholds as before."""
+    before, generations = gc.get_threshold(), []
+
+    def note(phase, info):
+        generations.append(info["generation"])
+
+    def make():
+        gc.callbacks.append(note)
+        try:
+            many = [[] for _ in range(1_000_000)]
+        finally:
+            gc.callbacks.remove(note)
+        raise ValueError(len(many))
+
+    with pytest.raises(ValueError, match="1000000"):
+        without_full_collections(make)()
+    assert set(generations) == {0, 1}
+    assert gc.get_threshold() == before
+    with pytest.raises(ValueError, match="1000000"):
+        make()
+    assert 2 in generations

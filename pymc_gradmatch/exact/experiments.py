@@ -47,7 +47,7 @@ from scipy.optimize import minimize
 from scipy.special import gammaln, logsumexp
 from scipy.stats import chi2, norm, qmc
 
-from pymc_gradmatch._pymc import EVALUATE_ONCE, impossible_outside, in_numpy
+from pymc_gradmatch._pymc import EVALUATE_ONCE, in_numpy
 from pymc_gradmatch.exact.importance import DEGREES, Mixture
 from pymc_gradmatch.exact.modes import (
     LONGEST,
@@ -98,8 +98,8 @@ class Separate(ExactPosterior):
         [constraint] = self.constraints
         assert isinstance(constraint.gp, StateGPs)
         self.experiments = constraint.gp.names
-        self._single = [impossible_outside(g) for g in self.single_terms()]
-        self._elements = compile_for_draws([*self._values, *self._x], self._single)
+        self._terms = [*self.single_terms.values()]
+        self._elements = compile_for_draws([*self._values, *self._x], self._terms)
         self.own = np.zeros((len(self.experiments), 0), dtype=int)
         self._of_each: list[NDArray[np.intp]] = []
         self._priors: list[NDArray[np.intp]] = []
@@ -196,7 +196,7 @@ class Separate(ExactPosterior):
     def _evaluated(self, u, trajectories) -> NDArray[np.float64]:
         n_draws = len(trajectories)
         with np.errstate(all="ignore"):
-            values = with_draws(self._elements(*u, trajectories), self._single, n_draws)
+            values = with_draws(self._elements(*u, trajectories), self._terms, n_draws)
         return np.concatenate([value.reshape(n_draws, -1) for value in values], axis=1)
 
     def _names_of(self, elements) -> list[str]:
@@ -204,11 +204,11 @@ class Separate(ExactPosterior):
             int(np.prod(value.shape[1:]))
             for value in with_draws(
                 self._elements(*self._parts(np.zeros((1, len(self.names))))[0], self._x_alone()),
-                self._single, 1,
+                self._terms, 1,
             )
         ]  # fmt: skip
         parts = np.split(elements, np.cumsum(sizes)[:-1])
-        return [name for name, part in zip(self.weighed, parts, strict=True) if part.any()]
+        return [name for name, part in zip(self.single_terms, parts, strict=True) if part.any()]
 
     def _x_alone(self) -> NDArray[np.float64]:
         return np.zeros((1, *self._x[0].get_value().shape))

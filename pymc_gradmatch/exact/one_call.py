@@ -16,7 +16,12 @@ from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor import TensorVariable
 from scipy.optimize import differential_evolution
 
-from pymc_gradmatch._pymc import draws_of, starts_by_itself, without_traces
+from pymc_gradmatch._pymc import (
+    draws_of,
+    starts_by_itself,
+    without_full_collections,
+    without_traces,
+)
 from pymc_gradmatch.exact.experiments import (
     Separate,
     cover_experiments,
@@ -141,6 +146,7 @@ class Fit(Verdict):
 @one_at_a_time
 @on_one_thread
 @without_traces
+@without_full_collections
 def fit(
     ode: ODE | None = None,
     t: ArrayLike | None = None,

@@ -27,10 +27,11 @@ from pymc_gradmatch.exact.solutions import Solutions, compile_for_draws, with_dr
 from pymc_gradmatch.gp import is_states
 from pymc_gradmatch.model import (
     constraints,
-    density_of,
+    densities_of,
     is_constraint,
     is_known_start,
     known_starts,
+    total_of,
     where_impossible,
 )
 
@@ -83,6 +84,8 @@ class ExactPosterior(Solutions):
     ----------
     likelihood : list of str
         Names of the observed variables and potentials that count.
+    single_terms : dict of str to TensorVariable
+        What the log density adds up, entry by entry, by the name of the variable.
 
     Raises
     ------
@@ -118,10 +121,13 @@ class ExactPosterior(Solutions):
         self._known_graphs = solved.replace_rvs_by_values(starting)
         self._known = compile_for_draws([*self._values, *self._x], self._known_graphs)
         # A draw outside of the likelihood's domain has density zero, and stops no other.
-        density = impossible_outside(density_of(solved, [*free, *terms]))
-        self._log_density = compile_for_draws([*self._values, *self._x], [density])
+        weighed = [*free, *terms]
+        densities = impossible_outside(densities_of(solved, weighed))
+        self.single_terms = dict(zip([rv.name for rv in weighed], densities, strict=True))
+        self._log_density = compile_for_draws(
+            [*self._values, *self._x], [total_of([*self.single_terms.values()])]
+        )
         self._observed = [term for term in terms if term in solved.observed_RVs]
-        self.weighed = [rv.name for rv in [*free, *terms]]
         self._at_states = solved
         self._positive = [np.zeros(len(c.ode.states), dtype=bool) for c in self.constraints]
         parts = self._start_parts({}, None)
@@ -248,11 +254,6 @@ class ExactPosterior(Solutions):
         """Names of the value variables that it is a density of."""
         return [value.name for value in self._values]
 
-    def single_terms(self) -> list:
-        """Write the log densities that the density adds up, entry by entry, as they are named."""
-        solved = self._at_states
-        return solved.logp(vars=[solved[name] for name in self.weighed], sum=False)
-
     def variables(self, phi: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
         """Return what points determine, by name: parameters, x(t0), all else, the trajectories."""
         u, starts = self._parts(phi)
@@ -299,9 +300,7 @@ class ExactPosterior(Solutions):
         groups = {"posterior": values}
         with suppress(NotImplementedError):
             groups["posterior_predictive"] = at_solutions(self._drawn_data())
-        groups["log_likelihood"] = at_solutions(
-            [impossible_outside(g) for g in self._at_states.logp(vars=self._observed, sum=False)]
-        )
+        groups["log_likelihood"] = at_solutions([self.single_terms[name] for name in names])
         dims: dict[str, list] = {}
         coords: dict[str, list] = {}
         for name, array in [*((n, v[0]) for n, v in values.items()), *observed.items()]:
@@ -417,10 +416,9 @@ class ExactPosterior(Solutions):
         trajectories = self._solved(u, starts)
         if not all(np.isfinite(x).all() for x in trajectories):
             return ""
-        single = self._at_states.logp(vars=self._observed, sum=False)
         with np.errstate(all="ignore"):
             densities = self._at_solutions(
-                [impossible_outside(graph) for graph in single],
+                [self.single_terms[str(rv.name)] for rv in self._observed],
                 [*u, *trajectories],
                 np.random.default_rng(0),
             )

@@ -18,7 +18,9 @@ from pymc_gradmatch.model.constraint import (
 from pymc_gradmatch.model.gauss_newton import Squares
 from pymc_gradmatch.model.likelihood import (
     NoDerivativeError,
+    densities_of,
     density_of,
+    total_of,
     where_impossible,
 )
 from pymc_gradmatch.model.refinement import crossings_of, of_model, recentre, refine
@@ -33,6 +35,7 @@ __all__ = [
     "build_model",
     "constraints",
     "crossings_of",
+    "densities_of",
     "density_of",
     "equations",
     "is_constraint",
@@ -45,6 +48,7 @@ __all__ = [
     "refine",
     "residuals",
     "start_in",
+    "total_of",
     "warn_of_other_data",
     "where_impossible",
 ]

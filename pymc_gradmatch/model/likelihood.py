@@ -21,6 +21,7 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
+from pytensor.tensor.math import variadic_add
 from scipy.optimize import minimize
 
 from pymc_gradmatch._pymc import (
@@ -413,8 +414,26 @@ def _check_observed(rv: TensorVariable, name: str, observed: Any):
             raise ValueError(msg)
 
 
-def density_of(model: pm.Model, variables: Sequence[Variable] | None = None) -> TensorVariable:
-    """Return the graph of a model's log density, or of the part that some variables have.
+def density_of(model: pm.Model) -> TensorVariable:
+    """Return the graph of a model's log density.
+
+    Raises
+    ------
+    ValueError
+        As :func:`densities_of`.
+    """
+    return total_of(densities_of(model))
+
+
+def total_of(densities: Sequence[TensorVariable]) -> TensorVariable:
+    """Return the sum of log densities over all their entries."""
+    return variadic_add(*(density.sum() for density in densities))
+
+
+def densities_of(
+    model: pm.Model, variables: Sequence[Variable] | None = None
+) -> list[TensorVariable]:
+    """Return the graphs of log densities of variables, entry by entry; of all, if none are named.
 
     Raises
     ------
@@ -422,7 +441,7 @@ def density_of(model: pm.Model, variables: Sequence[Variable] | None = None) -> 
         If what a variable observes has another shape than what the model says of it.
     """
     try:
-        return model.logp(vars=variables)
+        return model.logp(vars=variables, sum=False)
     except ValueError as error:
         for rv in model.observed_RVs:
             observed = model.rvs_to_values[rv]
@@ -476,7 +495,8 @@ def rehearsed(function: LikelihoodFunction, ode: ODE, gp: StateGP) -> Written:
     upstream = set(ancestors(weighed))
     named = [*zip(ode.states, states, strict=True), *zip(ode.params, parameters, strict=True)]
     names = [rv.name for rv in weighed]
-    graphs = [density_of(scratch), *scratch.logp(vars=weighed, sum=False)]
+    densities = densities_of(scratch, [*scratch.free_RVs, *weighed])
+    graphs = [total_of(densities), *densities[len(scratch.free_RVs) :]]
     known = [] if outer is None else outer.free_RVs
     stray = [rv for rv in random_ancestors(graphs) if rv in known]
     if stray:
@@ -537,12 +557,12 @@ def of_graph(
     free = [rv for rv in given.free_RVs if rv in upstream]
     start = model.initial_point()
     initial = {rv.name: start[model.rvs_to_values[model[rv.name]].name] for rv in free}
-    single = given.logp(vars=terms, sum=False) if terms else []
+    densities = densities_of(given, [*free, *terms])
     natural = given.replace_rvs_by_values(free)
     x = pt.matrix("x", shape=shape, dtype="float64")
     theta = [pt.scalar(name, dtype="float64") for name in params]
     placeholders = dict(zip([given[name] for name in values], [x, *theta], strict=True))
-    whole = [density_of(given, [*free, *terms]), *single, *natural]
+    whole = [total_of(densities), *densities[len(free) :], *natural]
     total, *graphs = cast("list[TensorVariable]", clone_replace(whole, placeholders))
     return Written(
         total, x, theta, gp=gp, rows=np.searchsorted(gp.t, grid),
