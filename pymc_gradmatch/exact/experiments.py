@@ -34,7 +34,7 @@ References
    multiple integration. *SIAM Journal on Numerical Analysis* 13(6).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,6 +43,7 @@ import pytensor
 import pytensor.tensor as pt
 from numpy.typing import NDArray
 from pytensor.graph.traversal import ancestors
+from pytensor.tensor import TensorVariable
 from scipy.optimize import minimize
 from scipy.special import gammaln, logsumexp
 from scipy.stats import chi2, norm, qmc
@@ -103,6 +104,8 @@ class Separate(ExactPosterior):
         self.own = np.zeros((len(self.experiments), 0), dtype=int)
         self._of_each: list[NDArray[np.intp]] = []
         self._priors: list[NDArray[np.intp]] = []
+        self._prior_terms: list[TensorVariable] = []
+        self._prior_elements: Callable = self._elements
 
     @property
     def shared(self) -> NDArray[np.intp]:
@@ -156,7 +159,18 @@ class Separate(ExactPosterior):
         owns = np.where(belongs.any(axis=0), belongs.argmax(axis=0), n_experiments)
         self._of_each = [np.flatnonzero(owns == e) for e in range(n_experiments + 1)]
         is_prior = ~by_states.any(axis=0)
-        self._priors = [places[is_prior[places]] for places in self._of_each[:-1]]
+        priors = [places[is_prior[places]] for places in self._of_each[:-1]]
+        term = np.repeat(np.arange(len(self._terms)), self._sizes)
+        kept = np.isin(term, term[np.concatenate(priors)])  # the others are left unwritten
+        self._priors = [np.searchsorted(np.flatnonzero(kept), places) for places in priors]
+        self._prior_terms = [self._terms[k] for k in np.unique(term[kept])]
+        if self.has_priors:
+            self._prior_elements = compile_for_draws([*self._values, *self._x], self._prior_terms)
+
+    @property
+    def has_priors(self) -> bool:
+        """Whether the density of an experiment has more than what its states are in."""
+        return bool(self._prior_terms)
 
     def priors(self, phi: NDArray[np.float64]) -> NDArray[np.float64]:
         """Evaluate what the density of each experiment has without its states, unsolved.
@@ -164,7 +178,10 @@ class Separate(ExactPosterior):
         Shape ``(point, experiment)``.
         """
         u, _ = self._parts(phi)
-        elements = self._evaluated(u, np.zeros((len(phi), *self._x[0].get_value().shape)))
+        trajectories = np.zeros((len(phi), *self._x[0].get_value().shape))
+        with np.errstate(all="ignore"):
+            values = self._prior_elements(*u, trajectories)
+        elements = _side_by_side(with_draws(values, self._prior_terms, len(phi)))
         return np.stack([elements[:, places].sum(axis=1) for places in self._priors], axis=1)
 
     def each(self, phi: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -196,22 +213,26 @@ class Separate(ExactPosterior):
     def _evaluated(self, u, trajectories) -> NDArray[np.float64]:
         n_draws = len(trajectories)
         with np.errstate(all="ignore"):
-            values = with_draws(self._elements(*u, trajectories), self._terms, n_draws)
-        return np.concatenate([value.reshape(n_draws, -1) for value in values], axis=1)
+            values = self._elements(*u, trajectories)
+        return _side_by_side(with_draws(values, self._terms, n_draws))
 
     def _names_of(self, elements) -> list[str]:
-        sizes = [
-            int(np.prod(value.shape[1:]))
-            for value in with_draws(
-                self._elements(*self._parts(np.zeros((1, len(self.names))))[0], self._x_alone()),
-                self._terms, 1,
-            )
-        ]  # fmt: skip
-        parts = np.split(elements, np.cumsum(sizes)[:-1])
+        parts = np.split(elements, np.cumsum(self._sizes)[:-1])
         return [name for name, part in zip(self.single_terms, parts, strict=True) if part.any()]
 
-    def _x_alone(self) -> NDArray[np.float64]:
-        return np.zeros((1, *self._x[0].get_value().shape))
+    @property
+    def _sizes(self) -> list[int]:
+        """Numbers of elements of each term."""
+        u, _ = self._parts(np.zeros((1, len(self.names))))
+        x = np.zeros((1, *self._x[0].get_value().shape))
+        with np.errstate(all="ignore"):
+            values = with_draws(self._elements(*u, x), self._terms, 1)
+        return [value.size for value in values]
+
+
+def _side_by_side(values: Iterable[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Return arrays of shape ``(draw, ...)`` as one of shape ``(draw, element)``."""
+    return np.concatenate([value.reshape(len(value), -1) for value in values], axis=1)
 
 
 class Inner(NamedTuple):
@@ -351,11 +372,12 @@ class Nested:
         n_own = self.own.shape[1]
         point = self.center.mean + np.einsum("eij,pej->pei", self.center.factor, z)
         factor = np.broadcast_to(self.center.factor, (len(shared), *self.center.factor.shape))
-        return look_around(
-            self.conditional(shared, self.target.priors),
-            point.reshape(-1, n_own),
-            factor.reshape(-1, n_own, n_own),
-        )
+        point, factor = point.reshape(-1, n_own), factor.reshape(-1, n_own, n_own)
+        if not self.target.has_priors:
+            return Local(
+                point, np.zeros(len(point)), factor, np.zeros_like(point), np.zeros_like(factor)
+            )
+        return look_around(self.conditional(shared, self.target.priors), point, factor)
 
     def _climbed(self, shared, start, factor) -> Inner:
         target, n_own = self.conditional(shared), self.own.shape[1]
