@@ -48,6 +48,7 @@ from pymc_gradmatch.model import (
     Settings,
     build_model,
     crossings_of,
+    moves_on_in_gaps,
     of_model,
     refine,
     start_in,
@@ -334,9 +335,9 @@ def _found(
     """Search around the mode that is climbed to from a point, and around all that are found."""
     mode = newton(target, there[None], np.diag(np.square(widths_at(target, there))))
 
-    def beside(known: Local) -> Local:
+    def beside(known: Local, *, evolve: bool = True) -> Local:
         say("climbing from draws of the prior: are there other modes?")
-        found = modes_beside(target, _elsewhere(target, known, rng), known)
+        found = modes_beside(target, _elsewhere(target, known, rng, evolve=evolve), known)
         say("searching: independent searches from around the modes")
         return found
 
@@ -348,7 +349,7 @@ def _found(
     n_rounds = MOST_ROUNDS if has_gap or is_strange else 0
     reached, highest = [mode.point], mode
     for _ in range(n_rounds):
-        found = beside(highest)
+        found = beside(highest, evolve=is_strange or _moves_on(target, highest))
         reached.append(found.point)
         if not len(found.point) or found.height[0] <= highest.height[0] + HIGHER:
             break
@@ -365,11 +366,30 @@ def _found(
     )
 
 
-def _elsewhere(target: ExactPosterior, mode: Local, rng) -> NDArray[np.float64]:
+def _solutions_at(target: ExactPosterior, mode: Local) -> list[tuple[Constraint, NDArray, NDArray]]:
+    """Return each constraint with parameters and x(t0), on the process' scale, of a mode."""
+    there = {name: values[0] for name, values in target.variables(mode.point).items()}
+    return [
+        (
+            constraint,
+            np.array([there.get(param, np.nan) for param in constraint.ode.params]),
+            constraint.gp.levels_of(there[name]),
+        )
+        for name, constraint in zip(target.starts, target.constraints, strict=True)
+    ]
+
+
+def _moves_on(target: ExactPosterior, mode: Local) -> bool:
+    """Tell whether the solution of a mode moves on in long gaps of the data."""
+    return any(moves_on_in_gaps(*each) for each in _solutions_at(target, mode))
+
+
+def _elsewhere(target: ExactPosterior, mode: Local, rng, *, evolve: bool) -> NDArray[np.float64]:
     """Return points to climb to other modes from.
 
     The most probable of many draws of the prior and of points on the way there, with x(t0) near
-    that of the mode and the first data, and what crosses long gaps.
+    that of the mode and the first data, what crosses long gaps and, where that may be worth its
+    cost, where populations evolve to.
     """
     there = {name: values[0] for name, values in target.variables(mode.point).items()}
     seen = [
@@ -386,15 +406,13 @@ def _elsewhere(target: ExactPosterior, mode: Local, rng) -> NDArray[np.float64]:
         points[np.argsort(-height)[:N_STARTS]]
         for points, height in zip(groups, heights, strict=True)
     ]
-    # Of points on the way the likeliest are beside the mode, and all populations end there.
-    likely = np.argsort(-heights[0])[: N_POPULATIONS * POPULATION]
-    chosen.append(_evolved(target, groups[0], likely, rng))
+    if evolve:
+        # Of points on the way the likeliest are beside the mode, and all populations end there.
+        likely = np.argsort(-heights[0])[: N_POPULATIONS * POPULATION]
+        chosen.append(_evolved(target, groups[0], likely, rng))
     crossing = []
-    for name, constraint in zip(target.starts, target.constraints, strict=True):
-        theta = np.array([there.get(param, np.nan) for param in constraint.ode.params])
-        start = constraint.gp.levels_of(there[name])
-        crossed = crossings_of(target.model, constraint, theta, start, rng)[:N_CROSSING]
-        for other, x0 in crossed:
+    for name, at in zip(target.starts, _solutions_at(target, mode), strict=True):
+        for other, x0 in crossings_of(target.model, *at, rng)[:N_CROSSING]:
             starts = [
                 x0 if other_name == name else there[other_name] for other_name in target.starts
             ]

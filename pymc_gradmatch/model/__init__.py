@@ -23,7 +23,13 @@ from pymc_gradmatch.model.likelihood import (
     total_of,
     where_impossible,
 )
-from pymc_gradmatch.model.refinement import crossings_of, of_model, recentre, refine
+from pymc_gradmatch.model.refinement import (
+    crossings_of,
+    moves_on_in_gaps,
+    of_model,
+    recentre,
+    refine,
+)
 from pymc_gradmatch.model.start import is_known_start, known_starts, start_in
 
 __all__ = [
@@ -42,6 +48,7 @@ __all__ = [
     "is_known_start",
     "keep_observations",
     "known_starts",
+    "moves_on_in_gaps",
     "of_model",
     "preset_of",
     "recentre",

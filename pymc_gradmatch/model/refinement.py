@@ -966,11 +966,10 @@ def crossings_of(
     ode, data = constraint.ode, constraint.gp.data
     named = {name: model.named_vars.get(name) for name in ode.params}
     all_free = all(rv in model.free_RVs for rv in named.values())
-    if not data.is_long_gap.any() or not all_free or isinstance(constraint.gp, StateGPs):
+    is_one = not isinstance(constraint.gp, StateGPs)
+    if not (is_one and all_free and moves_on_in_gaps(constraint, theta, start)):
         return []
-    gp = unfitted(data).with_grid(constraint.gp.t).with_breaks(ode.jumps, *ode.steps)
-    if not _moves_on_in_gaps(ode.of_levels, gp, start, theta):
-        return []
+    gp = _alone(constraint)
     with model:
         parameters = parameters_of(named, ode.params)
     told: Likelihood
@@ -982,6 +981,25 @@ def crossings_of(
         told, known = of_model(model, ode, gp)
     found = across_gaps(ode.of_levels, gp, parameters, told, known, rng)
     return [(parameters.by_name(one.u), gp.states_of(one.x[0])) for one in found]
+
+
+def moves_on_in_gaps(
+    constraint: Constraint, theta: NDArray[np.float64], start: NDArray[np.float64]
+) -> bool:
+    """Tell whether a solution moves on where a constraint's data are missing for long.
+
+    Of experiments it is taken for granted.
+    """
+    has_gap = bool(constraint.gp.data.is_long_gap.any())
+    if not has_gap or isinstance(constraint.gp, StateGPs):
+        return has_gap
+    return _moves_on_in_gaps(constraint.ode.of_levels, _alone(constraint), start, theta)
+
+
+def _alone(constraint: Constraint) -> StateGP:
+    """Return processes that know only the times of a constraint and its data."""
+    ode, gp = constraint.ode, constraint.gp
+    return unfitted(gp.data).with_grid(gp.t).with_breaks(ode.jumps, *ode.steps)
 
 
 def _steps_per_gap(settings: RefinedSettings, n_gaps: float) -> int:
