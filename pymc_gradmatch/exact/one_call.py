@@ -46,6 +46,7 @@ from pymc_gradmatch.model import (
     Constraint,
     NoDerivativeError,
     Settings,
+    UnexplainedWarning,
     build_model,
     crossings_of,
     moves_on_in_gaps,
@@ -286,7 +287,7 @@ def fit(
             )
             raise TypeError(msg)
         with warnings.catch_warnings():  # of what refine found; the verdict says it of the draws
-            warnings.filterwarnings("ignore", "the ODE's solution .* leaves much", UserWarning)
+            warnings.simplefilter("ignore", UnexplainedWarning)
             model = build_model(
                 ode, t, y, priors=priors, preset="refined", random_seed=rng,
                 progressbar=progressbar, **written, **settings,

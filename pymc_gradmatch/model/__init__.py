@@ -24,6 +24,7 @@ from pymc_gradmatch.model.likelihood import (
     where_impossible,
 )
 from pymc_gradmatch.model.refinement import (
+    UnexplainedWarning,
     crossings_of,
     moves_on_in_gaps,
     of_model,
@@ -38,6 +39,7 @@ __all__ = [
     "NoDerivativeError",
     "Settings",
     "Squares",
+    "UnexplainedWarning",
     "build_model",
     "constraints",
     "crossings_of",

@@ -405,6 +405,13 @@ def _warn_of_no_solution(ode: ODE, gp: StateGP, parameters: Parameters, matched:
     )
 
 
+class UnexplainedWarning(UserWarning):
+    """What :func:`refine` says of a solution that leaves more of the data than noise.
+
+    A verdict on draws says it of these in its place.
+    """
+
+
 class RefinedSettings(NamedTuple):
     """What the rule fixes; lengths are in observations or in grid steps."""
 
@@ -835,7 +842,7 @@ def _warn_if_unexplained(centred: StateGP, ode: ODE, theta: Mapping[str, float])
             "unexplained, and what it leaves is no mere noise: another solution may fit better, or "
             "the data follow other equations. Do not trust this fit by itself: narrower priors or "
             "another random_seed may lead elsewhere, and gm.fit looks for other modes.",
-            UserWarning,
+            UnexplainedWarning,
             stacklevel=3,
         )
 
