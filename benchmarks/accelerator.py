@@ -15,7 +15,6 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
-from timeit import Timer
 
 import arviz as az
 import jax
@@ -28,7 +27,7 @@ from xarray import DataTree
 import pymc_gradmatch as gm
 from benchmarks import RESULTS, show
 from benchmarks.cases import ACCURACY, named
-from benchmarks.population import population, simulated
+from benchmarks.population import gradient_us, population, simulated
 from benchmarks.scale import LV, long_series
 from pymc_gradmatch.sampling.posterior import compile_posterior
 
@@ -66,21 +65,12 @@ MODELS: dict[str, Callable[[], pm.Model]] = {
 }
 
 
-def microseconds(evaluate: Callable[[], object], seconds: float = 0.3) -> float:
-    """Return those of a call, the best of five loops."""
-    loop = Timer(evaluate, timer=perf_counter)
-    n_calls = 1
-    while loop.timeit(n_calls) < seconds:
-        n_calls *= 2
-    return 1e6 * min(loop.repeat(5, n_calls)) / n_calls
-
-
 def densities(name: str, model: pm.Model) -> dict[str, object]:
     """Measure a log density with its gradient, in machine code and through JAX."""
     native = compile_posterior(model).native
     u = np.zeros(native.n)
     row: dict[str, object] = {"model": name, "coordinates": float(native.n)}
-    row["machine code, us"] = microseconds(lambda: native(u))
+    row["machine code, us"] = gradient_us(lambda: native(u), perf_counter)
 
     starts = model.initial_point()
     point = [jax.numpy.array(starts[value.name]) for value in model.value_vars]
@@ -90,9 +80,9 @@ def densities(name: str, model: pm.Model) -> dict[str, object]:
     row["compilation, s"] = perf_counter() - start
     many = jax.jit(jax.vmap(density))
     points = [jax.numpy.stack([value] * AT_ONCE) for value in point]
-    row["JAX, us"] = microseconds(lambda: jax.block_until_ready(one(point)))
-    each = microseconds(lambda: jax.block_until_ready(many(points))) / AT_ONCE
-    row[f"JAX, {AT_ONCE} at once, us each"] = each
+    row["JAX, us"] = gradient_us(lambda: jax.block_until_ready(one(point)), perf_counter)
+    together = gradient_us(lambda: jax.block_until_ready(many(points)), perf_counter)
+    row[f"JAX, {AT_ONCE} at once, us each"] = together / AT_ONCE
     return row
 
 

@@ -138,7 +138,7 @@ def select_gamma(
     >>> import numpy as np, pymc as pm, pymc_gradmatch as gm
     >>> decay = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
     >>> t = np.linspace(0, 4, 9)
-    >>> y = np.exp(-t)[:, None] + np.random.default_rng(1).normal(0, 0.05, (9, 1))
+    >>> y = np.exp(-t)[:, None] + np.random.default_rng(1).normal(0, 0.02, (9, 1))
     >>> selection = gm.select_gamma(
     ...     decay,
     ...     t,
