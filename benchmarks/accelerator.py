@@ -81,8 +81,8 @@ def densities(name: str, model: pm.Model) -> dict[str, object]:
     many = jax.jit(jax.vmap(density))
     points = [jax.numpy.stack([value] * AT_ONCE) for value in point]
     row["JAX, us"] = gradient_us(lambda: jax.block_until_ready(one(point)), perf_counter)
-    together = gradient_us(lambda: jax.block_until_ready(many(points)), perf_counter)
-    row[f"JAX, {AT_ONCE} at once, us each"] = together / AT_ONCE
+    all_at_once = gradient_us(lambda: jax.block_until_ready(many(points)), perf_counter)
+    row[f"JAX, {AT_ONCE} at once, us each"] = all_at_once / AT_ONCE
     return row
 
 

@@ -179,9 +179,7 @@ class Separate(ExactPosterior):
         """
         u, _ = self._parts(phi)
         trajectories = np.zeros((len(phi), *self._x[0].get_value().shape))
-        with np.errstate(all="ignore"):
-            values = self._prior_elements(*u, trajectories)
-        elements = _side_by_side(with_draws(values, self._prior_terms, len(phi)))
+        elements = _side_by_side(_values(self._prior_elements, self._prior_terms, u, trajectories))
         return np.stack([elements[:, places].sum(axis=1) for places in self._priors], axis=1)
 
     def each(self, phi: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -211,10 +209,7 @@ class Separate(ExactPosterior):
         return np.where(np.isfinite(density), density, -np.inf)
 
     def _evaluated(self, u, trajectories) -> NDArray[np.float64]:
-        n_draws = len(trajectories)
-        with np.errstate(all="ignore"):
-            values = self._elements(*u, trajectories)
-        return _side_by_side(with_draws(values, self._terms, n_draws))
+        return _side_by_side(_values(self._elements, self._terms, u, trajectories))
 
     def _names_of(self, elements) -> list[str]:
         parts = np.split(elements, np.cumsum(self._sizes)[:-1])
@@ -225,9 +220,12 @@ class Separate(ExactPosterior):
         """Numbers of elements of each term."""
         u, _ = self._parts(np.zeros((1, len(self.names))))
         x = np.zeros((1, *self._x[0].get_value().shape))
-        with np.errstate(all="ignore"):
-            values = with_draws(self._elements(*u, x), self._terms, 1)
-        return [value.size for value in values]
+        return [value.size for value in _values(self._elements, self._terms, u, x)]
+
+
+def _values(evaluate: Callable, terms, u, trajectories) -> list[NDArray[np.float64]]:
+    with np.errstate(all="ignore"):
+        return with_draws(evaluate(*u, trajectories), terms, len(trajectories))
 
 
 def _side_by_side(values: Iterable[NDArray[np.float64]]) -> NDArray[np.float64]:

@@ -367,9 +367,14 @@ def _found(
     )
 
 
-def _solutions_at(target: ExactPosterior, mode: Local) -> list[tuple[Constraint, NDArray, NDArray]]:
-    """Return each constraint with parameters and x(t0), on the process' scale, of a mode."""
-    there = {name: values[0] for name, values in target.variables(mode.point).items()}
+def _named_at(target: ExactPosterior, mode: Local) -> dict[str, NDArray]:
+    return {name: values[0] for name, values in target.variables(mode.point).items()}
+
+
+def _solutions_at(
+    target: ExactPosterior, there: Mapping[str, NDArray]
+) -> list[tuple[Constraint, NDArray, NDArray]]:
+    """Return each constraint with its parameters and x(t0), the latter on the process' scale."""
     return [
         (
             constraint,
@@ -382,7 +387,8 @@ def _solutions_at(target: ExactPosterior, mode: Local) -> list[tuple[Constraint,
 
 def _moves_on(target: ExactPosterior, mode: Local) -> bool:
     """Tell whether the solution of a mode moves on in long gaps of the data."""
-    return any(moves_on_in_gaps(*each) for each in _solutions_at(target, mode))
+    there = _named_at(target, mode)
+    return any(moves_on_in_gaps(*each) for each in _solutions_at(target, there))
 
 
 def _elsewhere(target: ExactPosterior, mode: Local, rng, *, evolve: bool) -> NDArray[np.float64]:
@@ -392,7 +398,7 @@ def _elsewhere(target: ExactPosterior, mode: Local, rng, *, evolve: bool) -> NDA
     that of the mode and the first data, what crosses long gaps and, where that may be worth its
     cost, where populations evolve to.
     """
-    there = {name: values[0] for name, values in target.variables(mode.point).items()}
+    there = _named_at(target, mode)
     seen = [
         _first_seen(constraint.gp, there[name])
         for name, constraint in zip(target.starts, target.constraints, strict=True)
@@ -412,7 +418,7 @@ def _elsewhere(target: ExactPosterior, mode: Local, rng, *, evolve: bool) -> NDA
         likely = np.argsort(-heights[0])[: N_POPULATIONS * POPULATION]
         chosen.append(_evolved(target, groups[0], likely, rng))
     crossing = []
-    for name, at in zip(target.starts, _solutions_at(target, mode), strict=True):
+    for name, at in zip(target.starts, _solutions_at(target, there), strict=True):
         for other, x0 in crossings_of(target.model, *at, rng)[:N_CROSSING]:
             starts = [
                 x0 if other_name == name else there[other_name] for other_name in target.starts
