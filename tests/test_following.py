@@ -1,9 +1,12 @@
 """Draws that follow the ODE: weights by quadrature, NUTS's posterior, and where NUTS is stuck."""
 
+from types import SimpleNamespace
+
 import arviz as az
 import numpy as np
 import pymc as pm
 import pytest
+import xarray as xr
 from scipy import stats
 
 import pymc_gradmatch as gm
@@ -145,9 +148,8 @@ def test_squares_pulled_back_are_products_of_their_jacobians(two_kernel_gp, rng)
 def test_small_rounds_travel_to_where_the_target_is(rng):
     """Assert moments of a normal four of the start's standard deviations away along every axis."""
     target = stats.multivariate_normal(np.full(4, 4.0), 0.25 * np.eye(4))
-    found = gather(target.logpdf, Mixture.around(np.zeros(4), np.eye(4)), 1_500, rng)
-    assert found.is_reliable
-    assert found.n_effective > 1_500
+    rounds = gather(target.logpdf, Mixture.around(np.zeros(4), np.eye(4)), rng)
+    found = next(one for one in rounds if one.is_reliable and one.n_effective > 1_500)
     error = 4 * 0.5 / np.sqrt(found.n_effective)
     np.testing.assert_allclose(found.weights @ found.points, 4, atol=error)
     assert found.log_evidence == pytest.approx(0, abs=4 / np.sqrt(found.n_effective))
@@ -155,7 +157,7 @@ def test_small_rounds_travel_to_where_the_target_is(rng):
 
 def test_rounds_that_meet_nothing_end_with_a_k_that_says_so(rng):
     around = Mixture.around(np.zeros(2), np.eye(2))
-    found = gather(lambda points: np.full(len(points), -np.inf), around, 100, rng)
+    [found] = gather(lambda points: np.full(len(points), -np.inf), around, rng)
     assert not found.is_reliable
 
 
@@ -373,14 +375,25 @@ def test_a_search_that_cannot_begin_returns_the_draws_of_nuts(stuck, monkeypatch
     assert len(runs) == 1
 
 
-@pytest.mark.parametrize("away", [0.0, 1.0])
-def test_searches_that_do_not_agree_are_not_handed_out(away, rng):
-    """Assert that two searches in two modes, each with reliable weights, are not one answer."""
-    points = rng.normal(size=(2, 1_000, 3))
-    points[1] += away
-    each = [weigh(some, 0.01 * rng.normal(size=1_000)) for some in points]
-    assert all(one.is_reliable for one in each)
-    assert following._agree(each) == (away == 0)
+@pytest.mark.parametrize(("apart", "rounds"), [((0.0,), 1), ((1.0, 0.0), 2), ((1.0, 0.5), 2)])
+def test_searches_go_on_until_chains_agree(apart, rounds, monkeypatch, rng):
+    """Assert that reliable weights in two places are no answer, and that the last word counts."""
+    start = xr.Dataset({"phi": (("chain", "draw", "n"), rng.normal(size=(4, 500, 3)))})
+    target = SimpleNamespace(coordinates=lambda _: start["phi"].to_numpy().reshape(-1, 3))
+    sides, yielded = iter((0, 1)), []
+
+    def gathered(*_):
+        side = next(sides)
+        for far in apart:
+            points = rng.normal(size=(2_000, 3)) + far * side
+            yielded.append(far)
+            yield weigh(points, 0.01 * rng.normal(size=2_000)), points
+
+    monkeypatch.setattr(following, "_gathered", gathered)
+    drawn = follow(SimpleNamespace(target=target), start, rng)
+    assert drawn.u.shape == (4, 500, 3)
+    assert len(yielded) == 2 * rounds
+    assert drawn.is_reliable == (apart[-1] == 0)
 
 
 @pytest.mark.parametrize("n_distinct", [1, 2])

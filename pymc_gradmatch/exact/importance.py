@@ -1,6 +1,6 @@
 """Importance sampling from mixtures that move to their target, and what says that they cover it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -317,10 +317,8 @@ def search(target: LogDensity, start: Mixture, n_draws: int, rng: np.random.Gene
     return Search(latest, len(pool.proposals))
 
 
-def gather(
-    target: LogDensity, start: Mixture, n_effective: float, rng: np.random.Generator
-) -> Weighted:
-    """Add rounds of draws until all together are worth so many, or for :data:`SMALL_ROUNDS`.
+def gather(target: LogDensity, start: Mixture, rng: np.random.Generator) -> Iterator[Weighted]:
+    """Add rounds of draws, and yield all together after each of at most :data:`SMALL_ROUNDS`.
 
     As :func:`search`, for a target that is dear: rounds are small, and no draw is thrown away.
     """
@@ -329,12 +327,11 @@ def gather(
         points = latest.draw(SMALL_ROUND, rng)
         pool.add(latest, points, target(points))
         weighted = weigh(pool.points, pool.log_ratio)
-        is_enough = weighted.is_reliable and weighted.n_effective > n_effective
-        if is_enough or not weighted.n_effective:  # or the target is zero at all draws
+        yield weighted
+        if not weighted.n_effective:  # the target is zero at all draws
             break
         chosen, _ = pool.chosen(SMALL_ROUND, rng)
         latest = fit_mixture(chosen, rng).stretched()
-    return weighted
 
 
 def _flattened(log_ratio, n_needed: float) -> NDArray[np.float64]:

@@ -20,8 +20,10 @@ References
    Journal on Scientific Computing* 36(4).
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
+import arviz as az
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
@@ -48,7 +50,8 @@ MOST_COORDINATES = 600  # of states: a draw costs their number to the power of t
 SEARCHES, ENOUGH = 2, 400  # of their own; effective draws that are a chain
 MOST_PILOTS, WIDER = 3_000, 2.0  # draws that the first proposal is fitted to, and one around it
 AT_ONCE = 1_000_000  # numbers in the matrices of draws that are solved for together
-APART = 0.3  # standard deviations between means of searches that agree: six of their errors
+AGREED, CHANCE = 0.01, 10  # R-hat less one; in fewer than a thousand draws chance moves it further
+COMPARED = 1_000  # draws of each chain that tell whether searches agree
 MOST_STEPS, SOLVED = 10, 1e-3  # of Newton, and the error of z that is left
 SHORTER = (1.0, 0.3, 0.1)  # of a step, where a whole one leads away
 
@@ -325,44 +328,60 @@ def follow(matched: Followed, posterior: xr.Dataset, rng: np.random.Generator) -
 
     Two searches, each from half of the chains, so that R-hat compares what came about by itself.
     A chain is a share of the draws of all rounds of one of them, repeated as often as their
-    weights say: effective sample sizes take account of that.
+    weights say: effective sample sizes take account of that.  Searches go on until they agree.
     """
     n_chains, n_draws = posterior.sizes["chain"], posterior.sizes["draw"]
     phi = matched.target.coordinates(posterior)
     around = Mixture.around(phi.mean(axis=0), WIDER**2 * np.atleast_2d(np.cov(phi.T)))
     halves = np.array_split(phi.reshape(n_chains, n_draws, -1), min(SEARCHES, n_chains))
-    found = [_gathered(matched, half, around, rng) for half in halves]
-    drawn = []
-    for half, (weighted, u) in zip(halves, found, strict=True):
-        mixed = rng.permutation(len(u))
-        shares = [mixed[chain :: len(half)] for chain in range(len(half))]
-        drawn += [u[share[repeated(weighted.weights[share], n_draws, rng)]] for share in shares]
-    each = [weighted for weighted, _ in found]
-    return Chains(
-        np.stack(drawn),
-        max(weighted.pareto_k for weighted in each),
-        all(weighted.is_reliable for weighted in each) and _agree(each),
-    )
+    searches = [_gathered(matched, half, around, rng) for half in halves]
+    for found in zip(*searches, strict=False):  # until one has no rounds left
+        drawn = []
+        for half, (weighted, u) in zip(halves, found, strict=True):
+            places = chains_of(weighted, len(half), max(n_draws, COMPARED), rng)
+            drawn.append((weighted.points[places], u[places]))
+        points, u = map(np.concatenate, zip(*drawn, strict=True))
+        each = [weighted for weighted, _ in found]
+        is_reliable = all(weighted.is_reliable for weighted in each) and agree(points)
+        if is_reliable:
+            break
+    kept = np.arange(n_draws) * u.shape[1] // n_draws
+    return Chains(u[:, kept], max(weighted.pareto_k for weighted in each), is_reliable)
 
 
-def _agree(each: list[Weighted]) -> bool:
-    """Tell whether the means of searches are near to each other beside how wide they are."""
-    means = np.array([one.weights @ one.points for one in each])
-    squares = np.array([one.weights @ np.square(one.points) for one in each])
-    variances = squares - np.square(means)
-    return bool((np.square(means - means[0]) <= APART**2 * variances).all())
+def chains_of(
+    weighted: Weighted, n_chains: int, n_draws: int, rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """Return the places of chains of weighted draws, none in two of them, ``(chain, draw)``."""
+    mixed = rng.permutation(len(weighted.weights))
+    shares = [mixed[chain::n_chains] for chain in range(n_chains)]
+    return np.array([share[repeated(weighted.weights[share], n_draws, rng)] for share in shares])
 
 
-def _gathered(matched: Followed, near, around: Mixture, rng) -> tuple[Weighted, NDArray]:
-    """Return weighted draws of the few, worth as many chains as given, and value variables."""
+def agree(chains: NDArray[np.float64]) -> bool:
+    """Tell whether R-hat is what PyMC asks for, of chains of shape ``(chain, draw, n)``."""
+    return bool((az.rhat(chains) - 1 < max(AGREED, CHANCE / chains.shape[1])).all())
+
+
+def _gathered(
+    matched: Followed, near, around: Mixture, rng
+) -> Iterator[tuple[Weighted, NDArray[np.float64]]]:
+    """Yield weighted draws of the few, and value variables.
+
+    First when they are worth as many chains as given, then twice as many and so on, at last
+    when there are no rounds left.
+    """
     pilots = rng.permutation(near.reshape(-1, near.shape[-1]))[:MOST_PILOTS]
     start = fit_mixture(pilots, rng).stretched().defended(around)
-    rounds = []
+    rounds, needed = [], len(near) * ENOUGH
 
     def target(phi):
         height, u = matched(phi, rng.normal(size=(len(phi), matched.n_random)))
         rounds.append(u)
         return height
 
-    weighted = gather(target, start, len(near) * ENOUGH, rng)
-    return weighted, np.concatenate(rounds)
+    for weighted in gather(target, start, rng):
+        if weighted.is_reliable and weighted.n_effective > needed:
+            needed *= 2
+            yield weighted, np.concatenate(rounds)
+    yield weighted, np.concatenate(rounds)

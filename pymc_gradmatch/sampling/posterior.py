@@ -67,7 +67,7 @@ from pymc_gradmatch.sampling.density import (
     same_but_for_constants,
     write,
 )
-from pymc_gradmatch.sampling.following import follow, followed
+from pymc_gradmatch.sampling.following import agree, follow, followed
 from pymc_gradmatch.sampling.parallel import NEVER, as_seeds, in_parallel, shown
 
 
@@ -102,7 +102,6 @@ def held_variables(model: pm.Model) -> set:
 
 FOLLOWED = "Importance sampling of draws that follow the ODE, Pareto k {:.2f}"
 ATTEMPTS = 3  # runs in coordinates fitted anew, before chains that disagree are returned
-AGREED, CHANCE = 0.01, 10  # R-hat less one; in fewer than a thousand draws chance moves it further
 EFFECTIVE = 100  # draws of each chain, with fewer of which PyMC warns
 ENOUGH_PILOTS = 100  # draws per coordinate of the ridge
 ACCEPTED = 0.9  # in bent coordinates; at 0.8 up to ten times as many draws diverge, as dear each
@@ -313,9 +312,8 @@ class CompiledPosterior:
         if self.split.n_monomials == 0 or n_chains * n_draws < ENOUGH_PILOTS * n_curved:
             return True
         along = q[..., : n_curved + int(self.split.is_held.sum())]
-        agree = (az.rhat(along) - 1 < max(AGREED, CHANCE / n_draws)).all()
         enough = (az.ess(along) >= n_chains * min(EFFECTIVE, n_draws / 10)).all()
-        return bool(agree and enough)
+        return bool(enough) and agree(along)
 
     def variables(self, u: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
         """Return the model's variables by name, from points of shape ``(..., n)``."""
