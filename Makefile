@@ -29,8 +29,7 @@ lint: $(VENV)/.installed-test
 types: $(VENV)/.installed-test
 	$(BIN)/mypy
 
-docs: $(VENV)/.installed-test
-	$(BIN)/python -m pip install --quiet --editable ".[test,docs]"
+docs: $(VENV)/.installed-docs
 	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going docs docs/_build/html
 
 dist: $(BIN)/python
@@ -52,6 +51,10 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml
 $(VENV)/.installed-test: $(BIN)/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable ".[test]"
 	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-docs: $(BIN)/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable ".[test,docs]"
+	@touch $@ $(VENV)/.installed $(VENV)/.installed-test
 
 clean:
 	rm -rf $(VENV) demo-output dist docs/_build docs/api/generated docs/notebooks

@@ -104,6 +104,17 @@ def test_a_single_experiment_with_a_long_gap_is_fitted_as_by_itself():
         assert abs(difference) < 5 * errors[name]
 
 
+def test_experiments_that_follow_other_equations_get_no_seal():
+    """Assert that what a common solution leaves of all is looked at, as of a single one."""
+    t = np.linspace(0, 4, 17)
+    rng = np.random.default_rng(1)
+    waves = 2 + np.cos(3 * t[:, None] + rng.uniform(0, 6, 3)) + rng.normal(0, SIGMA, (17, 3))
+    waves = {f"e{k}": gm.Experiment(t, wave[:, None]) for k, wave in enumerate(waves.T)}
+    fit = fitted(waves, {"k": pm.Normal.dist(0, 1)})
+    assert not fit.is_exact
+    assert "leaves much of 'mass' unexplained" in fit.verdict
+
+
 def test_starts_are_of_each_experiment(shared):
     experiments, fit = shared
     x0 = fit.idata["posterior"]["x0"]

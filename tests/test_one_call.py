@@ -186,6 +186,17 @@ def test_noise_in_the_place_of_motion_gets_no_seal(start, rate, states):
     assert unexplained(residuals(target, over)) == states
 
 
+def test_of_a_model_of_ones_own_the_verdict_alone_says_what_is_unexplained():
+    """Assert that refine, on the way there, does not warn of the same: warnings are errors."""
+    t = np.linspace(0, 4, 17)
+    data = 2 + np.cos(3 * t)[:, None] + np.random.default_rng(1).normal(0, 0.03, (17, 1))
+    gp = gm.StateGP(t, data, [pm.gp.cov.Matern52(1, ls=1.0)], sigma=0.05)
+    model = four_lines(gp, lambda x: pm.Normal("y", x, pm.HalfNormal("sigma", 1), observed=data))
+    fit = gm.fit(model=model, random_seed=1, progressbar=False)
+    assert not fit.is_exact
+    assert "leaves much of 'mass' unexplained" in fit.verdict
+
+
 @pytest.mark.parametrize("off", [0.0, 1.0])
 def test_one_datum_far_off_is_an_outlier(off):
     """Assert it of a decay: a mode that has a jump on the wrong side of one time leaves such."""

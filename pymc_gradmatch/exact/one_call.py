@@ -286,8 +286,7 @@ def fit(
                 "priors, or model= with a GradientMatchingODE."
             )
             raise TypeError(msg)
-        with warnings.catch_warnings():  # of what refine found; the verdict says it of the draws
-            warnings.simplefilter("ignore", UnexplainedWarning)
+        with verdict_to_come():
             model = build_model(
                 ode, t, y, priors=priors, preset="refined", random_seed=rng,
                 progressbar=progressbar, **written, **settings,
@@ -297,7 +296,8 @@ def fit(
         raise TypeError(msg)
     with reporting("writing the exact posterior", enabled=progressbar) as say:
         target = exact_posterior(model)
-        there = _start(target, rng, progressbar=progressbar)
+        with verdict_to_come():
+            there = _start(target, rng, progressbar=progressbar)
         _check_start(target, there)
         say("climbing to its mode")
         if isinstance(target, Separate):
@@ -328,6 +328,11 @@ def fit(
         modes=pd.DataFrame(target.scalars(found.modes.points)).assign(weight=found.modes.shares),
         unidentified=unidentified,
     )
+
+
+def verdict_to_come() -> warnings.catch_warnings:
+    """Leave out the warning of what refine could not explain, which a verdict says of the draws."""
+    return warnings.catch_warnings(action="ignore", category=UnexplainedWarning)
 
 
 def _found(

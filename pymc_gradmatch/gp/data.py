@@ -199,23 +199,9 @@ class Data:
         """Tell whether times and observations are the same."""
         return np.array_equal(self.t, other.t) and np.array_equal(self.y, other.y, equal_nan=True)
 
-    def residuals(self, x: NDArray[np.float64], states: Sequence[str]) -> list["Residuals"]:
-        """Return what states at these times leave of each one's data, where these are enough."""
-        found = []
-        for state, data, explained in zip(states, self.y.T, x.T, strict=True):
-            seen = ~np.isnan(data)
-            if seen.sum() < FEW:
-                continue
-            left, moved = data[seen] - explained[seen], data[seen] - data[seen].mean()
-            together = left[1:] @ left[:-1] / max(left @ left, TINY)
-            share = left @ left / max(moved @ moved, TINY)
-            hang_together = bool(together > TOGETHER / np.sqrt(seen.sum()))
-            found.append(Residuals(state, share, hang_together, _have_outlier(left)))
-        return found
-
 
 class Residuals(NamedTuple):
-    """What states that are to explain the data leave of them, of one state.
+    """What states that are to explain the data leave of them, of one state in all experiments.
 
     Attributes
     ----------
@@ -233,6 +219,38 @@ class Residuals(NamedTuple):
     share: float
     hang_together: bool
     have_outlier: bool
+
+
+def residuals(
+    pairs: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]], states: Sequence[str]
+) -> list[Residuals]:
+    """Return what states leave of each one's data, where these are enough.
+
+    Parameters
+    ----------
+    pairs : sequence of tuple of array
+        Data, and the states at their times, ``(time, state)``, of one experiment each.
+    states : sequence of str
+        Names.
+    """
+    found = []
+    for number, state in enumerate(states):
+        each, moved = [], []
+        for data, explained in pairs:
+            seen = ~np.isnan(data[:, number])
+            if seen.any():
+                y = data[seen, number]
+                each.append(y - explained[seen, number])
+                moved.append(y - y.mean())
+        n = sum(map(len, each))
+        if n < FEW:
+            continue
+        left, motion = np.concatenate(each), np.concatenate(moved)
+        share = left @ left / max(motion @ motion, TINY)
+        together = sum(float(one[1:] @ one[:-1]) for one in each) / max(left @ left, TINY)
+        hang_together = bool(together > TOGETHER / np.sqrt(n))
+        found.append(Residuals(state, share, hang_together, _have_outlier(left)))
+    return found
 
 
 def _have_outlier(left: NDArray[np.float64]) -> bool:

@@ -10,7 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch.gp.data import read_only
+from pymc_gradmatch.gp.data import Residuals, read_only, residuals
 from pymc_gradmatch.gp.derivatives import Operators
 from pymc_gradmatch.gp.processes import Parameterization, Processes
 from pymc_gradmatch.gp.state_gp import StateGP, add_states
@@ -220,6 +220,11 @@ class StateGPs(StateGP):
     def processes(self) -> Any:
         """C, D and A and their eigenbases, each experiment's after the other's."""
         return _SideBySide.of([gp.processes for gp in self.members])
+
+    def residuals(self, x: NDArray[np.float64], states: Sequence[str]) -> list[Residuals]:
+        """Return what states on the grids leave of each one's data, of all experiments together."""
+        pairs = zip(self.members, x, strict=True)
+        return residuals([(gp.data.y, own[gp.observed]) for gp, own in pairs], states)
 
     @property
     def t(self) -> NDArray[np.float64]:

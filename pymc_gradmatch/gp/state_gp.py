@@ -17,6 +17,7 @@ from pymc_gradmatch.arguments import as_numbers
 from pymc_gradmatch.gp.data import (
     ROUNDING,
     Data,
+    Residuals,
     around_breaks,
     as_nugget,
     as_positive,
@@ -25,6 +26,7 @@ from pymc_gradmatch.gp.data import (
     grid_around,
     levels_of,
     read_only,
+    residuals,
     staircase,
     states_of,
 )
@@ -266,6 +268,10 @@ class StateGP:
     def observed(self) -> NDArray[np.intp]:
         """Where in the grid the observations are, shape ``(observation,)``."""
         return np.searchsorted(self.t, self.t_observed)
+
+    def residuals(self, x: NDArray[np.float64], states: Sequence[str]) -> list[Residuals]:
+        """Return what states on the grid leave of each one's data, where these are enough."""
+        return residuals([(self.data.y, x[self.observed])], states)
 
     def at_observations(self, x):
         r"""Return what a likelihood of the observations is about: of states, of noise, of data.

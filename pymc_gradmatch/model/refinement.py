@@ -830,7 +830,7 @@ def _warn_if_apart(distance: NDArray[np.float64], ode: ODE, theta: Mapping[str, 
 def _unexplained(centred: StateGP, ode: ODE) -> list[str]:
     """Return the states whose data the solution that processes are centred on does not explain."""
     solution = centred.states_of(centred.prior_mean)
-    return unexplained(centred.data.residuals(solution[centred.observed], ode.states))
+    return unexplained(centred.residuals(solution, ode.states))
 
 
 def _warn_if_unexplained(centred: StateGP, ode: ODE, theta: Mapping[str, float]):
