@@ -350,10 +350,10 @@ def integrate_check(
     the tail of the weights is short (k is below min(1 - 1 / log10(n), 0.7), where
     estimates from n draws are reliable [2]_), that the three searches agree on
     the evidence, and on mean and standard deviation of every coordinate, but for 0.15 of
-    these and four Monte Carlo errors, which are small, that walks by Hamiltonian dynamics from the draws
-    lead nowhere where the searches have not been, that walks along the ridges of the
-    density came to their ends, and that what the solution leaves of the data is little, or
-    no motion.  Of several experiments nobody walks; each is searched by itself as well, with
+    these and four Monte Carlo errors, which are small, that walks by Hamiltonian dynamics
+    from the draws lead nowhere where the searches have not been, that walks along the ridges
+    of the density came to their ends, and that what the solution leaves of the data is little,
+    or no motion.  Of several experiments nobody walks; each is searched by itself as well, with
     what all share where it is most probable, and must have the evidence that was integrated.
     k alone is blind where no draws are.  Nothing is proved: a region that all of
     these missed goes unseen.
