@@ -2,6 +2,7 @@
 
 import numpy as np
 import pymc as pm
+import pytensor.tensor as pt
 import pytest
 
 import pymc_gradmatch as gm
@@ -154,6 +155,27 @@ def test_the_parts_of_the_density_add_up_to_it(shared):
         np.testing.assert_allclose(target.one(number, phi), target.each(phi)[:, number])
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_bound_is_its_experiment_s_however_it_is_written(is_first):
+    """Assert it of comparisons, one of which does not notice that states are lost."""
+    model = gm.build_model(
+        DECAY, experiments=decays([0.8, 0.8]), priors={"k": pm.HalfNormal.dist(2)},
+        preset="refined", random_seed=1, progressbar=False,
+    )  # fmt: skip
+    with model:
+        x0 = model["x"][:, 0, 0]
+        bound = pt.switch(x0 > 4, -np.inf, 0.0) if is_first else pt.switch(x0 <= 4, 0.0, -np.inf)
+        pm.Potential("bounded", bound)
+    target = Separate(model)
+    phi = target.starting_at({"k": 0.8}, [np.array([[1.0], [1.5]])])
+    target.separate(phi)
+    other = target.starting_at({"k": 0.8}, [np.array([[1.0], [5.0]])])
+    assert np.isinf(target.each(np.stack([phi, other]))).tolist() == [
+        [False] * 3,
+        [False, True, False],
+    ]
+
+
 def test_the_marginal_density_is_that_of_the_closed_form(shared):
     experiments, fit = shared
     target, rng = Separate(fit.model), np.random.default_rng(1)
@@ -261,3 +283,14 @@ def test_a_term_that_connects_experiments_is_refused():
 
     with pytest.raises(ValueError, match=r"\['alike'\] depend on several experiments"):
         fitted(experiments, connected)
+
+
+def test_a_comparison_that_connects_experiments_is_refused():
+    model = gm.build_model(
+        DECAY, experiments=decays([0.8, 0.8]), priors={"k": pm.HalfNormal.dist(2)},
+        preset="refined", random_seed=1, progressbar=False,
+    )  # fmt: skip
+    with model:
+        pm.Potential("bounded", pt.switch(model["x"][:, 0, 0].sum() > 4, -np.inf, 0.0))
+    with pytest.raises(ValueError, match=r"\['bounded'\] depend on several experiments"):
+        gm.fit(model=model, random_seed=1, progressbar=False)

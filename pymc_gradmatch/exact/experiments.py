@@ -69,7 +69,13 @@ from pymc_gradmatch.ode import in_experiments
 SEARCHING, WEIGHING, CHECKING = 8, 8, 400  # draws of an experiment's own unknowns
 WIDER = (1.0, 1.2, 1.4)  # of the proposals for these, in the searches' draws
 CLIMBS, SETTLED = 30, 1e-3
-ASIDE = 1e-2  # by which a coordinate is moved, to see what depends on it
+# By which a coordinate, and states in units of their own, are moved to see what depends on them.
+ASIDE, STATES_ASIDE = np.array([0.01, 1.0, 5.0]), np.array([0.01, 1.0, 100.0])
+ROUNDING = 1e-9
+CONNECTING = (
+    "{} depend on several experiments at once; expected terms that belong to one experiment each, "
+    "or to what all share."
+)
 PILOTS, SIZES = 500, (500, 2_000)  # draws of a round; each is many solutions
 MOST_NUMBERS = 4_000_000
 ROUGHLY = 0.03  # of a solution's slopes, to which parameters are first fitted
@@ -104,6 +110,7 @@ class Separate(ExactPosterior):
         self.own = np.zeros((len(self.experiments), 0), dtype=int)
         self._of_each: list[NDArray[np.intp]] = []
         self._priors: list[NDArray[np.intp]] = []
+        self._common: list[str] = []
         self._prior_terms: list[TensorVariable] = []
         self._prior_elements: Callable = self._elements
 
@@ -115,30 +122,38 @@ class Separate(ExactPosterior):
     def separate(self, phi: NDArray[np.float64]):
         """Find out what belongs to which experiment, at a point of positive density.
 
-        Sets :attr:`own`, places of each experiment's coordinates, ``(experiment, n)``.
+        Sets :attr:`own`, places of each experiment's coordinates, ``(experiment, n)``.  What a
+        term depends on shows where that is moved: a little and far, since a comparison notices
+        nothing else, and states are lost as well, which those do not notice.
         """
         n_experiments, n = len(self.experiments), len(phi)
         u, starts = self._parts(phi[None])
         (trajectories,) = self._solved(u, starts)
         base = self._evaluated(u, trajectories)[0]
+        widths = np.ptp(trajectories, axis=(0, 1, 2)) + np.abs(trajectories).mean(axis=(0, 1, 2))
+        widths = np.where(widths > 0, widths, 1.0)
+        steps = np.append(np.concatenate([STATES_ASIDE, -STATES_ASIDE]), np.nan)
+        u_again = [np.repeat(part, len(steps), axis=0) for part in u]
         seen = []
         for number in range(n_experiments):
-            without = trajectories.copy()
-            without[:, number] = np.nan
-            seen.append(self._evaluated(u, without)[0] != base)
+            elsewhere = np.repeat(trajectories, len(steps), axis=0)
+            elsewhere[:, number] += steps[:, None, None] * widths
+            seen.append(_differ(self._evaluated(u_again, elsewhere), base).any(axis=0))
         by_states = np.array(seen)  # (experiment, element)
         # Coordinates, with the states as they are.
-        moved = np.tile(phi, (n, 1)) + ASIDE * np.eye(n)
-        u_moved, starts_moved = self._parts(moved)
-        theta = self._at(u_moved, starts_moved)[0]
-        rows = (theta != self._at(u, starts)[0]).any(axis=(-2, -1))
-        elements = self._evaluated(u_moved, np.tile(trajectories, (n, 1, 1, 1))) != base
+        theta, tiled = self._at(u, starts)[0], np.tile(trajectories, (n, 1, 1, 1))
+        rows = np.zeros((n, n_experiments), dtype=bool)
+        starting, elements = np.zeros_like(rows), np.zeros((n, base.size), dtype=bool)
+        for size in [*ASIDE, *-ASIDE]:
+            u_moved, starts_moved = self._parts(phi + size * np.eye(n))
+            rows |= _differ(self._at(u_moved, starts_moved)[0], theta).any(axis=(-2, -1))
+            starting |= _differ(starts_moved[0], starts[0]).any(axis=-1)
+            elements |= _differ(self._evaluated(u_moved, tiled), base)
         n_x0 = starts[0].shape[1]
         n_free = len(self._unknown[0])
         is_start = np.arange(n) >= n - n_x0 * n_free
-        touched = rows | ((elements[:, None] & by_states).any(axis=-1))
-        # The start is a known function of it, say.
-        touched |= (starts_moved[0] != starts[0]).any(axis=-1)
+        # The start may be a known function of it, say.
+        touched = rows | starting | (elements[:, None] & by_states).any(axis=-1)
         owner = np.where(touched.sum(axis=1) == 1, touched.argmax(axis=1), -1)
         owner[is_start] = np.repeat(np.arange(n_x0), n_free)
         counts = np.bincount(owner[owner >= 0], minlength=n_experiments)
@@ -150,16 +165,13 @@ class Separate(ExactPosterior):
         both = belongs.sum(axis=0) > 1
         if both.any():
             connecting = self._names_of(both)
-            msg = (
-                f"{connecting} depend on several experiments at once; expected terms that belong "
-                "to one experiment each, or to what all share."
-            )
-            raise ValueError(msg)
+            raise ValueError(CONNECTING.format(connecting))
         self.own = np.array([np.flatnonzero(owner == e) for e in range(n_experiments)])
         owns = np.where(belongs.any(axis=0), belongs.argmax(axis=0), n_experiments)
         self._of_each = [np.flatnonzero(owns == e) for e in range(n_experiments + 1)]
         is_prior = ~by_states.any(axis=0)
         priors = [places[is_prior[places]] for places in self._of_each[:-1]]
+        self._common = self._names_of(owns == n_experiments)
         term = np.repeat(np.arange(len(self._terms)), self._sizes)
         kept = np.isin(term, term[np.concatenate(priors)])  # the others are left unwritten
         self._priors = [np.searchsorted(np.flatnonzero(kept), places) for places in priors]
@@ -211,6 +223,14 @@ class Separate(ExactPosterior):
     def _evaluated(self, u, trajectories) -> NDArray[np.float64]:
         return _side_by_side(_values(self._elements, self._terms, u, trajectories))
 
+    def check_common(self, parts: NDArray[np.float64]):
+        """Raise if what all share is not the same for all draws of own unknowns ``(point, draw)``.
+
+        A comparison far from where terms were looked at may have gone unnoticed.
+        """
+        if _differ(parts, parts[:, :1]).any():
+            raise ValueError(CONNECTING.format(self._common))
+
     def _names_of(self, elements) -> list[str]:
         parts = np.split(elements, np.cumsum(self._sizes)[:-1])
         return [name for name, part in zip(self.single_terms, parts, strict=True) if part.any()]
@@ -231,6 +251,11 @@ def _values(evaluate: Callable, terms, u, trajectories) -> list[NDArray[np.float
 def _side_by_side(values: Iterable[NDArray[np.float64]]) -> NDArray[np.float64]:
     """Return arrays of shape ``(draw, ...)`` as one of shape ``(draw, element)``."""
     return np.concatenate([value.reshape(len(value), -1) for value in values], axis=1)
+
+
+def _differ(values: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Tell which differ beyond rounding, which is another one in vectors of another length."""
+    return ~np.isclose(values, others, rtol=ROUNDING, atol=ROUNDING)
 
 
 class Inner(NamedTuple):
@@ -487,6 +512,7 @@ class Nested:
         own = own.swapaxes(1, 2)
         phi = self.phi(np.repeat(shared, n_inner, axis=0), own.reshape(-1, *own.shape[2:]))
         parts = self.target.each(phi).reshape(len(shared), n_inner, -1)
+        self.target.check_common(parts[..., -1])
         weights = parts[..., :-1] - log_q.swapaxes(1, 2)
         with np.errstate(divide="ignore", invalid="ignore"):
             log_z = logsumexp(weights, axis=1) - np.log(n_inner)
