@@ -141,6 +141,36 @@ def test_data_set_anew_are_the_data(y):
     )
 
 
+@pytest.mark.slow
+def test_data_set_anew_do_not_lose_the_seal_for_the_old_ones(y):
+    """Assert that a solution which explains the new data is not asked to explain the old."""
+    other = START * np.exp(-2.5 * T)[:, None] + np.random.default_rng(2).normal(0, 1.0, y.shape)
+    with pm.Model() as model:
+        rate, x = pm.HalfNormal("rate", 2), a_gp(y).prior("x")
+        pm.Normal("y", x, pm.HalfNormal("sigma", 2), observed=pm.Data("data", y))
+        gm.GradientMatchingODE("gradient_match", DECAY, x, [rate], gp=a_gp(y), gamma=0.1)
+        pm.set_data({"data": other})
+    fit = gm.fit(model=model, random_seed=1, progressbar=False)
+    assert fit.is_exact
+    mean, sd = fit.table.loc["rate", ["mean", "sd"]]
+    assert abs(mean - 2.5) < 4 * sd
+
+
+def test_labels_of_a_vector_are_its_own_and_not_those_of_states(y):
+    """Assert it of two rates where there are two states."""
+    two = gm.ODE(lambda t, x, th: [-th.p * x.a, -th.q * x.b], ["a", "b"], ["p", "q"])
+    gp = gm.StateGP(T, np.tile(y, 2), [pm.gp.cov.ExpQuad(1, ls=1.0)] * 2, sigma=[1.0, 1.0])
+    with pm.Model(coords={"enzyme": ["one", "two"], "state": ["a", "b"]}) as model:
+        rates = pm.LogNormal("rates", dims="enzyme")
+        others = pm.Normal("others", shape=2)
+        x = gp.prior("x")
+        pm.Normal("y", x, 1.0, observed=np.tile(y, 2))
+        pm.Normal("z", others * x[0], 1.0, observed=np.ones(2))
+        gm.GradientMatchingODE("match", two, x, [rates[0], rates[1]], gp=gp, gamma=0.1)
+    names = ["rates_log__[one]", "rates_log__[two]", "others[0]", "others[1]", "x0[a]", "x0[b]"]
+    assert ExactPosterior(model).names == names
+
+
 def test_potentials_of_the_states_weigh(y):
     def likelihood(x):
         pm.Normal("y", x, 1.0, observed=y)
@@ -272,6 +302,51 @@ def test_an_intervention_on_theta_moves_the_prediction(gaussian_model):
     assert float(np.abs(prior["prior"]["x"].isel(time=-1)).max()) > 1
 
 
+def test_what_pm_do_fixes_wins_over_draws_of_it(exact, gaussian_model):
+    done = pm.do(gaussian_model, {"rate": 3.0})
+    predicted = gm.predict(exact.idata, model=done, t=[0.0, 1.0])["posterior_predictive"]["x"]
+    start = exact.idata["posterior"]["x0"].to_numpy()
+    np.testing.assert_allclose(predicted[..., 1, :], start * np.exp(-3.0), rtol=1e-6)
+    data = gm.predict(exact.idata, model=done, random_seed=1)["posterior_predictive"]
+    away = float((data["y"] - data["x"].to_numpy()).std())
+    assert away == pytest.approx(1.0, abs=5 / np.sqrt(2 * data["y"].size))
+
+
+def test_what_was_computed_of_a_fixed_variable_is_computed_anew(y):
+    """Assert it of a rate that is another one's double, and that a child's draws are refused."""
+    gp = a_gp(y)
+    with pm.Model() as model:
+        half = pm.HalfNormal("half", 2)
+        rate, x = pm.Deterministic("rate", 2 * half), gp.prior("x")
+        pm.Normal("y", x, 1.0, observed=y)
+        gm.GradientMatchingODE("gradient_match", DECAY, x, [rate], gp=gp, gamma=0.1)
+    idata = made_up(gp, n=20, half=0.5)
+    done = pm.do(model, {"half": 1.5})
+    predicted = gm.predict(idata, model=done, random_seed=1)["posterior_predictive"]["x"]
+    start = idata["posterior"]["x"].to_numpy()[..., :1, 0]
+    np.testing.assert_allclose(predicted[..., 0], start * np.exp(-3.0 * T), rtol=1e-6)
+    with pm.Model() as model:
+        rate, x = pm.LogNormal("rate", pm.Normal("half"), 0.1), gp.prior("x")
+        pm.Normal("y", x, 1.0, observed=y)
+        gm.GradientMatchingODE("gradient_match", DECAY, x, [rate], gp=gp, gamma=0.1)
+    with pytest.raises(ValueError, match=r"draws of \['rate'\] are from before pm.do fixed"):
+        gm.predict(idata, model=pm.do(model, {"half": 1.5}))
+
+
+def test_where_a_potential_knows_the_data_the_solutions_are_what_is_predicted(y):
+    def likelihood(x):
+        pm.Potential("y", -0.5 * pm.math.sqr(x - y).sum())
+
+    predicted = gm.predict(made_up(a_gp(y), n=20), model=four_lines(a_gp(y), likelihood))
+    assert list(predicted.children) == ["posterior_predictive"]
+    assert predicted["posterior_predictive"]["x"].sizes["time"] == len(T)
+
+
+def test_a_fit_in_the_place_of_its_draws_is_refused(gaussian_model):
+    with pytest.raises(TypeError, match=r"idata is a dict; expected a DataTree"):
+        gm.predict({"rate": 1.0}, model=gaussian_model)
+
+
 def test_forecasts_go_beyond_the_data(exact, gaussian_model):
     forecast = gm.predict(exact.idata, model=gaussian_model, t=[0.5, 8.0])["posterior_predictive"]
     assert forecast["x"].sizes["time"] == 2
@@ -282,6 +357,8 @@ def test_forecasts_go_beyond_the_data(exact, gaussian_model):
     )
     with pytest.raises(ValueError, match="none before 0"):
         gm.predict(exact.idata, model=gaussian_model, t=[-1.0, 0.0])
+    with pytest.raises(ValueError, match=r"not increasing after t\[1\]"):
+        gm.predict(exact.idata, model=gaussian_model, t=[0.0, 2.0, 1.0])
 
 
 def test_a_draw_that_cannot_be_integrated_is_nan_and_stops_no_other(y):

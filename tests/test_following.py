@@ -375,6 +375,12 @@ def test_a_search_that_cannot_begin_returns_the_draws_of_nuts(stuck, monkeypatch
     assert len(runs) == 1
 
 
+@pytest.mark.parametrize("drift", [0.0, 2.0])
+def test_a_single_chain_agrees_with_itself_where_its_halves_do(drift, rng):
+    chain = rng.normal(size=(1, 2_000, 3)) + drift * np.linspace(0, 1, 2_000)[:, None]
+    assert following.agree(chain) == (drift == 0)
+
+
 @pytest.mark.parametrize(("apart", "rounds"), [((0.0,), 1), ((1.0, 0.0), 2), ((1.0, 0.5), 2)])
 def test_searches_go_on_until_chains_agree(apart, rounds, monkeypatch, rng):
     """Assert that reliable weights in two places are no answer, and that the last word counts."""

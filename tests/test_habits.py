@@ -153,6 +153,12 @@ def interventions(road, tmp_path):
         few(road.idata), model=halved, predictions=True, compile_kwargs=FAST, **QUIET
     )
     assert is_finite(drawn["predictions"].dataset)
+    solved, before = (
+        gm.predict(few(road.idata), model=model, random_seed=1)["posterior_predictive"]["x"]
+        for model in (halved, road.model)
+    )
+    assert is_finite(solved)
+    assert float(np.abs(solved - before).max()) > 1e-3
 
 
 def observations(road, tmp_path):

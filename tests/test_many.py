@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -13,6 +14,7 @@ from unittest.mock import patch
 import dask
 import numpy as np
 import pymc as pm
+import pytensor
 import pytest
 import xarray as xr
 import zarr
@@ -23,7 +25,14 @@ import pymc_gradmatch as gm
 from pymc_gradmatch.sampling import in_parallel, many, posterior
 from pymc_gradmatch.sampling.parallel import WorkersLostError
 from pymc_gradmatch.sampling.posterior import compile_posterior
-from pymc_gradmatch.sampling.stack import NOT_YET, InFile, InMemory, Stack, open_file
+from pymc_gradmatch.sampling.stack import (
+    NOT_YET,
+    InFile,
+    InMemory,
+    Stack,
+    fingerprint,
+    open_file,
+)
 from tests.data import killed_fits
 
 T = np.linspace(0, 2, 8)
@@ -421,6 +430,56 @@ def test_longer_times_that_come_later_make_room(tmp_path, in_file):
         np.testing.assert_array_equal(fits["x"][place, 0, 0, own], 10 + t)
         assert fits["x"][place, ..., beyond].isnull().all()
     assert "times" in fits.coords
+
+
+@pytest.mark.parametrize("in_file", [False, True])
+def test_labels_that_come_later_make_room_and_keep_their_own(tmp_path, in_file):
+    """Assert it of the noise of what is observed, in three orders: of one state, both, another."""
+
+    def posterior(dim, sigma):
+        variables = {
+            "sigma": (("chain", "draw", dim), np.tile([*sigma.values()], (1, 4, 1))),
+            "count": (("chain", "draw"), np.ones((1, 4), dtype=int)),
+        }
+        return xr.Dataset(variables, {"chain": [0], "draw": np.arange(4), dim: [*sigma]})
+
+    arrays = InMemory()
+    if in_file:
+        arrays = InFile(open_file(tmp_path / "fits.zarr", {"random_seed": "1"}))
+    each = [{"b": 2.0}, {"a": 1.0}, {"a": 3.0, "b": 4.0}]
+    for place, sigma in enumerate(each):
+        dim = "state" if len(sigma) == 2 else "observed_state"
+        Stack(4, arrays, {}).put(place, posterior(dim, sigma))
+    fits = Stack(4, arrays, {}).dataset()
+    for place, sigma in enumerate(each):
+        found = fits["sigma"][place, 0, 0].to_series().dropna()
+        assert found.to_dict() == sigma
+    assert fits["count"][:3].to_numpy().tolist() == [[[1] * 4]] * 3
+    assert fits[["sigma", "count"]].isel(replicate=3).to_array().isnull().all()
+
+
+def add(a, b):
+    return a + b
+
+
+def shared_mean(value):
+    return pm.Normal.dist(pytensor.shared(value))
+
+
+@pytest.mark.parametrize(
+    ("make", "values"),
+    [
+        (lambda value: partial(add, value), (1, 2)),
+        (lambda value: {value}, (1, 2)),
+        (shared_mean, (1.0, 2.0)),
+        (pm.Normal.dist, (np.arange(9.0), np.where(np.arange(9) == 4, 0, np.arange(9.0)))),
+    ],
+    ids=["partial", "set", "shared", "vector"],
+)
+def test_fingerprints_tell_what_is_inside(make, values):
+    one, other = values
+    assert fingerprint(make(one)) == fingerprint(make(one))
+    assert fingerprint(make(one)) != fingerprint(make(other))
 
 
 def test_a_seed_that_was_used_is_still_the_same_seed(ode, ys, stored):

@@ -288,6 +288,27 @@ def test_the_papers_preset_and_whitened_states_take_logarithms_too(pelts, years)
     assert abs(first.mean() - second.mean()) < 0.3 * second.std()
 
 
+def test_draws_have_what_the_model_makes_the_states_from_and_of_them(pelts, years):
+    """Assert that PyMC draws data around the solutions, and computes nothing anew."""
+    model = built(NATURAL, years, pelts)
+    with model:
+        pm.Deterministic("most lynx", model["x"][:, 1].max())
+    fit = gm.fit(model=model, random_seed=1, progressbar=False)
+    posterior = fit.idata["posterior"].dataset
+    np.testing.assert_allclose(posterior["x_log_"], np.log(posterior["x"]), rtol=1e-9)
+    most = posterior["x"].isel(state=1).max("time")
+    np.testing.assert_allclose(posterior["most lynx"], most, rtol=1e-9)
+    assert {"most lynx"} == set(fit.table.index) & {"most lynx", "x_log_"}
+    some = fit.idata.isel(draw=slice(500))
+    drawn = pm.sample_posterior_predictive(
+        some, model=model, var_names=["y"], random_seed=1, progressbar=False,
+        compile_kwargs={"mode": "FAST_COMPILE"},
+    )["posterior_predictive"]["y"]  # fmt: skip
+    ours = fit.idata["posterior_predictive"]["y"]
+    theirs = np.log(drawn).std(["chain", "draw"])
+    np.testing.assert_allclose(theirs / np.log(ours).std(["chain", "draw"]).to_numpy(), 1, atol=0.2)
+
+
 @pytest.mark.parametrize("parameterization", ["centered", "whitened"])
 def test_data_are_predicted_around_solutions_also_where_states_are_computed(
     pelts, years, parameterization

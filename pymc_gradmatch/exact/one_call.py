@@ -101,12 +101,14 @@ class Fit(Verdict):
     pareto_k : float
         Tail index of the weights before smoothing.
     n_effective : float
-        One over the sum of the squared weights.
+        One over the sum of the squared weights: what the draws are worth.  ArviZ's ``ess`` of
+        ``idata`` takes repeated draws for different ones, and says more.
     covariance : pandas.DataFrame
         Covariance of the unconstrained coordinates by their names: a metric for
         another sampler.
     starts : list of dict
-        Free variables and ``x0`` at up to four draws: ``initvals`` for another sampler.
+        Free variables and ``x0`` at up to four draws: where a sampler of the exact posterior
+        may begin.  ``model`` has states in the place of ``x0``.
     modes : pandas.DataFrame
         What climbs arrived at, the highest first, one row each: every parameter, x(t0), and
         ``weight``, the share of the posterior that belongs to it.
@@ -273,6 +275,12 @@ def fit(
             "presets are made by gm.build_model and sampled by gm.sample."
         )
         raise TypeError(msg)
+    if others := sorted({"draws", "tune", "chains", "cores"} & {*settings}):
+        msg = (
+            f"gm.fit has no argument {' or '.join(map(repr, others))}: it runs no chain. n_draws "
+            "says how many draws there are; gm.sample runs chains."
+        )
+        raise TypeError(msg)
     rng = np.random.default_rng(random_seed)
     written: dict[str, Any] = {
         "experiments": experiments, "likelihood": likelihood, "scales": scales,
@@ -311,7 +319,9 @@ def fit(
         idata["searches"] = xr.DataTree(searched(found, target.names))
         unidentified = _unidentified(target, idata["posterior"].dataset, rng)
     disagreement = found.disagreement.set_axis([*target.names, "evidence"])
-    scalars = [name for name in idata["posterior"].data_vars if name not in target.states]
+    posterior = idata["posterior"].dataset
+    along = target.along_states - {name for name, v in posterior.items() if v.ndim == 2}
+    scalars = [name for name in posterior.data_vars if name not in along]
     strange = unexplained(residuals(target, found.modes.points[0]))
     is_exact = is_sealed(found, apart, strange)
     return Fit(

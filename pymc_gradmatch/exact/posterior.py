@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ from pymc_gradmatch._pymc import (
 )
 from pymc_gradmatch.exact.modes import Around
 from pymc_gradmatch.exact.solutions import Solutions, compile_for_draws, with_draws
-from pymc_gradmatch.gp import is_states
+from pymc_gradmatch.gp import is_states, levels_name
 from pymc_gradmatch.model import (
     constraints,
     densities_of,
@@ -291,6 +291,7 @@ class ExactPosterior(Solutions):
         trajectories = self._solved(u, starts)
         values = self._before_solving(u, starts)
         values |= dict(zip(self.states, trajectories, strict=True))
+        values |= self._made_of_states(u, trajectories)
         names = [str(rv.name) for rv in self._observed]
         observed = {
             name: self.model.rvs_to_values[self.model[name]].eval(mode=EVALUATE_ONCE)
@@ -313,6 +314,42 @@ class ExactPosterior(Solutions):
             for group, arrays in groups.items()
         }
         return from_dict(in_chains | {"observed_data": observed}, coords=coords, dims=dims)
+
+    @cached_property
+    def _of_states(self) -> list:
+        """What the model computes from the states, and names."""
+        free = {self._at_states[name] for name in self._free}
+        strangers = {*self._at_states.basic_RVs} - free
+        return [
+            v
+            for v in self._at_states.deterministics
+            if v.name not in self._named and not strangers & {*ancestors([v])}
+        ]
+
+    @property
+    def along_states(self) -> set[str]:
+        """Names of the states, of the free variables behind them, and of what is made of them."""
+        behind = {levels_name(name) for name in self.states}
+        return {*self.states, *behind, *(str(v.name) for v in self._of_states)}
+
+    def _made_of_states(self, u, trajectories) -> dict[str, NDArray[np.float64]]:
+        """Return what PyMC, and who looks at the draws, expects beside the states themselves."""
+        graphs = self._at_states.replace_rvs_by_values(self._of_states)
+        values = compile_for_draws([*self._values, *self._x], graphs)(*u, *trajectories)
+        values = with_draws(values, graphs, len(trajectories[0]))
+        found = dict(zip([str(v.name) for v in self._of_states], values, strict=True))
+        for name, constraint, x in zip(self.states, self.constraints, trajectories, strict=True):
+            if levels_name(name) in self.model.named_vars:  # of positive states
+                found[levels_name(name)] = constraint.gp.levels_of(x)
+        return found
+
+    def has_other_data(self, observations: NDArray[np.float64]) -> bool:
+        """Tell whether :func:`pymc.set_data` may have put others in the place of observations."""
+        values = [self.model.rvs_to_values[self.model[str(rv.name)]] for rv in self._observed]
+        settable = {*self.model.data_vars}
+        now = [v.eval(mode=EVALUATE_ONCE) for v in values if settable & {*ancestors([v])}]
+        alike = [other for other in now if other.shape == observations.shape]
+        return bool(alike) and not any(np.array_equal(other, observations) for other in alike)
 
     def _drawn_data(self) -> list:
         """Return what is observed as random graphs of the values and the states."""

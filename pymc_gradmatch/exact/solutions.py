@@ -10,12 +10,14 @@ import pymc as pm
 import pytensor.tensor as pt
 import xarray as xr
 from numpy.typing import ArrayLike, NDArray
+from pytensor.compile import SharedVariable
+from pytensor.graph.basic import Constant
 from pytensor.graph.replace import vectorize_graph
-from pytensor.graph.traversal import truncated_graph_inputs
+from pytensor.graph.traversal import ancestors, truncated_graph_inputs
 from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch._pymc import EVALUATE_ONCE, in_numpy, random_ancestors
-from pymc_gradmatch.gp import StateGPs
+from pymc_gradmatch.gp import StateGPs, is_states
 from pymc_gradmatch.model import Constraint, constraints, equations, known_starts
 from pymc_gradmatch.ode import BatchedSolver, batched_solver
 
@@ -103,16 +105,26 @@ class Solutions:
 
     def labels(self, name: str, shape: tuple[int, ...]) -> list[Sequence]:
         """Return labels along each axis of a variable: coords, names of states, or numbers."""
-        dims = self.dims(name) or (None,) * len(shape)
+        dims = self.dims(name) or self._dims_behind(name, shape) or (None,) * len(shape)
         coords = [self.model.coords.get(dim) for dim in dims]
         labels = [
             range(size) if coord is None else coord
             for size, coord in zip(shape, coords, strict=True)
         ]
-        for names in [constraint.ode.states for constraint in self.constraints]:
-            if shape and shape[-1] == len(names) and list(labels[-1]) == [*range(len(names))]:
-                labels[-1] = names
+        of_states = zip(self.starts, self.states, self.constraints, strict=True)
+        for start, states, constraint in of_states:
+            if name in {start, states} and isinstance(labels[-1], range):
+                labels[-1] = constraint.ode.states
         return labels
+
+    def _dims_behind(self, name: str, shape: tuple[int, ...]) -> tuple[str | None, ...] | None:
+        """Return the dims of the variable behind a value, unless that has another shape."""
+        coords, values = self.model.coords, self.model.rvs_to_values
+        for rv in [rv for rv, value in values.items() if value.name == name]:
+            dims = self.model.named_vars_to_dims.get(str(rv.name), ())
+            if tuple(len(coords.get(dim) or ()) for dim in dims) == shape:
+                return dims
+        return None
 
     def entries(self, name: str, shape: tuple[int, ...]) -> list[str]:
         """Return a name for every scalar of a variable, such as ``x0[prey]``."""
@@ -122,6 +134,17 @@ class Solutions:
             f"{name}[{', '.join(map(str, labels))}]"
             for labels in product(*self.labels(name, shape))
         ]
+
+    def stale(self, posterior: xr.Dataset) -> set[str]:
+        """Return the names of draws that :func:`pymc.do` has overruled, and of what came of them.
+
+        States stay, which are solved for anew.
+        """
+        named = {v for name, v in self.model.named_vars.items() if name in posterior}
+        fixed = {v for v in named if isinstance(v, SharedVariable | Constant)}
+        states = {v for c in self.constraints for v in named & {*ancestors([c.x])} if is_states(v)}
+        states |= {constraint.x for constraint in self.constraints}
+        return {str(v.name) for v in named - states if fixed & {*ancestors([v])}}
 
     def at_draws(
         self, posterior: xr.Dataset, graphs: Sequence[TensorVariable]
@@ -146,6 +169,8 @@ class Solutions:
             If the draws lack a variable that is needed, or have it in another shape.
         """
         drawn = [v for name, v in self.model.named_vars.items() if name in posterior]
+        stale = self.stale(posterior)
+        drawn = [v for v in drawn if v.name not in stale]
         inputs = [v for v in truncated_graph_inputs(graphs, drawn) if v in set(drawn)]
         lacking = [rv.name for rv in random_ancestors(graphs, known=inputs)]
         if lacking:
@@ -154,6 +179,11 @@ class Solutions:
                 "the states, the ODE's parameters and the likelihood depend on. Take idata and "
                 "model from the same run."
             )
+            if gone := sorted(stale.intersection(lacking)):
+                msg = (
+                    f"the draws of {gone} are from before pm.do fixed what they depend on; "
+                    "expected draws that fit: sample the model that pm.do returns."
+                )
             raise ValueError(msg)
         values = [_stacked(posterior[v.name]) for v in inputs]
         for variable, array in zip(inputs, values, strict=True):
@@ -333,6 +363,12 @@ def predict(
     >>> forecast["prior_predictive"]["x"].sizes["time"]
     3
     """
+    if not isinstance(idata, xr.DataTree):
+        msg = (
+            f"idata is a {type(idata).__name__}; expected a DataTree with draws, of a fit "
+            "gm.predict(fit.idata, model=fit.model)."
+        )
+        raise TypeError(msg)
     model = pm.modelcontext(model)
     group = group or ("posterior" if "posterior" in idata.children else "prior")
     if group not in idata.children:
@@ -356,7 +392,7 @@ def predict(
     ]
     solved = _named(solutions, trajectories, times, draws)
     predictive = f"{group}_predictive"
-    if t is not None:
+    if t is not None or not solutions.observed:  # a potential alone knows the data
         return xr.DataTree.from_dict({predictive: solved})
     with warnings.catch_warnings():
         # What weighs draws has no say in data around given ones.
@@ -377,10 +413,17 @@ def predict(
 def _checked(t: ArrayLike, grid: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return times at which solutions are asked for, a row for each experiment of several."""
     times, first = np.asarray(t, dtype=float), grid[..., 0].max()
-    if times.ndim != 1 or not len(times) or not (np.diff(times) > 0).all() or times[0] < first:
+    wrong = ""
+    if times.ndim != 1 or not len(times):
+        wrong = f"has shape {times.shape}; expected a vector of"
+    elif not (np.diff(times) > 0).all():
+        wrong = f"is not increasing after t[{np.argmin(np.diff(times) > 0)}]; expected"
+    elif times[0] < first:
+        wrong = f"begins at {times[0]:g}; expected"
+    if wrong:
         msg = (
-            f"t has shape {times.shape} and begins at {np.min(times, initial=np.inf):g}; expected "
-            f"increasing times, none before {first:g}, where the states of the model start."
+            f"t {wrong} increasing times, none before {first:g}, where the states of the model "
+            "start."
         )
         raise ValueError(msg)
     return times if grid.ndim == 1 else np.tile(times, (len(grid), 1))
@@ -415,7 +458,8 @@ def _named(solutions: Solutions, trajectories, times, draws: xr.Dataset) -> xr.D
 
 def _given(draws: xr.Dataset, solved: xr.Dataset, solutions: Solutions) -> xr.Dataset:
     """Return the draws with solutions in place of their states; where these failed, any states."""
-    others = draws.drop_vars([*solutions.states, "time"], errors="ignore")
+    old = [*solutions.states, *solutions.stale(draws), "time"]
+    others = draws.drop_vars(old, errors="ignore")
     filled = {name: values.fillna(values.mean()) for name, values in solved.items()}
     # What states are computed from must be among the draws, or PyMC draws it and them anew.
     free = solutions.model.free_RVs

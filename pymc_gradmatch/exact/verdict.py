@@ -178,9 +178,14 @@ def _compare(target: ExactPosterior, draws, weighted: Weighted) -> pd.DataFrame:
 
 
 def residuals(target: ExactPosterior, point: NDArray[np.float64]) -> list[Residuals]:
-    """Return what the solution at a point leaves of each state with data enough to tell."""
+    """Return what the solution at a point leaves of each state with data enough to tell.
+
+    Nothing of data that are not those any more that the Gaussian process was given.
+    """
     variables, found = target.variables(point[None]), []
     for name, constraint in zip(target.states, target.constraints, strict=True):
+        if target.has_other_data(constraint.gp.observations):
+            continue
         found += constraint.gp.residuals(variables[name][0], constraint.ode.states)
     return found
 

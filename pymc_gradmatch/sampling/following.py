@@ -359,7 +359,13 @@ def chains_of(
 
 
 def agree(chains: NDArray[np.float64]) -> bool:
-    """Tell whether R-hat is what PyMC asks for, of chains of shape ``(chain, draw, n)``."""
+    """Tell whether R-hat is what PyMC asks for, of chains of shape ``(chain, draw, n)``.
+
+    Of a single chain it is that of its halves.
+    """
+    if len(chains) == 1:
+        half = chains.shape[1] // 2
+        chains = chains[0, : 2 * half].reshape(2, half, -1)
     return bool((az.rhat(chains) - 1 < max(AGREED, CHANCE / chains.shape[1])).all())
 
 

@@ -174,8 +174,11 @@ def fit_many(
     with suppress(KeyboardInterrupt):  # also while a fit is written: it is begun again
         for place, result in shown(running, len(stack.missing()), progressbar):
             if isinstance(result, xr.Dataset):
-                stack.put(place, result)
-                continue
+                try:
+                    stack.put(place, result)
+                    continue
+                except ValueError as error:  # a posterior of another kind; the others stay
+                    result = error
             errors[place] = result
             is_lost = isinstance(result, WorkersLostError)
             stack.fail(place, f"{NOT_YET}: {reason(result)}" if is_lost else reason(result))

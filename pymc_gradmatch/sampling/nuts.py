@@ -2,6 +2,7 @@
 
 import logging
 import time
+from contextlib import suppress
 
 import numpy as np
 import pymc as pm
@@ -171,7 +172,8 @@ def sample(
     keep_observations(idata, model)
     if constraints(model):
         _look_at(idata, model)
-    log_convergence(idata, model)
+    with suppress(KeyboardInterrupt):  # the draws are there
+        log_convergence(idata, model)
     return idata
 
 

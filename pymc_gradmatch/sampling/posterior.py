@@ -238,12 +238,16 @@ class CompiledPosterior:
             if drawn is not None:
                 return drawn
             for _ in range(ATTEMPTS - 1):
-                with reporting("chains disagree: fitting coordinates anew", enabled=progressbar):
-                    draws = q.reshape(-1, q.shape[-1])
-                    fitted = retrace(self.density, around, self.split, draws, rng)
+                draws, words = (
+                    q.reshape(-1, q.shape[-1]),
+                    "chains disagree: fitting coordinates anew",
+                )
                 try:
+                    with reporting(words, enabled=progressbar):
+                        fitted = retrace(self.density, around, self.split, draws, rng)
                     trace, q = self._draw(fitted, rng, progressbar, settings)
-                except RuntimeError:  # no headway: what there is comes back
+                # No headway, or draws that nothing can be fitted to: what there is comes back.
+                except (RuntimeError, ValueError, np.linalg.LinAlgError):
                     break
                 around = fitted
                 if self._has_mixed(q):
@@ -256,10 +260,10 @@ class CompiledPosterior:
         """Return as many draws that follow the ODE as a run has, if their weights are reliable."""
         before = run["posterior"].dataset
         with _BUILDING:
-            matched = followed(self.model, self.density)
             try:
+                matched = followed(self.model, self.density)
                 drawn = follow(matched, before, rng) if matched else None
-            except (ValueError, np.linalg.LinAlgError):  # of chains that are stuck
+            except Exception:  # of chains that are stuck, say; the draws that there are come first
                 return None
         if drawn is None or not drawn.is_reliable:
             return None
@@ -537,7 +541,7 @@ def sample_side_by_side(
     found: dict[int, xr.Dataset | Exception] = {}
     for place, result in shown(running, len(jobs), progressbar):
         found[place] = result
-    if not found:
+    if jobs and not found:
         raise KeyboardInterrupt
     return [found.get(place, InterruptedError(NEVER)) for place in jobs]
 

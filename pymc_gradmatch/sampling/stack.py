@@ -9,7 +9,9 @@ import hashlib
 import json
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -20,7 +22,9 @@ import pandas as pd
 import pytensor
 import xarray as xr
 from numpy.typing import NDArray
-from pytensor.graph.basic import Variable
+from pytensor.compile import SharedVariable
+from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.traversal import graph_inputs
 
 from pymc_gradmatch.ode import ODE
 
@@ -139,6 +143,7 @@ class Stack:
 
     def __init__(self, n: int, arrays: InMemory | InFile, said: Mapping[str, Any]):
         self.n, self.arrays, self.said = n, arrays, said
+        self._known: dict[str, list] = {}  # labels, which a file is not asked for each time
         for name, value in {"failure": NOT_YET, **said}.items():
             if name not in arrays:
                 arrays.create(name, (REPLICATE,), (n,), type(value), value)
@@ -158,43 +163,91 @@ class Stack:
 
     def put(self, place: int, posterior: xr.Dataset):
         """Put the draws of a data set in their place."""
-        self._prepare(posterior)
+        variables = self._prepare(posterior)
         arrays = self.arrays
         if TIMES in arrays:
             arrays[TIMES][place, : posterior.sizes[TIME]] = posterior[TIME].to_numpy()
-        for name, variable in _named(posterior.data_vars):
-            there: Any = (place, *map(slice, variable.shape))
-            arrays[name][there] = variable.to_numpy()
+        for name, variable in variables.items():
+            places = [self._places(dim, variable) for dim in variable.dims]
+            if all(np.array_equal(at, np.arange(len(at))) for at in places):
+                there: Any = (place, *map(slice, variable.shape))
+                arrays[name][there] = variable.to_numpy()
+            else:
+                block = np.array(arrays[name][place])
+                block[np.ix_(*places)] = variable
+                arrays[name][place] = block
         for name in self.said:
             arrays[name][place] = posterior.attrs[name]
         arrays["failure"][place] = ""
+
+    def _places(self, dim: Hashable, variable: xr.DataArray) -> NDArray[np.int64]:
+        """Return where labels of a dim are in an array, which may be of more."""
+        if not _has_labels(variable, dim):
+            return np.arange(variable.sizes[dim])
+        known = pd.Index(self._labels(str(dim)))
+        return known.get_indexer(variable[dim].to_numpy().tolist())
+
+    def _labels(self, dim: str) -> list:
+        if dim not in self._known:
+            self._known[dim] = self.arrays[dim][:].tolist()
+        return self._known[dim]
 
     def dataset(self) -> xr.Dataset:
         """Return what is there."""
         found = self.arrays.dataset()
         return found.set_coords([TIMES]) if TIMES in found else found
 
-    def _prepare(self, posterior: xr.Dataset):
-        """Make room for a posterior: all of it for the first, longer times for others."""
-        arrays = self.arrays
-        for name, coord in _named(posterior.coords):
-            if name not in arrays and not (name == TIME and TIMES in arrays):
-                values = coord.to_numpy()
-                dtype = str if values.dtype.kind in "OUT" else values.dtype
-                arrays.create(name, coord.dims, values.shape, dtype, values.ravel()[0])
-                arrays[name][:] = values
+    def _prepare(self, posterior: xr.Dataset) -> dict[str, xr.DataArray]:
+        """Make room for a posterior, labels and times that are new; return its variables.
+
+        These have the dims that they had in the first posterior: what is observed of all states
+        there may be of some here.
+        """
+        arrays, variables = self.arrays, {}
         for name, variable in _named(posterior.data_vars):
+            dims = arrays.dims(name)[1:] if name in arrays else variable.dims
+            renamed = zip(variable.dims, dims, strict=True)
+            variables[name] = variable.rename({old: new for old, new in renamed if old != new})
+        for name, coord in [pair for v in variables.values() for pair in _named(v.coords)]:
+            values = coord.to_numpy()
+            if name in arrays and coord.dims == (name,) and name != TIME:
+                self._prepare_labels(name, values.tolist())
+            elif name not in arrays and not (name == TIME and TIMES in arrays):
+                kind: Any = str if values.dtype.kind in "OUT" else values.dtype
+                arrays.create(name, coord.dims, values.shape, kind, values.ravel()[0])
+                arrays[name][:] = values
+        for name, variable in variables.items():
             if name not in arrays:
+                shape = [
+                    len(self._labels(str(dim)))
+                    if _has_labels(variable, dim)
+                    else variable.sizes[dim]
+                    for dim in variable.dims
+                ]
                 is_bool = variable.dtype == bool
-                arrays.create(
-                    name,
-                    (REPLICATE, *variable.dims),
-                    (self.n, *variable.shape),
-                    variable.dtype,
-                    False if is_bool else np.nan,
-                )
+                kind = bool if is_bool else np.result_type(variable.dtype, float)  # for NaN
+                dims, fill = (REPLICATE, *variable.dims), False if is_bool else np.nan
+                arrays.create(name, dims, (self.n, *shape), kind, fill)
         if TIME in posterior.sizes:
             self._prepare_times(posterior[TIME].to_numpy())
+        return variables
+
+    def _prepare_labels(self, dim: str, labels: list):
+        """Make room for labels that no posterior had until now, the coord last."""
+        known = self._labels(dim)
+        more = [*known, *(label for label in labels if label not in known)]
+        if len(more) > len(known):
+            self._lengthen(dim, len(more))
+            self.arrays[dim][:] = np.array(more, dtype=object if isinstance(more[0], str) else None)
+            self._known[dim] = more
+
+    def _lengthen(self, dim: str, size: int):
+        """Lengthen all arrays along a dim, what it is recognised by last: a kill may come."""
+        arrays = self.arrays
+        for name in sorted(arrays, key=lambda name: name in {dim, TIMES}):
+            if dim in arrays.dims(name):
+                longer = zip(arrays.dims(name), arrays[name].shape, strict=True)
+                arrays.grow(name, tuple(size if d == dim else n for d, n in longer))
 
     def _prepare_times(self, t: NDArray[np.float64]):
         # In an order that a kill at any place leaves something to go on with.
@@ -210,9 +263,11 @@ class Stack:
                 arrays[TIMES][place, : len(known)] = known
             del arrays[TIME]
         if len(t) > arrays[TIMES].shape[1]:
-            for name in sorted(arrays, key=lambda name: name == TIMES):
-                longer = zip(arrays.dims(name), arrays[name].shape, strict=True)
-                arrays.grow(name, tuple(len(t) if d == TIME else n for d, n in longer))
+            self._lengthen(TIME, len(t))
+
+
+def _has_labels(variable: xr.DataArray, dim: Hashable) -> bool:
+    return dim != TIME and dim in variable.coords
 
 
 def _named(variables: Mapping) -> list[tuple[str, xr.DataArray]]:
@@ -303,7 +358,13 @@ def _told(value: Any, depth: int = 0) -> Any:
         return kind
     if isinstance(value, Variable):
         text = cast("str", pytensor.dprint(value, file="str", id_type=""))
-        return re.sub(r"0x[0-9A-Fa-f]+", "", text)
+        inputs = [*graph_inputs([value])]  # of which the text shows a few digits
+        held = [v.data for v in inputs if isinstance(v, Constant)]
+        held += [v.get_value() for v in inputs if isinstance(v, SharedVariable)]
+        numbers = [
+            _told(np.asarray(one)) for one in held if not isinstance(one, np.random.Generator)
+        ]
+        return [re.sub(r"0x[0-9A-Fa-f]+", "", text), numbers]
     if isinstance(value, ODE):
         graphs = [_told(graph) for graph in value.written.derivatives]
         return [graphs, *(_told(part, again) for part in value.__reduce__()[1][1:])]
@@ -318,6 +379,10 @@ def _told(value: Any, depth: int = 0) -> Any:
         if array.dtype == object:
             return [_told(part, again) for part in array.ravel().tolist()]
         return [str(array.dtype), array.shape, hashlib.sha256(array.tobytes()).hexdigest()]
+    if isinstance(value, AbstractSet):
+        return sorted(json.dumps(_told(part, again)) for part in value)
+    if isinstance(value, partial):
+        return [_told(part, again) for part in (value.func, value.args, value.keywords)]
     if isinstance(value, FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
         parts = [value.__code__, value.__defaults__, value.__kwdefaults__, cells]
