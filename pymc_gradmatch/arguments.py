@@ -7,6 +7,7 @@ from reprlib import repr as short
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pymc as pm
 import pytensor.tensor as pt
 from numpy.typing import NDArray
@@ -89,7 +90,12 @@ def as_numbers(values: Any, name: str, expected: str = "numbers") -> NDArray[np.
     with suppress(TypeError, ValueError):
         if np.asarray(values).dtype.kind not in "USc":  # text and complex numbers
             return np.asarray(values, dtype=float)
-    msg = f"{name} is a {type(values).__name__}, {short(values)}; expected {expected}."
+    what = f"{name} is a {type(values).__name__}, {short(values)}"
+    if isinstance(values, pd.DataFrame):
+        numbers = values.apply(pd.to_numeric, errors="coerce")
+        others = values.columns[(numbers.isna() & values.notna()).any()]
+        what = f"{name} is a table, of which the columns {others.tolist()} are not all numbers"
+    msg = f"{what}; expected {expected}."
     raise TypeError(msg)
 
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import takewhile
+from math import ceil, inf, log10
 from threading import Timer
 
 import pandas as pd
@@ -14,6 +15,7 @@ from rich.errors import LiveError
 from rich.progress import Progress, SpinnerColumn, TimeElapsedColumn
 
 DELAY = 1.0  # seconds; what is done by then needs no words
+DIGITS, MOST_DIGITS = 3, 12
 GREEK = re.compile(
     "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|pi|rho|sigma|tau|"
     "upsilon|phi|chi|psi|omega|Gamma|Delta|Theta|Lambda|Xi|Pi|Sigma|Upsilon|Phi|Psi|Omega"
@@ -84,8 +86,7 @@ class Verdict:
 
     def __repr__(self) -> str:
         words, tables = self.shown()
-        texts = [table.to_string(float_format="{:.3g}".format) for table in tables]
-        return "\n\n".join([words, *texts])
+        return "\n\n".join([words, *(rounded(table).to_string() for table in tables)])
 
     def _repr_html_(self) -> str:
         words, tables = self.shown()
@@ -94,8 +95,36 @@ class Verdict:
 
 def as_html(words: str, *tables: pd.DataFrame) -> str:
     """Return words and tables for a notebook."""
-    shown = [table.to_html(float_format="{:.3g}".format) for table in tables]
-    return "".join([f"<p>{html.escape(words)}</p>", *shown])
+    return "".join(
+        [f"<p>{html.escape(words)}</p>", *(rounded(table).to_html() for table in tables)]
+    )
+
+
+def rounded(table: pd.DataFrame) -> pd.DataFrame:
+    """Return numbers as text: three digits, or more where standard deviations are smaller yet.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> from pymc_gradmatch.reporting import rounded
+    >>> rounded(pd.DataFrame({"mean": [0.54637, 20010.31], "sd": [0.067231, 5.581]}))
+        mean      sd
+    0  0.546  0.0672
+    1  20010    5.58
+    """
+    numbers = table.select_dtypes("floating")
+    wide = numbers.filter(regex=r"(^|_)sd$").min(axis=1).reindex(table.index)
+    text = table.copy()
+    for name, column in numbers.items():
+        is_located = re.search(r"mean$|^(eti|hdi)", str(name))
+        beside = wide if is_located else wide * inf
+        text[name] = [_in_digits(*pair) for pair in zip(column, beside, strict=True)]
+    return text
+
+
+def _in_digits(value: float, sd: float) -> str:
+    least = log10(abs(value) / sd) if value and 0 < sd < inf and abs(value) < inf else 0
+    return f"{value:.{min(max(DIGITS, ceil(least + DIGITS - 2)), MOST_DIGITS)}g}"
 
 
 def latex_name(name: str) -> str:

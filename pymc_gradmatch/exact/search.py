@@ -41,6 +41,7 @@ FIRST_STEP, SHORTEST_STEP = 0.5, 0.01
 KEPT = 0.8  # mean acceptance after two steps
 DIFFERENCE = 0.02  # for gradients, in standard deviations
 ENERGY = 3.0  # that a walk may lose by its steps
+FEWEST_TELLING = 12  # walks that do not lose it at once
 CHANCE = 1e-3  # that walks within the target are taken for ones that leave
 LIGHTEST = 0.1  # tail that weights are taken to have at least
 NEAREST = 1.0  # log of a ratio above the largest, at least
@@ -71,10 +72,13 @@ class Walks(NamedTuple):
         All points passed, shape ``(point, n)``.
     n_leaving : int
         How many of the walks left what the proposal covers.
+    n_telling : int
+        How many kept their energy for a step at least: the others say nothing.
     """
 
     points: NDArray[np.float64]
     n_leaving: int
+    n_telling: int
 
 
 class Coverage(NamedTuple):
@@ -145,6 +149,7 @@ class Coverage(NamedTuple):
             and self.agrees
             and self.is_precise
             and not self.walks.n_leaving
+            and self.walks.n_telling >= FEWEST_TELLING
             and not self.n_unfinished
         )
 
@@ -325,7 +330,7 @@ def _together(
     disagreement = _disagreement(estimates)
     coverage = Coverage(
         weighted, disagreement, len(proposals), 0, covariance, estimates,
-        Walks(whole[:0], 0), parted,
+        Walks(whole[:0], 0, WALKERS), parted,
     )  # fmt: skip
     if is_marginal or not coverage.is_reliable:
         return coverage
@@ -425,7 +430,7 @@ def walk(
     passed = points[1:][kept]
     leaves = np.zeros_like(kept)
     leaves[kept] = target(passed) - proposal(passed) > np.max(log_ratio) + max(margin, NEAREST)
-    return Walks(passed, int(leaves.any(axis=0).sum()))
+    return Walks(passed, int(leaves.any(axis=0).sum()), int(kept.any(axis=0).sum()))
 
 
 class Hamiltonian:

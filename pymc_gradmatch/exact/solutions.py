@@ -269,7 +269,8 @@ def _unused(name: str, model: pm.Model) -> str:
 
 
 def _stacked(draws: xr.DataArray) -> NDArray[np.float64]:
-    return draws.stack(sample=("chain", "draw")).transpose("sample", ...).to_numpy()
+    values = draws.transpose("chain", "draw", ...).to_numpy()
+    return values.reshape(-1, *values.shape[2:])
 
 
 def _may_equal(static: int | None, size: int) -> bool:

@@ -15,7 +15,7 @@ from pymc_gradmatch.exact.experiments import Separate, cover_experiments, exact_
 from pymc_gradmatch.exact.importance import Weighted, reliable_k
 from pymc_gradmatch.exact.modes import newton
 from pymc_gradmatch.exact.posterior import ExactPosterior
-from pymc_gradmatch.exact.search import ERRORS, WALKERS, Coverage, cover
+from pymc_gradmatch.exact.search import ERRORS, FEWEST_TELLING, WALKERS, Coverage, cover
 from pymc_gradmatch.gp import Residuals, unexplained
 from pymc_gradmatch.reporting import Verdict, furthest
 
@@ -240,6 +240,12 @@ def in_words(
         why = (
             f"{found.walks.n_leaving} of {WALKERS} walks from them lead where none of {searches} "
             f"came: {figures}. The posterior goes on beyond what they could cover"
+        )
+    elif found.walks.n_telling < FEWEST_TELLING:
+        why = (
+            f"{WALKERS - found.walks.n_telling} of {WALKERS} walks from them were lost at once, so "
+            f"that nothing tells what lies beside them: {figures}. The density is rougher than "
+            "their shortest steps"
         )
     elif found.n_unfinished:
         why = (

@@ -848,7 +848,8 @@ def _check_priors(ode: ODE, priors, model: pm.Model, n_experiments: int | None =
         if not is_distribution(prior) and not is_registered(prior, model):
             msg = (
                 f"the prior of {name!r} is a {type(prior).__name__}; expected a distribution, "
-                f"for example pm.HalfNormal.dist(5), or a variable of the model."
+                f"for example pm.HalfNormal.dist(5), or a variable of the model. A parameter that "
+                "is known is a number in the right-hand side, or in the four lines."
             )
             raise TypeError(msg)
         if n_experiments is not None and prior.ndim == 1:
