@@ -3,6 +3,7 @@
 import re
 
 import numpy as np
+import pandas as pd
 import pymc as pm
 import pytest
 
@@ -209,3 +210,9 @@ def test_an_acceptance_that_is_no_share_is_refused(share):
         gm.sample(target_accept=share)
     with pytest.raises(TypeError, match=r"target_accept is '0.9'"):
         gm.sample(target_accept="0.9")
+
+
+def test_a_column_of_a_table_that_is_no_number_is_named():
+    table = pd.DataFrame({"a": [1.0, 2.0, 3.0], "b": ["<0.1", "2", np.nan]})
+    with pytest.raises(TypeError, match=r"the columns \['b'\] are not all numbers"):
+        gm.fit_gp(np.arange(3.0), table, cov="ExpQuad")
