@@ -41,7 +41,7 @@ FIRST_STEP, SHORTEST_STEP = 0.5, 0.01
 KEPT = 0.8  # mean acceptance after two steps
 DIFFERENCE = 0.02  # for gradients, in standard deviations
 ENERGY = 3.0  # that a walk may lose by its steps
-FEWEST_TELLING = 12  # walks that do not lose it at once
+FEWEST_TELLING = 12  # walks that do not lose it at once, with fewer of which a seal says so
 CHANCE = 1e-3  # that walks within the target are taken for ones that leave
 LIGHTEST = 0.1  # tail that weights are taken to have at least
 NEAREST = 1.0  # log of a ratio above the largest, at least
@@ -149,7 +149,6 @@ class Coverage(NamedTuple):
             and self.agrees
             and self.is_precise
             and not self.walks.n_leaving
-            and self.walks.n_telling >= FEWEST_TELLING
             and not self.n_unfinished
         )
 

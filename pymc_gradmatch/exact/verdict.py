@@ -224,7 +224,14 @@ def in_words(
     )
     searches = f"{found.n_searches} independent searches"
     if is_sealed(found, apart, strange):
-        return f"These are draws from the exact posterior: {searches} agree, {figures}."
+        words = f"These are draws from the exact posterior: {searches} agree, {figures}."
+        n_lost = WALKERS - found.walks.n_telling
+        if found.walks.n_telling < FEWEST_TELLING:
+            words += (
+                f" {n_lost} of {WALKERS} walks from them were lost at once, on a ridge thinner "
+                "than their shortest steps, and say nothing of what lies beside."
+            )
+        return words
     if apart:
         why = (
             f"searches of single experiments find more, or less, than what was integrated: "
@@ -240,12 +247,6 @@ def in_words(
         why = (
             f"{found.walks.n_leaving} of {WALKERS} walks from them lead where none of {searches} "
             f"came: {figures}. The posterior goes on beyond what they could cover"
-        )
-    elif found.walks.n_telling < FEWEST_TELLING:
-        why = (
-            f"{WALKERS - found.walks.n_telling} of {WALKERS} walks from them were lost at once, so "
-            f"that nothing tells what lies beside them: {figures}. The density is rougher than "
-            "their shortest steps"
         )
     elif found.n_unfinished:
         why = (
