@@ -329,7 +329,8 @@ def main(arguments: list[str] | None = None):
         for measure, size in measures:
             rows.append(in_its_own_process(measure, size))
             print(rows[-1], flush=True)
-        saved = RESULTS / "scale-build.csv" if study == "build" and not quick else None
+        is_saved = study in ("build", "lorenz") and not quick
+        saved = RESULTS / f"scale-{study}.csv" if is_saved else None
         out = options.out or saved
         show(pd.DataFrame(rows).set_index(["system", "size"]), out)
         return
