@@ -13,6 +13,7 @@ from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch.arguments import check_counts, refuse_reserved
 from pymc_gradmatch.exact import check_n_draws, fit
+from pymc_gradmatch.gp import levels_name
 from pymc_gradmatch.model import build_model
 from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.sampling.parallel import (
@@ -41,7 +42,9 @@ def _exact(t, y, seed, *, ode, priors, draws, **settings) -> xr.Dataset:
         ode, t, y, priors=priors, n_draws=draws, random_seed=rng, progressbar=False, **settings
     )
     said = {name: getattr(found, name) for name in SAID}
-    return found.idata["posterior"].dataset.assign_attrs(said)
+    posterior = found.idata["posterior"].dataset
+    again = [name for name in map(levels_name, posterior.data_vars) if name in posterior]
+    return posterior.drop_vars(again).assign_attrs(said)  # logarithms of what is there
 
 
 def fit_many(
