@@ -408,3 +408,20 @@ def test_a_mixture_of_one_or_two_points_has_one_part(n_distinct, rng):
     mixture = fit_mixture(points, rng)
     assert len(mixture.shares) == 1
     np.testing.assert_allclose(mixture.means[0], points.mean(axis=0))
+
+
+@pytest.mark.slow
+def test_what_nobody_foresaw_while_the_ode_is_followed_is_logged_and_loses_no_draws(
+    stuck, monkeypatch, caplog
+):
+    sample, runs = stuck
+
+    def unforeseen(*_):
+        msg = "no such graph"
+        raise NotImplementedError(msg)
+
+    monkeypatch.setattr(posterior, "follow", unforeseen)
+    with caplog.at_level("WARNING", "pymc.gradmatch"):
+        assert sample()["posterior"].sizes["draw"] == 200
+    assert "Not following the ODE: NotImplementedError: no such graph" in caplog.text
+    assert len(runs) == 2

@@ -3,6 +3,7 @@
 Models that are one formula with different numbers share it.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -100,6 +101,7 @@ def held_variables(model: pm.Model) -> set:
     }
 
 
+_log = logging.getLogger("pymc.gradmatch")
 FOLLOWED = "Importance sampling of draws that follow the ODE, Pareto k {:.2f}"
 ATTEMPTS = 3  # runs in coordinates fitted anew, before chains that disagree are returned
 EFFECTIVE = 100  # draws of each chain, with fewer of which PyMC warns
@@ -263,7 +265,10 @@ class CompiledPosterior:
             try:
                 matched = followed(self.model, self.density)
                 drawn = follow(matched, before, rng) if matched else None
-            except Exception:  # of chains that are stuck, say; the draws that there are come first
+            except (ValueError, np.linalg.LinAlgError):  # of chains that are stuck
+                return None
+            except Exception as error:  # that nobody foresaw; the draws that there are come first
+                _log.warning("Not following the ODE: %s: %s", type(error).__name__, error)
                 return None
         if drawn is None or not drawn.is_reliable:
             return None
