@@ -240,10 +240,8 @@ class CompiledPosterior:
             if drawn is not None:
                 return drawn
             for _ in range(ATTEMPTS - 1):
-                draws, words = (
-                    q.reshape(-1, q.shape[-1]),
-                    "chains disagree: fitting coordinates anew",
-                )
+                draws = q.reshape(-1, q.shape[-1])
+                words = "chains disagree: fitting coordinates anew"
                 try:
                     with reporting(words, enabled=progressbar):
                         fitted = retrace(self.density, around, self.split, draws, rng)

@@ -235,7 +235,7 @@ class Stack:
     def _prepare_labels(self, dim: str, labels: list):
         """Make room for labels that no posterior had until now, the coord last."""
         known = self._labels(dim)
-        more = [*known, *(label for label in labels if label not in known)]
+        more = list(dict.fromkeys([*known, *labels]))
         if len(more) > len(known):
             self._lengthen(dim, len(more))
             self.arrays[dim][:] = np.array(more, dtype=object if isinstance(more[0], str) else None)
