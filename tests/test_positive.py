@@ -288,17 +288,23 @@ def test_the_papers_preset_and_whitened_states_take_logarithms_too(pelts, years)
     assert abs(first.mean() - second.mean()) < 0.3 * second.std()
 
 
-def test_draws_have_what_the_model_makes_the_states_from_and_of_them(pelts, years):
+@pytest.mark.parametrize("parameterization", ["centered", "whitened"])
+def test_draws_have_what_the_model_makes_the_states_from_and_of_them(
+    pelts, years, parameterization
+):
     """Assert that PyMC draws data around the solutions, and computes nothing anew."""
-    model = built(NATURAL, years, pelts)
+    model = built(NATURAL, years, pelts, parameterization=parameterization)
     with model:
         pm.Deterministic("most lynx", model["x"][:, 1].max())
     fit = gm.fit(model=model, random_seed=1, progressbar=False)
     posterior = fit.idata["posterior"].dataset
-    np.testing.assert_allclose(posterior["x_log_"], np.log(posterior["x"]), rtol=1e-9)
+    if parameterization == "centered":
+        np.testing.assert_allclose(posterior["x_log_"], np.log(posterior["x"]), rtol=1e-9)
     most = posterior["x"].isel(state=1).max("time")
     np.testing.assert_allclose(posterior["most lynx"], most, rtol=1e-9)
-    assert {"most lynx"} == set(fit.table.index) & {"most lynx", "x_log_"}
+    behind = {"centered": "x_log_", "whitened": "x_whitened_"}[parameterization]
+    assert behind in posterior
+    assert {"most lynx"} == {k for k in fit.table.index if k.startswith(("most lynx", behind))}
     some = fit.idata.isel(draw=slice(500))
     drawn = pm.sample_posterior_predictive(
         some, model=model, var_names=["y"], random_seed=1, progressbar=False,

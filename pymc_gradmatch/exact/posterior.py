@@ -24,7 +24,7 @@ from pymc_gradmatch._pymc import (
 )
 from pymc_gradmatch.exact.modes import Around
 from pymc_gradmatch.exact.solutions import Solutions, compile_for_draws, with_draws
-from pymc_gradmatch.gp import is_states, levels_name
+from pymc_gradmatch.gp import behind_states, is_states
 from pymc_gradmatch.model import (
     constraints,
     densities_of,
@@ -329,19 +329,23 @@ class ExactPosterior(Solutions):
     @property
     def along_states(self) -> set[str]:
         """Names of the states, of the free variables behind them, and of what is made of them."""
-        behind = {levels_name(name) for name in self.states}
-        return {*self.states, *behind, *(str(v.name) for v in self._of_states)}
+        return {*self.states, *self._behind_states, *(str(v.name) for v in self._of_states)}
+
+    @cached_property
+    def _behind_states(self) -> dict[str, Any]:
+        """The free variables that states are made of, where these are not such themselves."""
+        behind: dict[str, Any] = {}
+        for name, constraint, x in zip(self.states, self.constraints, self._x, strict=True):
+            behind |= behind_states(name, constraint.gp, x, self.model.named_vars)
+        return behind
 
     def _made_of_states(self, u, trajectories) -> dict[str, NDArray[np.float64]]:
         """Return what PyMC, and who looks at the draws, expects beside the states themselves."""
         graphs = self._at_states.replace_rvs_by_values(self._of_states)
+        names = [*self._behind_states, *(str(v.name) for v in self._of_states)]
+        graphs = [*self._behind_states.values(), *graphs]
         values = compile_for_draws([*self._values, *self._x], graphs)(*u, *trajectories)
-        values = with_draws(values, graphs, len(trajectories[0]))
-        found = dict(zip([str(v.name) for v in self._of_states], values, strict=True))
-        for name, constraint, x in zip(self.states, self.constraints, trajectories, strict=True):
-            if levels_name(name) in self.model.named_vars:  # of positive states
-                found[levels_name(name)] = constraint.gp.levels_of(x)
-        return found
+        return dict(zip(names, with_draws(values, graphs, len(trajectories[0])), strict=True))
 
     def has_other_data(self, observations: NDArray[np.float64]) -> bool:
         """Tell whether :func:`pymc.set_data` may have put others in the place of observations."""

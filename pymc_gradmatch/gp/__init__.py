@@ -29,7 +29,14 @@ from pymc_gradmatch.gp.processes import (
     check_coords,
     is_states,
 )
-from pymc_gradmatch.gp.state_gp import StateGP, check_states_fit, levels_name, start_of
+from pymc_gradmatch.gp.state_gp import (
+    StateGP,
+    behind_states,
+    check_states_fit,
+    levels_name,
+    start_of,
+    whitened_name,
+)
 
 __all__ = [
     "CovFunction",
@@ -45,6 +52,7 @@ __all__ = [
     "as_noise",
     "as_positive",
     "basis_inputs",
+    "behind_states",
     "check_coords",
     "check_states_fit",
     "derivatives",
@@ -61,4 +69,5 @@ __all__ = [
     "states_of",
     "unexplained",
     "unfitted",
+    "whitened_name",
 ]

@@ -1,6 +1,6 @@
 """Data, Gaussian processes and noise, all that Algorithm 1 fixes first."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, Self, get_args
@@ -639,23 +639,52 @@ def add_states(
             return StatePrior(name, *parameters, **sizes)
         levels = StatePrior(levels_name(name), *parameters, **sizes)
         return pm.Deterministic(name, gp.states_of(levels), dims=dims)
-    is_dense = not (gp.is_random or gp.processes.chain)
-    basis = gp.processes.prior_spectrum if is_dense else gp.processes.prior_basis
-    sd = basis.variances.mT**0.5
-    scale = gp.scale[..., None, :]
-    standardised_start = pt.as_tensor((start - gp.prior_mean) / scale)
-    coordinates = at_support_points([basis.coordinates(standardised_start).mT / sd])[0]
+    coordinates = at_support_points([_whitened(gp, start)])[0]
     independent = pm.Normal.dist(shape=gp.prior_mean.shape)
     starting = starting_at(independent, coordinates.eval(mode=EVALUATE_ONCE))
-    whitened = model.register_rv(starting, f"{name}_whitened_")
-    standardised = basis.residual((sd * whitened).mT)
-    levels = gp.prior_mean + scale * standardised
+    whitened = model.register_rv(starting, whitened_name(name))
+    basis, sd = _white_basis(gp)
+    levels = gp.prior_mean + gp.scale[..., None, :] * basis.residual((sd * whitened).mT)
     return pm.Deterministic(name, gp.states_of(levels), dims=dims)
+
+
+def _white_basis(gp: StateGP):
+    """Return the basis of whitened states, and the standard deviations of coordinates in it."""
+    is_dense = not (gp.is_random or gp.processes.chain)
+    basis = gp.processes.prior_spectrum if is_dense else gp.processes.prior_basis
+    return basis, basis.variances.mT**0.5
+
+
+def _whitened(gp: StateGP, levels) -> TensorVariable:
+    """Return the coordinates of levels in which the process is a standard normal."""
+    basis, sd = _white_basis(gp)
+    standardised = (levels - gp.prior_mean) / gp.scale[..., None, :]
+    return basis.coordinates(pt.as_tensor(standardised)).mT / sd
 
 
 def levels_name(name: str) -> str:
     """Return the name of the free variable behind states of which some are positive."""
     return f"{name}_log_"
+
+
+def whitened_name(name: str) -> str:
+    """Return the name of the free variable behind whitened states."""
+    return f"{name}_whitened_"
+
+
+def behind_states(
+    name: str, gp: StateGP, x: TensorVariable, known: Container[str]
+) -> dict[str, TensorVariable]:
+    """Return the free variable behind states, if its name is known, as a function of these.
+
+    Of random hyperparameters whitened states are no such function.
+    """
+    levels = gp.levels_of(x)
+    if levels_name(name) in known:
+        return {levels_name(name): levels}
+    if whitened_name(name) in known and not gp.is_random:
+        return {whitened_name(name): _whitened(gp, levels)}
+    return {}
 
 
 def start_of(gp: StateGP):

@@ -46,6 +46,7 @@ from pymc_gradmatch.gp import (
     start_of,
     states_of,
     unfitted,
+    whitened_name,
 )
 from pymc_gradmatch.model.constraint import (
     GradientMatchingODE,
@@ -449,7 +450,7 @@ def build_model(
     }
     refuse_reserved(to_come)
     optional = {
-        f"{name['x']}_whitened_": chosen.parameterization == "whitened",
+        whitened_name(name["x"]): chosen.parameterization == "whitened",
         name["sigma"]: likelihood is None and isinstance(sigma, str) and sigma == "random",
         name["state_box"]: chosen.state_box is not None,
         levels_name(name["x"]): bool(ode.positive) and chosen.parameterization == "centered",
@@ -576,7 +577,7 @@ def _build_together(
     added = [*to_come, *home.named_vars] if home is not model else [*to_come]
     refuse_reserved(added)
     optional = {
-        f"{name['x']}_whitened_": chosen.parameterization == "whitened",
+        whitened_name(name["x"]): chosen.parameterization == "whitened",
         name["y"]: of_data,
         name["sigma"]: of_data and isinstance(sigma, str) and sigma == "random",
         levels_name(name["x"]): bool(ode.positive) and chosen.parameterization == "centered",

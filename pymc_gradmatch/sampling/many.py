@@ -13,7 +13,7 @@ from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch.arguments import check_counts, refuse_reserved
 from pymc_gradmatch.exact import check_n_draws, fit
-from pymc_gradmatch.gp import levels_name
+from pymc_gradmatch.gp import levels_name, whitened_name
 from pymc_gradmatch.model import build_model
 from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.sampling.parallel import (
@@ -43,8 +43,8 @@ def _exact(t, y, seed, *, ode, priors, draws, **settings) -> xr.Dataset:
     )
     said = {name: getattr(found, name) for name in SAID}
     posterior = found.idata["posterior"].dataset
-    again = [name for name in map(levels_name, posterior.data_vars) if name in posterior]
-    return posterior.drop_vars(again).assign_attrs(said)  # logarithms of what is there
+    behind = [f(str(name)) for name in posterior.data_vars for f in (levels_name, whitened_name)]
+    return posterior.drop_vars(behind, errors="ignore").assign_attrs(said)  # states once more
 
 
 def fit_many(
