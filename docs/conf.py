@@ -71,7 +71,12 @@ suppress_warnings = ["ref.footnote"]
 
 
 def setup(app):
-    """Leave out fields of named tuples of which nothing is said but their number."""
+    """Leave out fields of which nothing is said but their number; find notebooks where they are."""
+
+    def of_the_site(app, page, source):
+        source[0] = source[0].replace("](../notebooks/", "](notebooks/")  # links of the repository
+
+    app.connect("source-read", of_the_site)
 
     def unsaid(app, what, name, obj, skip, options):
         return skip or str(getattr(obj, "__doc__", "")).startswith("Alias for field number")
