@@ -1,5 +1,7 @@
 """From matched to exact posteriors: batched integration, weights, verdict."""
 
+from functools import partial
+
 import arviz as az
 import numpy as np
 import pymc as pm
@@ -18,8 +20,16 @@ from pymc_gradmatch.exact.importance import (
     search,
     weigh,
 )
-from pymc_gradmatch.exact.modes import Ridges, modes_beside, modes_near, newton, ridges_from
-from pymc_gradmatch.exact.search import WALKERS, Hamiltonian, cover, walk
+from pymc_gradmatch.exact.modes import (
+    Ridges,
+    joined,
+    modes_beside,
+    modes_from,
+    modes_near,
+    newton,
+    ridges_from,
+)
+from pymc_gradmatch.exact.search import FIRST_STEP, TIME, WALKERS, Hamiltonian, cover, walk
 from pymc_gradmatch.ode import batched_solver
 
 T = np.linspace(0, 2, 9)
@@ -344,7 +354,8 @@ def normal(width):
 
 def walked(target, proposal, points, rng):
     log_ratio = target(points) - proposal(points)
-    return walk(target, weigh(points, log_ratio), log_ratio, proposal, rng)
+    parts = np.zeros(len(points), dtype=int)
+    return walk(target, weigh(points, log_ratio), log_ratio, proposal, parts, rng)
 
 
 @pytest.mark.parametrize("width", [1.0, 1.8])  # of the target: light tails of weights, and heavy
@@ -370,7 +381,9 @@ def test_walks_leave_a_proposal_that_ends_where_the_target_goes_on(rng):
 
 def test_leapfrog_steps_conserve_energy_to_their_square(rng):
     """Assert it for a normal density, whose gradients differences tell exactly."""
-    dynamics = Hamiltonian(normal(np.array([1.0, 2.0, 0.5])), np.eye(3))
+    dynamics = Hamiltonian(
+        normal(np.array([1.0, 2.0, 0.5])), np.broadcast_to(np.eye(3), (500, 3, 3))
+    )
     start, momentum = rng.normal(size=(2, 500, 3))
     lost = []
     for step in (0.1, 0.05):
@@ -388,7 +401,7 @@ def test_a_walk_that_runs_away_is_no_walk_that_leaves(rng):
         return np.where(away < 2.5, inside, -np.exp(np.minimum(200 * away, 700)))
 
     start, momentum = np.array([[[3.0, 0.0]], [[1.0, 0.0]]])
-    _, energy = Hamiltonian(cliff, np.eye(2)).trajectory(start, momentum, 0.5, 2)
+    _, energy = Hamiltonian(cliff, np.eye(2)[None]).trajectory(start, momentum, 0.5, 2)
     assert energy[-1, 0] == np.inf
     points = rng.normal(size=(4_000, 2))
     points = points[np.abs(points[:, 0]) < 2.5]
@@ -454,13 +467,49 @@ def test_other_modes_are_found_from_points_near_them_the_highest_first(rng):
 
 def test_modes_that_are_known_of_have_their_shares(rng):
     draws = rng.normal(size=(500, 2))
-    found = cover(far_apart, draws, 3_000, rng, others=np.full((1, 2), 39.0))
+    other = newton(far_apart, np.full((1, 2), 39.0), np.eye(2))
+    found = cover(far_apart, draws, 3_000, rng, others=partial(joined, other))
     assert found.is_reliable
     error = np.sqrt(0.75 * 0.25 / found.weighted.n_effective)
     share = found.weighted.weights @ (found.weighted.points[:, 0] > 20)
     assert share == pytest.approx(0.75, abs=5 * error)
     np.testing.assert_allclose(found.modes.points, [[40, 40], [0, 0]], atol=1e-2)
     np.testing.assert_allclose(found.modes.shares, [0.75, 0.25], atol=5 * error)
+
+
+def test_climbs_from_draws_find_six_modes_and_of_one_no_second(rng):
+    mode = newton(six_modes, np.zeros((1, 2)), np.eye(2))
+    found = modes_from(six_modes, mode, lambda: rng.uniform(-10, 60, size=(1_000, 2)))
+    corners = sorted(map(tuple, found.point.round(2).tolist()))
+    assert corners == [(x, y) for x in (0.0, 50.0) for y in (0.0, 25.0, 50.0)]
+    one = newton(normal(1.0), np.ones((1, 2)), np.eye(2))
+    found = modes_from(normal(1.0), one, lambda: rng.uniform(-10, 60, size=(1_000, 2)))
+    np.testing.assert_allclose(found.point, [[0.0, 0.0]], atol=1e-6)
+
+
+def six_modes(phi):
+    """Evaluate six normals of equal shares, two by three."""
+    centers = [(x, y) for x in (0, 50) for y in (0, 25, 50)]
+    return logsumexp([normal(1.0)(phi - np.array(center)) for center in centers], axis=0)
+
+
+def test_walks_go_by_the_widths_of_their_own_part(rng):
+    """Assert that they need no more steps where one part is a thousand times as narrow."""
+    means, widths = np.array([[0.0, 0.0], [100.0, 0.0]]), np.array([1.0, 1e-3])
+
+    def target(phi):
+        of_each = [normal(w)(phi - m) - 2 * np.log(w) for m, w in zip(means, widths, strict=True)]
+        return logsumexp(of_each, axis=0)
+
+    shapes = np.square(widths)[:, None, None] * np.eye(2)
+    proposal = Mixture(np.array([0.5, 0.5]), means, shapes)
+    points = proposal.draw(4_000, rng)
+    parts = (points[:, 0] > 50).astype(int)
+    log_ratio = target(points) - proposal.log_density(points)
+    weighted = weigh(points, log_ratio)
+    walks = walk(target, weighted, log_ratio, proposal.log_density, parts, rng)
+    assert (walks.n_leaving, walks.n_telling) == (0, WALKERS)
+    assert len(walks.points) <= WALKERS * TIME / FIRST_STEP
 
 
 def test_searches_around_a_lesser_mode_begin_anew_around_a_higher_one(rng):

@@ -4,6 +4,7 @@ Differences around a point tell gradient and Hessian, in coordinates in which th
 about one; climbs and walks of all points go on together, one evaluation for all of them.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from scipy.special import logsumexp
 
 from pymc_gradmatch.exact.importance import LogDensity, Mixture
+from pymc_gradmatch.numerics import N_STARTS
 
 STEP = 0.1  # of differences, in local standard deviations; values are exact to about 1e-6
 LENGTHS = np.array([1.0, 0.5, 0.2, 0.05, 0.01])  # of a Newton step cut short, all tried at once
@@ -30,6 +32,7 @@ MATTERS = 0.005  # share of the evidence beyond the end of a walk, from which on
 HIGHER = 2.0  # log density, by which another mode is the better one to begin at
 STEEP = 0.5  # slope per local standard deviation, from which on a climb has not arrived
 APART = 5.0  # local standard deviations between modes that are walked from
+ROUNDS = 3  # of climbs from draws, where the first leads to other modes
 BESIDE = 1.0  # the same, between points of walks that are kept
 SMALLEST_SHARE = 1e-6  # of the largest part's
 AXES = 3  # of a mode, along which ridges are walked in both directions
@@ -241,11 +244,46 @@ def modes_beside(target: LogDensity, points: NDArray[np.float64], mode: Local) -
     return modes.only(_distinct(modes, APART))
 
 
+def modes_from(target: LogDensity, mode: Local, draw: Callable[[], NDArray[np.float64]]) -> Local:
+    """Climb from draws to other modes than the one given.
+
+    Where there are any, from twice and four times as many draws as well: of six modes eight
+    climbs seldom find the last.
+
+    Parameters
+    ----------
+    target : callable
+        Maps points ``(point, n)`` to log densities.
+    mode : Local
+        The one that is known.
+    draw : callable
+        Returns points, of which the likeliest few are climbed from.
+
+    Returns
+    -------
+    Local
+        All modes, the highest first.
+    """
+    found = mode
+    for attempt in range(ROUNDS):
+        drawn = draw()
+        likeliest = drawn[np.argsort(-target(drawn))[: N_STARTS * 2**attempt]]
+        found = joined(found, modes_beside(target, likeliest, found.only([0])))
+        if len(found.height) == 1:
+            break
+    return found
+
+
 def modes_near(target: LogDensity, points: NDArray[np.float64], covariance: NDArray) -> Local:
     """Climb from points, and return where that ends, the highest first, none far below it."""
-    climbed = newton(target, points, covariance)
-    top = climbed.height.max()
-    modes = climbed.only(np.isfinite(climbed.height) & (climbed.height > top - LOWEST))
+    return joined(newton(target, points, covariance))
+
+
+def joined(*found: Local) -> Local:
+    """Return the distinct of several modes, the highest first, none far below it."""
+    modes = Local(*map(np.concatenate, zip(*found, strict=True)))
+    top = modes.height.max()
+    modes = modes.only(np.isfinite(modes.height) & (modes.height > top - LOWEST))
     return modes.only(_distinct(modes, APART))
 
 

@@ -29,8 +29,15 @@ from pymc_gradmatch.exact.experiments import (
     leading_to,
 )
 from pymc_gradmatch.exact.importance import Mixture
-from pymc_gradmatch.exact.modes import HIGHER, Local, modes_beside, newton, widths_at
-from pymc_gradmatch.exact.posterior import NO_DRAWS, ExactPosterior
+from pymc_gradmatch.exact.modes import (
+    HIGHER,
+    Local,
+    joined,
+    modes_beside,
+    newton,
+    widths_at,
+)
+from pymc_gradmatch.exact.posterior import N_PRIOR, NO_DRAWS, ExactPosterior
 from pymc_gradmatch.exact.search import Coverage, cover
 from pymc_gradmatch.exact.verdict import (
     N_HANDED_ON,
@@ -40,6 +47,7 @@ from pymc_gradmatch.exact.verdict import (
     is_sealed,
     residuals,
     searched,
+    several,
 )
 from pymc_gradmatch.gp import Experiment, StateGP, StateGPs, is_states, start_of, unexplained
 from pymc_gradmatch.model import (
@@ -62,13 +70,11 @@ if TYPE_CHECKING:
     from arviz import PlotCollection
 
 N_CROSSING = 24  # of the solutions that cross long gaps, from which modes are climbed to
-MOST_ROUNDS = 4  # of climbs from draws of the prior, while they lead to a higher mode
+MOST_ROUNDS = 4  # of climbs from all that may lead elsewhere, while they lead to a higher mode
 PILOTS = 1_000  # draws of the normal approximation, from which the searches start
-N_PRIOR = 1_000  # draws that tell how wide a prior is
 N_POPULATIONS, POPULATION, GENERATIONS = 4, 64, 60  # of an evolution towards other modes
 FLOOR = 1e100  # the negative log density where it is zero
 HARDLY = 0.7  # of the prior's width, that a posterior has where the data tell next to nothing
-LITTLE = 0.01  # weight of a mode that need not be spoken of
 FAR_APART = (-3.0, -1.0, 1.0, 3.0)  # of a state's standard deviation
 FLAT = 1e-3  # log density; the solver's errors are smaller
 UNSEEN = "It says nothing of modes that no search reached."
@@ -133,8 +139,9 @@ class Fit(Verdict):
 
     def shown(self) -> tuple[str, list[pd.DataFrame]]:
         """Return the verdict, with modes and what the data do not tell, and the table."""
-        several = _several(self.modes["weight"])
-        return f"{self.verdict}{several}{_in_words(self.unidentified)}", [self.table]
+        return f"{self.verdict}{several(self.modes['weight'])}{_in_words(self.unidentified)}", [
+            self.table
+        ]
 
     def plot(self, **kwargs) -> "PlotCollection":
         """Plot the states with bands, by :func:`~pymc_gradmatch.plot_states`.
@@ -349,10 +356,13 @@ def _found(
     target: ExactPosterior, there: NDArray[np.float64], n_draws: int, rng, say: Callable
 ) -> Coverage:
     """Search around the mode that is climbed to from a point, and around all that are found."""
-    mode = newton(target, there[None], np.diag(np.square(widths_at(target, there))))
+    nearest = newton(target, there[None], np.diag(np.square(widths_at(target, there))))
+    say("climbing from draws of the prior: are there other modes?")
+    modes = target.modes_from_prior(nearest, rng)
+    highest = modes.only([0])
 
     def beside(known: Local, *, evolve: bool = True) -> Local:
-        say("climbing from draws of the prior: are there other modes?")
+        say("looking for other modes, farther away")
         found = modes_beside(target, _elsewhere(target, known, rng, evolve=evolve), known)
         say("searching: independent searches from around the modes")
         return found
@@ -360,13 +370,12 @@ def _found(
     # In a long gap a solution may turn round once more, or once less; of a lesser mode the
     # residuals hang together, or beside a jump a few of them are all that is left.
     has_gap = any(constraint.gp.data.is_long_gap.any() for constraint in target.constraints)
-    left = residuals(target, mode.point[0])
+    left = residuals(target, highest.point[0])
     is_strange = any(one.hang_together or one.have_outlier for one in left)
     n_rounds = MOST_ROUNDS if has_gap or is_strange else 0
-    reached, highest = [mode.point], mode
     for _ in range(n_rounds):
         found = beside(highest, evolve=is_strange or _moves_on(target, highest))
-        reached.append(found.point)
+        modes = joined(modes, found)
         if not len(found.point) or found.height[0] <= highest.height[0] + HIGHER:
             break
         highest = found.only([0])
@@ -377,8 +386,8 @@ def _found(
         around.draw(PILOTS, rng),
         n_draws,
         rng,
-        np.concatenate(reached) if n_rounds else None,
-        elsewhere=None if n_rounds else partial(beside, mode),
+        lambda _: modes,
+        elsewhere=None if n_rounds or len(modes.height) > 1 else partial(beside, highest),
     )
 
 
@@ -504,14 +513,6 @@ def _priors(free: list, rng) -> Iterator[tuple[TensorVariable, NDArray]]:
 def _width(draws: NDArray[np.float64]) -> NDArray[np.float64]:
     low, high = np.quantile(draws, [0.25, 0.75], axis=0)
     return high - low
-
-
-def _several(weights: pd.Series) -> str:
-    counting = weights[weights > LITTLE]
-    if len(counting) < 2:
-        return ""
-    listed = ", ".join(f"{weight:.2f}" for weight in counting)
-    return f" It has {len(counting)} modes, of weights {listed}."
 
 
 def _in_words(unidentified: pd.DataFrame) -> str:

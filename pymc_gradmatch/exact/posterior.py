@@ -22,7 +22,7 @@ from pymc_gradmatch._pymc import (
     with_equal_parameters,
     without_starts,
 )
-from pymc_gradmatch.exact.modes import Around
+from pymc_gradmatch.exact.modes import Around, Local, modes_from
 from pymc_gradmatch.exact.solutions import Solutions, compile_for_draws, with_draws
 from pymc_gradmatch.gp import behind_states, is_states
 from pymc_gradmatch.model import (
@@ -38,7 +38,9 @@ from pymc_gradmatch.model import (
 FACTORS = (1.0, 1e-6, 1e6, -1e-6, -1.0)  # of a start, of which its prior allows those above zero
 SMALLEST = 1e-9  # start on a logarithmic coordinate, in standard deviations of the data
 MOST_NUMBERS = 4_000_000  # of trajectories that are held at once
+N_PRIOR = 1_000  # draws of the prior, that tell how wide it is, or of which some are likely
 NOISES = (-3.0, -0.5)  # logarithms to base ten, of standard deviations of a state
+UNSEEN = 0.5  # the latter, of a state that is not observed
 WAYS = (-3.0, 0.0)  # the same, of the way from a point to a draw of the prior
 FAR = 3.0  # from a point, in units of its coordinates or of itself, where a prior has no draws
 NO_DRAWS = (NotImplementedError, ArithmeticError)  # what drawing from flat and vague priors raises
@@ -389,6 +391,15 @@ class ExactPosterior(Solutions):
         return [name for entries in names.values() for name in entries]
 
     @property
+    def _is_unseen(self) -> NDArray[np.bool_]:
+        """Of which x(t0) among the coordinates the state has hardly an observation, or none."""
+        shapes = self._shapes[len(self._values) :]
+        of_each = zip(self.constraints, self._unknown, shapes, strict=True)
+        return np.concatenate(
+            [np.broadcast_to(c.gp.data.is_sparse[free], s).ravel() for c, free, s in of_each]
+        )
+
+    @property
     def _unknown(self) -> list[list[int]]:
         """Places of the states of each constraint whose start is not known."""
         return [
@@ -440,9 +451,15 @@ class ExactPosterior(Solutions):
         scatter = FAR * (1 + np.abs(there))
         n_impossible = n - possible.sum()
         values[~possible] = there + scatter * rng.normal(size=(n_impossible, len(there)))
-        starts = starts + 10 ** rng.uniform(*NOISES, (n, 1)) * rng.normal(size=(n, len(starts)))
+        nearest, farthest = NOISES[0], np.where(self._is_unseen, UNSEEN, NOISES[1])
+        noise = 10 ** (nearest + (farthest - nearest) * rng.random((n, 1)))
+        starts = starts + noise * rng.normal(size=(n, len(starts)))
         on_the_way = there + 10 ** rng.uniform(*WAYS, (n, 1)) * (values - there)
         return np.hstack([values, starts]), np.hstack([on_the_way, starts])
+
+    def modes_from_prior(self, mode: Local, rng) -> Local:
+        """Climb from the likeliest draws of the prior to all modes that they lead to."""
+        return modes_from(self, mode, lambda: self.from_prior(mode.point[0], N_PRIOR, rng)[0])
 
     def parameters_at_start(self, variables: Sequence) -> NDArray[np.float64]:
         """Return scalar free variables of the model where it starts."""

@@ -7,6 +7,7 @@ the gradient along it, tell whether they leave what the proposals cover.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -14,6 +15,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from pymc_gradmatch.exact.importance import (
+    PER_COORDINATE,
     LogDensity,
     Mixture,
     Weighted,
@@ -22,7 +24,7 @@ from pymc_gradmatch.exact.importance import (
     search,
     weigh,
 )
-from pymc_gradmatch.exact.modes import HIGHER, Local, modes_near, ridges_from
+from pymc_gradmatch.exact.modes import HIGHER, Local, joined, modes_near, ridges_from
 
 WIDTHS = (2.0, 5.0)  # of first proposals, in standard deviations of the given draws
 CLIMBERS, TRIED = 4, 100  # draws from which modes are climbed to, the best of some
@@ -57,10 +59,13 @@ class Modes(NamedTuple):
     shares : array of float
         Of the weights, those of draws at which the normal approximation of a mode is
         the highest of all.
+    nearest : array of int
+        Of which mode that is, for every draw.
     """
 
     points: NDArray[np.float64]
     shares: NDArray[np.float64]
+    nearest: NDArray[np.intp]
 
 
 class Walks(NamedTuple):
@@ -161,7 +166,7 @@ def cover(
     draws: NDArray[np.float64],
     n_draws: int,
     rng: np.random.Generator,
-    others: NDArray[np.float64] | None = None,
+    others: Callable[[Local], Local] | None = None,
     elsewhere: Callable[[], Local] | None = None,
     complete: Complete | None = None,
     roughly: LogDensity | None = None,
@@ -184,8 +189,8 @@ def cover(
         Draws of the result; up to four times as many where only their errors are too large.
     rng : numpy.random.Generator
         Source of the draws.
-    others : array of float, optional
-        Points that modes are climbed to from as well, shape ``(point, coordinate)``.
+    others : callable, optional
+        Returns further modes, given the highest near the draws.
     elsewhere : callable, optional
         Looks for other modes, where the searches disagree.  Where one of these is higher, all
         begins anew around it: from a lesser mode searches seldom find the way.
@@ -205,9 +210,9 @@ def cover(
         Of the first attempt with a reliable k and searches that agree, else of the last.
     """
     starts, climbing, covariance = _wider(target, draws, rng)
-    climbing = climbing if others is None else np.concatenate([climbing, others])
     near = roughly or target
     modes = modes_near(near, climbing, covariance)
+    modes = modes if others is None else joined(modes, others(modes.only([0])))
     ridges = ridges_from(near, modes)
     starts.append(ridges.mixture.defended(ridges.mixture.as_one(WIDTHS[0])))
     n_rounds = 0
@@ -229,16 +234,15 @@ def cover(
         elif coverage.is_reliable or is_last:
             break
         if elsewhere is not None and len((more := elsewhere()).height):
-            climbing = np.concatenate([climbing, more.point])
             reached = max(modes.height[0], near(Mixture.of(ended).means).max())
             if more.height[0] > reached + HIGHER:
                 around = Mixture.around(more.point[0], more.covariance[0]).draw(len(draws), rng)
                 anew = cover(
-                    target, around, n_draws, rng, climbing,
+                    target, around, n_draws, rng, partial(joined, joined(modes, more)),
                     complete=complete, roughly=roughly, sizes=sizes,
                 )  # fmt: skip
                 return anew._replace(n_rounds=anew.n_rounds + n_rounds)
-            modes = modes_near(near, climbing, covariance)
+            modes = joined(modes, more)
             ridges = ridges_from(near, modes)
             ended.append(ridges.mixture)
         elsewhere = None  # nothing new would be found there a second time
@@ -333,7 +337,8 @@ def _together(
     )  # fmt: skip
     if is_marginal or not coverage.is_reliable:
         return coverage
-    return coverage._replace(walks=walk(target, weighted, log_ratio, proposal, rng))
+    walks = walk(target, weighted, log_ratio, proposal, parted.nearest, rng)
+    return coverage._replace(walks=walks)
 
 
 def _parted(modes: Local, weighted: Weighted) -> Modes:
@@ -343,7 +348,8 @@ def _parted(modes: Local, weighted: Weighted) -> Modes:
     away = weighted.points - modes.point[:, None]
     distances = np.linalg.norm(np.linalg.solve(modes.factor, away.mT), axis=1)
     highest = (modes.height[:, None] - 0.5 * np.square(distances)).argmax(axis=0)
-    return Modes(modes.point, np.bincount(highest, weighted.weights, len(modes.height)))
+    shares = np.bincount(highest, weighted.weights, len(modes.height))
+    return Modes(modes.point, shares, highest)
 
 
 def _disagreement(estimates: dict[str, NDArray[np.float64]]) -> pd.DataFrame:
@@ -385,6 +391,7 @@ def walk(
     weighted: Weighted,
     log_ratio: NDArray[np.float64],
     proposal: LogDensity,
+    parts: NDArray[np.intp],
     rng: np.random.Generator,
 ) -> Walks:
     r"""Walk from some draws by Hamiltonian dynamics, and tell how many walks leave the proposal.
@@ -405,6 +412,9 @@ def walk(
         Draws of the proposal with weights.
     log_ratio : array of float
         Log of r at these draws.
+    parts : array of int
+        To which of several parts of the target a draw belongs: a walk takes its steps by the
+        widths of its own.
     rng : numpy.random.Generator
         Source of momenta, and of the choice of draws.
 
@@ -414,9 +424,9 @@ def walk(
        Monte Carlo*, chapter 5.
     """
     weights = weighted.weights
-    start = weighted.points[rng.choice(len(weights), WALKERS, p=weights)]
-    factor = np.linalg.cholesky(np.atleast_2d(np.cov(weighted.points.T, aweights=weights)))
-    hamiltonian = Hamiltonian(target, factor)
+    chosen = rng.choice(len(weights), WALKERS, p=weights)
+    start = weighted.points[chosen]
+    hamiltonian = Hamiltonian(target, _factors(weighted, parts)[parts[chosen]])
     momentum = rng.normal(size=start.shape)
     step = FIRST_STEP
     while step > SHORTEST_STEP and hamiltonian.acceptance(start, momentum, step) < KEPT:
@@ -432,13 +442,31 @@ def walk(
     return Walks(passed, int(leaves.any(axis=0).sum()), int(kept.any(axis=0).sum()))
 
 
+def _factors(weighted: Weighted, parts: NDArray[np.intp]) -> NDArray[np.float64]:
+    """Return Cholesky factors of each part's covariance, of that of all where draws are few."""
+    n = weighted.points.shape[1]
+    covariances = []
+    for part in range(parts.max() + 1):
+        weights = np.where(parts == part, weighted.weights, 0)
+        few = np.square(weights.sum()) <= PER_COORDINATE * n * np.square(weights).sum()
+        covariances.append(np.cov(weighted.points.T, aweights=weighted.weights if few else weights))
+    return np.linalg.cholesky(np.reshape(covariances, (-1, n, n)))
+
+
 class Hamiltonian:
-    """Dynamics of many walkers at once, in coordinates of unit width."""
+    """Dynamics of many walkers at once, in coordinates of unit width.
+
+    Parameters
+    ----------
+    target : callable
+        Maps points ``(draw, coordinate)`` to log densities.
+    factor : array of float
+        Of the covariance around each walker, shape ``(walker, n, n)``.
+    """
 
     def __init__(self, target: LogDensity, factor: NDArray[np.float64]):
         self.target, self.factor = target, factor
-        n = len(factor)
-        self.moves = DIFFERENCE * np.concatenate([factor.T, -factor.T]).reshape(2, n, n)
+        self.moves = DIFFERENCE * np.stack([factor.mT, -factor.mT], axis=1)
 
     def gradient(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return central differences; nothing where the density is zero beside a point."""
@@ -461,7 +489,7 @@ class Hamiltonian:
         with np.errstate(over="ignore", invalid="ignore"):
             for _ in range(n_steps):
                 half = momentum + step / 2 * slopes
-                points = points + step * half @ self.factor.T
+                points = points + step * np.einsum("wij,wj->wi", self.factor, half)
                 slopes = self.gradient(points)
                 momentum = half + step / 2 * slopes
                 passed.append(points)

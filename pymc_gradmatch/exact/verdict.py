@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ from pymc_gradmatch.gp import Residuals, unexplained
 from pymc_gradmatch.reporting import Verdict, furthest
 
 N_HANDED_ON = 4
+LITTLE = 0.01  # weight of a mode that need not be spoken of
 JOURNEY = 4.0  # matched standard deviations; a proposal on such a journey may end in a lesser mode
 FAR_AWAY = " So far away there may be several modes: see whether the trajectories fit the data."
 
@@ -190,6 +192,15 @@ def residuals(target: ExactPosterior, point: NDArray[np.float64]) -> list[Residu
     return found
 
 
+def several(shares: NDArray[np.float64]) -> str:
+    """Say how many modes there are, and their weights, if more than one counts."""
+    counting = [share for share in shares if share > LITTLE]
+    if len(counting) < 2:
+        return ""
+    listed = ", ".join(f"{share:.2f}" for share in counting)
+    return f" It has {len(counting)} modes, of weights {listed}."
+
+
 def is_sealed(
     found: Coverage, apart: Mapping[str, float] | None = None, strange: Sequence[str] = ()
 ) -> bool:
@@ -282,9 +293,11 @@ def _verdict(
 ) -> str:
     words, moves = in_words(found, disagreement, apart, strange), furthest(moved)
     if is_sealed(found, apart, strange):
+        modes = several(found.modes.shares)
+        far_away = FAR_AWAY if moved.abs().max() > JOURNEY and not modes else ""
         return (
-            f"{words} It differs from the matched one most in {moves} (matched standard "
-            "deviations)." + (FAR_AWAY if moved.abs().max() > JOURNEY else "")
+            f"{words}{modes} It differs from the matched one most in {moves} (matched standard "
+            f"deviations).{far_away}"
         )
     return (
         f"{words} From the matched posterior it moves most in {moves} (matched standard "
@@ -401,7 +414,8 @@ def integrate_check(
     draws = target.coordinates(_posterior(idata))
     rng = np.random.default_rng(random_seed)
     if not isinstance(target, Separate):
-        return judge(target, draws, cover(target, draws, n_draws, rng), n_draws, rng)
+        others = partial(target.modes_from_prior, rng=rng)
+        return judge(target, draws, cover(target, draws, n_draws, rng, others), n_draws, rng)
     found, apart = cover_experiments(target, draws.mean(axis=0), n_draws, rng)
     return judge(target, draws, found, n_draws, rng, apart)
 

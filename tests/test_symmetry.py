@@ -1,0 +1,84 @@
+"""Posteriors with modes that fit alike: which of them climbs come to is chance, all must count."""
+
+import numpy as np
+import pandas as pd
+import pymc as pm
+import pytest
+
+import pymc_gradmatch as gm
+from pymc_gradmatch.exact.posterior import ExactPosterior
+
+T = np.linspace(0, 10, 21)
+CHAIN = gm.ODE(
+    lambda t, x, theta: [-theta.k1 * x.a, theta.k1 * x.a - theta.k2 * x.b, theta.k2 * x.b],
+    ["a", "b", "c"],
+    ["k1", "k2"],
+)
+RATES = np.array([2.0, 0.4])
+QUIET = {"random_seed": 1, "progressbar": False}
+
+
+@pytest.fixture(scope="module")
+def only_c():
+    """Return the end of a chain of reactions, whose two rates nobody can tell apart."""
+    c = CHAIN.solve(T, x0=[1.0, 0.0, 0.0], theta=RATES)[:, 2]
+    return pd.DataFrame({"c": c + np.random.default_rng(0).normal(0, 0.02, len(T))}, T)
+
+
+@pytest.fixture(scope="module")
+def model(only_c):
+    priors = {name: pm.LogNormal.dist(0, 1) for name in CHAIN.params}
+    start = {"a": 1.0, "b": 0.0, "c": 0.0}
+    return gm.build_model(CHAIN, T, only_c, priors=priors, start=start, preset="refined", **QUIET)
+
+
+def assert_both_have_half(first, second, n_effective, width):
+    """Assert that two unknowns change places in half of the draws."""
+    error = 5 / np.sqrt(n_effective)
+    assert (first > second).mean() == pytest.approx(0.5, abs=0.5 * error)
+    for ours, other in [(first, second), (second, first)]:
+        assert abs(ours.mean() - other.mean()) < 2 * error * width
+        assert ours.std() == pytest.approx(other.std(), rel=2 * error)
+        assert ours.std() > width / 2
+
+
+def test_rates_that_can_change_places_do_so_in_one_call(model):
+    fit = gm.fit(model=model, **QUIET)
+    assert fit.is_exact
+    assert "It has 2 modes" in repr(fit)
+    draws = fit.idata["posterior"].dataset
+    assert_both_have_half(*(draws[k].to_numpy() for k in CHAIN.params), fit.n_effective, 0.7)
+    np.testing.assert_allclose(fit.modes["k1"], fit.modes["k2"][::-1], rtol=1e-2)
+
+
+def test_a_chain_that_knows_one_order_of_the_rates_learns_of_the_other(model):
+    """Assert it of draws around one mode, as NUTS returns them, with nothing to warn of."""
+    target = ExactPosterior(model)
+    start = target.starting_at()
+    width = 0.05 * np.random.default_rng(1).normal(size=(1_000, len(start)))
+    drawn = target.idata(start + width, np.random.default_rng(1))
+    check = gm.integrate_check(drawn, model=model, random_seed=1)
+    assert check.is_exact
+    assert "It has 2 modes" in check.verdict
+    assert "So far away there may be several modes" not in check.verdict
+    draws = check.idata["posterior"].dataset
+    assert_both_have_half(*(draws[k].to_numpy() for k in CHAIN.params), check.n_effective, 0.7)
+
+
+def test_hidden_states_that_can_change_signs_do():
+    """Assert it of a state of which nothing but the square is seen."""
+    ode = gm.ODE(lambda t, x, theta: [theta.r * x.x - x.x**3], ["x"], ["r"])
+    t = np.linspace(0, 4, 25)
+    squares = np.square(ode.solve(t, x0=[0.1], theta=[2.0])[:, 0])
+    y = squares + np.random.default_rng(0).normal(0, 0.05, len(t))
+
+    def likelihood(x, theta):
+        pm.Normal("y", x.x**2, pm.HalfNormal("noise", 1), observed=y)
+
+    fit = gm.fit(
+        ode, t, priors={"r": pm.HalfNormal.dist(5)}, likelihood=likelihood,
+        start={"x": pm.Normal.dist(0, 1)}, **QUIET,
+    )  # fmt: skip
+    assert fit.is_exact
+    x0 = fit.idata["posterior"]["x0"].to_numpy().ravel()
+    assert_both_have_half(x0, -x0, fit.n_effective, 0.1)
