@@ -184,11 +184,11 @@ def fit(
 
     Gradient matching finds the most probable parameters and states without
     integrating, from wherever the prior starts (:func:`~pymc_gradmatch.refine`).
-    From there Newton's method climbs to the mode of the exact posterior, and draws
-    around it go through the searches of :func:`~pymc_gradmatch.integrate_check`.  Where
-    these do not agree, the data have long gaps, or what the solution leaves of them hangs
-    together from one time to the next or has outliers, climbs from draws of the prior look for
-    a better mode.
+    From there, and from the likeliest draws of the prior, Newton's method climbs to modes of
+    the exact posterior, and draws around the highest go through the searches of
+    :func:`~pymc_gradmatch.integrate_check`.  Where these do not agree, the data have long
+    gaps, or what the solution leaves of them hangs together from one time to the next or has
+    outliers, a better mode is looked for farther away.
     No chain is run, and of a new problem nothing is compiled to machine code but its
     right-hand side.
 

@@ -341,9 +341,10 @@ def integrate_check(
 
     The proposal q is a mixture of Student t distributions.  Three searches for it,
     with draws of their own, start from the matched draws made twice and five
-    times as wide, and from the exact posterior's modes and the ridges that lead away
-    from them, and move to the exact posterior (adaptive multiple importance
-    sampling [1]_).  Where they disagree, each starts again from all that was found.
+    times as wide, and from the exact posterior's modes, climbed to from these and from
+    the likeliest draws of the prior, and the ridges that lead away from them.  They move
+    to the exact posterior (adaptive multiple importance sampling [1]_).  Where they
+    disagree, each starts again from all that was found.
     Weights are Pareto-smoothed [2]_.
 
     Parameters
