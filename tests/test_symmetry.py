@@ -46,9 +46,25 @@ def test_rates_that_can_change_places_do_so_in_one_call(model):
     fit = gm.fit(model=model, **QUIET)
     assert fit.is_exact
     assert "It has 2 modes" in repr(fit)
+    assert fit.unidentified.empty  # each mode tells the rates well
     draws = fit.idata["posterior"].dataset
     assert_both_have_half(*(draws[k].to_numpy() for k in CHAIN.params), fit.n_effective, 0.7)
     np.testing.assert_allclose(fit.modes["k1"], fit.modes["k2"][::-1], rtol=1e-2)
+
+
+def test_rates_of_several_experiments_do_so_too():
+    rng, experiments = np.random.default_rng(0), {}
+    for name, dose in [("one", 1.0), ("two", 2.0)]:
+        c = CHAIN.solve(T, x0=[dose, 0.0, 0.0], theta=RATES)[:, 2]
+        seen = pd.DataFrame({"c": c + rng.normal(0, 0.02, len(T))}, T)
+        start = {"a": dose, "b": 0.0, "c": 0.0}
+        experiments[name] = gm.Experiment(T, seen, start=start)
+    priors = {name: pm.LogNormal.dist(0, 1) for name in CHAIN.params}
+    fit = gm.fit(CHAIN, experiments=experiments, priors=priors, **QUIET)
+    assert fit.is_exact
+    assert "It has 2 modes" in repr(fit)
+    draws = fit.idata["posterior"].dataset
+    assert_both_have_half(*(draws[k].to_numpy() for k in CHAIN.params), fit.n_effective, 0.7)
 
 
 def test_a_chain_that_knows_one_order_of_the_rates_learns_of_the_other(model):

@@ -35,6 +35,7 @@ References
 """
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,13 +54,15 @@ from pymc_gradmatch.exact.importance import DEGREES, Mixture
 from pymc_gradmatch.exact.modes import (
     LONGEST,
     Local,
+    joined,
     look_around,
+    modes_from,
     newton,
     rescaled,
     step,
     widths_at,
 )
-from pymc_gradmatch.exact.posterior import ExactPosterior
+from pymc_gradmatch.exact.posterior import N_PRIOR, ExactPosterior
 from pymc_gradmatch.exact.search import CLOSE, ERRORS, Coverage, cover, search_once
 from pymc_gradmatch.exact.solutions import compile_for_draws, with_draws
 from pymc_gradmatch.gp import StateGPs
@@ -326,6 +329,11 @@ class Nested:
         if not self.own.size:
             return self.phi(shared, np.empty((len(shared), 0, 0)))
         return self.phi(shared, self.proposals(shared, self.n_steps).mean)
+
+    def from_prior(self) -> NDArray[np.float64]:
+        """Draw shared unknowns from their prior."""
+        there = self.phi(self.at[None], self.center.mean[None])[0]
+        return self.target.from_prior(there, N_PRIOR, self.rng)[0][:, self.shared]
 
     def conditional(self, shared: NDArray[np.float64], of_each: Callable | None = None) -> Callable:
         """Return the density of own unknowns, of walkers: the experiments of each shared point.
@@ -606,14 +614,16 @@ def cover_experiments(
     nested.economise(mode.covariance[0])
     say("searching: each experiment by itself")
     apart = _apart(nested, rng)
+    say("climbing from draws of the prior: are there other modes of what they share?")
+    modes = modes_from(nested.roughly, mode, nested.from_prior)
     say("searching: what they share")
     around = Mixture.around(mode.point[0], mode.covariance[0])
     found = cover(
-        nested, around.draw(PILOTS, rng), n_draws, rng, sizes=SIZES,
+        nested, around.draw(PILOTS, rng), n_draws, rng, partial(joined, modes), sizes=SIZES,
         complete=nested.complete, roughly=nested.roughly,
     )  # fmt: skip
-    modes = found.modes._replace(points=nested.at_modes(found.modes.points))
-    return CoverageOfAll(found._replace(modes=modes), apart)
+    of_all = found.modes._replace(points=nested.at_modes(found.modes.points))
+    return CoverageOfAll(found._replace(modes=of_all), apart)
 
 
 def _apart(nested: Nested, rng) -> dict[str, float]:

@@ -120,8 +120,8 @@ class Fit(Verdict):
         ``weight``, the share of the posterior that belongs to it.
     unidentified : pandas.DataFrame
         Of which unknowns the data tell next to nothing: the range of the middle half of
-        draws, ``prior_width`` and ``posterior_width``.  x(t0), whose prior is flat, has the
-        range over time of its state in place of the former.
+        draws, ``prior_width`` and ``posterior_width``; of several modes the largest one's.
+        x(t0), whose prior is flat, has the range over time of its state in place of the former.
     """
 
     verdict: str
@@ -324,7 +324,9 @@ def fit(
         drawn = weighted.resampled(n_draws, rng)
         idata = target.idata(weighted.points[drawn], rng)
         idata["searches"] = xr.DataTree(searched(found, target.names))
-        unidentified = _unidentified(target, idata["posterior"].dataset, rng)
+        largest = found.modes.nearest[drawn] == found.modes.shares.argmax()
+        of_one_mode = idata["posterior"].dataset.isel(draw=np.flatnonzero(largest))
+        unidentified = _unidentified(target, of_one_mode, rng)
     disagreement = found.disagreement.set_axis([*target.names, "evidence"])
     posterior = idata["posterior"].dataset
     along = target.along_states - {name for name, v in posterior.items() if v.ndim == 2}
