@@ -493,6 +493,21 @@ def six_modes(phi):
     return logsumexp([normal(1.0)(phi - np.array(center)) for center in centers], axis=0)
 
 
+def test_climbs_that_settle_along_a_ridge_are_one_mode(rng):
+    def bent(phi):
+        across = phi[:, 1] - 0.02 * np.square(phi[:, 0])
+        return -0.5 * np.square(phi[:, 0] / 30) - 0.5 * np.square(across / 0.1)
+
+    def draw():
+        along = rng.normal(0, 30, size=1_000)
+        return np.stack([along, 0.02 * np.square(along) + rng.normal(0, 3, size=1_000)], axis=1)
+
+    mode = newton(bent, np.array([[0.1, 0.0]]), np.diag([1.0, 0.01]))
+    likely = sorted(draw(), key=lambda point: -bent(point[None])[0])[:16]
+    assert len(modes_beside(bent, np.array(likely), mode).height) > 0
+    assert len(modes_from(bent, mode, draw).height) == 1
+
+
 def test_walks_go_by_the_widths_of_their_own_part(rng):
     """Assert that they need no more steps where one part is a thousand times as narrow."""
     means, widths = np.array([[0.0, 0.0], [100.0, 0.0]]), np.array([1.0, 1e-3])

@@ -268,10 +268,32 @@ def modes_from(target: LogDensity, mode: Local, draw: Callable[[], NDArray[np.fl
     for attempt in range(ROUNDS):
         drawn = draw()
         likeliest = drawn[np.argsort(-target(drawn))[: N_STARTS * 2**attempt]]
-        found = joined(found, modes_beside(target, likeliest, found.only([0])))
+        others = modes_beside(target, likeliest, found.only([0]))
+        found = apart_from_ridges(target, joined(found, others))
         if len(found.height) == 1:
             break
     return found
+
+
+def apart_from_ridges(target: LogDensity, modes: Local) -> Local:
+    """Return the modes that are not on the ridges of higher ones, on which climbs settle, too.
+
+    Between two modes the density falls: walks end before they come from one to the other.
+    """
+    kept: list[int] = []
+    left = list(range(len(modes.height)))
+    while left:
+        kept.append(left.pop(0))
+        if left:
+            highest = modes.only(kept[-1:])
+            fall = highest.height[0] - modes.height[left].min()
+            _, met, shapes = ridges_from(target, highest, fall + HIGHER).mixture
+            factors = np.linalg.cholesky(shapes)
+            away = modes.point[left][:, None] - met
+            left = [
+                k for k, a in zip(left, away, strict=True) if (_length(factors, a) > APART).all()
+            ]
+    return modes.only(kept)
 
 
 def modes_near(target: LogDensity, points: NDArray[np.float64], covariance: NDArray) -> Local:
@@ -303,13 +325,13 @@ class Ridges(NamedTuple):
     n_unfinished: int
 
 
-def ridges_from(target: LogDensity, modes: Local) -> Ridges:
+def ridges_from(target: LogDensity, modes: Local, lowest: float = LOWEST) -> Ridges:
     """Return a mixture along the ridges that lead away from modes.
 
     From every mode walks go both ways along the axes of its normal approximation that
     are longest, one local standard deviation at a time; across the ridge each
     step climbs.  What they pass becomes a part of the mixture, with the
-    covariance that the curvature there tells.
+    covariance that the curvature there tells.  A walk ends so far below the highest mode.
     """
     # Which way a ridge bends is in the mixed derivatives that cheaper ways leave out.
     by_values = partial(target)
@@ -340,7 +362,7 @@ def ridges_from(target: LogDensity, modes: Local) -> Ridges:
         longer = np.where(np.abs(fell) < LEVEL, 1.5, 0.7)
         stride = np.minimum(np.where(arrived, longer, 0.5) * stride, FARTHEST)
         is_stuck = stride <= SHORTEST
-        is_low = ~is_stuck & (local.height < modes.height.max() - LOWEST)
+        is_low = ~is_stuck & (local.height < modes.height.max() - lowest)
         beyond.append(_log_evidence_beyond(local.only(is_low), ahead[is_low]))
         going = ~is_stuck & ~is_low
         home, local, ahead = home.only(going), local.only(going), ahead[going]

@@ -24,7 +24,14 @@ from pymc_gradmatch.exact.importance import (
     search,
     weigh,
 )
-from pymc_gradmatch.exact.modes import HIGHER, Local, joined, modes_near, ridges_from
+from pymc_gradmatch.exact.modes import (
+    HIGHER,
+    Local,
+    apart_from_ridges,
+    joined,
+    modes_near,
+    ridges_from,
+)
 
 WIDTHS = (2.0, 5.0)  # of first proposals, in standard deviations of the given draws
 CLIMBERS, TRIED = 4, 100  # draws from which modes are climbed to, the best of some
@@ -242,7 +249,7 @@ def cover(
                     complete=complete, roughly=roughly, sizes=sizes,
                 )  # fmt: skip
                 return anew._replace(n_rounds=anew.n_rounds + n_rounds)
-            modes = joined(modes, more)
+            modes = apart_from_ridges(near, joined(modes, more))
             ridges = ridges_from(near, modes)
             ended.append(ridges.mixture)
         elsewhere = None  # nothing new would be found there a second time
