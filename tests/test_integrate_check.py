@@ -575,7 +575,7 @@ def test_a_target_out_of_reach_gets_a_k_that_says_so(biased, decay, gp, monkeypa
     monkeypatch.setattr(
         "pymc_gradmatch.exact.search.ridges_from",
         lambda _, modes: Ridges(
-            Mixture.around(modes.point[0], 1e-4 * modes.covariance[0]), n_unfinished=0
+            Mixture.around(modes.point[0], 1e-4 * modes.covariance[0]), 0, modes.height[:1]
         ),
     )
     sharp = gm.StateGP(gp.t, gp.y, gp.covs, sigma=3e-4)

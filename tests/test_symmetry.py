@@ -81,20 +81,22 @@ def test_a_chain_that_knows_one_order_of_the_rates_learns_of_the_other(model):
     assert_both_have_half(*(draws[k].to_numpy() for k in CHAIN.params), check.n_effective, 0.7)
 
 
-def test_hidden_states_that_can_change_signs_do():
-    """Assert it of a state of which nothing but the square is seen."""
-    ode = gm.ODE(lambda t, x, theta: [theta.r * x.x - x.x**3], ["x"], ["r"])
-    t = np.linspace(0, 4, 25)
-    squares = np.square(ode.solve(t, x0=[0.1], theta=[2.0])[:, 0])
-    y = squares + np.random.default_rng(0).normal(0, 0.05, len(t))
+def test_hidden_states_that_can_change_places_do():
+    """Assert it of two decays of which the sum is seen."""
+    ode = gm.ODE(
+        lambda t, x, theta: [-theta.k1 * x.a, -theta.k2 * x.b], ["a", "b"], [*CHAIN.params]
+    )
+    t = np.linspace(0, 6, 25)
+    y = 5 * np.exp(-2 * t) + 3 * np.exp(-0.3 * t) + np.random.default_rng(0).normal(0, 0.05, 25)
 
     def likelihood(x, theta):
-        pm.Normal("y", x.x**2, pm.HalfNormal("noise", 1), observed=y)
+        pm.Normal("y", x.a + x.b, pm.HalfNormal("noise", 1), observed=y)
 
     fit = gm.fit(
-        ode, t, priors={"r": pm.HalfNormal.dist(5)}, likelihood=likelihood,
-        start={"x": pm.Normal.dist(0, 1)}, **QUIET,
+        ode, t, priors={name: pm.LogNormal.dist(0, 1) for name in ode.params},
+        likelihood=likelihood, start={k: pm.HalfNormal.dist(5) for k in ode.states}, **QUIET,
     )  # fmt: skip
     assert fit.is_exact
-    x0 = fit.idata["posterior"]["x0"].to_numpy().ravel()
-    assert_both_have_half(x0, -x0, fit.n_effective, 0.1)
+    draws = fit.idata["posterior"].dataset
+    assert_both_have_half(*(draws[k].to_numpy() for k in ode.params), fit.n_effective, 0.8)
+    assert_both_have_half(*draws["x0"].to_numpy()[0].T, fit.n_effective, 1.0)

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from scipy.special import logsumexp
 
 from pymc_gradmatch.exact.importance import LogDensity, Mixture
-from pymc_gradmatch.numerics import N_STARTS
 
 STEP = 0.1  # of differences, in local standard deviations; values are exact to about 1e-6
 LENGTHS = np.array([1.0, 0.5, 0.2, 0.05, 0.01])  # of a Newton step cut short, all tried at once
@@ -32,7 +31,8 @@ MATTERS = 0.005  # share of the evidence beyond the end of a walk, from which on
 HIGHER = 2.0  # log density, by which another mode is the better one to begin at
 STEEP = 0.5  # slope per local standard deviation, from which on a climb has not arrived
 APART = 5.0  # local standard deviations between modes that are walked from
-ROUNDS = 3  # of climbs from draws, where the first leads to other modes
+N_CLIMBS = 16  # from draws
+ROUNDS = 2  # of these, where the first leads to other modes
 BESIDE = 1.0  # the same, between points of walks that are kept
 SMALLEST_SHARE = 1e-6  # of the largest part's
 AXES = 3  # of a mode, along which ridges are walked in both directions
@@ -247,8 +247,7 @@ def modes_beside(target: LogDensity, points: NDArray[np.float64], mode: Local) -
 def modes_from(target: LogDensity, mode: Local, draw: Callable[[], NDArray[np.float64]]) -> Local:
     """Climb from draws to other modes than the one given.
 
-    Where there are any, from twice and four times as many draws as well: of six modes eight
-    climbs seldom find the last.
+    Where there are any, from twice as many draws as well: of six modes so few climbs may miss one.
 
     Parameters
     ----------
@@ -267,33 +266,12 @@ def modes_from(target: LogDensity, mode: Local, draw: Callable[[], NDArray[np.fl
     found = mode
     for attempt in range(ROUNDS):
         drawn = draw()
-        likeliest = drawn[np.argsort(-target(drawn))[: N_STARTS * 2**attempt]]
+        likeliest = drawn[np.argsort(-target(drawn))[: N_CLIMBS * 2**attempt]]
         others = modes_beside(target, likeliest, found.only([0]))
-        found = apart_from_ridges(target, joined(found, others))
+        found = joined(found, others)
         if len(found.height) == 1:
             break
-    return found
-
-
-def apart_from_ridges(target: LogDensity, modes: Local) -> Local:
-    """Return the modes that are not on the ridges of higher ones, on which climbs settle, too.
-
-    Between two modes the density falls: walks end before they come from one to the other.
-    """
-    kept: list[int] = []
-    left = list(range(len(modes.height)))
-    while left:
-        kept.append(left.pop(0))
-        if left:
-            highest = modes.only(kept[-1:])
-            fall = highest.height[0] - modes.height[left].min()
-            _, met, shapes = ridges_from(target, highest, fall + HIGHER).mixture
-            factors = np.linalg.cholesky(shapes)
-            away = modes.point[left][:, None] - met
-            left = [
-                k for k, a in zip(left, away, strict=True) if (_length(factors, a) > APART).all()
-            ]
-    return modes.only(kept)
+    return apart_from_ridges(target, found)
 
 
 def modes_near(target: LogDensity, points: NDArray[np.float64], covariance: NDArray) -> Local:
@@ -319,19 +297,22 @@ class Ridges(NamedTuple):
     n_unfinished : int
         Walks beyond whose end a share of the evidence remains that matters: their steps were
         used up high on a ridge, or its tail is too heavy to have an end.
+    lowest : array of float
+        The least log density on the way to each part.
     """
 
     mixture: Mixture
     n_unfinished: int
+    lowest: NDArray[np.float64]
 
 
-def ridges_from(target: LogDensity, modes: Local, lowest: float = LOWEST) -> Ridges:
+def ridges_from(target: LogDensity, modes: Local) -> Ridges:
     """Return a mixture along the ridges that lead away from modes.
 
     From every mode walks go both ways along the axes of its normal approximation that
     are longest, one local standard deviation at a time; across the ridge each
     step climbs.  What they pass becomes a part of the mixture, with the
-    covariance that the curvature there tells.  A walk ends so far below the highest mode.
+    covariance that the curvature there tells.
     """
     # Which way a ridge bends is in the mixed derivatives that cheaper ways leave out.
     by_values = partial(target)
@@ -344,7 +325,8 @@ def ridges_from(target: LogDensity, modes: Local, lowest: float = LOWEST) -> Rid
     origin, ahead = np.concatenate([origin, origin]), np.concatenate([ahead, -ahead])
     home = modes.only(origin)
     local, reach, stride = home, np.zeros(len(origin)), np.full(len(origin), FARTHEST)
-    beyond = []
+    beyond, lowest = [], [modes.height]
+    lowest_here = home.height
     for _ in range(STEPS):
         there, steepness = _corrected(by_values, local, stride[:, None] * ahead, home)
         # A walk that comes nearer to its mode again is on its way back.
@@ -355,6 +337,8 @@ def ridges_from(target: LogDensity, modes: Local, lowest: float = LOWEST) -> Rid
         # Beside its top a bent ridge looks short.
         arrived &= _size(tangent, home) > SHORTER * _size(ahead, home)
         passed.append(there.only(arrived))
+        lowest_here = np.where(arrived, np.minimum(lowest_here, there.height), lowest_here)
+        lowest.append(lowest_here[arrived])
         local = local.put(arrived, passed[-1])
         ahead = np.where(arrived[:, None], tangent, ahead)
         reach = np.where(arrived, farther, reach)
@@ -362,21 +346,46 @@ def ridges_from(target: LogDensity, modes: Local, lowest: float = LOWEST) -> Rid
         longer = np.where(np.abs(fell) < LEVEL, 1.5, 0.7)
         stride = np.minimum(np.where(arrived, longer, 0.5) * stride, FARTHEST)
         is_stuck = stride <= SHORTEST
-        is_low = ~is_stuck & (local.height < modes.height.max() - lowest)
+        is_low = ~is_stuck & (local.height < modes.height.max() - LOWEST)
         beyond.append(_log_evidence_beyond(local.only(is_low), ahead[is_low]))
         going = ~is_stuck & ~is_low
         home, local, ahead = home.only(going), local.only(going), ahead[going]
-        reach, stride = reach[going], stride[going]
+        reach, stride, lowest_here = reach[going], stride[going], lowest_here[going]
         if not going.any():
             break
     beyond.append(_log_evidence_beyond(local, ahead))
     met = Local(*map(np.concatenate, zip(*passed, strict=True)))
-    met = met.only(_distinct(met, BESIDE))
+    distinct = _distinct(met, BESIDE)
+    met = met.only(distinct)
     log_evidence = _log_evidence(met)
     # Their square roots: a start is wider than its target.
     shares = np.maximum(np.exp((log_evidence - log_evidence.max()) / 2), SMALLEST_SHARE)
     counts = np.concatenate(beyond) > logsumexp(log_evidence) + np.log(MATTERS)
-    return Ridges(Mixture(shares / shares.sum(), met.point, met.covariance), int(counts.sum()))
+    mixture = Mixture(shares / shares.sum(), met.point, met.covariance)
+    return Ridges(mixture, int(counts.sum()), np.concatenate(lowest)[distinct])
+
+
+def apart_from_ridges(target: LogDensity, modes: Local) -> Local:
+    """Return the modes that no level ridge connects with higher ones: climbs settle there, too."""
+    if len(modes.height) == 1:
+        return modes
+    kept: list[int] = []
+    ridges: list[Ridges] = []
+    for candidate, (point, height) in enumerate(zip(modes.point, modes.height, strict=True)):
+        if any(_leads_to(point, ridge, height) for ridge in ridges):
+            continue
+        # A walk may lose the ridge in one direction: from the other end it may not.
+        ridge = ridges_from(target, modes.only([candidate]))
+        if not any(_leads_to(modes.point[k], ridge, height) for k in kept):
+            kept.append(candidate)
+        ridges.append(ridge)
+    return modes.only(kept)
+
+
+def _leads_to(point: NDArray[np.float64], ridge: Ridges, height: float) -> bool:
+    """Tell whether a ridge passes a point without falling far below a height on the way."""
+    away = _length(np.linalg.cholesky(ridge.mixture.shapes), point - ridge.mixture.means)
+    return bool(((away <= APART) & (ridge.lowest > height - HIGHER)).any())
 
 
 def _log_evidence(local: Local) -> NDArray[np.float64]:

@@ -388,8 +388,8 @@ def _found(
         around.draw(PILOTS, rng),
         n_draws,
         rng,
-        lambda _: modes,
-        elsewhere=None if n_rounds or len(modes.height) > 1 else partial(beside, highest),
+        partial(joined, modes),
+        elsewhere=None if n_rounds else partial(beside, highest, evolve=len(modes.height) == 1),
     )
 
 

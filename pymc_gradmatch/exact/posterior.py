@@ -40,7 +40,7 @@ SMALLEST = 1e-9  # start on a logarithmic coordinate, in standard deviations of 
 MOST_NUMBERS = 4_000_000  # of trajectories that are held at once
 N_PRIOR = 1_000  # draws of the prior, that tell how wide it is, or of which some are likely
 NOISES = (-3.0, -0.5)  # logarithms to base ten, of standard deviations of a state
-UNSEEN = 0.5  # the latter, of a state that is not observed
+UNSEEN = (-1.0, 0.5)  # the same, of a state that is not observed
 WAYS = (-3.0, 0.0)  # the same, of the way from a point to a draw of the prior
 FAR = 3.0  # from a point, in units of its coordinates or of itself, where a prior has no draws
 NO_DRAWS = (NotImplementedError, ArithmeticError)  # what drawing from flat and vague priors raises
@@ -451,7 +451,7 @@ class ExactPosterior(Solutions):
         scatter = FAR * (1 + np.abs(there))
         n_impossible = n - possible.sum()
         values[~possible] = there + scatter * rng.normal(size=(n_impossible, len(there)))
-        nearest, farthest = NOISES[0], np.where(self._is_unseen, UNSEEN, NOISES[1])
+        nearest, farthest = np.where(self._is_unseen[:, None], UNSEEN, NOISES).T
         noise = 10 ** (nearest + (farthest - nearest) * rng.random((n, 1)))
         starts = starts + noise * rng.normal(size=(n, len(starts)))
         on_the_way = there + 10 ** rng.uniform(*WAYS, (n, 1)) * (values - there)

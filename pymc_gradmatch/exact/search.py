@@ -218,9 +218,9 @@ def cover(
     """
     starts, climbing, covariance = _wider(target, draws, rng)
     near = roughly or target
-    modes = modes_near(near, climbing, covariance)
-    modes = modes if others is None else joined(modes, others(modes.only([0])))
-    ridges = ridges_from(near, modes)
+    climbed = modes_near(near, climbing, covariance)
+    climbed = climbed if others is None else joined(climbed, others(climbed.only([0])))
+    ridges, modes = ridges_from(near, climbed), apart_from_ridges(near, climbed)
     starts.append(ridges.mixture.defended(ridges.mixture.as_one(WIDTHS[0])))
     n_rounds = 0
     for attempt, n_searching in enumerate([*sizes, sizes[-1]]):
@@ -245,12 +245,12 @@ def cover(
             if more.height[0] > reached + HIGHER:
                 around = Mixture.around(more.point[0], more.covariance[0]).draw(len(draws), rng)
                 anew = cover(
-                    target, around, n_draws, rng, partial(joined, joined(modes, more)),
+                    target, around, n_draws, rng, partial(joined, joined(climbed, more)),
                     complete=complete, roughly=roughly, sizes=sizes,
                 )  # fmt: skip
                 return anew._replace(n_rounds=anew.n_rounds + n_rounds)
-            modes = apart_from_ridges(near, joined(modes, more))
-            ridges = ridges_from(near, modes)
+            climbed = joined(climbed, more)
+            ridges, modes = ridges_from(near, climbed), apart_from_ridges(near, climbed)
             ended.append(ridges.mixture)
         elsewhere = None  # nothing new would be found there a second time
         starts = [Mixture.of(ended).without_the_least()] * len(starts)
