@@ -139,9 +139,8 @@ class Fit(Verdict):
 
     def shown(self) -> tuple[str, list[pd.DataFrame]]:
         """Return the verdict, with modes and what the data do not tell, and the table."""
-        return f"{self.verdict}{several(self.modes['weight'])}{_in_words(self.unidentified)}", [
-            self.table
-        ]
+        modes = several(self.modes["weight"].to_numpy())
+        return f"{self.verdict}{modes}{_in_words(self.unidentified)}", [self.table]
 
     def plot(self, **kwargs) -> "PlotCollection":
         """Plot the states with bands, by :func:`~pymc_gradmatch.plot_states`.
