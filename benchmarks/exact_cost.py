@@ -79,15 +79,15 @@ def measured(side: str, name: str) -> dict[str, dict[str, float]]:
     """Return the figures of a case by what was fitted before."""
     other = OTHERS.get(name, "LV low")
     with tempfile.TemporaryDirectory() as caches:
-        first, after = in_a_process(side, name, caches)
+        first, after = in_a_process(side, name, caches, n_sets=2)
     with tempfile.TemporaryDirectory() as caches:
-        in_a_process(side, other, caches)
-        another, _ = in_a_process(side, name, caches)
+        in_a_process(side, other, caches, n_sets=1)
+        [another] = in_a_process(side, name, caches, n_sets=1)
     return {"first of all": first, "first of an ODE": another, "next": after}
 
 
-def in_a_process(side: str, name: str, caches: str) -> list[dict[str, float]]:
-    """Run the first two data sets of a case in a new process with caches in a folder."""
+def in_a_process(side: str, name: str, caches: str, n_sets: int) -> list[dict[str, float]]:
+    """Run the first data sets of a case in a new process with caches in a folder."""
     folders = {
         "NUMBA_CACHE_DIR": f"{caches}/numba",
         "PYTENSOR_FLAGS": f"base_compiledir={caches}/pytensor",
@@ -97,12 +97,12 @@ def in_a_process(side: str, name: str, caches: str) -> list[dict[str, float]]:
     spawn = multiprocessing.get_context("spawn")
     quiet = {"initializer": simplefilter, "initargs": ("ignore",)}
     with patch.dict(os.environ, folders), ProcessPoolExecutor(1, spawn, **quiet) as pool:
-        return pool.submit(_first_two, side, name).result()
+        return pool.submit(_first, n_sets, side, name).result()
 
 
-def _first_two(side: str, name: str) -> list[dict[str, float]]:
+def _first(n_sets: int, side: str, name: str) -> list[dict[str, float]]:
     case = named(ACCURACY, name)
-    return [SIDES[side](case, replicate) for replicate in (0, 1)]
+    return [SIDES[side](case, replicate) for replicate in range(n_sets)]
 
 
 def main(arguments: list[str] | None = None):
