@@ -62,6 +62,7 @@ __all__ = [
     "nutpie_model",
     "patch_nutpie_idata",
     "random_ancestors",
+    "random_parents",
     "rv_size_is_none",
     "scalar_code",
     "starting_at",
@@ -329,6 +330,16 @@ def random_ancestors(graphs: Sequence, known: Collection = ()) -> list:
         for variable in ancestors(graphs, blockers=known)
         if is_drawn(variable) and variable not in known
     ]
+
+
+def random_parents(rv: TensorVariable, known: Collection = ()) -> list:
+    """Return the random variables that a distribution's density depends on, but for known ones.
+
+    The components of a mixture are none: the density is written by theirs.
+    """
+    if not random_ancestors(rv.owner.inputs, known):
+        return []
+    return random_ancestors([pm.logp(rv, rv.type(), warn_rvs=False)], known)
 
 
 def draws_of(graphs: Sequence, n: int, random_seed) -> list[NDArray]:

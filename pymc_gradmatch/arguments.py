@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pymc as pm
 import pytensor.tensor as pt
+import xarray as xr
 from numpy.typing import NDArray
 from pytensor.tensor import TensorVariable
 
@@ -83,6 +84,23 @@ def in_order(values: Mapping, names: Sequence[str], what: str) -> list:
         )
         raise ValueError(msg)
     return [values[name] for name in names]
+
+
+def labels_of(values: Any) -> tuple | None:
+    """Return the names along the last axis of a table, a series or a labelled array, or None.
+
+    Names of a table's columns are always some; elsewhere positions and times are none.
+    """
+    if isinstance(values, xr.DataArray):
+        index = values.indexes.get(values.dims[-1]) if values.dims else None
+    elif isinstance(values, pd.Series):
+        index = values.index
+    else:
+        columns = getattr(values, "columns", None)
+        return None if columns is None else tuple(columns)
+    if index is None or not all(isinstance(name, str) for name in index):
+        return None
+    return tuple(index)
 
 
 def as_numbers(values: Any, name: str, expected: str = "numbers") -> NDArray[np.float64]:

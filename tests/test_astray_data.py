@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pymc as pm
 import pytest
+import xarray as xr
 
 import pymc_gradmatch as gm
 from pymc_gradmatch.model.start import Start
@@ -216,3 +217,22 @@ def test_a_column_of_a_table_that_is_no_number_is_named():
     table = pd.DataFrame({"a": [1.0, 2.0, 3.0], "b": ["<0.1", "2", np.nan]})
     with pytest.raises(TypeError, match=r"the columns \['b'\] are not all numbers"):
         gm.fit_gp(np.arange(3.0), table, cov="ExpQuad")
+
+
+def test_names_of_whatever_is_labelled_count_in_any_order():
+    a, b = np.exp(-T), 2 - np.exp(-T)
+    covs = [pm.gp.cov.Matern52(1, ls=1.0)] * 2
+    axes = {"dims": ("time", "state"), "coords": {"time": T, "state": ["b", "a"]}}
+    for y in [pd.DataFrame({"b": b, "a": a}), xr.DataArray(np.stack([b, a], axis=1), **axes)]:
+        noise = pd.Series({"b": 0.2, "a": 0.1})
+        gp = gm.StateGP(T, y, covs, noise, states=PAIR.states, nugget=noise)
+        assert gp.states == PAIR.states
+        np.testing.assert_array_equal(gp.y, np.stack([a, b], axis=1))
+        np.testing.assert_array_equal(gp.sigma, [0.1, 0.2])
+        np.testing.assert_array_equal(gp.processes.nugget, [0.1, 0.2])
+        for sigma in [noise, xr.DataArray(noise.to_numpy(), coords={"state": ["b", "a"]})]:
+            model = gm.build_model(PAIR, T, y, priors=PRIOR, gp=gp, sigma=sigma, gamma=0.1)
+            told = model["y"].owner.inputs[-1].eval()
+            np.testing.assert_array_equal(np.unique(told.reshape(-1, 2), axis=0), [[0.1, 0.2]])
+    with pytest.raises(ValueError, match=r"columns of sigma are \['a', 'c'\].*\['c'\] are unknown"):
+        gp.with_sigma(pd.Series({"a": 0.1, "c": 0.2}))

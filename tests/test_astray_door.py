@@ -350,6 +350,22 @@ def test_a_prior_of_gamma_becomes_a_variable(decay, one, gp_of_one):
     assert np.isfinite(model.compile_logp(mode="FAST_COMPILE")(model.initial_point()))
 
 
+@pytest.mark.parametrize(
+    "prior",
+    [
+        pm.Mixture.dist([0.2, 0.8], [pm.LogNormal.dist(0, 0.1), pm.LogNormal.dist(1, 0.1)]),
+        pm.NormalMixture.dist([0.2, 0.8], mu=[0, 1], sigma=[0.1, 0.1]),
+        pm.Truncated.dist(pm.Normal.dist(1, 1), lower=0),
+    ],
+)
+@pytest.mark.parametrize("preset", ["fgpgm", "refined"])
+def test_distributions_made_of_others_are_priors(decay, one, preset, prior):
+    settings = {"preset": preset, "random_seed": 1, "progressbar": False}
+    model = gm.build_model(decay, TIMES, one, priors={"r": prior}, **settings)
+    assert np.isfinite(model.compile_logp(mode="FAST_COMPILE")(model.initial_point()))
+    assert 0 < gm.find_map(model=model, progressbar=False)["r"] < 3
+
+
 def test_distributions_outside_of_the_model_are_refused_in_the_four_lines(decay, one, gp_of_one):
     with pytest.raises(ValueError, match=r"gamma or sigma depend on 1 random .* not in the model"):
         four_lines(decay, gp_of_one, one, theta=half_normal, gamma=lambda: pm.HalfNormal.dist(0.3))

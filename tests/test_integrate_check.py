@@ -22,7 +22,9 @@ from pymc_gradmatch.exact.importance import (
 )
 from pymc_gradmatch.exact.modes import (
     Ridges,
+    apart_from_ridges,
     joined,
+    look_around,
     modes_beside,
     modes_from,
     modes_near,
@@ -557,6 +559,18 @@ def test_a_climb_beside_a_wall_takes_a_closer_look_and_goes_on(rng):
     local = newton(walled, np.array([[-0.9 * edge, 3 * sd]]), np.eye(2))
     np.testing.assert_allclose(local.point, 0, atol=0.1 * sd)
     np.testing.assert_allclose(np.sqrt(np.diagonal(local.covariance[0])), sd, rtol=0.05)
+
+
+def test_a_ridge_too_narrow_for_its_covariance_leads_from_mode_to_mode():
+    """Assert it where rounding makes the covariance singular: as many data as unknowns."""
+    factor = np.array([[1.0, 0.0], [1.0, 1e-10]])
+
+    def narrow(phi):
+        return -0.5 * (np.linalg.solve(factor, phi.T) ** 2).sum(axis=0)
+
+    ends = np.array([[0.0, 0.0], [1.0, 1.0]])
+    modes = look_around(narrow, ends, np.repeat(factor[None], 2, axis=0))
+    np.testing.assert_array_equal(apart_from_ridges(narrow, modes).point, ends[:1])
 
 
 def test_draws_of_which_none_is_possible_are_weighed_without_an_error(rng):

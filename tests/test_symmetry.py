@@ -100,3 +100,23 @@ def test_hidden_states_that_can_change_places_do():
     draws = fit.idata["posterior"].dataset
     assert_both_have_half(*(draws[k].to_numpy() for k in ode.params), fit.n_effective, 0.8)
     assert_both_have_half(*draws["x0"].to_numpy()[0].T, fit.n_effective, 1.0)
+
+
+def test_modes_of_a_prior_have_the_shares_of_quadrature():
+    k, x0, t, noise = 1.9, 3.0, np.linspace(0, 2, 15), 0.25
+    y = x0 * np.exp(-k * t) + 0.1 * np.random.default_rng(1).normal(size=15)
+    prior = pm.NormalMixture.dist([0.5, 0.5], mu=[1.0, 3.0], sigma=[0.1, 0.1])
+    ode = gm.ODE(lambda t, x, theta: [-theta.k * x.mass], ["mass"], ["k"])
+    start = {"mass": pm.Normal.dist(3, 1)}
+    fit = gm.fit(ode, t, y[:, None], priors={"k": prior}, sigma=noise, start=start, **QUIET)
+    assert fit.is_exact
+
+    k, x0 = np.linspace(0.5, 4, 701)[:, None], np.linspace(0, 6, 601)
+    away = y - x0[:, None] * np.exp(-k[..., None] * t)
+    log_density = -((away / noise) ** 2).sum(axis=-1) / 2 - (x0 - 3) ** 2 / 2
+    log_density += np.logaddexp(-(((k - 1) / 0.1) ** 2) / 2, -(((k - 3) / 0.1) ** 2) / 2)
+    density = np.exp(log_density - log_density.max())
+    share = (density * (k < 2)).sum() / density.sum()
+    error = np.sqrt(share * (1 - share) / fit.n_effective)
+    assert 0.02 < share < 0.98
+    assert (fit.idata["posterior"]["k"] < 2).mean().item() == pytest.approx(share, abs=5 * error)

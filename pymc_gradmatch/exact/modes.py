@@ -384,8 +384,8 @@ def apart_from_ridges(target: LogDensity, modes: Local) -> Local:
 
 def _leads_to(point: NDArray[np.float64], ridge: Ridges, height: float) -> bool:
     """Tell whether a ridge passes a point without falling far below a height on the way."""
-    away = _length(np.linalg.cholesky(ridge.mixture.shapes), point - ridge.mixture.means)
-    return bool(((away <= APART) & (ridge.lowest > height - HIGHER)).any())
+    away = ridge.mixture.distances(point[None])[:, 0]
+    return bool(((away <= APART**2) & (ridge.lowest > height - HIGHER)).any())
 
 
 def _log_evidence(local: Local) -> NDArray[np.float64]:
@@ -407,8 +407,7 @@ def _tangent(local: Local, move, home: Local) -> NDArray[np.float64]:
     The highest points of the planes across the move lie on that line.  The move itself is a
     chord: where a ridge bends it points out of it, and a standard deviation that way is short.
     """
-    along = np.einsum("wij,wi->wj", local.factor, _across(move, home))
-    along /= np.maximum(np.linalg.norm(along, axis=1, keepdims=True), 1e-300)
+    along = _unit(np.einsum("wij,wi->wj", local.factor, _across(move, home)))
     return np.einsum("wij,wj->wi", local.factor, along)
 
 
@@ -439,9 +438,13 @@ def _corrected(target: LogDensity, local: Local, ahead, home: Local) -> tuple[Lo
 
 def _gradient_across(local: Local, normal) -> NDArray[np.float64]:
     """Return the gradient without its part along normals of planes."""
-    along = np.einsum("wij,wi->wj", local.factor, normal)
-    along /= np.linalg.norm(along, axis=1, keepdims=True)
+    along = _unit(np.einsum("wij,wi->wj", local.factor, normal))
     return local.gradient - (local.gradient * along).sum(axis=1, keepdims=True) * along
+
+
+def _unit(vectors) -> NDArray[np.float64]:
+    """Return vectors of length one; of none, none."""
+    return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-300))
 
 
 def _across(move, home: Local) -> NDArray[np.float64]:

@@ -14,7 +14,7 @@ from pytensor.graph.basic import Variable
 from pytensor.tensor import TensorVariable
 from scipy.stats import beta
 
-from pymc_gradmatch.arguments import as_numbers
+from pymc_gradmatch.arguments import as_numbers, labels_of
 
 # Kernels see times through differences of squares: beyond this many sampling
 # intervals from zero, rounding spoils the distances between neighbours.
@@ -363,10 +363,10 @@ def _as_observations(
             f"one row for each entry of t.{hint}"
         )
         raise ValueError(msg)
-    names = tuple(getattr(given, "columns", range(values.shape[1])))
+    names = labels_of(given) or tuple(range(values.shape[1]))
     if states is not None:
         if names != tuple(range(len(names))):
-            values, names = _in_order_of_states(values, names, tuple(states))
+            values, names = _in_order_of_states(values, names, tuple(states)), tuple(states)
         elif len(names) == len(states):
             names = tuple(states)
     if np.isinf(values).any():
@@ -406,9 +406,9 @@ def _as_scales(scales: Mapping[Any, float], names: tuple) -> NDArray[np.float64]
 
 
 def _in_order_of_states(
-    values, columns: tuple, states: tuple, name: str = "y"
-) -> tuple[NDArray[np.float64], tuple]:
-    """Return a table's columns in the order of the states; NaN for those that it lacks."""
+    values: NDArray[np.float64], columns: tuple, states: tuple, name: str = "y"
+) -> NDArray[np.float64]:
+    """Return what has these columns in the order of the states; NaN for those that it lacks."""
     unknown = [name for name in columns if name not in states]
     repeated = sorted({str(name) for name in columns if columns.count(name) > 1})
     if unknown or repeated:
@@ -417,9 +417,9 @@ def _in_order_of_states(
             f"{repeated} repeated; expected states of the ODE, {list(states)}, in any order."
         )
         raise ValueError(msg)
-    ordered = np.full((len(values), len(states)), np.nan)
-    ordered[:, [states.index(name) for name in columns]] = values
-    return ordered, states
+    ordered = np.full((*values.shape[:-1], len(states)), np.nan)
+    ordered[..., [states.index(name) for name in columns]] = values
+    return ordered
 
 
 def levels_of(x, positive: NDArray[np.bool_]):
@@ -517,17 +517,17 @@ def _held(data: Any, name: str):
     return data
 
 
-def as_sigma(sigma: ArrayLike | TensorVariable, n_states: int):
+def as_sigma(sigma: ArrayLike | TensorVariable, states: Sequence):
     """Return one positive standard deviation per state, or say what is wrong."""
     if not isinstance(sigma, TensorVariable):
-        return as_positive(sigma, n_states, "sigma")
-    if not fits_states(sigma, n_states):
+        return as_positive(sigma, states, "sigma")
+    if not fits_states(sigma, len(states)):
         msg = (
             f"sigma is a variable of shape {sigma.type.shape}; expected one number, or one for "
-            f"each of {n_states} states."
+            f"each of {len(states)} states."
         )
         raise ValueError(msg)
-    return pt.broadcast_to(sigma, (n_states,))
+    return pt.broadcast_to(sigma, (len(states),))
 
 
 def as_noise(sigma: ArrayLike, data: Data) -> NDArray[np.float64]:
@@ -536,8 +536,8 @@ def as_noise(sigma: ArrayLike, data: Data) -> NDArray[np.float64]:
     Parameters
     ----------
     sigma : array_like of float
-        A number, one per state, or one per observation, ``(time, state)``; or a table with a
-        column for each state that was observed.
+        A number, one per state, or one per observation, ``(time, state)``; or a series or a
+        table with names of the states that were observed.
     data : Data
         The observations.
 
@@ -548,9 +548,9 @@ def as_noise(sigma: ArrayLike, data: Data) -> NDArray[np.float64]:
     """
     expected = "'fixed', 'random', a prior such as pm.HalfNormal.dist(0.5), or standard deviations"
     values, (n_times, n_states) = as_numbers(sigma, "sigma", expected), data.y.shape
-    columns = getattr(sigma, "columns", None)
-    if columns is not None and values.shape == (n_times, len(columns)):
-        values, _ = _in_order_of_states(values, tuple(columns), tuple(data.states), "sigma")
+    columns = labels_of(sigma)
+    if columns is not None and values.shape in ((len(columns),), (n_times, len(columns))):
+        values = _in_order_of_states(values, columns, tuple(data.states), "sigma")
     if values.shape not in ((), (n_states,), (n_times, n_states)):
         msg = (
             f"sigma has shape {values.shape}; expected a number, one for each of {n_states} "
@@ -575,31 +575,33 @@ def fits_states(variable: TensorVariable, n_states: int) -> bool:
     return variable.type.shape in ((), (n_states,), (None,))
 
 
-def as_nugget(nugget: ArrayLike, n_states: int) -> NDArray[np.float64]:
+def as_nugget(nugget: ArrayLike, states: Sequence) -> NDArray[np.float64]:
     """Return one nugget per state, or say what is wrong."""
-    values = _per_state(nugget, n_states, "nugget")
+    values = _per_state(nugget, states, "nugget")
     if not (np.isfinite(values) & (values >= 0)).all():
         msg = f"nugget is {np.unique(values).tolist()}; expected numbers that are not negative."
         raise ValueError(msg)
     return read_only(values)
 
 
-def as_positive(numbers: ArrayLike, n_states: int, name: str) -> NDArray[np.float64]:
+def as_positive(numbers: ArrayLike, states: Sequence, name: str) -> NDArray[np.float64]:
     """Return one positive number per state, or say what is wrong with ``name``."""
-    values = _per_state(numbers, n_states, name)
+    values = _per_state(numbers, states, name)
     if not (np.isfinite(values) & (values > 0)).all():
         msg = f"{name} is {values.tolist()}; expected positive numbers."
         raise ValueError(msg)
     return read_only(values)
 
 
-def _per_state(numbers: ArrayLike, n_states: int, name: str) -> NDArray[np.float64]:
-    expected = f"one number or one for each of {n_states} states"
-    values = as_numbers(numbers, name, expected)
-    if values.shape not in ((), (1,), (n_states,)):
+def _per_state(numbers: ArrayLike, states: Sequence, name: str) -> NDArray[np.float64]:
+    expected = f"one number or one for each of {len(states)} states"
+    values, columns = as_numbers(numbers, name, expected), labels_of(numbers)
+    if columns is not None and values.shape == (len(columns),):
+        values = _in_order_of_states(values, columns, tuple(states), name)
+    if values.shape not in ((), (1,), (len(states),)):
         msg = f"{name} has shape {values.shape}; expected {expected}."
         raise ValueError(msg)
-    return np.broadcast_to(values, n_states)
+    return np.broadcast_to(values, len(states))
 
 
 def grid_around(t: NDArray[np.float64], grid: int | ArrayLike) -> NDArray[np.float64]:

@@ -191,7 +191,7 @@ def fit_data(
         raise ValueError(msg)
 
     check_counts(n_starts=n_starts)
-    nuggets = as_nugget(nugget, n_states)
+    nuggets = as_nugget(nugget, data.states)
     rng = np.random.default_rng(random_seed)
     families = {choice: kernel_family(choice, data.t, bounds or {}) for choice in choices}
     _check_bounds_are_used(bounds or {}, families.values())
@@ -221,7 +221,7 @@ def fit_data(
         return stacked(evaluated)
 
     processes = Processes(data.t, tuple(covs), nuggets, evaluated=blocks)
-    gp = StateGP.of(data, processes, as_sigma(np.array(sigmas) * data.scale, n_states))
+    gp = StateGP.of(data, processes, as_sigma(np.array(sigmas) * data.scale, data.states))
     if not only_sigma:
         processes.check()
         for of_bounds in warn:
@@ -238,7 +238,7 @@ def unfitted(data: Data) -> StateGP:
     size = np.exp(np.log(known).mean()) if len(known) else 1.0
     scale = np.where(np.isnan(data.scale), size, data.scale)
     covs = (pm.gp.cov.Matern52(1, ls=np.float64(np.ptp(data.t) / 4)),) * len(scale)
-    nuggets = as_nugget(NUGGET, len(scale))
+    nuggets = as_nugget(NUGGET, data.states)
     processes = Processes(data.t, covs, nuggets)
     return StateGP.of(data.with_scale(data.mean, scale), processes, UNFITTED * scale)
 

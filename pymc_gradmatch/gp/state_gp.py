@@ -160,10 +160,10 @@ class StateGP:
             t, y, states=states, scales=scales, standardize=standardize, positive=positive
         ).scaled()
         n_states = len(data.states)
-        nuggets = as_nugget(nugget, n_states)
+        nuggets = as_nugget(nugget, data.states)
         checked = check_kernels(covs, n_states)
         processes = Processes(data.t, checked, nuggets)
-        self._hold(data, processes, as_sigma(sigma, n_states))
+        self._hold(data, processes, as_sigma(sigma, data.states))
         processes.check()
 
     @classmethod
@@ -455,7 +455,7 @@ class StateGP:
 
     def with_nugget(self, nugget: ArrayLike) -> Self:
         """Return a copy with another nugget, one number or one per state."""
-        nuggets = as_nugget(nugget, len(self.states))
+        nuggets = as_nugget(nugget, self.states)
         return self._with(processes=self.processes.with_nugget(nuggets))
 
     def with_amplitude(self, factor: ArrayLike) -> Self:
@@ -464,12 +464,12 @@ class StateGP:
         C without its nugget, and with it A, is ``factor`` times as large: the
         prior pulls less on the states, and says less about their slopes.
         """
-        factors = as_positive(factor, len(self.states), "factor")
+        factors = as_positive(factor, self.states, "factor")
         return self._with(processes=self.processes.multiplied(factors))
 
     def with_sigma(self, sigma: ArrayLike | TensorVariable) -> Self:
         """Return a copy with another noise, in the data's units, one number or one per state."""
-        return self._with(sigma=as_sigma(sigma, len(self.states)))
+        return self._with(sigma=as_sigma(sigma, self.states))
 
     def operators(self) -> Operators:
         """Return C, D and A of every state, each ``(state, time, time)``, standardised units.

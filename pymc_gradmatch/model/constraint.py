@@ -20,6 +20,7 @@ from pymc_gradmatch._pymc import (
     label_dim,
     normalize_size_param,
     random_ancestors,
+    random_parents,
     rv_size_is_none,
 )
 from pymc_gradmatch.arguments import DRAWS, as_numbers, refuse_reserved
@@ -253,7 +254,7 @@ def check_start(
     f = written(gp.t, x, parameters_of_each(theta, gp, ode.params))
     drawn = [f, *(other for other in others if isinstance(other, Variable))]
     stray = random_ancestors(drawn, [*model.basic_RVs, *to_come])
-    stray += random_ancestors([v for rv in to_come for v in rv.owner.inputs], model.basic_RVs)
+    stray += [parent for rv in to_come for parent in random_parents(rv, model.basic_RVs)]
     if stray:
         msg = (
             f"states, parameters, gamma or sigma depend on {len(stray)} random variables that are "

@@ -18,7 +18,7 @@ from pymc_gradmatch._pymc import (
     at_starts,
     compile_starts,
     in_numpy,
-    random_ancestors,
+    random_parents,
 )
 from pymc_gradmatch.arguments import is_distribution, is_registered, join
 from pymc_gradmatch.numerics import one_at_a_time
@@ -81,7 +81,7 @@ def parameters_of(priors: Mapping[str, TensorVariable], names: Sequence[str]) ->
                     "climbs by gradients. Use preset 'fgpgm' and pm.sample for discrete parameters."
                 )
                 raise TypeError(msg)
-            if random_ancestors(priors[name].owner.inputs, outer.basic_RVs if outer else ()):
+            if random_parents(priors[name], outer.basic_RVs if outer else ()):
                 msg = (
                     f"the prior of {name!r} depends on random variables that are not in the model, "
                     "such as pm.HalfNormal.dist(1); expected named ones, made in a "

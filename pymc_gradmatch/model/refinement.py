@@ -179,7 +179,7 @@ def recentre(
     check_states(ode, gp.states)
     check_positive(ode, gp)
     in_order(priors, ode.params, "priors are")
-    gammas = as_positive(gamma, len(gp.states), "gamma")
+    gammas = as_positive(gamma, gp.states, "gamma")
     parameters = parameters_of(priors, ode.params)
     rng = np.random.default_rng(random_seed)
     gp, noise = _with_known_noise(gp, likelihood, sigma)
