@@ -1,5 +1,7 @@
 """Posteriors with modes that fit alike: which of them climbs come to is chance, all must count."""
 
+import re
+
 import numpy as np
 import pandas as pd
 import pymc as pm
@@ -120,3 +122,25 @@ def test_modes_of_a_prior_have_the_shares_of_quadrature():
     error = np.sqrt(share * (1 - share) / fit.n_effective)
     assert 0.02 < share < 0.98
     assert (fit.idata["posterior"]["k"] < 2).mean().item() == pytest.approx(share, abs=5 * error)
+
+
+ROTATION = gm.ODE(lambda t, x, theta: [x.v, -(theta.w**2) * x.x], ["x", "v"], ["w"])
+
+
+@pytest.mark.parametrize(
+    ("width", "t", "is_sealed"),
+    [
+        (10.0, np.linspace(0, 11, 12), False),
+        (1.0, np.linspace(0, 11, 12), True),
+        (10.0, np.sort(np.random.default_rng(1).uniform(0, 11, 12)), True),
+    ],
+)
+def test_frequencies_that_equal_gaps_cannot_tell_are_named(width, t, is_sealed):
+    """Assert that a narrower prior, or unequal gaps, are the cure that the verdict says."""
+    y = ROTATION.solve(t, x0=[1.0, 0.0], theta=[1.3])
+    y += np.random.default_rng(0).normal(0, 0.1, y.shape)
+    table = pd.DataFrame({"x": y[:, 0]})
+    fit = gm.fit(ROTATION, t, table, priors={"w": pm.HalfNormal.dist(width)}, **QUIET)
+    assert fit.is_exact == is_sealed
+    said = re.search(r"'x' (\d+) times in 11 equal gaps. Such aliases", fit.verdict)
+    assert (said is not None and int(said.group(1)) > 11) == (not is_sealed)

@@ -43,13 +43,14 @@ from pymc_gradmatch.exact.verdict import (
     N_HANDED_ON,
     TRY,
     check_n_draws,
+    doubts_about,
     in_words,
     is_sealed,
     residuals,
     searched,
     several,
 )
-from pymc_gradmatch.gp import Experiment, StateGP, StateGPs, is_states, start_of, unexplained
+from pymc_gradmatch.gp import Experiment, StateGP, StateGPs, is_states, start_of
 from pymc_gradmatch.model import (
     Constraint,
     NoDerivativeError,
@@ -330,10 +331,10 @@ def fit(
     posterior = idata["posterior"].dataset
     along = target.along_states - {name for name, v in posterior.items() if v.ndim == 2}
     scalars = [name for name in posterior.data_vars if name not in along]
-    strange = unexplained(residuals(target, found.modes.points[0]))
-    is_exact = is_sealed(found, apart, strange)
+    doubts = doubts_about(target, found, apart)
+    is_exact = is_sealed(found, doubts)
     return Fit(
-        verdict=f"{in_words(found, disagreement, apart, strange)} {UNSEEN if is_exact else TRY}",
+        verdict=f"{in_words(found, disagreement, doubts)} {UNSEEN if is_exact else TRY}",
         is_exact=is_exact,
         table=summary(idata, var_names=scalars, kind="stats", round_to="none"),
         idata=idata,

@@ -567,9 +567,14 @@ class ExactPosterior(Solutions):
         """Return the parameters of each constraint, then the named variables."""
         return with_draws(self._natural(*u), self._graphs, len(starts[0]))
 
-    def _solved(self, u, starts) -> list[NDArray]:
-        """Return the trajectories."""
-        return self.solve(starts, self._at(u, starts)[: len(self.constraints)])
+    def trajectories(
+        self, phi: NDArray[np.float64], times: Sequence[NDArray[np.float64]]
+    ) -> list[NDArray[np.float64]]:
+        """Return the solutions at points, at other times than the grid's; see :meth:`solve`."""
+        return self._solved(*self._parts(phi), times)
+
+    def _solved(self, u, starts, times=None) -> list[NDArray]:
+        return self.solve(starts, self._at(u, starts)[: len(self.constraints)], times)
 
     def _check_theta(self, theta):
         for constraint, graph in zip(self.constraints, theta, strict=True):

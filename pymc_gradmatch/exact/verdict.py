@@ -10,18 +10,23 @@ import pandas as pd
 import pymc as pm
 import xarray as xr
 from numpy.typing import NDArray
+from scipy.signal import find_peaks
 
 from pymc_gradmatch.arguments import check_counts
 from pymc_gradmatch.exact.experiments import Separate, cover_experiments, exact_posterior
 from pymc_gradmatch.exact.importance import Weighted, reliable_k
 from pymc_gradmatch.exact.modes import newton
 from pymc_gradmatch.exact.posterior import ExactPosterior
-from pymc_gradmatch.exact.search import ERRORS, FEWEST_TELLING, WALKERS, Coverage, cover
-from pymc_gradmatch.gp import Residuals, unexplained
+from pymc_gradmatch.exact.search import ERRORS, FEWEST_TELLING, WALKERS, Coverage, Modes, cover
+from pymc_gradmatch.gp import Residuals, StateGP, StateGPs, unexplained
+from pymc_gradmatch.model import Constraint, equations
+from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.reporting import Verdict, furthest
 
 N_HANDED_ON = 4
 LITTLE = 0.01  # weight of a mode that need not be spoken of
+PLACES = np.array([0.0, 0.236, 0.472, 0.764])  # between two times of the grid
+LEAST_SWING = 0.05  # of a solution's range
 JOURNEY = 4.0  # matched standard deviations; a proposal on such a journey may end in a lesser mode
 FAR_AWAY = " So far away there may be several modes: see whether the trajectories fit the data."
 
@@ -108,18 +113,18 @@ def judge(
     rng : numpy.random.Generator
         Source of the resampling.
     apart : mapping of str to float, optional
-        As for :func:`in_words`.
+        As in :class:`Doubts`.
     """
     weighted = found.weighted
     drawn = weighted.resampled(n_draws, rng)
     moved = _compare(target, draws, weighted)
-    strange = unexplained(residuals(target, found.modes.points[0]))
+    doubts = doubts_about(target, found, apart)
     disagreement = found.disagreement.set_axis([*target.names, "evidence"])
     idata = target.idata(weighted.points[drawn], rng)
     idata["searches"] = xr.DataTree(searched(found, target.names))
     return IntegrateCheck(
-        verdict=_verdict(found, moved["moved"], disagreement, apart, strange),
-        is_exact=is_sealed(found, apart, strange),
+        verdict=_verdict(found, moved["moved"], disagreement, doubts),
+        is_exact=is_sealed(found, doubts),
         moved=moved,
         disagreement=disagreement,
         idata=idata,
@@ -201,19 +206,88 @@ def several(shares: NDArray[np.float64]) -> str:
     return f" It has {len(counting)} modes, of weights {listed}."
 
 
-def is_sealed(
-    found: Coverage, apart: Mapping[str, float] | None = None, strange: Sequence[str] = ()
-) -> bool:
-    """Tell whether nothing speaks against draws; arguments as of :func:`in_words`."""
-    return found.is_reliable and not apart and not strange
+class Doubts(NamedTuple):
+    """What speaks against draws of which weights, searches and walks say nothing bad.
+
+    Attributes
+    ----------
+    apart : mapping of str to float
+        Experiments of which searches of their own find another evidence: its log.
+    strange : sequence of str
+        States that are :func:`unexplained`.
+    aliases : str
+        Of modes that turn more often than equal gaps can tell: their weight, and how often.
+    """
+
+    apart: Mapping[str, float] = {}
+    strange: Sequence[str] = ()
+    aliases: str = ""
 
 
-def in_words(
-    found: Coverage,
-    disagreement: pd.DataFrame,
-    apart: Mapping[str, float] | None = None,
-    strange: Sequence[str] = (),
-) -> str:
+def doubts_about(
+    target: ExactPosterior, found: Coverage, apart: Mapping[str, float] | None = None
+) -> Doubts:
+    """Compare the solutions at the modes of what was found with the data."""
+    strange = unexplained(residuals(target, found.modes.points[0]))
+    return Doubts(apart or {}, strange, _aliases(target, found.modes))
+
+
+def _aliases(target: ExactPosterior, modes: Modes) -> str:
+    """Tell of modes at which a state turns more often than it was observed, at equal gaps.
+
+    A solution that turns once more in every gap, or twice, fits such data alike: there is no end
+    of them.  Of states that known inputs or doses may turn this says nothing.
+    """
+    counting = np.flatnonzero(modes.shares > LITTLE)
+    finer = [_finer(constraint.gp.t) for constraint in target.constraints]
+    solutions = target.trajectories(modes.points[counting], finer)
+    turning = [
+        (_turns(path), n_gaps, state, mode)
+        for constraint, x in zip(target.constraints, solutions, strict=True)
+        for ode, gp, by_mode in _experiments(constraint, x)
+        if not ode.is_driven
+        for state, n_gaps, paths in zip(ode.states, gp.data.n_equal_gaps, by_mode.T, strict=True)
+        for mode, path in zip(counting, paths.T, strict=True)
+    ]
+    fast = [one for one in turning if one[0] > one[1] > 0]
+    share = modes.shares[[*{mode for *_, mode in fast}]].sum()
+    if share <= LITTLE:
+        return ""
+    n_turns, n_gaps, state, _ = max(fast)
+    return (
+        f"at modes with {share:.2f} of the weight states turn more often than they were observed, "
+        f"{state!r} {n_turns} times in {n_gaps} equal gaps"
+    )
+
+
+def _experiments(constraint: Constraint, x) -> list[tuple[ODE, StateGP, NDArray[np.float64]]]:
+    """Return ODE, Gaussian process and solutions ``(mode, time, state)`` of each experiment."""
+    ode, gp = constraint.ode, constraint.gp
+    if not isinstance(gp, StateGPs):
+        return [(ode, gp, x)]
+    return [*zip(equations(ode, gp), gp.members, np.moveaxis(x, 1, 0), strict=True)]
+
+
+def _finer(t: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return times with others between them, at uneven places: no turn hides between these."""
+    between = t[..., :-1, None] + np.diff(t)[..., None] * PLACES
+    return np.append(between.reshape(*t.shape[:-1], -1), t[..., -1:], axis=-1)
+
+
+def _turns(path: NDArray[np.float64]) -> int:
+    """Count how often a solution turns, by more than a little."""
+    if not np.isfinite(path).all():
+        return 0
+    swing = LEAST_SWING * np.ptp(path)
+    return sum(len(find_peaks(side, prominence=swing)[0]) for side in (path, -path))
+
+
+def is_sealed(found: Coverage, doubts: Doubts) -> bool:
+    """Tell whether nothing speaks against draws."""
+    return found.is_reliable and not any(doubts)
+
+
+def in_words(found: Coverage, disagreement: pd.DataFrame, doubts: Doubts) -> str:
     """Say whether draws are from the exact posterior, and if not, why.
 
     Parameters
@@ -222,10 +296,8 @@ def in_words(
         The draws.
     disagreement : pandas.DataFrame
         Between searches, by coordinate.
-    apart : mapping of str to float, optional
-        Experiments of which searches of their own find another evidence: its log.
-    strange : sequence of str, optional
-        States that are :func:`unexplained`.
+    doubts : Doubts
+        What speaks against them.
     """
     weighted = found.weighted
     limit = reliable_k(len(weighted.weights))
@@ -234,7 +306,7 @@ def in_words(
         f"effective draws of {len(weighted.weights)}, {found.n_rounds} rounds"
     )
     searches = f"{found.n_searches} independent searches"
-    if is_sealed(found, apart, strange):
+    if is_sealed(found, doubts):
         words = f"These are draws from the exact posterior: {searches} agree, {figures}."
         n_lost = WALKERS - found.walks.n_telling
         if found.walks.n_telling < FEWEST_TELLING:
@@ -243,16 +315,21 @@ def in_words(
                 "than their shortest steps, and say nothing of what lies beside."
             )
         return words
-    if apart:
+    if doubts.aliases:
+        why = (
+            f"{doubts.aliases}. Such aliases fit alike, and there may be more of them; narrower "
+            f"priors rule them out, or times at unequal gaps: {figures}"
+        )
+    elif doubts.apart:
         why = (
             f"searches of single experiments find more, or less, than what was integrated: "
-            f"{furthest(pd.Series(apart))} (log evidence): {figures}"
+            f"{furthest(pd.Series(doubts.apart))} (log evidence): {figures}"
         )
     elif found.is_reliable:
         why = (
             f"{searches} agree, {figures}, but on a solution that leaves much of "
-            f"{', '.join(map(repr, strange))} unexplained, and what it leaves is no mere noise: "
-            "this is another mode, or the data follow other equations"
+            f"{', '.join(map(repr, doubts.strange))} unexplained, and what it leaves is no mere "
+            "noise: this is another mode, or the data follow other equations"
         )
     elif found.walks.n_leaving:
         why = (
@@ -284,15 +361,9 @@ TRY = (
 )
 
 
-def _verdict(
-    found: Coverage,
-    moved: pd.Series,
-    disagreement: pd.DataFrame,
-    apart: Mapping[str, float] | None,
-    strange: Sequence[str],
-) -> str:
-    words, moves = in_words(found, disagreement, apart, strange), furthest(moved)
-    if is_sealed(found, apart, strange):
+def _verdict(found: Coverage, moved: pd.Series, disagreement: pd.DataFrame, doubts: Doubts) -> str:
+    words, moves = in_words(found, disagreement, doubts), furthest(moved)
+    if is_sealed(found, doubts):
         modes = several(found.modes.shares)
         far_away = FAR_AWAY if moved.abs().max() > JOURNEY and not modes else ""
         return (

@@ -410,6 +410,11 @@ class ODE:
         return logs
 
     @property
+    def is_driven(self) -> bool:
+        """Whether time enters, by itself, by inputs or by doses."""
+        return bool(len(self.jumps) or self.written.depend_on([self.written.t]).any())
+
+    @property
     def jumps(self) -> NDArray[np.float64]:
         """Times at which an input jumps, and with it the slope of the states, or a state does."""
         return times_where((*self._given, *self._doses.values()), "jumps")
