@@ -92,7 +92,7 @@ class Fit(Verdict):
     is_exact : bool
         Whether Pareto k is reliable for so many draws, independent searches agree, walks
         from the draws stay where these have been, walks along ridges came to their ends, and
-        the solution explains the motion of the data.
+        the solution explains the motion of the data and turns no more often than these can tell.
     table : pandas.DataFrame
         Mean, standard deviation and interval of every parameter, of x(t0) and of
         what else is random.

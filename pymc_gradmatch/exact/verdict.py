@@ -42,7 +42,8 @@ class IntegrateCheck(Verdict):
     is_exact : bool
         Whether ``pareto_k`` is below the k that is reliable for so many draws, independent
         searches agree, walks from the draws stay where these have been, walks along ridges
-        came to their ends, and the solution explains the motion of the data.
+        came to their ends, and the solution explains the motion of the data and turns no more
+        often than these can tell.
     moved : pandas.DataFrame
         One row per parameter, x(t0) and sigma: mean and sd of the matched and of
         the exact posterior, and ``moved``, the difference of the means in units
@@ -449,9 +450,10 @@ def integrate_check(
     the evidence, and on mean and standard deviation of every coordinate, but for 0.15 of
     these and four Monte Carlo errors, which are small, that walks by Hamiltonian dynamics
     from the draws lead nowhere where the searches have not been, that walks along the ridges
-    of the density came to their ends, and that what the solution leaves of the data is little,
-    or no motion.  Of several experiments nobody walks; each is searched by itself as well, with
-    what all share where it is most probable, and must have the evidence that was integrated.
+    of the density came to their ends, that what the solution leaves of the data is little,
+    or no motion, and that it turns no more often than equal gaps can tell.  Of several
+    experiments nobody walks; each is searched by itself as well, with what all share where it
+    is most probable, and must have the evidence that was integrated.
     k alone is blind where no draws are.  Nothing is proved: a region that all of
     these missed goes unseen.
 
