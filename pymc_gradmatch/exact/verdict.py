@@ -26,7 +26,7 @@ from pymc_gradmatch.reporting import Verdict, furthest
 N_HANDED_ON = 4
 LITTLE = 0.01  # weight of a mode that need not be spoken of
 PLACES = np.array([0.0, 0.236, 0.472, 0.764])  # between two times of the grid
-LEAST_SWING = 0.05  # of a solution's range
+LEAST_SWING = 0.05  # of a solution's range and of the data's scale, by which a turn counts
 JOURNEY = 4.0  # matched standard deviations; a proposal on such a journey may end in a lesser mode
 FAR_AWAY = " So far away there may be several modes: see whether the trajectories fit the data."
 
@@ -243,11 +243,13 @@ def _aliases(target: ExactPosterior, modes: Modes) -> str:
     finer = [_finer(constraint.gp.t) for constraint in target.constraints]
     solutions = target.trajectories(modes.points[counting], finer)
     turning = [
-        (_turns(path), n_gaps, state, mode)
+        (_turns(path, scale), n_gaps, state, mode)
         for constraint, x in zip(target.constraints, solutions, strict=True)
         for ode, gp, by_mode in _experiments(constraint, x)
         if not ode.is_driven
-        for state, n_gaps, paths in zip(ode.states, gp.data.n_equal_gaps, by_mode.T, strict=True)
+        for state, scale, n_gaps, paths in zip(
+            ode.states, gp.scale, gp.data.n_equal_gaps, gp.levels_of(by_mode).T, strict=True
+        )
         for mode, path in zip(counting, paths.T, strict=True)
     ]
     fast = [one for one in turning if one[0] > one[1] > 0]
@@ -275,11 +277,11 @@ def _finer(t: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.append(between.reshape(*t.shape[:-1], -1), t[..., -1:], axis=-1)
 
 
-def _turns(path: NDArray[np.float64]) -> int:
-    """Count how often a solution turns, by more than a little."""
+def _turns(path: NDArray[np.float64], scale: float) -> int:
+    """Count how often a state turns, by more than a little of its range and the data's scale."""
     if not np.isfinite(path).all():
         return 0
-    swing = LEAST_SWING * np.ptp(path)
+    swing = LEAST_SWING * max(np.ptp(path), scale)
     return sum(len(find_peaks(side, prominence=swing)[0]) for side in (path, -path))
 
 
