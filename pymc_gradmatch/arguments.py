@@ -103,6 +103,23 @@ def labels_of(values: Any) -> tuple | None:
     return tuple(index)
 
 
+def columns_in_order(
+    values: NDArray[np.float64], columns: tuple, states: tuple, name: str = "y"
+) -> NDArray[np.float64]:
+    """Return what has these columns in the order of the states; NaN for those that it lacks."""
+    unknown = [name for name in columns if name not in states]
+    repeated = sorted({str(name) for name in columns if columns.count(name) > 1})
+    if unknown or repeated:
+        msg = (
+            f"the columns of {name} are {list(columns)}, of which {unknown} are unknown and "
+            f"{repeated} repeated; expected states of the ODE, {list(states)}, in any order."
+        )
+        raise ValueError(msg)
+    ordered = np.full((*values.shape[:-1], len(states)), np.nan)
+    ordered[..., [states.index(name) for name in columns]] = values
+    return ordered
+
+
 def as_numbers(values: Any, name: str, expected: str = "numbers") -> NDArray[np.float64]:
     """Return an array, or say what was expected of ``name``."""
     with suppress(TypeError, ValueError):

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 from pytensor.graph.traversal import ancestors
 
 from pymc_gradmatch._pymc import EVALUATE_ONCE
+from pymc_gradmatch.arguments import columns_in_order, labels_of
 from pymc_gradmatch.gp import StateGP, StateGPs, kernels, levels_of, of_label
 from pymc_gradmatch.model import Constraint, constraints
 
@@ -56,7 +57,7 @@ def plot_states(
         ``ahead["observed_data"] = fit.idata["observed_data"]``.
     truth : array_like of float, optional
         True trajectories, shape ``(time, state)``, on the same times; of several
-        experiments, ``(experiment, time, state)``.
+        experiments, ``(experiment, time, state)``.  A table's columns may be in any order.
     ci_prob : float, optional
         Probability of the band (equal tails); ArviZ's default if not given.
     group : str, default "posterior"
@@ -122,7 +123,11 @@ def plot_states(
         **_named(pc, f"{group.replace('_', ' ')} mean"),
     )
     if truth is not None:
-        given = (mean if is_single else center).copy(data=np.asarray(truth))
+        like, values, columns = mean if is_single else center, np.asarray(truth), labels_of(truth)
+        if columns is not None:
+            states = like.indexes[like.dims[-1]]
+            values = columns_in_order(values, columns, tuple(states), "truth")
+        given = like.copy(data=values)
         true_states = _by_state(given, own).interpolate_na(times.name).to_dataset(name=var_name)
         pc.map(
             az.visuals.line_xy, "truth", **on_grid | {"data": true_states},

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pymc as pm
 import pytest
 import xarray as xr
@@ -38,6 +39,14 @@ def test_each_state_has_a_panel_with_band_mean_data_and_truth(idata, data):
     [legend] = pc.viz["figure"].item().legends
     entries = [text.get_text() for text in legend.get_texts()]
     assert entries == ["90% interval", "posterior mean", "truth", "data"]
+
+
+def test_a_truth_with_names_may_be_in_any_order(idata, data):
+    table = pd.DataFrame(data.x, columns=["prey", "predator"])[["predator", "prey"]]
+    pc = gm.plot_states(idata, truth=table)
+    for k, state in enumerate(["prey", "predator"]):
+        _, truth = pc.get_target("x", {"state": state}).get_lines()
+        np.testing.assert_allclose(truth.get_ydata(), data.x[:, k])
 
 
 def test_variables_without_time_and_state_are_refused(idata):

@@ -14,7 +14,7 @@ from pytensor.graph.basic import Variable
 from pytensor.tensor import TensorVariable
 from scipy.stats import beta
 
-from pymc_gradmatch.arguments import as_numbers, labels_of
+from pymc_gradmatch.arguments import as_numbers, columns_in_order, labels_of
 
 # Kernels see times through differences of squares: beyond this many sampling
 # intervals from zero, rounding spoils the distances between neighbours.
@@ -380,7 +380,7 @@ def _as_observations(
     names = labels_of(given) or tuple(range(values.shape[1]))
     if states is not None:
         if names != tuple(range(len(names))):
-            values, names = _in_order_of_states(values, names, tuple(states)), tuple(states)
+            values, names = columns_in_order(values, names, tuple(states)), tuple(states)
         elif len(names) == len(states):
             names = tuple(states)
     if np.isinf(values).any():
@@ -417,23 +417,6 @@ def _as_scales(scales: Mapping[Any, float], names: tuple) -> NDArray[np.float64]
         )
         raise ValueError(msg)
     return np.array([float(given.get(name, np.nan)) for name in names])
-
-
-def _in_order_of_states(
-    values: NDArray[np.float64], columns: tuple, states: tuple, name: str = "y"
-) -> NDArray[np.float64]:
-    """Return what has these columns in the order of the states; NaN for those that it lacks."""
-    unknown = [name for name in columns if name not in states]
-    repeated = sorted({str(name) for name in columns if columns.count(name) > 1})
-    if unknown or repeated:
-        msg = (
-            f"the columns of {name} are {list(columns)}, of which {unknown} are unknown and "
-            f"{repeated} repeated; expected states of the ODE, {list(states)}, in any order."
-        )
-        raise ValueError(msg)
-    ordered = np.full((*values.shape[:-1], len(states)), np.nan)
-    ordered[..., [states.index(name) for name in columns]] = values
-    return ordered
 
 
 def levels_of(x, positive: NDArray[np.bool_]):
@@ -564,7 +547,7 @@ def as_noise(sigma: ArrayLike, data: Data) -> NDArray[np.float64]:
     values, (n_times, n_states) = as_numbers(sigma, "sigma", expected), data.y.shape
     columns = labels_of(sigma)
     if columns is not None and values.shape in ((len(columns),), (n_times, len(columns))):
-        values = _in_order_of_states(values, columns, tuple(data.states), "sigma")
+        values = columns_in_order(values, columns, tuple(data.states), "sigma")
     if values.shape not in ((), (n_states,), (n_times, n_states)):
         msg = (
             f"sigma has shape {values.shape}; expected a number, one for each of {n_states} "
@@ -611,7 +594,7 @@ def _per_state(numbers: ArrayLike, states: Sequence, name: str) -> NDArray[np.fl
     expected = f"one number or one for each of {len(states)} states"
     values, columns = as_numbers(numbers, name, expected), labels_of(numbers)
     if columns is not None and values.shape == (len(columns),):
-        values = _in_order_of_states(values, columns, tuple(states), name)
+        values = columns_in_order(values, columns, tuple(states), name)
     if values.shape not in ((), (1,), (len(states),)):
         msg = f"{name} has shape {values.shape}; expected {expected}."
         raise ValueError(msg)
