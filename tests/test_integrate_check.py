@@ -489,6 +489,21 @@ def test_climbs_from_draws_find_six_modes_and_of_one_no_second(rng):
     np.testing.assert_allclose(found.point, [[0.0, 0.0]], atol=1e-6)
 
 
+def test_no_climb_is_spent_on_draws_of_the_mode_that_is_known(rng):
+    """Assert that a lower mode is found where a prior has most of its draws near the higher."""
+    higher, lower = np.zeros(2), np.full(2, 20.0)
+
+    def two(phi):
+        return np.logaddexp(normal(1.0)(phi - higher) + 3, normal(1.0)(phi - lower))
+
+    mode = newton(two, np.full((1, 2), 0.1), np.eye(2))
+    around = np.where(np.arange(1_000)[:, None] < 900, higher, lower)
+    found = modes_from(two, mode, lambda: around + rng.normal(size=(1_000, 2)))
+    np.testing.assert_allclose(found.point, [higher, lower], atol=1e-2)
+    few = modes_from(two, mode, lambda: higher + 0.1 * rng.normal(size=(1_000, 2)))
+    assert len(few.height) == 1
+
+
 def six_modes(phi):
     """Evaluate six normals of equal shares, two by three."""
     centers = [(x, y) for x in (0, 50) for y in (0, 25, 50)]
@@ -721,5 +736,7 @@ def test_where_walks_are_lost_at_once_the_verdict_says_so(rng):
         found = cover(banana(bend, width), draws, 12_000, rng)
         assert found.is_reliable
         table = found.disagreement.set_axis([*"abc", "evidence"])
-        said.append("walks from them were lost at once" in verdict.in_words(found, table))
+        said.append(
+            "walks from them were lost at once" in verdict.in_words(found, table, verdict.Doubts())
+        )
     assert said == [False, True]

@@ -256,7 +256,8 @@ def modes_from(target: LogDensity, mode: Local, draw: Callable[[], NDArray[np.fl
     mode : Local
         The one that is known.
     draw : callable
-        Returns points, of which the likeliest few are climbed from.
+        Returns points, of which the likeliest few are climbed from, but for those at modes
+        that are known.
 
     Returns
     -------
@@ -266,6 +267,11 @@ def modes_from(target: LogDensity, mode: Local, draw: Callable[[], NDArray[np.fl
     found = mode
     for attempt in range(ROUNDS):
         drawn = draw()
+        known = zip(found.factor, found.point, strict=True)
+        away = [_length(factor, drawn - point) for factor, point in known]
+        drawn = drawn[np.min(away, axis=0) > APART]
+        if not len(drawn):
+            break
         likeliest = drawn[np.argsort(-target(drawn))[: N_CLIMBS * 2**attempt]]
         others = modes_beside(target, likeliest, found.only([0]))
         found = joined(found, others)
