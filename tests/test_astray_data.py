@@ -219,6 +219,15 @@ def test_a_column_of_a_table_that_is_no_number_is_named():
         gm.fit_gp(np.arange(3.0), table, cov="ExpQuad")
 
 
+def test_times_that_nearly_coincide_are_times_like_others():
+    """Assert it where the refined clock is a hundred times as fast in one gap as in the next."""
+    t = np.array([0.67, 1.79, 2.64, 2.96, 4.5, 5.53, 7.28, 8.519, 8.527, 9.456, 9.483, 10.61])
+    y = 20 * np.exp(-0.5 * (t - t[0])) + np.random.default_rng(1).normal(0, 0.5, len(t))
+    fit = gm.fit(DECAY, t, y[:, None], priors=PRIOR, random_seed=1, progressbar=False)
+    assert fit.is_exact
+    assert abs(fit.table.loc["rate", "mean"] - 0.5) < 5 * fit.table.loc["rate", "sd"]
+
+
 def test_names_of_whatever_is_labelled_count_in_any_order():
     a, b = np.exp(-T), 2 - np.exp(-T)
     covs = [pm.gp.cov.Matern52(1, ls=1.0)] * 2
