@@ -10,7 +10,7 @@ import xarray as xr
 
 import pymc_gradmatch as gm
 from pymc_gradmatch.checks.grid import compare_draws, judge
-from pymc_gradmatch.model import UnexplainedWarning
+from pymc_gradmatch.model import DoubtWarning
 
 T = np.linspace(0, 4, 9)
 REPEATABLE = {"cores": 1, "random_seed": 1, "progressbar": False}
@@ -45,7 +45,7 @@ def spiking():
     system = gm.systems.fitzhugh_nagumo
     data = system.simulate("snr100", t=np.linspace(0, 10, 25), random_seed=1)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UnexplainedWarning)
+        warnings.simplefilter("ignore", DoubtWarning)
         return gm.grid_check(
             system.ode,
             data.t,

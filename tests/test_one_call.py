@@ -214,7 +214,6 @@ def test_one_datum_far_off_is_an_outlier(off):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:the most probable states:UserWarning")  # and they may jump
 @pytest.mark.parametrize("mu", [10.0, 20.0])
 def test_jumps_between_two_times_are_found_from_the_prior(mu):
     """Assert it of Van der Pol's equation, whose jumps no Gaussian process can see there.

@@ -53,9 +53,9 @@ from pymc_gradmatch.exact.verdict import (
 from pymc_gradmatch.gp import Experiment, StateGP, StateGPs, is_states, start_of
 from pymc_gradmatch.model import (
     Constraint,
+    DoubtWarning,
     NoDerivativeError,
     Settings,
-    UnexplainedWarning,
     build_model,
     crossings_of,
     moves_on_in_gaps,
@@ -350,8 +350,8 @@ def fit(
 
 
 def verdict_to_come() -> warnings.catch_warnings:
-    """Leave out the warning of what refine could not explain, which a verdict says of the draws."""
-    return warnings.catch_warnings(action="ignore", category=UnexplainedWarning)
+    """Leave out refine's doubts about the matched posterior: a verdict on the exact one follows."""
+    return warnings.catch_warnings(action="ignore", category=DoubtWarning)
 
 
 def _found(

@@ -322,7 +322,7 @@ def _as_times(t: ArrayLike | SharedVariable) -> NDArray[np.float64]:
             f"t goes from {times[0]:g} to {times[-1]:g}, more than {FARTHEST_START:g} times its "
             "median step, where kernels lose their precision. For times spread over decades count "
             "s = np.log(t), and write the ODE as dx/ds = t f(t, x, theta) with t = exp(s)."
-            f"{positive}"
+            f"{positive} Of times that nearly coincide make one, with the mean of what was seen."
         )
         raise ValueError(msg)
     if np.abs(times).max() > farthest:

@@ -24,7 +24,7 @@ from pymc_gradmatch.model.likelihood import (
     where_impossible,
 )
 from pymc_gradmatch.model.refinement import (
-    UnexplainedWarning,
+    DoubtWarning,
     crossings_of,
     moves_on_in_gaps,
     of_model,
@@ -35,11 +35,11 @@ from pymc_gradmatch.model.start import is_known_start, known_starts, start_in
 
 __all__ = [
     "Constraint",
+    "DoubtWarning",
     "GradientMatchingODE",
     "NoDerivativeError",
     "Settings",
     "Squares",
-    "UnexplainedWarning",
     "build_model",
     "constraints",
     "crossings_of",

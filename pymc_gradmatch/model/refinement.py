@@ -405,10 +405,10 @@ def _warn_of_no_solution(ode: ODE, gp: StateGP, parameters: Parameters, matched:
     )
 
 
-class UnexplainedWarning(UserWarning):
-    """What :func:`refine` says of a solution that leaves more of the data than noise.
+class DoubtWarning(UserWarning):
+    """What :func:`refine` doubts of the matched posterior: its solution, or how much it explains.
 
-    A verdict on draws says it of these in its place.
+    A verdict on draws of the exact posterior says what it has to say of these in its place.
     """
 
 
@@ -822,7 +822,7 @@ def _warn_if_apart(distance: NDArray[np.float64], ode: ODE, theta: Mapping[str, 
             "times of the grid the system is faster than the grid, or than the data tell. Do not "
             "trust this fit by itself: take a finer grid, give fast parameters narrow priors or "
             "eliminate them (quasi-steady state), and follow it with gm.integrate_check.",
-            UserWarning,
+            DoubtWarning,
             stacklevel=3,
         )
 
@@ -842,7 +842,7 @@ def _warn_if_unexplained(centred: StateGP, ode: ODE, theta: Mapping[str, float])
             "unexplained, and what it leaves is no mere noise: another solution may fit better, or "
             "the data follow other equations. Do not trust this fit by itself: narrower priors or "
             "another random_seed may lead elsewhere, and gm.fit looks for other modes.",
-            UnexplainedWarning,
+            DoubtWarning,
             stacklevel=3,
         )
 
