@@ -276,10 +276,11 @@ def build_model(
         Times, shape ``(time,)``, sorted, at least three.
     y : array_like of float
         Observations, shape ``(time, state)``, in the order of ``ode.states``, NaN
-        where nothing was measured; or a table with columns of these names, in any
-        order.  A state without a column, or without a number in it, is hidden: the ODE
-        alone says what it was.  Where states are positive the data are log-normal, sigma
-        that of the logarithm.  ``pm.Data`` are what ``y`` observes in the model.
+        where nothing was measured; or a table with columns of these names, or an
+        xarray with such labels, in any order.  A state without a column, or without a
+        number in it, is hidden: the ODE alone says what it was.  Where states are positive
+        the data are log-normal, sigma that of the logarithm.  ``pm.Data`` are what ``y``
+        observes in the model.
         :func:`pymc.set_data` changes the likelihood alone: kernels, times, mean and
         scale, and what was estimated from the data, stay; ``gm.sample`` and
         ``gm.find_map`` say so.
