@@ -9,9 +9,10 @@ There may be two outcomes: a model whose log density and gradient are finite whe
 start, or a message of ours.  Another exception, a warning that is not ours, a density that is
 not finite, or more than a minute of work is a failure.  Lines that a user wrote by hand are
 PyMC's until they are sampled: of those that have no finite density, `gm.find_map` must say why.
-The table counts them; the seed of a
-failure runs that problem alone, ``--seed SEED --n 1``, and Hypothesis shrinks its failures to the
-simplest ``Case(...)`` that fails in the same way; ``attempt(Case(...))`` runs it again.
+The table counts them, and a second one what problems without a mistake were told: there a wrong
+message would hide.  The seed of a failure runs that problem alone, ``--seed SEED --n 1``, and
+Hypothesis shrinks its failures to the simplest ``Case(...)`` that fails in the same way;
+``attempt(Case(...))`` runs it again.
 """
 
 import argparse
@@ -1009,6 +1010,16 @@ def kind_of(outcome: Outcome) -> str:
     return f"{outcome.detail.split(':')[0]} {outcome.detail.rsplit('[', 1)[-1]}"
 
 
+def refused(outcomes: pd.DataFrame) -> pd.Series:
+    """Count what problems without a mistake are told, numbers and names left out.
+
+    A message of ours may be wrong: so read these.
+    """
+    told = outcomes[(outcomes["mistake"] == "none") & (outcomes["result"] == "message")]
+    heads = told["detail"].str.replace(r"'[^']*'|[\d.+-]*\d[\d.e+-]*", "...", regex=True).str[:90]
+    return heads.value_counts().rename("problems without a mistake that end in a message")
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Try the problems, print what fails and the table; return how many failed."""
     parser = argparse.ArgumentParser(
@@ -1039,6 +1050,7 @@ def main(arguments: list[str] | None = None) -> int:
     ).reindex(columns=["finite", "message", "failure"], fill_value=0)
     table.loc[("all", ""), :] = table.sum()
     show(table.astype(int))
+    print(refused(outcomes).to_string())
     print(f"{outcomes['seconds'].sum():.0f} CPU s")
     if options.csv:
         outcomes.to_csv(options.csv, index=False)
