@@ -1017,7 +1017,7 @@ def refused(outcomes: pd.DataFrame) -> pd.Series:
     """
     told = outcomes[(outcomes["mistake"] == "none") & (outcomes["result"] == "message")]
     heads = told["detail"].str.replace(r"'[^']*'|[\d.+-]*\d[\d.e+-]*", "...", regex=True).str[:90]
-    return heads.value_counts().rename("problems without a mistake that end in a message")
+    return heads.rename("problems without a mistake that end in a message").value_counts()
 
 
 def main(arguments: list[str] | None = None) -> int:
