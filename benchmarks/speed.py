@@ -1,13 +1,11 @@
 """From data to posterior: effective draws per second, compilation, many fits, the paper's chain.
 
 ``OMP_NUM_THREADS=1 python -m benchmarks.speed`` prints the tables and saves
-them as CSV; ``--quick`` is a smoke test.  With JAX
-installed (``pip install .[benchmarks]``) the rival of :mod:`benchmarks.jax_rival`
-is measured in the same run on the same data.
+them as CSV; ``--quick`` is a smoke test.  All of the matched posterior: the exact one and its
+rival, exact against exact, are :mod:`benchmarks.exact_cost`'s.
 """
 
 import argparse
-import importlib.util
 import os
 import subprocess
 import sys
@@ -26,14 +24,12 @@ import pymc as pm
 import pymc_gradmatch as gm
 from benchmarks import RESULTS, machine, show
 from benchmarks.cases import ACCURACY, SPEED, Case, named
-from benchmarks.jax_rival import diffrax_nuts
 from pymc_gradmatch.numerics import Laplace
 from pymc_gradmatch.sampling.coordinates import straight
 from pymc_gradmatch.sampling.posterior import CompiledPosterior, compile_posterior
 
 LV = named(ACCURACY, "LV low")
 SETTINGS = {"chains": 4, "cores": 1}
-RIVAL_CASES = [0, 2, 4, 5]
 DEFAULT = "curved (gm.sample)"
 
 # What a user's script does, in a process of its own; prints seconds since its start.
@@ -104,10 +100,9 @@ def ess_per_second(case: Case, draw) -> tuple[float, float]:
 
 
 def sampling_speed(seeds: int, n_cases: int, draws: int, *, ours_only: bool) -> pd.DataFrame:
-    """Compare coordinates and mass matrices by NUTS, and the rival, on every case."""
+    """Compare coordinates and mass matrices by NUTS on every case."""
     rows = []
-    with_rival = importlib.util.find_spec("diffrax") is not None and not ours_only
-    for index, case in enumerate(SPEED[:n_cases]):
+    for case in SPEED[:n_cases]:
         posterior = None
         for seed in range(seeds):
             data = case.simulate(seed)
@@ -133,13 +128,6 @@ def sampling_speed(seeds: int, n_cases: int, draws: int, *, ours_only: bool) -> 
                 ),
             )
             rows.append((case.name, seed, DEFAULT, "diag", speed, rhat))
-            if with_rival and index in RIVAL_CASES and seed == 0:
-                for mass in ("diag", "dense"):
-                    rival = diffrax_nuts(
-                        case, data, dense_mass=mass == "dense", warmup=draws, draws=draws
-                    )
-                    measured = (rival.ess_per_cpu_second, rival.rhat)
-                    rows.append((case.name, seed, "NumPyro + diffrax", mass, *measured))
             print(f"done: {case.name}, data set {seed}", file=sys.stderr, flush=True)
     columns = ["case", "data set", "coordinates", "mass matrix", "ESS per CPU s", "R-hat"]
     return pd.DataFrame(rows, columns=columns)

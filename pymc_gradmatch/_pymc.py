@@ -65,6 +65,7 @@ __all__ = [
     "random_parents",
     "rv_size_is_none",
     "scalar_code",
+    "start_at",
     "starting_at",
     "starts_by_itself",
     "with_equal_parameters",
@@ -250,9 +251,17 @@ def starting_at(rv: TensorVariable, start: ArrayLike) -> TensorVariable:
     node = rv.owner
     kind = type(node.op)
     op = _blank(kind.__bases__[1] if issubclass(kind, Starting) else kind)
-    vars(op).update(vars(node.op), start=np.broadcast_to(start, rv.type.shape))
+    given = np.asarray(start)
+    is_known = None not in rv.type.shape  # not where a dim's length may change
+    at = np.broadcast_to(given, rv.type.shape) if is_known else given
+    vars(op).update(vars(node.op), start=at)
     outputs = [output.clone() for output in node.outputs]
     return Apply(op, node.inputs, outputs).outputs[node.outputs.index(rv)]
+
+
+def start_at(rv: TensorVariable, start: ArrayLike):
+    """Let a random variable of a model start elsewhere, as :func:`starting_at` does, in place."""
+    rv.owner.op = starting_at(rv, start).owner.op
 
 
 def starts_by_itself(rv: TensorVariable) -> bool:

@@ -314,6 +314,16 @@ def test_parameters_with_our_names_are_moved_by_metropolis(clashing, one):
     assert {"sigma", "sigma_", "x", "x_"} <= set(chain["posterior"])
 
 
+@pytest.mark.slow
+def test_states_and_data_that_yielded_are_plotted(one):
+    ode = gm.ODE(lambda t, state, p: [-p.x * p.y * state.mass], ["mass"], ["x", "y"])
+    known = {"x": pm.HalfNormal.dist(2), "y": pm.LogNormal.dist(0, 0.1)}
+    fit = gm.fit(ode, TIMES, one, priors=known, n_draws=1_000, random_seed=1, progressbar=False)
+    pc = fit.plot()
+    assert pc.viz["plot"].sizes["state"] == 1
+    assert "data" in pc.viz
+
+
 @pytest.mark.parametrize("name", ["chain", "draw", "time", "state", "time_observed"])
 def test_reserved_names_are_refused_before_anything_is_added(one, gp_of_one, name):
     ode = gm.ODE(lambda t, x, theta: [-theta[0] * x.a], ["a"], [name])

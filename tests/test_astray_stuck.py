@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
+import arviz as az
 import numpy as np
 import nutpie
 import pymc as pm
@@ -305,6 +306,30 @@ def test_refining_says_what_it_does(shown):
     assert shown[1] == "re-centring on the ODE's solution: round 1"
     shown.clear()
     gm.build_model(ode, T, y, random_seed=1, progressbar=False, **settings)
+    assert not shown
+
+
+def test_building_and_checking_say_what_they_do(shown):
+    y = np.exp(-T)[:, None] + np.random.default_rng(1).normal(0, 0.02, (15, 1))
+    ode = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
+    settings = {"priors": {"rate": pm.HalfNormal.dist(1)}, "gamma": 1e-3, "random_seed": 1}
+    gm.build_model(ode, experiments=[gm.Experiment(T, y, name="only")], **settings)
+    assert shown == ["fitting Gaussian processes", "writing the model"]
+    shown.clear()
+    model = gm.build_model(ode, T, y, **settings)
+    assert shown == ["fitting Gaussian processes", "writing the model"]
+    shown.clear()
+    rate, start = np.random.default_rng(1).normal(1, 0.02, (2, 2, 200, 1))
+    x = (start * np.exp(-rate * T))[..., None]
+    drawn = az.from_dict({"posterior": {"rate": rate[..., 0], "x": x}})
+    gm.integrate_check(drawn, model=model, n_draws=1_000, random_seed=1)
+    assert shown == [
+        "writing the exact posterior",
+        "searching: independent searches from around the draws",
+        "drawing",
+    ]
+    shown.clear()
+    gm.integrate_check(drawn, model=model, n_draws=1_000, random_seed=1, progressbar=False)
     assert not shown
 
 

@@ -1,5 +1,6 @@
 """Several experiments in one model: shared, local and hierarchical parameters."""
 
+import cloudpickle
 import numpy as np
 import pandas as pd
 import pymc as pm
@@ -120,6 +121,19 @@ def test_a_function_of_priors_makes_a_hierarchy(experiments, priors):
     assert model.named_vars_to_dims["k"] == ("experiment",)
     assert {"mean", "spread"} <= {rv.name for rv in model.free_RVs}
     assert np.isfinite(model.compile_logp(mode="FAST_COMPILE")(model.initial_point()))
+
+
+@pytest.mark.slow
+def test_a_hierarchy_is_copied_with_its_starts(experiments):
+    model = built(experiments, hierarchy, preset="refined")
+    start = model.initial_point()
+    support = pm.Model(coords={"experiment": list(experiments)})
+    with support:
+        hierarchy()
+    assert (start["k_log__"] != support.initial_point()["k_log__"]).all()
+    for copied in (model.copy(), pm.do(model, {}), cloudpickle.loads(cloudpickle.dumps(model))):
+        there = copied.initial_point()
+        assert all(np.array_equal(there[name], start[name]) for name in start)
 
 
 def test_a_vector_of_a_users_model_makes_a_parameter_local(experiments):

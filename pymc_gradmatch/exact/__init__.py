@@ -9,9 +9,18 @@ from pymc_gradmatch.exact.importance import Mixture, Weighted, fit_mixture, gath
 from pymc_gradmatch.exact.one_call import Fit, fit
 from pymc_gradmatch.exact.posterior import ExactPosterior
 from pymc_gradmatch.exact.solutions import Solutions, predict, with_draws
-from pymc_gradmatch.exact.verdict import IntegrateCheck, check_n_draws, glance, integrate_check
+from pymc_gradmatch.exact.verdict import (
+    UNCHECKED,
+    UNCOMPARED,
+    IntegrateCheck,
+    check_n_draws,
+    glance,
+    integrate_check,
+)
 
 __all__ = [
+    "UNCHECKED",
+    "UNCOMPARED",
     "ExactPosterior",
     "Fit",
     "IntegrateCheck",

@@ -571,7 +571,7 @@ def cover_experiments(
     phi: NDArray[np.float64],
     n_draws: int,
     rng: np.random.Generator,
-    say: Callable[[str], None] = lambda text: None,
+    say: Callable[[str], None],
 ) -> CoverageOfAll:
     """Search for the posterior of several experiments from near a point.
 

@@ -22,6 +22,7 @@ from pymc_gradmatch._pymc import (
     without_full_collections,
     without_traces,
 )
+from pymc_gradmatch.arguments import yielding
 from pymc_gradmatch.exact.experiments import (
     Separate,
     cover_experiments,
@@ -57,6 +58,7 @@ from pymc_gradmatch.model import (
     NoDerivativeError,
     Settings,
     build_model,
+    constraints,
     crossings_of,
     moves_on_in_gaps,
     of_model,
@@ -150,8 +152,14 @@ class Fit(Verdict):
         """
         from pymc_gradmatch.plots import plot_states  # here: it imports matplotlib
 
-        data = "y" if "y" in self.idata["observed_data"].dataset else None
-        return plot_states(self.idata, **{"model": self.model, "observed": data} | kwargs)
+        constraint = constraints(self.model)[0]
+        data = yielding("y", constraint.ode.params)
+        given = {
+            "model": self.model,
+            "var_name": constraint.x.name,
+            "observed": data if data in self.idata["observed_data"].dataset else None,
+        }
+        return plot_states(self.idata, **given | kwargs)
 
 
 @one_at_a_time

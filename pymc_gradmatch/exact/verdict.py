@@ -21,7 +21,7 @@ from pymc_gradmatch.exact.search import ERRORS, FEWEST_TELLING, WALKERS, Coverag
 from pymc_gradmatch.gp import Residuals, StateGP, StateGPs, unexplained
 from pymc_gradmatch.model import Constraint, equations
 from pymc_gradmatch.ode import ODE
-from pymc_gradmatch.reporting import Verdict, furthest
+from pymc_gradmatch.reporting import Verdict, furthest, reporting
 
 N_HANDED_ON = 4
 LITTLE = 0.01  # weight of a mode that need not be spoken of
@@ -399,6 +399,7 @@ def integrate_check(
     model: pm.Model | None = None,
     n_draws: int = 12_000,
     random_seed: int | np.random.Generator | None = None,
+    progressbar: bool = True,
 ) -> IntegrateCheck:
     r"""Turn draws of a gradient-matching posterior into draws of the exact one, if they allow it.
 
@@ -431,6 +432,8 @@ def integrate_check(
         Draws of the result, of all searches together; at least 1 000.
     random_seed : int or numpy.random.Generator, optional
         Seed of the draws.
+    progressbar : bool, default True
+        Show what is being done where that takes long, from the first second on.
 
     Returns
     -------
@@ -486,14 +489,18 @@ def integrate_check(
     """
     model = pm.modelcontext(model)
     check_n_draws(n_draws)
-    target = exact_posterior(model)
-    draws = target.coordinates(_posterior(idata))
     rng = np.random.default_rng(random_seed)
-    if not isinstance(target, Separate):
-        others = partial(target.modes_from_prior, rng=rng)
-        return judge(target, draws, cover(target, draws, n_draws, rng, others), n_draws, rng)
-    found, apart = cover_experiments(target, draws.mean(axis=0), n_draws, rng)
-    return judge(target, draws, found, n_draws, rng, apart)
+    with reporting("writing the exact posterior", enabled=progressbar) as say:
+        target = exact_posterior(model)
+        draws = target.coordinates(_posterior(idata))
+        if isinstance(target, Separate):
+            found, apart = cover_experiments(target, draws.mean(axis=0), n_draws, rng, say)
+        else:
+            say("searching: independent searches from around the draws")
+            others = partial(target.modes_from_prior, rng=rng)
+            found, apart = cover(target, draws, n_draws, rng, others), None
+        say("drawing")
+        return judge(target, draws, found, n_draws, rng, apart)
 
 
 def _posterior(idata) -> xr.Dataset:
@@ -518,6 +525,8 @@ ELSEWHERE = 1.0  # exact standard deviations
 NARROW, WIDE = 2 / 3, 3 / 2  # matched standard deviations, in exact ones
 MOST_COORDINATES = 40  # the Hessian takes as many solutions as its square
 ADVICE = "Check it: gm.integrate_check(idata, model=model)."
+UNCOMPARED = "The matched posterior was not compared with the exact one"
+UNCHECKED = f"{UNCOMPARED}. {ADVICE}"
 
 
 class Glance(NamedTuple):
@@ -530,6 +539,8 @@ class Glance(NamedTuple):
     is_suspicious : bool
         Whether the matched posterior lies elsewhere than the exact one, or is
         much narrower or wider.
+    is_compared : bool
+        Whether it could be compared at all.
     table : pandas.DataFrame or None
         One row per unconstrained coordinate: ``moved``, from the exact mode to
         the matched mean in the exact mode's standard deviations, and
@@ -538,6 +549,7 @@ class Glance(NamedTuple):
 
     text: str
     is_suspicious: bool
+    is_compared: bool = True
     table: pd.DataFrame | None = None
 
 
@@ -559,23 +571,22 @@ def glance(model: pm.Model, posterior: xr.Dataset) -> Glance:
     posterior : xarray.Dataset
         Its draws.
     """
-    unseen = "The matched posterior was not compared with the exact one"
     try:
         target = ExactPosterior(model)
         draws = target.coordinates(posterior)
         if draws.shape[1] > MOST_COORDINATES:
-            return Glance(f"{unseen}: it has {draws.shape[1]} unknowns. {ADVICE}", False)
+            return _uncompared(f"it has {draws.shape[1]} unknowns. {ADVICE}")
         mean = draws.mean(axis=0)
         local = newton(target, mean[None], np.cov(draws.T).reshape(len(mean), len(mean)))
     except KeyboardInterrupt:
-        return Glance(f"{unseen}: stopped by Ctrl-C. {ADVICE}", False)
+        return _uncompared(f"stopped by Ctrl-C. {ADVICE}")
     except ValueError as error:
-        return Glance(f"{unseen}: {error}", False)
+        return _uncompared(str(error))
     except Exception as error:  # a likelihood that nobody foresaw; the draws come first
-        return Glance(f"{unseen}: {type(error).__name__}: {error}", False)
+        return _uncompared(f"{type(error).__name__}: {error}")
     if not np.isfinite(local.height).all():
         text = "The ODE cannot be integrated from the mean of the matched posterior."
-        return Glance(f"{text} {ADVICE}", True)
+        return Glance(f"{text} {ADVICE}", is_suspicious=True)
     exact_sd = np.sqrt(np.diagonal(local.covariance[0]))
     table = pd.DataFrame(
         {
@@ -596,9 +607,14 @@ def glance(model: pm.Model, posterior: xr.Dataset) -> Glance:
         seen.append(f"its standard deviations are other ones, {ratios} times the exact")
     if seen:
         text = f"The matched posterior is not the exact one: {'; '.join(seen)}"
-        return Glance(f"{text} (by a normal approximation). {ADVICE}", True, table)
+        text = f"{text} (by a normal approximation). {ADVICE}"
+        return Glance(text, is_suspicious=True, table=table)
     text = (
         "The matched posterior lies where the exact one does and is as wide, by a normal "
         "approximation at the mode; no more was checked."
     )
-    return Glance(text, False, table)
+    return Glance(text, is_suspicious=False, table=table)
+
+
+def _uncompared(why: str) -> Glance:
+    return Glance(f"{UNCOMPARED}: {why}", is_suspicious=False, is_compared=False)

@@ -16,7 +16,7 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
 from xarray import DataTree
 
-from pymc_gradmatch._pymc import EVALUATE_ONCE, at_starts, at_support_points, starting_at
+from pymc_gradmatch._pymc import EVALUATE_ONCE, at_starts, at_support_points, start_at, starting_at
 from pymc_gradmatch.arguments import (
     as_numbers,
     in_order,
@@ -68,6 +68,7 @@ from pymc_gradmatch.model.priors import climbing_priors, parameters_of
 from pymc_gradmatch.model.refinement import recentre, refine, refine_together
 from pymc_gradmatch.model.start import Start, add_start, add_starts, is_known_start, of_experiment
 from pymc_gradmatch.ode import ODE, Input
+from pymc_gradmatch.reporting import reporting
 
 _log = logging.getLogger("pymc.gradmatch")  # heard and silenced where PyMC is
 
@@ -237,6 +238,7 @@ class RefinedPreset(Preset):
 PRESETS = {"fgpgm": Preset(), "refined": RefinedPreset()}
 OURS = ("x", "y", "sigma", "gamma", "gradient_match", "state_box", "start", "start_prior")
 DIMS = ("time", "state")
+FITTING, WRITING = "fitting Gaussian processes", "writing the model"
 
 
 def build_model(
@@ -466,8 +468,9 @@ def build_model(
         _check_given_gp(gp, data, settings)
     with model:
         if gp is None:
-            scaled = _scaled(ode, data, priors, likelihood, known, rng)
-            gp = chosen.fit(_without_steps(scaled, ode), rng)
+            with reporting(FITTING, enabled=progressbar):
+                scaled = _scaled(ode, data, priors, likelihood, known, rng)
+                gp = chosen.fit(_without_steps(scaled, ode), rng)
             gp = StateGP.of(scaled, gp.processes, gp.sigma)
             gp = gp if chosen.noise is None else with_noise(gp, chosen.noise)
         known.check_data(gp)
@@ -491,13 +494,14 @@ def build_model(
     check_coords(model, coords)
     levels = start_of(gp)
     states = gp.states_of(levels)
-    check_start(model, ode, states, priors, gp, [gamma, sigma], [*to_come.values()])
-    if told is not None:
-        _check_possible(told, model, [priors[n] for n in ode.params], gp.at_times(levels))
-    if chosen.state_box is not None:
-        _check_box(chosen.state_box, (levels - gp.mean) / gp.scale)
-    unit = [np.float64(1)] * len(ode.params)
-    GradientMatchingODE.dist(ode, gp.states_of(gp.prior_mean), unit, gp=gp, gamma=gamma)
+    with reporting(WRITING, enabled=progressbar):
+        check_start(model, ode, states, priors, gp, [gamma, sigma], [*to_come.values()])
+        if told is not None:
+            _check_possible(told, model, [priors[n] for n in ode.params], gp.at_times(levels))
+        if chosen.state_box is not None:
+            _check_box(chosen.state_box, (levels - gp.mean) / gp.scale)
+        unit = [np.float64(1)] * len(ode.params)
+        GradientMatchingODE.dist(ode, gp.states_of(gp.prior_mean), unit, gp=gp, gamma=gamma)
 
     with model:
         theta = {n: registered(model, n, priors[n]) for n in ode.params}
@@ -589,13 +593,14 @@ def _build_together(
     _check_room(model, [*added, *ours, *(n for n, is_added in optional.items() if is_added)])
     check_labels(model, ode, DIMS)
     with home:
-        apart = climbing_priors(made, ode.params, len(checked), rng)
-        parts = _scaled_together(checked, apart, rng)
-        fitted = []
-        for one, data in zip(checked, parts, strict=True):
-            of_noise = chosen.fit(_without_steps(data, one.ode), rng)
-            fitted.append(StateGP.of(data, of_noise.processes, of_noise.sigma))
-            one.known.check_data(fitted[-1])
+        with reporting(FITTING, enabled=progressbar):
+            apart = climbing_priors(made, ode.params, len(checked), rng)
+            parts = _scaled_together(checked, apart, rng)
+            fitted = []
+            for one, data in zip(checked, parts, strict=True):
+                of_noise = chosen.fit(_without_steps(data, one.ode), rng)
+                fitted.append(StateGP.of(data, of_noise.processes, of_noise.sigma))
+                one.known.check_data(fitted[-1])
         gps = StateGPs(
             dict(zip(experiments, fitted, strict=True)),
             {n: e.inputs for n, e in experiments.items()},
@@ -615,9 +620,10 @@ def _build_together(
         coords |= {"observation": gp.observation_labels}
     check_coords(model, coords)
     states = gp.states_of(start_of(gp))
-    check_start(home, ode, states, made, gp, [gamma, sigma], [*to_come.values()])
-    unit = [np.float64(1)] * len(ode.params)
-    GradientMatchingODE.dist(ode, gp.states_of(gp.prior_mean), unit, gp=gp, gamma=gamma)
+    with reporting(WRITING, enabled=progressbar):
+        check_start(home, ode, states, made, gp, [gamma, sigma], [*to_come.values()])
+        unit = [np.float64(1)] * len(ode.params)
+        GradientMatchingODE.dist(ode, gp.states_of(gp.prior_mean), unit, gp=gp, gamma=gamma)
 
     with model:
         add_coords(model, labels)
@@ -736,7 +742,7 @@ def _started_anew(made: Mapping, model: pm.Model, starts: Mapping[str, Any]) -> 
     """Let parameters that a function has just made start where gradient matching leads to."""
     for name, value in starts.items():
         if made[name] in model.free_RVs and model.rvs_to_initial_values[made[name]] is None:
-            model.set_initval(made[name], value)
+            start_at(made[name], value)
     return made
 
 

@@ -271,7 +271,8 @@ def check_start(
     upstream = set(ancestors(graphs))
     free = [rv for rv in dict.fromkeys([*model.free_RVs, *to_come]) if rv in upstream]
     there = at_starts(graphs, free, model.rvs_to_initial_values)
-    f, *slopes = pytensor.function([], there, mode=EVALUATE_ONCE)()
+    with np.errstate(all="ignore"):
+        f, *slopes = pytensor.function([], there, mode=EVALUATE_ONCE)()
     advice = (
         "where sampling starts (states at the Gaussian process' posterior mean, parameters at "
         "their support point). Choose priors that keep it finite, start elsewhere with `initval`, "

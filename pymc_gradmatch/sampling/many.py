@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch.arguments import check_counts, refuse_reserved
-from pymc_gradmatch.exact import check_n_draws, fit
+from pymc_gradmatch.exact import UNCOMPARED, check_n_draws, fit
 from pymc_gradmatch.gp import levels_name, whitened_name
 from pymc_gradmatch.model import build_model
 from pymc_gradmatch.ode import ODE
@@ -111,7 +111,8 @@ def fit_many(
         Draws of the parameters, the states ``x`` and, if not ``exact``, ``diverging``, dims
         ``("replicate", "chain", "draw", ...)``, and ``failure``, dims
         ``("replicate",)``: empty, or why there are no draws; these are NaN then.
-        With ``exact`` also ``verdict``, ``is_exact`` and ``pareto_k``.  Where times differ,
+        With ``exact`` also ``verdict``, ``is_exact`` and ``pareto_k``; without, its attribute
+        ``exactness`` says that nothing was checked.  Where times differ,
         ``times``, dims ``("replicate", "time")``, has them; shorter ones end with NaN.
         With ``out`` it is the file, of which is read what is asked for.  After Ctrl-C no more
         fits are begun, and those finished come back.
@@ -185,7 +186,9 @@ def fit_many(
             errors[place] = result
             is_lost = isinstance(result, WorkersLostError)
             stack.fail(place, f"{NOT_YET}: {reason(result)}" if is_lost else reason(result))
-    return _complete(stack, errors)
+    fits = _complete(stack, errors)
+    said = f"{UNCOMPARED}. With exact=True gm.fit_many draws from that."
+    return fits if exact else fits.assign_attrs(exactness=said)
 
 
 def _times_of_each(t, n: int) -> list:

@@ -98,7 +98,7 @@ def sample(
     -----
     The posterior is the matched one.  After sampling it is held against a normal
     approximation of the exact posterior, at its mode: where it lies elsewhere, or is
-    much narrower or wider, a warning in the log says so, and
+    much narrower or wider, or could not be compared, the log says so, and
     ``idata["posterior"].attrs["exactness"]`` what was seen.  The verdict is
     :func:`~pymc_gradmatch.integrate_check`'s.
 
@@ -178,11 +178,13 @@ def sample(
 
 
 def _look_at(idata: DataTree, model: pm.Model):
-    """Say whether the draws can be the exact posterior's, in a log line where they are not."""
+    """Say whether the draws can be the exact posterior's, in the log where they are not."""
     seen = glance(model, idata["posterior"].dataset)
     idata["posterior"].attrs["exactness"] = seen.text
     if seen.is_suspicious:
         _log.warning(seen.text)
+    elif not seen.is_compared:
+        _log.info(seen.text)
 
 
 @on_one_thread
