@@ -396,6 +396,7 @@ FROZEN = scipy.stats.halfnorm(scale=2)
         ({"priors": None}, TypeError, r"priors are a NoneType; expected a mapping .*\['r'\]"),
         ({"priors": "normal"}, TypeError, "priors are a str; expected a mapping"),
         ({"priors": {"r": FROZEN}}, TypeError, "prior of 'r' is a rv_continuous_frozen; expected"),
+        ({"priors": {"r": None}}, TypeError, "prior of 'r' is a NoneType; expected a distribution"),
         ({"priors": {"r": "normal"}}, TypeError, "prior of 'r' is a str; expected a distribution"),
         (
             {"priors": {"r": pm.Poisson.dist(3)}, "preset": "refined"},

@@ -9,7 +9,7 @@ import xarray as xr
 from scipy import stats
 
 import pymc_gradmatch as gm
-from pymc_gradmatch.exact import ExactPosterior, glance
+from pymc_gradmatch.exact import ExactPosterior, glance, verdict
 from pymc_gradmatch.model.refinement import RefinedSettings
 
 T = np.linspace(0, 2, 9)
@@ -213,6 +213,24 @@ def test_a_model_that_observes_no_states_is_refused(y):
         gm.integrate_check(made_up(a_gp(y)), model=model)
 
 
+@pytest.mark.parametrize(
+    ("added", "message"),
+    [
+        (lambda x: x[0, 0], "parameters of 'gradient_match' depend on the states"),
+        (lambda _: pm.Normal("at", shape=9), "of 'gradient_match' have one value per time"),
+        (lambda _: pm.Poisson("n", 3), r"the free variables \['n'\] are discrete"),
+    ],
+)
+def test_parameters_with_which_no_ode_is_integrated_are_refused(y, added, message):
+    gp = a_gp(y)
+    with pm.Model() as model:
+        rate, x = pm.HalfNormal("rate", 2), gp.prior("x")
+        pm.Normal("y", x, 1.0, observed=y)
+        gm.GradientMatchingODE("gradient_match", DECAY, x, [rate + added(x)], gp=gp, gamma=0.1)
+    with pytest.raises(ValueError, match=message):
+        gm.integrate_check(made_up(gp), model=model)
+
+
 # 4. Matched states that are no solution of the ODE.
 
 
@@ -258,6 +276,26 @@ def test_draws_too_wide_too_narrow_or_elsewhere_do(exact, gaussian_model, y, fac
     assert seen.is_suspicious
     assert "rate_log__" in seen.text
     assert "gm.integrate_check" in seen.text
+
+
+def test_more_unknowns_than_a_glance_can_take_are_not_compared(gaussian_model, y, monkeypatch):
+    monkeypatch.setattr(verdict, "MOST_COORDINATES", 1)
+    seen = glance(gaussian_model, made_up(a_gp(y))["posterior"].dataset)
+    assert not seen.is_suspicious
+    assert "was not compared with the exact one: it has 2 unknowns" in seen.text
+    assert "gm.integrate_check" in seen.text
+
+
+def test_draws_whose_mean_cannot_be_integrated_raise_suspicion(y):
+    gp = a_gp(y)
+    explosive = gm.ODE(lambda t, x, theta: [theta.rate * x.mass**2], ["mass"], ["rate"])
+    with pm.Model() as model:
+        rate, x = pm.HalfNormal("rate", 2), gp.prior("x")
+        pm.Normal("y", x, 1.0, observed=y)
+        gm.GradientMatchingODE("gradient_match", explosive, x, [rate], gp=gp, gamma=0.1)
+    seen = glance(model, made_up(gp)["posterior"].dataset)
+    assert seen.is_suspicious
+    assert "ODE cannot be integrated from the mean of the matched posterior" in seen.text
 
 
 @pytest.mark.slow

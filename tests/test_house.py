@@ -56,6 +56,10 @@ PUBLIC = {  # documented, or exported by a library at its root
     "pytensor.tensor.shape",
     "pytensor.tensor.subtensor",
 }
+COMPILES = re.compile(
+    r"pytensor\.function|pm\.compile|scalar_code|compile_starts|.+\.(eval|compile_\w+)"
+)
+IN_NUMPY = {"EVALUATE_ONCE", "'FAST_COMPILE'"}  # modes
 NAMED_TUPLES = {"_asdict", "_fields", "_replace"}  # documented with an underscore
 
 
@@ -159,6 +163,41 @@ def test_no_private_attribute_of_what_is_made_elsewhere_is_used(module):
         and ast.unparse(node.value) not in ("self", "cls")
     }
     assert module == "pymc_gradmatch._pymc" or not private
+
+
+def compiled_otherwise(source):
+    """Return the calls that compile to machine code, but not within ``as_written()``."""
+    nodes = [*ast.walk(ast.parse(source))]
+    within = {
+        inner
+        for node in nodes
+        if isinstance(node, ast.With)
+        and "as_written()" in [ast.unparse(item.context_expr) for item in node.items]
+        for inner in ast.walk(node)
+    }
+    return [
+        ast.unparse(node)
+        for node in nodes
+        if isinstance(node, ast.Call)
+        and COMPILES.fullmatch(ast.unparse(node.func))
+        and IN_NUMPY.isdisjoint(ast.unparse(k.value) for k in node.keywords if k.arg == "mode")
+        and node not in within
+    ]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_what_becomes_machine_code_is_compiled_as_written(module):
+    assert compiled_otherwise(MODULES[module].read_text("utf-8")) == []
+
+
+def test_what_is_compiled_otherwise_is_found():
+    """Assert it of each place of the package, were it not ``as_written()``."""
+    sources = [path.read_text("utf-8") for path in MODULES.values()]
+    sources = [source for source in sources if " as_written():" in source]
+    assert sources
+    for source in sources:
+        found = compiled_otherwise(source.replace(" as_written():", " nullcontext():"))
+        assert len(found) >= source.count(" as_written():")
 
 
 @pytest.mark.parametrize("door", DOORS, ids=[door.parent.name for door in DOORS])

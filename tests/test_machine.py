@@ -1,8 +1,10 @@
 """Machine code written here computes what PyTensor computes."""
 
 import ctypes
+import re
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import numpy as np
 import pytensor
@@ -10,7 +12,7 @@ import pytensor.tensor as pt
 import pytest
 from pymc.logprob.utils import CheckParameterValue
 
-from pymc_gradmatch._pymc import EVALUATE_ONCE
+from pymc_gradmatch._pymc import EVALUATE_ONCE, as_written, machine_code
 from pymc_gradmatch.sampling import machine
 
 
@@ -236,6 +238,37 @@ def test_large_workspaces_are_not_on_the_stack():
     code, (found,) = run([x], [sum(powers).sum()], [np.zeros(10**6)])
     assert code == 0
     assert np.isfinite(found)
+
+
+NUMBERS = np.random.default_rng(1).normal(size=1_000)
+
+
+def compiled_sum(context):
+    """Return a sum that PyTensor has compiled within a context."""
+    x = pt.vector(dtype="float64")
+    with context:
+        total = pytensor.function([x], x.sum(), mode="NUMBA")
+        total(NUMBERS)  # numba compiles at the first call
+    return total
+
+
+def test_sums_as_written_leave_llvm_no_other_order():
+    """Assert it of the flags of each addition, which by PyTensor's default allow for it."""
+    flags = []
+    for context in (as_written(), nullcontext()):
+        with pytensor.config.change_flags(numba__cache=False):  # numba shows no code from there
+            [code] = machine_code(compiled_sum(context)).inspect_llvm().values()
+        flags.append(set(re.findall(r"\bfadd ((?:\w+ )*)(?:double|<)", code)))
+    ours, default = flags
+    assert ours == {""}
+    assert default
+    assert all("reassoc" in flag for flag in default)
+
+
+def test_sums_as_written_are_none_that_were_reordered_and_kept():
+    """Assert it where PyTensor has the same sum, compiled by its default, in its cache."""
+    compiled_sum(nullcontext())
+    assert compiled_sum(as_written())(NUMBERS) == np.cumsum(NUMBERS)[-1]
 
 
 SAME = """

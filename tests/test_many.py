@@ -8,6 +8,7 @@ import sys
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -332,11 +333,10 @@ def stored(tmp_path, monkeypatch):
     monkeypatch.setattr(many, "fit", fit)
 
     def into_file(ode, ys, **changed):
-        given = {"priors": {"rate": pm.HalfNormal.dist(2)}, "random_seed": 1} | changed
+        given = {"priors": {"rate": pm.HalfNormal.dist(2)}, "random_seed": 1, "n_jobs": 1}
+        given |= {"out": out} | changed
         t = given.pop("t", T)
-        return gm.fit_many(
-            ode, t, ys, exact=True, n_jobs=1, progressbar=False, **{"out": out} | given
-        )
+        return gm.fit_many(ode, t, ys, exact=True, progressbar=False, **given)
 
     return into_file
 
@@ -512,3 +512,43 @@ def test_ctrl_c_while_a_fit_is_written_loses_no_other(ode, ys, stored, monkeypat
     fits = stored(ode, ys)
     assert list(fits["failure"].values) == ["", NOT_YET, NOT_YET, NOT_YET]
     assert np.isfinite(fits["rate"][0]).all()
+
+
+@pytest.fixture
+def keyboard():
+    """Have Ctrl-C interrupt: where a shell began the tests in the background it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("keyboard")
+def test_ctrl_c_returns_the_fits_that_have_ended_and_begins_no_other(ode, stored, monkeypatch):
+    """Assert it of two at a time: the second presses it when the first is on record."""
+    ys = np.arange(6.0)[:, None, None] + np.zeros((8, 1))
+    begun, on_record, returned = [], Event(), Event()
+    put, fit = Stack.put, many.fit
+
+    def recorded(*args):
+        put(*args)
+        on_record.set()
+
+    def pressing(ode, t, y, **settings):
+        place = y[0, 0]
+        begun.append(place)
+        if place > 0:
+            assert on_record.wait(60)
+            if place == 1:
+                os.kill(os.getpid(), signal.SIGINT)
+            returned.wait(60)
+        return fit(ode, t, y, **settings)
+
+    monkeypatch.setattr(Stack, "put", recorded)
+    monkeypatch.setattr(many, "fit", pressing)
+    with parallel_config("threading"):
+        fits = stored(ode, ys, out=None, n_jobs=2)
+    assert max(begun) <= 2
+    returned.set()
+    assert list(fits["failure"].values) == ["", *[NOT_YET] * 5]
+    assert np.isfinite(fits["rate"][0]).all()
+    assert fits["rate"][1:].isnull().all()

@@ -108,6 +108,7 @@ def test_readme_example_runs_as_pasted(tmp_path):
     )
     assert run.returncode == 0, run.stderr
     assert "alpha" in run.stdout
+    assert not re.search("warning|rhat|chain|diverg", run.stderr, re.IGNORECASE), run.stderr
     assert (tmp_path / "states.png").stat().st_size > 10_000
 
 

@@ -670,7 +670,8 @@ class ODE:
         arguments += [named("Input", self.inputs, inputs)] if inputs else []
         measured = [own for own in inputs if own in u]
         try:
-            f = scalar_code([t, *x, *theta, *measured], _expressions(self.rhs, t, *arguments))
+            with as_written():
+                f = scalar_code([t, *x, *theta, *measured], _expressions(self.rhs, t, *arguments))
         except (NotImplementedError, TypeError, ValueError):  # written for vectors of all times
             return self._code_of_graph()
         widths = {"x": len(x), "theta": len(theta), "out": len(x)}

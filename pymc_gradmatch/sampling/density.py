@@ -249,16 +249,20 @@ class NativeDensity:
             furthest = max(progress, key=lambda chain: chain.finished_draws)
             share = furthest.finished_draws / furthest.total_draws
             if share <= LITTLE and np.median(steps) >= LONG:
-                run.abort()
+                _cut_short(run)
                 raise RuntimeError(_no_headway(furthest, steps))
             return run.wait()
         except KeyboardInterrupt:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "Found chain dimension to be longer", UserWarning)
-                draws = _complete(run.abort())
+            draws = _complete(_cut_short(run))
             if draws["posterior"].sizes["draw"] == 0:
                 raise
             raise Interrupted(draws) from None
+
+
+def _cut_short(run) -> DataTree:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Found chain dimension to be longer", UserWarning)
+        return run.abort()
 
 
 def _no_headway(chain, steps: list[int]) -> str:

@@ -1,7 +1,8 @@
 """Many jobs at the same time, by whatever joblib is told to use; killed workers lose nothing."""
 
+import warnings
 from collections.abc import Callable, Generator, Hashable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -77,7 +78,7 @@ def in_parallel[Key: Hashable](
                 n_jobs, return_as="generator_unordered", batch_size=1, prefer=prefer
             )
             before = n_done
-            with closing(parallel(jobs)) as outcomes:
+            with _closing(parallel(jobs)) as outcomes:
                 try:
                     for key, outcome in outcomes:
                         del left[key]
@@ -94,6 +95,16 @@ def in_parallel[Key: Hashable](
                         n_given_up, deaths = n_given_up + 1, 0
     for key in left:
         yield key, lost
+
+
+@contextmanager
+def _closing(outcomes: Generator) -> Iterator[Generator]:
+    try:
+        yield outcomes
+    finally:
+        with warnings.catch_warnings():  # of jobs that are given up, as they should be
+            warnings.filterwarnings("ignore", ".*still being processed by the workers")
+            outcomes.close()
 
 
 def _outcome(once: Once, key, given: tuple):
