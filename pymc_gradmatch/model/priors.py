@@ -69,7 +69,7 @@ def parameters_of(priors: Mapping[str, TensorVariable], names: Sequence[str]) ->
         for name in names:
             if not is_distribution(priors[name]):
                 msg = (
-                    f"the prior of {name!r} is a {type(priors[name]).__name__}, which is not drawn; "
+                    f"the prior of {name!r} is a {type(priors[name]).__name__}, not drawn; "
                     "expected a distribution, such as pm.HalfNormal.dist(5): re-centring starts "
                     "from draws of it. What is computed goes into the right-hand side, or into the "
                     "four lines, for gm.fit(model=model)."
