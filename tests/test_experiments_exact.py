@@ -8,6 +8,7 @@ import pytest
 import pymc_gradmatch as gm
 from pymc_gradmatch.exact import ExactPosterior
 from pymc_gradmatch.exact.experiments import Nested, Separate, leading_to
+from pymc_gradmatch.exact.modes import climb_together
 from pymc_gradmatch.model import constraints
 
 SIGMA = 0.03
@@ -189,6 +190,48 @@ def test_the_marginal_density_is_that_of_the_closed_form(shared):
     np.testing.assert_allclose(found - found[0], exact - exact[0], atol=0.1)
 
 
+def test_laplaces_approximation_is_the_integral_where_own_unknowns_are_normal(shared):
+    """Assert it of heights themselves: searches hold one against the other."""
+    _, fit = shared
+    target = Separate(fit.model)
+    phi = target.coordinates(fit.idata["posterior"].dataset)
+    nested = Nested(target, phi.mean(axis=0), np.random.default_rng(1))
+    np.testing.assert_allclose(
+        nested.roughly(phi[:8, :1]), nested.complete(phi[:8, :1], n_inner=2_048)[0], atol=0.05
+    )
+
+
+def test_climbs_in_an_arrow_end_at_the_mode_and_know_its_covariance(rng):
+    """Assert it of a normal of three experiments with two unknowns each, and three shared."""
+    n_experiments, n_own, n_shared = 3, 2, 3
+    root = rng.normal(size=(n_experiments, 8, n_own + n_shared))
+    center = rng.normal(size=n_own + n_shared)
+
+    def density(shared, own):
+        point = np.concatenate([own, np.repeat(shared[:, None], n_experiments, axis=1)], axis=-1)
+        return -0.5 * np.square(np.einsum("eij,pej->pei", root, point - center)).sum(axis=-1)
+
+    start = rng.normal(size=(4, n_experiments, n_own)), rng.normal(size=(4, n_shared))
+    ends = climb_together(
+        density, start[1], start[0], np.eye(n_shared), np.tile(np.eye(n_own), (3, 1, 1))
+    )
+    assert ends.has_arrived.all()
+    np.testing.assert_allclose(ends.shared, np.tile(center[n_own:], (4, 1)), atol=1e-3)
+    np.testing.assert_allclose(ends.own, np.tile(center[:n_own], (4, 3, 1)), atol=1e-3)
+    a, b, c = (
+        np.einsum("eij,eik->ejk", root[..., i], root[..., j])
+        for i, j in [
+            (slice(n_own),) * 2,
+            (slice(n_own), slice(n_own, None)),
+            (slice(n_own, None),) * 2,
+        ]
+    )
+    complement = c.sum(axis=0) - (b.mT @ np.linalg.solve(a, b)).sum(axis=0)
+    for width, factor in zip(ends.width, ends.factor, strict=True):
+        np.testing.assert_allclose(width @ width.T, np.linalg.inv(complement), rtol=1e-4)
+        np.testing.assert_allclose(factor @ factor.mT, np.linalg.inv(a), rtol=1e-4)
+
+
 PINNED = gm.ODE(lambda t, x, p: [p.b - p.k * x.mass], ["mass"], ["k", "b"])
 
 
@@ -230,8 +273,9 @@ def test_the_marginal_density_has_the_same_slopes_near_and_far(hierarchy):
     phi = target.coordinates(fit.idata["posterior"].dataset).mean(axis=0)
     nested = Nested(target, phi, np.random.default_rng(1))
     assert nested.n_steps == 1
-    steps = 10.0 ** -np.arange(2, 7)[:, None, None] * np.eye(len(nested.at))
-    heights = [nested(nested.at + sign * steps.reshape(-1, len(nested.at))) for sign in (1, -1)]
+    at = nested.home.at
+    steps = 10.0 ** -np.arange(2, 7)[:, None, None] * np.eye(len(at))
+    heights = [nested(at + sign * steps.reshape(-1, len(at))) for sign in (1, -1)]
     slopes = (heights[0] - heights[1]) / (2 * steps.max(axis=-1).ravel())
     far, *near = slopes.reshape(len(steps), -1)
     np.testing.assert_allclose(near, np.tile(far, (len(near), 1)), atol=0.1)

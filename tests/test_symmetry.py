@@ -54,12 +54,14 @@ def test_rates_that_can_change_places_do_so_in_one_call(model):
     np.testing.assert_allclose(fit.modes["k1"], fit.modes["k2"][::-1], rtol=1e-2)
 
 
-def test_rates_of_several_experiments_do_so_too():
+@pytest.mark.parametrize("known", ["abc", "b"])
+def test_rates_of_several_experiments_do_so_too(known):
+    """Assert it of starts that are known, and of such as each experiment has to find."""
     rng, experiments = np.random.default_rng(0), {}
     for name, dose in [("one", 1.0), ("two", 2.0)]:
         c = CHAIN.solve(T, x0=[dose, 0.0, 0.0], theta=RATES)[:, 2]
         seen = pd.DataFrame({"c": c + rng.normal(0, 0.02, len(T))}, T)
-        start = {"a": dose, "b": 0.0, "c": 0.0}
+        start = {state: dose if state == "a" else 0.0 for state in known}
         experiments[name] = gm.Experiment(T, seen, start=start)
     priors = {name: pm.LogNormal.dist(0, 1) for name in CHAIN.params}
     fit = gm.fit(CHAIN, experiments=experiments, priors=priors, **QUIET)
@@ -67,6 +69,24 @@ def test_rates_of_several_experiments_do_so_too():
     assert "It has 2 modes" in repr(fit)
     draws = fit.idata["posterior"].dataset
     assert_both_have_half(*(draws[k].to_numpy() for k in CHAIN.params), fit.n_effective, 0.7)
+    mirrored = fit.modes.iloc[::-1].rename(columns={"k1": "k2", "k2": "k1"})[[*fit.modes]]
+    mirrored = mirrored.drop(columns="weight").to_numpy()
+    np.testing.assert_allclose(fit.modes.drop(columns="weight"), mirrored, rtol=0.02, atol=2e-3)
+
+
+def test_an_experiments_own_rates_that_can_change_places_refuse_the_seal():
+    """Assert it where eight modes, two for each of three experiments, are too many to draw from."""
+    rng, experiments = np.random.default_rng(0), {}
+    for name, dose in [("one", 1.0), ("two", 1.5), ("three", 2.0)]:
+        start = {"a": dose, "b": 0.0, "c": 0.0}
+        c = CHAIN.solve(T, x0=[*start.values()], theta=RATES)[:, 2]
+        seen = pd.DataFrame({"c": c + rng.normal(0, 0.02, len(T))}, T)
+        experiments[name] = gm.Experiment(T, seen, start=start)
+    priors = {name: pm.LogNormal.dist(0, 1, shape=3) for name in CHAIN.params}
+    fit = gm.fit(CHAIN, experiments=experiments, priors=priors, **QUIET)
+    assert not fit.is_exact
+    # Twice what one of the two modes holds.
+    assert sorted(re.findall(r"(\w+) by \+0\.7", fit.verdict)) == ["one", "three", "two"]
 
 
 def test_a_chain_that_knows_one_order_of_the_rates_learns_of_the_other(model):

@@ -52,11 +52,18 @@ from scipy.stats import chi2, norm, qmc
 from pymc_gradmatch._pymc import EVALUATE_ONCE, in_numpy
 from pymc_gradmatch.exact.importance import DEGREES, Mixture
 from pymc_gradmatch.exact.modes import (
+    APART,
     LONGEST,
+    LOWEST,
+    N_CLIMBS,
+    ROUNDS,
     Local,
+    apart_from_ridges,
+    climb_together,
+    distance,
     joined,
+    log_volume,
     look_around,
-    modes_from,
     newton,
     rescaled,
     step,
@@ -271,21 +278,34 @@ class Inner(NamedTuple):
     factor: NDArray[np.float64]
 
 
-class Told(NamedTuple):
-    """What data say of each experiment's own unknowns: a normal, in the center's coordinates z.
+class Center(NamedTuple):
+    """What is known of each experiment's own unknowns around a point of the shared ones.
 
     Attributes
     ----------
+    at, width : array of float
+        The point, and a factor of the shared unknowns' covariance there, shapes ``(shared,)`` and
+        ``(shared, shared)``.
+    mean, factor : array of float
+        The experiments' modes there, and the coordinates z around them, shapes
+        ``(experiment, n)`` and ``(experiment, n, n)``.
     gradient, precision : array of float
-        Of the log likelihood at the center, shapes ``(experiment, n)`` and
-        ``(experiment, n, n)``.
+        Of the log likelihood, a normal in z, of the same shapes.
     by_shared : array of float
-        How the gradient moves with the shared unknowns, shape ``(experiment, n, shared)``.
+        How that gradient moves with the shared unknowns, shape ``(experiment, n, shared)``.
     """
 
+    at: NDArray[np.float64]
+    width: NDArray[np.float64]
+    mean: NDArray[np.float64]
+    factor: NDArray[np.float64]
     gradient: NDArray[np.float64]
     precision: NDArray[np.float64]
     by_shared: NDArray[np.float64]
+
+    def own(self, z: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return own unknowns, of coordinates z."""
+        return self.mean + (self.factor @ z[..., None])[..., 0]
 
 
 class Nested:
@@ -299,6 +319,12 @@ class Nested:
         A point from which the experiments' modes are climbed to, shape ``(coordinate,)``.
     rng : numpy.random.Generator
         Source of the draws.
+
+    Attributes
+    ----------
+    centers : list of Center
+        Around each mode of the shared unknowns that is known; the nearest one tells where the
+        experiments' modes are.
     """
 
     def __init__(self, target: Separate, phi: NDArray[np.float64], rng: np.random.Generator):
@@ -307,15 +333,55 @@ class Nested:
         self.shared, self.own = target.shared, target.own
         n_experiments, n_own = self.own.shape
         self.noise = np.stack([_t_noise(SEARCHING, n_own, rng) for _ in range(n_experiments)])
-        self.at = phi[self.shared]
-        start = phi[self.own]
+        at, start = phi[self.shared], phi[self.own]
         factor = np.broadcast_to(np.eye(n_own), (n_experiments, n_own, n_own))
         if n_own:
             each = enumerate(start)
-            widths = np.array([widths_at(self.alone(n, start), one) for n, one in each])
-            factor = factor * widths[:, None, :]
-        self.center, self.n_steps = Inner(start, np.array(factor)), 1
-        self.climb_inside()
+            widths = [widths_at(self.alone(n, at, start), one) for n, one in each]
+            factor = factor * np.array(widths)[:, None, :]
+        self.n_steps = 1
+        self.centers = [self.center(at, start, np.array(factor))]
+
+    @property
+    def home(self) -> Center:
+        """What is known around the mode that was climbed to first."""
+        return self.centers[0]
+
+    def center(self, at, mean, factor, width: NDArray[np.float64] | None = None) -> Center:
+        """Climb to each experiment's mode where the shared unknowns are.
+
+        With the width of these, find out as well how the modes move with them.
+        """
+        n_experiments, n_own = self.own.shape
+        still = np.zeros((n_experiments, n_own, len(at)))
+        round_ = np.eye(len(at)) if width is None else width
+        if not n_own:
+            return Center(at, round_, mean, factor, mean, factor, still)
+        climbed = self._climbed(at[None], mean[None], factor[None])
+        mean, factor = climbed.point, climbed.factor
+        there = Center(at, round_, mean, factor, np.zeros_like(mean), factor, still)
+        # What the likelihood adds to the prior, to give the mode and curvature there.
+        prior = self._prior(at[None], np.zeros((1, *self.own.shape)), there)
+        lengths, axes = np.linalg.eigh(np.eye(n_own) + prior.hessian)
+        precision = (axes * np.maximum(lengths, LITTLE)[..., None, :]) @ axes.mT
+        there = there._replace(gradient=-prior.gradient, precision=precision)
+        if width is None:
+            return there
+        widths = np.sqrt(np.square(width).sum(axis=1))
+        moves = FAR * np.diag(widths)
+        points = at + np.concatenate([moves, -moves])
+        start = np.broadcast_to(mean, (len(points), *mean.shape))
+        factors = np.broadcast_to(factor, (len(points), *factor.shape))
+        ahead, behind = np.split(
+            self._climbed(points, start, factors).point.reshape(start.shape), 2
+        )
+        moved = np.linalg.solve(factor, (ahead - behind)[..., None])[..., 0]
+        # Where the mode moves by z, gradients of prior and likelihood changed by z together.
+        ahead, behind = np.split(self._prior(points, np.zeros_like(start), there).gradient, 2)
+        by_shared = (moved - (ahead - behind).reshape(moved.shape)) / (
+            2 * FAR * widths[:, None, None]
+        )
+        return there._replace(by_shared=np.moveaxis(by_shared, 0, -1))
 
     def phi(self, shared: NDArray[np.float64], own: NDArray[np.float64]) -> NDArray[np.float64]:
         """Put coordinates together, shapes ``(point, n)`` and ``(point, experiment, m)``."""
@@ -326,14 +392,7 @@ class Nested:
 
     def at_modes(self, shared: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return all coordinates, each experiment's own where its mode is."""
-        if not self.own.size:
-            return self.phi(shared, np.empty((len(shared), 0, 0)))
         return self.phi(shared, self.proposals(shared, self.n_steps).mean)
-
-    def from_prior(self) -> NDArray[np.float64]:
-        """Draw shared unknowns from their prior."""
-        there = self.phi(self.at[None], self.center.mean[None])[0]
-        return self.target.from_prior(there, N_PRIOR, self.rng)[0][:, self.shared]
 
     def conditional(self, shared: NDArray[np.float64], of_each: Callable | None = None) -> Callable:
         """Return the density of own unknowns, of walkers: the experiments of each shared point.
@@ -354,55 +413,24 @@ class Nested:
 
         return log_density
 
-    def alone(self, number: int, others: NDArray[np.float64]) -> Callable:
-        """Return the density of one experiment's own unknowns where the shared ones are."""
+    def alone(self, number: int, at: NDArray[np.float64], others: NDArray[np.float64]) -> Callable:
+        """Return the density of one experiment's own unknowns, given the shared ones."""
 
         def log_density(points: NDArray[np.float64]) -> NDArray[np.float64]:
             own = np.tile(others, (len(points), 1, 1))
             own[:, number] = points
-            shared = np.tile(self.at, (len(points), 1))
-            return self.target.one(number, self.phi(shared, own))
+            return self.target.one(number, self.phi(np.tile(at, (len(points), 1)), own))
 
         return log_density
 
-    def climb_inside(self):
-        """Climb to each experiment's mode where the shared unknowns are, and follow it nearby."""
-        if not self.own.size:
-            return
-        found = self._climbed(self.at[None], self.center.mean[None], self.center.factor[None])
-        self.center = Inner(found.mean[0], found.factor[0])
-        self.told = self._told(np.zeros((*self.own.shape, len(self.at))))
+    def _prior(self, shared: NDArray[np.float64], z: NDArray[np.float64], around: Center) -> Local:
+        """Look around in what has no states, of walkers; z of shape ``(point, experiment, n)``.
 
-    def follow(self, widths: NDArray[np.float64]):
-        """Find out how the experiments' modes move with the shared unknowns."""
-        if not self.own.size:
-            return
-        n = len(self.at)
-        moves = FAR * np.diag(widths)
-        points = self.at + np.concatenate([moves, -moves])
-        start = np.broadcast_to(self.center.mean, (2 * n, *self.center.mean.shape))
-        factor = np.broadcast_to(self.center.factor, (2 * n, *self.center.factor.shape))
-        ahead, behind = np.split(self._climbed(points, start, factor).mean, 2)
-        moved = np.linalg.solve(self.center.factor, (ahead - behind)[..., None])[..., 0]
-        # Where the mode moves by z, gradients of prior and likelihood changed by z together.
-        ahead, behind = np.split(self._prior(points, np.zeros_like(start)).gradient, 2)
-        by_shared = (moved - (ahead - behind).reshape(moved.shape)) / (
-            2 * FAR * widths[:, None, None]
-        )
-        self.told = self._told(np.moveaxis(by_shared, 0, -1))
-
-    def _told(self, by_shared: NDArray[np.float64]) -> Told:
-        """Return what the likelihood adds to the prior, to give the mode and curvature there."""
-        prior = self._prior(self.at[None], np.zeros((1, *self.own.shape)))
-        lengths, axes = np.linalg.eigh(np.eye(self.own.shape[1]) + prior.hessian)
-        precision = (axes * np.maximum(lengths, LITTLE)[:, None]) @ axes.mT
-        return Told(-prior.gradient, precision, by_shared)
-
-    def _prior(self, shared: NDArray[np.float64], z: NDArray[np.float64]) -> Local:
-        """Look around in what has no states, of walkers; z of shape ``(point, experiment, n)``."""
+        Everything by z, of shapes ``(point * experiment, ...)``, or that of a single center.
+        """
         n_own = self.own.shape[1]
-        point = self.center.mean + np.einsum("eij,pej->pei", self.center.factor, z)
-        factor = np.broadcast_to(self.center.factor, (len(shared), *self.center.factor.shape))
+        point = around.own(z)
+        factor = np.broadcast_to(around.factor, (*point.shape, n_own))
         point, factor = point.reshape(-1, n_own), factor.reshape(-1, n_own, n_own)
         if not self.target.has_priors:
             return Local(
@@ -410,7 +438,8 @@ class Nested:
             )
         return look_around(self.conditional(shared, self.target.priors), point, factor)
 
-    def _climbed(self, shared, start, factor) -> Inner:
+    def _climbed(self, shared, start, factor) -> Local:
+        """Climb to modes of own unknowns, of walkers; start of shape ``(point, experiment, n)``."""
         target, n_own = self.conditional(shared), self.own.shape[1]
         local = look_around(target, start.reshape(-1, n_own), factor.reshape(-1, n_own, n_own))
         for _ in range(CLIMBS):
@@ -421,26 +450,27 @@ class Nested:
             local = look_around(target, point, local.factor)
             if not (rise > SETTLED).any():
                 break
-        local = rescaled(local)
-        return Inner(local.point.reshape(start.shape), local.factor.reshape(factor.shape))
+        return rescaled(local)
 
-    def economise(self, covariance: NDArray[np.float64]):
-        """Leave out the Newton steps of proposals where these are as good without.
-
-        Parameters
-        ----------
-        covariance : array of float
-            Of the shared unknowns.
-        """
+    def economise(self):
+        """Leave out the Newton steps of proposals where these are as good without."""
         if not self.own.size:
             return
-        factor = np.linalg.cholesky(covariance)
-        some = self.at + self.rng.normal(size=(TRIED, len(self.at))) @ factor.T
-        noise = np.broadcast_to(self.noise, (TRIED, *self.noise.shape))
+        normal = self.rng.normal(size=(TRIED, len(self.home.at)))
+        some = np.concatenate([one.at + normal @ one.width.T for one in self.centers])
+        noise = np.broadcast_to(self.noise, (len(some), *self.noise.shape))
         _, _, weights = self._estimated(some, self.proposals(some, 0), noise)
         share = np.exp(weights - logsumexp(weights, axis=1, keepdims=True))
         effective = 1 / np.square(share).sum(axis=1)
         self.n_steps = int(np.quantile(effective, 0.1) < ENOUGH * SEARCHING)
+
+    def _nearest(self, shared: NDArray[np.float64]) -> Center:
+        """Return the center that is nearest to each point, of shapes ``(point, ...)``."""
+        away = [distance(one.width, shared - one.at) for one in self.centers]
+        nearest = np.argmin(away, axis=0)
+        if len(self.centers) == 1:
+            return Center(*(np.broadcast_to(v, (len(shared), *v.shape)) for v in self.home))
+        return Center(*(np.stack(values)[nearest] for values in zip(*self.centers, strict=True)))
 
     def proposals(self, shared: NDArray[np.float64], n_steps: int) -> Inner:
         """Return proposals for own unknowns, by Newton steps from where modes are expected.
@@ -449,17 +479,20 @@ class Nested:
         likelihood are highest together.
         """
         n_points, n_own = len(shared), self.own.shape[1]
-        told = self.told
+        around = self._nearest(shared)
+        if not n_own:
+            return Inner(around.mean, around.factor)
         z = np.zeros((n_points, *self.own.shape))
-        slope = told.gradient + np.einsum("eks,ps->pek", told.by_shared, shared - self.at)
+        moved = (shared - around.at)[:, None, :, None]
+        slope = around.gradient + (around.by_shared @ moved)[..., 0]
         for _ in range(MEETINGS):
-            prior = _bounded(self._prior(shared, z))
-            precision = told.precision - prior.hessian.reshape(*z.shape, n_own)
+            prior = _bounded(self._prior(shared, z, around))
+            precision = around.precision - prior.hessian.reshape(*z.shape, n_own)
             rising = prior.gradient.reshape(z.shape) + slope
-            rising -= np.einsum("eij,pej->pei", told.precision, z)
+            rising -= (around.precision @ z[..., None])[..., 0]
             z = z + np.linalg.solve(precision, rising[..., None])[..., 0]
-        mean = self.center.mean + np.einsum("eij,pej->pei", self.center.factor, z)
-        factor = self.center.factor @ np.linalg.inv(np.linalg.cholesky(precision)).mT
+        mean = around.own(z)
+        factor = around.factor @ np.linalg.inv(np.linalg.cholesky(precision)).mT
         target = self.conditional(shared)
         local: Local
         point, factors = mean.reshape(-1, n_own), factor.reshape(-1, n_own, n_own)
@@ -480,13 +513,109 @@ class Nested:
         return self._estimated(shared, self.proposals(shared, self.n_steps), noise)[0]
 
     def roughly(self, shared: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Evaluate Laplace's approximation of the same, but for a constant: one solution each."""
-        if not self.own.size:
-            return self(shared)
+        """Evaluate Laplace's approximation of the same: one solution each."""
         inner = self.proposals(shared, self.n_steps)
         parts = self.target.each(self.phi(shared, inner.mean))
-        _, log_volume = np.linalg.slogdet(inner.factor)
-        return np.asarray(parts[:, -1] + (parts[:, :-1] + log_volume).sum(axis=1))
+        return parts.sum(axis=1) + log_volume(inner.factor)
+
+    def other_modes(self) -> list[Center]:
+        """Climb from the likeliest draws of the prior, in all coordinates together.
+
+        What priors of own unknowns depend on stays as it is at home: with its members a
+        population is most probable where it has no spread.
+
+        Returns
+        -------
+        list of Center
+            Around other modes of what is shared than the one at home, none far below it.
+        """
+        home, is_held = self.home, self._is_held()
+        free = np.flatnonzero(~is_held)
+        covariance = home.width @ home.width.T
+        width = np.zeros((len(home.at), len(free)))
+        width[free] = np.linalg.cholesky(covariance[np.ix_(free, free)])
+        climb_from = partial(climb_together, self._of_each, width=width, factor=home.factor)
+        known = climb_from(home.at[None], home.mean[None])
+        for attempt in range(ROUNDS):
+            drawn = self._drawn()
+            drawn[:, self.shared[is_held]] = home.at[is_held]
+            beside = drawn.copy()
+            beside[:, self.own.ravel()] = home.mean.ravel()
+            drawn = np.concatenate([drawn, beside])
+            drawn = drawn[known.distances(drawn[:, self.shared], free).min(axis=0) > APART]
+            if not len(drawn):
+                break
+            heights = self.target.each(drawn).sum(axis=1)
+            likeliest = drawn[np.argsort(-heights)[: N_CLIMBS * 2**attempt]]
+            climbed = climb_from(likeliest[:, self.shared], likeliest[:, self.own])
+            n_before = len(known.height)
+            known = known.and_also(climbed)
+            known = known.only(known.distinct(free, n_before))
+            if len(known.height) == n_before:
+                break
+        covariance[np.ix_(is_held, ~is_held)] = covariance[np.ix_(~is_held, is_held)] = 0
+        others = []
+        for k in np.flatnonzero(known.distances(home.at[None], free)[:, 0] > APART):
+            one = known.only([k])
+            covariance[np.ix_(free, free)] = one.width[0, free] @ one.width[0, free].T
+            around = np.linalg.cholesky(covariance)
+            others.append(self.center(one.shared[0], one.own[0], one.factor[0], around))
+        return others
+
+    def own_modes(self, center: Center) -> dict[str, float]:
+        """Climb from the likeliest draws of own unknowns, with what is shared where a center is.
+
+        Returns
+        -------
+        dict of str to float
+            Experiments that have another mode there: the log of what all its modes hold, in what
+            the one does that is known.
+        """
+        n_own = self.own.shape[1]
+        drawn = self._drawn()[:, self.own]
+        shared = np.broadcast_to(center.at, (len(drawn), len(center.at)))
+        heights = self.target.each(self.phi(shared, drawn))[:, :-1]
+        away = distance(center.factor, drawn - center.mean)
+        heights = np.where(away > APART, heights, -np.inf)
+        likeliest = np.argsort(-heights, axis=0)[:N_CLIMBS]
+        start = np.take_along_axis(drawn, likeliest[..., None], axis=0)
+        factors = np.broadcast_to(center.factor, (*start.shape, n_own))
+        local = self._climbed(shared[:N_CLIMBS], start, factors)
+        known = self._climbed(center.at[None], center.mean[None], center.factor[None])
+        gain = local.height + 0.5 * np.linalg.slogdet(local.covariance).logabsdet
+        gain = gain.reshape(start.shape[:2]) - known.height
+        gain -= 0.5 * np.linalg.slogdet(known.covariance).logabsdet
+        there = local.point.reshape(start.shape) - center.mean
+        away = np.minimum(
+            distance(center.factor, there), distance(local.factor.reshape(factors.shape), there)
+        )
+        is_other = local.has_arrived.reshape(away.shape) & (away > APART) & (gain > -LOWEST)
+        best = np.where(is_other, gain, -np.inf).max(axis=0)
+        return {
+            self.target.experiments[e]: float(np.logaddexp(0, best[e]))
+            for e in np.flatnonzero(np.isfinite(best))
+        }
+
+    def _of_each(self, shared, own) -> NDArray[np.float64]:
+        parts = self.target.each(self.phi(shared, own))
+        parts[:, 0] += parts[:, -1]
+        return parts[:, :-1]
+
+    def _is_held(self) -> NDArray[np.bool_]:
+        """Tell which shared unknowns the priors of own ones depend on."""
+        n = len(self.home.at)
+        if not (self.own.size and self.target.has_priors):
+            return np.zeros(n, dtype=bool)
+        moves = np.diag(np.sqrt(np.square(self.home.width).sum(axis=1)))
+        points = self.home.at + np.concatenate([np.zeros((1, n)), moves, -moves])
+        own = np.broadcast_to(self.home.mean, (len(points), *self.own.shape))
+        base, *moved = self.target.priors(self.phi(points, own))
+        return _differ(np.array(moved), base).any(axis=1).reshape(2, n).any(axis=0)
+
+    def _drawn(self) -> NDArray[np.float64]:
+        """Return draws of the prior."""
+        there = self.phi(self.home.at[None], self.home.mean[None])[0]
+        return self.target.from_prior(there, N_PRIOR, self.rng)[0]
 
     def complete(
         self, shared: NDArray[np.float64], number: int = 0, n_inner: int = WEIGHING
@@ -515,8 +644,7 @@ class Nested:
         """Return the log density, the draws ``(point, draw, experiment, n)`` and their weights."""
         n_inner = noise.shape[2]
         own = inner.mean[:, :, None] + np.einsum("peij,pemj->pemi", inner.factor, noise)
-        _, log_volume = np.linalg.slogdet(inner.factor)
-        log_q = _log_t(noise) - log_volume[..., None]
+        log_q = _log_t(noise) - np.linalg.slogdet(inner.factor).logabsdet[..., None]
         own = own.swapaxes(1, 2)
         phi = self.phi(np.repeat(shared, n_inner, axis=0), own.reshape(-1, *own.shape[2:]))
         parts = self.target.each(phi).reshape(len(shared), n_inner, -1)
@@ -601,21 +729,26 @@ def cover_experiments(
         )
         raise ValueError(msg)
     say("climbing to the mode of what experiments share")
-    widths = widths_at(nested, nested.at)
-    mode = newton(nested, nested.at[None], np.diag(np.square(widths)))
+    at = nested.home.at
+    mode = newton(nested, at[None], np.diag(np.square(widths_at(nested, at))))
     for _ in range(FOLLOWED):  # experiments' modes follow the mode, and it is climbed to again
-        nested.at = mode.point[0]
-        nested.climb_inside()
-        nested.follow(np.sqrt(np.diagonal(mode.covariance[0])))
-        mode = newton(nested, nested.at[None], mode.covariance[0])
-        moved = (mode.point[0] - nested.at) / np.sqrt(np.diagonal(mode.covariance[0]))
+        at = mode.point[0]
+        nested.centers = [nested.center(at, nested.home.mean, nested.home.factor, mode.factor[0])]
+        mode = newton(nested, at[None], mode.covariance[0])
+        moved = (mode.point[0] - at) / np.sqrt(np.diagonal(mode.covariance[0]))
         if np.abs(moved).max() < STILL:
             break
-    nested.economise(mode.covariance[0])
+    say("climbing from draws of the prior: are there other modes?")
+    others = nested.other_modes()
+    nested.centers += others
+    nested.economise()
+    near = [newton(nested.roughly, one.at[None], one.width @ one.width.T) for one in others]
+    modes = apart_from_ridges(nested.roughly, joined(mode, *near))
+    mode = modes.only([0])
     say("searching: each experiment by itself")
-    apart = _apart(nested, rng)
-    say("climbing from draws of the prior: are there other modes of what they share?")
-    modes = modes_from(nested.roughly, mode, nested.from_prior)
+    apart: dict[str, float] = {}
+    for center in nested.centers if nested.own.size else ():
+        apart |= _apart(nested, center, rng) | nested.own_modes(center)
     say("searching: what they share")
     around = Mixture.around(mode.point[0], mode.covariance[0])
     found = cover(
@@ -626,21 +759,19 @@ def cover_experiments(
     return CoverageOfAll(found._replace(modes=of_all), apart)
 
 
-def _apart(nested: Nested, rng) -> dict[str, float]:
-    """Compare the evidence of each experiment at the mode with that of searches of their own."""
-    if not nested.own.size:
-        return {}
-    at = nested.at[None]
-    inner = nested.center._replace(mean=nested.center.mean[None], factor=nested.center.factor[None])
+def _apart(nested: Nested, center: Center, rng) -> dict[str, float]:
+    """Compare the evidence of each experiment at a mode with that of searches of their own."""
     n_experiments, n_own = nested.own.shape
     noise = rng.normal(size=(1, n_experiments, CHECKING, n_own))
     noise /= np.sqrt(rng.chisquare(DEGREES, size=(*noise.shape[:-1], 1)) / DEGREES)
-    _, _, weights = nested._estimated(at, inner, noise)
+    inner = Inner(center.mean[None], center.factor[None])
+    _, _, weights = nested._estimated(center.at[None], inner, noise)
     apart = {}
     for number, name in enumerate(nested.target.experiments):
-        mean, factor = inner.mean[0, number], inner.factor[0, number]
+        mean, factor = center.mean[number], center.factor[number]
+        density = nested.alone(number, center.at, center.mean)
         around = Mixture.around(mean, factor @ factor.T).draw(PILOTS, rng)
-        alone = search_once(nested.alone(number, nested.center.mean), around, 1_000, rng)
+        alone = search_once(density, around, 1_000, rng)
         ours = weights[0, :, number]
         log_z = logsumexp(ours) - np.log(CHECKING)
         share = np.exp(ours - logsumexp(ours))
