@@ -190,6 +190,22 @@ def test_the_marginal_density_is_that_of_the_closed_form(shared):
     np.testing.assert_allclose(found - found[0], exact - exact[0], atol=0.1)
 
 
+def test_forecasts_of_experiments_that_begin_at_different_times_are_their_solutions():
+    times = {"early": np.linspace(0, 2, 7), "late": np.linspace(1, 3, 7)}
+    cov = pm.gp.cov.ExpQuad(1, ls=1.2)
+    gps = gm.StateGPs({n: gm.StateGP(t, np.exp(-t)[:, None], [cov], 0.1) for n, t in times.items()})
+    with pm.Model(coords={"experiment": gps.names}) as model:
+        k = pm.HalfNormal("k", 2, dims="experiment")
+        x = gps.prior("x")
+        pm.Normal("y", gps.at_observations(x), 0.1, observed=gps.observations)
+        gm.GradientMatchingODE("gradient_match", DECAY, x, {"k": k}, gp=gps, gamma=0.3)
+    prior = pm.sample_prior_predictive(5, model=model, random_seed=1)
+    ahead = gm.predict(prior, model=model, t=[1.0, 2.0, 5.0])["prior_predictive"]["x"][0, ..., 0]
+    start, rate = prior["prior"]["x"][0, :, :, :1, 0], prior["prior"]["k"][0].to_numpy()[..., None]
+    since = np.array([[1.0, 2.0, 5.0], [0.0, 1.0, 4.0]])
+    np.testing.assert_allclose(ahead, start.to_numpy() * np.exp(-rate * since), atol=1e-8)
+
+
 def test_laplaces_approximation_is_the_integral_where_own_unknowns_are_normal(shared):
     """Assert it of heights themselves: searches hold one against the other."""
     _, fit = shared

@@ -11,7 +11,7 @@ from scipy import stats
 from scipy.special import logsumexp
 
 import pymc_gradmatch as gm
-from pymc_gradmatch.exact import ExactPosterior, glance, verdict
+from pymc_gradmatch.exact import ExactPosterior, glance, posterior, verdict
 from pymc_gradmatch.exact.importance import (
     Mixture,
     Search,
@@ -712,8 +712,53 @@ def test_a_target_that_is_zero_at_all_draws_is_refused_in_words(rng):
     def nowhere(phi):
         return np.full(len(phi), -np.inf)
 
-    with pytest.raises(ValueError, match="zero at all of 100 draws around the given ones"):
+    with pytest.raises(ValueError, match="zero at all of 500 draws around the given ones"):
         cover(nowhere, rng.normal(size=(500, 2)), 1_000, rng)
+
+
+def wide_and_low(points):
+    """Return a normal, and one 60 away that is lower and so wide that it holds nearly all."""
+    away = points - 60 * np.eye(10)[0]
+    near = -0.5 * np.square(points).sum(axis=1)
+    return np.logaddexp(near, -12.5 - 0.5 * np.square(away / 5).sum(axis=1))
+
+
+@pytest.mark.parametrize("start", [0.0, 60.0])
+def test_a_mode_far_below_another_counts_where_it_holds_more(start, rng):
+    near = newton(wide_and_low, start * np.eye(10)[[0]] + 0.1, np.eye(10))
+    ends = np.concatenate(
+        [rng.normal(size=(500, 10)), 60 * np.eye(10)[0] + 5 * rng.normal(size=(500, 10))]
+    )
+    modes = modes_from(wide_and_low, near, lambda: ends)
+    np.testing.assert_allclose(modes.point[:, 0], [0, 60], atol=0.1)
+    around = Mixture.around(modes.point[0], modes.covariance[0]).draw(1_000, rng)
+    weighted = cover(wide_and_low, around, 4_000, rng, partial(joined, modes)).weighted
+    share = 1 / (1 + np.exp(12.5) / 5**10)
+    mean = weighted.weights @ weighted.points[:, 0]
+    assert mean == pytest.approx(60 * share, abs=5 * 13 / np.sqrt(weighted.n_effective))
+
+
+def test_a_search_whose_draws_are_all_impossible_starts_from_the_ridges(rng):
+    """Assert it of twenty unknowns above zero, where a draw five times as wide never lies."""
+
+    def positive(points):
+        return np.where((points > 0).all(axis=1), -0.5 * np.square(points - 1).sum(axis=1), -np.inf)
+
+    draws = np.abs(1 + 0.3 * rng.normal(size=(500, 20)))
+    with pytest.raises(ValueError, match="zero at all"):
+        search(positive, Mixture.around(np.ones(20), 25 * np.eye(20)), 500, rng)
+    weighted = cover(positive, draws, 1_000, rng, sizes=(500,)).weighted
+    assert (weighted.points[weighted.weights > 0] > 0).all()
+
+
+def test_densities_around_a_point_are_the_same_in_small_pieces(simple_model, monkeypatch):
+    target = ExactPosterior(simple_model)
+    points = target.starting_at() + np.array([[0.0], [0.1]])
+    moves = np.tile(0.1 * np.eye(points.shape[1]), (2, 1, 1))
+    whole = target.around(points, moves)
+    monkeypatch.setattr(posterior, "MOST_NUMBERS", 1)
+    for one, other in zip(whole, target.around(points, moves), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, np.linalg.LinAlgError])

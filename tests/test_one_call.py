@@ -254,6 +254,60 @@ def test_priors_that_cannot_be_drawn_from_stop_nothing(gp, y):
         assert np.isfinite(points).all()
 
 
+@pytest.mark.parametrize("kind", ["uniform", "student", "beta"])
+def test_priors_whose_own_parameters_may_be_impossible_stop_nothing(gp, y, kind):
+    with pm.Model() as model:
+        if kind == "uniform":
+            rate = pm.Uniform("rate", 0, pm.Normal("most", 5, 2))
+        elif kind == "student":
+            rate = pm.StudentT("rate", nu=pm.Normal("nu", 5, 2), mu=1, sigma=1)
+        else:
+            rate = pm.Beta("rate", pm.Gamma("shape", 0.001, 0.001), 1)
+        x = gp.prior("x")
+        pm.Normal("y", x, NOISE, observed=y)
+        gm.GradientMatchingODE("gradient_match", DECAY, x, [rate], gp=gp, gamma=0.3)
+    fit = gm.fit(model=model, random_seed=1, progressbar=False)
+    assert fit.table.loc["rate", "mean"] == pytest.approx(RATE, abs=0.1)
+
+
+def test_parameters_that_are_entries_of_a_variable_cross_a_long_gap():
+    t = np.concatenate([np.linspace(0, 1, 6), np.linspace(3, 4, 6)])
+    ode = gm.ODE(lambda t, x, theta: [theta.m - theta.k * x.mass], ["mass"], ["k", "m"])
+    y = ode.solve(t, x0=[2.0], theta=[1.0, 0.3])
+    y += np.random.default_rng(1).normal(0, 0.03, y.shape)
+    gp = gm.StateGP(t, y, [pm.gp.cov.ExpQuad(1, ls=1.0)], sigma=0.03, states=ode.states)
+    with pm.Model() as model:
+        k = pm.HalfNormal("k", 1, shape=2)
+        x = gp.prior("x")
+        pm.Normal("y", x, 0.03, observed=y)
+        gm.GradientMatchingODE("gradient_match", ode, x, [k[0], k[1]], gp=gp, gamma=0.3)
+    fit = gm.fit(model=model, random_seed=1, progressbar=False)
+    assert fit.is_exact
+    priors = {name: pm.HalfNormal.dist(1) for name in ode.params}
+    alone = gm.fit(ode, t, y, priors=priors, sigma=0.03, random_seed=1, progressbar=False)
+    for entry, name in [("k[0]", "k"), ("k[1]", "m")]:
+        mean, sd = alone.table.loc[name, ["mean", "sd"]]
+        error = 5 * sd / np.sqrt(min(fit.n_effective, alone.n_effective) / 2)
+        assert fit.table.loc[entry, "mean"] == pytest.approx(mean, abs=error)
+
+
+@pytest.mark.parametrize("are_apart", [False, True])
+def test_data_that_were_set_anew_are_no_other_mode(gp, are_apart):
+    """Assert it of data in one ``pm.Data``, and of such for each half of the times."""
+    with pm.Model() as model:
+        rate, x = pm.HalfNormal("rate", 2), gp.prior("x")
+        halves = [slice(0, 4), slice(4, None)] if are_apart else [slice(None)]
+        for n, half in enumerate(halves):
+            pm.Normal(f"y{n}", x[half], NOISE, observed=pm.Data(f"data{n}", gp.y[half]))
+        gm.GradientMatchingODE("gradient_match", DECAY, x, [rate], gp=gp, gamma=0.3)
+    target = ExactPosterior(model)
+    point = target.starting_at({"rate": 3 * RATE}, [np.array([START])])
+    assert unexplained(residuals(target, point)) == ["mass"]
+    with model:
+        pm.set_data({f"data{n}": gp.y[half] / 2 for n, half in enumerate(halves)})
+    assert residuals(ExactPosterior(model), point) == []
+
+
 def test_another_preset_is_refused(y):
     with pytest.raises(TypeError, match="has no argument preset"):
         gm.fit(DECAY, T, y, priors={"rate": pm.HalfNormal.dist(2)}, preset="fgpgm")

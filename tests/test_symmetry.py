@@ -54,6 +54,18 @@ def test_rates_that_can_change_places_do_so_in_one_call(model):
     np.testing.assert_allclose(fit.modes["k1"], fit.modes["k2"][::-1], rtol=1e-2)
 
 
+def test_turns_that_another_state_sees_are_no_aliases():
+    """Assert it of a state that was seen for a while alone, beside one that turns as often."""
+    t = np.linspace(0, 30, 61)
+    y = ROTATION.solve(t, x0=[1.0, 0.0], theta=[2.0])
+    y += np.random.default_rng(0).normal(0, 0.05, y.shape)
+    for hidden in (slice(12, None), np.arange(61) % 10 > 0):
+        seen = y.copy()
+        seen[hidden, 1] = np.nan
+        fit = gm.fit(ROTATION, t, seen, priors={"w": pm.LogNormal.dist(0.7, 0.3)}, **QUIET)
+        assert fit.is_exact
+
+
 @pytest.mark.parametrize("known", ["abc", "b"])
 def test_rates_of_several_experiments_do_so_too(known):
     """Assert it of starts that are known, and of such as each experiment has to find."""

@@ -233,6 +233,10 @@ class Pool:
         return self.points[rng.choice(np.flatnonzero(possible), size=FITTED, p=weights)], weights
 
 
+class ImpossibleError(ValueError):
+    """A target is zero at all of some draws."""
+
+
 def check_possible(log_densities: NDArray[np.float64]):
     """Raise if a target is zero at all of some draws."""
     if not np.isfinite(log_densities).any():
@@ -241,7 +245,7 @@ def check_possible(log_densities: NDArray[np.float64]):
             "ones; expected some that the ODE can be integrated from. Check priors, likelihood and "
             "the draws."
         )
-        raise ValueError(msg)
+        raise ImpossibleError(msg)
 
 
 class Search(NamedTuple):

@@ -251,8 +251,7 @@ def modes_beside(target: LogDensity, points: NDArray[np.float64], mode: Local) -
     apart = np.minimum(
         *(distance(one.factor, climbed.point - mode.point) for one in (mode, climbed))
     )
-    is_other = climbed.has_arrived & (apart > APART)
-    is_other &= climbed.height > max(mode.height[0], highest.height[0]) - LOWEST
+    is_other = climbed.has_arrived & (apart > APART) & _matter(climbed, mode)
     is_higher = (np.arange(len(points)) == top) & (climbed.height > mode.height + HIGHER)
     modes = climbed.only(is_other | is_higher)
     return modes.only(_distinct(modes, APART))
@@ -302,9 +301,18 @@ def modes_near(target: LogDensity, points: NDArray[np.float64], covariance: NDAr
 def joined(*found: Local) -> Local:
     """Return the distinct of several modes, the highest first, none far below it."""
     modes = Local(*map(np.concatenate, zip(*found, strict=True)))
-    top = modes.height.max()
-    modes = modes.only(np.isfinite(modes.height) & (modes.height > top - LOWEST))
+    modes = modes.only(np.isfinite(modes.height) & _matter(modes))
     return modes.only(_distinct(modes, APART))
+
+
+def _matter(modes: Local, *others: Local) -> NDArray[np.bool_]:
+    """Tell which are not far below the highest of all, or hold a share, however low they are."""
+    known = Local(*map(np.concatenate, zip(modes, *others, strict=True)))
+    is_high = modes.height > known.height.max() - LOWEST
+    if not known.has_arrived.any():
+        return is_high
+    most = _log_evidence(known)[known.has_arrived].max()
+    return is_high | (modes.has_arrived & (_log_evidence(modes) > most + np.log(MATTERS)))
 
 
 class Climbed(NamedTuple):

@@ -393,7 +393,7 @@ def _found(
     around = Mixture.around(highest.point[0], highest.covariance[0])
     return cover(
         target,
-        around.draw(PILOTS, rng),
+        np.concatenate([around.draw(PILOTS, rng), highest.point]),
         n_draws,
         rng,
         partial(joined, modes),
@@ -405,24 +405,18 @@ def _named_at(target: ExactPosterior, mode: Local) -> dict[str, NDArray]:
     return {name: values[0] for name, values in target.variables(mode.point).items()}
 
 
-def _solutions_at(
-    target: ExactPosterior, there: Mapping[str, NDArray]
-) -> list[tuple[Constraint, NDArray, NDArray]]:
+def _solutions_at(target: ExactPosterior, mode: Local) -> list[tuple[Constraint, NDArray, NDArray]]:
     """Return each constraint with its parameters and x(t0), the latter on the process' scale."""
+    there, theta = _named_at(target, mode), target.integrated(mode.point).theta
     return [
-        (
-            constraint,
-            np.array([there.get(param, np.nan) for param in constraint.ode.params]),
-            constraint.gp.levels_of(there[name]),
-        )
-        for name, constraint in zip(target.starts, target.constraints, strict=True)
+        (constraint, values.ravel(), constraint.gp.levels_of(there[name]))
+        for name, constraint, values in zip(target.starts, target.constraints, theta, strict=True)
     ]
 
 
 def _moves_on(target: ExactPosterior, mode: Local) -> bool:
     """Tell whether the solution of a mode moves on in long gaps of the data."""
-    there = _named_at(target, mode)
-    return any(moves_on_in_gaps(*each) for each in _solutions_at(target, there))
+    return any(moves_on_in_gaps(*each) for each in _solutions_at(target, mode))
 
 
 def _elsewhere(target: ExactPosterior, mode: Local, rng, *, evolve: bool) -> NDArray[np.float64]:
@@ -452,7 +446,7 @@ def _elsewhere(target: ExactPosterior, mode: Local, rng, *, evolve: bool) -> NDA
         likely = np.argsort(-heights[0])[: N_POPULATIONS * POPULATION]
         chosen.append(_evolved(target, groups[0], likely, rng))
     crossing = []
-    for name, at in zip(target.starts, _solutions_at(target, there), strict=True):
+    for name, at in zip(target.starts, _solutions_at(target, mode), strict=True):
         for other, x0 in crossings_of(target.model, *at, rng)[:N_CROSSING]:
             starts = [
                 x0 if other_name == name else there[other_name] for other_name in target.starts

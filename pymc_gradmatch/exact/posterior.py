@@ -26,6 +26,7 @@ from pymc_gradmatch.exact.modes import Around, Local, modes_from
 from pymc_gradmatch.exact.solutions import Solutions, compile_for_draws, with_draws
 from pymc_gradmatch.gp import behind_states, is_states
 from pymc_gradmatch.model import (
+    changed_data,
     constraints,
     densities_of,
     is_constraint,
@@ -43,7 +44,9 @@ NOISES = (-3.0, -0.5)  # logarithms to base ten, of standard deviations of a sta
 UNSEEN = (-1.0, 0.5)  # the same, of a state that is not observed
 WAYS = (-3.0, 0.0)  # the same, of the way from a point to a draw of the prior
 FAR = 3.0  # from a point, in units of its coordinates or of itself, where a prior has no draws
-NO_DRAWS = (NotImplementedError, ArithmeticError)  # what drawing from flat and vague priors raises
+# What drawing raises from flat priors, from vague ones, and where a prior's own parameters, which
+# are drawn, are none that it may have.
+NO_DRAWS = (RuntimeError, ArithmeticError, ValueError)
 
 
 class Integrated(NamedTuple):
@@ -206,7 +209,7 @@ class ExactPosterior(Solutions):
         :math:`x_{i+j} \approx x_i + x_j - x`, without the mixed second derivatives of the
         solution, as in a Gauss-Newton Hessian; everything else is the density's own.
         """
-        size = sum(x.get_value().size for x in self._x) * moves.shape[1] ** 2
+        size = sum(x.get_value().size for x in self._x) * moves.shape[1]
         n_chunks = min(max(1, -(-len(points) * size // MOST_NUMBERS)), len(points))
         parts = [
             self._around(*both)
@@ -225,19 +228,28 @@ class ExactPosterior(Solutions):
         center, ahead, behind = np.split(
             self._heights(single, u, solved).reshape(n_points, -1), [1, 1 + n_moves], axis=1
         )
-        rows, columns = np.triu_indices(n_moves, 1)
-        pairs = moves[:, rows] + moves[:, columns]
-        both = []
-        for sign, first in ((1, 1), (-1, 1 + n_moves)):
-            moved = (points[:, None] + sign * pairs).reshape(-1, n)
+        levels = [
+            constraint.gp.levels_of(x).reshape(n_points, -1, *x.shape[1:])
+            for constraint, x in zip(self.constraints, solved, strict=True)
+        ]
+
+        def after_two(sign: int, rows, columns) -> NDArray[np.float64]:
+            moved = points[:, None] + sign * (moves[:, rows] + moves[:, columns])
+            moved, first = moved.reshape(-1, n), 1 if sign > 0 else 1 + n_moves
             u, _ = self._parts(moved)
             trajectories = []
-            for constraint, x in zip(self.constraints, solved, strict=True):
-                gp = constraint.gp
-                levels = gp.levels_of(x).reshape(n_points, -1, *x.shape[1:])
-                added = levels[:, first + rows] + levels[:, first + columns] - levels[:, :1]
-                trajectories.append(gp.states_of(added.reshape(-1, *x.shape[1:])))
-            both.append(self._heights(moved, u, trajectories).reshape(n_points, -1))
+            for constraint, x in zip(self.constraints, levels, strict=True):
+                added = x[:, first + rows] + x[:, first + columns] - x[:, :1]
+                trajectories.append(constraint.gp.states_of(added.reshape(-1, *x.shape[2:])))
+            return self._heights(moved, u, trajectories).reshape(n_points, -1)
+
+        pairs = np.array(np.triu_indices(n_moves, 1))
+        size = n_points * sum(x[0, 0].size for x in levels)
+        chunks = np.array_split(pairs, max(1, -(-pairs.shape[1] * size // MOST_NUMBERS)), axis=1)
+        both = [
+            np.concatenate([after_two(sign, *chunk) for chunk in chunks], axis=1)
+            for sign in (1, -1)
+        ]
         return Around(center[:, 0], ahead, behind, *both)
 
     def integrated(self, phi: NDArray[np.float64]) -> Integrated:
@@ -349,13 +361,11 @@ class ExactPosterior(Solutions):
         values = compile_for_draws([*self._values, *self._x], graphs)(*u, *trajectories)
         return dict(zip(names, with_draws(values, graphs, len(trajectories[0])), strict=True))
 
-    def has_other_data(self, observations: NDArray[np.float64]) -> bool:
-        """Tell whether :func:`pymc.set_data` may have put others in the place of observations."""
+    def has_other_data(self) -> bool:
+        """Tell whether :func:`pymc.set_data` has put others in the place of what is observed."""
         values = [self.model.rvs_to_values[self.model[str(rv.name)]] for rv in self._observed]
-        settable = {*self.model.data_vars}
-        now = [v.eval(mode=EVALUATE_ONCE) for v in values if settable & {*ancestors([v])}]
-        alike = [other for other in now if other.shape == observations.shape]
-        return bool(alike) and not any(np.array_equal(other, observations) for other in alike)
+        upstream = {variable.name for variable in ancestors(values)}
+        return not upstream.isdisjoint(changed_data(self.model))
 
     def _drawn_data(self) -> list:
         """Return what is observed as random graphs of the values and the states."""

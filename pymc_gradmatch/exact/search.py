@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 
 from pymc_gradmatch.exact.importance import (
     PER_COORDINATE,
+    ImpossibleError,
     LogDensity,
     Mixture,
+    Search,
     Weighted,
     check_possible,
     fit_mixture,
@@ -224,7 +226,7 @@ def cover(
     starts.append(ridges.mixture.defended(ridges.mixture.as_one(WIDTHS[0])))
     n_rounds = 0
     for attempt, n_searching in enumerate([*sizes, sizes[-1]]):
-        searches = [search(target, start, n_searching, rng) for start in starts]
+        searches = [_search(target, start, ridges.mixture, n_searching, rng) for start in starts]
         n_rounds += sum(found.n_rounds for found in searches)
         ended = [found.proposal for found in searches]
         proposals = [proposal.defended(ridges.mixture) for proposal in ended]
@@ -257,6 +259,14 @@ def cover(
     return coverage
 
 
+def _search(target: LogDensity, start: Mixture, ridges: Mixture, n_draws: int, rng) -> Search:
+    """Search from a start, or from the ridges where the target is zero at all of its draws."""
+    try:
+        return search(target, start, n_draws, rng)
+    except ImpossibleError:
+        return search(target, ridges, n_draws, rng)
+
+
 def _lacking(coverage: Coverage, n_draws: int, is_last: bool) -> int:
     """Return how many more draws their errors ask for, up to four times as many in all.
 
@@ -284,6 +294,8 @@ def _wider(target: LogDensity, draws: NDArray[np.float64], rng: np.random.Genera
     mean, covariance = draws.mean(axis=0), np.atleast_2d(np.cov(draws.T))
     some = rng.permutation(draws)[:TRIED]
     heights = target(some)
+    if not np.isfinite(heights).any():
+        some, heights = draws, target(draws)
     check_possible(heights)
     climbing = some[np.argsort(-heights)[:CLIMBERS]]
     starts = [Mixture.around(mean, width**2 * covariance) for width in WIDTHS]

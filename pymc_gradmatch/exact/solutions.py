@@ -210,8 +210,8 @@ class Solutions:
         starts, theta : sequence of array
             Of each constraint, shapes ``(draw, ..., state)`` and ``(draw, ..., 1, param)``.
         times : sequence of array, optional
-            Output times of each, the first being that of its start; its grid if not given.
-            Where experiments have times of their own, one row for each.
+            Output times of each, none before its grid, at whose first time its start holds; the
+            grid if not given.  Where experiments have times of their own, one row for each.
 
         Returns
         -------
@@ -230,12 +230,12 @@ class Solutions:
             levels = gp.levels_of(x0)
             if isinstance(gp, StateGPs):
                 each = [
-                    _solved(solver, at, levels[:, n], flat[:, n])
-                    for n, (solver, at) in enumerate(zip(solvers, t, strict=True))
+                    _solved(solver, grid[0], at, levels[:, n], flat[:, n])
+                    for n, (solver, grid, at) in enumerate(zip(solvers, gp.t, t, strict=True))
                 ]
                 solution = np.stack(each, axis=1)
             else:
-                solution = _solved(solvers[0], t, levels, flat)
+                solution = _solved(solvers[0], gp.t[0], t, levels, flat)
             solutions.append(gp.states_of(solution))
         return solutions
 
@@ -243,11 +243,15 @@ class Solutions:
         """Integrate the ODE of one of several experiments, as :meth:`solve` does of all."""
         [constraint], [solvers] = self.constraints, self._solvers
         gp, t = constraint.gp, constraint.gp.t[number]
-        return gp.states_of(_solved(solvers[number], t, gp.levels_of(x0), theta[..., 0, :]))
+        solved = _solved(solvers[number], t[0], t, gp.levels_of(x0), theta[..., 0, :])
+        return gp.states_of(solved)
 
 
-def _solved(solver: BatchedSolver, t, x0, theta) -> NDArray[np.float64]:
-    solution = solver(t, x0.reshape(-1, x0.shape[-1]), theta.reshape(-1, theta.shape[-1]))
+def _solved(solver: BatchedSolver, first: float, t, x0, theta) -> NDArray[np.float64]:
+    """Return solutions at some times, of starts at a first one, which need not be among them."""
+    whole = t if t[0] == first else np.append(first, t)
+    solution = solver(whole, x0.reshape(-1, x0.shape[-1]), theta.reshape(-1, theta.shape[-1]))
+    solution = solution[:, -len(t) :]
     return solution.reshape(*x0.shape[:-1], *solution.shape[1:])
 
 
@@ -385,12 +389,7 @@ def predict(
         ):
             ode.check_times(rows)
     starts, theta = solutions.starts_at(draws), solutions.at_draws(draws, solutions.theta_graphs)
-    # Each start holds at the first time of its grid, which need not be asked for.
-    whole = [_with_first(grid, at) for grid, at in zip(grids, times, strict=True)]
-    trajectories = [
-        x[..., -at.shape[-1] :, :]
-        for x, at in zip(solutions.solve(starts, theta, whole), times, strict=True)
-    ]
+    trajectories = solutions.solve(starts, theta, times)
     solved = _named(solutions, trajectories, times, draws)
     predictive = f"{group}_predictive"
     if t is not None or not solutions.observed:  # a potential alone knows the data
@@ -428,12 +427,6 @@ def _checked(t: ArrayLike, grid: NDArray[np.float64]) -> NDArray[np.float64]:
         )
         raise ValueError(msg)
     return times if grid.ndim == 1 else np.tile(times, (len(grid), 1))
-
-
-def _with_first(grid: NDArray[np.float64], times: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return times with the first of the grid in front, unless it is there."""
-    first = grid[..., :1]
-    return times if np.array_equal(first, times[..., :1]) else np.append(first, times, axis=-1)
 
 
 def _named(solutions: Solutions, trajectories, times, draws: xr.Dataset) -> xr.Dataset:

@@ -24,6 +24,7 @@ from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.reporting import Verdict, furthest, reporting
 
 N_HANDED_ON = 4
+N_TRIED = 100  # draws, where their mean is impossible
 LITTLE = 0.01  # weight of a mode that need not be spoken of
 PLACES = np.array([0.0, 0.236, 0.472, 0.764])  # between two times of the grid
 LEAST_SWING = 0.05  # of a solution's range and of the data's scale, by which a turn counts
@@ -190,10 +191,10 @@ def residuals(target: ExactPosterior, point: NDArray[np.float64]) -> list[Residu
 
     Nothing of data that are not those any more that the Gaussian process was given.
     """
+    if target.has_other_data():
+        return []
     variables, found = target.variables(point[None]), []
     for name, constraint in zip(target.states, target.constraints, strict=True):
-        if target.has_other_data(constraint.gp.observations):
-            continue
         found += constraint.gp.residuals(variables[name][0], constraint.ode.states)
     return found
 
@@ -242,17 +243,16 @@ def _aliases(target: ExactPosterior, modes: Modes) -> str:
     counting = np.flatnonzero(modes.shares > LITTLE)
     finer = [_finer(constraint.gp.t) for constraint in target.constraints]
     solutions = target.trajectories(modes.points[counting], finer)
-    turning = [
-        (_turns(path, scale), n_gaps, state, mode)
-        for constraint, x in zip(target.constraints, solutions, strict=True)
-        for ode, gp, by_mode in _experiments(constraint, x)
-        if not ode.is_driven
-        for state, scale, n_gaps, paths in zip(
-            ode.states, gp.scale, gp.data.n_equal_gaps, gp.levels_of(by_mode).T, strict=True
+    fast = [
+        (*one, mode)
+        for constraint, times, x in zip(target.constraints, finer, solutions, strict=True)
+        for (ode, gp, by_mode), t in zip(
+            _experiments(constraint, x), np.atleast_2d(times), strict=True
         )
-        for mode, path in zip(counting, paths.T, strict=True)
+        if not ode.is_driven
+        for mode, solution in zip(counting, gp.levels_of(by_mode), strict=True)
+        for one in _turning_unseen(gp, t, solution)
     ]
-    fast = [one for one in turning if one[0] > one[1] > 0]
     share = modes.shares[[*{mode for *_, mode in fast}]].sum()
     if share <= LITTLE:
         return ""
@@ -261,6 +261,31 @@ def _aliases(target: ExactPosterior, modes: Modes) -> str:
         f"at modes with {share:.2f} of the weight states turn more often than they were observed, "
         f"{state!r} {n_turns} times in {n_gaps} equal gaps"
     )
+
+
+def _turning_unseen(gp: StateGP, t, solution) -> list[tuple[int, int, str]]:
+    """Return turns, gaps and names of states that turn more often than equal gaps can tell.
+
+    But for those beside which another one, which is seen more finely, turns as often.
+    """
+    seen = {k: times for k, times in enumerate(gp.data.times_of_each) if len(times) > 1}
+
+    def n_turns(k: int, times) -> int:
+        return _turns(solution[(t >= times[0]) & (t <= times[-1]), k], gp.scale[k])
+
+    turning = {k: n_turns(k, times) for k, times in seen.items()}
+    fast = [k for k in seen if turning[k] > len(seen[k]) - 1 and _mostly_equal(seen[k])]
+    fine = [k for k in seen if turning[k] and k not in fast]
+    return [
+        (turning[k], len(seen[k]) - 1, gp.states[k])
+        for k in fast
+        if not any(n_turns(other, seen[k]) >= turning[k] - 1 for other in fine)
+    ]
+
+
+def _mostly_equal(times) -> bool:
+    gaps = np.diff(times)
+    return bool(np.isclose(gaps, np.median(gaps), rtol=1e-3).mean() > 0.5)
 
 
 def _experiments(constraint: Constraint, x) -> list[tuple[ODE, StateGP, NDArray[np.float64]]]:
@@ -494,13 +519,20 @@ def integrate_check(
         target = exact_posterior(model)
         draws = target.coordinates(_posterior(idata))
         if isinstance(target, Separate):
-            found, apart = cover_experiments(target, draws.mean(axis=0), n_draws, rng, say)
+            found, apart = cover_experiments(target, _center(target, draws), n_draws, rng, say)
         else:
             say("searching: independent searches from around the draws")
             others = partial(target.modes_from_prior, rng=rng)
             found, apart = cover(target, draws, n_draws, rng, others), None
         say("drawing")
         return judge(target, draws, found, n_draws, rng, apart)
+
+
+def _center(target: ExactPosterior, draws: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the mean of draws, or the likeliest of some where that is impossible."""
+    some = np.concatenate([draws.mean(axis=0)[None], draws[:: -(-len(draws) // N_TRIED)]])
+    heights = target(some)
+    return some[0 if np.isfinite(heights[0]) else heights.argmax()]
 
 
 def _posterior(idata) -> xr.Dataset:

@@ -150,14 +150,13 @@ class Data:
         return gaps > LONG * np.median(gaps)
 
     @property
-    def n_equal_gaps(self) -> list[int]:
-        """How many gaps there are between each state's observations; none where they differ.
+    def times_of_each(self) -> list[NDArray[np.float64]]:
+        """Each state's times, at which it was observed.
 
-        Without any observation, where a likelihood alone knows the data, between the times.
+        Without any observation, where a likelihood alone knows the data, all times.
         """
         seen = self.is_observed if self.is_observed.any() else np.full_like(self.is_observed, True)
-        gaps = [np.diff(self.t[of_one]) for of_one in seen.T]
-        return [len(one) if _mostly_equal(one) else 0 for one in gaps]
+        return [self.t[of_one] for of_one in seen.T]
 
     @cached_property
     def is_observed(self) -> NDArray[np.bool_]:
@@ -343,10 +342,6 @@ def of_label(label: str) -> tuple[str, float]:
     """Return the state, as text, and the time of :func:`label_of`."""
     state, time = label.removesuffix("]").rsplit("[", 1)
     return state, float(time)
-
-
-def _mostly_equal(gaps: NDArray[np.float64]) -> bool:
-    return len(gaps) > 0 and bool(np.isclose(gaps, np.median(gaps), rtol=1e-3).mean() > 0.5)
 
 
 def _counted(t: NDArray[np.float64], observed: NDArray[np.float64]) -> NDArray[np.float64]:

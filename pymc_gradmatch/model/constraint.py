@@ -8,6 +8,7 @@ import numpy as np
 import pymc as pm
 import pytensor
 import pytensor.tensor as pt
+from numpy.typing import NDArray
 from pytensor.gradient import NullTypeGradError
 from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
@@ -195,27 +196,31 @@ def parameters_of_each(theta: Sequence, gp: StateGP, params: Sequence[str]) -> l
     return [value[:, None] if value.ndim else value for value in values]
 
 
-def remember_data(match: TensorVariable, model: pm.Model, gp: StateGP):
-    """Note with the constraint which ``pm.Data`` its Gaussian processes were made from."""
-    members = gp.members if isinstance(gp, StateGPs) else [gp]
-    match.tag.made_from = {
-        data.name: data.get_value()
-        for data in model.data_vars
-        for member in members
-        for used in (member.y, member.t_observed)
-        if np.array_equal(data.get_value(), used, equal_nan=True)
+def remember_data(match: TensorVariable, model: pm.Model):
+    """Note with the constraint what ``pm.Data`` there were when it was written."""
+    match.tag.written_with = {data.name: data.get_value() for data in model.data_vars}
+
+
+def changed_data(model: pm.Model) -> dict[str, NDArray]:
+    """Return what ``pm.Data`` were before they were set anew, since a constraint was written."""
+    return {
+        name: before
+        for rv in model.observed_RVs
+        for name, before in getattr(rv.tag, "written_with", {}).items()
+        if name in model.named_vars
+        and not np.array_equal(model[name].get_value(), before, equal_nan=True)
     }
 
 
 def warn_of_other_data(model: pm.Model):
     """Warn if ``pm.Data`` were set after the Gaussian processes had been fitted to them."""
-    made_from = [getattr(rv.tag, "made_from", {}) for rv in model.observed_RVs]
+    gps = [one.gp for one in constraints(model)]
+    members = [one for gp in gps for one in (gp.members if isinstance(gp, StateGPs) else [gp])]
+    used = [values for one in members for values in (one.y, one.t_observed)]
     changed = {
         name
-        for values in made_from
-        for name, value in values.items()
-        if name in model.named_vars
-        and not np.array_equal(model[name].get_value(), value, equal_nan=True)
+        for name, before in changed_data(model).items()
+        if any(np.array_equal(before, values, equal_nan=True) for values in used)
     }
     if changed:
         warnings.warn(
@@ -492,7 +497,7 @@ class GradientMatchingODE(pm.Continuous):
             cls, name, ode, x, theta, gp=gp, gamma=gamma, observed=observed, dims=dims, **kwargs
         )
         label_states(model, ode, dims)
-        remember_data(match, model, gp)
+        remember_data(match, model)
         return match
 
     @classmethod
