@@ -495,7 +495,7 @@ SLIPS: dict[str, Callable] = {
 
 
 def cases(
-    roads: tuple[str, ...] = ("fgpgm", "fgpgm", "by hand", "refined"),
+    roads: tuple[str, ...] = ("fgpgm", "fgpgm", "by hand", "refined", "experiments"),
 ) -> st.SearchStrategy:
     """Return Hypothesis' strategy of cases."""
     chosen = st.sampled_from
@@ -611,6 +611,20 @@ def by_hand(posed: Problem, ode, t, y) -> pm.Model:
     return model
 
 
+def together(posed: Problem, ode, t, y) -> pm.Model:
+    """Build the model of two experiments, one of which ends earlier, but with a likelihood."""
+    settings = {"priors": posed.priors, "random_seed": 1} | posed.settings
+    own = {
+        name: settings.pop(name) for name in ("inputs", "start", "likelihood") if name in settings
+    }
+    shorter = len(t) if "likelihood" in own else max(3, len(t) - 2)
+    experiments = {
+        name: gm.Experiment(t[:n], None if y is None else y[:n], **own)
+        for name, n in (("long", len(t)), ("short", shorter))
+    }
+    return gm.build_model(ode, experiments=experiments, **settings)
+
+
 BY_HAND = ("four lines", "by hand")
 ROADS: dict[str, Callable] = {
     "fgpgm": build,
@@ -618,6 +632,7 @@ ROADS: dict[str, Callable] = {
     "recentred": partial(build, recentred=True),
     "four lines": four_lines,
     "by hand": by_hand,
+    "experiments": together,
 }
 
 

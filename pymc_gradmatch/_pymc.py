@@ -447,7 +447,7 @@ def scalar_code(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> Call
     for node in io_toposort(inputs, outputs):
         arguments = [number(variable) for variable in node.inputs]
         if isinstance(node.op, Elemwise):
-            values = node.op.scalar_op.make_node(*arguments).outputs
+            values = _of_numbers(node.op.scalar_op, arguments)
         elif isinstance(node.op, DimShuffle | TensorFromScalar | ScalarFromTensor):
             values = arguments
         else:
@@ -458,6 +458,21 @@ def scalar_code(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> Call
     arguments = [numbers[variable] for variable in inputs]
     together = ps.Composite(arguments, results)
     return numba_funcify(together, node=together.make_node(*arguments))
+
+
+def _of_numbers(op, arguments: list[Variable]) -> list[Variable]:
+    """Apply a scalar operation, as PyTensor does, where numba would do something else."""
+    outputs = op.make_node(*arguments).outputs
+    if outputs[0].type.dtype == "bool" and isinstance(op, ps.Add | ps.Mul):
+        op = ps.or_ if isinstance(op, ps.Add) else ps.and_  # numba counts
+        return [reduce(op, arguments)]
+    if isinstance(op, ps.Pow):
+        base, power = arguments
+        is_count = isinstance(power, Constant) and power.data >= 0
+        if not is_count:  # numba's whole powers of zero raise
+            dtype = outputs[0].type.dtype
+            return op.make_node(ps.cast(base, dtype), ps.cast(power, dtype)).outputs
+    return outputs
 
 
 def _scalar_constant(variable: Variable) -> Variable:

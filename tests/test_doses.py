@@ -10,6 +10,8 @@ import pymc_gradmatch as gm
 from pymc_gradmatch.model import constraints
 from pymc_gradmatch.ode import batched_solver
 
+DECAY = gm.ODE(lambda t, x, theta: [-theta.k * x.mass], ["mass"], ["k"])
+
 ELIMINATION = gm.ODE(lambda t, x, theta: [-theta.k * x.amount], ["amount"], ["k"])
 ORAL = gm.ODE(
     lambda t, x, theta: [-theta.ka * x.gut, theta.ka * x.gut - theta.k * x.blood],
@@ -321,3 +323,59 @@ def test_many_data_sets_take_the_same_doses(drug, exact):
     assert (fits["failure"] == "").all()
     if exact:
         assert fits["is_exact"].all()
+
+
+@pytest.mark.parametrize("shift", [-1, 0, 1])
+@pytest.mark.parametrize("kind", ["dose", "previous"])
+def test_what_happens_a_rounding_beside_an_output_time_happens_then(shift, kind):
+    t = np.array([0.0, 0.1, 0.2, 0.3, 0.4])
+    at = 0.3 + shift * np.spacing(0.3)
+    if kind == "dose":
+        given = DECAY.with_inputs({"mass": gm.Input([at], [2.0], kind="dose")})
+        expected = np.exp(-t) + np.where(t >= 0.3, 2 * np.exp(0.3 - t), 0)
+    else:
+        fed = gm.ODE(lambda t, x, theta, u: [u.u - theta.k * x.mass], ["mass"], ["k"], inputs=["u"])
+        given = fed.with_inputs({"u": gm.Input([0.0, at], [0.0, 2.0], kind="previous")})
+        expected = np.exp(-t) + np.where(t >= 0.3, 2 * (1 - np.exp(0.3 - t)), 0)
+    np.testing.assert_allclose(given.solve(t, [1.0], [1.0])[:, 0], expected, rtol=1e-6)
+    drawn = batched_solver(given)(t, [[1.0]], [[1.0]])
+    np.testing.assert_allclose(drawn[0, :, 0], expected, rtol=1e-6)
+
+
+def test_a_start_alone_is_given_nothing_a_second_time():
+    dosed = DECAY.with_inputs({"mass": gm.Input([0.0], [5.0], kind="dose")})
+    assert batched_solver(dosed)(np.array([0.0]), [[1.0]], [[1.0]]).item() == 1
+
+
+def test_what_was_given_before_the_first_time_moves_no_data():
+    t = np.linspace(0, 8, 17)
+    y = 100 * np.exp(-0.4 * t)[:, None] + np.random.default_rng(1).normal(0, 2, (17, 1))
+    settings = {"priors": {"k": pm.HalfNormal.dist(1)}, "random_seed": 1, "progressbar": False}
+    fitted = [
+        constraints(gm.build_model(DECAY, t, y, inputs=inputs, **settings))[0].gp.sigma
+        for inputs in (None, {"mass": gm.Input([-24.0, 0.0], [100.0, 100.0], kind="dose")})
+    ]
+    np.testing.assert_array_equal(*fitted)
+
+
+def test_a_positive_state_is_not_washed_out_to_zero():
+    ode = gm.ODE(lambda t, x, theta: [-theta.k * x.mass], ["mass"], ["k"], positive=["mass"])
+    with pytest.raises(ValueError, match=r"\['mass'\] are positive states, and reset to zero"):
+        ode.with_inputs({"mass": gm.Input([1.0], [0.0], kind="reset")})
+
+
+def test_positive_states_of_several_experiments_take_inputs():
+    ode = gm.ODE(
+        lambda t, x, theta, u: [u.q - theta.k * x.mass], ["mass"], ["k"],
+        positive=["mass"], inputs=["q"],
+    )  # fmt: skip
+    t = np.linspace(0, 4, 9)
+    experiments = {}
+    for name, rate in (("a", 0.2), ("b", 0.5)):
+        given = {"q": gm.Input([0.0, 4.0], [rate, rate])}
+        y = ode.solve(t, [2.0], [0.5], inputs=given)
+        noise = np.random.default_rng(1).normal(0, 0.05, y.shape)
+        experiments[name] = gm.Experiment(t, y * np.exp(noise), inputs=given)
+    priors = {"k": pm.HalfNormal.dist(1)}
+    model = gm.build_model(ode, experiments=experiments, priors=priors, random_seed=1)
+    assert np.isfinite(model.compile_logp(mode="FAST_COMPILE")(model.initial_point()))

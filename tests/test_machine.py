@@ -7,6 +7,7 @@ import sys
 from contextlib import nullcontext
 
 import numpy as np
+import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 import pytest
@@ -14,6 +15,7 @@ from pymc.logprob.utils import CheckParameterValue
 
 from pymc_gradmatch._pymc import EVALUATE_ONCE, as_written, machine_code
 from pymc_gradmatch.sampling import machine
+from pymc_gradmatch.sampling.posterior import compile_posterior
 
 
 def run(inputs, outputs, values):
@@ -297,3 +299,24 @@ def test_numbers_do_not_hang_on_what_else_was_compiled():
     ]
     assert len(found[0]) > 500
     assert found[0] == found[1]
+
+
+def test_gradients_through_cholesky_factors_are_finite_differences():
+    distance = np.abs(np.subtract.outer(np.arange(4.0), np.arange(4.0)))
+    with pm.Model() as model:
+        length = pm.HalfNormal("length")
+        covariance = pt.exp(-distance / length) + 0.1 * np.eye(4)
+        pm.MvNormal("y", np.zeros(4), cov=covariance, observed=np.array([1.0, -0.5, 0.3, 0.2]))
+    compiled = compile_posterior(model)
+    point = np.array([0.3])
+    height, slope = compiled.density(point)
+    reference = model.compile_logp(mode="FAST_COMPILE")
+    assert height == pytest.approx(reference({"length_log__": 0.3}), rel=1e-12)
+    ahead, behind = (reference({"length_log__": 0.3 + step}) for step in (1e-5, -1e-5))
+    assert slope[0] == pytest.approx((ahead - behind) / 2e-5, rel=1e-6)
+
+
+def test_a_place_that_is_computed_is_read():
+    assert_as_pytensor(
+        lambda y, s: [y[pt.cast(pt.floor(s), "int64")]], [(4,), ()], low=0.1, high=3.9
+    )

@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 import dask
 import numpy as np
+import pandas as pd
 import pymc as pm
 import pytensor
 import pytest
@@ -552,3 +553,32 @@ def test_ctrl_c_returns_the_fits_that_have_ended_and_begins_no_other(ode, stored
     assert list(fits["failure"].values) == ["", *[NOT_YET] * 5]
     assert np.isfinite(fits["rate"][0]).all()
     assert fits["rate"][1:].isnull().all()
+
+
+def test_a_file_knows_other_labelled_data_and_another_equation():
+    t, y = xr.DataArray([0.0, 1.0], dims="time"), xr.DataArray([[1.0], [2.0]], dims=["time", "s"])
+    assert fingerprint(t) == fingerprint(t.copy())
+    assert fingerprint(t) != fingerprint(t + 1)
+    assert fingerprint(y) != fingerprint(y.assign_coords(s=["a"]))
+    assert fingerprint(b"a") != fingerprint(b"b")
+    assert fingerprint(pd.Series([1.0], ["a"])) != fingerprint(pd.Series([1.0], ["b"]))
+
+    class Slotted:
+        __slots__ = ("value",)
+
+        def __init__(self, value):
+            self.value = value
+
+    assert fingerprint(Slotted(1)) != fingerprint(Slotted(2))
+
+    def reactions(t, x, theta, which):
+        v1, v2 = theta.a * x.s, theta.b * x.p
+        return [v1 - v2 + (v1, v2)[which] * x.s, v2]
+
+    first, other = (gm.ODE(partial(reactions, which=n), ["s", "p"], ["a", "b"]) for n in range(2))
+    assert fingerprint(first.written.derivatives) != fingerprint(other.written.derivatives)
+
+
+def test_one_table_is_no_stack(ode):
+    with pytest.raises(TypeError, match=r"ys is one table; expected a list"):
+        gm.fit_many(ode, T, pd.DataFrame({"mass": T}), priors={"rate": pm.HalfNormal.dist(2)})

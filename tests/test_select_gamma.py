@@ -182,3 +182,17 @@ def test_build_model_takes_a_random_gamma_with_its_determinant(
         prior = pm.logp(pm.HalfNormal.dist(0.5), given).eval().sum()
         expected = prior + expected_constraint(gp, ode, gp.posterior_mean(), theta, gamma)
         np.testing.assert_allclose(logp(point), expected, rtol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore:.*estimate of variance ended at its high bound")
+def test_doses_are_no_noise():
+    ode = gm.ODE(lambda t, x, theta: [-theta.k * x.mass], ["mass"], ["k"])
+    t = np.linspace(0, 12, 25)
+    inputs = {"mass": gm.Input([2.9, 5.9, 8.9], [100.0] * 3, kind="dose")}
+    y = ode.solve(t, [100.0], [0.5], inputs=inputs)
+    y += np.random.default_rng(1).normal(0, 2, y.shape)
+    chosen = gm.select_gamma(
+        ode, t, y, priors={"k": pm.HalfNormal.dist(1)}, gammas=[1e-2], inputs=inputs, draws=200,
+        tune=200, random_seed=1, progressbar=False,
+    )  # fmt: skip
+    assert chosen.table["fit"].item() > 0.5  # of a sigma that is no step of the doses

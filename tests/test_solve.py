@@ -298,3 +298,22 @@ def test_output_times_between_steps_are_as_accurate_as_the_steps(solver_of):
     np.testing.assert_allclose(draws[0], exact, rtol=1e-7)
     coarse = solve(t[::500], [start, np.multiply(start, 2)], [theta, theta])
     np.testing.assert_allclose(draws[:, ::500], coarse, rtol=1e-7)
+
+
+def test_comparisons_are_added_as_pytensor_adds_them():
+    ode = gm.ODE(
+        lambda t, x, theta: [theta.k * ((x.a > 1) + (x.a > 2)) * ((x.a > 1) * (x.a > 0)) + 1],
+        ["a"],
+        ["k"],
+    )
+    t = np.arange(4.0)
+    expected = ode.solve(t, [0.5], [1.0])
+    np.testing.assert_allclose(batched_solver(ode)(t, [[0.5]], [[1.0]])[0], expected, rtol=1e-3)
+
+
+def test_negative_powers_of_zero_are_infinite():
+    ode = gm.ODE(lambda t, x, theta: [-theta.k * x.a, (1 + x.a**-2) ** -1 - x.b], ["a", "b"], ["k"])
+    t, starts, rates = np.array([0.0, 1.0]), [[0.0, 0.0], [1.0, 0.0]], [[1.0], [1.0]]
+    solved = batched_solver(ode)(t, starts, rates)
+    np.testing.assert_allclose(solved[0], 0, atol=1e-12)
+    np.testing.assert_allclose(solved[1], ode.solve(t, starts[1], rates[1]), rtol=1e-6)

@@ -13,7 +13,7 @@ from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch.arguments import yielding
 from pymc_gradmatch.gp import Data, StateGP, levels_of
-from pymc_gradmatch.model import build_model, preset_of
+from pymc_gradmatch.model import Start, build_model, fit_states, preset_of
 from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.reporting import Verdict
 from pymc_gradmatch.sampling import reason, sample_side_by_side
@@ -158,11 +158,12 @@ def select_gamma(
     if np.ndim(gammas) != 1 or len(gammas) == 0:
         msg = f"gammas is {gammas!r}; expected a sequence of numbers."
         raise ValueError(msg)
-    seeds = np.random.SeedSequence(random_seed)
+    of_fit, seeds = np.random.SeedSequence(random_seed).spawn(2)
     if gp is None:
         kernels = {name: settings.pop(name, None) for name in ("cov", "shared")}
         preset = preset_of(settings.get("preset", "fgpgm"), kernels)
-        gp = preset.fit(data, np.random.default_rng(seeds.spawn(1)[0]))
+        known = Start.of(ode, settings.get("start"))
+        gp = fit_states(preset, ode, data, priors, None, known, np.random.default_rng(of_fit))
 
     def builder(gamma):
         return lambda rng: build_model(

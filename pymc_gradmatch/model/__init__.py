@@ -5,7 +5,13 @@ writes all four for an ODE and data, and :func:`refine` chooses the settings wit
 smoothing bias, by Gauss-Newton on the same residuals.  Nothing here samples.
 """
 
-from pymc_gradmatch.model.build import Settings, build_model, keep_observations, preset_of
+from pymc_gradmatch.model.build import (
+    Settings,
+    build_model,
+    fit_states,
+    keep_observations,
+    preset_of,
+)
 from pymc_gradmatch.model.constraint import (
     Constraint,
     GradientMatchingODE,
@@ -32,7 +38,7 @@ from pymc_gradmatch.model.refinement import (
     recentre,
     refine,
 )
-from pymc_gradmatch.model.start import is_known_start, known_starts, start_in
+from pymc_gradmatch.model.start import Start, is_known_start, known_starts, start_in
 
 __all__ = [
     "Constraint",
@@ -41,6 +47,7 @@ __all__ = [
     "NoDerivativeError",
     "Settings",
     "Squares",
+    "Start",
     "build_model",
     "changed_data",
     "constraints",
@@ -48,6 +55,7 @@ __all__ = [
     "densities_of",
     "density_of",
     "equations",
+    "fit_states",
     "is_constraint",
     "is_known_start",
     "keep_observations",

@@ -410,10 +410,14 @@ def build_model(
         singular = {"t": t, "y": y, "likelihood": likelihood, "gp": gp}
         _refuse_beside_experiments({n: v for n, v in singular.items() if v is not None})
         given = {
-            n: replace(e, inputs=e.inputs or inputs, start=e.start or start,
-                       scales=e.scales or scales)
+            n: replace(
+                e,
+                inputs=inputs if e.inputs is None else e.inputs,
+                start=start if e.start is None else e.start,
+                scales=scales if e.scales is None else e.scales,
+            )
             for n, e in as_experiments(experiments).items()
-        }  # fmt: skip
+        }
         rng = np.random.default_rng(random_seed)
         return _build_together(ode, given, priors, chosen, rng, progressbar)
     if t is None or callable(priors):
@@ -469,9 +473,7 @@ def build_model(
     with model:
         if gp is None:
             with reporting(FITTING, enabled=progressbar):
-                scaled = _scaled(ode, data, priors, likelihood, known, rng)
-                gp = chosen.fit(_without_steps(scaled, ode), rng)
-            gp = StateGP.of(scaled, gp.processes, gp.sigma)
+                gp = fit_states(chosen, ode, data, priors, likelihood, known, rng)
             gp = gp if chosen.noise is None else with_noise(gp, chosen.noise)
         known.check_data(gp)
         gp, gamma, starts = chosen.prepare(ode, gp, priors, likelihood, known, rng, progressbar)
@@ -577,7 +579,9 @@ def _build_together(
         raise ValueError(msg)
     variables = {**made, name["sigma"]: sigma, name["gamma"]: chosen.gamma}
     to_come = {
-        n: v for n, v in variables.items() if is_distribution(v) and not is_registered(v, home)
+        n: v
+        for n, v in variables.items()
+        if is_distribution(v) and not (is_registered(v, home) or is_registered(v, model))
     }
     added = [*to_come, *home.named_vars] if home is not model else [*to_come]
     refuse_reserved(added)
@@ -598,8 +602,7 @@ def _build_together(
             parts = _scaled_together(checked, apart, rng)
             fitted = []
             for one, data in zip(checked, parts, strict=True):
-                of_noise = chosen.fit(_without_steps(data, one.ode), rng)
-                fitted.append(StateGP.of(data, of_noise.processes, of_noise.sigma))
+                fitted.append(_fitted(chosen, one.ode, data, rng))
                 one.known.check_data(fitted[-1])
         gps = StateGPs(
             dict(zip(experiments, fitted, strict=True)),
@@ -661,7 +664,8 @@ def _build_together(
 def _checked(ode: ODE, name: str, given: Experiment) -> _Checked:
     """Check one experiment; errors say which."""
     try:
-        own = ode if given.inputs is None else ode.with_inputs(given.inputs)
+        own = ode.with_inputs(given.inputs) if given.inputs else ode
+        _refuse_shared(given.y)
         positive = ode.is_positive if ode.positive else False
         data = Data.of(given.t, given.y, states=ode.states, scales=given.scales, positive=positive)
         check_states(ode, data.states)
@@ -669,7 +673,7 @@ def _checked(ode: ODE, name: str, given: Experiment) -> _Checked:
         known = Start.of(ode, given.start)
         told = None
         if given.likelihood is not None:
-            told = rehearsed(given.likelihood, ode, unfitted(data))
+            told = rehearsed(given.likelihood, ode, unfitted(data), several=True)
         _check_doses(own, data, known)
         _check_reached(own, data, told, known)
     except (TypeError, ValueError) as error:
@@ -873,6 +877,24 @@ def _check_priors(ode: ODE, priors, model: pm.Model, n_experiments: int | None =
             raise ValueError(msg)
 
 
+def fit_states(
+    chosen: Preset,
+    ode: ODE,
+    data: Data,
+    priors: Mapping[str, TensorVariable],
+    likelihood: LikelihoodFunction | None,
+    known: Start,
+    rng: np.random.Generator,
+) -> StateGP:
+    """Fit a Gaussian process to every state, without what doses add to it."""
+    return _fitted(chosen, ode, _scaled(ode, data, priors, likelihood, known, rng), rng)
+
+
+def _fitted(chosen: Preset, ode: ODE, scaled: Data, rng: np.random.Generator) -> StateGP:
+    gp = chosen.fit(_without_steps(scaled, ode), rng)
+    return StateGP.of(scaled, gp.processes, gp.sigma)
+
+
 def _scaled(
     ode: ODE,
     data: Data,
@@ -894,7 +916,9 @@ def _without_steps(data: Data, ode: ODE) -> Data:
     """Return the data less what doses have added to each state so far."""
     if np.isnan(data.scale).any() or not (ode.steps.amount != 0).any():
         return data
-    jumped = staircase(data.mean, data.t, ode.jumps, ode.steps, data.positive)
+    later = ode.jumps > data.t[0]  # what is given before is in x(t0)
+    steps = ode.steps.factor[later], ode.steps.amount[later]
+    jumped = staircase(data.mean, data.t, ode.jumps[later], steps, data.positive)
     return replace(data, y=states_of(data.levels - jumped + data.mean, data.positive))
 
 
@@ -953,7 +977,8 @@ def _warn_of_unused(ode: ODE, priors: Mapping, told: Written | None, known: Star
     """Warn of parameters that nothing depends on."""
     used = [name for name, is_used in zip(ode.params, ode.used, strict=True) if is_used]
     used += [*known.uses, *(() if told is None else told.depends_on)]
-    parents = [v for name in used if name in ode.params for v in priors[name].owner.inputs]
+    nodes = [priors[name].owner for name in used if name in ode.params]
+    parents = [variable for node in nodes if node is not None for variable in node.inputs]
     upstream = set(ancestors(parents))
     unused = [n for n in ode.params if n not in used and priors[n] not in upstream]
     if unused:
@@ -991,6 +1016,15 @@ def _check_shared(y, data: Data):
             "alone; expected an array, y.get_value(), or complete pm.Data."
         )
         raise ValueError(msg)
+
+
+def _refuse_shared(y):
+    if isinstance(y, SharedVariable):
+        msg = (
+            "y is a shared variable, such as pm.Data, which several experiments do not follow "
+            "where it is set anew; expected an array, y.get_value()."
+        )
+        raise TypeError(msg)
 
 
 def _check_given_gp(gp: StateGP, data: Data, settings: Settings):

@@ -461,7 +461,9 @@ def _first(mask: NDArray[np.bool_]) -> str:
     return ", ".join(map(str, np.argwhere(mask)[0].tolist()))
 
 
-def rehearsed(function: LikelihoodFunction, ode: ODE, gp: StateGP) -> Written:
+def rehearsed(
+    function: LikelihoodFunction, ode: ODE, gp: StateGP, *, several: bool = False
+) -> Written:
     """Call a user's likelihood in a model of its own, and return what it says.
 
     Random variables of the model on the stack stay where they start.
@@ -469,7 +471,8 @@ def rehearsed(function: LikelihoodFunction, ode: ODE, gp: StateGP) -> Written:
     Raises
     ------
     ValueError
-        If nothing is observed, if counts are none, or if a random variable in it is discrete.
+        If nothing is observed, if counts are none, if a random variable in it is discrete, or if
+        one of several experiments has dims of its own times.
     """
     outer = pm.Model.get_context(error_if_none=False)
     coords = {} if outer is None else dict(outer.coords)
@@ -479,6 +482,12 @@ def rehearsed(function: LikelihoodFunction, ode: ODE, gp: StateGP) -> Written:
     states, parameters = ode.by_name(x, theta)
     with scratch:
         function(states, parameters)
+    if several and any("time_observed" in d for d in scratch.named_vars_to_dims.values()):
+        msg = (
+            "the likelihood has the dim 'time_observed', which is not the same in all experiments; "
+            "expected lines without it."
+        )
+        raise ValueError(msg)
     if not (scratch.observed_RVs or scratch.potentials):
         msg = (
             "the likelihood observes nothing; expected lines such as "

@@ -176,7 +176,9 @@ class Input:
         return self.times[1:-1][np.diff(slope) != 0]
 
 
-def as_doses(given: Any, states: tuple[str, ...]) -> dict[str, Input]:
+def as_doses(
+    given: Any, states: tuple[str, ...], positive: tuple[str, ...] = ()
+) -> dict[str, Input]:
     """Return what of the inputs is given to states at once, by state."""
     if not isinstance(given, Mapping):
         return {}
@@ -186,6 +188,14 @@ def as_doses(given: Any, states: tuple[str, ...]) -> dict[str, Input]:
         msg = (
             f"doses are given to {unknown}; expected some of the states {list(states)}. An input "
             "of the right-hand side has kind='linear' or 'previous'."
+        )
+        raise ValueError(msg)
+    resets = {n: doses[n] for n in positive if n in doses and doses[n].kind == "reset"}
+    lost = [name for name, reset in resets.items() if reset.values.min() <= 0]
+    if lost:
+        msg = (
+            f"{lost} are positive states, and reset to zero or below; expected positive numbers. "
+            "A washout leaves a little, or the states are not declared positive."
         )
         raise ValueError(msg)
     return doses
@@ -260,7 +270,8 @@ def check_known(inputs: tuple[Input | Callable, ...], names: tuple[str, ...], t:
         if not isinstance(value, Input):
             continue
         first, last = value.is_known_on
-        if len(t) and (t[0] < first or t[-1] > last):
+        rounding = ROUNDINGS * np.spacing(np.abs(t).max(initial=0.0))
+        if len(t) and (t[0] < first - rounding or t[-1] > last + rounding):
             until = "on" if last == np.inf else f"to {last:g}"
             msg = (
                 f"the input {name!r} is known from {first:g} {until}, and asked for from "

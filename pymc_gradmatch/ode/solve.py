@@ -76,8 +76,8 @@ def integrate(
 
 
 def _integrate_one(derivative, jacobian, t, x0, theta, breaks, after) -> NDArray[np.float64] | None:
-    times, is_break = with_breaks(t, breaks)
-    ends = just_before(times, is_break)
+    t, times, is_break = with_breaks(t, breaks)
+    ends = just_before(times, breaks)
     whole = np.full((len(times), len(x0)), np.nan)
     whole[0] = x0
     pieces = [0, *np.flatnonzero(is_break), len(times) - 1]
@@ -105,24 +105,35 @@ def _integrate_one(derivative, jacobian, t, x0, theta, breaks, after) -> NDArray
                 )
             except ODEintWarning:
                 return None
-    whole[-1] = after(times[-1], whole[-1])
+    if len(times) > 1:
+        whole[-1] = after(times[-1], whole[-1])
     solution = whole[np.searchsorted(times, t)]
     return solution if np.isfinite(solution).all() else None
 
 
-def with_breaks(t: Array, breaks: Array) -> tuple[Array, NDArray[np.bool_]]:
-    """Return output times and the breaks between them in one, and which are breaks."""
+def with_breaks(t: Array, breaks: Array) -> tuple[Array, Array, NDArray[np.bool_]]:
+    """Return output times, these and the breaks between them in one, and which are breaks.
+
+    A time within a few roundings of a break is that break.
+    """
+    if len(breaks):
+        nearest = breaks[np.abs(t[:, None] - breaks).argmin(axis=1)]
+        t = np.where(np.abs(t - nearest) <= 2 * _few_roundings(t), nearest, t)
     inside = breaks[(breaks > t[0]) & (breaks < t[-1])]
     times = np.union1d(t, inside)
-    return times, np.isin(times, inside)
+    return t, times, np.isin(times, inside)
 
 
-def just_before(times: Array, is_break: NDArray[np.bool_]) -> Array:
+def just_before(times: Array, breaks: Array) -> Array:
     """Return where steps to times end: before a break, what comes after it is not seen.
 
     By a few roundings, which no tolerance notices.
     """
-    return times - is_break * BEFORE * np.spacing(np.abs(times).max())
+    return times - np.isin(times, breaks) * _few_roundings(times)
+
+
+def _few_roundings(times: Array) -> float:
+    return float(BEFORE * np.spacing(np.abs(times).max()))
 
 
 def size(x0: Array, slope: Array, slope_by_state: Array, duration: float) -> NDArray[np.float64]:
@@ -778,10 +789,12 @@ class BatchedSolver:
             integration failed.
         """
         t, x0, theta = (np.ascontiguousarray(values, dtype=float) for values in (t, x0, theta))
-        times, is_break = with_breaks(t, self._breaks)
-        ends = just_before(times, is_break)
+        t, times, is_break = with_breaks(t, self._breaks)
+        ends = just_before(times, self._breaks)
         trajectories = np.full((len(x0), len(times), x0.shape[1]), np.nan)
         trajectories[:, 0] = x0
+        if len(times) == 1:
+            return trajectories
         for first, last in pairwise([0, *np.flatnonzero(is_break), len(times) - 1]):
             if first > 0:
                 trajectories[:, first] = self._after(times[first], trajectories[:, first])

@@ -314,11 +314,17 @@ class ODE:
         states, params = named("State", self.states, x), named("Param", self.params, theta)
         check_arguments(rhs, t, states, params, *last)
 
+    def __copy__(self) -> "ODE":
+        """Return the same ODE, with nothing that is derived from its parts."""
+        known = object.__new__(type(self))
+        vars(known).update({n: v for n, v in vars(self).items() if n not in DERIVED})
+        return known
+
     def __reduce__(self):
         # Its named tuples and compiled functions cannot be pickled, and need not be.
         names = {"positive": self.positive, "inputs": self.inputs}
         given = dict(zip(self.inputs, self._given, strict=False)) | self._doses
-        return _rebuilt, (self.rhs, self.states, self.params, names, given)
+        return _rebuilt, (self.rhs, self.states, self.params, names, given, self._in_logs)
 
     def __repr__(self) -> str:
         names = {"positive": self.positive, "inputs": self.inputs}
@@ -364,22 +370,18 @@ class ODE:
         >>> daily.solve([0.0, 1.0], x0=[0.0], theta=[0.0])[1].round(4)
         array([1.4597])
         """
-        doses = as_doses(inputs, self.states)
+        doses = as_doses(inputs, self.states, self.positive)
         others = {n: inputs[n] for n in inputs if n not in doses} if doses else inputs
         known = copy(self)
         vars(known).update(_doses=doses)
         if others or self.inputs or not doses:
             vars(known).update(_given=as_inputs(others, self.inputs))
-        for derived in DERIVED:
-            vars(known).pop(derived, None)
         return known
 
     def with_given(self, given: Sequence[Input | Callable]) -> "ODE":
         """Return the same ODE with inputs that have been checked, and without doses."""
         known = copy(self)
         vars(known).update(_given=tuple(given), _doses={})
-        for derived in DERIVED:
-            vars(known).pop(derived, None)
         return known
 
     @property
@@ -403,8 +405,6 @@ class ODE:
         if not self.positive:
             return self
         logs = copy(self)
-        for derived in DERIVED:
-            vars(logs).pop(derived, None)
         rhs = partial(_by_chain_rule, self.rhs, self.is_positive)
         vars(logs).update(rhs=rhs, positive=(), _in_logs=self.is_positive)
         return logs
@@ -771,8 +771,9 @@ def _gradient(total: TensorVariable, wrt: list[TensorVariable]) -> list[TensorVa
     return cast("list", pytensor.grad(total, wrt, disconnected_inputs="ignore"))
 
 
-def _rebuilt(rhs, states, params, names, given) -> ODE:
+def _rebuilt(rhs, states, params, names, given, in_logs) -> ODE:
     ode = ODE(rhs, states, params, **names)
+    vars(ode).update(_in_logs=in_logs)
     return ode.with_inputs(given) if given else ode
 
 

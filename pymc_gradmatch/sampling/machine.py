@@ -130,7 +130,7 @@ class Writer:
         if all(self.is_known(variable) for variable in node.inputs) and all(
             variable.type.dtype == "int64" for variable in node.outputs
         ):  # sizes
-            again = node.op.make_node(*map(self.known, node.inputs)).outputs
+            again = node.op.make_node(*map(self.as_constant, node.inputs)).outputs
             values = [variable.eval(mode=EVALUATE_ONCE) for variable in again]
             self.numbers |= zip(node.outputs, values, strict=True)
             return [self.constant(np.asarray(value)) for value in values]
@@ -156,6 +156,11 @@ class Writer:
         if not self.is_known(variable):
             raise NotNativeError(variable)
         return variable.data if isinstance(variable, Constant) else self.numbers[variable]
+
+    def as_constant(self, variable: Variable) -> Variable:
+        """Return a variable whose numbers are part of the code as these."""
+        make = ps.constant if isinstance(variable.type, ps.ScalarType) else pt.constant
+        return make(self.known(variable), dtype=variable.type.dtype)
 
     def __getitem__(self, variable: Variable) -> Array:
         """Return what was written of a variable."""
@@ -408,12 +413,12 @@ def _compiled_by_pytensor(inputs: list, outputs: list) -> Any:
     """Compile a graph by PyTensor, as a C function of one vector into another."""
     ends = _ends(variable.type.shape for variable in inputs)
     packed = pt.tensor(dtype="float64", shape=(ends[-1],))
-    given = {
-        variable: variable.type.filter_variable(
-            packed[start:end].reshape(variable.type.shape).astype(variable.type.dtype)
-        )
-        for variable, start, end in zip(inputs, ends, ends[1:], strict=False)
-    }
+    given = {}
+    for variable, start, end in zip(inputs, ends, ends[1:], strict=False):
+        part = packed[start:end].reshape(variable.type.shape).astype(variable.type.dtype)
+        is_number = isinstance(variable.type, ps.ScalarType)
+        part = pt.scalar_from_tensor(part) if is_number else part
+        given[variable] = variable.type.filter_variable(part)
     replaced = graph_replace(outputs, given, strict=False)
     flat = [pt.as_tensor(value).astype("float64").ravel() for value in replaced]
     with as_written():

@@ -7,6 +7,7 @@ from os import PathLike
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor import TensorVariable
@@ -147,6 +148,9 @@ def fit_many(
     if ys is None or len(ys) == 0:
         msg = "ys has no data sets; expected shape (replicate, time, state), or a list of tables."
         raise ValueError(msg)
+    if isinstance(ys, pd.DataFrame):
+        msg = "ys is one table; expected a list of tables, or gm.fit(ode, t, table) for one."
+        raise TypeError(msg)
     refuse_reserved(ode.params, RESULTS)
     check_counts(draws=draws, tune=tune, chains=chains)
     given: dict[str, Any] = {"ode": ode, "priors": priors, "draws": draws}

@@ -357,7 +357,7 @@ def _told(value: Any, depth: int = 0) -> Any:
     if depth > DEPTH:
         return kind
     if isinstance(value, Variable):
-        text = cast("str", pytensor.dprint(value, file="str", id_type=""))
+        text = cast("str", pytensor.dprint(value, file="str", id_type="CHAR"))
         inputs = [*graph_inputs([value])]  # of which the text shows a few digits
         held = [v.data for v in inputs if isinstance(v, Constant)]
         held += [v.get_value() for v in inputs if isinstance(v, SharedVariable)]
@@ -372,9 +372,16 @@ def _told(value: Any, depth: int = 0) -> Any:
         return [_told(value.columns.tolist()), _told(value.to_numpy())]
     if isinstance(value, Mapping):
         return [[str(name), _told(part, again)] for name, part in value.items()]
-    if isinstance(value, Sequence) and not isinstance(value, bytes):
+    if isinstance(value, bytes):
+        return hashlib.sha256(value).hexdigest()
+    if isinstance(value, Sequence):
         return [_told(part, again) for part in value]
-    if isinstance(value, np.ndarray | np.generic | pd.Index | pd.Series):
+    if isinstance(value, pd.Series):
+        return [_told(value.index), _told(value.to_numpy(), again)]
+    if isinstance(value, xr.DataArray):
+        labels = {dim: value.indexes[dim] for dim in value.dims if dim in value.indexes}
+        return [[*value.dims], _told(labels, again), _told(value.to_numpy(), again)]
+    if hasattr(value, "__array__"):
         array = np.asarray(value)
         if array.dtype == object:
             return [_told(part, again) for part in array.ravel().tolist()]
@@ -389,4 +396,11 @@ def _told(value: Any, depth: int = 0) -> Any:
         return [_told(part, again) for part in parts]
     if isinstance(value, CodeType):
         return [value.co_code.hex(), value.co_names, _told(value.co_consts, again)]
-    return [kind, _told(getattr(value, "__dict__", {}), again)]
+    return [kind, _told(_parts(value), again)]
+
+
+def _parts(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object, those in slots too."""
+    slots = [np.atleast_1d(vars(base).get("__slots__", ())) for base in type(value).__mro__]
+    in_slots = {slot: getattr(value, slot, None) for slot in np.concatenate(slots).tolist()}
+    return in_slots | getattr(value, "__dict__", {})
