@@ -1,7 +1,5 @@
 """Small matrices do not wait for one another's threads, and threads do not mix their numbers."""
 
-import os
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -67,37 +65,3 @@ def test_kernels_in_threads_are_those_of_one_after_another():
     finally:
         sys.setswitchinterval(interval)
     np.testing.assert_array_equal(found, expected)
-
-
-OVERLAP = """
-from concurrent.futures import ThreadPoolExecutor
-from threading import Event
-from pymc_gradmatch.numerics import on_one_thread
-from tests.test_threads import blas_threads
-
-inside, leave = [Event(), Event()], [Event(), Event()]
-
-@on_one_thread
-def stay(number):
-    inside[number].set()
-    assert leave[number].wait(60)
-    return blas_threads()
-
-assert blas_threads() == {2}
-with ThreadPoolExecutor(2) as pool:
-    running = []
-    for number in range(2):
-        running.append(pool.submit(stay, number))
-        assert inside[number].wait(60)
-    for number in range(2):
-        leave[number].set()
-        assert running[number].result() == {1}
-assert blas_threads() == {2}
-"""
-
-
-@pytest.mark.slow
-def test_threads_that_overlap_leave_blas_as_it_was():
-    """Assert it of the second, which comes while the first is there and leaves after it."""
-    environment = os.environ | {"OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "2"}
-    subprocess.run([sys.executable, "-c", OVERLAP], env=environment, check=True)

@@ -52,7 +52,7 @@ References
 
 from collections.abc import Callable
 from functools import wraps
-from threading import Lock, RLock
+from threading import RLock
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -424,38 +424,9 @@ def draw_normal(rng, size, basis: Basis):
     return next_rng, basis.residual(pt.sqrt(variances) * noise)
 
 
-class _OneThread:
-    """Limits BLAS to one thread while anybody is inside; the last to leave lifts the limit."""
-
-    def __init__(self) -> None:
-        self.lock, self.n_inside = Lock(), 0
-        self.limits: threadpool_limits | None = None
-
-    def __enter__(self):
-        with self.lock:
-            if not self.n_inside:
-                self.limits = threadpool_limits(limits=1, user_api="blas")
-            self.n_inside += 1
-
-    def __exit__(self, *_):
-        with self.lock:
-            self.n_inside -= 1
-            if not self.n_inside and self.limits is not None:
-                self.limits.restore_original_limits()
-
-
-_ONE_THREAD = _OneThread()
-
-
 def on_one_thread[F: Callable](function: F) -> F:
     """Decorate a function so that the BLAS calls inside it use one thread."""
-
-    @wraps(function)
-    def limited(*args, **kwargs):
-        with _ONE_THREAD:
-            return function(*args, **kwargs)
-
-    return cast("F", limited)
+    return threadpool_limits.wrap(limits=1, user_api="blas")(function)
 
 
 def one_at_a_time[F: Callable](function: F) -> F:
