@@ -1,5 +1,7 @@
 """Several experiments in one model: shared, local and hierarchical parameters."""
 
+from dataclasses import replace
+
 import cloudpickle
 import numpy as np
 import pandas as pd
@@ -248,3 +250,29 @@ def test_a_known_sigma_is_refused_where_there_are_several_experiments():
         gm.build_model(
             decay, experiments=experiments, priors={"k": pm.HalfNormal.dist(1)}, sigma=0.1
         )
+
+
+def test_data_that_could_be_set_anew_are_refused_in_an_experiment(experiments):
+    one = next(iter(experiments.values()))
+    with pm.Model():
+        shared = gm.Experiment(one.t, pm.Data("Y", one.y))
+    with pytest.raises(TypeError, match=r"experiment 'a': y is a shared variable"):
+        gm.build_model(DECAY, experiments={"a": shared}, priors=PRIORS)
+
+
+def test_dims_of_an_experiments_own_times_are_refused_before_anything_is_added(experiments):
+    def likelihood(x, theta):
+        pm.Normal("seen", x.mass, 0.1, observed=[1.0] * 8, dims="time_observed")
+
+    one = gm.Experiment(experiments["short"].t, likelihood=likelihood)
+    with pm.Model() as model:
+        with pytest.raises(ValueError, match=r"experiment 'a': .* dim 'time_observed'"):
+            gm.build_model(DECAY, experiments={"a": one, "b": one}, priors=PRIORS, gamma=0.1)
+        assert not model.named_vars
+
+
+def test_an_experiment_without_inputs_is_given_none_of_those_that_hold_for_others(experiments):
+    dosed = {"mass": gm.Input([0.5], [5.0], kind="dose")}
+    control = {n: replace(one, inputs={}) for n, one in experiments.items()}
+    [constraint] = constraints(built(control, inputs=dosed))
+    assert not len(constraint.gp.members[0].breaks)

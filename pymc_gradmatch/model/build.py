@@ -412,7 +412,7 @@ def build_model(
         given = {
             n: replace(
                 e,
-                inputs=inputs if e.inputs is None else e.inputs,
+                inputs=inputs if e.inputs is None else e.inputs or None,
                 start=start if e.start is None else e.start,
                 scales=scales if e.scales is None else e.scales,
             )
@@ -579,9 +579,7 @@ def _build_together(
         raise ValueError(msg)
     variables = {**made, name["sigma"]: sigma, name["gamma"]: chosen.gamma}
     to_come = {
-        n: v
-        for n, v in variables.items()
-        if is_distribution(v) and not (is_registered(v, home) or is_registered(v, model))
+        n: v for n, v in variables.items() if is_distribution(v) and not is_registered(v, home)
     }
     added = [*to_come, *home.named_vars] if home is not model else [*to_come]
     refuse_reserved(added)
@@ -664,7 +662,7 @@ def _build_together(
 def _checked(ode: ODE, name: str, given: Experiment) -> _Checked:
     """Check one experiment; errors say which."""
     try:
-        own = ode.with_inputs(given.inputs) if given.inputs else ode
+        own = ode if given.inputs is None else ode.with_inputs(given.inputs)
         _refuse_shared(given.y)
         positive = ode.is_positive if ode.positive else False
         data = Data.of(given.t, given.y, states=ode.states, scales=given.scales, positive=positive)
