@@ -248,3 +248,10 @@ def test_a_known_sigma_is_refused_where_there_are_several_experiments():
         gm.build_model(
             decay, experiments=experiments, priors={"k": pm.HalfNormal.dist(1)}, sigma=0.1
         )
+
+
+@pytest.mark.parametrize("numbers", [np.zeros(9), np.zeros((2, 9)), np.zeros((2, 9, 1))])
+def test_numbers_of_other_lengths_than_the_states_are_refused(experiments, numbers):
+    [constraint] = constraints(built(experiments))
+    with pytest.raises(ValueError, match=r"x has shape .*9.*expected \(.*1,?\): states \(exp"):
+        constraint.gp.at_observations(numbers)

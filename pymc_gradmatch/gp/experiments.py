@@ -13,7 +13,7 @@ from pytensor.tensor import TensorVariable
 from pymc_gradmatch.gp.data import Residuals, read_only, residuals
 from pymc_gradmatch.gp.derivatives import Operators
 from pymc_gradmatch.gp.processes import Parameterization, Processes
-from pymc_gradmatch.gp.state_gp import StateGP, add_states
+from pymc_gradmatch.gp.state_gp import StateGP, add_states, lengths_of
 from pymc_gradmatch.numerics import Spectrum
 
 DIMS = ("experiment", "time", "state")
@@ -300,10 +300,19 @@ class StateGPs(StateGP):
             state, or per state, such as sigma; or one for all, which comes back as it is.
         """
         experiment, time, state = self.places
-        ndim = x.ndim if isinstance(x, TensorVariable) else np.ndim(x)
-        if ndim == 0:
+        sizes = lengths_of(x)
+        if len(sizes) == 0:
             return x
-        places = {1: (state,), 2: (experiment, state)}.get(ndim, (experiment, time, state))
+        places = {1: (state,), 2: (experiment, state)}.get(len(sizes), (experiment, time, state))
+        whole = self.prior_mean.shape
+        expected = {1: whole[2:], 2: whole[::2]}.get(len(sizes), whole)
+        given = sizes[-len(expected) :]
+        if any(n not in (None, wanted) for n, wanted in zip(given, expected, strict=True)):
+            msg = (
+                f"x has shape {(*sizes,)}; expected {expected}: states (experiment, time, state), "
+                "or numbers per experiment and state, or per state."
+            )
+            raise ValueError(msg)
         return x[..., *places]
 
     def at_times(self, x):

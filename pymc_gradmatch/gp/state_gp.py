@@ -10,6 +10,7 @@ import pandas as pd
 import pymc as pm
 import pytensor.tensor as pt
 from numpy.typing import ArrayLike, NDArray
+from pytensor.compile import SharedVariable
 from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch._pymc import EVALUATE_ONCE, at_support_points, random_ancestors, starting_at
@@ -310,13 +311,27 @@ class StateGP:
         >>> y.type.shape
         (10,)
         """
-        if np.ndim(x) == 0:
+        sizes, (_, states) = lengths_of(x), self.data.places
+        if len(sizes) == 0:
             return x
-        _, states = places = self.data.places
-        if np.ndim(x) == 1:
-            return x if self.data.is_complete else x[states]
-        at_times = x if _is_at(x, self.t_observed, self.t) else self.at_times(x)
-        return at_times if self.data.is_complete else at_times[..., *places]
+        if len(sizes) == 1:
+            _check_per_state(sizes[0], len(self.states))
+            is_one_for_all = sizes[0] == 1 < len(self.states)
+            return x if self.data.is_complete or is_one_for_all else x[states]
+        at_times = x if self._is_at_observations(sizes) else self.at_times(x)
+        return at_times if self.data.is_complete else at_times[..., *self.data.places]
+
+    def _is_at_observations(self, sizes: Sequence[int | None]) -> bool:
+        """Tell whether rows belong to times of observations, and not to those of the grid."""
+        n_grid, n_observed = len(self.t), len(self.t_observed)
+        if n_grid != n_observed and sizes[-2] not in (n_grid, n_observed):
+            msg = (
+                f"x has shape {(*sizes,)}; expected (..., {n_grid}, state), states on the grid, or "
+                f"(..., {n_observed}, state), numbers per observation time. Where a length is "
+                f"None, say which: pt.specify_shape(x, ({n_grid}, {len(self.states)}))."
+            )
+            raise ValueError(msg)
+        return sizes[-2] == n_observed != n_grid
 
     def at_times(self, x):
         """Return the rows of x, ``(..., time, state)``, that belong to times of observations."""
@@ -618,10 +633,21 @@ class StateGP:
         return pd.DataFrame({"kernel": kernels, "sigma": sigmas}, index=[*self.states])
 
 
-def _is_at(x, times: NDArray[np.float64], others: NDArray[np.float64]) -> bool:
-    """Tell whether the rows of x belong to some times, and not to others."""
-    n_rows = x.type.shape[-2] if isinstance(x, TensorVariable) else np.shape(x)[-2]
-    return n_rows == len(times) != len(others)
+def lengths_of(x) -> tuple[int | None, ...]:
+    """Return the shape of numbers or of a variable, None where a graph does not tell."""
+    if isinstance(x, SharedVariable):
+        return x.get_value(borrow=True).shape
+    return x.type.shape if isinstance(x, TensorVariable) else np.shape(x)
+
+
+def _check_per_state(length: int | None, n_states: int):
+    """Raise unless a vector is one number for all states or one for each."""
+    if length not in (None, 1, n_states):
+        msg = (
+            f"a vector of {length} numbers is given; expected one for each of {n_states} states. "
+            "Numbers per observation time have shape (time, state), for example sigma[:, None]."
+        )
+        raise ValueError(msg)
 
 
 def add_states(
