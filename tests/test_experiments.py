@@ -255,3 +255,27 @@ def test_numbers_of_other_lengths_than_the_states_are_refused(experiments, numbe
     [constraint] = constraints(built(experiments))
     with pytest.raises(ValueError, match=r"x has shape .*9.*expected \(.*1,?\): states \(exp"):
         constraint.gp.at_observations(numbers)
+
+
+@pytest.mark.usefixtures("fast_compile")
+@pytest.mark.parametrize("settings", [{}, {"preset": "refined", "gamma": None}])
+def test_whitened_states_of_experiments_start_and_weigh_as_centred_ones(experiments, settings):
+    """Assert that both densities differ by a constant, whatever the states."""
+    whitened = built(experiments, parameterization="whitened", **settings)
+    centred = built(experiments, **settings)
+    [gp] = [constraint.gp for constraint in constraints(whitened)]
+    [x] = whitened.replace_rvs_by_values([whitened["x"]])
+    states = whitened.compile_fn(x, inputs=whitened.value_vars, on_unused_input="ignore")
+    start = whitened.initial_point()
+    moved = {n: v + 0.1 if n == "x_whitened_" else v for n, v in start.items()}
+    between = []
+    for point in (start, moved):
+        standardised = (states(point) - gp.prior_mean) / gp.scale[:, None]
+        own = {n: v for n, v in point.items() if n != "x_whitened_"}
+        known = own | {"x_standardized__": standardised}
+        between.append(centred.compile_logp()(known) - whitened.compile_logp()(point))
+    assert between[1] == pytest.approx(between[0], rel=1e-6)
+    started = centred.initial_point()["x_standardized__"]
+    np.testing.assert_allclose(
+        states(start), gp.prior_mean + started * gp.scale[:, None], rtol=1e-6
+    )

@@ -126,6 +126,7 @@ class _SideBySide(NamedTuple):
     prior_spectrum: Spectrum
     conditional_spectrum: Spectrum
     is_random: bool = False
+    chain: None = None
 
     @property
     def prior_basis(self) -> Spectrum:
