@@ -314,6 +314,13 @@ def _as_times(t: ArrayLike | SharedVariable) -> NDArray[np.float64]:
             "time once: average the replicates, or give each its own likelihood in the model."
         )
         raise ValueError(msg)
+    if len(steps) > FARTHEST_START:
+        keep = int(np.ceil(len(steps) / FARTHEST_START))
+        msg = (
+            f"t has {times.size} times; with more than {FARTHEST_START:g} steps kernels lose their "
+            f"precision. Take fewer of them, t[::{keep}] and y[::{keep}], or means of neighbours."
+        )
+        raise ValueError(msg)
     farthest = FARTHEST_START * np.median(steps)
     if np.ptp(times) > farthest:
         positive = "" if times[0] > 0 else " Leave out the times that are not positive."
