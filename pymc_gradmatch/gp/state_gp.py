@@ -16,13 +16,13 @@ from pytensor.tensor import TensorVariable
 from pymc_gradmatch._pymc import EVALUATE_ONCE, at_support_points, random_ancestors, starting_at
 from pymc_gradmatch.arguments import as_numbers
 from pymc_gradmatch.gp.data import (
-    ROUNDING,
     Data,
     Residuals,
     around_breaks,
     as_nugget,
     as_positive,
     as_sigma,
+    breaks_within,
     divided_further,
     grid_around,
     levels_of,
@@ -391,7 +391,7 @@ class StateGP:
         Parameters
         ----------
         times : array_like of float
-            Those outside of the grid do not count.
+            Those outside of the grid do not count; those that only rounding parts are one.
         factor, amount : array_like of float
             At each of the times a state becomes ``factor * x + amount``, shape ``(break,
             state)``, in the data's units; continuous if not given.
@@ -403,19 +403,18 @@ class StateGP:
         """
         times = as_numbers(times, "times of breaks").ravel()
         shape = len(times), len(self.states)
-        given = [np.broadcast_to(as_numbers(one, "steps"), shape) for one in (factor, amount)]
-        jumping = ((given[0] != 1) | (given[1] != 0)).any(axis=1)
-        is_inside = (times > self.t[0]) & ((times < self.t[-1]) | (jumping & (times == self.t[-1])))
-        inside = np.union1d(self.breaks, times[is_inside])
+        given = (
+            np.broadcast_to(as_numbers(factor, "steps"), shape),
+            np.broadcast_to(as_numbers(amount, "steps"), shape),
+        )
+        times, given = breaks_within(self.t, times, given)
+        inside = np.union1d(self.breaks, times)
         steps = np.ones((len(inside), shape[1])), np.zeros((len(inside), shape[1]))
         for step, before, after in zip(steps, self.steps, given, strict=True):
             step[np.searchsorted(inside, self.breaks)] = before
-            step[np.searchsorted(inside, times[is_inside])] = after[is_inside]
+            step[np.searchsorted(inside, times)] = after
         if all(map(np.array_equal, steps, self.steps)):
             return self
-        nearest = np.abs(self.t[:, None] - inside).argmin(axis=0)
-        is_there = np.isclose(self.t[nearest], inside, rtol=ROUNDING, atol=0)
-        inside = np.where(is_there, self.t[nearest], inside)
         # The logarithm of a dosed state jumps by what it was before: nothing is carried over
         # until a solution is the prior mean.
         carried = np.where(self.data.positive & (steps[1] != 0) & (steps[0] != 0), np.nan, steps[0])
