@@ -148,6 +148,19 @@ class _SideBySide(NamedTuple):
         )
 
 
+def _of_each(name: str) -> Any:
+    """Return an attribute that each experiment has for itself, and says so when it is taken."""
+
+    def refuse(_):
+        msg = (
+            f"gp.{name} is not that of several experiments, each has its own; take "
+            f".members[0].{name}, and gp.of_members(changed) for others in their place."
+        )
+        raise AttributeError(msg)
+
+    return property(refuse)
+
+
 class StateGPs(StateGP):
     r"""The Gaussian processes of several experiments on grids of as many times.
 
@@ -211,11 +224,34 @@ class StateGPs(StateGP):
     names: tuple[str, ...]
     members: tuple[StateGP, ...]
     inputs: tuple[Mapping[str, Any] | None, ...]
+    y, observed, breaks, steps = map(_of_each, ("y", "observed", "breaks", "steps"))
+    with_covs, with_grid, with_breaks, with_mean, with_more_times = map(
+        _of_each, ("with_covs", "with_grid", "with_breaks", "with_mean", "with_more_times")
+    )
 
     def of_members(self, members: Sequence[StateGP]) -> Self:
         """Return the same experiments with other Gaussian processes."""
         inputs = dict(zip(self.names, self.inputs, strict=True))
         return type(self)(dict(zip(self.names, members, strict=True)), inputs)
+
+    def with_sigma(self, sigma: Any) -> Self:
+        """Return the same with another noise: a number, per state, or per experiment and state."""
+        pairs = zip(self.members, self._for_each(sigma), strict=True)
+        return self.of_members([gp.with_sigma(own) for gp, own in pairs])
+
+    def with_nugget(self, nugget: Any) -> Self:
+        """Return the same with another nugget, in the shapes of :meth:`with_sigma`."""
+        pairs = zip(self.members, self._for_each(nugget), strict=True)
+        return self.of_members([gp.with_nugget(own) for gp, own in pairs])
+
+    def with_amplitude(self, factor: Any) -> Self:
+        """Return the same with kernels times a factor, in the shapes of :meth:`with_sigma`."""
+        pairs = zip(self.members, self._for_each(factor), strict=True)
+        return self.of_members([gp.with_amplitude(own) for gp, own in pairs])
+
+    def _for_each(self, numbers: Any) -> Sequence:
+        is_of_each = np.shape(numbers) == self.scale.shape
+        return list(np.asarray(numbers)) if is_of_each else [numbers] * len(self.members)
 
     @cached_property
     def processes(self) -> Any:
@@ -338,6 +374,18 @@ class StateGPs(StateGP):
     def posterior_mean(self) -> NDArray[np.float64]:
         """Return the smoothed states, shape ``(experiment, time, state)``."""
         return np.stack([gp.posterior_mean() for gp in self.members])
+
+    def posterior_sd(self) -> NDArray[np.float64]:
+        """Return how uncertain the smoothed states are, shape ``(experiment, time, state)``."""
+        return np.stack([gp.posterior_sd() for gp in self.members])
+
+    def slope_variance(self) -> NDArray[np.float64]:
+        """Return the prior variance of the slopes, shape ``(experiment, state)``."""
+        return np.stack([gp.slope_variance() for gp in self.members])
+
+    def log_marginal_likelihood(self) -> NDArray[np.float64]:
+        """Return that of each experiment's states, shape ``(experiment, state)``."""
+        return np.stack([gp.log_marginal_likelihood() for gp in self.members])
 
     def prior(
         self,
