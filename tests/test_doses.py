@@ -201,6 +201,56 @@ def test_the_four_lines_are_the_built_model_with_doses(drug):
     assert points[0] == pytest.approx(points[1])
 
 
+def test_a_dose_at_the_last_time_is_asked_for_and_then_known(drug):
+    t, y = drug
+    gp = gm.StateGP(t, y, [pm.gp.cov.Matern52(1, ls=3.0)], sigma=2.0)
+    ode = ELIMINATION.with_inputs({"amount": gm.Input([t[-1]], [60.0], kind="dose")})
+
+    def match(gp):
+        with pm.Model():
+            theta, x = {"k": pm.HalfNormal("k")}, gp.prior("x")
+            gm.GradientMatchingODE("match", ode, x, theta, gp=gp, gamma=0.1)
+
+    with pytest.raises(
+        ValueError, match=r"jump at t = 24, .*with_breaks\(ode.jumps, \*ode.steps\)"
+    ):
+        match(gp)
+    match(gp.with_breaks(ode.jumps, *ode.steps))
+
+
+def test_times_that_rounding_parts_are_one_break_at_which_all_happens():
+    t, y = np.linspace(-1, 2, 11), np.sin(np.arange(11.0))[:, None]
+    gp = gm.StateGP(t, y, [pm.gp.cov.Matern52(1, ls=3.0)], sigma=2.0)
+    apart = [0.3, 3 * 0.1]
+    assert apart[0] != apart[1]
+    assert np.abs(t - 0.2).min() < 1e-15
+    twice = gp.with_breaks([*apart, 0.2, 0.2 + 5e-16], [[2], [1], [1], [3]], [[1], [0], [5], [1]])
+    np.testing.assert_array_equal(twice.breaks, [t[4], 0.3])
+    assert t[4] != 0.2
+    np.testing.assert_array_equal(np.stack(twice.steps)[..., 0], [[3, 2], [16, 1]])
+    again = gp.with_breaks(0.3).with_breaks(3 * 0.1, 1.0, 7.0)
+    np.testing.assert_array_equal(again.breaks, [0.3])
+    np.testing.assert_array_equal(again.steps[1], [[7.0]])
+
+
+def test_an_input_and_a_dose_that_rounding_parts_are_matched():
+    ode = gm.ODE(
+        lambda t, x, theta, u: [u.flow - theta.k * x.amount], ["amount"], ["k"], inputs=["flow"]
+    ).with_inputs(
+        {
+            "flow": gm.Input([0, 0.3], [1.0, 0.0], kind="previous"),
+            "amount": gm.Input([3 * 0.1], [2.0], kind="dose"),
+        }
+    )
+    t = np.linspace(0, 1, 11)
+    gp = gm.StateGP(t, np.cos(t)[:, None], [pm.gp.cov.Matern52(1, ls=1.0)], sigma=0.1)
+    gp = gp.with_breaks(ode.jumps, *ode.steps)
+    assert len(gp.breaks) == 1
+    with pm.Model():
+        theta, x = {"k": pm.HalfNormal("k")}, gp.prior("x")
+        gm.GradientMatchingODE("match", ode, x, theta, gp=gp, gamma=0.1)
+
+
 def test_a_dose_and_a_start_at_the_same_time_are_refused(drug):
     t, y = drug
     doses = {"amount": gm.Input([0.0, 6.0], [60.0, 80.0], kind="dose")}

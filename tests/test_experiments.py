@@ -276,3 +276,72 @@ def test_an_experiment_without_inputs_is_given_none_of_those_that_hold_for_other
     control = {n: replace(one, inputs={}) for n, one in experiments.items()}
     [constraint] = constraints(built(control, inputs=dosed))
     assert not len(constraint.gp.members[0].breaks)
+
+
+@pytest.mark.parametrize("numbers", [np.zeros(9), np.zeros((2, 9)), np.zeros((2, 9, 1))])
+def test_numbers_of_other_lengths_than_the_states_are_refused(experiments, numbers):
+    [constraint] = constraints(built(experiments))
+    with pytest.raises(ValueError, match=r"x has shape .*9.*expected \(.*1,?\): states \(exp"):
+        constraint.gp.at_observations(numbers)
+
+
+@pytest.mark.usefixtures("fast_compile")
+@pytest.mark.parametrize("settings", [{}, {"preset": "refined", "gamma": None}])
+def test_whitened_states_of_experiments_start_and_weigh_as_centred_ones(experiments, settings):
+    """Assert that both densities differ by a constant, whatever the states."""
+    whitened = built(experiments, parameterization="whitened", **settings)
+    centred = built(experiments, **settings)
+    [gp] = [constraint.gp for constraint in constraints(whitened)]
+    [x] = whitened.replace_rvs_by_values([whitened["x"]])
+    states = whitened.compile_fn(x, inputs=whitened.value_vars, on_unused_input="ignore")
+    start = whitened.initial_point()
+    moved = {n: v + 0.1 if n == "x_whitened_" else v for n, v in start.items()}
+    between = []
+    for point in (start, moved):
+        standardised = (states(point) - gp.prior_mean) / gp.scale[:, None]
+        own = {n: v for n, v in point.items() if n != "x_whitened_"}
+        known = own | {"x_standardized__": standardised}
+        between.append(centred.compile_logp()(known) - whitened.compile_logp()(point))
+    assert between[1] == pytest.approx(between[0], rel=1e-6)
+    started = centred.initial_point()["x_standardized__"]
+    np.testing.assert_allclose(
+        states(start), gp.prior_mean + started * gp.scale[:, None], rtol=1e-6
+    )
+
+
+@pytest.fixture(scope="module")
+def gps(experiments):
+    cov = pm.gp.cov.Matern52(1, ls=np.float64(1.0))
+    return gm.StateGPs({n: gm.StateGP(e.t, e.y, [cov], SIGMA) for n, e in experiments.items()})
+
+
+@pytest.mark.parametrize("sigma", [0.5, [0.5], [[0.5], [0.25]]])
+def test_another_noise_is_that_of_all_members(gps, sigma):
+    changed = gps.with_sigma(sigma)
+    expected = np.broadcast_to(sigma, (2, 1))
+    np.testing.assert_array_equal(changed.sigma, expected)
+    for gp, own in zip(changed.members, expected, strict=True):
+        np.testing.assert_array_equal(gp.sigma, own)
+    assert (changed.names, changed.inputs) == (gps.names, gps.inputs)
+    np.testing.assert_array_equal(changed.posterior_mean()[0], changed.members[0].posterior_mean())
+
+
+def test_kernels_of_all_members_are_scaled_together(gps):
+    changed = gps.with_amplitude(4.0).with_nugget(1e-3)
+    np.testing.assert_allclose(changed.slope_variance(), 4 * gps.slope_variance())
+    np.testing.assert_array_equal(changed.nugget, [[1e-3]] * 2)
+    assert np.isfinite(changed.operators().C).all()
+
+
+@pytest.mark.parametrize("what", ["posterior_sd", "slope_variance", "log_marginal_likelihood"])
+def test_what_is_told_of_experiments_is_told_of_each(gps, what):
+    expected = [getattr(gp, what)() for gp in gps.members]
+    np.testing.assert_array_equal(getattr(gps, what)(), expected)
+
+
+@pytest.mark.parametrize(
+    "what", ["y", "observed", "breaks", "steps", "with_grid", "with_breaks", "with_mean"]
+)
+def test_what_each_experiment_has_for_itself_is_refused_of_all(gps, what):
+    with pytest.raises(AttributeError, match=rf"each has its own; take .members\[0\]\.{what}"):
+        getattr(gps, what)

@@ -168,6 +168,16 @@ def test_good_fit_does_not_warn(data):
         gm.fit_gp(data.t, data.y, cov="ExpQuad", random_seed=1)
 
 
+def test_every_state_is_fitted_with_its_own_nugget(data):
+    nuggets = [1e-4, 1e-3]
+    settings = {"cov": "ExpQuad", "n_starts": 3, "random_seed": 1}
+    together = gm.fit_gp(data.t, data.y, nugget=nuggets, **settings)
+    np.testing.assert_array_equal(together.nugget, nuggets)
+    for k, nugget in enumerate(nuggets):
+        alone = gm.fit_gp(data.t, data.y[:, [k]], nugget=nugget, **settings)
+        assert together.sigma[k] == pytest.approx(alone.sigma[0], rel=1e-3)
+
+
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
@@ -212,6 +222,21 @@ def test_good_fit_does_not_warn(data):
             {"cov": "ExpQuad", "bounds": {"lengthscale": (2, 1)}},
             ValueError,
             r"bounds of 'lengthscale' are \(2, 1\); expected 0 < low < high",
+        ),
+        (
+            {"cov": "ExpQuad", "bounds": {"sigma": 0.1}},
+            ValueError,
+            r"bounds of 'sigma' are 0.1; expected a pair of numbers, bounds=\{'sigma': \(low, hig",
+        ),
+        (
+            {"cov": "ExpQuad", "bounds": {"sigma": ("low", "high")}},
+            TypeError,
+            r"bound of 'sigma' is a tuple.*expected a pair of numbers",
+        ),
+        (
+            {"cov": "ExpQuad", "shared": True, "nugget": [1e-4, 1e-3]},
+            ValueError,
+            r"shared=True needs one nugget for all states; nugget is \[0.0001, 0.001\]",
         ),
     ],
 )

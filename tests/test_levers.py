@@ -245,17 +245,20 @@ def test_derivatives_of_a_kernel_in_warped_time_are_finite_differences(family):
 
 
 @pytest.mark.usefixtures("fast_compile")
-def test_time_is_counted_in_observations():
+@pytest.mark.parametrize("unit", [1.0, 1e-10])
+def test_time_is_counted_in_observations(unit):
     """Assert unit steps at the observations, whatever their gaps, and no warp where they agree."""
-    warped = _counted(pm.gp.cov.ExpQuad, 2.0, T_IRREGULAR, np.arange(len(T_IRREGULAR)))
+    warped = _counted(pm.gp.cov.ExpQuad, 2.0, unit * T_IRREGULAR, np.arange(len(T_IRREGULAR)))
     plain = pm.gp.cov.ExpQuad(1, ls=np.float64(2.0))
     counted = np.arange(8.0)[:, None]
     np.testing.assert_allclose(
-        warped(T_IRREGULAR[:, None]).eval(), plain(counted).eval(), rtol=1e-12
+        warped(unit * T_IRREGULAR[:, None]).eval(), plain(counted).eval(), rtol=1e-12
     )
-    regular = _counted(pm.gp.cov.ExpQuad, 2.0, np.linspace(0, 3.5, 8), np.arange(8))
+    regular = _counted(pm.gp.cov.ExpQuad, 2.0, unit * np.linspace(0, 3.5, 8), np.arange(8))
     assert isinstance(regular, pm.gp.cov.ExpQuad)
-    np.testing.assert_allclose(regular(0.5 * counted).eval(), plain(counted).eval(), rtol=1e-12)
+    np.testing.assert_allclose(
+        regular(0.5 * unit * counted).eval(), plain(counted).eval(), rtol=1e-12
+    )
 
 
 def built(lotka_volterra, data, gp, priors, **settings):

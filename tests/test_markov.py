@@ -2,6 +2,7 @@
 
 import numpy as np
 import pymc as pm
+import pytensor.tensor as pt
 import pytest
 
 import pymc_gradmatch as gm
@@ -187,6 +188,22 @@ def test_whitened_states_of_a_long_series_have_the_prior_of_centred_ones(rng):
 )
 def test_other_kernels_are_no_chain(cov):
     assert Chain.of([COVS[0], cov], np.arange(5.0)) is None
+
+
+@pytest.mark.parametrize(
+    "warp",
+    [lambda t: -t - t**2 / 80, lambda t: pt.sin(t / 4)],
+    ids=["runs back", "turns"],
+)
+def test_a_clock_that_does_not_go_on_makes_no_chain(rng, monkeypatch, warp):
+    cov = pm.gp.cov.WarpedInput(1, matern52(1.0, 1.0), warp)
+    t = np.linspace(0, 20, N_TIME)
+    y = np.sin(t)[:, None] + rng.normal(0, 0.1, (N_TIME, 1))
+    evidence = []
+    for long in (N_TIME, 10 * N_TIME):
+        monkeypatch.setattr(derivatives, "LONG", long)
+        evidence += [*gm.StateGP(t, y, [cov], sigma=0.1).log_marginal_likelihood()]
+    assert evidence[0] == pytest.approx(evidence[1], rel=1e-9)
 
 
 def test_factors_of_a_kernel_count(t):

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pymc as pm
 import pytensor
+import pytensor.tensor as pt
 import pytest
 from scipy import stats
 from scipy.optimize import least_squares
@@ -102,6 +103,33 @@ def test_complete_data_keep_their_shape(two_kernel_gp):
     assert gp.observations is gp.y
     assert gp.at_observations(gp.sigma) is gp.sigma
     assert gp.at_observations(gp.posterior_mean()).shape == gp.y.shape
+
+
+def test_rows_of_shared_data_are_those_of_their_values(gp):
+    fine = gp.with_grid(2)
+    for numbers in (np.arange(34.0).reshape(17, 2), np.arange(18.0).reshape(9, 2)):
+        with pm.Model():
+            shared = pm.Data("numbers", numbers)
+        picked = fine.at_observations(shared).eval(mode="FAST_COMPILE")
+        np.testing.assert_array_equal(picked, fine.at_observations(numbers))
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (pt.matrix("x"), r"\(None, None\); expected \(..., 17, state\).*pt.specify_shape\(x, \(17"),
+        (np.zeros((8, 2)), r"shape \(8, 2\).* or \(..., 9, state\), numbers per observation time"),
+        (
+            np.zeros(9),
+            r"vector of 9 numbers is given; expected one for each of 2.*sigma\[:, None\]",
+        ),
+    ],
+)
+def test_what_has_neither_the_rows_of_states_nor_of_data_is_refused(gp, x, message):
+    """Assert it where they differ; where they do not, rows need not be known."""
+    assert gp.at_observations(pt.matrix("x")).ndim == 1
+    with pytest.raises(ValueError, match=message):
+        gp.with_grid(2).at_observations(x)
 
 
 def built(t, y, gp, **settings):

@@ -22,7 +22,7 @@ FARTHEST_START = 3e4
 LONG = 3.0  # median gaps
 FEWEST = 3  # observations to which a state's Gaussian process is fitted
 SHORTLY = 0.1  # grid steps
-ROUNDING = 1e-15  # relative, up to which two times are one
+ROUNDING = 1e-15  # of the farthest time, up to which two times are one
 
 FEW = 8  # data of a state, from which on they tell whether states explain them
 LITTLE = 0.1  # share of their variance that is next to nothing
@@ -312,6 +312,13 @@ def _as_times(t: ArrayLike | SharedVariable) -> NDArray[np.float64]:
         msg = (
             f"t repeats the time {times[where]:g} (index {where} and {where + 1}). Expected each "
             "time once: average the replicates, or give each its own likelihood in the model."
+        )
+        raise ValueError(msg)
+    if len(steps) > FARTHEST_START:
+        keep = int(np.ceil(len(steps) / FARTHEST_START))
+        msg = (
+            f"t has {times.size} times; with more than {FARTHEST_START:g} steps kernels lose their "
+            f"precision. Take fewer of them, t[::{keep}] and y[::{keep}], or means of neighbours."
         )
         raise ValueError(msg)
     farthest = FARTHEST_START * np.median(steps)
@@ -623,6 +630,41 @@ def grid_around(t: NDArray[np.float64], grid: int | ArrayLike) -> NDArray[np.flo
     exact = times.copy()
     exact[nearest] = t
     return read_only(exact)
+
+
+def breaks_within(
+    t: NDArray[np.float64],
+    times: NDArray[np.float64],
+    steps: tuple[NDArray[np.float64], NDArray[np.float64]],
+) -> tuple[NDArray[np.float64], tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    """Return the breaks that count on a grid, in order, and what states do there.
+
+    Times that only rounding parts are one, that of the grid if it has it; what states do at
+    them happens in turn.
+
+    Parameters
+    ----------
+    t : array of float
+        The grid.
+    times : array of float
+        Of the breaks.
+    steps : (array, array)
+        Factor and amount of each state, ``(break, state)``.  Where states jump, a break
+        at the end of the grid counts too.
+    """
+    near = ROUNDING * np.abs(t).max()
+    nearest = t[np.abs(t[:, None] - times).argmin(axis=0)]
+    times = np.where(np.abs(nearest - times) <= near, nearest, times)
+    order = np.argsort(times, kind="stable")
+    times, factor, amount = times[order], steps[0][order], steps[1][order]
+    is_last = np.append(np.diff(times) > near, True)[: len(times)]
+    for k in np.flatnonzero(~is_last):
+        times[k + 1] = times[k]
+        amount[k + 1] += factor[k + 1] * amount[k]
+        factor[k + 1] *= factor[k]
+    is_jump = ((factor != 1) | (amount != 0)).any(axis=1)
+    counts = is_last & (times > t[0]) & ((times < t[-1]) | (is_jump & (times == t[-1])))
+    return times[counts], (factor[counts], amount[counts])
 
 
 def around_breaks(t: NDArray[np.float64], breaks: NDArray[np.float64]) -> NDArray[np.float64]:

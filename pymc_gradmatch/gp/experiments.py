@@ -13,7 +13,7 @@ from pytensor.tensor import TensorVariable
 from pymc_gradmatch.gp.data import Residuals, read_only, residuals
 from pymc_gradmatch.gp.derivatives import Operators
 from pymc_gradmatch.gp.processes import Parameterization, Processes
-from pymc_gradmatch.gp.state_gp import StateGP, add_states
+from pymc_gradmatch.gp.state_gp import StateGP, add_states, lengths_of
 from pymc_gradmatch.numerics import Spectrum
 
 DIMS = ("experiment", "time", "state")
@@ -126,6 +126,7 @@ class _SideBySide(NamedTuple):
     prior_spectrum: Spectrum
     conditional_spectrum: Spectrum
     is_random: bool = False
+    chain: None = None
 
     @property
     def prior_basis(self) -> Spectrum:
@@ -145,6 +146,19 @@ class _SideBySide(NamedTuple):
             stacked(Spectrum, [one.prior_spectrum for one in processes]),
             stacked(Spectrum, [one.conditional_spectrum for one in processes]),
         )
+
+
+def _of_each(name: str) -> Any:
+    """Return an attribute that each experiment has for itself, and says so when it is taken."""
+
+    def refuse(_):
+        msg = (
+            f"gp.{name} is not that of several experiments, each has its own; take "
+            f".members[0].{name}, and gp.of_members(changed) for others in their place."
+        )
+        raise AttributeError(msg)
+
+    return property(refuse)
 
 
 class StateGPs(StateGP):
@@ -210,11 +224,34 @@ class StateGPs(StateGP):
     names: tuple[str, ...]
     members: tuple[StateGP, ...]
     inputs: tuple[Mapping[str, Any] | None, ...]
+    y, observed, breaks, steps = map(_of_each, ("y", "observed", "breaks", "steps"))
+    with_covs, with_grid, with_breaks, with_mean, with_more_times = map(
+        _of_each, ("with_covs", "with_grid", "with_breaks", "with_mean", "with_more_times")
+    )
 
     def of_members(self, members: Sequence[StateGP]) -> Self:
         """Return the same experiments with other Gaussian processes."""
         inputs = dict(zip(self.names, self.inputs, strict=True))
         return type(self)(dict(zip(self.names, members, strict=True)), inputs)
+
+    def with_sigma(self, sigma: Any) -> Self:
+        """Return the same with another noise: a number, per state, or per experiment and state."""
+        pairs = zip(self.members, self._for_each(sigma), strict=True)
+        return self.of_members([gp.with_sigma(own) for gp, own in pairs])
+
+    def with_nugget(self, nugget: Any) -> Self:
+        """Return the same with another nugget, in the shapes of :meth:`with_sigma`."""
+        pairs = zip(self.members, self._for_each(nugget), strict=True)
+        return self.of_members([gp.with_nugget(own) for gp, own in pairs])
+
+    def with_amplitude(self, factor: Any) -> Self:
+        """Return the same with kernels times a factor, in the shapes of :meth:`with_sigma`."""
+        pairs = zip(self.members, self._for_each(factor), strict=True)
+        return self.of_members([gp.with_amplitude(own) for gp, own in pairs])
+
+    def _for_each(self, numbers: Any) -> Sequence:
+        is_of_each = np.shape(numbers) == self.scale.shape
+        return list(np.asarray(numbers)) if is_of_each else [numbers] * len(self.members)
 
     @cached_property
     def processes(self) -> Any:
@@ -300,10 +337,19 @@ class StateGPs(StateGP):
             state, or per state, such as sigma; or one for all, which comes back as it is.
         """
         experiment, time, state = self.places
-        ndim = x.ndim if isinstance(x, TensorVariable) else np.ndim(x)
-        if ndim == 0:
+        sizes = lengths_of(x)
+        if len(sizes) == 0:
             return x
-        places = {1: (state,), 2: (experiment, state)}.get(ndim, (experiment, time, state))
+        places = {1: (state,), 2: (experiment, state)}.get(len(sizes), (experiment, time, state))
+        whole = self.prior_mean.shape
+        expected = {1: whole[2:], 2: whole[::2]}.get(len(sizes), whole)
+        given = sizes[-len(expected) :]
+        if any(n not in (None, wanted) for n, wanted in zip(given, expected, strict=True)):
+            msg = (
+                f"x has shape {(*sizes,)}; expected {expected}: states (experiment, time, state), "
+                "or numbers per experiment and state, or per state."
+            )
+            raise ValueError(msg)
         return x[..., *places]
 
     def at_times(self, x):
@@ -328,6 +374,18 @@ class StateGPs(StateGP):
     def posterior_mean(self) -> NDArray[np.float64]:
         """Return the smoothed states, shape ``(experiment, time, state)``."""
         return np.stack([gp.posterior_mean() for gp in self.members])
+
+    def posterior_sd(self) -> NDArray[np.float64]:
+        """Return how uncertain the smoothed states are, shape ``(experiment, time, state)``."""
+        return np.stack([gp.posterior_sd() for gp in self.members])
+
+    def slope_variance(self) -> NDArray[np.float64]:
+        """Return the prior variance of the slopes, shape ``(experiment, state)``."""
+        return np.stack([gp.slope_variance() for gp in self.members])
+
+    def log_marginal_likelihood(self) -> NDArray[np.float64]:
+        """Return that of each experiment's states, shape ``(experiment, state)``."""
+        return np.stack([gp.log_marginal_likelihood() for gp in self.members])
 
     def prior(
         self,

@@ -46,7 +46,7 @@ def fit_gp(
     bounds: Mapping[str, tuple[float, float]] | None = None,
     standardize: bool = True,
     positive: bool | Sequence[bool] = False,
-    nugget: float = 1e-4,
+    nugget: ArrayLike = 1e-4,
     n_starts: int = 10,
     random_seed: int | np.random.Generator | None = None,
 ) -> StateGP:
@@ -161,7 +161,7 @@ def fit_data(
     cov: str | CovFunction | Sequence[str | CovFunction],
     shared: bool = False,
     bounds: Mapping[str, tuple[float, float]] | None = None,
-    nugget: float = 1e-4,
+    nugget: ArrayLike = 1e-4,
     n_starts: int = 10,
     random_seed: int | np.random.Generator | None = None,
     only_sigma: bool = False,
@@ -192,6 +192,9 @@ def fit_data(
 
     check_counts(n_starts=n_starts)
     nuggets = as_nugget(nugget, data.states)
+    if shared and len(set(nuggets)) > 1:
+        msg = f"shared=True needs one nugget for all states; nugget is {nuggets.tolist()}."
+        raise ValueError(msg)
     rng = np.random.default_rng(random_seed)
     families = {choice: kernel_family(choice, data.t, bounds or {}) for choice in choices}
     _check_bounds_are_used(bounds or {}, families.values())
@@ -204,7 +207,12 @@ def fit_data(
         seen = data.is_observed[:, told].any(axis=1)
         family = kernel_family(choices[group[0]], data.t[seen], bounds or {})
         *hyperparameters, sigma = estimate = _maximise(
-            family, data.t[seen], data.standardised[np.ix_(seen, told)], nugget, n_starts, rng
+            family,
+            data.t[seen],
+            data.standardised[np.ix_(seen, told)],
+            float(nuggets[group[0]]),
+            n_starts,
+            rng,
         )
         kernel = family.kernel([pt.constant(value, dtype="float64") for value in hyperparameters])
         covs += [kernel] * len(group)

@@ -16,6 +16,7 @@ from pytensor.graph.traversal import explicit_graph_inputs
 from pytensor.tensor import TensorConstant, TensorVariable
 
 from pymc_gradmatch._pymc import factors, random_ancestors
+from pymc_gradmatch.arguments import as_numbers
 
 
 class Sigmoid(pm.gp.cov.Covariance):
@@ -388,7 +389,7 @@ def kernel_family(
         )
         raise TypeError(msg)
     names = [*_hyperparameters(build, bounds), "sigma"]
-    available = known | {name: Bounds(*pair) for name, pair in bounds.items()}
+    available = known | {name: _as_bounds(name, pair) for name, pair in bounds.items()}
     missing = [name for name in names if name not in available]
     if missing:
         msg = f"bounds are missing for {missing}; give (low, high) for each of {names}."
@@ -399,6 +400,15 @@ def kernel_family(
             msg = f"bounds of {name!r} are ({low}, {high}); expected 0 < low < high < infinity."
             raise ValueError(msg)
     return family
+
+
+def _as_bounds(name: str, pair) -> Bounds:
+    expected = f"a pair of numbers, bounds={{{name!r}: (low, high)}}"
+    shape = as_numbers(pair, f"the bound of {name!r}", expected).shape
+    if shape != (2,):
+        msg = f"bounds of {name!r} are {pair!r}; expected {expected}."
+        raise ValueError(msg)
+    return Bounds(*pair)
 
 
 def _hyperparameters(build: CovFunction, bounds: Mapping) -> list[str]:

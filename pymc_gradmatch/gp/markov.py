@@ -80,13 +80,18 @@ class Chain(NamedTuple):
 
     @classmethod
     def of(cls, covs: Sequence[pm.gp.cov.BaseCovariance], t: NDArray[np.float64]) -> Self | None:
-        """Return the chain of kernels that are multiples of Matern52, one per state, or nothing."""
+        """Return the chain of kernels that are multiples of Matern52, one per state, or nothing.
+
+        There is none either where a kernel's own time stops or runs back.
+        """
         known = [_matern52(cov) for cov in covs]
         if not all(known):
             return None
         variances, lengthscales, warps = zip(*known, strict=True)
         clocks = {warp: _own_time(warp, t) for warp in set(warps)}
         passed, speed = np.stack([clocks[warp] for warp in warps], axis=1)
+        if not (np.diff(passed) > 0).all():
+            return None
         stretch = np.sqrt(5) / np.array(lengthscales)[:, None]
         d = stretch * np.diff(passed)
         e, q = np.exp(-d), d * d / 2

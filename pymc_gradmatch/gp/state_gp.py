@@ -10,18 +10,19 @@ import pandas as pd
 import pymc as pm
 import pytensor.tensor as pt
 from numpy.typing import ArrayLike, NDArray
+from pytensor.compile import SharedVariable
 from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch._pymc import EVALUATE_ONCE, at_support_points, random_ancestors, starting_at
 from pymc_gradmatch.arguments import as_numbers
 from pymc_gradmatch.gp.data import (
-    ROUNDING,
     Data,
     Residuals,
     around_breaks,
     as_nugget,
     as_positive,
     as_sigma,
+    breaks_within,
     divided_further,
     grid_around,
     levels_of,
@@ -310,13 +311,27 @@ class StateGP:
         >>> y.type.shape
         (10,)
         """
-        if np.ndim(x) == 0:
+        sizes, (_, states) = lengths_of(x), self.data.places
+        if len(sizes) == 0:
             return x
-        _, states = places = self.data.places
-        if np.ndim(x) == 1:
-            return x if self.data.is_complete else x[states]
-        at_times = x if _is_at(x, self.t_observed, self.t) else self.at_times(x)
-        return at_times if self.data.is_complete else at_times[..., *places]
+        if len(sizes) == 1:
+            _check_per_state(sizes[0], len(self.states))
+            is_one_for_all = sizes[0] == 1 < len(self.states)
+            return x if self.data.is_complete or is_one_for_all else x[states]
+        at_times = x if self._is_at_observations(sizes) else self.at_times(x)
+        return at_times if self.data.is_complete else at_times[..., *self.data.places]
+
+    def _is_at_observations(self, sizes: Sequence[int | None]) -> bool:
+        """Tell whether rows belong to times of observations, and not to those of the grid."""
+        n_grid, n_observed = len(self.t), len(self.t_observed)
+        if n_grid != n_observed and sizes[-2] not in (n_grid, n_observed):
+            msg = (
+                f"x has shape {(*sizes,)}; expected (..., {n_grid}, state), states on the grid, or "
+                f"(..., {n_observed}, state), numbers per observation time. Where a length is "
+                f"None, say which: pt.specify_shape(x, ({n_grid}, {len(self.states)}))."
+            )
+            raise ValueError(msg)
+        return sizes[-2] == n_observed != n_grid
 
     def at_times(self, x):
         """Return the rows of x, ``(..., time, state)``, that belong to times of observations."""
@@ -376,7 +391,7 @@ class StateGP:
         Parameters
         ----------
         times : array_like of float
-            Those outside of the grid do not count.
+            Those outside of the grid do not count; those that only rounding parts are one.
         factor, amount : array_like of float
             At each of the times a state becomes ``factor * x + amount``, shape ``(break,
             state)``, in the data's units; continuous if not given.
@@ -388,19 +403,18 @@ class StateGP:
         """
         times = as_numbers(times, "times of breaks").ravel()
         shape = len(times), len(self.states)
-        given = [np.broadcast_to(as_numbers(one, "steps"), shape) for one in (factor, amount)]
-        jumping = ((given[0] != 1) | (given[1] != 0)).any(axis=1)
-        is_inside = (times > self.t[0]) & ((times < self.t[-1]) | (jumping & (times == self.t[-1])))
-        inside = np.union1d(self.breaks, times[is_inside])
+        given = (
+            np.broadcast_to(as_numbers(factor, "steps"), shape),
+            np.broadcast_to(as_numbers(amount, "steps"), shape),
+        )
+        times, given = breaks_within(self.t, times, given)
+        inside = np.union1d(self.breaks, times)
         steps = np.ones((len(inside), shape[1])), np.zeros((len(inside), shape[1]))
         for step, before, after in zip(steps, self.steps, given, strict=True):
             step[np.searchsorted(inside, self.breaks)] = before
-            step[np.searchsorted(inside, times[is_inside])] = after[is_inside]
+            step[np.searchsorted(inside, times)] = after
         if all(map(np.array_equal, steps, self.steps)):
             return self
-        nearest = np.abs(self.t[:, None] - inside).argmin(axis=0)
-        is_there = np.isclose(self.t[nearest], inside, rtol=ROUNDING, atol=0)
-        inside = np.where(is_there, self.t[nearest], inside)
         # The logarithm of a dosed state jumps by what it was before: nothing is carried over
         # until a solution is the prior mean.
         carried = np.where(self.data.positive & (steps[1] != 0) & (steps[0] != 0), np.nan, steps[0])
@@ -618,10 +632,21 @@ class StateGP:
         return pd.DataFrame({"kernel": kernels, "sigma": sigmas}, index=[*self.states])
 
 
-def _is_at(x, times: NDArray[np.float64], others: NDArray[np.float64]) -> bool:
-    """Tell whether the rows of x belong to some times, and not to others."""
-    n_rows = x.type.shape[-2] if isinstance(x, TensorVariable) else np.shape(x)[-2]
-    return n_rows == len(times) != len(others)
+def lengths_of(x) -> tuple[int | None, ...]:
+    """Return the shape of numbers or of a variable, None where a graph does not tell."""
+    if isinstance(x, SharedVariable):
+        return x.get_value(borrow=True).shape
+    return x.type.shape if isinstance(x, TensorVariable) else np.shape(x)
+
+
+def _check_per_state(length: int | None, n_states: int):
+    """Raise unless a vector is one number for all states or one for each."""
+    if length not in (None, 1, n_states):
+        msg = (
+            f"a vector of {length} numbers is given; expected one for each of {n_states} states. "
+            "Numbers per observation time have shape (time, state), for example sigma[:, None]."
+        )
+        raise ValueError(msg)
 
 
 def add_states(

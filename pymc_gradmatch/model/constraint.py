@@ -25,7 +25,7 @@ from pymc_gradmatch._pymc import (
     rv_size_is_none,
 )
 from pymc_gradmatch.arguments import DRAWS, as_numbers, refuse_reserved
-from pymc_gradmatch.gp import StateGP, StateGPs, fits_states
+from pymc_gradmatch.gp import StateGP, StateGPs, breaks_within, fits_states
 from pymc_gradmatch.numerics import (
     Basis,
     Spectrum,
@@ -100,22 +100,21 @@ def check_breaks(ode: ODE, gp: StateGP):
         for one, member in zip(equations(ode, gp), gp.members, strict=True):
             check_breaks(one, member)
         return
-    is_inside = (ode.jumps > gp.t[0]) & (ode.jumps < gp.t[-1])
-    inside = ode.jumps[is_inside]
+    inside, steps = breaks_within(gp.t, ode.jumps, ode.steps)
     smooth = [
         f"{time:g}" for time in inside if not np.isclose(time, gp.breaks, rtol=1e-12, atol=0).any()
     ]
     if smooth:
+        jumps = "ode.jumps, *ode.steps" if (steps[0] != 1).any() or steps[1].any() else "ode.jumps"
         msg = (
-            f"inputs of the ODE jump at t = {', '.join(smooth)}, where the states have a kink and "
-            "the Gaussian process is smooth; expected gp = gp.with_breaks(ode.jumps), after "
-            "with_grid if it has a finer grid."
+            f"inputs of the ODE jump at t = {', '.join(smooth)}, where the states have a kink or a "
+            f"jump and the Gaussian process is smooth; expected gp = gp.with_breaks({jumps}), "
+            "after with_grid if it has a finer grid."
         )
         raise ValueError(msg)
-    there = np.abs(gp.breaks[:, None] - inside).argmin(axis=0) if len(inside) else []
+    there = [int(np.abs(gp.breaks - time).argmin()) for time in inside]
     if not all(
-        np.array_equal(one[is_inside], other[there])
-        for one, other in zip(ode.steps, gp.steps, strict=True)
+        np.array_equal(one, other[there]) for one, other in zip(steps, gp.steps, strict=True)
     ):
         msg = (
             "states of the ODE jump by doses of which the Gaussian process does not know; expected "

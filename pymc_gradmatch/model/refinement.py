@@ -1041,7 +1041,7 @@ def _counted(
 ) -> pm.gp.cov.BaseCovariance:
     """Return a kernel of unit variance whose lengthscale is counted in observations."""
     gaps = np.diff(times) / np.diff(counts)
-    if np.allclose(gaps, gaps[0]):
+    if np.allclose(gaps, gaps[0], atol=0):
         return family(1, ls=np.float64(lengthscale * gaps[0]))
     counted = _never_still(times, counts)
     return pm.gp.cov.WarpedInput(
