@@ -216,6 +216,11 @@ def test_one_known_start_may_be_written_by_another():
         ({"mass": lambda theta: [1.0, 2.0]}, ValueError, r"'mass' has shape \(2,\)"),
         ({"mass": pm.Normal.dist(shape=2)}, ValueError, "has 1 dimensions; expected a scalar"),
         ({"mass": 20_000.0}, ValueError, "20000, but .* was observed at t = 0"),
+        (
+            {"mass": pm.Normal.dist(pm.HalfNormal.dist(1), 0.1)},
+            ValueError,
+            "start of 'mass' depends on random variables that are not in the model",
+        ),
     ],
 )
 def test_starts_that_cannot_be_used_are_refused(y, start, error, message):
@@ -268,6 +273,17 @@ def test_a_start_whose_prior_excludes_the_first_observation_is_climbed_from_with
     moved = start.possible(x)
     assert moved[0, 2] > 0
     np.testing.assert_array_equal(np.delete(moved, 2, axis=1), np.delete(x, 2, axis=1))
+
+
+def test_a_start_whose_prior_depends_on_a_variable_is_climbed_given_where_that_starts():
+    with pm.Model():
+        middle = pm.Normal("middle", 0, 1, initval=3.0)
+        start = Start.of(DECAY, {"mass": pm.Normal.dist(middle, 2.0)})
+        kept = Start.of(DECAY, {"mass": pm.Uniform.dist(middle, middle + 2)})
+    told = start.told(np.array([1.0]), np.array([5.0]))
+    assert told.log_prior == pytest.approx(stats.norm.logpdf(5, 3, 2))
+    np.testing.assert_allclose(told.gradient, [-0.5])
+    np.testing.assert_allclose(kept.possible(np.zeros((2, 1)))[0], [4.0])
 
 
 def test_a_climb_knows_the_starts_of_a_model_written_before(chain_data, chain_gp):

@@ -88,7 +88,7 @@ def parameters_of(priors: Mapping[str, TensorVariable], names: Sequence[str]) ->
                     'with pm.Model() block: pm.HalfNormal("width", 1).'
                 )
                 raise ValueError(msg)
-            join(model, name, _given_parents(priors[name], outer))
+            join(model, name, given_parents(priors[name], outer))
     variables = [model[name] for name in names]
     each = zip(
         [model.rvs_to_values[variable] for variable in variables],
@@ -141,11 +141,12 @@ def _compiled(pattern: Pattern) -> tuple[Callable, Callable]:
     return one_at_a_time(density), one_at_a_time(transform)  # threads share them
 
 
-def _given_parents(prior, outer: pm.Model | None):
-    if outer is None or not is_registered(prior, outer):
-        return prior
+def given_parents(prior: TensorVariable, outer: pm.Model | None) -> TensorVariable:
+    """Return a distribution given the initial values of a model's variables that it depends on."""
     upstream = set(ancestors(prior.owner.inputs))
-    parents = [rv for rv in outer.free_RVs if rv in upstream]
+    parents = [] if outer is None else [rv for rv in outer.free_RVs if rv in upstream]
+    if outer is None or not parents:
+        return prior
     inputs = at_starts(prior.owner.inputs, parents, outer.rvs_to_initial_values)
     return prior.owner.clone_with_new_inputs(inputs).outputs[prior.owner.outputs.index(prior)]
 
