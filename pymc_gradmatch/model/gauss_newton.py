@@ -167,15 +167,16 @@ def solutions_of_prior(
     """Return draws of the parameters with solutions of the ODE, the most probable first.
 
     A solution starts where the data, smoothed, do; what is hidden, at random, within two
-    powers of ten of its scale, unless it is known.
+    powers of ten of its scale, unless it is known or has a prior, of which it is a draw.
     """
     draws = np.array([parameters.draw(seed) for seed in rng.integers(2**31, size=N_SURVEYED)])
     theta = np.array([parameters.natural(u)[0] for u in draws])
     shape = (N_SURVEYED, len(gp.states))
     size = gp.scale * 10 ** rng.uniform(-1.5, 1, size=shape) * rng.choice([1, 1, 1, -1], size=shape)
     hidden = gp.data.is_sparse
-    anywhere = np.where(hidden, gp.mean + size, gp.posterior_mean()[0])
-    return _solved(ode, gp, likelihood, known, draws, theta, anywhere)
+    smoothed = known.possible(gp.posterior_mean())
+    starts = known.drawn(np.where(hidden, gp.mean + size, smoothed[0]), hidden, rng)
+    return _solved(ode, gp, likelihood, known, draws, theta, starts)
 
 
 def _solved(
@@ -185,6 +186,8 @@ def _solved(
     solutions = batched_solver(ode)(gp.t, starts, theta)
     solved = np.flatnonzero(np.isfinite(solutions).all(axis=(1, 2)))
     heights = np.array([likelihood(theta[i], solutions[i]).log_density for i in solved])
+    if known.priors:
+        heights += [known.told(theta[i], starts[i]).log_prior for i in solved]
     best = [solved[i] for i in np.argsort(-heights) if np.isfinite(heights[i])]
     return [(draws[i], solutions[i]) for i in best]
 

@@ -3,6 +3,7 @@
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
@@ -21,6 +22,7 @@ from pymc_gradmatch._pymc import (
     EVALUATE_ONCE,
     at_starts,
     at_support_points,
+    draws_of,
     in_numpy,
     normalize_size_param,
     random_ancestors,
@@ -211,6 +213,22 @@ class Start:
                 x0[k] = at_support_points([prior])[0].eval(mode=EVALUATE_ONCE)
                 levels[0] = levels_of(x0, positive)
         return levels
+
+    def drawn(
+        self, levels: NDArray[np.float64], hidden: NDArray[np.bool_], rng: np.random.Generator
+    ) -> NDArray[np.float64]:
+        """Return levels of many x(t0), ``(draw, state)``, with priors' draws of what is hidden."""
+        of_hidden = [
+            k for k, name in enumerate(self.ode.states) if name in self.priors and hidden[k]
+        ]
+        if not of_hidden:
+            return levels
+        positive = np.array(self.ode.is_positive)
+        x0 = states_of(levels, positive).copy()
+        for k in of_hidden:
+            with suppress(NotImplementedError):  # flat ones cannot be drawn from
+                [x0[:, k]] = draws_of([self.settled[self.ode.states[k]]], len(x0), rng)
+        return levels_of(x0, positive)
 
     def filled(
         self, theta: NDArray[np.float64], levels: NDArray[np.float64]
