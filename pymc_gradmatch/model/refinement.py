@@ -180,6 +180,12 @@ def recentre(
     check_positive(ode, gp)
     in_order(priors, ode.params, "priors are")
     gammas = as_positive(gamma, gp.states, "gamma")
+    if gp.is_random:
+        msg = (
+            "the kernels of gp have random hyperparameters; expected numbers, as of a fit, "
+            "gm.fit_gp(t, y, cov=...): re-centring evaluates its matrices."
+        )
+        raise ValueError(msg)
     parameters = parameters_of(priors, ode.params)
     rng = np.random.default_rng(random_seed)
     gp, noise = _with_known_noise(gp, likelihood, sigma)
@@ -267,6 +273,13 @@ def _with_known_noise(
     gp: StateGP, likelihood, sigma: ArrayLike | None
 ) -> tuple[StateGP, NDArray[np.float64] | None]:
     if sigma is None:
+        if isinstance(gp.sigma, TensorVariable):
+            msg = (
+                "sigma of gp is a random variable; expected numbers, from which re-centring "
+                "starts: gp.with_sigma(0.1), or a fit, gm.fit_gp(t, y, cov=...). The prior of "
+                "sigma goes into the model: build_model(sigma=pm.HalfNormal.dist(0.5))."
+            )
+            raise ValueError(msg)
         return gp, None
     if likelihood is not None:
         msg = "sigma is given, and so is a likelihood; expected sigma in the lines of the latter."
