@@ -299,6 +299,17 @@ def test_a_climb_knows_the_starts_of_a_model_written_before(chain_data, chain_gp
     np.testing.assert_allclose(sigma, chain_gp.sigma, rtol=1e-6)
 
 
+def test_states_of_a_model_without_a_name_are_not_what_a_climb_can_take(y):
+    gp = gm.StateGP(T, y, [pm.gp.cov.Matern52(1, ls=2.0)], sigma=NOISE)
+    with pm.Model() as model:
+        theta = {"rate": pm.HalfNormal("rate", 2)}
+        x = pm.math.exp(gp.prior("logs"))
+        pm.Normal("y", x, NOISE, observed=y)
+        gm.GradientMatchingODE("match", DECAY, x, theta, gp=gp, gamma=0.1)
+    with pytest.raises(ValueError, match=r"'match' are no variable.*pm\.Deterministic"):
+        of_model(model, DECAY, gp)
+
+
 @pytest.mark.slow
 def test_the_one_call_hands_the_starts_of_a_users_model_on(chain_data, chain_gp):
     """Assert the posterior of start=, from a model with the paper's settings."""

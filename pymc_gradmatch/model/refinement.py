@@ -263,9 +263,16 @@ def of_model(model: pm.Model, ode: ODE, gp: StateGP) -> tuple[Written, Start]:
         )
         raise ValueError(msg)
     constraint = fitting[0]
-    [states] = [name for name, v in model.named_vars.items() if v is constraint.x]
+    names = [name for name, v in model.named_vars.items() if v is constraint.x]
+    if not names:
+        msg = (
+            f"the states of the constraint {constraint.name!r} are no variable of the model; "
+            "expected a named one, of which the likelihood is written too: x = gp.prior('x'), or "
+            "x = pm.Deterministic('x', ...)."
+        )
+        raise ValueError(msg)
     beside = [one.name for one in known] + [one.name for one in known_starts(model)]
-    told = of_graph(model, states, ode.params, grid=constraint.gp.t, gp=gp, without=beside)
+    told = of_graph(model, names[0], ode.params, grid=constraint.gp.t, gp=gp, without=beside)
     return told, start_in(model, ode, constraint.x)
 
 
