@@ -248,3 +248,21 @@ def test_a_known_sigma_is_refused_where_there_are_several_experiments():
         gm.build_model(
             decay, experiments=experiments, priors={"k": pm.HalfNormal.dist(1)}, sigma=0.1
         )
+
+
+def around_a_flat_mean():
+    mean = pm.Flat("mean")
+    return {"k": pm.Normal("k", mean, 1, dims="experiment"), "b": pm.HalfNormal("b", 1)}
+
+
+@pytest.mark.parametrize(
+    "priors",
+    [PRIORS | {"k": pm.HalfFlat.dist(shape=2)}, around_a_flat_mean],
+    ids=["local", "hierarchy"],
+)
+def test_flat_priors_of_experiments_are_refused_only_where_draws_of_them_are_needed(
+    experiments, priors
+):
+    assert "k" in built(experiments, priors).named_vars
+    with pytest.raises(ValueError, match="a prior cannot be drawn from"):
+        built(experiments, priors, preset="refined")

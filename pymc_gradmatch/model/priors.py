@@ -18,6 +18,7 @@ from pymc_gradmatch._pymc import (
     at_starts,
     compile_starts,
     in_numpy,
+    random_ancestors,
     random_parents,
 )
 from pymc_gradmatch.arguments import is_distribution, is_registered, join
@@ -160,6 +161,11 @@ ALIKE = 0.3  # of a width, up to which priors differ by the chance of their draw
 NORMAL_IQR = 1.349  # of a normal of unit standard deviation
 
 
+def _can_be_drawn(prior: TensorVariable) -> bool:
+    flat = type(pm.Flat.rv_op), type(pm.HalfFlat.rv_op)
+    return not any(isinstance(rv.owner.op, flat) for rv in random_ancestors([prior]))
+
+
 def climbing_priors(
     priors: Mapping[str, TensorVariable], names: Sequence[str], n_experiments: int, rng
 ) -> list[dict[str, TensorVariable]]:
@@ -167,11 +173,14 @@ def climbing_priors(
 
     A scalar of no model is its own; in the place of any other, such as a local parameter of a
     hierarchy, stands a normal or log-normal with the median and quartiles of its draws.
-    Experiments whose parameters are alike share one mapping.
+    Experiments whose parameters are alike share one mapping.  What cannot be drawn is flat,
+    which :func:`parameters_of` refuses in words where draws are needed.
     """
     outer = pm.Model.get_context(error_if_none=False)
     plain = {n for n in names if is_distribution(priors[n]) and not is_registered(priors[n], outer)}
     others = [n for n in names if priors[n].ndim or n not in plain]
+    flat = [n for n in others if not _can_be_drawn(priors[n])]
+    others = [n for n in others if n not in flat]
     drawn = pm.draw([priors[n] for n in others], N_DRAWN, random_seed=rng) if others else []
     shape = N_DRAWN, n_experiments
     families, middles, widths = {}, {}, {}
@@ -193,5 +202,6 @@ def climbing_priors(
             continue
         before = numbers
         made = {n: families[n].dist(*pair) for n, pair in zip(others, numbers, strict=True)}
+        made |= {n: pm.Flat.dist() for n in flat}
         chosen.append({n: made.get(n, priors[n]) for n in names})
     return chosen
