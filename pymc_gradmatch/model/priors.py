@@ -13,9 +13,11 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch._pymc import (
+    EVALUATE_ONCE,
     Pattern,
     as_written,
     at_starts,
+    at_support_points,
     compile_starts,
     in_numpy,
     random_ancestors,
@@ -172,7 +174,8 @@ def climbing_priors(
     """Return scalar priors for each of several experiments, for climbs that look for a start.
 
     A scalar of no model is its own; in the place of any other, such as a local parameter of a
-    hierarchy, stands a normal or log-normal with the median and quartiles of its draws.
+    hierarchy, stands a normal or log-normal with the median and quartiles of its draws, which
+    ends at the outermost of these where the support of the other ends.
     Experiments whose parameters are alike share one mapping.  What cannot be drawn is flat,
     which :func:`parameters_of` refuses in words where draws are needed.
     """
@@ -183,25 +186,68 @@ def climbing_priors(
     others = [n for n in others if n not in flat]
     drawn = pm.draw([priors[n] for n in others], N_DRAWN, random_seed=rng) if others else []
     shape = N_DRAWN, n_experiments
-    families, middles, widths = {}, {}, {}
+    families, settings = {}, {}
     for name, values in zip(others, drawn, strict=True):
         draws = np.broadcast_to(values if values.ndim == 2 else values[:, None], shape)
+        lowest, highest = np.broadcast_to(
+            _ends(priors[name], values, outer).T, (n_experiments, 2)
+        ).T
         families[name] = pm.LogNormal if (draws > 0).all() else pm.Normal
         draws = np.log(draws) if families[name] is pm.LogNormal else draws
         low, middle, high = np.quantile(draws, [0.25, 0.5, 0.75], axis=0)
         width = np.maximum(high - low, 1e-6) / NORMAL_IQR
         if np.ptp(middle) < ALIKE * width.mean() and np.ptp(width) < ALIKE * width.mean():
-            middle, width = (np.full(n_experiments, one.mean()) for one in (middle, width))
-        middles[name], widths[name] = middle, width
+            common = middle.mean(), width.mean(), lowest.max(), highest.min()
+            middle, width, lowest, highest = np.full((n_experiments, 4), common).T
+        settings[name] = np.array([middle, width, lowest, highest]).T.tolist()
     chosen: list[dict[str, TensorVariable]] = []
     before: list | None = None
     for number in range(n_experiments):
-        numbers = [(middles[n][number], widths[n][number]) for n in others]
+        numbers = [settings[n][number] for n in others]
         if numbers == before:
             chosen.append(chosen[-1])
             continue
         before = numbers
-        made = {n: families[n].dist(*pair) for n, pair in zip(others, numbers, strict=True)}
+        made = {
+            n: _between(families[n].dist(middle, width), lowest, highest)
+            for n, (middle, width, lowest, highest) in zip(others, numbers, strict=True)
+        }
         made |= {n: pm.Flat.dist() for n in flat}
         chosen.append({n: made.get(n, priors[n]) for n in names})
     return chosen
+
+
+def _ends(
+    prior: TensorVariable, draws: NDArray[np.float64], outer: pm.Model | None
+) -> NDArray[np.float64]:
+    """Return the outermost draws below and above which a prior is zero, infinite where it is not.
+
+    Given the initial values of what it depends on; shape ``(2, ...)`` for a prior's ``(...)``.
+    """
+    low, high = draws.min(axis=0), draws.max(axis=0)
+    nowhere = np.stack([np.full_like(low, -np.inf), np.full_like(high, np.inf)])
+    if not (is_distribution(prior) and np.issubdtype(prior.dtype, np.inexact)):
+        return nowhere
+    span = high - low
+    beyond = (low / N_DRAWN, high * N_DRAWN) if (low > 0).all() else (low - span, high + span)
+    density = pm.logp(given_parents(prior, outer), np.stack([*beyond, *draws]), warn_rvs=False)
+    [log_density] = at_support_points([density])
+    is_possible = np.isfinite(log_density.eval(mode=EVALUATE_ONCE))
+    if is_possible.shape != (N_DRAWN + 2, *low.shape) or not is_possible[2:].any(axis=0).all():
+        return nowhere
+    inside = np.where(is_possible[2:], draws, np.nan)
+    ends = np.stack([np.nanmin(inside, axis=0), np.nanmax(inside, axis=0)])
+    return np.where(is_possible[:2], nowhere, ends)
+
+
+def _between(prior: TensorVariable, lowest: float, highest: float) -> TensorVariable:
+    """Truncate a normal or log-normal, where it has an end."""
+    if np.isinf([lowest, highest]).all():
+        return prior
+    is_positive = isinstance(prior.owner.op, type(pm.LogNormal.rv_op))
+    least = 0.0 if is_positive else None  # else climbs go below, where the density is zero
+    return pm.Truncated.dist(
+        prior,
+        lower=least if np.isinf(lowest) else lowest,
+        upper=None if np.isinf(highest) else highest,
+    )
