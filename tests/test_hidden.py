@@ -8,8 +8,9 @@ from scipy import stats
 from scipy.special import logsumexp
 
 import pymc_gradmatch as gm
+from pymc_gradmatch.gp import Data, unfitted
 from pymc_gradmatch.model import constraints
-from pymc_gradmatch.model.gauss_newton import solutions_of_prior
+from pymc_gradmatch.model.gauss_newton import scaled_by_solutions, solutions_of_prior
 from pymc_gradmatch.model.likelihood import normal
 from pymc_gradmatch.model.priors import parameters_of
 from pymc_gradmatch.model.start import Start
@@ -181,3 +182,21 @@ def test_solutions_start_where_priors_of_starts_allow_it_and_are_weighed_by_thes
     heights += stats.norm.logpdf(starts[:, 0], 5, 0.3)
     assert len(found) > 400
     assert (np.diff(heights) < 1e-9).all()
+
+
+def test_only_what_lacks_a_scale_takes_that_of_solutions(table):
+    """Assert a given scale, whose unseen state takes its mean alone, and one with both."""
+    ode = gm.ODE(
+        lambda t, x, theta: [-theta.rate * x.a, theta.rate * (x.a - x.b), -x.c + x.a],
+        ["a", "b", "c"], ["rate"],
+    )  # fmt: skip
+    data = Data.of(T, table, states=ode.states, scales={"a": 123.0})
+    parameters, gp = parameters_of(PRIOR, ode.params), unfitted(data)
+    given = ode, gp, parameters, normal(gp), Start(ode), np.random.default_rng(1)
+    scaled = scaled_by_solutions(*given, data)
+    assert scaled.scale[0] == 123
+    assert scaled.mean[0] != 0
+    assert (scaled.mean[1], scaled.scale[1]) == (data.mean[1], data.scale[1])
+    assert 0 < scaled.scale[2] < 100
+    of_others = scaled_by_solutions(*given, data.with_scale(np.array([7.0, 8.0, 9.0]), data.scale))
+    assert of_others.mean[:2].tolist() == [7, 8]

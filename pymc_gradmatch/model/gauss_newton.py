@@ -199,11 +199,25 @@ def scaled_by_solutions(
     likelihood: Likelihood,
     known: Start,
     rng: np.random.Generator,
+    data: Data | None = None,
 ) -> Data:
-    """Return the data with mean and scale of hidden states from the most probable solutions."""
+    """Return data with mean and scale of states that lack a scale, from probable solutions.
+
+    A state that was never seen takes its mean from these also where its scale is given.
+
+    Parameters
+    ----------
+    ode, gp, parameters, likelihood, known, rng
+        As for :func:`solutions_of_prior`.
+    data : Data, optional
+        NaN in place of the scales that are sought; the data of gp with those of all sparse
+        states sought if not given.
+    """
+    if data is None:
+        data = gp.data.with_scale(gp.mean, np.where(gp.data.is_sparse, np.nan, gp.scale))
     found = solutions_of_prior(ode, gp, parameters, likelihood, known, rng)[:N_STARTS]
     if not found:
-        unscaled = gp.data.unscaled
+        unscaled = data.unscaled
         msg = (
             f"none of {N_SURVEYED} solutions from draws of the prior is finite where the data "
             "are; check priors, starts and the ODE"
@@ -219,9 +233,10 @@ def scaled_by_solutions(
     scale = np.median(
         np.maximum(solutions.std(axis=1), 0.1 * np.abs(solutions).mean(axis=1)), axis=0
     )
-    unknown = gp.data.is_sparse
-    return gp.data.with_scale(
-        np.where(unknown, mean, gp.data.mean), np.where(unknown, scale, gp.data.scale)
+    unknown = np.isnan(data.scale)
+    unseen = ~data.is_observed.any(axis=0) & (data.mean == 0)
+    return data.with_scale(
+        np.where(unknown | unseen, mean, data.mean), np.where(unknown, scale, data.scale)
     )
 
 
