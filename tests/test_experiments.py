@@ -12,6 +12,7 @@ from pytensor.graph.traversal import ancestors
 import pymc_gradmatch as gm
 from pymc_gradmatch.gp import as_experiments
 from pymc_gradmatch.model import constraints
+from pymc_gradmatch.model.priors import climbing_priors
 
 SIGMA = 0.03
 DECAY = gm.ODE(lambda t, x, theta: [theta.b - theta.k * x.mass], ["mass"], ["k", "b"])
@@ -345,3 +346,58 @@ def test_what_is_told_of_experiments_is_told_of_each(gps, what):
 def test_what_each_experiment_has_for_itself_is_refused_of_all(gps, what):
     with pytest.raises(AttributeError, match=rf"each has its own; take .members\[0\]\.{what}"):
         getattr(gps, what)
+
+
+def below_a_random_top():
+    top = pm.LogNormal("top", 0, 0.1, initval=0.7)
+    return {"k": pm.Uniform("k", 0, top, dims="experiment"), "b": pm.HalfNormal("b", 1)}
+
+
+@pytest.mark.parametrize(
+    "priors",
+    [PRIORS | {"k": pm.Uniform.dist([0, 0.9], [0.7, 2], shape=2)}, below_a_random_top],
+    ids=["local", "hierarchy"],
+)
+def test_a_start_lies_where_its_prior_allows_it_though_data_prefer_another(experiments, priors):
+    """Assert it for rates of 0.8 in the data of both."""
+    start = built(experiments, priors, preset="refined").initial_point()
+    assert np.isfinite(start["k_interval__"]).all()
+
+
+@pytest.mark.parametrize(
+    ("prior", "lowest", "highest"),
+    [
+        (pm.Uniform.dist(2, 3, shape=2), 2, 3),
+        (pm.Beta.dist(1, 1, shape=2), 0, 1),
+        (pm.Uniform.dist(-1, 1, shape=2), -1, 1),
+        (pm.HalfNormal.dist(2, shape=2), 0, np.inf),
+        (pm.Normal.dist(0, 1, shape=2), -np.inf, np.inf),
+    ],
+    ids=["uniform", "beta", "of both signs", "half-normal", "normal"],
+)
+def test_a_climb_ends_where_the_support_of_a_prior_does(prior, lowest, highest):
+    one, other = climbing_priors({"k": prior}, ["k"], 2, np.random.default_rng(1))
+    assert one is other
+    outer = np.array([-9.0, lowest - 0.01, highest + 0.01, 1e3])
+    inner = np.clip([-8.0, 8.0], lowest + 0.01, highest - 0.01)
+    possible = [np.isfinite(pm.logp(one["k"], at).eval()) for at in (outer, inner)]
+    assert possible[0].tolist() == [bool(lowest < at < highest) for at in outer]
+    assert possible[1].all()
+
+
+def around_a_flat_mean():
+    mean = pm.Flat("mean")
+    return {"k": pm.Normal("k", mean, 1, dims="experiment"), "b": pm.HalfNormal("b", 1)}
+
+
+@pytest.mark.parametrize(
+    "priors",
+    [PRIORS | {"k": pm.HalfFlat.dist(shape=2)}, around_a_flat_mean],
+    ids=["local", "hierarchy"],
+)
+def test_flat_priors_of_experiments_are_refused_only_where_draws_of_them_are_needed(
+    experiments, priors
+):
+    assert "k" in built(experiments, priors).named_vars
+    with pytest.raises(ValueError, match="a prior cannot be drawn from"):
+        built(experiments, priors, preset="refined")

@@ -326,6 +326,15 @@ def test_what_does_not_belong_together_is_an_error(decay):
         gm.recentre(two, gp, priors={}, gamma=0.1)
 
 
+def test_processes_with_random_hyperparameters_are_not_what_recentring_starts_from(decay):
+    ode, gp, priors, *_ = decay
+    with pytest.raises(ValueError, match=r"sigma of gp is a random variable.*gp\.with_sigma"):
+        gm.refine(ode, gp.with_sigma(pm.HalfNormal.dist(1)), priors=priors)
+    kernel = pm.gp.cov.Matern52(1, ls=pm.LogNormal.dist(0, 1))
+    with pytest.raises(ValueError, match=r"kernels of gp have random .*gm\.fit_gp"):
+        gm.recentre(ode, gp.with_covs([kernel]), priors=priors, gamma=0.1)
+
+
 @pytest.mark.slow
 def test_an_ode_that_cannot_be_integrated_warns_and_leaves_the_mean(decay):
     """Assert it for a right-hand side that explodes as soon as it is followed for long."""

@@ -8,7 +8,12 @@ from scipy import stats
 from scipy.special import logsumexp
 
 import pymc_gradmatch as gm
+from pymc_gradmatch.gp import Data, unfitted
 from pymc_gradmatch.model import constraints
+from pymc_gradmatch.model.gauss_newton import scaled_by_solutions, solutions_of_prior
+from pymc_gradmatch.model.likelihood import normal
+from pymc_gradmatch.model.priors import parameters_of
+from pymc_gradmatch.model.start import Start
 
 PAIR = gm.ODE(
     lambda t, x, theta: [-theta.rate * x.a, theta.rate * (x.a - x.b)], ["a", "b"], ["rate"]
@@ -145,3 +150,53 @@ def test_data_that_say_nothing_are_refused(table):
         gm.build_model(PAIR, T, np.full((13, 2), np.nan), priors=PRIOR)
     with pytest.raises(ValueError, match=r"no observation at all"):
         gm.fit_gp(T, np.full((13, 2), np.nan), cov="Matern52")
+
+
+@pytest.mark.parametrize(
+    ("prior", "preset"), [(pm.Normal.dist(5, 0.1), "fgpgm"), (pm.Uniform.dist(4, 6), "refined")]
+)
+def test_what_is_hidden_has_the_size_that_the_prior_of_its_start_says(prior, preset):
+    """Assert it where the size of what is seen says nothing of it."""
+    ode = gm.ODE(lambda t, x, theta: [-theta.k * x.a, theta.k * x.a - x.b], ["a", "b"], ["k"])
+    y = ode.solve(T, [5.0, 0.03], [0.01]) + np.random.default_rng(1).normal(0, 0.001, (len(T), 2))
+    model = gm.build_model(
+        ode, T, pd.DataFrame({"b": y[:, 1]}), priors={"k": pm.LogNormal.dist(-5, 1)},
+        start={"a": prior}, preset=preset, random_seed=1, progressbar=False,
+    )  # fmt: skip
+    [constraint] = constraints(model)
+    assert 4 < constraint.gp.mean[0] < 6
+
+
+def test_solutions_start_where_priors_of_starts_allow_it_and_are_weighed_by_these(table):
+    """Assert the order of heights; of what is seen too, whose smoothed data are excluded."""
+    gp = gm.StateGP(T, np.column_stack([np.full(len(T), np.nan), table["b"]]), COV, 0.05,
+                    scales={0: 1.0})  # fmt: skip
+    priors = {"a": pm.Normal.dist(5, 0.3), "b": pm.Uniform.dist(2, 3)}
+    known, told = Start.of(PAIR, priors), normal(gp)
+    parameters = parameters_of(PRIOR, PAIR.params)
+    found = solutions_of_prior(PAIR, gp, parameters, told, known, np.random.default_rng(1))
+    starts = np.array([x[0] for _, x in found])
+    assert abs(starts[:, 0].mean() - 5) < 0.1
+    np.testing.assert_allclose(starts[:, 1], 2.5)
+    heights = [told(parameters.natural(u)[0], x).log_density for u, x in found]
+    heights += stats.norm.logpdf(starts[:, 0], 5, 0.3)
+    assert len(found) > 400
+    assert (np.diff(heights) < 1e-9).all()
+
+
+def test_only_what_lacks_a_scale_takes_that_of_solutions(table):
+    """Assert a given scale, whose unseen state takes its mean alone, and one with both."""
+    ode = gm.ODE(
+        lambda t, x, theta: [-theta.rate * x.a, theta.rate * (x.a - x.b), -x.c + x.a],
+        ["a", "b", "c"], ["rate"],
+    )  # fmt: skip
+    data = Data.of(T, table, states=ode.states, scales={"a": 123.0})
+    parameters, gp = parameters_of(PRIOR, ode.params), unfitted(data)
+    given = ode, gp, parameters, normal(gp), Start(ode), np.random.default_rng(1)
+    scaled = scaled_by_solutions(*given, data)
+    assert scaled.scale[0] == 123
+    assert scaled.mean[0] != 0
+    assert (scaled.mean[1], scaled.scale[1]) == (data.mean[1], data.scale[1])
+    assert 0 < scaled.scale[2] < 100
+    of_others = scaled_by_solutions(*given, data.with_scale(np.array([7.0, 8.0, 9.0]), data.scale))
+    assert of_others.mean[:2].tolist() == [7, 8]

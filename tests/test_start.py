@@ -216,6 +216,11 @@ def test_one_known_start_may_be_written_by_another():
         ({"mass": lambda theta: [1.0, 2.0]}, ValueError, r"'mass' has shape \(2,\)"),
         ({"mass": pm.Normal.dist(shape=2)}, ValueError, "has 1 dimensions; expected a scalar"),
         ({"mass": 20_000.0}, ValueError, "20000, but .* was observed at t = 0"),
+        (
+            {"mass": pm.Normal.dist(pm.HalfNormal.dist(1), 0.1)},
+            ValueError,
+            "start of 'mass' depends on random variables that are not in the model",
+        ),
     ],
 )
 def test_starts_that_cannot_be_used_are_refused(y, start, error, message):
@@ -270,6 +275,17 @@ def test_a_start_whose_prior_excludes_the_first_observation_is_climbed_from_with
     np.testing.assert_array_equal(np.delete(moved, 2, axis=1), np.delete(x, 2, axis=1))
 
 
+def test_a_start_whose_prior_depends_on_a_variable_is_climbed_given_where_that_starts():
+    with pm.Model():
+        middle = pm.Normal("middle", 0, 1, initval=3.0)
+        start = Start.of(DECAY, {"mass": pm.Normal.dist(middle, 2.0)})
+        kept = Start.of(DECAY, {"mass": pm.Uniform.dist(middle, middle + 2)})
+    told = start.told(np.array([1.0]), np.array([5.0]))
+    assert told.log_prior == pytest.approx(stats.norm.logpdf(5, 3, 2))
+    np.testing.assert_allclose(told.gradient, [-0.5])
+    np.testing.assert_allclose(kept.possible(np.zeros((2, 1)))[0], [4.0])
+
+
 def test_a_climb_knows_the_starts_of_a_model_written_before(chain_data, chain_gp):
     """Assert what the same start= says, by value and derivatives, and sigma without it."""
     model = gm.build_model(CHAIN, T, chain_data, priors=PRIORS, gp=chain_gp, start=LAW, gamma=0.1)
@@ -281,6 +297,17 @@ def test_a_climb_knows_the_starts_of_a_model_written_before(chain_data, chain_gp
     assert found.places == [0, 2]
     sigma = told.around(theta, chain_gp.posterior_mean()).sigma
     np.testing.assert_allclose(sigma, chain_gp.sigma, rtol=1e-6)
+
+
+def test_states_of_a_model_without_a_name_are_not_what_a_climb_can_take(y):
+    gp = gm.StateGP(T, y, [pm.gp.cov.Matern52(1, ls=2.0)], sigma=NOISE)
+    with pm.Model() as model:
+        theta = {"rate": pm.HalfNormal("rate", 2)}
+        x = pm.math.exp(gp.prior("logs"))
+        pm.Normal("y", x, NOISE, observed=y)
+        gm.GradientMatchingODE("match", DECAY, x, theta, gp=gp, gamma=0.1)
+    with pytest.raises(ValueError, match=r"'match' are no variable.*pm\.Deterministic"):
+        of_model(model, DECAY, gp)
 
 
 @pytest.mark.slow

@@ -306,7 +306,10 @@ def build_model(
         or nothing: :func:`~pymc_gradmatch.refine` then starts from solutions of the ODE.
     scales : mapping of str to float, optional
         Roughly the standard deviation of states that were not observed, or hardly.  If
-        not given, those of the most probable solutions of the ODE from draws of the prior.
+        not given, those of the most probable solutions of the ODE from draws of the prior, and
+        so are the means.  Where all scales are given no solution is sought, and a state that was
+        never observed has the prior mean zero (one, if it is positive), to which the preset
+        ``"fgpgm"`` pulls it: leave the scale out if it stays far from that.
     inputs : mapping of str to Input or callable, optional
         What the ODE's inputs are, see :meth:`ODE.with_inputs`, and what states are given at
         once: ``{"gut": gm.Input([12, 24], [100.0, 100.0], kind="dose")}``.  Where one jumps,
@@ -907,7 +910,7 @@ def _scaled(
     gp = unfitted(data)
     told = normal(gp) if likelihood is None else rehearsed(likelihood, ode, gp)
     parameters = parameters_of(priors, ode.params)
-    return scaled_by_solutions(ode.of_levels, gp, parameters, told, known, rng)
+    return scaled_by_solutions(ode.of_levels, gp, parameters, told, known, rng, data)
 
 
 def _without_steps(data: Data, ode: ODE) -> Data:

@@ -167,15 +167,16 @@ def solutions_of_prior(
     """Return draws of the parameters with solutions of the ODE, the most probable first.
 
     A solution starts where the data, smoothed, do; what is hidden, at random, within two
-    powers of ten of its scale, unless it is known.
+    powers of ten of its scale, unless it is known or has a prior, of which it is a draw.
     """
     draws = np.array([parameters.draw(seed) for seed in rng.integers(2**31, size=N_SURVEYED)])
     theta = np.array([parameters.natural(u)[0] for u in draws])
     shape = (N_SURVEYED, len(gp.states))
     size = gp.scale * 10 ** rng.uniform(-1.5, 1, size=shape) * rng.choice([1, 1, 1, -1], size=shape)
     hidden = gp.data.is_sparse
-    anywhere = np.where(hidden, gp.mean + size, gp.posterior_mean()[0])
-    return _solved(ode, gp, likelihood, known, draws, theta, anywhere)
+    smoothed = known.possible(gp.posterior_mean())
+    starts = known.drawn(np.where(hidden, gp.mean + size, smoothed[0]), hidden, rng)
+    return _solved(ode, gp, likelihood, known, draws, theta, starts)
 
 
 def _solved(
@@ -185,6 +186,8 @@ def _solved(
     solutions = batched_solver(ode)(gp.t, starts, theta)
     solved = np.flatnonzero(np.isfinite(solutions).all(axis=(1, 2)))
     heights = np.array([likelihood(theta[i], solutions[i]).log_density for i in solved])
+    if known.priors:
+        heights += [known.told(theta[i], starts[i]).log_prior for i in solved]
     best = [solved[i] for i in np.argsort(-heights) if np.isfinite(heights[i])]
     return [(draws[i], solutions[i]) for i in best]
 
@@ -196,19 +199,25 @@ def scaled_by_solutions(
     likelihood: Likelihood,
     known: Start,
     rng: np.random.Generator,
+    data: Data,
 ) -> Data:
-    """Return the data with mean and scale of hidden states from the most probable solutions."""
+    """Return data with mean and scale of states that lack a scale, from probable solutions.
+
+    A state that was never seen takes its mean from these also where its scale is given.
+
+    Parameters
+    ----------
+    ode, gp, parameters, likelihood, known, rng
+        As for :func:`solutions_of_prior`.
+    data : Data
+        With NaN in place of the scales that are sought.
+    """
     found = solutions_of_prior(ode, gp, parameters, likelihood, known, rng)[:N_STARTS]
     if not found:
-        unscaled = gp.data.unscaled
         msg = (
             f"none of {N_SURVEYED} solutions from draws of the prior is finite where the data "
-            "are; check priors, starts and the ODE"
-        ) + (
-            f": the scale of {unscaled} stays unknown. Expected scales={{...}}, roughly their "
-            "standard deviation."
-            if unscaled
-            else "."
+            f"are; check priors, starts and the ODE: the scale of {data.unscaled} stays unknown. "
+            "Expected scales={...}, roughly their standard deviation."
         )
         raise ValueError(msg)
     solutions = np.array([solution for _, solution in found])
@@ -216,9 +225,10 @@ def scaled_by_solutions(
     scale = np.median(
         np.maximum(solutions.std(axis=1), 0.1 * np.abs(solutions).mean(axis=1)), axis=0
     )
-    unknown = gp.data.is_sparse
-    return gp.data.with_scale(
-        np.where(unknown, mean, gp.data.mean), np.where(unknown, scale, gp.data.scale)
+    unknown = np.isnan(data.scale)
+    unseen = ~data.is_observed.any(axis=0) & (data.mean == 0)
+    return data.with_scale(
+        np.where(unknown | unseen, mean, data.mean), np.where(unknown, scale, data.scale)
     )
 
 

@@ -13,11 +13,14 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch._pymc import (
+    EVALUATE_ONCE,
     Pattern,
     as_written,
     at_starts,
+    at_support_points,
     compile_starts,
     in_numpy,
+    random_ancestors,
     random_parents,
 )
 from pymc_gradmatch.arguments import is_distribution, is_registered, join
@@ -88,7 +91,7 @@ def parameters_of(priors: Mapping[str, TensorVariable], names: Sequence[str]) ->
                     'with pm.Model() block: pm.HalfNormal("width", 1).'
                 )
                 raise ValueError(msg)
-            join(model, name, _given_parents(priors[name], outer))
+            join(model, name, given_parents(priors[name], outer))
     variables = [model[name] for name in names]
     each = zip(
         [model.rvs_to_values[variable] for variable in variables],
@@ -141,11 +144,12 @@ def _compiled(pattern: Pattern) -> tuple[Callable, Callable]:
     return one_at_a_time(density), one_at_a_time(transform)  # threads share them
 
 
-def _given_parents(prior, outer: pm.Model | None):
-    if outer is None or not is_registered(prior, outer):
-        return prior
+def given_parents(prior: TensorVariable, outer: pm.Model | None) -> TensorVariable:
+    """Return a distribution given the initial values of a model's variables that it depends on."""
     upstream = set(ancestors(prior.owner.inputs))
-    parents = [rv for rv in outer.free_RVs if rv in upstream]
+    parents = [] if outer is None else [rv for rv in outer.free_RVs if rv in upstream]
+    if outer is None or not parents:
+        return prior
     inputs = at_starts(prior.owner.inputs, parents, outer.rvs_to_initial_values)
     return prior.owner.clone_with_new_inputs(inputs).outputs[prior.owner.outputs.index(prior)]
 
@@ -159,38 +163,91 @@ ALIKE = 0.3  # of a width, up to which priors differ by the chance of their draw
 NORMAL_IQR = 1.349  # of a normal of unit standard deviation
 
 
+def _can_be_drawn(prior: TensorVariable) -> bool:
+    flat = type(pm.Flat.rv_op), type(pm.HalfFlat.rv_op)
+    return not any(isinstance(rv.owner.op, flat) for rv in random_ancestors([prior]))
+
+
 def climbing_priors(
     priors: Mapping[str, TensorVariable], names: Sequence[str], n_experiments: int, rng
 ) -> list[dict[str, TensorVariable]]:
     """Return scalar priors for each of several experiments, for climbs that look for a start.
 
     A scalar of no model is its own; in the place of any other, such as a local parameter of a
-    hierarchy, stands a normal or log-normal with the median and quartiles of its draws.
-    Experiments whose parameters are alike share one mapping.
+    hierarchy, stands a normal or log-normal with the median and quartiles of its draws, which
+    ends at the outermost of these where the support of the other ends.
+    Experiments whose parameters are alike share one mapping.  What cannot be drawn is flat,
+    which :func:`parameters_of` refuses in words where draws are needed.
     """
     outer = pm.Model.get_context(error_if_none=False)
     plain = {n for n in names if is_distribution(priors[n]) and not is_registered(priors[n], outer)}
     others = [n for n in names if priors[n].ndim or n not in plain]
+    flat = [n for n in others if not _can_be_drawn(priors[n])]
+    others = [n for n in others if n not in flat]
     drawn = pm.draw([priors[n] for n in others], N_DRAWN, random_seed=rng) if others else []
     shape = N_DRAWN, n_experiments
-    families, middles, widths = {}, {}, {}
+    families, settings = {}, {}
     for name, values in zip(others, drawn, strict=True):
         draws = np.broadcast_to(values if values.ndim == 2 else values[:, None], shape)
+        lowest, highest = np.broadcast_to(
+            _ends(priors[name], values, outer).T, (n_experiments, 2)
+        ).T
         families[name] = pm.LogNormal if (draws > 0).all() else pm.Normal
         draws = np.log(draws) if families[name] is pm.LogNormal else draws
         low, middle, high = np.quantile(draws, [0.25, 0.5, 0.75], axis=0)
         width = np.maximum(high - low, 1e-6) / NORMAL_IQR
         if np.ptp(middle) < ALIKE * width.mean() and np.ptp(width) < ALIKE * width.mean():
-            middle, width = (np.full(n_experiments, one.mean()) for one in (middle, width))
-        middles[name], widths[name] = middle, width
+            common = middle.mean(), width.mean(), lowest.max(), highest.min()
+            middle, width, lowest, highest = np.full((n_experiments, 4), common).T
+        settings[name] = np.array([middle, width, lowest, highest]).T.tolist()
     chosen: list[dict[str, TensorVariable]] = []
     before: list | None = None
     for number in range(n_experiments):
-        numbers = [(middles[n][number], widths[n][number]) for n in others]
+        numbers = [settings[n][number] for n in others]
         if numbers == before:
             chosen.append(chosen[-1])
             continue
         before = numbers
-        made = {n: families[n].dist(*pair) for n, pair in zip(others, numbers, strict=True)}
+        made = {
+            n: _between(families[n].dist(middle, width), lowest, highest)
+            for n, (middle, width, lowest, highest) in zip(others, numbers, strict=True)
+        }
+        made |= {n: pm.Flat.dist() for n in flat}
         chosen.append({n: made.get(n, priors[n]) for n in names})
     return chosen
+
+
+def _ends(
+    prior: TensorVariable, draws: NDArray[np.float64], outer: pm.Model | None
+) -> NDArray[np.float64]:
+    """Return the outermost draws below and above which a prior is zero, infinite where it is not.
+
+    Given the initial values of what it depends on; shape ``(2, ...)`` for a prior's ``(...)``.
+    """
+    low, high = draws.min(axis=0), draws.max(axis=0)
+    nowhere = np.stack([np.full_like(low, -np.inf), np.full_like(high, np.inf)])
+    if not (is_distribution(prior) and np.issubdtype(prior.dtype, np.inexact)):
+        return nowhere
+    span = high - low
+    beyond = (low / N_DRAWN, high * N_DRAWN) if (low > 0).all() else (low - span, high + span)
+    density = pm.logp(given_parents(prior, outer), np.stack([*beyond, *draws]), warn_rvs=False)
+    [log_density] = at_support_points([density])
+    is_possible = np.isfinite(log_density.eval(mode=EVALUATE_ONCE))
+    if is_possible.shape != (N_DRAWN + 2, *low.shape) or not is_possible[2:].any(axis=0).all():
+        return nowhere
+    inside = np.where(is_possible[2:], draws, np.nan)
+    ends = np.stack([np.nanmin(inside, axis=0), np.nanmax(inside, axis=0)])
+    return np.where(is_possible[:2], nowhere, ends)
+
+
+def _between(prior: TensorVariable, lowest: float, highest: float) -> TensorVariable:
+    """Truncate a normal or log-normal, where it has an end."""
+    if np.isinf([lowest, highest]).all():
+        return prior
+    is_positive = isinstance(prior.owner.op, type(pm.LogNormal.rv_op))
+    least = 0.0 if is_positive else None  # else climbs go below, where the density is zero
+    return pm.Truncated.dist(
+        prior,
+        lower=least if np.isinf(lowest) else lowest,
+        upper=None if np.isinf(highest) else highest,
+    )

@@ -180,6 +180,12 @@ def recentre(
     check_positive(ode, gp)
     in_order(priors, ode.params, "priors are")
     gammas = as_positive(gamma, gp.states, "gamma")
+    if gp.is_random:
+        msg = (
+            "the kernels of gp have random hyperparameters; expected numbers, as of a fit, "
+            "gm.fit_gp(t, y, cov=...): re-centring evaluates its matrices."
+        )
+        raise ValueError(msg)
     parameters = parameters_of(priors, ode.params)
     rng = np.random.default_rng(random_seed)
     gp, noise = _with_known_noise(gp, likelihood, sigma)
@@ -257,9 +263,16 @@ def of_model(model: pm.Model, ode: ODE, gp: StateGP) -> tuple[Written, Start]:
         )
         raise ValueError(msg)
     constraint = fitting[0]
-    [states] = [name for name, v in model.named_vars.items() if v is constraint.x]
+    names = [name for name, v in model.named_vars.items() if v is constraint.x]
+    if not names:
+        msg = (
+            f"the states of the constraint {constraint.name!r} are no variable of the model; "
+            "expected a named one, of which the likelihood is written too: x = gp.prior('x'), or "
+            "x = pm.Deterministic('x', ...)."
+        )
+        raise ValueError(msg)
     beside = [one.name for one in known] + [one.name for one in known_starts(model)]
-    told = of_graph(model, states, ode.params, grid=constraint.gp.t, gp=gp, without=beside)
+    told = of_graph(model, names[0], ode.params, grid=constraint.gp.t, gp=gp, without=beside)
     return told, start_in(model, ode, constraint.x)
 
 
@@ -267,6 +280,13 @@ def _with_known_noise(
     gp: StateGP, likelihood, sigma: ArrayLike | None
 ) -> tuple[StateGP, NDArray[np.float64] | None]:
     if sigma is None:
+        if isinstance(gp.sigma, TensorVariable):
+            msg = (
+                "sigma of gp is a random variable; expected numbers, from which re-centring "
+                "starts: gp.with_sigma(0.1), or a fit, gm.fit_gp(t, y, cov=...). The prior of "
+                "sigma goes into the model: build_model(sigma=pm.HalfNormal.dist(0.5))."
+            )
+            raise ValueError(msg)
         return gp, None
     if likelihood is not None:
         msg = "sigma is given, and so is a likelihood; expected sigma in the lines of the latter."

@@ -3,6 +3,7 @@
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
@@ -21,13 +22,16 @@ from pymc_gradmatch._pymc import (
     EVALUATE_ONCE,
     at_starts,
     at_support_points,
+    draws_of,
     in_numpy,
     normalize_size_param,
     random_ancestors,
+    random_parents,
     rv_size_is_none,
 )
 from pymc_gradmatch.arguments import is_distribution, is_registered
 from pymc_gradmatch.gp import StateGP, StateGPs, levels_of, states_of
+from pymc_gradmatch.model.priors import given_parents
 from pymc_gradmatch.ode import ODE, named
 
 NARROW = 0.01  # sigma
@@ -66,12 +70,15 @@ class Start:
         Distributions, by state.
     numbers : dict of str to float
         Those of the known that are given as numbers.
+    settled : dict of str to TensorVariable
+        The priors, given the initial values of the variables of a model that they depend on.
     """
 
     ode: ODE
     known: Mapping[str, Callable] = field(default_factory=dict)
     priors: Mapping[str, TensorVariable] = field(default_factory=dict)
     numbers: Mapping[str, float] = field(default_factory=dict)
+    settled: Mapping[str, TensorVariable] = field(default_factory=dict)
 
     @classmethod
     def of(cls, ode: ODE, given: "Mapping[str, Any] | Start | None") -> "Start":
@@ -106,7 +113,9 @@ class Start:
             else:
                 numbers[name] = _as_number(value, name)
                 known[name] = _constant(numbers[name])
-        start = cls(ode, known, priors, numbers)
+        model = pm.Model.get_context(error_if_none=False)
+        settled = {name: given_parents(prior, model) for name, prior in priors.items()}
+        start = cls(ode, known, priors, numbers, settled)
         start._check()
         return start
 
@@ -170,8 +179,11 @@ class Start:
 
         As a density of levels: what else there is of x(t0) is flat in these.
         """
+        return self._log_density(self.priors, x0)
+
+    def _log_density(self, priors: Mapping[str, TensorVariable], x0) -> TensorVariable:
         terms = [pt.zeros(())]
-        for name, prior in self.priors.items():
+        for name, prior in priors.items():
             start = x0[self.ode.states.index(name)]
             terms += [pm.logp(prior, start)]
             terms += [pt.log(start)] if name in self.ode.positive else []
@@ -195,12 +207,28 @@ class Start:
         """Return levels of the states on the grid, x(t0) moved to where its priors allow it."""
         levels, positive = levels.copy(), np.array(self.ode.is_positive)
         x0 = states_of(levels[0], positive)
-        for name, prior in self.priors.items():
+        for name, prior in self.settled.items():
             k = self.ode.states.index(name)
             if not np.isfinite(pm.logp(prior, x0[k]).eval(mode=EVALUATE_ONCE)):
                 x0[k] = at_support_points([prior])[0].eval(mode=EVALUATE_ONCE)
                 levels[0] = levels_of(x0, positive)
         return levels
+
+    def drawn(
+        self, levels: NDArray[np.float64], hidden: NDArray[np.bool_], rng: np.random.Generator
+    ) -> NDArray[np.float64]:
+        """Return levels of many x(t0), ``(draw, state)``, with priors' draws of what is hidden."""
+        of_hidden = [
+            k for k, name in enumerate(self.ode.states) if name in self.priors and hidden[k]
+        ]
+        if not of_hidden:
+            return levels
+        positive = np.array(self.ode.is_positive)
+        x0 = states_of(levels, positive).copy()
+        for k in of_hidden:
+            with suppress(NotImplementedError):  # flat ones cannot be drawn from
+                [x0[:, k]] = draws_of([self.settled[self.ode.states[k]]], len(x0), rng)
+        return levels_of(x0, positive)
 
     def filled(
         self, theta: NDArray[np.float64], levels: NDArray[np.float64]
@@ -225,7 +253,7 @@ class Start:
             residual = levels[self.places] - levels_of(values, positive[self.places])
             rows = range(len(self.places))
             by = [pt.stack([_gradient(residual[i], wrt) for i in rows]) for wrt in (theta, levels)]
-        log_prior = self.log_prior(x0)
+        log_prior = self._log_density(self.settled, x0)
         gradient = _gradient(log_prior, levels)
         curvature = pt.maximum(
             -_gradient(gradient.sum(), levels), 0
@@ -291,6 +319,13 @@ def _check_is_dist(value: TensorVariable, name: str):
             "such as pm.LogNormal.dist(1, 1): what starts there is then x0 in the results. To use "
             "it elsewhere too, make it a parameter of the ODE with this prior, and write "
             f"start={{{name!r}: lambda theta: theta.{value.name or 'start'}}}."
+        )
+        raise ValueError(msg)
+    if random_parents(value, model.basic_RVs if model else ()):
+        msg = (
+            f"the prior of the start of {name!r} depends on random variables that are not in the "
+            "model, such as pm.HalfNormal.dist(1); expected numbers, or named ones, made in a "
+            'with pm.Model() block: pm.HalfNormal("width", 1).'
         )
         raise ValueError(msg)
 
