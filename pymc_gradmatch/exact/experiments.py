@@ -54,7 +54,6 @@ from pymc_gradmatch.exact.importance import DEGREES, Mixture
 from pymc_gradmatch.exact.modes import (
     APART,
     LONGEST,
-    LOWEST,
     N_CLIMBS,
     ROUNDS,
     Local,
@@ -582,19 +581,21 @@ class Nested:
         factors = np.broadcast_to(center.factor, (*start.shape, n_own))
         local = self._climbed(shared[:N_CLIMBS], start, factors)
         known = self._climbed(center.at[None], center.mean[None], center.factor[None])
-        gain = local.height + 0.5 * np.linalg.slogdet(local.covariance).logabsdet
-        gain = gain.reshape(start.shape[:2]) - known.height
-        gain -= 0.5 * np.linalg.slogdet(known.covariance).logabsdet
         there = local.point.reshape(start.shape) - center.mean
         away = np.minimum(
             distance(center.factor, there), distance(local.factor.reshape(factors.shape), there)
         )
-        is_other = local.has_arrived.reshape(away.shape) & (away > APART) & (gain > -LOWEST)
-        best = np.where(is_other, gain, -np.inf).max(axis=0)
-        return {
-            self.target.experiments[e]: float(np.logaddexp(0, best[e]))
-            for e in np.flatnonzero(np.isfinite(best))
-        }
+        is_other = local.has_arrived.reshape(away.shape) & (away > APART)
+        places = np.arange(away.size).reshape(away.shape)
+        several = {}
+        for number in np.flatnonzero(is_other.any(axis=0)).tolist():
+            one, others = known.only([number]), local.only(places[is_other[:, number], number])
+            density = self.alone(number, center.at, center.mean)
+            modes = apart_from_ridges(density, joined(one, others))
+            if len(modes.height) > 1:
+                gain = logsumexp(modes.log_evidence) - one.log_evidence[0]
+                several[self.target.experiments[number]] = float(gain)
+        return several
 
     def _of_each(self, shared, own) -> NDArray[np.float64]:
         parts = self.target.each(self.phi(shared, own))

@@ -98,6 +98,11 @@ class Local(NamedTuple):
         """Of the normal approximation, where the density has a mode."""
         return self.factor @ self.factor.mT
 
+    @property
+    def log_evidence(self) -> NDArray[np.float64]:
+        """What the normal approximations hold, but for a constant."""
+        return np.asarray(self.height + 0.5 * np.linalg.slogdet(self.covariance).logabsdet)
+
 
 class Around(NamedTuple):
     """Log densities at points and around them, all of shape ``(point, ...)``.
@@ -311,8 +316,8 @@ def _matter(modes: Local, *others: Local) -> NDArray[np.bool_]:
     is_high = modes.height > known.height.max() - LOWEST
     if not known.has_arrived.any():
         return is_high
-    most = _log_evidence(known)[known.has_arrived].max()
-    return is_high | (modes.has_arrived & (_log_evidence(modes) > most + np.log(MATTERS)))
+    most = known.log_evidence[known.has_arrived].max()
+    return is_high | (modes.has_arrived & (modes.log_evidence > most + np.log(MATTERS)))
 
 
 class Climbed(NamedTuple):
@@ -554,7 +559,7 @@ def ridges_from(target: LogDensity, modes: Local) -> Ridges:
     met = Local(*map(np.concatenate, zip(*passed, strict=True)))
     distinct = _distinct(met, BESIDE)
     met = met.only(distinct)
-    log_evidence = _log_evidence(met)
+    log_evidence = met.log_evidence
     # Their square roots: a start is wider than its target.
     shares = np.maximum(np.exp((log_evidence - log_evidence.max()) / 2), SMALLEST_SHARE)
     counts = np.concatenate(beyond) > logsumexp(log_evidence) + np.log(MATTERS)
@@ -585,17 +590,12 @@ def _leads_to(point: NDArray[np.float64], ridge: Ridges, height: float) -> bool:
     return bool(((away <= APART**2) & (ridge.lowest > height - HIGHER)).any())
 
 
-def _log_evidence(local: Local) -> NDArray[np.float64]:
-    """Return what normal approximations hold, but for a constant."""
-    return local.height + 0.5 * np.linalg.slogdet(local.covariance).logabsdet
-
-
 def _log_evidence_beyond(local: Local, ahead) -> NDArray[np.float64]:
     """Return what walkers leave ahead of them, if the slope there goes on; the same constant."""
     along = np.linalg.solve(local.factor, ahead[..., None])[..., 0]
     slope = -(local.gradient * along).sum(axis=1) / np.linalg.norm(along, axis=1)
     with np.errstate(divide="ignore"):
-        return _log_evidence(local) - np.log(np.sqrt(2 * np.pi) * np.maximum(slope, 0))
+        return local.log_evidence - np.log(np.sqrt(2 * np.pi) * np.maximum(slope, 0))
 
 
 def _tangent(local: Local, move, home: Local) -> NDArray[np.float64]:
