@@ -8,7 +8,7 @@ import pytest
 import pymc_gradmatch as gm
 from pymc_gradmatch.exact import ExactPosterior
 from pymc_gradmatch.exact.experiments import Nested, Separate, leading_to
-from pymc_gradmatch.exact.modes import climb_together
+from pymc_gradmatch.exact.modes import climb_in_arrow
 from pymc_gradmatch.model import constraints
 
 SIGMA = 0.03
@@ -228,7 +228,7 @@ def test_climbs_in_an_arrow_end_at_the_mode_and_know_its_covariance(rng):
         return -0.5 * np.square(np.einsum("eij,pej->pei", root, point - center)).sum(axis=-1)
 
     start = rng.normal(size=(4, n_experiments, n_own)), rng.normal(size=(4, n_shared))
-    ends = climb_together(
+    ends = climb_in_arrow(
         density, start[1], start[0], np.eye(n_shared), np.tile(np.eye(n_own), (3, 1, 1))
     )
     assert ends.has_arrived.all()

@@ -10,6 +10,7 @@ from scipy.optimize import least_squares
 from scipy.stats import norm
 
 import pymc_gradmatch as gm
+from pymc_gradmatch.model import gauss_newton
 from pymc_gradmatch.model import priors as prior_densities
 from pymc_gradmatch.model.gauss_newton import Theorem1, climb, climb_from_prior
 from pymc_gradmatch.model.likelihood import Written, normal
@@ -158,6 +159,21 @@ def written(gp, log_density):
     """Return a log density of the states on the grid as a likelihood, of four parameters."""
     x = pt.matrix("x", shape=gp.prior_mean.shape)
     return Written(log_density(x), x, [pt.scalar(name) for name in "abcd"], gp=gp)
+
+
+def test_a_climb_ends_where_rounding_has_made_its_hessian_singular(
+    lotka_volterra, climbing, monkeypatch
+):
+    gp, _, parameters = climbing
+    problem = Theorem1(lotka_volterra.ode, gp, parameters, GAMMA)
+
+    def singular(value, point, *, callback, **_):
+        callback(point + 1)
+        np.asarray_chkfinite([np.nan])
+
+    monkeypatch.setattr(gauss_newton, "minimize", singular)
+    point = np.zeros(len(lotka_volterra.theta) + gp.prior_mean.size)
+    np.testing.assert_array_equal(problem.maximise(point), point + 1)
 
 
 @pytest.fixture(scope="module")

@@ -58,7 +58,7 @@ from pymc_gradmatch.exact.modes import (
     ROUNDS,
     Local,
     apart_from_ridges,
-    climb_together,
+    climb_in_arrow,
     distance,
     joined,
     log_volume,
@@ -533,7 +533,7 @@ class Nested:
         covariance = home.width @ home.width.T
         width = np.zeros((len(home.at), len(free)))
         width[free] = np.linalg.cholesky(covariance[np.ix_(free, free)])
-        climb_from = partial(climb_together, self._of_each, width=width, factor=home.factor)
+        climb_from = partial(climb_in_arrow, self._of_each, width=width, factor=home.factor)
         known = climb_from(home.at[None], home.mean[None])
         for attempt in range(ROUNDS):
             drawn = self._drawn()

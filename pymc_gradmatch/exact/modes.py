@@ -387,7 +387,7 @@ def log_volume(factor: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(of_factors + n_experiments * n_own / 2 * np.log(2 * np.pi))
 
 
-def climb_together(density: Callable, shared, own, width, factor) -> Climbed:
+def climb_in_arrow(density: Callable, shared, own, width, factor) -> Climbed:
     """Climb from points to modes, in coordinates that are made anew at each step.
 
     Parameters

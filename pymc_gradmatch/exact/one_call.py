@@ -393,7 +393,7 @@ def _found(
     around = Mixture.around(highest.point[0], highest.covariance[0])
     return cover(
         target,
-        np.concatenate([around.draw(PILOTS, rng), highest.point]),
+        around.draw(PILOTS, rng),
         n_draws,
         rng,
         partial(joined, modes),

@@ -8,7 +8,7 @@ steps where a gradient method would need thousands.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -455,16 +455,22 @@ class Theorem1:
             value, gradient = self.value(whole(part))
             return value, gradient[free]
 
-        with np.errstate(over="ignore"):  # the length of a gradient of 1e200
-            fit: Any = minimize(
-                value,
-                point[free],
-                jac=True,
-                hess=lambda part: self.hessian(whole(part))[both],
-                method="trust-exact",
-                options={"gtol": 1e-3, "maxiter": 100},
-            )
-        return whole(fit.x)
+        path = [point[free]]
+        with np.errstate(all="ignore"):  # the length of a gradient of 1e200
+            try:
+                minimize(
+                    value,
+                    point[free],
+                    jac=True,
+                    hess=lambda part: self.hessian(whole(part))[both],
+                    method="trust-exact",
+                    callback=lambda reached: path.append(reached.copy()),
+                    options={"gtol": 1e-3, "maxiter": 100},
+                )
+            except ValueError as error:
+                if "infs or NaNs" not in str(error):  # a Hessian that rounding has made singular
+                    raise
+        return whole(path[-1])
 
 
 class Together(NamedTuple):
