@@ -1,11 +1,11 @@
 """What once was lost or stuck: stale kernels, interrupts, silence, hints that cannot help."""
 
 import _thread
+import inspect
 import os
-import re
 import signal
+import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 
 import arviz as az
@@ -62,14 +62,27 @@ def test_a_kernel_written_again_is_not_compiled_again(monkeypatch):
     np.testing.assert_array_equal(again.sigma, first.sigma)
 
 
+@pytest.fixture
+def restless():
+    """Have threads change at every step."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("restless")
 def test_fits_in_four_threads_are_those_of_one():
+    """Assert it of threads that come first, while nothing is compiled yet."""
+
     def sigma(y):
         return gm.fit_gp(T, y, cov="ExpQuad", n_starts=2, random_seed=1).sigma
 
-    serial = [sigma(y) for y in WAVES]
+    fit._compiled_kernel.cache_clear()
     with ThreadPoolExecutor(4) as pool:
-        np.testing.assert_array_equal(list(pool.map(sigma, WAVES)), serial)
+        found = list(pool.map(sigma, WAVES))
+    np.testing.assert_array_equal(found, [sigma(y) for y in WAVES])
 
 
 def decay_models(*priors):
@@ -394,9 +407,5 @@ def test_very_many_coordinates_are_sampled_without_dense_matrices(monkeypatch, c
     assert float(one.std() / other.std()) == pytest.approx(1, abs=5 / np.sqrt(400))
 
 
-def test_the_readme_s_fits_have_the_four_chains_that_pymc_recommends():
-    """Assert it of the text; with 2 000 draws each, R-hat was below 1.005 from six seeds."""
-    text = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
-    calls = re.findall(r"idata = gm\.sample\(([^)]+)\)", text)
-    assert calls
-    assert all("chains" not in call for call in calls)
+def test_a_fit_has_the_four_chains_that_pymc_recommends_unless_told_otherwise():
+    assert inspect.signature(gm.sample).parameters["chains"].default == 4

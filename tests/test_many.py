@@ -154,7 +154,7 @@ def test_a_random_sigma_starts_at_its_own_prior_not_at_the_compiled_model_s(ode,
 
 
 def test_an_error_that_all_share_is_raised(ode, ys):
-    with pytest.raises(ValueError, match="rate"):
+    with pytest.raises(ValueError, match=r"missing for \['rate'\]"):
         gm.fit_many(ode, T, ys[:2], priors={}, progressbar=False, **SETTINGS)
 
 
@@ -521,6 +521,34 @@ def keyboard():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("keyboard")
+@pytest.mark.parametrize("when", ["a fit runs", "a fit is recorded"])
+def test_ctrl_c_returns_the_fits_by_nuts_that_have_ended(ode, ys, priors, monkeypatch, when):
+    """Assert that none is begun after the second of three, during which it is pressed."""
+    begun = []
+
+    def pressing_at_second(function):
+        def pressing(*args, **settings):
+            begun.append(function)
+            if len(begun) == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+            return function(*args, **settings)
+
+        return pressing
+
+    owner, name = (many, "build_model") if when == "a fit runs" else (Stack, "put")
+    monkeypatch.setattr(owner, name, pressing_at_second(getattr(owner, name)))
+    fits = gm.fit_many(
+        ode, T, ys[[0, 1, 3]], priors=priors, draws=50, tune=100, chains=1, n_jobs=1,
+        random_seed=1, progressbar=False, **SETTINGS,
+    )  # fmt: skip
+    assert len(begun) == 2
+    assert list(fits["failure"].values) == ["", NOT_YET, NOT_YET]
+    assert np.isfinite(fits["rate"][0]).all()
+    assert fits["rate"][1:].isnull().all()
 
 
 @pytest.mark.usefixtures("keyboard")
