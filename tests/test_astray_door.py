@@ -2,6 +2,7 @@
 
 import warnings
 
+import arviz as az
 import numpy as np
 import pymc as pm
 import pytensor
@@ -187,8 +188,12 @@ def test_two_experiments_are_sampled_by_pymc_and_by_us(experiments):
             500, tune=500, chains=2, cores=1, random_seed=1, progressbar=False, quiet=True
         )
     rates = [idata["posterior"]["r"] for idata in (ours, theirs)]
-    # The sd is 0.022; a mean of a hundred effective draws or more is within 0.0022 of it.
-    assert abs(float(rates[0].mean() - rates[1].mean())) < 0.015
+    # Both have the mean 0.84 with an sd of 0.022; each alone, which smooths, 0.82 and 0.89.
+    for statistic in ("mean", "std"):
+        one, other = (float(getattr(rate, statistic)()) for rate in rates)
+        method = {"mean": "mean", "std": "sd"}[statistic]
+        errors = [float(az.mcse(rate, method=method)) for rate in rates]
+        assert abs(one - other) < 5 * np.hypot(*errors), statistic
     for idata in (ours, theirs):
         assert idata["posterior"]["x2"].dims == ("chain", "draw", "time2", "state")
 

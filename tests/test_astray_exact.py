@@ -1,12 +1,14 @@
 """Issue 15: what the exact posterior is of, what it is not, and what says so."""
 
 import logging
+import re
 
 import numpy as np
 import pymc as pm
 import pytest
 import xarray as xr
 from scipy import stats
+from scipy.optimize import minimize
 
 import pymc_gradmatch as gm
 from pymc_gradmatch.exact import ExactPosterior, glance, verdict
@@ -268,14 +270,54 @@ def test_draws_of_the_exact_posterior_raise_no_suspicion(exact, gaussian_model):
     assert "no more was checked" in seen.text
 
 
-@pytest.mark.parametrize(("factor", "shift"), [(2.4, 0.0), (0.5, 0.0), (1.0, 3.0)])
-def test_draws_too_wide_too_narrow_or_elsewhere_do(exact, gaussian_model, y, factor, shift):
-    mean, sd = exact.moved.loc["rate", ["exact_mean", "exact_sd"]]
-    wrong = made_up(a_gp(y), sd=factor * sd / mean, center=mean + shift * sd)
-    seen = glance(gaussian_model, wrong["posterior"].dataset)
-    assert seen.is_suspicious
-    assert "rate_log__" in seen.text
-    assert "gm.integrate_check" in seen.text
+@pytest.fixture(scope="module")
+def at_the_mode(y):
+    """Return mode and sds of (log rate, start) in the model, from the density written by hand."""
+
+    def height(phi):
+        rate = np.exp(phi[0])
+        prior = stats.halfnorm.logpdf(rate, scale=2) + phi[0]
+        return prior + stats.norm.logpdf(y[:, 0], phi[1] * np.exp(-rate * T)).sum()
+
+    settings = {"method": "Nelder-Mead", "options": {"xatol": 1e-6, "fatol": 1e-9}}
+    mode = minimize(lambda phi: -height(phi), [np.log(RATE), START], **settings).x
+    a, b = np.diag([1e-3, 1e-2])
+
+    def curvature(u, v):
+        corners = height(mode + u + v) - height(mode + u - v) - height(mode - u + v)
+        return (corners + height(mode - u - v)) / (4 * np.abs(u).max() * np.abs(v).max())
+
+    information = -np.array([[curvature(u, v) for v in (a, b)] for u in (a, b)])
+    return mode, np.sqrt(np.diag(np.linalg.inv(information)))
+
+
+@pytest.mark.parametrize("unknown", [0, 1])
+@pytest.mark.parametrize(
+    ("away", "width", "said"),
+    [
+        *[(0.95 * side, 1.0, None) for side in (-1, 1)],
+        *[(1.05 * side, 1.0, "its mean is away") for side in (-1, 1)],
+        *[(0.0, width, None) for width in (0.7, 1.43)],
+        *[(0.0, width, "its standard deviations are other") for width in (0.63, 1.57)],
+    ],
+)
+def test_an_sd_away_or_half_as_wide_again_raises_suspicion(
+    at_the_mode, gaussian_model, unknown, away, width, said
+):
+    """Assert the limits to five per cent: a mean one sd away, sds of 2 / 3 and 3 / 2."""
+    mode, sd = at_the_mode
+    z = np.random.default_rng(2).normal(size=(2_000, 2))
+    z = (z - z.mean(axis=0)) / z.std(axis=0)
+    z[:, unknown] = away + width * z[:, unknown]
+    log_rate, start = (mode + sd * z).T.reshape(2, 2, -1)
+    x = (start[..., None] * np.exp(-np.exp(log_rate)[..., None] * T))[..., None]
+    variables = {"rate": (("chain", "draw"), np.exp(log_rate))}
+    variables["x"] = (("chain", "draw", "time", "state"), x)
+    seen = glance(gaussian_model, xr.Dataset(variables))
+    assert seen.is_suspicious == (said is not None)
+    if said:
+        name = ["rate_log__", "x0[mass]"][unknown]
+        assert re.search(rf"{said}.*{re.escape(name)}.*gm\.integrate_check", seen.text)
 
 
 def test_more_unknowns_than_a_glance_can_take_are_not_compared(gaussian_model, y, monkeypatch):

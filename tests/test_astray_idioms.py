@@ -183,20 +183,43 @@ def test_an_ode_is_pickled_with_its_right_hand_side():
     np.testing.assert_array_equal(again.solve([0, 1], [1], [2]), DECAY.solve([0, 1], [1], [2]))
 
 
+def sampled_by_us(model):
+    return gm.sample(200, chains=4, model=model, random_seed=1, progressbar=False)
+
+
+def sampled_by_pymc(model):
+    brief = {"chains": 1, "cores": 1, "compute_convergence_checks": False, "quiet": True}
+    return pm.sample(200, tune=200, model=model, random_seed=1, progressbar=False, **brief)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Estimated shape parameter of Pareto")
-def test_gm_sample_keeps_observations_and_no_constraint(refined):
-    idata = gm.sample(200, chains=4, model=refined, random_seed=1, progressbar=False)
-    assert list(idata["observed_data"].data_vars) == ["y"]
-    only = {"model": refined, "var_names": ["y"], "progressbar": False}
-    pm.compute_log_likelihood(idata, compile_kwargs=FAST, **only)
+@pytest.mark.parametrize("sample", [sampled_by_us, sampled_by_pymc])
+def test_arviz_finds_the_observations_of_whatever_was_told_their_name(refined, sample):
+    """Assert what docs/habits.md says, also of calls without a name."""
+    idata = sample(refined)
+    ours = sample is sampled_by_us
+    assert {*idata["observed_data"].data_vars} == ({"y"} if ours else {"y", "gradient_match"})
+    settings = {"model": refined, "compile_kwargs": FAST, "progressbar": False}
+    with pytest.raises(TypeError, match=r"several log likelihood arrays \['gradient_match', 'y'\]"):
+        az.loo(pm.compute_log_likelihood(idata.copy(), **settings))
+    pm.compute_log_likelihood(idata, var_names=["y"], **settings)
     assert az.loo(idata).n_data_points == 9
     assert len(az.compare({"one": idata, "other": idata})) == 2
-    pm.sample_posterior_predictive(idata, extend_inferencedata=True, compile_kwargs=FAST, **only)
-    assert set(az.plot_ppc_dist(idata, var_names="y").viz["plot"].data_vars) == {"y"}
+    drawn = pm.sample_posterior_predictive(idata, **settings)
+    as_data = partial(pytest.warns, UserWarning, match="gradient_match in 'observed_data' look")
+    with as_data():
+        assert {*az.plot_ppc_dist(drawn).viz["plot"].data_vars} == {"y", "gradient_match"}
+    assert {*az.plot_ppc_dist(drawn, var_names="y").viz["plot"].data_vars} == {"y"}
+    idata["posterior_predictive"] = drawn["posterior_predictive"].dataset[["y"]]
+    if ours:
+        assert {*az.plot_ppc_dist(idata).viz["plot"].data_vars} == {"y"}
+    else:
+        with as_data(), pytest.raises(KeyError, match="gradient_match"):
+            az.plot_ppc_dist(idata)
     with pytest.raises(ValueError, match="subplots"):
         az.plot_trace(idata)
-    assert set(az.plot_trace(idata, var_names="~x").viz["plot"].data_vars) == {"rate", "sigma"}
+    assert {*az.plot_trace(idata, var_names="~x").viz["plot"].data_vars} == {"rate", "sigma"}
 
 
 @pytest.mark.slow

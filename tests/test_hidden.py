@@ -35,16 +35,22 @@ def fitted(table):
     return gm.fit(PAIR, T, table, priors=PRIOR, sigma="fixed", random_seed=1)
 
 
-def quadrature(y, sigma):
-    """Return mean and sd of the rate; solutions are linear in x(t0), which is integrated out."""
-    rates = np.linspace(0.05, 3, 2_000)
+def quadrature(y, sigmas, weights=1.0):
+    """Return mean and sd of the rate; solutions are linear in x(t0), which is integrated out.
+
+    Over what sigma may be too, with weights: its prior, on a grid of equal steps.
+    """
+    rates, sigmas = np.linspace(0.05, 3, 2_000), np.atleast_1d(sigmas)
     heights = []
     for rate in rates:
         fall = np.exp(-rate * T)
-        design = np.stack([rate * T * fall, fall], axis=1) / sigma
-        start, *_ = np.linalg.lstsq(design, y / sigma)
-        misfit = np.square(y / sigma - design @ start).sum()
-        heights.append(-misfit / 2 - np.linalg.slogdet(design.T @ design).logabsdet / 2)
+        design = np.stack([rate * T * fall, fall], axis=1)
+        start, *_ = np.linalg.lstsq(design, y)
+        misfit = np.square(y - design @ start).sum()
+        # Of both starts, sigma squared over the root of the determinant.
+        log_sigma = (2 - len(y)) * np.log(sigmas)
+        height = logsumexp(log_sigma - misfit / (2 * sigmas**2), b=weights)
+        heights.append(height - np.linalg.slogdet(design.T @ design).logabsdet / 2)
     log_density = np.array(heights) + stats.halfnorm.logpdf(rates, scale=2)
     weights = np.exp(log_density - logsumexp(log_density))
     mean = weights @ rates
@@ -78,9 +84,15 @@ def test_a_hidden_state_has_no_noise(table):
     assert model.coords["observed_state"] == ("b",)
     assert model.coords["observation"][0] == "b[0.0]"
     idata = gm.sample(500, chains=2, model=model, random_seed=1, progressbar=False)
-    check = gm.integrate_check(idata, model=model, n_draws=2_000, random_seed=1)
-    assert check.pareto_k < 0.7
-    assert check.moved.loc["rate", "exact_mean"] == pytest.approx(0.7, abs=0.3)
+    check = gm.integrate_check(idata, model=model, n_draws=4_000, random_seed=1)
+    assert check.is_exact
+    sigmas = np.linspace(0.01, 0.3, 300)
+    [constraint] = constraints(model)
+    of_prior = stats.halfnorm.pdf(sigmas, scale=constraint.gp.scale[1])
+    mean, sd = quadrature(table["b"].to_numpy(), sigmas, of_prior)
+    error = 6 / np.sqrt(check.n_effective)
+    assert check.moved.loc["rate", "exact_mean"] == pytest.approx(mean, abs=error * sd)
+    assert check.moved.loc["rate", "exact_sd"] == pytest.approx(sd, rel=error)
 
 
 @pytest.mark.slow
@@ -88,7 +100,7 @@ def test_a_hidden_state_has_no_noise(table):
 def test_the_recovery_of_fitzhugh_nagumo_is_never_seen(seed):
     """Assert trajectories within a fifth of a standard deviation of the states.
 
-    k was 0.34 to 0.64 in six fits: near the seal's limit, which other seeds may pass.
+    Of the seal nothing: k was 0.34 to 0.64 in six fits, near its limit.
     """
     system = gm.systems.fitzhugh_nagumo
     t = np.linspace(0, 10, 40)
@@ -96,7 +108,6 @@ def test_the_recovery_of_fitzhugh_nagumo_is_never_seen(seed):
     priors = {name: pm.HalfNormal.dist(5) for name in system.ode.params}
     table = pd.DataFrame({"V": data.y[:, 0]})
     fit = gm.fit(system.ode, t, table, priors=priors, random_seed=1)
-    assert fit.pareto_k < 1
     x = fit.idata["posterior"]["x"].sel(time=t, method="nearest").mean(["chain", "draw"])
     error = np.sqrt(np.square(x.to_numpy() - data.x).mean(axis=0))
     assert (error < 0.2 * data.x.std(axis=0)).all()

@@ -110,13 +110,21 @@ def test_one_call_gives_the_posterior_of_quadrature(what):
 
 
 @pytest.mark.slow
-def test_a_posterior_without_finite_volume_gets_no_seal():
+@pytest.mark.parametrize("is_steady", [False, True])
+def test_a_posterior_without_finite_volume_gets_no_seal(is_steady):
     """Assert it where losses tell rate x(t0) alone as the rate goes to zero.
 
-    The volume over x(t0), whose prior is flat, is then proportional to 1 / rate.
+    The volume over x(t0), whose prior is flat, is then proportional to 1 / rate.  Of a steady
+    loss all of the posterior is there, and the verdict says what is wrong with it.
     """
-    fit = gm.fit(DECAY, T, priors=PRIOR, likelihood=losses, random_seed=1)
+
+    def steady(x, theta):
+        pm.Poisson("losses", x.mass[:-1] - x.mass[1:], observed=np.full(len(T) - 1, 3))
+
+    likelihood = steady if is_steady else losses
+    fit = gm.fit(DECAY, T, priors=PRIOR, likelihood=likelihood, random_seed=1)
     assert not fit.is_exact
+    assert not is_steady or "or has no finite volume" in fit.verdict
 
 
 @pytest.fixture(scope="module")
