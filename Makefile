@@ -19,8 +19,8 @@ test-seeds: $(VENV)/.installed-test
 	.ci/test-seeds
 
 test-jax: $(VENV)/.installed-test
-	$(BIN)/python -m pip install --quiet --editable ".[test,jax]"
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_engines.py
+	$(BIN)/python -m pip install --quiet --editable ".[test,jax,benchmarks]"
+	OMP_NUM_THREADS=1 GRADMATCH_SKIPS_NOTHING=1 $(BIN)/python -m pytest -m jax tests
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

@@ -133,10 +133,9 @@ def test_a_fit_without_an_answer_is_a_row_that_says_so(exact):
     assert outcome(row, exact) == "failed"
 
 
+@pytest.mark.jax("diffrax", "numpyro")
 @pytest.mark.parametrize("case", BREADTH, ids=[case.name for case in BREADTH])
 def test_the_reference_integrates_the_users_own_right_hand_side(case):
-    pytest.importorskip("diffrax")
-    pytest.importorskip("numpyro")
     _, jax, _ = import_jax()
     x0, theta = (np.array(list(values.values())) for values in (case.x0, case.theta))
     ours = case.ode(case.t[:1], x0[None], list(theta))[0].eval()

@@ -61,15 +61,15 @@ def test_pymcs_own_nuts_has_nutpies_moments(model, nutpie):
 
 
 @pytest.mark.slow
+@pytest.mark.jax("numpyro")
 def test_numpyro_has_nutpies_moments(model, nutpie):
-    pytest.importorskip("numpyro")
     assert_same_moments(sample(model, "numpyro"), nutpie)
 
 
 @pytest.mark.slow
+@pytest.mark.jax("blackjax")
 def test_blackjax_has_nutpies_moments(model, nutpie):
     """Assert it with BlackJAX below 1.6, which PyMC 6.4 needs for any model (pymc issue 8367)."""
-    pytest.importorskip("blackjax")
     assert_same_moments(sample(model, "blackjax"), nutpie)
 
 

@@ -252,10 +252,8 @@ HABITS: dict[str, Callable] = {
 BRIEF = {"chains": 1, "cores": 1, "compute_convergence_checks": False, "quiet": True, **QUIET}
 
 
-def nuts(engine, *needs):
+def nuts(engine):
     def run():
-        for package in needs:
-            pytest.importorskip(package)
         short = {"tune": 10, "nuts_sampler": engine}
         return pm.sample(10, **short, **BRIEF)
 
@@ -290,8 +288,8 @@ SAMPLERS: dict[str, Callable] = {
     "`gm.fit(model=model)`": own(gm.fit),
     "`pm.sample`, by nutpie": nuts("nutpie"),
     '`pm.sample(nuts_sampler="pymc")`': nuts("pymc"),
-    '`pm.sample(nuts_sampler="numpyro")`': nuts("numpyro", "numpyro"),
-    '`pm.sample(nuts_sampler="blackjax")`': nuts("blackjax", "blackjax"),
+    '`pm.sample(nuts_sampler="numpyro")`': nuts("numpyro"),
+    '`pm.sample(nuts_sampler="blackjax")`': nuts("blackjax"),
     "`pm.sample(step=pm.Metropolis())`": stepping(pm.Metropolis),
     "`pm.sample(step=pm.DEMetropolisZ())`": stepping(pm.DEMetropolisZ),
     "`pm.sample(step=pm.Slice())`": stepping(pm.Slice),
@@ -300,6 +298,7 @@ SAMPLERS: dict[str, Callable] = {
     "`pm.find_MAP`": quickly(lambda: pm.find_MAP(maxiter=5, progressbar=False, random_seed=1)),
 }
 
+NEEDS = {f'`pm.sample(nuts_sampler="{name}")`': [name] for name in ("numpyro", "blackjax")}
 TOO_SLOW = {("`pm.sample_smc`", '`preset="refined"`')}  # the page says why
 
 
@@ -329,7 +328,12 @@ def test_a_habit_works(habit, road, roads, tmp_path):
 @pytest.mark.filterwarnings("ignore:overflow encountered in dot", "ignore:invalid value")  # PyMC's
 @pytest.mark.filterwarnings("ignore:`find_MAP` will:FutureWarning", "ignore:.*did not converge")
 @pytest.mark.parametrize(
-    ("sampler", "road"), [pair for pair in product(SAMPLERS, MODELS) if pair not in TOO_SLOW]
+    ("sampler", "road"),
+    [
+        pytest.param(*pair, marks=[pytest.mark.jax(name) for name in NEEDS.get(pair[0], [])])
+        for pair in product(SAMPLERS, MODELS)
+        if pair not in TOO_SLOW
+    ],
 )
 def test_a_sampler_takes_the_model(sampler, road, models):
     with models(road):

@@ -51,10 +51,9 @@ def points_near(case, rng, n=3):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the most probable states")  # of the start, which is not used
+@pytest.mark.jax("diffrax", "numpyro")
 @CASES
 def test_our_exact_log_density_is_the_rivals_up_to_a_constant(case):
-    pytest.importorskip("diffrax")
-    pytest.importorskip("numpyro")
     from benchmarks.messy.exact import data_of, target_of
 
     data = data_of(case, 0)
