@@ -267,6 +267,26 @@ def test_ctrl_c_returns_the_fits_that_are_finished(fit_three):
     assert all("stopped by Ctrl-C" in str(one) for one in others)
 
 
+@pytest.mark.slow
+def test_ctrl_c_returns_the_draws_so_far_of_the_paper_s_chain(decay, monkeypatch):
+    """Assert it of a chain of two thousand, at the thirtieth draw after ten that are discarded."""
+    sweep, sweeps = metropolis.CompiledMetropolis.astep, []
+
+    def pressing(*args):
+        sweeps.append(1)
+        if len(sweeps) == 10 + 30:
+            os.kill(os.getpid(), signal.SIGINT)
+        return sweep(*args)
+
+    monkeypatch.setattr(metropolis.CompiledMetropolis, "astep", pressing)
+    idata = gm.sample_fgpgm(decay, 2_000, burn_in=10, random_seed=1, progressbar=False)
+    drawn = idata["posterior"].dataset
+    assert drawn.sizes["draw"] in (29, 30)
+    assert len(sweeps) == 40
+    assert all(np.isfinite(values).all() for values in drawn.data_vars.values())
+    assert {*idata["observed_data"].data_vars} == {"y"}
+
+
 @pytest.fixture
 def shown(monkeypatch):
     """Return what the displays show, which come up at once, not after a second."""

@@ -5,7 +5,7 @@ import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
 import pymc_gradmatch as gm
@@ -88,8 +88,9 @@ def test_joint_covariance_of_state_and_derivative_is_symmetric_and_positive(cov)
 
 
 @pytest.mark.slow
+@seed(np.random.SeedSequence(1).entropy)  # the integer, shifted as NumPy's are
 @given(lengthscale=st.floats(0.05, 5), offset=st.floats(-50, 50))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15, deadline=None, database=None)
 def test_variance_of_the_derivative_does_not_depend_on_the_origin_of_time(lengthscale, offset):
     """Assert what PyMC's clipped distances break: d2k at zero distance is 1 / lengthscale^2."""
     cov = pm.gp.cov.ExpQuad(1, ls=np.float64(lengthscale))

@@ -242,7 +242,8 @@ def test_large_workspaces_are_not_on_the_stack():
     assert np.isfinite(found)
 
 
-NUMBERS = np.random.default_rng(1).normal(size=1_000)
+# As written every one is lost beside the number after or before it: in another order they count.
+NUMBERS = np.tile([1.0, 1e17, 1.0, -1e17], 250)
 
 
 def compiled_sum(context):

@@ -81,7 +81,7 @@ def test_result_has_the_groups_dims_and_coords_of_pymc(ours, theirs):
 
 
 @pytest.mark.slow
-def test_chains_mix_at_once(ours):
+def test_chains_have_an_r_hat_below_1_01(ours):
     assert float(az.rhat(ours).dataset.to_array().max()) < 1.01
 
 

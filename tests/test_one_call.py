@@ -174,13 +174,13 @@ def test_a_density_that_is_zero_at_the_start_says_where(gp, y):
     [(3.0, 10.0, ["mass"]), (3.0, 1.5, ["mass"]), (3.0, 0.6, []), (0.0, 10.0, [])],
     ids=["explains nothing", "explains a half", "explains nearly all", "mere noise"],
 )
-def test_noise_in_the_place_of_motion_gets_no_seal(start, rate, states):
+def test_noise_in_the_place_of_motion_gets_no_seal(start, rate, states, even_noise):
     """Assert it of a decay at half a unit a time, by solutions that decay faster.
 
     Of mere noise around a constant a solution may leave everything.
     """
     t = np.linspace(0, 4, 17)
-    data = start * np.exp(-t / 2)[:, None] + np.random.default_rng(1).normal(0, 0.05, (17, 1))
+    data = start * np.exp(-t / 2)[:, None] + 0.05 * even_noise(17, 1)
     gp = gm.StateGP(t, data, [pm.gp.cov.Matern52(1, ls=1.0)], states=["mass"], sigma=0.1)
     model = gm.build_model(DECAY, t, data, priors={"rate": pm.HalfNormal.dist(20)}, gp=gp)
     target = ExactPosterior(model)
@@ -200,10 +200,10 @@ def test_of_a_model_of_ones_own_the_verdict_alone_says_what_is_unexplained():
 
 
 @pytest.mark.parametrize("off", [0.0, 1.0])
-def test_one_datum_far_off_is_an_outlier(off):
+def test_one_datum_far_off_is_an_outlier(off, even_noise):
     """Assert it of a decay: a mode that has a jump on the wrong side of one time leaves such."""
     t = np.linspace(0, 4, 17)
-    data = 3 * np.exp(-t / 2)[:, None] + np.random.default_rng(1).normal(0, 0.05, (17, 1))
+    data = 3 * np.exp(-t / 2)[:, None] + 0.05 * even_noise(17, 1)
     data[8] += off
     gp = gm.StateGP(t, data, [pm.gp.cov.Matern52(1, ls=1.0)], states=["mass"], sigma=0.1)
     model = gm.build_model(DECAY, t, data, priors={"rate": pm.HalfNormal.dist(20)}, gp=gp)

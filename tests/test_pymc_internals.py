@@ -331,7 +331,8 @@ def normal_draws():
     model = _pymc.nutpie_model(
         "q", density, identity, scale, start=lambda seed: np.full(N, 0.1), n=N
     )
-    return nutpie.sample(model, draws=400, tune=200, chains=2, seed=1, progress_bar=False)
+    seed = np.random.SeedSequence(1).entropy  # the integer, shifted as NumPy's are
+    return nutpie.sample(model, draws=400, tune=200, chains=2, seed=seed, progress_bar=False)
 
 
 @leans_on("nutpie.compile_pymc.CompiledPyMCModel")

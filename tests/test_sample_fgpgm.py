@@ -122,7 +122,7 @@ def test_same_seed_gives_the_same_chain_and_widths_can_be_tuned(model):
     assert not np.any(chains[0]["sample_stats"]["scaling"] == 1.0)
 
 
-def test_users_initial_values_are_kept(lotka_volterra, data, gp):
+def test_the_users_model_keeps_its_initial_values(lotka_volterra, data, gp):
     with pm.Model() as model:
         theta = {name: pm.HalfNormal(name, 5, initval=1.0) for name in lotka_volterra.ode.params}
         x = gp.prior("x")
@@ -136,6 +136,25 @@ def test_users_initial_values_are_kept(lotka_volterra, data, gp):
     after = model.initial_point()
     for name in before:
         np.testing.assert_array_equal(before[name], after[name])
+
+
+@pytest.mark.slow
+def test_a_chain_starts_at_the_initial_states_and_at_what_is_most_probable_there(decay):
+    """Assert it of the first draw by steps of next to nothing, from states that the user gave."""
+    model = decay.copy()
+    start = 2 * np.exp(-model.coords["time"][0] - np.linspace(0, 1, 6))[:, None]
+    model.set_initval(model["x"], start)
+    settings = {"draws": 1, "burn_in": 0, "state_step": 1e-12, "param_step": 1e-12}
+    first = gm.sample_fgpgm(model, random_seed=1, progressbar=False, **settings)
+    posterior = first["posterior"].isel(chain=0, draw=0)
+    np.testing.assert_allclose(posterior["x"], start, rtol=1e-9)
+    point = model.initial_point()
+    logp = model.compile_logp(jacobian=False, mode="FAST_COMPILE")
+    heights = [
+        logp(point | {"rate_log__": np.log(float(posterior["rate"])) + away})
+        for away in (-0.05, 0, 0.05)
+    ]
+    assert heights[1] > max(heights[0], heights[2])
 
 
 def test_whitened_states_cannot_be_moved_one_by_one(lotka_volterra, data, gp):
