@@ -40,7 +40,7 @@ def test_one_call_and_four_lines_are_one_model(beginning, heading):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("default")
+@pytest.mark.filterwarnings("ignore:Estimated shape parameter of Pareto")  # of az.loo
 @pytest.mark.parametrize(
     "page", [p for p in PAGES if cells(p.read_text("utf-8"))], ids=lambda p: p.stem
 )
