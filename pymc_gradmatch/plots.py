@@ -1,7 +1,8 @@
 """States, slopes against slopes, fits and verdicts: the plots that ArviZ does not have."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from statistics import NormalDist
+from textwrap import fill
 
 import arviz as az
 import numpy as np
@@ -21,6 +22,8 @@ FINE = 8  # points of a smooth curve from one observation to the next
 DASHED = {"matplotlib": "--", "bokeh": "dashed", "plotly": "dash", "none": "--"}
 BESIDE = 0.2  # between the marks of two searches; unknowns are one apart
 MOST_UNKNOWNS = 20  # whose names can be read beside each other
+LETTER, SHORT = 0.085, 10  # inches of a letter beside an axis; letters that need no more room
+TITLE = 0.95  # of a panel's width; letters differ a little from one resolution to another
 
 
 def plot_states(
@@ -113,7 +116,7 @@ def plot_states(
     on_grid = {"data": panels, "x": times}
     pc.map(
         az.visuals.fill_between_y, "band", **on_grid, y_bottom=low, y_top=high,
-        color="C0", alpha=0.3, **_named(pc, f"{ci_prob:.0%} interval"),
+        color="C0", alpha=0.3, **_named(pc, f"{_percent(ci_prob)} interval"),
     )  # fmt: skip
     pc.map(
         az.visuals.line_xy,
@@ -302,13 +305,13 @@ def plot_gp_fit(
     observations = band(np.hypot(sd, gp.sigma))
     pc.map(
         az.visuals.fill_between_y, "noise", **shown, **observations, alpha=0.15,
-        **_named(pc, f"{ci_prob:.0%} of observations"),
+        **_named(pc, f"{_percent(ci_prob)} of observations"),
     )  # fmt: skip
     pc.map(
         az.visuals.fill_between_y, "band", **shown, **band(sd), alpha=0.35,
-        **_named(pc, f"{ci_prob:.0%} of the curve"),
+        **_named(pc, f"{_percent(ci_prob)} of the curve"),
     )  # fmt: skip
-    pc.map(az.visuals.line_xy, "mean", **shown, **_named(pc, "mean of the Gaussian process"))
+    pc.map(az.visuals.line_xy, "mean", **shown, **_named(pc, "mean of the curve"))
     data = xr.DataArray(gp.y, {"observed": gp.t_observed, "state": states}, name="x")
     pc.map(
         az.visuals.scatter_xy, "data", data=data.to_dataset(), x=data["observed"],
@@ -316,7 +319,7 @@ def plot_gp_fit(
     )  # fmt: skip
     newline = "<br>" if pc.backend == "plotly" else "\n"
     titles = [
-        f"{state}{newline}{kernels.describe(cov)}, sigma {sigma:.3g}"
+        f"{state}{newline}{kernels.describe(cov)}, sigma\N{NO-BREAK SPACE}{sigma:.3g}"
         for state, cov, sigma in zip(states, gp.covs, gp.sigma, strict=True)
     ]
     text = xr.DataArray(titles, {"state": states})
@@ -387,7 +390,9 @@ def plot_verdict(idata: xr.DataTree, **pc_kwargs) -> az.PlotCollection:
     beside = BESIDE * (away["search"] - (n_searches - 1) / 2)
     place = xr.DataArray(np.arange(float(n_unknowns)), {"unknown": away["unknown"]}) + beside
     panels = away.reindex(what=what, fill_value=0.0).to_dataset()
-    _set_size(pc_kwargs, 11, 4.2)
+    names = [str(name) for name in away["unknown"].to_numpy()]
+    below = LETTER * max(0, max(map(len, names)) - SHORT)
+    _set_size(pc_kwargs, 11, 4.2 + below)
     pc_kwargs = {"aes": {"color": ["search"]}, "col_wrap": 3} | pc_kwargs
     pc = az.PlotCollection.wrap(panels, cols=["what"], **pc_kwargs)
     allowed = found.attrs["errors_allowed"] * errors
@@ -398,7 +403,8 @@ def plot_verdict(idata: xr.DataTree, **pc_kwargs) -> az.PlotCollection:
     some = {"store_artist": False}  # not in all panels
     pc.map(az.visuals.line_xy, data=bars.to_dataset(name="verdict"), x=along, **some)
     pc.map(az.visuals.scatter_xy, data=away.to_dataset(), x=place, **some)
-    names = [str(name) for name in away["unknown"].to_numpy()]
+    if pc.backend == "matplotlib":
+        names = [name.replace("$", r"\$") for name in names]  # no formulas
     upright = {"values": [*range(n_unknowns)], "labels": names, "rotation": 90}
     plain = some | {"ignore_aes": "all"}
     estimated = panels.sel(what=what[:2])
@@ -421,12 +427,14 @@ def plot_verdict(idata: xr.DataTree, **pc_kwargs) -> az.PlotCollection:
     figures = found.attrs
     titles = [
         f"means of {n_searches} searches{of_most}",
-        f"their standard deviations, logarithms{of_most}",
+        f"standard deviations (log){of_most}",
         f"Pareto k {figures['pareto_k']:.2f} (limit {figures['reliable_k']:.2f}),\n"
         f"{figures['n_effective']:.0f} effective draws",
     ]
     text = xr.DataArray(titles, {"what": what})
     pc.map(_titled, "title", data=panels, text=text, ignore_aes="all")
+    if pc.backend == "matplotlib":
+        _fit_titles(pc)
     return pc
 
 
@@ -515,16 +523,52 @@ def _finish(pc: az.PlotCollection, panels: xr.Dataset, times, x_label: str, y_la
     pc.map(az.visuals.labelled_x, "x_label", data=panels, text=x_label)
     pc.map(az.visuals.labelled_y, "y_label", data=panels, text=y_label)
     if pc.backend == "matplotlib":
-        shown = [panel.get_legend_handles_labels() for panel in pc.viz["plot"].to_numpy().ravel()]
-        entries = {
-            label: handle for panel in shown for handle, label in zip(*panel, strict=True)
-        }  # a hidden state's panel has no data
-        pc.viz["figure"].item().legend(
-            entries.values(), entries.keys(), loc="outside lower center", ncols=4
-        )
+        axes = pc.viz["plot"].to_numpy().ravel()
+        _legend(pc.viz["figure"].item(), axes)
+        _fit_titles(pc)
         whole = bool((times == times.round()).all())
-        for panel in pc.viz["plot"].to_numpy().ravel():
+        for panel in axes:
             panel.locator_params(axis="x", nbins=6, integer=whole)
+
+
+def _legend(figure, axes: Iterable):
+    """Write one legend below all panels, in as many columns as the figure has room for."""
+    shown = [panel.get_legend_handles_labels() for panel in axes]
+    entries = {
+        label: handle for panel in shown for handle, label in zip(*panel, strict=True)
+    }  # a hidden state's panel has no data
+    for n_columns in range(4, 0, -1):
+        legend = figure.legend(
+            entries.values(), entries.keys(), loc="outside lower center", ncols=n_columns
+        )
+        if n_columns == 1 or legend.get_window_extent().width < figure.bbox.width:
+            return
+        legend.remove()
+
+
+def _fit_titles(pc: az.PlotCollection):
+    """Write matplotlib's titles as they are, in lines and letters that fit above their panels."""
+    pc.viz["figure"].item().draw_without_rendering()  # only then do panels have their widths
+    for panel in pc.viz["plot"].to_numpy().ravel():
+        title, room = panel.title, TITLE * panel.get_window_extent().width
+        lines = [_without_math(line) for line in title.get_text().splitlines()]
+        title.set_text("\n".join(lines))
+        if title.get_window_extent().width > room:
+            most = int(max(map(len, lines)) * room / title.get_window_extent().width)
+            wrapped = [fill(line, most, break_long_words=False) for line in lines]
+            title.set_text("\n".join(wrapped))
+            smaller = min(1, room / title.get_window_extent().width)
+            title.set_fontsize(title.get_fontsize() * smaller)
+
+
+def _without_math(title: str) -> str:
+    """Return a title whose experiment has no formula in its name; that of a state may be one."""
+    experiment, colon, state = title.rpartition(": ")
+    return experiment.replace("$", r"\$") + colon + state
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.4g}%"
 
 
 def _own_times(draws: xr.DataArray, model: pm.Model | None) -> np.ndarray | None:

@@ -133,7 +133,8 @@ def test_the_fit_of_the_gaussian_processes_is_drawn_with_its_hyperparameters(gap
     pc = gm.plot_gp_fit(gappy, ci_prob=0.9, labels=("time (h)", "mM"))
     for k, state in enumerate(["a", "b"]):
         axes = pc.get_target("x", {"state": state})
-        assert axes.get_title() == f"{state}\nMatern52(ls={(1, 0.7)[k]}), sigma {(0.1, 0.2)[k]}"
+        kernel, sigma = f"Matern52(ls={(1, 0.7)[k]})", f"sigma\N{NO-BREAK SPACE}{(0.1, 0.2)[k]}"
+        assert axes.get_title() == f"{state}\n{kernel}, {sigma}"
         assert (axes.get_xlabel(), axes.get_ylabel()) == ("time (h)", "mM")
         [mean] = axes.get_lines()
         np.testing.assert_allclose(mean.get_ydata()[::8], gappy.posterior_mean()[:, k])
@@ -297,3 +298,86 @@ def test_experiments_that_were_solved_at_common_times_need_no_model(two_experime
     assert mean.get_xdata()[-1] == 4
     with pytest.raises(TypeError, match="No model on context stack"):
         gm.plot_states(idata)
+
+
+def test_an_interval_is_not_said_to_be_all(idata):
+    band, _ = gm.plot_states(idata, ci_prob=0.999).get_target("x", {"state": "prey"}).collections
+    assert band.get_label() == "99.9% interval"
+
+
+@pytest.fixture
+def one_state(idata):
+    groups = {name: idata[name].dataset.isel(state=[0]) for name in idata.children}
+    return xr.DataTree.from_dict(groups | {"posterior_predictive": groups["posterior"]})
+
+
+def test_the_legend_of_one_panel_is_not_cut(one_state, data, decaying):
+    model, gp, of_model = decaying
+    for pc in [
+        gm.plot_states(one_state, truth=data.x[:, :1]),
+        gm.plot_states(one_state, group="posterior_predictive"),
+        gm.plot_gradient_match(of_model, model=model),
+        gm.plot_gp_fit(gp),
+    ]:
+        figure = pc.viz["figure"].item()
+        figure.draw_without_rendering()
+        [legend] = figure.legends
+        box = legend.get_window_extent()
+        assert box.x0 >= 0
+        assert box.x1 <= figure.bbox.width
+
+
+def many_states(data):
+    """Plot states with long names."""
+    names = [f"phosphorylated_receptor_complex_{k}" for k in range(8)]
+    x = xr.DataArray(
+        np.tile(data.x, (1, 5, 1, 4)),
+        {"time": data.t, "state": names},
+        ("chain", "draw", "time", "state"),
+    )
+    return gm.plot_states(xr.DataTree.from_dict({"posterior": x.to_dataset(name="x")}))
+
+
+def ten_kernels(data):
+    cov = 1.3 * pm.gp.cov.RatQuad(1, ls=1.2, alpha=2.0)
+    return gm.plot_gp_fit(gm.StateGP(data.t, np.tile(data.y, (1, 5)), [cov] * 10, sigma=0.1))
+
+
+@pytest.mark.parametrize("plot", [many_states, ten_kernels])
+def test_titles_do_not_overlap_and_are_not_cut(plot, data):
+    pc = plot(data)
+    figure = pc.viz["figure"].item()
+    figure.draw_without_rendering()
+    boxes = [panel.title.get_window_extent() for panel in pc.viz["plot"].to_numpy().ravel()]
+    assert all(box.x0 >= 0 and box.x1 <= figure.bbox.width for box in boxes)
+    assert not any(a.overlaps(b) for k, a in enumerate(boxes) for b in boxes[:k])
+
+
+def test_the_names_of_experiments_are_no_formulas(idata):
+    name = "5$_dose$^"
+    several = idata["posterior"].dataset.expand_dims(experiment=[name])
+    pc = gm.plot_states(xr.DataTree.from_dict({"posterior": several}))
+    assert pc.get_target("x", {"state": f"{name}: prey"}).get_title() == r"5\$_dose\$^: prey"
+
+
+def test_a_state_may_be_called_by_a_formula(idata):
+    named = idata["posterior"].dataset.assign_coords(state=["$x_1$", "$x_2$"])
+    pc = gm.plot_states(xr.DataTree.from_dict({"posterior": named}))
+    assert pc.get_target("x", {"state": "$x_1$"}).get_title() == "$x_1$"
+
+
+def test_long_names_of_unknowns_can_be_read(searches):
+    """Assert that they are within the figure, whose panels are as high as those of short names."""
+    found = searches[0]["searches"].dataset
+    names = [f"x0[wild type with 5$ of glucose$, phosphorylated_receptor_{k}]" for k in "ab"]
+    heights = []
+    for unknown in (["a", "b"], names):
+        pc = gm.plot_verdict(
+            xr.DataTree.from_dict({"searches": found.assign_coords(unknown=unknown)})
+        )
+        figure, panel = pc.viz["figure"].item(), pc.viz["plot"].to_numpy().ravel()[0]
+        figure.draw_without_rendering()
+        assert all(tick.get_window_extent().y0 >= 0 for tick in panel.get_xticklabels())
+        heights.append(panel.get_window_extent().height)
+    assert heights[1] == pytest.approx(heights[0], rel=0.2)
+    assert r"5\$ of glucose\$" in panel.get_xticklabels()[0].get_text()
