@@ -576,9 +576,10 @@ def _legend(figure, axes: Iterable):
 
 
 def _fit_titles(pc: az.PlotCollection):
-    """Write matplotlib's titles as they are, in lines and letters that fit above their panels."""
+    """Write matplotlib's titles in lines, and in letters of one size, that fit above panels."""
     pc.viz["figure"].item().draw_without_rendering()  # only then do panels have their widths
-    for panel in pc.viz["plot"].to_numpy().ravel():
+    panels, smaller = pc.viz["plot"].to_numpy().ravel(), 1.0
+    for panel in panels:
         title, room = panel.title, TITLE * panel.get_window_extent().width
         lines = [_without_math(line) for line in title.get_text().splitlines()]
         title.set_text("\n".join(lines))
@@ -586,8 +587,9 @@ def _fit_titles(pc: az.PlotCollection):
             most = int(max(map(len, lines)) * room / title.get_window_extent().width)
             wrapped = [fill(line, most, break_long_words=False) for line in lines]
             title.set_text("\n".join(wrapped))
-            smaller = min(1, room / title.get_window_extent().width)
-            title.set_fontsize(title.get_fontsize() * smaller)
+            smaller = min(smaller, room / title.get_window_extent().width)
+    for panel in panels:
+        panel.title.set_fontsize(smaller * panel.title.get_fontsize())
 
 
 def _without_math(title: str) -> str:

@@ -561,7 +561,7 @@ def test_the_legend_of_one_panel_is_not_cut(one_state, data, decaying):
 
 def many_states(data):
     """Plot states with long names."""
-    names = [f"phosphorylated_receptor_complex_{k}" for k in range(8)]
+    names = [f"phosphorylated_receptor_complex_{k}" for k in range(4, 12)]
     x = xr.DataArray(
         np.tile(data.x, (1, 5, 1, 4)),
         {"time": data.t, "state": names},
@@ -580,7 +580,9 @@ def test_titles_do_not_overlap_and_are_not_cut(plot, data):
     pc = plot(data)
     figure = pc.viz["figure"].item()
     figure.draw_without_rendering()
-    boxes = [panel.title.get_window_extent() for panel in pc.viz["plot"].to_numpy().ravel()]
+    titles = [panel.title for panel in pc.viz["plot"].to_numpy().ravel()]
+    assert len({title.get_fontsize() for title in titles}) == 1
+    boxes = [title.get_window_extent() for title in titles]
     assert all(box.x0 >= 0 and box.x1 <= figure.bbox.width for box in boxes)
     assert not any(a.overlaps(b) for k, a in enumerate(boxes) for b in boxes[:k])
 
