@@ -2,8 +2,8 @@
 
 The log density of models with its gradient through PyTensor's JAX backend, of one point and of
 256 at once, on the device that JAX finds; ``JAX_PLATFORMS=cpu`` measures the processor.  Beside it,
-on the processor, the machine code that ``gm.sample`` runs.  Seconds on the clock, since an
-accelerator has no CPU time (``pip install ".[jax]"`` first).
+on the processor, the machine code that ``gm.sample`` runs, all in compiled loops.  Seconds on the
+clock, since an accelerator has no CPU time (``pip install ".[jax]"`` first).
 
 ``--draws`` samples the smallest model instead, by ``gm.sample`` and by
 ``pm.sample(nuts_sampler="numpyro")`` with few chains and with many side by side; ``--quick``
@@ -27,7 +27,8 @@ from xarray import DataTree
 import pymc_gradmatch as gm
 from benchmarks import RESULTS, show
 from benchmarks.cases import ACCURACY, named
-from benchmarks.population import gradient_us, population, simulated
+from benchmarks.gradients import in_jax, in_machine_code, microseconds
+from benchmarks.population import population, simulated
 from benchmarks.scale import LV, long_series
 from pymc_gradmatch.sampling.posterior import compile_posterior
 
@@ -70,18 +71,17 @@ def densities(name: str, model: pm.Model) -> dict[str, object]:
     native = compile_posterior(model).native
     u = np.zeros(native.n)
     row: dict[str, object] = {"model": name, "coordinates": float(native.n)}
-    row["machine code, us"] = gradient_us(lambda: native(u), perf_counter)
+    row["machine code, us"] = microseconds(in_machine_code(native, u), perf_counter)
 
     starts = model.initial_point()
     point = [jax.numpy.array(starts[value.name]) for value in model.value_vars]
     density = jax.value_and_grad(get_jaxified_logp(model, negative_logp=False))
     start = perf_counter()
-    one = jax.jit(density).lower(point).compile()
+    jax.jit(density).lower(point).compile()
     row["compilation, s"] = perf_counter() - start
-    many = jax.jit(jax.vmap(density))
     points = [jax.numpy.stack([value] * AT_ONCE) for value in point]
-    row["JAX, us"] = gradient_us(lambda: jax.block_until_ready(one(point)), perf_counter)
-    all_at_once = gradient_us(lambda: jax.block_until_ready(many(points)), perf_counter)
+    row["JAX, us"] = microseconds(in_jax(density, point), perf_counter)
+    all_at_once = microseconds(in_jax(jax.vmap(density), points), perf_counter)
     row[f"JAX, {AT_ONCE} at once, us each"] = all_at_once / AT_ONCE
     return row
 

@@ -15,11 +15,12 @@ import pandas as pd
 import pymc as pm
 
 import pymc_gradmatch as gm
-from benchmarks import show
+from benchmarks import none_failed, show
 from benchmarks.cases import ACCURACY, BREADTH, PAPER, Case, named
 from pymc_gradmatch.ode import batched_solver
 
 LV, LV_IN_A_BOX = named(ACCURACY, "LV low"), named(PAPER, "LV low")
+LARGEST_ERROR = 0.07
 SOLVED = {
     "Lotka-Volterra": LV,
     "FitzHugh-Nagumo": named(ACCURACY, "FHN SNR 100"),
@@ -139,10 +140,12 @@ def main(arguments: list[str] | None = None):
             for name, case in SOLVED.items()
             for how, measured in zip(("of 4 000 at once", "by LSODA"), solution(case), strict=True)
         ),
-        (f"median trajectory RMSE, {seeds} seeds", recovery(seeds), "<= 0.07"),
+        (f"median trajectory RMSE, {seeds} seeds", recovery(seeds), f"<= {LARGEST_ERROR}"),
     ]
     table = pd.DataFrame(rows, columns=["what", "measured", "wanted"]).set_index("what")
     show(table, options.out)
+    if options.quick:  # seconds are the machine's, the error is not
+        none_failed(table[-1:].query("measured > @LARGEST_ERROR"))
 
 
 if __name__ == "__main__":

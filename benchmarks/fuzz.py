@@ -38,12 +38,11 @@ import scipy.stats
 from hypothesis import strategies as st
 
 import pymc_gradmatch as gm
-from benchmarks import show
+from benchmarks import PACKAGE, is_ours, show
 from pymc_gradmatch._pymc import EVALUATE_ONCE
 
 __all__ = ["Case", "Outcome", "attempt", "cases", "problem"]
 
-PACKAGE = Path(gm.__file__).parent
 PYMC = Path(pm.__file__).parent  # what it says of lines that a user wrote by hand is its own
 LONGEST = 60.0  # CPU seconds of one problem
 LARGEST_CENTRED = 16  # numbers in the data of problems that integrate the ODE
@@ -918,8 +917,7 @@ def judge(error: Exception) -> tuple[str, str]:
     """Tell a message of ours from other exceptions."""
     *_, last = traceback.extract_tb(error.__traceback__)
     text = f"{type(error).__name__}: {error}".split("\n")[0]
-    ours = Path(last.filename).is_relative_to(PACKAGE) and (last.line or "").startswith("raise ")
-    if ours and isinstance(error, ValueError | TypeError):
+    if is_ours(error) and isinstance(error, ValueError | TypeError):
         return "message", text
     return "failure", f"{text} [{Path(last.filename).name}:{last.lineno}]"
 

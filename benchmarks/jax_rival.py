@@ -18,12 +18,14 @@ import pytensor.tensor as pt
 
 import pymc_gradmatch as gm
 from benchmarks.cases import Case
+from benchmarks.gradients import in_jax, microseconds
 
 __all__ = [
     "Fit",
     "Length",
     "Rival",
     "diffrax_nuts",
+    "gradient_us",
     "import_jax",
     "nuts",
     "right_hand_side",
@@ -46,6 +48,7 @@ def import_jax():
         import diffrax
         import jax
         import numpyro
+        import pymc.sampling.jax  # noqa: F401 (for right_hand_side: before any clock starts)
     except ImportError as error:
         msg = "This benchmark needs JAX, NumPyro and diffrax: pip install .[benchmarks]"
         raise ImportError(msg) from error
@@ -139,31 +142,14 @@ def _model(case: Case, data: gm.systems.Simulation) -> Callable[[], None]:
     return model
 
 
-def _gradient_us(model: Callable[[], None], init_strategy: Callable, calls: int = 2_000) -> float:
-    """Return CPU microseconds of one log density with gradient, the best of three loops."""
+def gradient_us(model: Callable[[], None], init_strategy: Callable) -> float:
+    """Return CPU microseconds of a model's log density with gradient, in a compiled loop."""
     _, jax, numpyro = import_jax()
     information = numpyro.infer.util.initialize_model(
         jax.random.key(0), model, init_strategy=init_strategy
     )
-    value_and_grad = jax.value_and_grad(information.potential_fn)
-
-    def loop(point):
-        def step(_, carry):
-            point, total = carry
-            value, gradient = value_and_grad(point)
-            # A point that moves, or XLA would take the computation out of the loop.
-            point = jax.tree.map(lambda z, g: z - 1e-12 * g, point, gradient)
-            return point, total + value
-
-        return jax.lax.fori_loop(0, calls, step, (point, 0.0))
-
-    compiled = jax.jit(loop).lower(information.param_info.z).compile()
-    seconds = []
-    for _ in range(3):
-        start = process_time()
-        jax.block_until_ready(compiled(information.param_info.z))
-        seconds.append(process_time() - start)
-    return 1e6 * min(seconds) / calls
+    density = jax.value_and_grad(information.potential_fn)
+    return microseconds(in_jax(density, information.param_info.z))
 
 
 def diffrax_nuts(
@@ -243,7 +229,7 @@ def diffrax_nuts(
         ess=ess,
         cpu_seconds_sampling=cpu_seconds_sampling,
         cpu_seconds_compile=cpu_seconds_compile,
-        gradient_us=_gradient_us(model, start_at_truth),
+        gradient_us=gradient_us(model, start_at_truth),
         rhat=float(az.rhat(theta).dataset.to_array().max()),
         divergences=sum(int(run[1].sum()) for run in runs),
     )

@@ -3,8 +3,8 @@
 Three axes are followed until the seal is gone or the CPU seconds are: the number of unknowns
 (parameters, x(t0) and sigma together), stiffness, and noise.  Every data set is fitted in a
 process of its own, one file each, so that an interrupted run goes on where it stopped; the
-table goes to ``--csv`` and the figure to ``docs/limits.png``.  ``--table`` fits nothing,
-``--quick`` fits the first data set of each axis and draws nothing.
+table goes to ``--csv`` and the figure to ``docs/limits.png``.  ``--table`` prints only,
+``--quick`` fits the first data set of each axis and keeps nothing.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 import pymc_gradmatch as gm
-from benchmarks import RESULTS, RUNS, one_call, runner, show
+from benchmarks import RESULTS, RUNS, none_failed, one_call, runner, show
 from benchmarks.cases import ACCURACY, BREADTH, Case, named
 
 INDEX = ["axis", "size", "replicate"]
@@ -150,25 +150,29 @@ def main(arguments: list[str] | None = None):
     parser.add_argument("--out", type=Path, default=RUNS / "limits", help="rows")
     parser.add_argument("--csv", type=Path, default=RESULTS / "limits.csv", help="all rows")
     parser.add_argument("--limit", type=int, default=600, help="CPU seconds of a fit")
-    parser.add_argument("--table", action="store_true", help="fit nothing")
+    parser.add_argument("--table", action="store_true", help="the table only")
     parser.add_argument("--quick", action="store_true", help="the first data set of each axis")
     options = parser.parse_args(arguments)
     keys = KEYS
     if options.quick:
         keys = [(axis, sizes[0], 1) for axis, (_, sizes) in AXES.items()]
-        options.out = options.out.with_name("limits-quick")
     known = None if options.quick else runner.known_from(options.csv, INDEX)
-    saved = runner.Saved(options.out, runner.JSON, known=known)
-    if not options.table:
-        runner.run(
-            keys, fit, saved, workers=runner.in_processes(options.limit, given_up),
-            report=lambda key, row: print(*key, f"{row['seconds']:.0f} CPU s", row["verdict"][:90]),
-        )  # fmt: skip
-    rows = saved.table(keys, partial(runner.table_of, index=INDEX)).sort_index()
-    show(table_of(rows))
-    if not options.quick:
+    with runner.kept_in(options.out, quick=options.quick) as out:
+        saved = runner.Saved(out, runner.JSON, known=known)
+        if not options.table:
+            runner.run(
+                keys, fit, saved, workers=runner.in_processes(options.limit, given_up),
+                report=lambda key, row: print(
+                    *key, f"{row['seconds']:.0f} CPU s", row["verdict"][:90]
+                ),
+            )  # fmt: skip
+        rows = saved.table(keys, partial(runner.table_of, index=INDEX)).sort_index()
+    if options.quick:
+        none_failed(one_call.unsealed(rows))
+    elif not options.table:
         rows.to_csv(options.csv, float_format="%.5g")
         draw(rows, FIGURE)
+    show(table_of(rows))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ R-hat and effective draws of theta, of four chains of 1 000 draws, CPU seconds f
 and of how many sets the draws follow the ODE because chains of NUTS had not mixed.
 
 One file per data set, so that an interrupted run goes on where it stopped; ``--table`` prints
-only, ``--quick`` fits one data set of the cheapest.
+only, ``--quick`` fits one data set of the cheapest and keeps nothing.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import pandas as pd
 import xarray as xr
 
 import pymc_gradmatch as gm
-from benchmarks import RESULTS, RUNS, runner, show
+from benchmarks import RESULTS, RUNS, none_failed, runner, show
 from benchmarks.accuracy.fit import refined
 from benchmarks.cases import ACCURACY, PAPER, named
 
@@ -60,14 +60,17 @@ def fit(key: tuple[str, int]) -> dict[str, float | str]:
     }
 
 
+def mixes(rows: pd.DataFrame) -> pd.Series:
+    """Tell which sets' chains mix."""
+    return (rows["rhat"] < RHAT) & (rows["ess"] >= EFFECTIVE)
+
+
 def table_of(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the share of sets that mix, and medians, by case."""
     groups = rows.groupby(level="case", sort=False)
-    mixes = (rows["rhat"] < RHAT) & (rows["ess"] >= EFFECTIVE)
     table = groups[["rhat", "ess", "coordinates"]].median()
-    table.insert(
-        0, f"R-hat < {RHAT}, {EFFECTIVE} effective draws", mixes.groupby(level="case").mean()
-    )
+    share = mixes(rows).groupby(level="case").mean()
+    table.insert(0, f"R-hat < {RHAT}, {EFFECTIVE} effective draws", share)
     table["follows the ODE"] = groups["follows"].mean()
     table["CPU s"] = (rows["build_seconds"] + rows["sample_seconds"]).groupby(level="case").median()
     table.insert(0, "sets", groups.size())
@@ -86,17 +89,19 @@ def main(arguments: list[str] | None = None):
     options = parser.parse_args(arguments)
     if options.quick:
         options.cases, options.replicates = ["PT high"], 1
-        options.out = options.out.with_name("mixing-quick")
     known = None if options.quick else runner.known_from(options.csv, INDEX)
-    saved = runner.Saved(options.out, runner.JSON, known=known)
     keys = runner.keys_of(options.cases, replicates=range(options.replicates), ends=(5, 20))
-    if not options.table:
-        runner.run(keys, fit, saved, report=lambda key, row: print(*key, row))
     every = runner.keys_of(NAMES, replicates=range(1_000), ends=())
-    rows = saved.table(every, partial(runner.table_of, index=INDEX)).sort_index()
-    show(table_of(rows))
-    if not options.quick:
+    with runner.kept_in(options.out, quick=options.quick) as out:
+        saved = runner.Saved(out, runner.JSON, known=known)
+        if not options.table:
+            runner.run(keys, fit, saved, report=lambda key, row: print(*key, row))
+        rows = saved.table(every, partial(runner.table_of, index=INDEX)).sort_index()
+    if options.quick:
+        none_failed(rows[~mixes(rows)])
+    elif not options.table:
         rows.to_csv(options.csv, float_format="%.5g")
+    show(table_of(rows))
 
 
 if __name__ == "__main__":

@@ -3,9 +3,11 @@
 import warnings
 from time import process_time
 
+import pandas as pd
+
 import pymc_gradmatch as gm
 
-__all__ = ["Row", "fitted"]
+__all__ = ["Row", "fitted", "unsealed"]
 
 type Row = dict[str, float | str]
 
@@ -27,3 +29,8 @@ def fitted(ode: gm.ODE, t, y, **arguments) -> tuple[gm.Fit | None, Row]:
         "verdict": verdict,
     }
     return found, row
+
+
+def unsealed(rows: pd.DataFrame) -> pd.Series:
+    """Return what is said of fits without a seal, those that failed among them."""
+    return rows.loc[rows["is_exact"] != 1, "verdict"]

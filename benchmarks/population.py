@@ -8,11 +8,11 @@ diffrax, all experiments by ``vmap``, told the truth, with the better of its met
 (``pip install ".[benchmarks]"``).
 
 CPU seconds of building, of compiling and of sampling, microseconds of a log density with its
-gradient, the most memory held, and effective draws of the six shared unknowns.  A thousand
-experiments are built and timed, not sampled.
+gradient in a compiled loop, the most memory held, and effective draws of the six shared unknowns.
+A thousand experiments are built and timed, not sampled.
 
 One file per road and size, so that an interrupted run goes on where it stopped; ``--table`` prints
-only, ``--quick`` measures three experiments by ``gm.sample``.
+only, ``--quick`` measures three experiments by ``gm.sample`` and keeps nothing.
 """
 
 import argparse
@@ -23,7 +23,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import process_time
-from timeit import Timer
 from unittest.mock import patch
 
 import arviz as az
@@ -32,9 +31,10 @@ import pandas as pd
 import pymc as pm
 
 import pymc_gradmatch as gm
-from benchmarks import RESULTS, RUNS, runner, show
+from benchmarks import RESULTS, RUNS, none_failed, runner, show
 from benchmarks.cases import ACCURACY, named
-from benchmarks.jax_rival import import_jax, right_hand_side, solved
+from benchmarks.gradients import in_machine_code, microseconds
+from benchmarks.jax_rival import gradient_us, import_jax, right_hand_side, solved
 from pymc_gradmatch.sampling import coordinates
 from pymc_gradmatch.sampling.posterior import compile_posterior
 
@@ -96,17 +96,6 @@ def held() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 
-def gradient_us(
-    evaluate: Callable[[], object], clock: Callable[[], float] = process_time, seconds: float = 0.3
-) -> float:
-    """Return microseconds of a log density with its gradient, the best of five loops."""
-    loop = Timer(evaluate, timer=clock)
-    n_calls = 1
-    while loop.timeit(n_calls) < seconds:
-        n_calls *= 2
-    return 1e6 * min(loop.repeat(5, n_calls)) / n_calls
-
-
 def matched(n: int, note: Note) -> dict[str, float]:
     """Measure gm.sample on so many experiments."""
     experiments, _ = simulated(n)
@@ -124,7 +113,7 @@ def matched(n: int, note: Note) -> dict[str, float]:
         "coordinates": posterior.native.n,
         "build_cpu_s": building,
         "compile_cpu_s": compiling,
-        "gradient_us": gradient_us(lambda: posterior.native(point)),
+        "gradient_us": microseconds(in_machine_code(posterior.native, point)),
         "memory_GB": held(),
     }
     note(row)
@@ -191,16 +180,7 @@ def integrated(n: int, note: Note) -> dict[str, float]:
         mcmc.run(key)
         return {name: mcmc.get_samples()[name] for name in SHARED}
 
-    information = numpyro.infer.util.initialize_model(
-        jax.random.key(0), model, init_strategy=at_truth
-    )
-    gradient = jax.jit(jax.value_and_grad(information.potential_fn))
-    point = information.param_info.z
-    jax.block_until_ready(gradient(point))
-    row = {
-        "gradient_us": gradient_us(lambda: jax.block_until_ready(gradient(point))),
-        "memory_GB": held(),
-    }
+    row = {"gradient_us": gradient_us(model, at_truth), "memory_GB": held()}
     note(row)
     if not 1 < n <= MOST_SAMPLED:
         return row
@@ -279,18 +259,21 @@ def main(arguments: list[str] | None = None):
     options = parser.parse_args(arguments)
     keys = [(road, n) for n in options.sizes for road in options.roads]
     if options.quick:
-        keys, options.out = [("gm.sample", 3)], options.out.with_name("population-quick")
+        keys = [("gm.sample", 3)]
     known = None if options.quick else runner.known_from(options.csv, INDEX)
-    saved = runner.Saved(options.out, runner.JSON, known=known)
-    if not options.table:
-        runner.run(
-            keys, measured, saved, workers=runner.in_processes(LIMIT, given_up),
-            report=lambda key, row: print(*key, row, flush=True),
-        )  # fmt: skip
-    rows = saved.table(keys, partial(runner.table_of, index=INDEX)).sort_index()
-    show(table_of(rows).T)
-    if not options.quick:
+    with runner.kept_in(options.out, quick=options.quick) as out:
+        saved = runner.Saved(out, runner.JSON, known=known)
+        if not options.table:
+            runner.run(
+                keys, measured, saved, workers=runner.in_processes(LIMIT, given_up),
+                report=lambda key, row: print(*key, row, flush=True),
+            )  # fmt: skip
+        rows = saved.table(keys, partial(runner.table_of, index=INDEX)).sort_index()
+    if options.quick:
+        none_failed(rows.reindex(columns=["failure"]).dropna())
+    elif not options.table:
         rows.to_csv(options.csv, float_format="%.5g")
+    show(table_of(rows).T)
 
 
 if __name__ == "__main__":

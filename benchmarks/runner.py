@@ -1,7 +1,8 @@
 """One runner for the long studies: a file for each job, so that a killed run goes on.
 
 A job is a key, such as ``("LV low", "refined", 3)``.  What is saved is whole or not
-there; a file that was damaged later is named, and its job is done again.
+there; a file that was damaged later is named, and its job is done again.  So are the jobs
+whose files another state of the package made: each has a folder of its own.
 """
 
 import json
@@ -11,22 +12,29 @@ import resource
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
 from itertools import pairwise, product
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import process_time
 from typing import Any, NamedTuple
 from zipfile import BadZipFile
 
 import pandas as pd
 
+from benchmarks import PACKAGE
+
 __all__ = [
     "JSON",
     "Format",
     "Saved",
+    "code",
     "finished",
     "in_processes",
     "in_turn",
+    "kept_in",
     "keys_of",
     "known_from",
     "run",
@@ -44,6 +52,23 @@ def finished(path: Path) -> Iterator[Path]:
     unfinished = path.with_suffix(".unfinished")
     yield unfinished
     os.replace(unfinished, path)
+
+
+@cache
+def code() -> str:
+    """Return what tells the package's source from any other."""
+    sources = b"".join(path.read_bytes() for path in sorted(PACKAGE.rglob("*.py")))
+    return sha256(sources).hexdigest()[:12]
+
+
+@contextmanager
+def kept_in(folder: Path, *, quick: bool) -> Iterator[Path]:
+    """Yield the folder for results; that of a quick run is new, and gone at the end."""
+    if not quick:
+        yield folder
+        return
+    with TemporaryDirectory() as name:
+        yield Path(name)
 
 
 class Format(NamedTuple):
@@ -89,7 +114,7 @@ class Saved:
     Attributes
     ----------
     folder : Path
-        Where they are.
+        Where they are, those of each state of the package in a folder of their own.
     format : Format
         How they are saved.
     name : callable
@@ -103,13 +128,23 @@ class Saved:
     name: Callable[[Any], str] = _name
     known: pd.DataFrame | None = None
 
+    @property
+    def here(self) -> Path:
+        """Where the present package's results are."""
+        return self.folder / code()
+
+    def left_aside(self) -> int:
+        """Return how many results are those of another package."""
+        every = self.folder.rglob(f"*{self.format.suffix}")
+        return sum(path.parent != self.here for path in every)
+
     def path(self, key: Key) -> Path:
         """Return where the result of a job is, or would be."""
-        return self.folder / f"{self.name(key)}{self.format.suffix}"
+        return self.here / f"{self.name(key)}{self.format.suffix}"
 
     def save(self, key: Key, result):
         """Write a result, all of the file or nothing."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.here.mkdir(parents=True, exist_ok=True)
         with finished(self.path(key)) as unfinished:
             self.format.write(result, unfinished)
 
@@ -117,7 +152,7 @@ class Saved:
         """Iterate over the jobs that have results."""
         there = [key for key in keys if self.path(key).exists()]
         if not there:
-            msg = f"there are no results in {self.folder}; run the study first."
+            msg = f"there are no results in {self.here}; run the study first."
             raise FileNotFoundError(msg)
         for key in there:
             yield key, self.format.read(self.path(key))
@@ -126,21 +161,26 @@ class Saved:
         self, keys: Sequence[Key], table_of: Callable[[Iterator[tuple[Key, Any]]], pd.DataFrame]
     ) -> pd.DataFrame:
         """Return the table of the jobs that have results, with the known rows of others."""
-        if self.known is not None and not any(self.path(key).exists() for key in keys):
-            return self.known
-        rows = pd.concat([table_of(self.items(keys)), self.known])
-        return rows[~rows.index.duplicated()]
+        if self.known is None:
+            return table_of(self.items(keys))
+        done = {key for key in keys if self.path(key).exists()}
+        # By job: one that failed has fewer rows than the known one that it replaces.
+        known = self.known[[job not in done for job in self._known_jobs(keys)]]
+        return pd.concat([table_of(self.items(keys)), known]) if done else known
 
     def missing(self, keys: Sequence[Key]) -> list[Key]:
         """Return the jobs without a result, and those whose file is broken, which is said."""
-        rows = () if self.known is None else self.known.index
-        # A job may have several rows, which have more levels than its key.
-        known = {row[:size] for size in {len(key) for key in keys} for row in rows}
+        known = set(self._known_jobs(keys))
         return [
             key
             for key in keys
             if not (self._is_whole(key) if self.path(key).exists() else key in known)
         ]
+
+    def _known_jobs(self, keys: Sequence[Key]) -> list[Key]:
+        """Return the job of each known row: several rows of one have more levels than its key."""
+        size = max(map(len, keys), default=0)
+        return [] if self.known is None else [row[:size] for row in self.known.index]
 
     def _is_whole(self, key: Key) -> bool:
         try:
@@ -207,6 +247,8 @@ def run(
     report : callable, optional
         Told of every key and result that was saved.
     """
+    if aside := saved.left_aside():
+        print(f"{aside} results of another state of the package are left aside in {saved.folder}.")
     with closing((workers or in_turn)(work, saved.missing(keys))) as results:
         for key, result in results:
             saved.save(key, result)

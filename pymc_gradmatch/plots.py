@@ -1,10 +1,13 @@
 """States, slopes against slopes, fits and verdicts: the plots that ArviZ does not have."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from statistics import NormalDist
+from textwrap import fill
+from typing import Any
 
 import arviz as az
 import numpy as np
+import pandas as pd
 import pymc as pm
 import pytensor
 import xarray as xr
@@ -12,7 +15,13 @@ from numpy.typing import ArrayLike
 from pytensor.graph.traversal import ancestors
 
 from pymc_gradmatch._pymc import EVALUATE_ONCE
-from pymc_gradmatch.arguments import columns_in_order, labels_of
+from pymc_gradmatch.arguments import (
+    as_numbers,
+    check_share,
+    columns_in_order,
+    in_order,
+    labels_of,
+)
 from pymc_gradmatch.gp import StateGP, StateGPs, kernels, levels_of, of_label
 from pymc_gradmatch.model import Constraint, constraints
 
@@ -21,6 +30,8 @@ FINE = 8  # points of a smooth curve from one observation to the next
 DASHED = {"matplotlib": "--", "bokeh": "dashed", "plotly": "dash", "none": "--"}
 BESIDE = 0.2  # between the marks of two searches; unknowns are one apart
 MOST_UNKNOWNS = 20  # whose names can be read beside each other
+LETTER, SHORT = 0.085, 10  # inches of a letter beside an axis; letters that need no more room
+TITLE = 0.95  # of a panel's width; letters differ a little from one resolution to another
 
 
 def plot_states(
@@ -29,7 +40,7 @@ def plot_states(
     model: pm.Model | None = None,
     var_name: str = "x",
     observed: str | None = "y",
-    truth: ArrayLike | None = None,
+    truth: ArrayLike | Mapping[str, ArrayLike] | None = None,
     ci_prob: float | None = None,
     group: str = "posterior",
     labels: tuple[str, str] | None = None,
@@ -45,19 +56,20 @@ def plot_states(
         What :func:`pymc.sample` or :func:`~pymc_gradmatch.sample_fgpgm` returns.
     model : pymc.Model, optional
         The model, if it is not the one on the stack: asked only for the times of several
-        experiments, which have grids of their own.
+        experiments, which have grids of their own, by the experiments' names.
     var_name : str, default "x"
         The variable to plot, with the dim ``state`` and one of times, such as
         ``time`` or ``time_observed``, or with the dim ``observation``, labelled by
         :attr:`StateGP.observation_labels`.
     observed : str or None, default "y"
         The observed variable drawn over it, with dims such as these, its times may
-        be others; None for none.  Draws without the group ``observed_data``, such as a
-        forecast, are drawn without; data join them by
+        be others; None for none.  Draws without a ``y``, or without the group
+        ``observed_data``, such as a forecast, are drawn without; data join them by
         ``ahead["observed_data"] = fit.idata["observed_data"]``.
     truth : array_like of float, optional
-        True trajectories, shape ``(time, state)``, on the same times; of several
-        experiments, ``(experiment, time, state)``.  A table's columns may be in any order.
+        True trajectories, shape ``(time, state)``, at the times of the draws or of the data; a
+        table, or a labelled array, has times of its own as index, and its columns in any order.
+        Of several experiments one for each: a mapping from their names, or a list.
     ci_prob : float, optional
         Probability of the band (equal tails); ArviZ's default if not given.
     group : str, default "posterior"
@@ -80,9 +92,11 @@ def plot_states(
     Raises
     ------
     TypeError
-        If ``idata`` is no DataTree.
+        If ``idata`` is no DataTree, or there is no model where one is asked.
     ValueError
-        If the variable or the observed one does not have such dims.
+        If the group or a variable is not there or does not have such dims, an experiment is not
+        the model's, the truth has other times, all draws are infinite somewhere, or ``ci_prob``
+        or ``labels`` cannot be used.
 
     Examples
     --------
@@ -93,56 +107,40 @@ def plot_states(
         pm.sample_posterior_predictive(idata, model=model, extend_inferencedata=True)
         gm.plot_states(idata, var_name="y", group="posterior_predictive")
     """
-    draws = _groups(idata)[group].dataset[var_name]
-    is_single = "observation" in draws.dims
-    if not is_single:
-        _times_of(draws)
-    ci_prob = az.rcParams["stats.ci_prob"] if ci_prob is None else ci_prob
-    quantiles = draws.quantile([(1 - ci_prob) / 2, (1 + ci_prob) / 2], dim=["chain", "draw"])
-    quantiles = quantiles.drop_vars("quantile").transpose("quantile", ...)
-    own = _own_times(draws, model)
-    center = draws.mean(["chain", "draw"])
-    mean, low, high = (_by_state(v, own) for v in (center, *quantiles))
-    times = mean[_times_of(mean)]
-    if is_single or own is not None:  # lines and bands go from one time to the next
-        mean, low, high = (v.interpolate_na(times.name) for v in (mean, low, high))
-    x_label, y_label = labels or ("time", var_name)
+    ci_prob, axis_labels = _share(ci_prob), _pair(labels, "time", var_name)
+    draws = _variable(_group(idata, group), var_name, f"the group {group!r}", "var_name")
+    draws, of_draws = _finite(draws)
+    parts = _by_experiment(_lines(draws, ci_prob), model)
+    lines = _beside(parts)
+    times = lines[_times_of(lines)]
+    if None not in parts or "observation" in draws.dims:  # lines go from one time to the next
+        lines = _bridged(lines)
+    mean, low, high = lines.transpose("line", ...)
+    data = _observations(idata, observed, model)
+    true_states = None if truth is None else _bridged(_beside(_truths(truth, parts, data)))
 
     panels = mean.to_dataset(name=var_name)
     pc = _panels(panels, pc_kwargs)
-    on_grid = {"data": panels, "x": times}
+    on_grid = {"data": panels, "x": times, "color": "C0"}
     pc.map(
         az.visuals.fill_between_y, "band", **on_grid, y_bottom=low, y_top=high,
-        color="C0", alpha=0.3, **_named(pc, f"{ci_prob:.0%} interval"),
+        alpha=0.3, **_named(pc, f"{_percent(ci_prob)} interval"),
     )  # fmt: skip
-    pc.map(
-        az.visuals.line_xy,
-        "mean",
-        **on_grid,
-        color="C0",
-        **_named(pc, f"{group.replace('_', ' ')} mean"),
-    )
-    if truth is not None:
-        like, values, columns = mean if is_single else center, np.asarray(truth), labels_of(truth)
-        if columns is not None:
-            states = like.indexes[like.dims[-1]]
-            values = columns_in_order(values, columns, tuple(states), "truth")
-        given = like.copy(data=values)
-        true_states = _by_state(given, own).interpolate_na(times.name).to_dataset(name=var_name)
+    mean_of = f"{group.replace('_', ' ')} mean{of_draws}"
+    pc.map(az.visuals.line_xy, "mean", **on_grid, **_named(pc, mean_of))
+    if true_states is not None:
         pc.map(
-            az.visuals.line_xy, "truth", **on_grid | {"data": true_states},
-            color="black", linestyle=DASHED[pc.backend], **_named(pc, "truth"),
+            az.visuals.line_xy, "truth", data=true_states.to_dataset(name=var_name),
+            x=true_states[times.name], color="black", linestyle=DASHED[pc.backend],
+            **_named(pc, "truth"),
         )  # fmt: skip
-    if observed is not None and "observed_data" in idata.children:
-        data = _by_state(idata["observed_data"].dataset[observed])
-        times_of_data = data[_times_of(data)]
-        if "state" in data.coords:
-            data = data.reindex(state=mean["state"])  # states that were not observed are NaN
+    if data is not None:
+        shown = data.reindex(state=mean["state"])  # states that were not observed are NaN
         pc.map(
-            az.visuals.scatter_xy, "data", data=data.to_dataset(name=var_name), x=times_of_data,
-            color="C1", **_named(pc, "data", on_top=True),
+            az.visuals.scatter_xy, "data", data=shown.to_dataset(name=var_name),
+            x=data[_times_of(data)], color="C1", **_named(pc, "data", on_top=True),
         )  # fmt: skip
-    _finish(pc, panels, times, x_label, y_label)
+    _finish(pc, panels, times, axis_labels)
     return pc
 
 
@@ -189,7 +187,8 @@ def plot_gradient_match(
         If ``idata`` is no DataTree.
     ValueError
         If the model has no constraint, or several, or one of experiments, or random kernels;
-        or if the draws are not the model's.
+        if the draws are not the model's, or on another grid; or if ``ci_prob`` or ``labels``
+        cannot be used.
 
     Notes
     -----
@@ -204,7 +203,7 @@ def plot_gradient_match(
         idata = gm.sample(model=model)
         gm.plot_gradient_match(idata, model=model, labels=("time (h)", "mM / h"))
     """
-    ci_prob = az.rcParams["stats.ci_prob"] if ci_prob is None else ci_prob
+    ci_prob, axis_labels = _share(ci_prob), _pair(labels, "time", "slope")
     found = constraints(pm.modelcontext(model))
     together = any(isinstance(one.gp, StateGPs) for one in found)
     random = any(one.gp.is_random for one in found)
@@ -215,7 +214,8 @@ def plot_gradient_match(
             "data set, with constant kernels."
         )
         raise ValueError(msg)
-    by_equations, by_curve, spread = _slopes(found[0], _groups(idata), pm.modelcontext(model))
+    posterior = _group(idata, "posterior")
+    by_equations, by_curve, spread = _slopes(found[0], posterior, pm.modelcontext(model))
     tails = [(1 - ci_prob) / 2, (1 + ci_prob) / 2]
     around = np.random.default_rng(0).normal(size=by_curve.shape) * spread
     of_equations = by_equations.mean("draw"), *by_equations.quantile(tails, "draw")
@@ -232,8 +232,7 @@ def plot_gradient_match(
         band = {"y_bottom": low, "y_top": high, "alpha": 0.3}
         pc.map(az.visuals.fill_between_y, f"band of {what}", **shown, **band)
         pc.map(az.visuals.line_xy, what, **shown, **_named(pc, f"slope of the {what}"))
-    x_label, y_label = labels or ("time", "slope")
-    _finish(pc, panels, times, x_label, y_label)
+    _finish(pc, panels, times, axis_labels)
     return pc
 
 
@@ -246,6 +245,8 @@ def plot_gp_fit(
 ) -> az.PlotCollection:
     r"""Plot what the Gaussian processes make of the data alone; one panel per state.
 
+    Of several experiments there is a panel for each state of each.
+
     .. math:: x_k \mid y_k, \qquad y_k^* \mid y_k \quad (\text{with noise } \sigma_k)
 
     without any equations: mean, band of the curve, wider band of further observations, data,
@@ -255,7 +256,8 @@ def plot_gp_fit(
     Parameters
     ----------
     gp : StateGP
-        What :func:`~pymc_gradmatch.fit_gp` returns, or any with constant hyperparameters.
+        What :func:`~pymc_gradmatch.fit_gp` returns, or any with constant hyperparameters, such
+        as :class:`~pymc_gradmatch.StateGPs`.
     ci_prob : float, optional
         Probability of both bands (equal tails); ArviZ's default if not given.
     labels : (str, str), optional
@@ -273,7 +275,8 @@ def plot_gp_fit(
     Raises
     ------
     ValueError
-        If hyperparameters or sigma are random variables.
+        If hyperparameters or sigma are random variables, or ``ci_prob`` or ``labels`` cannot
+        be used.
 
     Examples
     --------
@@ -282,46 +285,41 @@ def plot_gp_fit(
         gp = gm.fit_gp(t, y, cov="Matern52")
         gm.plot_gp_fit(gp, labels=("time (h)", "mM"))
     """
-    ci_prob = az.rcParams["stats.ci_prob"] if ci_prob is None else ci_prob
-    is_plain = len(gp.breaks) == 0 and not gp.prior_slope.any()
-    fine = gp.with_grid(FINE) if is_plain else gp
-    states = [str(state) for state in gp.states]
-    coords = {"time": fine.t, "state": states}
-    mean, sd = fine.posterior_mean(), fine.posterior_sd()
+    ci_prob, axis_labels = _share(ci_prob), _pair(labels, "time", "state")
     away = NormalDist().inv_cdf((1 + ci_prob) / 2)
-
-    def labelled(levels) -> xr.DataArray:
-        return xr.DataArray(gp.states_of(levels), coords, ("time", "state"), "x")
-
-    def band(sd) -> dict[str, xr.DataArray]:
-        return {"y_bottom": labelled(mean - away * sd), "y_top": labelled(mean + away * sd)}
-
-    panels = labelled(mean).to_dataset()
+    names, each = (gp.names, gp.members) if isinstance(gp, StateGPs) else ([None], [gp])
+    members = dict(zip(names, each, strict=True))
+    curves = _beside({name: _curves(one, away) for name, one in members.items()})
+    data = _beside({name: _data_of(one) for name, one in members.items()})
+    mean, *band, low, high = _bridged(curves).transpose("line", ...)
+    panels = mean.to_dataset()
     pc = _panels(panels, pc_kwargs)
     shown = {"data": panels, "x": panels["time"], "color": "C0"}
-    observations = band(np.hypot(sd, gp.sigma))
+    percent = _percent(ci_prob)
     pc.map(
-        az.visuals.fill_between_y, "noise", **shown, **observations, alpha=0.15,
-        **_named(pc, f"{ci_prob:.0%} of observations"),
+        az.visuals.fill_between_y, "noise", **shown, y_bottom=low, y_top=high, alpha=0.15,
+        **_named(pc, f"{percent} of observations"),
     )  # fmt: skip
     pc.map(
-        az.visuals.fill_between_y, "band", **shown, **band(sd), alpha=0.35,
-        **_named(pc, f"{ci_prob:.0%} of the curve"),
+        az.visuals.fill_between_y, "band", **shown, y_bottom=band[0], y_top=band[1], alpha=0.35,
+        **_named(pc, f"{percent} of the curve"),
     )  # fmt: skip
-    pc.map(az.visuals.line_xy, "mean", **shown, **_named(pc, "mean of the Gaussian process"))
-    data = xr.DataArray(gp.y, {"observed": gp.t_observed, "state": states}, name="x")
+    pc.map(az.visuals.line_xy, "mean", **shown, **_named(pc, "mean of the curve"))
     pc.map(
-        az.visuals.scatter_xy, "data", data=data.to_dataset(), x=data["observed"],
+        az.visuals.scatter_xy, "data", data=data.to_dataset(), x=data["time"],
         color="C1", **_named(pc, "data", on_top=True),
     )  # fmt: skip
     newline = "<br>" if pc.backend == "plotly" else "\n"
-    titles = [
-        f"{state}{newline}{kernels.describe(cov)}, sigma {sigma:.3g}"
-        for state, cov, sigma in zip(states, gp.covs, gp.sigma, strict=True)
+    told = [
+        f"{kernels.describe(cov)}, sigma\N{NO-BREAK SPACE}{sigma:.3g}"
+        for one in members.values()
+        for cov, sigma in zip(one.covs, one.sigma, strict=True)
     ]
+    states = panels["state"].to_numpy()
+    titles = [f"{state}{newline}{of_it}" for state, of_it in zip(states, told, strict=True)]
     text = xr.DataArray(titles, {"state": states})
     pc.map(_titled, "title", data=panels, text=text, size=10)
-    _finish(pc, panels, panels["time"], *(labels or ("time", "state")))
+    _finish(pc, panels, panels["time"], axis_labels)
     return pc
 
 
@@ -365,13 +363,7 @@ def plot_verdict(idata: xr.DataTree, **pc_kwargs) -> az.PlotCollection:
         fit = gm.fit(ode, t, y, priors=priors)
         gm.plot_verdict(fit.idata)
     """
-    if "searches" not in _groups(idata).children:
-        msg = (
-            f"idata has groups {list(idata.children)}; expected 'searches' among them, as in the "
-            ".idata of gm.fit and gm.integrate_check."
-        )
-        raise ValueError(msg)
-    found = idata["searches"].dataset
+    found = _group(idata, "searches", ", as in the .idata of gm.fit and gm.integrate_check")
     what = ["means", "standard deviations (log)", "weights"]
     common = np.exp(found["log_sd"].mean("search"))
     estimates = xr.concat(
@@ -387,7 +379,9 @@ def plot_verdict(idata: xr.DataTree, **pc_kwargs) -> az.PlotCollection:
     beside = BESIDE * (away["search"] - (n_searches - 1) / 2)
     place = xr.DataArray(np.arange(float(n_unknowns)), {"unknown": away["unknown"]}) + beside
     panels = away.reindex(what=what, fill_value=0.0).to_dataset()
-    _set_size(pc_kwargs, 11, 4.2)
+    names = [str(name) for name in away["unknown"].to_numpy()]
+    below = LETTER * max(0, max(map(len, names)) - SHORT)
+    _set_size(pc_kwargs, 11, 4.2 + below)
     pc_kwargs = {"aes": {"color": ["search"]}, "col_wrap": 3} | pc_kwargs
     pc = az.PlotCollection.wrap(panels, cols=["what"], **pc_kwargs)
     allowed = found.attrs["errors_allowed"] * errors
@@ -398,7 +392,8 @@ def plot_verdict(idata: xr.DataTree, **pc_kwargs) -> az.PlotCollection:
     some = {"store_artist": False}  # not in all panels
     pc.map(az.visuals.line_xy, data=bars.to_dataset(name="verdict"), x=along, **some)
     pc.map(az.visuals.scatter_xy, data=away.to_dataset(), x=place, **some)
-    names = [str(name) for name in away["unknown"].to_numpy()]
+    if pc.backend == "matplotlib":
+        names = [name.replace("$", r"\$") for name in names]  # no formulas
     upright = {"values": [*range(n_unknowns)], "labels": names, "rotation": 90}
     plain = some | {"ignore_aes": "all"}
     estimated = panels.sel(what=what[:2])
@@ -421,12 +416,14 @@ def plot_verdict(idata: xr.DataTree, **pc_kwargs) -> az.PlotCollection:
     figures = found.attrs
     titles = [
         f"means of {n_searches} searches{of_most}",
-        f"their standard deviations, logarithms{of_most}",
+        f"standard deviations (log){of_most}",
         f"Pareto k {figures['pareto_k']:.2f} (limit {figures['reliable_k']:.2f}),\n"
         f"{figures['n_effective']:.0f} effective draws",
     ]
     text = xr.DataArray(titles, {"what": what})
     pc.map(_titled, "title", data=panels, text=text, ignore_aes="all")
+    if pc.backend == "matplotlib":
+        _fit_titles(pc)
     return pc
 
 
@@ -439,6 +436,14 @@ def _groups(idata) -> xr.DataTree:
     raise TypeError(msg)
 
 
+def _group(idata: xr.DataTree, name: str, such_as: str = "") -> xr.Dataset:
+    """Return a group of draws, or say which there are."""
+    if name not in _groups(idata).children:
+        msg = f"idata has groups {[*idata.children]}; expected {name!r} among them{such_as}."
+        raise ValueError(msg)
+    return idata[name].dataset
+
+
 def _titled(da: xr.DataArray, target, text: xr.DataArray, **kwargs):
     """Write the title that belongs to a panel."""
     return az.visuals.labelled_title(da, target, text=text.item(), **kwargs)
@@ -449,23 +454,52 @@ def _labelled(da: xr.DataArray, target, text: xr.DataArray, **kwargs):
     return az.visuals.labelled_y(da, target, text=text.item(), **kwargs)
 
 
+def _curves(gp: StateGP, away: float) -> xr.DataArray:
+    """Return mean, ends of the curve's band and of the observations', along the dim ``line``."""
+    is_plain = len(gp.breaks) == 0 and not gp.prior_slope.any()
+    fine = gp.with_grid(FINE) if is_plain else gp
+    mean, sd = fine.posterior_mean(), fine.posterior_sd()
+    ends = [end for spread in (sd, np.hypot(sd, gp.sigma)) for end in (-spread, spread)]
+    levels = np.stack([mean, *(mean + away * end for end in ends)])
+    coords = {"time": fine.t, "state": [*map(str, gp.states)]}
+    return xr.DataArray(gp.states_of(levels), coords, ("line", "time", "state"), "x")
+
+
+def _data_of(gp: StateGP) -> xr.DataArray:
+    """Return the data of a Gaussian process."""
+    coords = {"time": gp.t_observed, "state": [*map(str, gp.states)]}
+    return xr.DataArray(gp.y, coords, ("time", "state"), "x")
+
+
 def _slopes(
-    constraint: Constraint, idata: xr.DataTree, model: pm.Model
+    constraint: Constraint, posterior: xr.Dataset, model: pm.Model
 ) -> tuple[xr.DataArray, xr.DataArray, xr.DataArray]:
     """Return slopes by equations and by the curve, with the sd of the latter, all by draw."""
     ode, gp = constraint.ode, constraint.gp
-    posterior = idata["posterior"].dataset.stack(sample=["chain", "draw"])
     states = constraint.x.name
     unknowns = [rv for rv in model.free_RVs if rv in ancestors([constraint.theta])]
     absent = [name for name in [states, *(rv.name for rv in unknowns)] if name not in posterior]
     if absent:
         msg = f"the draws have no {absent}; expected draws of this model's posterior."
         raise ValueError(msg)
+    posterior = posterior.stack(sample=["chain", "draw"])
     some = np.linspace(0, posterior.sizes["sample"] - 1, N_SHOWN).astype(int)
-    drawn = posterior.isel(sample=np.unique(some)).transpose("sample", ...)
-    x = drawn[states].to_numpy()
+    drawn = posterior.isel(sample=np.unique(some))
+
+    def in_model(name: str | None) -> np.ndarray:
+        dims = model.named_vars_to_dims.get(name, ())
+        return drawn[name].transpose("sample", *dims, ..., missing_dims="ignore").to_numpy()
+
+    x = in_model(states)
+    times = drawn.indexes.get("time", gp.t)
+    if x.shape[1:] != (len(gp.t), len(ode.states)) or not np.array_equal(times, gp.t):
+        msg = (
+            f"the draws of {states!r}, of shape {x.shape[1:]}, are not on the model's grid, of "
+            f"{len(gp.t)} times from {gp.t[0]:g} to {gp.t[-1]:g}; expected draws of this model."
+        )
+        raise ValueError(msg)
     parameters = pytensor.function(unknowns, constraint.theta, mode=EVALUATE_ONCE)
-    values = [drawn[rv.name].to_numpy() for rv in unknowns]
+    values = [in_model(rv.name) for rv in unknowns]
     theta = np.array([parameters(*(v[i] for v in values)).ravel() for i in range(len(x))])
     f = np.array([ode.linearised(gp.t, x[i], theta[i])[0] for i in range(len(x))])
     _, D, A = gp.operators()
@@ -507,50 +541,283 @@ def _named(pc: az.PlotCollection, label: str, *, on_top: bool = False) -> dict:
     return {"name": label} if pc.backend == "plotly" else {}
 
 
-def _finish(pc: az.PlotCollection, panels: xr.Dataset, times, x_label: str, y_label: str):
+def _finish(pc: az.PlotCollection, panels: xr.Dataset, times, labels: tuple[str, str]):
     """Write titles, labels and, with matplotlib, one legend below all panels."""
     if "title" not in pc.viz.children:
         plain = {"subset_info": True, "labeller": az.labels.NoVarLabeller()}
         pc.map(az.visuals.labelled_title, "title", data=panels, **plain)
-    pc.map(az.visuals.labelled_x, "x_label", data=panels, text=x_label)
-    pc.map(az.visuals.labelled_y, "y_label", data=panels, text=y_label)
+    pc.map(az.visuals.labelled_x, "x_label", data=panels, text=labels[0])
+    pc.map(az.visuals.labelled_y, "y_label", data=panels, text=labels[1])
     if pc.backend == "matplotlib":
-        shown = [panel.get_legend_handles_labels() for panel in pc.viz["plot"].to_numpy().ravel()]
-        entries = {
-            label: handle for panel in shown for handle, label in zip(*panel, strict=True)
-        }  # a hidden state's panel has no data
-        pc.viz["figure"].item().legend(
-            entries.values(), entries.keys(), loc="outside lower center", ncols=4
+        axes = pc.viz["plot"].to_numpy().ravel()
+        _legend(pc.viz["figure"].item(), axes)
+        _fit_titles(pc)
+        for panel in axes:
+            if times.dtype.kind == "M":
+                panel.tick_params(axis="x", labelrotation=30)
+            else:
+                whole = bool((times == times.round()).all())
+                panel.locator_params(axis="x", nbins=6, integer=whole)
+
+
+def _legend(figure, axes: Iterable):
+    """Write one legend below all panels, in as many columns as the figure has room for."""
+    shown = [panel.get_legend_handles_labels() for panel in axes]
+    entries = {
+        label: handle for panel in shown for handle, label in zip(*panel, strict=True)
+    }  # a hidden state's panel has no data
+    for n_columns in range(4, 0, -1):
+        legend = figure.legend(
+            entries.values(), entries.keys(), loc="outside lower center", ncols=n_columns
         )
-        whole = bool((times == times.round()).all())
-        for panel in pc.viz["plot"].to_numpy().ravel():
-            panel.locator_params(axis="x", nbins=6, integer=whole)
+        if n_columns == 1 or legend.get_window_extent().width < figure.bbox.width:
+            return
+        legend.remove()
 
 
-def _own_times(draws: xr.DataArray, model: pm.Model | None) -> np.ndarray | None:
-    """Return times, ``(experiment, time)``, where draws only count them; else None."""
-    counted = "experiment" in draws.dims and draws[_times_of(draws)].dtype.kind == "i"
-    if not counted:
-        return None
-    [constraint] = constraints(pm.modelcontext(model))
-    return constraint.gp.t
+def _fit_titles(pc: az.PlotCollection):
+    """Write matplotlib's titles in lines, and in letters of one size, that fit above panels."""
+    pc.viz["figure"].item().draw_without_rendering()  # only then do panels have their widths
+    panels, smaller = pc.viz["plot"].to_numpy().ravel(), 1.0
+    for panel in panels:
+        title, room = panel.title, TITLE * panel.get_window_extent().width
+        lines = [_without_math(line) for line in title.get_text().splitlines()]
+        title.set_text("\n".join(lines))
+        if title.get_window_extent().width > room:
+            most = int(max(map(len, lines)) * room / title.get_window_extent().width)
+            wrapped = [fill(line, most, break_long_words=False) for line in lines]
+            title.set_text("\n".join(wrapped))
+            smaller = min(smaller, room / title.get_window_extent().width)
+    for panel in panels:
+        panel.title.set_fontsize(smaller * panel.title.get_fontsize())
 
 
-def _by_state(variable: xr.DataArray, own: np.ndarray | None = None) -> xr.DataArray:
-    """Return a variable of experiments or single observations as one of times and states.
+def _without_math(title: str) -> str:
+    """Return a title whose experiment has no formula in its name; that of a state may be one."""
+    experiment, colon, state = title.rpartition(": ")
+    return experiment.replace("$", r"\$") + colon + state
 
-    NaN where there is nothing at a time.
-    """
-    if "experiment" in variable.dims:
-        time, parts = _times_of(variable), []
-        for number, name in enumerate(variable["experiment"].to_numpy()):
-            one = variable.isel(experiment=number, drop=True)
-            named = [f"{name}: {state}" for state in one["state"].to_numpy()]
-            at = one[time] if own is None else own[number]
-            parts.append(one.assign_coords({"state": named, time: np.asarray(at)}))
-        return xr.concat(parts, "state", join="outer")
-    if variable.dims != ("observation",):
+
+def _share(ci_prob: float | None) -> float:
+    """Return the probability of a band, ArviZ's default if none is given."""
+    check_share(ci_prob=ci_prob)
+    return az.rcParams["stats.ci_prob"] if ci_prob is None else ci_prob
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.4g}%"
+
+
+def _pair(labels: tuple[str, str] | None, x_label: str, y_label: str) -> tuple[str, str]:
+    """Return the labels of both axes, these if none are given."""
+    if labels is None:
+        return x_label, y_label
+    if isinstance(labels, str) or len(labels) != 2:
+        msg = (
+            f"labels is {labels!r}; expected two, of the x axis and of the y axis, such as "
+            "('time (h)', 'mM')."
+        )
+        raise ValueError(msg)
+    return labels
+
+
+def _variable(group: xr.Dataset, name: str, where: str, argument: str) -> xr.DataArray:
+    """Return a variable of states, or say which there are."""
+    if name not in group:
+        msg = f"{where} has no {name!r}; expected {argument} to be one of {[*group.data_vars]}."
+        raise ValueError(msg)
+    variable = group[name]
+    if "observation" in variable.dims:
         return variable
+    _times_of(variable)
+    if "state" not in variable.coords:
+        msg = (
+            f"{name!r} has no coord for its dim 'state'; expected the names of the states: "
+            ".assign_coords(state=[...])."
+        )
+        raise ValueError(msg)
+    return variable
+
+
+def _finite(draws: xr.DataArray) -> tuple[xr.DataArray, str]:
+    """Return the draws without those that are infinite somewhere, and words for how many."""
+    within = [dim for dim in draws.dims if dim not in ("chain", "draw")]
+    infinite = draws.isin([-np.inf, np.inf]).any(within)
+    n_left_out = int(infinite.sum())
+    if n_left_out == infinite.size:
+        msg = (
+            f"all {infinite.size} draws of {draws.name!r} are infinite somewhere; expected finite "
+            "states: take narrower priors, or an earlier end."
+        )
+        raise ValueError(msg)
+    if n_left_out == 0:
+        return draws, ""
+    return draws.where(~infinite), f" of the {infinite.size - n_left_out} finite draws"
+
+
+def _lines(draws: xr.DataArray, ci_prob: float) -> xr.DataArray:
+    """Return the mean and both ends of the interval, along the dim ``line``."""
+    every = ["chain", "draw"]
+    ends = draws.quantile([(1 - ci_prob) / 2, (1 + ci_prob) / 2], every)
+    ends = ends.drop_vars("quantile").transpose("quantile", ...)
+    return xr.concat([draws.mean(every), *ends], "line")
+
+
+def _observations(
+    idata: xr.DataTree, observed: str | None, model: pm.Model | None
+) -> xr.DataArray | None:
+    """Return the data as one variable of times and states, if there are any."""
+    if observed is None or "observed_data" not in idata.children:
+        return None
+    there = idata["observed_data"].dataset
+    if observed == "y" and observed not in there:  # nobody asked for it
+        return None
+    data = _variable(there, observed, "the group 'observed_data'", "observed")
+    return _beside(_by_experiment(data, model))
+
+
+def _truths(
+    truth: Any, parts: dict[Any, xr.DataArray], data: xr.DataArray | None
+) -> dict[Any, xr.DataArray]:
+    """Return the true states of each experiment, or of the only one, with their times."""
+    if isinstance(truth, xr.DataArray) and "experiment" in truth.indexes:
+        truth = {name: truth.sel(experiment=name) for name in truth["experiment"].to_numpy()}
+    if None in parts:
+        given = [truth]
+    elif hasattr(truth, "keys"):
+        given = in_order(truth, [*parts], "the truth is")
+    else:
+        given = [*truth]
+    if len(given) != len(parts):
+        msg = f"truth is of {len(given)} experiments; expected one for each of {[*parts]}."
+        raise ValueError(msg)
+    return {
+        name: _true_states(one, part, _times_of_data(data, name, part))
+        for one, (name, part) in zip(given, parts.items(), strict=True)
+    }
+
+
+def _times_of_data(data: xr.DataArray | None, name: Any, part: xr.DataArray) -> np.ndarray | None:
+    """Return when an experiment, or the only one, was observed."""
+    if data is None:
+        return None
+    time = _times_of(data)
+    if name is not None:
+        labels = [_label(name, state) for state in part["state"].to_numpy()]
+        own = data.sel(state=[label for label in data["state"].to_numpy() if label in labels])
+        data = own.dropna(time, how="all")
+    return data[time].to_numpy()
+
+
+def _true_states(truth: Any, like: xr.DataArray, of_data: np.ndarray | None) -> xr.DataArray:
+    """Return true states at a table's own times, or at those times of which it has as many."""
+    if isinstance(truth, xr.DataArray) and "state" in truth.dims:
+        truth = truth.transpose(_times_of(truth), "state")
+    values, columns = as_numbers(truth, "truth"), labels_of(truth)
+    states = like["state"].to_numpy().tolist()
+    if values.ndim != 2 or (columns is None and values.shape[1] != len(states)):
+        msg = (
+            f"truth has shape {values.shape}; expected (time, state), with a column for each of "
+            f"{states}."
+        )
+        raise ValueError(msg)
+    if columns is not None:
+        values = columns_in_order(values, columns, tuple(states), "truth")
+    time = _times_of(like)
+    at = _index_of(truth)
+    if at is None:
+        grids = [grid for grid in (like[time].to_numpy(), of_data) if grid is not None]
+        at = next((grid for grid in grids if len(grid) == len(values)), None)
+        if at is None:
+            counts = " or ".join(dict.fromkeys(str(len(grid)) for grid in grids))
+            msg = (
+                f"truth has {len(values)} times; expected {counts}, those of the draws or of the "
+                "data, or a table with its own times as index."
+            )
+            raise ValueError(msg)
+    true_states = xr.DataArray(values, {time: at, "state": states}, (time, "state"))
+    return true_states.sortby(time)
+
+
+def _index_of(truth: Any) -> np.ndarray | None:
+    """Return the times that a table or a labelled array has of its own."""
+    if isinstance(truth, xr.DataArray):
+        index = truth.indexes.get(truth.dims[0])
+    else:
+        index = truth.index if isinstance(truth, pd.DataFrame) else None
+    if index is None or index.dtype.kind not in "ifM" or _only_counts(index):
+        return None
+    return index.to_numpy()
+
+
+def _only_counts(times: ArrayLike) -> bool:
+    """Tell whether times are 0, 1, 2 and so on, as they are counted where none were given."""
+    times = np.asarray(times)
+    return times.dtype.kind == "i" and np.array_equal(times, np.arange(len(times)))
+
+
+def _by_experiment(variable: xr.DataArray, model: pm.Model | None) -> dict[Any, xr.DataArray]:
+    """Return the times and states of each experiment by its name; by None where there are none."""
+    if "observation" in variable.dims:
+        return {None: _by_time(variable)}
+    time = _times_of(variable)
+    if "experiment" in variable.coords and "experiment" not in variable.dims:
+        variable = variable.expand_dims("experiment")  # one of several was selected
+    if "experiment" not in variable.dims:
+        return {None: variable}
+    names = variable["experiment"].to_numpy().tolist()
+    parts = {name: variable.isel(experiment=n, drop=True) for n, name in enumerate(names)}
+    if not _only_counts(variable[time]):
+        return parts
+    own = _own_times(variable.name, names, variable.sizes[time], model)
+    return {name: part.assign_coords({time: own[name]}) for name, part in parts.items()}
+
+
+def _own_times(
+    variable: Hashable, names: Sequence, n_times: int, model: pm.Model | None
+) -> dict[Any, np.ndarray]:
+    """Return the times of experiments by their names, where draws only count them."""
+    model = pm.Model.get_context(error_if_none=False) if model is None else model
+    if model is None:
+        msg = (
+            f"the times of {variable!r} are only counted; expected the model that has those of "
+            "each experiment: pass model=, such as fit.model, or call fit.plot()."
+        )
+        raise TypeError(msg)
+    processes = [one.gp for one in constraints(model) if isinstance(one.gp, StateGPs)]
+    own = {name: t for gp in processes for name, t in zip(gp.names, gp.t, strict=True)}
+    there = {name: len(t) for name, t in own.items()}
+    if any(there.get(name) != n_times for name in names):
+        msg = (
+            f"{variable!r} has {n_times} times of the experiments {list(names)}; the model has "
+            f"{there}. Expected draws of this model."
+        )
+        raise ValueError(msg)
+    return own
+
+
+def _beside(parts: dict[Any, xr.DataArray]) -> xr.DataArray:
+    """Return experiments as one variable of times and states, NaN where one has no such time."""
+    if None in parts:
+        return parts[None]
+    labelled = [
+        part.assign_coords(state=[_label(name, state) for state in part["state"].to_numpy()])
+        for name, part in parts.items()
+    ]
+    return xr.concat(labelled, "state", join="outer")
+
+
+def _bridged(lines: xr.DataArray) -> xr.DataArray:
+    """Return lines without gaps, from one time that has a value to the next."""
+    return lines.interpolate_na(_times_of(lines)) if lines.isnull().any() else lines
+
+
+def _label(experiment: Any, state: Any) -> str:
+    return f"{experiment}: {state}"
+
+
+def _by_time(variable: xr.DataArray) -> xr.DataArray:
+    """Return single observations as a variable of times and states, NaN where there is none."""
     states, times = zip(*map(of_label, variable["observation"].to_numpy()), strict=True)
     places = {"state": ("observation", [*states]), "time_observed": ("observation", [*times])}
     single = variable.drop_vars("observation").assign_coords(places)
@@ -560,7 +827,7 @@ def _by_state(variable: xr.DataArray, own: np.ndarray | None = None) -> xr.DataA
 
 def _times_of(variable: xr.DataArray) -> Hashable:
     """Return the one dim of a variable that is not of its experiments, states or draws."""
-    known = ("chain", "draw", "experiment", "state")
+    known = ("chain", "draw", "line", "experiment", "state")
     others = [dim for dim in variable.dims if dim not in known]
     if "state" not in variable.dims or len(others) != 1:
         msg = f"{variable.name!r} has dims {variable.dims}; expected 'state' and one of times."

@@ -12,7 +12,7 @@ import pandas as pd
 from pytensor.graph.basic import Constant, Variable
 from rich.console import Console
 from rich.errors import LiveError
-from rich.progress import Progress, SpinnerColumn, TimeElapsedColumn
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 DELAY = 1.0  # seconds; what is done by then needs no words
 DIGITS, MOST_DIGITS = 3, 12
@@ -48,7 +48,7 @@ def reporting(doing: str, *, enabled: object = True) -> Iterator[Callable[[str],
     """
     display = Progress(
         SpinnerColumn(),
-        "{task.description}",
+        TextColumn("{task.description}", markup=False),  # experiments may have [brackets]
         TimeElapsedColumn(),
         console=Console(stderr=True),
         transient=True,

@@ -7,9 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import pymc_gradmatch as gm
 from benchmarks.breadth import fit
 from benchmarks.breadth.__main__ import FOLDER, INDEX, REPLICATES
-from benchmarks.breadth.fit import _stage, given_up
+from benchmarks.breadth.fit import _stage, fit_in_one_call, given_up
 from benchmarks.breadth.outcomes import judged
 from benchmarks.cases import BREADTH, named
 from benchmarks.jax_rival import import_jax, right_hand_side
@@ -98,17 +99,19 @@ def test_an_interval_that_is_no_number_is_wrong(exact):
 
 
 @pytest.mark.parametrize(
-    ("failure", "seconds", "expected"),
+    ("call", "seconds", "expected"),
     [
-        ("ValueError: expected increasing times.", 1.0, "failed in words"),
-        ("ValueError: expected increasing times.", 100.0, "failed"),
-        ("LinAlgError: not positive definite", 1.0, "failed"),
-        ("no answer within 600 CPU s (exit code -24)", 1.0, "failed"),
+        (lambda: DECAY.ode.solve([1, 0], [1.0], [1.0]), 1.0, "failed in words"),
+        (lambda: DECAY.ode.solve([1, 0], [1.0], [1.0]), 100.0, "failed"),
+        (lambda: np.zeros(2) @ np.zeros(3), 1.0, "failed"),
+        (lambda: np.linalg.cholesky(-np.eye(2)), 1.0, "failed"),
     ],
+    ids=["ours and soon", "ours and late", "a ValueError of numpy's", "an error of another kind"],
 )
-def test_a_failure_is_in_words_if_it_is_ours_and_soon(failure, seconds, expected, exact):
-    row = {"said": {"build": []}, "cpu_seconds": {"build": seconds}, "failure": failure}
-    assert outcome(row, exact) == expected
+def test_a_failure_is_in_words_if_it_is_ours_and_soon(call, seconds, expected, exact, monkeypatch):
+    monkeypatch.setattr(gm, "fit", lambda *_, **__: call())
+    row = fit_in_one_call((DECAY.name, 1), lambda row: None)
+    assert outcome(row | {"cpu_seconds": {"fit": seconds}}, exact) == expected
 
 
 def test_what_a_stage_says_is_heard_once_with_its_warnings_and_its_cost(monkeypatch):

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from io import StringIO
 from types import SimpleNamespace
 
 import arviz as az
@@ -14,6 +15,7 @@ import nutpie
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
+from rich.console import Console
 from scipy.integrate import _odepack_py
 
 import pymc_gradmatch as gm
@@ -373,6 +375,17 @@ def test_what_is_done_within_a_second_needs_no_words(monkeypatch):
     with reporting.reporting("finding the mode") as say:
         say("the second climb")
     assert not shows
+
+
+def test_what_is_done_is_shown_with_its_brackets(monkeypatch):
+    shown, doing = StringIO(), "fitting 'dose [/kg]', then '5 [mM]'"
+    terminal = Console(file=shown, force_terminal=True, width=80)
+    monkeypatch.setattr(reporting, "Console", lambda **_: terminal)
+    at_once = {"cancel": lambda: None, "join": lambda: None}
+    monkeypatch.setattr(reporting, "Timer", lambda _, show: SimpleNamespace(start=show, **at_once))
+    with reporting.reporting(doing):
+        pass
+    assert doing in shown.getvalue()
 
 
 @pytest.mark.parametrize("argument", [{"initvals": {"rate": 1.0}}, {"nuts_sampler": "numpyro"}])

@@ -1,5 +1,6 @@
 """The messy study: its cases, the two roads to one posterior, and its figures."""
 
+import os
 from functools import partial
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import pymc_gradmatch as gm
 from benchmarks import runner
 from benchmarks.cases import MESSY, named
+from benchmarks.messy import __main__ as study
 from benchmarks.messy.__main__ import NAMES, ROADS, SETS, keys_of
 from benchmarks.messy.figures import costs, published, references, starts, table_of
 from benchmarks.messy.rows import free_starts, long_table
@@ -155,6 +157,31 @@ def test_a_saved_table_is_as_good_as_its_files(tmp_path, exact):
     assert saved.missing([(LV.name, 0), (LV.name, 2)]) == [(LV.name, 2)]
     table = saved.table([(LV.name, 0)], partial(long_table, index=ROADS["exact"]))
     pd.testing.assert_frame_equal(table, exact, check_dtype=False, check_names=False)
+
+
+def test_a_quick_run_ends_with_what_is_not_sealed_and_a_table_is_only_printed(
+    tmp_path, monkeypatch, capsys
+):
+    def by_case(**whole):
+        return lambda key, *_: row(named(MESSY, key[0]), **whole)
+
+    monkeypatch.setattr(study, "FOLDER", tmp_path)
+    monkeypatch.setattr(runner, "in_processes", lambda *_: runner.in_turn)
+    monkeypatch.setattr(study, "exact", by_case(**EXACT))
+    monkeypatch.setattr(study, "fit", by_case(**FIT, verdict="sealed"))
+    study.main(["--quick", "--out", str(tmp_path)])
+    study.main(["--cases", LV.name, "--sets", "1", "--out", str(tmp_path)])
+    tables = list(tmp_path.glob("*.csv"))
+    assert len(tables) == 2
+    monkeypatch.setattr(study, "fit", by_case(**(FIT | {"is_exact": 0.0}), verdict="k is large"))
+    with pytest.raises(SystemExit, match="k is large"):
+        study.main(["--quick", "--out", str(tmp_path)])
+    capsys.readouterr()
+    for path in tables:
+        os.utime(path, (0, 0))
+    study.main(["--table", "--out", str(tmp_path / "empty")])
+    assert "of which compilation" in capsys.readouterr().out
+    assert [path.stat().st_mtime for path in tables] == [0, 0]
 
 
 def test_the_first_blocks_hold_every_case_and_all_sets_come_once_by_each_road():

@@ -66,7 +66,7 @@ def test_a_study_survives_the_death_of_a_worker(serial, tmp_path, monkeypatch):
 
         def save_and_kill(fits, task, result):
             save(fits, task, result)
-            if len(list(fits.folder.glob("*.nc"))) == 2:
+            if len(list(fits.here.glob("*.nc"))) == 2:
                 os.kill(victim, signal.SIGKILL)
                 killed.append(victim)
 
@@ -106,7 +106,7 @@ def test_an_interrupted_study_resumes_without_fitting_again(instant, tmp_path, m
     monkeypatch.setattr(Saved, "save", interrupted)
     with pytest.raises(KeyboardInterrupt):
         study.run(tasks("instant"), tmp_path, QUICK)
-    there = {path: path.stat().st_mtime_ns for path in (tmp_path / "fits").glob("*.nc")}
+    there = {path: path.stat().st_mtime_ns for path in (tmp_path / "fits").rglob("*.nc")}
     assert len(there) == 3
     monkeypatch.setattr(Saved, "save", save)
     instant.clear()

@@ -147,7 +147,8 @@ def test_the_fit_of_the_gaussian_processes_is_drawn_with_its_hyperparameters(gap
     pc = gm.plot_gp_fit(gappy, ci_prob=0.9, labels=("time (h)", "mM"))
     for k, state in enumerate(["a", "b"]):
         axes = pc.get_target("x", {"state": state})
-        assert axes.get_title() == f"{state}\nMatern52(ls={(1, 0.7)[k]}), sigma {(0.1, 0.2)[k]}"
+        kernel, sigma = f"Matern52(ls={(1, 0.7)[k]})", f"sigma\N{NO-BREAK SPACE}{(0.1, 0.2)[k]}"
+        assert axes.get_title() == f"{state}\n{kernel}, {sigma}"
         assert (axes.get_xlabel(), axes.get_ylabel()) == ("time (h)", "mM")
         [mean] = axes.get_lines()
         np.testing.assert_allclose(mean.get_ydata()[::8], gappy.posterior_mean()[:, k])
@@ -309,5 +310,322 @@ def test_experiments_that_were_solved_at_common_times_need_no_model(two_experime
     pc = gm.plot_states(xr.DataTree.from_dict({"posterior": ahead}))
     mean, *_ = pc.get_target("x", {"state": "short: mass"}).get_lines()
     assert mean.get_xdata()[-1] == 4
-    with pytest.raises(TypeError, match="No model on context stack"):
+    with pytest.raises(TypeError, match=r"'x' are only counted; expected the model .*pass model="):
         gm.plot_states(idata)
+
+
+def drawn(pc, panel, var_name="x"):
+    """Return the ends of the mean's times, the truth if there is one, and the data's times."""
+    axes = pc.get_target(var_name, {"state": panel})
+    mean, *truth = [line.get_xydata() for line in axes.get_lines()]
+    mean, *truth = [line[np.isfinite(line[:, 1])] for line in (mean, *truth)]
+    points = axes.collections[-1].get_offsets()
+    return mean[[0, -1], 0].tolist(), truth, points[np.isfinite(points[:, 1]), 0].tolist()
+
+
+@pytest.mark.parametrize("chosen", [["long", "short"], ["long"], ["short"], "long"], ids=str)
+def test_experiments_are_found_by_their_names(two_experiments, chosen):
+    """Assert that another order, some, and a single one are drawn on their own times."""
+    model, _, times, idata = two_experiments
+    some = idata["posterior"].dataset.sel(experiment=chosen)
+    tree = {"posterior": some, "observed_data": idata["observed_data"].dataset}
+    pc = gm.plot_states(xr.DataTree.from_dict(tree), model=model)
+    names = [chosen] if isinstance(chosen, str) else chosen
+    assert pc.viz["plot"].sizes["state"] == len(names)
+    for name in names:
+        ends, _, of_data = drawn(pc, f"{name}: mass")
+        assert ends == [times[name][0], times[name][-1]]
+        np.testing.assert_allclose(of_data, times[name])
+
+
+def test_experiments_that_the_model_does_not_have_are_refused(two_experiments):
+    model, _, _, idata = two_experiments
+    other = idata["posterior"].dataset.assign_coords(experiment=["short", "wide"])
+    with pytest.raises(ValueError, match=r"7 times of the experiments \['short', 'wide'\]; the mo"):
+        gm.plot_states(xr.DataTree.from_dict({"posterior": other}), model=model)
+
+
+def test_data_on_counted_times_are_drawn_on_those_of_the_model(two_experiments):
+    model, _, times, idata = two_experiments
+    y = idata["posterior"]["x"].mean(["chain", "draw"]).rename("y")
+    tree = {"posterior": idata["posterior"].dataset, "observed_data": y.to_dataset()}
+    pc = gm.plot_states(xr.DataTree.from_dict(tree), model=model)
+    np.testing.assert_allclose(drawn(pc, "long: mass")[2], times["long"])
+
+
+def in_a_list(truths):
+    return list(truths.values())
+
+
+def by_name(truths):
+    return dict(reversed(truths.items()))
+
+
+@pytest.mark.parametrize("given", [in_a_list, by_name])
+def test_each_experiment_has_a_truth_at_its_own_times(two_experiments, given):
+    """Assert it of arrays at the times of the data, of which there are not as many."""
+    model, _, times, idata = two_experiments
+    truths = {name: np.exp(-t)[:, None] for name, t in times.items()}
+    pc = gm.plot_states(idata, model=model, truth=given(truths))
+    for name, t in times.items():
+        _, [truth], _ = drawn(pc, f"{name}: mass")
+        at = np.isin(truth[:, 0], t)
+        np.testing.assert_allclose(truth[at], np.stack([t, np.exp(-t)], axis=1))
+
+
+def test_a_labelled_truth_of_experiments_is_found_by_name(two_experiments):
+    model, _, _, idata = two_experiments
+    truth = idata["posterior"]["x"].mean(["chain", "draw"])
+    pc = gm.plot_states(idata, model=model, truth=truth.isel(experiment=[1, 0]).transpose())
+    for name in ("short", "long"):
+        mean, exact = pc.get_target("x", {"state": f"{name}: mass"}).get_lines()
+        np.testing.assert_allclose(exact.get_ydata(), mean.get_ydata())
+
+
+def test_a_truth_of_other_experiments_is_refused(two_experiments):
+    model, _, times, idata = two_experiments
+    truths = {name: np.exp(-t)[:, None] for name, t in times.items()}
+    with pytest.raises(ValueError, match=r"1 experiments; expected one for each of \['short', 'lo"):
+        gm.plot_states(idata, model=model, truth=[truths["short"]])
+    with pytest.raises(ValueError, match=r"missing for \['long'\]"):
+        gm.plot_states(idata, model=model, truth={"short": truths["short"]})
+
+
+@pytest.fixture
+def refined(idata, data):
+    """Return draws on a grid of two points from one time of the data to the next."""
+    fine = np.linspace(data.t[0], data.t[-1], 2 * len(data.t) - 1)
+    x = idata["posterior"]["x"].interp(time=fine)
+    return xr.DataTree.from_dict(
+        {"posterior": x.to_dataset(), "observed_data": idata["observed_data"].dataset}
+    )
+
+
+def test_a_truth_may_be_at_the_times_of_the_data(refined, data):
+    _, [truth], _ = drawn(gm.plot_states(refined, truth=data.x), "prey")
+    np.testing.assert_allclose(truth, np.stack([data.t, data.x[:, 0]], axis=1))
+
+
+def test_a_truth_may_have_times_of_its_own(refined, data):
+    table = pd.DataFrame(data.x[::-3], index=data.t[::-3], columns=["prey", "predator"])
+    labelled = xr.DataArray(table, dims=("at", "state")).transpose()
+    for given in (table, labelled):
+        _, [truth], _ = drawn(gm.plot_states(refined, truth=given), "prey")
+        expected = np.stack([data.t[::-3], data.x[::-3, 0]], axis=1)[::-1]
+        np.testing.assert_allclose(truth, expected)
+
+
+def test_a_truth_at_unknown_times_is_refused(refined, data):
+    with pytest.raises(ValueError, match=r"truth has 10 times; expected 39 or 20, those of the dr"):
+        gm.plot_states(refined, truth=data.x[::2])
+
+
+@pytest.mark.parametrize("column", [0, [0]])
+def test_a_truth_of_other_states_is_refused(idata, data, column):
+    with pytest.raises(ValueError, match=r"truth has shape \(20,.*column for each of \['prey', 'p"):
+        gm.plot_states(idata, truth=data.x[:, column])
+
+
+def test_the_dims_of_draws_may_be_in_any_order(idata, data):
+    idata["posterior"] = idata["posterior"].dataset.transpose("state", "time", "draw", "chain")
+    _, [truth], _ = drawn(gm.plot_states(idata, truth=data.x), "predator")
+    np.testing.assert_allclose(truth, np.stack([data.t, data.x[:, 1]], axis=1))
+
+
+def test_slopes_of_draws_whose_dims_are_in_another_order_are_the_same(decaying):
+    model, _, idata = decaying
+    turned = idata["posterior"].dataset.transpose("state", "time", "draw", "chain")
+    lines = [
+        gm.plot_gradient_match(tree, model=model).get_target("slope", {"state": "mass"}).get_lines()
+        for tree in (idata, xr.DataTree.from_dict({"posterior": turned}))
+    ]
+    for one, other in zip(*lines, strict=True):
+        np.testing.assert_allclose(one.get_ydata(), other.get_ydata())
+
+
+def test_slopes_of_draws_on_another_grid_are_refused(decaying):
+    model, _, idata = decaying
+    posterior = idata["posterior"].dataset
+    shorter, later = posterior.isel(time=slice(5)), posterior.assign_coords(time=posterior.time + 1)
+    for other in (shorter, later):
+        with pytest.raises(ValueError, match=r"'x', of shape .* 8 times from 0 to 2; expected dra"):
+            gm.plot_gradient_match(xr.DataTree.from_dict({"posterior": other}), model=model)
+    with pytest.raises(ValueError, match=r"groups \['prior'\]; expected 'posterior' among them"):
+        gm.plot_gradient_match(xr.DataTree.from_dict({"prior": posterior}), model=model)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"ci_prob": 89}, "ci_prob is 89; expected a number between 0 and 1"),
+        ({"ci_prob": 1.0}, "ci_prob is 1.0; expected a number between 0 and 1"),
+        ({"labels": "year"}, "labels is 'year'; expected two, of the x axis and of the y axis"),
+        ({"labels": ("year",)}, r"labels is \('year',\); expected two"),
+    ],
+    ids=str,
+)
+def test_settings_that_cannot_be_used_are_refused_by_all_plots(
+    setting, message, idata, decaying, gappy
+):
+    model, _, of_model = decaying
+    for plot in [
+        lambda **settings: gm.plot_states(idata, **settings),
+        lambda **settings: gm.plot_gradient_match(of_model, model=model, **settings),
+        lambda **settings: gm.plot_gp_fit(gappy, **settings),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            plot(**setting)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"var_name": "z"}, r"'posterior' has no 'z'; expected var_name to be one of \['x'\]"),
+        ({"observed": "z"}, r"'observed_data' has no 'z'; expected observed to be one of \['y'\]"),
+        ({"group": "prior"}, r"groups \['posterior', 'observed_data'\]; expected 'prior' among"),
+    ],
+    ids=str,
+)
+def test_what_is_not_there_is_refused_with_what_is(setting, message, idata):
+    with pytest.raises(ValueError, match=message):
+        gm.plot_states(idata, **setting)
+
+
+def test_data_that_are_not_called_y_are_drawn_where_they_are_named(idata):
+    idata["observed_data"] = idata["observed_data"].dataset.rename(y="counts")
+    for settings, n_drawn in [({}, 1), ({"observed": "counts"}, 2)]:
+        axes = gm.plot_states(idata, **settings).get_target("x", {"state": "prey"})
+        assert len(axes.collections) == n_drawn
+
+
+def test_states_without_names_are_refused(idata):
+    idata["posterior"] = idata["posterior"].dataset.drop_vars("state")
+    with pytest.raises(ValueError, match=r"'x' has no coord for its dim 'state'; expected the nam"):
+        gm.plot_states(idata)
+
+
+def test_states_are_drawn_against_dates(idata, data):
+    days = pd.date_range("2020-01-01", periods=len(data.t))
+    for group in ("posterior", "observed_data"):
+        idata[group] = idata[group].dataset.assign_coords(time=days)
+    pc = gm.plot_states(idata, truth=pd.DataFrame(data.x, days, ["prey", "predator"]))
+    axes = pc.get_target("x", {"state": "prey"})
+    for line in axes.get_lines():
+        np.testing.assert_array_equal(line.get_xdata(), days)
+    pc.viz["figure"].item().draw_without_rendering()
+    assert len(axes.get_xticklabels()) > 2
+    assert all(label.get_rotation() == 30 for label in axes.get_xticklabels())
+
+
+def test_draws_that_are_infinite_are_left_out_and_counted(idata):
+    x = idata["posterior"]["x"].copy(deep=True)
+    x[0, 3, 10:, 0] = np.inf
+    idata["prior"] = x.to_dataset()
+    axes = gm.plot_states(idata, group="prior").get_target("x", {"state": "prey"})
+    [mean] = axes.get_lines()
+    kept = np.delete(x.stack(sample=["chain", "draw"]).sel(state="prey").to_numpy(), 3, axis=1)
+    np.testing.assert_allclose(mean.get_ydata(), kept.mean(axis=1))
+    assert mean.get_label() == "prior mean of the 99 finite draws"
+    idata["prior"] = xr.full_like(x, np.inf).to_dataset()
+    with pytest.raises(ValueError, match="all 100 draws of 'x' are infinite somewhere"):
+        gm.plot_states(idata, group="prior")
+
+
+def test_an_interval_is_not_said_to_be_all(idata):
+    band, _ = gm.plot_states(idata, ci_prob=0.999).get_target("x", {"state": "prey"}).collections
+    assert band.get_label() == "99.9% interval"
+
+
+def test_the_processes_of_experiments_are_drawn_on_their_own_times(two_experiments):
+    _, gp, times, _ = two_experiments
+    pc = gm.plot_gp_fit(gp)
+    for number, (name, t) in enumerate(times.items()):
+        ends, _, of_data = drawn(pc, f"{name}: 0")
+        assert ends == [t[0], t[-1]]
+        np.testing.assert_allclose(of_data, t)
+        axes = pc.get_target("x", {"state": f"{name}: 0"})
+        assert axes.get_title().startswith(f"{name}: 0\nExpQuad(ls=1)")
+        mean = axes.get_lines()[0].get_xydata()
+        expected = gp.members[number].posterior_mean()[:, 0]
+        at = np.isin(mean[:, 0], gp.t[number])
+        np.testing.assert_allclose(mean[at, 1], expected, rtol=1e-6)
+
+
+@pytest.fixture
+def one_state(idata):
+    groups = {name: idata[name].dataset.isel(state=[0]) for name in idata.children}
+    return xr.DataTree.from_dict(groups | {"posterior_predictive": groups["posterior"]})
+
+
+def test_the_legend_of_one_panel_is_not_cut(one_state, data, decaying):
+    model, gp, of_model = decaying
+    for pc in [
+        gm.plot_states(one_state, truth=data.x[:, :1]),
+        gm.plot_states(one_state, group="posterior_predictive"),
+        gm.plot_gradient_match(of_model, model=model),
+        gm.plot_gp_fit(gp),
+    ]:
+        figure = pc.viz["figure"].item()
+        figure.draw_without_rendering()
+        [legend] = figure.legends
+        box = legend.get_window_extent()
+        assert box.x0 >= 0
+        assert box.x1 <= figure.bbox.width
+
+
+def many_states(data):
+    """Plot states with long names."""
+    names = [f"phosphorylated_receptor_complex_{k}" for k in range(4, 12)]
+    x = xr.DataArray(
+        np.tile(data.x, (1, 5, 1, 4)),
+        {"time": data.t, "state": names},
+        ("chain", "draw", "time", "state"),
+    )
+    return gm.plot_states(xr.DataTree.from_dict({"posterior": x.to_dataset(name="x")}))
+
+
+def ten_kernels(data):
+    cov = 1.3 * pm.gp.cov.RatQuad(1, ls=1.2, alpha=2.0)
+    return gm.plot_gp_fit(gm.StateGP(data.t, np.tile(data.y, (1, 5)), [cov] * 10, sigma=0.1))
+
+
+@pytest.mark.parametrize("plot", [many_states, ten_kernels])
+def test_titles_do_not_overlap_and_are_not_cut(plot, data):
+    pc = plot(data)
+    figure = pc.viz["figure"].item()
+    figure.draw_without_rendering()
+    titles = [panel.title for panel in pc.viz["plot"].to_numpy().ravel()]
+    assert len({title.get_fontsize() for title in titles}) == 1
+    boxes = [title.get_window_extent() for title in titles]
+    assert all(box.x0 >= 0 and box.x1 <= figure.bbox.width for box in boxes)
+    assert not any(a.overlaps(b) for k, a in enumerate(boxes) for b in boxes[:k])
+
+
+def test_the_names_of_experiments_are_no_formulas(idata):
+    name = "5$_dose$^"
+    several = idata["posterior"].dataset.expand_dims(experiment=[name])
+    pc = gm.plot_states(xr.DataTree.from_dict({"posterior": several}))
+    assert pc.get_target("x", {"state": f"{name}: prey"}).get_title() == r"5\$_dose\$^: prey"
+
+
+def test_a_state_may_be_called_by_a_formula(idata):
+    named = idata["posterior"].dataset.assign_coords(state=["$x_1$", "$x_2$"])
+    pc = gm.plot_states(xr.DataTree.from_dict({"posterior": named}))
+    assert pc.get_target("x", {"state": "$x_1$"}).get_title() == "$x_1$"
+
+
+def test_long_names_of_unknowns_can_be_read(searches):
+    """Assert that they are within the figure, whose panels are as high as those of short names."""
+    found = searches[0]["searches"].dataset
+    names = [f"x0[wild type with 5$ of glucose$, phosphorylated_receptor_{k}]" for k in "ab"]
+    heights = []
+    for unknown in (["a", "b"], names):
+        pc = gm.plot_verdict(
+            xr.DataTree.from_dict({"searches": found.assign_coords(unknown=unknown)})
+        )
+        figure, panel = pc.viz["figure"].item(), pc.viz["plot"].to_numpy().ravel()[0]
+        figure.draw_without_rendering()
+        assert all(tick.get_window_extent().y0 >= 0 for tick in panel.get_xticklabels())
+        heights.append(panel.get_window_extent().height)
+    assert heights[1] == pytest.approx(heights[0], rel=0.2)
+    assert r"5\$ of glucose\$" in panel.get_xticklabels()[0].get_text()

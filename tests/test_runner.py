@@ -93,11 +93,47 @@ def test_what_a_saved_table_knows_is_not_done_again_unless_its_file_is_broken(
 ):
     known = runner.table_of([(key, {"name": "known"}) for key in KEYS[:2]], INDEX)
     saved = runner.Saved(tmp_path, runner.JSON, known=known)
+    saved.save(KEYS[0], {})
     saved.path(KEYS[0]).write_text("{")
     runner.run(KEYS, work, saved)
     assert calls == [KEYS[0], KEYS[2]]
     names = saved.table(KEYS, partial(runner.table_of, index=INDEX))["name"]
     assert names.loc[KEYS].tolist() == ["LV low", "known", "PT low"]
+
+
+def test_what_another_package_made_is_left_aside_and_made_again(
+    calls, work, tmp_path, monkeypatch, capsys
+):
+    saved = runner.Saved(tmp_path, runner.JSON)
+    runner.run(KEYS[:2], work, saved)
+    monkeypatch.setattr(runner, "code", lambda: "another")
+    with pytest.raises(FileNotFoundError, match=r"no results in .*another"):
+        list(saved.items(KEYS))
+    runner.run(KEYS, work, saved)
+    assert calls == [*KEYS[:2], *KEYS]
+    assert "2 results of another state of the package are left aside" in capsys.readouterr().out
+
+
+def test_a_job_that_is_done_again_keeps_no_row_of_the_known_one(tmp_path):
+    def long(rows):
+        table = {(*key, name): {"mean": mean} for key, row in rows for name, mean in row.items()}
+        return runner.table_of(table.items(), [*INDEX, "variable"])
+
+    known = long((key, {"alpha": 1.0, "set": 2.0}) for key in KEYS[:2])
+    saved = runner.Saved(tmp_path, runner.JSON, known=known)
+    saved.save(KEYS[0], {"set": 3.0})
+    means = saved.table(KEYS, long)["mean"]
+    assert means.loc[KEYS[0]].to_dict() == {"set": 3.0}
+    assert means.loc[KEYS[1]].to_dict() == {"alpha": 1.0, "set": 2.0}
+
+
+def test_a_quick_run_has_a_new_folder_and_leaves_nothing(tmp_path):
+    with runner.kept_in(tmp_path, quick=False) as out:
+        assert out == tmp_path
+    with runner.kept_in(tmp_path, quick=True) as out:
+        (out / "row.json").write_text("{}")
+    assert not out.exists()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_saved_tables_of_the_long_studies_have_all_that_these_ask_for(tmp_path):

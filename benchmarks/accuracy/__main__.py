@@ -3,7 +3,7 @@
 Fits what ``--out`` and ``--csv`` lack, one file per data set, case and method,
 prints the table of all that is there and writes all rows to ``--csv``; an
 interrupted run goes on where it stopped.  ``--table`` prints only, ``--quick``
-fits three data sets of two cases.  The exact posteriors come from
+fits three data sets of two cases and keeps nothing.  The exact posteriors come from
 ``benchmarks/results/accuracy/exact.csv``, see ``benchmarks.exact``.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from benchmarks import RESULTS, RUNS, runner, show
+from benchmarks import RESULTS, RUNS, none_failed, runner, show
 from benchmarks.accuracy.fit import METHODS, fit
 from benchmarks.cases import ACCURACY, Case, named
 
@@ -86,7 +86,7 @@ def _summary(fits, reference, params, case: Case) -> dict[str, float]:
         good = (fits["k"] < 0.7).to_numpy() & (apart < AGREE)
         summary |= {
             "k < 0.7": (fits["k"] < 0.7).mean(),
-            "sealed": fits["is_exact"].mean(),
+            "sealed": fits["is_exact"].eq(1).mean(),
             "exact after check": good.mean(),
             "checked ratio": fits["checked rmse"].median() / exact_rmse,
             "checked coverage": fits["checked covered"].mean(),
@@ -122,20 +122,22 @@ def main(arguments: list[str] | None = None):
     options = parser.parse_args(arguments)
     if options.quick:
         options.cases, options.replicates = ["LV low", "FHN SNR 100"], 3
-        options.out = options.out.with_name("accuracy-quick")
     known = None if options.quick else runner.known_from(options.csv, INDEX)
-    saved = runner.Saved(options.out, runner.JSON, known=known)
-    if not options.table:
-        keys = runner.keys_of(
-            options.cases, options.methods, replicates=REPLICATES[: options.replicates], ends=ENDS
-        )
-        runner.run(keys, fit, saved, report=report)
+    keys = runner.keys_of(
+        options.cases, options.methods, replicates=REPLICATES[: options.replicates], ends=ENDS
+    )
     every = runner.keys_of(list(AIMS), METHODS, replicates=REPLICATES, ends=())
-    rows = saved.table(every, partial(runner.table_of, index=INDEX)).sort_index()
+    with runner.kept_in(options.out, quick=options.quick) as out:
+        saved = runner.Saved(out, runner.JSON, known=known)
+        if not options.table:
+            runner.run(keys, fit, saved, report=report)
+        rows = saved.table(every, partial(runner.table_of, index=INDEX)).sort_index()
+    if options.quick:
+        none_failed(rows.reindex(columns=["failure"]).dropna())
+    elif not options.table:
+        rows.to_csv(options.csv, float_format="%.5g")
     exact = pd.read_csv(options.exact, index_col=["case", "replicate"])
     show(table_of(rows, exact).T)
-    if not options.quick:
-        rows.to_csv(options.csv, float_format="%.5g")
 
 
 if __name__ == "__main__":

@@ -3,19 +3,22 @@
 Every data set is built, sampled and checked in a process of its own, and what came
 of it is set beside the exact posterior of the same data
 (``benchmarks/results/breadth/exact.csv``, see ``benchmarks.exact``).  Fits what
-``--out`` lacks, one file per data set, prints a table and writes all rows to ``--csv``;
-an interrupted run goes on where it stopped.  ``--one-call`` fits by ``gm.fit`` instead;
-``--seed`` fits the same data with other seeds, into a folder and a table of their own;
-``--table`` prints only, ``--quick`` fits one data set of two easy systems.
+``--out`` lacks, one file per data set, prints a table and writes all rows to ``--csv``,
+where those of data sets that were not fitted stay; an interrupted run goes on where it
+stopped.  ``--one-call`` fits by ``gm.fit`` instead; ``--seed`` fits the same data with
+other seeds, into a folder and a table of their own; ``--table`` prints only, ``--quick``
+fits one data set of two easy systems and keeps nothing.
 """
 
 import argparse
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pandas as pd
 
-from benchmarks import RESULTS, RUNS, runner, show
+from benchmarks import RESULTS, RUNS, none_failed, runner, show
 from benchmarks.breadth.fit import Row, fit, fit_in_one_call, given_up
 from benchmarks.breadth.outcomes import judged, table_of
 from benchmarks.cases import BREADTH, named
@@ -34,14 +37,9 @@ def report(key, row: Row):
     print(*key, f"{seconds}, {row['stage']}: {told[:120]}", flush=True)
 
 
-def rows_of(saved: runner.Saved, exact: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of a folder whose exact posteriors are known."""
-    known = exact.index.droplevel("variable")
-    every = runner.keys_of(PROBLEMS, replicates=REPLICATES, ends=())
-    rows = (
-        (key, judged(row, exact.loc[key], named(BREADTH, key[0]), key[1]))
-        for key, row in saved.items(key for key in every if key in known)
-    )
+def rows_of(fits: Iterable[tuple[tuple, Row]], exact: pd.DataFrame) -> pd.DataFrame:
+    """Return fits beside the exact posteriors of their data."""
+    rows = ((key, judged(row, exact.loc[key], named(BREADTH, key[0]), key[1])) for key, row in fits)
     return runner.table_of(rows, INDEX)
 
 
@@ -61,26 +59,36 @@ def main(arguments: list[str] | None = None):
     replicates, road = REPLICATES, "one-call" if options.one_call else "fits"
     if options.seed:
         road += f"-seed-{options.seed}"
-    options.out = options.out or RUNS / f"breadth-{road}"
+    options.csv = options.csv or FOLDER / f"{road}.csv"
     if options.quick:
         options.problems, replicates = EASY, REPLICATES[:1]
-        options.out = options.out.with_name("breadth-quick")
-    saved = runner.Saved(options.out, runner.JSON)
-    if not options.table:
-        runner.run(
-            runner.keys_of(options.problems, replicates=replicates, ends=range(1, 5)),
-            partial(fit_in_one_call if options.one_call else fit, seed=options.seed),
-            saved,
-            workers=runner.in_processes(options.limit, given_up),
-            report=report,
-        )
+    known = None if options.quick else runner.known_from(options.csv, INDEX)
     exact = pd.read_csv(options.exact, index_col=[*INDEX, "variable"]).sort_index()
-    rows = rows_of(saved, exact)
+    judgeable = exact.index.droplevel("variable")
+    every = runner.keys_of(PROBLEMS, replicates=REPLICATES, ends=())
+    with runner.kept_in(options.out or RUNS / f"breadth-{road}", quick=options.quick) as out:
+        # What the table knows is no reason not to fit: a run is of one state of the package.
+        saved = runner.Saved(out, runner.JSON)
+        if not options.table:
+            runner.run(
+                runner.keys_of(options.problems, replicates=replicates, ends=range(1, 5)),
+                partial(fit_in_one_call if options.one_call else fit, seed=options.seed),
+                saved,
+                workers=runner.in_processes(options.limit, given_up),
+                report=report,
+            )
+        rows = replace(saved, known=known).table(
+            [key for key in every if key in judgeable], partial(rows_of, exact=exact)
+        )
+    rows = rows.loc[[key for key in every if key in rows.index]]
+    if options.quick:
+        wrong = rows["outcome"] != "confirmed"
+        none_failed(rows.loc[wrong, ["outcome", "failure", "verdict"]])
+    elif not options.table:
+        rows.to_csv(options.csv, float_format="%.5g")
     show(table_of(rows).T)
     confirmed = rows.groupby(level="problem")["outcome"].agg(lambda o: (o == "confirmed").all())
     print(f"{confirmed.sum()} of {len(confirmed)} systems confirmed in every data set.")
-    if not options.quick:
-        rows.to_csv(options.csv or FOLDER / f"{road}.csv", float_format="%.5g")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import numpy as np
 import xarray as xr
 
 import pymc_gradmatch as gm
+from benchmarks import is_ours
 from benchmarks.cases import BREADTH, Case, named
 
 __all__ = ["Row", "fit", "fit_in_one_call", "given_up", "moments", "trajectory_rmse"]
@@ -52,7 +53,7 @@ def fit(key: tuple[str, int], keep: Callable[[Row], None], *, seed: int = 0) -> 
         row |= {"is_exact": bool(check.is_exact), "verdict": check.verdict}
         row["checked"] = _accuracy(case, data, check.idata["posterior"].dataset)
     except Exception as error:
-        row["failure"] = f"{type(error).__name__}: {error}"
+        row |= _failure(error)
     return row
 
 
@@ -72,8 +73,12 @@ def fit_in_one_call(key: tuple[str, int], keep: Callable[[Row], None], *, seed: 
         row["n_effective"] = float(found.n_effective)
         row["checked"] = _accuracy(case, data, found.idata["posterior"].dataset)
     except Exception as error:
-        row["failure"] = f"{type(error).__name__}: {error}"
+        row |= _failure(error)
     return row
+
+
+def _failure(error: Exception) -> Row:
+    return {"failure": f"{type(error).__name__}: {error}", "in_words": is_ours(error)}
 
 
 def given_up(row: Row, limit: int, exitcode: int | None) -> Row:

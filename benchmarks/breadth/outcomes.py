@@ -22,7 +22,6 @@ __all__ = ["OUTCOMES", "judged", "table_of"]
 
 FAR, NARROW = 2.0, 2 / 3  # exact standard deviations, and exact widths: the study's definition
 SOON = 60.0  # CPU seconds within which a failure is to be said
-OURS = ("ValueError", "TypeError", "RuntimeError")
 OUTCOMES = ["confirmed", "sealed, wrong", "silent, wrong", "honest", "failed in words", "failed"]
 
 
@@ -99,8 +98,8 @@ def _outcome(row: Row, matched: Row, checked: Row, warned: bool) -> str:
         return "confirmed"
     if "failure" not in row:
         return "honest"
-    in_words = row["failure"].startswith(OURS) and sum(row["cpu_seconds"].values()) < SOON
-    return "failed in words" if in_words else "failed"
+    soon = sum(row["cpu_seconds"].values()) < SOON
+    return "failed in words" if row.get("in_words") and soon else "failed"
 
 
 def table_of(rows: pd.DataFrame) -> pd.DataFrame:

@@ -84,6 +84,8 @@ def costs(fits: pd.DataFrame, exact: pd.DataFrame) -> pd.DataFrame:
 
     The rival's compilation counts once for each set, as for somebody with one data set, and
     its chains only as far as they are needed; a fit with fewer draws counts several times.
+    Ours finds on disk what earlier sets compiled; what empty caches cost is
+    :mod:`benchmarks.exact_cost`'s.
     """
     columns = {}
     first = fits.xs(0, level="seed")

@@ -5,7 +5,7 @@ and goes on where a killed run stopped; a file that is broken is fitted again,
 and a fit that failed once its file is deleted.  Then it combines all into
 ``study.nc`` and prints the tables, as ``table`` does, which also writes them in
 Markdown to ``tables.md``.
-``figures`` draws from ``study.nc``.
+``figures`` draws from ``study.nc``.  ``--quick`` does all of it and keeps nothing.
 
 With ``--scheduler ADDRESS`` the fits run on the workers of a Dask cluster,
 which are started in a copy of this repository::
@@ -17,14 +17,14 @@ which are started in a copy of this repository::
 import argparse
 from pathlib import Path
 
-from benchmarks import RUNS
+from benchmarks import RUNS, none_failed, runner
 from benchmarks.cases import PAPER
 from benchmarks.paper.figures import draw_figures
 from benchmarks.paper.markdown import markdown_tables
 from benchmarks.paper.methods import FULL, METHODS, QUICK
 from benchmarks.paper.results import combine, load
 from benchmarks.paper.study import run, tasks_of
-from benchmarks.paper.tables import write_tables
+from benchmarks.paper.tables import failures, write_tables
 
 SYSTEMS = ["LV", "PT", "FHN"]
 
@@ -45,7 +45,12 @@ def main(arguments: list[str] | None = None):
     parser.add_argument("--scheduler", metavar="ADDRESS", help="run on this Dask cluster")
     parser.add_argument("--quick", action="store_true", help="the first case, short chains")
     options = parser.parse_args(arguments)
-    out = options.out or RUNS / ("paper-quick" if options.quick else "paper")
+    with runner.kept_in(options.out or RUNS / "paper", quick=options.quick) as out:
+        act(options, out)
+
+
+def act(options: argparse.Namespace, out: Path):
+    """Run the study in a folder, or show what has been saved there."""
     if options.action == "run":
         cases = [case.name for case in PAPER if case.name.split()[0] in options.systems]
         effort, replicates = FULL, 100
@@ -66,6 +71,8 @@ def main(arguments: list[str] | None = None):
     if options.action == "figures" or options.quick:
         for path in draw_figures(load(out), out / "figures"):
             print(path)
+    if options.quick:
+        none_failed(failures(load(out)))
 
 
 if __name__ == "__main__":

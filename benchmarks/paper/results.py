@@ -8,7 +8,7 @@ import xarray as xr
 from benchmarks.cases import PAPER, named
 from benchmarks.paper.methods import METHODS
 from benchmarks.paper.summary import N_POINTS, QUANTILES, STARTS, points
-from benchmarks.runner import Format, finished
+from benchmarks.runner import Format, code, finished
 
 __all__ = ["NETCDF", "combine", "load", "stacked"]
 
@@ -35,9 +35,10 @@ def combine(out: Path) -> Path:
     ValueError
         If one cannot be read.
     """
-    paths = sorted((out / "fits").glob("*.nc"))
+    folder = out / "fits" / code()
+    paths = sorted(folder.glob("*.nc"))
     if not paths:
-        msg = f"there are no fits in {out / 'fits'}; run `python -m benchmarks.paper` first."
+        msg = f"there are no fits in {folder}; run `python -m benchmarks.paper` first."
         raise FileNotFoundError(msg)
     study = stacked([NETCDF.read(path) for path in paths])
     floats = [name for name, variable in study.items() if variable.dtype.kind == "f"]

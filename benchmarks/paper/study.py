@@ -144,7 +144,7 @@ def run(
     except ImportError as error:
         msg = "benchmarks.paper saves its fits with h5netcdf and h5py: pip install .[study]"
         raise ImportError(msg) from error
-    (out / "fits").mkdir(parents=True, exist_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
     _keep_to_one(effort, out)
     runner.run(
         tasks,
