@@ -23,6 +23,7 @@ from pymc_gradmatch.numerics import N_STARTS, matvec, on_one_thread, search_mode
 from pymc_gradmatch.ode import ODE, batched_solver
 
 N_SURVEYED = 500  # solutions from draws, where climbs have nothing else to start from
+MOST_NEWTON_STEPS = 10  # to one step of a climb; Hessians all but singular take any number
 SOFTEST = 1e-10  # of the largest curvature, that draws around a point follow
 
 
@@ -465,7 +466,7 @@ class Theorem1:
                     hess=lambda part: self.hessian(whole(part))[both],
                     method="trust-exact",
                     callback=lambda reached: path.append(reached.copy()),
-                    options={"gtol": 1e-3, "maxiter": 100},
+                    options={"gtol": 1e-3, "maxiter": 100, "subproblem_maxiter": MOST_NEWTON_STEPS},
                 )
             except ValueError as error:
                 if "infs or NaNs" not in str(error):  # a Hessian that rounding has made singular
