@@ -121,7 +121,7 @@ def _summary(group: pd.DataFrame) -> Row:
         "checked rmse / exact": (group["checked rmse"] / group["exact rmse"]).median(),
         "checked moved": group["checked moved"].max(),
         "checked narrowest": group["checked narrowest"].min(),
-        "sealed": int((group["is_exact"] == True).sum()),  # noqa: E712 (None where there is none)
+        "sealed": int(group["is_exact"].eq(True).sum()),  # None where there is none
         "exact R-hat": group["exact rhat"].max(),
         "CPU s (median)": group["cpu_seconds"].median(),
         "CPU s": group["cpu_seconds"].max(),
