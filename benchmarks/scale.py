@@ -9,12 +9,14 @@ Matern52 kernels from 200 on in any case), and Lorenz-96 with 2, 10 and 40 state
 ``--quick`` stops at 200 times and 10 states.  Run it with ``OMP_NUM_THREADS=1``.
 
 ``--build`` measures from data to density instead: CPU seconds of ``fit_gp``, of
-``build_model`` and of ``gm.fit``, microseconds per gradient, and the most memory that was held,
-at 200, 1 000 and 5 000 times (``--quick``: 200), each in a process of its own.
+``build_model``, of ``gm.fit`` and of ``gm.sample`` (the refined model, 4 x 500 draws),
+microseconds per gradient, and the most memory that was held, at 200, 1 000 and 5 000 times
+(``--quick``: 200), each in a process of its own.
 
 ``--lorenz`` fits Lorenz-96 with 10 and 40 states (``--quick``: 4), ten data sets of each
-(``--quick``: one): four units of time with noise of one, F unknown; by ``gm.fit``, and by
-``gm.sample`` of the refined model with 4 x 500 draws.
+(``--quick``: one): four units of time with noise of one, F unknown; by four lines, of Matern52
+processes on a grid twice as fine as the data, and, but for 40 states, by ``gm.fit`` and by
+``gm.sample`` of the refined model; 4 x 500 draws.  Interrupted, it goes on where it stopped.
 
 ``--experiments`` measures several experiments of Lotka-Volterra in one model, each with a start
 of its own: from data to density for 1, 10 and 100 (``--quick``: 1), and ``gm.fit`` of 10
@@ -25,9 +27,10 @@ import argparse
 import logging
 import multiprocessing
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
@@ -44,7 +47,7 @@ from numpy.typing import NDArray
 from pymc.pytensorf import join_nonshared_inputs
 
 import pymc_gradmatch as gm
-from benchmarks import RESULTS, show
+from benchmarks import RESULTS, RUNS, runner, show
 from benchmarks.cases import ACCURACY, BREADTH, named
 from pymc_gradmatch.gp import derivatives
 from pymc_gradmatch.numerics import matrices as algebra
@@ -53,7 +56,8 @@ LV = named(ACCURACY, "LV low")
 LENGTHS = (20, 50, 100, 200, 500, 1000)
 SIZES = (2, 10, 40)
 BUILT = (200, 1_000, 5_000)
-FITTED, N_SETS = (10, 40), 10
+LORENZ, MOST_FITTED, N_SETS = (10, 40), 10, 10  # states; with more only by four lines
+FOLDER, INDEX = RUNS / "scale-lorenz", ["road", "states", "seed"]
 TOGETHER, FITTED_TOGETHER = (1, 10, 100), 10
 
 
@@ -181,14 +185,34 @@ def long_fitted(n_time: int) -> dict:
         "size": n_time,
         "fit_cpu_s": process_time() - start,
         "is_exact": fit.is_exact,
-        "furthest_from_truth": furthest(fit),
+        "furthest_from_truth": furthest(fit.table),
     }
 
 
-def furthest(fit: gm.Fit) -> float:
+def long_sampled(n_time: int) -> dict:
+    """Draw from the refined model of Lotka-Volterra at so many times by ``gm.sample``."""
+    settings = {"random_seed": 1, "progressbar": False}
+    data = replace(LV, t=np.linspace(0, 20, n_time)).simulate(1)
+    start = process_time()
+    model = gm.build_model(LV.ode, data.t, data.y, priors=LV.priors(), preset="refined", **settings)
+    built = process_time()
+    row = sampled(model, settings)
+    return {
+        "system": "Lotka-Volterra by gm.sample",
+        "size": n_time,
+        "build_cpu_s": built - start,
+        "sample_cpu_s": process_time() - built,
+        "coordinates": row["coordinates"],
+        "R-hat": row["R-hat"],
+        "effective_draws": float(row["table"].loc[[*LV.theta], "ess_bulk"].min()),
+        "furthest_from_truth": furthest(row["table"]),
+    }
+
+
+def furthest(table: pd.DataFrame) -> float:
     """Return how far a mean of Lotka-Volterra is from the truth, in standard deviations."""
     return max(
-        abs(fit.table.loc[name, "mean"] - truth) / fit.table.loc[name, "sd"]
+        abs(table.loc[name, "mean"] - truth) / table.loc[name, "sd"]
         for name, truth in LV.theta.items()
     )
 
@@ -203,49 +227,79 @@ def on_its_attractor(n_state: int, seed: int) -> tuple[gm.ODE, NDArray, NDArray]
     return ode, t, y + np.random.default_rng(seed).normal(size=y.shape)
 
 
-def of_forcing(found: pd.Series) -> dict:
-    """Return what a table says of F, and whether its interval has the truth."""
-    truth = named(BREADTH, "Lorenz-96").theta["F"]
-    covered = found["eti89_lb"] < truth < found["eti89_ub"]
-    return {"F": found["mean"], "sd": found["sd"], "covered": covered}
+def by_gm_fit(ode: gm.ODE, t: NDArray, y: NDArray, **settings) -> dict:
+    """Fit by ``gm.fit``."""
+    fit = gm.fit(ode, t, y, **settings)
+    return {"is_exact": fit.is_exact, "table": fit.table}
 
 
-def lorenz_fitted(number: tuple[int, int]) -> dict:
-    """Fit F of Lorenz-96 by ``gm.fit``."""
-    n_state, seed = number
-    priors, start = named(BREADTH, "Lorenz-96").priors(), process_time()
-    fit = gm.fit(*on_its_attractor(*number), priors=priors, random_seed=1, progressbar=False)
-    return {
-        "system": "Lorenz-96, gm.fit",
-        "size": n_state,
-        "seed": seed,
-        "fit_cpu_s": process_time() - start,
-        "is_exact": fit.is_exact,
-        **of_forcing(fit.table.loc["F"]),
-    }
+def by_refined_model(ode: gm.ODE, t: NDArray, y: NDArray, *, priors, **settings) -> dict:
+    """Sample the refined model."""
+    return sampled(gm.build_model(ode, t, y, priors=priors, preset="refined", **settings), settings)
 
 
-def lorenz_sampled(number: tuple[int, int]) -> dict:
-    """Sample F of Lorenz-96 by the refined model and ``gm.sample``."""
-    n_state, seed = number
-    settings = {"random_seed": 1, "progressbar": False}
-    priors, marks = named(BREADTH, "Lorenz-96").priors(), [process_time()]
-    series = on_its_attractor(*number)
-    model = gm.build_model(*series, priors=priors, preset="refined", **settings)
-    marks.append(process_time())
+def by_four_lines(ode: gm.ODE, t: NDArray, y: NDArray, *, priors, **settings) -> dict:
+    """Sample Matern52 processes, which are let go where the equations want, on a finer grid."""
+    gp = gm.fit_gp(t, y, cov="Matern52", random_seed=1).with_grid(2).with_amplitude(100)
+    gamma = 1e-4 * gp.slope_variance()
+    return sampled(
+        gm.build_model(ode, t, y, priors=priors, gp=gp, gamma=gamma, **settings), settings
+    )
+
+
+def sampled(model: pm.Model, settings: dict) -> dict:
+    """Draw from a model, and tell of its chains."""
     idata = gm.sample(500, chains=4, cores=1, model=model, **settings)
-    marks.append(process_time())
-    found = az.summary(idata, var_names=["F"], round_to="none").loc["F"]
+    names = [variable.name for variable in model.free_RVs]
+    of_all = az.rhat(idata["posterior"].dataset, var_names=names)
     return {
-        "system": "Lorenz-96, gm.sample",
-        "size": n_state,
-        "seed": seed,
-        "build_cpu_s": marks[1] - marks[0],
-        "sample_cpu_s": marks[2] - marks[1],
-        "R-hat": float(az.rhat(idata).dataset.to_array().max()),
-        "effective draws": found["ess_bulk"],
-        **of_forcing(found),
+        "coordinates": int(sum(np.prod(variable.type.shape) for variable in model.free_RVs)),
+        "R-hat": max(float(values.max()) for values in of_all.values()),
+        "table": az.summary(idata, var_names=names, round_to="none"),
     }
+
+
+ROADS = {"gm.fit": by_gm_fit, "refined": by_refined_model, "four lines": by_four_lines}
+
+
+def lorenz(key: tuple[str, int, int]) -> dict:
+    """Estimate F of Lorenz-96 by a road, from a data set of so many states."""
+    road, *number = key
+    case, start = named(BREADTH, "Lorenz-96"), process_time()
+    settings = {"priors": case.priors(), "random_seed": 1, "progressbar": False}
+    row = ROADS[road](*on_its_attractor(*number), **settings)
+    seconds, found = process_time() - start, row.pop("table").loc["F"]
+    covered = found["eti89_lb"] < case.theta["F"] < found["eti89_ub"]
+    row |= {"F": float(found["mean"]), "sd": float(found["sd"]), "covered": int(covered)}
+    return {"cpu_s": seconds} | row
+
+
+def run_lorenz(roads: Sequence[str], *, quick: bool):
+    """Run that study, and print and save its table."""
+    sizes, seeds = ((4,) if quick else LORENZ), range(1 if quick else N_SETS)
+    every = [
+        (road, n_state, seed)
+        for seed in seeds
+        for n_state in sizes
+        for road in ROADS
+        if road == "four lines" or n_state <= MOST_FITTED
+    ]
+    keys = [key for key in every if key[0] in roads]
+    csv = None if quick else RESULTS / "scale-lorenz.csv"
+    with runner.kept_in(FOLDER, quick=quick) as out:
+        saved = runner.Saved(out, runner.JSON, known=csv and runner.known_from(csv, INDEX))
+        # What the table knows is no reason not to measure: it is of some state of the package.
+        runner.run(
+            keys,
+            partial(in_its_own_process, lorenz),
+            replace(saved, known=None),
+            report=lambda key, row: print(*key, row, flush=True),
+        )
+        rows = saved.table(every, partial(runner.table_of, index=INDEX))
+    show(rows, csv)
+    of_roads = rows.groupby(level=["road", "states"])
+    print(of_roads[["cpu_s", "F", "sd", "R-hat"]].median().to_string(float_format="{:.3g}".format))
+    print(of_roads["covered"].agg(["sum", "size"]).to_string())
 
 
 def starts_of_their_own(n: int) -> list[gm.Experiment]:
@@ -295,7 +349,7 @@ def fitted_together(n: int) -> dict:
         "single_fits_cpu_s": one_by_one,
         "is_exact": fit.is_exact,
         "single_exact": np.mean([one.is_exact for one in alone]),
-        "furthest_from_truth": furthest(fit),
+        "furthest_from_truth": furthest(fit.table),
     }
 
 
@@ -305,6 +359,7 @@ def main(arguments: list[str] | None = None):
     parser.add_argument("--quick", action="store_true", help="short series, few states")
     parser.add_argument("--build", action="store_true", help="from data to density, and to a fit")
     parser.add_argument("--lorenz", action="store_true", help="fits of many states")
+    parser.add_argument("--roads", nargs="+", choices=ROADS, default=[*ROADS], help="to these")
     parser.add_argument("--experiments", action="store_true", help="several in one model")
     parser.add_argument("--out", type=Path, help="CSV file to save")
     options = parser.parse_args(arguments)
@@ -312,12 +367,11 @@ def main(arguments: list[str] | None = None):
 
     quick, rows = options.quick, []
     lengths, together = BUILT[: 1 if quick else None], TOGETHER[: 1 if quick else None]
-    lorenz = [
-        (n, seed) for n in ((4,) if quick else FITTED) for seed in range(1 if quick else N_SETS)
-    ]
+    if options.lorenz:
+        run_lorenz(options.roads, quick=quick)
+        return
     measured: dict[str, list[tuple[Callable, Any]]] = {
-        "build": [(each, n) for n in lengths for each in (built, long_fitted)],
-        "lorenz": [(each, one) for one in lorenz for each in (lorenz_fitted, lorenz_sampled)],
+        "build": [(each, n) for n in lengths for each in (built, long_fitted, long_sampled)],
         "experiments": [
             *((built_together, n) for n in together),
             (fitted_together, 2 if quick else FITTED_TOGETHER),
@@ -329,8 +383,7 @@ def main(arguments: list[str] | None = None):
         for measure, size in measures:
             rows.append(in_its_own_process(measure, size))
             print(rows[-1], flush=True)
-        is_saved = study in ("build", "lorenz") and not quick
-        saved = RESULTS / f"scale-{study}.csv" if is_saved else None
+        saved = None if quick or study == "experiments" else RESULTS / f"scale-{study}.csv"
         out = options.out or saved
         show(pd.DataFrame(rows).set_index(["system", "size"]), out)
         return

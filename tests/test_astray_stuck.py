@@ -423,12 +423,13 @@ def test_times_from_zero_in_decades_are_told_to_leave_zero_out():
 
 
 @pytest.mark.slow
-def test_very_many_coordinates_are_sampled_without_dense_matrices(monkeypatch, caplog):
-    """Assert the posterior of the dense road, with a line in the log, from a limit set low."""
+def test_very_many_coordinates_are_sampled_without_any_matrix(monkeypatch, caplog):
+    """Assert the posterior of the dense road, with a line in the log, from limits set low."""
     [model] = decay_models(pm.HalfNormal.dist(1))
     settings = {"chains": 2, "cores": 1, "random_seed": 1, "progressbar": False, "model": model}
     dense = gm.sample(2_000, **settings)
     monkeypatch.setattr(coordinates, "MOST_DENSE", 5)
+    monkeypatch.setattr(coordinates, "MOST_IN_BAND", 5)
     monkeypatch.setattr(optimise, "hessian", None)
     monkeypatch.setattr(coordinates, "hessian", None)
     with caplog.at_level("INFO", "pymc.gradmatch"):

@@ -10,13 +10,16 @@ import pytest
 from scipy.optimize import approx_fprime
 
 import pymc_gradmatch as gm
-from pymc_gradmatch.numerics import laplace
+from pymc_gradmatch.numerics import Laplace, laplace
 from pymc_gradmatch.sampling import coordinates
 from pymc_gradmatch.sampling import posterior as compiled_posteriors
 from pymc_gradmatch.sampling.coordinates import (
     Arrow,
+    Band,
     Coordinates,
     Split,
+    banded,
+    climb_in_band,
     climb_in_blocks,
     curve,
     monomials,
@@ -436,6 +439,138 @@ def test_draws_in_arrows_are_those_in_dense_coordinates(monkeypatch):
     arrow = gm.sample(2_000, **settings)
     for name in ("mean", "spread", "rate", "x"):
         one, other = dense["posterior"][name], arrow["posterior"][name]
+        for statistic, compute in (("mean", "mean"), ("sd", "std")):
+            error = np.hypot(*(az.mcse(draws, method=statistic) for draws in (one, other)))
+            apart = getattr(one, compute)(["chain", "draw"])
+            apart = apart - getattr(other, compute)(["chain", "draw"])
+            assert float(np.abs(apart / error).max()) < 5
+        assert float(az.ess(other).min()) > 400
+
+
+N_TIME, N_BESIDE = 60, 3  # two states at so many times, and what is beside them
+
+
+@pytest.fixture
+def chains(monkeypatch):
+    """Return what entries of a long series are, the states between two of the others."""
+    monkeypatch.setattr(coordinates, "MOST_DENSE", 0)
+    monkeypatch.setattr(coordinates, "NEAR", 1)
+    is_state = np.array([False, *[True] * (2 * N_TIME), False, False])
+    nothing = np.zeros(len(is_state), dtype=bool)
+    return Split(is_state, nothing, n_states=2, experiment=np.full(len(is_state), -1))
+
+
+@pytest.fixture
+def of_chains(chains, rng):
+    """Return a precision in which states see those of five times beside theirs, and all else."""
+    n, beside = len(chains.is_state), ~chains.is_state
+    root = rng.normal(size=(n, n))
+    near = np.abs(np.arange(n) - np.arange(n)[:, None]) <= 10
+    sees = near | beside | beside[:, None]
+    rows = np.where(near, root, 0)
+    precision = rows @ rows.T + np.where(sees & ~near, root + root.T, 0) + 60 * np.eye(n)
+    return np.where(sees, precision, 0)
+
+
+def test_a_band_makes_a_series_a_standard_normal(chains, of_chains, rng):
+    """Assert the mode, and W W^T = H^-1, from differences that tell columns apart by places."""
+    n = len(of_chains)
+    location = rng.normal(size=n)
+    density = normal(location, of_chains)
+    mode = climb_in_band(density, Laplace(np.zeros(n), rng.uniform(0.1, 1, n), 0.0), chains)
+    np.testing.assert_allclose(mode.location, location, atol=1e-5)
+    around = banded(density, mode, chains)
+    assert around.reach == 10
+    linear = np.array([around(e) for e in np.eye(n)]).T - around.location[:, None]
+    np.testing.assert_allclose(linear @ linear.T, np.linalg.inv(of_chains), atol=1e-8)
+    gradient = rng.normal(size=n)
+    np.testing.assert_allclose(around.back(gradient), linear.T @ gradient)
+    batch = rng.normal(size=(2, 3, n))
+    np.testing.assert_allclose(around(batch), around.location + batch @ linear.T)
+
+
+def test_a_band_leaves_what_is_held_where_it_is(chains, of_chains, rng):
+    """Assert that all else goes to its mode given that, and that it keeps its own coordinate."""
+    n = len(of_chains)
+    held = np.arange(n) == n - 1
+    start = rng.normal(size=n)
+    split = chains._replace(is_held=held)
+    density = normal(np.zeros(n), of_chains)
+    around = banded(density, climb_in_band(density, Laplace(start, np.ones(n), 0.0), split), split)
+    assert around.location[-1] == start[-1]
+    expected = -np.linalg.solve(of_chains[:-1, :-1], of_chains[:-1, -1] * start[-1])
+    np.testing.assert_allclose(around.location[:-1], expected, atol=1e-5)
+    assert not around.shared[np.ix_([0, 1], [2])].any()
+    assert not around.shared[np.ix_([2], [0, 1])].any()
+
+
+def test_states_that_see_all_others_have_no_band(chains, of_chains, rng, monkeypatch):
+    """Assert it where too many numbers would be in it, and a whole factor where few are."""
+    n = len(of_chains)
+    root = rng.normal(size=(n, n))
+    density, start = normal(np.zeros(n), root @ root.T + np.eye(n)), Laplace(*np.ones((2, n)), 0.0)
+    whole = banded(density, start, chains)
+    assert whole.reach == 2 * N_TIME - 1
+    linear = np.array([whole(e) for e in np.eye(n)]).T - whole.location[:, None]
+    np.testing.assert_allclose(
+        linear.T @ (root @ root.T + np.eye(n)) @ linear, np.eye(n), atol=1e-5
+    )
+    monkeypatch.setattr(coordinates, "MOST_IN_BAND", 40 * N_TIME)
+    assert banded(density, start, chains) is None
+    assert banded(normal(np.zeros(n), of_chains), start, chains).reach == 10
+    monkeypatch.setattr(coordinates, "MOST_BESIDE", N_BESIDE - 1)
+    assert banded(normal(np.zeros(n), of_chains), start, chains) is None
+
+
+def test_a_band_without_a_factor_gets_one(chains):
+    """Assert it at a saddle, where a climb that sees no slope stays."""
+    n = len(chains.is_state)
+    curvatures = np.where(np.arange(n) == 5, -1.0, 2.0)
+    around = banded(
+        normal(np.zeros(n), np.diag(curvatures)),
+        Laplace(*np.zeros((1, n)), np.ones(n), 0.0),
+        chains,
+    )
+    assert np.isfinite(around(np.ones(n))).all()
+
+
+def test_a_compiled_band_is_the_one_that_draws_are_moved_by(chains, of_chains, rng):
+    n, m = len(of_chains), 2 * N_TIME
+    factor = np.concatenate([rng.uniform(1, 2, (1, m)), 0.1 * rng.normal(size=(10, m))])
+    around = Band(
+        rng.normal(size=n), rng.normal(size=(N_BESIDE, N_BESIDE)), factor,
+        rng.normal(size=(m, N_BESIDE)), chains.order,
+    )  # fmt: skip
+    u, data = (pt.tensor(dtype="float64", shape=(n,)) for _ in range(2))
+    log_density = -0.5 * (u * (of_chains @ u)).sum() + (data * u).sum()
+    slope = rng.normal(size=n)
+    native = compile_density(log_density, u, data, chains, around.reach)
+    native = native.with_numbers(pack(around, slope))
+    q = rng.normal(size=n)
+    value, gradient = native(q)
+    expected = -0.5 * around(q) @ of_chains @ around(q) + slope @ around(q)
+    assert value == pytest.approx(expected, rel=1e-10)
+    np.testing.assert_allclose(gradient, around.back(slope - of_chains @ around(q)), atol=1e-8)
+
+
+@pytest.mark.slow
+def test_draws_in_a_band_are_those_in_dense_coordinates(monkeypatch):
+    """Assert means and sds within five Monte Carlo errors, and no worse mixing; sigma is free."""
+    ode = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
+    t = np.linspace(0, 2, 60)
+    y = np.exp(-t)[:, None] + np.random.default_rng(1).normal(0, 0.05, (60, 1))
+    gp = gm.fit_gp(t, y, cov="Matern52", random_seed=1)
+    model = gm.build_model(
+        ode, t, y, priors={"rate": pm.HalfNormal.dist(2)}, gp=gp, gamma=1e-2,
+        sigma=pm.HalfNormal.dist(0.1),
+    )  # fmt: skip
+    settings = {"chains": 4, "model": model, **QUIET}
+    dense = gm.sample(2_000, **settings)
+    monkeypatch.setattr(coordinates, "MOST_DENSE", 0)
+    assert not compile_posterior(model).split.is_dense
+    series = gm.sample(2_000, **settings)
+    for name in ("rate", "sigma", "x"):
+        one, other = dense["posterior"][name], series["posterior"][name]
         for statistic, compute in (("mean", "mean"), ("sd", "std")):
             error = np.hypot(*(az.mcse(draws, method=statistic) for draws in (one, other)))
             apart = getattr(one, compute)(["chain", "draw"])

@@ -12,6 +12,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 from pymc.logprob.utils import CheckParameterValue
+from scipy.linalg import solve_triangular
 
 from pymc_gradmatch._pymc import EVALUATE_ONCE, as_written, machine_code
 from pymc_gradmatch.sampling import machine
@@ -321,3 +322,27 @@ def test_a_place_that_is_computed_is_read():
     assert_as_pytensor(
         lambda y, s: [y[pt.cast(pt.floor(s), "int64")]], [(4,), ()], low=0.1, high=3.9
     )
+
+
+@pytest.mark.usefixtures("nothing_called")
+@pytest.mark.parametrize("from_last", [False, True])
+@pytest.mark.parametrize("reach", [1, 7, 11])
+def test_rows_with_a_band_are_solved_one_after_the_other(from_last, reach, rng):
+    """Assert scipy's solution of triangular equations, from machine code and from numpy."""
+    n = 12
+    rows = rng.normal(size=(n, reach))
+    lower = np.eye(n)
+    for i in range(n):
+        for k in range(1, reach + 1):
+            j = i + k if from_last else i - k
+            if 0 <= j < n:
+                lower[i, j] = -rows[i, k - 1 if from_last else reach - k]
+    b = rng.normal(size=n)
+    expected = solve_triangular(lower, b, lower=not from_last, unit_diagonal=True)
+    right, matrix = (pt.tensor(dtype="float64", shape=v.shape) for v in (b, rows.T))
+    graph = machine.solved(right, matrix.T, from_last=from_last)
+    code, [found] = run([right, matrix], [graph], [b, np.ascontiguousarray(rows.T)])
+    assert code == 0
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
+    by_numpy = pytensor.function([right, matrix], graph, mode="FAST_COMPILE")(b, rows.T)
+    np.testing.assert_allclose(by_numpy, expected, rtol=1e-9, atol=1e-9)

@@ -18,8 +18,14 @@ Where the ridge is straight the monomials are skipped.
 Of several experiments W need not be a matrix of all states.  Given what experiments share they
 are independent, so the Hessian is an arrow, a block for each experiment and a border for what is
 shared, and so is W: cost and memory grow in proportion to the number of experiments.
+
+Nor of a long series.  States of a Markov process see those of times nearby, so the Hessian is a
+band with a border, and W one over its Cholesky factor: a row after the other is solved for, and
+cost and memory grow in proportion to the number of times.
 """
 
+from collections.abc import Callable
+from contextlib import suppress
 from functools import reduce
 from itertools import combinations_with_replacement
 from math import comb
@@ -28,12 +34,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytensor.tensor as pt
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
+from scipy.linalg import LinAlgError, cho_solve_banded, cholesky_banded
+from scipy.linalg.lapack import dtbtrs
 
 from pymc_gradmatch.numerics import Density, Laplace, ascend, hessian, settle
 
-MOST_DENSE = 2_000  # coordinates; with more, W and its Hessians cost more than they save
+MOST_DENSE = 1_000  # coordinates; with more, W and its Hessians cost more than they save
 MOST_TOGETHER = 400  # of several experiments; with more, an arrow takes the place of W
+MOST_BESIDE = 400  # all but states, beside a band
+NEAR, FAR = 8, 1e-5  # times that a band begins with; what is left of the Hessian at its end
+MOST_IN_BAND = 5_000_000  # numbers, which every gradient reads twice
+DAMPING = (0, 1e-6, 1e-4, 1e-2, 1)  # of the diagonal, added until the band has a factor
 CLIMBS, STEP = 2, 1e-4  # in coordinates made anew; of differences, in those coordinates
 MOST_CURVED = 11
 PROBES, STRAIGHT = 32, 0.1  # points along the ridge, and the log density a bend must gain
@@ -62,13 +75,13 @@ class Split(NamedTuple):
 
     @property
     def is_dense(self) -> bool:
-        """Whether W is a matrix; of very many coordinates of one experiment it is a diagonal."""
+        """Whether W is a matrix; of very many coordinates of one experiment it is a band."""
         return not self.is_arrow and len(self.is_state) <= MOST_DENSE
 
     @property
     def order(self) -> NDArray[np.int64]:
-        """Places of what is shared, then of each experiment's own."""
-        return np.argsort(self.experiment, stable=True)
+        """Places of what is shared, then of each experiment's own, or of states by time."""
+        return np.argsort(self.experiment if self.is_arrow else self.is_state, stable=True)
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -172,6 +185,160 @@ class Arrow(NamedTuple):
         return joined
 
 
+class Band(NamedTuple):
+    """The map from q to u of a series so long that states at its ends do not see each other."""
+
+    location: NDArray[np.float64]
+    shared: NDArray[np.float64]
+    """W of all but the states, shape ``(shared, shared)``."""
+    factor: NDArray[np.float64]
+    """Cholesky factor of the Hessian of the states, LAPACK's lower band ``(1 + width, own)``."""
+    follow: NDArray[np.float64]
+    """How states follow q of all else, shape ``(own, shared)``."""
+    order: NDArray[np.int64]
+    """Places, in u and q, of all but the states, then of these, by time."""
+
+    @property
+    def reach(self) -> int:
+        """How far entries of the states see each other."""
+        return len(self.factor) - 1
+
+    def __call__(self, q: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return u at points of shape ``(..., n)``."""
+        shared, own = np.split(q[..., self.order], [len(self.shared)], axis=-1)
+        moved = self._solved(own, "T") + shared @ self.follow.T
+        return self.location + self._joined(shared @ self.shared.T, moved)
+
+    def back(self, gradient: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return a gradient by q, shape ``(n,)``, from one by u."""
+        shared, own = np.split(gradient[self.order], [len(self.shared)])
+        return self._joined(shared @ self.shared + own @ self.follow, self._solved(own, "N"))
+
+    def _solved(self, own: NDArray[np.float64], transposed: str) -> NDArray[np.float64]:
+        columns = own.reshape(-1, own.shape[-1]).T
+        return dtbtrs(self.factor, columns, uplo="L", trans=transposed)[0].T.reshape(own.shape)
+
+    def _joined(self, *parts: NDArray[np.float64]) -> NDArray[np.float64]:
+        joined = np.empty((*parts[0].shape[:-1], len(self.order)))
+        joined[..., self.order] = np.concatenate(parts, axis=-1)
+        return joined
+
+
+def climb_in_band(density: Density, around: Laplace, split: Split) -> Laplace:
+    """Climb to the mode nearby in bands that are made anew on the way; some entries are held.
+
+    The normal approximations have diagonal factors: standard deviations given all the others.
+    What sees too far for a band stays where it is.
+    """
+    free = ~split.is_held
+    for _ in range(CLIMBS):
+        band = banded(density, around, split)
+        if band is None:
+            break
+
+        def rotated(q, band=band):
+            value, gradient = density(band(np.where(free, q, 0)))
+            return value, np.where(free, band.back(gradient), 0)
+
+        top = band(ascend(rotated, np.zeros(len(free))))
+        around = around._replace(location=top, log_density=density(top)[0])
+    return around
+
+
+def banded(density: Density, mode: Laplace, split: Split) -> Band | None:
+    """Return coordinates in which the Hessian at a mode is that of a standard normal.
+
+    Parameters
+    ----------
+    density : callable
+        Returns a log density and its gradient at a point u.
+    mode : Laplace
+        The mode, and a diagonal factor, in units of which differences are taken.
+    split : Split
+        What the entries of u are.
+
+    Returns
+    -------
+    Band or None
+        None where states see others too far away, or too much stands beside them.
+    """
+    order, n_own = split.order, int(split.is_state.sum())
+    n_shared = len(order) - n_own
+    if n_shared > MOST_BESIDE:
+        return None
+    location, widths = mode.location, mode.factor[order]
+
+    def columns(places) -> NDArray[np.float64]:
+        """Return the sum of some columns of minus the Hessian, in units of the widths."""
+        direction = np.zeros(len(order))
+        direction[order[places]] = widths[places]
+        ahead, behind = (density(location + step * direction)[1] for step in (STEP, -STEP))
+        return np.nan_to_num(widths * (behind - ahead)[order] / (2 * STEP))
+
+    band = _band_of(lambda places: columns(n_shared + places)[n_shared:], n_own, split.n_states)
+    if band is None:
+        return None
+    factor = _factor(band)
+    border = np.array([columns([place]) for place in range(n_shared)]).reshape(n_shared, -1)
+    shared, beside = border[:, :n_shared], border[:, n_shared:].T
+    follow = -cho_solve_banded((factor, True), beside)
+    scale = _apart(shared + beside.T @ follow, split.is_held[order[:n_shared]])
+    rows = np.arange(len(band))[:, None] + np.arange(n_own)
+    return Band(
+        location,
+        widths[:n_shared, None] * scale,
+        factor / np.take(widths[n_shared:], rows, mode="clip"),
+        widths[n_shared:, None] * (follow @ scale),
+        order,
+    )
+
+
+def _band_of(columns: Callable, n: int, n_states: int) -> NDArray[np.float64] | None:
+    """Return the lower band of a matrix outside of which nothing counts, from sums of columns."""
+    reach = NEAR * n_states
+    while (reach := min(reach, n - 1)) * n <= MOST_IN_BAND:
+        # Columns that are further apart than the band is wide are told apart by their places.
+        found = np.zeros((2 * reach + 1, n))
+        for first in range(min(2 * reach + 1, n)):
+            places = np.arange(first, n, 2 * reach + 1)
+            total = np.pad(columns(places), reach)
+            found[:, places] = sliding_window_view(total, 2 * reach + 1)[places].T
+        band, left = np.zeros((reach + 1, n)), np.zeros(reach + 1)
+        for away, row in enumerate(band):
+            kept = slice(n - away)
+            row[kept] = (found[reach + away, kept] + found[reach - away, away:]) / 2
+            sizes = _sizes(band)
+            left[away] = np.abs(row[kept] / sizes[away:] / sizes[kept]).max()
+        needed = np.flatnonzero(left > FAR)[-1]
+        if reach == n - 1 or needed <= reach - n_states:
+            return band[: max(needed, 1) + 1]
+        reach *= 2
+    return None
+
+
+def _sizes(band: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.sqrt(np.where(band[0] == 0, 1, np.abs(band[0])))
+
+
+def _factor(band: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the Cholesky factor of a band, to which as little is added as lets it have one."""
+    for damping in DAMPING:
+        damped = band.copy()
+        damped[0] = np.maximum(band[0], 0) + damping * np.square(_sizes(band))
+        with suppress(LinAlgError):
+            return cholesky_banded(damped, lower=True)
+    return np.concatenate([[_sizes(band)], np.zeros_like(band[1:])])
+
+
+def _apart(precision: NDArray[np.float64], is_held: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Return W of a Hessian by what all share, of which what is held keeps its own coordinates."""
+    scale = np.zeros_like(precision)
+    for kind in (~is_held, is_held):
+        variances, axes = _inverse(_standing(precision[np.ix_(kind, kind)]))
+        scale[np.ix_(kind, kind)] = axes * np.sqrt(variances)
+    return scale
+
+
 def upright(normal: Laplace, split: Split) -> Arrow:
     """Return the arrow that moves every entry by itself, as far as a normal's diagonal says."""
     n_shared, n_experiments, n_own = split.sizes
@@ -230,11 +397,7 @@ def rounded(density: Density, around: Arrow, split: Split) -> Arrow:
         own[place] = axes * np.sqrt(variances)
         follow[place] = -(axes * variances) @ (axes.T @ beside)
         shared += beside.T @ follow[place]
-    scale = np.zeros((n_shared, n_shared))
-    is_held = split.is_held[around.order[:n_shared]]
-    for kind in (~is_held, is_held):
-        variances, axes = _inverse(_standing(shared[np.ix_(kind, kind)]))
-        scale[np.ix_(kind, kind)] = axes * np.sqrt(variances)
+    scale = _apart(shared, split.is_held[around.order[:n_shared]])
     return around._replace(
         shared=around.shared @ scale,
         own=around.own @ own,

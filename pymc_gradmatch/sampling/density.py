@@ -31,8 +31,8 @@ from xarray import DataTree
 
 from pymc_gradmatch._pymc import nutpie_model
 from pymc_gradmatch.model import density_of
-from pymc_gradmatch.sampling.coordinates import Arrow, Coordinates, Split, monomials
-from pymc_gradmatch.sampling.machine import Native, Writer, assembled
+from pymc_gradmatch.sampling.coordinates import Arrow, Band, Coordinates, Split, monomials
+from pymc_gradmatch.sampling.machine import Native, Writer, assembled, solved
 
 PATIENCE = 10.0  # seconds, after which a chain that has
 LITTLE = 0.05  # of its draws at most
@@ -153,6 +153,23 @@ class ArrowNumbers(NamedTuple):
     shared_back: Any
     own_back: Any
     follow_back: Any
+    data: Any
+
+
+class BandNumbers(NamedTuple):
+    """The same of a :class:`Band`, of which a row after the other is solved for."""
+
+    location: Any
+    shared: Any
+    follow: Any
+    shared_back: Any
+    follow_back: Any
+    scale: Any
+    """One over the diagonal of its factor."""
+    later: Any
+    """What of those that follow goes into each entry of u; the nearest comes first."""
+    earlier: Any
+    """What of those before goes into each entry of a gradient by q; the nearest comes last."""
     data: Any
 
 
@@ -284,7 +301,11 @@ def _complete(trace: DataTree) -> DataTree:
 
 
 def compile_density(
-    log_density: TensorVariable, u: TensorVariable, data: TensorVariable, split: Split
+    log_density: TensorVariable,
+    u: TensorVariable,
+    data: TensorVariable,
+    split: Split,
+    reach: int = 0,
 ) -> NativeDensity:
     """Compile a graph of two vectors of known length, as a function of q.
 
@@ -297,10 +318,17 @@ def compile_density(
     split : Split
         How many coordinates the map from q to u bends along, and how many monomials it has;
         or what belongs to which experiment.
+    reach : int
+        How far entries of a band see each other; 0 of all that is none.
     """
     (n,), count = u.type.shape, split.n_monomials
-    shapes: Numbers | ArrowNumbers
-    if split.is_arrow:
+    shapes: Numbers | ArrowNumbers | BandNumbers
+    if reach:
+        m = int(split.is_state.sum())
+        s = n - m
+        band = ((m,), (m, reach), (m, reach))
+        shapes = BandNumbers((n,), (s, s), (s, m), (s, s), (m, s), *band, data.type.shape)
+    elif split.is_arrow:
         s, e, m = split.sizes
         blocks = ((s, s), (e, m, m))
         shapes = ArrowNumbers((n,), *blocks, (e, s, m), *blocks, (e, m, s), data.type.shape)
@@ -330,7 +358,13 @@ def compile_density(
         writer.fill(arrays[symbol], *written(graph))
 
     bending = given if isinstance(given, Numbers) and count else None
-    moved, back = _linear(given) if isinstance(given, Numbers) else _arrow(given, split)
+    match given:
+        case Numbers():
+            moved, back = _linear(given)
+        case ArrowNumbers():
+            moved, back = _arrow(given, split)
+        case BandNumbers():
+            moved, back = _band(given, split)
     arrays[u] = writer.copied(*written(given.location + moved(q)))
     if bending:
         p = monomials(q, split.n_curved)
@@ -387,8 +421,39 @@ def _arrow(given: ArrowNumbers, split: Split) -> tuple[Callable, Callable]:
     return moved, back
 
 
-def compile_written(written: Written, shapes, split: Split) -> NativeDensity:
-    """Compile a model's log density as a function of q and of what :func:`pack` returns."""
+def _band(given: BandNumbers, split: Split) -> tuple[Callable, Callable]:
+    """Return the same of a long series."""
+    order, back_in_order = split.order, np.argsort(split.order)
+    n = int((~split.is_state).sum())
+
+    def cut(vector):
+        ordered = vector[order]
+        return ordered[:n], ordered[n:]
+
+    def joined(*parts):
+        return pt.concatenate(parts)[back_in_order]
+
+    def moved(q):
+        shared, own = cut(q)
+        own = solved(given.scale * own, given.later, from_last=True)
+        return joined(_times(given.shared, shared), own + _times(given.follow, shared))
+
+    def back(slope):
+        shared, own = cut(slope)
+        followed = _times(given.follow_back, own)
+        own = solved(given.scale * own, given.earlier, from_last=False)
+        return joined(_times(given.shared_back, shared) + followed, own)
+
+    return moved, back
+
+
+def compile_written(
+    written: Written, shapes, split: Split, around: Coordinates | Arrow | Band | None = None
+) -> NativeDensity:
+    """Compile a model's log density as a function of q and of what :func:`pack` returns.
+
+    Of a band the width is part of the code: such coordinates have to be given.
+    """
     n = sum(int(np.prod(shape)) for shape in shapes)
     slots = [constant.data.shape for constant in written.constants]
     u = pt.tensor("u", dtype="float64", shape=(n,))
@@ -398,11 +463,26 @@ def compile_written(written: Written, shapes, split: Split) -> NativeDensity:
     log_density = cast(
         "TensorVariable", graph_replace(written.log_density, dict(parts), strict=False)
     )
-    return compile_density(log_density, u, data, split)
+    return compile_density(
+        log_density, u, data, split, around.reach if isinstance(around, Band) else 0
+    )
 
 
-def pack(around: Coordinates | Arrow, data) -> NDArray[np.float64]:
+def pack(around: Coordinates | Arrow | Band, data) -> NDArray[np.float64]:
     """Return coordinates and data as one vector."""
+    if isinstance(around, Band):
+        location, shared, factor, follow, _ = around
+        scale, off = 1 / factor[0], factor[1:]
+        earlier = [np.pad(row[: len(scale) - k], (k, 0)) for k, row in enumerate(off, start=1)]
+        return flat(
+            BandNumbers(
+                location,
+                *(shared.T, follow.T, shared, follow, scale),
+                later=-(scale * off).T,
+                earlier=-(scale * np.array(earlier[::-1])).T,
+                data=data,
+            )
+        )
     if isinstance(around, Arrow):
         _, shared, own, follow, _ = around
         forward = (shared.T, own.mT, follow.mT)

@@ -25,6 +25,7 @@ import pytensor
 import pytensor.scalar as ps
 import pytensor.tensor as pt
 from numpy.typing import NDArray
+from pytensor.graph import Op
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.replace import graph_replace
@@ -712,3 +713,62 @@ def _(op: IncSubtensor | AdvancedIncSubtensor, node, writer):
         given = Array(part.shape, checked(ps.add, part.tree.dtype, [part, given]))
     writer.fill(part, given)
     return [total]
+
+
+class Solve(Op):
+    r"""Row after row of triangular equations with a band.
+
+    .. math:: x_i = b_i + \sum_k R_{ik} x_{i \pm k}
+
+    from the first row on with what is before it, the nearest last in R, or from the last row on
+    with what is after it, the nearest first.
+    """
+
+    __props__ = ("from_last",)
+
+    def __init__(self, *, from_last: bool):
+        self.from_last = from_last
+
+    def make_node(self, *inputs: Variable) -> Apply:
+        """Take b and R."""
+        return Apply(self, [*inputs], [inputs[0].type()])
+
+    def perform(self, node, inputs, outputs):
+        """Solve in numpy."""
+        right, rows = inputs
+        n, reach = rows.shape
+        x = np.zeros(n + 2 * reach)
+        for i in reversed(range(n)) if self.from_last else range(n):
+            begin = reach + i + 1 if self.from_last else i
+            x[reach + i] = right[i] + rows[i] @ x[begin : begin + reach]
+        outputs[0][0] = x[reach : reach + n]
+
+
+def solved(right, rows, *, from_last: bool):
+    """Return the solution of triangular equations with a band, see :class:`Solve`."""
+    return Solve(from_last=from_last)(right, rows)
+
+
+@lower.register
+def _(op: Solve, node, writer):
+    right, rows = (writer[variable] for variable in node.inputs)
+    n, reach = rows.shape
+    if not isinstance(rows.tree, Leaf) or rows.tree.strides != contiguous(rows.shape):
+        rows = writer.copied(rows)  # loops go along what is read, and have to go row by row
+    room = writer.copied(Array((), Number(0, "float64")).broadcast((n + reach,)))
+    begin = 0 if op.from_last else reach
+    found = Array((n,), room.tree._replace(offset=begin))
+    writer.fill(found, right)
+    # Each sum is in its place before the next one is begun, which reads it.
+    step, first = (-1, n - 1) if op.from_last else (1, 0)
+
+    def row_by_row(leaf: Leaf, offset: int, along: int, across: int) -> Array:
+        moved = leaf._replace(offset=leaf.offset + offset, strides=(step * along, across))
+        return Array((n, reach), moved)
+
+    others = row_by_row(room.tree, n if op.from_last else 0, 1, 1)
+    terms = [row_by_row(rows.tree, first * reach, reach, 1), others]
+    into = row_by_row(room.tree, begin + first, 1, 0)
+    products = Array((n, reach), checked(ps.mul, "float64", terms))
+    writer.fill(into, products, reduction_by(ps.add, "float64"))
+    return [found]

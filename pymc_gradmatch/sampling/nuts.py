@@ -117,9 +117,11 @@ def sample(
     W has one row per coordinate.  Of several experiments with more than 400 coordinates
     it has a block for each and a border for what they share, and nothing is bent: the
     cost grows in proportion to the number of experiments.  Of one with more than 2 000
-    it would cost more than it saves: then W is a diagonal, and nutpie learns the rest
-    with its low-rank mass matrix, as a line in the log says.  The refined model of
-    so many states and times is too thin for that: thin the data there.
+    it is made of the Hessian's Cholesky factor, a band with a border, since states of
+    a Matern process see those of times nearby: the cost grows in proportion to the
+    number of times.  Where they see further (with other kernels, or many states) W is a
+    diagonal, and nutpie learns the rest with its low-rank mass matrix, as a line in the
+    log says; the refined model is too thin for that: thin the data there.
 
     References
     ----------
@@ -146,11 +148,6 @@ def sample(
     model = pm.modelcontext(model)
     rng = np.random.default_rng(random_seed)
     posterior, mode = _mode(model, rng, progressbar)
-    if not (posterior.split.is_dense or posterior.split.is_arrow):
-        _log.info(
-            "%d coordinates: sampled with nutpie's low-rank mass matrix, from the mode.",
-            len(posterior.split.is_state),
-        )
     options = {} if target_accept is None else {"target_accept": target_accept}
     start = time.perf_counter()
     try:

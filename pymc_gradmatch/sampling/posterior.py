@@ -47,8 +47,11 @@ from pymc_gradmatch.numerics import (
 from pymc_gradmatch.reporting import reporting
 from pymc_gradmatch.sampling.coordinates import (
     Arrow,
+    Band,
     Coordinates,
     Split,
+    banded,
+    climb_in_band,
     climb_in_blocks,
     curve,
     retrace,
@@ -103,6 +106,7 @@ def held_variables(model: pm.Model) -> set:
 
 _log = logging.getLogger("pymc.gradmatch")
 FOLLOWED = "Importance sampling of draws that follow the ODE, Pareto k {:.2f}"
+NOT_ROUND = "%d coordinates: sampled with nutpie's low-rank mass matrix, from the mode."
 ATTEMPTS = 3  # runs in coordinates fitted anew, before chains that disagree are returned
 EFFECTIVE = 100  # draws of each chain, with fewer of which PyMC warns
 ENOUGH_PILOTS = 100  # draws per coordinate of the ridge
@@ -202,7 +206,8 @@ class CompiledPosterior:
             raise ValueError(msg)
         if self.split.is_arrow:
             return climb_in_blocks(self.density, best, self.split)
-        return self._with_held(best, self._normal(self.along(best, free), best[free], rng))
+        mode = self._with_held(best, self._normal(self.along(best, free), best[free], rng))
+        return mode if self.split.is_dense else climb_in_band(self.density, mode, self.split)
 
     def _climbed(self, u, entries) -> NDArray[np.float64]:
         return _with_entries(u, entries, ascend(self.along(u, entries), u[entries]))
@@ -222,7 +227,7 @@ class CompiledPosterior:
             After Ctrl-C, with the draws so far; while a run is being repeated,
             with those of the run before.
         """
-        around = _upright(mode, self.split)
+        around: Coordinates | Arrow | Band = _upright(mode, self.split)
         with reporting("fitting coordinates to the posterior", enabled=progressbar):
             if isinstance(around, Arrow):
                 around = rounded(self.density, around, self.split)
@@ -230,10 +235,13 @@ class CompiledPosterior:
                 around = curve(self.density, mode, self.split, rng)
                 settings = {"target_accept": ACCEPTED} | settings
             else:
-                settings["adaptation"] = "low_rank"
+                around = banded(self.density, mode, self.split) or around
+                if isinstance(around, Coordinates):
+                    _log.info(NOT_ROUND, len(self.split.is_state))
+                    settings["adaptation"] = "low_rank"
         trace, q = self._draw(around, rng, progressbar, settings)
         try:
-            if isinstance(around, Arrow) or self._has_mixed(q):
+            if not isinstance(around, Coordinates) or self._has_mixed(q):
                 return self._named(trace, around)
             with reporting("chains disagree: following the ODE", enabled=progressbar):
                 drawn = self._followed(self._named(trace, around), rng)
@@ -277,16 +285,19 @@ class CompiledPosterior:
         return xr.DataTree.from_dict({"posterior": posterior, "sample_stats": stats})
 
     def sample_around(
-        self, around: Coordinates | Arrow, rng: np.random.Generator, **settings
+        self, around: Coordinates | Arrow | Band, rng: np.random.Generator, **settings
     ) -> xr.DataTree:
         """Run nutpie's NUTS in the coordinates given, once."""
         trace, _ = self._draw(around, rng, False, settings)
         return self._named(trace, around)
 
     def _draw(
-        self, around: Coordinates | Arrow, rng, progressbar, settings
+        self, around: Coordinates | Arrow | Band, rng, progressbar, settings
     ) -> tuple[xr.DataTree, NDArray[np.float64]]:
-        native = self.native.with_numbers(pack(around, self.data))
+        native = self.native
+        if isinstance(around, Band):  # of which the width is part of the code
+            native = compile_written(self.written, self.shapes, self.split, around)
+        native = native.with_numbers(pack(around, self.data))
         bars = NutpieProgressBarManager(settings["chains"], settings["draws"], progressbar)
         seed = int(rng.integers(2**31))
         try:
@@ -296,7 +307,7 @@ class CompiledPosterior:
             raise Interrupted(self._named(interrupt.draws, around)) from None
         return trace, trace["posterior"][COORDINATES].to_numpy()
 
-    def _named(self, trace: xr.DataTree, around: Coordinates | Arrow) -> xr.DataTree:
+    def _named(self, trace: xr.DataTree, around: Coordinates | Arrow | Band) -> xr.DataTree:
         """Return a run's draws as the model's variables."""
         q = trace["posterior"][COORDINATES]
         posterior = self._dataset(around(q.to_numpy()), q["chain"].to_numpy())
