@@ -15,8 +15,9 @@ microseconds per gradient, and the most memory that was held, at 200, 1 000 and 
 
 ``--lorenz`` fits Lorenz-96 with 10 and 40 states (``--quick``: 4), ten data sets of each
 (``--quick``: one): four units of time with noise of one, F unknown; by four lines, of Matern52
-processes on a grid twice as fine as the data, and, but for 40 states, by ``gm.fit`` and by
-``gm.sample`` of the refined model; 4 x 500 draws.  Interrupted, it goes on where it stopped.
+processes on a grid four times as fine as the data (twice with 40 states), and, but for 40
+states, by ``gm.fit`` and by ``gm.sample`` of the refined model; 4 x 500 draws.  Interrupted, it
+goes on where it stopped.
 
 ``--experiments`` measures several experiments of Lotka-Volterra in one model, each with a start
 of its own: from data to density for 1, 10 and 100 (``--quick``: 1), and ``gm.fit`` of 10
@@ -240,7 +241,8 @@ def by_refined_model(ode: gm.ODE, t: NDArray, y: NDArray, *, priors, **settings)
 
 def by_four_lines(ode: gm.ODE, t: NDArray, y: NDArray, *, priors, **settings) -> dict:
     """Sample Matern52 processes, which are let go where the equations want, on a finer grid."""
-    gp = gm.fit_gp(t, y, cov="Matern52", random_seed=1).with_grid(2).with_amplitude(100)
+    gp = gm.fit_gp(t, y, cov="Matern52", random_seed=1)
+    gp = gp.with_grid(4 if y.shape[1] <= MOST_FITTED else 2).with_amplitude(100)
     gamma = 1e-4 * gp.slope_variance()
     return sampled(
         gm.build_model(ode, t, y, priors=priors, gp=gp, gamma=gamma, **settings), settings
