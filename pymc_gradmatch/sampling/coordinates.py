@@ -44,7 +44,7 @@ from pymc_gradmatch.numerics import Density, Laplace, ascend, hessian, settle
 MOST_DENSE = 1_000  # coordinates; with more, W and its Hessians cost more than they save
 MOST_TOGETHER = 400  # of several experiments; with more, an arrow takes the place of W
 MOST_BESIDE = 400  # all but states, beside a band
-NEAR, FAR = 8, 1e-5  # times that a band begins with; what is left of the Hessian at its end
+NEAR, FAR = 8, 1e-4  # times that a band begins with; what is left of the Hessian at its end
 MOST_IN_BAND = 5_000_000  # numbers, which every gradient reads twice
 DAMPING = (0, 1e-6, 1e-4, 1e-2, 1)  # of the diagonal, added until the band has a factor
 CLIMBS, STEP = 2, 1e-4  # in coordinates made anew; of differences, in those coordinates
@@ -273,7 +273,8 @@ def banded(density: Density, mode: Laplace, split: Split) -> Band | None:
         direction = np.zeros(len(order))
         direction[order[places]] = widths[places]
         ahead, behind = (density(location + step * direction)[1] for step in (STEP, -STEP))
-        return np.nan_to_num(widths * (behind - ahead)[order] / (2 * STEP))
+        found = widths * (behind - ahead)[order] / (2 * STEP)
+        return np.where(np.isfinite(found), found, 0)
 
     band = _band_of(lambda places: columns(n_shared + places)[n_shared:], n_own, split.n_states)
     if band is None:
@@ -303,13 +304,15 @@ def _band_of(columns: Callable, n: int, n_states: int) -> NDArray[np.float64] | 
             places = np.arange(first, n, 2 * reach + 1)
             total = np.pad(columns(places), reach)
             found[:, places] = sliding_window_view(total, 2 * reach + 1)[places].T
-        band, left = np.zeros((reach + 1, n)), np.zeros(reach + 1)
+        band = np.zeros((reach + 1, n))
         for away, row in enumerate(band):
-            kept = slice(n - away)
-            row[kept] = (found[reach + away, kept] + found[reach - away, away:]) / 2
-            sizes = _sizes(band)
-            left[away] = np.abs(row[kept] / sizes[away:] / sizes[kept]).max()
-        needed = np.flatnonzero(left > FAR)[-1]
+            row[: n - away] = (found[reach + away, : n - away] + found[reach - away, away:]) / 2
+        sizes = _sizes(band)
+        left = [
+            np.abs(row[: n - away] / sizes[away:] / sizes[: n - away]).max()
+            for away, row in enumerate(band)
+        ]
+        needed = np.flatnonzero(np.array(left) > FAR)[-1]
         if reach == n - 1 or needed <= reach - n_states:
             return band[: max(needed, 1) + 1]
         reach *= 2

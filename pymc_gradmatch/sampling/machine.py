@@ -715,7 +715,7 @@ def _(op: IncSubtensor | AdvancedIncSubtensor, node, writer):
     return [total]
 
 
-class Solve(Op):
+class SolveBand(Op):
     r"""Row after row of triangular equations with a band.
 
     .. math:: x_i = b_i + \sum_k R_{ik} x_{i \pm k}
@@ -745,12 +745,12 @@ class Solve(Op):
 
 
 def solved(right, rows, *, from_last: bool):
-    """Return the solution of triangular equations with a band, see :class:`Solve`."""
-    return Solve(from_last=from_last)(right, rows)
+    """Return the solution of triangular equations with a band, see :class:`SolveBand`."""
+    return SolveBand(from_last=from_last)(right, rows)
 
 
 @lower.register
-def _(op: Solve, node, writer):
+def _(op: SolveBand, node, writer):
     right, rows = (writer[variable] for variable in node.inputs)
     n, reach = rows.shape
     if not isinstance(rows.tree, Leaf) or rows.tree.strides != contiguous(rows.shape):

@@ -116,7 +116,7 @@ def sample(
 
     W has one row per coordinate.  Of several experiments with more than 400 coordinates
     it has a block for each and a border for what they share, and nothing is bent: the
-    cost grows in proportion to the number of experiments.  Of one with more than 2 000
+    cost grows in proportion to the number of experiments.  Of one with more than 1 000
     it is made of the Hessian's Cholesky factor, a band with a border, since states of
     a Matern process see those of times nearby: the cost grows in proportion to the
     number of times.  Where they see further (with other kernels, or many states) W is a

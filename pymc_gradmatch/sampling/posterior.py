@@ -236,9 +236,9 @@ class CompiledPosterior:
                 settings = {"target_accept": ACCEPTED} | settings
             else:
                 around = banded(self.density, mode, self.split) or around
-                if isinstance(around, Coordinates):
-                    _log.info(NOT_ROUND, len(self.split.is_state))
-                    settings["adaptation"] = "low_rank"
+        if isinstance(around, Coordinates) and not self.split.is_dense:
+            _log.info(NOT_ROUND, len(self.split.is_state))
+            settings["adaptation"] = "low_rank"
         trace, q = self._draw(around, rng, progressbar, settings)
         try:
             if not isinstance(around, Coordinates) or self._has_mixed(q):
