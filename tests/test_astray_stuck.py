@@ -235,11 +235,14 @@ def test_ctrl_c_before_the_first_draw_is_ctrl_c(decay, monkeypatch):
 
 @pytest.mark.slow
 def test_a_sampler_that_makes_no_headway_ends_in_words(decay, monkeypatch):
-    """Assert it of a run that has little to show for a moment, as if its trees were long."""
+    """Assert it of a run that has little to show for a moment, as if its trees were long.
+
+    A chain that waits for its turn counts too.
+    """
     monkeypatch.setattr(density, "PATIENCE", 0.5)
     monkeypatch.setattr(density, "LONG", 0)
-    with pytest.raises(RuntimeError, match=r"no headway: \d+ of 2000100 draws .* narrower priors"):
-        gm.sample(chains=1, cores=1, model=decay, **ENDLESS)
+    with pytest.raises(RuntimeError, match=r"no headway: \d+ of 4000200 draws .* narrower priors"):
+        gm.sample(chains=2, cores=1, model=decay, **ENDLESS)
 
 
 @pytest.fixture

@@ -577,3 +577,22 @@ def test_draws_in_a_band_are_those_in_dense_coordinates(monkeypatch):
             apart = apart - getattr(other, compute)(["chain", "draw"])
             assert float(np.abs(apart / error).max()) < 5
         assert float(az.ess(other).min()) > 400
+
+
+@pytest.mark.slow
+def test_a_series_of_more_than_a_thousand_times_is_sampled_in_a_band(caplog):
+    """Assert that chains mix in all states, and that the rate that made the data is likely."""
+    ode = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
+    t = np.linspace(0, 3, 1_200)
+    y = np.exp(-t)[:, None] + np.random.default_rng(1).normal(0, 0.05, (len(t), 1))
+    priors = {"rate": pm.HalfNormal.dist(2)}
+    model = gm.build_model(
+        ode, t, y, priors=priors, preset="refined", random_seed=1, progressbar=False
+    )
+    with caplog.at_level("INFO", "pymc.gradmatch"):
+        idata = gm.sample(500, model=model, **QUIET)
+    assert "low-rank" not in caplog.text
+    posterior = idata["posterior"].dataset
+    assert all(float(ess.min()) > 400 for ess in az.ess(posterior).values())
+    rate = posterior["rate"]
+    assert abs(float(rate.mean()) - 1) < 4 * float(rate.std())

@@ -34,7 +34,7 @@ from pymc_gradmatch.model import density_of
 from pymc_gradmatch.sampling.coordinates import Arrow, Band, Coordinates, Split, monomials
 from pymc_gradmatch.sampling.machine import Native, Writer, assembled, solved
 
-PATIENCE = 10.0  # seconds, after which a chain that has
+PATIENCE = 10.0  # seconds, after which a run that has
 LITTLE = 0.05  # of its draws at most
 LONG = 500  # with more steps for most of them (nutpie's most are 1023) makes no headway
 
@@ -263,11 +263,12 @@ class NativeDensity:
         try:
             with suppress(TimeoutError):
                 return run.wait(timeout=PATIENCE)
-            furthest = max(progress, key=lambda chain: chain.finished_draws)
-            share = furthest.finished_draws / furthest.total_draws
-            if share <= LITTLE and np.median(steps) >= LONG:
+            # Chains that wait for a core count too: the run takes as long as all of them.
+            finished = sum(chain.finished_draws for chain in progress)
+            total = sum(chain.total_draws for chain in progress)
+            if finished <= LITTLE * total and np.median(steps) >= LONG:
                 _cut_short(run)
-                raise RuntimeError(_no_headway(furthest, steps))
+                raise RuntimeError(_no_headway(finished, total, steps))
             return run.wait()
         except KeyboardInterrupt:
             draws = _complete(_cut_short(run))
@@ -282,11 +283,11 @@ def _cut_short(run) -> DataTree:
         return run.abort()
 
 
-def _no_headway(chain, steps: list[int]) -> str:
+def _no_headway(finished: int, total: int, steps: list[int]) -> str:
     return (
-        f"NUTS makes no headway: {chain.finished_draws} of {chain.total_draws} draws of a chain in "
-        f"{PATIENCE:g} s, half of them of {np.median(steps):.0f} steps or more. The posterior is "
-        "not round in the coordinates made for it: the data leave parameters open over orders of "
+        f"NUTS makes no headway: {finished} of {total} draws in {PATIENCE:g} s, half of them of "
+        f"{np.median(steps):.0f} steps or more. The posterior is not round in the "
+        "coordinates made for it: the data leave parameters open over orders of "
         "magnitude, or the system is faster than its grid of times. Give such parameters narrower "
         "priors, eliminate the fast ones (quasi-steady state), or take fewer times or states; "
         "pm.sample waits as long as it takes."

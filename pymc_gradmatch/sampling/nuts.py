@@ -89,7 +89,7 @@ def sample(
         If the model has discrete free variables, or if its log density is not
         finite at any start.
     RuntimeError
-        If the sampler makes no headway: a twentieth of a chain in ten
+        If the sampler makes no headway: a twentieth of all draws in ten
         seconds at most, and most draws of more than 500 steps.
     TypeError
         If arguments are given that only :func:`pymc.sample` has.
