@@ -11,7 +11,8 @@ Matern52 kernels from 200 on in any case), and Lorenz-96 with 2, 10 and 40 state
 ``--build`` measures from data to density instead: CPU seconds of ``fit_gp``, of
 ``build_model``, of ``gm.fit`` and of ``gm.sample`` (the refined model, 4 x 500 draws),
 microseconds per gradient, and the most memory that was held, at 200, 1 000 and 5 000 times
-(``--quick``: 200), each in a process of its own.
+(``--quick``: 200), each in a process of its own; and `gm.sample` of Lorenz-96 with five states
+at 500 times.
 
 ``--lorenz`` fits Lorenz-96 with 10 and 40 states (``--quick``: 4), ten data sets of each
 (``--quick``: one): four units of time with noise of one, F unknown; by four lines, of Matern52
@@ -192,22 +193,33 @@ def long_fitted(n_time: int) -> dict:
 
 def long_sampled(n_time: int) -> dict:
     """Draw from the refined model of Lotka-Volterra at so many times by ``gm.sample``."""
-    settings = {"random_seed": 1, "progressbar": False}
     data = replace(LV, t=np.linspace(0, 20, n_time)).simulate(1)
-    start = process_time()
-    model = gm.build_model(LV.ode, data.t, data.y, priors=LV.priors(), preset="refined", **settings)
-    built = process_time()
+    row, table = refined(LV.ode, data.t, data.y, LV.priors())
+    row |= {"furthest_from_truth": furthest(table)}
+    return {"system": "Lotka-Volterra by gm.sample", "size": n_time} | row
+
+
+def five_states_sampled(n_time: int) -> dict:
+    """Draw from the refined model of Lorenz-96 with five states, ten units of time."""
+    series = on_its_attractor(5, 1, n_time, 10.0)
+    row, _ = refined(*series, named(BREADTH, "Lorenz-96").priors())
+    return {"system": "Lorenz-96, 5 states, by gm.sample", "size": n_time} | row
+
+
+def refined(ode: gm.ODE, t: NDArray, y: NDArray, priors) -> tuple[dict, pd.DataFrame]:
+    """Build the refined model, draw from it, and measure both; also the table of draws."""
+    settings = {"random_seed": 1, "progressbar": False}
+    marks = [process_time()]
+    model = gm.build_model(ode, t, y, priors=priors, preset="refined", **settings)
+    marks.append(process_time())
     row = sampled(model, settings)
+    marks.append(process_time())
+    table = row.pop("table")
     return {
-        "system": "Lotka-Volterra by gm.sample",
-        "size": n_time,
-        "build_cpu_s": built - start,
-        "sample_cpu_s": process_time() - built,
-        "coordinates": row["coordinates"],
-        "R-hat": row["R-hat"],
-        "effective_draws": float(row["table"].loc[[*LV.theta], "ess_bulk"].min()),
-        "furthest_from_truth": furthest(row["table"]),
-    }
+        "build_cpu_s": marks[1] - marks[0],
+        "sample_cpu_s": marks[2] - marks[1],
+        "effective_draws": float(table.loc[[*ode.params], "ess_bulk"].min()),
+    } | row, table
 
 
 def furthest(table: pd.DataFrame) -> float:
@@ -218,12 +230,14 @@ def furthest(table: pd.DataFrame) -> float:
     )
 
 
-def on_its_attractor(n_state: int, seed: int) -> tuple[gm.ODE, NDArray, NDArray]:
-    """Return Lorenz-96 with so many states, and 41 times of it with noise."""
+def on_its_attractor(
+    n_state: int, seed: int, n_time: int = 41, end: float = 4.0
+) -> tuple[gm.ODE, NDArray, NDArray]:
+    """Return Lorenz-96 with so many states, and times of it with noise."""
     case = named(BREADTH, "Lorenz-96")
     ode = gm.ODE(case.ode.rhs, [f"x{k}" for k in range(n_state)], list(case.theta))
     spun_up = ode.solve([0.0, 10.0], 8 + 0.01 * np.arange(n_state), case.theta)[-1]
-    t = np.linspace(0, 4, 41)
+    t = np.linspace(0, end, n_time)
     y = ode.solve(t, spun_up, case.theta)
     return ode, t, y + np.random.default_rng(seed).normal(size=y.shape)
 
@@ -373,7 +387,10 @@ def main(arguments: list[str] | None = None):
         run_lorenz(options.roads, quick=quick)
         return
     measured: dict[str, list[tuple[Callable, Any]]] = {
-        "build": [(each, n) for n in lengths for each in (built, long_fitted, long_sampled)],
+        "build": [
+            *((each, n) for n in lengths for each in (built, long_fitted, long_sampled)),
+            (five_states_sampled, 50 if quick else 500),
+        ],
         "experiments": [
             *((built_together, n) for n in together),
             (fitted_together, 2 if quick else FITTED_TOGETHER),
