@@ -428,6 +428,18 @@ def test_what_an_experiment_owns_is_told_from_what_all_share():
     assert [name for name, is_held in held if is_held.any()] == ["spread"]
 
 
+def assert_same_draws(dense, other, names):
+    """Assert means and sds within five Monte Carlo errors of dense coordinates', and mixing."""
+    for name in names:
+        one, new = dense["posterior"][name], other["posterior"][name]
+        for statistic, compute in (("mean", "mean"), ("sd", "std")):
+            error = np.hypot(*(az.mcse(draws, method=statistic) for draws in (one, new)))
+            apart = getattr(one, compute)(["chain", "draw"])
+            apart = apart - getattr(new, compute)(["chain", "draw"])
+            assert float(np.abs(apart / error).max()) < 5
+        assert float(az.ess(new).min()) > 400
+
+
 @pytest.mark.slow
 def test_draws_in_arrows_are_those_in_dense_coordinates(monkeypatch):
     """Assert means and sds of a population within five Monte Carlo errors, and no worse mixing."""
@@ -437,14 +449,7 @@ def test_draws_in_arrows_are_those_in_dense_coordinates(monkeypatch):
     monkeypatch.setattr(coordinates, "MOST_TOGETHER", 0)
     assert compile_posterior(model).split.is_arrow
     arrow = gm.sample(2_000, **settings)
-    for name in ("mean", "spread", "rate", "x"):
-        one, other = dense["posterior"][name], arrow["posterior"][name]
-        for statistic, compute in (("mean", "mean"), ("sd", "std")):
-            error = np.hypot(*(az.mcse(draws, method=statistic) for draws in (one, other)))
-            apart = getattr(one, compute)(["chain", "draw"])
-            apart = apart - getattr(other, compute)(["chain", "draw"])
-            assert float(np.abs(apart / error).max()) < 5
-        assert float(az.ess(other).min()) > 400
+    assert_same_draws(dense, arrow, ("mean", "spread", "rate", "x"))
 
 
 N_TIME, N_BESIDE = 60, 3  # two states at so many times, and what is beside them
@@ -569,14 +574,7 @@ def test_draws_in_a_band_are_those_in_dense_coordinates(monkeypatch):
     monkeypatch.setattr(coordinates, "MOST_DENSE", 0)
     assert not compile_posterior(model).split.is_dense
     series = gm.sample(2_000, **settings)
-    for name in ("rate", "sigma", "x"):
-        one, other = dense["posterior"][name], series["posterior"][name]
-        for statistic, compute in (("mean", "mean"), ("sd", "std")):
-            error = np.hypot(*(az.mcse(draws, method=statistic) for draws in (one, other)))
-            apart = getattr(one, compute)(["chain", "draw"])
-            apart = apart - getattr(other, compute)(["chain", "draw"])
-            assert float(np.abs(apart / error).max()) < 5
-        assert float(az.ess(other).min()) > 400
+    assert_same_draws(dense, series, ("rate", "sigma", "x"))
 
 
 @pytest.mark.slow
