@@ -448,13 +448,8 @@ def _band(given: BandNumbers, split: Split) -> tuple[Callable, Callable]:
     return moved, back
 
 
-def compile_written(
-    written: Written, shapes, split: Split, around: Coordinates | Arrow | Band | None = None
-) -> NativeDensity:
-    """Compile a model's log density as a function of q and of what :func:`pack` returns.
-
-    Of a band the width is part of the code: such coordinates have to be given.
-    """
+def compile_written(written: Written, shapes, split: Split, reach: int = 0) -> NativeDensity:
+    """Compile a model's log density as a function of q and of what :func:`pack` returns."""
     n = sum(int(np.prod(shape)) for shape in shapes)
     slots = [constant.data.shape for constant in written.constants]
     u = pt.tensor("u", dtype="float64", shape=(n,))
@@ -464,9 +459,7 @@ def compile_written(
     log_density = cast(
         "TensorVariable", graph_replace(written.log_density, dict(parts), strict=False)
     )
-    return compile_density(
-        log_density, u, data, split, around.reach if isinstance(around, Band) else 0
-    )
+    return compile_density(log_density, u, data, split, reach)
 
 
 def pack(around: Coordinates | Arrow | Band, data) -> NDArray[np.float64]:

@@ -296,7 +296,7 @@ class CompiledPosterior:
     ) -> tuple[xr.DataTree, NDArray[np.float64]]:
         native = self.native
         if isinstance(around, Band):  # of which the width is part of the code
-            native = compile_written(self.written, self.shapes, self.split, around)
+            native = compile_written(self.written, self.shapes, self.split, around.reach)
         native = native.with_numbers(pack(around, self.data))
         bars = NutpieProgressBarManager(settings["chains"], settings["draws"], progressbar)
         seed = int(rng.integers(2**31))
