@@ -1,6 +1,7 @@
 """Climbing to the most probable point, and re-centring the prior mean on the ODE's solution."""
 
 import re
+from itertools import count
 
 import numpy as np
 import pymc as pm
@@ -10,9 +11,9 @@ from scipy.optimize import least_squares
 from scipy.stats import norm
 
 import pymc_gradmatch as gm
-from pymc_gradmatch.model import gauss_newton
+from pymc_gradmatch.model import gauss_newton, refinement
 from pymc_gradmatch.model import priors as prior_densities
-from pymc_gradmatch.model.gauss_newton import Theorem1, climb, climb_from_prior
+from pymc_gradmatch.model.gauss_newton import Matched, Theorem1, climb, climb_from_prior
 from pymc_gradmatch.model.likelihood import Written, normal
 from pymc_gradmatch.model.priors import parameters_of
 from pymc_gradmatch.model.refinement import _advice
@@ -173,7 +174,7 @@ def test_a_climb_ends_where_rounding_has_made_its_hessian_singular(
 
     monkeypatch.setattr(gauss_newton, "minimize", singular)
     point = np.zeros(len(lotka_volterra.theta) + gp.prior_mean.size)
-    np.testing.assert_array_equal(problem.maximise(point), point + 1)
+    np.testing.assert_array_equal(problem.maximise(point).point, point + 1)
 
 
 @pytest.fixture(scope="module")
@@ -305,6 +306,39 @@ def test_recentring_ends_at_the_least_squares_estimate(decay, recentred):
     assert recentred.gp.sigma[0] == pytest.approx(sigma, rel=1e-2)
     assert recentred.moves[-1] < 0.1
     assert len(recentred.moves) < 10
+
+
+@pytest.mark.parametrize(
+    ("on_the_way", "rounds"), [([], 10), ([0, 1], 2), ([0, 2, 4, 5], 6), ([8, 9], 10)]
+)
+def test_two_climbs_in_a_row_that_are_cut_short_are_the_last(
+    decay, recentred, monkeypatch, on_the_way, rounds
+):
+    """Assert it for climbs that would move theta by its standard deviation for ever."""
+    ode, gp, priors, *_ = decay
+    numbers = count()
+
+    def climbs_on(ode, gp, parameters, gamma, start, *_):
+        u, x = start
+        return Matched(u + 1e-3, x, np.full(len(u), 1e-3), next(numbers) in on_the_way)
+
+    monkeypatch.setattr(refinement, "climb", climbs_on)
+    found = gm.recentre(ode, gp, priors=priors, gamma=1e-6, random_seed=1)
+    np.testing.assert_allclose(found.moves, np.ones(rounds), rtol=1e-6)
+
+
+def test_a_climb_that_is_cut_short_says_so(decay, recentred, monkeypatch):
+    ode, _, priors, *_ = decay
+    gp, (mean, slope) = recentred.gp, (recentred.gp.prior_mean, recentred.gp.prior_slope)
+    away = gp.with_mean(1.1 * mean, 1.1 * slope)
+    at = parameters_of(priors, ode.params)
+    start = np.array([2.0, 1.0]), away.prior_mean
+    whole = climb(ode, away, at, np.array([1e-6]), start)
+    monkeypatch.setattr(gauss_newton, "MOST_STEPS", 2)
+    cut = climb(ode, away, at, np.array([1e-6]), start)
+    assert (whole.is_on_the_way, cut.is_on_the_way) == (False, True)
+    again = climb(ode, away, at, np.array([1e-6]), (whole.u, whole.x))
+    assert not again.is_on_the_way
 
 
 def test_prior_mean_is_a_solution_of_the_ode(decay, recentred):

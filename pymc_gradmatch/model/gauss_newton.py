@@ -23,6 +23,7 @@ from pymc_gradmatch.numerics import N_STARTS, matvec, on_one_thread, search_mode
 from pymc_gradmatch.ode import ODE, batched_solver
 
 N_SURVEYED = 500  # solutions from draws, where climbs have nothing else to start from
+MOST_STEPS = 100  # of a climb
 MOST_NEWTON_STEPS = 10  # to one step of a climb; Hessians all but singular take any number
 SOFTEST = 1e-10  # of the largest curvature, that draws around a point follow
 
@@ -36,6 +37,16 @@ class Matched(NamedTuple):
     """States on the grid, shape ``(time, state)``, in the data's units."""
     sd: NDArray[np.float64]
     """Posterior standard deviations of u, from the Hessian."""
+    is_on_the_way: bool = False
+    """Whether the climb to them was cut short, after so many steps."""
+
+
+class Climbed(NamedTuple):
+    """Where a climb ended."""
+
+    point: NDArray[np.float64]
+    is_on_the_way: bool
+    """Whether it was cut short, after so many steps."""
 
 
 @on_one_thread
@@ -68,7 +79,8 @@ def climb(
         What is known of x(t0).
     """
     problem = Theorem1(ode, gp, parameters, gamma, likelihood, known)
-    return problem.matched(problem.maximise(problem.flat(*start)))
+    end = problem.maximise(problem.flat(*start))
+    return problem.matched(end.point)._replace(is_on_the_way=end.is_on_the_way)
 
 
 @on_one_thread
@@ -110,8 +122,8 @@ def climb_from_prior(
     best = search_mode(
         [problem.flat(*start) for start in starts],
         lambda point: -problem.value(point)[0],
-        alone=lambda point: problem.maximise(point, free),
-        together=problem.maximise,
+        alone=lambda point: problem.maximise(point, free).point,
+        together=lambda point: problem.maximise(point).point,
     )
     if best is None:
         theta, _ = parameters.natural(draws[0])
@@ -442,8 +454,8 @@ class Theorem1:
         marginal = hessian[free, free] - hessian[free, given] @ follow
         return np.sqrt(np.diagonal(np.linalg.pinv(marginal, hermitian=True)))
 
-    def maximise(self, point, free: NDArray[np.bool_] | None = None) -> NDArray:
-        """Return the most probable point that a trust region reaches, some entries being free."""
+    def maximise(self, point, free: NDArray[np.bool_] | None = None) -> Climbed:
+        """Climb to the most probable point by a trust region, some entries being free."""
         free = np.full(len(point), True) if free is None else free
         both = np.ix_(free, free)
 
@@ -466,12 +478,16 @@ class Theorem1:
                     hess=lambda part: self.hessian(whole(part))[both],
                     method="trust-exact",
                     callback=lambda reached: path.append(reached.copy()),
-                    options={"gtol": 1e-3, "maxiter": 100, "subproblem_maxiter": MOST_NEWTON_STEPS},
+                    options={
+                        "gtol": 1e-3,
+                        "maxiter": MOST_STEPS,
+                        "subproblem_maxiter": MOST_NEWTON_STEPS,
+                    },
                 )
             except ValueError as error:
                 if "infs or NaNs" not in str(error):  # a Hessian that rounding has made singular
                     raise
-        return whole(path[-1])
+        return Climbed(whole(path[-1]), len(path) > MOST_STEPS)
 
 
 class Together(NamedTuple):
@@ -563,7 +579,7 @@ def climb_together(
     )
 
 
-MOST_STEPS, MOST_DAMPED, LITTLE = 100, 1e10, 1e-4  # the last of the log density
+MOST_DAMPED, LITTLE = 1e10, 1e-4  # the latter of the log density
 
 
 def _split(hessian, s) -> tuple[NDArray, NDArray, NDArray]:

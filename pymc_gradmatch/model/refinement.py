@@ -86,6 +86,7 @@ from pymc_gradmatch.reporting import reporting
 
 ROUNDS = 10
 SETTLED = 0.1  # posterior standard deviations
+MOST_ON_THE_WAY = 2  # climbs in a row that are cut short: where the ODE is stiff, all of them are
 SEARCHING = "seeking the ODE's solution from draws of the prior"
 
 
@@ -122,8 +123,9 @@ def recentre(
     Theorem 1 holds for any mean.  The Gaussian process then describes what is
     left, the distance from one solution of the ODE, and pulls towards no
     constant: the smoothing bias goes.  It ends when theta moves by less than a
-    tenth of its posterior standard deviation, at ten rounds, or where the ODE
-    cannot be integrated.  A handful of solutions in all.
+    tenth of its posterior standard deviation, at ten rounds, where the ODE
+    cannot be integrated, or where it is so stiff that two climbs in a row end on
+    their way, after a hundred steps.  A handful of solutions in all.
 
     Parameters
     ----------
@@ -213,7 +215,7 @@ def follow(
     say: Callable[[str], None],
     rng: np.random.Generator,
 ) -> tuple[StateGP, Matched, list[float], Likelihood]:
-    """Re-centre until theta settles.
+    """Re-centre until theta settles, or two climbs in a row are cut short on their way.
 
     ``settings``, a function of Gaussian processes around a solution, its parameters and the
     likelihood, gives each round its kernel and its gamma.  An estimate that the ODE cannot be
@@ -221,6 +223,7 @@ def follow(
     way to the most probable of the draws around it that allow that.
     """
     moves: list[float] = []
+    n_on_the_way = 0
     for number in range(ROUNDS):
         last = f", the last moved theta by {moves[-1]:.1g} sd" if moves else ""
         say(f"re-centring on the ODE's solution: round {number + 1}{last}")
@@ -237,7 +240,8 @@ def follow(
         gp, gamma = settings(centred, parameters.natural(before)[0], likelihood)
         matched = climb(ode, gp, parameters, gamma, (before, gp.prior_mean), likelihood, known)
         moves.append(float(np.max(np.abs(matched.u - before) / matched.sd)))
-        if moves[-1] < SETTLED:
+        n_on_the_way = n_on_the_way + 1 if matched.is_on_the_way else 0
+        if moves[-1] < SETTLED or n_on_the_way == MOST_ON_THE_WAY:
             break
     return gp, matched, moves, likelihood
 
