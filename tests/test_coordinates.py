@@ -539,6 +539,15 @@ def test_a_band_without_a_factor_gets_one(chains):
     assert np.isfinite(around(np.ones(n))).all()
 
 
+def test_a_band_of_what_nothing_is_known_of_is_its_diagonal(chains):
+    n = len(chains.is_state)
+    start = Laplace(*np.ones((2, n)), 0.0)
+    around = banded(normal(np.zeros(n), np.zeros((n, n))), start, chains)
+    assert around.reach == 1
+    np.testing.assert_array_equal(around.follow, 0)
+    assert np.isfinite(around(np.ones(n))).all()
+
+
 def test_a_compiled_band_is_the_one_that_draws_are_moved_by(chains, of_chains, rng):
     n, m = len(of_chains), 2 * N_TIME
     factor = np.concatenate([rng.uniform(1, 2, (1, m)), 0.1 * rng.normal(size=(10, m))])
@@ -575,6 +584,25 @@ def test_draws_in_a_band_are_those_in_dense_coordinates(monkeypatch):
     assert not compile_posterior(model).split.is_dense
     series = gm.sample(2_000, **settings)
     assert_same_draws(dense, series, ("rate", "sigma", "x"))
+
+
+@pytest.mark.slow
+def test_states_with_nothing_beside_them_are_sampled_in_a_band(monkeypatch):
+    """Assert the smoothed curve's mean and sd, which are known, within five Monte Carlo errors."""
+    monkeypatch.setattr(coordinates, "MOST_DENSE", 0)
+    t = np.linspace(0, 10, 60)
+    y = np.sin(t)[:, None] + np.random.default_rng(1).normal(0, 0.1, (60, 1))
+    gp = gm.fit_gp(t, y, cov="Matern52", random_seed=1)
+    with pm.Model() as model:
+        x = gp.prior("x")
+        pm.Normal("y", x, gp.sigma, observed=y)
+    draws = gm.sample(2_000, chains=4, model=model, **QUIET)["posterior"]["x"]
+    for statistic, exact, found in (
+        ("mean", gp.posterior_mean(), draws.mean(["chain", "draw"])),
+        ("sd", gp.posterior_sd(), draws.std(["chain", "draw"])),
+    ):
+        apart = (found.to_numpy() - exact) / az.mcse(draws, method=statistic).to_numpy()
+        assert np.abs(apart).max() < 5
 
 
 @pytest.mark.slow

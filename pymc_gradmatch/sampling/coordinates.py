@@ -280,7 +280,7 @@ def banded(density: Density, mode: Laplace, split: Split) -> Band | None:
     if band is None:
         return None
     factor = _factor(band)
-    border = np.array([columns([place]) for place in range(n_shared)]).reshape(n_shared, -1)
+    border = np.array([columns([place]) for place in range(n_shared)]).reshape(n_shared, len(order))
     shared, beside = border[:, :n_shared], border[:, n_shared:].T
     follow = -cho_solve_banded((factor, True), beside)
     scale = _apart(shared + beside.T @ follow, split.is_held[order[:n_shared]])
@@ -312,7 +312,7 @@ def _band_of(columns: Callable, n: int, n_states: int) -> NDArray[np.float64] | 
             np.abs(row[: n - away] / sizes[away:] / sizes[: n - away]).max()
             for away, row in enumerate(band)
         ]
-        needed = np.flatnonzero(np.array(left) > FAR)[-1]
+        needed = np.flatnonzero(np.array(left) > FAR).max(initial=0)
         if reach == n - 1 or needed <= reach - n_states:
             return band[: max(needed, 1) + 1]
         reach *= 2
