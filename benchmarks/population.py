@@ -126,10 +126,11 @@ def matched(n: int, note: Note) -> dict[str, float]:
 
 
 def low_rank(n: int, note: Note) -> dict[str, float]:
-    """Measure the same without arrows."""
+    """Measure the same without arrows, and without bands."""
     with (
         patch.object(coordinates, "MOST_TOGETHER", 10**9),
         patch.object(coordinates, "MOST_DENSE", 0),
+        patch.object(coordinates, "MOST_IN_BAND", 0),
     ):
         return matched(n, note)
 
