@@ -312,7 +312,7 @@ def _band_of(columns: Callable, n: int, n_states: int) -> NDArray[np.float64] | 
             np.abs(row[: n - away] / sizes[away:] / sizes[: n - away]).max()
             for away, row in enumerate(band)
         ]
-        needed = np.flatnonzero(np.array(left) > FAR).max(initial=0)
+        needed = max((away for away, size in enumerate(left) if size > FAR), default=0)
         if reach == n - 1 or needed <= reach - n_states:
             return band[: max(needed, 1) + 1]
         reach *= 2
