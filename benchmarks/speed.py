@@ -1,8 +1,9 @@
 """From data to posterior: effective draws per second, compilation, many fits, the paper's chain.
 
 ``OMP_NUM_THREADS=1 python -m benchmarks.speed`` prints the tables and saves
-them as CSV; ``--quick`` is a smoke test.  All of the matched posterior: the exact one and its
-rival, exact against exact, are :mod:`benchmarks.exact_cost`'s.
+them as CSV; ``--compilation`` is the table of what a model costs before its first density, and
+``--quick`` is a smoke test.  All of the matched posterior: the exact one and its rival, exact
+against exact, are :mod:`benchmarks.exact_cost`'s.
 """
 
 import argparse
@@ -22,13 +23,20 @@ import pymc as pm
 
 import pymc_gradmatch as gm
 from benchmarks import RESULTS, caches_in, machine, show
-from benchmarks.cases import ACCURACY, SPEED, Case, named
+from benchmarks.cases import ACCURACY, BREADTH, SPEED, Case, named
 from benchmarks.gradients import in_machine_code, microseconds
 from pymc_gradmatch.numerics import Laplace
 from pymc_gradmatch.sampling.coordinates import straight
 from pymc_gradmatch.sampling.posterior import CompiledPosterior, compile_posterior
 
 LV = named(ACCURACY, "LV low")
+COMPILED: dict[str, tuple[Case, dict]] = {
+    "decay, 1 state, 11 times": (named(BREADTH, "decay"), {}),
+    "Lotka-Volterra, 2 states, 20 times": (LV, {}),
+    "SIR, refined, 3 states, 97 times": (named(BREADTH, "SIR fractions"), {"preset": "refined"}),
+    "protein transduction, 5 states, 15 times": (named(ACCURACY, "PT low"), {}),
+    "Lorenz-96, 10 states, 41 times": (named(BREADTH, "Lorenz-96"), {}),
+}
 SETTINGS = {"chains": 4, "cores": 1}
 DEFAULT = "curved (gm.sample)"
 
@@ -52,6 +60,16 @@ with pm.Model():
     pm.Normal("a")
     pm.sample(chains=2, cores=1, random_seed={seed}, progressbar=False, quiet=True)
 print(perf_counter() - start)
+"""
+ONE_MODEL = """
+from time import process_time
+from benchmarks.speed import COMPILED
+from pymc_gradmatch.sampling.posterior import compile_posterior
+case, settings = list(COMPILED.values())[{seed}]
+model = case.model(case.simulate(0), random_seed=1, **settings)
+start = process_time()
+compile_posterior(model)
+print(process_time() - start)
 """
 LONG_CHAIN = """
 import resource, pymc_gradmatch as gm
@@ -152,6 +170,19 @@ def compilation() -> Iterator[tuple[str, float, str]]:
         yield "the same for pm.Normal('a') by pm.sample (s)", run(FLOOR, 1, cache), ""
 
 
+def compilation_of_models(n_models: int) -> pd.DataFrame:
+    """Return CPU seconds of ``compile_posterior`` with empty caches, and what it then costs."""
+    rows = []
+    for number, (case, settings) in enumerate(list(COMPILED.values())[:n_models]):
+        with tempfile.TemporaryDirectory() as cache:
+            seconds = run(ONE_MODEL, number, cache)
+        model = case.model(case.simulate(0), random_seed=1, **settings)
+        native = compile_posterior(model).native
+        rows.append((native.n, seconds, microseconds(in_machine_code(native, np.zeros(native.n)))))
+    columns = ["coordinates", "compilation (CPU s)", "log density with gradient (CPU us)"]
+    return pd.DataFrame(rows, list(COMPILED)[:n_models], columns).rename_axis("model")
+
+
 def evaluation() -> Iterator[tuple[str, float, str]]:
     """Yield the cost of one log density with gradient, called in a compiled loop as by nutpie."""
     native = compile_posterior(LV.paper_model(LV.simulate(0), random_seed=1)).native
@@ -205,12 +236,17 @@ def main(arguments: list[str] | None = None):
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--quick", action="store_true", help="small sizes, Lotka-Volterra only")
     parser.add_argument("--out", type=Path, help="folder of the CSV files")
+    parser.add_argument("--compilation", action="store_true", help="what models cost to compile")
     parser.add_argument("--ours", action="store_true", help="only gm.sample, on every case")
     options = parser.parse_args(arguments)
     quick = options.quick
     warnings.filterwarnings("ignore", message=".*ended at its", category=UserWarning)
     warnings.filterwarnings("ignore", message="overflow encountered in exp")
 
+    if options.compilation:
+        models = compilation_of_models(1 if quick else len(COMPILED))
+        show(models, None if quick else RESULTS / "speed" / "compilation.csv")
+        return
     if options.ours:
         ours = sampling_speed(3, len(SPEED), 1_000, ours_only=True)
         print(machine())
