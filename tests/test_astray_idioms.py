@@ -1,5 +1,6 @@
 """Habits of PyMC and ArviZ: models are copied and pickled, and ArviZ finds the observations."""
 
+import gc
 import pickle
 import sys
 from functools import partial
@@ -17,6 +18,7 @@ from benchmarks import fuzz
 from benchmarks.paper import results, study
 from benchmarks.paper.methods import METHODS, QUICK, Draws
 from pymc_gradmatch._pymc import starting_at
+from pymc_gradmatch.model import constraints
 from pymc_gradmatch.model.gauss_newton import Matched, Theorem1
 from pymc_gradmatch.model.priors import parameters_of
 from pymc_gradmatch.model.refinement import _integrated
@@ -109,6 +111,19 @@ def test_a_prior_with_a_start_takes_another_shape(make):
     with pm.Model() as model:
         model.register_rv(change_dist_size(starting_at(make(), 0.7), (3,)), "rates")
     assert [np.shape(value) for value in model.initial_point().values()] == [(3,)]
+
+
+def test_copies_of_a_model_keep_its_equations_when_it_is_gone(built):
+    for name in copies(built()):
+        model = built()
+        [before] = constraints(model)
+        copied = copies(copies(model)[name])[name]
+        slopes = before.gp.operators().D
+        del model, before
+        gc.collect()
+        [after] = constraints(copied)
+        assert after.ode.states == DECAY.states, name
+        np.testing.assert_array_equal(after.gp.operators().D, slopes, err_msg=name)
 
 
 SETTINGS = {

@@ -1,10 +1,12 @@
 """Many data sets with one compilation: the same answers as one by one, failures on record."""
 
+import gc
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import weakref
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -24,6 +26,7 @@ from distributed import LocalCluster
 from joblib import parallel_config
 
 import pymc_gradmatch as gm
+from pymc_gradmatch.model import constraints
 from pymc_gradmatch.sampling import in_parallel, many, posterior
 from pymc_gradmatch.sampling.parallel import WorkersLostError
 from pymc_gradmatch.sampling.posterior import compile_posterior
@@ -57,6 +60,18 @@ def ys():
     ys = np.exp(-rates[:, None] * T)[:, :, None] + rng.normal(0, 0.02, (4, 8, 1))
     ys[2, 3] = np.inf
     return ys
+
+
+@pytest.mark.slow
+def test_a_fit_that_is_gone_leaves_no_matrices_behind(ode, ys):
+    """Assert that a thousand fits take no more memory than one: they were kept by PyTensor."""
+    priors = {"rate": pm.HalfNormal.dist(1)}
+    fit = gm.fit(ode, T, ys[0], priors=priors, random_seed=1, progressbar=False)
+    [held] = [weakref.ref(one.gp.processes) for one in constraints(fit.model)]
+    assert held().operators.A.shape[0] == 1
+    del fit
+    gc.collect()
+    assert held() is None
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """The gradient-matching term of Theorem 1 as a PyMC distribution, and what it asks of a model."""
 
 import warnings
+import weakref
 from collections.abc import Sequence
 from typing import NamedTuple, cast
 
@@ -336,20 +337,40 @@ def residuals(f, x, gp: StateGP):
 class GradientMatchingODERV(pm.SymbolicRandomVariable):
     """The random variable behind :class:`GradientMatchingODE`; draws under every backend.
 
-    States and parameters are among its inputs, and ODE and Gaussian processes
-    its attributes, so that a model tells which equations it holds: see
-    :func:`constraints`.  They take no part in the density, which is that of
-    the mismatch.  How many parameters it has depends on the basis, so its
-    signature belongs to the instance and PyMC hands all inputs, ``rng`` and
-    ``size`` too, to ``logp``.
+    States and parameters are among its inputs, the ODE is its attribute, and each
+    node that applies it holds the Gaussian processes, so that a model tells which
+    equations it holds: see :func:`constraints`.  They take no part in the
+    density, which is that of the mismatch.  PyTensor keeps every ``Op`` that it
+    ever rewrote, so that matrices held by the ``Op`` would outlive their model.
+    How many parameters it has depends on the basis, so its signature belongs to
+    the instance and PyMC hands all inputs, ``rng`` and ``size`` too, to ``logp``.
     """
 
     name = "GradientMatchingODE"
     _print_name = ("GradientMatchingODE", r"\operatorname{GradientMatchingODE}")
 
     def __init__(self, *args, ode: ODE, gp: StateGP, **kwargs):
-        self.ode, self.gp = ode, gp
+        self.ode, self._gp = ode, weakref.ref(gp)
         super().__init__(*args, **kwargs)
+
+    @property
+    def gp(self) -> StateGP:
+        """The Gaussian processes, as long as a node holds them."""
+        return cast("StateGP", self._gp())
+
+    def __getstate__(self):
+        """Return what is pickled, with the processes themselves."""
+        return self.__dict__ | {"_gp": self.gp}
+
+    def __setstate__(self, state):
+        """Take what was pickled; the node, which is pickled with it, holds the processes."""
+        self.__dict__ |= state | {"_gp": weakref.ref(state["_gp"])}
+
+    def make_node(self, *inputs):
+        """Apply it, and let the node hold the Gaussian processes."""
+        node = super().make_node(*inputs)
+        node.tag.gp = self.gp
+        return node
 
     @classmethod
     def rv_op(cls, mismatch, x, theta, *basis, ode: ODE, gp: StateGP, size=None, rng=None):
@@ -391,9 +412,9 @@ def constraints(model: pm.Model) -> list[Constraint]:
     """Return the constraints of a model, in their order."""
     found = [rv for rv in model.observed_RVs if is_constraint(rv)]
     return [
-        Constraint(rv.name, op.ode, op.gp, x, theta, basis_of(basis))
+        Constraint(rv.name, node.op.ode, node.tag.gp, x, theta, basis_of(basis))
         for rv in found
-        for op, (x, theta, *basis) in [(rv.owner.op, rv.owner.inputs[3:])]
+        for node, (x, theta, *basis) in [(rv.owner, rv.owner.inputs[3:])]
     ]
 
 
