@@ -27,7 +27,7 @@ from joblib import parallel_config
 
 import pymc_gradmatch as gm
 from pymc_gradmatch.model import constraints
-from pymc_gradmatch.sampling import in_parallel, many, posterior
+from pymc_gradmatch.sampling import in_parallel, many, parallel, posterior
 from pymc_gradmatch.sampling.parallel import WorkersLostError
 from pymc_gradmatch.sampling.posterior import compile_posterior
 from pymc_gradmatch.sampling.stack import (
@@ -60,6 +60,26 @@ def ys():
     ys = np.exp(-rates[:, None] * T)[:, :, None] + rng.normal(0, 0.02, (4, 8, 1))
     ys[2, 3] = np.inf
     return ys
+
+
+class Cycle:
+    """What only the garbage collector takes away."""
+
+    def __init__(self):
+        self.itself = self
+
+
+def test_what_jobs_leave_in_cycles_is_collected_as_they_go():
+    left = weakref.WeakSet()
+    gc.disable()
+    try:
+        done = list(
+            in_parallel(lambda _: left.add(Cycle()), {k: (k,) for k in range(99)}, n_jobs=1)
+        )
+    finally:
+        gc.enable()
+    assert len(done) == 99
+    assert len(left) < parallel.KEPT
 
 
 @pytest.mark.slow
