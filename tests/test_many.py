@@ -645,3 +645,9 @@ def test_a_file_knows_other_labelled_data_and_another_equation():
 def test_one_table_is_no_stack(ode):
     with pytest.raises(TypeError, match=r"ys is one table; expected a list"):
         gm.fit_many(ode, T, pd.DataFrame({"mass": T}), priors={"rate": pm.HalfNormal.dist(2)})
+
+
+def test_one_data_set_is_no_stack_either(ode, ys, priors):
+    message = r"ys has shape \(8, 1\); expected \(replicate, time, state\)"
+    with pytest.raises(ValueError, match=message):
+        gm.fit_many(ode, T, ys[0], priors=priors)

@@ -151,6 +151,12 @@ def fit_many(
     if isinstance(ys, pd.DataFrame):
         msg = "ys is one table; expected a list of tables, or gm.fit(ode, t, table) for one."
         raise TypeError(msg)
+    if isinstance(ys, np.ndarray) and ys.ndim == 2:
+        msg = (
+            f"ys has shape {ys.shape}; expected (replicate, time, state), ys[:, :, None] of a "
+            "single state, or gm.fit(ode, t, y) for one data set."
+        )
+        raise ValueError(msg)
     refuse_reserved(ode.params, RESULTS)
     check_counts(draws=draws, tune=tune, chains=chains)
     given: dict[str, Any] = {"ode": ode, "priors": priors, "draws": draws}
