@@ -10,6 +10,7 @@ from pymc_gradmatch.exact import ExactPosterior
 from pymc_gradmatch.exact.experiments import Nested, Separate, leading_to
 from pymc_gradmatch.exact.modes import climb_in_arrow
 from pymc_gradmatch.model import constraints
+from pymc_gradmatch.ode import BatchedSolver
 
 SIGMA = 0.03
 DECAY = gm.ODE(lambda t, x, theta: [-theta.k * x.mass], ["mass"], ["k"])
@@ -204,6 +205,24 @@ def test_forecasts_of_experiments_that_begin_at_different_times_are_their_soluti
     start, rate = prior["prior"]["x"][0, :, :, :1, 0], prior["prior"]["k"][0].to_numpy()[..., None]
     since = np.array([[1.0, 2.0, 5.0], [0.0, 1.0, 4.0]])
     np.testing.assert_allclose(ahead, start.to_numpy() * np.exp(-rate * since), atol=1e-8)
+
+
+def test_experiments_of_the_same_times_are_solved_at_once_to_the_last_bit(monkeypatch):
+    given = decays([0.8, 0.8])
+    model = gm.build_model(
+        DECAY, experiments=given | {"again": given["e0"]}, priors={"k": pm.HalfNormal.dist(2)},
+        random_seed=1, progressbar=False,
+    )  # fmt: skip
+    target, calls = ExactPosterior(model), []
+    starts, rates = np.array([[[1.0], [2.0], [4.0]]]), np.full((1, 3, 1, 1), 0.8)
+    one_by_one = [target.solve_one(k, starts[:, k], rates[:, k]) for k in range(3)]
+    solve = BatchedSolver.__call__
+    monkeypatch.setattr(
+        BatchedSolver, "__call__", lambda *given: calls.append(len(given[2])) or solve(*given)
+    )
+    [solved] = target.solve([starts], [rates])
+    np.testing.assert_array_equal(solved, np.stack(one_by_one, axis=1))
+    assert calls == [2, 1]
 
 
 def test_laplaces_approximation_is_the_integral_where_own_unknowns_are_normal(shared):

@@ -19,7 +19,7 @@ from pytensor.tensor import TensorVariable
 from pymc_gradmatch._pymc import EVALUATE_ONCE, in_numpy, random_ancestors
 from pymc_gradmatch.gp import StateGPs, is_states
 from pymc_gradmatch.model import Constraint, constraints, equations, known_starts
-from pymc_gradmatch.ode import BatchedSolver, batched_solver
+from pymc_gradmatch.ode import ODE, BatchedSolver, batched_solver
 
 
 class Solutions:
@@ -63,7 +63,7 @@ class Solutions:
         self.known = [by_states.get(constraint.x) for constraint in self.constraints]
         self.starts = [_unused(f"{name}0", model) for name in self.states]
         self._solvers = [
-            [batched_solver(ode.of_levels) for ode in equations(constraint.ode, constraint.gp)]
+            _solver_of_each(equations(constraint.ode, constraint.gp))
             for constraint in self.constraints
         ]
 
@@ -229,11 +229,10 @@ class Solutions:
             flat = np.broadcast_to(parameters[..., 0, :], shape)
             levels = gp.levels_of(x0)
             if isinstance(gp, StateGPs):
-                each = [
-                    _solved(solver, grid[0], at, levels[:, n], flat[:, n])
-                    for n, (solver, grid, at) in enumerate(zip(solvers, gp.t, t, strict=True))
-                ]
-                solution = np.stack(each, axis=1)
+                solution = np.empty((len(x0), *np.shape(t), x0.shape[-1]))
+                for of in _alike(solvers, gp.t, t):
+                    own = solvers[of[0]], gp.t[of[0], 0], t[of[0]]
+                    solution[:, of] = _solved(*own, levels[:, of], flat[:, of])
             else:
                 solution = _solved(solvers[0], gp.t[0], t, levels, flat)
             solutions.append(gp.states_of(solution))
@@ -245,6 +244,20 @@ class Solutions:
         gp, t = constraint.gp, constraint.gp.t[number]
         solved = _solved(solvers[number], t[0], t, gp.levels_of(x0), theta[..., 0, :])
         return gp.states_of(solved)
+
+
+def _solver_of_each(odes: Sequence[ODE]) -> list[BatchedSolver]:
+    """Return the solver of each equation, the same one where they are the same."""
+    solvers = {id(ode): batched_solver(ode.of_levels) for ode in odes}
+    return [solvers[id(ode)] for ode in odes]
+
+
+def _alike(solvers: Sequence[BatchedSolver], grids, times) -> list[list[int]]:
+    """Return experiments in groups that are solved at once: of one solver, start and times."""
+    groups: dict[tuple, list[int]] = {}
+    for number, (solver, grid, t) in enumerate(zip(solvers, grids, times, strict=True)):
+        groups.setdefault((id(solver), grid[0], t.tobytes()), []).append(number)
+    return [*groups.values()]
 
 
 def _solved(solver: BatchedSolver, first: float, t, x0, theta) -> NDArray[np.float64]:
