@@ -109,10 +109,12 @@ def a_kill_after(n: int, cluster: LocalCluster) -> Iterator[list[int]]:
 @contextmanager
 def two_processes(folder: Path) -> Iterator[LocalCluster]:
     """Start a Dask cluster, whose scheduler is this process."""
-    environment = {"PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1"}
-    environment["DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED"] = "False"
+    here = {
+        "distributed.nanny.pre-spawn-environ": {"PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1"},
+        "distributed.worker.profile.enabled": False,  # 1 MB a fit
+    }
     with (
-        dask.config.set({"distributed.nanny.pre-spawn-environ": environment}),
+        dask.config.set(here),
         LocalCluster(
             n_workers=2, threads_per_worker=1, dashboard_address=None, local_directory=str(folder)
         ) as cluster,
