@@ -17,7 +17,8 @@ at 500 times.
 ``--lorenz`` fits Lorenz-96 with 10 and 40 states (``--quick``: 4), ten data sets of each
 (``--quick``: one): four units of time with noise of one, F unknown; by four lines, of Matern52
 processes on a grid four times as fine as the data (twice with 40 states), and, but for 40
-states, by ``gm.fit`` and by ``gm.sample`` of the refined model; 4 x 500 draws.  Interrupted, it
+states, by ``gm.fit`` and by ``gm.sample`` of the refined model; 4 x 500 draws.  By four lines
+10 states are fitted to thirty sets: ten know a share of 0.9 only to a tenth.  Interrupted, it
 goes on where it stopped.
 
 ``--experiments`` measures several experiments of Lotka-Volterra in one model, each with a start
@@ -58,7 +59,8 @@ LV = named(ACCURACY, "LV low")
 LENGTHS = (20, 50, 100, 200, 500, 1000)
 SIZES = (2, 10, 40)
 BUILT = (200, 1_000, 5_000)
-LORENZ, MOST_FITTED, N_SETS = (10, 40), 10, 10  # states; with more only by four lines
+LORENZ, MOST_FITTED = (10, 40), 10  # states; with more only by four lines
+N_SETS, OF_THE_CHEAPEST = 10, 30
 FOLDER, INDEX = RUNS / "scale-lorenz", ["road", "states", "seed"]
 TOGETHER, FITTED_TOGETHER = (1, 10, 100), 10
 
@@ -292,13 +294,13 @@ def lorenz(key: tuple[str, int, int]) -> dict:
 
 def run_lorenz(roads: Sequence[str], *, quick: bool):
     """Run that study, and print and save its table."""
-    sizes, seeds = ((4,) if quick else LORENZ), range(1 if quick else N_SETS)
     every = [
         (road, n_state, seed)
-        for seed in seeds
-        for n_state in sizes
+        for seed in range(1 if quick else OF_THE_CHEAPEST)
+        for n_state in ((4,) if quick else LORENZ)
         for road in ROADS
-        if road == "four lines" or n_state <= MOST_FITTED
+        if (road == "four lines" or n_state <= MOST_FITTED)
+        and (seed < N_SETS or (road, n_state) == ("four lines", LORENZ[0]))
     ]
     keys = [key for key in every if key[0] in roads]
     csv = None if quick else RESULTS / "scale-lorenz.csv"
