@@ -404,8 +404,7 @@ def main(arguments: list[str] | None = None):
         for measure, size in measures:
             rows.append(in_its_own_process(measure, size))
             print(rows[-1], flush=True)
-        saved = None if quick else RESULTS / f"scale-{study}.csv"
-        out = options.out or saved
+        out = options.out or (None if quick else RESULTS / f"scale-{study}.csv")
         show(pd.DataFrame(rows).set_index(["system", "size"]), out)
         return
     for n_time in LENGTHS[:4] if options.quick else LENGTHS:

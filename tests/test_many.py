@@ -651,3 +651,14 @@ def test_one_data_set_is_no_stack_either(ode, ys, priors):
     message = r"ys has shape \(8, 1\); expected \(replicate, time, state\)"
     with pytest.raises(ValueError, match=message):
         gm.fit_many(ode, T, ys[0], priors=priors)
+
+
+def test_a_scheduler_that_does_not_answer_is_named(ode, ys, priors):
+    message = r"no Dask scheduler answers at 'tcp://127.0.0.1:1' .*; expected the address"
+    with (
+        dask.config.set({"distributed.comm.timeouts.connect": "200ms"}),
+        pytest.raises(OSError, match=message),
+    ):
+        gm.fit_many(
+            ode, T, ys, priors=priors, exact=True, scheduler="tcp://127.0.0.1:1", progressbar=False
+        )

@@ -133,8 +133,16 @@ def _on(scheduler: str | None) -> AbstractContextManager:
     except ImportError as error:
         msg = 'scheduler= needs Dask: pip install "pymc-gradmatch[dask]", or pip install dask.'
         raise ImportError(msg) from error
+    try:
+        client = Client(scheduler)
+    except OSError as error:
+        msg = (
+            f"no Dask scheduler answers at {scheduler!r} ({error}); expected the address that "
+            '"dask scheduler" printed where it was started.'
+        )
+        raise OSError(msg) from error
     stack = ExitStack()
-    stack.enter_context(Client(scheduler))
+    stack.enter_context(client)
     stack.enter_context(parallel_config("dask"))
     return stack
 
