@@ -11,7 +11,7 @@ tests/test_pymc_internals.py fails with these words.
 import gc
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache, reduce, wraps
+from functools import cache, partial, reduce, wraps
 from importlib import import_module
 from types import new_class
 from typing import TYPE_CHECKING, Any, cast
@@ -21,16 +21,17 @@ import pymc as pm
 import pytensor
 import pytensor.scalar as ps
 import pytensor.tensor as pt
+from llvmlite.binding import add_symbol
+from numba import types
 from numpy.typing import ArrayLike, NDArray
-from pytensor.compile import SharedVariable
+from pytensor.compile import SharedVariable, optdb
 from pytensor.graph import Apply, Op
 from pytensor.graph.basic import Constant, Variable, equal_computations
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.replace import clone_replace, graph_replace, vectorize_graph
 from pytensor.graph.rewriting.utils import rewrite_graph
-from pytensor.graph.traversal import ancestors, graph_inputs, io_toposort
+from pytensor.graph.traversal import ancestors, graph_inputs
 from pytensor.tensor import TensorConstant, TensorVariable
-from pytensor.tensor.basic import ScalarFromTensor, TensorFromScalar
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from xarray import DataTree
 
@@ -50,6 +51,7 @@ __all__ = [
     "check_parameters",
     "compile_starts",
     "draws_of",
+    "external_function",
     "factors",
     "impossible_outside",
     "in_numpy",
@@ -59,15 +61,18 @@ __all__ = [
     "log_convergence",
     "machine_code",
     "normalize_size_param",
+    "numba_function",
     "nutpie_model",
     "patch_nutpie_idata",
     "random_ancestors",
     "random_parents",
+    "replaces",
     "rv_size_is_none",
-    "scalar_code",
     "start_at",
     "starting_at",
     "starts_by_itself",
+    "when_compiled_by_numba",
+    "when_vectorized",
     "with_equal_parameters",
     "without_full_collections",
     "without_numbers",
@@ -159,10 +164,24 @@ INTERNALS = {
         "The numba function behind a compiled graph, to call it from machine code. If it breaks: "
         "see how nutpie gets at it in nutpie/compile_pymc.py."
     ),
-    "pytensor.link.numba.dispatch.numba_funcify": (
-        "Machine code of a few numbers, one function for all of them; a graph of tensors compiles "
-        "ten times as long. If it breaks: let scalar_code raise NotImplementedError; "
-        "ODE.machine_code then compiles the graph."
+    "pytensor.graph.replace._vectorize_node": (
+        "How an operation takes more axes in front; by default each draw would be solved by "
+        "itself. If it breaks: give the operation a gufunc_signature."
+    ),
+    "pytensor.graph.rewriting.basic.GraphRewriter": (
+        "Notices that a solution is about to be compiled by numba or JAX, whose dispatch is large. "
+        "If it breaks: register the operation when it is imported, which costs half a second."
+    ),
+    "pytensor.graph.rewriting.basic.node_rewriter": (
+        "A rewrite by which a solution and its derivatives are computed once. If it breaks: leave "
+        "it out; each gradient then costs one solution more."
+    ),
+    "pytensor.link.numba.dispatch.basic.numba_njit": (
+        "Compiles a function as PyTensor compiles its own. If it breaks: numba.njit."
+    ),
+    "pytensor.link.numba.dispatch.basic.register_funcify_and_cache_key": (
+        "Numba's function of an operation of ours. If it breaks: numba_funcify.register, without "
+        "a name for the cache."
     ),
     "pytensor.tensor.random.op.RNGConsumerOp": (
         "What draws, in PyTensor, PyMC and pymc.dims; a random walk has no generator among its "
@@ -172,6 +191,9 @@ INTERNALS = {
     "pytensor.tensor.random.op.RandomVariable": (
         "Its vectorized draws take their number from the first parameter, which may be the same "
         "for all draws where others are not. If it breaks: draw the data of each draw by itself."
+    ),
+    "pytensor.tensor.rewriting.basic.register_specialize": (
+        "Adds a rewrite to those that every compilation does. If it breaks: as for node_rewriter."
     ),
     "pytensor.tensor.random.type.RandomType": (
         "Tells generators of random numbers from what is drawn with them, also under pymc.dims. "
@@ -206,9 +228,12 @@ with explained():
     from pymc.stats.convergence import log_warnings, run_convergence_checks
     from pymc.step_methods.arraystep import ArrayStepShared
     from pymc.step_methods.compound import StepMethodState
+    from pytensor.graph.replace import _vectorize_node
+    from pytensor.graph.rewriting.basic import GraphRewriter, node_rewriter
     from pytensor.tensor.random.op import RandomVariable, RNGConsumerOp
     from pytensor.tensor.random.type import RandomType
     from pytensor.tensor.random.utils import normalize_size_param
+    from pytensor.tensor.rewriting.basic import register_specialize
 
 
 class Starting:
@@ -422,64 +447,67 @@ def machine_code(function: Any) -> Callable:
     return function.vm.jit_fn
 
 
-def scalar_code(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> Callable:
-    """Return machine code of elementwise graphs of numbers: of as many numbers, as many or one.
+def when_vectorized(kind: type[Op]) -> Callable:
+    """Decorate what PyTensor calls for an operation whose inputs get more axes in front."""
+    return _vectorize_node.register(kind)
 
-    For other functions of numba alone: called from Python it crashes.
 
-    Parameters
-    ----------
-    inputs, outputs : sequence of TensorVariable
-        Without dimensions.
+def replaces(kind: type[Op]) -> Callable:
+    """Decorate a rewrite of nodes of an operation, which returns their replacements or None."""
 
-    Raises
-    ------
-    NotImplementedError
-        If something in the graphs is not elementwise.
+    def registered(function: Callable) -> Callable:
+        rewriter = node_rewriter([kind])(function)
+        register_specialize(rewriter)
+        return function
+
+    return registered
+
+
+class _Registering(GraphRewriter):
+    """Tells numba of an operation once a graph with it is compiled: its dispatch is large."""
+
+    def __init__(self, kind: type[Op], register: Callable[[], None]):
+        self.kind, self.register, self.is_done = kind, register, False
+
+    def apply(self, fgraph):
+        if not self.is_done and any(isinstance(node.op, self.kind) for node in fgraph.apply_nodes):
+            self.register()
+            self.is_done = True
+
+
+def when_compiled_by_numba(kind: type[Op]) -> Callable:
+    """Decorate what returns numba's function of an operation, and a name for its cache."""
+
+    def registered(function: Callable) -> Callable:
+        rewriter = _Registering(kind, partial(register_in_numba, kind, function))
+        optdb.register(f"{kind.__name__}_in_numba", rewriter, "numba", position=0)
+        return function
+
+    return registered
+
+
+def register_in_numba(kind: type[Op], function: Callable):
+    """Tell numba what the function of an operation is, at once."""
+    with explained():
+        from pytensor.link.numba.dispatch.basic import register_funcify_and_cache_key
+    register_funcify_and_cache_key(kind)(function)
+
+
+def numba_function(function: Callable) -> Callable:
+    """Compile a function by numba as PyTensor compiles its own."""
+    with explained():
+        from pytensor.link.numba.dispatch.basic import numba_njit
+    return numba_njit(function)
+
+
+def external_function(name: str, address: int, n_pointers: int) -> Any:
+    """Return machine code for numba, which finds it by its name: so what calls it can be cached.
+
+    It takes a whole number and so many pointers, and returns nothing.
     """
-    with explained():  # numba's dispatch is large, and many a process compiles nothing
-        from pytensor.link.numba.dispatch import numba_funcify
-    numbers = {variable: ps.get_scalar_type(variable.type.dtype)() for variable in inputs}
-
-    def number(variable):
-        return numbers[variable] if variable in numbers else _scalar_constant(variable)
-
-    for node in io_toposort(inputs, outputs):
-        arguments = [number(variable) for variable in node.inputs]
-        if isinstance(node.op, Elemwise):
-            values = _of_numbers(node.op.scalar_op, arguments)
-        elif isinstance(node.op, DimShuffle | TensorFromScalar | ScalarFromTensor):
-            values = arguments
-        else:
-            msg = f"{node.op} is not elementwise"
-            raise NotImplementedError(msg)
-        numbers |= zip(node.outputs, values, strict=True)
-    results = [ps.identity(ps.cast(number(variable), "float64")) for variable in outputs]
-    arguments = [numbers[variable] for variable in inputs]
-    together = ps.Composite(arguments, results)
-    return numba_funcify(together, node=together.make_node(*arguments))
-
-
-def _of_numbers(op, arguments: list[Variable]) -> list[Variable]:
-    """Apply a scalar operation, as PyTensor does, where numba would do something else."""
-    outputs = op.make_node(*arguments).outputs
-    if outputs[0].type.dtype == "bool" and isinstance(op, ps.Add | ps.Mul):
-        op = ps.or_ if isinstance(op, ps.Add) else ps.and_  # numba counts
-        return [reduce(op, arguments)]
-    if isinstance(op, ps.Pow):
-        base, power = arguments
-        is_count = isinstance(power, Constant) and power.data >= 0
-        if not is_count:  # numba's whole powers of zero raise
-            dtype = outputs[0].type.dtype
-            return op.make_node(ps.cast(base, dtype), ps.cast(power, dtype)).outputs
-    return outputs
-
-
-def _scalar_constant(variable: Variable) -> Variable:
-    if not isinstance(variable, TensorConstant) or variable.data.size != 1:
-        msg = f"{variable} is no number"
-        raise NotImplementedError(msg)
-    return ps.constant(variable.data.reshape(()), dtype=variable.type.dtype)
+    add_symbol(name, address)
+    pointers = [types.voidptr] * n_pointers
+    return types.ExternalFunction(name, types.void(types.int64, *pointers))
 
 
 class ArrayStep(ArrayStepShared):

@@ -13,7 +13,7 @@ from pymc.logprob.utils import ParameterValueError
 from pytensor.graph.traversal import ancestors
 
 import pymc_gradmatch as gm
-from pymc_gradmatch.ode import batched_solver
+from pymc_gradmatch.ode import Solver
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def growth():
 def test_an_ode_without_a_state_in_it_is_integrated(growth):
     t = np.array([0.0, 1.0, 3.0])
     np.testing.assert_allclose(growth.solve(t, [1.0], [2.0])[:, 0], 1 + 2 * t)
-    batch = batched_solver(growth)(t, np.ones((2, 1)), np.array([[2.0], [-1.0]]))
+    batch = Solver(growth.equations(), t)(np.ones((2, 1)), np.array([[2.0], [-1.0]])).x
     np.testing.assert_allclose(batch[..., 0], [1 + 2 * t, 1 - t], atol=1e-9)
 
 

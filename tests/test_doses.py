@@ -8,7 +8,7 @@ import pytest
 
 import pymc_gradmatch as gm
 from pymc_gradmatch.model import constraints
-from pymc_gradmatch.ode import batched_solver
+from pymc_gradmatch.ode import Solver
 
 DECAY = gm.ODE(lambda t, x, theta: [-theta.k * x.mass], ["mass"], ["k"])
 
@@ -43,7 +43,7 @@ def test_solutions_with_repeated_doses_are_the_closed_form(ode, t):
     np.testing.assert_allclose(dosed.solve(t, [50.0], [0.2])[:, 0], expected, rtol=1e-6)
     levels = dosed.of_levels
     start = [[np.log(50.0) if ode.positive else 50.0]] * 2
-    found = batched_solver(levels)(t, start, [[0.2], [0.3]])[0, :, 0]
+    found = Solver(levels.equations(), t)(start, [[0.2], [0.3]]).x[0, :, 0]
     np.testing.assert_allclose(np.exp(found) if ode.positive else found, expected, rtol=1e-8)
 
 
@@ -388,13 +388,13 @@ def test_what_happens_a_rounding_beside_an_output_time_happens_then(shift, kind)
         given = fed.with_inputs({"u": gm.Input([0.0, at], [0.0, 2.0], kind="previous")})
         expected = np.exp(-t) + np.where(t >= 0.3, 2 * (1 - np.exp(0.3 - t)), 0)
     np.testing.assert_allclose(given.solve(t, [1.0], [1.0])[:, 0], expected, rtol=1e-6)
-    drawn = batched_solver(given)(t, [[1.0]], [[1.0]])
+    drawn = Solver(given.equations(), t)([[1.0]], [[1.0]]).x
     np.testing.assert_allclose(drawn[0, :, 0], expected, rtol=1e-6)
 
 
 def test_a_start_alone_is_given_nothing_a_second_time():
     dosed = DECAY.with_inputs({"mass": gm.Input([0.0], [5.0], kind="dose")})
-    assert batched_solver(dosed)(np.array([0.0]), [[1.0]], [[1.0]]).item() == 1
+    assert Solver(dosed.equations(), np.array([0.0]))([[1.0]], [[1.0]]).x.item() == 1
 
 
 def test_what_was_given_before_the_first_time_moves_no_data():

@@ -10,7 +10,7 @@ from pymc_gradmatch.exact import ExactPosterior
 from pymc_gradmatch.exact.experiments import Nested, Separate, leading_to
 from pymc_gradmatch.exact.modes import climb_in_arrow
 from pymc_gradmatch.model import constraints
-from pymc_gradmatch.ode import BatchedSolver
+from pymc_gradmatch.ode import Solver
 
 SIGMA = 0.03
 DECAY = gm.ODE(lambda t, x, theta: [-theta.k * x.mass], ["mass"], ["k"])
@@ -216,9 +216,9 @@ def test_experiments_of_the_same_times_are_solved_at_once_to_the_last_bit(monkey
     target, calls = ExactPosterior(model), []
     starts, rates = np.array([[[1.0], [2.0], [4.0]]]), np.full((1, 3, 1, 1), 0.8)
     one_by_one = [target.solve_one(k, starts[:, k], rates[:, k]) for k in range(3)]
-    solve = BatchedSolver.__call__
+    solve = Solver.__call__
     monkeypatch.setattr(
-        BatchedSolver, "__call__", lambda *given: calls.append(len(given[2])) or solve(*given)
+        Solver, "__call__", lambda *given: calls.append(len(given[2])) or solve(*given)
     )
     [solved] = target.solve([starts], [rates])
     np.testing.assert_array_equal(solved, np.stack(one_by_one, axis=1))

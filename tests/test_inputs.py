@@ -9,7 +9,7 @@ import pytest
 from scipy.integrate import solve_ivp
 
 import pymc_gradmatch as gm
-from pymc_gradmatch.ode import batched_solver
+from pymc_gradmatch.ode import Solver
 
 TIMES, VALUES = np.array([0.0, 1.3, 2.0, 4.1]), np.array([1.0, 5.0, 0.0, 2.0])
 
@@ -68,7 +68,7 @@ def test_solvers_step_to_kinks_and_jumps(forced, kind, rate, at_jumps):
     scale = np.abs(expected).max(axis=0)
     one = ode.solve(t, [1.0, 0.0], [rate, 0.4])
     np.testing.assert_allclose(one / scale, expected / scale, rtol=0, atol=3e-6)
-    many = batched_solver(ode)(t, [[1.0, 0.0]] * 2, [[rate, 0.4], [1.0, 1.0]])[0]
+    many = Solver(ode.equations(), t)([[1.0, 0.0]] * 2, [[rate, 0.4], [1.0, 1.0]]).x[0]
     np.testing.assert_allclose(many / scale, expected / scale, rtol=0, atol=3e-8)
 
 
@@ -79,7 +79,7 @@ def test_a_short_pulse_between_output_times_is_not_missed():
     expected = (1 - np.exp(-0.001 * 0.1)) * 1e4 * np.exp(-0.1 * (100 - 50.001))
     for solution in [
         dosed.solve([0.0, 100.0], [0.0], [0.1])[-1, 0],
-        batched_solver(dosed)([0.0, 100.0], [[0.0]], [[0.1]])[0, -1, 0],
+        Solver(dosed.equations(), [0.0, 100.0])([[0.0]], [[0.1]]).x[0, -1, 0],
     ]:
         np.testing.assert_allclose(solution, expected, rtol=1e-7)
 

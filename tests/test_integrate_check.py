@@ -32,7 +32,7 @@ from pymc_gradmatch.exact.modes import (
     ridges_from,
 )
 from pymc_gradmatch.exact.search import FIRST_STEP, TIME, WALKERS, Hamiltonian, cover, walk
-from pymc_gradmatch.ode import batched_solver
+from pymc_gradmatch.ode import Solver
 
 T = np.linspace(0, 2, 9)
 PRIOR_SD = 2.0
@@ -644,7 +644,7 @@ def test_batched_integration_is_that_of_solve(system, rng):
     theta = np.array(list(system.theta.values()))
     theta = theta * np.exp(0.2 * rng.normal(size=(20, len(theta))))
     x0 = np.array(system.x0) + 0.1 * rng.normal(size=(20, 2))
-    solution = batched_solver(system.ode)(system.t, x0, theta)
+    solution = Solver(system.ode.equations(), system.t)(x0, theta).x
     expected = system.ode.solve(system.t, x0, theta)
     scale = np.abs(expected).max(axis=(0, 1))
     np.testing.assert_allclose(solution / scale, expected / scale, rtol=0, atol=1e-6)
@@ -655,7 +655,7 @@ def test_time_enters_batched_integration(rng):
     ode = gm.ODE(lambda t, x, theta: [theta.r * pm.math.cos(t)], ["x"], ["r"])
     r = np.linspace(-2, 5, 8)[:, None]
     t = np.array([1.0, 1.5, 4.0, 9.0])
-    solution = batched_solver(ode)(t, r, r)
+    solution = Solver(ode.equations(), t)(r, r).x
     np.testing.assert_allclose(solution[..., 0], r + r * (np.sin(t) - np.sin(1)), atol=1e-7)
 
 

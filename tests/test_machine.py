@@ -15,21 +15,21 @@ from pymc.logprob.utils import CheckParameterValue
 from scipy.linalg import solve_triangular
 
 from pymc_gradmatch._pymc import EVALUATE_ONCE, as_written, machine_code
-from pymc_gradmatch.sampling import machine
+from pymc_gradmatch.machine import Loops, NotNativeError, straight_line, writer
 from pymc_gradmatch.sampling.posterior import compile_posterior
 
 
 def run(inputs, outputs, values):
     """Compile a graph, and return the code it ends with and its outputs, for some inputs."""
-    writer = machine.Writer()
+    written = writer.Writer()
     shapes = [value.shape for value in values]
     names = [f"%a{i}" for i in range(len(inputs) + len(outputs))]
-    given = [writer.argument(name, shape) for name, shape in zip(names, shapes, strict=False)]
-    results = writer.write(inputs, outputs, given)
+    given = [written.argument(name, shape) for name, shape in zip(names, shapes, strict=False)]
+    results = written.write(inputs, outputs, given)
     returned = [np.full(result.shape, np.nan) for result in results]
     for name, result in zip(names[len(inputs) :], results, strict=True):
-        writer.fill(writer.argument(name, result.shape), result)
-    native = writer.compiled(", ".join(f"ptr noalias {name}" for name in names))
+        written.fill(written.argument(name, result.shape), result)
+    native = written.compiled(", ".join(f"ptr noalias {name}" for name in names))
     function = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_void_p] * len(names))(native.address)
     code = function(*(array.ctypes.data for array in [*values, *returned]))
     return code, returned
@@ -55,7 +55,7 @@ def nothing_called(monkeypatch):
     def refuse(*_):
         pytest.fail("given to PyTensor")
 
-    monkeypatch.setattr(machine, "_compiled_by_pytensor", refuse)
+    monkeypatch.setattr(writer, "_compiled_by_pytensor", refuse)
 
 
 NEEDS = {"log": 0.1, "log2": 0.1, "log10": 0.1, "sqrt": 0.1, "arccosh": 1.1, "gammaln": 0.1}
@@ -340,9 +340,23 @@ def test_rows_with_a_band_are_solved_one_after_the_other(from_last, reach, rng):
     b = rng.normal(size=n)
     expected = solve_triangular(lower, b, lower=not from_last, unit_diagonal=True)
     right, matrix = (pt.tensor(dtype="float64", shape=v.shape) for v in (b, rows.T))
-    graph = machine.solved(right, matrix.T, from_last=from_last)
+    graph = writer.solved(right, matrix.T, from_last=from_last)
     code, [found] = run([right, matrix], [graph], [b, np.ascontiguousarray(rows.T)])
     assert code == 0
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
     by_numpy = pytensor.function([right, matrix], graph, mode="FAST_COMPILE")(b, rows.T)
     np.testing.assert_allclose(by_numpy, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_straight_line_code_takes_and_returns_numbers():
+    x, y = pt.scalar("x", dtype="float64"), pt.scalar("y", dtype="float64")
+    given, loops = {x: "%x", y: "%y"}, Loops()
+    _, constant, nothing = straight_line(loops, given, [pt.exp(x) * y, pt.constant(2.0), 0 * x])
+    assert (constant, nothing) == ("0x4000000000000000", None)
+    assert [line.split(" = ")[1] for line in loops.lines] == [
+        "call double @llvm.exp.f64(double %x)",
+        "fmul double %v1, %y",
+    ]
+    for graph in (pt.stack([x, y]).max(), (x * pt.constant([1.0, 2.0])).max()):
+        with pytest.raises(NotNativeError):
+            straight_line(Loops(), given, [graph])

@@ -12,7 +12,7 @@ import pymc_gradmatch as gm
 from pymc_gradmatch.demo import log_lotka_volterra
 from pymc_gradmatch.exact import ExactPosterior
 from pymc_gradmatch.model import constraints
-from pymc_gradmatch.ode import batched_solver
+from pymc_gradmatch.ode import Solver
 
 STATES, PARAMS = ["hare", "lynx"], ["alpha", "beta", "gamma", "delta"]
 
@@ -70,7 +70,7 @@ def test_solutions_are_those_of_the_equations_in_natural_units():
     expected = PLAIN.solve(t, x0, THETA)
     for ode in (NATURAL, HALF):
         np.testing.assert_allclose(ode.solve(t, x0, THETA), expected, rtol=1e-5)
-    logs = batched_solver(NATURAL.of_levels)(t, [np.log(x0)], [THETA])[0]
+    logs = Solver(NATURAL.of_levels.equations(), t)([np.log(x0)], [THETA]).x[0]
     np.testing.assert_allclose(np.exp(logs), expected, rtol=1e-5)
 
 

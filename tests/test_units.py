@@ -6,7 +6,7 @@ import pytest
 
 import pymc_gradmatch as gm
 from pymc_gradmatch.model.build import PRESETS
-from pymc_gradmatch.ode import batched_solver
+from pymc_gradmatch.ode import Solver
 
 STATES, PARAMS = ["prey", "predator"], ["alpha", "beta", "gamma", "delta"]
 THETA = np.array([2.0, 1.0, 4.0, 1.0])
@@ -143,7 +143,7 @@ def test_states_of_different_units_that_start_at_zero_are_solved_as_well(units):
         expected = np.stack([np.exp(-k * t), middle, 1 - np.exp(-k * t) - middle], axis=1)
         solutions = [
             ode.solve(t, [a, 0, 0], [k, m]),
-            batched_solver(ode)(t, [[a, 0, 0]], [[k, m]])[0],
+            Solver(ode.equations(), t)([[a, 0, 0]], [[k, m]]).x[0],
         ]
         for x, tolerance in zip(solutions, (1e-6, 1e-9), strict=True):
             np.testing.assert_allclose(x / units, expected, atol=tolerance)

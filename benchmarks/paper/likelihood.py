@@ -10,7 +10,7 @@ import pymc_gradmatch as gm
 from benchmarks.cases import Case
 from pymc_gradmatch.model.gauss_newton import climb_from_prior
 from pymc_gradmatch.model.priors import Parameters, parameters_of
-from pymc_gradmatch.ode import BatchedSolver, batched_solver
+from pymc_gradmatch.ode import Solver
 
 __all__ = ["LikelihoodFit", "maximum_likelihood"]
 
@@ -57,12 +57,12 @@ class _Trajectories:
     """Residuals as a function of u = (theta, x0), and their derivatives."""
 
     def __init__(self, case: Case, data: gm.systems.Simulation):
-        self.solve, self.data = _solver(case.ode), data
+        self.solve, self.data = Solver(case.ode.equations(), data.t), data
         self.n_params = len(case.theta)
 
     def __call__(self, u: np.ndarray) -> np.ndarray:
         """Return trajectories, shape ``(draw, time, state)``, of points ``(draw, entry)``."""
-        return self.solve(self.data.t, u[:, self.n_params :], u[:, : self.n_params])
+        return self.solve(u[:, self.n_params :], u[:, : self.n_params]).x
 
     def residuals(self, u, sigma) -> np.ndarray:
         # What cannot be integrated is far off, and finite: the optimiser turns round.
@@ -144,11 +144,6 @@ def _starts(case: Case, gp: gm.StateGP, seed: int) -> list[np.ndarray]:
     theta = parameters.natural(mode.u)[0]
     around = [theta * np.exp(0.5 * rng.normal(size=len(theta))) for _ in range(N_STARTS - 1)]
     return [np.r_[start, mode.x[0]] for start in (theta, *around)]
-
-
-@cache
-def _solver(ode: gm.ODE) -> BatchedSolver:
-    return batched_solver(ode)
 
 
 @cache

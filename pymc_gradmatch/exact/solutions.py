@@ -19,7 +19,7 @@ from pytensor.tensor import TensorVariable
 from pymc_gradmatch._pymc import EVALUATE_ONCE, in_numpy, random_ancestors
 from pymc_gradmatch.gp import StateGPs, is_states
 from pymc_gradmatch.model import Constraint, constraints, equations, known_starts
-from pymc_gradmatch.ode import ODE, BatchedSolver, batched_solver
+from pymc_gradmatch.ode import ODE, Solver
 
 
 class Solutions:
@@ -62,8 +62,8 @@ class Solutions:
         by_states = {known.x: known for known in known_starts(model)}
         self.known = [by_states.get(constraint.x) for constraint in self.constraints]
         self.starts = [_unused(f"{name}0", model) for name in self.states]
-        self._solvers = [
-            _solver_of_each(equations(constraint.ode, constraint.gp))
+        self._levels = [
+            _levels_of_each(equations(constraint.ode, constraint.gp))
             for constraint in self.constraints
         ]
 
@@ -221,8 +221,8 @@ class Solutions:
         if times is None:
             times = [constraint.gp.t for constraint in self.constraints]
         solutions = []
-        for solvers, constraint, t, x0, parameters in zip(
-            self._solvers, self.constraints, times, starts, theta, strict=True
+        for odes, constraint, t, x0, parameters in zip(
+            self._levels, self.constraints, times, starts, theta, strict=True
         ):
             gp = constraint.gp
             shape = (*x0.shape[:-1], parameters.shape[-1])
@@ -230,40 +230,41 @@ class Solutions:
             levels = gp.levels_of(x0)
             if isinstance(gp, StateGPs):
                 solution = np.empty((len(x0), *np.shape(t), x0.shape[-1]))
-                for of in _alike(solvers, gp.t, t):
-                    own = solvers[of[0]], gp.t[of[0], 0], t[of[0]]
+                for of in _alike(odes, gp.t, t):
+                    own = odes[of[0]], gp.t[of[0], 0], t[of[0]]
                     solution[:, of] = _solved(*own, levels[:, of], flat[:, of])
             else:
-                solution = _solved(solvers[0], gp.t[0], t, levels, flat)
+                solution = _solved(odes[0], gp.t[0], t, levels, flat)
             solutions.append(gp.states_of(solution))
         return solutions
 
     def solve_one(self, number: int, x0, theta) -> NDArray[np.float64]:
         """Integrate the ODE of one of several experiments, as :meth:`solve` does of all."""
-        [constraint], [solvers] = self.constraints, self._solvers
+        [constraint], [odes] = self.constraints, self._levels
         gp, t = constraint.gp, constraint.gp.t[number]
-        solved = _solved(solvers[number], t[0], t, gp.levels_of(x0), theta[..., 0, :])
+        solved = _solved(odes[number], t[0], t, gp.levels_of(x0), theta[..., 0, :])
         return gp.states_of(solved)
 
 
-def _solver_of_each(odes: Sequence[ODE]) -> list[BatchedSolver]:
-    """Return the solver of each equation, the same one where they are the same."""
-    solvers = {id(ode): batched_solver(ode.of_levels) for ode in odes}
-    return [solvers[id(ode)] for ode in odes]
+def _levels_of_each(odes: Sequence[ODE]) -> list[ODE]:
+    """Return the equations of the levels of each, the same object where they are the same."""
+    levels = {id(ode): ode.of_levels for ode in odes}
+    return [levels[id(ode)] for ode in odes]
 
 
-def _alike(solvers: Sequence[BatchedSolver], grids, times) -> list[list[int]]:
-    """Return experiments in groups that are solved at once: of one solver, start and times."""
+def _alike(odes: Sequence[ODE], grids, times) -> list[list[int]]:
+    """Return experiments in groups that are solved at once: of one ODE, start and times."""
     groups: dict[tuple, list[int]] = {}
-    for number, (solver, grid, t) in enumerate(zip(solvers, grids, times, strict=True)):
-        groups.setdefault((id(solver), grid[0], t.tobytes()), []).append(number)
+    for number, (ode, grid, t) in enumerate(zip(odes, grids, times, strict=True)):
+        groups.setdefault((id(ode), grid[0], t.tobytes()), []).append(number)
     return [*groups.values()]
 
 
-def _solved(solver: BatchedSolver, first: float, t, x0, theta) -> NDArray[np.float64]:
+def _solved(ode: ODE, first: float, t, x0, theta) -> NDArray[np.float64]:
     """Return solutions at some times, of starts at a first one, which need not be among them."""
     whole = t if t[0] == first else np.append(first, t)
-    solution = solver(whole, x0.reshape(-1, x0.shape[-1]), theta.reshape(-1, theta.shape[-1]))
+    solve = Solver(ode.equations(), whole)
+    solution = solve(x0.reshape(-1, x0.shape[-1]), theta.reshape(-1, theta.shape[-1])).x
     solution = solution[:, -len(t) :]
     return solution.reshape(*x0.shape[:-1], *solution.shape[1:])
 

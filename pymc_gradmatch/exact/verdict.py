@@ -488,7 +488,7 @@ def integrate_check(
     these missed goes unseen.
 
     Draws whose integration fails have weight zero.  All draws are integrated at once
-    by :class:`~pymc_gradmatch.ode.BatchedSolver`.
+    by :class:`~pymc_gradmatch.ode.Solver`.
 
     References
     ----------

@@ -20,7 +20,7 @@ from pymc_gradmatch.model.likelihood import Likelihood, normal
 from pymc_gradmatch.model.priors import Parameters
 from pymc_gradmatch.model.start import KnownOfStart, Start
 from pymc_gradmatch.numerics import N_STARTS, matvec, on_one_thread, search_mode
-from pymc_gradmatch.ode import ODE, batched_solver
+from pymc_gradmatch.ode import ODE, Solver
 
 N_SURVEYED = 500  # solutions from draws, where climbs have nothing else to start from
 MOST_STEPS = 100  # of a climb
@@ -196,7 +196,7 @@ def _solved(
     ode: ODE, gp: StateGP, likelihood: Likelihood, known: Start, draws, theta, starts
 ) -> list[tuple[NDArray, NDArray]]:
     starts = np.array([known.filled(*pair) for pair in zip(theta, starts, strict=True)])
-    solutions = batched_solver(ode)(gp.t, starts, theta)
+    solutions = Solver(ode.equations(), gp.t)(starts, theta).x
     solved = np.flatnonzero(np.isfinite(solutions).all(axis=(1, 2)))
     heights = np.array([likelihood(theta[i], solutions[i]).log_density for i in solved])
     if known.priors:

@@ -1,23 +1,24 @@
 """The right-hand side: written once by the user, used as a graph and as a function.
 
-:class:`ODE` knows names, checks and derivatives of a right-hand side, and solves it for one
-draw after the other; :func:`batched_solver` solves it for hundreds at once.  Nothing here has
-heard of data or of a Gaussian process.  :class:`Input` is what is known from outside, and
-:func:`check_ode` looks at an ODE before it is fitted.
+:class:`ODE` knows names, checks and derivatives of a right-hand side, and solves it: numbers for
+hundreds of draws at once (:class:`Solver`), tensors as a node of a graph (:class:`Solve`).
+Nothing here has heard of data or of a Gaussian process.  :class:`Input` is what is known from
+outside, and :func:`check_ode` looks at an ODE before it is fitted.
 """
 
 from pymc_gradmatch.ode.check import ODECheck, check_ode
 from pymc_gradmatch.ode.inputs import Input
-from pymc_gradmatch.ode.solve import RHS, BatchedSolver
-from pymc_gradmatch.ode.system import ODE, batched_solver, in_experiments, named
+from pymc_gradmatch.ode.node import Solve
+from pymc_gradmatch.ode.solve import TOLERANCE, Solver
+from pymc_gradmatch.ode.system import ODE, in_experiments, named
 
 __all__ = [
     "ODE",
-    "RHS",
-    "BatchedSolver",
+    "TOLERANCE",
     "Input",
     "ODECheck",
-    "batched_solver",
+    "Solve",
+    "Solver",
     "check_ode",
     "in_experiments",
     "named",

@@ -203,7 +203,7 @@ def _unlike(ode: ODE, t, path, theta, f, df_dx, df_dtheta) -> list[str]:
     """Say where graph and function differ, or else where slopes are wrong."""
 
     def alone(x, parameters):
-        return np.array([ode.on_arrays(*at) for at in zip(t, x, parameters, strict=True)])
+        return ode.slopes(t, x, parameters)
 
     rows = np.broadcast_to(theta, (len(t), len(theta)))
     with np.errstate(all="ignore"):

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytensor.tensor as pt
-from numba import njit
 from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor import TensorVariable
 
@@ -129,17 +128,9 @@ class Input:
         return level + pt.constant(self._slope)[before] * since
 
     @property
-    def machine_code(self) -> Callable:
-        """The input as a function of one time, for numba."""
-        beginnings, slope = self._beginnings, self._slope
-        times, values, last = self.times, self.values, len(self.times) - 1
-
-        def at(t):
-            before = min(max(np.searchsorted(beginnings, t, side="right") - 1, 0), last)
-            since = min(max(t, times[0]), times[last]) - times[before]
-            return values[before] + slope[before] * since
-
-        return njit(at)
+    def table(self) -> tuple[NDArray[np.float64], ...]:
+        """What machine code looks up: where pieces begin, their times, values and slopes."""
+        return self._beginnings, self.times, self.values, self._slope
 
     @property
     def _beginnings(self) -> NDArray[np.float64]:

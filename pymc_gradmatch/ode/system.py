@@ -4,7 +4,6 @@ import inspect
 import warnings
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
-from contextlib import suppress
 from copy import copy
 from functools import cache, cached_property, partial
 from typing import Any, NamedTuple, cast
@@ -12,15 +11,15 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
-from numba import njit
 from numpy.typing import ArrayLike, NDArray
 from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch._pymc import EVALUATE_ONCE, as_written, in_numpy, machine_code, scalar_code
+from pymc_gradmatch._pymc import in_numpy
 from pymc_gradmatch.arguments import in_order, usable_names
 from pymc_gradmatch.numerics import one_at_a_time
+from pymc_gradmatch.ode.code import Code, compiled, tables_of
 from pymc_gradmatch.ode.inputs import (
     Input,
     Steps,
@@ -31,10 +30,11 @@ from pymc_gradmatch.ode.inputs import (
     steps_at,
     times_where,
 )
-from pymc_gradmatch.ode.solve import RHS, BatchedSolver, integrate
+from pymc_gradmatch.ode.node import solution
+from pymc_gradmatch.ode.solve import TOLERANCE, Equations, Solver, evaluate, in_words
 from pymc_gradmatch.reporting import latex, latex_name
 
-DERIVED = ("of_levels", "written", "machine_code", "on_arrays", "_linearisation")
+DERIVED = ("of_levels", "written", "_linearisation")
 TIMES = ("t", "time", "times", "tau")  # what people call the first argument
 ORDER = (
     "Its arguments are (t, x, theta), as for scipy's solve_ivp; not (x, t, theta), as for odeint "
@@ -303,6 +303,7 @@ class ODE:
         self._given: tuple[Input | Callable, ...] = ()
         self._doses: dict[str, Input] = {}
         self._in_logs = (False,) * len(self.states)
+        self._codes: dict[tuple, Code] = {}  # which copies with other inputs share
         n_time = 7
 
         def vectors(names):
@@ -429,17 +430,6 @@ class ODE:
         """Times at which an input jumps or has a kink, or a state jumps."""
         return np.union1d(self.jumps, times_where(self._given, "kinks"))
 
-    def after(self, time: float, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return states, shape ``(..., state)``, after the doses of a time; mostly the same."""
-        there = self.jumps == time if self._doses else np.zeros(0, dtype=bool)
-        if not there.any():
-            return x
-        factor, amount = (of_all[there][0] for of_all in self.steps)
-        in_logs = np.array(self._in_logs)
-        with np.errstate(all="ignore"):  # nothing is left of a positive state
-            natural = factor * np.where(in_logs, np.exp(np.where(in_logs, x, 0)), x) + amount
-            return np.where(in_logs, np.log(np.where(in_logs, natural, 1)), natural)
-
     def check_times(self, t: NDArray[np.float64]):
         """Raise if inputs were not given, or are not known at all times from first to last."""
         if self.inputs and not self._given:
@@ -528,89 +518,244 @@ class ODE:
         theta,
         *,
         inputs: Mapping[str, Input | Callable] | None = None,
-    ) -> NDArray[np.float64]:
-        """Integrate the ODE numerically with LSODA, relative tolerance 1e-8.
+        rtol: float = TOLERANCE,
+    ) -> Any:
+        r"""Solve the ODE: numbers where all is known, a differentiable tensor where it is not.
+
+        .. math:: x(t) = x_0 + \int_{t_0}^t f(s, x(s), \theta)\, ds
 
         It starts anew where an input jumps or has a kink.  A dose at ``t[0]`` is in ``x0``.
 
         Parameters
         ----------
         t : array_like of float
-            Increasing times, shape ``(time,)``.
-        x0 : array_like of float, or mapping of str to array_like
-            States at ``t[0]``, shape ``(state,)`` or ``(draw, state)``, or by name.
-        theta : mapping of str to array_like, or array_like
-            Parameters: numbers or arrays of shape ``(draw,)`` by name, or an
-            array of shape ``(param,)`` or ``(draw, param)``.
+            Increasing times, shape ``(time,)``: numbers.
+        x0 : array_like, or mapping of str to array_like
+            States at ``t[0]``, shape ``(..., state)``, or by name; numbers or tensors.
+        theta : mapping of str to array_like, or sequence
+            Parameters by name or in order: numbers, arrays or tensors, of shape ``(...)``; or
+            one array of numbers of shape ``(..., param)``.
         inputs : mapping of str to Input or callable, optional
             As for :meth:`with_inputs`, where they were not given yet.
+        rtol : float, default 1e-9
+            Relative tolerance of each step; right for evidence and for weights.  1e-6 is enough
+            for a chain whose draws are reweighted.
 
         Returns
         -------
-        array of float
-            Trajectories, shape ``(time, state)``, or ``(draw, time, state)``
-            when ``x0`` or ``theta`` have a draw axis.
+        array of float, or TensorVariable
+            Trajectories, shape ``(..., time, state)`` with the axes that starts and parameters
+            have in front, such as draws, experiments or patients.  A tensor as soon as a start
+            or a parameter is one: it belongs into any PyMC model, has gradients by forward
+            sensitivities, and is compiled by numba and by JAX.
+
+        Raises
+        ------
+        ValueError, TypeError
+            If times, starts or parameters do not fit.
 
         Warns
         -----
         UserWarning
-            If the integration of some draws failed; their trajectories are NaN.
+            If numbers cannot be solved from: NaN, and what happened (:meth:`failures`).  A
+            tensor is NaN without a warning, and the density of data around it no number.
+
+        Notes
+        -----
+        Dormand and Prince's pair of order 8; where a system turns out to be stiff, the linearly
+        implicit Euler method extrapolated to order 9 [1]_.  Sensitivities take the same steps,
+        and cost about as much as one more solution for each derivative.
+
+        References
+        ----------
+        .. [1] Hairer, E., Norsett, S. P., Wanner, G. (1993). *Solving Ordinary Differential
+           Equations I*, section II.10; Hairer, E., Wanner, G. (1996). *II*, section IV.9.
 
         Examples
         --------
-        >>> import pymc_gradmatch as gm
+        >>> import pymc as pm, pymc_gradmatch as gm
         >>> decay = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
         >>> decay.solve([0.0, 1.0], x0=[[1.0], [2.0]], theta={"rate": 0.5}).shape
         (2, 2, 1)
+
+        As a node of a model:
+
+        >>> with pm.Model():
+        ...     rate = pm.HalfNormal("rate", 1)
+        ...     x = decay.solve([0.0, 1.0, 2.0], x0={"mass": 1.0}, theta={"rate": rate})
+        ...     y = pm.Normal("y", x[:, 0], 0.1, observed=[1.0, 0.6, 0.4])
         """
         if inputs is not None:
-            return self.with_inputs(inputs).solve(t, x0, theta)
+            return self.with_inputs(inputs).solve(t, x0, theta, rtol=rtol)
+        if isinstance(t, Variable):
+            msg = "t is a tensor; expected the times at which the solution is wanted, as numbers."
+            raise TypeError(msg)
         t = np.asarray(t, dtype=float)
         if t.ndim != 1 or len(t) < 2 or not (np.diff(t) > 0).all():
             msg = f"t has shape {t.shape}; expected at least two strictly increasing times."
             raise ValueError(msg)
-        if hasattr(x0, "keys"):
-            x0 = np.stack(np.broadcast_arrays(*in_order(x0, self.states, "x0 is")), axis=-1)
-        if hasattr(theta, "keys"):
-            theta = np.stack(np.broadcast_arrays(*self.ordered_params(theta)), axis=-1)
-        x0, theta = np.asarray(x0, dtype=float), np.asarray(theta, dtype=float)
-        expected = {"x0": (x0, self.states), "theta": (theta, self.params)}
-        for name, (values, names) in expected.items():
-            if values.ndim not in (1, 2) or values.shape[-1] != len(names):
-                msg = (
-                    f"{name} has shape {values.shape}; expected ({len(names)},) or "
-                    f"(draw, {len(names)}), in the order {list(names)}."
-                )
-                raise ValueError(msg)
-        draws = x0.shape[:-1] or theta.shape[:-1]
-        if theta.shape[:-1] not in ((), draws):
-            msg = f"x0 has {x0.shape[0]} draws and theta {theta.shape[0]}; expected as many."
-            raise ValueError(msg)
-        n_draws = draws or (1,)
         self.check_times(t)
-        if self.positive:
-            return self._solved_in_logs(t, x0, theta)
-        trajectories = integrate(
-            self.on_arrays,
-            lambda t, x, theta: self.linearised(t[None], x[None], theta)[1][0],
-            t,
-            np.broadcast_to(x0, (*n_draws, len(self.states))),
-            np.broadcast_to(theta, (*n_draws, len(self.params))),
-            self.breaks,
-            self.after,
-        )
-        return trajectories if draws else trajectories[0]
+        starts, params = self._starts(x0), self._params(theta)
+        if any(isinstance(value, Variable) for value in (*starts, *params)):
+            return self._node(t, starts, params, rtol)
+        return self._numbers(t, starts, params, rtol)
 
-    def _solved_in_logs(self, t, x0, theta) -> NDArray[np.float64]:
+    def failures(
+        self, t: ArrayLike, x0, theta, *, inputs: Mapping[str, Input | Callable] | None = None
+    ) -> dict[str, NDArray[np.int64]]:
+        """Say which draws :meth:`solve` cannot solve, and why.
+
+        Parameters
+        ----------
+        t, x0, theta, inputs
+            As for :meth:`solve`: numbers, with at most one axis of draws.
+
+        Returns
+        -------
+        dict of str to array of int
+            For each reason the numbers of the draws; empty where all can be solved.
+
+        Examples
+        --------
+        >>> import pymc_gradmatch as gm
+        >>> growth = gm.ODE(lambda t, x, theta: [theta.k * x.a**2], ["a"], ["k"])
+        >>> growth.failures([0.0, 2.0], x0=[1.0], theta={"k": [0.1, 0.6]})
+        {'blew up': array([1])}
+        """
+        if inputs is not None:
+            return self.with_inputs(inputs).failures(t, x0, theta)
+        t = np.asarray(t, dtype=float)
+        self.check_times(t)
+        _, _, ended = self._solved(t, self._starts(x0), self._params(theta), TOLERANCE)
+        return in_words(ended)
+
+    def _starts(self, x0) -> list:
+        """Return x(t0), a number, an array or a tensor for each state."""
+        if hasattr(x0, "keys"):
+            return in_order(x0, self.states, "x0 is")
+        return self._columns(x0, self.states, "x0")
+
+    def _params(self, theta) -> list:
+        """Return the same of each parameter."""
+        if hasattr(theta, "keys") or (
+            isinstance(theta, Sequence) and any(isinstance(value, Variable) for value in theta)
+        ):
+            return self.ordered_params(theta)
+        return self._columns(theta, self.params, "theta")
+
+    @staticmethod
+    def _columns(values, names: tuple[str, ...], what: str) -> list:
+        if isinstance(values, Sequence) and any(isinstance(value, Variable) for value in values):
+            values = pt.stack([*map(pt.as_tensor, values)], -1)
+        is_tensor = isinstance(values, Variable)
+        values = values if is_tensor else np.asarray(values, dtype=float)
+        length = values.type.shape[-1] if is_tensor and values.ndim else np.shape(values)[-1:]
+        if values.ndim == 0 or length not in (None, len(names), (len(names),)):
+            shape = values.type.shape if is_tensor else values.shape
+            msg = (
+                f"{what} has shape {shape}; expected ({len(names)},) or (draw, {len(names)}), in "
+                f"the order {list(names)}."
+            )
+            raise ValueError(msg)
+        return [values[..., k] for k in range(len(names))]
+
+    def _node(self, t, starts: list, params: list, rtol: float) -> TensorVariable:
+        """Return the solution as a graph."""
+        given = [pt.as_tensor(value).astype("float64") for value in (*starts, *params)]
+        positive = self.is_positive
+        levels = [
+            pt.log(value) if k < len(positive) and positive[k] else value
+            for k, value in enumerate(given)
+        ]
+        x = solution(self.of_levels, t, rtol, levels, len(self.states))
+        if not self.positive:
+            return x
+        columns = [pt.exp(x[..., k]) if one else x[..., k] for k, one in enumerate(positive)]
+        return pt.stack(columns, -1)
+
+    def _numbers(self, t, starts: list, params: list, rtol: float) -> NDArray[np.float64]:
+        x, shape, ended = self._solved(t, starts, params, rtol)
+        failed = in_words(ended)
+        if failed:
+            counts = ", ".join(f"{len(draws)} {reason}" for reason, draws in failed.items())
+            msg = (
+                f"the numerical integration of {(ended != 0).sum()} of {len(ended)} draws failed "
+                f"({counts}); their trajectories are NaN. The parameters may lie where the ODE "
+                "diverges."
+            )
+            warnings.warn(msg, UserWarning, stacklevel=3)
+        return x.reshape(*shape, *x.shape[1:])
+
+    def _solved(self, t, starts: list, params: list, rtol: float) -> tuple:
+        """Return the states, shape ``(draw, time, state)``, axes in front, and how draws ended."""
+        try:
+            given = np.broadcast_arrays(*(np.asarray(v, dtype=float) for v in (*starts, *params)))
+        except ValueError:
+            shapes = [np.shape(value) for value in (*starts, *params)]
+            msg = f"x0 and theta have shapes {shapes}; expected as many draws of all of them."
+            raise ValueError(msg) from None
+        shape = given[0].shape
+        x0, theta = np.split(np.stack(given, -1).reshape(-1, len(given)), [len(starts)], axis=1)
         positive = np.array(self.is_positive)
-        below = positive & (x0 <= 0).reshape(-1, len(positive)).any(axis=0)
+        below = positive & (x0 <= 0).any(axis=0)
         if below.any():
             names = [name for name, is_below in zip(self.states, below, strict=True) if is_below]
             msg = f"the positive states {names} start at zero or below; expected positive numbers."
             raise ValueError(msg)
-        logs = np.log(np.where(positive, x0, 1))
-        levels = self.of_levels.solve(t, np.where(positive, logs, x0), theta)
-        return np.where(positive, np.exp(np.where(positive, levels, 0)), levels)
+        logs = np.where(positive, np.log(np.where(positive, x0, 1)), x0)
+        levels, _, ended, _ = Solver(self.of_levels.equations(), t, rtol)(logs, theta)
+        with np.errstate(over="ignore"):
+            x = np.where(positive, np.exp(np.where(positive, levels, 0)), levels)
+        return x, shape, ended
+
+    def equations(self, wrt: tuple[bool, ...] | None = None) -> Equations:
+        """Return the right-hand side as machine code, and all that solvers know of it.
+
+        Parameters
+        ----------
+        wrt : tuple of bool, optional
+            By which initial states, then by which parameters, derivatives will be taken.
+        """
+        wrt = wrt or (False,) * (len(self.states) + len(self.params))
+        # Numbers of inputs are looked up; functions of time are part of the code.
+        written = tuple(None if isinstance(value, Input) else value for value in self._given)
+        key = wrt, self._in_logs, written
+        if key not in self._codes:
+            sizes = len(self.states), len(self.params), written.count(None)
+            self._codes[key] = compiled(self._written_of, *sizes, wrt)
+        tables = tables_of([value for value in self._given if isinstance(value, Input)])
+        return Equations(
+            self._codes[key], tables, len(self.params), self._in_logs, self.breaks, self.jumps,
+            *self.steps, wrt,
+        )  # fmt: skip
+
+    def _written_of(self, t, x, theta, looked_up) -> list:
+        """Write the slopes as graphs of symbols, of which some are looked up."""
+        measured = iter(looked_up)
+        inputs = [
+            next(measured) if isinstance(value, Input) else input_at(value, t)
+            for value in self._given
+        ]
+        arguments = [named("State", self.states, x), named("Param", self.params, theta)]
+        arguments += [named("Input", self.inputs, inputs)] if inputs else []
+        return _expressions(self.rhs, t, *arguments)
+
+    def slopes(self, t, x, theta) -> NDArray[np.float64]:
+        """Evaluate the right-hand side at times ``(...)``, states ``(..., state)`` and parameters.
+
+        Returns
+        -------
+        array of float
+            Shape ``(..., state)``.
+        """
+        t, x, theta = (np.asarray(values, dtype=float) for values in (t, x, theta))
+        shape = np.broadcast_shapes(t.shape, x.shape[:-1], theta.shape[:-1])
+        t = np.broadcast_to(t, shape).ravel()
+        x, theta = (
+            np.broadcast_to(values, (*shape, values.shape[-1])).reshape(len(t), -1)
+            for values in (x, theta)
+        )
+        return evaluate(self.equations(), t, x, theta).reshape(*shape, len(self.states))
 
     def linearised(
         self, t: NDArray[np.float64], x: NDArray[np.float64], theta: NDArray[np.float64]
@@ -649,89 +794,6 @@ class ODE:
         outputs = [*along, *(one for column in zip(*by, strict=True) for one in column)]
         return one_at_a_time(in_numpy([t, *given], outputs))  # threads share it
 
-    @cached_property
-    def machine_code(self) -> Callable:
-        """The right-hand side as numba's machine code, of type ``RHS`` (ode/solve.py).
-
-        Where it is elementwise, as nearly all are, it is one function of numbers, which takes a
-        quarter of a second to compile; else it is the graph.
-        """
-        t = pt.scalar("t", dtype="float64")
-        x, theta, u = (
-            [pt.scalar(name, dtype="float64") for name in names]
-            for names in (self.states, self.params, self.inputs)
-        )
-        tables = [value for value in self._given if isinstance(value, Input)]
-        inputs = [
-            own if isinstance(value, Input) else input_at(value, t)
-            for own, value in zip(u, self._given, strict=True)
-        ]
-        arguments = [named("State", self.states, x), named("Param", self.params, theta)]
-        arguments += [named("Input", self.inputs, inputs)] if inputs else []
-        measured = [own for own in inputs if own in u]
-        try:
-            with as_written():
-                f = scalar_code([t, *x, *theta, *measured], _expressions(self.rhs, t, *arguments))
-        except (NotImplementedError, TypeError, ValueError):  # written for vectors of all times
-            return self._code_of_graph()
-        widths = {"x": len(x), "theta": len(theta), "out": len(x)}
-        columns = {name: [f"{name}[i, {k}]" for k in range(n)] for name, n in widths.items()}
-        given = ["t[i]", *columns["x"], *columns["theta"]]
-        given += [f"input{k}(t[i])" for k in range(len(tables))]
-        step = f"{', '.join(columns['out'])} = f({', '.join(given)})"
-        scope = {f"input{k}": table.machine_code for k, table in enumerate(tables)} | {"f": f}
-        exec(f"def rhs(t, x, theta, out):\n    for i in range(len(t)):\n        {step}", scope)
-        return njit(RHS, error_model="numpy")(scope["rhs"])
-
-    def _code_of_graph(self) -> Callable:
-        t = pt.vector("t", dtype="float64")
-        x = pt.tensor("x", dtype="float64", shape=(None, len(self.states)))
-        theta = pt.tensor("theta", dtype="float64", shape=(None, len(self.params)))
-        with as_written():
-            f = machine_code(
-                pytensor.function(
-                    [t, x, theta], self._graph(t, x, theta), on_unused_input="ignore", mode="NUMBA"
-                )
-            )
-
-        def rhs(t, x, theta, out):
-            (slopes,) = f(t, x, theta)
-            out[:] = slopes
-
-        return njit(RHS, error_model="numpy")(rhs)
-
-    @cached_property
-    def on_arrays(self) -> Callable:
-        """The right-hand side as a function of arrays t ``()``, x ``(state,)``, theta ``(param,)``.
-
-        Returns the derivatives, of the shape of x.  Where the user's function is arithmetic
-        alone, it is called as it is; where it calls pm.math or has inputs, it is compiled.
-        """
-        n_states, n_params = len(self.states), len(self.params)
-        some = np.random.default_rng(0).uniform(0.5, 1.5, (3, 1 + n_states + n_params))
-        at = some[:, 0], some[:, 1 : 1 + n_states], some[:, 1 + n_states :]
-        with (
-            np.errstate(all="ignore"),
-            suppress(Exception),
-        ):  # whatever tensors do and arrays do not
-            as_it_is = np.array([self._as_it_is(*draw) for draw in zip(*at, strict=True)])
-            graph = self._graph(*at).eval(mode=EVALUATE_ONCE)
-            if not self.inputs and np.allclose(as_it_is, graph, equal_nan=True):
-                return self._as_it_is
-        return self._from_machine
-
-    def _from_machine(self, t, x, theta) -> NDArray[np.float64]:
-        derivatives = np.empty((1, len(x)))
-        self.machine_code(np.array([t], dtype=float), np.array([x]), np.array([theta]), derivatives)
-        return derivatives[0]
-
-    def _as_it_is(self, t, x, theta) -> NDArray[np.float64]:
-        states, params = named("State", self.states, x), named("Param", self.params, theta)
-        return np.array(_in_order_of_states(self.rhs(t, states, params), self.states), dtype=float)
-
-    def _graph(self, t, x, theta) -> TensorVariable:
-        return self(t, x, [theta[:, i] for i in range(len(self.params))])
-
 
 def in_experiments(odes: Sequence[ODE]) -> ODE:
     """Return one right-hand side for all experiments, whose inputs differ.
@@ -748,23 +810,6 @@ def in_experiments(odes: Sequence[ODE]) -> ODE:
 
 def _of_each(inputs: Sequence[Input | Callable], t) -> TensorVariable:
     return pt.stack([pt.as_tensor(one(t[i])) + pt.zeros_like(t[i]) for i, one in enumerate(inputs)])
-
-
-def batched_solver(ode: ODE) -> BatchedSolver:
-    """Return a solver of an ODE for hundreds of draws at once.
-
-    Examples
-    --------
-    >>> import pymc_gradmatch as gm
-    >>> from pymc_gradmatch.ode import batched_solver
-    >>> decay = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
-    >>> solve = batched_solver(decay)
-    >>> solve([0.0, 1.0], x0=[[1.0], [2.0]], theta=[[0.5], [0.5]])[:, 1, 0].round(4)
-    array([0.6065, 1.2131])
-    """
-    return BatchedSolver(
-        ode.machine_code, lambda t, x, theta: ode.linearised(t, x, theta)[1], ode.breaks, ode.after
-    )
 
 
 def _gradient(total: TensorVariable, wrt: list[TensorVariable]) -> list[TensorVariable]:

@@ -30,9 +30,9 @@ from pytensor.tensor import TensorConstant, TensorVariable
 from xarray import DataTree
 
 from pymc_gradmatch._pymc import nutpie_model
+from pymc_gradmatch.machine import Native, Writer, assembled, solved
 from pymc_gradmatch.model import density_of
 from pymc_gradmatch.sampling.coordinates import Arrow, Band, Coordinates, Split, monomials
-from pymc_gradmatch.sampling.machine import Native, Writer, assembled, solved
 
 PATIENCE = 10.0  # seconds, after which a run that has
 LITTLE = 0.05  # of its draws at most

@@ -8,6 +8,7 @@ import math
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -18,6 +19,44 @@ import pytensor.scalar as ps
 
 class NotNativeError(Exception):
     """Something in a graph has no loop of ours."""
+
+
+@dataclass(frozen=True)
+class Native:
+    """Machine code, and what owns it.
+
+    Attributes
+    ----------
+    address : int
+        Of a C function.
+    owners : tuple
+        What must live as long as the code is called.
+    """
+
+    address: int
+    owners: tuple
+
+    def address_of(self, name: str) -> int:
+        """Return the address of another function of the same module."""
+        return self.owners[0].get_function_address(name)
+
+
+def assembled(source: str, name: str, owners: tuple = ()) -> Native:
+    """Compile a module in LLVM's language; the function of that name has the address."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    module = llvm.parse_assembly(source)
+    machine = llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), jit=True
+    )
+    module.triple, module.data_layout = machine.triple, str(machine.target_data)
+    options = llvm.create_pipeline_tuning_options(speed_level=2)
+    options.loop_vectorization = options.slp_vectorization = True
+    passes = llvm.create_pass_builder(machine, options)
+    passes.getModulePassManager().run(module, passes)
+    engine = llvm.create_mcjit_compiler(module, machine)
+    engine.finalize_object()
+    return Native(engine.get_function_address(name), (engine, *owners))
 
 
 # Where numbers lie, and what is computed from them: a tree that is written into a loop.
@@ -142,9 +181,15 @@ class Loops:
         self.lines.append(f"  %v{self.count} = {instruction}")
         return f"%v{self.count}"
 
+    def first(self, instruction: str) -> str:
+        """Write an instruction before all others, and return the name of its result."""
+        self.count += 1
+        self.lines.insert(0, f"  %v{self.count} = {instruction}")
+        return f"%v{self.count}"
+
     @contextmanager
-    def loop(self, length: int) -> Iterator[str]:
-        """Write what is written meanwhile into a loop; yields its index."""
+    def loop(self, length: int | str) -> Iterator[str]:
+        """Write what is written meanwhile into a loop, run at least once; yields its index."""
         self.count += 1
         name, before = f"l{self.count}", self.block
         self.lines += [f"  br label %{name}", f"{name}:"]

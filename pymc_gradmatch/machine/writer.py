@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from functools import cache, singledispatch
 from typing import Any
 
-import llvmlite.binding as llvm
 import numba
 import numpy as np
 import pytensor
@@ -54,14 +53,16 @@ from pytensor.tensor.subtensor import (
 )
 
 from pymc_gradmatch._pymc import EVALUATE_ONCE, as_written, machine_code
-from pymc_gradmatch.sampling.loops import (
+from pymc_gradmatch.machine.loops import (
     Array,
     Call,
     Leaf,
     Loops,
+    Native,
     NotNativeError,
     Number,
     Reduction,
+    assembled,
     contiguous,
     is_available,
     leaves_of,
@@ -71,22 +72,6 @@ from pymc_gradmatch.sampling.loops import (
     scalar,
     stored_as,
 )
-
-
-@dataclass(frozen=True)
-class Native:
-    """Machine code, and what owns it.
-
-    Attributes
-    ----------
-    address : int
-        Of a C function.
-    owners : tuple
-        What must live as long as the code is called.
-    """
-
-    address: int
-    owners: tuple
 
 
 @dataclass
@@ -338,6 +323,18 @@ class Writer:
             arrays.append(_as_type(array, kind.dtype))
         return arrays
 
+    def call(self, code: Native, number: int, arrays: Sequence[Array]):
+        """Write a call of machine code that takes a whole number and pointers, and returns nothing.
+
+        What it is given and what it fills are arrays of their own, see :meth:`copied` and
+        :meth:`room`.
+        """
+        self.owners.append(code)
+        pointers = "".join(f", ptr {array.tree.base}" for array in arrays)
+        self.body.append(
+            f"  call void inttoptr (i64 {code.address} to ptr)(i64 {number}{pointers})"
+        )
+
     def compiled(self, arguments: str) -> Native:
         """Compile what was written, as a function of arguments in LLVM's language."""
         self.declarations |= {"declare noalias ptr @malloc(i64)", "declare void @free(ptr)"}
@@ -380,24 +377,6 @@ def _known_shape(kind) -> tuple[int, ...]:
 def _ends(shapes: Iterable) -> list[int]:
     """Return where arrays begin that lie one after the other, and where the last one ends."""
     return np.cumsum([0, *map(math.prod, shapes)]).tolist()
-
-
-def assembled(source: str, name: str, owners: tuple = ()) -> Native:
-    """Compile a module in LLVM's language; the function of that name has the address."""
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    module = llvm.parse_assembly(source)
-    machine = llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), jit=True
-    )
-    module.triple, module.data_layout = machine.triple, str(machine.target_data)
-    options = llvm.create_pipeline_tuning_options(speed_level=2)
-    options.loop_vectorization = options.slp_vectorization = True
-    passes = llvm.create_pass_builder(machine, options)
-    passes.getModulePassManager().run(module, passes)
-    engine = llvm.create_mcjit_compiler(module, machine)
-    engine.finalize_object()
-    return Native(engine.get_function_address(name), (engine, *owners))
 
 
 @cache

@@ -1,0 +1,22 @@
+"""Graphs as machine code, by way of LLVM's own language.
+
+:class:`Writer` writes graphs of arrays whose shapes are known; :func:`straight_line` writes
+elementwise graphs of numbers, without a loop or a place in memory.  :func:`assembled` compiles
+what was written.
+"""
+
+from pymc_gradmatch.machine.loops import Loops, Native, NotNativeError, assembled, literal
+from pymc_gradmatch.machine.scalars import straight_line
+from pymc_gradmatch.machine.writer import Writer, lower, solved
+
+__all__ = [
+    "Loops",
+    "Native",
+    "NotNativeError",
+    "Writer",
+    "assembled",
+    "literal",
+    "lower",
+    "solved",
+    "straight_line",
+]

@@ -1,0 +1,234 @@
+"""The solution of an ODE as a node of PyTensor graphs, with its derivatives."""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, Protocol
+
+import numpy as np
+import pytensor.tensor as pt
+from numpy.typing import NDArray
+from pytensor.gradient import DisconnectedType
+from pytensor.graph import Apply, Op
+from pytensor.tensor import TensorVariable
+
+from pymc_gradmatch._pymc import (
+    external_function,
+    numba_function,
+    replaces,
+    when_compiled_by_numba,
+    when_vectorized,
+)
+from pymc_gradmatch.machine import lower
+from pymc_gradmatch.ode.solve import Equations, Solver
+
+NO_SECOND_DERIVATIVES = (
+    "the solution of an ODE has first derivatives only; second ones, as of a Hessian, are not "
+    "available. Samplers and optimisers that use gradients need none. For a normal approximation "
+    "take products of first derivatives (Gauss-Newton), as gm.sample does."
+)
+
+
+class Solvable(Protocol):
+    """What :class:`Solve` needs of an ODE: its equations, and to be pickled."""
+
+    def equations(self, wrt: tuple[bool, ...] | None = None) -> Equations:
+        """Return the right-hand side as machine code, with derivatives or without."""
+        ...
+
+
+class Solve(Op):
+    r"""The states of an ODE at some times, :math:`x(t; x_0, \theta)`, of one draw or of many.
+
+    Its inputs are starts and parameters, shapes ``(draw, state)`` and ``(draw, param)``; its
+    output has the shape ``(draw, time, state)``.  With sensitivities it has another, their
+    derivatives, ``(draw, time, state, derivative)``.  NaN where the ODE cannot be solved.
+
+    Parameters
+    ----------
+    ode : Solvable
+        The equations.
+    t : array of float
+        Output times.
+    rtol : float
+        Relative tolerance.
+    wrt : tuple of bool
+        By which starts, then by which parameters, there are derivatives: those that vary.
+    has_sensitivities : bool, default False
+        Whether the derivatives are an output.
+    """
+
+    def __init__(
+        self,
+        ode: Solvable,
+        t: NDArray[np.float64],
+        rtol: float,
+        wrt: tuple[bool, ...],
+        *,
+        has_sensitivities: bool = False,
+    ):
+        self.given = ode, t, rtol, wrt
+        self.wrt, self.has_sensitivities = wrt, has_sensitivities
+        self.solver = Solver(ode.equations(wrt if has_sensitivities else None), t, rtol)
+        self.key = self.solver.key, wrt, has_sensitivities
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Solve) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __reduce__(self):
+        return _rebuilt, (*self.given, self.has_sensitivities)
+
+    def __str__(self) -> str:
+        return f"Solve{{{self.solver.n_states} states, {self.solver.n_times} times}}"
+
+    @property
+    def sensitive(self) -> "Solve":
+        """The same solution with its derivatives."""
+        return Solve(*self.given, has_sensitivities=True)
+
+    def make_node(self, *inputs: Any) -> Apply:
+        """Take starts and parameters."""
+        x0, theta = map(pt.as_tensor, inputs)
+        n_draws = theta.type.shape[0] if x0.type.shape[0] is None else x0.type.shape[0]
+        shape: tuple = n_draws, self.solver.n_times, self.solver.n_states
+        outputs = [pt.tensor(dtype="float64", shape=shape)]
+        if self.has_sensitivities:
+            shape = *shape, self.solver.n_derivatives
+            outputs.append(pt.tensor(dtype="float64", shape=shape))
+        return Apply(self, [x0, theta], outputs)
+
+    def perform(self, node, inputs, output_storage):
+        """Solve for all draws at once."""
+        x, sensitivities, *_ = self.solver(*inputs)
+        for storage, values in zip(output_storage, (x, sensitivities), strict=False):
+            storage[0] = values
+
+    def infer_shape(self, node, input_shapes):
+        """Return the shapes of the outputs."""
+        return [(input_shapes[0][0], *out.type.shape[1:]) for out in node.outputs]
+
+    def pullback(self, inputs, outputs, cotangents):
+        r"""Return the gradient by starts and parameters, :math:`\sum_{tk} \bar x_{tk} S_{tkj}`."""
+        if self.has_sensitivities and not isinstance(cotangents[1].type, DisconnectedType):
+            raise NotImplementedError(NO_SECOND_DERIVATIVES)
+        both: Any = outputs if self.has_sensitivities else self.sensitive(*inputs)
+        _, sensitivities = both
+        gradient = (cotangents[0][..., None] * sensitivities).sum(axis=(1, 2))
+        columns = iter(range(self.solver.n_derivatives or sum(self.wrt)))
+        nothing = pt.zeros_like(inputs[0][:, 0])
+        parts = [gradient[:, next(columns)] if wanted else nothing for wanted in self.wrt]
+        n_states = self.solver.n_states
+        by_start, by_theta = parts[:n_states], parts[n_states:]
+        return [
+            pt.stack(part, axis=-1) if part else pt.zeros_like(given)
+            for part, given in zip((by_start, by_theta), inputs, strict=True)
+        ]
+
+
+def _rebuilt(ode, t, rtol, wrt, has_sensitivities) -> Solve:
+    return Solve(ode, t, rtol, wrt, has_sensitivities=has_sensitivities)
+
+
+def solution(
+    ode: Solvable,
+    t: NDArray[np.float64],
+    rtol: float,
+    values: Sequence[TensorVariable],
+    n_states: int,
+) -> TensorVariable:
+    """Write the solution as a graph.
+
+    Parameters
+    ----------
+    ode : Solvable
+        The equations.
+    t : array of float
+        Output times.
+    rtol : float
+        Relative tolerance.
+    values : sequence of TensorVariable
+        Of each start and each parameter, shapes that broadcast.
+    n_states : int
+        How many of them are starts.
+
+    Returns
+    -------
+    TensorVariable
+        Shape ``(..., time, state)``.
+    """
+    wrt = tuple(not isinstance(value, pt.TensorConstant) for value in values)
+    together = pt.stack(pt.broadcast_arrays(*values), axis=-1)
+    batch = together.shape[:-1]
+    flat = together.reshape((_length(together), len(values)))
+    x: Any = Solve(ode, t, rtol, wrt)(flat[:, :n_states], flat[:, n_states:])
+    lengths = [batch[k] if n is None else n for k, n in enumerate(together.type.shape[:-1])]
+    return x.reshape((*lengths, *x.type.shape[1:]))
+
+
+def _length(batched: TensorVariable) -> Any:
+    lengths = batched.type.shape[:-1]
+    return prod(batched.shape[:-1]) if None in lengths else prod(lengths)  # type: ignore[arg-type]
+
+
+@when_vectorized(Solve)
+def _vectorized(op: Solve, node, x0, theta):
+    """Take more axes in front as more draws."""
+    batch = pt.broadcast_shape(x0, theta, arrays_are_shapes=False)[:-2]
+    n_draws = node.inputs[0].shape[0]
+    flat = [
+        pt.broadcast_to(one, (*batch, n_draws, one.shape[-1])).reshape((-1, one.type.shape[-1]))
+        for one in (x0, theta)
+    ]
+    outputs: Any = op(*flat, return_list=True)
+    return [out.reshape((*batch, n_draws, *out.type.shape[1:])) for out in outputs]
+
+
+@replaces(Solve)
+def _with_its_derivatives(fgraph, node):
+    """Let a solution come from where its derivatives are computed too."""
+    if node.op.has_sensitivities:
+        return None
+    for client, _ in fgraph.clients[node.inputs[1]]:
+        is_same = isinstance(client.op, Solve) and client.op.has_sensitivities
+        if is_same and client.op == node.op.sensitive and client.inputs == node.inputs:
+            return [client.outputs[0]]
+    return None
+
+
+@lower.register
+def _(op: Solve, node, writer):
+    x0, theta = (writer.copied(writer[variable]) for variable in node.inputs)
+    shapes = [(x0.shape[0], *out.type.shape[1:]) for out in node.outputs]
+    outputs = [writer.room(shape, "float64") for shape in shapes]
+    ended = writer.copied(writer.constant(np.zeros((x0.shape[0], 3), dtype="int64")))
+    missing = [writer.room((0,), "float64")] if len(outputs) == 1 else []
+    arguments = [x0, theta, *outputs, *missing, ended]
+    writer.call(op.solver.native, x0.shape[0], arguments)
+    return outputs
+
+
+@when_compiled_by_numba(Solve)
+def _in_numba(op: Solve, node, **kwargs):
+    n_times, n_states, n_derivatives = (
+        op.solver.n_times, op.solver.n_states, op.solver.n_derivatives,
+    )  # fmt: skip
+    name = f"gradmatch_solve_{op.solver.fingerprint}"
+    native = external_function(name, op.solver.native.address, n_pointers=5)
+
+    @numba_function
+    def states_and_sensitivities(x0, theta):
+        x0, theta = np.ascontiguousarray(x0), np.ascontiguousarray(theta)
+        n_draws = x0.shape[0]
+        x = np.empty((n_draws, n_times, n_states))
+        s = np.empty((n_draws, n_times, n_states, n_derivatives))
+        ended = np.zeros((n_draws, 3), dtype=np.int64)
+        native(n_draws, x0.ctypes, theta.ctypes, x.ctypes, s.ctypes, ended.ctypes)
+        return x, s
+
+    @numba_function
+    def states(x0, theta):
+        return states_and_sensitivities(x0, theta)[0]
+
+    return (states_and_sensitivities if op.has_sensitivities else states), name
