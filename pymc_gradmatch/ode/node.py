@@ -116,7 +116,7 @@ class Solve(Op):
         both: Any = outputs if self.has_sensitivities else self.sensitive(*inputs)
         _, sensitivities = both
         gradient = (cotangents[0][..., None] * sensitivities).sum(axis=(1, 2))
-        columns = iter(range(self.solver.n_derivatives or sum(self.wrt)))
+        columns = iter(range(sum(self.wrt)))
         nothing = pt.zeros_like(inputs[0][:, 0])
         parts = [gradient[:, next(columns)] if wanted else nothing for wanted in self.wrt]
         n_states = self.solver.n_states
@@ -176,7 +176,7 @@ def _length(batched: TensorVariable) -> Any:
 def _vectorized(op: Solve, node, x0, theta):
     """Take more axes in front as more draws."""
     batch = pt.broadcast_shape(x0, theta, arrays_are_shapes=False)[:-2]
-    n_draws = node.inputs[0].shape[0]
+    n_draws = x0.shape[-2]
     flat = [
         pt.broadcast_to(one, (*batch, n_draws, one.shape[-1])).reshape((-1, one.type.shape[-1]))
         for one in (x0, theta)
