@@ -31,6 +31,7 @@ from pymc_gradmatch.ode.inputs import (
     steps_at,
     times_where,
 )
+from pymc_gradmatch.ode.node import solution
 from pymc_gradmatch.ode.solve import RHS, BatchedSolver, integrate
 from pymc_gradmatch.reporting import latex, latex_name
 
@@ -528,7 +529,8 @@ class ODE:
         theta,
         *,
         inputs: Mapping[str, Input | Callable] | None = None,
-    ) -> NDArray[np.float64]:
+        rtol: float = 1e-9,
+    ) -> Any:
         """Integrate the ODE numerically with LSODA, relative tolerance 1e-8.
 
         It starts anew where an input jumps or has a kink.  A dose at ``t[0]`` is in ``x0``.
@@ -564,7 +566,11 @@ class ODE:
         (2, 2, 1)
         """
         if inputs is not None:
-            return self.with_inputs(inputs).solve(t, x0, theta)
+            return self.with_inputs(inputs).solve(t, x0, theta, rtol=rtol)
+        given = [[*each.values()] if hasattr(each, "keys") else [each] for each in (x0, theta)]
+        if any(isinstance(v, Variable) for each in given for one in each
+               for v in (one if isinstance(one, list | tuple) else [one])):  # fmt: skip
+            return self._node(t, x0, theta)
         t = np.asarray(t, dtype=float)
         if t.ndim != 1 or len(t) < 2 or not (np.diff(t) > 0).all():
             msg = f"t has shape {t.shape}; expected at least two strictly increasing times."
@@ -600,6 +606,17 @@ class ODE:
             self.after,
         )
         return trajectories if draws else trajectories[0]
+
+    def _node(self, t, x0, theta):
+        if hasattr(x0, "keys"):
+            x0 = pt.stack(pt.broadcast_arrays(*in_order(x0, self.states, "x0 is")), axis=-1)
+        parameters = self.ordered_params(theta) if hasattr(theta, "keys") else [*theta]
+        x0, positive = pt.as_tensor(x0), np.array(self.is_positive)
+        levels = pt.where(positive, pt.log(pt.where(positive, x0, 1)), x0) if self.positive else x0
+        solved = solution(batched_solver(self.of_levels), t, levels, parameters)
+        if not self.positive:
+            return solved
+        return pt.where(positive, pt.exp(pt.where(positive, solved, 0)), solved)
 
     def _solved_in_logs(self, t, x0, theta) -> NDArray[np.float64]:
         positive = np.array(self.is_positive)
