@@ -38,7 +38,13 @@ from pymc_gradmatch.model.refinement import (
     recentre,
     refine,
 )
-from pymc_gradmatch.model.start import Start, is_known_start, known_starts, start_in
+from pymc_gradmatch.model.start import (
+    Start,
+    is_known_start,
+    known_starts,
+    start_in,
+    start_priors,
+)
 
 __all__ = [
     "Constraint",
@@ -67,6 +73,7 @@ __all__ = [
     "refine",
     "residuals",
     "start_in",
+    "start_priors",
     "total_of",
     "warn_of_other_data",
     "where_impossible",
