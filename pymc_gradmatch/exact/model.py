@@ -188,7 +188,7 @@ def with_solutions(of: Solutions, solving: Solving) -> Exact:
             left_out |= {constraint.name, *names} | ({known.name} if known else set())
     _check_seen(of, left_out)
     solved = _without(pm.do(model, states), of.model, left_out, of)
-    _as_before(of.model, solved)
+    _as_before(of.model, solved, [part.name for part in parts])
     theta = renamed(of.theta_graphs, of.model.named_vars.values(), solved)
     return Exact(solved, theta, [solved[name] for name in of.starts], parts)
 
@@ -332,7 +332,7 @@ def _without(model: pm.Model, before: pm.Model, left_out: set[str], of: Solution
     lost = [rv for rv in model.free_RVs if rv.name in served and rv not in needed]
     gone = left_out | {rv.name for rv in lost}
     gone |= {v.name for v in model.deterministics if not {*lost}.isdisjoint(ancestors([v]))}
-    fgraph, _ = fgraph_from_model(model)
+    fgraph, _ = fgraph_from_model(model, inlined_views=True)
     for place in reversed(range(len(fgraph.outputs))):
         if fgraph.outputs[place].owner.op.name in gone:
             fgraph.remove_output(place)
@@ -346,9 +346,9 @@ def _state_variables(of: Solutions) -> set[str]:
     return {str(rv.name) for rv in free if is_states(rv) or rv in reached} - {*of.states}
 
 
-def _as_before(before: pm.Model, model: pm.Model):
+def _as_before(before: pm.Model, model: pm.Model, new: list[str]):
     """Put variables in the order of another model, new ones last, and let them start as there."""
-    order = {name: place for place, name in enumerate(before.named_vars)}
+    order = {name: place for place, name in enumerate([*before.named_vars, *new])}
     for variables in (model.free_RVs, model.observed_RVs, model.deterministics):
         variables.sort(key=lambda v: order.get(str(v.name), len(order)))
     for rv, start in before.rvs_to_initial_values.items():

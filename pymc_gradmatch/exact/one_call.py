@@ -78,8 +78,6 @@ PILOTS = 1_000  # draws of the normal approximation, from which the searches sta
 N_POPULATIONS, POPULATION, GENERATIONS = 4, 64, 60  # of an evolution towards other modes
 FLOOR = 1e100  # the negative log density where it is zero
 HARDLY = 0.7  # of the prior's width, that a posterior has where the data tell next to nothing
-FAR_APART = (-3.0, -1.0, 1.0, 3.0)  # of a state's standard deviation
-FLAT = 1e-3  # log density; the solver's errors are smaller
 UNSEEN = "It says nothing of modes that no search reached."
 
 
@@ -338,6 +336,7 @@ def fit(
     disagreement = found.disagreement.set_axis([*target.names, "evidence"])
     posterior = idata["posterior"].dataset
     along = target.along_states - {name for name, v in posterior.items() if v.ndim == 2}
+    along |= {*target.behind_starts}
     scalars = [name for name in posterior.data_vars if name not in along]
     doubts = doubts_about(target, found, apart)
     is_exact = is_sealed(found, doubts)
@@ -573,26 +572,8 @@ def _others_without_start(model: pm.Model, constraint: Constraint) -> bool:
     return any(rv.name not in constraint.ode.params and not starts_by_itself(rv) for rv in others)
 
 
-def _check_told(target: ExactPosterior, start):
-    """Raise if x(t0) of a state, of flat prior, changes the density nowhere."""
-    starts = [i for i, name in enumerate(target.names) if name.split("[")[0] in target.starts]
-    moves = np.eye(len(start))[starts]
-    around = np.concatenate([[start], *(start + width * moves for width in FAR_APART)])
-    density, *others = np.split(target(around), [1, *(1 + len(starts) * np.arange(1, 4))])
-    untold = (np.abs(np.array(others) - density) < FLAT).all(axis=0)
-    if untold.any():
-        names = [target.names[i] for i, is_untold in zip(starts, untold, strict=True) if is_untold]
-        msg = (
-            f"the density does not change with {names}, whose prior is flat: neither is such a "
-            "state observed, nor does it enter the equations of one that is. Leave it out, or say "
-            "where it starts: start= for gm.build_model, or an observation of x[0] in the model."
-        )
-        raise ValueError(msg)
-
-
 def _check_start(target: ExactPosterior, start):
     if np.isfinite(target(start[None])[0]):
-        _check_told(target, start)
         return
     at = {label: float(f"{v[0]:.3g}") for label, v in target.scalars(start[None]).items()}
     zero = target.impossible(start)

@@ -21,7 +21,7 @@ class Solution(Op):
         shape = (*x0.type.shape[:-1], len(self.t), self.n_states)
         return Apply(self, [x0, theta], [pt.tensor(dtype="float64", shape=shape)])
 
-    def infer_shape(self, fgraph, node, shapes):
+    def infer_shape(self, node, shapes):
         """Return the shape."""
         return [(*shapes[0][:-1], len(self.t), self.n_states)]
 
