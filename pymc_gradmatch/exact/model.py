@@ -186,7 +186,7 @@ def with_solutions(of: Solutions, solving: Solving) -> Exact:
             parts += added
             states[of.states[number]] = solving(constraint, x0, constraint.theta)
             left_out |= {constraint.name, *names} | ({known.name} if known else set())
-    _check_seen(of, left_out)
+    _check_likelihood(of, left_out)
     solved = _without(pm.do(model, states), of.model, left_out, of)
     _as_before(of.model, solved, [part.name for part in parts])
     theta = renamed(of.theta_graphs, of.model.named_vars.values(), solved)
@@ -323,12 +323,10 @@ def _as_node(constraint: Constraint, x0: TensorVariable, theta: TensorVariable) 
 def _without(model: pm.Model, before: pm.Model, left_out: set[str], of: Solutions) -> pm.Model:
     """Return a model without what served the Gaussian process, or the matching, alone."""
     terms = [v for v in [*model.observed_RVs, *model.potentials] if v.name not in left_out]
-    states = _state_variables(of)
-    _check_states(of, terms, [model[name] for name in states if name in model.named_vars])
     theta = [constraint.theta for constraint in constraints(model)]
     needed = {*ancestors([*terms, *theta, *(model[name] for name in [*of.states, *of.starts])])}
     serving = {*ancestors([before[name] for name in left_out])}
-    served = {rv.name for rv in before.free_RVs if rv in serving} | states
+    served = {rv.name for rv in before.free_RVs if rv in serving} | _state_variables(of)
     lost = [rv for rv in model.free_RVs if rv.name in served and rv not in needed]
     gone = left_out | {rv.name for rv in lost}
     gone |= {v.name for v in model.deterministics if not {*lost}.isdisjoint(ancestors([v]))}
@@ -372,28 +370,26 @@ def _check_theta(of: Solutions):
             raise ValueError(msg)
 
 
-def _check_seen(of: Solutions, left_out: set[str]):
-    """Raise if no likelihood depends on the states."""
+def _check_likelihood(of: Solutions, left_out: set[str]):
+    """Raise if no likelihood depends on the states, or one on more of the Gaussian process."""
     terms = [*of.model.observed_RVs, *of.model.potentials]
     terms = [term for term in terms if term.name not in left_out]
-    seen = {*ancestors(terms)}
-    blind = [n for n, c in zip(of.states, of.constraints, strict=True) if c.x not in seen]
-    if blind:
-        msg = (
-            f"no likelihood depends on the states {blind}, only "
-            f"{[term.name for term in terms]} were found; expected observations of the "
-            "variable that gm.GradientMatchingODE is given."
-        )
-        raise ValueError(msg)
-
-
-def _check_states(of: Solutions, terms: Sequence, left: Sequence):
-    """Raise if likelihoods depend on more of the Gaussian process than the states."""
-    seeing = [term.name for term in terms if not {*left}.isdisjoint(ancestors([term]))]
+    x = [constraint.x for constraint in of.constraints]
+    left = [of.model[name] for name in _state_variables(of)]
+    seeing = [t.name for t in terms if not {*left}.isdisjoint(ancestors([t], blockers=x))]
     if seeing:
         msg = (
             f"{seeing} depend on {[rv.name for rv in left]} and not only on the states "
             f"{of.states} of the ODE, whose place its solution takes. Write them as "
             "functions of the variable that gm.GradientMatchingODE is given."
+        )
+        raise ValueError(msg)
+    seen = {*ancestors(terms)}
+    blind = [name for name, states in zip(of.states, x, strict=True) if states not in seen]
+    if blind:
+        msg = (
+            f"no likelihood depends on the states {blind}, only "
+            f"{[term.name for term in terms]} were found; expected observations of the "
+            "variable that gm.GradientMatchingODE is given."
         )
         raise ValueError(msg)

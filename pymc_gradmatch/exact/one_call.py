@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
@@ -30,6 +30,7 @@ from pymc_gradmatch.exact.experiments import (
     leading_to,
 )
 from pymc_gradmatch.exact.importance import Mixture
+from pymc_gradmatch.exact.model import exact_model
 from pymc_gradmatch.exact.modes import (
     HIGHER,
     Local,
@@ -137,6 +138,14 @@ class Fit(Verdict):
     starts: list[dict[str, Any]]
     modes: pd.DataFrame
     unidentified: pd.DataFrame
+
+    @cached_property
+    def exact_model(self) -> pm.Model:
+        """The model with the solution in the place of its states: a plain PyMC model.
+
+        See :func:`~pymc_gradmatch.exact_model`, where the prior of x(t0) is written too.
+        """
+        return exact_model(self.model)
 
     def shown(self) -> tuple[str, list[pd.DataFrame]]:
         """Return the verdict, with modes and what the data do not tell, and the table."""

@@ -286,7 +286,7 @@ class ExactPosterior(Solutions):
         return [
             v
             for v in self._exact.deterministics
-            if v.name not in self._named and not strangers & {*ancestors([v])}
+            if v.name not in {*self._named, *self.starts} and not strangers & {*ancestors([v])}
         ]
 
     @property
