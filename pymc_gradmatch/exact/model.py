@@ -179,7 +179,9 @@ def with_solutions(of: Solutions, solving: Solving) -> Exact:
     states = {}
     with model:
         by_states = {known.x: known for known in known_starts(model)}
-        for number, constraint in enumerate(constraints(model)):
+        cloned = {constraint.name: constraint for constraint in constraints(model)}  # in any order
+        for number, name in enumerate(constraint.name for constraint in of.constraints):
+            constraint = cloned[name]
             names, priors = start_priors(model, constraint.x)
             known = by_states.get(constraint.x)
             added, x0 = _add_start(of, number, constraint, priors, known)
