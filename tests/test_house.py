@@ -33,6 +33,7 @@ PUBLIC = {  # documented, or exported by a library at its root
     "pymc.gp",
     "pymc.gp.cov",
     "pymc.math",
+    "pymc.model.fgraph",
     "pymc.model.transform.conditioning.remove_value_transforms",
     "pymc.pytensorf.join_nonshared_inputs",
     "pymc.pytensorf.make_shared_replacements",
@@ -73,7 +74,7 @@ def of_ours(module):
 
 
 def test_the_house_is_small():
-    assert len(MODULES) <= 49
+    assert len(MODULES) <= 50
     assert max(floors(ARROWS).values()) <= 14
 
 

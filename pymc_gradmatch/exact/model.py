@@ -1,7 +1,7 @@
 """The exact model: a model's own graph, with the ODE's solution in the place of its states."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pymc as pm
@@ -27,6 +27,7 @@ from pymc_gradmatch.exact.solutions import Solutions, unused_name
 from pymc_gradmatch.gp import StateGP, StateGPs, is_states, start_of
 from pymc_gradmatch.model import (
     Constraint,
+    Known,
     constraints,
     equations,
     known_starts,
@@ -198,7 +199,7 @@ def with_solutions(of: Solutions, solving: Solving) -> Exact:
 def renamed(graphs: Sequence, variables: Any, model: pm.Model) -> list:
     """Return graphs of some variables as graphs of those that have their names in a model."""
     known = {*variables} & {*ancestors(graphs)}
-    replaced = {v: model[str(v.name)] for v in known if v.name in model.named_vars}
+    replaced: dict[Any, Any] = {v: model[str(v.name)] for v in known if v.name in model.named_vars}
     return graph_replace([*graphs], replaced, strict=False) if replaced else [*graphs]
 
 
@@ -208,8 +209,8 @@ def default_prior(gp: StateGP) -> tuple[NDArray[np.float64], NDArray[np.float64]
     See :func:`exact_model`; shapes ``(..., state)``.
     """
     if isinstance(gp, StateGPs):
-        mean, sd = zip(*map(default_prior, gp.members), strict=True)
-        return np.stack(mean), np.stack(sd)
+        means, sds = zip(*map(default_prior, gp.members), strict=True)
+        return np.stack(means), np.stack(sds)
     levels, seen = gp.data.levels, gp.data.is_observed
     each = range(len(gp.scale))
     first = seen.argmax(axis=0)
@@ -220,63 +221,66 @@ def default_prior(gp: StateGP) -> tuple[NDArray[np.float64], NDArray[np.float64]
 
 
 def _add_start(
-    of: Solutions, number: int, constraint: Constraint, priors: list[Mapping], known
+    of: Solutions, number: int, constraint: Constraint, priors: list[Mapping], known: Known | None
 ) -> tuple[list[Part], TensorVariable]:
     """Add x(t0) to the model on the stack: its free variables, and itself where it is no such."""
-    gp, states, name = constraint.gp, constraint.ode.states, of.starts[number]
-    model, dims = pm.modelcontext(None), of.dims(of.starts[number])
-    mean, sd = default_prior(gp)
-    start = at_support_points([pt.as_tensor(gp.states_of(start_of(gp))[..., 0, :])])[0]
-    start = start.eval(mode=EVALUATE_ONCE)
-    parts = []
+    gp, name = constraint.gp, of.starts[number]
+    dims, n_batch = of.dims(name) or (), gp.mean.ndim - 1
+    parts: list[Part] = []
 
-    def add(label: str, prior, where: tuple, positive: bool, *, is_default=False, dims=None):
-        if _is_possible(prior, start[where]):
-            prior = starting_at(prior, start[where])
-        transform = _scaling(prior, gp.mean[where], gp.scale[where], positive)
-        parts.append(Part(label, number, where, is_default))
-        return model.register_rv(prior, label, dims=dims, **transform)
+    def add(label: str, where: tuple, prior: TensorVariable | None, axes: Sequence):
+        parts.append(Part(label, number, where, prior is None))
+        return _add_part(gp, label, where, prior, tuple(axes) or None)
 
-    def default(where: tuple, positive: bool) -> TensorVariable:
-        family = pm.LogNormal if positive else pm.Normal
-        return family.dist(mean[where], sd[where])
-
-    is_plain = known is None and not any(priors)
-    positive = np.array(gp.data.positive)
-    if is_plain and len(set(positive)) == 1:
-        whole = add(
-            name, default((...,), positive[0]), (...,), positive[0], is_default=True, dims=dims
-        )
-        return parts, whole
+    if known is None and not any(priors) and len({*gp.data.positive}) == 1:
+        return parts, add(name, (...,), None, dims)
     columns = []
-    for k, state in enumerate(states):
-        label, where = unused_name(f"{name}_{state}", model), (..., k)
+    for k, state in enumerate(constraint.ode.states):
         given = [one.get(state) for one in priors] or [None]
+        label = unused_name(f"{name}_{state}", of.model)
         if known is not None and k in known.places:
-            columns.append(pt.zeros(start.shape[:-1]))
-        elif given[0] is None and len(set(given)) == 1:
-            prior = default(where, positive[k])
-            columns.append(
-                add(label, prior, where, positive[k], is_default=True, dims=dims and dims[:-1])
-            )
-        elif not isinstance(gp, StateGPs):
-            columns.append(add(label, _copied(given[0], model), where, positive[k]))
-        elif len(set(given)) == 1:
-            prior = change_dist_size(_copied(given[0], model), (len(given),), expand=True)
-            columns.append(add(label, prior, where, positive[k], dims=dims and dims[:-1]))
+            columns.append(pt.zeros(gp.mean.shape[:-1]))
+        elif len({*given}) == 1:
+            columns.append(add(label, (..., k), given[0], dims[:n_batch]))
         else:
-            each = []
-            for e, (experiment, prior) in enumerate(zip(gp.names, given, strict=True)):
-                of_one = unused_name(f"{name}_{state}_{experiment}", model)
-                own = default((e, k), positive[k]) if prior is None else _copied(prior, model)
-                each.append(add(of_one, own, (e, k), positive[k], is_default=prior is None))
+            names = getattr(gp, "names", ())
+            each = [
+                add(unused_name(f"{label}_{one}", of.model), (e, k), given[e], ())
+                for e, one in enumerate(names)
+            ]
             columns.append(pt.stack(each))
     x0 = pt.stack(columns, axis=-1)
     if known is not None:
         at_start = pt.zeros(gp.prior_mean.shape) + x0[..., None, :]
-        [values] = graph_replace([known.values], {constraint.x: at_start}, strict=False)
+        [values] = graph_replace(
+            [known.values], {cast("Any", constraint.x): at_start}, strict=False
+        )
         x0 = pt.set_subtensor(x0[..., known.places], values)
-    return parts, pm.Deterministic(name, x0, dims=dims)
+    return parts, pm.Deterministic(name, x0, dims=dims or None)
+
+
+def _add_part(
+    gp: StateGP, label: str, where: tuple, prior: TensorVariable | None, dims: tuple | None
+) -> TensorVariable:
+    """Add a free variable of x(t0) to the model on the stack, which starts where the data do."""
+    model = pm.modelcontext(None)
+    positive = bool(np.broadcast_to(gp.data.positive, gp.mean.shape)[where].all())
+    [start] = at_support_points([pt.as_tensor(gp.states_of(start_of(gp))[..., 0, :])])
+    start = start.eval(mode=EVALUATE_ONCE)[where]
+    if prior is None:
+        mean, sd = default_prior(gp)
+        prior = (pm.LogNormal if positive else pm.Normal).dist(mean[where], sd[where])
+    else:
+        prior = _copied(prior, model)
+        prior = change_dist_size(prior, start.shape, expand=True) if start.shape else prior
+    if _is_possible(prior, start):
+        prior = starting_at(prior, start)
+    alone = pm.Model(model=None)
+    alone.register_rv(prior, label)
+    own = alone.rvs_to_transforms[prior]
+    moves_levels = own is None or (positive and own.name == "log")
+    scaled = {"transform": Scaled(gp.mean[where], gp.scale[where])} if moves_levels else {}
+    return model.register_rv(prior, label, dims=dims, **scaled)
 
 
 def _copied(prior: TensorVariable, model: pm.Model) -> TensorVariable:
@@ -286,23 +290,13 @@ def _copied(prior: TensorVariable, model: pm.Model) -> TensorVariable:
         v: pt.random.shared_rng(seed=None) for v in upstream if is_generator(v) and not v.owner
     }
     replaced |= {v: model[str(v.name)] for v in upstream if v.name in model.named_vars}
-    [copied] = graph_replace([prior], replaced, strict=False)
-    return copied
+    copied: Any = graph_replace([prior], replaced, strict=False)
+    return copied[0]
 
 
 def _is_possible(prior: TensorVariable, start: NDArray[np.float64]) -> bool:
     [density] = at_support_points([pm.logp(prior, start)])
     return bool(np.isfinite(density.eval(mode=EVALUATE_ONCE)).all())
-
-
-def _scaling(prior, mean, scale, positive: bool) -> dict[str, Transform]:
-    """Return the transform to standardised levels, where samplers move levels."""
-    alone = pm.Model(model=None)
-    alone.register_rv(prior, "x0")
-    own = alone.rvs_to_transforms[prior]
-    if own is None or (positive and own.name == "log"):
-        return {"transform": Scaled(mean, scale)}
-    return {}
 
 
 def _as_node(constraint: Constraint, x0: TensorVariable, theta: TensorVariable) -> TensorVariable:

@@ -79,6 +79,7 @@ PILOTS = 1_000  # draws of the normal approximation, from which the searches sta
 N_POPULATIONS, POPULATION, GENERATIONS = 4, 64, 60  # of an evolution towards other modes
 FLOOR = 1e100  # the negative log density where it is zero
 HARDLY = 0.7  # of the prior's width, that a posterior has where the data tell next to nothing
+MOST_NAMED = 4  # entries of x(t0) in one sentence
 UNSEEN = "It says nothing of modes that no search reached."
 
 
@@ -123,7 +124,11 @@ class Fit(Verdict):
     unidentified : pandas.DataFrame
         Of which unknowns the data tell next to nothing: the range of the middle half of
         draws, ``prior_width`` and ``posterior_width``; of several modes the largest one's.
-        x(t0), whose prior is flat, has the range over time of its state in place of the former.
+        x(t0) has the range over time of its state in place of the former.
+    default_starts : list of str
+        Entries of x(t0) with the default prior, wide around the first data, which
+        :func:`~pymc_gradmatch.exact_model` describes and ``exact_model`` shows; ``start``
+        replaces it.
     """
 
     verdict: str
@@ -138,6 +143,7 @@ class Fit(Verdict):
     starts: list[dict[str, Any]]
     modes: pd.DataFrame
     unidentified: pd.DataFrame
+    default_starts: list[str]
 
     @cached_property
     def exact_model(self) -> pm.Model:
@@ -150,7 +156,10 @@ class Fit(Verdict):
     def shown(self) -> tuple[str, list[pd.DataFrame]]:
         """Return the verdict, with modes and what the data do not tell, and the table."""
         modes = several(self.modes["weight"].to_numpy())
-        return f"{self.verdict}{modes}{_in_words(self.unidentified)}", [self.table]
+        words = (
+            f"{self.verdict}{modes}{_in_words(self.unidentified)}{_of_starts(self.default_starts)}"
+        )
+        return words, [self.table]
 
     def plot(self, **kwargs) -> "PlotCollection":
         """Plot the states with bands, by :func:`~pymc_gradmatch.plot_states`.
@@ -238,8 +247,9 @@ def fit(
 
     Notes
     -----
-    What the verdict means is in :func:`~pymc_gradmatch.integrate_check`.  x(t0) has a flat
-    prior, unless ``start`` says what is known of it or the model has a term for it.
+    What the verdict means is in :func:`~pymc_gradmatch.integrate_check`.  x(t0) has a wide prior
+    around the first data unless ``start`` says what is known of it, see
+    :func:`~pymc_gradmatch.exact_model`.
 
     Examples
     --------
@@ -362,6 +372,7 @@ def fit(
         starts=target.initial_points(weighted.points[list(dict.fromkeys(drawn))[:N_HANDED_ON]]),
         modes=pd.DataFrame(target.scalars(found.modes.points)).assign(weight=found.modes.shares),
         unidentified=unidentified,
+        default_starts=target.default_starts,
     )
 
 
@@ -538,6 +549,14 @@ def _in_words(unidentified: pd.DataFrame) -> str:
         f" The data hardly tell {listed}: the range of the middle half of its values, in the "
         "prior, or of the state over time, and in the posterior."
     )
+
+
+def _of_starts(default: list[str]) -> str:
+    if not default:
+        return ""
+    which = ", ".join(default) if len(default) <= MOST_NAMED else "x(t0)"
+    verb = "have" if len(default) > 1 and len(default) <= MOST_NAMED else "has"
+    return f" {which} {verb} a wide prior around the first data (see .exact_model), without start=."
 
 
 def _start(target: ExactPosterior, rng, *, progressbar: bool) -> NDArray[np.float64]:

@@ -41,6 +41,8 @@ NOISES = (-3.0, -0.5)  # logarithms to base ten, of standard deviations of a sta
 UNSEEN = (-1.0, 0.5)  # the same, of a state that is not observed
 WAYS = (-3.0, 0.0)  # the same, of the way from a point to a draw of the prior
 FAR = 3.0  # from a point, in units of its coordinates or of itself, where a prior has no draws
+ENDLESS, FALLING = 30.0, 20.0  # widths of the posterior, and what its density falls by there
+FLAT = tuple(type(family.rv_op) for family in (pm.Flat, pm.HalfFlat))
 # What drawing raises from flat priors, from vague ones, and where a prior's own parameters, which
 # are drawn, are none that it may have.
 NO_DRAWS = (RuntimeError, ArithmeticError, ValueError)
@@ -295,6 +297,16 @@ class ExactPosterior(Solutions):
         return {*self.states, *self._behind_states, *(str(v.name) for v in self._of_states)}
 
     @property
+    def default_starts(self) -> list[str]:
+        """Names of the coordinates of x(t0) of which nobody said what prior they have."""
+        return [
+            str(label)
+            for part in self._parts
+            if part.is_default
+            for label in np.ravel(self._labels[part.number][part.where])
+        ]
+
+    @property
     def behind_starts(self) -> list[str]:
         """Names of the free variables that x(t0) is made of, where it is no such itself."""
         return [part.name for part in self._parts if part.name not in self.starts]
@@ -358,12 +370,16 @@ class ExactPosterior(Solutions):
         """Names of the coordinates."""
         others = zip(self._values[: self._n_others], self._shapes, strict=False)
         names = [name for value, shape in others for name in self.entries(value.name, shape)]
+        return [*names, *map(str, self.of_starts(self._labels))]
+
+    @property
+    def _labels(self) -> list[NDArray]:
+        """Labels of the entries of each x(t0)."""
         shapes = [constraint.gp.mean.shape for constraint in self.constraints]
-        labels = [
+        return [
             np.reshape(self.entries(start, shape), shape)
             for start, shape in zip(self.starts, shapes, strict=True)
         ]
-        return [*names, *map(str, self.of_starts(labels))]
 
     def starting_at(
         self, values: Mapping[str, ArrayLike] | None = None, starts: Sequence | None = None
@@ -425,6 +441,19 @@ class ExactPosterior(Solutions):
     def modes_from_prior(self, mode: Local, rng) -> Local:
         """Climb from the likeliest draws of the prior to all modes that they lead to."""
         return modes_from(self, mode, lambda: self.from_prior(mode.point[0], N_PRIOR, rng)[0])
+
+    def endless(self, point: NDArray[np.float64], widths: NDArray[np.float64]) -> list[str]:
+        """Return the coordinates of flat prior along which the density does not fall off.
+
+        Far from a point, in units of the posterior's widths.
+        """
+        flat = [isinstance(self._exact[name].owner.op, FLAT) for name in self._free]
+        of_flat = np.flatnonzero(np.repeat(flat, [int(np.prod(s)) for s in self._shapes]))
+        moves = np.diag(widths)[of_flat] * np.array([ENDLESS, -ENDLESS])[:, None, None]
+        heights = self(np.concatenate([point[None], (point + moves).reshape(-1, len(point))]))
+        falls = heights[0] - heights[1:].reshape(2, -1)
+        names = self.names
+        return [names[k] for k in of_flat[(falls < FALLING).any(axis=0)]]
 
     def parameters_at_start(self, variables: Sequence) -> NDArray[np.float64]:
         """Return scalar free variables of the model where it starts."""

@@ -39,6 +39,7 @@ from pymc_gradmatch.model.refinement import (
     refine,
 )
 from pymc_gradmatch.model.start import (
+    Known,
     Start,
     is_known_start,
     known_starts,
@@ -50,6 +51,7 @@ __all__ = [
     "Constraint",
     "DoubtWarning",
     "GradientMatchingODE",
+    "Known",
     "NoDerivativeError",
     "Settings",
     "Squares",
