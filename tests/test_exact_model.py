@@ -246,3 +246,52 @@ def test_what_cannot_be_an_exact_model_is_refused():
         gm.GradientMatchingODE("match", CHAIN, x, theta, gp=quick_gp(CHAIN, T, y), gamma=0.1)
     with pytest.raises(ValueError, match="parameters of 'match' depend on the states"):
         gm.exact_model(model)
+
+
+APART = gm.ODE(lambda t, x, theta: [-theta.k * x.a, -theta.m * x.b], ["a", "b"], ["k", "m"])
+
+
+@pytest.mark.parametrize("prior", [pm.Flat, pm.HalfFlat])
+@pytest.mark.parametrize("state", ["a", "b"])
+def test_a_flat_prior_is_endless_where_nothing_tells_the_start(prior, state):
+    """Assert it of a start that is observed, and of one that is not, nor drives what is."""
+    y = chain_data(APART, x0=(3.0, 1.0))
+    y[:, 1] = np.nan
+    covs = [pm.gp.cov.Matern52(1, ls=1.0)] * 2
+    gp = gm.StateGP(T, y, covs, sigma=0.1, states=APART.states, scales={"b": 1.0})
+    start = {"b": pm.Normal.dist(1, 1)} | {state: prior.dist()}
+    target = ExactPosterior(
+        gm.build_model(APART, T, y, priors=PRIORS, gp=gp, start=start, gamma=0.1)
+    )
+    point = target.starting_at({"k": 1.0}, [np.array([3.0, 1.0])])
+    assert target.endless(point, np.full(len(point), 0.3)) == (["x0[b]"] if state == "b" else [])
+
+
+@pytest.mark.slow
+def test_a_posterior_without_finite_volume_is_refused_in_words():
+    y = chain_data(APART, x0=(3.0, 1.0))
+    y[:, 1] = np.nan
+    fit = gm.fit(
+        APART, T, y, priors=PRIORS, start={"b": pm.Flat.dist()}, scales={"b": 1.0}, **QUICK
+    )
+    assert not fit.is_exact
+    assert "does not fall off along x0[b], of flat prior" in fit.verdict
+    assert fit.default_starts == ["x0[a]"]
+    assert "x0[a] has a wide prior around the first data" in repr(fit)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_a_positive_state_that_was_not_measured_at_first_is_found(seed):
+    """Assert it where a flat prior of the logarithm gave draws down to 1e-13."""
+    t = np.linspace(0, 6, 13)
+    x = POSITIVE.solve(t, [3.0, 0.2], [1.0, 0.4])
+    y = x * np.exp(0.1 * np.random.default_rng(seed).normal(size=x.shape))
+    y[0, 1] = np.nan
+    priors = {name: pm.LogNormal.dist(0, 1) for name in POSITIVE.params}
+    fit = gm.fit(POSITIVE, t, y, priors=priors, random_seed=seed, progressbar=False)
+    assert fit.is_exact
+    start = fit.idata["posterior"]["x0"].sel(state="b").to_numpy()
+    assert start.min() > 1e-6
+    low, high = np.quantile(start, [0.025, 0.975])
+    assert low < 0.2 < high

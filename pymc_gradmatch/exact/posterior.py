@@ -41,7 +41,7 @@ NOISES = (-3.0, -0.5)  # logarithms to base ten, of standard deviations of a sta
 UNSEEN = (-1.0, 0.5)  # the same, of a state that is not observed
 WAYS = (-3.0, 0.0)  # the same, of the way from a point to a draw of the prior
 FAR = 3.0  # from a point, in units of its coordinates or of itself, where a prior has no draws
-ENDLESS, FALLING = 30.0, 20.0  # widths of the posterior, and what its density falls by there
+DISTANCES, FALLING = (5.0, 10.0, 30.0), 20.0  # in widths, and what a density falls by before
 FLAT = tuple(type(family.rv_op) for family in (pm.Flat, pm.HalfFlat))
 # What drawing raises from flat priors, from vague ones, and where a prior's own parameters, which
 # are drawn, are none that it may have.
@@ -445,15 +445,20 @@ class ExactPosterior(Solutions):
     def endless(self, point: NDArray[np.float64], widths: NDArray[np.float64]) -> list[str]:
         """Return the coordinates of flat prior along which the density does not fall off.
 
-        Far from a point, in units of the posterior's widths.
+        So far as the ODE can be integrated, on either side of a point, in the posterior's widths.
         """
         flat = [isinstance(self._exact[name].owner.op, FLAT) for name in self._free]
         of_flat = np.flatnonzero(np.repeat(flat, [int(np.prod(s)) for s in self._shapes]))
-        moves = np.diag(widths)[of_flat] * np.array([ENDLESS, -ENDLESS])[:, None, None]
-        heights = self(np.concatenate([point[None], (point + moves).reshape(-1, len(point))]))
-        falls = heights[0] - heights[1:].reshape(2, -1)
+        far = np.array([*DISTANCES, *(-distance for distance in DISTANCES)])
+        moved = point + far[:, None, None] * np.diag(widths)[of_flat]
+        u = self._split(np.concatenate([point[None], moved.reshape(-1, len(point))]))
+        solutions = self._solved(u)
+        is_solved = np.all([np.isfinite(x).reshape(len(x), -1).all(axis=1) for x in solutions], 0)
+        heights = self._heights(u, solutions)
+        falls = is_solved[1:] & (heights[1:] < heights[0] - FALLING)
+        ends = falls.reshape(2, len(DISTANCES), -1).any(axis=1).all(axis=0)
         names = self.names
-        return [names[k] for k in of_flat[(falls < FALLING).any(axis=0)]]
+        return [names[k] for k in of_flat[~ends]]
 
     def parameters_at_start(self, variables: Sequence) -> NDArray[np.float64]:
         """Return scalar free variables of the model where it starts."""

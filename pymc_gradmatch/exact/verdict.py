@@ -349,9 +349,9 @@ def in_words(found: Coverage, disagreement: pd.DataFrame, doubts: Doubts) -> str
         return words
     if doubts.endless:
         why = (
-            f"the density stays where it is however far {', '.join(doubts.endless)} goes, of flat "
-            "prior: this posterior has no finite volume, and there are no draws from it; expected "
-            f"a prior that falls off: {figures}"
+            f"the density does not fall off along {', '.join(doubts.endless)}, of flat prior, as "
+            "far as the ODE can be integrated: this posterior has no finite volume, and there are "
+            f"no draws from it; expected a proper prior: {figures}"
         )
     elif doubts.aliases:
         why = (
