@@ -1,7 +1,7 @@
 # What the package offers: the lazy door in __init__.py reads it, and so do type checkers.
 from . import datasets
 from .checks import GammaSelection, GridCheck, grid_check, select_gamma
-from .exact import Fit, IntegrateCheck, fit, integrate_check, predict
+from .exact import Fit, IntegrateCheck, exact_model, fit, integrate_check, predict
 from .gp import Experiment, StateGP, StateGPs, derivatives, fit_gp, kernels
 from .model import GradientMatchingODE, build_model, recentre, refine
 from .ode import ODE, Input, ODECheck, check_ode
@@ -27,6 +27,7 @@ __all__ = [
     "check_ode",
     "datasets",
     "derivatives",
+    "exact_model",
     "find_map",
     "fit",
     "fit_gp",

@@ -48,6 +48,7 @@ __all__ = [
     "as_written",
     "at_starts",
     "at_support_points",
+    "change_dist_size",
     "check_parameters",
     "compile_starts",
     "draws_of",

@@ -154,10 +154,12 @@ def test_a_start_that_nothing_tells_is_named_also_in_a_model_written_by_hand():
         theta, states = {"rate": pm.HalfNormal("rate", 2)}, gp.prior("x")
         pm.Normal("y", states[:, 0], 0.05, observed=y[:, 0])
         gm.GradientMatchingODE("gradient_match", PAIR, states, theta, gp=gp, gamma=0.1)
-    with pytest.raises(
-        ValueError, match=r"does not change with \['x0\[b\]'\], whose prior is flat"
-    ):
-        gm.fit(model=model, random_seed=1, progressbar=False)
+    fit = gm.fit(model=model, random_seed=1, progressbar=False)
+    assert fit.is_exact
+    assert "x0[b]" in fit.unidentified.index
+    mean, sd = fit.table.loc["x0[b]", ["mean", "sd"]]
+    assert mean == pytest.approx(y[0, 1], abs=0.1 * sd)  # its prior
+    assert sd == pytest.approx(5 * gp.scale[1], rel=0.1)
 
 
 def test_a_parameter_that_nothing_depends_on_is_named(gp):

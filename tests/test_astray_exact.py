@@ -62,12 +62,18 @@ def solutions(target, phi):
     return rate[:, 0], start * np.exp(-rate * T)
 
 
+def of_start(gp, start):
+    """Return the log density of x(t0), as that of a standardised one: the default prior."""
+    return stats.norm.logpdf(start, gp.y[0], 5 * gp.scale) + np.log(gp.scale)
+
+
 def assert_density(model, idata, log_likelihood):
-    """Assert the exact density against the prior's and a likelihood in scipy."""
+    """Assert the exact density against the priors and a likelihood in scipy."""
     target = ExactPosterior(model)
     phi = target.coordinates(idata["posterior"].dataset)[:20]
     rate, x = solutions(target, phi)
     expected = stats.halfnorm.logpdf(rate, scale=2) + np.log(rate) + log_likelihood(x)
+    expected += of_start(target.constraints[0].gp, x[:, 0])
     np.testing.assert_allclose(target(phi), expected, rtol=1e-6)
 
 
@@ -123,8 +129,9 @@ def test_two_experiments_count_both(y):
     phi = target.coordinates(idata["posterior"].dataset)[:5]
     scalars = target.scalars(phi)
     expected = stats.halfnorm.logpdf(scalars["rate"], scale=2) + np.log(scalars["rate"])
-    for start, data in (("x0[mass]", y), ("z0[mass]", other)):
+    for start, data, gp in (("x0[mass]", y, one), ("z0[mass]", other, two)):
         x = scalars[start][:, None] * np.exp(-scalars["rate"][:, None] * T)
+        expected += of_start(gp, x[:, 0])
         expected += stats.norm.logpdf(data[:, 0], x, 1.0).sum(axis=1)
     np.testing.assert_allclose(target(phi), expected, rtol=1e-6)
 

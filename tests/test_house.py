@@ -33,6 +33,7 @@ PUBLIC = {  # documented, or exported by a library at its root
     "pymc.gp",
     "pymc.gp.cov",
     "pymc.math",
+    "pymc.model.fgraph",
     "pymc.model.transform.conditioning.remove_value_transforms",
     "pymc.pytensorf.join_nonshared_inputs",
     "pymc.pytensorf.make_shared_replacements",

@@ -180,6 +180,8 @@ def test_gamma_is_left_out_and_what_theta_depends_on_is_not(decay, gp, model):
         + stats.halfnorm.logpdf(sigma, scale=gp.scale)
         + phi[:, :3].sum(axis=1)
         + stats.norm.logpdf(gp.y[:, 0], x, sigma[:, None]).sum(axis=1)
+        + stats.norm.logpdf(x0, gp.y[0], 5 * gp.scale)
+        + np.log(gp.scale)
     )
     np.testing.assert_allclose(target(phi), expected, atol=1e-5)
 

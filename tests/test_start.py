@@ -228,10 +228,12 @@ def test_starts_that_cannot_be_used_are_refused(y, start, error, message):
         model_of(y, start)
 
 
-def test_a_prior_on_the_start_counts_as_a_term(y):
+def test_a_prior_on_the_start_is_a_potential_of_states_and_a_prior_of_the_exact_model(y):
     model = model_of(y, {"mass": pm.Normal.dist(19.0, 0.2)})
     assert [potential.name for potential in model.potentials] == ["start_prior"]
-    assert "start_prior" in ExactPosterior(model).likelihood
+    exact = gm.exact_model(model)
+    assert exact.potentials == []
+    assert "x0_mass ~ Normal(19, 0.2)" in exact.str_repr()
 
 
 def test_starts_with_positive_priors_are_searched_for_as_logarithms(chain_gp, chain_data):

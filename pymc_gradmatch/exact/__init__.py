@@ -6,6 +6,7 @@
 """
 
 from pymc_gradmatch.exact.importance import Mixture, Weighted, fit_mixture, gather, repeated
+from pymc_gradmatch.exact.model import exact_model
 from pymc_gradmatch.exact.one_call import Fit, fit
 from pymc_gradmatch.exact.posterior import ExactPosterior
 from pymc_gradmatch.exact.solutions import Solutions, predict, with_draws
@@ -28,6 +29,7 @@ __all__ = [
     "Solutions",
     "Weighted",
     "check_n_draws",
+    "exact_model",
     "fit",
     "fit_mixture",
     "gather",

@@ -136,8 +136,8 @@ class Separate(ExactPosterior):
         nothing else, and states are lost as well, which those do not notice.
         """
         n_experiments, n = len(self.experiments), len(phi)
-        u, starts = self._parts(phi[None])
-        (trajectories,) = self._solved(u, starts)
+        u = self._split(phi[None])
+        (trajectories,) = self._solved(u)
         base = self._evaluated(u, trajectories)[0]
         widths = np.ptp(trajectories, axis=(0, 1, 2)) + np.abs(trajectories).mean(axis=(0, 1, 2))
         widths = np.where(widths > 0, widths, 1.0)
@@ -150,21 +150,24 @@ class Separate(ExactPosterior):
             seen.append(_differ(self._evaluated(u_again, elsewhere), base).any(axis=0))
         by_states = np.array(seen)  # (experiment, element)
         # Coordinates, with the states as they are.
-        theta, tiled = self._at(u, starts)[0], np.tile(trajectories, (n, 1, 1, 1))
+        [theta], [x0], _ = self._at(u)
+        tiled = np.tile(trajectories, (n, 1, 1, 1))
         rows = np.zeros((n, n_experiments), dtype=bool)
         starting, elements = np.zeros_like(rows), np.zeros((n, base.size), dtype=bool)
         for size in [*ASIDE, *-ASIDE]:
-            u_moved, starts_moved = self._parts(phi + size * np.eye(n))
-            rows |= _differ(self._at(u_moved, starts_moved)[0], theta).any(axis=(-2, -1))
-            starting |= _differ(starts_moved[0], starts[0]).any(axis=-1)
+            u_moved = self._split(phi + size * np.eye(n))
+            [theta_moved], [x0_moved], _ = self._at(u_moved)
+            rows |= _differ(theta_moved, theta).any(axis=(-2, -1))
+            starting |= _differ(x0_moved, x0).any(axis=-1)
             elements |= _differ(self._evaluated(u_moved, tiled), base)
-        n_x0 = starts[0].shape[1]
-        n_free = len(self._unknown[0])
-        is_start = np.arange(n) >= n - n_x0 * n_free
+        n_states = x0.shape[-1]
+        of_experiment = np.repeat(np.arange(n_experiments)[:, None], n_states, axis=1)
+        owners = np.array(self.of_starts([of_experiment]), dtype=int)
+        is_start = np.arange(n) >= n - len(owners)
         # The start may be a known function of it, say.
         touched = rows | starting | (elements[:, None] & by_states).any(axis=-1)
         owner = np.where(touched.sum(axis=1) == 1, touched.argmax(axis=1), -1)
-        owner[is_start] = np.repeat(np.arange(n_x0), n_free)
+        owner[is_start] = owners
         counts = np.bincount(owner[owner >= 0], minlength=n_experiments)
         if (counts != counts[0]).any():  # such as a parameter that one experiment alone has
             owner[~is_start] = -1
@@ -198,7 +201,7 @@ class Separate(ExactPosterior):
 
         Shape ``(point, experiment)``.
         """
-        u, _ = self._parts(phi)
+        u = self._split(phi)
         trajectories = np.zeros((len(phi), *self._x[0].get_value().shape))
         elements = _side_by_side(_values(self._prior_elements, self._prior_terms, u, trajectories))
         return np.stack([elements[:, places].sum(axis=1) for places in self._priors], axis=1)
@@ -213,18 +216,18 @@ class Separate(ExactPosterior):
         return np.concatenate([self._parts_of(part) for part in np.array_split(phi, n_chunks)])
 
     def _parts_of(self, phi) -> NDArray[np.float64]:
-        u, starts = self._parts(phi)
-        (trajectories,) = self._solved(u, starts)
+        u = self._split(phi)
+        (trajectories,) = self._solved(u)
         elements = self._evaluated(u, trajectories)
         parts = np.stack([elements[:, places].sum(axis=1) for places in self._of_each], axis=1)
         return np.where(np.isfinite(parts), parts, -np.inf)
 
     def one(self, number: int, phi: NDArray[np.float64]) -> NDArray[np.float64]:
         """Evaluate the log density of one experiment given what is shared, shape ``(point,)``."""
-        u, starts = self._parts(phi)
-        theta = self._at(u, starts)[0]
+        u = self._split(phi)
+        [theta], [x0], _ = self._at(u)
         trajectories = np.zeros((len(phi), *self._x[0].get_value().shape))
-        own = self.solve_one(number, starts[0][:, number], theta[:, number])
+        own = self.solve_one(number, x0[:, number], theta[:, number])
         trajectories[:, number] = own
         density = self._evaluated(u, trajectories)[:, self._of_each[number]].sum(axis=1)
         return np.where(np.isfinite(density), density, -np.inf)
@@ -247,7 +250,7 @@ class Separate(ExactPosterior):
     @property
     def _sizes(self) -> list[int]:
         """Numbers of elements of each term."""
-        u, _ = self._parts(np.zeros((1, len(self.names))))
+        u = self._split(np.zeros((1, len(self.names))))
         x = np.zeros((1, *self._x[0].get_value().shape))
         return [value.size for value in _values(self._elements, self._terms, u, x)]
 

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
@@ -30,6 +30,7 @@ from pymc_gradmatch.exact.experiments import (
     leading_to,
 )
 from pymc_gradmatch.exact.importance import Mixture
+from pymc_gradmatch.exact.model import exact_model
 from pymc_gradmatch.exact.modes import (
     HIGHER,
     Local,
@@ -78,8 +79,7 @@ PILOTS = 1_000  # draws of the normal approximation, from which the searches sta
 N_POPULATIONS, POPULATION, GENERATIONS = 4, 64, 60  # of an evolution towards other modes
 FLOOR = 1e100  # the negative log density where it is zero
 HARDLY = 0.7  # of the prior's width, that a posterior has where the data tell next to nothing
-FAR_APART = (-3.0, -1.0, 1.0, 3.0)  # of a state's standard deviation
-FLAT = 1e-3  # log density; the solver's errors are smaller
+MOST_NAMED = 4  # entries of x(t0) in one sentence
 UNSEEN = "It says nothing of modes that no search reached."
 
 
@@ -124,7 +124,11 @@ class Fit(Verdict):
     unidentified : pandas.DataFrame
         Of which unknowns the data tell next to nothing: the range of the middle half of
         draws, ``prior_width`` and ``posterior_width``; of several modes the largest one's.
-        x(t0), whose prior is flat, has the range over time of its state in place of the former.
+        x(t0) has the range over time of its state in place of the former.
+    default_starts : list of str
+        Entries of x(t0) with the default prior, wide around the first data, which
+        :func:`~pymc_gradmatch.exact_model` describes and ``exact_model`` shows; ``start``
+        replaces it.
     """
 
     verdict: str
@@ -139,11 +143,23 @@ class Fit(Verdict):
     starts: list[dict[str, Any]]
     modes: pd.DataFrame
     unidentified: pd.DataFrame
+    default_starts: list[str]
+
+    @cached_property
+    def exact_model(self) -> pm.Model:
+        """The model with the solution in the place of its states: a plain PyMC model.
+
+        See :func:`~pymc_gradmatch.exact_model`, where the prior of x(t0) is written too.
+        """
+        return exact_model(self.model)
 
     def shown(self) -> tuple[str, list[pd.DataFrame]]:
         """Return the verdict, with modes and what the data do not tell, and the table."""
         modes = several(self.modes["weight"].to_numpy())
-        return f"{self.verdict}{modes}{_in_words(self.unidentified)}", [self.table]
+        words = (
+            f"{self.verdict}{modes}{_in_words(self.unidentified)}{_of_starts(self.default_starts)}"
+        )
+        return words, [self.table]
 
     def plot(self, **kwargs) -> "PlotCollection":
         """Plot the states with bands, by :func:`~pymc_gradmatch.plot_states`.
@@ -231,8 +247,9 @@ def fit(
 
     Notes
     -----
-    What the verdict means is in :func:`~pymc_gradmatch.integrate_check`.  x(t0) has a flat
-    prior, unless ``start`` says what is known of it or the model has a term for it.
+    What the verdict means is in :func:`~pymc_gradmatch.integrate_check`.  x(t0) has a wide prior
+    around the first data unless ``start`` says what is known of it, see
+    :func:`~pymc_gradmatch.exact_model`.
 
     Examples
     --------
@@ -338,6 +355,7 @@ def fit(
     disagreement = found.disagreement.set_axis([*target.names, "evidence"])
     posterior = idata["posterior"].dataset
     along = target.along_states - {name for name, v in posterior.items() if v.ndim == 2}
+    along |= {*target.behind_starts}
     scalars = [name for name in posterior.data_vars if name not in along]
     doubts = doubts_about(target, found, apart)
     is_exact = is_sealed(found, doubts)
@@ -354,6 +372,7 @@ def fit(
         starts=target.initial_points(weighted.points[list(dict.fromkeys(drawn))[:N_HANDED_ON]]),
         modes=pd.DataFrame(target.scalars(found.modes.points)).assign(weight=found.modes.shares),
         unidentified=unidentified,
+        default_starts=target.default_starts,
     )
 
 
@@ -532,6 +551,14 @@ def _in_words(unidentified: pd.DataFrame) -> str:
     )
 
 
+def _of_starts(default: list[str]) -> str:
+    if not default:
+        return ""
+    which = ", ".join(default) if len(default) <= MOST_NAMED else "x(t0)"
+    verb = "have" if len(default) > 1 and len(default) <= MOST_NAMED else "has"
+    return f" {which} {verb} a wide prior around the first data (see .exact_model), without start=."
+
+
 def _start(target: ExactPosterior, rng, *, progressbar: bool) -> NDArray[np.float64]:
     """Return where to climb from: where the model starts, or where gradient matching leads to.
 
@@ -573,26 +600,8 @@ def _others_without_start(model: pm.Model, constraint: Constraint) -> bool:
     return any(rv.name not in constraint.ode.params and not starts_by_itself(rv) for rv in others)
 
 
-def _check_told(target: ExactPosterior, start):
-    """Raise if x(t0) of a state, of flat prior, changes the density nowhere."""
-    starts = [i for i, name in enumerate(target.names) if name.split("[")[0] in target.starts]
-    moves = np.eye(len(start))[starts]
-    around = np.concatenate([[start], *(start + width * moves for width in FAR_APART)])
-    density, *others = np.split(target(around), [1, *(1 + len(starts) * np.arange(1, 4))])
-    untold = (np.abs(np.array(others) - density) < FLAT).all(axis=0)
-    if untold.any():
-        names = [target.names[i] for i, is_untold in zip(starts, untold, strict=True) if is_untold]
-        msg = (
-            f"the density does not change with {names}, whose prior is flat: neither is such a "
-            "state observed, nor does it enter the equations of one that is. Leave it out, or say "
-            "where it starts: start= for gm.build_model, or an observation of x[0] in the model."
-        )
-        raise ValueError(msg)
-
-
 def _check_start(target: ExactPosterior, start):
     if np.isfinite(target(start[None])[0]):
-        _check_told(target, start)
         return
     at = {label: float(f"{v[0]:.3g}") for label, v in target.scalars(start[None]).items()}
     zero = target.impossible(start)

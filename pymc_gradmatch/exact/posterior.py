@@ -1,6 +1,6 @@
 """A model's exact posterior: its own graph, with integrated trajectories in place of its states."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pymc as pm
 import pytensor
+import pytensor.tensor as pt
 import xarray as xr
 from arviz_base import from_dict
 from numpy.typing import ArrayLike, NDArray
-from pytensor.graph.replace import clone_replace
-from pytensor.graph.traversal import ancestors, truncated_graph_inputs
+from pytensor.graph.replace import clone_replace, graph_replace
+from pytensor.graph.traversal import ancestors
+from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch._pymc import (
     EVALUATE_ONCE,
@@ -20,30 +22,27 @@ from pymc_gradmatch._pymc import (
     draws_of,
     impossible_outside,
     with_equal_parameters,
-    without_starts,
 )
+from pymc_gradmatch.exact.model import with_solutions
 from pymc_gradmatch.exact.modes import Around, Local, modes_from
 from pymc_gradmatch.exact.solutions import Solutions, compile_for_draws, with_draws
-from pymc_gradmatch.gp import behind_states, is_states
+from pymc_gradmatch.gp import behind_states
 from pymc_gradmatch.model import (
+    Constraint,
     changed_data,
-    constraints,
     densities_of,
-    is_constraint,
-    is_known_start,
-    known_starts,
     total_of,
     where_impossible,
 )
 
-FACTORS = (1.0, 1e-6, 1e6, -1e-6, -1.0)  # of a start, of which its prior allows those above zero
-SMALLEST = 1e-9  # start on a logarithmic coordinate, in standard deviations of the data
 MOST_NUMBERS = 4_000_000  # of trajectories that are held at once
 N_PRIOR = 1_000  # draws of the prior, that tell how wide it is, or of which some are likely
 NOISES = (-3.0, -0.5)  # logarithms to base ten, of standard deviations of a state
 UNSEEN = (-1.0, 0.5)  # the same, of a state that is not observed
 WAYS = (-3.0, 0.0)  # the same, of the way from a point to a draw of the prior
 FAR = 3.0  # from a point, in units of its coordinates or of itself, where a prior has no draws
+DISTANCES, FALLING = (5.0, 10.0, 30.0), 20.0  # in widths, and what a density falls by before
+FLAT = tuple(type(family.rv_op) for family in (pm.Flat, pm.HalfFlat))
 # What drawing raises from flat priors, from vague ones, and where a prior's own parameters, which
 # are drawn, are none that it may have.
 NO_DRAWS = (RuntimeError, ArithmeticError, ValueError)
@@ -59,7 +58,7 @@ class Integrated(NamedTuple):
     trajectories: list[NDArray[np.float64]]
     """States of each, in the data's units, shape ``(point, ..., time, state)``."""
     log_volume: NDArray[np.float64]
-    """Log of what a unit of the coordinates is of the starts, up to a constant."""
+    """Log of what a unit of the coordinates is of the levels of x(t0)."""
 
 
 class ExactPosterior(Solutions):
@@ -68,17 +67,14 @@ class ExactPosterior(Solutions):
     .. math::
 
         p(\phi \mid y) \propto p(u)\; p\bigl(y \mid x(t; \theta, x_0), u\bigr), \qquad
-        \phi = \bigl(u, (x_0 - m) / s\bigr)
+        \phi = u
 
-    with the value variables u of all that the ODE's parameters and the likelihood
-    depend on.  The graph is the model's own: the solution of the ODE takes the
-    place of the states, their prior and the constraint are left out, and
-    everything else that the model observes or weighs stays, with its ``pm.Data`` as
-    they are now.  x(t0) has a flat prior; m and s are mean and scale of the data.  Of
-    positive states x(t0), m and s are those of the logarithm.  Starts that
-    are known are what they are known to be, and no coordinates.  Where a potential of the
-    starts alone, such as a log-normal prior, excludes those below zero, the coordinate is
-    the logarithm.
+    with the value variables u of :func:`~pymc_gradmatch.exact_model`, those of x(t0) last:
+    of all that the ODE's parameters and the likelihood depend on, with ``pm.Data`` as they are
+    now.  Solutions are computed for many points at once, and enter its graph as data.  Unless
+    ``start=`` gives x(t0) another prior, its coordinate is :math:`(x_0 - m) / s`, with mean and
+    scale of the data; of positive states those of the logarithm.  Starts that are known are what
+    they are known to be, and no coordinates.
 
     Parameters
     ----------
@@ -100,31 +96,23 @@ class ExactPosterior(Solutions):
 
     def __init__(self, model: pm.Model):
         super().__init__(model)
-        self._x = [pytensor.shared(np.zeros(c.gp.prior_mean.shape)) for c in self.constraints]
-        solved = pm.do(without_starts(model), dict(zip(self.states, self._x, strict=True)))
-        theta = [constraint.theta for constraint in constraints(solved)]
-        self._check_theta(theta)
-        known_values = {known.name: known.values for known in known_starts(solved)}
-        starting = [known_values[known.name] for known in self.known if known]
-        left = [solved[name] for name in self._state_variables() if name in solved.named_vars]
-        terms = _connected(solved, [*theta, *starting, *self._x, *left], self._x)
+        solved, theta, starts, self._parts = with_solutions(self, _to_be_given)
+        self._exact, self._x = solved, [solved[name] for name in self.states]
+        terms = _connected(solved, [*theta, *starts, *self._x], self._x)
         self.likelihood = [term.name for term in terms]
-        needed = set(ancestors([*theta, *starting, *terms]))
-        # pm.do changes the order; a result's is that of the model.
-        in_order = [solved[rv.name] for rv in model.free_RVs if rv.name in solved.named_vars]
-        free = [rv for rv in in_order if rv in needed and rv in solved.free_RVs]
-        self._check_free(free, terms)
-        self._check_likelihood(terms)
-
+        needed = set(ancestors([*theta, *starts, *terms]))
+        free = [rv for rv in solved.free_RVs if rv in needed]
+        _check_continuous(free)
+        self._free = [rv.name for rv in free]
         self._values = [solved.rvs_to_values[rv] for rv in free]
+        of_start = {part.name for part in self._parts}
         known = [v for v in solved.deterministics if _is_made_of(v, free, solved, self._x)]
-        self._free, self._named = [rv.name for rv in free], [v.name for v in [*free, *known]]
-        upstream = set(ancestors([*theta, *starting]))
-        self._parameters = [v.name for v in [*free, *known] if v in upstream]
-        self._graphs = solved.replace_rvs_by_values([*theta, *free, *known])
+        named = [v for v in [*free, *known] if v.name not in {*of_start, *self.starts}]
+        self._named = [v.name for v in named]
+        upstream = set(ancestors([*theta, *starts]))
+        self._parameters = [v.name for v in named if v in upstream]
+        self._graphs = solved.replace_rvs_by_values([*theta, *starts, *named])
         self._natural = compile_for_draws(self._values, self._graphs)
-        self._known_graphs = solved.replace_rvs_by_values(starting)
-        self._known = compile_for_draws([*self._values, *self._x], self._known_graphs)
         # A draw outside of the likelihood's domain has density zero, and stops no other.
         weighed = [*free, *terms]
         densities = impossible_outside(densities_of(solved, weighed))
@@ -133,37 +121,7 @@ class ExactPosterior(Solutions):
             [*self._values, *self._x], [total_of([*self.single_terms.values()])]
         )
         self._observed = [term for term in terms if term in solved.observed_RVs]
-        self._at_states = solved
-        self._positive = [np.zeros(len(c.ode.states), dtype=bool) for c in self.constraints]
-        parts = self._start_parts({}, None)
-        self._shapes = [part.shape for part in parts]
-        telling = [p for p in solved.potentials if not set(solved.free_RVs) & set(ancestors([p]))]
-        if telling:
-            _, starts = self._parts(np.concatenate([part.ravel() for part in parts])[None])
-            self._positive = [self._above_zero(telling, k, x0[0]) for k, x0 in enumerate(starts)]
-
-    def _above_zero(self, potentials, k: int, x0) -> NDArray[np.bool_]:
-        """Tell which starts of a constraint are kept above zero by potentials of starts alone."""
-        gp, x = self.constraints[k].gp, self._x[k]
-        found = np.zeros(len(gp.states), dtype=bool)
-        size = np.maximum(np.abs(x0), gp.scale)
-        others = {*self._x} - {x}
-        for potential in potentials:
-            upstream = set(ancestors([potential]))
-            if x0.ndim > 1 or x not in upstream or others & upstream:
-                continue
-            graph = impossible_outside(potential).sum()
-            evaluate = pytensor.function([], graph, mode=EVALUATE_ONCE)
-            for state in np.flatnonzero(~gp.data.positive):
-                allowed = []
-                for factor in FACTORS:
-                    states = np.full(x.get_value().shape, np.nan)  # so that later ones would tell
-                    states[0] = np.where(np.arange(len(size)) == state, factor, 1) * size
-                    x.set_value(states)
-                    with np.errstate(all="ignore"):
-                        allowed.append(bool(np.isfinite(evaluate())))
-                found[state] |= allowed == [factor > 0 for factor in FACTORS]
-        return found
+        self._shapes = [part.shape for part in self._start_parts({}, None)]
 
     def __call__(self, phi: NDArray[np.float64]) -> NDArray[np.float64]:
         """Evaluate the log density at points, shape ``(point, coordinate)``, up to a constant.
@@ -175,10 +133,10 @@ class ExactPosterior(Solutions):
         return np.concatenate([self._evaluate(part) for part in np.array_split(phi, n_chunks)])
 
     def _evaluate(self, phi) -> NDArray[np.float64]:
-        u, starts = self._parts(phi)
-        return self._heights(phi, u, self._solved(u, starts))
+        u = self._split(phi)
+        return self._heights(u, self._solved(u))
 
-    def _heights(self, phi, u, trajectories) -> NDArray[np.float64]:
+    def _heights(self, u, trajectories) -> NDArray[np.float64]:
         """Return log densities at points, the values u and trajectories of which are known."""
         n_points = len(trajectories[0])
         log_density = np.full(n_points, -np.inf)
@@ -188,19 +146,7 @@ class ExactPosterior(Solutions):
             with np.errstate(all="ignore"):
                 at_solved = [array[solved] for array in [*u, *trajectories]]
                 (log_density[solved],) = self._log_density(*at_solved)
-        log_density += self._log_volume(phi)
         return np.where(np.isfinite(log_density), log_density, -np.inf)
-
-    def _log_volume(self, phi) -> NDArray[np.float64]:
-        """Return the log of what a unit of the coordinates is of the starts, up to a constant."""
-        *_, starts = self._split(phi)
-        return sum(
-            (
-                part[..., positive[free]].sum(axis=tuple(range(1, part.ndim)))
-                for part, positive, free in zip(starts, self._positive, self._unknown, strict=True)
-            ),
-            np.zeros(len(phi)),
-        )
 
     def around(self, points: NDArray[np.float64], moves: NDArray[np.float64]) -> Around:
         r"""Evaluate the log density at points and around them, solving for single moves alone.
@@ -223,10 +169,10 @@ class ExactPosterior(Solutions):
         n_points, n_moves, n = moves.shape
         steps = np.concatenate([np.zeros((n_points, 1, n)), moves, -moves], axis=1)
         single = (points[:, None] + steps).reshape(-1, n)
-        u, starts = self._parts(single)
-        solved = self._solved(u, starts)
+        u = self._split(single)
+        solved = self._solved(u)
         center, ahead, behind = np.split(
-            self._heights(single, u, solved).reshape(n_points, -1), [1, 1 + n_moves], axis=1
+            self._heights(u, solved).reshape(n_points, -1), [1, 1 + n_moves], axis=1
         )
         levels = [
             constraint.gp.levels_of(x).reshape(n_points, -1, *x.shape[1:])
@@ -236,12 +182,11 @@ class ExactPosterior(Solutions):
         def after_two(sign: int, rows, columns) -> NDArray[np.float64]:
             moved = points[:, None] + sign * (moves[:, rows] + moves[:, columns])
             moved, first = moved.reshape(-1, n), 1 if sign > 0 else 1 + n_moves
-            u, _ = self._parts(moved)
             trajectories = []
             for constraint, x in zip(self.constraints, levels, strict=True):
                 added = x[:, first + rows] + x[:, first + columns] - x[:, :1]
                 trajectories.append(constraint.gp.states_of(added.reshape(-1, *x.shape[2:])))
-            return self._heights(moved, u, trajectories).reshape(n_points, -1)
+            return self._heights(self._split(moved), trajectories).reshape(n_points, -1)
 
         pairs = np.array(np.triu_indices(n_moves, 1))
         size = n_points * sum(x[0, 0].size for x in levels)
@@ -254,14 +199,23 @@ class ExactPosterior(Solutions):
 
     def integrated(self, phi: NDArray[np.float64]) -> Integrated:
         """Return what the points are, and the solutions from there."""
-        u, starts = self._parts(phi)
-        theta = self._at(u, starts)[: len(self.constraints)]
-        return Integrated(
-            dict(zip(self.value_names, u, strict=True)),
-            theta,
-            self.solve(starts, theta),
-            self._log_volume(phi) + np.zeros(len(phi)),
-        )
+        u = self._split(phi)
+        theta, starts, _ = self._at(u)
+        [log_volume] = with_draws(self._log_volume(*u), [pt.scalar()], len(phi))
+        solutions = self.solve(starts, theta)
+        return Integrated(dict(zip(self.value_names, u, strict=True)), theta, solutions, log_volume)
+
+    @cached_property
+    def _log_volume(self) -> Callable:
+        """The log of what a unit of the coordinates is of the levels of x(t0), a function of u."""
+        model, total = self._exact, pt.zeros(())
+        for part in self._parts:
+            rv, gp = model[part.name], self.constraints[part.number].gp
+            if (transform := model.rvs_to_transforms[rv]) is not None:
+                total += transform.log_jac_det(model.rvs_to_values[rv], *rv.owner.inputs).sum()
+            positive = np.broadcast_to(gp.data.positive, gp.mean.shape)[part.where]
+            total -= pt.log(pt.where(positive, rv, 1)).sum()
+        return compile_for_draws(self._values, model.replace_rvs_by_values([total]))
 
     @property
     def value_names(self) -> list[str]:
@@ -270,21 +224,18 @@ class ExactPosterior(Solutions):
 
     def variables(self, phi: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
         """Return what points determine, by name: parameters, x(t0), all else, the trajectories."""
-        u, starts = self._parts(phi)
-        solutions = self._solved(u, starts)
-        return self._before_solving(u, starts) | dict(zip(self.states, solutions, strict=True))
+        u = self._split(phi)
+        return self._before_solving(u) | dict(zip(self.states, self._solved(u), strict=True))
 
-    def _before_solving(self, u, starts) -> dict[str, NDArray[np.float64]]:
-        n_constraints = len(self.constraints)
-        natural = self._at(u, starts)[n_constraints:]
-        named = dict(zip(self._named, natural, strict=True))
-        named |= dict(zip(self.starts, starts, strict=True))
+    def _before_solving(self, u) -> dict[str, NDArray[np.float64]]:
+        _, starts, natural = self._at(u)
+        named = dict(zip([*self._named, *self.starts], [*natural, *starts], strict=True))
         ordered = dict.fromkeys([*self._parameters, *self.starts, *named])
         return {name: named[name] for name in ordered}
 
     def scalars(self, phi: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
         """Return every scalar at points by a label such as ``x0[prey]``, without solving."""
-        variables = self._before_solving(*self._parts(phi))
+        variables = self._before_solving(self._split(phi))
         return {
             label: column
             for name, values in variables.items()
@@ -301,9 +252,9 @@ class ExactPosterior(Solutions):
         ``posterior``, ``posterior_predictive``, ``log_likelihood`` and ``observed_data``; no
         ``posterior_predictive`` where a likelihood cannot be drawn from.
         """
-        u, starts = self._parts(phi)
-        trajectories = self._solved(u, starts)
-        values = self._before_solving(u, starts)
+        u = self._split(phi)
+        trajectories = self._solved(u)
+        values = self._before_solving(u)
         values |= dict(zip(self.states, trajectories, strict=True))
         values |= self._made_of_states(u, trajectories)
         names = [str(rv.name) for rv in self._observed]
@@ -332,18 +283,33 @@ class ExactPosterior(Solutions):
     @cached_property
     def _of_states(self) -> list:
         """What the model computes from the states, and names."""
-        free = {self._at_states[name] for name in self._free}
-        strangers = {*self._at_states.basic_RVs} - free
+        free = {self._exact[name] for name in self._free}
+        strangers = {*self._exact.basic_RVs} - free
         return [
             v
-            for v in self._at_states.deterministics
-            if v.name not in self._named and not strangers & {*ancestors([v])}
+            for v in self._exact.deterministics
+            if v.name not in {*self._named, *self.starts} and not strangers & {*ancestors([v])}
         ]
 
     @property
     def along_states(self) -> set[str]:
         """Names of the states, of the free variables behind them, and of what is made of them."""
         return {*self.states, *self._behind_states, *(str(v.name) for v in self._of_states)}
+
+    @property
+    def default_starts(self) -> list[str]:
+        """Names of the coordinates of x(t0) of which nobody said what prior they have."""
+        return [
+            str(label)
+            for part in self._parts
+            if part.is_default
+            for label in np.ravel(self._labels[part.number][part.where])
+        ]
+
+    @property
+    def behind_starts(self) -> list[str]:
+        """Names of the free variables that x(t0) is made of, where it is no such itself."""
+        return [part.name for part in self._parts if part.name not in self.starts]
 
     @cached_property
     def _behind_states(self) -> dict[str, Any]:
@@ -355,8 +321,9 @@ class ExactPosterior(Solutions):
 
     def _made_of_states(self, u, trajectories) -> dict[str, NDArray[np.float64]]:
         """Return what PyMC, and who looks at the draws, expects beside the states themselves."""
-        graphs = self._at_states.replace_rvs_by_values(self._of_states)
-        names = [*self._behind_states, *(str(v.name) for v in self._of_states)]
+        computed = [*self._of_states, *(self._exact[name] for name in self.behind_starts)]
+        graphs = self._exact.replace_rvs_by_values(computed)
+        names = [*self._behind_states, *(str(v.name) for v in computed)]
         graphs = [*self._behind_states.values(), *graphs]
         values = compile_for_draws([*self._values, *self._x], graphs)(*u, *trajectories)
         return dict(zip(names, with_draws(values, graphs, len(trajectories[0])), strict=True))
@@ -369,7 +336,7 @@ class ExactPosterior(Solutions):
 
     def _drawn_data(self) -> list:
         """Return what is observed as random graphs of the values and the states."""
-        solved = self._at_states
+        solved = self._exact
         free = [solved[name] for name in self._free]
         natural = solved.replace_rvs_by_values(free)
         observed = [with_equal_parameters(rv) for rv in self._observed]
@@ -383,38 +350,35 @@ class ExactPosterior(Solutions):
     def initial_points(self, phi: NDArray[np.float64]) -> list[dict[str, Any]]:
         """Return the free variables and x(t0) at points, by name."""
         variables = self.variables(phi)
-        names = [*self._free, *self.starts]
+        names = dict.fromkeys([*self._free[: self._n_others], *self.starts])
         return [{name: variables[name][point] for name in names} for point in range(len(phi))]
+
+    @property
+    def _n_others(self) -> int:
+        """How many value variables stand before those of x(t0)."""
+        return len(self._values) - len(self._parts)
+
+    def of_starts(self, each: Sequence) -> list:
+        """Return the entries of arrays ``(..., state)``, one for each constraint's x(t0), flat.
+
+        Of those that are coordinates, in their order.
+        """
+        return [e for p in self._parts for e in np.ravel(np.asarray(each[p.number])[p.where])]
 
     @property
     def names(self) -> list[str]:
         """Names of the coordinates."""
-        values = [value.name for value in self._values]
-        shapes = dict(zip([*values, *self.starts], self._shapes, strict=True))
-        names = {label: self.entries(label, shape) for label, shape in shapes.items()}
-        for label, free, constraint in zip(
-            self.starts, self._unknown, self.constraints, strict=True
-        ):
-            n_states = len(constraint.ode.states)
-            every = np.array(self.entries(label, (*shapes[label][:-1], n_states)))
-            names[label] = every.reshape(-1, n_states)[:, free].ravel().tolist()
-        return [name for entries in names.values() for name in entries]
+        others = zip(self._values[: self._n_others], self._shapes, strict=False)
+        names = [name for value, shape in others for name in self.entries(value.name, shape)]
+        return [*names, *map(str, self.of_starts(self._labels))]
 
     @property
-    def _is_unseen(self) -> NDArray[np.bool_]:
-        """Of which x(t0) among the coordinates the state has hardly an observation, or none."""
-        shapes = self._shapes[len(self._values) :]
-        of_each = zip(self.constraints, self._unknown, shapes, strict=True)
-        return np.concatenate(
-            [np.broadcast_to(c.gp.data.is_sparse[free], s).ravel() for c, free, s in of_each]
-        )
-
-    @property
-    def _unknown(self) -> list[list[int]]:
-        """Places of the states of each constraint whose start is not known."""
+    def _labels(self) -> list[NDArray]:
+        """Labels of the entries of each x(t0)."""
+        shapes = [constraint.gp.mean.shape for constraint in self.constraints]
         return [
-            [k for k in range(len(c.ode.states)) if not known or k not in known.places]
-            for c, known in zip(self.constraints, self.known, strict=True)
+            np.reshape(self.entries(start, shape), shape)
+            for start, shape in zip(self.starts, shapes, strict=True)
         ]
 
     def starting_at(
@@ -432,16 +396,21 @@ class ExactPosterior(Solutions):
         return np.concatenate([part.ravel() for part in self._start_parts(values or {}, starts)])
 
     def _start_parts(self, values, starts) -> list[NDArray[np.float64]]:
-        graphs = self._coordinate_graphs
+        given = self.start_graphs if starts is None else [*map(pt.as_tensor, starts)]
+        graphs = self._coordinate_graphs(given)
         reached = set(ancestors(graphs))
         initial = self.model.rvs_to_initial_values | {
             self.model[name]: np.asarray(value) for name, value in values.items()
         }
         free = [rv for rv in self.model.free_RVs if rv in reached]
-        parts = pytensor.function([], at_starts(graphs, free, initial), mode=EVALUATE_ONCE)()
-        n_values = len(self._values)
-        there = parts[n_values:] if starts is None else starts
-        return [*parts[:n_values], *self._standardised(there)]
+        with np.errstate(all="ignore"):
+            parts = pytensor.function([], at_starts(graphs, free, initial), mode=EVALUATE_ONCE)()
+        if all(np.isfinite(part).all() for part in parts):
+            return parts
+        free = [self._exact[name] for name in self._free]  # a prior excludes where the states start
+        own = at_starts([_unconstrained(self._exact, rv) for rv in free], free, {})
+        instead = pytensor.function([], own, mode=EVALUATE_ONCE)()
+        return [np.where(np.isfinite(p), p, one) for p, one in zip(parts, instead, strict=True)]
 
     def from_prior(self, phi: NDArray[np.float64], n: int, rng) -> tuple[NDArray, NDArray]:
         """Return points with all but x(t0) drawn from their priors, and such on the way from phi.
@@ -449,10 +418,10 @@ class ExactPosterior(Solutions):
         x(t0) is near that of phi.  How near, and how far on the way, is drawn as well, evenly
         on the logarithmic scale.
         """
-        n_values = len(self._values)
-        there, starts = np.split(phi, [sum(int(np.prod(s)) for s in self._shapes[:n_values])])
+        n_others = self._n_others
+        there, starts = np.split(phi, [sum(int(np.prod(s)) for s in self._shapes[:n_others])])
         try:
-            graphs = self._coordinate_graphs[:n_values]
+            graphs = self._coordinate_graphs(self.start_graphs)[:n_others]
             drawn = draws_of(graphs, n, rng)
             values = np.concatenate([np.reshape(part, (n, -1)) for part in drawn], axis=1)
             possible = np.isfinite(values).all(axis=1)  # nor have all numbers a logarithm
@@ -461,7 +430,9 @@ class ExactPosterior(Solutions):
         scatter = FAR * (1 + np.abs(there))
         n_impossible = n - possible.sum()
         values[~possible] = there + scatter * rng.normal(size=(n_impossible, len(there)))
-        nearest, farthest = np.where(self._is_unseen[:, None], UNSEEN, NOISES).T
+        sparse = [np.broadcast_to(c.gp.data.is_sparse, c.gp.mean.shape) for c in self.constraints]
+        is_unseen = np.array(self.of_starts(sparse), dtype=bool)
+        nearest, farthest = np.where(is_unseen[:, None], UNSEEN, NOISES).T
         noise = 10 ** (nearest + (farthest - nearest) * rng.random((n, 1)))
         starts = starts + noise * rng.normal(size=(n, len(starts)))
         on_the_way = there + 10 ** rng.uniform(*WAYS, (n, 1)) * (values - there)
@@ -470,6 +441,24 @@ class ExactPosterior(Solutions):
     def modes_from_prior(self, mode: Local, rng) -> Local:
         """Climb from the likeliest draws of the prior to all modes that they lead to."""
         return modes_from(self, mode, lambda: self.from_prior(mode.point[0], N_PRIOR, rng)[0])
+
+    def endless(self, point: NDArray[np.float64], widths: NDArray[np.float64]) -> list[str]:
+        """Return the coordinates of flat prior along which the density does not fall off.
+
+        So far as the ODE can be integrated, on either side of a point, in the posterior's widths.
+        """
+        flat = [isinstance(self._exact[name].owner.op, FLAT) for name in self._free]
+        of_flat = np.flatnonzero(np.repeat(flat, [int(np.prod(s)) for s in self._shapes]))
+        far = np.array([*DISTANCES, *(-distance for distance in DISTANCES)])
+        moved = point + far[:, None, None] * np.diag(widths)[of_flat]
+        u = self._split(np.concatenate([point[None], moved.reshape(-1, len(point))]))
+        solutions = self._solved(u)
+        is_solved = np.all([np.isfinite(x).reshape(len(x), -1).all(axis=1) for x in solutions], 0)
+        heights = self._heights(u, solutions)
+        falls = is_solved[1:] & (heights[1:] < heights[0] - FALLING)
+        ends = falls.reshape(2, len(DISTANCES), -1).any(axis=1).all(axis=0)
+        names = self.names
+        return [names[k] for k in of_flat[~ends]]
 
     def parameters_at_start(self, variables: Sequence) -> NDArray[np.float64]:
         """Return scalar free variables of the model where it starts."""
@@ -480,8 +469,8 @@ class ExactPosterior(Solutions):
 
     def impossible(self, phi: NDArray[np.float64]) -> str:
         """Say which observation has density zero at a point, if its ODE can be integrated."""
-        u, starts = self._parts(phi[None])
-        trajectories = self._solved(u, starts)
+        u = self._split(phi[None])
+        trajectories = self._solved(u)
         if not all(np.isfinite(x).all() for x in trajectories):
             return ""
         with np.errstate(all="ignore"):
@@ -494,22 +483,12 @@ class ExactPosterior(Solutions):
         observed = {name: values[self.model[name]].eval(mode=EVALUATE_ONCE) for name in densities}
         return where_impossible({name: v[0] for name, v in densities.items()}, observed)
 
-    @property
-    def _coordinate_graphs(self) -> list:
-        free = [self.model[name] for name in self._free]
-        return [_unconstrained(self.model, rv) for rv in free] + self.start_graphs
-
-    def _standardised(self, starts) -> list[NDArray[np.float64]]:
-        parts = []
-        for constraint, x0, free, positive in zip(
-            self.constraints, starts, self._unknown, self._positive, strict=True
-        ):
-            gp = constraint.gp
-            part = (gp.levels_of(x0) - gp.mean) / gp.scale
-            in_scale = x0[..., positive] / gp.scale[..., positive]
-            part[..., positive] = np.log(np.maximum(in_scale, SMALLEST))
-            parts.append(part[..., free])
-        return parts
+    def _coordinate_graphs(self, starts: Sequence) -> list:
+        """Return the coordinates as graphs of the model's variables, and of the x(t0) of each."""
+        here = {self._exact[name]: self.model[name] for name in self._free[: self._n_others]}
+        here |= {self._exact[p.name]: starts[p.number][p.where] for p in self._parts}
+        graphs = [_unconstrained(self._exact, self._exact[name]) for name in self._free]
+        return graph_replace(graphs, here, strict=False)
 
     def coordinates(self, posterior: xr.Dataset) -> NDArray[np.float64]:
         """Return draws, dims ``chain`` and ``draw``, as phi, shape ``(draw, coordinate)``.
@@ -519,9 +498,7 @@ class ExactPosterior(Solutions):
         ValueError
             If draws and model do not belong together, or if they are too few.
         """
-        arrays = self.at_draws(posterior, self._coordinate_graphs)
-        n_values = len(self._values)
-        arrays[n_values:] = self._standardised(arrays[n_values:])
+        arrays = self.at_draws(posterior, self._coordinate_graphs(self.start_graphs))
         draws = np.concatenate([array.reshape(len(array), -1) for array in arrays], axis=1)
         if len(draws) <= 2 * draws.shape[1] or not (np.ptp(draws, axis=0) > 0).all():
             msg = (
@@ -531,116 +508,47 @@ class ExactPosterior(Solutions):
             raise ValueError(msg)
         return draws
 
-    def _split(self, phi) -> tuple[list[NDArray], list[NDArray]]:
-        """Return the values u, and the coordinates of each x(t0)."""
+    def _split(self, phi) -> list[NDArray]:
+        """Return points as the values u."""
         sizes = [int(np.prod(shape)) for shape in self._shapes]
-        parts = [
-            part.reshape(len(phi), *shape)
-            for part, shape in zip(
-                np.split(phi, np.cumsum(sizes)[:-1], axis=1), self._shapes, strict=True
-            )
-        ]
-        n_values = len(self._values)
-        return parts[:n_values], parts[n_values:]
+        parts = zip(np.split(phi, np.cumsum(sizes)[:-1], axis=1), self._shapes, strict=True)
+        return [part.reshape(len(phi), *shape) for part, shape in parts]
 
-    def _parts(self, phi) -> tuple[list[NDArray], list[NDArray]]:
-        """Return the values u and each x(t0) in the data's units."""
-        values, parts = self._split(phi)
-        starts = []
-        for constraint, free, positive, part in zip(
-            self.constraints, self._unknown, self._positive, parts, strict=True
-        ):
-            gp, mean, scale = constraint.gp, constraint.gp.mean, constraint.gp.scale
-            deviation = np.zeros((*part.shape[:-1], mean.shape[-1]))
-            deviation[..., free] = part
-            x0 = gp.states_of(mean + scale * deviation)
-            with np.errstate(over="ignore"):  # a start that cannot be integrated from
-                x0[..., positive] = scale[..., positive] * np.exp(deviation[..., positive])
-            starts.append(x0)
-        return values, self._with_known(values, starts)
-
-    def _with_known(self, u, starts) -> list[NDArray]:
-        """Put what is known of x(t0) in its place."""
-        if not self._known_graphs:
-            return starts
-        at_start = [
-            np.broadcast_to(x0[..., None, :], (len(x0), *x.get_value().shape))
-            for x0, x in zip(starts, self._x, strict=True)
-        ]
-        values = with_draws(self._known(*u, *at_start), self._known_graphs, len(starts[0]))
-        for x0, known in zip(starts, self.known, strict=True):
-            if known:
-                x0[..., known.places] = values.pop(0)
-        return starts
-
-    def _at(self, u, starts) -> list[NDArray]:
-        """Return the parameters of each constraint, then the named variables."""
-        return with_draws(self._natural(*u), self._graphs, len(starts[0]))
+    def _at(self, u) -> tuple[list[NDArray], list[NDArray], list[NDArray]]:
+        """Return the parameters of each constraint, its x(t0), and the named variables."""
+        with np.errstate(over="ignore"):  # a start that cannot be integrated from
+            values = with_draws(self._natural(*u), self._graphs, len(u[0]))
+        n = len(self.constraints)
+        return values[:n], values[n : 2 * n], values[2 * n :]
 
     def trajectories(
         self, phi: NDArray[np.float64], times: Sequence[NDArray[np.float64]]
     ) -> list[NDArray[np.float64]]:
         """Return the solutions at points, at other times than the grid's; see :meth:`solve`."""
-        return self._solved(*self._parts(phi), times)
+        return self._solved(self._split(phi), times)
 
-    def _solved(self, u, starts, times=None) -> list[NDArray]:
-        return self.solve(starts, self._at(u, starts)[: len(self.constraints)], times)
+    def _solved(self, u, times=None) -> list[NDArray]:
+        theta, starts, _ = self._at(u)
+        return self.solve(starts, theta, times)
 
-    def _check_theta(self, theta):
-        for constraint, graph in zip(self.constraints, theta, strict=True):
-            if set(self._x) & set(ancestors([graph])):
-                msg = (
-                    f"the parameters of {constraint.name!r} depend on the states; expected "
-                    "parameters with which the ODE can be integrated."
-                )
-                raise ValueError(msg)
-            if graph.type.shape[-2] != 1:
-                msg = (
-                    f"the parameters of {constraint.name!r} have one value per time; expected "
-                    "numbers. What changes with time belongs into the right-hand side."
-                )
-                raise ValueError(msg)
 
-    def _check_likelihood(self, terms):
-        seen = set(ancestors(terms))
-        blind = [n for n, x in zip(self.states, self._x, strict=True) if x not in seen]
-        if blind:
-            msg = (
-                f"no likelihood depends on the states {blind}, only "
-                f"{[term.name for term in terms]} were found; expected observations of the "
-                "variable that gm.GradientMatchingODE is given."
-            )
-            raise ValueError(msg)
+def _to_be_given(constraint: Constraint, *_) -> TensorVariable:
+    """Return data of the shape of the states, in whose place solutions are put."""
+    shape = constraint.gp.prior_mean.shape
+    return pytensor.shared(np.zeros(shape), shape=shape)
 
-    def _state_variables(self) -> set[str]:
-        """Return the names of the free variables that the states are made of."""
-        free = set(self.model.free_RVs)
-        reached = truncated_graph_inputs([c.x for c in self.constraints], self.model.free_RVs)
-        return {str(rv.name) for rv in free if is_states(rv) or rv in set(reached)}
 
-    def _check_free(self, free, terms):
-        """Raise if states are left, or discrete variables."""
-        states = self._state_variables()
-        left = [rv for rv in free if rv.name in states]
-        if left:
-            seeing = [term.name for term in terms if set(left) & set(ancestors([term]))]
-            msg = (
-                f"{seeing} depend on {[rv.name for rv in left]} and not only on the states "
-                f"{self.states} of the ODE, whose place its solution takes. Write them as "
-                "functions of the variable that gm.GradientMatchingODE is given."
-            )
-            raise ValueError(msg)
-        discrete = [rv.name for rv in free if not np.issubdtype(rv.dtype, np.inexact)]
-        if discrete:
-            msg = f"the free variables {discrete} are discrete; expected continuous ones."
-            raise ValueError(msg)
+def _check_continuous(free: Sequence):
+    discrete = [rv.name for rv in free if not np.issubdtype(rv.dtype, np.inexact)]
+    if discrete:
+        msg = f"the free variables {discrete} are discrete; expected continuous ones."
+        raise ValueError(msg)
 
 
 def _connected(model: pm.Model, seeds, x) -> list:
     """Return likelihoods and potentials that share variables with seeds, or with each other."""
     roots = {*model.free_RVs, *x}
-    left = [rv for rv in model.observed_RVs if not (is_constraint(rv) or is_known_start(rv))]
-    left += model.potentials
+    left = [*model.observed_RVs, *model.potentials]
     chosen: list = []
     reached = roots & set(ancestors(seeds))
     while found := [term for term in left if reached & set(ancestors([term]))]:

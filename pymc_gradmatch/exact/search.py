@@ -170,6 +170,7 @@ class Coverage(NamedTuple):
 type Complete = Callable[[NDArray[np.float64], int], tuple[NDArray, NDArray]]
 
 
+@np.errstate(over="ignore", invalid="ignore")  # squares, where a posterior goes on for ever
 def cover(
     target: LogDensity,
     draws: NDArray[np.float64],

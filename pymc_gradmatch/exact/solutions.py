@@ -61,7 +61,7 @@ class Solutions:
             raise ValueError(msg)
         by_states = {known.x: known for known in known_starts(model)}
         self.known = [by_states.get(constraint.x) for constraint in self.constraints]
-        self.starts = [_unused(f"{name}0", model) for name in self.states]
+        self.starts = [unused_name(f"{name}0", model) for name in self.states]
         self._levels = [
             _levels_of_each(equations(constraint.ode, constraint.gp))
             for constraint in self.constraints
@@ -280,7 +280,8 @@ def _name_of_states(model: pm.Model, constraint: Constraint) -> str:
     return names[0]
 
 
-def _unused(name: str, model: pm.Model) -> str:
+def unused_name(name: str, model: pm.Model) -> str:
+    """Return a name, or one like it where the model has that already."""
     while name in model.named_vars:
         name += "_"
     return name

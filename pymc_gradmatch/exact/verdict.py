@@ -219,11 +219,14 @@ class Doubts(NamedTuple):
         States that are :func:`unexplained`.
     aliases : str
         Of modes that turn more often than equal gaps can tell: their weight, and how often.
+    endless : sequence of str
+        Unknowns of flat prior along which the density does not fall off.
     """
 
     apart: Mapping[str, float] = {}
     strange: Sequence[str] = ()
     aliases: str = ""
+    endless: Sequence[str] = ()
 
 
 def doubts_about(
@@ -231,7 +234,8 @@ def doubts_about(
 ) -> Doubts:
     """Compare the solutions at the modes of what was found with the data."""
     strange = unexplained(residuals(target, found.modes.points[0]))
-    return Doubts(apart or {}, strange, _aliases(target, found.modes))
+    endless = target.endless(found.modes.points[0], np.sqrt(np.diagonal(found.covariance)))
+    return Doubts(apart or {}, strange, _aliases(target, found.modes), endless)
 
 
 def _aliases(target: ExactPosterior, modes: Modes) -> str:
@@ -343,7 +347,13 @@ def in_words(found: Coverage, disagreement: pd.DataFrame, doubts: Doubts) -> str
                 "than their shortest steps, and say nothing of what lies beside."
             )
         return words
-    if doubts.aliases:
+    if doubts.endless:
+        why = (
+            f"the density does not fall off along {', '.join(doubts.endless)}, of flat prior, as "
+            "far as the ODE can be integrated: this posterior has no finite volume, and there are "
+            f"no draws from it; expected a proper prior: {figures}"
+        )
+    elif doubts.aliases:
         why = (
             f"{doubts.aliases}. Such aliases fit alike, and there may be more of them; narrower "
             f"priors rule them out, or times at unequal gaps: {figures}"
@@ -437,7 +447,9 @@ def integrate_check(
     the place of its states: their Gaussian process and the constraint are left
     out, and everything else that the model observes or weighs stays, whatever its
     likelihood, at the present values of its ``pm.Data``.  u are the model's variables
-    that count, unconstrained; x(t0), where states start, has a flat prior.
+    that count, unconstrained; x(t0), where states start, has a wide prior around the first data
+    unless ``start=`` gives another, see :func:`~pymc_gradmatch.exact_model`, which is this
+    posterior as a plain PyMC model.
 
     The proposal q is a mixture of Student t distributions.  Three searches for it,
     with draws of their own, start from the matched draws made twice and five

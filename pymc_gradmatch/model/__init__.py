@@ -38,12 +38,20 @@ from pymc_gradmatch.model.refinement import (
     recentre,
     refine,
 )
-from pymc_gradmatch.model.start import Start, is_known_start, known_starts, start_in
+from pymc_gradmatch.model.start import (
+    Known,
+    Start,
+    is_known_start,
+    known_starts,
+    start_in,
+    start_priors,
+)
 
 __all__ = [
     "Constraint",
     "DoubtWarning",
     "GradientMatchingODE",
+    "Known",
     "NoDerivativeError",
     "Settings",
     "Squares",
@@ -67,6 +75,7 @@ __all__ = [
     "refine",
     "residuals",
     "start_in",
+    "start_priors",
     "total_of",
     "warn_of_other_data",
     "where_impossible",

@@ -323,7 +323,8 @@ def build_model(
         or of theta and the other starts, ``lambda theta, x0: theta.N - x0.S - x0.I``, named
         tuples both.  Known starts are an observation called ``start``, within a hundredth of
         sigma, and exact where the ODE is integrated; priors are a potential, ``start_prior``.
-        The others have the Gaussian process' prior, a flat one where the ODE is integrated.
+        The others have the Gaussian process' prior, and where the ODE is integrated a wide one
+        around the first data, see :func:`~pymc_gradmatch.exact_model`.
         In lines of one's own: ``pm.Normal("start", x[0, k], narrow, observed=number)``.
     preset : {"fgpgm", "refined"}
         Where the settings that are not given come from.  ``"fgpgm"``: the

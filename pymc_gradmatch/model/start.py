@@ -490,7 +490,39 @@ def add_start(names: tuple[str, str], start: Start, gp: StateGP, x, theta):
             observed=np.zeros(len(start.places)),
         )
     if start.priors:
-        pm.Potential(prior, start.log_prior(x[0]))
+        _add_priors(prior, start.log_prior(x[0]), [start])
+
+
+def _add_priors(name: str, log_density: TensorVariable, starts: Sequence[Start]):
+    """Add the priors of x(t0) as a potential that knows the distributions; copies of it do too."""
+    potential = pm.Potential(name, log_density)
+    potential.tag.start_priors = [start.priors for start in starts]
+
+
+def start_priors(model: pm.Model, x: TensorVariable) -> tuple[list[str], list[Mapping]]:
+    """Return the potentials of a model that are priors of x(t0), and the distributions.
+
+    Parameters
+    ----------
+    model : pymc.Model
+        The model.
+    x : TensorVariable
+        The states whose x(t0) it is.
+
+    Returns
+    -------
+    names : list of str
+        Of the potentials.
+    priors : list of mapping
+        By state, one mapping for each experiment; none where no prior was given.  Variables that
+        they depend on are those of the model in which they were written, and have the same names.
+    """
+    found = [
+        potential
+        for potential in model.potentials
+        if hasattr(potential.tag, "start_priors") and x in set(ancestors([potential]))
+    ]
+    return [p.name for p in found], [one for p in found for one in p.tag.start_priors]
 
 
 def add_starts(names: tuple[str, str], starts: Sequence[Start], gp: StateGPs, x, theta):
@@ -533,7 +565,7 @@ def add_starts(names: tuple[str, str], starts: Sequence[Start], gp: StateGPs, x,
         )
     if any(start.priors for start in starts):
         densities = [start.log_prior(x[number, 0]) for number, start in enumerate(starts)]
-        pm.Potential(prior, pt.stack(densities))
+        _add_priors(prior, pt.stack(densities), starts)
 
 
 def of_experiment(theta: Mapping[str, Any], ode: ODE, number: int) -> list:

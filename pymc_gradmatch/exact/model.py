@@ -1,0 +1,391 @@
+"""The exact model: a model's own graph, with the ODE's solution in the place of its states."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+from numpy.typing import NDArray
+from pymc.distributions.transforms import Transform
+from pymc.model.fgraph import clone_model, fgraph_from_model, model_from_fgraph
+from pytensor.graph.basic import Variable
+from pytensor.graph.replace import graph_replace
+from pytensor.graph.traversal import ancestors, truncated_graph_inputs
+from pytensor.tensor import TensorVariable
+
+from pymc_gradmatch._pymc import (
+    EVALUATE_ONCE,
+    at_support_points,
+    change_dist_size,
+    is_generator,
+    start_at,
+    starting_at,
+    without_starts,
+)
+from pymc_gradmatch.exact.solutions import Solutions, unused_name
+from pymc_gradmatch.gp import StateGP, StateGPs, is_states, start_of
+from pymc_gradmatch.model import (
+    Constraint,
+    Known,
+    constraints,
+    equations,
+    known_starts,
+    start_priors,
+)
+
+WIDE = 5.0  # of what a state varies by: the default prior of x(t0)
+LEAST = 0.5  # of a logarithm that was not seen at the first time, what it may vary by
+
+Solving = Callable[[Constraint, TensorVariable, TensorVariable], TensorVariable]
+
+
+class Scaled(Transform):
+    """Samplers move (x(t0) - m) / s, with mean and scale of the data, as of all other states."""
+
+    name = "scaled"
+    ndim_supp = 0
+
+    def __init__(self, mean: NDArray[np.float64], scale: NDArray[np.float64]):
+        self.mean, self.scale = mean, scale
+
+    def forward(self, value, *inputs):
+        """Return the standardised start."""
+        return (value - self.mean) / self.scale
+
+    def backward(self, value, *inputs):
+        """Return the start, or its logarithm."""
+        return self.mean + self.scale * value
+
+    def log_jac_det(self, value, *inputs):
+        """Return the log of the scale, of the value's shape."""
+        return pt.zeros_like(value) + np.log(self.scale)
+
+
+class Part(NamedTuple):
+    """A free variable that x(t0) is made of."""
+
+    name: str
+    number: int
+    """Of the constraint whose x(t0) it is."""
+    where: tuple[Any, ...]
+    """Which entries of x(t0), ``(..., state)``, it is."""
+    is_default: bool
+    """Whether its prior is ours."""
+
+
+class Exact(NamedTuple):
+    """A model with something else in the place of its states.
+
+    Attributes
+    ----------
+    model : pymc.Model
+        The model.
+    theta, x0 : list of TensorVariable
+        Parameters of each constraint and its x(t0), shapes ``(..., 1, param)`` and
+        ``(..., state)``.
+    parts : list of Part
+        The free variables of x(t0).
+    """
+
+    model: pm.Model
+    theta: list[TensorVariable]
+    x0: list[TensorVariable]
+    parts: list[Part]
+
+
+def exact_model(model: pm.Model | None = None) -> pm.Model:
+    r"""Return the same model with the ODE's solution in the place of the Gaussian process.
+
+    .. math::
+
+        p(\theta, x_0, u \mid y) \propto
+        p(\theta)\, p(x_0)\, p(u)\; p\bigl(y \mid x(t; \theta, x_0), u\bigr)
+
+    with all else that the likelihood depends on, u: sigma, hierarchies and their priors,
+    potentials, ``pm.Data``.  It is a plain PyMC model, for :func:`pymc.sample`, :func:`pymc.do`,
+    :func:`pymc.observe` and predictive draws: theta under its own names, x(t0) as ``x0`` with dims
+    ``("state",)``, or ``("experiment", "state")``, and the states under their name, a
+    deterministic made by :meth:`ODE.solve <pymc_gradmatch.ODE.solve>`.  What served gradient
+    matching alone is left out: the prior of the states, the constraint, gamma.
+
+    Parameters
+    ----------
+    model : pymc.Model, optional
+        With a :class:`~pymc_gradmatch.GradientMatchingODE`, such as those of
+        :func:`~pymc_gradmatch.build_model`; the one on the stack if not given.
+
+    Returns
+    -------
+    pymc.Model
+        A new model; the given one stays as it is.
+
+    Raises
+    ------
+    ValueError
+        If the model has no ODE, its likelihood depends on more of the Gaussian process than the
+        states, or the ODE's parameters depend on the states.
+
+    Notes
+    -----
+    x(t0) has a proper prior: normal around the first observation of each state, five of the
+    state's standard deviations wide; log-normal where the state is positive, with those of the
+    logarithm.  Where the state was not observed at the first time, or never, the width is at
+    least five times the size of what is there in its place, the first observation or the mean of
+    likely solutions, and of logarithms 2.5.  ``start=`` of :func:`~pymc_gradmatch.build_model`
+    replaces it; what the model observes or weighs of ``x[0]`` counts beside it.
+
+    Where all states have this prior and none or all are positive, ``x0`` is one free variable.
+    Where a start is known, some states are positive and others are not, or ``start=`` gives
+    priors, each state has a free variable of its own, ``x0_prey``, and ``x0`` is a deterministic
+    of them and of the known starts.  Experiments with different priors of a start have one each,
+    ``x0_prey_mutant``.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm, pymc_gradmatch as gm
+    >>> decay = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
+    >>> t = np.linspace(0, 2, 9)
+    >>> y = np.exp(-t)[:, None] + np.random.default_rng(1).normal(0, 0.05, (9, 1))
+    >>> gp = gm.StateGP(t, y, [pm.gp.cov.ExpQuad(1, ls=1.0)], sigma=0.05)
+    >>> model = gm.build_model(decay, t, y, priors={"rate": pm.HalfNormal.dist(2)}, gp=gp)
+    >>> exact = gm.exact_model(model)
+    >>> [variable.name for variable in exact.free_RVs], exact.named_vars_to_dims["x"]
+    (['rate', 'x0'], ('time', 'state'))
+    >>> pm.draw(pm.do(exact, {"rate": 1.0, "x0": [2.0]})["x"])[-1].round(4)
+    array([0.2707])
+    """
+    return with_solutions(Solutions(pm.modelcontext(model)), _as_node).model
+
+
+def with_solutions(of: Solutions, solving: Solving) -> Exact:
+    """Put solutions in the place of the states; see :func:`exact_model`.
+
+    Parameters
+    ----------
+    of : Solutions
+        The model.
+    solving : callable
+        Returns the states of a constraint at its x(t0) and its parameters.
+
+    Raises
+    ------
+    ValueError
+        As :func:`exact_model`.
+    """
+    _check_theta(of)
+    model = clone_model(without_starts(of.model))
+    left_out: set[str] = set()
+    parts: list[Part] = []
+    states = {}
+    with model:
+        by_states = {known.x: known for known in known_starts(model)}
+        cloned = {constraint.name: constraint for constraint in constraints(model)}  # in any order
+        for number, name in enumerate(constraint.name for constraint in of.constraints):
+            constraint = cloned[name]
+            names, priors = start_priors(model, constraint.x)
+            known = by_states.get(constraint.x)
+            added, x0 = _add_start(of, number, constraint, priors, known)
+            parts += added
+            states[of.states[number]] = solving(constraint, x0, constraint.theta)
+            left_out |= {constraint.name, *names} | ({known.name} if known else set())
+    _check_likelihood(of, left_out)
+    solved = _without(pm.do(model, states), of.model, left_out, of)
+    _as_before(of.model, solved, [part.name for part in parts])
+    theta = renamed(of.theta_graphs, of.model.named_vars.values(), solved)
+    return Exact(solved, theta, [solved[name] for name in of.starts], parts)
+
+
+def renamed(graphs: Sequence, variables: Any, model: pm.Model) -> list:
+    """Return graphs of some variables as graphs of those that have their names in a model."""
+    known = {*variables} & {*ancestors(graphs)}
+    replaced: dict[Any, Any] = {v: model[str(v.name)] for v in known if v.name in model.named_vars}
+    return graph_replace([*graphs], replaced, strict=False) if replaced else [*graphs]
+
+
+def default_prior(gp: StateGP) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return mean and standard deviation of the levels of x(t0), where nothing else is known.
+
+    See :func:`exact_model`; shapes ``(..., state)``.
+    """
+    if isinstance(gp, StateGPs):
+        means, sds = zip(*map(default_prior, gp.members), strict=True)
+        return np.stack(means), np.stack(sds)
+    levels, seen = gp.data.levels, gp.data.is_observed
+    each = range(len(gp.scale))
+    first = seen.argmax(axis=0)
+    mean = np.where(seen.any(axis=0), levels[first, each], gp.mean)
+    at_once = seen.any(axis=0) & (gp.t_observed[first] == gp.t[0])
+    least = np.where(gp.data.positive, LEAST, np.abs(mean))
+    return mean, WIDE * np.where(at_once, gp.scale, np.maximum(gp.scale, least))
+
+
+def _add_start(
+    of: Solutions, number: int, constraint: Constraint, priors: list[Mapping], known: Known | None
+) -> tuple[list[Part], TensorVariable]:
+    """Add x(t0) to the model on the stack: its free variables, and itself where it is no such."""
+    gp, name = constraint.gp, of.starts[number]
+    dims, n_batch = of.dims(name) or (), gp.mean.ndim - 1
+    parts: list[Part] = []
+
+    def add(label: str, where: tuple, prior: TensorVariable | None, axes: Sequence):
+        parts.append(Part(label, number, where, prior is None))
+        return _add_part(gp, label, where, prior, tuple(axes) or None)
+
+    if known is None and not any(priors) and len({*gp.data.positive}) == 1:
+        return parts, add(name, (...,), None, dims)
+    columns = []
+    for k, state in enumerate(constraint.ode.states):
+        given = [one.get(state) for one in priors] or [None]
+        label = unused_name(f"{name}_{state}", of.model)
+        if known is not None and k in known.places:
+            columns.append(pt.zeros(gp.mean.shape[:-1]))
+        elif len({*given}) == 1:
+            columns.append(add(label, (..., k), given[0], dims[:n_batch]))
+        else:
+            names = getattr(gp, "names", ())
+            each = [
+                add(unused_name(f"{label}_{one}", of.model), (e, k), given[e], ())
+                for e, one in enumerate(names)
+            ]
+            columns.append(pt.stack(each))
+    x0 = pt.stack(columns, axis=-1)
+    if known is not None:
+        at_start = pt.zeros(gp.prior_mean.shape) + x0[..., None, :]
+        [values] = graph_replace(
+            [known.values], {cast("Any", constraint.x): at_start}, strict=False
+        )
+        x0 = pt.set_subtensor(x0[..., known.places], values)
+    return parts, pm.Deterministic(name, x0, dims=dims or None)
+
+
+def _add_part(
+    gp: StateGP, label: str, where: tuple, prior: TensorVariable | None, dims: tuple | None
+) -> TensorVariable:
+    """Add a free variable of x(t0) to the model on the stack, which starts where the data do."""
+    model = pm.modelcontext(None)
+    positive = bool(np.broadcast_to(gp.data.positive, gp.mean.shape)[where].all())
+    [start] = at_support_points([pt.as_tensor(gp.states_of(start_of(gp))[..., 0, :])])
+    start = start.eval(mode=EVALUATE_ONCE)[where]
+    if prior is None:
+        mean, sd = default_prior(gp)
+        prior = (pm.LogNormal if positive else pm.Normal).dist(mean[where], sd[where])
+    else:
+        prior = _copied(prior, model)
+        prior = change_dist_size(prior, start.shape, expand=True) if start.shape else prior
+    if _is_possible(prior, start):
+        prior = starting_at(prior, start)
+    alone = pm.Model(model=None)
+    alone.register_rv(prior, label)
+    own = alone.rvs_to_transforms[prior]
+    moves_levels = own is None or (positive and own.name == "log")
+    scaled = {"transform": Scaled(gp.mean[where], gp.scale[where])} if moves_levels else {}
+    return model.register_rv(prior, label, dims=dims, **scaled)
+
+
+def _copied(prior: TensorVariable, model: pm.Model) -> TensorVariable:
+    """Return a distribution with generators of its own, of the variables of a model."""
+    upstream = {v for v in ancestors([prior]) if v is not prior}
+    replaced: dict[Any, Any] = {
+        v: pt.random.shared_rng(seed=None) for v in upstream if is_generator(v) and not v.owner
+    }
+    replaced |= {v: model[str(v.name)] for v in upstream if v.name in model.named_vars}
+    copied: Any = graph_replace([prior], replaced, strict=False)
+    return copied[0]
+
+
+def _is_possible(prior: TensorVariable, start: NDArray[np.float64]) -> bool:
+    [density] = at_support_points([pm.logp(prior, start)])
+    return bool(np.isfinite(density.eval(mode=EVALUATE_ONCE)).all())
+
+
+def _as_node(constraint: Constraint, x0: TensorVariable, theta: TensorVariable) -> TensorVariable:
+    """Return the solution by :meth:`ODE.solve`; of like experiments in one call."""
+    gp, n_params = constraint.gp, len(constraint.ode.params)
+    odes, parameters = equations(constraint.ode, gp), [theta[..., 0, k] for k in range(n_params)]
+    if not isinstance(gp, StateGPs):
+        return odes[0].solve(gp.t, x0, parameters)
+    groups: dict[tuple, list[int]] = {}
+    for number, (ode, t) in enumerate(zip(odes, gp.t, strict=True)):
+        groups.setdefault((id(ode), t.tobytes()), []).append(number)
+    solved = [
+        odes[of[0]].solve(gp.t[of[0]], x0[of], [one[of] for one in parameters])
+        for of in groups.values()
+    ]
+    back = np.argsort([number for of in groups.values() for number in of])
+    return solved[0] if len(solved) == 1 else pt.concatenate(solved)[back]
+
+
+def _without(model: pm.Model, before: pm.Model, left_out: set[str], of: Solutions) -> pm.Model:
+    """Return a model without what served the Gaussian process, or the matching, alone."""
+    terms = [v for v in [*model.observed_RVs, *model.potentials] if v.name not in left_out]
+    theta = [constraint.theta for constraint in constraints(model)]
+    needed = {*ancestors([*terms, *theta, *(model[name] for name in [*of.states, *of.starts])])}
+    serving = {*ancestors([before[name] for name in left_out])}
+    served = {rv.name for rv in before.free_RVs if rv in serving} | _state_variables(of)
+    lost = [rv for rv in model.free_RVs if rv.name in served and rv not in needed]
+    gone = left_out | {rv.name for rv in lost}
+    gone |= {v.name for v in model.deterministics if not {*lost}.isdisjoint(ancestors([v]))}
+    fgraph, _ = fgraph_from_model(model, inlined_views=True)
+    for place in reversed(range(len(fgraph.outputs))):
+        if fgraph.outputs[place].owner.op.name in gone:
+            fgraph.remove_output(place)
+    return model_from_fgraph(fgraph, mutate_fgraph=True)
+
+
+def _state_variables(of: Solutions) -> set[str]:
+    """Return the names of the free variables that the states are made of, but for themselves."""
+    free = of.model.free_RVs
+    reached = {*truncated_graph_inputs([c.x for c in of.constraints], free)}
+    return {str(rv.name) for rv in free if is_states(rv) or rv in reached} - {*of.states}
+
+
+def _as_before(before: pm.Model, model: pm.Model, new: list[str]):
+    """Put variables in the order of another model, new ones last, and let them start as there."""
+    order = {name: place for place, name in enumerate([*before.named_vars, *new])}
+    for variables in (model.free_RVs, model.observed_RVs, model.deterministics):
+        variables.sort(key=lambda v: order.get(str(v.name), len(order)))
+    for rv, start in before.rvs_to_initial_values.items():
+        if rv.name in model.named_vars and not isinstance(start, str | Variable | None):
+            start_at(model[rv.name], start)
+
+
+def _check_theta(of: Solutions):
+    for constraint in of.constraints:
+        if constraint.x in {*ancestors([constraint.theta])}:
+            msg = (
+                f"the parameters of {constraint.name!r} depend on the states; expected "
+                "parameters with which the ODE can be integrated."
+            )
+            raise ValueError(msg)
+        if constraint.theta.type.shape[-2] != 1:
+            msg = (
+                f"the parameters of {constraint.name!r} have one value per time; expected "
+                "numbers. What changes with time belongs into the right-hand side."
+            )
+            raise ValueError(msg)
+
+
+def _check_likelihood(of: Solutions, left_out: set[str]):
+    """Raise if no likelihood depends on the states, or one on more of the Gaussian process."""
+    terms = [*of.model.observed_RVs, *of.model.potentials]
+    terms = [term for term in terms if term.name not in left_out]
+    x = [constraint.x for constraint in of.constraints]
+    left = [of.model[name] for name in _state_variables(of)]
+    seeing = [t.name for t in terms if not {*left}.isdisjoint(ancestors([t], blockers=x))]
+    if seeing:
+        msg = (
+            f"{seeing} depend on {[rv.name for rv in left]} and not only on the states "
+            f"{of.states} of the ODE, whose place its solution takes. Write them as "
+            "functions of the variable that gm.GradientMatchingODE is given."
+        )
+        raise ValueError(msg)
+    seen = {*ancestors(terms)}
+    blind = [name for name, states in zip(of.states, x, strict=True) if states not in seen]
+    if blind:
+        msg = (
+            f"no likelihood depends on the states {blind}, only "
+            f"{[term.name for term in terms]} were found; expected observations of the "
+            "variable that gm.GradientMatchingODE is given."
+        )
+        raise ValueError(msg)
