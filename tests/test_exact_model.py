@@ -1,6 +1,7 @@
 """The exact model: a plain PyMC model, whose density is that of the exact posterior."""
 
 import numpy as np
+import pandas as pd
 import pymc as pm
 import pytensor
 import pytest
@@ -9,6 +10,7 @@ import pymc_gradmatch as gm
 from benchmarks.cases import BREADTH, MESSY, named
 from pymc_gradmatch.exact import ExactPosterior
 from pymc_gradmatch.exact.model import default_prior
+from pymc_gradmatch.ode import solve as solving
 
 QUICK = {"random_seed": 1, "progressbar": False}
 T = np.linspace(0, 3, 9)
@@ -295,3 +297,41 @@ def test_a_positive_state_that_was_not_measured_at_first_is_found(seed):
     assert start.min() > 1e-6
     low, high = np.quantile(start, [0.025, 0.975])
     assert low < 0.2 < high
+
+
+HIDDEN_SWING = gm.ODE(
+    lambda t, x, theta: [-theta.k * x.y + 1e-4 * x.u, theta.w * x.v, -theta.w * x.u],
+    ["y", "u", "v"],
+    ["k", "w"],
+)
+
+
+def fit_of_swing(rng, fastest):
+    """Fit data that say nothing of how fast a state swings which they hardly depend on."""
+    t = np.linspace(0, 4, 13)
+    x = HIDDEN_SWING.solve(t, [1.0, 1.0, 0.0], {"k": 0.5, "w": 1.0})
+    y = pd.DataFrame({"y": x[:, 0] + rng.normal(0, 0.02, 13)})
+    priors = {"k": pm.HalfNormal.dist(1), "w": pm.Uniform.dist(0, fastest)}
+    return gm.fit(
+        HIDDEN_SWING, t, y, priors=priors, start={"u": 1.0, "v": 0.0}, random_seed=1,
+        progressbar=False,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_what_takes_many_steps_is_as_likely_as_it_is(rng):
+    """Assert the prior's share above 500 of w up to 2 000, within five Monte Carlo errors."""
+    fit = fit_of_swing(rng, 2_000)
+    share = float((fit.idata["posterior"]["w"] > 500).mean())
+    assert fit.is_exact
+    assert abs(share - 0.75) < 5 * np.sqrt(0.75 * 0.25 / fit.n_effective)
+
+
+@pytest.mark.slow
+def test_where_draws_run_out_of_steps_the_verdict_says_so(rng, monkeypatch):
+    monkeypatch.setattr(solving, "MOST_STEPS", 500)
+    fit = fit_of_swing(rng, 500)
+    assert not fit.is_exact
+    assert "of the solutions that were tried were out of steps" in fit.verdict
+    assert "narrower priors" in fit.verdict
+    assert fit.failures["out of steps"] > 1e-3 * fit.n_solutions

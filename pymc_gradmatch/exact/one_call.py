@@ -129,6 +129,11 @@ class Fit(Verdict):
         Entries of x(t0) with the default prior, wide around the first data, which
         :func:`~pymc_gradmatch.exact_model` describes and ``exact_model`` shows; ``start``
         replaces it.
+    n_solutions : int
+        How many solutions of the ODE were computed.
+    failures : dict of str to int
+        How many of them failed, by what happened: ``"blew up"``, ``"out of steps"``, ...
+        (:meth:`ODE.failures <pymc_gradmatch.ODE.failures>`).
     """
 
     verdict: str
@@ -144,6 +149,8 @@ class Fit(Verdict):
     modes: pd.DataFrame
     unidentified: pd.DataFrame
     default_starts: list[str]
+    n_solutions: int
+    failures: dict[str, int]
 
     @cached_property
     def exact_model(self) -> pm.Model:
@@ -373,6 +380,8 @@ def fit(
         modes=pd.DataFrame(target.scalars(found.modes.points)).assign(weight=found.modes.shares),
         unidentified=unidentified,
         default_starts=target.default_starts,
+        n_solutions=target.n_solutions,
+        failures=dict(target.failures),
     )
 
 

@@ -1,6 +1,7 @@
 """The solutions of a model's ODEs at draws of its parameters, and what the model predicts then."""
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
@@ -19,7 +20,7 @@ from pytensor.tensor import TensorVariable
 from pymc_gradmatch._pymc import EVALUATE_ONCE, in_numpy, random_ancestors
 from pymc_gradmatch.gp import StateGPs, is_states
 from pymc_gradmatch.model import Constraint, constraints, equations, known_starts
-from pymc_gradmatch.ode import ODE, Solver
+from pymc_gradmatch.ode import ODE, Solver, in_words
 
 
 class Solutions:
@@ -40,6 +41,10 @@ class Solutions:
         What it knows exactly of the x(t0) of each.
     states, starts : list of str
         Names of the states of each, and of their x(t0): ``"x"`` and ``"x0"``.
+    n_solutions : int
+        How many draws have been solved from so far.
+    failures : Counter
+        How many of them have no solution, by what happened.
 
     Raises
     ------
@@ -62,6 +67,7 @@ class Solutions:
         by_states = {known.x: known for known in known_starts(model)}
         self.known = [by_states.get(constraint.x) for constraint in self.constraints]
         self.starts = [unused_name(f"{name}0", model) for name in self.states]
+        self.n_solutions, self.failures = 0, Counter[str]()
         self._levels = [
             _levels_of_each(equations(constraint.ode, constraint.gp))
             for constraint in self.constraints
@@ -232,9 +238,9 @@ class Solutions:
                 solution = np.empty((len(x0), *np.shape(t), x0.shape[-1]))
                 for of in _alike(odes, gp.t, t):
                     own = odes[of[0]], gp.t[of[0], 0], t[of[0]]
-                    solution[:, of] = _solved(*own, levels[:, of], flat[:, of])
+                    solution[:, of] = self._solved_by(*own, levels[:, of], flat[:, of])
             else:
-                solution = _solved(odes[0], gp.t[0], t, levels, flat)
+                solution = self._solved_by(odes[0], gp.t[0], t, levels, flat)
             solutions.append(gp.states_of(solution))
         return solutions
 
@@ -242,8 +248,17 @@ class Solutions:
         """Integrate the ODE of one of several experiments, as :meth:`solve` does of all."""
         [constraint], [odes] = self.constraints, self._levels
         gp, t = constraint.gp, constraint.gp.t[number]
-        solved = _solved(odes[number], t[0], t, gp.levels_of(x0), theta[..., 0, :])
+        solved = self._solved_by(odes[number], t[0], t, gp.levels_of(x0), theta[..., 0, :])
         return gp.states_of(solved)
+
+    def _solved_by(self, ode: ODE, first: float, t, x0, theta) -> NDArray[np.float64]:
+        """Return solutions at some times, of starts at a first one that need not be among them."""
+        whole = t if t[0] == first else np.append(first, t)
+        solve = Solver(ode.equations(), whole)
+        solution = solve(x0.reshape(-1, x0.shape[-1]), theta.reshape(-1, theta.shape[-1]))
+        self.n_solutions += len(solution.ended)
+        self.failures.update({why: len(draws) for why, draws in in_words(solution.ended).items()})
+        return solution.x[:, -len(t) :].reshape(*x0.shape[:-1], len(t), x0.shape[-1])
 
 
 def _levels_of_each(odes: Sequence[ODE]) -> list[ODE]:
@@ -258,15 +273,6 @@ def _alike(odes: Sequence[ODE], grids, times) -> list[list[int]]:
     for number, (ode, grid, t) in enumerate(zip(odes, grids, times, strict=True)):
         groups.setdefault((id(ode), grid[0], t.tobytes()), []).append(number)
     return [*groups.values()]
-
-
-def _solved(ode: ODE, first: float, t, x0, theta) -> NDArray[np.float64]:
-    """Return solutions at some times, of starts at a first one, which need not be among them."""
-    whole = t if t[0] == first else np.append(first, t)
-    solve = Solver(ode.equations(), whole)
-    solution = solve(x0.reshape(-1, x0.shape[-1]), theta.reshape(-1, theta.shape[-1])).x
-    solution = solution[:, -len(t) :]
-    return solution.reshape(*x0.shape[:-1], *solution.shape[1:])
 
 
 def _name_of_states(model: pm.Model, constraint: Constraint) -> str:

@@ -20,7 +20,7 @@ from pymc_gradmatch.exact.posterior import ExactPosterior
 from pymc_gradmatch.exact.search import ERRORS, FEWEST_TELLING, WALKERS, Coverage, Modes, cover
 from pymc_gradmatch.gp import Residuals, StateGP, StateGPs, unexplained
 from pymc_gradmatch.model import Constraint, equations
-from pymc_gradmatch.ode import ODE
+from pymc_gradmatch.ode import ODE, OUT_OF_STEPS
 from pymc_gradmatch.reporting import Verdict, furthest, reporting
 
 N_HANDED_ON = 4
@@ -28,6 +28,7 @@ N_TRIED = 100  # draws, where their mean is impossible
 LITTLE = 0.01  # weight of a mode that need not be spoken of
 PLACES = np.array([0.0, 0.236, 0.472, 0.764])  # between two times of the grid
 LEAST_SWING = 0.05  # of a solution's range and of the data's scale, by which a turn counts
+UNSOLVED = 1e-3  # of all solutions: of a part of the prior that is smaller, few draws would tell
 JOURNEY = 4.0  # matched standard deviations; a proposal on such a journey may end in a lesser mode
 FAR_AWAY = " So far away there may be several modes: see whether the trajectories fit the data."
 
@@ -221,12 +222,16 @@ class Doubts(NamedTuple):
         Of modes that turn more often than equal gaps can tell: their weight, and how often.
     endless : sequence of str
         Unknowns of flat prior along which the density does not fall off.
+    unsolved : float
+        Share of all solutions that were out of steps, if it is more than a thousandth: of the
+        density there nothing is known.
     """
 
     apart: Mapping[str, float] = {}
     strange: Sequence[str] = ()
     aliases: str = ""
     endless: Sequence[str] = ()
+    unsolved: float = 0.0
 
 
 def doubts_about(
@@ -235,7 +240,9 @@ def doubts_about(
     """Compare the solutions at the modes of what was found with the data."""
     strange = unexplained(residuals(target, found.modes.points[0]))
     endless = target.endless(found.modes.points[0], np.sqrt(np.diagonal(found.covariance)))
-    return Doubts(apart or {}, strange, _aliases(target, found.modes), endless)
+    share = target.failures[OUT_OF_STEPS] / target.n_solutions
+    aliases = _aliases(target, found.modes)
+    return Doubts(apart or {}, strange, aliases, endless, share if share > UNSOLVED else 0.0)
 
 
 def _aliases(target: ExactPosterior, modes: Modes) -> str:
@@ -352,6 +359,13 @@ def in_words(found: Coverage, disagreement: pd.DataFrame, doubts: Doubts) -> str
             f"the density does not fall off along {', '.join(doubts.endless)}, of flat prior, as "
             "far as the ODE can be integrated: this posterior has no finite volume, and there are "
             f"no draws from it; expected a proper prior: {figures}"
+        )
+    elif doubts.unsolved:
+        why = (
+            f"{doubts.unsolved:.1%} of the solutions that were tried were out of steps: the ODE is "
+            "too fast, or too stiff, over the time of the data to be solved there, and how likely "
+            "such parameters are is not known; expected narrower priors of the rates that make it "
+            f"so, or a shorter time: {figures}"
         )
     elif doubts.aliases:
         why = (

@@ -9,11 +9,12 @@ outside, and :func:`check_ode` looks at an ODE before it is fitted.
 from pymc_gradmatch.ode.check import ODECheck, check_ode
 from pymc_gradmatch.ode.inputs import Input
 from pymc_gradmatch.ode.node import Solve
-from pymc_gradmatch.ode.solve import TOLERANCE, Solver
+from pymc_gradmatch.ode.solve import OUT_OF_STEPS, TOLERANCE, Solver, in_words
 from pymc_gradmatch.ode.system import ODE, in_experiments, named
 
 __all__ = [
     "ODE",
+    "OUT_OF_STEPS",
     "TOLERANCE",
     "Input",
     "ODECheck",
@@ -21,5 +22,6 @@ __all__ = [
     "Solver",
     "check_ode",
     "in_experiments",
+    "in_words",
     "named",
 ]

@@ -9,6 +9,7 @@ from pymc_gradmatch.ode.plan import (
     ARRIVED,
     BLEW_UP,
     ENDS,
+    EXHAUSTED,
     FRONT,
     JACOBIAN,
     LEFT_DOMAIN,
@@ -16,7 +17,6 @@ from pymc_gradmatch.ode.plan import (
     N_COLUMNS,
     N_PARAMS,
     N_STATES,
-    OUT_OF_STEPS,
     RHS,
     RTOL,
     SMALLEST,
@@ -196,7 +196,7 @@ def implicitly(plan, last, draw, front, theta, x_out, s_out):
     x, tolerance = shifted(states, draw * size), shifted(absolute, draw * n_states)
     parameters = shifted(theta, draw * plan[N_PARAMS])
     smallest = SMALLEST * max(abs(ends[0]), abs(ends[last]))
-    status[draw] = OUT_OF_STEPS
+    status[draw] = EXHAUSTED
     # Steps to output times do not count.
     for _ in range(plan[MAX_IMPLICIT_STEPS] + last + 1 - goal[draw]):
         n_steps[draw] += 1

@@ -19,6 +19,7 @@ from pymc_gradmatch.ode.plan import (
     BLEW_UP,
     COLUMNS,
     ENDS,
+    EXHAUSTED,
     FACTORS,
     FRONT,
     HUGE,
@@ -33,7 +34,6 @@ from pymc_gradmatch.ode.plan import (
     N_STATES,
     N_TIMES,
     NOT_FINITE,
-    OUT_OF_STEPS,
     PIECES,
     RHS,
     RTOL,
@@ -65,8 +65,9 @@ BEFORE = 8  # roundings
 MATVECS = (
     64  # that tell the fastest rate; a factor of 1e12 between units makes it half as large again
 )
+OUT_OF_STEPS = "out of steps"
 REASONS = {
-    OUT_OF_STEPS: "out of steps",
+    EXHAUSTED: OUT_OF_STEPS,
     BLEW_UP: "blew up",
     NOT_FINITE: "the right-hand side is not finite at the start",
     LEFT_DOMAIN: "left the domain of the right-hand side",
@@ -248,7 +249,7 @@ def _solve(plan, n_draws, x0, theta, x_out, s_out, ended):
                 begin_implicitly(plan, last, draw, front, theta, room)
                 implicitly(plan, last, draw, front, theta, x_out, s_out)
             elif status[draw] == UNDER_WAY:
-                status[draw] = OUT_OF_STEPS
+                status[draw] = EXHAUSTED
             ended[3 * draw + 1] += front[2][draw]
             ended[3 * draw + 2] += front[3][draw]
             front[2][draw] = front[3][draw] = 0
