@@ -95,6 +95,52 @@ def test_gradients_go_through_inputs_doses_and_resets(positive):
     assert_gradients_are_differences(ode.with_inputs(INPUTS | DOSES), t, points)
 
 
+EPIDEMIC = gm.ODE(
+    lambda t, x, th, u: [
+        u.import_ - u.beta * x.s * x.i,
+        u.beta * x.s * x.i - th.g * x.i + u.import_,
+    ],
+    ["s", "i"],
+    ["g"],
+    inputs=["import_", "beta"],
+    positive=["i"],
+)
+
+
+@pytest.mark.parametrize("kind", ["linear", "previous"])
+def test_values_of_inputs_may_be_tensors(kind):
+    """Assert values and differences, beside another input and a dose."""
+    t, knots, v = np.linspace(0, 10, 11), [0.0, 3.0, 6.0, 10.0], np.array([0.8, 1.2, 0.4, 0.6])
+    others = {
+        "import_": gm.Input([0.0, 2.0], [0.01, 0.0], kind="previous"),
+        "s": gm.Input([5.0], [0.2], kind="dose"),
+    }
+
+    def solved(values):
+        inputs = others | {"beta": gm.Input(knots, values, kind=kind)}
+        return EPIDEMIC.solve(t, [0.99, 0.01], {"g": 0.3}, inputs=inputs)
+
+    values = pt.vector("values", dtype="float64", shape=(4,))
+    x = solved(values)
+    evaluate = pytensor.function([values], [x, pytensor.grad(x[-1, 1], values)], mode="NUMBA")
+    found, gradient = evaluate(v)
+    np.testing.assert_allclose(found, solved(v), rtol=1e-9)
+    steps = 1e-4 * np.eye(4)
+    by_steps = [(solved(v + h)[-1, 1] - solved(v - h)[-1, 1]) / 2e-4 for h in steps]
+    np.testing.assert_allclose(gradient, by_steps, rtol=1e-5, atol=1e-8)
+
+
+def test_where_tensors_cannot_be_values_of_inputs_it_is_said_so():
+    values = pt.vector("values", dtype="float64", shape=(3,))
+    with pytest.raises(ValueError, match=r"2 times and values of shape \(3,\)"):
+        gm.Input([0.0, 1.0], values)
+    with pytest.raises(TypeError, match=r"values of a dose are a tensor; expected numbers"):
+        gm.Input([0.0, 1.0, 2.0], values, kind="dose")
+    given = EPIDEMIC.with_inputs({"import_": lambda t: 0 * t, "beta": gm.Input([0, 1, 2], values)})
+    with pytest.raises(TypeError, match=r"a tensor for its values; expected numbers"):
+        given.slopes(0.0, [1.0, 1.0], [1.0])
+
+
 def test_gradients_of_what_is_written_for_vectors_are_differences():
     """Assert it of the larger of two states, which is no function of numbers alone."""
     ode = gm.ODE(

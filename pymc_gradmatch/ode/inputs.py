@@ -1,11 +1,13 @@
 """Known inputs: of a right-hand side, on times of their own or as functions; doses of states."""
 
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytensor.tensor as pt
 from numpy.typing import ArrayLike, NDArray
+from pytensor.graph.basic import Variable
 from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch._pymc import EVALUATE_ONCE
@@ -37,8 +39,10 @@ class Input:
     ----------
     times : array_like of float
         Increasing times, shape ``(n,)``; they need not be those of the data.
-    values : array_like of float
-        The input at these times, shape ``(n,)``, in any unit.
+    values : array_like of float, or TensorVariable
+        The input at these times, shape ``(n,)``, in any unit.  A tensor, such as a Gaussian
+        process at these times, is for :meth:`ODE.solve <pymc_gradmatch.ODE.solve>` in a model;
+        ``(..., n)`` with axes that broadcast against those of starts and parameters.
     kind : {"linear", "previous", "dose", "reset"}
         ``"linear"`` between the times; or ``"previous"``, each value from its time on
         until the next, the last for ever: a schedule, with jumps.  ``"dose"`` and
@@ -74,22 +78,23 @@ class Input:
     array([100.   , 154.881, 135.001])
     """
 
-    def __init__(self, times: ArrayLike, values: ArrayLike, kind: str = "linear"):
+    def __init__(self, times: ArrayLike, values: ArrayLike | TensorVariable, kind: str = "linear"):
         if kind not in KINDS:
             msg = f"kind is {kind!r}; expected one of {list(KINDS)}."
             raise ValueError(msg)
         self.times = as_numbers(times, "times of an input")
-        self.values = as_numbers(values, "values of an input")
-        self.kind = kind
+        self.kind, self.is_tensor = kind, isinstance(values, Variable)
+        self.values: Any = values
+        if self.is_tensor:
+            self._check_tensor()
+        else:
+            self.values = as_numbers(values, "values of an input")
         fewest = 2 if kind == "linear" else 1
-        if (
-            self.times.ndim != 1
-            or self.times.shape != self.values.shape
-            or (len(self.times) < fewest)
-        ):
+        shape = self.times.shape if self.is_tensor else self.values.shape
+        if self.times.ndim != 1 or self.times.shape != shape or len(self.times) < fewest:
             msg = (
                 f"times and values of an input have shapes {self.times.shape} and "
-                f"{self.values.shape}; expected one value for each time, at least {fewest}."
+                f"{shape}; expected one value for each time, at least {fewest}."
             )
             raise ValueError(msg)
         if not (np.isfinite(self.times).all() and (np.diff(self.times) > 0).all()):
@@ -98,11 +103,23 @@ class Input:
                 "order. A jump is a new value at its time with kind='previous'."
             )
             raise ValueError(msg)
-        if not np.isfinite(self.values).all():
+        if not self.is_tensor and not np.isfinite(self.values).all():
             first = self.times[~np.isfinite(self.values)][0]
             msg = (
                 f"the input has no finite value at time {first:g}; drop the times at which it was "
                 "not measured."
+            )
+            raise ValueError(msg)
+
+    def _check_tensor(self):
+        if self.kind in FACTORS:
+            msg = f"the values of a {self.kind} are a tensor; expected numbers."
+            raise TypeError(msg)
+        length = self.values.type.shape[-1] if self.values.ndim else 0
+        if length not in (None, self.times.size):
+            msg = (
+                f"the input has {self.times.size} times and values of shape "
+                f"{self.values.type.shape}; expected one value for each time, on the last axis."
             )
             raise ValueError(msg)
 
@@ -121,11 +138,22 @@ class Input:
         last = len(self.times) - 1
         before = pt.searchsorted(self._beginnings, t.ravel(), side="right") - 1
         before = pt.clip(before, 0, last).reshape(t.shape)
-        level = pt.constant(self.values)[before]
+        level = pt.as_tensor(self.values)[before]
         if self.kind == "previous":
             return level
         since = pt.clip(t, self.times[0], self.times[-1]) - pt.constant(self.times)[before]
-        return level + pt.constant(self._slope)[before] * since
+        return level + pt.as_tensor(self._slope)[before] * since
+
+    def shares(self, t: TensorVariable) -> list[TensorVariable]:
+        """Write what each of the values weighs in the input at a time."""
+        if self.kind == "previous":
+            begun = [pt.ge(t, one).astype("float64") for one in self._beginnings[1:]]
+            return [one - other for one, other in zip([1.0, *begun], [*begun, 0.0], strict=True)]
+        past = [
+            pt.clip((t - first) / (last - first), 0.0, 1.0)
+            for first, last in pairwise(self.times.tolist())
+        ]
+        return [one - other for one, other in zip([1.0, *past], [*past, 0.0], strict=True)]
 
     @property
     def table(self) -> tuple[NDArray[np.float64], ...]:
@@ -138,10 +166,13 @@ class Input:
         return self.times - ROUNDINGS * np.spacing(np.abs(self.times))
 
     @property
-    def _slope(self) -> NDArray[np.float64]:
+    def _slope(self) -> Any:
         """After each of the times."""
         if self.kind == "previous":
             return np.zeros(len(self.times))
+        if self.is_tensor:
+            slope = pt.diff(self.values) / np.diff(self.times)
+            return pt.concatenate([slope, pt.zeros_like(slope[..., :1])], axis=-1)
         return np.append(np.diff(self.values) / np.diff(self.times), 0.0)
 
     @property
@@ -156,13 +187,15 @@ class Input:
             return np.empty(0)
         if self.kind in FACTORS:
             return self.times
-        return self.times[1:][np.diff(self.values) != 0]
+        return self.times[1:] if self.is_tensor else self.times[1:][np.diff(self.values) != 0]
 
     @property
     def kinks(self) -> NDArray[np.float64]:
         """Times at which the slope of the input jumps."""
         if self.kind != "linear":
             return np.empty(0)
+        if self.is_tensor:
+            return self.times[1:-1]
         slope = np.diff(self.values) / np.diff(self.times)
         return self.times[1:-1][np.diff(slope) != 0]
 

@@ -303,6 +303,7 @@ class ODE:
         self._given: tuple[Input | Callable, ...] = ()
         self._doses: dict[str, Input] = {}
         self._in_logs = (False,) * len(self.states)
+        self._kinks = np.empty(0)  # besides those of the inputs
         self._codes: dict[tuple, Code] = {}  # which copies with other inputs share
         n_time = 7
 
@@ -325,7 +326,8 @@ class ODE:
         # Its named tuples and compiled functions cannot be pickled, and need not be.
         names = {"positive": self.positive, "inputs": self.inputs}
         given = dict(zip(self.inputs, self._given, strict=False)) | self._doses
-        return _rebuilt, (self.rhs, self.states, self.params, names, given, self._in_logs)
+        others = {"_in_logs": self._in_logs, "_kinks": self._kinks}
+        return _rebuilt, (self.rhs, self.states, self.params, names, given, others)
 
     def __repr__(self) -> str:
         names = {"positive": self.positive, "inputs": self.inputs}
@@ -428,7 +430,8 @@ class ODE:
     @property
     def breaks(self) -> NDArray[np.float64]:
         """Times at which an input jumps or has a kink, or a state jumps."""
-        return np.union1d(self.jumps, times_where(self._given, "kinks"))
+        kinks = np.union1d(times_where(self._given, "kinks"), self._kinks)
+        return np.union1d(self.jumps, kinks)
 
     def check_times(self, t: NDArray[np.float64]):
         """Raise if inputs were not given, or are not known at all times from first to last."""
@@ -596,6 +599,9 @@ class ODE:
             raise ValueError(msg)
         self.check_times(t)
         starts, params = self._starts(x0), self._params(theta)
+        if any(self._is_random):
+            known, values = self._with_values_as_params()
+            return known._node(t, starts, [*params, *values], rtol)
         if any(isinstance(value, Variable) for value in (*starts, *params)):
             return self._node(t, starts, params, rtol)
         return self._numbers(t, starts, params, rtol)
@@ -628,6 +634,32 @@ class ODE:
         self.check_times(t)
         _, _, ended = self._solved(t, self._starts(x0), self._params(theta), TOLERANCE)
         return in_words(ended)
+
+    @property
+    def _is_random(self) -> list[bool]:
+        """Of which inputs the values are tensors."""
+        return [isinstance(value, Input) and value.is_tensor for value in self._given]
+
+    def _with_values_as_params(self) -> tuple["ODE", list[TensorVariable]]:
+        """Return the same ODE with random values of inputs among its parameters, and these."""
+        random: dict[str, Any] = {
+            name: value
+            for name, value, is_random in zip(
+                self.inputs, self._given, self._is_random, strict=True
+            )
+            if is_random
+        }
+        names = [f"{name}_{k}" for name, value in random.items() for k in range(len(value.times))]
+        values = [v.values[..., k] for v in random.values() for k in range(len(v.times))]
+        others = {n: v for n, v in self.known_inputs.items() if n not in random}
+        rhs = partial(_of_values, self.rhs, self.params, self.inputs, random)
+        known = copy(self)
+        vars(known).update(
+            rhs=rhs, params=(*self.params, *names), inputs=tuple(others), _codes={},
+            _given=tuple(others.values()),
+            _kinks=np.union1d(*(times_where((*random.values(),), w) for w in ("kinks", "jumps"))),
+        )  # fmt: skip
+        return known, values
 
     def _starts(self, x0) -> list:
         """Return x(t0), a number, an array or a tensor for each state."""
@@ -716,6 +748,12 @@ class ODE:
         wrt : tuple of bool, optional
             By which initial states, then by which parameters, derivatives will be taken.
         """
+        if any(self._is_random):
+            msg = (
+                "an input has a tensor for its values; expected numbers. Tensors are for ode.solve "
+                "inside a PyMC model."
+            )
+            raise TypeError(msg)
         wrt = wrt or (False,) * (len(self.states) + len(self.params))
         # Numbers of inputs are looked up; functions of time are part of the code.
         written = tuple(None if isinstance(value, Input) else value for value in self._given)
@@ -816,10 +854,22 @@ def _gradient(total: TensorVariable, wrt: list[TensorVariable]) -> list[TensorVa
     return cast("list", pytensor.grad(total, wrt, disconnected_inputs="ignore"))
 
 
-def _rebuilt(rhs, states, params, names, given, in_logs) -> ODE:
+def _rebuilt(rhs, states, params, names, given, others) -> ODE:
     ode = ODE(rhs, states, params, **names)
-    vars(ode).update(_in_logs=in_logs)
+    vars(ode).update(others)
     return ode.with_inputs(given) if given else ode
+
+
+def _of_values(
+    rhs: Callable, params: tuple, inputs: tuple, random: Mapping[str, Input], t, x, theta, *known
+) -> Any:
+    """Write a right-hand side whose last parameters are the values of random inputs."""
+    own, values = theta[: len(params)], iter(theta[len(params) :])
+    u = known[0]._asdict() if known else {}
+    for name, one in random.items():
+        u[name] = sum(share * next(values) for share in one.shares(t))
+    given = named("Input", inputs, [u[name] for name in inputs])
+    return rhs(t, x, named("Param", params, own), given)
 
 
 def _by_chain_rule(rhs: Callable, is_positive: Sequence[bool], t, levels, theta, *inputs) -> list:
