@@ -195,11 +195,11 @@ def with_solutions(of: Solutions, solving: Solving) -> Exact:
     _check_likelihood(of, left_out)
     solved = _without(pm.do(model, states), of.model, left_out, of)
     _as_before(of.model, solved, [part.name for part in parts])
-    theta = renamed(of.theta_graphs, of.model.named_vars.values(), solved)
+    theta = _renamed(of.theta_graphs, of.model.named_vars.values(), solved)
     return Exact(solved, theta, [solved[name] for name in of.starts], parts)
 
 
-def renamed(graphs: Sequence, variables: Any, model: pm.Model) -> list:
+def _renamed(graphs: Sequence, variables: Any, model: pm.Model) -> list:
     """Return graphs of some variables as graphs of those that have their names in a model."""
     known = {*variables} & {*ancestors(graphs)}
     replaced: dict[Any, Any] = {v: model[str(v.name)] for v in known if v.name in model.named_vars}
