@@ -35,6 +35,7 @@ from pymc_gradmatch.model import (
 )
 
 WIDE = 5.0  # of what a state varies by: the default prior of x(t0)
+WIDER = 20.0  # the same of what was not seen at the first time, but for logarithms
 LEAST = 0.5  # of a logarithm that was not seen at the first time, what it may vary by
 
 Solving = Callable[[Constraint, TensorVariable, TensorVariable], TensorVariable]
@@ -130,10 +131,12 @@ def exact_model(model: pm.Model | None = None) -> pm.Model:
     -----
     x(t0) has a proper prior: normal around the first observation of each state, five of the
     state's standard deviations wide; log-normal where the state is positive, with those of the
-    logarithm.  Where the state was not observed at the first time, or never, the width is at
-    least five times the size of what is there in its place, the first observation or the mean of
-    likely solutions, and of logarithms 2.5.  ``start=`` of :func:`~pymc_gradmatch.build_model`
-    replaces it; what the model observes or weighs of ``x[0]`` counts beside it.
+    logarithm.  Of a state that was not observed at the first time the start may be far from
+    there: the normal is then twenty standard deviations wide, or twenty times the first
+    observation if that is more, and the log-normal at least 2.5.  Of one that was never observed
+    the mean of likely solutions of the ODE stands for the first observation, and what they vary
+    by for the standard deviation.  ``start=`` of :func:`~pymc_gradmatch.build_model` replaces
+    the prior; what the model observes or weighs of ``x[0]`` counts beside it.
 
     Where all states have this prior and none or all are positive, ``x0`` is one free variable.
     Where a start is known, some states are positive and others are not, or ``start=`` gives
@@ -192,11 +195,11 @@ def with_solutions(of: Solutions, solving: Solving) -> Exact:
     _check_likelihood(of, left_out)
     solved = _without(pm.do(model, states), of.model, left_out, of)
     _as_before(of.model, solved, [part.name for part in parts])
-    theta = renamed(of.theta_graphs, of.model.named_vars.values(), solved)
+    theta = _renamed(of.theta_graphs, of.model.named_vars.values(), solved)
     return Exact(solved, theta, [solved[name] for name in of.starts], parts)
 
 
-def renamed(graphs: Sequence, variables: Any, model: pm.Model) -> list:
+def _renamed(graphs: Sequence, variables: Any, model: pm.Model) -> list:
     """Return graphs of some variables as graphs of those that have their names in a model."""
     known = {*variables} & {*ancestors(graphs)}
     replaced: dict[Any, Any] = {v: model[str(v.name)] for v in known if v.name in model.named_vars}
@@ -216,8 +219,9 @@ def default_prior(gp: StateGP) -> tuple[NDArray[np.float64], NDArray[np.float64]
     first = seen.argmax(axis=0)
     mean = np.where(seen.any(axis=0), levels[first, each], gp.mean)
     at_once = seen.any(axis=0) & (gp.t_observed[first] == gp.t[0])
-    least = np.where(gp.data.positive, LEAST, np.abs(mean))
-    return mean, WIDE * np.where(at_once, gp.scale, np.maximum(gp.scale, least))
+    far = np.where(gp.data.positive, LEAST, np.abs(mean))
+    unseen = np.where(gp.data.positive, WIDE, WIDER) * np.maximum(gp.scale, far)
+    return mean, np.where(at_once, WIDE * gp.scale, unseen)
 
 
 def _add_start(

@@ -565,7 +565,7 @@ def _of_starts(default: list[str]) -> str:
         return ""
     which = ", ".join(default) if len(default) <= MOST_NAMED else "x(t0)"
     verb = "have" if len(default) > 1 and len(default) <= MOST_NAMED else "has"
-    return f" {which} {verb} a wide prior around the first data (see .exact_model), without start=."
+    return f" {which} {verb} a wide default prior, shown by .exact_model; start= replaces it."
 
 
 def _start(target: ExactPosterior, rng, *, progressbar: bool) -> NDArray[np.float64]:
