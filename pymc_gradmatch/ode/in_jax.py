@@ -95,7 +95,7 @@ def solution_in_jax(
             return jax.vmap(one)(u)
         return jax.tree.map(lambda values: values[None], one(u[0]))
 
-    return of_draws
+    return jax.jit(of_draws)  # PyMC's first calls are operation by operation
 
 
 def _lifted(f: Callable, theta, by) -> Callable:
