@@ -24,7 +24,7 @@ import pytensor.tensor as pt
 from llvmlite.binding import add_symbol
 from numba import types
 from numpy.typing import ArrayLike, NDArray
-from pytensor.compile import SharedVariable, optdb
+from pytensor.compile import SharedVariable, get_mode, optdb
 from pytensor.graph import Apply, Op
 from pytensor.graph.basic import Constant, Variable, equal_computations
 from pytensor.graph.fg import FunctionGraph
@@ -58,6 +58,7 @@ __all__ = [
     "in_numpy",
     "is_drawn",
     "is_generator",
+    "jax_function",
     "label_dim",
     "log_convergence",
     "machine_code",
@@ -72,6 +73,7 @@ __all__ = [
     "start_at",
     "starting_at",
     "starts_by_itself",
+    "when_compiled_by_jax",
     "when_compiled_by_numba",
     "when_vectorized",
     "with_equal_parameters",
@@ -176,6 +178,10 @@ INTERNALS = {
     "pytensor.graph.rewriting.basic.node_rewriter": (
         "A rewrite by which a solution and its derivatives are computed once. If it breaks: leave "
         "it out; each gradient then costs one solution more."
+    ),
+    "pytensor.link.jax.dispatch.jax_funcify": (
+        "JAX's function of an operation of ours, and of the right-hand side that it solves. If it "
+        "breaks: see how PyMC makes functions for JAX, in get_jaxified_graph."
     ),
     "pytensor.link.numba.dispatch.basic.numba_njit": (
         "Compiles a function as PyTensor compiles its own. If it breaks: numba.njit."
@@ -465,7 +471,7 @@ def replaces(kind: type[Op]) -> Callable:
 
 
 class _Registering(GraphRewriter):
-    """Tells numba of an operation once a graph with it is compiled: its dispatch is large."""
+    """Tells numba or JAX of an operation once a graph with it is compiled: they are large."""
 
     def __init__(self, kind: type[Op], register: Callable[[], None]):
         self.kind, self.register, self.is_done = kind, register, False
@@ -492,6 +498,33 @@ def register_in_numba(kind: type[Op], function: Callable):
     with explained():
         from pytensor.link.numba.dispatch.basic import register_funcify_and_cache_key
     register_funcify_and_cache_key(kind)(function)
+
+
+def when_compiled_by_jax(kind: type[Op]) -> Callable:
+    """Decorate what returns JAX's function of an operation."""
+
+    def registered(function: Callable) -> Callable:
+        rewriter = _Registering(kind, partial(register_in_jax, kind, function))
+        optdb.register(f"{kind.__name__}_in_jax", rewriter, "jax", position=0)
+        return function
+
+    return registered
+
+
+def register_in_jax(kind: type[Op], function: Callable):
+    """Tell JAX what the function of an operation is, at once."""
+    with explained():
+        from pytensor.link.jax.dispatch import jax_funcify
+    jax_funcify.register(kind)(function)
+
+
+def jax_function(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> Callable:
+    """Return graphs as a function for JAX, neither compiled nor wrapped."""
+    with explained():
+        from pytensor.link.jax.dispatch import jax_funcify
+    graph = FunctionGraph([*inputs], [*outputs], clone=True)
+    get_mode("JAX").optimizer.rewrite(graph)
+    return jax_funcify(graph)
 
 
 def numba_function(function: Callable) -> Callable:

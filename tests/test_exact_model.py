@@ -1,5 +1,7 @@
 """The exact model: a plain PyMC model, whose density is that of the exact posterior."""
 
+from functools import partial
+
 import numpy as np
 import pandas as pd
 import pymc as pm
@@ -7,7 +9,7 @@ import pytensor
 import pytest
 
 import pymc_gradmatch as gm
-from benchmarks.cases import BREADTH, MESSY, named
+from benchmarks.cases import ACCURACY, BREADTH, MESSY, named
 from pymc_gradmatch.exact import ExactPosterior
 from pymc_gradmatch.exact.model import default_prior
 from pymc_gradmatch.ode import solve as solving
@@ -57,7 +59,7 @@ def together(**given):
 
 
 def breadth(name):
-    case = named(BREADTH, name)
+    case = named([*BREADTH, *ACCURACY], name)
     data = case.simulate(0)
     return case.model(data, gp=quick_gp(case.ode, data.t, data.y), gamma=0.1)
 
@@ -87,6 +89,17 @@ MODELS = {
 }
 
 
+OTHERS = {
+    **{case.name: partial(breadth, case.name) for case in [*ACCURACY, *BREADTH]},
+    **{case.name: partial(messy, case.name) for case in MESSY},
+}
+OTHERS = {
+    name: pytest.param(case, marks=pytest.mark.slow, id=name)
+    for name, case in OTHERS.items()
+    if name not in MODELS
+}
+
+
 def at_points(exact, target, phi):
     """Return the exact model's log density at points of the exact posterior, one by one."""
     found, values = target.idata(phi, np.random.default_rng(0))["posterior"].dataset, []
@@ -101,10 +114,13 @@ def at_points(exact, target, phi):
     return values
 
 
-@pytest.mark.parametrize("case", MODELS)
-def test_its_density_is_that_of_the_exact_posterior(case, rng):
+ALL = [pytest.param(case, id=name) for name, case in MODELS.items()] + [*OTHERS.values()]
+
+
+@pytest.mark.parametrize("build", ALL)
+def test_its_density_is_that_of_the_exact_posterior(build, rng):
     """Assert it at random points, to the solver's tolerance, Jacobians included."""
-    model = MODELS[case]()
+    model = build()
     exact, target = gm.exact_model(model), ExactPosterior(model)
     there = target.starting_at()
     phi = there + 0.02 * rng.normal(size=(4, len(there)))

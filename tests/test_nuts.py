@@ -8,7 +8,7 @@ from scipy.optimize import approx_fprime
 
 import pymc_gradmatch as gm
 from pymc_gradmatch.numerics import laplace
-from pymc_gradmatch.sampling.posterior import compile_posterior
+from pymc_gradmatch.sampling.posterior import compile_posterior, held_variables
 
 QUIET = {"cores": 1, "random_seed": 1, "progressbar": False}
 
@@ -216,3 +216,35 @@ def test_points_of_another_length_are_refused(model):
 def test_tuning_of_no_draws_is_refused(model):
     with pytest.raises(ValueError, match="tune is 0; expected at least one"):
         gm.sample(20, tune=0, model=model)
+
+
+@pytest.mark.slow
+def test_an_exact_model_is_sampled_from_where_the_fit_was():
+    """Assert the draws of gm.fit, within five Monte Carlo errors of both."""
+    decay = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
+    t = np.linspace(0, 2, 9)
+    y = np.exp(-t)[:, None] + np.random.default_rng(1).normal(0, 0.05, (9, 1))
+    priors = {"rate": pm.HalfNormal.dist(2)}
+    fit = gm.fit(decay, t, y, priors=priors, random_seed=1, progressbar=False)
+    exact = fit.exact_model
+    start = exact.initial_point()
+    np.testing.assert_allclose(np.exp(start["rate_log__"]), fit.starts[0]["rate"])
+    idata = gm.sample(500, tune=500, model=exact, random_seed=1, cores=1, progressbar=False)
+    summary = az.summary(idata, var_names=["rate", "x0", "sigma"], round_to="none")
+    assert summary["r_hat"].max() < 1.01
+    assert int(idata["sample_stats"]["diverging"].sum()) == 0
+    for name in summary.index:
+        mean, sd, error = summary.loc[name, ["mean", "sd", "mcse_mean"]]
+        apart = abs(mean - fit.table.loc[name, "mean"])
+        assert apart < 5 * np.hypot(error, sd / np.sqrt(fit.n_effective))
+
+
+def test_the_spread_of_a_population_is_held_where_states_are_solutions():
+    """Assert it of the spread alone: with it, the joint mode runs to zero; not of the noise."""
+    decay = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
+    with pm.Model() as model:
+        mean, spread = pm.Normal("mean"), pm.HalfNormal("spread")
+        rate = pm.LogNormal("rate", mean, spread, shape=3)
+        x = decay.solve([0.0, 1.0], {"mass": 1.0}, {"rate": rate})
+        pm.Normal("y", x[:, 1, 0], pm.HalfNormal("sigma"), observed=[0.5, 0.6, 0.7])
+    assert {rv.name for rv in held_variables(model)} == {"spread"}

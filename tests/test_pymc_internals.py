@@ -67,7 +67,13 @@ def test_each_has_a_test_of_what_it_does():
     assert set(INTERNALS) == TESTED
 
 
-@pytest.mark.parametrize(("module", "name"), IMPORTED)
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        pytest.param(*internal, marks=[pytest.mark.jax("jax")] if ".jax." in internal[0] else [])
+        for internal in dict.fromkeys(IMPORTED)
+    ],
+)
 def test_one_that_is_gone_is_named_with_what_to_do(module, name, monkeypatch):
     monkeypatch.delattr(importlib.import_module(module), name)
     spec = spec_from_file_location("again", SOURCE)
@@ -78,6 +84,7 @@ def test_one_that_is_gone_is_named_with_what_to_do(module, name, monkeypatch):
         again.numba_function(used)  # these import what they need themselves
         again.register_in_numba(type(None), used)
         again.nutpie_model("q", None, None, np.zeros(0), start=None, n=0)
+        again.register_in_jax(type(None), used)
 
     with pytest.raises(ImportError, match=re.escape(INTERNALS[f"{module}.{name}"])):
         used()
@@ -318,6 +325,30 @@ def test_numba_knows_an_operation_once_it_is_compiled():
     x = pt.vector("x", dtype="float64")
     function = pytensor.function([x], Twice()(x), mode="NUMBA")
     np.testing.assert_array_equal(function([1.0, 2.0]), [2.0, 4.0])
+
+
+@pytest.mark.jax("jax")
+@leans_on("pytensor.link.jax.dispatch.jax_funcify")
+def test_jax_knows_an_operation_once_it_is_compiled_also_by_pymc():
+    from pymc.sampling.jax import get_jaxified_graph
+
+    class Thrice(Op):
+        __props__ = ()
+
+        def make_node(self, x):
+            return Apply(self, [x], [x.type()])
+
+        def perform(self, node, inputs, outputs):
+            pytest.fail("in Python")
+
+    x = pt.vector("x", dtype="float64")
+    function = _pymc.jax_function([x], [3 * x])
+    _pymc.when_compiled_by_jax(Thrice)(lambda op, node, **kwargs: lambda x: function(x)[0])
+    for compiled in (
+        pytensor.function([x], [Thrice()(x)], mode="JAX"),
+        get_jaxified_graph([x], [Thrice()(x)]),
+    ):
+        np.testing.assert_array_equal(compiled(np.array([1.0, 2.0]))[0], [3.0, 6.0])
 
 
 @leans_on("pytensor.graph.replace._vectorize_node")

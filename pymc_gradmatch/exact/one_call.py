@@ -18,6 +18,7 @@ from scipy.optimize import differential_evolution
 
 from pymc_gradmatch._pymc import (
     draws_of,
+    start_at,
     starts_by_itself,
     without_full_collections,
     without_traces,
@@ -156,9 +157,14 @@ class Fit(Verdict):
     def exact_model(self) -> pm.Model:
         """The model with the solution in the place of its states: a plain PyMC model.
 
-        See :func:`~pymc_gradmatch.exact_model`, where the prior of x(t0) is written too.
+        See :func:`~pymc_gradmatch.exact_model`, where the prior of x(t0) is written too.  It
+        starts at one of the draws, so that :func:`~pymc_gradmatch.sample` and
+        :func:`pymc.sample` go on from there.
         """
-        return exact_model(self.model)
+        exact = exact_model(self.model)
+        for rv in exact.free_RVs:
+            start_at(rv, self.starts[0][str(rv.name)])
+        return exact
 
     def shown(self) -> tuple[str, list[pd.DataFrame]]:
         """Return the verdict, with modes and what the data do not tell, and the table."""

@@ -1,7 +1,7 @@
 """A right-hand side with its derivatives as machine code, which solvers call."""
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import lru_cache
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -180,7 +180,7 @@ def compiled(
     return Code(*addresses, 1 + len(columns), (code, *writing.owners), digest)
 
 
-@cache
+@lru_cache(maxsize=64)
 def _assembled(source: str) -> tuple[Native, tuple[int, int]]:
     """Compile a module; equations that are written alike are compiled once."""
     code = assembled(source, "rhs")

@@ -13,12 +13,15 @@ from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch._pymc import (
     external_function,
+    jax_function,
     numba_function,
     replaces,
+    when_compiled_by_jax,
     when_compiled_by_numba,
     when_vectorized,
 )
 from pymc_gradmatch.machine import lower
+from pymc_gradmatch.ode.in_jax import solution_in_jax
 from pymc_gradmatch.ode.solve import Equations, Solver
 
 NO_SECOND_DERIVATIVES = (
@@ -33,6 +36,10 @@ class Solvable(Protocol):
 
     def equations(self, wrt: tuple[bool, ...] | None = None) -> Equations:
         """Return the right-hand side as machine code, with derivatives or without."""
+        ...
+
+    def __call__(self, t, x, theta) -> TensorVariable:
+        """Write the right-hand side as a graph."""
         ...
 
 
@@ -234,3 +241,21 @@ def _in_numba(op: Solve, node, **kwargs):
         return states_and_sensitivities(x0, theta)[0]
 
     return (states_and_sensitivities if op.has_sensitivities else states), name
+
+
+@when_compiled_by_jax(Solve)
+def _in_jax(op: Solve, node, **kwargs):
+    ode, _, rtol, wrt = op.given
+    n_states, n_params = op.solver.n_states, op.solver.equations.n_params
+    t, x, theta = (
+        pt.tensor(dtype="float64", shape=shape) for shape in ((), (n_states,), (n_params,))
+    )
+    slopes = ode(t[None], x[None], [theta[k] for k in range(n_params)])[0]
+    f = jax_function([t, x, theta], [slopes])
+    return solution_in_jax(
+        lambda *given: f(*given)[0],
+        op.solver.course,
+        rtol,
+        wrt,
+        has_sensitivities=op.has_sensitivities,
+    )

@@ -330,24 +330,16 @@ class Solver:
 
     def __init__(self, equations: Equations, t: Array, rtol: float = TOLERANCE):
         self.equations, code = equations, equations.code
+        course = self.course = course_of(equations, np.asarray(t, dtype=float))
+        times, pieces = course.times, course.pieces
         n_states = self.n_states = len(equations.in_logs)
         self.n_derivatives = sum(equations.wrt)
-        t, times, is_break = with_breaks(np.asarray(t, dtype=float), equations.breaks)
         self.n_times = len(t)
-        pieces = [0, *np.flatnonzero(is_break), len(times) - 1] if len(times) > 1 else [0]
-        factor, amount = np.ones((len(times), n_states)), np.zeros((len(times), n_states))
-        for time, by, more in zip(equations.jumps, equations.factor, equations.amount, strict=True):
-            there = times == time
-            there[0] = False  # a dose at the start is part of it
-            factor[there], amount[there] = by, more
-        rows = np.full(len(times), -1)
-        rows[np.searchsorted(times, t)] = np.arange(len(t))
         columns = np.cumsum(equations.wrt) * equations.wrt
         steps, addresses = combinations()
-        ends = times - np.isin(times, equations.breaks) * _few_roundings(times)
         arrays: list[NDArray] = [
-            equations.tables, np.array([rtol]), times, ends, rows, np.array(pieces), factor,
-            amount, np.array(equations.in_logs), columns[:n_states],
+            equations.tables, np.array([rtol]), times, course.ends, course.rows, pieces,
+            course.factor, course.amount, np.array(equations.in_logs), columns[:n_states],
         ]  # fmt: skip
         arrays = [
             np.ascontiguousarray(a, dtype=float if a.dtype.kind == "f" else np.int64)
@@ -355,7 +347,7 @@ class Solver:
         ]
         self.plan = np.array(
             [
-                n_states, equations.n_params, code.n_columns, code.stride, len(times), len(t),
+                n_states, equations.n_params, code.n_columns, code.stride, len(times), self.n_times,
                 len(pieces) - 1, MOST_STEPS, MOST_IMPLICIT_STEPS, code.rhs, code.jacobian,
                 addresses.ctypes.data, *(a.ctypes.data for a in arrays),
             ]
@@ -410,6 +402,39 @@ def evaluate(equations: Equations, t: Array, x: Array, theta: Array) -> Array:
     pointers = [array.ctypes.data for array in (*arrays, equations.tables, slopes)]
     _EVALUATE(equations.code.rhs)(len(t), len(t), *pointers)
     return slopes.T
+
+
+class Course(NamedTuple):
+    """Where a solution stops on its way, and what happens there."""
+
+    times: Array
+    """Output times, and breaks between them."""
+    ends: Array
+    """The same, but shortly before where a solution starts anew."""
+    rows: NDArray[np.int64]
+    """Of the output, that each time is; -1 of none."""
+    pieces: NDArray[np.int64]
+    """Places of the times at which pieces begin, and of the last."""
+    factor: Array
+    amount: Array
+    """States go on from ``factor * x + amount``, shape ``(time, state)``."""
+    in_logs: tuple[bool, ...]
+
+
+def course_of(equations: Equations, t: Array) -> Course:
+    """Return the pieces in which an ODE is solved to some times."""
+    t, times, is_break = with_breaks(t, equations.breaks)
+    pieces = [0, *np.flatnonzero(is_break), len(times) - 1] if len(times) > 1 else [0]
+    shape = len(times), len(equations.in_logs)
+    factor, amount = np.ones(shape), np.zeros(shape)
+    for time, by, more in zip(equations.jumps, equations.factor, equations.amount, strict=True):
+        there = times == time
+        there[0] = False  # a dose at the start is part of it
+        factor[there], amount[there] = by, more
+    rows = np.full(len(times), -1)
+    rows[np.searchsorted(times, t)] = np.arange(len(t))
+    ends = times - np.isin(times, equations.breaks) * _few_roundings(times)
+    return Course(times, ends, rows, np.array(pieces), factor, amount, equations.in_logs)
 
 
 def with_breaks(t: Array, breaks: Array) -> tuple[Array, Array, NDArray[np.bool_]]:

@@ -567,7 +567,8 @@ class ODE:
         -----
         Dormand and Prince's pair of order 8; where a system turns out to be stiff, the linearly
         implicit Euler method extrapolated to order 9 [1]_.  Sensitivities take the same steps,
-        and cost about as much as one more solution for each derivative.
+        and cost about as much as one more solution for each derivative.  JAX runs both methods
+        by diffrax (``pip install "pymc-gradmatch[jax]"``).
 
         References
         ----------

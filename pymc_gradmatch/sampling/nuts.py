@@ -36,6 +36,10 @@ def sample(
 ) -> DataTree:
     r"""Sample the model on the stack by NUTS, from a good start and in coordinates made for it.
 
+    A model of gradient matching; or one whose states are the ODE's solution, from
+    :func:`~pymc_gradmatch.exact_model` or written with
+    :meth:`ODE.solve <pymc_gradmatch.ODE.solve>`.
+
     .. math:: u = \hat u + W q + Q\, p(q_1, \dots, q_d)
 
     where u are all free variables, unconstrained, in one vector,
@@ -96,7 +100,8 @@ def sample(
 
     Notes
     -----
-    The posterior is the matched one.  After sampling it is held against a normal
+    The posterior of a model with a constraint is the matched one.  After sampling it is held
+    against a normal
     approximation of the exact posterior, at its mode: where it lies elsewhere, or is
     much narrower or wider, or could not be compared, the log says so, and
     ``idata["posterior"].attrs["exactness"]`` what was seen.  The verdict is
@@ -135,6 +140,8 @@ def sample(
 
         model = gm.build_model(ode, t, y, priors=priors)
         idata = gm.sample(model=model, random_seed=1)
+
+        exact = gm.sample(model=gm.exact_model(model), random_seed=1)
     """
     check_counts(draws=draws, tune=tune, chains=chains, cores=cores)
     check_share(target_accept=target_accept)

@@ -44,6 +44,7 @@ from pymc_gradmatch.numerics import (
     on_one_thread,
     search_mode,
 )
+from pymc_gradmatch.ode import Solve
 from pymc_gradmatch.reporting import reporting
 from pymc_gradmatch.sampling.coordinates import (
     Arrow,
@@ -85,23 +86,30 @@ def held_variables(model: pm.Model) -> set:
 
     Sigma, gamma and hyperparameters of kernels, which are neither states nor parameters of a
     right-hand side, and the spread of a population: what has a bound, and moves parameters by
-    their prior alone.
+    their prior alone.  Where the states are the ODE's solution, the spread alone.
     """
     matches = [rv for rv in model.observed_RVs if is_constraint(rv)]
     if not matches:
-        return set()
+        terms = ancestors([*model.observed_RVs, *model.potentials])
+        solved = [v.owner for v in terms if v.owner and isinstance(v.owner.op, Solve)]
+        return _spreading(model, [one for node in solved for one in node.inputs])
     states = [rv for rv in model.free_RVs if is_states(rv)]
     starts = [known.values for known in known_starts(model)]
     given = [*(rv.owner.inputs[2] for rv in matches), *starts]
     reached = set(ancestors(given))
     shaping = set(ancestors([part for rv in states for part in basis_inputs(rv)]))
-    moving = set(ancestors(given, blockers=model.free_RVs))
-    spreading = {rv for rv in reached - moving if model.rvs_to_transforms.get(rv) is not None}
+    spreading = _spreading(model, given)
     return {
         rv
         for rv in model.free_RVs
         if rv not in states and (rv not in reached or rv in shaping or rv in spreading)
     }
+
+
+def _spreading(model: pm.Model, given: Sequence) -> set:
+    """Return what has a bound, and moves given graphs by the prior of other variables alone."""
+    moving = set(ancestors(given, blockers=model.free_RVs))
+    return {rv for rv in set(ancestors(given)) - moving if model.rvs_to_transforms.get(rv)}
 
 
 _log = logging.getLogger("pymc.gradmatch")

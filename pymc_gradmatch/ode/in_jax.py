@@ -1,0 +1,324 @@
+"""The solution of an ODE in JAX, by diffrax, with derivatives that JAX takes on."""
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pymc_gradmatch.ode.explicit import SENSITIVITY
+from pymc_gradmatch.ode.implicit import DISAGREEMENT, FINAL, ORDER, ROUNDING, SUBSTEPS
+from pymc_gradmatch.ode.plan import SHARE, SMALLEST
+from pymc_gradmatch.ode.solve import MATVECS, TOLERANCE, Course
+
+MOST_STEPS = 2_000  # explicit ones of a piece; what is not done by then is left to implicit ones
+MOST_IMPLICIT_STEPS = 10_000  # of a piece, those to output times included
+
+
+def packages() -> tuple[Any, Any]:
+    """Import and return diffrax and jax, or say what to install."""
+    try:
+        import diffrax
+        import jax
+    except ImportError as error:
+        msg = (
+            f"the solution of an ODE is compiled for JAX, and {error.name} is missing; expected "
+            'JAX with diffrax: pip install "pymc-gradmatch[jax]".'
+        )
+        raise ImportError(msg) from error
+    return diffrax, jax
+
+
+def solution_in_jax(
+    f: Callable, course: Course, rtol: float, wrt: tuple[bool, ...], *, has_sensitivities: bool
+) -> Callable:
+    """Return the solution as a function of starts and parameters, for JAX.
+
+    Each piece of the course is tried by Dormand and Prince's pair of order 8.  Stiff systems are
+    not known beforehand: what has not arrived after 2000 steps is solved by the linearly implicit
+    Euler method extrapolated to order 9, as machine code does.  So a stiff system pays for 2000
+    explicit steps in each piece, a few milliseconds, and what is not stiff pays nothing, whether
+    one draw is solved or many, side by side.
+
+    Derivatives are forward sensitivities, integrated beside the states, as machine code does: JAX's
+    own, of steps that do not see them, grow without limit where stability bounds the steps.  JAX
+    may differentiate forwards or backwards, once.
+
+    Parameters
+    ----------
+    f : callable
+        The right-hand side, ``f(t, x, theta)``, of one draw.
+    course : Course
+        Times and jumps.
+    rtol : float
+        Relative tolerance of each step.
+    wrt : tuple of bool
+        By which starts, then by which parameters, there are derivatives.
+    has_sensitivities : bool
+        Whether these are returned too.
+
+    Returns
+    -------
+    callable
+        Of arrays of shapes ``(draw, state)`` and ``(draw, param)``, to one of shape
+        ``(draw, time, state)``, and its derivatives where they are wanted.
+    """
+    _, jax = packages()
+    jnp, n_states = jax.numpy, len(course.in_logs)
+    wanted = np.flatnonzero(wrt)
+    directions = np.eye(len(wrt))[:, wanted]
+
+    def solved(u, directions):
+        start = jnp.concatenate([u[:n_states, None], directions[:n_states]], axis=1)
+        lifted = _lifted(f, u[n_states:], directions[n_states:])
+        return _along(course, lifted, rtol, start)
+
+    @jax.custom_jvp
+    def states(u):
+        return solved(u, directions[:, :0])[..., 0]
+
+    @states.defjvp
+    def derivative(primals, tangents):
+        (u,), (change,) = primals, tangents
+        both = solved(u, directions)
+        return both[..., 0], both[..., 1:] @ change[wanted]
+
+    def with_derivatives(u):
+        both = solved(u, directions)
+        return both[..., 0], both[..., 1:]
+
+    def of_draws(x0, theta):
+        one = with_derivatives if has_sensitivities else states
+        u = jnp.concatenate([x0, theta], axis=1)
+        if len(u) > 1:
+            return jax.vmap(one)(u)
+        return jax.tree.map(lambda values: values[None], one(u[0]))
+
+    return jax.jit(of_draws)  # PyMC's first calls are operation by operation
+
+
+def _lifted(f: Callable, theta, by) -> Callable:
+    """Return the slopes of states and their derivatives, ``(state, 1 + derivative)``."""
+    _, jax = packages()
+    jnp = jax.numpy
+
+    def slopes(t, columns):
+        at = columns[:, 0], theta
+        if columns.shape[1] == 1:
+            return f(t, *at)[:, None]
+        along = jax.vmap(
+            lambda *tangents: jax.jvp(lambda x, theta: f(t, x, theta), at, tangents),
+            in_axes=1,
+            out_axes=(None, 1),
+        )
+        of_states, of_derivatives = along(columns[:, 1:], by)
+        return jnp.concatenate([of_states[:, None], of_derivatives], axis=1)
+
+    return slopes
+
+
+class _Pieces(NamedTuple):
+    """Each piece of a course, one row of arrays of equal lengths."""
+
+    begin: NDArray
+    times: NDArray
+    """At which states are asked for; the last is the piece's end, as often as needed."""
+    factor: NDArray
+    amount: NDArray
+
+
+def _pieces(course: Course) -> tuple[_Pieces, NDArray[np.int64]]:
+    """Return the pieces, and where each output is in their states, with those at the start first.
+
+    Of a piece these are the states at its times, and after what happens at its end.
+    """
+    first, last = course.pieces[:-1, None], course.pieces[1:, None]
+    longest = int((last - first).max(initial=1))
+    places = np.minimum(first + 1 + np.arange(longest), last)
+    times = np.where(places == last, course.ends[places], course.times[places])
+    pieces = _Pieces(
+        course.times[first[:, 0]], times, course.factor[last[:, 0]], course.amount[last[:, 0]]
+    )
+    inside = np.arange(longest + 1) == longest
+    held = np.where(inside, last, np.append(places, last, axis=1))
+    is_first = np.append(places < last, np.ones_like(last, dtype=bool), axis=1)
+    at = np.zeros(len(course.times), dtype=np.int64)
+    at[held[is_first]] = 1 + np.flatnonzero(is_first)
+    return pieces, at[course.rows >= 0]
+
+
+def _along(course: Course, f: Callable, rtol: float, start):
+    """Return states and derivatives at all output times, from those at the first."""
+    _, jax = packages()
+    jnp = jax.numpy
+    pieces, asked_for = _pieces(course)
+    in_logs = np.array(course.in_logs)
+
+    def piece(so_far, one):
+        columns, is_known = so_far
+        columns, has_arrived = _through(f, rtol, one.begin, one.times, columns)
+        x, factor = columns[-1, :, 0], one.factor
+        carried = factor * jnp.where(in_logs, jnp.exp(x), x)
+        given = carried + one.amount
+        is_given = (factor != 1) | (one.amount != 0)
+        after = jnp.where(in_logs, jnp.log(jnp.where(in_logs, given, 1.0)), given)
+        by = jnp.where(in_logs & is_given, carried / given, factor)
+        last = by[:, None] * columns[-1]
+        last = last.at[:, 0].set(jnp.where(is_given, after, x))
+        return (last, is_known & has_arrived), jnp.concatenate([columns, last[None]])
+
+    begun = start, jnp.isfinite(start).all()
+    if len(pieces.begin) == 1:  # of times that are known, which need no check at run time
+        (_, is_known), columns = piece(begun, _Pieces(*(values[0] for values in pieces)))
+    else:
+        (_, is_known), columns = jax.lax.scan(piece, begun, pieces)
+    at_times = jnp.concatenate([start[None], columns.reshape(-1, *start.shape)])[asked_for]
+    is_known = is_known & jnp.isfinite(at_times[..., 0]).all()
+    return jnp.where(is_known, at_times, jnp.nan)
+
+
+def _through(f: Callable, rtol: float, begin, times, start) -> tuple:
+    """Return states and derivatives at the times of one piece, and whether they were found."""
+    diffrax, jax = packages()
+    jnp, end, x = jax.numpy, times[-1], start[:, 0]
+    explicit, implicit = _methods()
+
+    def way(method, most_steps, begin, sizes, *, stops: bool) -> tuple:
+        """Solve with tolerances for states of some sizes."""
+        unit = sizes[:, None]
+        control = diffrax.PIDController(
+            rtol=0.0,
+            atol=1.0,
+            norm=lambda error: jnp.sqrt(jnp.square(error).mean(axis=0).max()),
+            dtmin=SMALLEST * jnp.maximum(jnp.abs(times[0]), jnp.abs(end)),
+            force_dtmin=False,
+        )
+        at = jnp.maximum(times, begin)
+        solution = diffrax.diffeqsolve(
+            diffrax.ODETerm(lambda t, columns, _: f(t, unit * columns) / unit),
+            method(rtol=rtol),
+            t0=begin,
+            t1=end,
+            dt0=jnp.minimum(0.01 / jnp.abs(slope / sizes).max(), end - begin),
+            y0=start / unit,
+            saveat=diffrax.SaveAt(subs=[diffrax.SubSaveAt(ts=at), diffrax.SubSaveAt(t1=True)]),
+            stepsize_controller=(
+                diffrax.ClipStepSizeController(control, step_ts=at) if stops else control
+            ),
+            adjoint=diffrax.ForwardMode(),
+            max_steps=most_steps,
+            throw=False,
+        )
+        (_, (stopped_at,)), (columns, (there,)) = solution.ts, solution.ys
+        return unit * columns, stopped_at, sizes * there[:, 0], solution.result
+
+    results, slope = diffrax.RESULTS, f(begin, start[:, :1])[:, 0]
+    sizes = _sizes(f, begin, end - begin, x, jnp.abs(x), slope)
+    tried, now, here, how = way(explicit, MOST_STEPS, begin, sizes, stops=False)
+    is_left = how == results.max_steps_reached
+    reached = jnp.where(jnp.isfinite(tried[..., 0]), jnp.abs(tried[..., 0]), 0.0).max(axis=0)
+    so_far = jnp.maximum(reached, jnp.maximum(jnp.abs(x), jnp.abs(here)))
+    sizes = _sizes(f, now, end - begin, here, so_far, jnp.zeros_like(x))
+    begin = jnp.where(is_left, begin, end)  # from the end to the end it takes no step
+    others, *_, how_else = way(implicit, MOST_IMPLICIT_STEPS, begin, sizes, stops=True)
+    has_arrived = jnp.where(is_left, how_else == results.successful, how == results.successful)
+    return jnp.where(is_left, others, tried), has_arrived
+
+
+def _sizes(f: Callable, t, duration, x, so_far, slope):
+    """Return the size that each state has or soon gets, as ``fill_sizes`` in ode/solve.py does."""
+    _, jax = packages()
+    jnp = jax.numpy
+    by_state = jnp.abs(_jacobian(f, t, x))
+    power, log_rate = by_state, 0.0
+    for k in range(int(np.log2(MATVECS)) + 1):
+        largest = power.sum(axis=1).max()
+        log_rate += jnp.log(largest) / 2**k
+        power = power / jnp.where(largest > 0, largest, 1.0)
+        power = power @ power
+    soon = jnp.minimum(duration, jnp.exp(-log_rate))
+    brought = jnp.abs(slope) * soon
+    sizes = jnp.maximum(so_far, jnp.where(jnp.isfinite(brought), brought, 0.0))
+
+    def spread(_, sizes):
+        more = by_state @ sizes * soon
+        return jnp.maximum(sizes, more * jnp.where(sizes > 0, 1e-6, 1.0))
+
+    sizes = jax.lax.fori_loop(0, len(x), spread, sizes)
+    return jnp.where(sizes > 0, sizes, 1.0)
+
+
+def _jacobian(f: Callable, t, x):
+    """Return df/dx, zero where it is not finite."""
+    _, jax = packages()
+    by_state = jax.jacfwd(lambda x: f(t, x[:, None])[:, 0])(x)
+    return jax.numpy.where(jax.numpy.isfinite(by_state), by_state, 0.0)
+
+
+def _tolerances(rtol: float, before, after):
+    """Return how wrong states and derivatives may be after a step, in units of sizes."""
+    _, jax = packages()
+    largest = jax.numpy.maximum(*map(jax.numpy.abs, (before, after)))
+    of_derivatives = SENSITIVITY * rtol * largest[:, 1:].max(axis=0, keepdims=True)
+    of_derivatives = jax.numpy.where(of_derivatives > 0, of_derivatives, 1.0)
+    of_states = rtol * (SHARE + largest[:, :1])
+    return jax.numpy.concatenate(
+        [of_states, jax.numpy.broadcast_to(of_derivatives, largest[:, 1:].shape)], axis=1
+    )
+
+
+@cache
+def _methods() -> tuple[type, type]:
+    """Return two solvers of diffrax whose errors are in units of the tolerance."""
+    diffrax, jax = packages()
+    jnp = jax.numpy
+    pair: Any = diffrax.Dopri8
+    adaptive: Any = diffrax.AbstractAdaptiveSolver
+
+    class Explicit(pair):
+        rtol: float = TOLERANCE
+
+        def step(self, terms, t0, t1, y0, args, solver_state, made_jump):
+            y1, error, *others = super().step(terms, t0, t1, y0, args, solver_state, made_jump)
+            return y1, error / _tolerances(self.rtol, y0, y1), *others
+
+    class Implicit(adaptive):
+        """The method of ode/implicit.py, whose order is 9 for whatever Jacobian."""
+
+        rtol: float = TOLERANCE
+        term_structure = diffrax.AbstractTerm
+        interpolation_cls = diffrax.LocalLinearInterpolation
+
+        def order(self, terms):
+            return ORDER
+
+        def init(self, terms, t0, t1, y0, args):
+            return None
+
+        def func(self, terms, t0, y0, args):
+            return terms.vf(t0, y0, args)
+
+        def step(self, terms, t0, t1, y0, args, solver_state, made_jump):
+            f = partial(terms.vf, args=args)
+            by_state, h = _jacobian(f, t0, y0[:, 0]), (t1 - t0) / SUBSTEPS
+            inverses = jnp.linalg.inv(jnp.eye(len(y0)) - h[:, None, None] * by_state)
+
+            def substep(moves, k):
+                times = t0 + jnp.minimum(k, SUBSTEPS) * h
+                slopes = jax.vmap(lambda t, move: f(t, y0 + move))(times, moves)
+                further = moves + h[:, None, None] * (inverses @ slopes)
+                return jnp.where(k <= SUBSTEPS[:, None, None], further, moves), None
+
+            none = jnp.zeros((ORDER, *y0.shape))
+            moves, _ = jax.lax.scan(substep, none, jnp.arange(1.0, SUBSTEPS[-1] + 1))
+            differences = moves[:-1] - moves[-1]
+            y1 = y0 + moves[-1] + jnp.tensordot(FINAL[:-1], differences, 1)
+            apart = jnp.tensordot(DISAGREEMENT[:-1], differences, 1)
+            # A state that is a small difference of large ones is as uncertain as these are.
+            made_of = jnp.abs(by_state) @ jnp.abs(y0[:, 0])
+            rounding = ROUNDING * h[-1] * jnp.abs(inverses[-1]) @ made_of
+            tolerances = _tolerances(self.rtol, y0, y1).at[:, 0].add(rounding)
+            return y1, apart / tolerances, {"y0": y0, "y1": y1}, None, diffrax.RESULTS.successful
+
+    return Explicit, Implicit
