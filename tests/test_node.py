@@ -201,6 +201,15 @@ def test_graphs_with_a_solution_vectorize(rng):
     np.testing.assert_allclose(slopes, -(T * expected).sum(-1), rtol=1e-5)
 
 
+def test_solutions_of_unknown_length_vectorize(rng):
+    rates = pt.vector("rates", dtype="float64")
+    x = DECAY.solve(T, {"mass": 2.0}, {"rate": rates})
+    given, values = pt.matrix("given", dtype="float64"), rng.uniform(0.1, 1, (5, 2))
+    many = vectorize_graph(x, {rates: given})
+    found = pytensor.function([given], many, mode="FAST_COMPILE")(values)
+    np.testing.assert_allclose(found[..., 0], 2 * np.exp(-values[..., None] * T), rtol=1e-8)
+
+
 def solved_in(graphs):
     """Return the nodes of solutions in graphs."""
     nodes = {v.owner for v in ancestors(graphs) if v.owner}

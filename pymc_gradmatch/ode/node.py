@@ -184,9 +184,11 @@ def _vectorized(op: Solve, node, x0, theta):
     """Take more axes in front as more draws."""
     batch = pt.broadcast_shape(x0, theta, arrays_are_shapes=False)[:-2]
     n_draws = x0.shape[-2]
+    n_states = op.solver.n_states
+    lengths = n_states, len(op.wrt) - n_states  # a type may not know them
     flat = [
-        pt.broadcast_to(one, (*batch, n_draws, one.shape[-1])).reshape((-1, one.type.shape[-1]))
-        for one in (x0, theta)
+        pt.broadcast_to(one, (*batch, n_draws, length)).reshape((-1, length))
+        for one, length in zip((x0, theta), lengths, strict=True)
     ]
     outputs: Any = op(*flat, return_list=True)
     return [out.reshape((*batch, n_draws, *out.type.shape[1:])) for out in outputs]
