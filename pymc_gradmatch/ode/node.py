@@ -76,7 +76,7 @@ class Solve(Op):
         self.given = ode, t, rtol, wrt
         self.wrt, self.has_sensitivities = wrt, has_sensitivities
         self.solver = Solver(ode.equations(wrt if has_sensitivities else None), t, rtol)
-        self.key = self.solver.key, wrt, has_sensitivities
+        self.key = self.solver.fingerprint, wrt, has_sensitivities
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Solve) and self.key == other.key
@@ -223,6 +223,7 @@ def _in_numba(op: Solve, node, **kwargs):
     n_times, n_states, n_derivatives = (
         op.solver.n_times, op.solver.n_states, op.solver.n_derivatives,
     )  # fmt: skip
+    differ = "there are not as many starts as parameters of draws"
     name = f"gradmatch_solve_{op.solver.fingerprint}"
     native = external_function(name, op.solver.native.address, n_pointers=5)
 
@@ -230,6 +231,8 @@ def _in_numba(op: Solve, node, **kwargs):
     def states_and_sensitivities(x0, theta):
         x0, theta = np.ascontiguousarray(x0), np.ascontiguousarray(theta)
         n_draws = x0.shape[0]
+        if theta.shape[0] != n_draws:
+            raise ValueError(differ)
         x = np.empty((n_draws, n_times, n_states))
         s = np.empty((n_draws, n_times, n_states, n_derivatives))
         ended = np.zeros((n_draws, 3), dtype=np.int64)

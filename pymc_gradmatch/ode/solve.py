@@ -352,14 +352,15 @@ class Solver:
                 addresses.ctypes.data, *(a.ctypes.data for a in arrays),
             ]
         )  # fmt: skip
-        self._owners = arrays, addresses, steps
-        numbers = [array.tobytes() for array in arrays]
-        self.key = code.source, equations.n_params, *numbers
+        self._arrays, self._owners = arrays, (addresses, steps)
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
-        """The same for equal solvers of any process."""
-        return sha256(repr(self.key).encode()).hexdigest()[:32]
+        """The same for equal solvers, of any process."""
+        digest = sha256(f"{self.equations.code.source}{self.equations.n_params}".encode())
+        for array in self._arrays:
+            digest.update(f"{array.shape}".encode() + array.tobytes())
+        return digest.hexdigest()[:32]
 
     @cached_property
     def native(self) -> Native:
@@ -377,6 +378,10 @@ class Solver:
             Starts and parameters, shapes ``(draw, state)`` and ``(draw, param)``.
         """
         x0, theta = (np.ascontiguousarray(values, dtype=float) for values in (x0, theta))
+        expected = (len(x0), self.n_states), (len(x0), self.equations.n_params)
+        if (x0.shape, theta.shape) != expected:
+            msg = f"x0 and theta have shapes {x0.shape} and {theta.shape}; expected {expected}."
+            raise ValueError(msg)
         x = np.empty((len(x0), self.n_times, self.n_states))
         sensitivities = np.empty((*x.shape, self.n_derivatives))
         ended = np.zeros((len(x0), 3), dtype=np.int64)
