@@ -360,3 +360,11 @@ def test_straight_line_code_takes_and_returns_numbers():
     for graph in (pt.stack([x, y]).max(), (x * pt.constant([1.0, 2.0])).max()):
         with pytest.raises(NotNativeError):
             straight_line(Loops(), given, [graph])
+
+
+@pytest.mark.usefixtures("nothing_called")
+def test_whole_powers_are_products():
+    assert_as_pytensor(lambda x: [x**3, x**7, x**-5], [(4,)])
+    x, loops = pt.scalar("x", dtype="float64"), Loops()
+    straight_line(loops, {x: "%x"}, [x**3 + x**-4])
+    assert {line.split(" = ")[1].split()[0] for line in loops.lines} == {"fmul", "fdiv", "fadd"}

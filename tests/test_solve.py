@@ -10,6 +10,7 @@ from numba import njit
 from scipy.integrate import solve_ivp
 
 import pymc_gradmatch as gm
+from benchmarks.cases import ACCURACY, BREADTH
 from pymc_gradmatch.ode import Solver, explicit, implicit
 from pymc_gradmatch.ode import solve as solving
 
@@ -314,3 +315,11 @@ def test_negative_powers_of_zero_are_infinite():
     np.testing.assert_allclose(x[0], 0, atol=1e-12)
     one = solve_ivp(lambda t, x: ode.slopes(t, x, [1.0]), (0, 1), [1.0, 0.0], rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(x[1, -1], one.y[:, -1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("case", [*ACCURACY, *BREADTH], ids=lambda case: case.name)
+def test_equations_of_the_literature_are_straight_line_code(case):
+    """Assert that nothing in them, or in their derivatives, has to be compiled otherwise."""
+    n = len(case.ode.states) + len(case.ode.params)
+    for wrt in (None, (True,) * n):
+        assert len(case.ode.of_levels.equations(wrt).code.owners) == 1

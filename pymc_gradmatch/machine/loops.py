@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import llvmlite.binding as llvm
 import numpy as np
 import pytensor.scalar as ps
+from pytensor.graph.basic import Constant
 
 
 class NotNativeError(Exception):
@@ -339,6 +340,8 @@ def scalar(loops: Loops, op, given: list[str], wanted: str, arguments: list[str]
 
     if kind in (ps.Cast, ps.Identity, ps.Second):
         return loops.cast(arguments[-1], given[-1], wanted)
+    if kind is ps.Composite:
+        return _inlined(loops, op, given, wanted, arguments)
     if kind is ps.Switch:
         condition = loops.cast(arguments[0], given[0], "bool")
         _, yes, no = as_type(wanted)
@@ -376,6 +379,25 @@ def scalar(loops: Loops, op, given: list[str], wanted: str, arguments: list[str]
     if kind in FUNCTIONS:
         return loops.call(FUNCTIONS[kind], *numbers)
     return _composed(loops, op, *numbers)
+
+
+def _inlined(loops: Loops, op: ps.Composite, given, wanted: str, arguments) -> str:
+    """Write the operations that PyTensor has fused into one, such as a power by squarings."""
+    known = dict(zip(op.fgraph.inputs, zip(arguments, given, strict=True), strict=True))
+
+    def value(variable) -> tuple[str, str]:
+        if isinstance(variable, Constant):
+            dtype = str(variable.type.dtype)
+            return literal(variable.data.item(), dtype), dtype
+        return known[variable]
+
+    for node in op.fgraph.toposort():
+        numbers, dtypes = zip(*map(value, node.inputs), strict=True)
+        [output] = node.outputs
+        dtype = str(output.type.dtype)
+        known[output] = scalar(loops, node.op, [*dtypes], dtype, [*numbers]), dtype
+    [output] = op.fgraph.outputs
+    return loops.cast(*value(output), wanted)
 
 
 def _composed(loops: Loops, op, x: str, *others: str) -> str:
