@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None):
             if not options.table:
                 runner.run(
                     keys, partial(measured, name), saved,
-                    workers=runner.in_processes(options.limit, given_up),
+                    workers=None if options.quick else runner.in_processes(options.limit, given_up),
                     report=lambda key, row: print(*key, row, flush=True),
                 )  # fmt: skip
             rows = saved.table(keys, partial(runner.table_of, index=part.index))

@@ -16,15 +16,16 @@ OURS = "the node"
 AIMS = {"Lotka-Volterra": 1.2, "cascade": 1.2, "stiff enzyme": 0.1, "Robertson": 0.1}
 SMOOTH = [("Dopri8", 1e-9), ("Tsit5", 1e-9), ("Tsit5", 1e-6)]
 STIFF = [("Kvaerno5", 1e-9), ("Kvaerno5", 1e-6), ("Kvaerno3", 1e-6)]
+OF_SMOOTH = tuple((*one, "RecursiveCheckpointAdjoint") for one in SMOOTH)
+OF_STIFF = (
+    *((*one, "ForwardMode") for one in STIFF),
+    *(("Kvaerno5", 1e-9, adjoint) for adjoint in ("RecursiveCheckpointAdjoint", "DirectAdjoint")),
+)
 SIDES = {
-    **dict.fromkeys(
-        ("Lotka-Volterra", "cascade"), [(*one, "RecursiveCheckpointAdjoint") for one in SMOOTH]
-    ),
-    **dict.fromkeys(
-        ("stiff enzyme", "Robertson"),
-        [(*one, "ForwardMode") for one in STIFF]
-        + [("Kvaerno5", 1e-9, "RecursiveCheckpointAdjoint"), ("Kvaerno5", 1e-9, "DirectAdjoint")],
-    ),
+    "Lotka-Volterra": OF_SMOOTH,
+    "cascade": OF_SMOOTH,
+    "stiff enzyme": OF_STIFF,
+    "Robertson": OF_STIFF,
 }
 MOST_STEPS = (64, 256, 1024, 4096, 16384)
 KEYS = [(name, side) for name, of in SIDES.items() for side in (OURS, *map(str, range(len(of))))]

@@ -1,4 +1,4 @@
-"""Are gradients through solutions right?  Beside differences of fourth order."""
+"""Gradients through solutions, beside differences of fourth order."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ import pytensor.tensor as pt
 from numpy.typing import NDArray
 
 import pymc_gradmatch as gm
-from benchmarks.cases import ACCURACY, BREADTH, Case
+from benchmarks.cases import ACCURACY, BREADTH
 from benchmarks.node.problems import driven
 
 __all__ = ["AIM", "KEYS", "QUICK", "measured"]

@@ -79,16 +79,14 @@ def _nuts(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _away(rows: pd.DataFrame, name, side) -> float:
+    """Return how far means are from the rival's, or from those of its longer run."""
     there = rows.xs(name, level=0)
-    for other in (nuts.DENSE, nuts.THEIRS):
-        if other not in there.index or "means" not in there or side != nuts.OURS:
-            continue
-        rival = there.loc[other]
-        for prefix in ("", "longer "):
-            if rival.get(f"{prefix}rhat", np.inf) <= nuts.MIXED:
-                reference = {key: rival[prefix + key] for key in ("means", "sds")}
-                mine = there.loc[side]
-                return nuts.furthest(mine, reference) if isinstance(mine["means"], str) else np.nan
+    if side != nuts.OURS or nuts.THEIRS not in there.index:
+        return np.nan
+    mine, rival = there.loc[side], there.loc[nuts.THEIRS]
+    for prefix in ("", "longer "):
+        if rival.get(f"{prefix}rhat", np.inf) <= nuts.MIXED and isinstance(mine["means"], str):
+            return nuts.furthest(mine, {key: rival[prefix + key] for key in ("means", "sds")})
     return np.nan
 
 
@@ -129,7 +127,9 @@ PARTS = {
 }  # fmt: skip
 
 
-def measured(part: str, key: tuple, note: Callable[[dict], None]) -> dict[str, Any]:
+def measured(
+    part: str, key: tuple, note: Callable[[dict], None] = lambda known: None
+) -> dict[str, Any]:
     """Measure a row, and say what went wrong."""
     logging.getLogger("pymc").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""Does the cost of an exact model grow in proportion to its patients?"""
+"""How the cost of an exact model grows with its patients."""
 
 from time import process_time
 from typing import Any

@@ -226,5 +226,3 @@ def driven(positive: Sequence[str] = ()) -> gm.ODE:
             "b": gm.Input([2.0], [0.7], kind="reset"),
         }
     )
-
-

@@ -49,20 +49,25 @@ USUAL = Settings("Tsit5", "RecursiveCheckpointAdjoint", 1e-6)
 
 
 class SolvedByDiffrax(Op):
-    """Stands for a solution, until JAX comes."""
+    """Stands for solutions of one ODE, each at times of its own, until JAX comes.
 
-    __props__ = ("solve", "settings")
+    Its inputs are starts and parameters of one after the other.
+    """
 
-    def __init__(self, solve: Solve, settings: Settings):
-        self.solve, self.settings = solve, settings
+    __props__ = ("solves", "settings")
 
-    def make_node(self, x0, theta) -> Apply:
+    def __init__(self, solves: tuple[Solve, ...], settings: Settings):
+        self.solves, self.settings = solves, settings
+
+    def make_node(self, *inputs) -> Apply:
         """Take starts and parameters."""
-        return Apply(self, [x0, theta], [self.solve.make_node(x0, theta).outputs[0].type()])
+        pairs = zip(self.solves, inputs[::2], inputs[1::2], strict=True)
+        outputs = [solve.make_node(x0, theta).outputs[0].type() for solve, x0, theta in pairs]
+        return Apply(self, list(inputs), outputs)
 
     def perform(self, node, inputs, output_storage):
-        """Solve as the package does; JAX does not come here."""
-        self.solve.perform(node, inputs, output_storage)
+        """Refuse: JAX does not come here."""
+        raise NotImplementedError
 
 
 @cache
@@ -73,14 +78,15 @@ def _teach_jax():
 
     @jax_funcify.register(SolvedByDiffrax)
     def _(op, node, **kwargs):
-        ode, t, *_ = op.solve.given
-        f, settings = right_hand_side(ode), op.settings
+        ode, settings = op.solves[0].given[0], op.settings
+        times = [np.asarray(solve.given[1]) for solve in op.solves]
+        f = right_hand_side(ode)
         unit = np.array(settings.unit) if settings.unit else np.ones(len(ode.states))
 
-        def one(x0, theta):
+        def one(t, x0, theta):
             return unit * solved(
                 lambda t, z, theta: f(t, unit * z, theta) / unit,
-                np.asarray(t),
+                t,
                 x0 / unit,
                 theta,
                 solver=getattr(diffrax, settings.solver)(),
@@ -91,11 +97,23 @@ def _teach_jax():
             )
 
         if settings.adjoint == "ForwardMode":
-            one = _with_gradient_forwards(one, len(unit), np.flatnonzero(op.solve.wrt))
+            one = _with_gradient_forwards(one, len(unit), np.flatnonzero(op.solves[0].wrt))
         # A loop over draws that are one would cost the rival's loops their early end.
-        if node.inputs[0].type.shape[0] == 1 or node.inputs[1].type.shape[0] == 1:
-            return lambda x0, theta: one(x0[0], theta[0])[None]
-        return jax.vmap(one)
+        if len(times) == 1 and 1 in (node.inputs[0].type.shape[0], node.inputs[1].type.shape[0]):
+            return lambda x0, theta: one(times[0], x0[0], theta[0])[None]
+        most = max(map(len, times))
+        padded = [np.pad(t, (0, most - len(t)), mode="edge") for t in times]
+
+        def together(*inputs):
+            starts, params = inputs[::2], inputs[1::2]
+            sizes = [len(x0) for x0 in starts]
+            t = np.repeat(padded, sizes, axis=0)
+            x = jax.vmap(one)(t, *map(jax.numpy.concatenate, (starts, params)))
+            parts = jax.numpy.split(x, np.cumsum(sizes)[:-1])
+            found = [part[:, : len(t)] for part, t in zip(parts, times, strict=True)]
+            return found if len(found) > 1 else found[0]
+
+        return together
 
 
 def _with_gradient_forwards(one: Callable, n_states: int, varying: NDArray[np.int64]) -> Callable:
@@ -103,11 +121,11 @@ def _with_gradient_forwards(one: Callable, n_states: int, varying: NDArray[np.in
     _, jax, _ = import_jax()
     reverse = jax.custom_vjp(one)
 
-    def forward(x0, theta):
+    def forward(t, x0, theta):
         u = jax.numpy.concatenate([x0, theta])
 
         def both(part):
-            x = one(*jax.numpy.split(u.at[varying].set(part), [n_states]))
+            x = one(t, *jax.numpy.split(u.at[varying].set(part), [n_states]))
             return x, x
 
         slopes, x = jax.jacfwd(both, has_aux=True)(u[varying])
@@ -116,7 +134,8 @@ def _with_gradient_forwards(one: Callable, n_states: int, varying: NDArray[np.in
     def backward(kept, cotangent):
         slopes, u = kept
         by = jax.numpy.einsum("tk,tkj->j", cotangent, slopes)
-        return tuple(jax.numpy.split(jax.numpy.zeros_like(u).at[varying].set(by), [n_states]))
+        by_both = jax.numpy.split(jax.numpy.zeros_like(u).at[varying].set(by), [n_states])
+        return None, *by_both
 
     reverse.defvjp(forward, backward)
     return reverse
@@ -130,9 +149,14 @@ def log_density(model: pm.Model, settings: Settings = USUAL) -> Callable:
 
     logp = model.logp()
     nodes = {v.owner for v in ancestors([logp]) if v.owner and isinstance(v.owner.op, Solve)}
-    replaced = {
-        node.outputs[0]: SolvedByDiffrax(node.op, settings)(*node.inputs) for node in nodes
-    }
+    of_one_ode: dict[int, list] = {}
+    for node in nodes:
+        of_one_ode.setdefault(id(node.op.given[0]), []).append(node)
+    replaced = {}
+    for of in of_one_ode.values():
+        inputs = [given for node in of for given in node.inputs]
+        solved_there = SolvedByDiffrax(tuple(node.op for node in of), settings).make_node(*inputs)
+        replaced |= {node.outputs[0]: x for node, x in zip(of, solved_there.outputs, strict=True)}
     [logp] = graph_replace([logp], replaced, strict=False)
     graph = get_jaxified_graph(inputs=model.value_vars, outputs=[pt.as_tensor(logp)])
     return lambda values: graph(*values)[0]
@@ -141,7 +165,7 @@ def log_density(model: pm.Model, settings: Settings = USUAL) -> Callable:
 def prior_draw(model: pm.Model, seed: int) -> list[NDArray[np.float64]]:
     """Return a draw of the prior as values of the value variables."""
     point = make_initial_point_fn(
-        model=model, overrides={rv: "prior" for rv in model.free_RVs}, default_strategy="prior"
+        model=model, overrides=dict.fromkeys(model.free_RVs, "prior"), default_strategy="prior"
     )(seed)
     return [np.asarray(point[v.name], dtype=float) for v in model.value_vars]
 
