@@ -8,7 +8,7 @@ from scipy.optimize import approx_fprime
 
 import pymc_gradmatch as gm
 from pymc_gradmatch.numerics import laplace
-from pymc_gradmatch.sampling.posterior import compile_posterior
+from pymc_gradmatch.sampling.posterior import compile_posterior, held_variables
 
 QUIET = {"cores": 1, "random_seed": 1, "progressbar": False}
 
@@ -216,3 +216,20 @@ def test_points_of_another_length_are_refused(model):
 def test_tuning_of_no_draws_is_refused(model):
     with pytest.raises(ValueError, match="tune is 0; expected at least one"):
         gm.sample(20, tune=0, model=model)
+
+
+def test_the_spread_of_a_population_stays_where_it_starts_in_the_climb_of_an_exact_model():
+    """Assert it of the spread alone: the joint density grows without bound as it goes to zero."""
+    decay = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
+    t, rng = np.linspace(0, 2, 5), np.random.default_rng(1)
+    y = np.exp(-rng.lognormal(0, 0.2, (6, 1)) * t) + rng.normal(0, 0.05, (6, 5))
+    with pm.Model() as model:
+        center, spread = pm.Normal("center", 0, 1), pm.HalfNormal("spread", 0.5)
+        rate = pm.LogNormal("rate", center, spread, shape=6)
+        x = decay.solve(t, [1.0], {"rate": rate})
+        pm.Normal("y", x[..., 0], pm.HalfNormal("sigma", 1), observed=y)
+    assert held_variables(model) == {spread}
+    mode = compile_posterior(model).find_mode(rng)
+    assert mode.location[1] == np.log(0.5)
+    idata = gm.sample(200, chains=2, model=model, **QUIET)
+    assert 0.05 < idata["posterior"]["spread"].mean() < 0.6

@@ -91,7 +91,8 @@ def held_variables(model: pm.Model) -> set:
     if not matches:  # as in the exact model: the spread of a population alone
         given = [*model.observed_RVs, *model.potentials]
         behind = set(ancestors(given)) - set(ancestors(given, blockers=model.free_RVs))
-        return {rv for rv in model.free_RVs if rv in behind and model.rvs_to_transforms.get(rv)}
+        transforms = model.rvs_to_transforms
+        return {rv for rv in model.free_RVs if rv in behind and transforms.get(rv) is not None}
     states = [rv for rv in model.free_RVs if is_states(rv)]
     starts = [known.values for known in known_starts(model)]
     given = [*(rv.owner.inputs[2] for rv in matches), *starts]
