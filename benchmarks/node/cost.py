@@ -17,9 +17,10 @@ AIMS = {"Lotka-Volterra": 1.2, "cascade": 1.2, "stiff enzyme": 0.1, "Robertson":
 SMOOTH = [("Dopri8", 1e-9), ("Tsit5", 1e-9), ("Tsit5", 1e-6)]
 STIFF = [("Kvaerno5", 1e-9), ("Kvaerno5", 1e-6), ("Kvaerno3", 1e-6)]
 OF_SMOOTH = tuple((*one, "RecursiveCheckpointAdjoint") for one in SMOOTH)
+# DirectAdjoint, whose buffers have room for every step, took minutes on the enzyme.
 OF_STIFF = (
     *((*one, "ForwardMode") for one in STIFF),
-    *(("Kvaerno5", 1e-9, adjoint) for adjoint in ("RecursiveCheckpointAdjoint", "DirectAdjoint")),
+    ("Kvaerno5", 1e-9, "RecursiveCheckpointAdjoint"),
 )
 SIDES = {
     "Lotka-Volterra": OF_SMOOTH,
@@ -27,7 +28,7 @@ SIDES = {
     "stiff enzyme": OF_STIFF,
     "Robertson": OF_STIFF,
 }
-MOST_STEPS = (64, 256, 1024, 4096, 16384)
+MOST_STEPS = (64, 256, 1_024, 4_096, 16_384)
 KEYS = [(name, side) for name, of in SIDES.items() for side in (OURS, *map(str, range(len(of))))]
 QUICK = [("Lotka-Volterra", OURS), ("Robertson", OURS)]
 FAR = 1e-6  # of a log density; a quick run ends there
@@ -36,7 +37,7 @@ FAR = 1e-6  # of a log density; a quick run ends there
 def measured(name: str, side: str) -> dict[str, Any]:
     """Return microseconds, and how far value and gradient are from those at tighter tolerance."""
     of = COSTS[name]
-    exact = compile_posterior(of.model(rtol=1e-12)).density(of.truth)
+    exact = compile_posterior(of.model(rtol=1e-11)).density(of.truth)
     if side == OURS:
         posterior = compile_posterior(of.model())
         found = posterior.density(of.truth)
