@@ -25,13 +25,14 @@ from pymc_gradmatch.sampling.posterior import compile_posterior
 
 __all__ = ["OURS", "THEIRS", "compiled_chain", "furthest", "of_ring", "sampled"]
 
-OURS, THEIRS = "gm.sample", "NumPyro + diffrax"
+OURS, PLAIN, THEIRS = "gm.sample", "gm.sample, not refined", "NumPyro + diffrax"
+PRESETS = {OURS: "refined", PLAIN: "fgpgm"}
 CHAINS = 4
 LENGTH = (500, 1_000)  # warm-up and draws of each chain; ours has nutpie's warm-up, 400
 LONGER = (1_000, 2_000)
 MIXED = 1.01
-KEYS = [(name, side) for name in SAMPLED for side in (OURS, THEIRS)]
-RING_KEYS = [(41, OURS), (61, OURS), (101, OURS), (41, THEIRS)]
+KEYS = [(name, side) for name in SAMPLED for side in (OURS, PLAIN, THEIRS)]
+RING_KEYS = [(41, PLAIN), (41, OURS), (41, THEIRS), (61, PLAIN), (101, PLAIN), (61, OURS)]
 QUICK, RING_QUICK = [("Lotka-Volterra", OURS)], [(9, OURS)]
 
 type Row = dict[str, Any]
@@ -40,21 +41,20 @@ type Note = Callable[[Row], None]
 
 def sampled(name: str, side: str, note: Note) -> Row:
     """Sample a problem."""
-    if side == OURS:
-        return ours(SAMPLED[name], note)
+    if side in PRESETS:
+        return ours(partial(SAMPLED[name], preset=PRESETS[side]), note)
     return theirs(SAMPLED[name], note)
 
 
 def of_ring(size: int, side: str, note: Note) -> Row:
     """Sample a ring; the rival is told the truth."""
     case = ring(size)
-    build = partial(matched, case)
-    if side == OURS:
-        return ours(build, note)
+    if side in PRESETS:
+        return ours(partial(matched, case, preset=PRESETS[side]), note)
     truth = dict(case.theta) | {
         "x0": np.array([*case.x0.values()]), "sigma": case.simulate(1).sigma
     }  # fmt: skip
-    return theirs(build, note, truth=truth)
+    return theirs(partial(matched, case), note, truth)
 
 
 def ours(build: Callable[[], pm.Model], note: Note) -> Row:
@@ -73,10 +73,10 @@ def ours(build: Callable[[], pm.Model], note: Note) -> Row:
     return row | described(values)
 
 
-def theirs(build: Callable[[], pm.Model], note: Note, truth: Row | None = None) -> Row:
+def theirs(build: Callable[..., pm.Model], note: Note, truth: Row | None = None) -> Row:
     """Sample there; a longer run from the mode says what is right where chains disagree."""
     _, jax, _ = import_jax()
-    exact = gm.exact_model(build())  # no part of the rival's seconds
+    exact = gm.exact_model(build(preset="fgpgm"))  # no part of the rival's seconds
     start = process_time()
     chain = compiled_chain(exact, LENGTH)
     row: Row = {"compile_s": process_time() - start}

@@ -81,7 +81,7 @@ def _nuts(rows: pd.DataFrame) -> pd.DataFrame:
 def _away(rows: pd.DataFrame, name, side) -> float:
     """Return how far means are from the rival's, or from those of its longer run."""
     there = rows.xs(name, level=0)
-    if side != nuts.OURS or nuts.THEIRS not in there.index:
+    if side == nuts.THEIRS or nuts.THEIRS not in there.index:
         return np.nan
     mine, rival = there.loc[side], there.loc[nuts.THEIRS]
     for prefix in ("", "longer "):

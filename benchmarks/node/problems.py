@@ -144,18 +144,25 @@ COSTS = {
 }  # fmt: skip
 
 
-# Problems that are sampled: each a function that builds the matched model of a data set.
+# Problems that are sampled: functions that build the matched model of a data set by a preset.
 
 
-def matched(case: Case, **settings) -> pm.Model:
-    """Build the refined model of the first data set of a case."""
-    return case.model(case.simulate(1), preset="refined", random_seed=1, progressbar=False)
+def matched(case: Case, preset: str = "refined") -> pm.Model:
+    """Build the model of the first data set of a case; sigma has the refined preset's prior."""
+    data, settings = case.simulate(1), {"random_seed": 1, "progressbar": False}
+    if preset == "refined":
+        return case.model(data, preset=preset, **settings)
+    spread = data.y.std(axis=0)
+    model = case.model(data, preset=preset, sigma=pm.HalfNormal.dist(spread), **settings)
+    # A draw of it where a scalar half-normal is drawn too ends in an error of NumPy's.
+    model.set_initval(model["sigma"], spread / 10)
+    return model
 
 
-def _hes1() -> pm.Model:
+def _hes1(preset: str = "refined") -> pm.Model:
     of = next(one for one in MESSY if one.name == "Hes1, H hidden")
     return gm.build_model(
-        of.ode, of.t, **of.arguments(of.simulate(1)), preset="refined", random_seed=1,
+        of.ode, of.t, **of.arguments(of.simulate(1)), preset=preset, random_seed=1,
         progressbar=False,
     )  # fmt: skip
 
@@ -177,7 +184,7 @@ def _population() -> dict[str, pm.Distribution]:
     return drawn
 
 
-def _theophylline() -> pm.Model:
+def _theophylline(preset: str = "refined") -> pm.Model:
     experiments = {
         f"patient {number}": gm.Experiment(
             rows["time"],
@@ -188,12 +195,12 @@ def _theophylline() -> pm.Model:
     }
     return gm.build_model(
         gm.ODE(_oral_dose, ["gut", "serum"], list(MEDIANS)), experiments=experiments,
-        priors=_population, sigma=pm.HalfNormal.dist(1), grid=2, preset="refined", random_seed=2,
+        priors=_population, sigma=pm.HalfNormal.dist(1), grid=2, preset=preset, random_seed=2,
         progressbar=False,
     )  # fmt: skip
 
 
-SAMPLED: dict[str, Callable[[], pm.Model]] = {
+SAMPLED: dict[str, Callable[..., pm.Model]] = {
     "Lotka-Volterra": partial(matched, LV),
     "SIR days": partial(matched, named(BREADTH, "SIR days")),
     "Van der Pol": partial(matched, named(BREADTH, "Van der Pol")),
