@@ -25,6 +25,8 @@ from benchmarks import (
 from benchmarks.accuracy import __main__ as accuracy
 from benchmarks.breadth import __main__ as breadth
 from benchmarks.gradients import in_jax, microseconds
+from benchmarks.node import __main__ as node
+from benchmarks.node import parts
 
 FAILED = {
     "said": {}, "cpu_seconds": {"fit": 1.0}, "stage": "fit", "failure": "ValueError: no start",
@@ -68,6 +70,25 @@ def test_a_table_that_is_only_printed_is_not_written(study, tmp_path):
     os.utime(csv, (0, 0))
     study.main(["--table", "--csv", str(csv), "--out", str(tmp_path / "runs")])
     assert csv.stat().st_mtime == 0
+
+
+def test_the_study_of_the_node_prints_its_saved_tables_and_writes_nothing(tmp_path, capsys):
+    shutil.copytree(RESULTS / "node", tmp_path / "node")
+    for csv in (tmp_path / "node").iterdir():
+        os.utime(csv, (0, 0))
+    node.main(["--table", "--csv", str(tmp_path / "node"), "--out", str(tmp_path / "runs")])
+    assert {csv.stat().st_mtime for csv in (tmp_path / "node").iterdir()} == {0}
+    said = capsys.readouterr().out
+    assert all(f"\n{name}\n" in said for name in parts.PARTS)
+
+
+def test_a_row_of_the_node_that_fails_says_why(monkeypatch):
+    def failing(*_):
+        msg = "no mode"
+        raise ValueError(msg)
+
+    monkeypatch.setitem(parts.PARTS, "nuts", parts.PARTS["nuts"]._replace(work=failing))
+    assert parts.measured("nuts", ("chain", "gm.sample")) == {"failure": "ValueError: no mode"}
 
 
 def test_a_partial_run_leaves_the_rows_of_other_problems(asked, fits):

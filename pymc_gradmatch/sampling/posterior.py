@@ -44,7 +44,6 @@ from pymc_gradmatch.numerics import (
     on_one_thread,
     search_mode,
 )
-from pymc_gradmatch.ode import Solve
 from pymc_gradmatch.reporting import reporting
 from pymc_gradmatch.sampling.coordinates import (
     Arrow,
@@ -86,13 +85,12 @@ def held_variables(model: pm.Model) -> set:
 
     Sigma, gamma and hyperparameters of kernels, which are neither states nor parameters of a
     right-hand side, and the spread of a population: what has a bound, and moves parameters by
-    their prior alone.  Where the states are the ODE's solution, the spread alone.
+    their prior alone.  In a model without a
+    constraint, as with the ODE's solution, such a spread alone.
     """
     matches = [rv for rv in model.observed_RVs if is_constraint(rv)]
     if not matches:
-        terms = ancestors([*model.observed_RVs, *model.potentials])
-        solved = [v.owner for v in terms if v.owner and isinstance(v.owner.op, Solve)]
-        return _spreading(model, [one for node in solved for one in node.inputs])
+        return _spreading(model, [*model.observed_RVs, *model.potentials])
     states = [rv for rv in model.free_RVs if is_states(rv)]
     starts = [known.values for known in known_starts(model)]
     given = [*(rv.owner.inputs[2] for rv in matches), *starts]

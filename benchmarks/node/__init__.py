@@ -1,0 +1,1 @@
+"""The solution as a node: ``python -m benchmarks.node``; see ``__main__``."""
