@@ -129,6 +129,14 @@ def test_its_density_is_that_of_the_exact_posterior(build, rng):
     np.testing.assert_allclose(at_points(exact, target, phi), ours, rtol=1e-6, atol=1e-5)
 
 
+def test_its_tolerance_can_be_chosen():
+    model = built()
+    exact, rough = gm.exact_model(model), gm.exact_model(model, rtol=1e-4)
+    there = exact.initial_point()
+    logp, roughly = (one.compile_logp(mode="FAST_COMPILE")(there) for one in (exact, rough))
+    assert 0 < abs(logp - roughly) < 0.1
+
+
 def test_its_variables_are_the_models_own_and_the_start():
     model = built(gamma=pm.HalfNormal.dist(0.3), sigma=pm.HalfNormal.dist(0.5))
     exact = gm.exact_model(model)

@@ -254,3 +254,17 @@ def test_the_spread_of_a_population_stays_where_it_starts_in_the_climb_of_an_exa
     assert mode.location[1] == np.log(0.5)
     idata = gm.sample(200, chains=2, model=model, **QUIET)
     assert 0.05 < idata["posterior"]["spread"].mean() < 0.6
+
+
+def test_noise_starts_at_the_center_of_its_prior_where_states_are_solutions():
+    """Assert it of one noise for each state, which nothing draws beside the parameters."""
+    decay = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
+    t, y = np.linspace(0, 2, 9), np.exp(-np.linspace(0, 2, 9))[:, None]
+    gp = gm.StateGP(t, y, [pm.gp.cov.Matern52(1, ls=np.float64(1.5))], sigma=0.1)
+    sigma = pm.HalfNormal.dist(np.array([0.3]))
+    model = gm.build_model(decay, t, y, priors={"rate": pm.HalfNormal.dist(2)}, gp=gp, sigma=sigma)
+    posterior = compile_posterior(gm.exact_model(model))
+    names = [rv.name for rv in posterior.model.free_RVs]
+    starts = np.array([posterior.draw_start(seed) for seed in range(3)])
+    assert np.ptp(starts[:, names.index("rate")]) > 0
+    np.testing.assert_allclose(starts[:, names.index("sigma")], np.log(0.3))

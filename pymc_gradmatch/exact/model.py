@@ -1,6 +1,7 @@
 """The exact model: a model's own graph, with the ODE's solution in the place of its states."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -33,6 +34,7 @@ from pymc_gradmatch.model import (
     known_starts,
     start_priors,
 )
+from pymc_gradmatch.ode import TOLERANCE
 
 WIDE = 5.0  # of what a state varies by: the default prior of x(t0)
 WIDER = 20.0  # the same of what was not seen at the first time, but for logarithms
@@ -95,7 +97,7 @@ class Exact(NamedTuple):
     parts: list[Part]
 
 
-def exact_model(model: pm.Model | None = None) -> pm.Model:
+def exact_model(model: pm.Model | None = None, *, rtol: float = TOLERANCE) -> pm.Model:
     r"""Return the same model with the ODE's solution in the place of the Gaussian process.
 
     .. math::
@@ -115,6 +117,8 @@ def exact_model(model: pm.Model | None = None) -> pm.Model:
     model : pymc.Model, optional
         With a :class:`~pymc_gradmatch.GradientMatchingODE`, such as those of
         :func:`~pymc_gradmatch.build_model`; the one on the stack if not given.
+    rtol : float, default 1e-9
+        Relative tolerance of the solver, as of :meth:`ODE.solve <pymc_gradmatch.ODE.solve>`.
 
     Returns
     -------
@@ -158,7 +162,7 @@ def exact_model(model: pm.Model | None = None) -> pm.Model:
     >>> pm.draw(pm.do(exact, {"rate": 1.0, "x0": [2.0]})["x"])[-1].round(4)
     array([0.2707])
     """
-    return with_solutions(Solutions(pm.modelcontext(model)), _as_node).model
+    return with_solutions(Solutions(pm.modelcontext(model)), partial(_as_node, rtol)).model
 
 
 def with_solutions(of: Solutions, solving: Solving) -> Exact:
@@ -303,17 +307,19 @@ def _is_possible(prior: TensorVariable, start: NDArray[np.float64]) -> bool:
     return bool(np.isfinite(density.eval(mode=EVALUATE_ONCE)).all())
 
 
-def _as_node(constraint: Constraint, x0: TensorVariable, theta: TensorVariable) -> TensorVariable:
+def _as_node(
+    rtol: float, constraint: Constraint, x0: TensorVariable, theta: TensorVariable
+) -> TensorVariable:
     """Return the solution by :meth:`ODE.solve`; of like experiments in one call."""
     gp, n_params = constraint.gp, len(constraint.ode.params)
     odes, parameters = equations(constraint.ode, gp), [theta[..., 0, k] for k in range(n_params)]
     if not isinstance(gp, StateGPs):
-        return odes[0].solve(gp.t, x0, parameters)
+        return odes[0].solve(gp.t, x0, parameters, rtol=rtol)
     groups: dict[tuple, list[int]] = {}
     for number, (ode, t) in enumerate(zip(odes, gp.t, strict=True)):
         groups.setdefault((id(ode), t.tobytes()), []).append(number)
     solved = [
-        odes[of[0]].solve(gp.t[of[0]], x0[of], [one[of] for one in parameters])
+        odes[of[0]].solve(gp.t[of[0]], x0[of], [one[of] for one in parameters], rtol=rtol)
         for of in groups.values()
     ]
     back = np.argsort([number for of in groups.values() for number in of])

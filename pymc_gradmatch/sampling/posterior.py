@@ -44,6 +44,7 @@ from pymc_gradmatch.numerics import (
     on_one_thread,
     search_mode,
 )
+from pymc_gradmatch.ode import Solve
 from pymc_gradmatch.reporting import reporting
 from pymc_gradmatch.sampling.coordinates import (
     Arrow,
@@ -85,8 +86,8 @@ def held_variables(model: pm.Model) -> set:
 
     Sigma, gamma and hyperparameters of kernels, which are neither states nor parameters of a
     right-hand side, and the spread of a population: what has a bound, and moves parameters by
-    their prior alone.  In a model without a
-    constraint, as with the ODE's solution, such a spread alone.
+    their prior alone.  In a model without a constraint, as with the ODE's solution, such a
+    spread alone.
     """
     matches = [rv for rv in model.observed_RVs if is_constraint(rv)]
     if not matches:
@@ -459,12 +460,19 @@ def _experiments(model: pm.Model, shapes) -> NDArray[np.int64]:
 
 
 def _starts(model: pm.Model) -> Callable:
-    """Return a function of a seed that draws the parameters to which nobody gave a start."""
+    """Return a function of a seed that draws the parameters to which nobody gave a start.
+
+    Where there are solutions of an ODE, what they depend on; noise starts at its prior's center.
+    """
     held = held_variables(model)
+    terms = ancestors([*model.observed_RVs, *model.potentials])
+    solved = [v.owner for v in terms if v.owner and isinstance(v.owner.op, Solve)]
+    behind = {*ancestors([given for node in solved for given in node.inputs])}
     drawn = [
         rv.name
         for rv in model.free_RVs
         if not (is_states(rv) or rv in held or has_start(model, rv))
+        and (rv in behind or not solved)
     ]
     with as_written():
         return compile_starts(model, drawn)
