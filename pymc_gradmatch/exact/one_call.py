@@ -161,9 +161,9 @@ class Fit(Verdict):
         starts at one of the draws, so that :func:`~pymc_gradmatch.sample` and
         :func:`pymc.sample` go on from there.
         """
-        exact = exact_model(self.model)
+        exact, drawn = exact_model(self.model), self.idata["posterior"].isel(chain=0, draw=0)
         for rv in exact.free_RVs:
-            start_at(rv, self.starts[0][str(rv.name)])
+            start_at(rv, drawn[rv.name].to_numpy())
         return exact
 
     def shown(self) -> tuple[str, list[pd.DataFrame]]:
