@@ -50,7 +50,7 @@ from scipy.special import gammaln, logsumexp
 from scipy.stats import chi2, norm, qmc
 
 from pymc_gradmatch._pymc import EVALUATE_ONCE, in_numpy
-from pymc_gradmatch.exact.importance import DEGREES, Mixture
+from pymc_gradmatch.exact.importance import DEGREES
 from pymc_gradmatch.exact.modes import (
     APART,
     LONGEST,
@@ -754,10 +754,9 @@ def cover_experiments(
     for center in nested.centers if nested.own.size else ():
         apart |= _apart(nested, center, rng) | nested.own_modes(center)
     say("searching: what they share")
-    around = Mixture.around(mode.point[0], mode.covariance[0])
     found = cover(
-        nested, around.draw(PILOTS, rng), n_draws, rng, partial(joined, modes), sizes=SIZES,
-        complete=nested.complete, roughly=nested.roughly,
+        nested, modes, n_draws, rng, sizes=SIZES, complete=nested.complete,
+        roughly=nested.roughly,
     )  # fmt: skip
     of_all = found.modes._replace(points=nested.at_modes(found.modes.points))
     return CoverageOfAll(found._replace(modes=of_all), apart)
@@ -774,8 +773,7 @@ def _apart(nested: Nested, center: Center, rng) -> dict[str, float]:
     for number, name in enumerate(nested.target.experiments):
         mean, factor = center.mean[number], center.factor[number]
         density = nested.alone(number, center.at, center.mean)
-        around = Mixture.around(mean, factor @ factor.T).draw(PILOTS, rng)
-        alone = search_once(density, around, 1_000, rng)
+        alone = search_once(density, newton(density, mean[None], factor @ factor.T), 1_000, rng)
         ours = weights[0, :, number]
         log_z = logsumexp(ours) - np.log(CHECKING)
         share = np.exp(ours - logsumexp(ours))

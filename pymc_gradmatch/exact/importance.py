@@ -92,6 +92,10 @@ class Mixture(NamedTuple):
         covariances = self.shapes * DEGREES / (DEGREES - 2) + away[:, :, None] * away[:, None]
         return Mixture.around(mean, width**2 * np.einsum("p,pij->ij", self.shares, covariances))
 
+    def wider(self, width: float) -> "Mixture":
+        """Return the mixture with parts so many times as wide."""
+        return self._replace(shapes=width**2 * self.shapes)
+
     def without_the_least(self) -> "Mixture":
         """Return the mixture without parts of next to no share."""
         kept = self.shares > NEXT_TO_NOTHING / len(self.shares)

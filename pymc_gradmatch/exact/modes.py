@@ -559,12 +559,16 @@ def ridges_from(target: LogDensity, modes: Local) -> Ridges:
     met = Local(*map(np.concatenate, zip(*passed, strict=True)))
     distinct = _distinct(met, BESIDE)
     met = met.only(distinct)
-    log_evidence = met.log_evidence
-    # Their square roots: a start is wider than its target.
-    shares = np.maximum(np.exp((log_evidence - log_evidence.max()) / 2), SMALLEST_SHARE)
-    counts = np.concatenate(beyond) > logsumexp(log_evidence) + np.log(MATTERS)
-    mixture = Mixture(shares / shares.sum(), met.point, met.covariance)
-    return Ridges(mixture, int(counts.sum()), np.concatenate(lowest)[distinct])
+    counts = np.concatenate(beyond) > logsumexp(met.log_evidence) + np.log(MATTERS)
+    return Ridges(mixture_of(met), int(counts.sum()), np.concatenate(lowest)[distinct])
+
+
+def mixture_of(modes: Local) -> Mixture:
+    """Return the normal approximations of modes as a mixture, of t distributions."""
+    # The square roots of what they hold: a start is wider than its target.
+    shares = np.exp((modes.log_evidence - modes.log_evidence.max()) / 2)
+    shares = np.maximum(shares, SMALLEST_SHARE)
+    return Mixture(shares / shares.sum(), modes.point, modes.covariance)
 
 
 def apart_from_ridges(target: LogDensity, modes: Local) -> Local:

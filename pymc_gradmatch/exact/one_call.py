@@ -14,7 +14,6 @@ import xarray as xr
 from arviz_stats import summary
 from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor import TensorVariable
-from scipy.optimize import differential_evolution
 
 from pymc_gradmatch._pymc import (
     draws_of,
@@ -24,24 +23,19 @@ from pymc_gradmatch._pymc import (
     without_traces,
 )
 from pymc_gradmatch.arguments import yielding
+from pymc_gradmatch.exact.climb import UNKNOWN, modes_of
 from pymc_gradmatch.exact.experiments import (
     Separate,
     cover_experiments,
     exact_posterior,
     leading_to,
 )
-from pymc_gradmatch.exact.importance import Mixture
 from pymc_gradmatch.exact.model import exact_model
 from pymc_gradmatch.exact.modes import (
-    HIGHER,
     Local,
-    joined,
-    modes_beside,
-    newton,
-    widths_at,
 )
 from pymc_gradmatch.exact.posterior import N_PRIOR, NO_DRAWS, ExactPosterior
-from pymc_gradmatch.exact.search import Coverage, cover
+from pymc_gradmatch.exact.search import cover
 from pymc_gradmatch.exact.verdict import (
     N_HANDED_ON,
     TRY,
@@ -53,7 +47,7 @@ from pymc_gradmatch.exact.verdict import (
     searched,
     several,
 )
-from pymc_gradmatch.gp import Experiment, StateGP, StateGPs, is_states, start_of
+from pymc_gradmatch.gp import Experiment, StateGPs, is_states, start_of
 from pymc_gradmatch.model import (
     Constraint,
     DoubtWarning,
@@ -61,24 +55,18 @@ from pymc_gradmatch.model import (
     Settings,
     build_model,
     constraints,
-    crossings_of,
-    moves_on_in_gaps,
     of_model,
     refine,
     start_in,
+    unfitted_model,
 )
-from pymc_gradmatch.numerics import N_STARTS, on_one_thread, one_at_a_time
+from pymc_gradmatch.numerics import on_one_thread, one_at_a_time
 from pymc_gradmatch.ode import ODE, Input
 from pymc_gradmatch.reporting import Verdict, reporting
 
 if TYPE_CHECKING:
     from arviz import PlotCollection
 
-N_CROSSING = 24  # of the solutions that cross long gaps, from which modes are climbed to
-MOST_ROUNDS = 4  # of climbs from all that may lead elsewhere, while they lead to a higher mode
-PILOTS = 1_000  # draws of the normal approximation, from which the searches start
-N_POPULATIONS, POPULATION, GENERATIONS = 4, 64, 60  # of an evolution towards other modes
-FLOOR = 1e100  # the negative log density where it is zero
 HARDLY = 0.7  # of the prior's width, that a posterior has where the data tell next to nothing
 MOST_NAMED = 4  # entries of x(t0) in one sentence
 UNSEEN = "It says nothing of modes that no search reached."
@@ -104,8 +92,10 @@ class Fit(Verdict):
         groups ``posterior`` (parameters, ``x0``, the integrated states on their grid),
         ``posterior_predictive``, ``log_likelihood``, ``observed_data`` and ``searches``,
         for :func:`~pymc_gradmatch.plot_verdict`.
-    model : pymc.Model
-        The model whose exact posterior this is.
+    solved : pymc.Model
+        The model whose exact posterior this is; its Gaussian processes are not fitted.
+    matched : callable
+        Returns :attr:`model`.
     weights : array of float
         Of the draws before resampling, of which there may be more, smoothed, sum one.
     pareto_k : float
@@ -141,7 +131,8 @@ class Fit(Verdict):
     is_exact: bool
     table: pd.DataFrame
     idata: xr.DataTree
-    model: pm.Model
+    solved: pm.Model
+    matched: Callable[[], pm.Model]
     weights: NDArray[np.float64]
     pareto_k: float
     n_effective: float
@@ -154,6 +145,15 @@ class Fit(Verdict):
     failures: dict[str, int]
 
     @cached_property
+    def model(self) -> pm.Model:
+        """The model of the four lines: what was given, or built by the refined preset when asked.
+
+        For :func:`~pymc_gradmatch.sample`, whose draws :func:`~pymc_gradmatch.integrate_check`
+        compares with the exact posterior.
+        """
+        return self.matched()
+
+    @cached_property
     def exact_model(self) -> pm.Model:
         """The model with the solution in the place of its states: a plain PyMC model.
 
@@ -161,7 +161,7 @@ class Fit(Verdict):
         starts at one of the draws, so that :func:`~pymc_gradmatch.sample` and
         :func:`pymc.sample` go on from there.
         """
-        exact, drawn = exact_model(self.model), self.idata["posterior"].isel(chain=0, draw=0)
+        exact, drawn = exact_model(self.solved), self.idata["posterior"].isel(chain=0, draw=0)
         for rv in exact.free_RVs:
             start_at(rv, drawn[rv.name].to_numpy())
         return exact
@@ -181,10 +181,10 @@ class Fit(Verdict):
         """
         from pymc_gradmatch.plots import plot_states  # here: it imports matplotlib
 
-        constraint = constraints(self.model)[0]
+        constraint = constraints(self.solved)[0]
         data = yielding("y", constraint.ode.params)
         given = {
-            "model": self.model,
+            "model": self.solved,
             "var_name": constraint.x.name,
             "observed": data if data in self.idata["observed_data"].dataset else None,
         }
@@ -339,24 +339,38 @@ def fit(
                 "priors, or model= with a GradientMatchingODE."
             )
             raise TypeError(msg)
-        with verdict_to_come():
-            model = build_model(
-                ode, t, y, priors=priors, preset="refined", random_seed=rng,
-                progressbar=progressbar, **written, **settings,
-            )  # fmt: skip
+        given: dict[str, Any] = {"priors": priors, "progressbar": progressbar, **written}
+        refined = partial(
+            build_model, ode, t, y, preset="refined", random_seed=rng.spawn(1)[0], **given,
+            **settings,
+        )  # fmt: skip
+        if pm.Model.get_context(error_if_none=False) is None:
+            model = unfitted_model(ode, t, y, settings=settings, random_seed=rng, **given)
+        else:  # whose variables priors may be, and which one model is added to
+            with verdict_to_come():
+                model = refined()
+            refined = partial(_itself, model)
     elif settings or any(given is not None for given in (ode, t, y, priors, *written.values())):
         msg = "a model was given and what models are made of; expected one of these alone."
         raise TypeError(msg)
+    else:
+        refined = partial(_itself, model)
     with reporting("writing the exact posterior", enabled=progressbar) as say:
         target = exact_posterior(model)
-        with verdict_to_come():
-            there = _start(target, rng, progressbar=progressbar)
-        _check_start(target, there)
-        say("climbing to its mode")
+        say("climbing from draws of the prior")
+        climbed = modes_of(target, rng)
+        if climbed is None or climbed.unknown > UNKNOWN or is_strange(target, climbed.modes):
+            say("matching gradients, for other starts")
+            with verdict_to_come():
+                there = _start(target, rng, progressbar=progressbar)
+            if climbed is None:
+                _check_start(target, there)
+            climbed = climbed.climbing_from(target, there[None])
         if isinstance(target, Separate):
-            found, apart = cover_experiments(target, there, n_draws, rng, say)
+            found, apart = cover_experiments(target, climbed.modes.point[0], n_draws, rng, say)
         else:
-            found, apart = _found(target, there, n_draws, rng, say), {}
+            say("searching: independent searches from around the modes")
+            found, apart = cover(target, climbed.modes, n_draws, rng), {}
         say("drawing")
         weighted = found.weighted
         drawn = weighted.resampled(n_draws, rng)
@@ -377,7 +391,8 @@ def fit(
         is_exact=is_exact,
         table=summary(idata, var_names=scalars, kind="stats", round_to="none"),
         idata=idata,
-        model=model,
+        solved=model,
+        matched=refined,
         weights=weighted.weights,
         pareto_k=weighted.pareto_k,
         n_effective=weighted.n_effective,
@@ -396,125 +411,14 @@ def verdict_to_come() -> warnings.catch_warnings:
     return warnings.catch_warnings(action="ignore", category=DoubtWarning)
 
 
-def _found(
-    target: ExactPosterior, there: NDArray[np.float64], n_draws: int, rng, say: Callable
-) -> Coverage:
-    """Search around the mode that is climbed to from a point, and around all that are found."""
-    nearest = newton(target, there[None], np.diag(np.square(widths_at(target, there))))
-    say("climbing from draws of the prior: are there other modes?")
-    modes = target.modes_from_prior(nearest, rng)
-    highest = modes.only([0])
-
-    def beside(known: Local, *, evolve: bool = True) -> Local:
-        say("looking for other modes, farther away")
-        found = modes_beside(target, _elsewhere(target, known, rng, evolve=evolve), known)
-        say("searching: independent searches from around the modes")
-        return found
-
-    # In a long gap a solution may turn round once more, or once less; of a lesser mode the
-    # residuals hang together, or beside a jump a few of them are all that is left.
-    has_gap = any(constraint.gp.data.is_long_gap.any() for constraint in target.constraints)
-    left = residuals(target, highest.point[0])
-    is_strange = any(one.hang_together or one.have_outlier for one in left)
-    n_rounds = MOST_ROUNDS if has_gap or is_strange else 0
-    for _ in range(n_rounds):
-        found = beside(highest, evolve=is_strange or _moves_on(target, highest))
-        modes = joined(modes, found)
-        if not len(found.point) or found.height[0] <= highest.height[0] + HIGHER:
-            break
-        highest = found.only([0])
-    say("searching: independent searches from around the mode")
-    around = Mixture.around(highest.point[0], highest.covariance[0])
-    return cover(
-        target,
-        around.draw(PILOTS, rng),
-        n_draws,
-        rng,
-        partial(joined, modes),
-        elsewhere=None if n_rounds else partial(beside, highest, evolve=len(modes.height) == 1),
-    )
+def _itself[T](one: T) -> T:
+    return one
 
 
-def _named_at(target: ExactPosterior, mode: Local) -> dict[str, NDArray]:
-    return {name: values[0] for name, values in target.variables(mode.point).items()}
-
-
-def _solutions_at(target: ExactPosterior, mode: Local) -> list[tuple[Constraint, NDArray, NDArray]]:
-    """Return each constraint with its parameters and x(t0), the latter on the process' scale."""
-    there, theta = _named_at(target, mode), target.integrated(mode.point).theta
-    return [
-        (constraint, values.ravel(), constraint.gp.levels_of(there[name]))
-        for name, constraint, values in zip(target.starts, target.constraints, theta, strict=True)
-    ]
-
-
-def _moves_on(target: ExactPosterior, mode: Local) -> bool:
-    """Tell whether the solution of a mode moves on in long gaps of the data."""
-    return any(moves_on_in_gaps(*each) for each in _solutions_at(target, mode))
-
-
-def _elsewhere(target: ExactPosterior, mode: Local, rng, *, evolve: bool) -> NDArray[np.float64]:
-    """Return points to climb to other modes from.
-
-    The most probable of many draws of the prior and of points on the way there, with x(t0) near
-    that of the mode and the first data, what crosses long gaps and, where that may be worth its
-    cost, where populations evolve to.
-    """
-    there = _named_at(target, mode)
-    seen = [
-        _first_seen(constraint.gp, there[name])
-        for name, constraint in zip(target.starts, target.constraints, strict=True)
-    ]
-    [initial] = target.initial_points(mode.point)
-    free = {name: value for name, value in initial.items() if name not in target.starts}
-    around = (mode.point[0], target.starting_at(free, seen))
-    drawn = [target.from_prior(point, N_PRIOR, rng) for point in around]
-    groups = [np.concatenate(group) for group in zip(*drawn, strict=True)]
-    heights = [target(points) for points in groups]
-    chosen = [
-        points[np.argsort(-height)[:N_STARTS]]
-        for points, height in zip(groups, heights, strict=True)
-    ]
-    if evolve:
-        # Of points on the way the likeliest are beside the mode, and all populations end there.
-        likely = np.argsort(-heights[0])[: N_POPULATIONS * POPULATION]
-        chosen.append(_evolved(target, groups[0], likely, rng))
-    crossing = []
-    for name, at in zip(target.starts, _solutions_at(target, mode), strict=True):
-        for other, x0 in crossings_of(target.model, *at, rng)[:N_CROSSING]:
-            starts = [
-                x0 if other_name == name else there[other_name] for other_name in target.starts
-            ]
-            crossing.append(target.starting_at(free | other, starts))
-    return np.concatenate([*chosen, *([crossing] if crossing else [])])
-
-
-def _evolved(target: ExactPosterior, points: NDArray[np.float64], likely, rng) -> NDArray:
-    """Return where populations of the likely points end by differential evolution, one each.
-
-    All points tell how far they may go.
-    """
-
-    def depth(columns):
-        return np.nan_to_num(-target(columns.T), posinf=FLOOR)
-
-    bounds = np.stack([points.min(axis=0), points.max(axis=0)], axis=1)
-    ended = [
-        differential_evolution(
-            depth, bounds, init=population, maxiter=GENERATIONS, tol=0, polish=False,
-            vectorized=True, updating="deferred", rng=rng,
-        ).x
-        for population in points[rng.permutation(likely).reshape(N_POPULATIONS, POPULATION)]
-    ]  # fmt: skip
-    return np.stack(ended)
-
-
-def _first_seen(gp: StateGP, start: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return x(t0) as observed; where it was not, as in a start given."""
-    if isinstance(gp, StateGPs):
-        return np.stack([_first_seen(*one) for one in zip(gp.members, start, strict=True)])
-    levels = gp.data.levels[0] if gp.observed[0] == 0 else np.full_like(start, np.nan)
-    return gp.states_of(np.where(np.isfinite(levels), levels, gp.levels_of(start)))
+def is_strange(target: ExactPosterior, modes: Local) -> bool:
+    """Tell whether residuals at the highest mode are autocorrelated, or have outliers."""
+    left = residuals(target, modes.point[0])
+    return any(one.hang_together or one.have_outlier for one in left)
 
 
 def _unidentified(target: ExactPosterior, posterior: xr.Dataset, rng) -> pd.DataFrame:

@@ -23,6 +23,7 @@ from pymc_gradmatch._pymc import (
     impossible_outside,
     with_equal_parameters,
 )
+from pymc_gradmatch.exact.climb import Expansion
 from pymc_gradmatch.exact.model import with_solutions
 from pymc_gradmatch.exact.modes import Around, Local, modes_from
 from pymc_gradmatch.exact.solutions import Solutions, compile_for_draws, with_draws
@@ -40,6 +41,7 @@ N_PRIOR = 1_000  # draws of the prior, that tell how wide it is, or of which som
 NOISES = (-3.0, -0.5)  # logarithms to base ten, of standard deviations of a state
 UNSEEN = (-1.0, 0.5)  # the same, of a state that is not observed
 WAYS = (-3.0, 0.0)  # the same, of the way from a point to a draw of the prior
+STEP = 1e-4  # of differences of a gradient, in widths of the prior
 FAR = 3.0  # from a point, in units of its coordinates or of itself, where a prior has no draws
 DISTANCES, FALLING = (5.0, 10.0, 30.0), 20.0  # in widths, and what a density falls by before
 FLAT = tuple(type(family.rv_op) for family in (pm.Flat, pm.HalfFlat))
@@ -122,6 +124,10 @@ class ExactPosterior(Solutions):
         )
         self._observed = [term for term in terms if term in solved.observed_RVs]
         self._shapes = [part.shape for part in self._start_parts({}, None)]
+        # By which start and parameter each solution has been seen to vary.
+        self._varying = [
+            np.zeros(len(c.ode.states) + len(c.ode.params), dtype=bool) for c in self.constraints
+        ]
 
     def __call__(self, phi: NDArray[np.float64]) -> NDArray[np.float64]:
         """Evaluate the log density at points, shape ``(point, coordinate)``, up to a constant.
@@ -196,6 +202,92 @@ class ExactPosterior(Solutions):
             for sign in (1, -1)
         ]
         return Around(center[:, 0], ahead, behind, *both)
+
+    def expanded(self, phi: NDArray[np.float64], widths: NDArray[np.float64]) -> Expansion:
+        r"""Expand the log density to second order at points, with the solution's sensitivities.
+
+        .. math::
+
+            H = \nabla\nabla_u \log p(u, x) \Big|_{x = x(\phi) + S\, \delta\phi}
+
+        as Gauss and Newton: the density's own second derivatives by u and by the solution, which
+        is taken to be linear, without the solution's second derivatives.  The density's gradient
+        is exact; its second derivatives are differences of it.
+
+        Parameters
+        ----------
+        phi : array of float
+            Points, shape ``(point, n)``.
+        widths : array of float
+            Of the prior, in each coordinate: differences are a small part of these.
+        """
+        n_points, n = phi.shape
+        step = STEP * widths
+        moves = np.concatenate([np.zeros((1, n)), np.diag(step), -np.diag(step)])
+        u = self._split((phi[:, None] + moves).reshape(-1, n))
+        theta, starts, _ = self._at(u)
+        theta = [one.reshape(n_points, 1 + 2 * n, *one.shape[1:]) for one in theta]
+        levels = [
+            constraint.gp.levels_of(x0).reshape(n_points, 1 + 2 * n, *x0.shape[1:])
+            for constraint, x0 in zip(self.constraints, starts, strict=True)
+        ]
+
+        def slopes(values: NDArray[np.float64]) -> NDArray[np.float64]:
+            ahead, behind = values[:, 1 : n + 1], values[:, n + 1 :]
+            with np.errstate(invalid="ignore"):
+                return (ahead - behind) / (2 * step.reshape(n, *(1,) * (values.ndim - 2)))
+
+        by_theta = [slopes(one[..., 0, :]) for one in theta]
+        by_start = [slopes(one) for one in levels]
+        by = []
+        for number, (of_start, of_theta) in enumerate(zip(by_start, by_theta, strict=True)):
+            varies = [
+                (one != 0).any(axis=tuple(range(one.ndim - 1))) for one in (of_start, of_theta)
+            ]
+            self._varying[number] |= np.concatenate(varies)
+            by.append(tuple(self._varying[number].tolist()))
+        at_points = [one[:, 0] for one in levels], [one[:, 0] for one in theta]
+        states, projections = [], []
+        with np.errstate(all="ignore"):
+            solved = self.linearised(*at_points, by)
+            for constraint, (x, sensitivities), of_start, of_theta, mask in zip(
+                self.constraints, solved, by_start, by_theta, by, strict=True
+            ):
+                shape = (*of_start.shape[:-1], of_theta.shape[-1])
+                given = np.concatenate([of_start, np.broadcast_to(of_theta, shape)], axis=-1)
+                # Of each coordinate: (point, coordinate, ..., time, state).
+                by_phi = np.einsum("p...tkd,pn...d->pn...tk", sensitivities, given[..., [*mask]])
+                moved = by_phi * step.reshape(n, *(1,) * (x.ndim - 1))
+                there = np.concatenate([x[:, None], x[:, None] + moved, x[:, None] - moved], axis=1)
+                states.append(constraint.gp.states_of(there))
+                shape = there.shape[2:]
+                positive = np.broadcast_to(constraint.gp.data.positive, shape)
+                projections.append((by_phi, np.where(positive, states[-1], 1.0)))
+            flat = [x.reshape(-1, *x.shape[2:]) for x in states]
+            height, *gradients = self._gradient(*u, *flat)
+        height = np.broadcast_to(height, n_points * (1 + 2 * n)).reshape(n_points, -1)[:, 0]
+        n_values = len(self._values)
+        own = [
+            np.broadcast_to(one, (len(u[0]), *given.shape[1:])).reshape(n_points, 1 + 2 * n, -1)
+            for one, given in zip(gradients[:n_values], u, strict=True)
+        ]
+        gradient = np.concatenate(own, axis=-1)
+        with np.errstate(all="ignore"):
+            for one, (by_phi, by_level) in zip(gradients[n_values:], projections, strict=True):
+                by_x = np.broadcast_to(one, (len(u[0]), *by_level.shape[2:]))
+                by_x = by_x.reshape(by_level.shape) * by_level
+                flat_phi, flat_x = (a.reshape(*a.shape[:2], -1) for a in (by_phi, by_x))
+                gradient = gradient + flat_x @ flat_phi.mT
+        hessian = slopes(gradient)
+        return Expansion(height, gradient[:, 0], (hessian + hessian.mT) / 2)
+
+    @cached_property
+    def _gradient(self) -> Callable:
+        """The log density and its gradient by the values and by the states."""
+        inputs: list[Any] = [*self._values, *self._x]
+        total = total_of([*self.single_terms.values()])
+        gradient: Any = pytensor.grad(total, inputs, disconnected_inputs="ignore")
+        return compile_for_draws(inputs, [total, *gradient])
 
     def integrated(self, phi: NDArray[np.float64]) -> Integrated:
         """Return what the points are, and the solutions from there."""
@@ -437,6 +529,34 @@ class ExactPosterior(Solutions):
         starts = starts + noise * rng.normal(size=(n, len(starts)))
         on_the_way = there + 10 ** rng.uniform(*WAYS, (n, 1)) * (values - there)
         return np.hstack([values, starts]), np.hstack([on_the_way, starts])
+
+    def drawn(self, n: int, rng: np.random.Generator) -> NDArray[np.float64]:
+        """Return draws of the prior, x(t0) near where it was seen, if it was.
+
+        Where x(t0) has a prior of its own half of the draws are of that.  A prior that cannot be
+        drawn from is taken for a wide normal.
+        """
+        there = self.starting_at()
+        free = [self._exact[name] for name in self._free]
+        graphs = [_unconstrained(self._exact, rv) for rv in free]
+        phi = there + FAR * (1 + np.abs(there)) * rng.normal(size=(n, len(there)))
+        with suppress(*NO_DRAWS):
+            drawn = [np.reshape(part, (n, -1)) for part in draws_of(graphs, n, rng)]
+            drawn = np.concatenate(drawn, axis=1)
+            phi = np.where(np.isfinite(drawn), drawn, phi)
+        n_of_start = len(self.of_starts(self._labels))
+        if n_of_start:
+            sparse = [
+                np.broadcast_to(c.gp.data.is_sparse, c.gp.mean.shape) for c in self.constraints
+            ]
+            is_unseen = np.array(self.of_starts(sparse), dtype=bool)
+            is_default = np.isin(self.names[-n_of_start:], self.default_starts)
+            nearest, farthest = np.where(is_unseen[:, None], UNSEEN, NOISES).T
+            noise = 10 ** (nearest + (farthest - nearest) * rng.random((n, 1)))
+            near = there[-n_of_start:] + noise * rng.normal(size=(n, n_of_start))
+            by_data = is_default | (~is_unseen & (np.arange(n)[:, None] % 2 == 0))
+            phi[:, -n_of_start:] = np.where(by_data, near, phi[:, -n_of_start:])
+        return phi
 
     def modes_from_prior(self, mode: Local, rng) -> Local:
         """Climb from the likeliest draws of the prior to all modes that they lead to."""

@@ -7,7 +7,6 @@ the gradient along it, tell whether they leave what the proposals cover.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -21,23 +20,18 @@ from pymc_gradmatch.exact.importance import (
     Mixture,
     Search,
     Weighted,
-    check_possible,
     fit_mixture,
     search,
     weigh,
 )
 from pymc_gradmatch.exact.modes import (
-    HIGHER,
     Local,
-    apart_from_ridges,
-    joined,
-    modes_near,
+    mixture_of,
     ridges_from,
 )
 
-WIDTHS = (2.0, 5.0)  # of first proposals, in standard deviations of the given draws
-CLIMBERS, TRIED = 4, 100  # draws from which modes are climbed to, the best of some
-DRAWS = (1_500, 6_000, 6_000)
+WIDTHS = (1.0, 2.0)  # of first proposals, in standard deviations at the modes
+DRAWS = (1_000, 6_000, 6_000)
 MORE = 4  # times as many draws of the result, at most, where their errors are all it lacks
 AMPLE = 1.5  # times as many as these errors ask for, which are estimates
 ERRORS = 4.0  # Monte Carlo standard errors that agreement allows for
@@ -173,43 +167,35 @@ type Complete = Callable[[NDArray[np.float64], int], tuple[NDArray, NDArray]]
 @np.errstate(over="ignore", invalid="ignore")  # squares, where a posterior goes on for ever
 def cover(
     target: LogDensity,
-    draws: NDArray[np.float64],
+    modes: Local,
     n_draws: int,
     rng: np.random.Generator,
-    others: Callable[[Local], Local] | None = None,
-    elsewhere: Callable[[], Local] | None = None,
     complete: Complete | None = None,
     roughly: LogDensity | None = None,
     sizes: Sequence[int] = DRAWS,
 ) -> Coverage:
-    """Search for a target from several starts, and compare what is found.
+    """Search for a target from its modes, twice, and compare what is found.
 
-    Two searches start from proposals wider than some draws, one from the modes
-    nearby and the ridges that lead away from them, of which every proposal keeps a
-    small share.  Where they disagree, or walks from the draws leave what they cover, each
-    starts again from all that was found.
+    Each search starts from the normal approximations of all modes, one from wider ones.  Where
+    they disagree, or walks from the draws leave what they cover, each starts again from all that
+    was found, and from the ridges that lead away from the modes.
 
     Parameters
     ----------
     target : callable
         Maps points ``(draw, coordinate)`` to log densities, -inf for none.
-    draws : array of float
-        Draws of a density like the target, shape ``(draw, coordinate)``.
+    modes : Local
+        Its modes, the highest first.
     n_draws : int
         Draws of the result; up to four times as many where only their errors are too large.
     rng : numpy.random.Generator
         Source of the draws.
-    others : callable, optional
-        Returns further modes, given the highest near the draws.
-    elsewhere : callable, optional
-        Looks for other modes, where the searches disagree.  Where one of these is higher, all
-        begins anew around it: from a lesser mode searches seldom find the way.
     complete : callable, optional
         Maps the draws of the result, and the number of the search, to log densities,
         estimated without bias, and to points of more coordinates: where the target is a
         marginal density that is known nearly.
     roughly : callable, optional
-        A cheaper density like the target, but for a constant, for modes and ridges.
+        A cheaper density like the target, but for a constant, for ridges.
     sizes : sequence of int
         Draws of a round of each search, in turn, where the searches disagree; the last
         once more, where walks alone object.
@@ -219,18 +205,13 @@ def cover(
     Coverage
         Of the first attempt with a reliable k and searches that agree, else of the last.
     """
-    starts, climbing, covariance = _wider(target, draws, rng)
-    near = roughly or target
-    climbed = modes_near(near, climbing, covariance)
-    climbed = climbed if others is None else joined(climbed, others(climbed.only([0])))
-    ridges, modes = ridges_from(near, climbed), apart_from_ridges(near, climbed)
-    starts.append(ridges.mixture.defended(ridges.mixture.as_one(WIDTHS[0])))
-    n_rounds = 0
+    near, around, n_unfinished, n_rounds = roughly or target, mixture_of(modes), 0, 0
+    starts = [around.wider(width) for width in WIDTHS]
     for attempt, n_searching in enumerate([*sizes, sizes[-1]]):
-        searches = [_search(target, start, ridges.mixture, n_searching, rng) for start in starts]
+        searches = [_search(target, start, around, n_searching, rng) for start in starts]
         n_rounds += sum(found.n_rounds for found in searches)
         ended = [found.proposal for found in searches]
-        proposals = [proposal.defended(ridges.mixture) for proposal in ended]
+        proposals = [proposal.defended(around) for proposal in ended]
         drawn = _drawn(target, proposals, n_draws, rng, complete)
         coverage = _together(target, proposals, modes, drawn, rng, complete is not None)
         is_last = attempt >= len(sizes) - 1
@@ -238,34 +219,25 @@ def cover(
             added = _drawn(target, proposals, n_more, rng, complete)
             drawn = [before.and_also(after) for before, after in zip(drawn, added, strict=True)]
             coverage = _together(target, proposals, modes, drawn, rng, complete is not None)
-        coverage = coverage._replace(n_rounds=n_rounds, n_unfinished=ridges.n_unfinished)
+        coverage = coverage._replace(n_rounds=n_rounds, n_unfinished=n_unfinished)
         if coverage.walks.n_leaving:
             ended.append(fit_mixture(coverage.walks.points, rng).stretched())
         elif coverage.is_reliable or is_last:
             break
-        if elsewhere is not None and len((more := elsewhere()).height):
-            reached = max(modes.height[0], near(Mixture.of(ended).means).max())
-            if more.height[0] > reached + HIGHER:
-                around = Mixture.around(more.point[0], more.covariance[0]).draw(len(draws), rng)
-                anew = cover(
-                    target, around, n_draws, rng, partial(joined, joined(climbed, more)),
-                    complete=complete, roughly=roughly, sizes=sizes,
-                )  # fmt: skip
-                return anew._replace(n_rounds=anew.n_rounds + n_rounds)
-            climbed = joined(climbed, more)
-            ridges, modes = ridges_from(near, climbed), apart_from_ridges(near, climbed)
-            ended.append(ridges.mixture)
-        elsewhere = None  # nothing new would be found there a second time
+        if attempt == 0:
+            ridges = ridges_from(near, modes)
+            around, n_unfinished = ridges.mixture, ridges.n_unfinished
+            ended.append(around)
         starts = [Mixture.of(ended).without_the_least()] * len(starts)
     return coverage
 
 
-def _search(target: LogDensity, start: Mixture, ridges: Mixture, n_draws: int, rng) -> Search:
-    """Search from a start, or from the ridges where the target is zero at all of its draws."""
+def _search(target: LogDensity, start: Mixture, around: Mixture, n_draws: int, rng) -> Search:
+    """Search from a start, or from the modes where the target is zero at all of its draws."""
     try:
         return search(target, start, n_draws, rng)
     except ImpossibleError:
-        return search(target, ridges, n_draws, rng)
+        return search(target, around, n_draws, rng)
 
 
 def _lacking(coverage: Coverage, n_draws: int, is_last: bool) -> int:
@@ -279,28 +251,14 @@ def _lacking(coverage: Coverage, n_draws: int, is_last: bool) -> int:
 
 
 def search_once(
-    target: LogDensity, draws: NDArray[np.float64], n_draws: int, rng: np.random.Generator
+    target: LogDensity, modes: Local, n_draws: int, rng: np.random.Generator
 ) -> Weighted:
     """Return weighted draws of a single search, from all starts of :func:`cover` at once."""
-    starts, climbing, covariance = _wider(target, draws, rng)
-    modes = modes_near(target, climbing, covariance)
-    start = Mixture.of([*starts, ridges_from(target, modes).mixture])
+    around = mixture_of(modes)
+    start = Mixture.of([around.wider(width) for width in WIDTHS])
     proposal = search(target, start, DRAWS[0], rng).proposal
     points = proposal.draw(n_draws, rng)
     return weigh(points, target(points) - proposal.log_density(points))
-
-
-def _wider(target: LogDensity, draws: NDArray[np.float64], rng: np.random.Generator):
-    """Return proposals wider than draws, the best of these to climb from, and their covariance."""
-    mean, covariance = draws.mean(axis=0), np.atleast_2d(np.cov(draws.T))
-    some = rng.permutation(draws)[:TRIED]
-    heights = target(some)
-    if not np.isfinite(heights).any():
-        some, heights = draws, target(draws)
-    check_possible(heights)
-    climbing = some[np.argsort(-heights)[:CLIMBERS]]
-    starts = [Mixture.around(mean, width**2 * covariance) for width in WIDTHS]
-    return starts, climbing, covariance
 
 
 class Drawn(NamedTuple):

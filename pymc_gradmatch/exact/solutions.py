@@ -20,7 +20,9 @@ from pytensor.tensor import TensorVariable
 from pymc_gradmatch._pymc import EVALUATE_ONCE, in_numpy, random_ancestors
 from pymc_gradmatch.gp import StateGPs, is_states
 from pymc_gradmatch.model import Constraint, constraints, equations, known_starts
-from pymc_gradmatch.ode import ODE, Solver, in_words
+from pymc_gradmatch.ode import ODE, Solution, Solver, in_words
+
+type Wrt = Sequence[tuple[bool, ...]]
 
 
 class Solutions:
@@ -251,14 +253,55 @@ class Solutions:
         solved = self._solved_by(odes[number], t[0], t, gp.levels_of(x0), theta[..., 0, :])
         return gp.states_of(solved)
 
+    def linearised(
+        self, levels: Sequence[NDArray[np.float64]], theta: Sequence[NDArray[np.float64]], wrt: Wrt
+    ) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+        """Integrate each ODE on its grid with its derivatives by x(t0) and parameters.
+
+        Parameters
+        ----------
+        levels, theta : sequence of array
+            As for :meth:`solve`, but levels of x(t0).
+        wrt : sequence of tuple of bool
+            Of each ODE: by which levels of x(t0), then by which parameters.
+
+        Returns
+        -------
+        list of (array, array)
+            Levels of each, ``(draw, ..., time, state)``, and their derivatives, with one more axis
+            for those that were asked for; NaN where an integration failed.
+        """
+        solved = []
+        for odes, constraint, x0, parameters, by in zip(
+            self._levels, self.constraints, levels, theta, wrt, strict=True
+        ):
+            gp = constraint.gp
+            flat = np.broadcast_to(parameters[..., 0, :], (*x0.shape[:-1], parameters.shape[-1]))
+            if not isinstance(gp, StateGPs):
+                solution = self._solution(odes[0], gp.t, x0, flat, by)
+                solved.append((solution.x, solution.sensitivities))
+                continue
+            shape = len(x0), *gp.t.shape, x0.shape[-1]
+            x, sensitivities = np.empty(shape), np.empty((*shape, sum(by)))
+            for of in _alike(odes, gp.t, gp.t):
+                one = self._solution(odes[of[0]], gp.t[of[0]], x0[:, of], flat[:, of], by)
+                x[:, of] = one.x.reshape(len(x0), len(of), *one.x.shape[1:])
+                sensitivities[:, of] = one.sensitivities.reshape(*x[:, of].shape, sum(by))
+            solved.append((x, sensitivities))
+        return solved
+
     def _solved_by(self, ode: ODE, first: float, t, x0, theta) -> NDArray[np.float64]:
         """Return solutions at some times, of starts at a first one that need not be among them."""
         whole = t if t[0] == first else np.append(first, t)
-        solve = Solver(ode.equations(), whole)
+        solution = self._solution(ode, whole, x0, theta)
+        return solution.x[:, -len(t) :].reshape(*x0.shape[:-1], len(t), x0.shape[-1])
+
+    def _solution(self, ode: ODE, t, x0, theta, wrt: tuple[bool, ...] | None = None) -> Solution:
+        solve = Solver(ode.equations(wrt), t)
         solution = solve(x0.reshape(-1, x0.shape[-1]), theta.reshape(-1, theta.shape[-1]))
         self.n_solutions += len(solution.ended)
         self.failures.update({why: len(draws) for why, draws in in_words(solution.ended).items()})
-        return solution.x[:, -len(t) :].reshape(*x0.shape[:-1], len(t), x0.shape[-1])
+        return solution
 
 
 def _levels_of_each(odes: Sequence[ODE]) -> list[ODE]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +13,7 @@ from scipy.signal import find_peaks
 
 from pymc_gradmatch.arguments import check_counts
 from pymc_gradmatch.exact.experiments import Separate, cover_experiments, exact_posterior
+from pymc_gradmatch.exact.climb import modes_of
 from pymc_gradmatch.exact.importance import Weighted, reliable_k
 from pymc_gradmatch.exact.modes import newton
 from pymc_gradmatch.exact.posterior import ExactPosterior
@@ -547,9 +547,10 @@ def integrate_check(
         if isinstance(target, Separate):
             found, apart = cover_experiments(target, _center(target, draws), n_draws, rng, say)
         else:
-            say("searching: independent searches from around the draws")
-            others = partial(target.modes_from_prior, rng=rng)
-            found, apart = cover(target, draws, n_draws, rng, others), None
+            say("climbing from the draws, and from draws of the prior")
+            climbed = modes_of(target, rng, draws)
+            say("searching: independent searches from around the modes")
+            found, apart = cover(target, climbed.modes, n_draws, rng), None
         say("drawing")
         return judge(target, draws, found, n_draws, rng, apart)
 

@@ -11,6 +11,7 @@ from pymc_gradmatch.model.build import (
     fit_states,
     keep_observations,
     preset_of,
+    unfitted_model,
 )
 from pymc_gradmatch.model.constraint import (
     Constraint,
@@ -77,6 +78,7 @@ __all__ = [
     "start_in",
     "start_priors",
     "total_of",
+    "unfitted_model",
     "warn_of_other_data",
     "where_impossible",
 ]

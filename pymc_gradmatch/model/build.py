@@ -4,7 +4,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple, TypedDict, Unpack
+from typing import Any, ClassVar, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 import pymc as pm
@@ -50,6 +50,8 @@ from pymc_gradmatch.gp import (
 )
 from pymc_gradmatch.model.constraint import (
     GradientMatchingODE,
+    add_unmatched,
+    check_known,
     check_labels,
     check_ode,
     check_start,
@@ -65,7 +67,7 @@ from pymc_gradmatch.model.likelihood import (
     with_noise,
 )
 from pymc_gradmatch.model.priors import climbing_priors, parameters_of
-from pymc_gradmatch.model.refinement import recentre, refine, refine_together
+from pymc_gradmatch.model.refinement import grid_of, recentre, refine, refine_together
 from pymc_gradmatch.model.start import Start, add_start, add_starts, is_known_start, of_experiment
 from pymc_gradmatch.ode import ODE, Input
 from pymc_gradmatch.reporting import reporting
@@ -117,6 +119,9 @@ class Preset:
     sigma: Any = "fixed"
     parameterization: Parameterization = "centered"
     state_box: float | None = None
+
+    is_matched: ClassVar[bool] = True
+    """Whether states match slopes: what they are in the exact posterior is the solution."""
 
     @property
     def noise(self) -> Any:
@@ -233,6 +238,28 @@ class RefinedPreset(Preset):
             grid=self.grid, random_seed=rng, progressbar=progressbar,
         )  # fmt: skip
         return PreparedTogether(gps, gamma if self.gamma is None else self.gamma, start)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnfittedPreset(RefinedPreset):
+    """The data and the grid alone: all that the exact posterior has of Gaussian processes."""
+
+    is_matched: ClassVar[bool] = False
+
+    def fit(self, data: Data, rng: np.random.Generator) -> StateGP:
+        """Return Gaussian processes that no data have been used for."""
+        return unfitted(data)
+
+    def prepare(self, ode: ODE, gp: StateGP, *others) -> Prepared:
+        """Lay out the rule's grid; a given one stands."""
+        grid = grid_of(gp) if self.grid is None else self.grid
+        return Prepared(gp.with_grid(grid).with_breaks(ode.jumps, *ode.steps), self.gamma, {})
+
+    def prepare_together(self, odes: Sequence[ODE], gps: StateGPs, *others) -> PreparedTogether:
+        """Lay out the grids of several experiments."""
+        each = zip(odes, gps.members, strict=True)
+        members = [self.prepare(ode, gp).gp for ode, gp in each]
+        return PreparedTogether(gps.of_members(members), self.gamma, {})
 
 
 PRESETS = {"fgpgm": Preset(), "refined": RefinedPreset()}
@@ -408,7 +435,43 @@ def build_model(
     >>> [variable.name for variable in model.observed_RVs]
     ['lost', 'gradient_match']
     """
-    chosen = preset_of(preset, settings)
+    return written(
+        preset_of(preset, settings), settings, ode, t, y, priors=priors, experiments=experiments,
+        likelihood=likelihood, scales=scales, inputs=inputs, start=start, gp=gp,
+        random_seed=random_seed, progressbar=progressbar,
+    )  # fmt: skip
+
+
+def unfitted_model(
+    ode: ODE, t=None, y=None, *, settings: Mapping[str, Any], **given: Any
+) -> pm.Model:
+    """Write the model of :func:`build_model` with Gaussian processes that are not fitted.
+
+    For the exact posterior, which is the same: data, priors and likelihood make it.
+    """
+    preset_of("refined", settings)
+    kept = {name: value for name, value in settings.items() if value is not None}
+    return written(replace(UnfittedPreset(), **kept), settings, ode, t, y, **given)
+
+
+def written(
+    chosen: Preset,
+    settings: Mapping[str, Any],
+    ode: ODE,
+    t: ArrayLike | SharedVariable | None = None,
+    y: ArrayLike | SharedVariable | None = None,
+    *,
+    priors: Mapping[str, TensorVariable] | Callable[[], Mapping[str, TensorVariable]],
+    experiments: Mapping[str, Experiment] | Sequence[Experiment] | None = None,
+    likelihood: LikelihoodFunction | None = None,
+    scales: Mapping[str, float] | None = None,
+    inputs: Mapping[str, Input | Callable] | None = None,
+    start: Mapping[str, Any] | None = None,
+    gp: StateGP | None = None,
+    random_seed: int | np.random.Generator | None = None,
+    progressbar: bool = True,
+) -> pm.Model:
+    """Write the model of :func:`build_model` with the settings of a preset."""
     check_ode(ode)
     if experiments is not None:
         singular = {"t": t, "y": y, "likelihood": likelihood, "gp": gp}
@@ -501,13 +564,17 @@ def build_model(
     levels = start_of(gp)
     states = gp.states_of(levels)
     with reporting(WRITING, enabled=progressbar):
-        check_start(model, ode, states, priors, gp, [gamma, sigma], [*to_come.values()])
-        if told is not None:
-            _check_possible(told, model, [priors[n] for n in ode.params], gp.at_times(levels))
+        theta = [priors[n] for n in ode.params]
+        if chosen.is_matched:
+            check_start(model, ode, states, priors, gp, [gamma, sigma], [*to_come.values()])
+            if told is not None:
+                _check_possible(told, model, theta, gp.at_times(levels))
+            unit = [np.float64(1)] * len(ode.params)
+            GradientMatchingODE.dist(ode, gp.states_of(gp.prior_mean), unit, gp=gp, gamma=gamma)
+        else:
+            check_known(model, [*theta, sigma], [*to_come.values()])
         if chosen.state_box is not None:
             _check_box(chosen.state_box, (levels - gp.mean) / gp.scale)
-        unit = [np.float64(1)] * len(ode.params)
-        GradientMatchingODE.dist(ode, gp.states_of(gp.prior_mean), unit, gp=gp, gamma=gamma)
 
     with model:
         theta = {n: registered(model, n, priors[n]) for n in ode.params}
@@ -531,7 +598,10 @@ def build_model(
         else:
             likelihood(*ode.by_name(gp.at_times(x), theta))
         add_start((name["start"], name["start_prior"]), known, gp, x, theta)
-        GradientMatchingODE(name["gradient_match"], ode, x, theta, gp=gp, gamma=gamma)
+        if chosen.is_matched:
+            GradientMatchingODE(name["gradient_match"], ode, x, theta, gp=gp, gamma=gamma)
+        else:
+            add_unmatched(name["gradient_match"], ode, x, theta, gp)
     return model
 
 
@@ -626,9 +696,12 @@ def _build_together(
     check_coords(model, coords)
     states = gp.states_of(start_of(gp))
     with reporting(WRITING, enabled=progressbar):
-        check_start(home, ode, states, made, gp, [gamma, sigma], [*to_come.values()])
-        unit = [np.float64(1)] * len(ode.params)
-        GradientMatchingODE.dist(ode, gp.states_of(gp.prior_mean), unit, gp=gp, gamma=gamma)
+        if chosen.is_matched:
+            check_start(home, ode, states, made, gp, [gamma, sigma], [*to_come.values()])
+            unit = [np.float64(1)] * len(ode.params)
+            GradientMatchingODE.dist(ode, gp.states_of(gp.prior_mean), unit, gp=gp, gamma=gamma)
+        else:
+            check_known(home, [*made.values(), sigma], [*to_come.values()])
 
     with model:
         add_coords(model, labels)
@@ -659,7 +732,10 @@ def _build_together(
                 with pm.Model(name=label):
                     likelihood(*ode.by_name(own, of_experiment(theta, ode, number)))
         add_starts((name["start"], name["start_prior"]), [c.known for c in checked], gp, x, theta)
-        GradientMatchingODE(name["gradient_match"], ode, x, theta, gp=gp, gamma=gamma)
+        if chosen.is_matched:
+            GradientMatchingODE(name["gradient_match"], ode, x, theta, gp=gp, gamma=gamma)
+        else:
+            add_unmatched(name["gradient_match"], ode, x, theta, gp)
     return model
 
 
@@ -1029,7 +1105,7 @@ def _refuse_shared(y):
         raise TypeError(msg)
 
 
-def _check_given_gp(gp: StateGP, data: Data, settings: Settings):
+def _check_given_gp(gp: StateGP, data: Data, settings: Mapping[str, Any]):
     if settings.get("cov") is not None or settings.get("shared") is not None:
         msg = "gp is given, and so is cov or shared; a given gp has its kernels already."
         raise ValueError(msg)

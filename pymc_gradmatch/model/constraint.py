@@ -255,18 +255,9 @@ def check_start(
         Distributions that are about to join the model.
     """
     x, theta = pt.as_tensor(x), [pt.as_tensor(value) for value in ode.ordered_params(theta)]
+    check_known(model, [x, *theta, *others], to_come)
     written = _on_grid(ode, gp)
     f = written(gp.t, x, parameters_of_each(theta, gp, ode.params))
-    drawn = [f, *(other for other in others if isinstance(other, Variable))]
-    stray = random_ancestors(drawn, [*model.basic_RVs, *to_come])
-    stray += [parent for rv in to_come for parent in random_parents(rv, model.basic_RVs)]
-    if stray:
-        msg = (
-            f"states, parameters, gamma or sigma depend on {len(stray)} random variables that are "
-            "not in the model, such as pm.HalfNormal.dist(5); expected named ones: "
-            'pm.HalfNormal("alpha", 5).'
-        )
-        raise ValueError(msg)
     varying = {"the states": x} | {
         name: value
         for name, value in zip(ode.params, theta, strict=True)
@@ -297,6 +288,20 @@ def check_start(
         msg = (
             f"the right-hand side is finite, but its derivative by {', '.join(bad)} is not, "
             f"{advice} A power such as x ** k has none at x < 0."
+        )
+        raise ValueError(msg)
+
+
+def check_known(model: pm.Model, given: Sequence, to_come: Sequence[TensorVariable]):
+    """Raise if graphs, or distributions that are about to join a model, have others behind them."""
+    drawn = [graph for graph in given if isinstance(graph, Variable)]
+    stray = random_ancestors(drawn, [*model.basic_RVs, *to_come])
+    stray += [parent for rv in to_come for parent in random_parents(rv, model.basic_RVs)]
+    if stray:
+        msg = (
+            f"states, parameters, gamma or sigma depend on {len(stray)} random variables that are "
+            "not in the model, such as pm.HalfNormal.dist(5); expected named ones: "
+            'pm.HalfNormal("alpha", 5).'
         )
         raise ValueError(msg)
 
@@ -552,6 +557,21 @@ class GradientMatchingODE(pm.Continuous):
             basis.variances > 0,
             msg="A + gamma I is positive definite, gamma > 0",
         )
+
+
+def add_unmatched(name: str, ode: ODE, x: TensorVariable, theta, gp: StateGP):
+    """Say which ODE states obey, with no mismatch: for the exact posterior, which has none."""
+    model = pm.modelcontext(None)
+    values = parameters_of_each(ode.ordered_params(theta), gp, ode.params)
+    if isinstance(gp, StateGPs):
+        values = [pt.broadcast_to(value, (len(gp.names), 1)) for value in values]
+    shape = gp.prior_mean.mT.shape
+    basis = Spectrum(pt.eye(shape[-1])[None], pt.ones(shape))  # graphs, that nobody evaluates
+    rv = GradientMatchingODERV.rv_op(x, x, _in_one(values), *basis, ode=ode, gp=gp)
+    dims = dims_of(model, x)
+    match = model.register_rv(rv, name, observed=np.zeros(gp.prior_mean.shape), dims=dims)
+    label_states(model, ode, dims)
+    remember_data(match, model)
 
 
 def is_constraint(rv) -> bool:

@@ -1033,6 +1033,13 @@ def _alone(constraint: Constraint) -> StateGP:
     return unfitted(gp.data).with_grid(gp.t).with_breaks(ode.jumps, *ode.steps)
 
 
+def grid_of(gp: StateGP) -> int | NDArray[np.float64]:
+    """Return the rule's grid for the times of the data."""
+    counts = gp.data.counted
+    steps = _steps_per_gap(REFINED, counts[-1] - counts[0])
+    return _divided(gp.t_observed, counts, steps)
+
+
 def _steps_per_gap(settings: RefinedSettings, n_gaps: float) -> int:
     fewest, most = ceil(settings.shortest / n_gaps), round(settings.longest / n_gaps)
     return max(fewest, min(settings.steps, most))

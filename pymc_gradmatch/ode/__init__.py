@@ -9,7 +9,7 @@ outside, and :func:`check_ode` looks at an ODE before it is fitted.
 from pymc_gradmatch.ode.check import ODECheck, check_ode
 from pymc_gradmatch.ode.inputs import Input
 from pymc_gradmatch.ode.node import Solve
-from pymc_gradmatch.ode.solve import OUT_OF_STEPS, TOLERANCE, Solver, in_words
+from pymc_gradmatch.ode.solve import OUT_OF_STEPS, TOLERANCE, Solution, Solver, in_words
 from pymc_gradmatch.ode.system import ODE, in_experiments, named
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "TOLERANCE",
     "Input",
     "ODECheck",
+    "Solution",
     "Solve",
     "Solver",
     "check_ode",

@@ -1,0 +1,239 @@
+r"""Modes of the exact posterior: climbs from many draws of its prior, side by side.
+
+Each climb is Levenberg and Marquardt's: with gradient g and Hessian -H at a point, in
+coordinates in which H has a unit diagonal, and the eigenvectors v and eigenvalues w of H there,
+
+.. math:: \delta = \sum_k \frac{v_k^T g}{|w_k| + \lambda} v_k
+
+for several dampings :math:`\lambda` at once, of which the best is kept.
+
+Which modes there are nobody knows beforehand.  So draws are climbed from until their ends repeat:
+of modes that matter, the share that a single climb reached estimates the chance that one more
+climb ends at another that is still unknown [1]_.
+
+References
+----------
+.. [1] Good, I. J. (1953). The population frequencies of species and the estimation of population
+   parameters. *Biometrika* 40.
+"""
+
+from typing import NamedTuple, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pymc_gradmatch.exact.modes import APART, Local, distance, joined
+
+DAMPINGS = np.array([0.0, 1 / 16, 1.0, 16.0])  # tried at once, in units of the last one
+FIRST, SMALLEST, LARGEST = 0.1, 1e-6, 1e8  # dampings
+NARROWEST = 1e-8  # width of a prior
+WIDEST = 1e3  # widths of the prior, that a standard deviation is at most
+FLATTEST = 1e-6  # eigenvalue of H with a unit diagonal
+MOST_STEPS = 60
+SETTLED, PATIENCE = 0.01, 3  # rise of the log density, and steps that bring less, at the end
+SCREENED = 1_000  # draws of the prior
+FIRST_CLIMBS, MOST_CLIMBS = 16, 256  # half from the likeliest draws, half from any others
+UNKNOWN = 0.05  # chance that one more climb ends at an unknown mode
+MATTERS = 0.005  # share of the evidence, from which on a mode counts
+
+
+class Expansion(NamedTuple):
+    """A log density to second order at points, ``(point,)``, ``(point, n)``, ``(point, n, n)``."""
+
+    height: NDArray[np.float64]
+    gradient: NDArray[np.float64]
+    hessian: NDArray[np.float64]
+
+    def only(self, chosen) -> Self:
+        """Return some of the points."""
+        return type(self)(*(values[chosen] for values in self))
+
+
+class Density(Protocol):
+    """A log density that can be expanded, and whose prior can be drawn from."""
+
+    def __call__(self, phi: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Evaluate it at points."""
+        ...
+
+    def expanded(self, phi: NDArray[np.float64], widths: NDArray[np.float64]) -> Expansion:
+        """Expand it at points."""
+        ...
+
+    def drawn(self, n: int, rng: np.random.Generator) -> NDArray[np.float64]:
+        """Draw from its prior."""
+        ...
+
+
+class Axes(NamedTuple):
+    """The principal axes of a log density at points, columns of W; z along them."""
+
+    factor: NDArray[np.float64]
+    """W, shape ``(point, n, n)``: scaled to a unit diagonal of H."""
+    curvature: NDArray[np.float64]
+    """Eigenvalues of H, shape ``(point, n)``."""
+    gradient: NDArray[np.float64]
+    """By z, shape ``(point, n)``."""
+
+    @classmethod
+    def of(cls, at: Expansion, widths: NDArray[np.float64]) -> "Axes":
+        """Decompose an expansion, if it is finite."""
+        diagonal = -np.diagonal(at.hessian, axis1=1, axis2=2)
+        scale = 1 / np.sqrt(np.maximum(np.abs(diagonal), np.square(1 / (WIDEST * widths))))
+        curvature, axes = np.linalg.eigh(-at.hessian * scale[:, :, None] * scale[:, None, :])
+        factor = scale[:, :, None] * axes
+        return cls(factor, curvature, np.einsum("pij,pi->pj", factor, at.gradient))
+
+    def moves(self, damping: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return a step for each of some dampings, ``(point, damping, n)``."""
+        bend = np.maximum(np.abs(self.curvature), FLATTEST)
+        z = self.gradient[:, None] / (bend[:, None] + damping[..., None])
+        return np.einsum("pij,pdj->pdi", self.factor, z)
+
+    @property
+    def to_gain(self) -> NDArray[np.float64]:
+        """What a step to the top of the parabola brings, along all axes."""
+        bend = np.maximum(np.abs(self.curvature), FLATTEST)
+        return 0.5 * (np.square(self.gradient) / bend).sum(axis=1)
+
+
+def climb(target: Density, points: NDArray[np.float64], widths: NDArray[np.float64]) -> Local:
+    """Climb from points to modes.
+
+    Parameters
+    ----------
+    target : Density
+        The log density.
+    points : array of float
+        Shape ``(point, n)``, of positive density.
+    widths : array of float
+        Of the prior, in each coordinate.
+
+    Returns
+    -------
+    Local
+        Where climbs ended, but for those that came where the density cannot be expanded.
+    """
+    points, at = points.copy(), Expansion(*map(np.array, target.expanded(points, widths)))
+    damping, patience = np.full(len(points), FIRST), np.full(len(points), PATIENCE)
+    going = np.arange(len(points))
+    for _ in range(MOST_STEPS):
+        going = going[_is_finite(at.only(going)) & (patience[going] > 0)]
+        axes = Axes.of(at.only(going), widths)
+        goes_on = (axes.to_gain > SETTLED / 10) & (damping[going] < LARGEST)
+        going, axes = going[goes_on], Axes(*(values[goes_on] for values in axes))
+        if not len(going):
+            break
+        tried = damping[going, None] * DAMPINGS
+        moved = points[going, None] + axes.moves(tried)
+        heights = target(moved.reshape(-1, moved.shape[-1])).reshape(tried.shape)
+        best, rows = heights.argmax(axis=1), np.arange(len(going))
+        rise = heights[rows, best] - at.height[going]
+        rises = rise > 0
+        least = np.maximum(tried[rows, best], tried[:, 1])
+        damping[going] = np.maximum(np.where(rises, least, 64 * damping[going]), SMALLEST)
+        patience[going] = np.where(rise > SETTLED, PATIENCE, patience[going] - rises)
+        going_up = going[rises]
+        points[going_up] = moved[rows, best][rises]
+        if len(going_up):
+            for values, new in zip(at, target.expanded(points[going_up], widths), strict=True):
+                values[going_up] = new
+    known = _is_finite(at)
+    return _local(points[known], at.only(known), widths)
+
+
+def _is_finite(at: Expansion) -> NDArray[np.bool_]:
+    parts = np.isfinite(at.height), np.isfinite(at.gradient).all(axis=1)
+    return parts[0] & parts[1] & np.isfinite(at.hessian).all(axis=(1, 2))
+
+
+def _local(points: NDArray[np.float64], at: Expansion, widths: NDArray[np.float64]) -> Local:
+    """Return points with coordinates in which the curvature is plus or minus one."""
+    axes = Axes.of(at, widths)
+    bend = 1 / np.sqrt(np.maximum(np.abs(axes.curvature), FLATTEST))
+    hessian = -np.sign(axes.curvature)[:, :, None] * np.eye(points.shape[1])
+    return Local(points, at.height, axes.factor * bend[:, None], axes.gradient * bend, hessian)
+
+
+class Found(NamedTuple):
+    """The modes that climbs came to."""
+
+    modes: Local
+    """The highest first."""
+    reached: NDArray[np.int64]
+    """How many climbs ended at each."""
+    n_climbs: int
+    widths: NDArray[np.float64]
+    """Of the prior, in each coordinate."""
+    ends: Local
+    """Where all climbs ended."""
+
+    @property
+    def unknown(self) -> float:
+        """The chance that one more climb ends at a mode that matters and is not known."""
+        total = self.reached.sum()
+        return float((self.reached == 1).sum() / total) if total else 1.0
+
+    def climbing_from(self, target: Density, points: NDArray[np.float64]) -> Self:
+        """Return what is found with climbs from further points."""
+        more = climb(target, points, self.widths)
+        ends = Local(*map(np.concatenate, zip(self.ends, more, strict=True)))
+        return type(self).among(ends, self.n_climbs + len(points), self.widths)
+
+    @classmethod
+    def among(cls, ends: Local, n_climbs: int, widths: NDArray[np.float64]) -> Self:
+        """Return the distinct modes among ends of climbs."""
+        arrived = ends.only(ends.has_arrived)
+        modes = joined(arrived if len(arrived.height) else ends)
+        share = np.exp(modes.log_evidence - modes.log_evidence.max())
+        modes = modes.only(share > MATTERS)
+        pairs = zip(modes.factor, modes.point, strict=True)
+        away = np.stack([distance(factor, ends.point - point) for factor, point in pairs])
+        nearest = away.argmin(axis=0)[away.min(axis=0) < APART]
+        reached = np.bincount(nearest, minlength=len(modes.height))
+        return cls(modes, reached, n_climbs, widths, ends)
+
+
+def modes_of(
+    target: Density, rng: np.random.Generator, near: NDArray[np.float64] | None = None
+) -> Found | None:
+    """Climb from draws of the prior until the ends repeat, or climbs are many.
+
+    Parameters
+    ----------
+    target : Density
+        The log density.
+    rng : numpy.random.Generator
+        Source of the draws.
+    near : array of float, optional
+        Other points, such as draws of another posterior, shape ``(point, n)``: the likeliest
+        few of them are climbed from, too.
+
+    Returns
+    -------
+    Found or None
+        None, where the density is zero at all draws.
+    """
+    drawn = target.drawn(SCREENED, rng)
+    low, high = np.quantile(drawn, [0.16, 0.84], axis=0)
+    widths = np.maximum((high - low) / 2, NARROWEST)
+    found = None
+    while found is None or (found.unknown > UNKNOWN and found.n_climbs < MOST_CLIMBS):
+        n_next = FIRST_CLIMBS if found is None else found.n_climbs
+        if found is not None:
+            drawn = target.drawn(SCREENED, rng)
+        heights = target(drawn)
+        possible = np.flatnonzero(np.isfinite(heights))
+        if not len(possible):
+            break
+        by_height = possible[np.argsort(-heights[possible])]
+        likeliest, others = by_height[: n_next // 2], rng.permutation(by_height[n_next // 2 :])
+        points = drawn[np.append(likeliest, others[: n_next // 2])]
+        if found is None and near is not None:
+            some = rng.permutation(near)[:SCREENED]
+            points = np.concatenate([points, some[np.argsort(-target(some))[: FIRST_CLIMBS // 2]]])
+        if found is None:
+            found = Found.among(climb(target, points, widths), len(points), widths)
+        else:
+            found = found.climbing_from(target, points)
+    return found
