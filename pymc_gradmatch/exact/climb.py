@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from pymc_gradmatch.exact.modes import APART, Local, distance, joined
+from pymc_gradmatch.exact.modes import APART, Local, distance, distinct
 
 DAMPINGS = np.array([0.0, 1 / 16, 1.0, 16.0])  # tried at once, in units of the last one
 FIRST, SMALLEST, LARGEST = 0.1, 1e-6, 1e8  # dampings
@@ -33,7 +33,9 @@ MOST_STEPS = 60
 SETTLED, PATIENCE = 0.01, 3  # rise of the log density, and steps that bring less, at the end
 SCREENED = 1_000  # draws of the prior
 FIRST_CLIMBS, MOST_CLIMBS = 16, 256  # half from the likeliest draws, half from any others
-UNKNOWN = 0.05  # chance that one more climb ends at an unknown mode
+NEAR = 20.0  # log evidence below the most, from which on there may be others like it that count
+SELDOM = 3  # climbs that end at a maximum; fewer say that there are more such maxima
+UNKNOWN = 0.05  # chance that one more climb ends at one of these
 MATTERS = 0.005  # share of the evidence, from which on a mode counts
 
 
@@ -158,40 +160,55 @@ def _local(points: NDArray[np.float64], at: Expansion, widths: NDArray[np.float6
 class Found(NamedTuple):
     """The modes that climbs came to."""
 
-    modes: Local
-    """The highest first."""
-    reached: NDArray[np.int64]
-    """How many climbs ended at each."""
-    n_climbs: int
-    widths: NDArray[np.float64]
-    """Of the prior, in each coordinate."""
     ends: Local
     """Where all climbs ended."""
+    widths: NDArray[np.float64]
+    """Of the prior, in each coordinate."""
+    maxima: Local
+    """The distinct points at which climbs arrived, the highest first."""
+    reached: NDArray[np.int64]
+    """How many climbs ended at each of these."""
+
+    @classmethod
+    def of(cls, ends: Local, widths: NDArray[np.float64]) -> Self:
+        """Tell the ends of climbs apart."""
+        arrived = ends.only(ends.has_arrived) if ends.has_arrived.any() else ends
+        maxima = arrived.only(distinct(arrived, APART))
+        pairs = zip(maxima.factor, maxima.point, strict=True)
+        away = np.stack([distance(factor, arrived.point - point) for factor, point in pairs])
+        nearest = away.argmin(axis=0)
+        return cls(ends, widths, maxima, np.bincount(nearest, minlength=len(maxima.height)))
+
+    def within(self, fall: float) -> NDArray[np.intp]:
+        """Return the places of maxima of which the log evidence is not so far below the most."""
+        log_evidence = self.maxima.log_evidence
+        is_highest = np.arange(len(log_evidence)) == 0
+        return np.flatnonzero((log_evidence > log_evidence.max() - fall) | is_highest)
+
+    @property
+    def counting(self) -> NDArray[np.intp]:
+        """The places of maxima that hold a share of the posterior worth speaking of."""
+        return self.within(-np.log(MATTERS))
+
+    @property
+    def modes(self) -> Local:
+        """The maxima that count."""
+        return self.maxima.only(self.counting)
 
     @property
     def unknown(self) -> float:
-        """The chance that one more climb ends at a mode that matters and is not known."""
-        total = self.reached.sum()
-        return float((self.reached == 1).sum() / total) if total else 1.0
+        """The chance that one more climb ends at a maximum like those seldom reached.
 
-    def climbing_from(self, target: Density, points: NDArray[np.float64]) -> Self:
+        Of those so high that their like may count.
+        """
+        reached = self.reached[self.within(NEAR)]
+        return float(reached[reached < SELDOM].sum() / self.reached.sum())
+
+    def with_climbs(self, target: Density, points: NDArray[np.float64]) -> Self:
         """Return what is found with climbs from further points."""
         more = climb(target, points, self.widths)
         ends = Local(*map(np.concatenate, zip(self.ends, more, strict=True)))
-        return type(self).among(ends, self.n_climbs + len(points), self.widths)
-
-    @classmethod
-    def among(cls, ends: Local, n_climbs: int, widths: NDArray[np.float64]) -> Self:
-        """Return the distinct modes among ends of climbs."""
-        arrived = ends.only(ends.has_arrived)
-        modes = joined(arrived if len(arrived.height) else ends)
-        share = np.exp(modes.log_evidence - modes.log_evidence.max())
-        modes = modes.only(share > MATTERS)
-        pairs = zip(modes.factor, modes.point, strict=True)
-        away = np.stack([distance(factor, ends.point - point) for factor, point in pairs])
-        nearest = away.argmin(axis=0)[away.min(axis=0) < APART]
-        reached = np.bincount(nearest, minlength=len(modes.height))
-        return cls(modes, reached, n_climbs, widths, ends)
+        return type(self).of(ends, self.widths)
 
 
 def modes_of(
@@ -217,23 +234,24 @@ def modes_of(
     drawn = target.drawn(SCREENED, rng)
     low, high = np.quantile(drawn, [0.16, 0.84], axis=0)
     widths = np.maximum((high - low) / 2, NARROWEST)
-    found = None
-    while found is None or (found.unknown > UNKNOWN and found.n_climbs < MOST_CLIMBS):
-        n_next = FIRST_CLIMBS if found is None else found.n_climbs
-        if found is not None:
-            drawn = target.drawn(SCREENED, rng)
+    found, n_climbs = None, FIRST_CLIMBS
+    while True:
         heights = target(drawn)
         possible = np.flatnonzero(np.isfinite(heights))
         if not len(possible):
-            break
+            return found
         by_height = possible[np.argsort(-heights[possible])]
-        likeliest, others = by_height[: n_next // 2], rng.permutation(by_height[n_next // 2 :])
-        points = drawn[np.append(likeliest, others[: n_next // 2])]
-        if found is None and near is not None:
-            some = rng.permutation(near)[:SCREENED]
-            points = np.concatenate([points, some[np.argsort(-target(some))[: FIRST_CLIMBS // 2]]])
+        likeliest, others = by_height[: n_climbs // 2], rng.permutation(by_height[n_climbs // 2 :])
+        points = drawn[np.append(likeliest, others[: n_climbs // 2])]
         if found is None:
-            found = Found.among(climb(target, points, widths), len(points), widths)
+            if near is not None:
+                some = rng.permutation(near)[:SCREENED]
+                likely = np.argsort(-target(some))[: FIRST_CLIMBS // 2]
+                points = np.concatenate([points, some[likely]])
+            found = Found.of(climb(target, points, widths), widths)
         else:
-            found = found.climbing_from(target, points)
-    return found
+            found = found.with_climbs(target, points)
+        n_climbs = len(found.ends.height)
+        if found.unknown <= UNKNOWN or n_climbs >= MOST_CLIMBS:
+            return found
+        drawn = target.drawn(SCREENED, rng)

@@ -618,8 +618,7 @@ class Nested:
 
     def _drawn(self) -> NDArray[np.float64]:
         """Return draws of the prior."""
-        there = self.phi(self.home.at[None], self.home.mean[None])[0]
-        return self.target.from_prior(there, N_PRIOR, self.rng)[0]
+        return self.target.drawn(N_PRIOR, self.rng)
 
     def complete(
         self, shared: NDArray[np.float64], number: int = 0, n_inner: int = WEIGHING

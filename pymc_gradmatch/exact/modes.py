@@ -19,8 +19,7 @@ solutions of each as if there were no others.
 """
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,54 +103,16 @@ class Local(NamedTuple):
         return np.asarray(self.height + 0.5 * np.linalg.slogdet(self.covariance).logabsdet)
 
 
-class Around(NamedTuple):
-    """Log densities at points and around them, all of shape ``(point, ...)``.
-
-    Attributes
-    ----------
-    center : array of float
-        At the points.
-    ahead, behind : array of float
-        A move to one side and to the other, one column per move.
-    both_ahead, both_behind : array of float
-        Two moves at once, a column for each pair in the order of ``np.triu_indices(n, 1)``.
-    """
-
-    center: NDArray[np.float64]
-    ahead: NDArray[np.float64]
-    behind: NDArray[np.float64]
-    both_ahead: NDArray[np.float64]
-    both_behind: NDArray[np.float64]
-
-
-@runtime_checkable
-class LooksAround(Protocol):
-    """A log density with a cheaper way to its values around points than one by one."""
-
-    def around(self, points: NDArray[np.float64], moves: NDArray[np.float64]) -> Around:
-        """Evaluate around points ``(point, n)``, with moves ``(point, move, n)``."""
-        ...
-
-
-def around(target: LogDensity, points, moves) -> Around:
-    """Evaluate a log density at points and around them."""
-    if isinstance(target, LooksAround):
-        return target.around(points, moves)
-    n_points, n_moves, n = moves.shape
-    rows, columns = np.triu_indices(n_moves, 1)
-    both = moves[:, rows] + moves[:, columns]
-    steps = np.concatenate([np.zeros((n_points, 1, n)), moves, -moves, both, -both], axis=1)
-    height = target((points[:, None] + steps).reshape(-1, n)).reshape(n_points, -1)
-    center, *others = np.split(height, np.cumsum([1, n_moves, n_moves, len(rows)]), axis=1)
-    return Around(center[:, 0], *others)
-
-
 def look_around(target: LogDensity, point, factor) -> Local:
     """Find gradients and Hessians from differences, for all walkers at once."""
     n_walkers, n = point.shape
     rows, columns = np.triu_indices(n, 1)
-    center, ahead, behind, ahead_both, behind_both = around(target, point, STEP * factor.mT)
-    center = center[:, None]
+    moves = STEP * factor.mT
+    both = moves[:, rows] + moves[:, columns]
+    steps = np.concatenate([np.zeros((n_walkers, 1, n)), moves, -moves, both, -both], axis=1)
+    height = target((point[:, None] + steps).reshape(-1, n)).reshape(n_walkers, -1)
+    ends = np.cumsum([1, n, n, len(rows)])
+    center, ahead, behind, ahead_both, behind_both = np.split(height, ends, axis=1)
     hessian = np.zeros((n_walkers, n, n))
     with np.errstate(invalid="ignore"):  # where a solution fails the height is minus infinity
         gradient = (ahead - behind) / (2 * STEP)
@@ -243,71 +204,11 @@ def newton(target: LogDensity, points: NDArray[np.float64], covariance: NDArray)
     return rescaled(local)
 
 
-def modes_beside(target: LogDensity, points: NDArray[np.float64], mode: Local) -> Local:
-    """Climb from points to other modes than the one given, none far below the highest.
-
-    The highest first.  What a climb left on a slope is none, unless it is higher.
-    """
-    climbed = newton(target, points, mode.covariance[0])
-    top = int(np.argmax(climbed.height))
-    # The highest climbs on, and counts where it is higher, wherever it ends.
-    highest = newton(target, climbed.point[[top]], climbed.covariance[top])
-    climbed = climbed.put([top], highest)
-    apart = np.minimum(
-        *(distance(one.factor, climbed.point - mode.point) for one in (mode, climbed))
-    )
-    is_other = climbed.has_arrived & (apart > APART) & _matter(climbed, mode)
-    is_higher = (np.arange(len(points)) == top) & (climbed.height > mode.height + HIGHER)
-    modes = climbed.only(is_other | is_higher)
-    return modes.only(_distinct(modes, APART))
-
-
-def modes_from(target: LogDensity, mode: Local, draw: Callable[[], NDArray[np.float64]]) -> Local:
-    """Climb from draws to other modes than the one given.
-
-    Where there are any, from twice as many draws as well: of six modes so few climbs may miss one.
-
-    Parameters
-    ----------
-    target : callable
-        Maps points ``(point, n)`` to log densities.
-    mode : Local
-        The one that is known.
-    draw : callable
-        Returns points, of which the likeliest few are climbed from, but for those at modes
-        that are known.
-
-    Returns
-    -------
-    Local
-        All modes, the highest first.
-    """
-    found = mode
-    for attempt in range(ROUNDS):
-        drawn = draw()
-        known = zip(found.factor, found.point, strict=True)
-        away = [distance(factor, drawn - point) for factor, point in known]
-        drawn = drawn[np.min(away, axis=0) > APART]
-        if not len(drawn):
-            break
-        likeliest = drawn[np.argsort(-target(drawn))[: N_CLIMBS * 2**attempt]]
-        others = modes_beside(target, likeliest, found.only([0]))
-        found = joined(found, others)
-        if len(found.height) == 1:
-            break
-    return apart_from_ridges(target, found)
-
-
-def modes_near(target: LogDensity, points: NDArray[np.float64], covariance: NDArray) -> Local:
-    """Climb from points, and return where that ends, the highest first, none far below it."""
-    return joined(newton(target, points, covariance))
-
-
 def joined(*found: Local) -> Local:
     """Return the distinct of several modes, the highest first, none far below it."""
     modes = Local(*map(np.concatenate, zip(*found, strict=True)))
     modes = modes.only(np.isfinite(modes.height) & _matter(modes))
-    return modes.only(_distinct(modes, APART))
+    return modes.only(distinct(modes, APART))
 
 
 def _matter(modes: Local, *others: Local) -> NDArray[np.bool_]:
@@ -516,8 +417,6 @@ def ridges_from(target: LogDensity, modes: Local) -> Ridges:
     step climbs.  What they pass becomes a part of the mixture, with the
     covariance that the curvature there tells.
     """
-    # Which way a ridge bends is in the mixed derivatives that cheaper ways leave out.
-    by_values = partial(target)
     passed = [modes]
     n = modes.point.shape[1]
     lengths, axes = np.linalg.eigh(modes.covariance)
@@ -530,7 +429,7 @@ def ridges_from(target: LogDensity, modes: Local) -> Ridges:
     beyond, lowest = [], [modes.height]
     lowest_here = home.height
     for _ in range(STEPS):
-        there, steepness = _corrected(by_values, local, stride[:, None] * ahead, home)
+        there, steepness = _corrected(target, local, stride[:, None] * ahead, home)
         # A walk that comes nearer to its mode again is on its way back.
         farther = distance(home.factor, there.point - home.point)
         arrived = (farther > reach) & (there.height > local.height - FALL) & (steepness < STEEP)
@@ -557,10 +456,10 @@ def ridges_from(target: LogDensity, modes: Local) -> Ridges:
             break
     beyond.append(_log_evidence_beyond(local, ahead))
     met = Local(*map(np.concatenate, zip(*passed, strict=True)))
-    distinct = _distinct(met, BESIDE)
-    met = met.only(distinct)
+    apart = distinct(met, BESIDE)
+    met = met.only(apart)
     counts = np.concatenate(beyond) > logsumexp(met.log_evidence) + np.log(MATTERS)
-    return Ridges(mixture_of(met), int(counts.sum()), np.concatenate(lowest)[distinct])
+    return Ridges(mixture_of(met), int(counts.sum()), np.concatenate(lowest)[apart])
 
 
 def mixture_of(modes: Local) -> Mixture:
@@ -674,7 +573,7 @@ def distance(factor, move) -> NDArray[np.float64]:
     return np.linalg.norm(np.linalg.solve(factor, move[..., None])[..., 0], axis=-1)
 
 
-def _distinct(local: Local, apart: float) -> list[int]:
+def distinct(local: Local, apart: float) -> list[int]:
     """Return the places of points that are so many standard deviations apart, the best first."""
     chosen: list[int] = []
     for candidate in np.argsort(-local.height):

@@ -365,7 +365,7 @@ def fit(
                 there = _start(target, rng, progressbar=progressbar)
             if climbed is None:
                 _check_start(target, there)
-            climbed = climbed.climbing_from(target, there[None])
+            climbed = climbed.with_climbs(target, there[None])
         if isinstance(target, Separate):
             found, apart = cover_experiments(target, climbed.modes.point[0], n_draws, rng, say)
         else:

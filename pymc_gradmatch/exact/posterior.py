@@ -25,7 +25,6 @@ from pymc_gradmatch._pymc import (
 )
 from pymc_gradmatch.exact.climb import Expansion
 from pymc_gradmatch.exact.model import with_solutions
-from pymc_gradmatch.exact.modes import Around, Local, modes_from
 from pymc_gradmatch.exact.solutions import Solutions, compile_for_draws, with_draws
 from pymc_gradmatch.gp import behind_states
 from pymc_gradmatch.model import (
@@ -40,7 +39,6 @@ MOST_NUMBERS = 4_000_000  # of trajectories that are held at once
 N_PRIOR = 1_000  # draws of the prior, that tell how wide it is, or of which some are likely
 NOISES = (-3.0, -0.5)  # logarithms to base ten, of standard deviations of a state
 UNSEEN = (-1.0, 0.5)  # the same, of a state that is not observed
-WAYS = (-3.0, 0.0)  # the same, of the way from a point to a draw of the prior
 STEP = 1e-4  # of differences of a gradient, in widths of the prior
 FAR = 3.0  # from a point, in units of its coordinates or of itself, where a prior has no draws
 DISTANCES, FALLING = (5.0, 10.0, 30.0), 20.0  # in widths, and what a density falls by before
@@ -154,65 +152,16 @@ class ExactPosterior(Solutions):
                 (log_density[solved],) = self._log_density(*at_solved)
         return np.where(np.isfinite(log_density), log_density, -np.inf)
 
-    def around(self, points: NDArray[np.float64], moves: NDArray[np.float64]) -> Around:
-        r"""Evaluate the log density at points and around them, solving for single moves alone.
-
-        The trajectory after two moves is taken to be
-        :math:`x_{i+j} \approx x_i + x_j - x`, without the mixed second derivatives of the
-        solution, as in a Gauss-Newton Hessian; everything else is the density's own.
-        """
-        size = sum(x.get_value().size for x in self._x) * moves.shape[1]
-        n_chunks = min(max(1, -(-len(points) * size // MOST_NUMBERS)), len(points))
-        parts = [
-            self._around(*both)
-            for both in zip(
-                np.array_split(points, n_chunks), np.array_split(moves, n_chunks), strict=True
-            )
-        ]
-        return Around(*map(np.concatenate, zip(*parts, strict=True)))
-
-    def _around(self, points, moves) -> Around:
-        n_points, n_moves, n = moves.shape
-        steps = np.concatenate([np.zeros((n_points, 1, n)), moves, -moves], axis=1)
-        single = (points[:, None] + steps).reshape(-1, n)
-        u = self._split(single)
-        solved = self._solved(u)
-        center, ahead, behind = np.split(
-            self._heights(u, solved).reshape(n_points, -1), [1, 1 + n_moves], axis=1
-        )
-        levels = [
-            constraint.gp.levels_of(x).reshape(n_points, -1, *x.shape[1:])
-            for constraint, x in zip(self.constraints, solved, strict=True)
-        ]
-
-        def after_two(sign: int, rows, columns) -> NDArray[np.float64]:
-            moved = points[:, None] + sign * (moves[:, rows] + moves[:, columns])
-            moved, first = moved.reshape(-1, n), 1 if sign > 0 else 1 + n_moves
-            trajectories = []
-            for constraint, x in zip(self.constraints, levels, strict=True):
-                added = x[:, first + rows] + x[:, first + columns] - x[:, :1]
-                trajectories.append(constraint.gp.states_of(added.reshape(-1, *x.shape[2:])))
-            return self._heights(self._split(moved), trajectories).reshape(n_points, -1)
-
-        pairs = np.array(np.triu_indices(n_moves, 1))
-        size = n_points * sum(x[0, 0].size for x in levels)
-        chunks = np.array_split(pairs, max(1, -(-pairs.shape[1] * size // MOST_NUMBERS)), axis=1)
-        both = [
-            np.concatenate([after_two(sign, *chunk) for chunk in chunks], axis=1)
-            for sign in (1, -1)
-        ]
-        return Around(center[:, 0], ahead, behind, *both)
-
     def expanded(self, phi: NDArray[np.float64], widths: NDArray[np.float64]) -> Expansion:
-        r"""Expand the log density to second order at points, with the solution's sensitivities.
+        r"""Expand the log density to second order at points.
 
         .. math::
 
-            H = \nabla\nabla_u \log p(u, x) \Big|_{x = x(\phi) + S\, \delta\phi}
+            H = \nabla \nabla_{\delta} \log p(u + \delta, x + S \delta)
 
-        as Gauss and Newton: the density's own second derivatives by u and by the solution, which
-        is taken to be linear, without the solution's second derivatives.  The density's gradient
-        is exact; its second derivatives are differences of it.
+        as Gauss and Newton: with the second derivatives of the density by u and by the solution
+        x, of which S are the derivatives, but without the solution's own second ones.  They are
+        differences of the density's gradient, which is exact.
 
         Parameters
         ----------
@@ -223,71 +172,90 @@ class ExactPosterior(Solutions):
         """
         n_points, n = phi.shape
         step = STEP * widths
+        moved, solved = self._linearised(phi, step)
+        there = [
+            np.stack([x, *(x + sign * step[k] * by[:, k] for sign in (1, -1) for k in range(n))], 1)
+            for x, by in solved
+        ]
+        by_phi = [np.repeat(by, 1 + 2 * n, axis=0) for _, by in solved]
+        levels = [x.reshape(-1, *x.shape[2:]) for x in there]
+        height, gradient = self._with_gradient(moved.reshape(-1, n), levels, by_phi)
+        height, gradient = (
+            a.reshape(n_points, 1 + 2 * n, *a.shape[1:]) for a in (height, gradient)
+        )
+        hessian = _slopes(gradient, step)
+        return Expansion(height[:, 0], gradient[:, 0], (hessian + hessian.mT) / 2)
+
+    def with_gradient(
+        self, phi: NDArray[np.float64], widths: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Evaluate the log density and its gradient at points; see :meth:`expanded`."""
+        _, solved = self._linearised(phi, STEP * widths)
+        return self._with_gradient(phi, *zip(*solved, strict=True))
+
+    def _linearised(
+        self, phi, step
+    ) -> tuple[NDArray[np.float64], list[tuple[NDArray[np.float64], NDArray[np.float64]]]]:
+        """Return points and those a step away from them, and solutions with their derivatives.
+
+        Points of shape ``(point, 1 + 2 n, n)``; levels of solutions, ``(point, ..., time, state)``,
+        and their derivatives by the coordinates, ``(point, n, ..., time, state)``.
+        """
+        n_points, n = phi.shape
         moves = np.concatenate([np.zeros((1, n)), np.diag(step), -np.diag(step)])
-        u = self._split((phi[:, None] + moves).reshape(-1, n))
-        theta, starts, _ = self._at(u)
-        theta = [one.reshape(n_points, 1 + 2 * n, *one.shape[1:]) for one in theta]
-        levels = [
-            constraint.gp.levels_of(x0).reshape(n_points, 1 + 2 * n, *x0.shape[1:])
-            for constraint, x0 in zip(self.constraints, starts, strict=True)
-        ]
-
-        def slopes(values: NDArray[np.float64]) -> NDArray[np.float64]:
-            ahead, behind = values[:, 1 : n + 1], values[:, n + 1 :]
-            with np.errstate(invalid="ignore"):
-                return (ahead - behind) / (2 * step.reshape(n, *(1,) * (values.ndim - 2)))
-
-        by_theta = [slopes(one[..., 0, :]) for one in theta]
-        by_start = [slopes(one) for one in levels]
-        by = []
-        for number, (of_start, of_theta) in enumerate(zip(by_start, by_theta, strict=True)):
-            varies = [
-                (one != 0).any(axis=tuple(range(one.ndim - 1))) for one in (of_start, of_theta)
+        moved = phi[:, None] + moves
+        theta, starts, _ = self._at(self._split(moved.reshape(-1, n)))
+        starts = [c.gp.levels_of(x0) for c, x0 in zip(self.constraints, starts, strict=True)]
+        theta, starts = (
+            [one.reshape(n_points, 1 + 2 * n, *one.shape[1:]) for one in each]
+            for each in (theta, starts)
+        )
+        given = []
+        for x0, parameters, varies in zip(starts, theta, self._varying, strict=True):
+            of_start, of_theta = _slopes(x0, step), _slopes(parameters[..., 0, :], step)
+            of_theta = np.broadcast_to(of_theta, (*of_start.shape[:-1], of_theta.shape[-1]))
+            given.append(np.concatenate([of_start, of_theta], axis=-1))
+            varies |= (given[-1] != 0).any(axis=tuple(range(given[-1].ndim - 1)))
+        solved = self.linearised(
+            [x0[:, 0] for x0 in starts], [one[:, 0] for one in theta],
+            [tuple(varies.tolist()) for varies in self._varying],
+        )  # fmt: skip
+        with np.errstate(all="ignore"):
+            return moved, [
+                (x, np.einsum("p...tkd,pn...d->pn...tk", sensitivities, by[..., varies]))
+                for (x, sensitivities), by, varies in zip(solved, given, self._varying, strict=True)
             ]
-            self._varying[number] |= np.concatenate(varies)
-            by.append(tuple(self._varying[number].tolist()))
-        at_points = [one[:, 0] for one in levels], [one[:, 0] for one in theta]
-        states, projections = [], []
+
+    def _with_gradient(
+        self, phi, levels, by_phi
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the log density, and its gradient by the coordinates, from solutions."""
+        n_points, n = phi.shape
+        u = self._split(phi)
         with np.errstate(all="ignore"):
-            solved = self.linearised(*at_points, by)
-            for constraint, (x, sensitivities), of_start, of_theta, mask in zip(
-                self.constraints, solved, by_start, by_theta, by, strict=True
+            states = [c.gp.states_of(x) for c, x in zip(self.constraints, levels, strict=True)]
+            height, *by = with_draws(self._gradient(*u, *states), self._gradient_graphs, n_points)
+            own = [one.reshape(n_points, -1) for one in by[: len(u)]]
+            gradient = np.concatenate(own, axis=1)
+            for constraint, by_states, x, slopes in zip(
+                self.constraints, by[len(u) :], states, by_phi, strict=True
             ):
-                shape = (*of_start.shape[:-1], of_theta.shape[-1])
-                given = np.concatenate([of_start, np.broadcast_to(of_theta, shape)], axis=-1)
-                # Of each coordinate: (point, coordinate, ..., time, state).
-                by_phi = np.einsum("p...tkd,pn...d->pn...tk", sensitivities, given[..., [*mask]])
-                moved = by_phi * step.reshape(n, *(1,) * (x.ndim - 1))
-                there = np.concatenate([x[:, None], x[:, None] + moved, x[:, None] - moved], axis=1)
-                states.append(constraint.gp.states_of(there))
-                shape = there.shape[2:]
-                positive = np.broadcast_to(constraint.gp.data.positive, shape)
-                projections.append((by_phi, np.where(positive, states[-1], 1.0)))
-            flat = [x.reshape(-1, *x.shape[2:]) for x in states]
-            height, *gradients = self._gradient(*u, *flat)
-        height = np.broadcast_to(height, n_points * (1 + 2 * n)).reshape(n_points, -1)[:, 0]
-        n_values = len(self._values)
-        own = [
-            np.broadcast_to(one, (len(u[0]), *given.shape[1:])).reshape(n_points, 1 + 2 * n, -1)
-            for one, given in zip(gradients[:n_values], u, strict=True)
-        ]
-        gradient = np.concatenate(own, axis=-1)
-        with np.errstate(all="ignore"):
-            for one, (by_phi, by_level) in zip(gradients[n_values:], projections, strict=True):
-                by_x = np.broadcast_to(one, (len(u[0]), *by_level.shape[2:]))
-                by_x = by_x.reshape(by_level.shape) * by_level
-                flat_phi, flat_x = (a.reshape(*a.shape[:2], -1) for a in (by_phi, by_x))
-                gradient = gradient + flat_x @ flat_phi.mT
-        hessian = slopes(gradient)
-        return Expansion(height, gradient[:, 0], (hessian + hessian.mT) / 2)
+                is_log = np.broadcast_to(constraint.gp.data.positive, x.shape[1:])
+                by_levels = (by_states * np.where(is_log, x, 1.0)).reshape(n_points, -1)
+                gradient += np.einsum("px,pnx->pn", by_levels, slopes.reshape(n_points, n, -1))
+        return height, gradient
 
     @cached_property
-    def _gradient(self) -> Callable:
+    def _gradient_graphs(self) -> list:
         """The log density and its gradient by the values and by the states."""
         inputs: list[Any] = [*self._values, *self._x]
         total = total_of([*self.single_terms.values()])
         gradient: Any = pytensor.grad(total, inputs, disconnected_inputs="ignore")
-        return compile_for_draws(inputs, [total, *gradient])
+        return [total, *gradient]
+
+    @cached_property
+    def _gradient(self) -> Callable:
+        return compile_for_draws([*self._values, *self._x], self._gradient_graphs)
 
     def integrated(self, phi: NDArray[np.float64]) -> Integrated:
         """Return what the points are, and the solutions from there."""
@@ -345,7 +313,8 @@ class ExactPosterior(Solutions):
         ``posterior_predictive`` where a likelihood cannot be drawn from.
         """
         u = self._split(phi)
-        trajectories = self._solved(u)
+        distinct, back = np.unique(phi, axis=0, return_inverse=True)  # resampled ones repeat
+        trajectories = [x[back] for x in self._solved(self._split(distinct))]
         values = self._before_solving(u)
         values |= dict(zip(self.states, trajectories, strict=True))
         values |= self._made_of_states(u, trajectories)
@@ -504,32 +473,6 @@ class ExactPosterior(Solutions):
         instead = pytensor.function([], own, mode=EVALUATE_ONCE)()
         return [np.where(np.isfinite(p), p, one) for p, one in zip(parts, instead, strict=True)]
 
-    def from_prior(self, phi: NDArray[np.float64], n: int, rng) -> tuple[NDArray, NDArray]:
-        """Return points with all but x(t0) drawn from their priors, and such on the way from phi.
-
-        x(t0) is near that of phi.  How near, and how far on the way, is drawn as well, evenly
-        on the logarithmic scale.
-        """
-        n_others = self._n_others
-        there, starts = np.split(phi, [sum(int(np.prod(s)) for s in self._shapes[:n_others])])
-        try:
-            graphs = self._coordinate_graphs(self.start_graphs)[:n_others]
-            drawn = draws_of(graphs, n, rng)
-            values = np.concatenate([np.reshape(part, (n, -1)) for part in drawn], axis=1)
-            possible = np.isfinite(values).all(axis=1)  # nor have all numbers a logarithm
-        except NO_DRAWS:
-            values, possible = np.empty((n, len(there))), np.zeros(n, dtype=bool)
-        scatter = FAR * (1 + np.abs(there))
-        n_impossible = n - possible.sum()
-        values[~possible] = there + scatter * rng.normal(size=(n_impossible, len(there)))
-        sparse = [np.broadcast_to(c.gp.data.is_sparse, c.gp.mean.shape) for c in self.constraints]
-        is_unseen = np.array(self.of_starts(sparse), dtype=bool)
-        nearest, farthest = np.where(is_unseen[:, None], UNSEEN, NOISES).T
-        noise = 10 ** (nearest + (farthest - nearest) * rng.random((n, 1)))
-        starts = starts + noise * rng.normal(size=(n, len(starts)))
-        on_the_way = there + 10 ** rng.uniform(*WAYS, (n, 1)) * (values - there)
-        return np.hstack([values, starts]), np.hstack([on_the_way, starts])
-
     def drawn(self, n: int, rng: np.random.Generator) -> NDArray[np.float64]:
         """Return draws of the prior, x(t0) near where it was seen, if it was.
 
@@ -557,10 +500,6 @@ class ExactPosterior(Solutions):
             by_data = is_default | (~is_unseen & (np.arange(n)[:, None] % 2 == 0))
             phi[:, -n_of_start:] = np.where(by_data, near, phi[:, -n_of_start:])
         return phi
-
-    def modes_from_prior(self, mode: Local, rng) -> Local:
-        """Climb from the likeliest draws of the prior to all modes that they lead to."""
-        return modes_from(self, mode, lambda: self.from_prior(mode.point[0], N_PRIOR, rng)[0])
 
     def endless(self, point: NDArray[np.float64], widths: NDArray[np.float64]) -> list[str]:
         """Return the coordinates of flat prior along which the density does not fall off.
@@ -656,6 +595,14 @@ def _to_be_given(constraint: Constraint, *_) -> TensorVariable:
     """Return data of the shape of the states, in whose place solutions are put."""
     shape = constraint.gp.prior_mean.shape
     return pytensor.shared(np.zeros(shape), shape=shape)
+
+
+def _slopes(values: NDArray[np.float64], step: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return differences of values at points and a step away, ``(point, 1 + 2 n, ...)``."""
+    n = len(step)
+    with np.errstate(invalid="ignore"):
+        change = values[:, 1 : n + 1] - values[:, n + 1 :]
+        return change / (2 * step.reshape(n, *(1,) * (values.ndim - 2)))
 
 
 def _check_continuous(free: Sequence):

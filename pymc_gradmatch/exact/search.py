@@ -44,7 +44,6 @@ TIME = 6.0  # of a walk: what takes a standard deviation of the draws to be pass
 MOST_STEPS = 200
 FIRST_STEP, SHORTEST_STEP = 0.5, 0.01
 KEPT = 0.8  # mean acceptance after two steps
-DIFFERENCE = 0.02  # for gradients, in standard deviations
 ENERGY = 3.0  # that a walk may lose by its steps
 FEWEST_TELLING = 12  # walks that do not lose it at once, with fewer of which a seal says so
 CHANCE = 1e-3  # that walks within the target are taken for ones that leave
@@ -444,15 +443,12 @@ class Hamiltonian:
 
     def __init__(self, target: LogDensity, factor: NDArray[np.float64]):
         self.target, self.factor = target, factor
-        self.moves = DIFFERENCE * np.stack([factor.mT, -factor.mT], axis=1)
+        self.widths = np.sqrt(np.square(factor).sum(axis=2).mean(axis=0))
 
     def gradient(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return central differences; nothing where the density is zero beside a point."""
-        n_walkers, n = points.shape
-        beside = (points[:, None, None] + self.moves).reshape(-1, n)
-        ahead, behind = self.target(beside).reshape(n_walkers, 2, n).swapaxes(0, 1)
-        with np.errstate(invalid="ignore"):
-            slopes = (ahead - behind) / (2 * DIFFERENCE)
+        """Return the gradient by z; nothing where the density is zero."""
+        _, by = self.target.with_gradient(points, self.widths)
+        slopes = np.einsum("wij,wi->wj", self.factor, by)
         return np.where(np.isfinite(slopes).all(axis=1, keepdims=True), slopes, 0.0)
 
     def trajectory(

@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 from scipy.signal import find_peaks
 
 from pymc_gradmatch.arguments import check_counts
+from pymc_gradmatch.exact.climb import climb, modes_of
 from pymc_gradmatch.exact.experiments import Separate, cover_experiments, exact_posterior
-from pymc_gradmatch.exact.climb import modes_of
 from pymc_gradmatch.exact.importance import Weighted, reliable_k
-from pymc_gradmatch.exact.modes import newton
 from pymc_gradmatch.exact.posterior import ExactPosterior
 from pymc_gradmatch.exact.search import ERRORS, FEWEST_TELLING, WALKERS, Coverage, Modes, cover
 from pymc_gradmatch.gp import Residuals, StateGP, StateGPs, unexplained
@@ -636,14 +635,14 @@ def glance(model: pm.Model, posterior: xr.Dataset) -> Glance:
         if draws.shape[1] > MOST_COORDINATES:
             return _uncompared(f"it has {draws.shape[1]} unknowns. {ADVICE}")
         mean = draws.mean(axis=0)
-        local = newton(target, mean[None], np.cov(draws.T).reshape(len(mean), len(mean)))
+        local = climb(target, mean[None], draws.std(axis=0))
     except KeyboardInterrupt:
         return _uncompared(f"stopped by Ctrl-C. {ADVICE}")
     except ValueError as error:
         return _uncompared(str(error))
     except Exception as error:  # a likelihood that nobody foresaw; the draws come first
         return _uncompared(f"{type(error).__name__}: {error}")
-    if not np.isfinite(local.height).all():
+    if not len(local.height) or not np.isfinite(local.height).all():
         text = "The ODE cannot be integrated from the mean of the matched posterior."
         return Glance(f"{text} {ADVICE}", is_suspicious=True)
     exact_sd = np.sqrt(np.diagonal(local.covariance[0]))
