@@ -1,13 +1,13 @@
 # What the package offers: the lazy door in __init__.py reads it, and so do type checkers.
 from . import datasets
 from .checks import GammaSelection, GridCheck, grid_check, select_gamma
-from .exact import Fit, IntegrateCheck, exact_model, fit, integrate_check, predict
+from .exact import IntegrateCheck, exact_model, integrate_check, predict
 from .gp import Experiment, StateGP, StateGPs, derivatives, fit_gp, kernels
 from .model import GradientMatchingODE, build_model, recentre, refine
 from .ode import ODE, Input, ODECheck, check_ode
 from .paper import sample_fgpgm, systems
 from .plots import plot_gp_fit, plot_gradient_match, plot_states, plot_verdict
-from .sampling import find_map, fit_many, sample
+from .sampling import Fit, find_map, fit, fit_many, sample
 
 __version__: str
 

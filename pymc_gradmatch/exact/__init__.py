@@ -7,7 +7,6 @@
 
 from pymc_gradmatch.exact.importance import Mixture, Weighted, fit_mixture, gather, repeated
 from pymc_gradmatch.exact.model import exact_model
-from pymc_gradmatch.exact.one_call import Fit, fit
 from pymc_gradmatch.exact.posterior import ExactPosterior
 from pymc_gradmatch.exact.solutions import Solutions, predict, with_draws
 from pymc_gradmatch.exact.verdict import (
@@ -23,14 +22,12 @@ __all__ = [
     "UNCHECKED",
     "UNCOMPARED",
     "ExactPosterior",
-    "Fit",
     "IntegrateCheck",
     "Mixture",
     "Solutions",
     "Weighted",
     "check_n_draws",
     "exact_model",
-    "fit",
     "fit_mixture",
     "gather",
     "glance",

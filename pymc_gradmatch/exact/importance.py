@@ -13,7 +13,7 @@ from scipy.special import gammaln, logsumexp
 DEGREES = 7  # tails of the proposal: heavier than most posteriors', with a finite kurtosis
 MAX_ROUNDS, ADAPTING_ROUNDS = 30, 12
 SMALL_ROUNDS, SMALL_ROUND = 30, 500  # of a dear target, and the draws of each
-ENOUGH = 0.2  # effective draws, as a share of a round's, at which a proposal is left as it is
+ENOUGH = 100  # effective draws of a round, at which a proposal is left as it is
 PER_COORDINATE = 10  # effective draws that a mean and a covariance are estimated from
 AT_LEAST = 0.1  # effective draws, as a share of a round's, that a proposal is fitted to
 MOST_PARTS = 16
@@ -310,9 +310,7 @@ def search(target: LogDensity, start: Mixture, n_draws: int, rng: np.random.Gene
         pool.add(latest, points, height)
         if own.is_reliable:
             reliable.append((own.n_effective, latest))
-        if (own.is_reliable and own.n_effective > ENOUGH * n_draws) or len(
-            reliable
-        ) == MAX_RELIABLE:
+        if (own.is_reliable and own.n_effective > ENOUGH) or len(reliable) == MAX_RELIABLE:
             break
         chosen, weights = pool.chosen(n_draws, rng)
         if has_parts:

@@ -282,6 +282,13 @@ class ExactPosterior(Solutions):
         """Names of the value variables that it is a density of."""
         return [value.name for value in self._values]
 
+    def natural(self, phi: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+        """Return the free variables of the exact model at a point, by name."""
+        free = self._exact.replace_rvs_by_values([self._exact[name] for name in self._free])
+        values = compile_for_draws(self._values, free)(*self._split(phi[None]))
+        arrays = with_draws(values, free, 1)
+        return {name: array[0] for name, array in zip(self._free, arrays, strict=True)}
+
     def variables(self, phi: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
         """Return what points determine, by name: parameters, x(t0), all else, the trajectories."""
         u = self._split(phi)

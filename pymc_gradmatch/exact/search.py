@@ -32,6 +32,8 @@ from pymc_gradmatch.exact.modes import (
 
 WIDTHS = (1.0, 2.0)  # of first proposals, in standard deviations at the modes
 DRAWS = (1_000, 6_000, 6_000)
+EACH = 100  # the same, for each coordinate, if that is more
+EFFECTIVE = 400  # draws of the result, at least
 MORE = 4  # times as many draws of the result, at most, where their errors are all it lacks
 AMPLE = 1.5  # times as many as these errors ask for, which are estimates
 ERRORS = 4.0  # Monte Carlo standard errors that agreement allows for
@@ -144,9 +146,14 @@ class Coverage(NamedTuple):
         return self.coarseness <= 1
 
     @property
-    def is_coarse(self) -> bool:
-        """Whether nothing but these errors stands in the way."""
-        return self.weighted.is_reliable and self.agrees and not self.is_precise
+    def lacks_draws(self) -> bool:
+        """Whether more draws would do: they are few, and nothing else stands in the way."""
+        return self.weighted.is_reliable and self.agrees and self.shortage > 1
+
+    @property
+    def shortage(self) -> float:
+        """How many times as many draws it takes for small errors, and effective ones."""
+        return max(AMPLE * self.coarseness**2, EFFECTIVE / self.weighted.n_effective)
 
     @property
     def is_reliable(self) -> bool:
@@ -172,6 +179,7 @@ def cover(
     complete: Complete | None = None,
     roughly: LogDensity | None = None,
     sizes: Sequence[int] = DRAWS,
+    chains: Callable[[], NDArray[np.float64]] | None = None,
 ) -> Coverage:
     """Search for a target from its modes, twice, and compare what is found.
 
@@ -198,6 +206,9 @@ def cover(
     sizes : sequence of int
         Draws of a round of each search, in turn, where the searches disagree; the last
         once more, where walks alone object.
+    chains : callable, optional
+        Returns draws of the target by another sampler, for where the first searches fail: the
+        next ones start from these in the place of ridges.
 
     Returns
     -------
@@ -206,7 +217,8 @@ def cover(
     """
     near, around, n_unfinished, n_rounds = roughly or target, mixture_of(modes), 0, 0
     starts = [around.wider(width) for width in WIDTHS]
-    for attempt, n_searching in enumerate([*sizes, sizes[-1]]):
+    for attempt, least in enumerate([*sizes, sizes[-1]]):
+        n_searching = max(least, EACH * modes.point.shape[1])
         searches = [_search(target, start, around, n_searching, rng) for start in starts]
         n_rounds += sum(found.n_rounds for found in searches)
         ended = [found.proposal for found in searches]
@@ -214,7 +226,7 @@ def cover(
         drawn = _drawn(target, proposals, n_draws, rng, complete)
         coverage = _together(target, proposals, modes, drawn, rng, complete is not None)
         is_last = attempt >= len(sizes) - 1
-        while coverage.is_coarse and (n_more := _lacking(coverage, n_draws, is_last)):
+        while coverage.lacks_draws and (n_more := _lacking(coverage, n_draws, is_last)):
             added = _drawn(target, proposals, n_more, rng, complete)
             drawn = [before.and_also(after) for before, after in zip(drawn, added, strict=True)]
             coverage = _together(target, proposals, modes, drawn, rng, complete is not None)
@@ -223,7 +235,9 @@ def cover(
             ended.append(fit_mixture(coverage.walks.points, rng).stretched())
         elif coverage.is_reliable or is_last:
             break
-        if attempt == 0:
+        if attempt == 0 and chains is not None:
+            ended = [around := fit_mixture(chains(), rng)]
+        elif attempt == 0:
             ridges = ridges_from(near, modes)
             around, n_unfinished = ridges.mixture, ridges.n_unfinished
             ended.append(around)
@@ -240,12 +254,12 @@ def _search(target: LogDensity, start: Mixture, around: Mixture, n_draws: int, r
 
 
 def _lacking(coverage: Coverage, n_draws: int, is_last: bool) -> int:
-    """Return how many more draws their errors ask for, up to four times as many in all.
+    """Return how many more draws are wanted, up to four times as many in all.
 
     Where these would not do, a better proposal will, as long as there is another attempt.
     """
     n = len(coverage.weighted.weights)
-    wanted, most = int(AMPLE * coverage.coarseness**2 * n), MORE * n_draws
+    wanted, most = int(coverage.shortage * n) + 1, MORE * n_draws
     return 0 if wanted > most and not is_last else min(wanted, most) - n
 
 

@@ -9,7 +9,17 @@ are side by side in memory or in a file (``stack``), fitted by joblib (``paralle
 
 from pymc_gradmatch.sampling.many import fit_many
 from pymc_gradmatch.sampling.nuts import find_map, sample
+from pymc_gradmatch.sampling.one_call import Fit, fit
 from pymc_gradmatch.sampling.parallel import in_parallel, reason
 from pymc_gradmatch.sampling.posterior import sample_side_by_side
 
-__all__ = ["find_map", "fit_many", "in_parallel", "reason", "sample", "sample_side_by_side"]
+__all__ = [
+    "Fit",
+    "find_map",
+    "fit",
+    "fit_many",
+    "in_parallel",
+    "reason",
+    "sample",
+    "sample_side_by_side",
+]

@@ -16,7 +16,6 @@ from functools import cache
 from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
-import nutpie
 import pymc as pm
 import pytensor
 import pytensor.tensor as pt
@@ -251,6 +250,8 @@ class NativeDensity:
             progress[:] = chains
             steps.append(max(chain.latest_num_steps for chain in chains))
             progress_callback(chains)
+
+        import nutpie  # here: it is large, and fits by importance sampling do without it
 
         run = nutpie.sample(
             model,

@@ -23,11 +23,11 @@ References
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import arviz as az
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 import xarray as xr
+from arviz_stats import rhat
 from numpy.typing import NDArray
 from pytensor.graph.traversal import ancestors
 from scipy.linalg import solve_triangular
@@ -366,7 +366,7 @@ def agree(chains: NDArray[np.float64]) -> bool:
     if len(chains) == 1:
         half = chains.shape[1] // 2
         chains = chains[0, : 2 * half].reshape(2, half, -1)
-    return bool((az.rhat(chains) - 1 < max(AGREED, CHANCE / chains.shape[1])).all())
+    return bool((rhat(chains) - 1 < max(AGREED, CHANCE / chains.shape[1])).all())
 
 
 def _gathered(

@@ -11,13 +11,13 @@ from functools import partial
 from threading import Lock
 from typing import Any, Self
 
-import arviz as az
 import numpy as np
-import nutpie
 import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 import xarray as xr
+from arviz_base import dict_to_dataset
+from arviz_stats import ess
 from numpy.typing import NDArray
 from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.traversal import ancestors
@@ -322,8 +322,10 @@ class CompiledPosterior:
 
     def _dataset(self, u: NDArray[np.float64], chain: NDArray) -> xr.Dataset:
         """Return points of shape ``(chain, draw, n)`` as the model's variables."""
+        import nutpie  # here: it is large
+
         named = {dim: np.array(v) for dim, v in self.model.coords.items() if v is not None}
-        return az.dict_to_dataset(
+        return dict_to_dataset(
             self.variables(u),
             coords=named | {"chain": chain},
             dims=self.model.named_vars_to_dims,
@@ -337,7 +339,7 @@ class CompiledPosterior:
         if self.split.n_monomials == 0 or n_chains * n_draws < ENOUGH_PILOTS * n_curved:
             return True
         along = q[..., : n_curved + int(self.split.is_held.sum())]
-        enough = (az.ess(along) >= n_chains * min(EFFECTIVE, n_draws / 10)).all()
+        enough = (ess(along) >= n_chains * min(EFFECTIVE, n_draws / 10)).all()
         return bool(enough) and agree(along)
 
     def variables(self, u: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:

@@ -23,7 +23,7 @@ from pymc_gradmatch._pymc import (
     without_traces,
 )
 from pymc_gradmatch.arguments import yielding
-from pymc_gradmatch.exact.climb import UNKNOWN, modes_of
+from pymc_gradmatch.exact.climb import UNKNOWN, Found, modes_of
 from pymc_gradmatch.exact.experiments import (
     Separate,
     cover_experiments,
@@ -63,10 +63,14 @@ from pymc_gradmatch.model import (
 from pymc_gradmatch.numerics import on_one_thread, one_at_a_time
 from pymc_gradmatch.ode import ODE, Input
 from pymc_gradmatch.reporting import Verdict, reporting
+from pymc_gradmatch.sampling.nuts import sample
 
 if TYPE_CHECKING:
     from arviz import PlotCollection
 
+MANY = 15  # unknowns, from which on NUTS takes over where searches fail
+N_CHAINED = 500  # draws of each of its chains
+ROUGHLY = 1e-6  # relative tolerance of their solutions; their draws are weighted by exact ones
 HARDLY = 0.7  # of the prior's width, that a posterior has where the data tell next to nothing
 MOST_NAMED = 4  # entries of x(t0) in one sentence
 UNSEEN = "It says nothing of modes that no search reached."
@@ -189,6 +193,27 @@ class Fit(Verdict):
             "observed": data if data in self.idata["observed_data"].dataset else None,
         }
         return plot_states(self.idata, **given | kwargs)
+
+
+class Chains:
+    """Chains of NUTS on the exact model, from a mode, run when first asked for."""
+
+    def __init__(self, target: ExactPosterior, climbed: Found, rng: np.random.Generator):
+        self.target, self.climbed, self.rng = target, climbed, rng
+
+    @cached_property
+    def idata(self) -> xr.DataTree:
+        """The draws, as :func:`~pymc_gradmatch.sample` returns them."""
+        exact = exact_model(self.target.model, rtol=ROUGHLY)
+        for name, value in self.target.natural(self.climbed.modes.point[0]).items():
+            start_at(exact[name], value)
+        return sample(
+            N_CHAINED, model=exact, cores=1, random_seed=self.rng.spawn(1)[0], progressbar=False
+        )
+
+    def phi(self) -> NDArray[np.float64]:
+        """Return the draws of all chains in coordinates."""
+        return self.target.coordinates(self.idata["posterior"].dataset)
 
 
 @one_at_a_time
@@ -370,7 +395,12 @@ def fit(
             found, apart = cover_experiments(target, climbed.modes.point[0], n_draws, rng, say)
         else:
             say("searching: independent searches from around the modes")
-            found, apart = cover(target, climbed.modes, n_draws, rng), {}
+            chains = Chains(target, climbed, rng)
+            is_large = len(target.names) >= MANY and len(climbed.modes.height) == 1
+            found = cover(
+                target, climbed.modes, n_draws, rng, chains=chains.phi if is_large else None
+            )
+            apart = {}
         say("drawing")
         weighted = found.weighted
         drawn = weighted.resampled(n_draws, rng)
