@@ -772,7 +772,7 @@ def _apart(nested: Nested, center: Center, rng) -> dict[str, float]:
     for number, name in enumerate(nested.target.experiments):
         mean, factor = center.mean[number], center.factor[number]
         density = nested.alone(number, center.at, center.mean)
-        alone = search_once(density, newton(density, mean[None], factor @ factor.T), 1_000, rng)
+        alone = search_once(density, newton(density, mean[None], factor @ factor.T), PILOTS, rng)
         ours = weights[0, :, number]
         log_z = logsumexp(ours) - np.log(CHECKING)
         share = np.exp(ours - logsumexp(ours))

@@ -1,7 +1,6 @@
 """Importance sampling from mixtures that move to their target, and what says that they cover it."""
 
 from collections.abc import Callable, Iterator
-from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -11,9 +10,8 @@ from scipy.cluster.vq import kmeans2
 from scipy.special import gammaln, logsumexp
 
 DEGREES = 7  # tails of the proposal: heavier than most posteriors', with a finite kurtosis
-MAX_ROUNDS, ADAPTING_ROUNDS = 30, 12
+MAX_ROUNDS = 16
 SMALL_ROUNDS, SMALL_ROUND = 30, 500  # of a dear target, and the draws of each
-ENOUGH = 100  # effective draws of a round, at which a proposal is left as it is
 PER_COORDINATE = 10  # effective draws that a mean and a covariance are estimated from
 AT_LEAST = 0.1  # effective draws, as a share of a round's, that a proposal is fitted to
 MOST_PARTS = 16
@@ -22,7 +20,6 @@ ADAPTING_STEPS, MEMORY = 3, 2  # draws per coordinate that a part's present shap
 SMALL = 0.1
 NEXT_TO_NOTHING = 0.05  # of the mean share of a part
 BLOCK = 200_000  # numbers at once, which a processor's cache holds
-MAX_RELIABLE = 5  # rounds with a reliable k, of which the best is taken
 STRETCH = 2.5
 DEFENCE = 0.15
 FITTED = 3_000  # draws that a mixture is fitted to
@@ -221,6 +218,16 @@ class Pool:
         """Logs of the weights."""
         return self._height - logsumexp(self._densities, axis=0) + np.log(len(self.proposals))
 
+    @property
+    def weighted(self) -> Weighted:
+        """The draws with their weights."""
+        return weigh(self.points, self.log_ratio)
+
+    @property
+    def mixture(self) -> Mixture:
+        """The mixture of all proposals."""
+        return Mixture.of(self.proposals)
+
     def chosen(self, n_draws: int, rng: np.random.Generator) -> tuple[NDArray, NDArray]:
         """Return draws to fit the next proposal to, by weights flattened as need be, and these.
 
@@ -253,13 +260,21 @@ def check_possible(log_densities: NDArray[np.float64]):
 
 
 class Search(NamedTuple):
-    """Where a search for the target ended."""
+    """A search for the target."""
 
+    pool: Pool
+    """All of its draws."""
     proposal: Mixture
-    n_rounds: int
+    """The proposal of which the draws had the best weights."""
 
 
-def search(target: LogDensity, start: Mixture, n_draws: int, rng: np.random.Generator) -> Search:
+def search(
+    target: LogDensity,
+    start: Mixture,
+    n_draws: int,
+    n_effective: float,
+    rng: np.random.Generator,
+) -> Search:
     r"""Move a mixture from where it starts to where the target is.
 
     Each round draws from the present mixture :math:`q_r` and weighs the draws of
@@ -281,14 +296,10 @@ def search(target: LogDensity, start: Mixture, n_draws: int, rng: np.random.Gene
         The first proposal, wider than the target.
     n_draws : int
         Draws of each round.
+    n_effective : float
+        Effective draws of all rounds, with a reliable k, at which it ends.
     rng : numpy.random.Generator
         Source of the draws.
-
-    Returns
-    -------
-    Search
-        The first proposal with a reliable k and enough effective draws, else the best of
-        five with a reliable k, or the last.
 
     Raises
     ------
@@ -300,17 +311,17 @@ def search(target: LogDensity, start: Mixture, n_draws: int, rng: np.random.Gene
     .. [1] Cornuet, J.-M., Marin, J.-M., Mira, A., Robert, C. P. (2012). Adaptive multiple
        importance sampling. *Scandinavian Journal of Statistics* 39(4).
     """
-    pool, latest = Pool(), start
-    reliable: list[tuple[float, Mixture]] = []
+    pool, latest, best, most = Pool(), start, start, 0.0
     has_parts = len(start.shares) > 1
-    for _ in range(ADAPTING_ROUNDS if has_parts else MAX_ROUNDS):
+    for _ in range(MAX_ROUNDS):
         points = latest.draw(n_draws, rng)
         height = target(points)
         own = weigh(points, height - latest.log_density(points))
         pool.add(latest, points, height)
-        if own.is_reliable:
-            reliable.append((own.n_effective, latest))
-        if (own.is_reliable and own.n_effective > ENOUGH) or len(reliable) == MAX_RELIABLE:
+        if own.is_reliable and own.n_effective > most:
+            best, most = latest, own.n_effective
+        weighted = pool.weighted
+        if weighted.is_reliable and weighted.n_effective >= n_effective:
             break
         chosen, weights = pool.chosen(n_draws, rng)
         if has_parts:
@@ -318,9 +329,7 @@ def search(target: LogDensity, start: Mixture, n_draws: int, rng: np.random.Gene
             latest = adapted(latest, chosen, n_different)
         else:
             latest = fit_mixture(chosen, rng).stretched()
-    if reliable:
-        latest = max(reliable, key=itemgetter(0))[1]
-    return Search(latest, len(pool.proposals))
+    return Search(pool, best if most else latest)
 
 
 def gather(target: LogDensity, start: Mixture, rng: np.random.Generator) -> Iterator[Weighted]:

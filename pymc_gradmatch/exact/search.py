@@ -7,7 +7,7 @@ the gradient along it, tell whether they leave what the proposals cover.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -33,9 +33,7 @@ from pymc_gradmatch.exact.modes import (
 WIDTHS = (1.0, 2.0)  # of first proposals, in standard deviations at the modes
 DRAWS = (1_000, 6_000, 6_000)
 EACH = 100  # the same, for each coordinate, if that is more
-EFFECTIVE = 400  # draws of the result, at least
-MORE = 4  # times as many draws of the result, at most, where their errors are all it lacks
-AMPLE = 1.5  # times as many as these errors ask for, which are estimates
+WORTH = 8  # draws of the result, to one effective draw of each search at least
 ERRORS = 4.0  # Monte Carlo standard errors that agreement allows for
 CLOSE = 0.15  # standard deviations, or of a log, that do not matter
 TINY = 1e-300  # the variance where one draw has all the weight
@@ -134,26 +132,10 @@ class Coverage(NamedTuple):
         return bool((self.disagreement[["mean", "log_sd"]].to_numpy() <= CLOSE).all())
 
     @property
-    def coarseness(self) -> float:
-        """The largest of these errors, in what is allowed for that to mean something."""
-        return float(
-            self.disagreement[["mean_allowed", "log_sd_allowed"]].to_numpy().max() / COARSE
-        )
-
-    @property
     def is_precise(self) -> bool:
-        """Whether these errors are small enough."""
-        return self.coarseness <= 1
-
-    @property
-    def lacks_draws(self) -> bool:
-        """Whether more draws would do: they are few, and nothing else stands in the way."""
-        return self.weighted.is_reliable and self.agrees and self.shortage > 1
-
-    @property
-    def shortage(self) -> float:
-        """How many times as many draws it takes for small errors, and effective ones."""
-        return max(AMPLE * self.coarseness**2, EFFECTIVE / self.weighted.n_effective)
+        """Whether these errors are small enough for agreement to mean something."""
+        allowed = self.disagreement[["mean_allowed", "log_sd_allowed"]].to_numpy()
+        return bool(allowed.max() <= COARSE)
 
     @property
     def is_reliable(self) -> bool:
@@ -194,7 +176,7 @@ def cover(
     modes : Local
         Its modes, the highest first.
     n_draws : int
-        Draws of the result; up to four times as many where only their errors are too large.
+        Draws of the result, of which a quarter at least should be effective.
     rng : numpy.random.Generator
         Source of the draws.
     complete : callable, optional
@@ -217,23 +199,27 @@ def cover(
     """
     near, around, n_unfinished, n_rounds = roughly or target, mixture_of(modes), 0, 0
     starts = [around.wider(width) for width in WIDTHS]
+    n_effective = n_draws / WORTH
     for attempt, least in enumerate([*sizes, sizes[-1]]):
         n_searching = max(least, EACH * modes.point.shape[1])
-        searches = [_search(target, start, around, n_searching, rng) for start in starts]
-        n_rounds += sum(found.n_rounds for found in searches)
-        ended = [found.proposal for found in searches]
-        proposals = [proposal.defended(around) for proposal in ended]
-        drawn = _drawn(target, proposals, n_draws, rng, complete)
+        searches = [
+            _search(target, start, around, n_searching, n_effective, rng) for start in starts
+        ]
+        n_rounds += sum(len(found.pool.proposals) for found in searches)
+        if complete is None:
+            drawn = [
+                Drawn(one.pool.points, one.pool.log_ratio, one.pool.points) for one in searches
+            ]
+            proposals = [one.pool.mixture for one in searches]
+        else:
+            proposals = [one.proposal.defended(around) for one in searches]
+            drawn = _completed(proposals, n_draws, rng, complete)
         coverage = _together(target, proposals, modes, drawn, rng, complete is not None)
-        is_last = attempt >= len(sizes) - 1
-        while coverage.lacks_draws and (n_more := _lacking(coverage, n_draws, is_last)):
-            added = _drawn(target, proposals, n_more, rng, complete)
-            drawn = [before.and_also(after) for before, after in zip(drawn, added, strict=True)]
-            coverage = _together(target, proposals, modes, drawn, rng, complete is not None)
         coverage = coverage._replace(n_rounds=n_rounds, n_unfinished=n_unfinished)
+        ended = [one.proposal for one in searches]
         if coverage.walks.n_leaving:
             ended.append(fit_mixture(coverage.walks.points, rng).stretched())
-        elif coverage.is_reliable or is_last:
+        elif coverage.is_reliable or attempt >= len(sizes) - 1:
             break
         if attempt == 0 and chains is not None:
             ended = [around := fit_mixture(chains(), rng)]
@@ -245,57 +231,41 @@ def cover(
     return coverage
 
 
-def _search(target: LogDensity, start: Mixture, around: Mixture, n_draws: int, rng) -> Search:
+def _search(
+    target: LogDensity, start: Mixture, around: Mixture, n_draws: int, n_effective: float, rng
+) -> Search:
     """Search from a start, or from the modes where the target is zero at all of its draws."""
     try:
-        return search(target, start, n_draws, rng)
+        return search(target, start, n_draws, n_effective, rng)
     except ImpossibleError:
-        return search(target, around, n_draws, rng)
-
-
-def _lacking(coverage: Coverage, n_draws: int, is_last: bool) -> int:
-    """Return how many more draws are wanted, up to four times as many in all.
-
-    Where these would not do, a better proposal will, as long as there is another attempt.
-    """
-    n = len(coverage.weighted.weights)
-    wanted, most = int(coverage.shortage * n) + 1, MORE * n_draws
-    return 0 if wanted > most and not is_last else min(wanted, most) - n
+        return search(target, around, n_draws, n_effective, rng)
 
 
 def search_once(
-    target: LogDensity, modes: Local, n_draws: int, rng: np.random.Generator
+    target: LogDensity, modes: Local, n_effective: float, rng: np.random.Generator
 ) -> Weighted:
     """Return weighted draws of a single search, from all starts of :func:`cover` at once."""
     around = mixture_of(modes)
     start = Mixture.of([around.wider(width) for width in WIDTHS])
-    proposal = search(target, start, DRAWS[0], rng).proposal
-    points = proposal.draw(n_draws, rng)
-    return weigh(points, target(points) - proposal.log_density(points))
+    return search(target, start, DRAWS[0], n_effective, rng).pool.weighted
 
 
 class Drawn(NamedTuple):
-    """Draws of a proposal, the log densities there, and what completes them."""
+    """Draws of a search, the logs of their weights, and what completes them."""
 
     points: NDArray[np.float64]
-    height: NDArray[np.float64]
+    log_ratio: NDArray[np.float64]
     whole: NDArray[np.float64]
 
-    def and_also(self, others: Self) -> Self:
-        """Return these and further draws of the same proposal."""
-        return type(self)(*map(np.concatenate, zip(self, others, strict=True)))
 
-
-def _drawn(
-    target: LogDensity, proposals: list[Mixture], n_draws: int, rng, complete: Complete | None
-) -> list[Drawn]:
-    """Draw from each proposal, so many in all."""
-    ends = np.linspace(0, n_draws, len(proposals) + 1).astype(int)
-    parts = [proposal.draw(n, rng) for proposal, n in zip(proposals, np.diff(ends), strict=True)]
-    if complete is None:
-        heights = np.split(target(np.concatenate(parts)), ends[1:-1])
-        return [Drawn(*one) for one in zip(parts, heights, parts, strict=True)]
-    return [Drawn(part, *complete(part, number)) for number, part in enumerate(parts)]
+def _completed(proposals: list[Mixture], n_draws: int, rng, complete: Complete) -> list[Drawn]:
+    """Draw from each proposal, so many in all, and complete the draws."""
+    drawn = []
+    for number, proposal in enumerate(proposals):
+        points = proposal.draw(n_draws // len(proposals), rng)
+        height, whole = complete(points, number)
+        drawn.append(Drawn(points, height - proposal.log_density(points), whole))
+    return drawn
 
 
 def _together(
@@ -306,17 +276,13 @@ def _together(
     rng,
     is_marginal: bool,
 ) -> Coverage:
-    """Weigh the draws of each proposal by it alone and by all, and compare."""
-    points, log_density, whole = map(np.concatenate, zip(*drawn, strict=True))
+    """Weigh the draws of each search by itself and of all, and compare."""
+    points, log_ratio, whole = map(np.concatenate, zip(*drawn, strict=True))
     proposal = Mixture.of(proposals).log_density
-    log_ratio = log_density - proposal(points)
     weighted = weigh(points, log_ratio)
     parted = _parted(modes, weighted)
     weighted = weighted._replace(points=whole)
-    each = [
-        weigh(one.whole, one.height - proposal.log_density(one.points))
-        for one, proposal in zip(drawn, proposals, strict=True)
-    ]
+    each = [weigh(one.whole, one.log_ratio) for one in drawn]
     enough = np.maximum(weighted.weights, 1e-12)
     covariance = np.atleast_2d(np.cov(whole.T, aweights=enough, ddof=0))
     moments = [_moments(run) for run in each]
