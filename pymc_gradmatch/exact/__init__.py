@@ -5,6 +5,7 @@
 :func:`integrate_check` turns matched draws into exact ones, or says that it cannot.
 """
 
+from pymc_gradmatch.exact.diagnostics import Diagnostics
 from pymc_gradmatch.exact.importance import Mixture, Weighted, fit_mixture, gather, repeated
 from pymc_gradmatch.exact.model import exact_model
 from pymc_gradmatch.exact.posterior import ExactPosterior
@@ -21,6 +22,7 @@ from pymc_gradmatch.exact.verdict import (
 __all__ = [
     "UNCHECKED",
     "UNCOMPARED",
+    "Diagnostics",
     "ExactPosterior",
     "IntegrateCheck",
     "Mixture",

@@ -22,6 +22,7 @@ from typing import NamedTuple, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from pymc_gradmatch.exact.importance import check_possible
 from pymc_gradmatch.exact.modes import APART, Local, distance, distinct
 
 DAMPINGS = np.array([0.0, 1 / 16, 1.0, 16.0])  # tried at once, in units of the last one
@@ -204,6 +205,18 @@ class Found(NamedTuple):
         reached = self.reached[self.within(NEAR)]
         return float(reached[reached < SELDOM].sum() / self.reached.sum())
 
+    @property
+    def new(self) -> float:
+        """The estimated chance that one more climb ends at a mode that counts and is not known."""
+        singles = self.reached[self.counting] == 1
+        return float(singles.sum() / self.reached.sum())
+
+    def near(self, points: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Return how many climbs ended at the maxima nearest to points."""
+        pairs = zip(self.maxima.factor, self.maxima.point, strict=True)
+        away = np.stack([distance(factor, points - point) for factor, point in pairs])
+        return self.reached[away.argmin(axis=0)]
+
     def with_climbs(self, target: Density, points: NDArray[np.float64]) -> Self:
         """Return what is found with climbs from further points."""
         more = climb(target, points, self.widths)
@@ -213,7 +226,7 @@ class Found(NamedTuple):
 
 def modes_of(
     target: Density, rng: np.random.Generator, near: NDArray[np.float64] | None = None
-) -> Found | None:
+) -> Found:
     """Climb from draws of the prior until the ends repeat, or climbs are many.
 
     Parameters
@@ -226,32 +239,30 @@ def modes_of(
         Other points, such as draws of another posterior, shape ``(point, n)``: the likeliest
         few of them are climbed from, too.
 
-    Returns
-    -------
-    Found or None
-        None, where the density is zero at all draws.
+    Raises
+    ------
+    ImpossibleError
+        If the density is zero at all draws.
     """
     drawn = target.drawn(SCREENED, rng)
     low, high = np.quantile(drawn, [0.16, 0.84], axis=0)
     widths = np.maximum((high - low) / 2, NARROWEST)
-    found, n_climbs = None, FIRST_CLIMBS
-    while True:
-        heights = target(drawn)
-        possible = np.flatnonzero(np.isfinite(heights))
-        if not len(possible):
-            return found
-        by_height = possible[np.argsort(-heights[possible])]
-        likeliest, others = by_height[: n_climbs // 2], rng.permutation(by_height[n_climbs // 2 :])
-        points = drawn[np.append(likeliest, others[: n_climbs // 2])]
-        if found is None:
-            if near is not None:
-                some = rng.permutation(near)[:SCREENED]
-                likely = np.argsort(-target(some))[: FIRST_CLIMBS // 2]
-                points = np.concatenate([points, some[likely]])
-            found = Found.of(climb(target, points, widths), widths)
-        else:
-            found = found.with_climbs(target, points)
-        n_climbs = len(found.ends.height)
-        if found.unknown <= UNKNOWN or n_climbs >= MOST_CLIMBS:
-            return found
-        drawn = target.drawn(SCREENED, rng)
+    points = _chosen(target, drawn, FIRST_CLIMBS, rng)
+    if near is not None:
+        some = rng.permutation(near)[:SCREENED]
+        likely = np.argsort(-target(some))[: FIRST_CLIMBS // 2]
+        points = np.concatenate([points, some[likely]])
+    check_possible(target(points))
+    found = Found.of(climb(target, points, widths), widths)
+    while found.unknown > UNKNOWN and (n_climbs := len(found.ends.height)) < MOST_CLIMBS:
+        points = _chosen(target, target.drawn(SCREENED, rng), n_climbs, rng)
+        found = found.with_climbs(target, points)
+    return found
+
+
+def _chosen(target: Density, drawn: NDArray[np.float64], n: int, rng) -> NDArray[np.float64]:
+    """Return the likeliest of draws, and as many others of positive density."""
+    heights = target(drawn)
+    likeliest = np.argsort(-heights)[: np.isfinite(heights).sum()]
+    others = rng.permutation(likeliest[n // 2 :])
+    return drawn[np.append(likeliest[: n // 2], others[: n // 2])]

@@ -250,7 +250,7 @@ class ImpossibleError(ValueError):
 
 def check_possible(log_densities: NDArray[np.float64]):
     """Raise if a target is zero at all of some draws."""
-    if not np.isfinite(log_densities).any():
+    if not np.isfinite(log_densities).any():  # or there are none at all
         msg = (
             f"the exact density is zero at all of {len(log_densities)} draws around the given "
             "ones; expected some that the ODE can be integrated from. Check priors, likelihood and "

@@ -134,8 +134,12 @@ class Coverage(NamedTuple):
     @property
     def is_precise(self) -> bool:
         """Whether these errors are small enough for agreement to mean something."""
-        allowed = self.disagreement[["mean_allowed", "log_sd_allowed"]].to_numpy()
-        return bool(allowed.max() <= COARSE)
+        return self.largest_error <= COARSE
+
+    @property
+    def largest_error(self) -> float:
+        """The largest of these errors, in standard deviations."""
+        return float(self.disagreement[["mean_allowed", "log_sd_allowed"]].to_numpy().max())
 
     @property
     def is_reliable(self) -> bool:

@@ -9,25 +9,17 @@ import pandas as pd
 import pymc as pm
 import xarray as xr
 from numpy.typing import NDArray
-from scipy.signal import find_peaks
 
 from pymc_gradmatch.arguments import check_counts
 from pymc_gradmatch.exact.climb import climb, modes_of
+from pymc_gradmatch.exact.diagnostics import Climbing, Diagnostics, diagnosed, several
 from pymc_gradmatch.exact.experiments import Separate, cover_experiments, exact_posterior
 from pymc_gradmatch.exact.importance import Weighted, reliable_k
 from pymc_gradmatch.exact.posterior import ExactPosterior
-from pymc_gradmatch.exact.search import ERRORS, FEWEST_TELLING, WALKERS, Coverage, Modes, cover
-from pymc_gradmatch.gp import Residuals, StateGP, StateGPs, unexplained
-from pymc_gradmatch.model import Constraint, equations
-from pymc_gradmatch.ode import ODE, OUT_OF_STEPS
+from pymc_gradmatch.exact.search import ERRORS, Coverage, cover
 from pymc_gradmatch.reporting import Verdict, furthest, reporting
 
 N_HANDED_ON = 4
-N_TRIED = 100  # draws, where their mean is impossible
-LITTLE = 0.01  # weight of a mode that need not be spoken of
-PLACES = np.array([0.0, 0.236, 0.472, 0.764])  # between two times of the grid
-LEAST_SWING = 0.05  # of a solution's range and of the data's scale, by which a turn counts
-UNSOLVED = 1e-3  # of all solutions: of a part of the prior that is smaller, few draws would tell
 JOURNEY = 4.0  # matched standard deviations; a proposal on such a journey may end in a lesser mode
 FAR_AWAY = " So far away there may be several modes: see whether the trajectories fit the data."
 
@@ -73,6 +65,8 @@ class IntegrateCheck(Verdict):
         draws: a metric for another sampler.
     starts : list of dict
         Free variables and ``x0`` at up to four draws: ``initvals`` for another sampler.
+    diagnostics : Diagnostics
+        What the verdict is made of.
     """
 
     verdict: str
@@ -86,6 +80,7 @@ class IntegrateCheck(Verdict):
     n_rounds: int
     covariance: pd.DataFrame
     starts: list[dict[str, Any]]
+    diagnostics: Diagnostics
 
     def shown(self) -> tuple[str, list[pd.DataFrame]]:
         """Return the verdict and its table."""
@@ -96,6 +91,7 @@ def judge(
     target: ExactPosterior,
     draws: NDArray[np.float64],
     found: Coverage,
+    climbing: Climbing,
     n_draws: int,
     rng: np.random.Generator,
     apart: Mapping[str, float] | None = None,
@@ -110,25 +106,27 @@ def judge(
         The matched draws, as its coordinates.
     found : Coverage
         Draws of its coordinates.
+    climbing : Climbing
+        The climbs before.
     n_draws : int
         Draws of the result.
     rng : numpy.random.Generator
         Source of the resampling.
     apart : mapping of str to float, optional
-        As in :class:`Doubts`.
+        As for :func:`diagnosed`.
     """
     weighted = found.weighted
     drawn = weighted.resampled(n_draws, rng)
     moved = _compare(target, draws, weighted)
-    doubts = doubts_about(target, found, apart)
-    disagreement = found.disagreement.set_axis([*target.names, "evidence"])
+    found.disagreement.index = [*target.names, "evidence"]
+    diagnostics = diagnosed(target, found, climbing, apart=apart)
     idata = target.idata(weighted.points[drawn], rng)
     idata["searches"] = xr.DataTree(searched(found, target.names))
     return IntegrateCheck(
-        verdict=_verdict(found, moved["moved"], disagreement, doubts),
-        is_exact=is_sealed(found, doubts),
+        verdict=_verdict(found, moved["moved"], diagnostics),
+        is_exact=diagnostics.passed,
         moved=moved,
-        disagreement=disagreement,
+        disagreement=found.disagreement,
         idata=idata,
         weights=weighted.weights,
         pareto_k=weighted.pareto_k,
@@ -136,6 +134,7 @@ def judge(
         n_rounds=found.n_rounds,
         covariance=pd.DataFrame(found.covariance, target.names, target.names),
         starts=target.initial_points(weighted.points[list(dict.fromkeys(drawn))[:N_HANDED_ON]]),
+        diagnostics=diagnostics,
     )
 
 
@@ -186,225 +185,6 @@ def _compare(target: ExactPosterior, draws, weighted: Weighted) -> pd.DataFrame:
     return table
 
 
-def residuals(target: ExactPosterior, point: NDArray[np.float64]) -> list[Residuals]:
-    """Return what the solution at a point leaves of each state with data enough to tell.
-
-    Nothing of data that are not those any more that the Gaussian process was given.
-    """
-    if target.has_other_data():
-        return []
-    variables, found = target.variables(point[None]), []
-    for name, constraint in zip(target.states, target.constraints, strict=True):
-        found += constraint.gp.residuals(variables[name][0], constraint.ode.states)
-    return found
-
-
-def several(shares: NDArray[np.float64]) -> str:
-    """Say how many modes there are, and their weights, if more than one counts."""
-    counting = [share for share in shares if share > LITTLE]
-    if len(counting) < 2:
-        return ""
-    listed = ", ".join(f"{share:.2f}" for share in counting)
-    return f" It has {len(counting)} modes, of weights {listed}."
-
-
-class Doubts(NamedTuple):
-    """What speaks against draws of which weights, searches and walks say nothing bad.
-
-    Attributes
-    ----------
-    apart : mapping of str to float
-        Experiments of which searches of their own find another evidence: its log.
-    strange : sequence of str
-        States that are :func:`unexplained`.
-    aliases : str
-        Of modes that turn more often than equal gaps can tell: their weight, and how often.
-    endless : sequence of str
-        Unknowns of flat prior along which the density does not fall off.
-    unsolved : float
-        Share of all solutions that were out of steps, if it is more than a thousandth: of the
-        density there nothing is known.
-    """
-
-    apart: Mapping[str, float] = {}
-    strange: Sequence[str] = ()
-    aliases: str = ""
-    endless: Sequence[str] = ()
-    unsolved: float = 0.0
-
-
-def doubts_about(
-    target: ExactPosterior, found: Coverage, apart: Mapping[str, float] | None = None
-) -> Doubts:
-    """Compare the solutions at the modes of what was found with the data."""
-    strange = unexplained(residuals(target, found.modes.points[0]))
-    endless = target.endless(found.modes.points[0], np.sqrt(np.diagonal(found.covariance)))
-    share = target.failures[OUT_OF_STEPS] / target.n_solutions
-    aliases = _aliases(target, found.modes)
-    return Doubts(apart or {}, strange, aliases, endless, share if share > UNSOLVED else 0.0)
-
-
-def _aliases(target: ExactPosterior, modes: Modes) -> str:
-    """Tell of modes at which a state turns more often than it was observed, at equal gaps.
-
-    A solution that turns once more in every gap, or twice, fits such data alike: there is no end
-    of them.  Of states that known inputs or doses may turn this says nothing.
-    """
-    counting = np.flatnonzero(modes.shares > LITTLE)
-    finer = [_finer(constraint.gp.t) for constraint in target.constraints]
-    solutions = target.trajectories(modes.points[counting], finer)
-    fast = [
-        (*one, mode)
-        for constraint, times, x in zip(target.constraints, finer, solutions, strict=True)
-        for (ode, gp, by_mode), t in zip(
-            _experiments(constraint, x), np.atleast_2d(times), strict=True
-        )
-        if not ode.is_driven
-        for mode, solution in zip(counting, gp.levels_of(by_mode), strict=True)
-        for one in _turning_unseen(gp, t, solution)
-    ]
-    share = modes.shares[[*{mode for *_, mode in fast}]].sum()
-    if share <= LITTLE:
-        return ""
-    n_turns, n_gaps, state, _ = max(fast)
-    return (
-        f"at modes with {share:.2f} of the weight states turn more often than they were observed, "
-        f"{state!r} {n_turns} times in {n_gaps} equal gaps"
-    )
-
-
-def _turning_unseen(gp: StateGP, t, solution) -> list[tuple[int, int, str]]:
-    """Return turns, gaps and names of states that turn more often than equal gaps can tell.
-
-    But for those beside which another one, which is seen more finely, turns as often.
-    """
-    seen = {k: times for k, times in enumerate(gp.data.times_of_each) if len(times) > 1}
-
-    def n_turns(k: int, times) -> int:
-        return _turns(solution[(t >= times[0]) & (t <= times[-1]), k], gp.scale[k])
-
-    turning = {k: n_turns(k, times) for k, times in seen.items()}
-    fast = [k for k in seen if turning[k] > len(seen[k]) - 1 and _mostly_equal(seen[k])]
-    fine = [k for k in seen if turning[k] and k not in fast]
-    return [
-        (turning[k], len(seen[k]) - 1, gp.states[k])
-        for k in fast
-        if not any(n_turns(other, seen[k]) >= turning[k] - 1 for other in fine)
-    ]
-
-
-def _mostly_equal(times) -> bool:
-    gaps = np.diff(times)
-    return bool(np.isclose(gaps, np.median(gaps), rtol=1e-3).mean() > 0.5)
-
-
-def _experiments(constraint: Constraint, x) -> list[tuple[ODE, StateGP, NDArray[np.float64]]]:
-    """Return ODE, Gaussian process and solutions ``(mode, time, state)`` of each experiment."""
-    ode, gp = constraint.ode, constraint.gp
-    if not isinstance(gp, StateGPs):
-        return [(ode, gp, x)]
-    return [*zip(equations(ode, gp), gp.members, np.moveaxis(x, 1, 0), strict=True)]
-
-
-def _finer(t: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return times with others between them, at uneven places: no turn hides between these."""
-    between = t[..., :-1, None] + np.diff(t)[..., None] * PLACES
-    return np.append(between.reshape(*t.shape[:-1], -1), t[..., -1:], axis=-1)
-
-
-def _turns(path: NDArray[np.float64], scale: float) -> int:
-    """Count how often a state turns, by more than a little of its range and the data's scale."""
-    if not np.isfinite(path).all():
-        return 0
-    swing = LEAST_SWING * max(np.ptp(path), scale)
-    return sum(len(find_peaks(side, prominence=swing)[0]) for side in (path, -path))
-
-
-def is_sealed(found: Coverage, doubts: Doubts) -> bool:
-    """Tell whether nothing speaks against draws."""
-    return found.is_reliable and not any(doubts)
-
-
-def in_words(found: Coverage, disagreement: pd.DataFrame, doubts: Doubts) -> str:
-    """Say whether draws are from the exact posterior, and if not, why.
-
-    Parameters
-    ----------
-    found : Coverage
-        The draws.
-    disagreement : pandas.DataFrame
-        Between searches, by coordinate.
-    doubts : Doubts
-        What speaks against them.
-    """
-    weighted = found.weighted
-    limit = reliable_k(len(weighted.weights))
-    figures = (
-        f"Pareto k {weighted.pareto_k:.2f} ({limit:.2f} is the limit), {weighted.n_effective:.0f} "
-        f"effective draws of {len(weighted.weights)}, {found.n_rounds} rounds"
-    )
-    searches = f"{found.n_searches} independent searches"
-    if is_sealed(found, doubts):
-        words = f"These are draws from the exact posterior: {searches} agree, {figures}."
-        n_lost = WALKERS - found.walks.n_telling
-        if found.walks.n_telling < FEWEST_TELLING:
-            words += (
-                f" {n_lost} of {WALKERS} walks from them were lost at once, on a ridge thinner "
-                "than their shortest steps, and say nothing of what lies beside."
-            )
-        return words
-    if doubts.endless:
-        why = (
-            f"the density does not fall off along {', '.join(doubts.endless)}, of flat prior, as "
-            "far as the ODE can be integrated: this posterior has no finite volume, and there are "
-            f"no draws from it; expected a proper prior: {figures}"
-        )
-    elif doubts.unsolved:
-        why = (
-            f"{doubts.unsolved:.1%} of the solutions that were tried were out of steps: the ODE is "
-            "too fast, or too stiff, over the time of the data to be solved there, and how likely "
-            "such parameters are is not known; expected narrower priors of the rates that make it "
-            f"so, or a shorter time: {figures}"
-        )
-    elif doubts.aliases:
-        why = (
-            f"{doubts.aliases}. Such aliases fit alike, and there may be more of them; narrower "
-            f"priors rule them out, or times at unequal gaps: {figures}"
-        )
-    elif doubts.apart:
-        why = (
-            f"searches of single experiments find more, or less, than what was integrated: "
-            f"{furthest(pd.Series(doubts.apart))} (log evidence): {figures}"
-        )
-    elif found.is_reliable:
-        why = (
-            f"{searches} agree, {figures}, but on a solution that leaves much of "
-            f"{', '.join(map(repr, doubts.strange))} unexplained, and what it leaves is no mere "
-            "noise: this is another mode, or the data follow other equations"
-        )
-    elif found.walks.n_leaving:
-        why = (
-            f"{found.walks.n_leaving} of {WALKERS} walks from them lead where none of {searches} "
-            f"came: {figures}. The posterior goes on beyond what they could cover"
-        )
-    elif found.n_unfinished:
-        why = (
-            f"a ridge goes on beyond the end of walks along it, with a share of the posterior that "
-            f"matters: {figures}. It is longer than they could cover, or has no finite volume"
-        )
-    elif not weighted.is_reliable:
-        why = f"their weights are too uneven: {figures}"
-    elif found.agrees:
-        why = f"{searches} agree only because their Monte Carlo errors are large: {figures}"
-    else:
-        most = furthest(disagreement[["mean", "log_sd"]].max(axis=1))
-        why = (
-            f"{searches} disagree, beyond their errors most on {most} (standard deviations): "
-            f"{figures}. The posterior is wider, or has more parts, than they could cover"
-        )
-    return f"These are not draws from the exact posterior: {why}."
-
-
 TRY = (
     "Try more draws (n_draws), narrower priors where the data leave parameters open, or sample the "
     "exact posterior with an ODE solver in the loop, from .starts and with .covariance as the "
@@ -412,9 +192,9 @@ TRY = (
 )
 
 
-def _verdict(found: Coverage, moved: pd.Series, disagreement: pd.DataFrame, doubts: Doubts) -> str:
-    words, moves = in_words(found, disagreement, doubts), furthest(moved)
-    if is_sealed(found, doubts):
+def _verdict(found: Coverage, moved: pd.Series, diagnostics: Diagnostics) -> str:
+    words, moves = diagnostics.in_words(), furthest(moved)
+    if diagnostics.passed:
         modes = several(found.modes.shares)
         far_away = FAR_AWAY if moved.abs().max() > JOURNEY and not modes else ""
         return (
@@ -543,22 +323,16 @@ def integrate_check(
     with reporting("writing the exact posterior", enabled=progressbar) as say:
         target = exact_posterior(model)
         draws = target.coordinates(_posterior(idata))
+        say("climbing from the draws, and from draws of the prior")
+        climbing = Climbing.of(target, modes_of(target, rng, draws))
+        modes = climbing.found.modes
         if isinstance(target, Separate):
-            found, apart = cover_experiments(target, _center(target, draws), n_draws, rng, say)
+            found, apart = cover_experiments(target, modes.point[0], n_draws, rng, say)
         else:
-            say("climbing from the draws, and from draws of the prior")
-            climbed = modes_of(target, rng, draws)
             say("searching: independent searches from around the modes")
-            found, apart = cover(target, climbed.modes, n_draws, rng), None
+            found, apart = cover(target, modes, n_draws, rng), None
         say("drawing")
-        return judge(target, draws, found, n_draws, rng, apart)
-
-
-def _center(target: ExactPosterior, draws: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the mean of draws, or the likeliest of some where that is impossible."""
-    some = np.concatenate([draws.mean(axis=0)[None], draws[:: -(-len(draws) // N_TRIED)]])
-    heights = target(some)
-    return some[0 if np.isfinite(heights[0]) else heights.argmax()]
+        return judge(target, draws, found, climbing, n_draws, rng, apart)
 
 
 def _posterior(idata) -> xr.Dataset:

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pymc as pm
 import xarray as xr
-from arviz_stats import summary
+from arviz_stats import rhat, summary
 from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor import TensorVariable
 
@@ -24,29 +24,26 @@ from pymc_gradmatch._pymc import (
 )
 from pymc_gradmatch.arguments import yielding
 from pymc_gradmatch.exact.climb import UNKNOWN, Found, modes_of
+from pymc_gradmatch.exact.diagnostics import (
+    Chained,
+    Climbing,
+    Diagnostics,
+    diagnosed,
+    residuals,
+    several,
+)
 from pymc_gradmatch.exact.experiments import (
     Separate,
     cover_experiments,
     exact_posterior,
     leading_to,
 )
+from pymc_gradmatch.exact.importance import ImpossibleError
 from pymc_gradmatch.exact.model import exact_model
-from pymc_gradmatch.exact.modes import (
-    Local,
-)
+from pymc_gradmatch.exact.modes import Local
 from pymc_gradmatch.exact.posterior import N_PRIOR, NO_DRAWS, ExactPosterior
 from pymc_gradmatch.exact.search import cover
-from pymc_gradmatch.exact.verdict import (
-    N_HANDED_ON,
-    TRY,
-    check_n_draws,
-    doubts_about,
-    in_words,
-    is_sealed,
-    residuals,
-    searched,
-    several,
-)
+from pymc_gradmatch.exact.verdict import N_HANDED_ON, TRY, check_n_draws, searched
 from pymc_gradmatch.gp import Experiment, StateGPs, is_states, start_of
 from pymc_gradmatch.model import (
     Constraint,
@@ -85,9 +82,9 @@ class Fit(Verdict):
     verdict : str
         Whether ``idata`` are draws from the exact posterior, and what to do if not.
     is_exact : bool
-        Whether Pareto k is reliable for so many draws, independent searches agree, walks
-        from the draws stay where these have been, walks along ridges came to their ends, and
-        the solution explains the motion of the data and turns no more often than these can tell.
+        Whether they are: all conditions of ``diagnostics`` hold.
+    diagnostics : Diagnostics
+        What the verdict is made of, field by field.
     table : pandas.DataFrame
         Mean, standard deviation and interval of every parameter, of x(t0) and of
         what else is random.
@@ -133,6 +130,7 @@ class Fit(Verdict):
 
     verdict: str
     is_exact: bool
+    diagnostics: Diagnostics
     table: pd.DataFrame
     idata: xr.DataTree
     solved: pm.Model
@@ -214,6 +212,16 @@ class Chains:
     def phi(self) -> NDArray[np.float64]:
         """Return the draws of all chains in coordinates."""
         return self.target.coordinates(self.idata["posterior"].dataset)
+
+    @property
+    def said(self) -> Chained | None:
+        """What they say of themselves, if they were run."""
+        if "idata" not in self.__dict__:
+            return None
+        sizes = self.idata["posterior"].sizes
+        phi = self.phi().reshape(sizes["chain"], sizes["draw"], -1)
+        diverging = self.idata["sample_stats"]["diverging"]
+        return Chained(float(np.max(rhat(phi))), int(diverging.sum()))
 
 
 @one_at_a_time
@@ -383,19 +391,13 @@ def fit(
     with reporting("writing the exact posterior", enabled=progressbar) as say:
         target = exact_posterior(model)
         say("climbing from draws of the prior")
-        climbed = modes_of(target, rng)
-        if climbed is None or climbed.unknown > UNKNOWN or is_strange(target, climbed.modes):
-            say("matching gradients, for other starts")
-            with verdict_to_come():
-                there = _start(target, rng, progressbar=progressbar)
-            if climbed is None:
-                _check_start(target, there)
-            climbed = climbed.with_climbs(target, there[None])
+        climbing = Climbing.of(target, _climbed(target, rng, say))
+        climbed = climbing.found
+        chains = Chains(target, climbed, rng)
         if isinstance(target, Separate):
             found, apart = cover_experiments(target, climbed.modes.point[0], n_draws, rng, say)
         else:
             say("searching: independent searches from around the modes")
-            chains = Chains(target, climbed, rng)
             is_large = len(target.names) >= MANY and len(climbed.modes.height) == 1
             found = cover(
                 target, climbed.modes, n_draws, rng, chains=chains.phi if is_large else None
@@ -409,16 +411,16 @@ def fit(
         largest = found.modes.nearest[drawn] == found.modes.shares.argmax()
         of_one_mode = idata["posterior"].dataset.isel(draw=np.flatnonzero(largest))
         unidentified = _unidentified(target, of_one_mode, rng)
-    disagreement = found.disagreement.set_axis([*target.names, "evidence"])
+    found.disagreement.index = [*target.names, "evidence"]
     posterior = idata["posterior"].dataset
     along = target.along_states - {name for name, v in posterior.items() if v.ndim == 2}
     along |= {*target.behind_starts}
     scalars = [name for name in posterior.data_vars if name not in along]
-    doubts = doubts_about(target, found, apart)
-    is_exact = is_sealed(found, doubts)
+    diagnostics = diagnosed(target, found, climbing, chains.said, apart)
     return Fit(
-        verdict=f"{in_words(found, disagreement, doubts)} {UNSEEN if is_exact else TRY}",
-        is_exact=is_exact,
+        verdict=f"{diagnostics.in_words()} {UNSEEN if diagnostics.passed else TRY}",
+        is_exact=diagnostics.passed,
+        diagnostics=diagnostics,
         table=summary(idata, var_names=scalars, kind="stats", round_to="none"),
         idata=idata,
         solved=model,
@@ -433,6 +435,25 @@ def fit(
         default_starts=target.default_starts,
         n_solutions=target.n_solutions,
         failures=dict(target.failures),
+    )
+
+
+def _climbed(target: ExactPosterior, rng, say: Callable) -> Found:
+    """Climb from draws of the prior; where these do not tell, from where gradients match, too."""
+    try:
+        found = modes_of(target, rng)
+        if found.unknown <= UNKNOWN and not is_strange(target, found.modes):
+            return found
+    except ImpossibleError:
+        found = None
+    say("matching gradients, for another start")
+    with verdict_to_come():
+        there = _start(target, rng)
+    _check_start(target, there)
+    return (
+        modes_of(target, rng, there[None])
+        if found is None
+        else found.with_climbs(target, there[None])
     )
 
 
@@ -508,7 +529,7 @@ def _of_starts(default: list[str]) -> str:
     return f" {which} {verb} a wide default prior, shown by .exact_model; start= replaces it."
 
 
-def _start(target: ExactPosterior, rng, *, progressbar: bool) -> NDArray[np.float64]:
+def _start(target: ExactPosterior, rng) -> NDArray[np.float64]:
     """Return where to climb from: where the model starts, or where gradient matching leads to.
 
     A Gaussian process with a slope of its own has been there already.
@@ -526,7 +547,7 @@ def _start(target: ExactPosterior, rng, *, progressbar: bool) -> NDArray[np.floa
         if is_plain and not np.any(gp.prior_slope):
             grid = gp.t if len(gp.t) > len(gp.t_observed) else None
             matched = partial(
-                refine, ode, gp, priors=named, grid=grid, random_seed=rng, progressbar=progressbar,
+                refine, ode, gp, priors=named, grid=grid, random_seed=rng, progressbar=False,
                 start=start_in(model, ode, constraint.x),
             )  # fmt: skip
             with model:
