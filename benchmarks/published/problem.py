@@ -67,7 +67,7 @@ class Problem:
     conditions : mapping of str to Experiment
         Times, what is known of the start, and the likelihood of each.
     best : float
-        The highest log likelihood that is known, in the collection or by this package.
+        The log likelihood at the nominal parameters, the highest that is known.
     in_likelihood : sequence of str
         Parameters that the likelihood of a single condition makes itself.
     switched : mapping of str to tuple, optional

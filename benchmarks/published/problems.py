@@ -103,7 +103,7 @@ def _boehm_problem() -> Problem:
                 likelihood=_boehm_likelihood(table),
             )
         },
-        best=-138.22,
+        best=-138.222,
         in_likelihood=[f"log10_sd_{name}" for name, _, _ in _by_observable(table)],
     )
 
@@ -156,7 +156,7 @@ def _bruno_problem() -> Problem:
         _bruno,
         states,
         conditions,
-        best=46.69,
+        best=46.688,
         switched={"log10_speed": ("log10_szea", ["condition3", "condition6"])},
     )
 
@@ -207,7 +207,7 @@ def _armistead_problem() -> Problem:
             )
             for name, table in measured("Armistead").items()
         },
-        best=301.92,
+        best=301.916,
         switched={f"{name}_here": (name, ["wild_type"]) for name in ("alpha_cer", "alpha_hai1a")},
     )
 
@@ -240,7 +240,7 @@ def _crauste_problem() -> Problem:
         _crauste,
         [*start],
         {condition: gm.Experiment(_times(table), start=start, likelihood=_of_states(table))},
-        best=-190.96,
+        best=-190.964,
     )
 
 
