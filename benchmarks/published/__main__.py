@@ -6,11 +6,13 @@ published one, which is the highest known.  The table has the log likelihood at 
 at the mode, how much lower the better of these is than the best known (1.92 is half the 95 %
 quantile of chi squared), the verdict, what is unidentified, CPU seconds and solutions.
 
-One file per fit, so that an interrupted run goes on where it stopped; ``--table`` prints the
-saved table only, ``--quick`` checks the nominal parameters alone.
+One file per fit, so that an interrupted run goes on where it stopped; rows of ``--csv`` that were
+not asked for stay.  ``--table`` prints the saved table only, ``--quick`` checks the nominal
+parameters alone.
 """
 
 import argparse
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -62,7 +64,8 @@ def main(arguments: list[str] | None = None):
         workers=runner.in_processes(options.limit, given_up),
         report=lambda key, row: print(*key, row["verdict"][:90], flush=True),
     )
-    rows = saved.table(keys, partial(runner.table_of, index=INDEX))
+    known = runner.known_from(options.csv, INDEX)
+    rows = replace(saved, known=known).table(keys, partial(runner.table_of, index=INDEX))
     show(rows, options.csv, "%.5g")
 
 
