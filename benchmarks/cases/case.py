@@ -97,6 +97,32 @@ class Case:
         """Build the model of a data set, with settings of ``gm.build_model``."""
         return gm.build_model(self.ode, data.t, data.y, priors=self.priors(), **settings)
 
+    def arguments(self, data: gm.systems.Simulation) -> dict[str, Any]:
+        """Return the arguments of ``gm.fit``, but for seed and progress bar."""
+        return {"ode": self.ode, "t": data.t, "y": data.y, "priors": self.priors()}
+
+    def plain(self, data: gm.systems.Simulation) -> pm.Model:
+        """Write the posterior that ``gm.fit`` samples as a plain PyMC model, data as ``pm.Data``.
+
+        Starts and noise have the priors that :func:`~pymc_gradmatch.exact_model` describes.
+        """
+        with pm.Model() as model:
+            theta = {name: model.register_rv(p.pymc(), name) for name, p in self.prior.items()}
+            y = self._given(data)
+            x0 = self._start(y)
+            self._observe(self.ode.solve(data.t, x0, theta), y)
+        return model
+
+    def _given(self, data: gm.systems.Simulation) -> TensorVariable:
+        return pm.Data("given", data.y)
+
+    def _start(self, y: TensorVariable) -> Any:
+        return pm.Normal("x0", y[0], 5 * y.std(axis=0), shape=len(self.x0))
+
+    def _observe(self, x: TensorVariable, y: TensorVariable):
+        sigma = pm.HalfNormal("sigma", y.std(axis=0), shape=len(self.x0))
+        pm.Normal("y", x, sigma, observed=y)
+
     def paper_gp(self, data: gm.systems.Simulation, random_seed: int) -> gm.StateGP:
         """Fit the paper's kernel, step 1 of Algorithm 1."""
         cov, shared = self.paper.cov, self.paper.shared

@@ -4,7 +4,7 @@ The rival samples the same density, in PyMC's unconstrained coordinates (x(t0) i
 data), from prior draws, adapting a whole mass matrix.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import process_time
 from typing import Any
@@ -19,7 +19,14 @@ from pytensor.graph.replace import vectorize_graph
 import pymc_gradmatch as gm
 from benchmarks.jax_rival import import_jax
 from benchmarks.node.problems import SAMPLED, matched, ring
-from benchmarks.node.rival import log_density, prior_draw, value_at
+from benchmarks.node.rival import (
+    USUAL,
+    Settings,
+    log_density,
+    prior_draw,
+    value_at,
+    values_of_data,
+)
 from benchmarks.population import held
 from pymc_gradmatch.sampling.posterior import compile_posterior
 
@@ -31,6 +38,7 @@ CHAINS = 4
 LENGTH = (500, 1_000)  # warm-up and draws of each chain; ours has nutpie's warm-up, 400
 LONGER = (1_000, 2_000)
 MIXED = 1.01
+MOST_DRAWN = 10_000
 KEYS = [(name, side) for name in SAMPLED for side in (OURS, PLAIN, THEIRS)]
 RING_KEYS = [(41, PLAIN), (41, OURS), (41, THEIRS), (61, PLAIN), (101, PLAIN), (61, OURS)]
 QUICK, RING_QUICK = [("Lotka-Volterra", OURS)], [(9, OURS)]
@@ -75,31 +83,20 @@ def ours(build: Callable[[], pm.Model], note: Note) -> Row:
 
 def theirs(build: Callable[..., pm.Model], note: Note, truth: Row | None = None) -> Row:
     """Sample there; a longer run from the mode says what is right where chains disagree."""
-    _, jax, _ = import_jax()
+    import_jax()
     exact = gm.exact_model(build(preset="fgpgm"))  # no part of the rival's seconds
     start = process_time()
     chain = compiled_chain(exact, LENGTH)
     row: Row = {"compile_s": process_time() - start}
     note(row)
-    finite = jax.jit(jax.value_and_grad(log_density(exact)))
-    seeds = iter(range(10_000))
-
-    def begin() -> list[NDArray]:
-        if truth is not None:
-            return value_at(exact, truth)
-        while True:
-            there = prior_draw(exact, next(seeds))
-            value, gradient = finite(there)
-            if np.isfinite(value) and all(np.isfinite(g).all() for g in gradient):
-                return there
-
-    starts = [begin() for _ in range(CHAINS)]
+    known = truth is not None
+    starts = [value_at(exact, truth)] * CHAINS if known else starts_of(exact, log_density(exact))
     start = process_time()
-    runs = _run(chain, starts)
+    runs = run_chains(chain, starts)
     row |= {"seconds": row["compile_s"] + process_time() - start, "memory_GB": held()}
     row |= {"divergences": sum(int(run[1].sum()) for run in runs)}
     row |= {"steps": float(np.mean([run[2].mean() for run in runs]))}
-    row |= described(_values(exact, runs))
+    row |= described(draws_of(exact, runs))
     note(row)
     if row["rhat"] > MIXED:
         posterior = compile_posterior(exact)
@@ -110,20 +107,26 @@ def theirs(build: Callable[..., pm.Model], note: Note, truth: Row | None = None)
             part.reshape(v.shape)
             for part, v in zip(np.split(mode.location, parts), starts[0], strict=True)
         ]
-        longer = described(_values(exact, _run(chain, [there] * CHAINS)))
+        longer = described(draws_of(exact, run_chains(chain, [there] * CHAINS)))
         row |= {f"longer {key}": value for key, value in longer.items()}
     return row
 
 
-def compiled_chain(model: pm.Model, length: tuple[int, int], factor=None) -> Callable:
-    """Return ``chain(key, start)``, compiled: draws of the value variables, divergences, steps."""
+def compiled_chain(
+    model: pm.Model, length: tuple[int, int], factor=None, settings: Settings = USUAL
+) -> Callable:
+    """Return ``chain(key, start, data)``, compiled.
+
+    It returns draws of the value variables, divergences and steps.  The data are those of the
+    model's ``pm.Data``, a list that is empty where it has none.
+    """
     _, jax, numpyro = import_jax()
-    density = log_density(model)
+    density = log_density(model, settings)
     metric = {} if factor is None else {"inverse_mass_matrix": factor @ factor.T}
 
-    def chain(key, start):
+    def chain(key, start, data):
         kernel = numpyro.infer.NUTS(
-            potential_fn=lambda values: -density(values), dense_mass=True, **metric
+            potential_fn=lambda values: -density(values, data), dense_mass=True, **metric
         )
         mcmc = numpyro.infer.MCMC(
             kernel, num_warmup=length[0], num_samples=length[1], progress_bar=False
@@ -132,19 +135,37 @@ def compiled_chain(model: pm.Model, length: tuple[int, int], factor=None) -> Cal
         fields = mcmc.get_extra_fields()
         return mcmc.get_samples(), fields["diverging"], fields["num_steps"]
 
-    example = jax.random.key(0), prior_draw(model, 0)
+    example = jax.random.key(0), prior_draw(model, 0), values_of_data(model)
     return jax.jit(chain).lower(*example).compile()
 
 
-def _run(chain: Callable, starts: list) -> list:
+def starts_of(model: pm.Model, density: Callable) -> list[list[NDArray]]:
+    """Return a draw of the prior for each chain, where density and gradient are finite."""
+    _, jax, _ = import_jax()
+    finite, data = jax.jit(jax.value_and_grad(density)), values_of_data(model)
+    starts: list[list[NDArray]] = []
+    for seed in range(MOST_DRAWN):
+        there = prior_draw(model, seed)
+        value, gradient = finite(there, data)
+        if np.isfinite(value) and all(np.isfinite(g).all() for g in gradient):
+            starts.append(there)
+        if len(starts) == CHAINS:
+            return starts
+    msg = f"the density is finite at {len(starts)} of {MOST_DRAWN} draws of the prior."
+    raise ValueError(msg)
+
+
+def run_chains(chain: Callable, starts: list, data: Sequence[NDArray] = ()) -> list:
+    """Run a compiled chain from every start, one after the other."""
     _, jax, _ = import_jax()
     keys = jax.random.split(jax.random.key(1), len(starts))
     return [
-        jax.block_until_ready(chain(key, start)) for key, start in zip(keys, starts, strict=True)
+        jax.block_until_ready(chain(key, start, list(data)))
+        for key, start in zip(keys, starts, strict=True)
     ]
 
 
-def _values(model: pm.Model, runs: list) -> dict[str, NDArray]:
+def draws_of(model: pm.Model, runs: list) -> dict[str, NDArray]:
     """Return draws of a model's free variables from those of their value variables."""
     draws = [np.stack(parts) for parts in zip(*(run[0] for run in runs), strict=True)]
     many = [v.type.clone(shape=(None, None, *v.type.shape))() for v in model.value_vars]

@@ -9,66 +9,11 @@ import pymc as pm
 from numpy.typing import NDArray
 
 import pymc_gradmatch as gm
-from benchmarks.cases import ACCURACY, BREADTH, MESSY, Case, Prior, named
+from benchmarks.cases import ACCURACY, BREADTH, MESSY, Case, named
+from benchmarks.cases.networks import CASCADE, CHAIN, ENZYME, SeenInPart
 from benchmarks.limits import with_unknowns
 
-__all__ = ["CHAIN", "COSTS", "SAMPLED", "Known", "driven", "matched", "ring"]
-
-
-def _cascade(t, x, theta):
-    return {
-        "R": -theta.ki * x.R,
-        "A": theta.k1 * x.R * (1 - x.A) - x.A,
-        "B": theta.k2 * x.A * (1 - x.B) - theta.d2 * x.B,
-        "C": theta.k3 * x.B * (1 - x.C) - theta.d3 * x.C,
-        "F": theta.kf * x.C - 0.1 * x.F,
-        "M": theta.km * x.C / (1 + x.F) - x.M / 2,
-    }
-
-
-def _inhibited(t, x, theta):
-    binding, release = theta.kon * x.E * x.S, theta.koff * x.ES
-    made = theta.kcat * x.ES
-    blocked, freed = theta.k4 * x.E * x.P, theta.k5 * x.EP
-    return {
-        "E": -binding + release + made - blocked + freed,
-        "S": -binding + release,
-        "ES": binding - release - made,
-        "P": made - blocked + freed,
-        "EP": blocked - freed,
-    }
-
-
-def _chain(t, x, th):
-    r1 = th.k0 * x.A * x.B - th.k1 * x.C
-    r2 = th.k2 * x.C
-    r3 = th.k3 * x.D - th.k4 * x.E
-    r4 = th.k5 * x.E * x.F - th.k6 * x.G
-    r5 = th.k7 * x.G
-    r6 = th.k8 * x.H
-    r7 = th.k9 * x.D
-    return {
-        "A": -r1 + r6, "B": -r1 + r2, "C": r1 - r2, "D": r2 - r3 - r7, "E": r3 - r4,
-        "F": -r4 + r5, "G": r4 - r5, "H": r5 - r6,
-    }  # fmt: skip
-
-
-def _ode(rhs: Callable, states: str, params: str) -> gm.ODE:
-    return gm.ODE(rhs, states.split(), params.split())
-
-
-CHAIN_RATES = (1.2, 0.3, 0.8, 0.6, 0.2, 1.5, 0.4, 0.9, 0.15, 0.1)
-CHAIN = Case(
-    "chain",
-    "Eight states in a chain of reactions that closes on itself, ten rates of mass action, written "
-    "for this package: every reaction of a signal that is passed on. 26 unknowns.",
-    _ode(_chain, "A B C D E F G H", "k0 k1 k2 k3 k4 k5 k6 k7 k8 k9"),
-    x0=dict(zip("ABCDEFGH", (2.0, 1.0, 0.1, 0.1, 0.1, 0.8, 0.1, 0.1), strict=True)),
-    theta={f"k{i}": value for i, value in enumerate(CHAIN_RATES)},
-    t=np.linspace(0, 15, 26),
-    sigma_of=lambda x: np.full(x.shape[1], 0.03),
-    prior={f"k{i}": Prior("LogNormal", (float(np.log(0.5)), 1.0)) for i in range(10)},
-)
+__all__ = ["COSTS", "SAMPLED", "Known", "driven", "matched", "ring"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,21 +67,18 @@ class Known:
         return np.concatenate([np.log(self.theta), self.x0 if self.is_free else []])
 
 
+def _in_part(of: SeenInPart) -> Known:
+    start, sigma = list(of.x0.values()), of.sigma_of(np.empty((1, 1)))[0]
+    return Known(of.ode, of.t, start, of.truth.tolist(), of.places, sigma)
+
+
 LV, ROBERTSON = named(ACCURACY, "LV low"), named(BREADTH, "Robertson")
 COSTS = {
     "Lotka-Volterra": Known(
         LV.ode, LV.t, list(LV.x0.values()), LV.truth.tolist(), [0, 1], 0.1, is_free=True
     ),
-    "cascade": Known(
-        _ode(_cascade, "R A B C F M", "ki k1 k2 d2 k3 d3 kf km"),
-        np.arange(25.0), [1.0, 0, 0, 0, 0, 0], [0.15, 0.8, 1.5, 0.7, 1.2, 0.4, 0.3, 1.1], [2, 5],
-        0.02,
-    ),
-    "stiff enzyme": Known(
-        _ode(_inhibited, "E S ES P EP", "kon koff kcat k4 k5"),
-        np.append(0, np.linspace(0.5, 30, 16)), [0.1, 3.0, 0, 0, 0], [4000.0, 300, 8, 1500, 400],
-        [1, 3], 0.04,
-    ),
+    "cascade": _in_part(CASCADE),
+    "stiff enzyme": _in_part(ENZYME),
     "Robertson": Known(
         ROBERTSON.ode, np.append(0.0, np.geomspace(1, 1000, 20)), [1.0, 0, 0], [0.04, 3e7, 1e4],
         [0, 2], 0.01,

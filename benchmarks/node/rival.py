@@ -20,7 +20,7 @@ from pytensor.graph.traversal import ancestors
 from benchmarks.jax_rival import import_jax, right_hand_side, solved
 from pymc_gradmatch.ode import Solve
 
-__all__ = ["Settings", "log_density", "prior_draw", "value_at"]
+__all__ = ["USUAL", "Settings", "log_density", "prior_draw", "value_at", "values_of_data"]
 
 
 class Settings(NamedTuple):
@@ -142,12 +142,17 @@ def _with_gradient_forwards(one: Callable, n_states: int, varying: NDArray[np.in
 
 
 def log_density(model: pm.Model, settings: Settings = USUAL) -> Callable:
-    """Return the log density of a model's value variables, one array each, for JAX."""
+    """Return the log density of a model's value variables, one array each, for JAX.
+
+    It takes a list of these, and one of the model's ``pm.Data``, in the order of
+    ``model.data_vars``: so one that is compiled serves many data sets.
+    """
     import_jax()
     _teach_jax()
     from pymc.sampling.jax import get_jaxified_graph
 
-    logp = model.logp()
+    given = {data: data.type() for data in model.data_vars}
+    [logp] = graph_replace([model.logp()], given, strict=False)
     nodes = {v.owner for v in ancestors([logp]) if v.owner and isinstance(v.owner.op, Solve)}
     of_one_ode: dict[int, list] = {}
     for node in nodes:
@@ -158,8 +163,14 @@ def log_density(model: pm.Model, settings: Settings = USUAL) -> Callable:
         solved_there = SolvedByDiffrax(tuple(node.op for node in of), settings).make_node(*inputs)
         replaced |= {node.outputs[0]: x for node, x in zip(of, solved_there.outputs, strict=True)}
     [logp] = graph_replace([logp], replaced, strict=False)
-    graph = get_jaxified_graph(inputs=model.value_vars, outputs=[pt.as_tensor(logp)])
-    return lambda values: graph(*values)[0]
+    inputs = [*model.value_vars, *given.values()]
+    graph = get_jaxified_graph(inputs=inputs, outputs=[pt.as_tensor(logp)])
+    return lambda values, data=(): graph(*values, *data)[0]
+
+
+def values_of_data(model: pm.Model) -> list[NDArray]:
+    """Return what a model's ``pm.Data`` are."""
+    return [np.asarray(data.get_value()) for data in model.data_vars]
 
 
 def prior_draw(model: pm.Model, seed: int) -> list[NDArray[np.float64]]:
