@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from pymc_gradmatch.exact.importance import check_possible
 from pymc_gradmatch.exact.modes import APART, Local, distance, distinct
 
-DAMPINGS = np.array([0.0, 1 / 16, 1.0, 16.0])  # tried at once, in units of the last one
+DAMPINGS = np.array([1 / 16, 1.0, 16.0])  # tried at once, in units of the last one
 FIRST, SMALLEST, LARGEST = 0.1, 1e-6, 1e8  # dampings
 NARROWEST = 1e-8  # width of a prior
 WIDEST = 1e3  # widths of the prior, that a standard deviation is at most
@@ -119,11 +119,16 @@ def climb(target: Density, points: NDArray[np.float64], widths: NDArray[np.float
     """
     points, at = points.copy(), Expansion(*map(np.array, target.expanded(points, widths)))
     damping, patience = np.full(len(points), FIRST), np.full(len(points), PATIENCE)
-    going = np.arange(len(points))
+    going, arrived = np.arange(len(points)), -np.inf
     for _ in range(MOST_STEPS):
         going = going[_is_finite(at.only(going)) & (patience[going] > 0)]
         axes = Axes.of(at.only(going), widths)
-        goes_on = (axes.to_gain > SETTLED / 10) & (damping[going] < LARGEST)
+        gain = axes.to_gain
+        has_arrived = gain <= SETTLED / 10
+        goes_on = ~has_arrived & (damping[going] < LARGEST)
+        if has_arrived.any():  # others are given up where the top of their parabola is far below
+            arrived = max(arrived, at.height[going[has_arrived]].max())
+        goes_on &= at.height[going] + gain > arrived - NEAR
         going, axes = going[goes_on], Axes(*(values[goes_on] for values in axes))
         if not len(going):
             break
@@ -133,8 +138,8 @@ def climb(target: Density, points: NDArray[np.float64], widths: NDArray[np.float
         best, rows = heights.argmax(axis=1), np.arange(len(going))
         rise = heights[rows, best] - at.height[going]
         rises = rise > 0
-        least = np.maximum(tried[rows, best], tried[:, 1])
-        damping[going] = np.maximum(np.where(rises, least, 64 * damping[going]), SMALLEST)
+        last = np.where(rises, tried[rows, best], 64 * damping[going])
+        damping[going] = np.maximum(last, SMALLEST)
         patience[going] = np.where(rise > SETTLED, PATIENCE, patience[going] - rises)
         going_up = going[rises]
         points[going_up] = moved[rows, best][rises]
