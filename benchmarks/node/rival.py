@@ -20,7 +20,7 @@ from pytensor.graph.traversal import ancestors
 from benchmarks.jax_rival import import_jax, right_hand_side, solved
 from pymc_gradmatch.ode import Solve
 
-__all__ = ["Settings", "log_density", "prior_draw", "value_at"]
+__all__ = ["USUAL", "Settings", "log_density", "prior_draw", "value_at"]
 
 
 class Settings(NamedTuple):
