@@ -137,6 +137,36 @@ def test_stiff_solutions_are_those_of_radau(name):
     np.testing.assert_allclose(solution / scale, expected / scale, rtol=0, atol=1e-7)
 
 
+@pytest.mark.parametrize("fastest", [3.0, 3e5], ids=["explicit", "implicit"])
+def test_sensitivities_in_groups_are_those_of_a_few_at_a_time(fastest):
+    """Assert it of a chain with a dose and a reset, by starts and rates."""
+    n = 12
+    names = [f"x{k}" for k in range(n)]
+
+    def rhs(t, x, theta):
+        flows = [theta[k] * x[k] for k in range(n)]
+        return [(flows[k - 1] if k else 0) - flows[k] for k in range(n)]
+
+    ode = gm.ODE(rhs, names, [f"k{k}" for k in range(n)]).with_inputs(
+        {"x0": gm.Input([0.4], [2.0], kind="dose"), "x11": gm.Input([0.7], [0.1], kind="reset")}
+    )
+    t = np.linspace(0, 1, 6)
+    x0, theta = np.linspace(1, 2, n), np.append(fastest, np.linspace(1, 3, n - 1))
+    together = Solver(ode.equations((True,) * 2 * n), t)
+    assert together.equations.code.n_groups > 1
+    x, sensitivities, _, n_steps = together([x0], [theta])
+    assert (n_steps[0, 1] > 0) == (fastest > 1e3)
+    for few in np.split(np.arange(2 * n), 3):
+        apart = Solver(ode.equations(tuple(np.isin(np.arange(2 * n), few).tolist())), t)
+        assert apart.equations.code.n_groups == 1
+        expected = apart([x0], [theta])
+        size = np.abs(expected.sensitivities).max(axis=(0, 1, 2))
+        np.testing.assert_allclose(x, expected.x, rtol=1e-8, atol=1e-10)
+        np.testing.assert_allclose(
+            sensitivities[..., few] / size, expected.sensitivities / size, rtol=0, atol=1e-6
+        )
+
+
 def test_a_stiff_forced_decay_follows_its_known_solution(tracking):
     """Assert cos(t), on which and off which draws start."""
     t = np.linspace(0, 10, 11)

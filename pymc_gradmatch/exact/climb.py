@@ -31,7 +31,7 @@ NARROWEST = 1e-8  # width of a prior
 WIDEST = 1e3  # widths of the prior, that a standard deviation is at most
 FLATTEST = 1e-6  # eigenvalue of H with a unit diagonal
 MOST_STEPS = 60
-SETTLED, PATIENCE = 0.01, 3  # rise of the log density, and steps that bring less, at the end
+SETTLED, SLOW, PATIENCE = 0.01, 1.0, 5  # rise of the log density, and steps that bring less
 SCREENED = 1_000  # draws of the prior
 FIRST_CLIMBS, MOST_CLIMBS = 16, 256  # half from the likeliest draws, half from any others
 NEAR = 20.0  # log evidence below the most, from which on there may be others like it that count
@@ -126,9 +126,10 @@ def climb(target: Density, points: NDArray[np.float64], widths: NDArray[np.float
         gain = axes.to_gain
         has_arrived = gain <= SETTLED / 10
         goes_on = ~has_arrived & (damping[going] < LARGEST)
-        if has_arrived.any():  # others are given up where the top of their parabola is far below
+        if has_arrived.any():
             arrived = max(arrived, at.height[going[has_arrived]].max())
-        goes_on &= at.height[going] + gain > arrived - NEAR
+        # The sooner given up where the top of its parabola is far below what others came to.
+        is_lower = (at.height[going] + gain < arrived - NEAR)[goes_on]
         going, axes = going[goes_on], Axes(*(values[goes_on] for values in axes))
         if not len(going):
             break
@@ -140,7 +141,8 @@ def climb(target: Density, points: NDArray[np.float64], widths: NDArray[np.float
         rises = rise > 0
         last = np.where(rises, tried[rows, best], 64 * damping[going])
         damping[going] = np.maximum(last, SMALLEST)
-        patience[going] = np.where(rise > SETTLED, PATIENCE, patience[going] - rises)
+        least = np.where(is_lower, SLOW, SETTLED)
+        patience[going] = np.where(rise > least, PATIENCE, patience[going] - 1)
         going_up = going[rises]
         points[going_up] = moved[rows, best][rises]
         if len(going_up):
@@ -205,10 +207,11 @@ class Found(NamedTuple):
     def unknown(self) -> float:
         """The chance that one more climb ends at a maximum like those seldom reached.
 
-        Of those so high that their like may count.
+        Of those so high that their like may count, and of those that climbs are on the way to.
         """
         reached = self.reached[self.within(NEAR)]
-        return float(reached[reached < SELDOM].sum() / self.reached.sum())
+        is_above = ~self.ends.has_arrived & (self.ends.height > self.maxima.height[0] + SLOW)
+        return float((reached[reached < SELDOM].sum() + is_above.sum()) / self.reached.sum())
 
     @property
     def new(self) -> float:
@@ -259,9 +262,11 @@ def modes_of(
         points = np.concatenate([points, some[likely]])
     check_possible(target(points))
     found = Found.of(climb(target, points, widths), widths)
-    while found.unknown > UNKNOWN and (n_climbs := len(found.ends.height)) < MOST_CLIMBS:
+    n_climbs = FIRST_CLIMBS
+    while found.unknown > UNKNOWN and n_climbs < MOST_CLIMBS:
         points = _chosen(target, target.drawn(SCREENED, rng), n_climbs, rng)
         found = found.with_climbs(target, points)
+        n_climbs *= 2
     return found
 
 

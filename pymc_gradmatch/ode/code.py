@@ -1,6 +1,6 @@
 """A right-hand side with its derivatives as machine code, which solvers call."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from hashlib import sha256
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ from pymc_gradmatch.machine import (
 from pymc_gradmatch.ode.inputs import Input
 
 VECTOR = 4  # doubles of one instruction; columns are padded to a multiple
+NEAR = 200  # doubles of one slope of a group: those of all stages stay in the fastest cache
 
 type Expressions = Callable[..., list[TensorVariable]]
 """Of time, states, parameters and measured inputs, symbols all, to one slope for each state."""
@@ -32,33 +33,52 @@ type Expressions = Callable[..., list[TensorVariable]]
 class Code(NamedTuple):
     """Machine code of a right-hand side.
 
-    Both functions have the arguments ``(lanes, stride, t, x, theta, tables, out)``: whole
-    numbers, and pointers to float64.
+    Columns are a state and its sensitivities; they are in groups of ``stride``, state k of a
+    group in row k.  Whole numbers and pointers to float64 are the functions' arguments.
     """
 
     rhs: int
-    """Address; state k of lane i is at ``x[k * stride + i]``, and so is its slope in ``out``.
+    """Address of ``(lanes, stride, t, x, theta, tables, out, linear)``.
 
-    With sensitivities, of one lane alone: row k, of ``stride`` numbers, holds state k and its
-    derivatives, and so does ``out`` theirs by time.
+    State k of lane i is at ``x[k * stride + i]``, and so is its slope in ``out``.  With
+    sensitivities, of one lane alone: ``x`` and ``out`` are the first group, and ``linear`` gets
+    what :attr:`carry` needs for the others.
     """
     jacobian: int
-    """Address; fills ``out`` with df/dx, ``(state, state)``, at ``x[k * stride]``."""
+    """Of ``(lanes, stride, t, x, theta, tables, out)``.
+
+    Fills ``out`` with df/dx, ``(state, state)``, at ``x[k * stride]``.
+    """
+    carry: int
+    """Of ``(linear, forcing, x, out)``: slopes of another group; 0 if there is no other.
+
+    ``forcing`` is where in ``linear`` those by parameters are.
+    """
     n_columns: int
     """Of states and sensitivities: one, and how many derivatives are taken."""
+    stride: int
+    """Columns of a group, one where there are no sensitivities."""
+    n_linear: int
+    """How many numbers ``linear`` has."""
+    forcing: int
+    """Place in ``linear`` of the forcing of groups without any: zeros; then come the others'."""
+    first_forced: int
+    """Of the groups after the first, the first with a derivative by a parameter."""
     owners: tuple[Native, ...]
     source: str
     """A digest of what was compiled."""
 
     @property
-    def stride(self) -> int:
-        """Length of a row of states and sensitivities, one where there are none."""
-        return 1 if self.n_columns == 1 else -(-self.n_columns // VECTOR) * VECTOR
+    def n_groups(self) -> int:
+        """Of columns."""
+        return -(-self.n_columns // self.stride)
 
 
-_ARGUMENTS = "i64 %lanes, i64 %stride, " + ", ".join(
-    f"ptr noalias %{name}" for name in ("t", "x", "theta", "tables", "out")
-)
+_POINTERS = {
+    "rhs": "t x theta tables out linear",
+    "jacobian": "t x theta tables out",
+    "carry": "linear forcing x out",
+}
 
 # The value of a table at a time: before it the value is level, and so it is after it.
 _LOOK_UP = """
@@ -172,19 +192,31 @@ def compiled(
     writing = _Writing(expressions, n_states, n_params, n_inputs)
     columns = [k for k, wanted in enumerate(wrt) if wanted]
     by = [k - n_states for k in columns if k >= n_states]
-    rhs = writing.augmented(columns, by) if columns else writing.side_by_side()
-    jacobian = writing.jacobian()
-    source = "\n".join([_LOOK_UP, *sorted(writing.functions), rhs, jacobian])
-    code, addresses = _assembled(source)
+    written = writing.augmented(columns, by) if columns else writing.side_by_side()
+    functions = *written.functions, writing.jacobian()
+    source = "\n".join([_LOOK_UP, *sorted(writing.functions), *functions])
+    code = _assembled(source)
+    rhs, jacobian, carry = (code.address_of(name) for name in ("rhs", "jacobian", "carry"))
     digest = sha256(f"{wrt}{source}".encode()).hexdigest()
-    return Code(*addresses, 1 + len(columns), (code, *writing.owners), digest)
+    owners = code, *writing.owners
+    n_columns = 1 + len(columns)
+    return Code(rhs, jacobian, carry, n_columns, *written[1:], owners=owners, source=digest)
 
 
 @lru_cache(maxsize=64)
-def _assembled(source: str) -> tuple[Native, tuple[int, int]]:
+def _assembled(source: str) -> Native:
     """Compile a module; equations that are written alike are compiled once."""
-    code = assembled(source, "rhs")
-    return code, (code.address, code.address_of("jacobian"))
+    return assembled(source, "rhs")
+
+
+class _Written(NamedTuple):
+    """Functions of a right-hand side, and how a :class:`Code` has its columns."""
+
+    functions: list[str]
+    stride: int = 1
+    n_linear: int = 0
+    forcing: int = 0
+    first_forced: int = 0
 
 
 class _Writing:
@@ -196,7 +228,7 @@ class _Writing:
         self.functions: set[str] = set()
         self.owners: list[Native] = []
 
-    def side_by_side(self) -> str:
+    def side_by_side(self) -> _Written:
         """Write f of many lanes."""
         n_states, n_params, _ = self.sizes
         loops = Loops()
@@ -209,41 +241,67 @@ class _Writing:
             slopes = self._slopes(loops, _load(loops, "%t", lane), x, theta, None)
             for row, value in zip(rows["out"], slopes.f, strict=True):
                 _store(loops, value, row, lane)
-        return self._function("rhs", loops)
+        return _Written([self._function("rhs", loops)])
 
-    def augmented(self, columns: list[int], by: list[int]) -> str:
+    def augmented(self, columns: list[int], by: list[int]) -> _Written:
         r"""Write f and its sensitivities, :math:`\dot S = J S + \partial f / \partial \theta`."""
         n_states, n_params, _ = self.sizes
-        stride = -(-(1 + len(columns)) // VECTOR) * VECTOR
+        n_columns = 1 + len(columns)
+        n_groups = -(-n_columns // max(VECTOR, NEAR // n_states))
+        stride = -(-n_columns // (n_groups * VECTOR)) * VECTOR
         loops = Loops()
         x = [_load(loops, "%x", k * stride) for k in range(n_states)]
         theta = [_load(loops, "%theta", k) for k in range(n_params)]
         slopes = self._slopes(loops, _load(loops, "%t", 0), x, theta, by)
-        first = 1 + len(columns) - len(by)
-        for block in range(0, stride, VECTOR):
-            sensitivities = [
-                _load(loops, "%x", k * stride + block, VECTOR) for k in range(n_states)
-            ]
-            for i in range(n_states):
-                total = _zero(VECTOR)
-                for k, value in enumerate(slopes.by_states[i]):
-                    if value is not None:
-                        factor = _splat(loops, value, VECTOR)
-                        product = loops.new(
-                            f"fmul contract {_vector(VECTOR)} {factor}, {sensitivities[k]}"
-                        )
-                        total = loops.new(f"fadd contract {_vector(VECTOR)} {total}, {product}")
-                own = {first + j - block: v for j, v in enumerate(slopes.by_params[i])}
-                forcing = _zero(VECTOR)
-                for place, value in own.items():
-                    if value is not None and 0 <= place < VECTOR:
-                        forcing = _inserted(loops, forcing, value, place)
-                if forcing != _zero(VECTOR):
-                    total = loops.new(f"fadd {_vector(VECTOR)} {total}, {forcing}")
-                if block == 0:
-                    total = _inserted(loops, total, slopes.f[i], 0)
-                _store(loops, total, "%out", i * stride + block, VECTOR)
-        return self._function("rhs", loops)
+        forcing = {
+            (i, n_columns - len(by) + j): value
+            for i, row in enumerate(slopes.by_params)
+            for j, value in enumerate(row)
+            if value is not None
+        }
+
+        def begun(i: int, block: int) -> str:
+            vector = _zero(VECTOR)
+            for place in range(VECTOR):
+                if (i, block + place) in forcing:
+                    vector = _inserted(loops, vector, forcing[i, block + place], place)
+            return vector
+
+        for i, block, total in _products(loops, slopes.by_states, stride, begun):
+            first = _inserted(loops, total, slopes.f[i], 0) if block == 0 else total
+            _store(loops, first, "%out", i * stride + block, VECTOR)
+        if n_columns <= stride:
+            return _Written([self._function("rhs", loops)], stride)
+        values = (value for row in slopes.by_states for value in row)
+        computed = dict.fromkeys(value for value in values if value and value.startswith("%"))
+        entries = {value: place for place, value in enumerate(computed)}
+        for value, place in entries.items():
+            _store(loops, value, "%linear", place)
+        size, zeros = n_states * stride, len(entries)
+        first_forced = max(1, (n_columns - len(by)) // stride)
+        for (i, column), value in forcing.items():
+            if column >= stride:
+                group = column // stride - first_forced + 1
+                place = zeros + group * size + i * stride + column % stride
+                _store(loops, value, "%linear", place)
+        n_linear = zeros + (1 + n_groups - first_forced) * size
+        return _Written(
+            [self._function("rhs", loops), self._carry(slopes.by_states, entries, stride)],
+            stride, n_linear, zeros, first_forced,
+        )  # fmt: skip
+
+    def _carry(self, by_states, entries: dict[str, int], stride: int) -> str:
+        """Write the slopes of another group of sensitivities."""
+        loops = Loops()
+        values = {value: _load(loops, "%linear", place) for value, place in entries.items()}
+        rows = [[values.get(value, value) for value in row] for row in by_states]
+
+        def begun(i: int, block: int) -> str:
+            return _load(loops, "%forcing", i * stride + block, VECTOR)
+
+        for i, block, total in _products(loops, rows, stride, begun):
+            _store(loops, total, "%out", i * stride + block, VECTOR)
+        return self._function("carry", loops)
 
     def jacobian(self) -> str:
         """Write df/dx of one lane; zero where it is not finite."""
@@ -265,8 +323,10 @@ class _Writing:
 
     def _function(self, name: str, loops: Loops) -> str:
         self.functions |= loops.functions
-        lines = [f"define void @{name}({_ARGUMENTS}) {{", "entry:", *loops.lines, "  ret void", "}"]
-        return "\n".join(lines)
+        arguments = [] if name == "carry" else ["i64 %lanes", "i64 %stride"]
+        arguments += [f"ptr noalias %{pointer}" for pointer in _POINTERS[name].split()]
+        lines = [f"define void @{name}({', '.join(arguments)}) {{", "entry:", *loops.lines]
+        return "\n".join([*lines, "  ret void", "}"])
 
     def _slopes(self, loops: Loops, t: str, x, theta, by: list[int] | None) -> Slopes:
         """Write f, and its derivatives by states and by some parameters, unless ``by`` is None."""
@@ -331,6 +391,25 @@ class _Writing:
             loops.new(f"select i1 {has_failed}, double {nan}, double {_load(loops, names[1], k)}")
             for k in range(len(outputs))
         ]
+
+
+def _products(
+    loops: Loops,
+    matrix: Sequence[Sequence[str | None]],
+    stride: int,
+    begun: Callable[[int, int], str],
+) -> Iterator[tuple[int, int, str]]:
+    """Write a matrix times rows of ``stride`` numbers, added to what there is: row, place, sum."""
+    for block in range(0, stride, VECTOR):
+        vectors = [_load(loops, "%x", k * stride + block, VECTOR) for k in range(len(matrix))]
+        for i, row in enumerate(matrix):
+            total = begun(i, block)
+            for value, vector in zip(row, vectors, strict=True):
+                if value is not None:
+                    factor = _splat(loops, value, VECTOR)
+                    product = loops.new(f"fmul contract {_vector(VECTOR)} {factor}, {vector}")
+                    total = loops.new(f"fadd contract {_vector(VECTOR)} {total}, {product}")
+            yield i, block, total
 
 
 def _row(loops: Loops, name: str, offset: str) -> str:

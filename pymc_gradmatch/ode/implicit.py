@@ -15,6 +15,8 @@ from pymc_gradmatch.ode.plan import (
     LEFT_DOMAIN,
     MAX_IMPLICIT_STEPS,
     N_COLUMNS,
+    N_GROUPS,
+    N_LINEAR,
     N_PARAMS,
     N_STATES,
     RHS,
@@ -24,6 +26,7 @@ from pymc_gradmatch.ode.plan import (
     TABLES,
     allocated,
     call,
+    carry,
     integers,
     jitted,
     next_width,
@@ -82,7 +85,8 @@ def invert(n, matrix, inverse):
 def implicit_room(plan):
     """Return how many numbers of memory :func:`implicit_step` needs."""
     n_states = plan[N_STATES]
-    return (ORDER + 2) * n_states * plan[STRIDE] + 2 * n_states * n_states + 1
+    size = plan[N_GROUPS] * n_states * plan[STRIDE]
+    return (ORDER + 2) * size + 2 * n_states * n_states + 1 + plan[N_LINEAR]
 
 
 @jitted(types.float64(integers, types.float64, types.float64, *[reals] * 6))
@@ -119,11 +123,13 @@ def implicit_step(plan, time, width, x, jacobian, theta, absolute, memory, x_new
         has no inverse.
     """
     n_states, stride, n_columns = plan[N_STATES], plan[STRIDE], plan[N_COLUMNS]
-    size, tables, rtol = n_states * stride, reals_at(plan[TABLES]), reals_at(plan[RTOL])[0]
+    group_size, n_groups = n_states * stride, plan[N_GROUPS]
+    size, tables, rtol = n_groups * group_size, reals_at(plan[TABLES]), reals_at(plan[RTOL])[0]
     here, f = shifted(memory, ORDER * size), shifted(memory, (ORDER + 1) * size)
     matrix = shifted(memory, (ORDER + 2) * size)
     inverse = shifted(matrix, n_states * n_states)
     clock = shifted(inverse, n_states * n_states)
+    linear = shifted(clock, 1)
     for order in range(ORDER):
         h, move = width / SUBSTEPS[order], shifted(memory, order * size)
         for i in range(n_states):
@@ -138,12 +144,17 @@ def implicit_step(plan, time, width, x, jacobian, theta, absolute, memory, x_new
             for k in range(size):
                 here[k] = x[k] + move[k]
             clock[0] = time + substep * h
-            call(plan[RHS], (1, stride, clock, here, theta, tables, f))
-            for i in range(n_states):
-                for j in range(n_states):
-                    weight = h * inverse[i * n_states + j]
-                    for column in range(n_columns):
-                        move[i * stride + column] += weight * f[j * stride + column]
+            call(plan[RHS], (1, stride, clock, here, theta, tables, f, linear))
+            for group in range(n_groups):
+                first = group * group_size
+                slopes, moves = shifted(f, first), shifted(move, first)
+                if group > 0:
+                    carry(plan, group, linear, shifted(here, first), slopes)
+                for i in range(n_states):
+                    for j in range(n_states):
+                        weight = h * inverse[i * n_states + j]
+                        for column in range(stride):
+                            moves[i * stride + column] += weight * slopes[j * stride + column]
     last = (ORDER - 1) * size
     for k in range(size):
         total = x[k] + memory[last + k]
@@ -166,15 +177,15 @@ def implicit_step(plan, time, width, x, jacobian, theta, absolute, memory, x_new
         size_of = max(abs(x[i * stride]), abs(x_new[i * stride]))
         error += (f[i * stride] / (absolute[i] + rounding + rtol * size_of)) ** 2
     for column in range(1, n_columns):
-        largest = 0.0
+        largest, first = 0.0, column // stride * group_size + column % stride
         for i in range(n_states):
-            at = i * stride + column
+            at = first + i * stride
             largest = max(largest, max(abs(x[at]), abs(x_new[at])) / absolute[i])
         if largest > 0:
             of_column = 0.0
             for i in range(n_states):
                 scale = SENSITIVITY * rtol * largest * absolute[i]
-                of_column += (f[i * stride + column] / scale) ** 2
+                of_column += (f[first + i * stride] / scale) ** 2
             if not of_column <= error:
                 error = of_column
     return np.sqrt(error / n_states)
@@ -188,7 +199,8 @@ def implicitly(plan, last, draw, front, theta, x_out, s_out):
     """
     status, goal, _, n_steps, time, width, absolute, _, states = front
     n_states, stride = plan[N_STATES], plan[STRIDE]
-    size, ends, tables = n_states * stride, reals_at(plan[ENDS]), reals_at(plan[TABLES])
+    group_size, ends, tables = n_states * stride, reals_at(plan[ENDS]), reals_at(plan[TABLES])
+    size = plan[N_GROUPS] * group_size
     memory = allocated(implicit_room(plan) + size + n_states * n_states + 1)
     x_new = shifted(memory, implicit_room(plan))
     jacobian = shifted(x_new, size)
@@ -216,10 +228,9 @@ def implicitly(plan, last, draw, front, theta, x_out, s_out):
                 # A step cut short by an output time says little against a longer one.
                 width[draw] = max(longest, width[draw])
                 time[draw] = ends[goal[draw]]
-                for k in range(n_states):
-                    for column in range(plan[N_COLUMNS]):
-                        value = x[k * stride + column]
-                        write(plan, draw, goal[draw], k, column, value, x_out, s_out)
+                for group in range(plan[N_GROUPS]):
+                    columns = shifted(x, group * group_size)
+                    write(plan, draw, goal[draw], group, stride, columns, x_out, s_out)
                 goal[draw] += 1
             else:
                 time[draw] += step

@@ -114,7 +114,11 @@ as_integers: Any = _as_integers
     N_STATES,
     N_PARAMS,
     N_COLUMNS,  # of a state: one, and its sensitivities
-    STRIDE,  # of these columns, padded
+    STRIDE,  # of a group of these columns
+    N_GROUPS,
+    N_LINEAR,  # numbers that groups after the first need for their slopes
+    FORCING,  # of them, where those by parameters begin
+    FIRST_FORCED,  # group that these are for
     N_TIMES,  # at which solutions are asked for, or start anew
     N_OUT,  # of which solutions are asked for
     N_PIECES,
@@ -122,6 +126,7 @@ as_integers: Any = _as_integers
     MAX_IMPLICIT_STEPS,
     RHS,
     JACOBIAN,
+    CARRY,
     SUMS_OF_SLOPES,
     TABLES,
     RTOL,
@@ -133,7 +138,7 @@ as_integers: Any = _as_integers
     AMOUNTS,  # that are added then
     IN_LOGS,  # whether a state is the logarithm of what is multiplied and added to
     COLUMNS,  # of the derivatives by each initial state; -1 of none
-) = range(22)
+) = range(27)
 
 # How a draw is doing, and how it ended.
 ARRIVED, UNDER_WAY, STIFF, EXHAUSTED, BLEW_UP, NOT_FINITE, LEFT_DOMAIN = range(7)
@@ -141,7 +146,7 @@ ARRIVED, UNDER_WAY, STIFF, EXHAUSTED, BLEW_UP, NOT_FINITE, LEFT_DOMAIN = range(7
 FRONT = types.Tuple([integers] * 4 + [reals] * 5)
 """Where draws are: status, place of the next output time, explicit and implicit steps; time, width
 of the next step, absolute tolerances and largest states so far, ``(draw, state)``, and states with
-their sensitivities, ``(draw, state, column)``."""
+their sensitivities, ``(draw, group, state, column)``."""
 
 HUGE = (
     1e8  # times the size of a state: where it is as large and no step is short enough, it blew up
@@ -159,13 +164,24 @@ def next_width(width, error, order):
     return width * min(max(SAFETY * error ** (-1 / order), SHRINK), GROW)
 
 
-@jitted(types.void(integers, *[types.int64] * 4, types.float64, reals, reals))
-def write(plan, draw, place, state, column, value, x_out, s_out):
-    """Write a state, column 0, or a sensitivity at one of the times, if it is asked for."""
-    row = integers_at(plan[ROWS])[place]
+@jitted(types.void(integers, *[types.int64] * 4, *[reals] * 3))
+def write(plan, draw, place, group, stride, columns, x_out, s_out):
+    """Write a group of columns, of which state k is at ``columns[k * stride]``, if asked for."""
+    row, n_derivatives = integers_at(plan[ROWS])[place], plan[N_COLUMNS] - 1
     if row >= 0:
-        at = (draw * plan[N_OUT] + row) * plan[N_STATES] + state
-        if column == 0:
-            x_out[at] = value
-        else:
-            s_out[at * (plan[N_COLUMNS] - 1) + column - 1] = value
+        first = group * plan[STRIDE]
+        last = min(first + plan[STRIDE], plan[N_COLUMNS])
+        for k in range(plan[N_STATES]):
+            at = (draw * plan[N_OUT] + row) * plan[N_STATES] + k
+            here, out = shifted(columns, k * stride - first), shifted(s_out, at * n_derivatives - 1)
+            if group == 0:
+                x_out[at] = here[0]
+            for column in range(max(first, 1), last):
+                out[column] = here[column]
+
+
+@jitted(types.void(integers, types.int64, *[reals] * 3))
+def carry(plan, group, linear, columns, slopes):
+    """Fill in the slopes of a group of sensitivities after the first."""
+    place = max(group - plan[FIRST_FORCED] + 1, 0) * plan[N_STATES] * plan[STRIDE]
+    call(plan[CARRY], (linear, shifted(linear, plan[FORCING] + place), columns, slopes))

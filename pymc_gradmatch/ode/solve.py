@@ -28,6 +28,8 @@ from pymc_gradmatch.ode.plan import (
     LEFT_DOMAIN,
     MAX_STEPS,
     N_COLUMNS,
+    N_GROUPS,
+    N_LINEAR,
     N_OUT,
     N_PARAMS,
     N_PIECES,
@@ -74,6 +76,17 @@ REASONS = {
 }
 
 
+@jitted(types.void(types.int64, integers, integers, *[reals] * 3))
+def fill_products(n, ends, columns, entries, vector, image):
+    """Multiply a vector by a matrix, of which each row has entries up to one of the ends."""
+    begin = 0
+    for i in range(n):
+        image[i] = 0.0
+        for k in range(begin, ends[i]):
+            image[i] += entries[k] * vector[columns[k]]
+        begin = ends[i]
+
+
 @jitted(types.void(types.int64, types.float64, *[reals] * 5))
 def fill_sizes(n_states, duration, reached, slope, by_state, memory, sizes):
     """Fill in the size that each state has or soon gets.
@@ -83,14 +96,20 @@ def fill_sizes(n_states, duration, reached, slope, by_state, memory, sizes):
     is no error.  States may differ in their units by any factor.
     """
     log_rate, vector, image = 0.0, memory, shifted(memory, n_states)
-    for k in range(n_states):
-        vector[k] = 1.0
+    ends = as_integers(shifted(memory, 2 * n_states))
+    columns, entries = shifted(ends, n_states), shifted(memory, 3 * n_states + n_states**2)
+    n_entries = 0
+    for i in range(n_states):
+        vector[i] = 1.0
+        for j in range(n_states):
+            if by_state[i * n_states + j] != 0:
+                columns[n_entries], entries[n_entries] = j, abs(by_state[i * n_states + j])
+                n_entries += 1
+        ends[i] = n_entries
     for _ in range(MATVECS):
+        fill_products(n_states, ends, columns, entries, vector, image)
         largest = 0.0
         for i in range(n_states):
-            image[i] = 0.0
-            for j in range(n_states):
-                image[i] += abs(by_state[i * n_states + j]) * vector[j]
             largest = max(largest, image[i])
         if largest == 0:
             log_rate = -np.inf
@@ -103,12 +122,14 @@ def fill_sizes(n_states, duration, reached, slope, by_state, memory, sizes):
         brought = abs(slope[k]) * soon
         sizes[k] = max(abs(reached[k]), brought if np.isfinite(brought) else 0.0)
     for _ in range(n_states):  # along a chain of states that start at zero
-        for i in range(n_states):
-            image[i] = 0.0
-            for j in range(n_states):
-                image[i] += abs(by_state[i * n_states + j]) * sizes[j] * soon
+        fill_products(n_states, ends, columns, entries, sizes, image)
+        has_grown = False
         for k in range(n_states):
-            sizes[k] = max(sizes[k], image[k] * (1e-6 if sizes[k] > 0 else 1.0))
+            brought = image[k] * soon * (1e-6 if sizes[k] > 0 else 1.0)
+            if brought > sizes[k]:
+                sizes[k], has_grown = brought, True
+        if not has_grown:
+            break
     for k in range(n_states):
         if sizes[k] == 0:
             sizes[k] = 1.0
@@ -120,20 +141,22 @@ def begin(plan, first, last, draw, front, theta, memory):
     status, goal, _, _, time, width, absolute, reached, states = front
     n_states, stride, rtol = plan[N_STATES], plan[STRIDE], reals_at(plan[RTOL])[0]
     times, ends, tables = reals_at(plan[TIMES]), reals_at(plan[ENDS]), reals_at(plan[TABLES])
-    x, parameters = shifted(states, draw * n_states * stride), shifted(theta, draw * plan[N_PARAMS])
+    x = shifted(states, draw * plan[N_GROUPS] * n_states * stride)
+    parameters = shifted(theta, draw * plan[N_PARAMS])
     sizes, so_far = shifted(absolute, draw * n_states), shifted(reached, draw * n_states)
     slopes, by_state = memory, shifted(memory, n_states * stride)
     clock = shifted(by_state, n_states * n_states)
+    slope, here = shifted(clock, 1), shifted(clock, 1 + n_states)
+    linear = shifted(here, n_states)
     clock[0] = times[first]
     duration = ends[last] - times[first]
-    call(plan[RHS], (1, stride, clock, x, parameters, tables, slopes))
+    call(plan[RHS], (1, stride, clock, x, parameters, tables, slopes, linear))
     call(plan[JACOBIAN], (1, stride, clock, x, parameters, tables, by_state))
-    rest = shifted(clock, 1)
-    slope, here = shifted(rest, 2 * n_states), shifted(rest, 3 * n_states)
     is_finite = True
     for k in range(n_states):
         slope[k], here[k] = slopes[k * stride], x[k * stride]
         is_finite = is_finite and np.isfinite(slope[k]) and np.isfinite(here[k])
+    rest = shifted(linear, plan[N_LINEAR])
     fill_sizes(n_states, duration, here, slope, by_state, rest, sizes)
     step = np.inf
     for k in range(n_states):
@@ -150,7 +173,8 @@ def begin_implicitly(plan, last, draw, front, theta, memory):
     """Set tolerances for sizes that states had, not may have."""
     _, _, _, _, time, _, absolute, reached, states = front
     n_states, stride, rtol = plan[N_STATES], plan[STRIDE], reals_at(plan[RTOL])[0]
-    x, parameters = shifted(states, draw * n_states * stride), shifted(theta, draw * plan[N_PARAMS])
+    x = shifted(states, draw * plan[N_GROUPS] * n_states * stride)
+    parameters = shifted(theta, draw * plan[N_PARAMS])
     by_state = memory
     clock = shifted(by_state, n_states * n_states)
     none = shifted(clock, 1)
@@ -172,20 +196,23 @@ def go_on_after(plan, place, draw, front, x_out, s_out):
     states, n_states, stride = front[8], plan[N_STATES], plan[STRIDE]
     factors, amounts = reals_at(plan[FACTORS]), reals_at(plan[AMOUNTS])
     in_logs = integers_at(plan[IN_LOGS])
+    x, size = shifted(states, draw * plan[N_GROUPS] * n_states * stride), n_states * stride
     for k in range(n_states):
-        at = (draw * n_states + k) * stride
+        at = k * stride
         factor, amount = factors[place * n_states + k], amounts[place * n_states + k]
         if factor != 1 or amount != 0:
             if in_logs[k]:
-                carried = factor * np.exp(states[at])
-                states[at] = np.log(carried + amount)
+                carried = factor * np.exp(x[at])
+                there = np.log(carried + amount)
                 factor = carried / (carried + amount)
             else:
-                states[at] = factor * states[at] + amount
-            for column in range(1, plan[N_COLUMNS]):
-                states[at + column] *= factor
-        for column in range(plan[N_COLUMNS]):
-            write(plan, draw, place, k, column, states[at + column], x_out, s_out)
+                there = factor * x[at] + amount
+            for group in range(plan[N_GROUPS]):
+                for column in range(stride):
+                    x[group * size + at + column] *= factor
+            x[at] = there
+    for group in range(plan[N_GROUPS]):
+        write(plan, draw, place, group, stride, shifted(x, group * size), x_out, s_out)
 
 
 @jitted(types.void(integers, types.int64, FRONT, integers, reals, reals))
@@ -199,7 +226,8 @@ def conclude(plan, n_draws, front, ended, x_out, s_out):
         for k in range(n_states):
             place = draw * n_states + k
             largest = HUGE * absolute[place] / (SHARE * rtol)
-            if status[draw] == LEFT_DOMAIN and abs(states[place * stride]) > largest:
+            at = (draw * plan[N_GROUPS] * n_states + k) * stride
+            if status[draw] == LEFT_DOMAIN and abs(states[at]) > largest:
                 status[draw] = BLEW_UP
         for k in range(n_numbers):
             if not np.isfinite(x_out[draw * n_numbers + k]) and status[draw] == ARRIVED:
@@ -215,10 +243,13 @@ def conclude(plan, n_draws, front, ended, x_out, s_out):
 def _solve(plan, n_draws, x0, theta, x_out, s_out, ended):
     """Solve from each start, ``(draw, state)``, and parameters, ``(draw, param)``."""
     n_states, stride = plan[N_STATES], plan[STRIDE]
-    size, columns, pieces = n_states * stride, integers_at(plan[COLUMNS]), integers_at(plan[PIECES])
+    columns, pieces = integers_at(plan[COLUMNS]), integers_at(plan[PIECES])
+    group_size = n_states * stride
+    size = plan[N_GROUPS] * group_size
     memory = allocated(
-        n_draws * (6 + 2 * n_states + size) + 2 * size + n_states**2 + 6 * n_states + 1
-    )
+        n_draws * (6 + 2 * n_states + size) + group_size + 3 * n_states**2 + 5 * n_states + 1
+        + plan[N_LINEAR]
+    )  # fmt: skip
     whole, numbers = as_integers(memory), shifted(memory, 4 * n_draws)
     absolute, reached = shifted(numbers, 2 * n_draws), shifted(numbers, (2 + n_states) * n_draws)
     states = shifted(numbers, (2 + 2 * n_states) * n_draws)
@@ -230,12 +261,13 @@ def _solve(plan, n_draws, x0, theta, x_out, s_out, ended):
     )  # fmt: skip
     for draw in range(n_draws):
         for k in range(n_states):
-            at = (draw * n_states + k) * stride
+            at = draw * size + k * stride
             states[at] = x0[draw * n_states + k]
             if columns[k] > 0:
-                states[at + columns[k]] = 1.0
-            for column in range(plan[N_COLUMNS]):
-                write(plan, draw, 0, k, column, states[at + column], x_out, s_out)
+                states[at + columns[k] // stride * group_size + columns[k] % stride] = 1.0
+        for group in range(plan[N_GROUPS]):
+            of_group = shifted(states, draw * size + group * group_size)
+            write(plan, draw, 0, group, stride, of_group, x_out, s_out)
     for piece in range(plan[N_PIECES]):
         first, last = pieces[piece], pieces[piece + 1]
         for draw in range(n_draws):
@@ -336,7 +368,7 @@ class Solver:
         self.n_derivatives = sum(equations.wrt)
         self.n_times = len(t)
         columns = np.cumsum(equations.wrt) * equations.wrt
-        steps, addresses = combinations()
+        steps, addresses = combinations((n_states, code.stride) if self.n_derivatives else None)
         arrays: list[NDArray] = [
             equations.tables, np.array([rtol]), times, course.ends, course.rows, pieces,
             course.factor, course.amount, np.array(equations.in_logs), columns[:n_states],
@@ -347,9 +379,10 @@ class Solver:
         ]
         self.plan = np.array(
             [
-                n_states, equations.n_params, code.n_columns, code.stride, len(times), self.n_times,
+                n_states, equations.n_params, code.n_columns, code.stride, code.n_groups,
+                code.n_linear, code.forcing, code.first_forced, len(times), self.n_times,
                 len(pieces) - 1, MOST_STEPS, MOST_IMPLICIT_STEPS, code.rhs, code.jacobian,
-                addresses.ctypes.data, *(a.ctypes.data for a in arrays),
+                code.carry, addresses.ctypes.data, *(a.ctypes.data for a in arrays),
             ]
         )  # fmt: skip
         self._arrays, self._owners = arrays, (addresses, steps)
@@ -397,7 +430,7 @@ def in_words(ended: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
     return {reason: draws for reason, draws in places.items() if len(draws)}
 
 
-_EVALUATE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, *[ctypes.c_void_p] * 5)
+_EVALUATE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, *[ctypes.c_void_p] * 6)
 
 
 def evaluate(equations: Equations, t: Array, x: Array, theta: Array) -> Array:
@@ -405,7 +438,7 @@ def evaluate(equations: Equations, t: Array, x: Array, theta: Array) -> Array:
     arrays = [np.ascontiguousarray(a.T, dtype=float) for a in (t, x, theta)]
     slopes = np.empty((x.shape[1], len(t)))
     pointers = [array.ctypes.data for array in (*arrays, equations.tables, slopes)]
-    _EVALUATE(equations.code.rhs)(len(t), len(t), *pointers)
+    _EVALUATE(equations.code.rhs)(len(t), len(t), *pointers, None)
     return slopes.T
 
 
