@@ -17,6 +17,7 @@ References
    parameters. *Biometrika* 40.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple, Protocol, Self
 
 import numpy as np
@@ -232,9 +233,9 @@ class Found(NamedTuple):
         return type(self).of(ends, self.widths)
 
 
-def modes_of(
+def climbs(
     target: Density, rng: np.random.Generator, near: NDArray[np.float64] | None = None
-) -> Found:
+) -> Iterator[Found]:
     """Climb from draws of the prior until the ends repeat, or climbs are many.
 
     Parameters
@@ -246,6 +247,11 @@ def modes_of(
     near : array of float, optional
         Other points, such as draws of another posterior, shape ``(point, n)``: the likeliest
         few of them are climbed from, too.
+
+    Yields
+    ------
+    Found
+        What is found so far, each time with twice as many climbs.
 
     Raises
     ------
@@ -261,13 +267,13 @@ def modes_of(
         likely = np.argsort(-target(some))[: FIRST_CLIMBS // 2]
         points = np.concatenate([points, some[likely]])
     check_possible(target(points))
-    found = Found.of(climb(target, points, widths), widths)
-    n_climbs = FIRST_CLIMBS
+    found, n_climbs = Found.of(climb(target, points, widths), widths), FIRST_CLIMBS
+    yield found
     while found.unknown > UNKNOWN and n_climbs < MOST_CLIMBS:
         points = _chosen(target, target.drawn(SCREENED, rng), n_climbs, rng)
         found = found.with_climbs(target, points)
         n_climbs *= 2
-    return found
+        yield found
 
 
 def _chosen(target: Density, drawn: NDArray[np.float64], n: int, rng) -> NDArray[np.float64]:

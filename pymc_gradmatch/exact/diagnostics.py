@@ -94,6 +94,7 @@ class Diagnostics:
     conditions : dict of str to Condition
         By name, whether each condition of a passed verdict holds, and its figure:
 
+        - ``finished``: nothing stopped the searches (what did);
         - ``weights``: Pareto k is below what is reliable for so many draws;
         - ``searches_agree``: means, standard deviations and evidence of the searches differ by
           no more than their errors (the furthest of them);
@@ -161,6 +162,10 @@ class Diagnostics:
 
 # Why a verdict is withheld, the first that holds.
 REASONS = {
+    "finished": (
+        "{figure} before the searches had ended. They are draws of normal approximations at the "
+        "modes, weighted: {figures}"
+    ),
     "proper": (
         "the density does not fall off along {listed}, of flat prior, as far as the ODE can be "
         "integrated: this posterior has no finite volume, and there are no draws from it; "
@@ -231,6 +236,7 @@ def diagnosed(
     climbing: Climbing,
     chained: Chained | None = None,
     apart: Mapping[str, float] | None = None,
+    stopped: str = "",
 ) -> Diagnostics:
     """Judge draws by all that is known of them.
 
@@ -246,6 +252,8 @@ def diagnosed(
         Of chains, where there were some.
     apart : mapping of str to float, optional
         Experiments of which searches of their own find another evidence: its log.
+    stopped : str
+        What stopped the searches before their end, if anything did.
     """
     weighted, walks = found.weighted, found.walks
     furthest_apart = found.disagreement[["mean", "log_sd"]].max(axis=1)
@@ -255,6 +263,7 @@ def diagnosed(
     aliases = _aliases(target, found.modes)
     new = climbing.found.new
     conditions = {
+        "finished": Condition(not stopped, stopped),
         "weights": Condition(weighted.is_reliable, weighted.pareto_k),
         "searches_agree": Condition(found.agrees, furthest(furthest_apart)),
         "errors": Condition(found.is_precise, found.largest_error),

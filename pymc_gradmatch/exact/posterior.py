@@ -80,6 +80,8 @@ class ExactPosterior(Solutions):
     ----------
     model : pymc.Model
         The model.
+    has_volume : bool, default True
+        Whether it is the density of the coordinates, or that of the unknowns as they are.
 
     Attributes
     ----------
@@ -94,7 +96,7 @@ class ExactPosterior(Solutions):
         If the model cannot be written so; the message names what stands in the way.
     """
 
-    def __init__(self, model: pm.Model):
+    def __init__(self, model: pm.Model, *, has_volume: bool = True):
         super().__init__(model)
         solved, theta, starts, self._parts = with_solutions(self, _to_be_given)
         self._exact, self._x = solved, [solved[name] for name in self.states]
@@ -115,7 +117,7 @@ class ExactPosterior(Solutions):
         self._natural = compile_for_draws(self._values, self._graphs)
         # A draw outside of the likelihood's domain has density zero, and stops no other.
         weighed = [*free, *terms]
-        densities = impossible_outside(densities_of(solved, weighed))
+        densities = impossible_outside(densities_of(solved, weighed, has_volume))
         self.single_terms = dict(zip([rv.name for rv in weighed], densities, strict=True))
         self._log_density = compile_for_draws(
             [*self._values, *self._x], [total_of([*self.single_terms.values()])]

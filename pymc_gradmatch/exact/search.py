@@ -245,6 +245,15 @@ def _search(
         return search(target, around, n_draws, n_effective, rng)
 
 
+def weighed_once(target: LogDensity, modes: Local, rng: np.random.Generator) -> Coverage:
+    """Weigh a few draws of the modes' normal approximations, with no search."""
+    mixture = mixture_of(modes)
+    draws = [mixture.draw(DRAWS[0] // 2, rng) for _ in WIDTHS]
+    drawn = [Drawn(one, target(one) - mixture.log_density(one), one) for one in draws]
+    coverage = _together(target, [mixture] * len(drawn), modes, drawn, rng, is_marginal=True)
+    return coverage._replace(n_rounds=1)
+
+
 def search_once(
     target: LogDensity, modes: Local, n_effective: float, rng: np.random.Generator
 ) -> Weighted:

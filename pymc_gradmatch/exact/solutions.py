@@ -4,6 +4,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import product
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,10 @@ from pymc_gradmatch.model import Constraint, constraints, equations, known_start
 from pymc_gradmatch.ode import ODE, Solution, Solver, in_words
 
 type Wrt = Sequence[tuple[bool, ...]]
+
+
+class OutOfTimeError(TimeoutError):
+    """A search has had the time that it was given."""
 
 
 class Solutions:
@@ -47,6 +52,8 @@ class Solutions:
         How many draws have been solved from so far.
     failures : Counter
         How many of them have no solution, by what happened.
+    deadline : float
+        By :func:`time.monotonic`, after which solving raises :class:`OutOfTimeError`.
 
     Raises
     ------
@@ -70,6 +77,7 @@ class Solutions:
         self.known = [by_states.get(constraint.x) for constraint in self.constraints]
         self.starts = [unused_name(f"{name}0", model) for name in self.states]
         self.n_solutions, self.failures = 0, Counter[str]()
+        self.deadline = np.inf
         self._levels = [
             _levels_of_each(equations(constraint.ode, constraint.gp))
             for constraint in self.constraints
@@ -297,6 +305,9 @@ class Solutions:
         return solution.x[:, -len(t) :].reshape(*x0.shape[:-1], len(t), x0.shape[-1])
 
     def _solution(self, ode: ODE, t, x0, theta, wrt: tuple[bool, ...] | None = None) -> Solution:
+        if monotonic() > self.deadline:
+            msg = f"out of time after {self.n_solutions} solutions"
+            raise OutOfTimeError(msg)
         solve = Solver(ode.equations(wrt), t)
         solution = solve(x0.reshape(-1, x0.shape[-1]), theta.reshape(-1, theta.shape[-1]))
         self.n_solutions += len(solution.ended)

@@ -11,7 +11,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from pymc_gradmatch.arguments import check_counts
-from pymc_gradmatch.exact.climb import climb, modes_of
+from pymc_gradmatch.exact.climb import climb, climbs
 from pymc_gradmatch.exact.diagnostics import Climbing, Diagnostics, diagnosed, several
 from pymc_gradmatch.exact.experiments import Separate, cover_experiments, exact_posterior
 from pymc_gradmatch.exact.importance import Weighted, reliable_k
@@ -324,7 +324,8 @@ def integrate_check(
         target = exact_posterior(model)
         draws = target.coordinates(_posterior(idata))
         say("climbing from the draws, and from draws of the prior")
-        climbing = Climbing.of(target, modes_of(target, rng, draws))
+        *_, climbed = climbs(target, rng, draws)
+        climbing = Climbing.of(target, climbed)
         modes = climbing.found.modes
         if isinstance(target, Separate):
             found, apart = cover_experiments(target, modes.point[0], n_draws, rng, say)

@@ -431,9 +431,11 @@ def total_of(densities: Sequence[TensorVariable]) -> TensorVariable:
 
 
 def densities_of(
-    model: pm.Model, variables: Sequence[Variable] | None = None
+    model: pm.Model, variables: Sequence[Variable] | None = None, has_volume: bool = True
 ) -> list[TensorVariable]:
     """Return the graphs of log densities of variables, entry by entry; of all, if none are named.
+
+    Of what samplers move, or, without the volume of transforms, of the variables as they are.
 
     Raises
     ------
@@ -441,7 +443,7 @@ def densities_of(
         If what a variable observes has another shape than what the model says of it.
     """
     try:
-        return model.logp(vars=variables, sum=False)
+        return model.logp(vars=variables, jacobian=has_volume, sum=False)
     except ValueError as error:
         for rv in model.observed_RVs:
             observed = model.rvs_to_values[rv]

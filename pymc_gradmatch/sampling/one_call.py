@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
@@ -23,7 +24,7 @@ from pymc_gradmatch._pymc import (
     without_traces,
 )
 from pymc_gradmatch.arguments import yielding
-from pymc_gradmatch.exact.climb import UNKNOWN, Found, modes_of
+from pymc_gradmatch.exact.climb import climb, climbs
 from pymc_gradmatch.exact.diagnostics import (
     Chained,
     Climbing,
@@ -42,7 +43,8 @@ from pymc_gradmatch.exact.importance import ImpossibleError
 from pymc_gradmatch.exact.model import exact_model
 from pymc_gradmatch.exact.modes import Local
 from pymc_gradmatch.exact.posterior import N_PRIOR, NO_DRAWS, ExactPosterior
-from pymc_gradmatch.exact.search import cover
+from pymc_gradmatch.exact.search import cover, weighed_once
+from pymc_gradmatch.exact.solutions import OutOfTimeError
 from pymc_gradmatch.exact.verdict import N_HANDED_ON, TRY, check_n_draws, searched
 from pymc_gradmatch.gp import Experiment, StateGPs, is_states, start_of
 from pymc_gradmatch.model import (
@@ -65,6 +67,7 @@ from pymc_gradmatch.sampling.nuts import sample
 if TYPE_CHECKING:
     from arviz import PlotCollection
 
+N_CLIMBED = 8  # draws, from which the most probable point is climbed to
 MANY = 15  # unknowns, from which on NUTS takes over where searches fail
 N_CHAINED = 500  # draws of each of its chains
 ROUGHLY = 1e-6  # relative tolerance of their solutions; their draws are weighted by exact ones
@@ -156,6 +159,22 @@ class Fit(Verdict):
         return self.matched()
 
     @cached_property
+    def mode(self) -> dict[str, NDArray[np.float64]]:
+        """The most probable point: parameters, x(t0), all else and the states, by name.
+
+        Where the posterior density of the unknowns as they are, not of what samplers transform
+        them to, is highest, as of :func:`pymc.find_MAP`: climbed to from the modes of
+        :attr:`modes` and the best draws.
+        """
+        target = ExactPosterior(self.solved, has_volume=False)
+        draws = target.coordinates(self.idata["posterior"].dataset)
+        some = np.unique(draws, axis=0)
+        best = some[np.argsort(-target(some))[:N_CLIMBED]]
+        ends = climb(target, best, draws.std(axis=0))
+        highest = ends.point[[np.argmax(ends.height)]]
+        return {name: value[0] for name, value in target.variables(highest).items()}
+
+    @cached_property
     def exact_model(self) -> pm.Model:
         """The model with the solution in the place of its states: a plain PyMC model.
 
@@ -196,14 +215,14 @@ class Fit(Verdict):
 class Chains:
     """Chains of NUTS on the exact model, from a mode, run when first asked for."""
 
-    def __init__(self, target: ExactPosterior, climbed: Found, rng: np.random.Generator):
-        self.target, self.climbed, self.rng = target, climbed, rng
+    def __init__(self, target: ExactPosterior, modes: Local, rng: np.random.Generator):
+        self.target, self.modes, self.rng = target, modes, rng
 
     @cached_property
     def idata(self) -> xr.DataTree:
         """The draws, as :func:`~pymc_gradmatch.sample` returns them."""
         exact = exact_model(self.target.model, rtol=ROUGHLY)
-        for name, value in self.target.natural(self.climbed.modes.point[0]).items():
+        for name, value in self.target.natural(self.modes.point[0]).items():
             start_at(exact[name], value)
         return sample(
             N_CHAINED, model=exact, cores=1, random_seed=self.rng.spawn(1)[0], progressbar=False
@@ -241,6 +260,7 @@ def fit(
     start: Mapping[str, Any] | None = None,
     model: pm.Model | None = None,
     n_draws: int = 4_000,
+    max_seconds: float | None = None,
     random_seed: int | np.random.Generator | None = None,
     progressbar: bool = True,
     **settings: Unpack[Settings],
@@ -271,6 +291,9 @@ def fit(
         place of these: any likelihood.
     n_draws : int, default 4_000
         Draws of the result, at least 1 000.
+    max_seconds : float, optional
+        Wall-clock seconds after which it stops, as after Ctrl-C: with the draws of the modes'
+        normal approximations, weighted, and without a verdict.  Running chains end first.
     random_seed : int or numpy.random.Generator, optional
         Seed of starts and draws.
     progressbar : bool, default True
@@ -287,6 +310,8 @@ def fit(
 
     Raises
     ------
+    OutOfTimeError
+        If ``max_seconds`` have passed before any mode is found; it is a :class:`TimeoutError`.
     TypeError, ValueError
         If data, priors or model do not fit, or the ODE can be integrated from nowhere
         near the estimate.
@@ -347,6 +372,9 @@ def fit(
     4000
     """
     check_n_draws(n_draws)
+    if max_seconds is not None and not max_seconds > 0:
+        msg = f"max_seconds is {max_seconds!r}; expected a positive number, or None."
+        raise ValueError(msg)
     if "preset" in settings:
         msg = (
             "gm.fit has no argument preset: its model is always the refined one. Models of other "
@@ -390,71 +418,128 @@ def fit(
         refined = partial(_itself, model)
     with reporting("writing the exact posterior", enabled=progressbar) as say:
         target = exact_posterior(model)
-        say("climbing from draws of the prior")
-        climbing = Climbing.of(target, _climbed(target, rng, say))
-        climbed = climbing.found
-        chains = Chains(target, climbed, rng)
-        if isinstance(target, Separate):
-            found, apart = cover_experiments(target, climbed.modes.point[0], n_draws, rng, say)
-        else:
-            say("searching: independent searches from around the modes")
-            is_large = len(target.names) >= MANY and len(climbed.modes.height) == 1
-            found = cover(
-                target, climbed.modes, n_draws, rng, chains=chains.phi if is_large else None
-            )
-            apart = {}
+        target.deadline = np.inf if max_seconds is None else monotonic() + max_seconds
+        search = Exact(target, n_draws, rng, say)
+        stopped = ""
+        try:
+            search.run()
+        except (KeyboardInterrupt, OutOfTimeError) as error:
+            if search.climbing is None:
+                if isinstance(error, OutOfTimeError):
+                    msg = f"{error}, before a mode was found; expected more max_seconds."
+                    raise OutOfTimeError(msg) from None
+                raise
+            stopped = str(error) or "stopped by Ctrl-C"
+            search.approximate()
         say("drawing")
+        return search.fit(model, refined, stopped)
+
+
+class Exact:
+    """The search for an exact posterior, in steps that each leave something behind.
+
+    Attributes
+    ----------
+    climbing : Climbing or None
+        Where climbs led, as soon as there are some.
+    found : Coverage
+        Weighted draws.
+    """
+
+    def __init__(self, target: ExactPosterior, n_draws: int, rng: np.random.Generator, say):
+        self.target, self.n_draws, self.rng, self.say = target, n_draws, rng, say
+        self.climbing: Climbing | None = None
+        self.chains: Chains | None = None
+        self.apart: dict[str, float] = {}
+
+    def run(self):
+        """Climb to modes, and search around them."""
+        target, rng = self.target, self.rng
+        self.say("climbing from draws of the prior")
+        try:
+            for found in climbs(target, rng):
+                self.climbing = Climbing.of(target, found)
+        except ImpossibleError:
+            self._match()
+        if is_strange(target, self.modes):
+            self._match()
+        if isinstance(target, Separate):
+            there = self.modes.point[0]
+            self.found, self.apart = cover_experiments(target, there, self.n_draws, rng, self.say)
+            return
+        self.say("searching: independent searches from around the modes")
+        is_large = len(target.names) >= MANY and len(self.modes.height) == 1
+        self.chains = Chains(target, self.modes, rng) if is_large else None
+        phi = None if self.chains is None else self.chains.phi
+        self.found = cover(target, self.modes, self.n_draws, rng, chains=phi)
+
+    @property
+    def modes(self) -> Local:
+        """The modes that were climbed to."""
+        assert self.climbing is not None
+        return self.climbing.found.modes
+
+    def _match(self):
+        """Climb from where gradient matching leads to, too."""
+        self.say("matching gradients, for another start")
+        target = self.target
+        try:
+            with verdict_to_come():
+                there = _start(target, self.rng)
+            _check_start(target, there)
+        except ValueError:
+            if self.climbing is None:
+                raise
+            return
+        if self.climbing is None:
+            *_, found = climbs(target, self.rng, there[None])
+        else:
+            found = self.climbing.found.with_climbs(target, there[None])
+        self.climbing = Climbing.of(target, found)
+
+    def approximate(self):
+        """Weigh draws of the modes' normal approximations: the best that a stopped search has."""
+        self.target.deadline = np.inf
+        self.found = weighed_once(self.target, self.modes, self.rng)
+
+    def fit(self, model: pm.Model, refined: Callable[[], pm.Model], stopped: str) -> Fit:
+        """Return the result; what stopped the search withholds its verdict."""
+        target, found, rng = self.target, self.found, self.rng
         weighted = found.weighted
-        drawn = weighted.resampled(n_draws, rng)
+        drawn = weighted.resampled(self.n_draws, rng)
         idata = target.idata(weighted.points[drawn], rng)
         idata["searches"] = xr.DataTree(searched(found, target.names))
         largest = found.modes.nearest[drawn] == found.modes.shares.argmax()
         of_one_mode = idata["posterior"].dataset.isel(draw=np.flatnonzero(largest))
-        unidentified = _unidentified(target, of_one_mode, rng)
-    found.disagreement.index = [*target.names, "evidence"]
-    posterior = idata["posterior"].dataset
-    along = target.along_states - {name for name, v in posterior.items() if v.ndim == 2}
-    along |= {*target.behind_starts}
-    scalars = [name for name in posterior.data_vars if name not in along]
-    diagnostics = diagnosed(target, found, climbing, chains.said, apart)
-    return Fit(
-        verdict=f"{diagnostics.in_words()} {UNSEEN if diagnostics.passed else TRY}",
-        is_exact=diagnostics.passed,
-        diagnostics=diagnostics,
-        table=summary(idata, var_names=scalars, kind="stats", round_to="none"),
-        idata=idata,
-        solved=model,
-        matched=refined,
-        weights=weighted.weights,
-        pareto_k=weighted.pareto_k,
-        n_effective=weighted.n_effective,
-        covariance=pd.DataFrame(found.covariance, target.names, target.names),
-        starts=target.initial_points(weighted.points[list(dict.fromkeys(drawn))[:N_HANDED_ON]]),
-        modes=pd.DataFrame(target.scalars(found.modes.points)).assign(weight=found.modes.shares),
-        unidentified=unidentified,
-        default_starts=target.default_starts,
-        n_solutions=target.n_solutions,
-        failures=dict(target.failures),
-    )
-
-
-def _climbed(target: ExactPosterior, rng, say: Callable) -> Found:
-    """Climb from draws of the prior; where these do not tell, from where gradients match, too."""
-    try:
-        found = modes_of(target, rng)
-        if found.unknown <= UNKNOWN and not is_strange(target, found.modes):
-            return found
-    except ImpossibleError:
-        found = None
-    say("matching gradients, for another start")
-    with verdict_to_come():
-        there = _start(target, rng)
-    _check_start(target, there)
-    return (
-        modes_of(target, rng, there[None])
-        if found is None
-        else found.with_climbs(target, there[None])
-    )
+        found.disagreement.index = [*target.names, "evidence"]
+        posterior = idata["posterior"].dataset
+        along = target.along_states - {name for name, v in posterior.items() if v.ndim == 2}
+        along |= {*target.behind_starts}
+        scalars = [name for name in posterior.data_vars if name not in along]
+        assert self.climbing is not None
+        said = None if self.chains is None else self.chains.said
+        diagnostics = diagnosed(target, found, self.climbing, said, self.apart, stopped)
+        handed_on = weighted.points[list(dict.fromkeys(drawn))[:N_HANDED_ON]]
+        modes = pd.DataFrame(target.scalars(found.modes.points))
+        return Fit(
+            verdict=f"{diagnostics.in_words()} {UNSEEN if diagnostics.passed else TRY}",
+            is_exact=diagnostics.passed,
+            diagnostics=diagnostics,
+            table=summary(idata, var_names=scalars, kind="stats", round_to="none"),
+            idata=idata,
+            solved=model,
+            matched=refined,
+            weights=weighted.weights,
+            pareto_k=weighted.pareto_k,
+            n_effective=weighted.n_effective,
+            covariance=pd.DataFrame(found.covariance, target.names, target.names),
+            starts=target.initial_points(handed_on),
+            modes=modes.assign(weight=found.modes.shares),
+            unidentified=_unidentified(target, of_one_mode, rng),
+            default_starts=target.default_starts,
+            n_solutions=target.n_solutions,
+            failures=dict(target.failures),
+        )
 
 
 def verdict_to_come() -> warnings.catch_warnings:
