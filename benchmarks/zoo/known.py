@@ -91,7 +91,7 @@ def _rotation(t: Array, truth: Array, noise: float, highest: float, seed: int) -
     seen = Channel("q", ("q",), np.arange(len(t)), "normal", noise)
     part = Part("", t, [seen], {"q": standard, "v": standard})
     theta = {"w": Prior("Uniform", (SLOWEST, highest))}
-    posed = Problem("rotation", ode, theta, [part], truth)
+    posed = Problem("rotation", ode, theta, [part], truth, by_table=True)
     data = posed.simulated(truth, np.random.default_rng(seed))
     return replace(posed, data=data)
 

@@ -27,7 +27,6 @@ __all__ = ["LAWS", "Channel", "Part", "Problem", "Unknown", "draws_of"]
 type Array = NDArray[np.float64]
 
 DEGREES = 4.0  # of freedom, of Student's t
-RTOL = 1e-7  # of solutions: the noise is no less than a hundredth
 CHUNK = 4_000_000  # numbers of trajectories held at once
 
 
@@ -260,7 +259,7 @@ class Problem:
         for part, ode, x0 in zip(self.parts, self._solvers, starts, strict=True):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of solutions that fail, which are NaN
-                x = ode.solve(part.t, x0, theta, rtol=RTOL)
+                x = ode.solve(part.t, x0, theta)
             shown = []
             for channel in part.channels:
                 level = sum(x[:, channel.seen, places[state]] for state in channel.states)
