@@ -1,0 +1,1 @@
+"""Problems from a generator, truth drawn from the priors: ``python -m benchmarks.zoo``."""
