@@ -10,8 +10,8 @@ from scipy import stats
 from scipy.special import logsumexp
 
 import pymc_gradmatch as gm
+from pymc_gradmatch.exact.diagnostics import residuals
 from pymc_gradmatch.exact.posterior import ExactPosterior
-from pymc_gradmatch.exact.verdict import residuals
 from pymc_gradmatch.gp import unexplained
 
 T = np.linspace(0, 4, 9)
