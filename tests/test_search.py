@@ -15,7 +15,7 @@ from pymc_gradmatch.exact.importance import (
     weigh,
 )
 from pymc_gradmatch.exact.modes import apart_from_ridges, look_around, newton, ridges_from
-from pymc_gradmatch.exact.search import FIRST_STEP, TIME, WALKERS, Hamiltonian, cover, walk
+from pymc_gradmatch.exact.search import FIRST_STEP, TIME, WALKERS, Hamiltonian, Walks, cover, walk
 from tests.densities import Density, normal, together
 
 
@@ -158,7 +158,7 @@ def rate_near_zero(phi):
 
 def test_walks_go_down_an_exponential_tail_beside_steep_slopes():
     """Assert that they get where one in 3 000 draws is, and are on the ridge wherever they pass."""
-    modes = climbed(Density(rate_near_zero), [-2.0, 0.0, 0.0])
+    modes = newton(rate_near_zero, np.array([[-2.0, 0.0, 0.0]]), np.diag([0.3, 0.01, 0.01]))
     means = ridges_from(rate_near_zero, modes).mixture.means
     in_tail = means[means[:, 0] < -3]
     assert in_tail[:, 0].min() < -8
@@ -200,6 +200,7 @@ def test_walks_turn_with_a_ridge_and_are_on_it_wherever_they_pass():
     assert np.diff(ahead[(ahead > -3) & (ahead < 3)]).max() < 1.5  # so that parts overlap
 
 
+@pytest.mark.slow
 def test_parts_along_a_ridge_are_adapted_to_it(rng):
     """Assert a proposal of which a good share counts, where one of a few parts has none.
 
@@ -306,27 +307,21 @@ def test_walks_go_by_the_widths_of_their_own_part(rng):
 
 
 def test_walks_that_leave_start_the_searches_anew_from_where_they_went(rng, monkeypatch):
-    """Assert the whole of a normal, from searches that first ended with half of it."""
+    """Assert it of a mode where nothing but walks has been."""
+    two = together([(normal(1.0), 0.0), (normal(1.0, 40.0), 0.0)])
+    there = iter([Walks(rng.normal(40, 1, size=(500, 2)), WALKERS, WALKERS)])
+    monkeypatch.setattr(
+        "pymc_gradmatch.exact.search.walk", lambda *given: next(there, None) or walk(*given)
+    )
+    found = cover(two, climbed(two, [0.3, 0.3]), 4_000, rng)
+    assert_half_is_far_away(found)
 
-    def half(phi):
-        return np.where(phi[:, 0] < 0, normal(1.0)(phi), -np.inf)
 
-    n_searches = 0
-
-    def first_half(target, *arguments):
-        nonlocal n_searches
-        n_searches += 1
-        return search(half if n_searches <= 2 else target, *arguments)
-
-    mode = climbed(normal(1.0), [0.1, 0.1])
-    narrow = mode._replace(point=mode.point - [3.0, 0.0], factor=0.5 * mode.factor)
-    monkeypatch.setattr("pymc_gradmatch.exact.search.search", first_half)
-    found = cover(normal(1.0), narrow, 4_000, rng)
-    assert n_searches > 2
+def assert_half_is_far_away(found):
     assert found.is_reliable
-    error = 5 / np.sqrt(found.weighted.n_effective)
-    mean = found.weighted.weights @ found.weighted.points
-    np.testing.assert_allclose(mean, 0, atol=error)
+    error = 0.5 / np.sqrt(found.weighted.n_effective)
+    share = found.weighted.weights @ (found.weighted.points[:, 0] > 20)
+    assert share == pytest.approx(0.5, abs=5 * error)
 
 
 @pytest.mark.slow
@@ -349,6 +344,7 @@ def test_a_tail_without_finite_volume_has_no_end(power, is_unfinished):
     assert bool(ridges_from(heavy, modes).n_unfinished) == is_unfinished
 
 
+@pytest.mark.slow
 def test_a_posterior_without_finite_volume_gets_no_seal(rng):
     def heavy(phi):
         return -(phi[:, 0] ** 2 + np.log1p(phi[:, 1] ** 2)) / 2
@@ -398,6 +394,7 @@ def test_a_mode_far_below_another_has_its_share_where_it_holds_more(rng):
     assert mean == pytest.approx(60 * share, abs=5 * 13 / np.sqrt(weighted.n_effective))
 
 
+@pytest.mark.slow
 def test_a_pole_gets_no_seal(rng):
     """Assert it of a density that no proposal covers, with the mode beside its top."""
 
@@ -406,33 +403,24 @@ def test_a_pole_gets_no_seal(rng):
         return -0.5 * radius**2 - 1.99 * np.log(radius)
 
     mode = climbed(normal(1.0), [0.1, 0.1])
-    assert not cover(Density(pole), mode, 3_000, rng).is_reliable
+    assert not cover(Density(pole), mode, 3_000, rng, sizes=(1_000, 1_000)).is_reliable
 
 
 def test_chains_take_the_place_of_ridges_where_first_searches_fail(rng, monkeypatch):
-    """Assert it of a mode that nothing but the chains has been at."""
-    two = together([(normal(1.0, 0.0), 0.0), (normal(1.0, 40.0), 0.0)])
-    monkeypatch.setattr("pymc_gradmatch.exact.search.reliable_k", lambda _: 0.7, raising=False)
+    """Assert it of a mode where nothing but the chains has been."""
+    two = together([(normal(1.0), 0.0), (normal(1.0, 40.0), 0.0)])
+    higher = iter([5.0])
+
+    def disagreeing(target, *given):
+        offset = next(higher, 0.0)
+        return search(lambda phi: target(phi) + offset, *given)
 
     def chains():
-        return np.concatenate([rng.normal(size=(500, 2)), rng.normal(40, 1, size=(500, 2))])
-
-    n_attempts = 0
-
-    def disagreeing(target, *arguments):
-        nonlocal n_attempts
-        n_attempts += 1
-        found = search(target, *arguments)
-        if n_attempts == 1:
-            found.pool._height[: len(found.pool.points)] += 5
-        return found
+        return np.concatenate([rng.normal(at, 1, size=(500, 2)) for at in (0, 40)])
 
     monkeypatch.setattr("pymc_gradmatch.exact.search.search", disagreeing)
     found = cover(two, climbed(two, [0.3, 0.3]), 4_000, rng, chains=chains)
-    assert found.is_reliable
-    error = 0.5 / np.sqrt(found.weighted.n_effective)
-    share = found.weighted.weights @ (found.weighted.points[:, 0] > 20)
-    assert share == pytest.approx(0.5, abs=5 * error)
+    assert_half_is_far_away(found)
 
 
 def test_a_climb_beside_a_wall_takes_a_closer_look_and_goes_on():
