@@ -1,0 +1,167 @@
+"""Climbs from draws of the prior: which modes they find, and when they are enough."""
+
+import numpy as np
+import pytest
+
+from pymc_gradmatch.exact.climb import FIRST_CLIMBS, MOST_CLIMBS, Found, climb, modes_of
+from pymc_gradmatch.exact.importance import ImpossibleError
+from tests.densities import Density, normal, together
+
+
+def everywhere(low, high, n_coordinates=2):
+    return lambda n, rng: rng.uniform(low, high, size=(n, n_coordinates))
+
+
+def with_prior(density, drawn):
+    return Density(density.log_density, drawn)
+
+
+CORNERS = [(x, y) for x in (0.0, 50.0) for y in (0.0, 25.0, 50.0)]
+
+
+@pytest.fixture
+def six_modes():
+    """Return six normals of equal shares, two by three."""
+    parts = [(normal(1.0, np.array(corner)), 0.0) for corner in CORNERS]
+    return together(parts, everywhere(-10, 60))
+
+
+def test_six_modes_are_found_with_how_often_each_was_reached(six_modes, rng):
+    found = modes_of(six_modes, rng)
+    np.testing.assert_allclose(sorted(found.modes.point.tolist()), CORNERS, atol=0.05)
+    assert found.reached.sum() == len(found.ends.height)
+    assert found.reached.min() >= 3
+    assert found.unknown == 0
+    assert found.new == 0
+    np.testing.assert_array_equal(found.near(found.modes.point), found.reached)
+
+
+def test_climbs_go_on_where_their_ends_differ_and_stop_where_these_agree(six_modes, rng):
+    assert len(modes_of(six_modes, rng).ends.height) > FIRST_CLIMBS
+    one = modes_of(with_prior(normal(1.0), everywhere(-10, 60)), rng)
+    np.testing.assert_allclose(one.modes.point, [[0.0, 0.0]], atol=0.05)
+    assert one.reached.tolist() == [FIRST_CLIMBS]
+
+
+def test_more_modes_than_climbs_can_count_are_said_to_be_unknown(rng):
+    """Assert it of 400 normals of equal shares."""
+    places = 10.0 * np.stack(np.meshgrid(range(20), range(20)), axis=-1).reshape(-1, 2)
+    parts = [(normal(1.0, place), 0.0) for place in places]
+    found = modes_of(together(parts, everywhere(-5, 195)), rng)
+    assert len(found.ends.height) == MOST_CLIMBS
+    assert found.new > 0.2
+
+
+def test_ends_of_climbs_are_normal_approximations(rng):
+    """Assert mean, covariance and evidence of a normal."""
+    factor = np.tril(rng.normal(size=(4, 4))) + 2 * np.eye(4)
+
+    def density(phi):
+        return -0.5 * np.square(np.linalg.solve(factor, (phi - 3).T)).sum(axis=0)
+
+    ends = climb(Density(density), 10 * rng.normal(size=(8, 4)), np.full(4, 10.0))
+    assert ends.has_arrived.all()
+    covariance = factor @ factor.T
+    for point, found in zip(ends.point, ends.covariance, strict=True):
+        assert np.linalg.norm(np.linalg.solve(factor, point - 3)) < 0.2
+        np.testing.assert_allclose(found, covariance, rtol=1e-3, atol=1e-3)
+    _, log_det = np.linalg.slogdet(covariance)
+    np.testing.assert_allclose(ends.log_evidence, 0.5 * log_det, atol=0.02)
+
+
+def test_a_climb_goes_through_a_valley_that_is_no_normal(rng):
+    """Assert it of Rosenbrock's, from all over."""
+
+    def valley(phi):
+        return -(np.square(1 - phi[:, 0]) + 100 * np.square(phi[:, 1] - phi[:, 0] ** 2))
+
+    ends = climb(Density(valley), rng.uniform(-2, 2, size=(20, 2)), np.ones(2))
+    np.testing.assert_allclose(ends.point, 1, atol=0.3)
+    assert ends.height.min() > -0.02
+
+
+def test_a_wall_does_not_stop_a_climb():
+    """Assert the mode of a narrow density, from beside an edge at which it ends."""
+    sd, edge = 0.01, 0.05
+
+    def walled(phi):
+        return np.where(phi[:, 0] > -edge, normal(sd)(phi), -np.inf)
+
+    starts = np.array([[-0.99 * edge, 3 * sd], [-0.9 * edge, 500 * sd], [80 * sd, 0.0]])
+    ends = climb(Density(walled), starts, np.ones(2))
+    np.testing.assert_allclose(ends.point, np.zeros((3, 2)), atol=0.2 * sd)
+    deviations = np.sqrt(np.diagonal(ends.covariance, axis1=1, axis2=2))
+    np.testing.assert_allclose(deviations, sd, rtol=0.05)
+
+
+def test_draws_of_density_zero_are_not_climbed_from(rng):
+    def half(phi):
+        return np.where(phi[:, 0] > 0, normal(1.0, 2.0)(phi), -np.inf)
+
+    found = modes_of(Density(half, everywhere(-10, 10)), rng)
+    np.testing.assert_allclose(found.modes.point, [[2.0, 2.0]], atol=0.05)
+    nowhere = Density(lambda phi: np.full(len(phi), -np.inf), everywhere(-10, 10))
+    with pytest.raises(ImpossibleError, match="zero at all"):
+        modes_of(nowhere, rng)
+
+
+def test_a_lower_mode_is_found_where_most_draws_are_near_the_higher(rng):
+    """Assert it of one with a twentieth of the posterior, and with a tenth of the prior's draws."""
+    lower = np.full(2, 20.0)
+
+    def mostly_near(n, rng):
+        around = np.where(rng.random((n, 1)) < 0.9, 0.0, lower)
+        return around + rng.normal(size=(n, 2))
+
+    two = together([(normal(1.0), 3.0), (normal(1.0, lower), 0.0)], mostly_near)
+    n_found = [len(modes_of(two, rng).modes.height) for _ in range(20)]
+    assert n_found == [2] * 20
+
+
+def test_a_mode_far_below_another_counts_where_it_holds_more(rng):
+    """Assert it of one in ten dimensions that is lower and five times as wide."""
+    far = 60 * np.eye(10)[0]
+
+    def drawn(n, rng):
+        is_far = rng.random((n, 1)) < 0.5
+        return np.where(is_far, far, 0.0) + np.where(is_far, 5, 1) * rng.normal(size=(n, 10))
+
+    target = together([(normal(1.0), 0.0), (normal(5.0, far), -12.5)], drawn)
+    found = modes_of(target, rng)
+    np.testing.assert_allclose(found.modes.point[:, 0], [0, 60], atol=0.5)
+
+
+def test_a_mode_of_next_to_no_share_is_a_maximum_but_does_not_count(rng):
+    parts = [(normal(1.0), 0.0), (normal(1.0, 20.0), -10.0)]
+    found = modes_of(together(parts, everywhere(-5, 25)), rng)
+    assert len(found.maxima.height) == 2
+    np.testing.assert_allclose(found.modes.point, [[0.0, 0.0]], atol=0.05)
+
+
+def test_climbs_that_settle_along_a_ridge_are_one_mode(rng):
+    def bent(phi):
+        across = phi[:, 1] - 0.02 * np.square(phi[:, 0])
+        return -0.5 * np.square(phi[:, 0] / 30) - 0.5 * np.square(across / 0.1)
+
+    def drawn(n, rng):
+        along = rng.normal(0, 30, size=n)
+        return np.stack([along, 0.02 * np.square(along) + rng.normal(0, 3, size=n)], axis=1)
+
+    assert len(modes_of(Density(bent, drawn), rng).modes.height) == 1
+
+
+def test_points_of_another_posterior_are_climbed_from_too(rng):
+    """Assert that a mode is found that no draw of the prior leads to."""
+    narrow = normal(0.01, 500.0)
+    two = together([(normal(1.0), 0.0), (narrow, 10.0)], everywhere(-3, 3))
+    assert len(modes_of(two, rng).maxima.height) == 1
+    near = 500 + 0.01 * rng.normal(size=(100, 2))
+    found = modes_of(two, rng, near)
+    np.testing.assert_allclose(found.maxima.point, [[500, 500], [0, 0]], atol=0.05)
+
+
+def test_further_climbs_are_added_to_what_is_found(six_modes, rng):
+    one = climb(six_modes, np.array([[1.0, 1.0]]), np.ones(2))
+    found = Found.of(one, np.ones(2)).with_climbs(six_modes, np.array([[49.0, 1.0], [0.5, 0.0]]))
+    np.testing.assert_allclose(sorted(found.modes.point.tolist()), [[0, 0], [50, 0]], atol=0.05)
+    assert sorted(found.reached.tolist()) == [1, 2]

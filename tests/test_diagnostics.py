@@ -1,0 +1,160 @@
+"""What a verdict is made of: its conditions by name, their figures, and their sentences."""
+
+from dataclasses import fields
+
+import numpy as np
+import pandas as pd
+import pymc as pm
+import pytest
+
+import pymc_gradmatch as gm
+from pymc_gradmatch.exact.diagnostics import REASONS, Condition, Diagnostics
+
+FAILED = {
+    "proper": (["k", "x0[a]"], "does not fall off along k, x0[a], of flat prior"),
+    "solved": (0.123, "12.3% of the solutions that were tried were out of steps"),
+    "no_aliases": ("'a' turns 12 times in 9 equal gaps", "Such aliases fit alike"),
+    "experiments": ("e1 by 2.3", "searches of single experiments find more, or less"),
+    "walks": (7, "7 of 48 walks from them lead where none of 2 independent searches came"),
+    "ridges": (3, "a ridge goes on beyond the end of walks along it"),
+    "weights": (0.93, "their weights are too uneven"),
+    "searches_agree": ("k by 1.4", "2 independent searches disagree, beyond their errors most on"),
+    "errors": (0.9, "agree only because their Monte Carlo errors are large"),
+    "modes_repeat": (0.25, "there are more modes than climbs came to: 25% of them"),
+    "explained": (["'a'"], "a solution that leaves much of 'a' unexplained"),
+}
+
+
+def judged(*failed, **changes):
+    """Return diagnostics of which some conditions fail."""
+    conditions = {
+        name: Condition(name not in failed, FAILED[name][0]) for name in reversed(REASONS)
+    }
+    given = {
+        "method": "importance sampling",
+        "pareto_k": 0.31,
+        "n_effective": 2_000.0,
+        "n_weighted": 4_000,
+        "r_hat": np.nan,
+        "n_divergences": 0,
+        "n_searches": 2,
+        "n_rounds": 4,
+        "n_walks": 48,
+        "n_solutions": 9_000,
+        "n_failed": {},
+        "modes": pd.DataFrame({"weight": [1.0], "reached": [16]}),
+        "conditions": conditions,
+    }
+    return Diagnostics(**given | changes)
+
+
+def test_every_condition_has_a_sentence_and_a_test():
+    assert set(REASONS) == set(FAILED)
+
+
+def test_a_verdict_passes_where_all_conditions_hold():
+    passed = judged()
+    assert passed.passed
+    assert repr(passed) == passed.in_words()
+    assert repr(passed) == (
+        "These are draws from the exact posterior: 2 independent searches agree, Pareto k 0.31 "
+        "(0.70 is the limit), 2000 effective draws of 4000, 4 rounds."
+    )
+
+
+@pytest.mark.parametrize("name", FAILED)
+def test_a_condition_that_fails_withholds_the_verdict_and_says_so(name):
+    failed = judged(name)
+    assert not failed.passed
+    assert repr(failed).startswith("These are not draws from the exact posterior: ")
+    assert FAILED[name][1] in repr(failed)
+    assert "Pareto k 0.31" in repr(failed)
+    assert not any(words in repr(failed) for key, (_, words) in FAILED.items() if key != name)
+
+
+def test_of_several_conditions_that_fail_the_first_reason_is_given():
+    in_order = [*REASONS]
+    for number, name in enumerate(in_order):
+        assert repr(judged(*in_order[number:])) == repr(judged(name))
+
+
+def test_where_walks_are_lost_at_once_the_verdict_says_so():
+    assert "walks from them were lost at once" not in repr(judged(n_walks=12))
+    assert "44 of 48 walks from them were lost at once" in repr(judged(n_walks=4))
+
+
+T = np.linspace(0, 2, 9)
+DECAY = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
+
+
+@pytest.fixture(scope="module")
+def fit():
+    y = np.exp(-T)[:, None] + np.random.default_rng(1).normal(0, 0.1, (9, 1))
+    priors = {"rate": pm.HalfNormal.dist(2)}
+    return gm.fit(DECAY, T, y, priors=priors, sigma=0.1, random_seed=1, progressbar=False)
+
+
+def test_a_fit_has_the_diagnostics_that_its_verdict_is_made_of(fit):
+    found = fit.diagnostics
+    assert fit.is_exact
+    assert found.passed
+    assert fit.verdict.startswith(found.in_words())
+    assert set(found.conditions) == set(REASONS)
+    assert all(condition.passed for condition in found.conditions.values())
+    assert found.method == "importance sampling"
+    assert (found.pareto_k, found.n_effective) == (fit.pareto_k, fit.n_effective)
+    assert found.n_weighted == len(fit.weights)
+    assert (found.n_solutions, found.n_failed) == (fit.n_solutions, fit.failures)
+    assert np.isnan(found.r_hat)
+    assert found.n_divergences == 0
+    assert found.n_searches == 2
+    assert 12 <= found.n_walks <= 48
+    assert found.modes["weight"].sum() == pytest.approx(1)
+    assert found.modes["reached"].tolist() == [16]
+    assert {field.name for field in fields(found)} >= {"n_rounds", "conditions"}
+
+
+def withheld(condition, t, y, priors, ode=DECAY, **settings):
+    """Fit, and assert that one condition fails, and that the verdict is withheld."""
+    fit = gm.fit(ode, t, y, priors=priors, random_seed=1, progressbar=False, **settings)
+    assert not fit.diagnostics.conditions[condition].passed
+    assert not fit.diagnostics.passed
+    assert not fit.is_exact
+    return fit
+
+
+def test_a_flat_prior_of_what_data_do_not_tell_is_improper():
+    """Assert it of a rate that x(t0), which is known to be zero, leaves out of the solution."""
+    y = np.random.default_rng(1).normal(0, 0.1, (9, 1))
+    fit = withheld("proper", T, y, {"rate": pm.Flat.dist()}, sigma=0.1, start={"mass": 0.0})
+    assert fit.diagnostics.conditions["proper"].figure == ["rate"]
+
+
+def test_what_an_equation_leaves_out_is_unexplained():
+    """Assert it of a decay that the data go through in waves."""
+    t = np.linspace(0, 6, 40)
+    y = (np.exp(-t) + 0.3 * np.sin(3 * t))[:, None] + np.random.default_rng(1).normal(
+        0, 0.02, (40, 1)
+    )
+    fit = withheld("explained", t, y, {"rate": pm.HalfNormal.dist(2)})
+    assert fit.diagnostics.conditions["explained"].figure == ["'mass'"]
+    assert "leaves much of 'mass' unexplained" in fit.verdict
+
+
+def test_searches_that_are_cut_short_withhold_the_verdict(monkeypatch):
+    """Assert it of weights that are too uneven, as the proposal is much too narrow."""
+    from pymc_gradmatch.exact.importance import Mixture
+    from pymc_gradmatch.exact.modes import Ridges
+
+    def narrow(modes):
+        return Mixture.around(modes.point[0], 1e-4 * modes.covariance[0])
+
+    monkeypatch.setattr("pymc_gradmatch.exact.importance.MAX_ROUNDS", 1)
+    monkeypatch.setattr("pymc_gradmatch.exact.search.mixture_of", narrow)
+    monkeypatch.setattr(
+        "pymc_gradmatch.exact.search.ridges_from",
+        lambda _, modes: Ridges(narrow(modes), 0, modes.height[:1]),
+    )
+    y = np.exp(-T)[:, None] + np.random.default_rng(1).normal(0, 0.1, (9, 1))
+    fit = withheld("weights", T, y, {"rate": pm.HalfNormal.dist(2)}, sigma=0.1)
+    assert fit.diagnostics.conditions["weights"].figure == fit.pareto_k

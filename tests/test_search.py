@@ -1,0 +1,447 @@
+"""Searches for densities in closed form: mixtures, weights, ridges, walks, and agreement."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from pymc_gradmatch.exact.climb import climb
+from pymc_gradmatch.exact.importance import (
+    Mixture,
+    Pool,
+    Search,
+    adapted,
+    reliable_k,
+    search,
+    weigh,
+)
+from pymc_gradmatch.exact.modes import apart_from_ridges, look_around, newton, ridges_from
+from pymc_gradmatch.exact.search import FIRST_STEP, TIME, WALKERS, Hamiltonian, Walks, cover, walk
+from tests.densities import Density, normal, together
+
+
+def climbed(target, *points, width=1.0):
+    """Return the modes that climbs from points lead to, the highest first."""
+    points = np.array(points, dtype=float)
+    found = climb(target, points, np.full(points.shape[1], width))
+    return found.only(np.argsort(-found.height))
+
+
+def test_weights_are_uniform_where_the_proposal_is_the_target(rng):
+    """Assert nearly constant weights for a mixture of t distributions that is its own target."""
+    factor = np.tril(rng.normal(size=(5, 5))) + 2 * np.eye(5)
+    mixture = Mixture.of([Mixture.around(np.arange(5.0) + k, factor @ factor.T) for k in (0, 2)])
+    points = mixture.draw(1_000, rng)
+    expected = stats.multivariate_t(np.arange(5), factor @ factor.T * 5 / 7, df=7).pdf(points) / 2
+    shifted = stats.multivariate_t(np.arange(5) + 2, factor @ factor.T * 5 / 7, df=7).pdf(points)
+    np.testing.assert_allclose(mixture.log_density(points), np.log(expected + shifted / 2))
+    weighted = weigh(points, np.log(expected + shifted / 2) - mixture.log_density(points))
+    assert weighted.n_effective > 999
+    assert weighted.log_evidence == pytest.approx(0, abs=1e-9)
+
+
+def test_draws_of_which_none_is_possible_are_weighed_without_an_error(rng):
+    points = rng.normal(size=(1_000, 2))
+    weighted = weigh(points, np.full(1_000, -np.inf))
+    assert not weighted.is_reliable
+    assert (weighted.n_effective, weighted.log_evidence) == (0, -np.inf)
+    assert sorted(weighted.resampled(1_000, rng)) == [*range(1_000)]
+
+
+def test_a_reliable_k_is_below_seven_tenths_and_less_for_few_draws():
+    assert reliable_k(10_000) == 0.7
+    assert reliable_k(100) == 0.5
+
+
+def test_a_search_travels_to_a_far_and_narrow_target(rng):
+    """Assert moments of a normal ten of its standard deviations away, in eight dimensions."""
+    sd, target = 0.3, normal(0.3, 3)
+    found = search(target, Mixture.around(np.zeros(8), np.eye(8)), 1_000, 1_000, rng)
+    weighted = found.pool.weighted
+    assert weighted.is_reliable
+    assert weighted.n_effective >= 1_000
+    error = 4 * sd / np.sqrt(weighted.n_effective)
+    np.testing.assert_allclose(weighted.weights @ weighted.points, 3, atol=error)
+    assert weighted.log_evidence == pytest.approx(8 * np.log(sd * np.sqrt(2 * np.pi)), abs=0.2)
+
+
+def test_a_search_keeps_all_of_its_draws_and_ends_when_they_are_enough(rng):
+    start = Mixture.around(np.zeros(2), np.eye(2))
+    one = search(normal(1.0), start, 1_000, 500, rng)
+    assert len(one.pool.proposals) == 1
+    more = search(normal(1.0), start, 1_000, 1_500, rng)
+    assert len(more.pool.proposals) > 1
+    assert len(more.pool.points) == 1_000 * len(more.pool.proposals)
+    assert more.pool.weighted.n_effective >= 1_500
+
+
+def test_draws_of_several_proposals_are_weighed_as_draws_of_their_mixture(rng):
+    first, second = (Mixture.around(np.full(2, at), np.eye(2)) for at in (-1.0, 1.0))
+    pool = Pool()
+    for proposal in (first, second):
+        points = proposal.draw(500, rng)
+        pool.add(proposal, points, normal(1.0)(points))
+    expected = normal(1.0)(pool.points) - pool.mixture.log_density(pool.points)
+    np.testing.assert_allclose(pool.log_ratio, expected)
+
+
+def test_a_target_that_is_zero_at_all_draws_is_refused_in_words(rng):
+    nowhere = Density(lambda phi: np.full(len(phi), -np.inf))
+    start = climbed(normal(1.0), [0.0, 0.0])
+    with pytest.raises(ValueError, match="zero at all of 1000 draws around the given ones"):
+        cover(nowhere, start, 1_000, rng)
+
+
+def test_a_search_whose_draws_are_all_impossible_starts_from_the_modes(rng):
+    """Assert it of sixty unknowns above zero, where a draw twice as wide never lies."""
+    sd = 0.25
+
+    def positive(points):
+        inside = (points > 0).all(axis=1)
+        return np.where(inside, -0.5 * np.square((points - 1) / sd).sum(axis=1), -np.inf)
+
+    wide = Mixture.around(np.ones(60), np.square(5 * sd) * np.eye(60))
+    with pytest.raises(ValueError, match="zero at all"):
+        search(positive, wide, 500, 100, rng)
+    mode = climbed(normal(sd, 1.0), np.ones(60))
+    weighted = cover(Density(positive), mode, 1_000, rng, sizes=(500,)).weighted
+    assert (weighted.points[weighted.weights > 0] > 0).all()
+
+
+def banana(bend, width):
+    """Return the log density of a ridge along a parabola, of standard deviation 4 along x."""
+
+    def log_density(phi):
+        across = (phi[:, 1] - bend * phi[:, 0] ** 2) / width
+        return -0.5 * ((phi[:, 0] / 4) ** 2 + across**2 + phi[:, 2] ** 2)
+
+    return Density(log_density)
+
+
+def on_banana(bend, x):
+    return [x, bend * x**2, 0.1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("bend", "width"), [(0.05, 0.3), (0.5, 0.02)], ids=["wide", "thin"])
+@pytest.mark.parametrize("start", [0.0, -4.0])
+def test_a_bent_ridge_is_covered_from_one_point_of_it(bend, width, start, rng):
+    """Assert the whole ridge's mean and standard deviation, which k alone would not ask for."""
+    target = banana(bend, width)
+    found = cover(target, climbed(target, on_banana(bend, start)), 12_000, rng)
+    assert found.is_reliable
+    weights, x = found.weighted.weights, found.weighted.points[:, 0]
+    error = 5 / np.sqrt(found.weighted.n_effective)
+    assert weights @ x == pytest.approx(0, abs=4 * error)
+    assert np.sqrt(weights @ x**2) == pytest.approx(4, rel=error)
+
+
+def test_walks_stay_on_a_ridge_to_both_of_its_ends():
+    """Assert it from one end, for a ridge that turns a hundred times its width aside."""
+    bend, width = 0.1, 0.05
+    target = banana(bend, width)
+    ridges = ridges_from(target, newton(target, np.array([on_banana(bend, -4.0)]), np.eye(3)))
+    x, y, _ = ridges.mixture.means.T
+    assert x.min() < -12  # three standard deviations
+    assert x.max() > 12
+    assert np.abs(y - bend * x**2).max() < 6 * width
+    assert not ridges.n_unfinished
+
+
+def rate_near_zero(phi):
+    """Return the log density of a rate's log, and of two that hang together and follow it."""
+    log_rate, a, b = phi.T
+    follows = 0.3 * np.tanh(log_rate + 1.9)
+    tail = log_rate - np.square((np.exp(log_rate) - 0.15) / 0.075) / 2
+    together, apart = (a + b - follows) / 0.1, (a - b + follows) / 0.02
+    return tail - (np.square(together) + np.square(apart)) / 2
+
+
+def test_walks_go_down_an_exponential_tail_beside_steep_slopes():
+    """Assert that they get where one in 3 000 draws is, and are on the ridge wherever they pass."""
+    modes = newton(rate_near_zero, np.array([[-2.0, 0.0, 0.0]]), np.diag([0.3, 0.01, 0.01]))
+    means = ridges_from(rate_near_zero, modes).mixture.means
+    in_tail = means[means[:, 0] < -3]
+    assert in_tail[:, 0].min() < -8
+    follows = 0.3 * np.tanh(in_tail[:, 0] + 1.9)
+    on_ridge = np.column_stack([in_tail[:, 0], np.zeros_like(follows), follows])
+    assert (rate_near_zero(in_tail) > rate_near_zero(on_ridge) - 1).all()
+
+
+def test_an_exponential_tail_beside_steep_slopes_has_its_share(rng):
+    """Assert the share of the tail against quadrature, along the rate alone."""
+    target = Density(rate_near_zero)
+    found = cover(target, climbed(target, [-2.0, 0.0, 0.0]), 12_000, rng)
+    assert found.is_reliable
+    grid = np.linspace(-40, 2, 20_001)
+    density = np.exp(grid - np.square((np.exp(grid) - 0.15) / 0.075) / 2)
+    share = density[grid < -4].sum() / density.sum()
+    error = np.sqrt(share / found.weighted.n_effective)
+    weights, log_rate = found.weighted.weights, found.weighted.points[:, 0]
+    assert weights @ (log_rate < -4) == pytest.approx(share, abs=5 * error)
+
+
+def turning(phi):
+    """Return the log density of a ridge that turns, thousands of times as long as wide."""
+    x, y, z = phi.T
+    tight, loose = y + z - np.logaddexp(0, 3 * x), y - z + np.logaddexp(0, -2 * x)
+    return -0.5 * (x**2 + np.square(tight / 3e-4) + np.square(loose / 0.02))
+
+
+def test_walks_turn_with_a_ridge_and_are_on_it_wherever_they_pass():
+    modes = newton(turning, np.array([[0.1, 0.0, 0.0]]), np.eye(3))
+    ridges = ridges_from(turning, modes)
+    x = ridges.mixture.means[:, 0]
+    assert x.min() < -3.5
+    assert x.max() > 3.5
+    assert not ridges.n_unfinished
+    across = turning(ridges.mixture.means) + 0.5 * x**2
+    assert np.median(across) > -0.5  # others went along the loose one of the two directions
+    ahead = np.sort(x[across > -0.5])
+    assert np.diff(ahead[(ahead > -3) & (ahead < 3)]).max() < 1.5  # so that parts overlap
+
+
+@pytest.mark.slow
+def test_parts_along_a_ridge_are_adapted_to_it(rng):
+    """Assert a proposal of which a good share counts, where one of a few parts has none.
+
+    The share hangs on the few draws that a search ends with: the median of several tells.
+    """
+    bend, width = 0.1, 0.05
+    target = banana(bend, width)
+    shares: dict[str, list[float]] = {"ridge": [], "found": []}
+    for _ in range(7):
+        mode = newton(target, np.array([on_banana(bend, rng.normal(-4, 0.2))]), np.eye(3))
+        ridge = ridges_from(target, mode).mixture
+        found = search(target, ridge, 2_000, np.inf, rng).proposal
+        for name, proposal in {"ridge": ridge, "found": found}.items():
+            points = proposal.draw(4_000, rng)
+            weighted = weigh(points, target(points) - proposal.log_density(points))
+            shares[name].append(weighted.n_effective / 4_000)
+            assert weighted.weights @ points[:, 0] == pytest.approx(
+                0, abs=5 * 4 / np.sqrt(weighted.n_effective)
+            )
+    assert np.median(shares["found"]) > max(0.1, np.median(shares["ridge"]))
+
+
+def test_a_proposal_counts_points_as_often_as_they_are_different(rng):
+    mixture = Mixture.of([Mixture.around(np.full(3, at), np.eye(3)) for at in (-1.0, 2.0)])
+    points = rng.normal(size=(40, 3))
+    once = adapted(mixture, points, len(points))
+    repeated = adapted(mixture, np.repeat(points, 50, axis=0), len(points))
+    for ours, theirs in zip(repeated, once, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+    narrower = adapted(mixture, np.repeat(points, 50, axis=0), 50 * len(points))
+    assert np.linalg.det(narrower.shapes).min() < np.linalg.det(once.shapes).min()
+
+
+def walked(target, proposal, points, rng):
+    log_ratio = target(points) - proposal(points)
+    parts = np.zeros(len(points), dtype=int)
+    return walk(target, weigh(points, log_ratio), log_ratio, proposal, parts, rng)
+
+
+@pytest.mark.parametrize("width", [1.0, 1.8])  # of the target: light tails of weights, and heavy
+def test_walks_stay_where_a_proposal_covers_the_target(rng, width):
+    proposal = Mixture.around(np.zeros(4), np.eye(4))
+    points = proposal.draw(4_000, rng)
+    assert walked(normal(width), proposal.log_density, points, rng).n_leaving == 0
+
+
+def test_walks_leave_a_proposal_that_ends_where_the_target_goes_on(rng):
+    """Assert it where weights are nearly equal, and k sees nothing."""
+
+    def half(phi):
+        return np.where(phi[:, 0] < 0, normal(1.1)(phi), -1e3)
+
+    points = 1.1 * rng.normal(size=(4_000, 4))
+    points[:, 0] = -np.abs(points[:, 0])
+    assert weigh(points, normal(1.0)(points) - half(points)).is_reliable
+    walks = walked(normal(1.0), half, points, rng)
+    assert walks.n_leaving > WALKERS / 2
+    assert (walks.points[:, 0] > 0).any()
+
+
+def test_leapfrog_steps_conserve_energy_to_their_square(rng):
+    """Assert it for a normal density, whose gradients differences tell exactly."""
+    dynamics = Hamiltonian(
+        normal(np.array([1.0, 2.0, 0.5])), np.broadcast_to(np.eye(3), (500, 3, 3))
+    )
+    start, momentum = rng.normal(size=(2, 500, 3))
+    lost = []
+    for step in (0.1, 0.05):
+        _, energy = dynamics.trajectory(start, momentum, step, int(0.7 / step))
+        lost.append(np.abs(energy[-1] - energy[0]).mean())
+    assert lost[0] / lost[1] == pytest.approx(4, rel=0.1)
+
+
+def test_a_walk_that_runs_away_is_no_walk_that_leaves(rng):
+    """Assert it of a normal density that ends in cliffs, far steeper than steps allow."""
+
+    def cliff(phi):
+        away = np.abs(phi[:, 0])
+        inside = normal(0.9)(phi.clip(-9, 9))
+        return np.where(away < 2.5, inside, -np.exp(np.minimum(200 * away, 700)))
+
+    start, momentum = np.array([[[3.0, 0.0]], [[1.0, 0.0]]])
+    target = Density(cliff)
+    _, energy = Hamiltonian(target, np.eye(2)[None]).trajectory(start, momentum, 0.5, 2)
+    assert energy[-1, 0] == np.inf
+    points = rng.normal(size=(4_000, 2))
+    points = points[np.abs(points[:, 0]) < 2.5]
+    assert walked(target, normal(1.0), points, rng).n_leaving == 0
+
+
+def test_walks_go_by_the_widths_of_their_own_part(rng):
+    """Assert that they need no more steps where one part is a thousand times as narrow."""
+    means, widths = np.array([[0.0, 0.0], [100.0, 0.0]]), np.array([1.0, 1e-3])
+    target = together([(normal(w, m), -2 * np.log(w)) for m, w in zip(means, widths, strict=True)])
+    shapes = np.square(widths)[:, None, None] * np.eye(2)
+    proposal = Mixture(np.array([0.5, 0.5]), means, shapes)
+    points = proposal.draw(4_000, rng)
+    parts = (points[:, 0] > 50).astype(int)
+    log_ratio = target(points) - proposal.log_density(points)
+    weighted = weigh(points, log_ratio)
+    walks = walk(target, weighted, log_ratio, proposal.log_density, parts, rng)
+    assert (walks.n_leaving, walks.n_telling) == (0, WALKERS)
+    assert len(walks.points) <= WALKERS * TIME / FIRST_STEP
+
+
+def test_walks_that_leave_start_the_searches_anew_from_where_they_went(rng, monkeypatch):
+    """Assert it of a mode where nothing but walks has been."""
+    two = together([(normal(1.0), 0.0), (normal(1.0, 40.0), 0.0)])
+    there = iter([Walks(rng.normal(40, 1, size=(500, 2)), WALKERS, WALKERS)])
+    monkeypatch.setattr(
+        "pymc_gradmatch.exact.search.walk", lambda *given: next(there, None) or walk(*given)
+    )
+    found = cover(two, climbed(two, [0.3, 0.3]), 4_000, rng)
+    assert_half_is_far_away(found)
+
+
+def assert_half_is_far_away(found):
+    assert found.is_reliable
+    error = 0.5 / np.sqrt(found.weighted.n_effective)
+    share = found.weighted.weights @ (found.weighted.points[:, 0] > 20)
+    assert share == pytest.approx(0.5, abs=5 * error)
+
+
+@pytest.mark.slow
+def test_a_ridge_too_long_for_its_walks_gets_no_seal(rng):
+    """Assert it of one as long as a million times its width."""
+    target = banana(5, 1e-4)
+    found = cover(target, climbed(target, on_banana(5, -4.0)), 3_000, rng, sizes=[1_500, 1_500])
+    assert found.n_unfinished
+    assert not found.is_reliable
+
+
+@pytest.mark.parametrize(("power", "is_unfinished"), [(1, True), (4, False)])
+def test_a_tail_without_finite_volume_has_no_end(power, is_unfinished):
+    """Assert it of 1 / x, at the end of which another step of the same log holds as much."""
+
+    def heavy(phi):
+        return -(phi[:, 0] ** 2 + power * np.log1p(phi[:, 1] ** 2)) / 2
+
+    modes = climbed(Density(heavy), [0.3, 0.3])
+    assert bool(ridges_from(heavy, modes).n_unfinished) == is_unfinished
+
+
+@pytest.mark.slow
+def test_a_posterior_without_finite_volume_gets_no_seal(rng):
+    def heavy(phi):
+        return -(phi[:, 0] ** 2 + np.log1p(phi[:, 1] ** 2)) / 2
+
+    target = Density(heavy)
+    assert not cover(target, climbed(target, [0.3, 0.3]), 4_000, rng).is_reliable
+
+
+def test_searches_that_end_at_different_modes_disagree(rng, monkeypatch):
+    """Assert it with searches that are told where to end; each has a small k for itself."""
+    two_modes = together([(normal(1.0, -5.0), 0.0), (normal(1.0, 5.0), 0.0)])
+    ends = iter([-5.0, 5.0] * 3)
+
+    def ended(target, *_):
+        proposal, pool = Mixture.around(np.full(2, next(ends)), np.eye(2)), Pool()
+        points = proposal.draw(3_000, rng)
+        pool.add(proposal, points, target(points))
+        return Search(pool, proposal)
+
+    monkeypatch.setattr("pymc_gradmatch.exact.search.search", ended)
+    found = cover(two_modes, climbed(two_modes, [5.0, 5.0]), 3_000, rng)
+    assert found.weighted.is_reliable
+    assert found.disagreement["mean"].max() > 1
+    assert not found.agrees
+    assert not found.is_reliable
+
+
+def test_modes_have_their_shares(rng):
+    """Assert it of two, of shares 3 to 1."""
+    two = together([(normal(1.0, 0.0), 0.0), (normal(1.0, 40.0), np.log(3))])
+    found = cover(two, climbed(two, [0.3, 0.3], [39.0, 39.0]), 3_000, rng)
+    assert found.is_reliable
+    error = np.sqrt(0.75 * 0.25 / found.weighted.n_effective)
+    share = found.weighted.weights @ (found.weighted.points[:, 0] > 20)
+    assert share == pytest.approx(0.75, abs=5 * error)
+    np.testing.assert_allclose(found.modes.points, [[40, 40], [0, 0]], atol=1e-2)
+    np.testing.assert_allclose(found.modes.shares, [0.75, 0.25], atol=5 * error)
+
+
+def test_a_mode_far_below_another_has_its_share_where_it_holds_more(rng):
+    """Assert it of a normal in ten dimensions, and of one that is lower and five times as wide."""
+    far = 60 * np.eye(10)[0]
+    target = together([(normal(1.0), 0.0), (normal(5.0, far), -12.5)])
+    weighted = cover(target, climbed(target, np.zeros(10), far), 4_000, rng).weighted
+    share = 1 / (1 + np.exp(12.5) / 5**10)
+    mean = weighted.weights @ weighted.points[:, 0]
+    assert mean == pytest.approx(60 * share, abs=5 * 13 / np.sqrt(weighted.n_effective))
+
+
+@pytest.mark.slow
+def test_a_pole_gets_no_seal(rng):
+    """Assert it of a density that no proposal covers, with the mode beside its top."""
+
+    def pole(phi):
+        radius = np.linalg.norm(phi, axis=1)
+        return -0.5 * radius**2 - 1.99 * np.log(radius)
+
+    mode = climbed(normal(1.0), [0.1, 0.1])
+    assert not cover(Density(pole), mode, 3_000, rng, sizes=(1_000, 1_000)).is_reliable
+
+
+def test_chains_take_the_place_of_ridges_where_first_searches_fail(rng, monkeypatch):
+    """Assert it of a mode where nothing but the chains has been."""
+    two = together([(normal(1.0), 0.0), (normal(1.0, 40.0), 0.0)])
+    higher = iter([5.0])
+
+    def disagreeing(target, *given):
+        offset = next(higher, 0.0)
+        return search(lambda phi: target(phi) + offset, *given)
+
+    def chains():
+        return np.concatenate([rng.normal(at, 1, size=(500, 2)) for at in (0, 40)])
+
+    monkeypatch.setattr("pymc_gradmatch.exact.search.search", disagreeing)
+    found = cover(two, climbed(two, [0.3, 0.3]), 4_000, rng, chains=chains)
+    assert_half_is_far_away(found)
+
+
+def test_a_climb_beside_a_wall_takes_a_closer_look_and_goes_on():
+    """Assert the mode of a narrow density from where differences reach over its edge."""
+    sd, edge = 0.01, 0.05
+
+    def walled(phi):
+        return np.where(phi[:, 0] > -edge, normal(sd)(phi), -np.inf)
+
+    local = newton(walled, np.array([[-0.9 * edge, 3 * sd]]), np.eye(2))
+    np.testing.assert_allclose(local.point, 0, atol=0.1 * sd)
+    np.testing.assert_allclose(np.sqrt(np.diagonal(local.covariance[0])), sd, rtol=0.05)
+
+
+def test_a_ridge_too_narrow_for_its_covariance_leads_from_mode_to_mode():
+    """Assert it where rounding makes the covariance singular: as many data as unknowns."""
+    factor = np.array([[1.0, 0.0], [1.0, 1e-10]])
+
+    def narrow(phi):
+        return -0.5 * (np.linalg.solve(factor, phi.T) ** 2).sum(axis=0)
+
+    ends = np.array([[0.0, 0.0], [1.0, 1.0]])
+    modes = look_around(narrow, ends, np.repeat(factor[None], 2, axis=0))
+    np.testing.assert_array_equal(apart_from_ridges(narrow, modes).point, ends[:1])
