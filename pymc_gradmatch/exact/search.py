@@ -1,9 +1,8 @@
-"""Independent searches for a density that is known by its values alone, and whether they agree.
+"""Independent searches for a density from its modes, and whether they agree.
 
-Two start from draws of something like it, one from its modes and the ridges that lead away
-from these.  Weights are blind where no draw is: a ridge that bends away from every proposal
-goes on unseen, with a short tail of weights.  So Hamiltonian walks from the draws, which follow
-the gradient along it, tell whether they leave what the proposals cover.
+Weights are blind where no draw is: a ridge that bends away from every proposal goes on unseen,
+with a short tail of weights.  So Hamiltonian walks from the draws, which follow the gradient
+along it, tell whether they leave what the proposals cover.
 """
 
 from collections.abc import Callable, Sequence

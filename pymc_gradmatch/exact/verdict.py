@@ -244,13 +244,11 @@ def integrate_check(
     unless ``start=`` gives another, see :func:`~pymc_gradmatch.exact_model`, which is this
     posterior as a plain PyMC model.
 
-    The proposal q is a mixture of Student t distributions.  Three searches for it,
-    with draws of their own, start from the matched draws made twice and five
-    times as wide, and from the exact posterior's modes, climbed to from these and from
-    the likeliest draws of the prior, and the ridges that lead away from them.  They move
-    to the exact posterior (adaptive multiple importance sampling [1]_).  Where they
-    disagree, each starts again from all that was found.
-    Weights are Pareto-smoothed [2]_.
+    The proposal q is a mixture of Student t distributions.  Two searches for it start from the
+    exact posterior's modes, climbed to from the matched draws and from draws of the prior, and
+    move to the exact posterior (adaptive multiple importance sampling [1]_).  Where they
+    disagree, each starts again from all that was found, and from the ridges that lead away from
+    the modes.  Weights are Pareto-smoothed [2]_.
 
     Parameters
     ----------
@@ -279,18 +277,17 @@ def integrate_check(
 
     Notes
     -----
-    **What the verdict means.**  "These are draws from the exact posterior" says that
-    the tail of the weights is short (k is below min(1 - 1 / log10(n), 0.7), where
-    estimates from n draws are reliable [2]_), that the three searches agree on
-    the evidence, and on mean and standard deviation of every coordinate, but for 0.15 of
-    these and four Monte Carlo errors, which are small, that walks by Hamiltonian dynamics
-    from the draws lead nowhere where the searches have not been, that walks along the ridges
-    of the density came to their ends, that what the solution leaves of the data is little,
-    or no motion, and that it turns no more often than equal gaps can tell.  Of several
+    **What the verdict means.**  "These are draws from the exact posterior" says that all
+    conditions of :class:`~pymc_gradmatch.exact.Diagnostics` hold: the tail of the weights is
+    short (k is below min(1 - 1 / log10(n), 0.7), where estimates from n draws are reliable [2]_);
+    the two searches agree on the evidence, and on mean and standard deviation of every
+    coordinate, but for 0.15 of these and four Monte Carlo errors, which are small; walks by
+    Hamiltonian dynamics from the draws lead nowhere where the searches have not been; climbs
+    from draws of the prior ended at every mode more than once; what the solution leaves of the
+    data is little, or no motion, and it turns no more often than equal gaps can tell.  Of several
     experiments nobody walks; each is searched by itself as well, with what all share where it
     is most probable, and must have the evidence that was integrated.
-    k alone is blind where no draws are.  Nothing is proved: a region that all of
-    these missed goes unseen.
+    Nothing is proved: a mode whose basin is so small that no climb began in it goes unseen.
 
     Draws whose integration fails have weight zero.  All draws are integrated at once
     by :class:`~pymc_gradmatch.ode.Solver`.

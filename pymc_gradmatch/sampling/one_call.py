@@ -272,20 +272,19 @@ def fit(
         p(\theta, x_0, \sigma \mid y) \propto
         p(\theta)\, p(\sigma)\, N\bigl(y \mid x(t; \theta, x_0), \sigma^2 I\bigr)
 
-    Gradient matching finds the most probable parameters and states without
-    integrating, from wherever the prior starts (:func:`~pymc_gradmatch.refine`).
-    From there, and from the likeliest draws of the prior, Newton's method climbs to modes of
-    the exact posterior, and draws around the highest go through the searches of
-    :func:`~pymc_gradmatch.integrate_check`.  Where these do not agree, the data have long
-    gaps, or what the solution leaves of them hangs together from one time to the next or has
-    outliers, a better mode is looked for farther away.
-    No chain is run, and of a new problem nothing is compiled to machine code but its
-    right-hand side.
+    Some thousand draws of the prior are solved; from the likeliest and from others
+    Levenberg-Marquardt climbs lead to modes of the exact posterior, side by side, with the
+    solutions' sensitivities, until the ends of climbs repeat.  Where the best solution does not
+    explain the data, gradient matching gives another start (:func:`~pymc_gradmatch.refine`).
+    Two independent searches then draw around all modes by adaptive importance sampling; of many
+    unknowns, where that fails, from what chains of NUTS found (:func:`~pymc_gradmatch.sample`).
+    Of a new problem nothing is compiled to machine code but its right-hand side, and the model
+    where chains are run.
 
     Parameters
     ----------
     ode, t, y, priors, experiments, likelihood, scales, inputs, start
-        As for :func:`~pymc_gradmatch.build_model`, whose refined preset the model is.
+        As for :func:`~pymc_gradmatch.build_model`.
     model : pymc.Model, optional
         A model of one's own with a :class:`~pymc_gradmatch.GradientMatchingODE`, in
         place of these: any likelihood.
@@ -318,7 +317,8 @@ def fit(
 
     Notes
     -----
-    What the verdict means is in :func:`~pymc_gradmatch.integrate_check`.  x(t0) has a wide prior
+    What the verdict means is in :class:`~pymc_gradmatch.exact.Diagnostics`, condition by
+    condition; docs/accuracy.md says what it cannot see.  x(t0) has a wide prior
     around the first data unless ``start`` says what is known of it, see
     :func:`~pymc_gradmatch.exact_model`.
 
