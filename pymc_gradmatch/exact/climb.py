@@ -218,7 +218,7 @@ class Found(NamedTuple):
     def new(self) -> float:
         """The estimated chance that one more climb ends at a mode that counts and is not known."""
         singles = self.reached[self.counting] == 1
-        return float(singles.sum() / self.reached.sum())
+        return float(singles.sum() / len(self.ends.height))
 
     def near(self, points: NDArray[np.float64]) -> NDArray[np.int64]:
         """Return how many climbs ended at the maxima nearest to points."""
