@@ -363,7 +363,8 @@ def test_building_and_checking_say_what_they_do(shown):
     gm.integrate_check(drawn, model=model, n_draws=1_000, random_seed=1)
     assert shown == [
         "writing the exact posterior",
-        "searching: independent searches from around the draws",
+        "climbing from the draws, and from draws of the prior",
+        "searching: independent searches from around the modes",
         "drawing",
     ]
     shown.clear()

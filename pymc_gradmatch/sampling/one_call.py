@@ -24,28 +24,33 @@ from pymc_gradmatch._pymc import (
     without_traces,
 )
 from pymc_gradmatch.arguments import yielding
-from pymc_gradmatch.exact.climb import climb, climbs
-from pymc_gradmatch.exact.diagnostics import (
+from pymc_gradmatch.exact import (
+    N_HANDED_ON,
+    N_PRIOR,
+    NO_DRAWS,
+    TRY,
     Chained,
     Climbing,
     Diagnostics,
-    diagnosed,
-    residuals,
-    several,
-)
-from pymc_gradmatch.exact.experiments import (
+    ExactPosterior,
+    ImpossibleError,
+    Local,
+    OutOfTimeError,
     Separate,
+    check_n_draws,
+    climb,
+    climbs,
+    cover,
     cover_experiments,
+    diagnosed,
+    exact_model,
     exact_posterior,
     leading_to,
+    residuals,
+    searched,
+    several,
+    weighed_once,
 )
-from pymc_gradmatch.exact.importance import ImpossibleError
-from pymc_gradmatch.exact.model import exact_model
-from pymc_gradmatch.exact.modes import Local
-from pymc_gradmatch.exact.posterior import N_PRIOR, NO_DRAWS, ExactPosterior
-from pymc_gradmatch.exact.search import cover, weighed_once
-from pymc_gradmatch.exact.solutions import OutOfTimeError
-from pymc_gradmatch.exact.verdict import N_HANDED_ON, TRY, check_n_draws, searched
 from pymc_gradmatch.gp import Experiment, StateGPs, is_states, start_of
 from pymc_gradmatch.model import (
     Constraint,
