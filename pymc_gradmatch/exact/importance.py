@@ -10,7 +10,8 @@ from scipy.cluster.vq import kmeans2
 from scipy.special import gammaln, logsumexp
 
 DEGREES = 7  # tails of the proposal: heavier than most posteriors', with a finite kurtosis
-MAX_ROUNDS = 16
+MAX_ROUNDS = 12
+ENOUGH = 0.2  # effective draws, as a share of a round's, at which a proposal fits
 SMALL_ROUNDS, SMALL_ROUND = 30, 500  # of a dear target, and the draws of each
 PER_COORDINATE = 10  # effective draws that a mean and a covariance are estimated from
 AT_LEAST = 0.1  # effective draws, as a share of a round's, that a proposal is fitted to
@@ -88,10 +89,6 @@ class Mixture(NamedTuple):
         away = self.means - mean
         covariances = self.shapes * DEGREES / (DEGREES - 2) + away[:, :, None] * away[:, None]
         return Mixture.around(mean, width**2 * np.einsum("p,pij->ij", self.shares, covariances))
-
-    def wider(self, width: float) -> "Mixture":
-        """Return the mixture with parts so many times as wide."""
-        return self._replace(shapes=width**2 * self.shapes)
 
     def without_the_least(self) -> "Mixture":
         """Return the mixture without parts of next to no share."""
@@ -297,7 +294,7 @@ def search(
     n_draws : int
         Draws of each round.
     n_effective : float
-        Effective draws of all rounds, with a reliable k, at which it ends.
+        Effective draws of all rounds at which it ends, if a fifth of the last round's are.
     rng : numpy.random.Generator
         Source of the draws.
 
@@ -320,9 +317,10 @@ def search(
         pool.add(latest, points, height)
         if own.is_reliable and own.n_effective > most:
             best, most = latest, own.n_effective
-        weighted = pool.weighted
-        if weighted.is_reliable and weighted.n_effective >= n_effective:
-            break
+        if own.is_reliable and own.n_effective >= ENOUGH * n_draws:
+            weighted = pool.weighted
+            if weighted.is_reliable and weighted.n_effective >= n_effective:
+                break
         chosen, weights = pool.chosen(n_draws, rng)
         if has_parts:
             n_different = 1 / np.square(weights).sum()

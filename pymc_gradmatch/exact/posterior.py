@@ -493,8 +493,8 @@ class ExactPosterior(Solutions):
         graphs = [_unconstrained(self._exact, rv) for rv in free]
         phi = there + FAR * (1 + np.abs(there)) * rng.normal(size=(n, len(there)))
         with suppress(*NO_DRAWS):
-            drawn = [np.reshape(part, (n, -1)) for part in draws_of(graphs, n, rng)]
-            drawn = np.concatenate(drawn, axis=1)
+            parts = [np.reshape(part, (n, -1)) for part in draws_of(graphs, n, rng)]
+            drawn = np.concatenate(parts, axis=1)
             phi = np.where(np.isfinite(drawn), drawn, phi)
         n_of_start = len(self.of_starts(self._labels))
         if n_of_start:

@@ -6,7 +6,7 @@ along it, tell whether they leave what the proposals cover.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import pandas as pd
@@ -25,11 +25,12 @@ from pymc_gradmatch.exact.importance import (
 )
 from pymc_gradmatch.exact.modes import (
     Local,
+    apart_from_ridges,
     mixture_of,
     ridges_from,
 )
 
-WIDTHS = (1.0, 2.0)  # of first proposals, in standard deviations at the modes
+WIDER = 2.0  # of the second search's first proposal, in standard deviations of the whole
 DRAWS = (1_000, 6_000, 6_000)
 EACH = 100  # the same, for each coordinate, if that is more
 WORTH = 8  # draws of the result, to one effective draw of each search at least
@@ -152,6 +153,21 @@ class Coverage(NamedTuple):
         )
 
 
+@runtime_checkable
+class Differentiable(Protocol):
+    """A log density with its gradient."""
+
+    def __call__(self, phi: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Evaluate it at points."""
+        ...
+
+    def with_gradient(
+        self, phi: NDArray[np.float64], widths: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Evaluate it and its gradient at points, around which it is so many widths wide."""
+        ...
+
+
 type Complete = Callable[[NDArray[np.float64], int], tuple[NDArray, NDArray]]
 
 
@@ -164,13 +180,13 @@ def cover(
     complete: Complete | None = None,
     roughly: LogDensity | None = None,
     sizes: Sequence[int] = DRAWS,
-    chains: Callable[[], NDArray[np.float64]] | None = None,
+    around: Mixture | None = None,
 ) -> Coverage:
     """Search for a target from its modes, twice, and compare what is found.
 
-    Each search starts from the normal approximations of all modes, one from wider ones.  Where
-    they disagree, or walks from the draws leave what they cover, each starts again from all that
-    was found, and from the ridges that lead away from the modes.
+    Both searches start from the modes and the ridges that lead away from them, one from a wider
+    proposal.  Where they disagree, or walks from the draws leave what they cover, each starts
+    again from all that was found.
 
     Parameters
     ----------
@@ -191,17 +207,20 @@ def cover(
     sizes : sequence of int
         Draws of a round of each search, in turn, where the searches disagree; the last
         once more, where walks alone object.
-    chains : callable, optional
-        Returns draws of the target by another sampler, for where the first searches fail: the
-        next ones start from these in the place of ridges.
+    around : Mixture, optional
+        What to start from in the place of modes and ridges: what draws of the target by another
+        sampler were fitted by.
 
     Returns
     -------
     Coverage
         Of the first attempt with a reliable k and searches that agree, else of the last.
     """
-    near, around, n_unfinished, n_rounds = roughly or target, mixture_of(modes), 0, 0
-    starts = [around.wider(width) for width in WIDTHS]
+    near, n_unfinished, n_rounds = roughly or target, 0, 0
+    if around is None:
+        ridges, modes = ridges_from(near, modes), apart_from_ridges(near, modes)
+        around, n_unfinished = ridges.mixture, ridges.n_unfinished
+    starts = [around, around.defended(around.as_one(WIDER))]
     n_effective = n_draws / WORTH
     for attempt, least in enumerate([*sizes, sizes[-1]]):
         n_searching = max(least, EACH * modes.point.shape[1])
@@ -224,12 +243,6 @@ def cover(
             ended.append(fit_mixture(coverage.walks.points, rng).stretched())
         elif coverage.is_reliable or attempt >= len(sizes) - 1:
             break
-        if attempt == 0 and chains is not None:
-            ended = [around := fit_mixture(chains(), rng)]
-        elif attempt == 0:
-            ridges = ridges_from(near, modes)
-            around, n_unfinished = ridges.mixture, ridges.n_unfinished
-            ended.append(around)
         starts = [Mixture.of(ended).without_the_least()] * len(starts)
     return coverage
 
@@ -247,7 +260,7 @@ def _search(
 def weighed_once(target: LogDensity, modes: Local, rng: np.random.Generator) -> Coverage:
     """Weigh a few draws of the modes' normal approximations, with no search."""
     mixture = mixture_of(modes)
-    draws = [mixture.draw(DRAWS[0] // 2, rng) for _ in WIDTHS]
+    draws = [mixture.draw(DRAWS[0] // 2, rng) for _ in range(2)]
     drawn = [Drawn(one, target(one) - mixture.log_density(one), one) for one in draws]
     coverage = _together(target, [mixture] * len(drawn), modes, drawn, rng, is_marginal=True)
     return coverage._replace(n_rounds=1)
@@ -257,8 +270,8 @@ def search_once(
     target: LogDensity, modes: Local, n_effective: float, rng: np.random.Generator
 ) -> Weighted:
     """Return weighted draws of a single search, from all starts of :func:`cover` at once."""
-    around = mixture_of(modes)
-    start = Mixture.of([around.wider(width) for width in WIDTHS])
+    around = ridges_from(target, modes).mixture
+    start = around.defended(around.as_one(WIDER))
     return search(target, start, DRAWS[0], n_effective, rng).pool.weighted
 
 
@@ -281,7 +294,7 @@ def _completed(proposals: list[Mixture], n_draws: int, rng, complete: Complete) 
 
 
 def _together(
-    target: LogDensity,
+    target: LogDensity | Differentiable,
     proposals: list[Mixture],
     modes: Local,
     drawn: list[Drawn],
@@ -306,6 +319,7 @@ def _together(
     )  # fmt: skip
     if is_marginal or not coverage.is_reliable:
         return coverage
+    assert isinstance(target, Differentiable)
     walks = walk(target, weighted, log_ratio, proposal, parted.nearest, rng)
     return coverage._replace(walks=walks)
 
@@ -356,7 +370,7 @@ def _moments(run: Weighted) -> dict[str, NDArray[np.float64]]:
 
 
 def walk(
-    target: LogDensity,
+    target: Differentiable,
     weighted: Weighted,
     log_ratio: NDArray[np.float64],
     proposal: LogDensity,
@@ -433,7 +447,7 @@ class Hamiltonian:
         Of the covariance around each walker, shape ``(walker, n, n)``.
     """
 
-    def __init__(self, target: LogDensity, factor: NDArray[np.float64]):
+    def __init__(self, target: Differentiable, factor: NDArray[np.float64]):
         self.target, self.factor = target, factor
         self.widths = np.sqrt(np.square(factor).sum(axis=2).mean(axis=0))
 

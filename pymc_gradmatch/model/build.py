@@ -564,15 +564,15 @@ def written(
     levels = start_of(gp)
     states = gp.states_of(levels)
     with reporting(WRITING, enabled=progressbar):
-        theta = [priors[n] for n in ode.params]
+        of_params = [priors[n] for n in ode.params]
         if chosen.is_matched:
             check_start(model, ode, states, priors, gp, [gamma, sigma], [*to_come.values()])
             if told is not None:
-                _check_possible(told, model, theta, gp.at_times(levels))
+                _check_possible(told, model, of_params, gp.at_times(levels))
             unit = [np.float64(1)] * len(ode.params)
             GradientMatchingODE.dist(ode, gp.states_of(gp.prior_mean), unit, gp=gp, gamma=gamma)
         else:
-            check_known(model, [*theta, sigma], [*to_come.values()])
+            check_known(model, [*of_params, sigma], [*to_come.values()])
         if chosen.state_box is not None:
             _check_box(chosen.state_box, (levels - gp.mean) / gp.scale)
 

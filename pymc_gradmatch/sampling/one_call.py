@@ -45,6 +45,7 @@ from pymc_gradmatch.exact import (
     diagnosed,
     exact_model,
     exact_posterior,
+    fit_mixture,
     leading_to,
     residuals,
     searched,
@@ -73,7 +74,7 @@ if TYPE_CHECKING:
     from arviz import PlotCollection
 
 N_CLIMBED = 8  # draws, from which the most probable point is climbed to
-MANY = 15  # unknowns, from which on NUTS takes over where searches fail
+MANY = 15  # unknowns, from which on draws of NUTS tell searches where to begin
 N_CHAINED = 500  # draws of each of its chains
 ROUGHLY = 1e-6  # relative tolerance of their solutions; their draws are weighted by exact ones
 HARDLY = 0.7  # of the prior's width, that a posterior has where the data tell next to nothing
@@ -472,11 +473,13 @@ class Exact:
             there = self.modes.point[0]
             self.found, self.apart = cover_experiments(target, there, self.n_draws, rng, self.say)
             return
+        around = None
+        if len(target.names) >= MANY and len(self.modes.height) == 1:
+            self.say("sampling by NUTS")
+            self.chains = Chains(target, self.modes, rng)
+            around = fit_mixture(self.chains.phi(), rng)
         self.say("searching: independent searches from around the modes")
-        is_large = len(target.names) >= MANY and len(self.modes.height) == 1
-        self.chains = Chains(target, self.modes, rng) if is_large else None
-        phi = None if self.chains is None else self.chains.phi
-        self.found = cover(target, self.modes, self.n_draws, rng, chains=phi)
+        self.found = cover(target, self.modes, self.n_draws, rng, around=around)
 
     @property
     def modes(self) -> Local:

@@ -324,10 +324,11 @@ class CompiledPosterior:
         """Return points of shape ``(chain, draw, n)`` as the model's variables."""
         import nutpie  # here: it is large
 
-        named = {dim: np.array(v) for dim, v in self.model.coords.items() if v is not None}
+        coords = {dim: np.array(v) for dim, v in self.model.coords.items() if v is not None}
+        named: dict[Any, Any] = coords | {"chain": chain}
         return dict_to_dataset(
             self.variables(u),
-            coords=named | {"chain": chain},
+            coords=named,
             dims=self.model.named_vars_to_dims,
             inference_library=nutpie,
         )
