@@ -3,7 +3,7 @@
 import numpy as np
 from scipy.special import logsumexp
 
-from pymc_gradmatch.exact.climb import Expansion
+from pymc_gradmatch.exact.climb import Expansion, climbs
 
 STEP = 1e-4  # of differences, in the widths that are given
 
@@ -58,3 +58,9 @@ def together(parts, drawn=None):
     return Density(
         lambda phi: logsumexp([one(phi) + log_factor for one, log_factor in parts], axis=0), drawn
     )
+
+
+def modes_of(target, rng, near=None):
+    """Return where climbs lead, when all of them are done."""
+    *_, found = climbs(target, rng, near)
+    return found

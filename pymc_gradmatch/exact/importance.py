@@ -1,6 +1,6 @@
 """Importance sampling from mixtures that move to their target, and what says that they cover it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -42,10 +42,12 @@ class Mixture(NamedTuple):
         return cls(np.ones(1), mean[None], covariance[None] * (DEGREES - 2) / DEGREES)
 
     @classmethod
-    def of(cls, mixtures: list["Mixture"]) -> "Mixture":
-        """Return the mixture of mixtures, in equal shares."""
-        shares, means, shapes = (np.concatenate(parts) for parts in zip(*mixtures, strict=True))
-        return cls(shares / len(mixtures), means, shapes)
+    def of(cls, mixtures: list["Mixture"], weights: Sequence[float] | None = None) -> "Mixture":
+        """Return the mixture of mixtures, in equal shares if none are given."""
+        weights = [1 / len(mixtures)] * len(mixtures) if weights is None else weights
+        shares = [w * mixture.shares for w, mixture in zip(weights, mixtures, strict=True)]
+        means, shapes = (np.concatenate([m[k] for m in mixtures]) for k in (1, 2))
+        return cls(np.concatenate(shares), means, shapes)
 
     def log_density(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the log density at points, shape ``(point, n)``."""
@@ -193,7 +195,7 @@ class Pool:
     def __init__(self) -> None:
         self.proposals: list[Mixture] = []
         self.points: NDArray[np.float64] = np.empty((0, 0))
-        self._height: NDArray[np.float64] = np.empty(0)
+        self.height: NDArray[np.float64] = np.empty(0)
         self._densities: list[NDArray[np.float64]] = []
 
     def add(
@@ -206,14 +208,19 @@ class Pool:
             for known, before in zip(self._densities, self.proposals, strict=True)
         ]
         self.points = np.concatenate([self.points.reshape(-1, points.shape[1]), points])
-        self._height = np.append(self._height, height)
+        self.height = np.append(self.height, height)
         self.proposals.append(proposal)
         self._densities.append(proposal.log_density(self.points))
 
     @property
+    def log_proposal(self) -> NDArray[np.float64]:
+        """Log density of the mixture of all proposals at the draws."""
+        return logsumexp(self._densities, axis=0) - np.log(len(self.proposals))
+
+    @property
     def log_ratio(self) -> NDArray[np.float64]:
         """Logs of the weights."""
-        return self._height - logsumexp(self._densities, axis=0) + np.log(len(self.proposals))
+        return self.height - self.log_proposal
 
     @property
     def weighted(self) -> Weighted:

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from scipy.special import logsumexp
 
 from pymc_gradmatch.exact.importance import (
     PER_COORDINATE,
@@ -184,9 +185,9 @@ def cover(
 ) -> Coverage:
     """Search for a target from its modes, twice, and compare what is found.
 
-    Both searches start from the modes and the ridges that lead away from them, one from a wider
-    proposal.  Where they disagree, or walks from the draws leave what they cover, each starts
-    again from all that was found.
+    One starts from the modes and the ridges that lead away from them, the other from a single,
+    wider distribution.  Where they disagree, or walks from the draws leave what they cover, each
+    starts again from all that was found.
 
     Parameters
     ----------
@@ -220,7 +221,7 @@ def cover(
     if around is None:
         ridges, modes = ridges_from(near, modes), apart_from_ridges(near, modes)
         around, n_unfinished = ridges.mixture, ridges.n_unfinished
-    starts = [around, around.defended(around.as_one(WIDER))]
+    starts = [around.defended(around.as_one(WIDER)), around.as_one(WIDER)]
     n_effective = n_draws / WORTH
     for attempt, least in enumerate([*sizes, sizes[-1]]):
         n_searching = max(least, EACH * modes.point.shape[1])
@@ -230,7 +231,8 @@ def cover(
         n_rounds += sum(len(found.pool.proposals) for found in searches)
         if complete is None:
             drawn = [
-                Drawn(one.pool.points, one.pool.log_ratio, one.pool.points) for one in searches
+                Drawn(one.pool.points, one.pool.height, one.pool.log_proposal, one.pool.points)
+                for one in searches
             ]
             proposals = [one.pool.mixture for one in searches]
         else:
@@ -261,7 +263,7 @@ def weighed_once(target: LogDensity, modes: Local, rng: np.random.Generator) -> 
     """Weigh a few draws of the modes' normal approximations, with no search."""
     mixture = mixture_of(modes)
     draws = [mixture.draw(DRAWS[0] // 2, rng) for _ in range(2)]
-    drawn = [Drawn(one, target(one) - mixture.log_density(one), one) for one in draws]
+    drawn = [Drawn(one, target(one), mixture.log_density(one), one) for one in draws]
     coverage = _together(target, [mixture] * len(drawn), modes, drawn, rng, is_marginal=True)
     return coverage._replace(n_rounds=1)
 
@@ -276,10 +278,11 @@ def search_once(
 
 
 class Drawn(NamedTuple):
-    """Draws of a search, the logs of their weights, and what completes them."""
+    """Draws of a search, log densities of target and proposal there, and what completes them."""
 
     points: NDArray[np.float64]
-    log_ratio: NDArray[np.float64]
+    height: NDArray[np.float64]
+    log_proposal: NDArray[np.float64]
     whole: NDArray[np.float64]
 
 
@@ -289,7 +292,7 @@ def _completed(proposals: list[Mixture], n_draws: int, rng, complete: Complete) 
     for number, proposal in enumerate(proposals):
         points = proposal.draw(n_draws // len(proposals), rng)
         height, whole = complete(points, number)
-        drawn.append(Drawn(points, height - proposal.log_density(points), whole))
+        drawn.append(Drawn(points, height, proposal.log_density(points), whole))
     return drawn
 
 
@@ -302,12 +305,22 @@ def _together(
     is_marginal: bool,
 ) -> Coverage:
     """Weigh the draws of each search by itself and of all, and compare."""
-    points, log_ratio, whole = map(np.concatenate, zip(*drawn, strict=True))
-    proposal = Mixture.of(proposals).log_density
+    points, height, _, whole = map(np.concatenate, zip(*drawn, strict=True))
+    counts = np.array([len(one.points) for one in drawn])
+    together = Mixture.of(proposals, counts / counts.sum())
+    proposal = together.log_density
+    # Each draw as one of all proposals: a part that one search lacks has the weight of the other's.
+    parts = [
+        np.concatenate(
+            [one.log_proposal if one is own else of.log_density(one.points) for one in drawn]
+        )
+        for own, of in zip(drawn, proposals, strict=True)
+    ]
+    log_ratio = height - logsumexp(parts, axis=0, b=counts[:, None] / counts.sum())
     weighted = weigh(points, log_ratio)
     parted = _parted(modes, weighted)
     weighted = weighted._replace(points=whole)
-    each = [weigh(one.whole, one.log_ratio) for one in drawn]
+    each = [weigh(one.whole, one.height - one.log_proposal) for one in drawn]
     enough = np.maximum(weighted.weights, 1e-12)
     covariance = np.atleast_2d(np.cov(whole.T, aweights=enough, ddof=0))
     moments = [_moments(run) for run in each]
