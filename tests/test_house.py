@@ -140,9 +140,7 @@ def is_public(module, name):
     return not name.startswith("_") and not PUBLIC.isdisjoint((place, f"{place}.{name}"))
 
 
-@pytest.mark.parametrize(
-    "path", sorted({*PACKAGE.rglob("*.py")} - {PACKAGE / "_pymc.py"}), ids=str
-)
+@pytest.mark.parametrize("path", sorted({*PACKAGE.rglob("*.py")} - {PACKAGE / "_pymc.py"}), ids=str)
 def test_internals_of_other_libraries_are_in_one_module(path):
     assert not {taken for taken in taken_from_other_libraries(path) if not is_public(*taken)}
 
