@@ -278,7 +278,7 @@ def integrate_check(
     Notes
     -----
     **What the verdict means.**  "These are draws from the exact posterior" says that all
-    conditions of :class:`~pymc_gradmatch.exact.Diagnostics` hold: the tail of the weights is
+    conditions of :class:`~pymc_gradmatch.Diagnostics` hold: the tail of the weights is
     short (k is below min(1 - 1 / log10(n), 0.7), where estimates from n draws are reliable [2]_);
     the two searches agree on the evidence, and on mean and standard deviation of every
     coordinate, but for 0.15 of these and four Monte Carlo errors, which are small; walks by

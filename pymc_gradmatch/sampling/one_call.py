@@ -323,7 +323,7 @@ def fit(
 
     Notes
     -----
-    What the verdict means is in :class:`~pymc_gradmatch.exact.Diagnostics`, condition by
+    What the verdict means is in :class:`~pymc_gradmatch.Diagnostics`, condition by
     condition; docs/accuracy.md says what it cannot see.  x(t0) has a wide prior
     around the first data unless ``start`` says what is known of it, see
     :func:`~pymc_gradmatch.exact_model`.
