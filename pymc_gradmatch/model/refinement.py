@@ -471,6 +471,7 @@ NUGGET = 1e-9  # of the kernel's variance
 N_OTHERS = 3  # solutions of a kind, from which one that fits better is sought
 HIGHER = 1.0  # log likelihood, by which it does
 STILL = 0.1  # of its slope in the outermost gap, below which a clock stops at the end
+MOST_IN_GAP = 16.0  # median gaps that a longer one counts as, for a solution to be drawn by
 MOST_KNOTS = 400  # of a clock
 FINELY = 32  # points in a gap, to measure a solution's way
 FAR = 0.3  # sigma, between matched states and solution; docs/accuracy.md's cases stay below 0.12
@@ -1034,10 +1035,15 @@ def _alone(constraint: Constraint) -> StateGP:
 
 
 def grid_of(gp: StateGP) -> int | NDArray[np.float64]:
-    """Return the rule's grid for the times of the data."""
-    counts = gp.data.counted
+    """Return the rule's grid for the times of the data, long gaps divided by their length."""
+    times, counts = gp.t_observed, gp.data.counted
     steps = _steps_per_gap(REFINED, counts[-1] - counts[0])
-    return _divided(gp.t_observed, counts, steps)
+    gaps = np.diff(times)
+    longer = np.minimum(gaps / np.median(gaps), MOST_IN_GAP)
+    counted = np.where(
+        longer > REFINED.long_gap, np.maximum(longer, np.diff(counts)), np.diff(counts)
+    )
+    return _divided(times, np.append(0.0, np.cumsum(counted)), steps)
 
 
 def _steps_per_gap(settings: RefinedSettings, n_gaps: float) -> int:
