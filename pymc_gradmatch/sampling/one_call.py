@@ -411,9 +411,10 @@ def fit(
             build_model, ode, t, y, preset="refined", random_seed=rng.spawn(1)[0], **given,
             **settings,
         )  # fmt: skip
-        if pm.Model.get_context(error_if_none=False) is None:
+        is_fixed = isinstance(settings.get("sigma"), str) and settings["sigma"] == "fixed"
+        if pm.Model.get_context(error_if_none=False) is None and not is_fixed:
             model = unfitted_model(ode, t, y, settings=settings, random_seed=rng, **given)
-        else:  # whose variables priors may be, and which one model is added to
+        else:  # whose variables priors may be; or whose noise is an estimate around a solution
             with verdict_to_come():
                 model = refined()
             refined = partial(_itself, model)
