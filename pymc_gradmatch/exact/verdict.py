@@ -246,9 +246,9 @@ def integrate_check(
 
     The proposal q is a mixture of Student t distributions.  Two searches for it start from the
     exact posterior's modes, climbed to from the matched draws and from draws of the prior, and
-    move to the exact posterior (adaptive multiple importance sampling [1]_).  Where they
-    disagree, each starts again from all that was found, and from the ridges that lead away from
-    the modes.  Weights are Pareto-smoothed [2]_.
+    the ridges that lead away from these, and move to the exact posterior (adaptive multiple
+    importance sampling [1]_).  Where they disagree, each starts again from all that was found.
+    Weights are Pareto-smoothed [2]_.
 
     Parameters
     ----------

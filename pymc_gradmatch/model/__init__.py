@@ -33,8 +33,6 @@ from pymc_gradmatch.model.likelihood import (
 )
 from pymc_gradmatch.model.refinement import (
     DoubtWarning,
-    crossings_of,
-    moves_on_in_gaps,
     of_model,
     recentre,
     refine,
@@ -60,7 +58,6 @@ __all__ = [
     "build_model",
     "changed_data",
     "constraints",
-    "crossings_of",
     "densities_of",
     "density_of",
     "equations",
@@ -69,7 +66,6 @@ __all__ = [
     "is_known_start",
     "keep_observations",
     "known_starts",
-    "moves_on_in_gaps",
     "of_model",
     "preset_of",
     "recentre",

@@ -52,10 +52,8 @@ from pymc_gradmatch.gp import (
     as_positive,
     kernels,
     unexplained,
-    unfitted,
 )
 from pymc_gradmatch.model.constraint import (
-    Constraint,
     check_positive,
     check_states,
     constraints,
@@ -980,58 +978,6 @@ def across_gaps(
     smoothed = known.possible(pieces.posterior_mean())
     found = climb_from_prior(ode, pieces, parameters, gamma, smoothed, rng, likelihood, known)
     return solutions_around(ode, pieces, parameters, gamma, found, likelihood, known, rng)
-
-
-def crossings_of(
-    model: pm.Model,
-    constraint: Constraint,
-    theta: NDArray[np.float64],
-    start: NDArray[np.float64],
-    rng: np.random.Generator,
-) -> list[tuple[dict[str, float], NDArray[np.float64]]]:
-    """Return parameters and x(t0) from :func:`across_gaps` for the data of a model's constraint.
-
-    Nothing, where its data have no long gap, where the solution from a start (levels) with
-    parameters theta stays where it is in these, or where a parameter is no free variable; nor
-    for experiments, whose parameters and starts have an axis of their own.
-    """
-    ode, data = constraint.ode, constraint.gp.data
-    named = {name: model.named_vars.get(name) for name in ode.params}
-    all_free = all(rv in model.free_RVs for rv in named.values())
-    is_one = not isinstance(constraint.gp, StateGPs)
-    if not (is_one and all_free and moves_on_in_gaps(constraint, theta, start)):
-        return []
-    gp = _alone(constraint)
-    with model:
-        parameters = parameters_of(named, ode.params)
-    told: Likelihood
-    if _is_long(gp, REFINED):  # starts are sought, for which fewer of the data do
-        fewer = unfitted(data.thinned(REFINED.most)).with_sigma(constraint.gp.sigma)
-        gp, _ = _laid_out(fewer, ode, REFINED, fewer.data.counted, None)
-        told, known = normal(gp), start_in(model, ode, constraint.x)
-    else:
-        told, known = of_model(model, ode, gp)
-    found = across_gaps(ode.of_levels, gp, parameters, told, known, rng)
-    return [(parameters.by_name(one.u), gp.states_of(one.x[0])) for one in found]
-
-
-def moves_on_in_gaps(
-    constraint: Constraint, theta: NDArray[np.float64], start: NDArray[np.float64]
-) -> bool:
-    """Tell whether a solution moves on where a constraint's data are missing for long.
-
-    Of experiments it is taken for granted.
-    """
-    has_gap = bool(constraint.gp.data.is_long_gap.any())
-    if not has_gap or isinstance(constraint.gp, StateGPs):
-        return has_gap
-    return _moves_on_in_gaps(constraint.ode.of_levels, _alone(constraint), start, theta)
-
-
-def _alone(constraint: Constraint) -> StateGP:
-    """Return processes that know only the times of a constraint and its data."""
-    ode, gp = constraint.ode, constraint.gp
-    return unfitted(gp.data).with_grid(gp.t).with_breaks(ode.jumps, *ode.steps)
 
 
 def grid_of(gp: StateGP) -> int | NDArray[np.float64]:
