@@ -284,8 +284,8 @@ def fit(
     explain the data, gradient matching gives another start (:func:`~pymc_gradmatch.refine`).
     Two independent searches then draw around all modes by adaptive importance sampling; of many
     unknowns with one mode they start from what chains of NUTS found
-    (:func:`~pymc_gradmatch.sample`).  Of a new problem nothing is compiled to machine code but its right-hand side, and the model
-    where chains are run.
+    (:func:`~pymc_gradmatch.sample`).  Of a new problem nothing is compiled to machine code but
+    its right-hand side, and the model where chains are run.
 
     Parameters
     ----------
