@@ -210,15 +210,16 @@ def test_ctrl_c_while_a_run_is_repeated_returns_the_run_before(decay, monkeypatc
     monkeypatch.setattr(posterior.CompiledPosterior, "_has_mixed", lambda *_: False)
     monkeypatch.setattr(posterior, "followed", lambda *_: None)
 
+    sample = nutpie.sample
+
     def retraced(*args):
-        monkeypatch.setattr(density.nutpie, "sample", endless)
+        monkeypatch.setattr(nutpie, "sample", endless)
         return args[1]
 
     def endless(*args, **settings):
-        return nutpie.sample(*args, **settings | {"draws": ENDLESS["draws"]})
+        return sample(*args, **settings | {"draws": ENDLESS["draws"]})
 
     monkeypatch.setattr(posterior, "retrace", retraced)
-    monkeypatch.setattr(density, "nutpie", SimpleNamespace(sample=nutpie.sample))
     settings = ENDLESS | {"draws": 200}
     idata = gm.sample(chains=2, cores=1, model=decay, **settings)
     assert bars.runs == 2
