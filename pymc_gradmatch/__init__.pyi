@@ -1,7 +1,14 @@
 # What the package offers: the lazy door in __init__.py reads it, and so do type checkers.
 from . import datasets
-from .checks import GammaSelection, GridCheck, grid_check, select_gamma
-from .exact import Diagnostics, IntegrateCheck, exact_model, integrate_check, predict
+from .checks import (
+    GammaSelection,
+    GridCheck,
+    IntegrateCheck,
+    grid_check,
+    integrate_check,
+    select_gamma,
+)
+from .exact import Diagnostics, exact_model, predict
 from .gp import Experiment, StateGP, StateGPs, derivatives, fit_gp, kernels
 from .model import GradientMatchingODE, build_model, recentre, refine
 from .ode import ODE, Input, ODECheck, check_ode

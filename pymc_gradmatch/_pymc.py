@@ -340,6 +340,16 @@ def compile_starts(model: pm.Model, drawn: Iterable[str]) -> Callable[[int], dic
     return make_initial_point_fn(model=model, overrides=dict.fromkeys(drawn, "prior"))
 
 
+def spreading(model: pm.Model, given: Sequence) -> set:
+    """Return what has a bound, and moves given graphs by the prior of other variables alone.
+
+    Such as the spread of a population: the joint mode of it and its members is where these are all
+    the same.
+    """
+    moving = set(ancestors(given, blockers=model.free_RVs))
+    return {rv for rv in set(ancestors(given)) - moving if model.rvs_to_transforms.get(rv)}
+
+
 def with_equal_parameters(rv: TensorVariable) -> TensorVariable:
     """Return the same random variable with its parameters broadcast, so that it vectorizes."""
     node = rv.owner

@@ -7,7 +7,6 @@ from scipy import stats
 
 import pymc_gradmatch as gm
 from pymc_gradmatch.exact import ExactPosterior
-from pymc_gradmatch.exact.experiments import exact_posterior
 from pymc_gradmatch.model import unfitted_model
 
 T = np.array([0.0, 0.4, 1.0, 1.7, 2.1, 3.0])
@@ -30,7 +29,7 @@ LINEAR = gm.ODE(lambda t, x, theta: [theta.rate], ["a"], ["rate"])
 def exact(ode, t=None, y=None, sigma=0.1, settings=None, **given):
     """Return the exact posterior of a model, noise known unless that is None."""
     settings = {} if sigma is None or "experiments" in given else {"sigma": sigma}
-    return exact_posterior(
+    return ExactPosterior(
         unfitted_model(ode, t, y, settings=settings, random_seed=1, progressbar=False, **given)
     )
 
@@ -208,7 +207,3 @@ def test_densities_are_the_same_in_small_pieces(monkeypatch):
     whole = target(points)
     monkeypatch.setattr("pymc_gradmatch.exact.posterior.MOST_NUMBERS", 1)
     np.testing.assert_allclose(target(points), whole, rtol=1e-9)
-
-
-def test_an_exact_posterior_of_one_experiment_is_a_plain_one():
-    assert type(MODELS["positive"]()) is ExactPosterior

@@ -2,15 +2,15 @@
 
 import numpy as np
 import pymc as pm
-import pytensor.tensor as pt
 import pytest
+from scipy import stats
+from scipy.special import logsumexp
 
 import pymc_gradmatch as gm
-from pymc_gradmatch.exact import ExactPosterior
-from pymc_gradmatch.exact.experiments import Nested, Separate, leading_to
-from pymc_gradmatch.exact.modes import climb_in_arrow
+from pymc_gradmatch.exact import ExactPosterior, climbs
 from pymc_gradmatch.model import constraints
 from pymc_gradmatch.ode import Solver
+from pymc_gradmatch.sampling.matching import leading_to
 
 SIGMA = 0.03
 DECAY = gm.ODE(lambda t, x, theta: [-theta.k * x.mass], ["mass"], ["k"])
@@ -145,52 +145,6 @@ def test_data_are_drawn_and_weighed_experiment_by_experiment(shared):
         assert fit.idata["log_likelihood"][f"{name}::y"].shape[2:] == one.t.shape
 
 
-def test_the_parts_of_the_density_add_up_to_it(shared):
-    _, fit = shared
-    target = Separate(fit.model)
-    phi = target.coordinates(fit.idata["posterior"].dataset)[:50]
-    target.separate(phi[0])
-    np.testing.assert_allclose(target.each(phi).sum(axis=1), ExactPosterior(fit.model)(phi))
-    assert target.shared.tolist() == [0]
-    assert target.own.tolist() == [[1], [2], [3]]
-    for number in range(3):
-        np.testing.assert_allclose(target.one(number, phi), target.each(phi)[:, number])
-
-
-@pytest.mark.parametrize("is_first", [True, False])
-def test_a_bound_is_its_experiment_s_however_it_is_written(is_first):
-    """Assert it of comparisons, one of which does not notice that states are lost."""
-    model = gm.build_model(
-        DECAY, experiments=decays([0.8, 0.8]), priors={"k": pm.HalfNormal.dist(2)},
-        preset="refined", random_seed=1, progressbar=False,
-    )  # fmt: skip
-    with model:
-        x0 = model["x"][:, 0, 0]
-        bound = pt.switch(x0 > 4, -np.inf, 0.0) if is_first else pt.switch(x0 <= 4, 0.0, -np.inf)
-        pm.Potential("bounded", bound)
-    target = Separate(model)
-    phi = target.starting_at({"k": 0.8}, [np.array([[1.0], [1.5]])])
-    target.separate(phi)
-    other = target.starting_at({"k": 0.8}, [np.array([[1.0], [5.0]])])
-    assert np.isinf(target.each(np.stack([phi, other]))).tolist() == [
-        [False] * 3,
-        [False, True, False],
-    ]
-
-
-def test_the_marginal_density_is_that_of_the_closed_form(shared):
-    experiments, fit = shared
-    target, rng = Separate(fit.model), np.random.default_rng(1)
-    phi = target.coordinates(fit.idata["posterior"].dataset)
-    nested = Nested(target, phi.mean(axis=0), rng)
-    points = phi[:8, :1]
-    k = np.exp(points[:, 0])
-    exact = [sum(log_marginal(e, one) for e in experiments.values()) for one in k]
-    exact = np.array(exact) - k**2 / 8 + points[:, 0]  # prior and Jacobian
-    found, _ = nested.complete(points, n_inner=2_048)
-    np.testing.assert_allclose(found - found[0], exact - exact[0], atol=0.1)
-
-
 def test_forecasts_of_experiments_that_begin_at_different_times_are_their_solutions():
     times = {"early": np.linspace(0, 2, 7), "late": np.linspace(1, 3, 7)}
     cov = pm.gp.cov.ExpQuad(1, ls=1.2)
@@ -225,49 +179,16 @@ def test_experiments_of_the_same_times_are_solved_at_once_to_the_last_bit(monkey
     assert calls == [2, 1]
 
 
-def test_laplaces_approximation_is_the_integral_where_own_unknowns_are_normal(shared):
-    """Assert it of heights themselves: searches hold one against the other."""
-    _, fit = shared
-    target = Separate(fit.model)
-    phi = target.coordinates(fit.idata["posterior"].dataset)
-    nested = Nested(target, phi.mean(axis=0), np.random.default_rng(1))
-    np.testing.assert_allclose(
-        nested.roughly(phi[:8, :1]), nested.complete(phi[:8, :1], n_inner=2_048)[0], atol=0.05
-    )
-
-
-def test_climbs_in_an_arrow_end_at_the_mode_and_know_its_covariance(rng):
-    """Assert it of a normal of three experiments with two unknowns each, and three shared."""
-    n_experiments, n_own, n_shared = 3, 2, 3
-    root = rng.normal(size=(n_experiments, 8, n_own + n_shared))
-    center = rng.normal(size=n_own + n_shared)
-
-    def density(shared, own):
-        point = np.concatenate([own, np.repeat(shared[:, None], n_experiments, axis=1)], axis=-1)
-        return -0.5 * np.square(np.einsum("eij,pej->pei", root, point - center)).sum(axis=-1)
-
-    start = rng.normal(size=(4, n_experiments, n_own)), rng.normal(size=(4, n_shared))
-    ends = climb_in_arrow(
-        density, start[1], start[0], np.eye(n_shared), np.tile(np.eye(n_own), (3, 1, 1))
-    )
-    assert ends.has_arrived.all()
-    np.testing.assert_allclose(ends.shared, np.tile(center[n_own:], (4, 1)), atol=1e-3)
-    np.testing.assert_allclose(ends.own, np.tile(center[:n_own], (4, 3, 1)), atol=1e-3)
-    a, b, c = (
-        np.einsum("eij,eik->ejk", root[..., i], root[..., j])
-        for i, j in [
-            (slice(n_own),) * 2,
-            (slice(n_own), slice(n_own, None)),
-            (slice(n_own, None),) * 2,
-        ]
-    )
-    complement = c.sum(axis=0) - (b.mT @ np.linalg.solve(a, b)).sum(axis=0)
-    for width, factor in zip(ends.width, ends.factor, strict=True):
-        np.testing.assert_allclose(width @ width.T, np.linalg.inv(complement), rtol=1e-4)
-        np.testing.assert_allclose(factor @ factor.mT, np.linalg.inv(a), rtol=1e-4)
-
-
 PINNED = gm.ODE(lambda t, x, p: [p.b - p.k * x.mass], ["mass"], ["k", "b"])
+
+
+def assert_single(together, experiments):
+    grid = np.linspace(0.3, 1.4, 3001)
+    for number, one in enumerate(experiments.values()):
+        mean, sd = moments(grid, np.array([log_marginal(one, k) - k**2 / 8 for k in grid]))
+        row = together.table.loc[f"k[e{number}]"]
+        assert abs(row["mean"] - mean) < 5 * sd / np.sqrt(together.n_effective)
+        assert row["sd"] == pytest.approx(sd, rel=5 / np.sqrt(together.n_effective))
 
 
 def test_local_parameters_are_those_of_separate_fits():
@@ -281,12 +202,7 @@ def test_local_parameters_are_those_of_separate_fits():
         progressbar=False,
     )
     assert together.is_exact
-    grid = np.linspace(0.3, 1.4, 3001)
-    for number, one in enumerate(experiments.values()):
-        mean, sd = moments(grid, np.array([log_marginal(one, k) - k**2 / 8 for k in grid]))
-        row = together.table.loc[f"k[e{number}]"]
-        assert abs(row["mean"] - mean) < 5 * sd / np.sqrt(together.n_effective)
-        assert row["sd"] == pytest.approx(sd, rel=5 / np.sqrt(together.n_effective))
+    assert_single(together, experiments)
 
 
 def population():
@@ -299,21 +215,6 @@ def hierarchy():
     rng = np.random.default_rng(5)
     experiments = decays(np.exp(rng.normal(-0.4, 0.3, 6)))
     return experiments, fitted(experiments, population)
-
-
-@pytest.mark.slow
-def test_the_marginal_density_has_the_same_slopes_near_and_far(hierarchy):
-    _, fit = hierarchy
-    target = Separate(fit.model)
-    phi = target.coordinates(fit.idata["posterior"].dataset).mean(axis=0)
-    nested = Nested(target, phi, np.random.default_rng(1))
-    assert nested.n_steps == 1
-    at = nested.home.at
-    steps = 10.0 ** -np.arange(2, 7)[:, None, None] * np.eye(len(at))
-    heights = [nested(at + sign * steps.reshape(-1, len(at))) for sign in (1, -1)]
-    slopes = (heights[0] - heights[1]) / (2 * steps.max(axis=-1).ravel())
-    far, *near = slopes.reshape(len(steps), -1)
-    np.testing.assert_allclose(near, np.tile(far, (len(near), 1)), atol=0.1)
 
 
 @pytest.mark.slow
@@ -346,30 +247,56 @@ def test_a_hierarchy_has_the_posterior_that_nuts_finds_in_the_closed_form(hierar
         assert row["sd"] == pytest.approx(draws.std(), rel=0.2)
 
 
-def test_experiments_that_share_nothing_are_refused():
+def test_a_hierarchy_is_sampled_by_chains(hierarchy):
+    _, fit = hierarchy
+    assert fit.diagnostics.method == "NUTS"
+    assert fit.diagnostics.r_hat < 1.01
+    assert fit.diagnostics.n_effective == fit.n_effective >= 400
+    assert fit.idata["searches"].sizes["search"] == 4
+
+
+def test_the_spread_of_a_population_stays_where_it_is_while_climbs_go_on():
+    """Assert it of a mode that is one of all else, given the prior's median of the spread."""
+    experiments = decays(np.exp([-0.7, -0.4, -0.1]))
+    model = gm.build_model(
+        DECAY, experiments=experiments, priors=population, random_seed=1, progressbar=False
+    )
+    target = ExactPosterior(model)
+    held = [name for name, is_held in zip(target.names, target.is_held, strict=True) if is_held]
+    assert held == ["spread_log__"]
+    *_, found = climbs(target, np.random.default_rng(1))
+    mode, median = found.maxima.point[0], stats.halfnorm(scale=0.5).ppf(0.5)
+    assert np.exp(mode[target.is_held]) == pytest.approx(median, rel=0.1)
+    slopes = target.with_gradient(mode[None], found.widths)[1][0]
+    sds = np.sqrt(np.diagonal(found.maxima.covariance[0]))
+    assert np.abs(slopes * sds)[~target.is_held].max() < 0.2
+
+
+def test_experiments_that_share_nothing_have_the_posteriors_of_single_fits():
     experiments = decays([0.6, 1.0])
-    with pytest.raises(ValueError, match="share nothing"):
-        fitted(experiments, {"k": pm.HalfNormal.dist(2, shape=2)})
+    together = fitted(experiments, {"k": pm.HalfNormal.dist(2, shape=2)})
+    assert together.is_exact
+    assert_single(together, experiments)
 
 
-def test_a_term_that_connects_experiments_is_refused():
+def test_a_term_that_connects_experiments_counts():
+    """Assert two rates that are drawn together against quadrature over both."""
     experiments = decays([0.6, 1.0])
 
     def connected():
         k = pm.HalfNormal("k", 2, dims="experiment")
-        pm.Potential("alike", -pm.math.sqr(k[0] - k[1]))
+        pm.Potential("alike", -0.5 * pm.math.sqr((k[0] - k[1]) / 0.05))
         return {"k": k}
 
-    with pytest.raises(ValueError, match=r"\['alike'\] depend on several experiments"):
-        fitted(experiments, connected)
-
-
-def test_a_comparison_that_connects_experiments_is_refused():
-    model = gm.build_model(
-        DECAY, experiments=decays([0.8, 0.8]), priors={"k": pm.HalfNormal.dist(2)},
-        preset="refined", random_seed=1, progressbar=False,
-    )  # fmt: skip
-    with model:
-        pm.Potential("bounded", pt.switch(model["x"][:, 0, 0].sum() > 4, -np.inf, 0.0))
-    with pytest.raises(ValueError, match=r"\['bounded'\] depend on several experiments"):
-        gm.fit(model=model, random_seed=1, progressbar=False)
+    fit = fitted(experiments, connected)
+    assert fit.is_exact
+    grid = np.linspace(0.4, 1.3, 601)
+    first, second = (
+        [log_marginal(one, k) - k**2 / 8 for k in grid] for one in experiments.values()
+    )
+    both = np.add.outer(first, second) - 0.5 * np.square(np.subtract.outer(grid, grid) / 0.05)
+    for number, axis in enumerate((1, 0)):
+        mean, sd = moments(grid, logsumexp(both, axis=axis))
+        row = fit.table.loc[f"k[e{number}]"]
+        assert abs(row["mean"] - mean) < 5 * sd / np.sqrt(fit.n_effective)
+        assert row["sd"] == pytest.approx(sd, rel=5 / np.sqrt(fit.n_effective))

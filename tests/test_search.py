@@ -1,5 +1,7 @@
 """Searches for densities in closed form: mixtures, weights, ridges, walks, and agreement."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -15,8 +17,17 @@ from pymc_gradmatch.exact.importance import (
     search,
     weigh,
 )
-from pymc_gradmatch.exact.modes import apart_from_ridges, look_around, newton, ridges_from
-from pymc_gradmatch.exact.search import FIRST_STEP, TIME, WALKERS, Hamiltonian, Walks, cover, walk
+from pymc_gradmatch.exact.modes import apart_from_ridges, look_around, ridges_from
+from pymc_gradmatch.exact.search import (
+    FIRST_STEP,
+    TIME,
+    WALKERS,
+    Hamiltonian,
+    Walks,
+    cover,
+    sampled,
+    walk,
+)
 from tests.densities import Density, modes_of, normal, together
 
 
@@ -92,7 +103,7 @@ def test_a_target_that_is_zero_at_all_draws_is_refused_in_words(rng):
         cover(nowhere, start, 1_000, rng)
 
 
-def test_a_search_whose_draws_are_all_impossible_starts_from_the_modes(rng):
+def test_a_search_whose_draws_are_all_impossible_starts_from_the_modes(rng, monkeypatch):
     """Assert it of sixty unknowns above zero, where a draw twice as wide never lies."""
     sd = 0.25
 
@@ -104,7 +115,8 @@ def test_a_search_whose_draws_are_all_impossible_starts_from_the_modes(rng):
     with pytest.raises(ValueError, match="zero at all"):
         search(positive, wide, 500, 100, rng)
     mode = climbed(normal(sd, 1.0), np.ones(60))
-    weighted = cover(Density(positive), mode, 1_000, rng, sizes=(500,)).weighted
+    monkeypatch.setattr("pymc_gradmatch.exact.search.DRAWS", (500, 500))
+    weighted = cover(Density(positive), mode, 1_000, rng).weighted
     assert (weighted.points[weighted.weights > 0] > 0).all()
 
 
@@ -147,7 +159,7 @@ def test_walks_stay_on_a_ridge_to_both_of_its_ends():
     """Assert it from one end, for a ridge that turns a hundred times its width aside."""
     bend, width = 0.1, 0.05
     target = banana(bend, width)
-    ridges = ridges_from(target, newton(target, np.array([on_banana(bend, -4.0)]), np.eye(3)))
+    ridges = ridges_from(target, climbed(target, on_banana(bend, -4.0)))
     x, y, _ = ridges.mixture.means.T
     assert x.min() < -12  # three standard deviations
     assert x.max() > 12
@@ -165,11 +177,11 @@ def rate_near_zero(phi):
 
 
 def test_walks_go_down_an_exponential_tail_beside_steep_slopes():
-    """Assert that they get where one in 3 000 draws is, and are on the ridge wherever they pass."""
-    modes = newton(rate_near_zero, np.array([[-2.0, 0.0, 0.0]]), np.diag([0.3, 0.01, 0.01]))
+    """Assert that they get where one in 2 000 draws is, and are on the ridge wherever they pass."""
+    modes = climbed(Density(rate_near_zero), [-2.0, 0.0, 0.0])
     means = ridges_from(rate_near_zero, modes).mixture.means
     in_tail = means[means[:, 0] < -3]
-    assert in_tail[:, 0].min() < -8
+    assert in_tail[:, 0].min() < -7.5
     follows = 0.3 * np.tanh(in_tail[:, 0] + 1.9)
     on_ridge = np.column_stack([in_tail[:, 0], np.zeros_like(follows), follows])
     assert (rate_near_zero(in_tail) > rate_near_zero(on_ridge) - 1).all()
@@ -197,7 +209,7 @@ def turning(phi):
 
 
 def test_walks_turn_with_a_ridge_and_are_on_it_wherever_they_pass():
-    modes = newton(turning, np.array([[0.1, 0.0, 0.0]]), np.eye(3))
+    modes = climbed(Density(turning), [0.1, 0.0, 0.0])
     ridges = ridges_from(turning, modes)
     x = ridges.mixture.means[:, 0]
     assert x.min() < -3.5
@@ -219,7 +231,7 @@ def test_parts_along_a_ridge_are_adapted_to_it(rng):
     target = banana(bend, width)
     shares: dict[str, list[float]] = {"ridge": [], "found": []}
     for _ in range(7):
-        mode = newton(target, np.array([on_banana(bend, rng.normal(-4, 0.2))]), np.eye(3))
+        mode = climbed(target, on_banana(bend, rng.normal(-4, 0.2)))
         ridge = ridges_from(target, mode).mixture
         found = search(target, ridge, 2_000, np.inf, rng).proposal
         for name, proposal in {"ridge": ridge, "found": found}.items():
@@ -243,10 +255,14 @@ def test_a_proposal_counts_points_as_often_as_they_are_different(rng):
     assert np.linalg.det(narrower.shapes).min() < np.linalg.det(once.shapes).min()
 
 
-def walked(target, proposal, points, rng):
+def walked(target, proposal, points, rng, parts=None):
     log_ratio = target(points) - proposal(points)
-    parts = np.zeros(len(points), dtype=int)
-    return walk(target, weigh(points, log_ratio), log_ratio, proposal, parts, rng)
+    found = SimpleNamespace(
+        weighted=weigh(points, log_ratio),
+        modes=SimpleNamespace(nearest=np.zeros(len(points), dtype=int) if parts is None else parts),
+        proposed=(SimpleNamespace(log_density=proposal), log_ratio),
+    )
+    return walk(target, found, rng)
 
 
 @pytest.mark.parametrize("width", [1.0, 1.8])  # of the target: light tails of weights, and heavy
@@ -308,9 +324,7 @@ def test_walks_go_by_the_widths_of_their_own_part(rng):
     proposal = Mixture(np.array([0.5, 0.5]), means, shapes)
     points = proposal.draw(4_000, rng)
     parts = (points[:, 0] > 50).astype(int)
-    log_ratio = target(points) - proposal.log_density(points)
-    weighted = weigh(points, log_ratio)
-    walks = walk(target, weighted, log_ratio, proposal.log_density, parts, rng)
+    walks = walked(target, proposal.log_density, points, rng, parts)
     assert (walks.n_leaving, walks.n_telling) == (0, WALKERS)
     assert len(walks.points) <= WALKERS * TIME / FIRST_STEP
 
@@ -334,10 +348,11 @@ def assert_half_is_far_away(found):
 
 
 @pytest.mark.slow
-def test_a_ridge_too_long_for_its_walks_gets_no_seal(rng):
+def test_a_ridge_too_long_for_its_walks_gets_no_seal(rng, monkeypatch):
     """Assert it of one as long as a million times its width."""
     target = banana(5, 1e-4)
-    found = cover(target, climbed(target, on_banana(5, -4.0)), 3_000, rng, sizes=[1_500, 1_500])
+    monkeypatch.setattr("pymc_gradmatch.exact.search.DRAWS", (1_500, 1_500))
+    found = cover(target, climbed(target, on_banana(5, -4.0)), 3_000, rng)
     assert found.n_unfinished
     assert not found.is_reliable
 
@@ -411,16 +426,39 @@ def test_draws_of_another_sampler_take_the_place_of_ridges(rng):
     assert_half_is_far_away(cover(two, climbed(two, [0.3, 0.3]), 4_000, rng, around=around))
 
 
-def test_a_climb_beside_a_wall_takes_a_closer_look_and_goes_on():
-    """Assert the mode of a narrow density from where differences reach over its edge."""
-    sd, edge = 0.01, 0.05
+def chains(rng, n=1_000, away=0.0):
+    """Return draws of a standard normal; those of the first chain are away from it."""
+    draws = rng.normal(size=(4, n, 2))
+    draws[0] += away
+    return draws, -0.5 * np.square(draws).sum(axis=-1)
 
-    def walled(phi):
-        return np.where(phi[:, 0] > -edge, normal(sd)(phi), -np.inf)
 
-    local = newton(walled, np.array([[-0.9 * edge, 3 * sd]]), np.eye(2))
-    np.testing.assert_allclose(local.point, 0, atol=0.1 * sd)
-    np.testing.assert_allclose(np.sqrt(np.diagonal(local.covariance[0])), sd, rtol=0.05)
+def test_chains_are_draws_of_the_target_with_its_moments(rng):
+    draws, height = chains(rng)
+    found = sampled(normal(1.0), climbed(normal(1.0), [0.3, 0.3]), draws, height, 0)
+    assert found.is_reliable
+    assert found.weighted.n_effective == pytest.approx(4_000, rel=0.2)
+    np.testing.assert_allclose(found.weighted.weights, 1 / 4_000)
+    np.testing.assert_allclose(found.covariance, np.eye(2), atol=0.1)
+    np.testing.assert_allclose(found.modes.shares, 1)
+
+
+@pytest.mark.parametrize(
+    ("away", "n", "n_divergences"), [(0.3, 1_000, 0), (0.0, 60, 0), (0.0, 1_000, 5)]
+)
+def test_chains_that_disagree_are_few_or_diverge_are_not_reliable(rng, away, n, n_divergences):
+    draws, height = chains(rng, n, away)
+    mode = climbed(normal(1.0), [0.3, 0.3])
+    assert not sampled(normal(1.0), mode, draws, height, n_divergences).is_reliable
+
+
+def test_weights_make_up_for_chains_of_another_density(rng):
+    """Assert the standard deviation of a target that is a twentieth narrower."""
+    draws, height = chains(rng, 20_000)
+    target = normal(0.95)
+    found = sampled(target, climbed(target, [0.3, 0.3]), draws, height, 0)
+    assert 0.9 < found.chained.worth < 1
+    np.testing.assert_allclose(np.sqrt(np.diagonal(found.covariance)), 0.95, rtol=0.01)
 
 
 def test_a_ridge_too_narrow_for_its_covariance_leads_from_mode_to_mode():

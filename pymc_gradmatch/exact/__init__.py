@@ -1,8 +1,8 @@
 """The exact posterior: the user's own model, with the ODE integrated.
 
 :class:`Solutions` puts the numerical solution in the place of a model's states;
-:func:`predict` draws data around it, :class:`ExactPosterior` is the density, and
-:func:`integrate_check` turns matched draws into exact ones, or says that it cannot.
+:func:`predict` draws data around it, and :class:`ExactPosterior` is the density.  Climbs lead to
+its modes, searches draw around these, and :class:`Diagnostics` says whether to trust the draws.
 """
 
 from pymc_gradmatch.exact.climb import (
@@ -10,18 +10,16 @@ from pymc_gradmatch.exact.climb import (
     climbs,
 )
 from pymc_gradmatch.exact.diagnostics import (
-    Chained,
     Climbing,
     Diagnostics,
     diagnosed,
     residuals,
     several,
 )
-from pymc_gradmatch.exact.experiments import (
-    Separate,
-    cover_experiments,
-    exact_posterior,
-    leading_to,
+from pymc_gradmatch.exact.glance import (
+    UNCHECKED,
+    UNCOMPARED,
+    glance,
 )
 from pymc_gradmatch.exact.importance import (
     ImpossibleError,
@@ -43,7 +41,10 @@ from pymc_gradmatch.exact.posterior import (
     ExactPosterior,
 )
 from pymc_gradmatch.exact.search import (
+    Coverage,
     cover,
+    sampled,
+    searched,
     weighed_once,
 )
 from pymc_gradmatch.exact.solutions import (
@@ -52,53 +53,34 @@ from pymc_gradmatch.exact.solutions import (
     predict,
     with_draws,
 )
-from pymc_gradmatch.exact.verdict import (
-    N_HANDED_ON,
-    TRY,
-    UNCHECKED,
-    UNCOMPARED,
-    IntegrateCheck,
-    check_n_draws,
-    glance,
-    integrate_check,
-    searched,
-)
 
 __all__ = [
     "NO_DRAWS",
-    "N_HANDED_ON",
     "N_PRIOR",
-    "TRY",
     "UNCHECKED",
     "UNCOMPARED",
-    "Chained",
     "Climbing",
+    "Coverage",
     "Diagnostics",
     "ExactPosterior",
     "ImpossibleError",
-    "IntegrateCheck",
     "Local",
     "Mixture",
     "OutOfTimeError",
-    "Separate",
     "Solutions",
     "Weighted",
-    "check_n_draws",
     "climb",
     "climbs",
     "cover",
-    "cover_experiments",
     "diagnosed",
     "exact_model",
-    "exact_posterior",
     "fit_mixture",
     "gather",
     "glance",
-    "integrate_check",
-    "leading_to",
     "predict",
     "repeated",
     "residuals",
+    "sampled",
     "searched",
     "several",
     "weighed_once",

@@ -1,6 +1,5 @@
 """What a verdict on draws of the exact posterior is made of."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,12 +11,22 @@ from scipy.signal import find_peaks
 from pymc_gradmatch.exact.climb import UNKNOWN, Found
 from pymc_gradmatch.exact.importance import reliable_k
 from pymc_gradmatch.exact.posterior import ExactPosterior
-from pymc_gradmatch.exact.search import FEWEST_TELLING, WALKERS, Coverage, Modes
+from pymc_gradmatch.exact.search import (
+    CONVERGED,
+    EFFECTIVE,
+    FEWEST_TELLING,
+    WALKERS,
+    WORTH_LEFT,
+    Chained,
+    Coverage,
+    Modes,
+)
 from pymc_gradmatch.gp import Residuals, StateGP, StateGPs, unexplained
 from pymc_gradmatch.model import Constraint, equations
 from pymc_gradmatch.ode import ODE, OUT_OF_STEPS
 from pymc_gradmatch.reporting import furthest
 
+SEARCHED, CHAINED = "importance sampling", "NUTS"
 LITTLE = 0.01  # weight of a mode that need not be spoken of
 PLACES = np.array([0.0, 0.236, 0.472, 0.764])  # between two times of the grid
 LEAST_SWING = 0.05  # of a solution's range and of the data's scale, by which a turn counts
@@ -68,20 +77,20 @@ class Diagnostics:
     Attributes
     ----------
     method : str
-        ``"importance sampling"``; ``"importance sampling from NUTS"`` where the proposals were
-        fitted to chains.
+        ``"importance sampling"`` or ``"NUTS"``.
     pareto_k : float
-        Tail index of the weights.
+        Tail index of the weights; NaN of NUTS.
     n_effective : float
-        One over the sum of the squared weights.
+        One over the sum of the squared weights; of NUTS the least of bulk and tail effective
+        sample sizes.
     n_weighted : int
-        How many draws were weighted.
+        How many draws there are before they are resampled.
     r_hat : float
-        The largest of the chains, by unconstrained coordinate; NaN without chains.
+        The largest of all unconstrained coordinates; NaN of importance sampling.
     n_divergences : int
         Of the chains.
     n_searches, n_rounds : int
-        Independent searches, and rounds of draws in all of them.
+        Independent searches, or chains, and rounds of draws in all searches.
     n_walks : int
         Walks from the draws that kept their energy, of 48.
     n_solutions : int
@@ -94,7 +103,10 @@ class Diagnostics:
     conditions : dict of str to Condition
         By name, whether each condition of a passed verdict holds, and its figure:
 
-        - ``finished``: nothing stopped the searches (what did);
+        - ``finished``: nothing stopped the search (what did);
+
+        of importance sampling
+
         - ``weights``: Pareto k is below what is reliable for so many draws;
         - ``searches_agree``: means, standard deviations and evidence of the searches differ by
           no more than their errors (the furthest of them);
@@ -103,14 +115,23 @@ class Diagnostics:
         - ``walks``: no walk by the posterior's own dynamics leaves what the proposals cover
           (how many do);
         - ``ridges``: walks along ridges came to their end (how many did not);
+
+        of NUTS
+
+        - ``r_hat``: it is below 1.01;
+        - ``effective``: there are 400 effective draws;
+        - ``divergences``: at most one in a thousand draws diverged (how many did);
+        - ``tolerance``: weights for more exact solutions leave nine tenths of the draws (the share
+          that they leave);
+
+        and of both
+
         - ``modes_repeat``: climbs ended at every mode more than once (the estimated chance that
           one more climb would end at another one that counts);
         - ``explained``: residuals are neither autocorrelated nor large (states where they are);
         - ``no_aliases``: no state turns more often than it was observed, at equal gaps;
         - ``proper``: the density falls off along unknowns of flat prior (those where not);
-        - ``solved``: solutions did not run out of steps (the share that did);
-        - ``experiments``: searches of single experiments find the same evidence (those that find
-          another, with its log).
+        - ``solved``: solutions did not run out of steps (the share that did).
     """
 
     method: str
@@ -137,13 +158,21 @@ class Diagnostics:
 
     def in_words(self) -> str:
         """Say whether draws are from the exact posterior, and if not, why."""
-        figures = (
-            f"Pareto k {self.pareto_k:.2f} ({reliable_k(self.n_weighted):.2f} is the limit), "
-            f"{self.n_effective:.0f} effective draws of {self.n_weighted}, {self.n_rounds} rounds"
-        )
-        searches = f"{self.n_searches} independent searches"
+        if self.method == CHAINED:
+            searches, agree = f"{self.n_searches} chains of NUTS", "have converged"
+            figures = (
+                f"R-hat {self.r_hat:.3f}, {self.n_effective:.0f} effective draws of "
+                f"{self.n_weighted}, {self.n_divergences} divergences"
+            )
+        else:
+            searches, agree = f"{self.n_searches} independent searches", "agree"
+            figures = (
+                f"Pareto k {self.pareto_k:.2f} ({reliable_k(self.n_weighted):.2f} is the limit), "
+                f"{self.n_effective:.0f} effective draws of {self.n_weighted}, {self.n_rounds} "
+                "rounds"
+            )
         if self.passed:
-            words = f"These are draws from the exact posterior: {searches} agree, {figures}."
+            words = f"These are draws from the exact posterior: {searches} {agree}, {figures}."
             if self.n_walks < FEWEST_TELLING:
                 words += (
                     f" {WALKERS - self.n_walks} of {WALKERS} walks from them were lost at once, on "
@@ -151,13 +180,17 @@ class Diagnostics:
                     "beside."
                 )
             return words
-        failed = next(name for name in REASONS if not self.conditions[name].passed)
+        failed = next(name for name in REASONS if not self._holds(name))
         figure = self.conditions[failed].figure
         listed = ", ".join(figure) if isinstance(figure, list) else figure
         why = REASONS[failed].format(
-            figure=figure, listed=listed, figures=figures, searches=searches, walkers=WALKERS
-        )
+            figure=figure, listed=listed, figures=figures, searches=searches, agree=agree,
+            walkers=WALKERS,
+        )  # fmt: skip
         return f"These are not draws from the exact posterior: {why}."
+
+    def _holds(self, name: str) -> bool:
+        return name not in self.conditions or self.conditions[name].passed
 
 
 # Why a verdict is withheld, the first that holds.
@@ -181,10 +214,6 @@ REASONS = {
         "{figure}. Such aliases fit alike, and there may be more of them; narrower priors rule "
         "them out, or times at unequal gaps: {figures}"
     ),
-    "experiments": (
-        "searches of single experiments find more, or less, than what was integrated: {figure} "
-        "(log evidence): {figures}"
-    ),
     "walks": (
         "{figure} of {walkers} walks from them lead where none of {searches} came: {figures}. The "
         "posterior goes on beyond what they could cover"
@@ -199,14 +228,23 @@ REASONS = {
         "{figures}. The posterior is wider, or has more parts, than they could cover"
     ),
     "errors": "{searches} agree only because their Monte Carlo errors are large: {figures}",
+    "r_hat": "{searches} have not mixed: {figures} (below 1.01 is expected of R-hat)",
+    "effective": "{searches} have few effective draws: {figures} (at least 400 are expected)",
+    "divergences": (
+        "{figure} draws of {searches} diverged: {figures}. Part of the posterior, such as the neck "
+        "of a hierarchy, is too narrow for their steps"
+    ),
+    "tolerance": (
+        "{searches} solved the equations too roughly: weights leave {figure:.0%} of them: {figures}"
+    ),
     "modes_repeat": (
         "there are more modes than climbs came to: {figure:.0%} of them ended at one that no "
         "other reached: {figures}"
     ),
     "explained": (
-        "{searches} agree, {figures}, but on a solution that leaves much of {listed} unexplained, "
-        "and what it leaves is no mere noise: this is another mode, or the data follow other "
-        "equations"
+        "{searches} {agree}, {figures}, but on a solution that leaves much of {listed} "
+        "unexplained, and what it leaves is no mere noise: this is another mode, or the data "
+        "follow other equations"
     ),
 }
 
@@ -223,20 +261,8 @@ class Climbing(NamedTuple):
         return cls(found, target.failures[OUT_OF_STEPS] / target.n_solutions)
 
 
-class Chained(NamedTuple):
-    """What chains of NUTS say of themselves."""
-
-    r_hat: float = np.nan
-    n_divergences: int = 0
-
-
 def diagnosed(
-    target: ExactPosterior,
-    found: Coverage,
-    climbing: Climbing,
-    chained: Chained | None = None,
-    apart: Mapping[str, float] | None = None,
-    stopped: str = "",
+    target: ExactPosterior, found: Coverage, climbing: Climbing, stopped: str = ""
 ) -> Diagnostics:
     """Judge draws by all that is known of them.
 
@@ -248,15 +274,10 @@ def diagnosed(
         The draws.
     climbing : Climbing
         Where climbs from draws of the prior led.
-    chained : Chained, optional
-        Of chains, where there were some.
-    apart : mapping of str to float, optional
-        Experiments of which searches of their own find another evidence: its log.
     stopped : str
         What stopped the searches before their end, if anything did.
     """
-    weighted, walks = found.weighted, found.walks
-    furthest_apart = found.disagreement[["mean", "log_sd"]].max(axis=1)
+    weighted = found.weighted
     strange = unexplained(residuals(target, found.modes.points[0]))
     sds = np.sqrt(np.diagonal(found.covariance))
     endless = target.endless(found.modes.points[0], sds)
@@ -264,29 +285,23 @@ def diagnosed(
     new = climbing.found.new
     conditions = {
         "finished": Condition(not stopped, stopped),
-        "weights": Condition(weighted.is_reliable, weighted.pareto_k),
-        "searches_agree": Condition(found.agrees, furthest(furthest_apart)),
-        "errors": Condition(found.is_precise, found.largest_error),
-        "walks": Condition(not walks.n_leaving, walks.n_leaving),
-        "ridges": Condition(not found.n_unfinished, found.n_unfinished),
+        **(_of_searches(found) if found.chained is None else _of_chains(found, found.chained)),
         "modes_repeat": Condition(new <= UNKNOWN, new),
         "explained": Condition(not strange, [repr(name) for name in strange]),
         "no_aliases": Condition(not aliases, aliases),
         "proper": Condition(not endless, endless),
         "solved": Condition(climbing.unsolved <= UNSOLVED, climbing.unsolved),
-        "experiments": Condition(not apart, furthest(pd.Series(apart)) if apart else ""),
     }
-    sampled = "importance sampling"
     return Diagnostics(
-        method=sampled if chained is None else f"{sampled} from NUTS",
+        method=SEARCHED if found.chained is None else CHAINED,
         pareto_k=weighted.pareto_k,
         n_effective=weighted.n_effective,
         n_weighted=len(weighted.weights),
-        r_hat=np.nan if chained is None else chained.r_hat,
-        n_divergences=0 if chained is None else chained.n_divergences,
+        r_hat=np.nan if found.chained is None else found.chained.r_hat,
+        n_divergences=0 if found.chained is None else found.chained.n_divergences,
         n_searches=found.n_searches,
         n_rounds=found.n_rounds,
-        n_walks=walks.n_telling,
+        n_walks=found.walks.n_telling,
         n_solutions=target.n_solutions,
         n_failed=dict(target.failures),
         modes=pd.DataFrame(
@@ -294,6 +309,30 @@ def diagnosed(
         ),
         conditions=conditions,
     )
+
+
+def _of_searches(found: Coverage) -> dict[str, Condition]:
+    """Return the conditions of draws of importance sampling."""
+    furthest_apart = found.disagreement[["mean", "log_sd"]].max(axis=1)
+    n_leaving = found.walks.n_leaving
+    return {
+        "weights": Condition(found.weighted.is_reliable, found.weighted.pareto_k),
+        "searches_agree": Condition(found.agrees, furthest(furthest_apart)),
+        "errors": Condition(found.is_precise, found.largest_error),
+        "walks": Condition(not n_leaving, n_leaving),
+        "ridges": Condition(not found.n_unfinished, found.n_unfinished),
+    }
+
+
+def _of_chains(found: Coverage, chained: Chained) -> dict[str, Condition]:
+    """Return the conditions of draws of NUTS."""
+    n_effective = found.weighted.n_effective
+    return {
+        "r_hat": Condition(chained.r_hat < CONVERGED, chained.r_hat),
+        "effective": Condition(n_effective >= EFFECTIVE, n_effective),
+        "divergences": Condition(chained.few_diverged, chained.n_divergences),
+        "tolerance": Condition(chained.worth >= WORTH_LEFT, chained.worth),
+    }
 
 
 def _aliases(target: ExactPosterior, modes: Modes) -> str:

@@ -2,24 +2,9 @@ r"""Modes of a density that is known by its values alone, and the ridges that le
 
 Differences around a point tell gradient and Hessian, in coordinates in which the curvature is
 about one; climbs and walks of all points go on together, one evaluation for all of them.
-
-Of several experiments, which share some unknowns, the density is a sum.  Given what is shared
-these are independent, so that the Hessian is an arrow,
-
-.. math::
-
-    -\nabla\nabla \log p = \begin{pmatrix}
-    A_1 & & & -B_1 \\ & \ddots & & \vdots \\ & & A_E & -B_E \\
-    -B_1^T & \cdots & -B_E^T & C \end{pmatrix},
-    \qquad S = C - \sum_e B_e^T A_e^{-1} B_e
-
-with a block for each experiment and Schur's complement S, the precision of what is shared.  So
-differences by the own unknowns of all experiments are taken at once, and a step costs as many
-solutions of each as if there were no others.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,9 +16,6 @@ STEP = 0.1  # of differences, in local standard deviations; values are exact to 
 LENGTHS = np.array([1.0, 0.5, 0.2, 0.05, 0.01])  # of a Newton step cut short, all tried at once
 LONGEST = 4.0  # of these, in local standard deviations
 WIDEST, NARROWEST = 3.0, 0.05  # change of a local standard deviation in one step
-FINEST = 14  # powers of four that a coordinate's width is sought among
-CLIMBS = 40
-SETTLED = 0.01  # rise of the log density
 STEPS = 200  # of a walk
 CORRECTIONS, ON_RIDGE = 15, 0.1  # climbs after a step, and the rise that ends them
 LEVEL, FALL = 1.0, 4.0  # falls in a step up to which the next is longer, the step is taken
@@ -44,8 +26,6 @@ MATTERS = 0.005  # share of the evidence beyond the end of a walk, from which on
 HIGHER = 2.0  # log density, by which another mode is the better one to begin at
 STEEP = 0.5  # slope per local standard deviation, from which on a climb has not arrived
 APART = 5.0  # local standard deviations between modes that are walked from
-N_CLIMBS = 16  # from draws
-ROUNDS = 2  # of these, where the first leads to other modes
 BESIDE = 1.0  # the same, between points of walks that are kept
 SMALLEST_SHARE = 1e-6  # of the largest part's
 AXES = 3  # of a mode, along which ridges are walked in both directions
@@ -160,234 +140,6 @@ def step(target: LogDensity, local: Local, direction) -> tuple[NDArray, NDArray]
     rises = height[walkers, best] > local.height
     point = np.where(rises[:, None], tried[walkers, best], local.point)
     return point, np.where(rises, height[walkers, best], local.height)
-
-
-def widths_at(target: LogDensity, point: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return how far each coordinate may go before the log density changes by one.
-
-    Roughly: a power of four, at most one.
-    """
-    n = len(point)
-    tried = 4.0 ** -np.arange(FINEST)
-    offsets = tried[:, None, None] * np.concatenate([np.eye(n), -np.eye(n)])
-    height = target((point + offsets).reshape(-1, n)).reshape(len(tried), 2, n)
-    with np.errstate(invalid="ignore"):  # where the density is zero on both sides of a step
-        change = np.abs(height - target(point[None])).max(axis=1)
-    is_small = np.vstack([change[:-1] <= 1, np.ones(n, dtype=bool)])
-    return np.asarray(tried[is_small.argmax(axis=0)])
-
-
-def newton(target: LogDensity, points: NDArray[np.float64], covariance: NDArray) -> Local:
-    """Climb to the modes near points by Newton's method, in coordinates made anew at each step.
-
-    Parameters
-    ----------
-    target : callable
-        Maps points ``(point, n)`` to log densities.
-    points : array of float
-        Where to start, shape ``(walker, n)``.
-    covariance : array of float
-        What the coordinates are like at first.
-    """
-    factor = np.linalg.cholesky(covariance)
-    local = look_around(target, points, np.repeat(factor[None], len(points), axis=0))
-    going = np.arange(len(points))
-    for _ in range(CLIMBS):
-        climbing = rescaled(local.only(going))
-        # Curvature is one, but for directions that were cut short: gradient is Newton's step.
-        point, height = step(target, climbing, climbing.gradient)
-        rises = (_rise(climbing.height, height) > SETTLED) | climbing.is_blind
-        local = local.put(going, look_around(target, point, climbing.factor))
-        going = going[rises]
-        if not len(going):
-            break
-    return rescaled(local)
-
-
-def joined(*found: Local) -> Local:
-    """Return the distinct of several modes, the highest first, none far below it."""
-    modes = Local(*map(np.concatenate, zip(*found, strict=True)))
-    modes = modes.only(np.isfinite(modes.height) & _matter(modes))
-    return modes.only(distinct(modes, APART))
-
-
-def _matter(modes: Local, *others: Local) -> NDArray[np.bool_]:
-    """Tell which are not far below the highest of all, or hold a share, however low they are."""
-    known = Local(*map(np.concatenate, zip(modes, *others, strict=True)))
-    is_high = modes.height > known.height.max() - LOWEST
-    if not known.has_arrived.any():
-        return is_high
-    most = known.log_evidence[known.has_arrived].max()
-    return is_high | (modes.has_arrived & (modes.log_evidence > most + np.log(MATTERS)))
-
-
-class Climbed(NamedTuple):
-    """Where climbs in all coordinates ended.
-
-    Attributes
-    ----------
-    shared, own : array of float
-        Shapes ``(walker, shared)`` and ``(walker, experiment, n)``.
-    height : array of float
-        Log density, shape ``(walker,)``.
-    width, factor : array of float
-        Factors of the covariance of what is shared, by the directions in which it was free,
-        ``(walker, shared, free)``, and of each experiment's own given that,
-        ``(walker, experiment, n, n)``.
-    has_arrived : array of bool
-        Whether a climb has come near a mode.
-    """
-
-    shared: NDArray[np.float64]
-    own: NDArray[np.float64]
-    height: NDArray[np.float64]
-    width: NDArray[np.float64]
-    factor: NDArray[np.float64]
-    has_arrived: NDArray[np.bool_]
-
-    @property
-    def log_evidence(self) -> NDArray[np.float64]:
-        """Laplace's approximation of the density of what is shared."""
-        return self.height + log_volume(self.factor)
-
-    def only(self, chosen) -> "Climbed":
-        """Return some of the walkers."""
-        return Climbed(*(values[chosen] for values in self))
-
-    def and_also(self, others: "Climbed") -> "Climbed":
-        """Return these and other walkers."""
-        pairs: Any = zip(self, others, strict=True)
-        return Climbed(*map(np.concatenate, pairs))
-
-    def distances(self, shared: NDArray[np.float64], free) -> NDArray[np.float64]:
-        """Return how far what is shared is away from each walker's, ``(walker, point)``."""
-        each = zip(self.width, self.shared, strict=True)
-        return np.array([distance(width[free], (shared - at)[:, free]) for width, at in each])
-
-    def distinct(self, free, n_known: int) -> list[int]:
-        """Return the places of modes of what is shared, none far below the highest.
-
-        Those that were known come before their like.
-        """
-        log_evidence = np.where(self.has_arrived, self.log_evidence, -np.inf)
-        log_evidence[:n_known] = self.log_evidence[:n_known]
-        eligible = np.flatnonzero(log_evidence > log_evidence.max() - LOWEST).tolist()
-        away = self.distances(self.shared, free)
-        away = np.minimum(away, away.T)
-        chosen: list[int] = []
-        for place in sorted(eligible, key=lambda place: (place >= n_known, -log_evidence[place])):
-            if (away[place, chosen] > APART).all():
-                chosen.append(place)
-        return chosen
-
-
-def log_volume(factor: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the log of what normals of all experiments hold, ``(walker, experiment, n, n)``."""
-    n_experiments, n_own = factor.shape[1:3]
-    of_factors = np.linalg.slogdet(factor).logabsdet.sum(axis=1)
-    return np.asarray(of_factors + n_experiments * n_own / 2 * np.log(2 * np.pi))
-
-
-def climb_in_arrow(density: Callable, shared, own, width, factor) -> Climbed:
-    """Climb from points to modes, in coordinates that are made anew at each step.
-
-    Parameters
-    ----------
-    density : callable
-        Maps what is shared, ``(point, shared)``, and own unknowns, ``(point, experiment, n)``, to
-        log densities of each experiment, ``(point, experiment)``; what counts for all is with
-        the first.
-    shared, own : array of float
-        Where to start, shapes ``(walker, shared)`` and ``(walker, experiment, n)``.
-    width : array of float
-        Directions in which what is shared is free, shape ``(shared, free)``, about as long as it
-        may go.
-    factor : array of float
-        The same for own unknowns, shape ``(experiment, n, n)``.
-    """
-    n_walkers, n_experiments, n_own = own.shape
-    n = n_own + width.shape[1]
-    of_each = (n_walkers, n_experiments)
-
-    def where(points) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return what is shared, and own unknowns, at ``(walker, tried, experiment, n)``."""
-        return shared[:, None] + points[:, :, 0, n_own:] @ width.T, points[..., :n_own]
-
-    def log_density(points) -> NDArray[np.float64]:
-        """Evaluate points of shape ``(walker * experiment * tried, n)``."""
-        tried = points.reshape(*of_each, -1, n).swapaxes(1, 2)
-        n_points = tried.shape[0] * tried.shape[1]
-        there = (part.reshape(n_points, *part.shape[2:]) for part in where(tried))
-        return density(*there).reshape(*tried.shape[:3]).swapaxes(1, 2).ravel()
-
-    point = np.concatenate([own, np.zeros((*of_each, n - n_own))], axis=-1)
-    scale = np.zeros((*of_each, n, n))
-    scale[..., :n_own, :n_own] = factor
-    scale[..., n_own:, n_own:] = np.eye(n - n_own)
-    height = np.full(n_walkers, -np.inf)
-    for last in [False] * CLIMBS + [True]:
-        local = look_around(log_density, point.reshape(-1, n), scale.reshape(-1, n, n))
-        before, height = height, local.height.reshape(of_each).sum(axis=1)
-        with np.errstate(invalid="ignore"):
-            rises = (height - before > SETTLED) | ~np.isfinite(before)
-        change, direction, is_round = _newton_in_arrow(
-            local.gradient.reshape(point.shape), local.hessian.reshape(scale.shape), n_own
-        )
-        scale = scale @ change
-        if last or not rises.any():
-            break
-        length = np.sqrt(
-            np.square(direction[..., :n_own]).sum(axis=-1).max(axis=1)
-            + np.square(direction[:, 0, n_own:]).sum(axis=-1)
-        )[:, None]
-        shorter = LENGTHS * np.minimum(1, LONGEST / np.maximum(length, 1e-300))
-        lengths = np.concatenate([np.zeros_like(length), np.ones_like(length), shorter], axis=1)
-        move = (scale @ direction[..., None])[..., 0]
-        tried = point[:, :, None] + lengths[:, None, :, None] * move[:, :, None]
-        heights = log_density(tried.reshape(-1, n)).reshape(*of_each, -1).sum(axis=1)
-        point = tried[np.arange(n_walkers), :, heights.argmax(axis=1)]
-    at, own = (part[:, 0] for part in where(point[:, None]))
-    is_level = np.linalg.norm(direction, axis=-1).max(axis=1) <= STEEP
-    return Climbed(
-        at, own, height, width @ scale[:, 0, n_own:, n_own:], scale[..., :n_own, :n_own],
-        np.isfinite(height) & is_level & is_round,
-    )  # fmt: skip
-
-
-def _newton_in_arrow(gradient, hessian, n_own: int):
-    """Return coordinates in which the arrow is about one, and Newton's step in these.
-
-    Returns
-    -------
-    change : array of float
-        Of the coordinates, shape ``(walker, experiment, n, n)``.
-    direction : array of float
-        Shape ``(walker, experiment, n)``, of what is shared the same for all experiments.
-    is_round : array of bool
-        Whether the density falls to all sides, shape ``(walker,)``.
-    """
-    root, is_block_round = _root(-hessian[..., :n_own, :n_own])
-    along = root.mT @ hessian[..., :n_own, n_own:]
-    uphill = (root.mT @ gradient[..., :n_own, None])[..., 0]
-    complement = -hessian[..., n_own:, n_own:].sum(axis=1) - (along.mT @ along).sum(axis=1)
-    shared_root, is_shared_round = _root(complement)
-    rising = gradient[..., n_own:].sum(axis=1) + (along.mT @ uphill[..., None]).sum(axis=1)[..., 0]
-    shared_uphill = (shared_root.mT @ rising[..., None])[..., 0]
-    change = np.zeros_like(hessian)
-    change[..., :n_own, :n_own] = root
-    change[..., :n_own, n_own:] = root @ along @ shared_root[:, None]
-    change[..., n_own:, n_own:] = shared_root[:, None]
-    direction = np.empty_like(gradient)
-    direction[..., :n_own] = uphill
-    direction[..., n_own:] = shared_uphill[:, None]
-    return change, direction, is_block_round.all(axis=1) & is_shared_round
-
-
-def _root(precision) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return a root of the inverse, of which no direction is too long or short, and which bend."""
-    curvature, axes = np.linalg.eigh(precision)
-    scale = 1 / np.sqrt(np.clip(np.abs(curvature), WIDEST**-2, NARROWEST**-2))
-    return axes * scale[..., None, :], (curvature * scale**2 >= NARROWEST).all(axis=-1)
 
 
 class Ridges(NamedTuple):

@@ -21,6 +21,7 @@ from pymc_gradmatch._pymc import (
     at_starts,
     draws_of,
     impossible_outside,
+    spreading,
     with_equal_parameters,
 )
 from pymc_gradmatch.exact.climb import Expansion
@@ -89,6 +90,9 @@ class ExactPosterior(Solutions):
         Names of the observed variables and potentials that count.
     single_terms : dict of str to TensorVariable
         What the log density adds up, entry by entry, by the name of the variable.
+    is_held : array of bool
+        Which coordinates climbs leave where they are: the spread of a population, of which the
+        joint mode with its members is where these are all the same.
 
     Raises
     ------
@@ -124,6 +128,9 @@ class ExactPosterior(Solutions):
         )
         self._observed = [term for term in terms if term in solved.observed_RVs]
         self._shapes = [part.shape for part in self._start_parts({}, None)]
+        held = spreading(solved, [*theta, *starts, *terms])
+        sizes = [int(np.prod(shape)) for shape in self._shapes]
+        self.is_held = np.repeat(np.array([rv in held for rv in free], dtype=bool), sizes)
         # By which start and parameter each solution has been seen to vary.
         self._varying = [
             np.zeros(len(c.ode.states) + len(c.ode.params), dtype=bool) for c in self.constraints
@@ -163,7 +170,7 @@ class ExactPosterior(Solutions):
 
         as Gauss and Newton: with the second derivatives of the density by u and by the solution
         x, of which S are the derivatives, but without the solution's own second ones.  They are
-        differences of the density's gradient, which is exact.
+        differences of the density's gradient, which is exact.  What is held stays where it is.
 
         Parameters
         ----------
@@ -179,14 +186,16 @@ class ExactPosterior(Solutions):
             np.stack([x, *(x + sign * step[k] * by[:, k] for sign in (1, -1) for k in range(n))], 1)
             for x, by in solved
         ]
-        by_phi = [np.repeat(by, 1 + 2 * n, axis=0) for _, by in solved]
-        levels = [x.reshape(-1, *x.shape[2:]) for x in there]
+        levels, by_phi = [x.reshape(-1, *x.shape[2:]) for x in there], [by for _, by in solved]
         height, gradient = self._with_gradient(moved.reshape(-1, n), levels, by_phi)
         height, gradient = (
             a.reshape(n_points, 1 + 2 * n, *a.shape[1:]) for a in (height, gradient)
         )
         hessian = _slopes(gradient, step)
-        return Expansion(height[:, 0], gradient[:, 0], (hessian + hessian.mT) / 2)
+        hessian = (hessian + hessian.mT) / 2
+        hessian[:, self.is_held] = hessian[..., self.is_held] = 0
+        hessian[:, self.is_held, self.is_held] = -1
+        return Expansion(height[:, 0], np.where(self.is_held, 0, gradient[:, 0]), hessian)
 
     def with_gradient(
         self, phi: NDArray[np.float64], widths: NDArray[np.float64]
@@ -231,7 +240,10 @@ class ExactPosterior(Solutions):
     def _with_gradient(
         self, phi, levels, by_phi
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the log density, and its gradient by the coordinates, from solutions."""
+        """Return the log density, and its gradient by the coordinates, from solutions.
+
+        Their derivatives ``by_phi`` may be fewer: each is that of as many points in turn.
+        """
         n_points, n = phi.shape
         u = self._split(phi)
         with np.errstate(all="ignore"):
@@ -243,8 +255,10 @@ class ExactPosterior(Solutions):
                 self.constraints, by[len(u) :], states, by_phi, strict=True
             ):
                 is_log = np.broadcast_to(constraint.gp.data.positive, x.shape[1:])
-                by_levels = (by_states * np.where(is_log, x, 1.0)).reshape(n_points, -1)
-                gradient += np.einsum("px,pnx->pn", by_levels, slopes.reshape(n_points, n, -1))
+                slopes = slopes.reshape(len(slopes), n, -1)
+                by_levels = by_states * np.where(is_log, x, 1.0)
+                by_levels = by_levels.reshape(len(slopes), -1, slopes.shape[-1])
+                gradient += (by_levels @ slopes.mT).reshape(n_points, n)
         return height, gradient
 
     @cached_property
@@ -486,7 +500,7 @@ class ExactPosterior(Solutions):
         """Return draws of the prior, x(t0) near where it was seen, if it was.
 
         Where x(t0) has a prior of its own half of the draws are of that.  A prior that cannot be
-        drawn from is taken for a wide normal.
+        drawn from is taken for a wide normal.  What is held is its median.
         """
         there = self.starting_at()
         free = [self._exact[name] for name in self._free]
@@ -508,6 +522,7 @@ class ExactPosterior(Solutions):
             near = there[-n_of_start:] + noise * rng.normal(size=(n, n_of_start))
             by_data = is_default | (~is_unseen & (np.arange(n)[:, None] % 2 == 0))
             phi[:, -n_of_start:] = np.where(by_data, near, phi[:, -n_of_start:])
+        phi[:, self.is_held] = np.median(phi[:, self.is_held], axis=0)
         return phi
 
     def endless(self, point: NDArray[np.float64], widths: NDArray[np.float64]) -> list[str]:

@@ -5,11 +5,13 @@ with a short tail of weights.  So Hamiltonian walks from the draws, which follow
 along it, tell whether they leave what the proposals cover.
 """
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import pandas as pd
+import xarray as xr
+from arviz_stats import ess, rhat
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
@@ -18,9 +20,11 @@ from pymc_gradmatch.exact.importance import (
     ImpossibleError,
     LogDensity,
     Mixture,
+    Pool,
     Search,
     Weighted,
     fit_mixture,
+    reliable_k,
     search,
     weigh,
 )
@@ -32,13 +36,17 @@ from pymc_gradmatch.exact.modes import (
 )
 
 WIDER = 2.0  # of the second search's first proposal, in standard deviations of the whole
-DRAWS = (1_000, 6_000, 6_000)
+DRAWS = (1_000, 6_000, 6_000, 6_000)
 EACH = 100  # the same, for each coordinate, if that is more
 WORTH = 8  # draws of the result, to one effective draw of each search at least
 ERRORS = 4.0  # Monte Carlo standard errors that agreement allows for
 CLOSE = 0.15  # standard deviations, or of a log, that do not matter
 TINY = 1e-300  # the variance where one draw has all the weight
 COARSE = 0.6  # of the same, allowed for: with larger errors agreement says nothing
+CONVERGED, EFFECTIVE = 1.01, 400  # R-hat, and effective draws of four chains (Vehtari et al. 2021)
+DIVERGING = 1e-3  # share of draws
+TAIL = (0.05, 0.95)  # quantiles, of which the effective draws count as well
+WORTH_LEFT = 0.9  # share of the draws, by weights for the tolerance; it is 1.00 in all studies
 
 WALKERS = 48
 TIME = 6.0  # of a walk: what takes a standard deviation of the draws to be passed is one
@@ -89,8 +97,39 @@ class Walks(NamedTuple):
     n_telling: int
 
 
+class Proposed(NamedTuple):
+    """The mixture of all proposals, and logs of the weights of its draws before smoothing."""
+
+    mixture: Mixture
+    log_ratio: NDArray[np.float64]
+
+
+class Chained(NamedTuple):
+    """What chains of NUTS say of themselves.
+
+    Attributes
+    ----------
+    r_hat : float
+        The largest of all coordinates.
+    n_divergences, n_draws : int
+        How many of how many draws diverged.
+    worth : float
+        Share of the draws that is left by weights for more exact solutions than the chains had.
+    """
+
+    r_hat: float
+    n_divergences: int
+    n_draws: int
+    worth: float
+
+    @property
+    def few_diverged(self) -> bool:
+        """Whether next to none of the draws diverged."""
+        return self.n_divergences <= DIVERGING * self.n_draws
+
+
 class Coverage(NamedTuple):
-    """What the searches found, together and each for itself.
+    """What the searches found, together and each for itself; or chains, in their place.
 
     Attributes
     ----------
@@ -109,12 +148,15 @@ class Coverage(NamedTuple):
         ``mean`` and ``log_sd`` of every coordinate, the evidence last, and their errors,
         each by search, shape ``(search, coordinate + 1)``.
     walks : Walks
-        From the draws; none where these are not reliable anyhow, or the target is a marginal
-        density that is known nearly.
+        From the draws; none where these are not reliable anyhow, or come of chains.
     modes : Modes
         Of the target.
     n_unfinished : int
         Walks along ridges that had not come to their end.
+    proposed : Proposed or None
+        What the draws of searches are draws of.
+    chained : Chained or None
+        What chains say of themselves.
     """
 
     weighted: Weighted
@@ -126,6 +168,8 @@ class Coverage(NamedTuple):
     walks: Walks
     modes: Modes
     n_unfinished: int = 0
+    proposed: Proposed | None = None
+    chained: Chained | None = None
 
     @property
     def agrees(self) -> bool:
@@ -144,7 +188,13 @@ class Coverage(NamedTuple):
 
     @property
     def is_reliable(self) -> bool:
-        """Whether k is small enough, the searches agree on good evidence, and no walk objects."""
+        """Whether k is small enough, the searches agree on good evidence, and no walk objects.
+
+        Of chains, whether they have converged.
+        """
+        if (said := self.chained) is not None:
+            converged = said.r_hat < CONVERGED and self.weighted.n_effective >= EFFECTIVE
+            return converged and said.few_diverged and said.worth >= WORTH_LEFT
         return (
             self.weighted.is_reliable
             and self.agrees
@@ -154,7 +204,6 @@ class Coverage(NamedTuple):
         )
 
 
-@runtime_checkable
 class Differentiable(Protocol):
     """A log density with its gradient."""
 
@@ -169,18 +218,12 @@ class Differentiable(Protocol):
         ...
 
 
-type Complete = Callable[[NDArray[np.float64], int], tuple[NDArray, NDArray]]
-
-
 @np.errstate(over="ignore", invalid="ignore")  # squares, where a posterior goes on for ever
 def cover(
-    target: LogDensity,
+    target: Differentiable,
     modes: Local,
     n_draws: int,
     rng: np.random.Generator,
-    complete: Complete | None = None,
-    roughly: LogDensity | None = None,
-    sizes: Sequence[int] = DRAWS,
     around: Mixture | None = None,
 ) -> Coverage:
     """Search for a target from its modes, twice, and compare what is found.
@@ -199,15 +242,6 @@ def cover(
         Draws of the result, of which a quarter at least should be effective.
     rng : numpy.random.Generator
         Source of the draws.
-    complete : callable, optional
-        Maps the draws of the result, and the number of the search, to log densities,
-        estimated without bias, and to points of more coordinates: where the target is a
-        marginal density that is known nearly.
-    roughly : callable, optional
-        A cheaper density like the target, but for a constant, for ridges.
-    sizes : sequence of int
-        Draws of a round of each search, in turn, where the searches disagree; the last
-        once more, where walks alone object.
     around : Mixture, optional
         What to start from in the place of modes and ridges: what draws of the target by another
         sampler were fitted by.
@@ -217,36 +251,28 @@ def cover(
     Coverage
         Of the first attempt with a reliable k and searches that agree, else of the last.
     """
-    near, n_unfinished, n_rounds = roughly or target, 0, 0
+    n_unfinished, n_rounds = 0, 0
     if around is None:
-        ridges, modes = ridges_from(near, modes), apart_from_ridges(near, modes)
+        ridges, modes = ridges_from(target, modes), apart_from_ridges(target, modes)
         around, n_unfinished = ridges.mixture, ridges.n_unfinished
     starts = [around.defended(around.as_one(WIDER)), around.as_one(WIDER)]
     n_effective = n_draws / WORTH
-    for attempt, least in enumerate([*sizes, sizes[-1]]):
+    for attempt, least in enumerate(DRAWS):
         n_searching = max(least, EACH * modes.point.shape[1])
         searches = [
             _search(target, start, around, n_searching, n_effective, rng) for start in starts
         ]
         n_rounds += sum(len(found.pool.proposals) for found in searches)
-        if complete is None:
-            drawn = [
-                Drawn(one.pool.points, one.pool.height, one.pool.log_proposal, one.pool.points)
-                for one in searches
-            ]
-            proposals = [one.pool.mixture for one in searches]
-        else:
-            proposals = [one.proposal.defended(around) for one in searches]
-            drawn = _completed(proposals, n_draws, rng, complete)
-        coverage = _together(target, proposals, modes, drawn, rng, complete is not None)
-        coverage = coverage._replace(n_rounds=n_rounds, n_unfinished=n_unfinished)
+        coverage = _together([one.pool for one in searches], modes, n_unfinished)
+        if coverage.is_reliable:
+            coverage = coverage._replace(walks=walk(target, coverage, rng))
         ended = [one.proposal for one in searches]
         if coverage.walks.n_leaving:
             ended.append(fit_mixture(coverage.walks.points, rng).stretched())
-        elif coverage.is_reliable or attempt >= len(sizes) - 1:
+        elif coverage.is_reliable or attempt >= len(DRAWS) - 2:
             break
         starts = [Mixture.of(ended).without_the_least()] * len(starts)
-    return coverage
+    return coverage._replace(n_rounds=n_rounds)
 
 
 def _search(
@@ -261,80 +287,82 @@ def _search(
 
 def weighed_once(target: LogDensity, modes: Local, rng: np.random.Generator) -> Coverage:
     """Weigh a few draws of the modes' normal approximations, with no search."""
-    mixture = mixture_of(modes)
-    draws = [mixture.draw(DRAWS[0] // 2, rng) for _ in range(2)]
-    drawn = [Drawn(one, target(one), mixture.log_density(one), one) for one in draws]
-    coverage = _together(target, [mixture] * len(drawn), modes, drawn, rng, is_marginal=True)
-    return coverage._replace(n_rounds=1)
+    mixture, pools = mixture_of(modes), [Pool(), Pool()]
+    for pool in pools:
+        points = mixture.draw(DRAWS[0] // 2, rng)
+        pool.add(mixture, points, target(points))
+    return _together(pools, modes)._replace(n_rounds=1)
 
 
-def search_once(
-    target: LogDensity, modes: Local, n_effective: float, rng: np.random.Generator
-) -> Weighted:
-    """Return weighted draws of a single search, from all starts of :func:`cover` at once."""
-    around = ridges_from(target, modes).mixture
-    start = around.defended(around.as_one(WIDER))
-    return search(target, start, DRAWS[0], n_effective, rng).pool.weighted
-
-
-class Drawn(NamedTuple):
-    """Draws of a search, log densities of target and proposal there, and what completes them."""
-
-    points: NDArray[np.float64]
-    height: NDArray[np.float64]
-    log_proposal: NDArray[np.float64]
-    whole: NDArray[np.float64]
-
-
-def _completed(proposals: list[Mixture], n_draws: int, rng, complete: Complete) -> list[Drawn]:
-    """Draw from each proposal, so many in all, and complete the draws."""
-    drawn = []
-    for number, proposal in enumerate(proposals):
-        points = proposal.draw(n_draws // len(proposals), rng)
-        height, whole = complete(points, number)
-        drawn.append(Drawn(points, height, proposal.log_density(points), whole))
-    return drawn
-
-
-def _together(
-    target: LogDensity | Differentiable,
-    proposals: list[Mixture],
+def sampled(
+    target: LogDensity,
     modes: Local,
-    drawn: list[Drawn],
-    rng,
-    is_marginal: bool,
+    chains: NDArray[np.float64],
+    height: NDArray[np.float64],
+    n_divergences: int,
 ) -> Coverage:
+    """Judge chains by how far they agree, each in the place of a search.
+
+    Parameters
+    ----------
+    target : callable
+        Maps points ``(draw, coordinate)`` to log densities.
+    modes : Local
+        Its modes.
+    chains : array of float
+        Draws, shape ``(chain, draw, coordinate)``.
+    height : array of float
+        The log density that they are draws of, ``(chain, draw)``, which may be a little other
+        than the target's: weights make up for the difference.
+    n_divergences : int
+        How many draws diverged.
+    """
+    points, n_chains = chains.reshape(-1, chains.shape[-1]), len(chains)
+    log_ratio = target(points) - height.ravel()
+    weights = np.exp(log_ratio - log_ratio.max())
+    weights /= weights.sum()
+    worth = 1 / np.square(weights).sum() / len(points)
+    n_effective = np.minimum(ess(chains), ess(chains, method="tail", prob=TAIL))
+    weighted = Weighted(points, weights, np.nan, float(worth * n_effective.min()), np.nan)
+    each = n_effective / n_chains
+    sd, nothing = chains.std(axis=1), np.full((n_chains, 1), np.nan)
+    estimates = {
+        "mean": np.hstack([chains.mean(axis=1), nothing]),
+        "mean_error": np.hstack([sd / np.sqrt(each), nothing]),
+        "log_sd": np.hstack([np.log(sd), nothing]),
+        "log_sd_error": np.hstack([np.broadcast_to(1 / np.sqrt(2 * each), sd.shape), nothing]),
+    }
+    said = Chained(float(np.max(rhat(chains))), n_divergences, len(points), float(worth))
+    return Coverage(
+        weighted, _disagreement(estimates), n_chains, 0, np.cov(points.T, aweights=weights),
+        estimates, Walks(points[:0], 0, WALKERS), _parted(modes, weighted), chained=said,
+    )  # fmt: skip
+
+
+def _together(pools: list[Pool], modes: Local, n_unfinished: int = 0) -> Coverage:
     """Weigh the draws of each search by itself and of all, and compare."""
-    points, height, _, whole = map(np.concatenate, zip(*drawn, strict=True))
-    counts = np.array([len(one.points) for one in drawn])
-    together = Mixture.of(proposals, counts / counts.sum())
-    proposal = together.log_density
+    counts = np.array([len(pool.points) for pool in pools])
+    points = np.concatenate([pool.points for pool in pools])
     # Each draw as one of all proposals: a part that one search lacks has the weight of the other's.
     parts = [
         np.concatenate(
-            [one.log_proposal if one is own else of.log_density(one.points) for one in drawn]
+            [one.log_proposal if one is own else own.mixture.log_density(one.points)
+             for one in pools]
         )
-        for own, of in zip(drawn, proposals, strict=True)
-    ]
+        for own in pools
+    ]  # fmt: skip
+    height = np.concatenate([pool.height for pool in pools])
     log_ratio = height - logsumexp(parts, axis=0, b=counts[:, None] / counts.sum())
     weighted = weigh(points, log_ratio)
-    parted = _parted(modes, weighted)
-    weighted = weighted._replace(points=whole)
-    each = [weigh(one.whole, one.height - one.log_proposal) for one in drawn]
     enough = np.maximum(weighted.weights, 1e-12)
-    covariance = np.atleast_2d(np.cov(whole.T, aweights=enough, ddof=0))
-    moments = [_moments(run) for run in each]
+    covariance = np.atleast_2d(np.cov(points.T, aweights=enough, ddof=0))
+    moments = [_moments(pool.weighted) for pool in pools]
     estimates = {name: np.stack([of_run[name] for of_run in moments]) for name in moments[0]}
-    disagreement = _disagreement(estimates)
-    coverage = Coverage(
-        weighted, disagreement, len(proposals), 0, covariance, estimates,
-        Walks(whole[:0], 0, WALKERS), parted,
+    return Coverage(
+        weighted, _disagreement(estimates), len(pools), 0, covariance, estimates,
+        Walks(points[:0], 0, WALKERS), _parted(modes, weighted), n_unfinished,
+        Proposed(Mixture.of([pool.mixture for pool in pools], counts / counts.sum()), log_ratio),
     )  # fmt: skip
-    if is_marginal or not coverage.is_reliable:
-        return coverage
-    assert isinstance(target, Differentiable)
-    walks = walk(target, weighted, log_ratio, proposal, parted.nearest, rng)
-    return coverage._replace(walks=walks)
 
 
 def _parted(modes: Local, weighted: Weighted) -> Modes:
@@ -382,14 +410,36 @@ def _moments(run: Weighted) -> dict[str, NDArray[np.float64]]:
     }
 
 
-def walk(
-    target: Differentiable,
-    weighted: Weighted,
-    log_ratio: NDArray[np.float64],
-    proposal: LogDensity,
-    parts: NDArray[np.intp],
-    rng: np.random.Generator,
-) -> Walks:
+def searched(found: Coverage, names: Sequence[str]) -> xr.Dataset:
+    """Return what each search found, as the group ``searches`` of a result's draws.
+
+    ``mean`` and ``log_sd`` of every unconstrained coordinate with their Monte Carlo errors,
+    dims ``(search, unknown)``, the evidence of each search, the weights, and k.
+    """
+    by_search = ("search", "unknown")
+    columns = {name: (by_search, values[:, :-1]) for name, values in found.estimates.items()}
+    evidence = {
+        "log_evidence": ("search", found.estimates["mean"][:, -1]),
+        "log_evidence_error": ("search", found.estimates["mean_error"][:, -1]),
+    }
+    weighted = found.weighted
+    return xr.Dataset(
+        columns | evidence | {"weight": ("weighted_draw", weighted.weights)},
+        {
+            "search": range(found.n_searches),
+            "unknown": [*names],
+            "weighted_draw": range(len(weighted.weights)),
+        },
+        {
+            "pareto_k": weighted.pareto_k,
+            "reliable_k": reliable_k(len(weighted.weights)),
+            "n_effective": weighted.n_effective,
+            "errors_allowed": ERRORS,
+        },
+    )
+
+
+def walk(target: Differentiable, found: Coverage, rng: np.random.Generator) -> Walks:
     r"""Walk from some draws by Hamiltonian dynamics, and tell how many walks leave the proposal.
 
     Walks from draws of the target stay draws of it [1]_.  With a tail index k of the
@@ -402,15 +452,11 @@ def walk(
 
     Parameters
     ----------
-    target, proposal : callable
-        Map points ``(draw, coordinate)`` to log densities.
-    weighted : Weighted
-        Draws of the proposal with weights.
-    log_ratio : array of float
-        Log of r at these draws.
-    parts : array of int
-        To which of several parts of the target a draw belongs: a walk takes its steps by the
-        widths of its own.
+    target : callable
+        Maps points ``(draw, coordinate)`` to log densities.
+    found : Coverage
+        What searches found.  A walk takes its steps by the widths of the mode that its draw
+        belongs to.
     rng : numpy.random.Generator
         Source of momenta, and of the choice of draws.
 
@@ -419,6 +465,8 @@ def walk(
     .. [1] Neal, R. M. (2011). MCMC using Hamiltonian dynamics. In *Handbook of Markov Chain
        Monte Carlo*, chapter 5.
     """
+    assert found.proposed is not None
+    weighted, parts, (proposal, log_ratio) = found.weighted, found.modes.nearest, found.proposed
     weights = weighted.weights
     chosen = rng.choice(len(weights), WALKERS, p=weights)
     start = weighted.points[chosen]
@@ -434,7 +482,8 @@ def walk(
     kept = energy[1:] - energy[0] < ENERGY
     passed = points[1:][kept]
     leaves = np.zeros_like(kept)
-    leaves[kept] = target(passed) - proposal(passed) > np.max(log_ratio) + max(margin, NEAREST)
+    height = target(passed) - proposal.log_density(passed)
+    leaves[kept] = height > np.max(log_ratio) + max(margin, NEAREST)
     return Walks(passed, int(leaves.any(axis=0).sum()), int(kept.any(axis=0).sum()))
 
 

@@ -3,10 +3,14 @@
 A model's density is compiled once (``density``), climbed to its mode, and written in
 coordinates in which it is round (``coordinates``); there nutpie's NUTS is fast.  Where it
 does not mix, draws follow the ODE (``following``).
-:func:`sample` does so for one model, :func:`fit_many` for a stack of data sets, whose draws
-are side by side in memory or in a file (``stack``), fitted by joblib (``parallel``).
+:func:`sample` does so for one model.  The search for an exact posterior (``engine``) climbs to its
+modes, from where gradient matching leads to if need be (``matching``), and draws around them.
+One call does all of it, :func:`fit` (``one_call``), and :func:`fit_many` does for a stack of data
+sets, whose draws are side by side in memory or in a file (``stack``), fitted by joblib
+(``parallel``).
 """
 
+from pymc_gradmatch.sampling.engine import TRY, Exact, check_n_draws
 from pymc_gradmatch.sampling.many import fit_many
 from pymc_gradmatch.sampling.nuts import find_map, sample
 from pymc_gradmatch.sampling.one_call import Fit, fit
@@ -14,7 +18,10 @@ from pymc_gradmatch.sampling.parallel import in_parallel, reason
 from pymc_gradmatch.sampling.posterior import sample_side_by_side
 
 __all__ = [
+    "TRY",
+    "Exact",
     "Fit",
+    "check_n_draws",
     "find_map",
     "fit",
     "fit_many",

@@ -13,10 +13,11 @@ from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch.arguments import check_counts, refuse_reserved
-from pymc_gradmatch.exact import UNCOMPARED, check_n_draws
+from pymc_gradmatch.exact import UNCOMPARED
 from pymc_gradmatch.gp import levels_name, whitened_name
 from pymc_gradmatch.model import build_model
 from pymc_gradmatch.ode import ODE
+from pymc_gradmatch.sampling.engine import check_n_draws
 from pymc_gradmatch.sampling.one_call import fit
 from pymc_gradmatch.sampling.parallel import (
     WorkersLostError,

@@ -1,6 +1,5 @@
 """One call: from data to draws of the exact posterior, with a verdict."""
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,71 +11,38 @@ import numpy as np
 import pandas as pd
 import pymc as pm
 import xarray as xr
-from arviz_stats import rhat, summary
+from arviz_stats import summary
 from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch._pymc import (
     draws_of,
     start_at,
-    starts_by_itself,
     without_full_collections,
     without_traces,
 )
 from pymc_gradmatch.arguments import yielding
 from pymc_gradmatch.exact import (
-    N_HANDED_ON,
     N_PRIOR,
     NO_DRAWS,
-    TRY,
-    Chained,
-    Climbing,
     Diagnostics,
     ExactPosterior,
-    ImpossibleError,
-    Local,
     OutOfTimeError,
-    Separate,
-    check_n_draws,
     climb,
-    climbs,
-    cover,
-    cover_experiments,
-    diagnosed,
     exact_model,
-    exact_posterior,
-    fit_mixture,
-    leading_to,
-    residuals,
-    searched,
     several,
-    weighed_once,
 )
-from pymc_gradmatch.gp import Experiment, StateGPs, is_states, start_of
-from pymc_gradmatch.model import (
-    Constraint,
-    DoubtWarning,
-    NoDerivativeError,
-    Settings,
-    build_model,
-    constraints,
-    of_model,
-    refine,
-    start_in,
-    unfitted_model,
-)
+from pymc_gradmatch.gp import Experiment, is_states
+from pymc_gradmatch.model import Settings, build_model, constraints, unfitted_model
 from pymc_gradmatch.numerics import on_one_thread, one_at_a_time
 from pymc_gradmatch.ode import ODE, Input
 from pymc_gradmatch.reporting import Verdict, reporting
-from pymc_gradmatch.sampling.nuts import sample
+from pymc_gradmatch.sampling.engine import TRY, Exact, check_n_draws, verdict_to_come
 
 if TYPE_CHECKING:
     from arviz import PlotCollection
 
 N_CLIMBED = 8  # draws, from which the most probable point is climbed to
-MANY = 15  # unknowns, from which on draws of NUTS tell searches where to begin
-N_CHAINED = 500  # draws of each of its chains
-ROUGHLY = 1e-6  # relative tolerance of their solutions; their draws are weighted by exact ones
 HARDLY = 0.7  # of the prior's width, that a posterior has where the data tell next to nothing
 MOST_NAMED = 4  # entries of x(t0) in one sentence
 UNSEEN = "It says nothing of modes that no search reached."
@@ -216,37 +182,6 @@ class Fit(Verdict):
             "observed": data if data in self.idata["observed_data"].dataset else None,
         }
         return plot_states(self.idata, **given | kwargs)
-
-
-class Chains:
-    """Chains of NUTS on the exact model, from a mode, run when first asked for."""
-
-    def __init__(self, target: ExactPosterior, modes: Local, rng: np.random.Generator):
-        self.target, self.modes, self.rng = target, modes, rng
-
-    @cached_property
-    def idata(self) -> xr.DataTree:
-        """The draws, as :func:`~pymc_gradmatch.sample` returns them."""
-        exact = exact_model(self.target.model, rtol=ROUGHLY)
-        for name, value in self.target.natural(self.modes.point[0]).items():
-            start_at(exact[name], value)
-        return sample(
-            N_CHAINED, model=exact, cores=1, random_seed=self.rng.spawn(1)[0], progressbar=False
-        )
-
-    def phi(self) -> NDArray[np.float64]:
-        """Return the draws of all chains in coordinates."""
-        return self.target.coordinates(self.idata["posterior"].dataset)
-
-    @property
-    def said(self) -> Chained | None:
-        """What they say of themselves, if they were run."""
-        if "idata" not in self.__dict__:
-            return None
-        sizes = self.idata["posterior"].sizes
-        phi = self.phi().reshape(sizes["chain"], sizes["draw"], -1)
-        diverging = self.idata["sample_stats"]["diverging"]
-        return Chained(float(np.max(rhat(phi))), int(diverging.sum()))
 
 
 @one_at_a_time
@@ -424,7 +359,7 @@ def fit(
     else:
         refined = partial(_itself, model)
     with reporting("writing the exact posterior", enabled=progressbar) as say:
-        target = exact_posterior(model)
+        target = ExactPosterior(model)
         target.deadline = np.inf if max_seconds is None else monotonic() + max_seconds
         search = Exact(target, n_draws, rng, say)
         stopped = ""
@@ -439,131 +374,42 @@ def fit(
             stopped = str(error) or "stopped by Ctrl-C"
             search.approximate()
         say("drawing")
-        return search.fit(model, refined, stopped)
+        return _fit(search, model, refined, stopped)
 
 
-class Exact:
-    """The search for an exact posterior, in steps that each leave something behind.
-
-    Attributes
-    ----------
-    climbing : Climbing or None
-        Where climbs led, as soon as there are some.
-    found : Coverage
-        Weighted draws.
-    """
-
-    def __init__(self, target: ExactPosterior, n_draws: int, rng: np.random.Generator, say):
-        self.target, self.n_draws, self.rng, self.say = target, n_draws, rng, say
-        self.climbing: Climbing | None = None
-        self.chains: Chains | None = None
-        self.apart: dict[str, float] = {}
-
-    def run(self):
-        """Climb to modes, and search around them."""
-        target, rng = self.target, self.rng
-        self.say("climbing from draws of the prior")
-        try:
-            for found in climbs(target, rng):
-                self.climbing = Climbing.of(target, found)
-        except ImpossibleError:
-            self._match()
-        if is_strange(target, self.modes):
-            self._match()
-        if isinstance(target, Separate):
-            there = self.modes.point[0]
-            self.found, self.apart = cover_experiments(target, there, self.n_draws, rng, self.say)
-            return
-        around = None
-        if len(target.names) >= MANY and len(self.modes.height) == 1:
-            self.say("sampling by NUTS")
-            self.chains = Chains(target, self.modes, rng)
-            around = fit_mixture(self.chains.phi(), rng)
-        self.say("searching: independent searches from around the modes")
-        self.found = cover(target, self.modes, self.n_draws, rng, around=around)
-
-    @property
-    def modes(self) -> Local:
-        """The modes that were climbed to."""
-        assert self.climbing is not None
-        return self.climbing.found.modes
-
-    def _match(self):
-        """Climb from where gradient matching leads to, too."""
-        self.say("matching gradients, for another start")
-        target = self.target
-        try:
-            with verdict_to_come():
-                there = _start(target, self.rng)
-            _check_start(target, there)
-        except ValueError:
-            if self.climbing is None:
-                raise
-            return
-        if self.climbing is None:
-            *_, found = climbs(target, self.rng, there[None])
-        else:
-            found = self.climbing.found.with_climbs(target, there[None])
-        self.climbing = Climbing.of(target, found)
-
-    def approximate(self):
-        """Weigh draws of the modes' normal approximations: the best that a stopped search has."""
-        self.target.deadline = np.inf
-        self.found = weighed_once(self.target, self.modes, self.rng)
-
-    def fit(self, model: pm.Model, refined: Callable[[], pm.Model], stopped: str) -> Fit:
-        """Return the result; what stopped the search withholds its verdict."""
-        target, found, rng = self.target, self.found, self.rng
-        weighted = found.weighted
-        drawn = weighted.resampled(self.n_draws, rng)
-        idata = target.idata(weighted.points[drawn], rng)
-        idata["searches"] = xr.DataTree(searched(found, target.names))
-        largest = found.modes.nearest[drawn] == found.modes.shares.argmax()
-        of_one_mode = idata["posterior"].dataset.isel(draw=np.flatnonzero(largest))
-        found.disagreement.index = [*target.names, "evidence"]
-        posterior = idata["posterior"].dataset
-        along = target.along_states - {name for name, v in posterior.items() if v.ndim == 2}
-        along |= {*target.behind_starts}
-        scalars = [name for name in posterior.data_vars if name not in along]
-        assert self.climbing is not None
-        said = None if self.chains is None else self.chains.said
-        diagnostics = diagnosed(target, found, self.climbing, said, self.apart, stopped)
-        handed_on = weighted.points[list(dict.fromkeys(drawn))[:N_HANDED_ON]]
-        modes = pd.DataFrame(target.scalars(found.modes.points))
-        return Fit(
-            verdict=f"{diagnostics.in_words()} {UNSEEN if diagnostics.passed else TRY}",
-            is_exact=diagnostics.passed,
-            diagnostics=diagnostics,
-            table=summary(idata, var_names=scalars, kind="stats", round_to="none"),
-            idata=idata,
-            solved=model,
-            matched=refined,
-            weights=weighted.weights,
-            pareto_k=weighted.pareto_k,
-            n_effective=weighted.n_effective,
-            covariance=pd.DataFrame(found.covariance, target.names, target.names),
-            starts=target.initial_points(handed_on),
-            modes=modes.assign(weight=found.modes.shares),
-            unidentified=_unidentified(target, of_one_mode, rng),
-            default_starts=target.default_starts,
-            n_solutions=target.n_solutions,
-            failures=dict(target.failures),
-        )
-
-
-def verdict_to_come() -> warnings.catch_warnings:
-    """Leave out refine's doubts about the matched posterior: a verdict on the exact one follows."""
-    return warnings.catch_warnings(action="ignore", category=DoubtWarning)
+def _fit(search: Exact, model: pm.Model, refined: Callable[[], pm.Model], stopped: str) -> Fit:
+    target, drawn = search.target, search.drawn(stopped)
+    found, diagnostics = drawn.found, drawn.diagnostics
+    largest = found.modes.nearest[drawn.places] == found.modes.shares.argmax()
+    posterior = drawn.idata["posterior"].dataset
+    along = target.along_states - {name for name, v in posterior.items() if v.ndim == 2}
+    along |= {*target.behind_starts}
+    scalars = [name for name in posterior.data_vars if name not in along]
+    modes = pd.DataFrame(target.scalars(found.modes.points))
+    of_one_mode = posterior.isel(draw=np.flatnonzero(largest))
+    return Fit(
+        verdict=f"{diagnostics.in_words()} {UNSEEN if diagnostics.passed else TRY}",
+        is_exact=diagnostics.passed,
+        diagnostics=diagnostics,
+        table=summary(drawn.idata, var_names=scalars, kind="stats", round_to="none"),
+        idata=drawn.idata,
+        solved=model,
+        matched=refined,
+        weights=found.weighted.weights,
+        pareto_k=found.weighted.pareto_k,
+        n_effective=found.weighted.n_effective,
+        covariance=drawn.covariance,
+        starts=drawn.starts,
+        modes=modes.assign(weight=found.modes.shares),
+        unidentified=_unidentified(target, of_one_mode, search.rng),
+        default_starts=target.default_starts,
+        n_solutions=target.n_solutions,
+        failures=dict(target.failures),
+    )
 
 
 def _itself[T](one: T) -> T:
     return one
-
-
-def is_strange(target: ExactPosterior, modes: Local) -> bool:
-    """Tell whether residuals at the highest mode are autocorrelated, or have outliers."""
-    left = residuals(target, modes.point[0])
-    return any(one.hang_together or one.have_outlier for one in left)
 
 
 def _unidentified(target: ExactPosterior, posterior: xr.Dataset, rng) -> pd.DataFrame:
@@ -621,58 +467,3 @@ def _of_starts(default: list[str]) -> str:
     which = ", ".join(default) if len(default) <= MOST_NAMED else "x(t0)"
     verb = "have" if len(default) > 1 and len(default) <= MOST_NAMED else "has"
     return f" {which} {verb} a wide default prior, shown by .exact_model; start= replaces it."
-
-
-def _start(target: ExactPosterior, rng) -> NDArray[np.float64]:
-    """Return where to climb from: where the model starts, or where gradient matching leads to.
-
-    A Gaussian process with a slope of its own has been there already.
-    """
-    values: dict[str, Any] = {}
-    starts, model = [], target.model
-    for constraint in target.constraints:
-        ode, gp = constraint.ode, constraint.gp
-        if isinstance(gp, StateGPs):
-            values |= leading_to(model, constraint)
-            starts.append(gp.states_of(start_of(gp))[:, 0])
-            continue
-        named = {name: model.named_vars.get(name) for name in ode.params}
-        is_plain = all(rv in model.free_RVs for rv in named.values())
-        if is_plain and not np.any(gp.prior_slope):
-            grid = gp.t if len(gp.t) > len(gp.t_observed) else None
-            matched = partial(
-                refine, ode, gp, priors=named, grid=grid, random_seed=rng, progressbar=False,
-                start=start_in(model, ode, constraint.x),
-            )  # fmt: skip
-            with model:
-                try:
-                    gp, _, theta, _ = matched(likelihood=model)
-                except NoDerivativeError:  # the data that the Gaussian processes have lead there
-                    gp, _, theta, _ = matched()
-            values |= theta
-        elif is_plain and _others_without_start(model, constraint):
-            there = target.parameters_at_start([*named.values()])
-            told, _ = of_model(model, ode, gp)
-            values |= told.around(there, gp.prior_mean).estimates()
-        starts.append(gp.states_of(gp.prior_mean)[0])
-    return target.starting_at(values, starts)
-
-
-def _others_without_start(model: pm.Model, constraint: Constraint) -> bool:
-    """Tell whether the likelihood has random variables of its own, which start anywhere."""
-    others = [rv for rv in model.free_RVs if not is_states(rv)]
-    return any(rv.name not in constraint.ode.params and not starts_by_itself(rv) for rv in others)
-
-
-def _check_start(target: ExactPosterior, start):
-    if np.isfinite(target(start[None])[0]):
-        return
-    at = {label: float(f"{v[0]:.3g}") for label, v in target.scalars(start[None]).items()}
-    zero = target.impossible(start)
-    where = f" The likelihood is zero at {zero}." if zero else ""
-    msg = (
-        f"the exact density is zero where gradient matching leads to, {at}: the ODE cannot be "
-        f"integrated from there, or prior or likelihood exclude it.{where} Check the priors, or "
-        "give the model other starts (initval)."
-    )
-    raise ValueError(msg)

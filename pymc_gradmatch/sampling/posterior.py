@@ -28,6 +28,7 @@ from pymc_gradmatch._pymc import (
     as_written,
     compile_starts,
     impossible_outside,
+    spreading,
     starts_by_itself,
 )
 from pymc_gradmatch.arguments import check_counts
@@ -91,24 +92,18 @@ def held_variables(model: pm.Model) -> set:
     """
     matches = [rv for rv in model.observed_RVs if is_constraint(rv)]
     if not matches:
-        return _spreading(model, [*model.observed_RVs, *model.potentials])
+        return spreading(model, [*model.observed_RVs, *model.potentials])
     states = [rv for rv in model.free_RVs if is_states(rv)]
     starts = [known.values for known in known_starts(model)]
     given = [*(rv.owner.inputs[2] for rv in matches), *starts]
     reached = set(ancestors(given))
     shaping = set(ancestors([part for rv in states for part in basis_inputs(rv)]))
-    spreading = _spreading(model, given)
+    of_population = spreading(model, given)
     return {
         rv
         for rv in model.free_RVs
-        if rv not in states and (rv not in reached or rv in shaping or rv in spreading)
+        if rv not in states and (rv not in reached or rv in shaping or rv in of_population)
     }
-
-
-def _spreading(model: pm.Model, given: Sequence) -> set:
-    """Return what has a bound, and moves given graphs by the prior of other variables alone."""
-    moving = set(ancestors(given, blockers=model.free_RVs))
-    return {rv for rv in set(ancestors(given)) - moving if model.rvs_to_transforms.get(rv)}
 
 
 _log = logging.getLogger("pymc.gradmatch")

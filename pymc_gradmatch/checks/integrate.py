@@ -1,8 +1,7 @@
-"""From a gradient-matching posterior to the exact one: a first look, and a verdict."""
+"""From a gradient-matching posterior to the exact one, with a verdict."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -10,16 +9,10 @@ import pymc as pm
 import xarray as xr
 from numpy.typing import NDArray
 
-from pymc_gradmatch.arguments import check_counts
-from pymc_gradmatch.exact.climb import climb, climbs
-from pymc_gradmatch.exact.diagnostics import Climbing, Diagnostics, diagnosed, several
-from pymc_gradmatch.exact.experiments import Separate, cover_experiments, exact_posterior
-from pymc_gradmatch.exact.importance import Weighted, reliable_k
-from pymc_gradmatch.exact.posterior import ExactPosterior
-from pymc_gradmatch.exact.search import ERRORS, Coverage, cover
+from pymc_gradmatch.exact import Coverage, Diagnostics, ExactPosterior, Weighted, several
 from pymc_gradmatch.reporting import Verdict, furthest, reporting
+from pymc_gradmatch.sampling import TRY, Exact, check_n_draws
 
-N_HANDED_ON = 4
 JOURNEY = 4.0  # matched standard deviations; a proposal on such a journey may end in a lesser mode
 FAR_AWAY = " So far away there may be several modes: see whether the trajectories fit the data."
 
@@ -87,86 +80,6 @@ class IntegrateCheck(Verdict):
         return self.verdict, [self.moved]
 
 
-def judge(
-    target: ExactPosterior,
-    draws: NDArray[np.float64],
-    found: Coverage,
-    climbing: Climbing,
-    n_draws: int,
-    rng: np.random.Generator,
-    apart: Mapping[str, float] | None = None,
-) -> IntegrateCheck:
-    """Compare weighted draws with the matched ones, and resample them.
-
-    Parameters
-    ----------
-    target : ExactPosterior
-        What the draws were weighted by.
-    draws : array of float
-        The matched draws, as its coordinates.
-    found : Coverage
-        Draws of its coordinates.
-    climbing : Climbing
-        The climbs before.
-    n_draws : int
-        Draws of the result.
-    rng : numpy.random.Generator
-        Source of the resampling.
-    apart : mapping of str to float, optional
-        As for :func:`diagnosed`.
-    """
-    weighted = found.weighted
-    drawn = weighted.resampled(n_draws, rng)
-    moved = _compare(target, draws, weighted)
-    found.disagreement.index = [*target.names, "evidence"]
-    diagnostics = diagnosed(target, found, climbing, apart=apart)
-    idata = target.idata(weighted.points[drawn], rng)
-    idata["searches"] = xr.DataTree(searched(found, target.names))
-    return IntegrateCheck(
-        verdict=_verdict(found, moved["moved"], diagnostics),
-        is_exact=diagnostics.passed,
-        moved=moved,
-        disagreement=found.disagreement,
-        idata=idata,
-        weights=weighted.weights,
-        pareto_k=weighted.pareto_k,
-        n_effective=weighted.n_effective,
-        n_rounds=found.n_rounds,
-        covariance=pd.DataFrame(found.covariance, target.names, target.names),
-        starts=target.initial_points(weighted.points[list(dict.fromkeys(drawn))[:N_HANDED_ON]]),
-        diagnostics=diagnostics,
-    )
-
-
-def searched(found: Coverage, names: Sequence[str]) -> xr.Dataset:
-    """Return what each search found, as the group ``searches`` of a result's draws.
-
-    ``mean`` and ``log_sd`` of every unconstrained coordinate with their Monte Carlo errors,
-    dims ``(search, unknown)``, the evidence of each search, the weights, and k.
-    """
-    by_search = ("search", "unknown")
-    columns = {name: (by_search, values[:, :-1]) for name, values in found.estimates.items()}
-    evidence = {
-        "log_evidence": ("search", found.estimates["mean"][:, -1]),
-        "log_evidence_error": ("search", found.estimates["mean_error"][:, -1]),
-    }
-    weighted = found.weighted
-    return xr.Dataset(
-        columns | evidence | {"weight": ("weighted_draw", weighted.weights)},
-        {
-            "search": range(found.n_searches),
-            "unknown": [*names],
-            "weighted_draw": range(len(weighted.weights)),
-        },
-        {
-            "pareto_k": weighted.pareto_k,
-            "reliable_k": reliable_k(len(weighted.weights)),
-            "n_effective": weighted.n_effective,
-            "errors_allowed": ERRORS,
-        },
-    )
-
-
 def _compare(target: ExactPosterior, draws, weighted: Weighted) -> pd.DataFrame:
     before = pd.DataFrame(target.scalars(draws))
     before = before.loc[:, np.ptp(before, axis=0) > 0]  # a start may be a known number
@@ -185,13 +98,6 @@ def _compare(target: ExactPosterior, draws, weighted: Weighted) -> pd.DataFrame:
     return table
 
 
-TRY = (
-    "Try more draws (n_draws), narrower priors where the data leave parameters open, or sample the "
-    "exact posterior with an ODE solver in the loop, from .starts and with .covariance as the "
-    "metric."
-)
-
-
 def _verdict(found: Coverage, moved: pd.Series, diagnostics: Diagnostics) -> str:
     words, moves = diagnostics.in_words(), furthest(moved)
     if diagnostics.passed:
@@ -205,20 +111,6 @@ def _verdict(found: Coverage, moved: pd.Series, diagnostics: Diagnostics) -> str
         f"{words} From the matched posterior it moves most in {moves} (matched standard "
         f"deviations; a direction, not a size). {TRY}"
     )
-
-
-MIN_DRAWS = 1_000
-
-
-def check_n_draws(n_draws: int):
-    """Raise if draws are too few for a verdict."""
-    check_counts(n_draws=n_draws)
-    if n_draws is None:
-        msg = "n_draws is None; expected a whole number."
-        raise TypeError(msg)
-    if n_draws < MIN_DRAWS:
-        msg = f"n_draws is {n_draws}; expected at least {MIN_DRAWS}, for a tail to fit k to."
-        raise ValueError(msg)
 
 
 def integrate_check(
@@ -284,9 +176,9 @@ def integrate_check(
     coordinate, but for 0.15 of these and four Monte Carlo errors, which are small; walks by
     Hamiltonian dynamics from the draws lead nowhere where the searches have not been; climbs
     from draws of the prior ended at every mode more than once; what the solution leaves of the
-    data is little, or no motion, and it turns no more often than equal gaps can tell.  Of several
-    experiments nobody walks; each is searched by itself as well, with what all share where it
-    is most probable, and must have the evidence that was integrated.
+    data is little, or no motion, and it turns no more often than equal gaps can tell.  Of many
+    unknowns with one mode, and of hierarchies, chains of NUTS take the place of searches, and
+    R-hat, effective draws and divergences that of k, agreement and walks.
     Nothing is proved: a mode whose basin is so small that no climb began in it goes unseen.
 
     Draws whose integration fails have weight zero.  All draws are integrated at once
@@ -318,19 +210,28 @@ def integrate_check(
     check_n_draws(n_draws)
     rng = np.random.default_rng(random_seed)
     with reporting("writing the exact posterior", enabled=progressbar) as say:
-        target = exact_posterior(model)
+        target = ExactPosterior(model)
         draws = target.coordinates(_posterior(idata))
-        say("climbing from the draws, and from draws of the prior")
-        *_, climbed = climbs(target, rng, draws)
-        climbing = Climbing.of(target, climbed)
-        modes = climbing.found.modes
-        if isinstance(target, Separate):
-            found, apart = cover_experiments(target, modes.point[0], n_draws, rng, say)
-        else:
-            say("searching: independent searches from around the modes")
-            found, apart = cover(target, modes, n_draws, rng), None
+        search = Exact(target, n_draws, rng, say, near=draws)
+        search.run()
         say("drawing")
-        return judge(target, draws, found, climbing, n_draws, rng, apart)
+        drawn = search.drawn()
+    found, diagnostics = drawn.found, drawn.diagnostics
+    moved = _compare(target, draws, found.weighted)
+    return IntegrateCheck(
+        verdict=_verdict(found, moved["moved"], diagnostics),
+        is_exact=diagnostics.passed,
+        moved=moved,
+        disagreement=found.disagreement,
+        idata=drawn.idata,
+        weights=found.weighted.weights,
+        pareto_k=found.weighted.pareto_k,
+        n_effective=found.weighted.n_effective,
+        n_rounds=found.n_rounds,
+        covariance=drawn.covariance,
+        starts=drawn.starts,
+        diagnostics=diagnostics,
+    )
 
 
 def _posterior(idata) -> xr.Dataset:
@@ -349,102 +250,3 @@ def _posterior(idata) -> xr.Dataset:
         )
         raise ValueError(msg)
     return posterior
-
-
-ELSEWHERE = 1.0  # exact standard deviations
-NARROW, WIDE = 2 / 3, 3 / 2  # matched standard deviations, in exact ones
-MOST_COORDINATES = 40  # the Hessian takes as many solutions as its square
-ADVICE = "Check it: gm.integrate_check(idata, model=model)."
-UNCOMPARED = "The matched posterior was not compared with the exact one"
-UNCHECKED = f"{UNCOMPARED}. {ADVICE}"
-
-
-class Glance(NamedTuple):
-    """What :func:`glance` saw.
-
-    Attributes
-    ----------
-    text : str
-        In one or two sentences.
-    is_suspicious : bool
-        Whether the matched posterior lies elsewhere than the exact one, or is
-        much narrower or wider.
-    is_compared : bool
-        Whether it could be compared at all.
-    table : pandas.DataFrame or None
-        One row per unconstrained coordinate: ``moved``, from the exact mode to
-        the matched mean in the exact mode's standard deviations, and
-        ``sd_ratio``, matched to exact.
-    """
-
-    text: str
-    is_suspicious: bool
-    is_compared: bool = True
-    table: pd.DataFrame | None = None
-
-
-def glance(model: pm.Model, posterior: xr.Dataset) -> Glance:
-    r"""Compare draws with the normal approximation of the exact posterior at its mode.
-
-    .. math:: N\bigl(\hat\phi,\; H^{-1}\bigr), \qquad
-        H = -\nabla\nabla \log p(\hat\phi \mid y)
-
-    of the density of :class:`~pymc_gradmatch.exact.ExactPosterior`, climbed to from the
-    mean of the draws, with differences for derivatives: some hundred solutions of
-    the ODE.  A normal approximation is no verdict; that is
-    :func:`~pymc_gradmatch.integrate_check`'s.
-
-    Parameters
-    ----------
-    model : pymc.Model
-        The model.
-    posterior : xarray.Dataset
-        Its draws.
-    """
-    try:
-        target = ExactPosterior(model)
-        draws = target.coordinates(posterior)
-        if draws.shape[1] > MOST_COORDINATES:
-            return _uncompared(f"it has {draws.shape[1]} unknowns. {ADVICE}")
-        mean = draws.mean(axis=0)
-        local = climb(target, mean[None], draws.std(axis=0))
-    except KeyboardInterrupt:
-        return _uncompared(f"stopped by Ctrl-C. {ADVICE}")
-    except ValueError as error:
-        return _uncompared(str(error))
-    except Exception as error:  # a likelihood that nobody foresaw; the draws come first
-        return _uncompared(f"{type(error).__name__}: {error}")
-    if not len(local.height) or not np.isfinite(local.height).all():
-        text = "The ODE cannot be integrated from the mean of the matched posterior."
-        return Glance(f"{text} {ADVICE}", is_suspicious=True)
-    exact_sd = np.sqrt(np.diagonal(local.covariance[0]))
-    table = pd.DataFrame(
-        {
-            "moved": (mean - local.point[0]) / exact_sd,
-            "sd_ratio": draws.std(axis=0) / exact_sd,
-        },
-        index=target.names,
-    )
-    seen = []
-    if (far := table["moved"].abs() > ELSEWHERE).any():
-        seen.append(
-            f"its mean is away from the exact posterior's mode, most in "
-            f"{furthest(table['moved'][far])} of the exact standard deviations"
-        )
-    if (other := (table["sd_ratio"] < NARROW) | (table["sd_ratio"] > WIDE)).any():
-        most = np.log(table["sd_ratio"][other]).abs().sort_values(ascending=False).index[:3]
-        ratios = ", ".join(f"{name} {table['sd_ratio'][name]:.2g}" for name in most)
-        seen.append(f"its standard deviations are other ones, {ratios} times the exact")
-    if seen:
-        text = f"The matched posterior is not the exact one: {'; '.join(seen)}"
-        text = f"{text} (by a normal approximation). {ADVICE}"
-        return Glance(text, is_suspicious=True, table=table)
-    text = (
-        "The matched posterior lies where the exact one does and is as wide, by a normal "
-        "approximation at the mode; no more was checked."
-    )
-    return Glance(text, is_suspicious=False, table=table)
-
-
-def _uncompared(why: str) -> Glance:
-    return Glance(f"{UNCOMPARED}: {why}", is_suspicious=False, is_compared=False)

@@ -1,0 +1,236 @@
+"""Draws of an exact posterior: climbs to its modes, then chains or searches around them."""
+
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+from numpy.typing import NDArray
+
+from pymc_gradmatch._pymc import start_at
+from pymc_gradmatch.arguments import check_counts
+from pymc_gradmatch.exact import (
+    Climbing,
+    Coverage,
+    Diagnostics,
+    ExactPosterior,
+    ImpossibleError,
+    Local,
+    Mixture,
+    climbs,
+    cover,
+    diagnosed,
+    exact_model,
+    fit_mixture,
+    residuals,
+    sampled,
+    searched,
+    weighed_once,
+)
+from pymc_gradmatch.model import DoubtWarning
+from pymc_gradmatch.numerics import Laplace
+from pymc_gradmatch.sampling.matching import matched_start
+from pymc_gradmatch.sampling.posterior import CompiledPosterior, compile_posterior
+
+MANY = 15  # unknowns, from which on chains are run first
+N_CHAINS = 4
+LONGER, ACCEPTED = 2, 0.99  # of chains that are run once more: how long, and mean acceptance
+ROUGHLY = 1e-6  # relative tolerance of their solutions; weights make up for it
+MIN_DRAWS = 1_000
+N_HANDED_ON = 4
+TRY = (
+    "Try more draws (n_draws), narrower priors where the data leave parameters open, or sample the "
+    "exact posterior with an ODE solver in the loop, from .starts and with .covariance as the "
+    "metric."
+)
+
+
+def check_n_draws(n_draws: int):
+    """Raise if draws are too few for a verdict."""
+    check_counts(n_draws=n_draws)
+    if n_draws is None:
+        msg = "n_draws is None; expected a whole number."
+        raise TypeError(msg)
+    if n_draws < MIN_DRAWS:
+        msg = f"n_draws is {n_draws}; expected at least {MIN_DRAWS}, for a tail to fit k to."
+        raise ValueError(msg)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Draws of an exact posterior and what is known of them.
+
+    Attributes
+    ----------
+    found : Coverage
+        Weighted draws, before they are resampled.
+    places : array of int
+        Of the draws, among these.
+    idata : xarray.DataTree
+        The draws.
+    diagnostics : Diagnostics
+        What the verdict is made of.
+    covariance : pandas.DataFrame
+        Of the unconstrained coordinates.
+    starts : list of dict
+        Free variables and x(t0) at some of the draws.
+    """
+
+    found: Coverage
+    places: NDArray[np.int64]
+    idata: xr.DataTree
+    diagnostics: Diagnostics
+    covariance: pd.DataFrame
+    starts: list[dict[str, Any]]
+
+
+class Exact:
+    """The search for an exact posterior, in steps that each leave something behind.
+
+    Parameters
+    ----------
+    target : ExactPosterior
+        The posterior.
+    n_draws : int
+        Draws of the result.
+    rng : numpy.random.Generator
+        Source of all draws.
+    say : callable
+        Is told what is being done.
+    near : array of float, optional
+        Draws of the matched posterior, ``(draw, n)``, to climb from as well.
+
+    Attributes
+    ----------
+    climbing : Climbing or None
+        Where climbs led, as soon as there are some.
+    found : Coverage
+        Weighted draws.
+    """
+
+    def __init__(
+        self,
+        target: ExactPosterior,
+        n_draws: int,
+        rng: np.random.Generator,
+        say: Callable[[str], None],
+        near: NDArray[np.float64] | None = None,
+    ):
+        self.target, self.n_draws, self.rng, self.say = target, n_draws, rng, say
+        self.near = near
+        self.climbing: Climbing | None = None
+
+    def run(self):
+        """Climb to modes, and draw around them.
+
+        Of many unknowns with one mode, and of a hierarchy, chains of NUTS are run.  Where these do
+        not converge, searches go on from them; but not for a hierarchy, which has a neck that no
+        proposal covers: its chains are run once more, in shorter steps.
+        """
+        target = self.target
+        self.say("climbing from draws of the prior")
+        try:
+            for found in climbs(target, self.rng, self.near):
+                self.climbing = Climbing.of(target, found)
+        except ImpossibleError:
+            if self.near is not None:
+                raise
+            self._match()
+        if self.near is None and is_strange(target, self.modes):
+            self._match()
+        is_hierarchy = bool(target.is_held.any())
+        around: Mixture | None = None
+        if (len(target.names) >= MANY or is_hierarchy) and len(self.modes.height) == 1:
+            self.say("sampling by NUTS")
+            with suppress(RuntimeError):  # where they make no headway searches may
+                posterior, start = self._compiled()
+                self.found = self._sampled(posterior, start)
+                if is_hierarchy and not self.found.is_reliable:
+                    self.found = self._sampled(posterior, start, LONGER, target_accept=ACCEPTED)
+                if is_hierarchy or self.found.is_reliable:
+                    return
+                around = fit_mixture(self.found.weighted.points, self.rng)
+        self.say("searching: independent searches from around the modes")
+        self.found = cover(target, self.modes, self.n_draws, self.rng, around=around)
+
+    @property
+    def modes(self) -> Local:
+        """The modes that were climbed to."""
+        assert self.climbing is not None
+        return self.climbing.found.modes
+
+    def _compiled(self) -> tuple[CompiledPosterior, Laplace]:
+        """Return the exact posterior, compiled for chains, and its mode."""
+        exact = exact_model(self.target.model, rtol=ROUGHLY)
+        for name, value in self.target.natural(self.modes.point[0]).items():
+            start_at(exact[name], value)
+        posterior = compile_posterior(exact)
+        return posterior, posterior.find_mode(self.rng)
+
+    def _sampled(
+        self, posterior: CompiledPosterior, start: Laplace, longer: int = 1, **settings: float
+    ) -> Coverage:
+        """Run chains of NUTS, so many times as long."""
+        n_draws = longer * self.n_draws // N_CHAINS
+        run = posterior.sample(
+            start, self.rng, draws=n_draws, tune=None, chains=N_CHAINS, cores=1, **settings
+        )
+        stats = run["sample_stats"].dataset
+        phi = self.target.coordinates(run["posterior"].dataset)
+        return sampled(
+            self.target, self.modes, phi.reshape(*stats["logp"].shape, -1),
+            stats["logp"].to_numpy(), int(stats["diverging"].sum()),
+        )  # fmt: skip
+
+    def _match(self):
+        """Climb from where gradient matching leads to, too."""
+        self.say("matching gradients, for another start")
+        try:
+            with verdict_to_come():
+                there = matched_start(self.target, self.rng)
+        except ValueError:
+            if self.climbing is None:
+                raise
+            return
+        if self.climbing is None:
+            *_, found = climbs(self.target, self.rng, there[None])
+        else:
+            held = self.target.is_held
+            there[held] = self.modes.point[0, held]
+            found = self.climbing.found.with_climbs(self.target, there[None])
+        self.climbing = Climbing.of(self.target, found)
+
+    def approximate(self):
+        """Weigh draws of the modes' normal approximations: the best that a stopped search has."""
+        self.target.deadline = np.inf
+        self.found = weighed_once(self.target, self.modes, self.rng)
+
+    def drawn(self, stopped: str = "") -> Drawn:
+        """Return draws, of equal weight, with a verdict; what stopped the search withholds it."""
+        assert self.climbing is not None
+        target, found = self.target, self.found
+        found.disagreement.index = [*target.names, "evidence"]
+        weighted, names = found.weighted, target.names
+        places = weighted.resampled(self.n_draws, self.rng)
+        idata = target.idata(weighted.points[places], self.rng)
+        idata["searches"] = xr.DataTree(searched(found, names))
+        handed_on = weighted.points[list(dict.fromkeys(places))[:N_HANDED_ON]]
+        starts = target.initial_points(handed_on)
+        diagnostics = diagnosed(target, found, self.climbing, stopped)
+        covariance = pd.DataFrame(found.covariance, names, names)
+        return Drawn(found, places, idata, diagnostics, covariance, starts)
+
+
+def verdict_to_come() -> warnings.catch_warnings:
+    """Leave out refine's doubts about the matched posterior: a verdict on the exact one follows."""
+    return warnings.catch_warnings(action="ignore", category=DoubtWarning)
+
+
+def is_strange(target: ExactPosterior, modes: Local) -> bool:
+    """Tell whether residuals at the highest mode are autocorrelated, or have outliers."""
+    left = residuals(target, modes.point[0])
+    return any(one.hang_together or one.have_outlier for one in left)
