@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from scipy import stats
+from scipy.special import logsumexp
 
 from pymc_gradmatch.exact.climb import climb
 from pymc_gradmatch.exact.importance import (
@@ -81,9 +82,26 @@ def test_a_search_keeps_all_of_its_draws_and_ends_when_they_are_enough(rng):
     one = search(normal(1.0), start, 1_000, 500, rng)
     assert len(one.pool.proposals) == 1
     more = search(normal(1.0), start, 1_000, 1_500, rng)
-    assert len(more.pool.proposals) > 1
+    assert 1 < more.pool.n_rounds == len(more.pool.proposals)
     assert len(more.pool.points) == 1_000 * len(more.pool.proposals)
     assert more.pool.weighted.n_effective >= 1_500
+
+
+def test_a_pool_keeps_the_latest_of_its_rounds(rng):
+    pool, all_of_them = Pool(2), Pool()
+    for at in (5.0, 1.0, 0.0):
+        proposal = Mixture.around(np.full(2, at), np.eye(2))
+        points = proposal.draw(int(100 + 10 * at), rng)
+        for one in (pool, all_of_them):
+            one.add(proposal, points, normal(1.0)(points))
+    assert (pool.n_rounds, len(pool.proposals)) == (3, 2)
+    np.testing.assert_array_equal(pool.points, all_of_them.points[150:])
+    expected = normal(1.0)(pool.points) - pool.mixture.log_density(pool.points)
+    densities = [one.log_density(pool.points) for one in pool.proposals]
+    np.testing.assert_allclose(
+        pool.log_ratio, normal(1.0)(pool.points) - logsumexp(densities, axis=0) + np.log(2)
+    )
+    np.testing.assert_allclose(pool.log_ratio, expected)
 
 
 def test_draws_of_several_proposals_are_weighed_as_draws_of_their_mixture(rng):

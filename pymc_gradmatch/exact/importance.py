@@ -11,6 +11,7 @@ from scipy.special import gammaln, logsumexp
 
 DEGREES = 7  # tails of the proposal: heavier than most posteriors', with a finite kurtosis
 MAX_ROUNDS = 12
+MOST_POOLED = 4  # rounds that are kept: earlier ones were farther from the target
 ENOUGH = 0.2  # effective draws, as a share of a round's, at which a proposal fits
 SMALL_ROUNDS, SMALL_ROUND = 30, 500  # of a dear target, and the draws of each
 PER_COORDINATE = 10  # effective draws that a mean and a covariance are estimated from
@@ -51,18 +52,27 @@ class Mixture(NamedTuple):
 
     def log_density(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the log density at points, shape ``(point, n)``."""
-        return logsumexp(self.log_parts(points), axis=1)
+        parts = self._log_parts(points)
+        highest = parts.max(axis=0)
+        parts -= highest
+        return highest + np.log(np.exp(parts, out=parts).sum(axis=0))
 
     def log_parts(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return what each part adds to the density, its log, shape ``(point, part)``."""
+        return self._log_parts(points).T
+
+    def _log_parts(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
         n = points.shape[1]
         constant = (
             gammaln((DEGREES + n) / 2) - gammaln(DEGREES / 2) - n / 2 * np.log(DEGREES * np.pi)
         )
         constant -= np.log(np.diagonal(_factor(self.shapes), axis1=1, axis2=2)).sum(axis=1)
-        tails = np.log1p(self.distances(points) / DEGREES)
+        tails = self.distances(points)
+        tails /= DEGREES
+        np.log1p(tails, out=tails)
         tails *= -(DEGREES + n) / 2
-        return (tails + (np.log(self.shares) + constant)[:, None]).T
+        tails += (np.log(self.shares) + constant)[:, None]
+        return tails
 
     def distances(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return squared Mahalanobis distances from the means, shape ``(part, point)``."""
@@ -190,18 +200,42 @@ def weigh(points: NDArray[np.float64], log_ratio: NDArray[np.float64]) -> Weight
 
 
 class Pool:
-    """Draws of several proposals, weighed together: each as one of their mixture."""
+    """Draws of several proposals, weighed together: each as one of their mixture.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    most : int, optional
+        How many of the latest proposals are kept; None is all of them.
+
+    Attributes
+    ----------
+    proposals : list of Mixture
+        Those that are kept.
+    points, height : array of float
+        Their draws, and the log density of the target there.
+    n_rounds : int
+        How many proposals there were.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        self.most, self.n_rounds = most, 0
         self.proposals: list[Mixture] = []
         self.points: NDArray[np.float64] = np.empty((0, 0))
         self.height: NDArray[np.float64] = np.empty(0)
         self._densities: list[NDArray[np.float64]] = []
+        self._sizes: list[int] = []
 
     def add(
         self, proposal: Mixture, points: NDArray[np.float64], height: NDArray[np.float64]
     ) -> None:
         """Add draws of one more proposal, and the log density of the target there."""
+        self.n_rounds += 1
+        if len(self.proposals) == self.most:
+            oldest = self._sizes.pop(0)
+            self.points, self.height = self.points[oldest:], self.height[oldest:]
+            self._densities = [known[oldest:] for known in self._densities[1:]]
+            del self.proposals[0]
+        self._sizes.append(len(points))
         # Densities of all draws under all proposals, of which only the new ones are missing.
         self._densities = [
             np.append(known, before.log_density(points))
@@ -282,7 +316,7 @@ def search(
     r"""Move a mixture from where it starts to where the target is.
 
     Each round draws from the present mixture :math:`q_r` and weighs the draws of
-    all rounds together [1]_,
+    the latest rounds together [1]_,
 
     .. math:: w_i \propto p(\phi_i) \Big/ \textstyle\sum_r q_r(\phi_i)
 
@@ -315,7 +349,7 @@ def search(
     .. [1] Cornuet, J.-M., Marin, J.-M., Mira, A., Robert, C. P. (2012). Adaptive multiple
        importance sampling. *Scandinavian Journal of Statistics* 39(4).
     """
-    pool, latest, best, most = Pool(), start, start, 0.0
+    pool, latest, best, most = Pool(MOST_POOLED), start, start, 0.0
     has_parts = len(start.shares) > 1
     for _ in range(MAX_ROUNDS):
         points = latest.draw(n_draws, rng)

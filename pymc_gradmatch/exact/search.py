@@ -262,7 +262,7 @@ def cover(
         searches = [
             _search(target, start, around, n_searching, n_effective, rng) for start in starts
         ]
-        n_rounds += sum(len(found.pool.proposals) for found in searches)
+        n_rounds += sum(found.pool.n_rounds for found in searches)
         coverage = _together([one.pool for one in searches], modes, n_unfinished)
         if coverage.is_reliable:
             coverage = coverage._replace(walks=walk(target, coverage, rng))
