@@ -216,7 +216,8 @@ def scaled_by_solutions(
 ) -> Data:
     """Return data with mean and scale of states that lack a scale, from probable solutions.
 
-    A state that was never seen takes its mean from these also where its scale is given.
+    A state that was never seen takes its mean from these also where its scale is given.  The
+    scale of one that is zero in all of them stays unknown.
 
     Parameters
     ----------
@@ -235,9 +236,8 @@ def scaled_by_solutions(
         raise ValueError(msg)
     solutions = np.array([solution for _, solution in found])
     mean = np.median(solutions.mean(axis=1), axis=0)
-    scale = np.median(
-        np.maximum(solutions.std(axis=1), 0.1 * np.abs(solutions).mean(axis=1)), axis=0
-    )
+    sizes = np.maximum(solutions.std(axis=1), 0.1 * np.abs(solutions).mean(axis=1))
+    scale = [np.median(size[size > 0]) if size.any() else np.nan for size in sizes.T]
     unknown = np.isnan(data.scale)
     unseen = ~data.is_observed.any(axis=0) & (data.mean == 0)
     return data.with_scale(
