@@ -1068,9 +1068,9 @@ def _check_noise_is_told(sigma, parts: Sequence[Data]):
         names = [name for name, one in zip(parts[0].states, silent, strict=True) if one]
         msg = (
             f"the data of the states {names} are the same at all times, and do not tell their "
-            "noise; expected data that vary, or sigma, as numbers or with a prior. Where a state is "
-            f"known to stay where it is, say so: start={{{names[0]!r}: {value:g}}}. What was not "
-            "measured is NaN."
+            "noise; expected data that vary, or sigma, as numbers or with a prior. Where a state "
+            f"is known to stay where it is, say so: start={{{names[0]!r}: {value:g}}}. What was "
+            "not measured is NaN."
         )
         raise ValueError(msg)
 

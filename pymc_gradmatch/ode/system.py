@@ -34,6 +34,7 @@ from pymc_gradmatch.ode.inputs import (
 )
 from pymc_gradmatch.ode.node import solution
 from pymc_gradmatch.ode.solve import TOLERANCE, Equations, Solver, evaluate, in_words
+from pymc_gradmatch.ode.undefined import ended as stopped
 from pymc_gradmatch.reporting import latex, latex_name
 
 DERIVED = ("of_levels", "written", "_linearisation")
@@ -457,6 +458,16 @@ class ODE:
         """Which states are positive, in their order."""
         return tuple(name in self.positive for name in self.states)
 
+    @property
+    def is_positive_state(self) -> tuple[bool, ...]:
+        """Which states are positive, also where it is the ODE of their logarithms."""
+        return tuple(a or b for a, b in zip(self.is_positive, self._in_logs, strict=True))
+
+    def natural_states(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return states in their own units from those of this ODE, which may be logarithms."""
+        with np.errstate(over="ignore"):
+            return np.where(self._in_logs, np.exp(np.where(self._in_logs, x, 0)), x)
+
     @cached_property
     def of_levels(self) -> "ODE":
         r"""The same ODE for the logarithms of positive states, by the chain rule.
@@ -771,10 +782,13 @@ class ODE:
         failed = in_words(ended)
         if failed:
             counts = ", ".join(f"{len(draws)} {reason}" for reason, draws in failed.items())
+            values = np.broadcast_arrays(*(np.asarray(v, float) for v in (*starts, *params)))
+            first = np.stack([v.ravel() for v in values], -1)[np.flatnonzero(ended)[0]]
+            x0, theta = np.split(first, [len(starts)])
             msg = (
                 f"the numerical integration of {(ended != 0).sum()} of {len(ended)} draws failed "
-                f"({counts}); their trajectories are NaN. The parameters may lie where the ODE "
-                "diverges."
+                f"({counts}); their trajectories are NaN. Of the first, "
+                f"{stopped(self.of_levels, t, self.levels(x0), theta)}"
             )
             warnings.warn(msg, UserWarning, stacklevel=3)
         return x.reshape(*shape, *x.shape[1:])
@@ -795,11 +809,16 @@ class ODE:
             names = [name for name, is_below in zip(self.states, below, strict=True) if is_below]
             msg = f"the positive states {names} start at zero or below; expected positive numbers."
             raise ValueError(msg)
-        logs = np.where(positive, np.log(np.where(positive, x0, 1)), x0)
+        logs = self.levels(x0)
         levels, _, ended, _ = Solver(self.of_levels.equations(), t, rtol)(logs, theta)
         with np.errstate(over="ignore"):
             x = np.where(positive, np.exp(np.where(positive, levels, 0)), levels)
         return x, shape, ended
+
+    def levels(self, x0: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return states as those of :attr:`of_levels`."""
+        positive = np.array(self.is_positive)
+        return np.where(positive, np.log(np.where(positive, x0, 1)), x0)
 
     def equations(self, wrt: tuple[bool, ...] | None = None) -> Equations:
         """Return the right-hand side as machine code, and all that solvers know of it.
