@@ -100,8 +100,8 @@ def cure(ode: "ODE", x: Array, entering: NDArray[np.bool_], start: Array | None 
         )
     return (
         "A logarithm, root, power or quotient of a state at zero or below is not defined: write "
-        f"pm.math.maximum(x.{names[0]}, 1e-9) there (at zero a root has no slope), or gm.ODE(..., positive={names}) where "
-        "the state cannot be negative."
+        f"pm.math.maximum(x.{names[0]}, 1e-9) there (at zero a root has no slope), or "
+        f"gm.ODE(..., positive={names}) where the state cannot be negative."
     )
 
 
