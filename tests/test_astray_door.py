@@ -32,6 +32,50 @@ def test_a_right_hand_side_in_another_order_or_of_single_times_is_refused(rhs, m
         gm.ODE(rhs, ["a", "b"], ["k"])
 
 
+@pytest.mark.parametrize(
+    "rhs",
+    [
+        lambda t, x, theta: [pt.sum(pt.stack([x.a, x.b])), x.b],
+        lambda t, x, theta: [x.a / pm.math.max(x.a), x.b],
+        lambda t, x, theta: [pt.dot(x.a, x.b), x.b],
+        lambda t, x, theta: [x.a - t.mean(), x.b],
+        lambda t, x, theta: [pt.cumsum(x.a) * theta.k, x.b],
+    ],
+)
+def test_a_right_hand_side_that_mixes_times_is_refused_with_what_x_is(rhs):
+    with pytest.raises(
+        ValueError, match=r"'a' .* x\.a holds the state at all times.* x\.a \+ x\.b"
+    ):
+        gm.ODE(rhs, ["a", "b"], ["k"])
+
+
+def test_an_input_that_is_summed_over_times_is_refused():
+    with pytest.raises(ValueError, match="at other times"):
+        gm.ODE(lambda t, x, theta, u: [u.dose.sum() - x.a], ["a"], ["k"], inputs=["dose"])
+
+
+@pytest.mark.parametrize(
+    "of_all",
+    [
+        lambda x: x.a + x.b,
+        lambda x: pt.sum(pt.stack(x), axis=0),
+        lambda x: pt.dot(np.ones(2), pt.tanh(pt.stack(x))),
+    ],
+)
+def test_a_sum_over_states_is_none_over_times(of_all):
+    gm.ODE(lambda t, x, theta: [theta.k * of_all(x), -x.b], ["a", "b"], ["k"])
+
+
+def test_a_right_hand_side_that_changes_with_calls_or_with_the_number_of_times_is_refused():
+    calls = iter(range(10**9))
+    for rhs in (
+        lambda t, x, theta: [theta.k * x.a * next(calls)],
+        lambda t, x, theta: [theta.k * x.a * x.a.shape[0]],
+    ):
+        with pytest.raises(ValueError, match=r"how many times there are.* from call to call"):
+            gm.ODE(rhs, ["a"], ["k"])
+
+
 def test_a_failing_call_in_odeints_order_is_told_the_order():
     def rhs(y, t, p):
         a, b = y

@@ -295,6 +295,6 @@ def test_a_right_hand_side_is_shown_as_it_was_written(written, formula):
 
 
 def test_a_right_hand_side_without_a_formula_is_shown_as_text():
-    ode = gm.ODE(lambda t, x, theta: [pm.math.cumsum(x.a) * theta.k], ["a"], ["k"])
+    ode = gm.ODE(lambda t, x, theta: [pt.cumsum(pt.stack(x), axis=0)[0] * theta.k], ["a"], ["k"])
     assert ode._repr_html_() is None
     assert repr(ode) == "ODE(states=['a'], params=['k'])"

@@ -11,7 +11,7 @@ from scipy.special import gammaln, logsumexp
 
 DEGREES = 7  # tails of the proposal: heavier than most posteriors', with a finite kurtosis
 MAX_ROUNDS = 12
-MOST_POOLED = 4  # rounds that are kept: earlier ones were farther from the target
+MOST_POOLED = 6  # rounds that are kept: earlier ones were farther from the target
 ENOUGH = 0.2  # effective draws, as a share of a round's, at which a proposal fits
 SMALL_ROUNDS, SMALL_ROUND = 30, 500  # of a dear target, and the draws of each
 PER_COORDINATE = 10  # effective draws that a mean and a covariance are estimated from

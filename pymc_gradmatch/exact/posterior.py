@@ -32,9 +32,11 @@ from pymc_gradmatch.model import (
     Constraint,
     changed_data,
     densities_of,
+    equations,
     total_of,
     where_impossible,
 )
+from pymc_gradmatch.ode import ended
 
 MOST_NUMBERS = 4_000_000  # of trajectories that are held at once
 N_PRIOR = 1_000  # draws of the prior, that tell how wide it is, or of which some are likely
@@ -551,11 +553,11 @@ class ExactPosterior(Solutions):
         return np.array(pytensor.function([], there, mode=EVALUATE_ONCE)())
 
     def impossible(self, phi: NDArray[np.float64]) -> str:
-        """Say which observation has density zero at a point, if its ODE can be integrated."""
+        """Say why the density at a point is zero: where a solution ends, or which observation."""
         u = self._split(phi[None])
         trajectories = self._solved(u)
         if not all(np.isfinite(x).all() for x in trajectories):
-            return ""
+            return self._ended(u)
         with np.errstate(all="ignore"):
             densities = self._at_solutions(
                 [self.single_terms[str(rv.name)] for rv in self._observed],
@@ -564,7 +566,21 @@ class ExactPosterior(Solutions):
             )
         values = self.model.rvs_to_values
         observed = {name: values[self.model[name]].eval(mode=EVALUATE_ONCE) for name in densities}
-        return where_impossible({name: v[0] for name, v in densities.items()}, observed)
+        zero = where_impossible({name: v[0] for name, v in densities.items()}, observed)
+        return f"The likelihood is zero at {zero}." if zero else ""
+
+    def _ended(self, u) -> str:
+        """Say where the first solution ends that does, of one point."""
+        theta, starts, _ = self._at(u)
+        for constraint, parameters, x0 in zip(self.constraints, theta, starts, strict=True):
+            gp, levels = constraint.gp, np.atleast_2d(constraint.gp.levels_of(x0)[0])
+            values = np.atleast_2d(parameters[0, ..., 0, :])
+            each = np.broadcast_to(values, (len(levels), values.shape[-1]))
+            odes = equations(constraint.ode, gp)
+            for ode, start, own, t in zip(odes, levels, each, np.atleast_2d(gp.t), strict=True):
+                if where := ended(ode.of_levels, t, start, own):
+                    return f"{where[0].upper()}{where[1:]}"
+        return ""
 
     def _coordinate_graphs(self, starts: Sequence) -> list:
         """Return the coordinates as graphs of the model's variables, and of the x(t0) of each."""

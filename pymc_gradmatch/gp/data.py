@@ -21,6 +21,7 @@ from pymc_gradmatch.arguments import as_numbers, columns_in_order, labels_of
 FARTHEST_START = 3e4
 LONG = 3.0  # median gaps
 FEWEST = 3  # observations to which a state's Gaussian process is fitted
+EQUAL = 1e-12  # of the largest, by which values differ that only rounding parts
 SHORTLY = 0.1  # grid steps
 ROUNDING = 1e-15  # of the farthest time, up to which two times are one
 
@@ -77,7 +78,8 @@ class Data:
     ) -> Self:
         """Check times and observations; mean and scale are those of each state's data.
 
-        A state with hardly an observation has the scale that is given, or NaN.
+        A state with hardly an observation, or with one value at all times, has the scale that is
+        given, or NaN.
 
         Parameters
         ----------
@@ -100,12 +102,14 @@ class Data:
         _check_positive(observations, is_positive, names)
         mean, scale = np.zeros(len(names)), np.ones(len(names))
         if standardize:
-            n_seen = (~np.isnan(observations)).sum(axis=0)
             known = levels_of(observations, is_positive).copy()
-            known[:, n_seen == 0] = 0
+            known[:, np.isnan(known).all(axis=0)] = 0
             mean, scale = np.nanmean(known, axis=0), np.nanstd(known, axis=0)
-            scale = np.where(np.isnan(given), np.where(n_seen < FEWEST, np.nan, scale), given)
-        return cls(times, observations, names, read_only(mean), read_only(scale), is_positive)
+        data = cls(times, observations, names, read_only(mean), read_only(scale), is_positive)
+        if not standardize:
+            return data
+        scale = np.where(data.is_sparse, np.nan, scale)
+        return data.with_scale(mean, np.where(np.isnan(given), scale, given))
 
     @property
     def levels(self) -> NDArray[np.float64]:
@@ -114,8 +118,28 @@ class Data:
 
     @property
     def is_sparse(self) -> NDArray[np.bool_]:
-        """Which states have hardly an observation, or none, shape ``(state,)``."""
-        return self.is_observed.sum(axis=0) < FEWEST
+        """Of which states the data tell neither size nor kernel, shape ``(state,)``.
+
+        There is hardly an observation, or none, or all are the same.
+        """
+        return (self.is_observed.sum(axis=0) < FEWEST) | self.is_constant
+
+    @cached_property
+    def is_constant(self) -> NDArray[np.bool_]:
+        """Which states have three observations at least, all the same, shape ``(state,)``."""
+        seen = [y[~np.isnan(y)] for y in self.y.T]
+        return np.array([len(y) >= FEWEST and not _differ(y) for y in seen])
+
+    def are_all(self, values: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Tell which states were always seen at these values, ``(state,)``; NaN is none."""
+        pairs = zip(self.y.T, values, strict=True)
+        seen = [np.append(y[~np.isnan(y)], value) for y, value in pairs]
+        return np.array([len(y) > 1 and not np.isnan(y[-1]) and not _differ(y) for y in seen])
+
+    def without(self, states: NDArray[np.bool_]) -> Self:
+        """Return the data without the observations of some states."""
+        y = np.where(states, np.nan, self.y)
+        return replace(self, y=read_only(y))
 
     @property
     def unscaled(self) -> list:
@@ -136,9 +160,10 @@ class Data:
             raise ValueError(msg)
         if self.unscaled:
             msg = (
-                f"y has fewer than {FEWEST} observations of the states {self.unscaled}, which do "
-                f"not tell how large they are; expected scales={{{self.unscaled[0]!r}: 1.0}}, "
-                "roughly their standard deviation. gm.build_model and gm.fit find it by the ODE."
+                f"y has fewer than {FEWEST} observations of the states {self.unscaled}, or the "
+                "same at all times, which do not tell how large they are; expected "
+                f"scales={{{self.unscaled[0]!r}: 1.0}}, roughly their standard deviation. "
+                "gm.build_model and gm.fit find it by the ODE."
             )
             raise ValueError(msg)
         return self
@@ -244,15 +269,16 @@ def residuals(
     """
     found = []
     for number, state in enumerate(states):
-        each, moved = [], []
+        each, moved, is_moving = [], [], False
         for data, explained in pairs:
             seen = ~np.isnan(data[:, number])
             if seen.any():
                 y = data[seen, number]
                 each.append(y - explained[seen, number])
                 moved.append(y - y.mean())
+                is_moving |= _differ(y)
         n = sum(map(len, each))
-        if n < FEW:
+        if n < FEW or not is_moving:
             continue
         left, motion = np.concatenate(each), np.concatenate(moved)
         share = left @ left / max(motion @ motion, TINY)
@@ -260,6 +286,10 @@ def residuals(
         hang_together = bool(together > TOGETHER / np.sqrt(n))
         found.append(Residuals(state, share, hang_together, _have_outlier(left)))
     return found
+
+
+def _differ(values: NDArray[np.float64]) -> bool:
+    return bool(np.ptp(values) > EQUAL * np.abs(values).max())
 
 
 def _have_outlier(left: NDArray[np.float64]) -> bool:
@@ -390,18 +420,6 @@ def _as_observations(
         msg = (
             f"y is infinite at time index {row}, state {names[column]!r}; expected finite numbers, "
             "or NaN where nothing was measured."
-        )
-        raise ValueError(msg)
-    seen = ~np.isnan(values)
-    constant = [
-        names[k]
-        for k in np.flatnonzero(seen.sum(axis=0) >= FEWEST)
-        if np.ptp(values[seen[:, k], k]) <= 1e-12 * np.abs(values[seen[:, k], k]).max()
-    ]
-    if constant:
-        msg = (
-            f"y is constant (zero variance) for state {constant}: it says nothing about a rate of "
-            "change. Leave that state out and put its value into the ODE."
         )
         raise ValueError(msg)
     return read_only(values), names

@@ -174,8 +174,8 @@ def fit_data(
     fitted = np.flatnonzero(~data.is_sparse)
     if len(fitted) == 0:
         msg = (
-            "y holds no state with three observations, to which a Gaussian process could be "
-            "fitted; expected some, or a StateGP with kernels of your own."
+            "y holds no state with three observations that differ, to which a Gaussian process "
+            "could be fitted; expected some, or a StateGP with kernels of your own."
         )
         raise ValueError(msg)
     choices = list(cov) if isinstance(cov, Sequence) and not isinstance(cov, str) else [cov]

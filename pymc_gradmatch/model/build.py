@@ -506,6 +506,8 @@ def written(
     ode.check_times(data.t)
     _check_shared(y, data)
     known = Start.of(ode, start)
+    if gp is None and not isinstance(y, SharedVariable):
+        data = _without_rest(data, ode, known)
     told = None if likelihood is None else rehearsed(likelihood, ode, unfitted(data))
     _check_doses(ode, data, known)
     _check_reached(ode, data, told, known)
@@ -514,6 +516,8 @@ def written(
         chosen = replace(chosen, sigma=as_noise(chosen.noise, data))
     sigma = chosen.sigma
     _check_sigma(sigma, len(ode.states))
+    if gp is None and likelihood is None:
+        _check_noise_is_told(sigma, [data])
     if chosen.state_box is not None:
         _check_size_of_box(chosen.state_box)
     variables: dict[str, Any] = {**priors, name["sigma"]: sigma, name["gamma"]: chosen.gamma}
@@ -642,6 +646,8 @@ def _build_together(
     of_data = not likelihoods
     sigma = chosen.sigma
     _check_sigma(sigma, len(ode.states))
+    if of_data:
+        _check_noise_is_told(sigma, [one.data for one in checked])
     if chosen.state_box is not None or chosen.recentred:
         msg = "state_box and recentred are not there for several experiments; expected neither."
         raise ValueError(msg)
@@ -749,6 +755,7 @@ def _checked(ode: ODE, name: str, given: Experiment) -> _Checked:
         check_states(ode, data.states)
         own.check_times(data.t)
         known = Start.of(ode, given.start)
+        data = _without_rest(data, own, known)
         told = None
         if given.likelihood is not None:
             told = rehearsed(given.likelihood, ode, unfitted(data), several=True)
@@ -796,12 +803,25 @@ def _scaled_together(
         for k in np.flatnonzero(np.isnan(scales[number])):
             known = ~np.isnan(scales[:, k])
             if known.any():
-                means[number, k] = np.median(means[known, k])
+                if not one.data.is_constant[k]:
+                    means[number, k] = np.median(means[known, k])
                 scales[number, k] = np.median(scales[known, k])
         data = one.data.with_scale(means[number], scales[number])
         parts.append(_scaled(one.ode, data, prior, one.likelihood, one.known, rng))
         means[number], scales[number] = parts[-1].mean, parts[-1].scale
-    return parts
+    return _sized(parts)
+
+
+def _sized(parts: Sequence[Data]) -> list[Data]:
+    """Return the data with a scale also for states that are zero: that of others, or one.
+
+    Any will do for what does not move.
+    """
+    scales = np.array([data.scale for data in parts])
+    sizes = [np.median(one[one > 0]) if (one > 0).any() else 1.0 for one in scales.T]
+    return [
+        data.with_scale(data.mean, np.where(data.scale > 0, data.scale, sizes)) for data in parts
+    ]
 
 
 def _noise_of_all(model: pm.Model, name: str, gp: StateGPs, sigma, seen: NDArray[np.bool_]):
@@ -965,7 +985,8 @@ def fit_states(
     rng: np.random.Generator,
 ) -> StateGP:
     """Fit a Gaussian process to every state, without what doses add to it."""
-    return _fitted(chosen, ode, _scaled(ode, data, priors, likelihood, known, rng), rng)
+    [scaled] = _sized([_scaled(ode, data, priors, likelihood, known, rng)])
+    return _fitted(chosen, ode, scaled, rng)
 
 
 def _fitted(chosen: Preset, ode: ODE, scaled: Data, rng: np.random.Generator) -> StateGP:
@@ -1011,6 +1032,45 @@ def _check_doses(ode: ODE, data: Data, known: Start):
             f"the states {both} are given a dose at t = {data.t[0]:g}, the first time, and a start "
             "that holds at the same time, after the dose; expected one of them. Leave this dose "
             "out, and put it into the start."
+        )
+        raise ValueError(msg)
+
+
+def _without_rest(data: Data, ode: ODE, known: Start) -> Data:
+    """Return the data without those of states that stay where they are known to start.
+
+    Each is this number: they say nothing of parameters, and no noise is in them.
+    """
+    numbers = np.array([known.numbers.get(name, np.nan) for name in ode.states])
+    if not data.are_all(numbers).any():
+        return data
+    at_rest = data.are_all(known.at_rest(ode, data.t))
+    if at_rest.any():
+        _log.info(
+            "the states %s stay where they start, and their data are these numbers: they say "
+            "nothing, and are left out.",
+            ", ".join(name for name, one in zip(ode.states, at_rest, strict=True) if one),
+        )
+    return data.without(at_rest) if at_rest.any() else data
+
+
+def _check_noise_is_told(sigma, parts: Sequence[Data]):
+    """Raise if the noise of a state is sought in data that are all the same.
+
+    A solution that runs through all of them leaves none: the density grows without a bound.
+    """
+    seen = np.array([data.is_observed.any(axis=0) for data in parts])
+    constant = np.array([data.is_constant for data in parts])
+    silent = seen.any(axis=0) & (constant | ~seen).all(axis=0)
+    if silent.any() and isinstance(sigma, str):
+        k = int(np.flatnonzero(silent)[0])
+        value = next(data.y[data.is_observed[:, k], k][0] for data in parts if data.is_constant[k])
+        names = [name for name, one in zip(parts[0].states, silent, strict=True) if one]
+        msg = (
+            f"the data of the states {names} are the same at all times, and do not tell their "
+            "noise; expected data that vary, or sigma, as numbers or with a prior. Where a state "
+            f"is known to stay where it is, say so: start={{{names[0]!r}: {value:g}}}. What was "
+            "not measured is NaN."
         )
         raise ValueError(msg)
 

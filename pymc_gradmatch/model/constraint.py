@@ -38,7 +38,7 @@ from pymc_gradmatch.numerics import (
     product,
     smallest_reliable,
 )
-from pymc_gradmatch.ode import ODE, in_experiments
+from pymc_gradmatch.ode import ODE, cure, in_experiments
 
 
 def check_ode(ode: ODE):
@@ -263,12 +263,12 @@ def check_start(
         for name, value in zip(ode.params, theta, strict=True)
         if random_ancestors([value]) and np.issubdtype(value.dtype, np.inexact)
     }
-    graphs = [f, *_slopes(f, [*varying.values()])]
+    graphs = [f, x, *_slopes(f, [*varying.values()])]
     upstream = set(ancestors(graphs))
     free = [rv for rv in dict.fromkeys([*model.free_RVs, *to_come]) if rv in upstream]
     there = at_starts(graphs, free, model.rvs_to_initial_values)
     with np.errstate(all="ignore"):
-        f, *slopes = pytensor.function([], there, mode=EVALUATE_ONCE)()
+        f, states, *slopes = pytensor.function([], there, mode=EVALUATE_ONCE)()
     advice = (
         "where sampling starts (states at the Gaussian process' posterior mean, parameters at "
         "their support point). Choose priors that keep it finite, start elsewhere with `initval`, "
@@ -276,10 +276,11 @@ def check_start(
     )
     if not np.isfinite(f).all():
         *place, column = np.argwhere(~np.isfinite(f))[0]
-        row = tuple(place[-gp.t.ndim :])
+        row, at = tuple(place[-gp.t.ndim :]), states[*place]
         msg = (
             f"the right-hand side of state {ode.states[column]!r} is {f[*place, column]} at "
-            f"t = {gp.t[row]:g} {advice}"
+            f"t = {gp.t[row]:g} {advice} There {_listed(ode.states, at)}. "
+            f"{cure(ode, at, ode.enters[column])}"
         )
         raise ValueError(msg)
     by_what = zip(varying, slopes, strict=False)  # or no slopes at all
@@ -304,6 +305,10 @@ def check_known(model: pm.Model, given: Sequence, to_come: Sequence[TensorVariab
             'pm.HalfNormal("alpha", 5).'
         )
         raise ValueError(msg)
+
+
+def _listed(names: Sequence[str], values) -> str:
+    return ", ".join(f"{name} = {value:.3g}" for name, value in zip(names, values, strict=True))
 
 
 def _slopes(f: TensorVariable, variables: list[TensorVariable]) -> list[TensorVariable]:

@@ -20,7 +20,7 @@ from pymc_gradmatch.model.likelihood import Likelihood, normal
 from pymc_gradmatch.model.priors import Parameters
 from pymc_gradmatch.model.start import KnownOfStart, Start
 from pymc_gradmatch.numerics import N_STARTS, matvec, on_one_thread, search_mode
-from pymc_gradmatch.ode import ODE, Solver
+from pymc_gradmatch.ode import ODE, Solver, ended, undefined_at
 
 N_SURVEYED = 500  # solutions from draws, where climbs have nothing else to start from
 MOST_STEPS = 100  # of a climb
@@ -130,7 +130,8 @@ def climb_from_prior(
         zero = problem.likelihood.impossible(theta, x)
         msg = (
             f"the right-hand side is finite for none of {N_STARTS} draws of the parameters from "
-            "their prior, at the states' posterior mean; check the priors and the ODE."
+            "their prior, at the states' posterior mean; check the priors and the ODE. "
+            f"{_why_none(ode, gp, x, x[0], theta, problem.known)}"
         )
         if zero:
             msg = (
@@ -216,7 +217,8 @@ def scaled_by_solutions(
 ) -> Data:
     """Return data with mean and scale of states that lack a scale, from probable solutions.
 
-    A state that was never seen takes its mean from these also where its scale is given.
+    A state that was never seen takes its mean from these also where its scale is given.  The
+    scale of one that is zero in all of them stays unknown.
 
     Parameters
     ----------
@@ -227,22 +229,34 @@ def scaled_by_solutions(
     """
     found = solutions_of_prior(ode, gp, parameters, likelihood, known, rng)[:N_STARTS]
     if not found:
+        theta, _ = parameters.natural(parameters.draw(int(rng.integers(2**31))))
+        smoothed = known.possible(gp.posterior_mean())
+        why = _why_none(ode, gp, None, smoothed[0], theta, known)
+        start = known.filled(theta, smoothed[0])
+        if not why and (zero := likelihood.impossible(theta, np.tile(start, (len(gp.t), 1)))):
+            why = f"For one, the likelihood is zero at {zero} where the solution starts."
         msg = (
             f"none of {N_SURVEYED} solutions from draws of the prior is finite where the data "
             f"are; check priors, starts and the ODE: the scale of {data.unscaled} stays unknown. "
-            "Expected scales={...}, roughly their standard deviation."
+            f"{why} Expected scales={{...}}, roughly their standard deviation, if all is right."
         )
         raise ValueError(msg)
     solutions = np.array([solution for _, solution in found])
     mean = np.median(solutions.mean(axis=1), axis=0)
-    scale = np.median(
-        np.maximum(solutions.std(axis=1), 0.1 * np.abs(solutions).mean(axis=1)), axis=0
-    )
+    sizes = np.maximum(solutions.std(axis=1), 0.1 * np.abs(solutions).mean(axis=1))
+    scale = [np.median(size[size > 0]) if size.any() else np.nan for size in sizes.T]
     unknown = np.isnan(data.scale)
     unseen = ~data.is_observed.any(axis=0) & (data.mean == 0)
     return data.with_scale(
         np.where(unknown | unseen, mean, data.mean), np.where(unknown, scale, data.scale)
     )
+
+
+def _why_none(ode: ODE, gp: StateGP, x, start, theta, known: Start) -> str:
+    """Say where slopes at states x, or a solution from a start, are not finite, with a draw."""
+    where = "" if x is None else undefined_at(ode, gp.t, x, theta)
+    where = where or ended(ode, gp.t, known.filled(theta, start), theta)
+    return f"For one, {where}" if where else ""
 
 
 class _Linearised(NamedTuple):

@@ -136,6 +136,36 @@ class Start:
         upstream = set(ancestors([known]))
         return [n for n, scalar in [*theta.items(), *x0.items()] if scalar in upstream]
 
+    def at_rest(self, ode: ODE, t: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the numbers at which states start and stay, shape ``(state,)``; NaN of others.
+
+        Their slopes are zero there whatever parameters, times and other states are: at draws of
+        these.  So is a drug that is not given, and all that is made of it alone.
+
+        Parameters
+        ----------
+        ode : ODE
+            The right-hand side with its inputs and doses.
+        t : array of float
+            Times from first to last; inputs are looked at between their breaks too.
+        """
+        numbers = np.array([self.numbers.get(name, np.nan) for name in ode.states])
+        factor, amount = ode.steps.factor, ode.steps.amount
+        stays = ~np.isnan(numbers) & ~((factor != 1) | (amount != 0)).any(axis=0)
+        t = np.union1d(t, ode.breaks[(ode.breaks > t[0]) & (ode.breaks < t[-1])])
+        t, rng = np.union1d(t, (t[1:] + t[:-1]) / 2), np.random.default_rng(0)
+        others, theta = (
+            rng.lognormal(size=(len(t), n)) for n in (len(ode.states), len(ode.params))
+        )
+        while stays.any():
+            slopes = ode.slopes(t, np.where(stays, numbers, others), theta)
+            defined = np.isfinite(slopes)
+            moves = stays & (((slopes != 0) & defined).any(axis=0) | ~defined.any(axis=0))
+            if not moves.any():
+                break
+            stays &= ~moves
+        return np.where(stays, numbers, np.nan)
+
     def values(self, theta: Sequence, x0: TensorVariable | Sequence) -> TensorVariable:
         """Write the known starts as a graph of parameters and of the other starts.
 
@@ -263,8 +293,12 @@ class Start:
     def _check(self):
         for name, number in self.numbers.items():
             if name in self.ode.positive and number <= 0:
-                msg = f"the start of {name!r} is {number:g}, but the state is positive; "
-                raise ValueError(msg + "expected a positive number.")
+                msg = (
+                    f"the start of {name!r} is {number:g}, but the state is positive, and its "
+                    "logarithm is taken; expected a positive number. A state that is absent "
+                    f"cannot be called positive: leave {name!r} out of positive=."
+                )
+                raise ValueError(msg)
         if self.known:
             x0 = pt.tensor("x0", shape=(len(self.ode.states),), dtype="float64")
             self.values([pt.scalar(name, dtype="float64") for name in self.ode.params], x0)

@@ -11,6 +11,7 @@ from pymc_gradmatch.ode.inputs import Input
 from pymc_gradmatch.ode.node import Solve
 from pymc_gradmatch.ode.solve import OUT_OF_STEPS, TOLERANCE, Solution, Solver, in_words
 from pymc_gradmatch.ode.system import ODE, in_experiments, named
+from pymc_gradmatch.ode.undefined import cure, ended, undefined_at
 
 __all__ = [
     "ODE",
@@ -22,7 +23,10 @@ __all__ = [
     "Solve",
     "Solver",
     "check_ode",
+    "cure",
+    "ended",
     "in_experiments",
     "in_words",
     "named",
+    "undefined_at",
 ]

@@ -14,6 +14,7 @@ from pymc_gradmatch._pymc import EVALUATE_ONCE
 from pymc_gradmatch.arguments import in_order, is_distribution
 from pymc_gradmatch.ode.inputs import Input
 from pymc_gradmatch.ode.system import ODE
+from pymc_gradmatch.ode.undefined import cure, ended
 from pymc_gradmatch.reporting import Verdict
 
 type Array = NDArray[np.float64]
@@ -180,14 +181,8 @@ def _draws(ode: ODE, theta, random_seed) -> Array:
 
 
 def _stops(ode: ODE, t, start, middle) -> str:
-    values = ", ".join(f"{k} = {v:.3g}" for k, v in zip(ode.params, middle, strict=True))
-    whole = [n for n in range(2, len(t)) if np.isfinite(ode.solve(t[:n], start, middle)).all()]
-    reached = t[max(whole, default=1) - 1]
-    return (
-        f"With {values} the ODE can be integrated from x0 to time {reached:g}, and not to the next "
-        "one: it diverges there, or is not defined. Look at signs, units and x0; what follows is "
-        "at the first time alone."
-    )
+    where = ended(ode.of_levels, t, ode.levels(start), middle)
+    return f"{where[0].upper()}{where[1:]} What follows is at the first time alone."
 
 
 def _effects(ode: ODE, t, start, middle, path) -> Array:
@@ -266,8 +261,12 @@ def _not_finite(what: str, t, bad, path, ode) -> str:
     at = ", ".join(f"{k} = {v:.3g}" for k, v in zip(ode.states, path[j], strict=True))
     return (
         f"{what} is not finite at time {t[j]:g}, where {at}: a logarithm, root, power or quotient "
-        "at the edge of where it is defined. Start elsewhere, or write it so that it is there."
+        f"at the edge of where it is defined. Start elsewhere. {cure(ode, path[j], _all(ode))}"
     )
+
+
+def _all(ode: ODE) -> NDArray[np.bool_]:
+    return np.ones(len(ode.states), dtype=bool)
 
 
 def _states(ode: ODE, path, f, enters) -> pd.DataFrame:

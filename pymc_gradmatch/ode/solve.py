@@ -68,10 +68,11 @@ MATVECS = (
     64  # that tell the fastest rate; a factor of 1e12 between units makes it half as large again
 )
 OUT_OF_STEPS = "out of steps"
+NOT_FINITE_AT_START = "the right-hand side is not finite at the start"
 REASONS = {
     EXHAUSTED: OUT_OF_STEPS,
     BLEW_UP: "blew up",
-    NOT_FINITE: "the right-hand side is not finite at the start",
+    NOT_FINITE: NOT_FINITE_AT_START,
     LEFT_DOMAIN: "left the domain of the right-hand side",
 }
 

@@ -6,15 +6,17 @@ from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from copy import copy
 from functools import cache, cached_property, partial
+from itertools import islice
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
 from numpy.typing import ArrayLike, NDArray
-from pytensor.graph.basic import Variable
+from pytensor.graph.basic import Variable, equal_computations
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
 
 from pymc_gradmatch._pymc import in_numpy
 from pymc_gradmatch.arguments import in_order, usable_names
@@ -32,15 +34,18 @@ from pymc_gradmatch.ode.inputs import (
 )
 from pymc_gradmatch.ode.node import solution
 from pymc_gradmatch.ode.solve import TOLERANCE, Equations, Solver, evaluate, in_words
+from pymc_gradmatch.ode.undefined import ended as stopped
 from pymc_gradmatch.reporting import latex, latex_name
 
 DERIVED = ("of_levels", "written", "_linearisation")
+SAME = 1e-6  # relative, of slopes at one time and among others
 TIMES = ("t", "time", "times", "tau")  # what people call the first argument
 ORDER = (
     "Its arguments are (t, x, theta), as for scipy's solve_ivp; not (x, t, theta), as for odeint "
     "and pm.ode. Inputs come last."
 )
 
+POINTWISE = (Elemwise, DimShuffle)  # operations after which each time stands by itself
 INDEXING = tuple(type(pt.vector()[place].owner.op) for place in (0, [0]))
 
 
@@ -87,9 +92,10 @@ def _expressions(rhs: Callable, t: TensorVariable, x: Any, theta: Any, *inputs: 
 
 
 def check_arguments(rhs: Callable, t: TensorVariable, x: Any, theta: Any, *inputs: Any):
-    """Raise if a right-hand side picks single times, or takes its arguments in another order.
+    """Raise if a right-hand side picks or mixes times, or takes its arguments in another order.
 
-    What it may do: have no state in it, no parameter, no time, and any names.
+    What it may do: have no state in it, no parameter, no time, and any names.  It is called
+    twice, and evaluated at a few numbers.
 
     Parameters
     ----------
@@ -108,7 +114,8 @@ def check_arguments(rhs: Callable, t: TensorVariable, x: Any, theta: Any, *input
     UserWarning
         If time enters and no state does, and no argument is called t.
     """
-    used = set(ancestors(_expressions(rhs, t, x, theta, *inputs)))
+    slopes = _expressions(rhs, t, x, theta, *inputs)
+    used = set(ancestors(slopes))
     vectors = {"t": t} | {f"state {k!r}": v for k, v in zip(x._fields, x, strict=True)}
     vectors |= {f"input {k!r}": v for u in inputs for k, v in u._asdict().items()}
     for name, vector in vectors.items():
@@ -128,6 +135,10 @@ def check_arguments(rhs: Callable, t: TensorVariable, x: Any, theta: Any, *input
                 f"{given}, and none of them enters. {ORDER}"
             )
             raise ValueError(msg)
+    is_pointwise = all(isinstance(v.owner.op, POINTWISE) for v in used if v.owner)
+    again = _expressions(rhs, t, x, theta, *inputs) if is_pointwise else []
+    if not (is_pointwise and equal_computations(slopes, again)):
+        _check_each_time(rhs, slopes, t, x, theta, *inputs)
     if place < 0 and t in used and not used.intersection(x):
         warnings.warn(
             f"time enters the right-hand side, but none of the states {list(x._fields)} does. "
@@ -135,6 +146,54 @@ def check_arguments(rhs: Callable, t: TensorVariable, x: Any, theta: Any, *input
             UserWarning,
             stacklevel=4,
         )
+
+
+def _check_each_time(rhs: Callable, slopes: list, t: TensorVariable, x: Any, theta: Any, *inputs):
+    """Raise if slopes at one of many times are others than those at this time alone."""
+    vectors = [t, *x, *(v for u in inputs for v in u)]
+    alone = [pt.tensor(v.name, shape=(1,), dtype="float64") for v in vectors]
+    symbols = iter(alone)
+    own_t = next(symbols)
+    own_x, *own_u = (type(one)(*islice(symbols, len(one))) for one in (x, *inputs))
+    by_itself = _expressions(rhs, own_t, own_x, theta, *own_u)
+    evaluate = in_numpy([*vectors, *theta, *alone], [*slopes, *by_itself], rewrites=())
+    rng, [n_times] = np.random.default_rng(0), t.type.shape
+    n, j = len(vectors), n_times // 2
+
+    def at_one(values: NDArray, parameters: NDArray) -> tuple[NDArray, NDArray]:
+        slopes = evaluate(*values, *parameters, *values[:, [j]])
+        among = [np.broadcast_to(slope, n_times)[j] for slope in slopes[: len(x)]]
+        return np.array(among), np.ravel([np.ravel(slope) for slope in slopes[len(x) :]])
+
+    for draw in (rng.random, rng.random, rng.lognormal):
+        values, others = draw(size=(2, n, n_times))
+        others[:, j], parameters = values[:, j], draw(size=len(theta))
+        try:
+            (among, single), (moved, _) = (at_one(one, parameters) for one in (values, others))
+        except Exception:  # what an operation asks of its numbers is not known
+            continue
+        size = SAME * np.maximum(np.abs(among), np.abs(single))
+        with np.errstate(invalid="ignore"):
+            mixed, unlike = (np.abs(among - one) > size for one in (moved, single))
+        if mixed.any():
+            k = int(np.argmax(mixed))
+            msg = (
+                f"the derivative of state {x._fields[k]!r} at one time changes with states, inputs "
+                f"or time at other times. x.{x._fields[0]} holds the state at all times at once, "
+                "and what is written must hold at each of them by itself: a sum, mean, maximum or "
+                "norm of it mixes times. Add states by name, x.a + x.b, or along the first axis, "
+                "pt.sum(pt.stack(x), axis=0)."
+            )
+            raise ValueError(msg)
+        if unlike.any():
+            k = int(np.argmax(unlike))
+            msg = (
+                f"the derivative of state {x._fields[k]!r} at one time alone is {single[k]:.6g}, "
+                f"and {among[k]:.6g} as one of {n_times}: it depends on how many times there are, "
+                "or on something that changes from call to call. Expected the same expression at "
+                "each call, and at every time; numbers that vary are parameters or inputs."
+            )
+            raise ValueError(msg)
 
 
 def _picks_from(vector: TensorVariable, variable) -> bool:
@@ -238,7 +297,9 @@ class ODE:
         :mod:`pytensor.tensor` functions.  ``x`` and ``theta`` are named tuples:
         unpack them, or use ``x.prey`` and ``theta.alpha``.  Returns one
         expression per state, as a tuple or list in the order of ``states`` or
-        as a dict by state name.
+        as a dict by state name.  ``x.prey`` is a tensor that holds the state at many times at
+        once, time last, ``theta.alpha`` a scalar: write what holds at each time.  The total of
+        states is ``x.prey + x.predator``; ``pt.sum`` without an axis would add times too.
     states : sequence of str
         Names of the states.
     params : sequence of str
@@ -255,8 +316,8 @@ class ODE:
     ValueError, TypeError
         If a name is not usable, or if the right-hand side, called once on
         symbolic dummies, fails, returns something else than one scalar
-        expression per state, indexes time, or takes its arguments in the order
-        of ``odeint``, ``rhs(x, t, theta)``.
+        expression per state, picks or mixes times, changes from call to call, or takes its
+        arguments in the order of ``odeint``, ``rhs(x, t, theta)``.
 
     Examples
     --------
@@ -396,6 +457,16 @@ class ODE:
     def is_positive(self) -> tuple[bool, ...]:
         """Which states are positive, in their order."""
         return tuple(name in self.positive for name in self.states)
+
+    @property
+    def is_positive_state(self) -> tuple[bool, ...]:
+        """Which states are positive, also where it is the ODE of their logarithms."""
+        return tuple(a or b for a, b in zip(self.is_positive, self._in_logs, strict=True))
+
+    def natural_states(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return states in their own units from those of this ODE, which may be logarithms."""
+        with np.errstate(over="ignore"):
+            return np.where(self._in_logs, np.exp(np.where(self._in_logs, x, 0)), x)
 
     @cached_property
     def of_levels(self) -> "ODE":
@@ -711,10 +782,13 @@ class ODE:
         failed = in_words(ended)
         if failed:
             counts = ", ".join(f"{len(draws)} {reason}" for reason, draws in failed.items())
+            values = np.broadcast_arrays(*(np.asarray(v, float) for v in (*starts, *params)))
+            first = np.stack([v.ravel() for v in values], -1)[np.flatnonzero(ended)[0]]
+            x0, theta = np.split(first, [len(starts)])
             msg = (
                 f"the numerical integration of {(ended != 0).sum()} of {len(ended)} draws failed "
-                f"({counts}); their trajectories are NaN. The parameters may lie where the ODE "
-                "diverges."
+                f"({counts}); their trajectories are NaN. Of the first, "
+                f"{stopped(self.of_levels, t, self.levels(x0), theta)}"
             )
             warnings.warn(msg, UserWarning, stacklevel=3)
         return x.reshape(*shape, *x.shape[1:])
@@ -735,11 +809,16 @@ class ODE:
             names = [name for name, is_below in zip(self.states, below, strict=True) if is_below]
             msg = f"the positive states {names} start at zero or below; expected positive numbers."
             raise ValueError(msg)
-        logs = np.where(positive, np.log(np.where(positive, x0, 1)), x0)
+        logs = self.levels(x0)
         levels, _, ended, _ = Solver(self.of_levels.equations(), t, rtol)(logs, theta)
         with np.errstate(over="ignore"):
             x = np.where(positive, np.exp(np.where(positive, levels, 0)), levels)
         return x, shape, ended
+
+    def levels(self, x0: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return states as those of :attr:`of_levels`."""
+        positive = np.array(self.is_positive)
+        return np.where(positive, np.log(np.where(positive, x0, 1)), x0)
 
     def equations(self, wrt: tuple[bool, ...] | None = None) -> Equations:
         """Return the right-hand side as machine code, and all that solvers know of it.

@@ -79,8 +79,8 @@ def _check_start(target: ExactPosterior, start):
     if np.isfinite(target(start[None])[0]):
         return
     at = {label: float(f"{v[0]:.3g}") for label, v in target.scalars(start[None]).items()}
-    zero = target.impossible(start)
-    where = f" The likelihood is zero at {zero}." if zero else ""
+    why = target.impossible(start)
+    where = f" {why}" if why else ""
     msg = (
         f"the exact density is zero where gradient matching leads to, {at}: the ODE cannot be "
         f"integrated from there, or prior or likelihood exclude it.{where} Check the priors, or "

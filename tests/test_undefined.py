@@ -1,0 +1,84 @@
+"""What is said where a right-hand side is not finite: the state, the time, its value, the cure."""
+
+import numpy as np
+import pymc as pm
+import pytest
+
+import pymc_gradmatch as gm
+
+T = np.linspace(0, 10, 15)
+QUIET = {"random_seed": 1, "progressbar": False}
+CURE = r"pm\.math\.maximum\(x\.{0}, 1e-9\).*positive=\['{0}'\]"
+
+
+def tank(t, x, theta):
+    """Torricelli's law: the level is (sqrt(a0) - k t / 2)^2 until it is empty."""
+    return [-theta.k * pm.math.sqrt(x.a)]
+
+
+ODE = gm.ODE(tank, ["a"], ["k"])
+LEVELS = np.maximum(1 - 0.25 * T, 0)[:, None] ** 2
+Y = LEVELS + np.random.default_rng(1).normal(0, 0.05, (15, 1))
+
+
+def priors():
+    return {"k": pm.HalfNormal.dist(1)}
+
+
+def test_a_solution_that_leaves_the_domain_says_when_it_did():
+    """From 1 with k = 1 the tank is empty at t = 2."""
+    with pytest.warns(
+        UserWarning, match=r"from a = 1 ends at t = (1\.99|2).*left the domain.*" + CURE.format("a")
+    ):
+        ODE.solve(T, [1.0], [1.0])
+
+
+def test_a_solution_that_cannot_begin_says_where():
+    with pytest.warns(UserWarning, match=r"'a' is not finite at t = 0, where a = -1 and k = 0\.5"):
+        ODE.solve(T, [-1.0], [0.5])
+
+
+def test_a_solution_that_blows_up_is_told_no_maximum():
+    """1 / (1 - k t) ends at t = 2."""
+    ode = gm.ODE(lambda t, x, theta: [theta.k * x.a**2], ["a"], ["k"])
+    with pytest.warns(UserWarning, match=r"ends at t = (1\.99|2).*blew up.*narrower priors"):
+        ode.solve(T, [1.0], [0.5])
+
+
+def test_where_samplers_start_the_state_has_its_value():
+    with pytest.raises(
+        ValueError, match=r"state 'a' is nan at t = .* There a = -.*" + CURE.format("a")
+    ):
+        gm.build_model(ODE, T, Y, priors=priors(), **QUIET)
+
+
+@pytest.mark.parametrize(
+    "call", [gm.fit, lambda *a, **k: gm.build_model(*a, preset="refined", **k)]
+)
+def test_data_below_zero_are_named_where_a_root_is_taken_of_them(call):
+    words = r"'a' is not finite at t = 0, where a = -0\.98.* k = .*" + CURE.format("a")
+    with pytest.raises(ValueError, match=words):
+        call(ODE, T, Y - 2, priors=priors(), **QUIET)
+
+
+def test_a_hidden_state_that_starts_below_zero_is_the_one_to_mend():
+    def fed(t, x, theta):
+        return [-theta.k * pm.math.sqrt(x.b), -x.b]
+
+    ode = gm.ODE(fed, ["a", "b"], ["k"])
+    y = np.column_stack([Y, np.full(15, np.nan)])
+    with pytest.raises(
+        ValueError, match=r"'a' is not finite at t = 0, .* b = -1 .*" + CURE.format("b")
+    ):
+        gm.fit(ode, T, y, priors=priors(), start={"b": -1.0}, **QUIET)
+
+
+def test_the_cure_that_is_named_cures():
+    """With the maximum the tank stays empty, and k = 0.5 is found."""
+
+    def mended(t, x, theta):
+        return [-theta.k * pm.math.sqrt(pm.math.maximum(x.a, 1e-9))]
+
+    ode = gm.ODE(mended, ["a"], ["k"])
+    fit = gm.fit(ode, T, Y, priors=priors(), start={"a": 1.0}, **QUIET)
+    assert abs(fit.table.loc["k", "mean"] - 0.5) < 4 * fit.table.loc["k", "sd"]
