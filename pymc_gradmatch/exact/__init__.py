@@ -21,7 +21,9 @@ from pymc_gradmatch.exact.experiments import (
     Separate,
     cover_experiments,
     exact_posterior,
-    leading_to,
+)
+from pymc_gradmatch.exact.horizon import (
+    grown,
 )
 from pymc_gradmatch.exact.importance import (
     ImpossibleError,
@@ -94,8 +96,8 @@ __all__ = [
     "fit_mixture",
     "gather",
     "glance",
+    "grown",
     "integrate_check",
-    "leading_to",
     "predict",
     "repeated",
     "residuals",

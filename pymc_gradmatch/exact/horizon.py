@@ -23,6 +23,7 @@ import pytensor.tensor as pt
 from numpy.typing import NDArray
 
 from pymc_gradmatch.exact.climb import NEAR, Found, climb, climbs
+from pymc_gradmatch.exact.importance import check_possible
 from pymc_gradmatch.exact.modes import Local
 from pymc_gradmatch.exact.posterior import ExactPosterior
 from pymc_gradmatch.exact.solutions import Wrt, compile_for_draws, with_draws
@@ -32,7 +33,7 @@ from pymc_gradmatch.ode import Solution
 GROWTH = 1.3  # of the number of times, from piece to piece
 PER_UNKNOWN = 4  # numbers observed in the first piece: some more than could be fitted exactly
 FOLLOWED = 8  # modes of a piece
-DRAWN, CLIMBED = 300, 15  # around these; the likeliest of them
+DRAWN, CLIMBED = 300, 16  # around these; the likeliest of them and of these
 # By which states are moved to see what depends on them: a comparison sees no small move, and
 # nothing else fails to see that a state is lost.
 ASIDE = np.array([0.0, 1.0, -1.0, 100.0, -100.0, np.nan])
@@ -127,7 +128,7 @@ class Piece(ExactPosterior):
         return [c.gp.t[..., :n] for c, n in zip(self.constraints, self.n_times, strict=True)]
 
     def _held(self, solved: Sequence[NDArray], axis: int) -> list[NDArray[np.float64]]:
-        """Return what is known up to the horizon on the whole grid, from there on the last of it."""
+        """Return what is known up to the horizon on the whole grid, later its last."""
         held = []
         for values, constraint, n in zip(solved, self.constraints, self.n_times, strict=True):
             places = np.minimum(np.arange(constraint.gp.t.shape[-1]), n - 1)
@@ -138,8 +139,10 @@ class Piece(ExactPosterior):
         return self._whole._solution(*args)
 
 
-def grown(target: ExactPosterior, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Climb to the modes of longer and longer pieces.
+def grown(
+    target: ExactPosterior, rng: np.random.Generator, known: Found | None = None
+) -> Found | None:
+    """Climb to the modes of longer and longer pieces, up to the whole.
 
     Parameters
     ----------
@@ -147,29 +150,37 @@ def grown(target: ExactPosterior, rng: np.random.Generator) -> NDArray[np.float6
         The posterior given all data.
     rng : numpy.random.Generator
         Source of draws.
+    known : Found, optional
+        What climbs from draws of the prior found.
 
     Returns
     -------
-    array of float
-        Where climbs of the whole ended, ``(point, coordinate)``; none where the first piece that
-        tells enough is the whole.
+    Found or None
+        What is known, with one climb to each mode that the horizon led to: climbs that begin
+        together do not tell how often a mode is reached.  No more than is known where the first
+        piece that tells enough is the whole.
 
     Raises
     ------
     ImpossibleError
-        If the density of the first piece is zero at all draws of the prior.
+        If the density of the first piece is zero at all draws of the prior, or if that of a longer
+        one is zero around the modes of a shorter one.
     """
     pieces = pieces_of(target)
     if len(pieces) == 1:
-        return np.empty((0, len(target.names)))
+        return known
     *_, found = climbs(pieces[0], rng)
     for piece in pieces[1:]:
         modes = found.maxima.only(found.within(NEAR)[:FOLLOWED])
-        near = _drawn_around(modes, rng)
-        likeliest = np.argsort(-piece(near))[:CLIMBED]
-        points = np.concatenate([modes.point, near[likeliest]])
+        near = np.concatenate([modes.point, _drawn_around(modes, rng)])
+        heights = piece(near)
+        check_possible(heights)
+        likeliest = np.argsort(-heights)[: min(CLIMBED, np.isfinite(heights).sum())]
+        points = near[likeliest]
         found = Found.of(climb(piece, points, found.widths), found.widths)
-    return found.maxima.point
+    if known is None:
+        return Found.of(found.maxima, found.widths)
+    return known.with_climbs(target, found.maxima.point)
 
 
 def pieces_of(target: ExactPosterior) -> list[ExactPosterior]:

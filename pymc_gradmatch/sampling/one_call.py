@@ -19,7 +19,6 @@ from pytensor.tensor import TensorVariable
 from pymc_gradmatch._pymc import (
     draws_of,
     start_at,
-    starts_by_itself,
     without_full_collections,
     without_traces,
 )
@@ -46,23 +45,18 @@ from pymc_gradmatch.exact import (
     exact_model,
     exact_posterior,
     fit_mixture,
-    leading_to,
+    grown,
     residuals,
     searched,
     several,
     weighed_once,
 )
-from pymc_gradmatch.gp import Experiment, StateGPs, is_states, start_of
+from pymc_gradmatch.gp import Experiment, is_states
 from pymc_gradmatch.model import (
-    Constraint,
     DoubtWarning,
-    NoDerivativeError,
     Settings,
     build_model,
     constraints,
-    of_model,
-    refine,
-    start_in,
     unfitted_model,
 )
 from pymc_gradmatch.numerics import on_one_thread, one_at_a_time
@@ -463,13 +457,11 @@ class Exact:
         """Climb to modes, and search around them."""
         target, rng = self.target, self.rng
         self.say("climbing from draws of the prior")
-        try:
+        with suppress(ImpossibleError):  # the whole may be where a first piece is not
             for found in climbs(target, rng):
                 self.climbing = Climbing.of(target, found)
-        except ImpossibleError:
-            self._match()
-        if is_strange(target, self.modes):
-            self._match()
+        if self.climbing is None or is_strange(target, self.modes):
+            self._grow()
         if isinstance(target, Separate):
             there = self.modes.point[0]
             self.found, self.apart = cover_experiments(target, there, self.n_draws, rng, self.say)
@@ -488,23 +480,15 @@ class Exact:
         assert self.climbing is not None
         return self.climbing.found.modes
 
-    def _match(self):
-        """Climb from where gradient matching leads to, too."""
-        self.say("matching gradients, for another start")
-        target = self.target
-        try:
-            with verdict_to_come():
-                there = _start(target, self.rng)
-            _check_start(target, there)
-        except ValueError:
-            if self.climbing is None:
-                raise
-            return
-        if self.climbing is None:
-            *_, found = climbs(target, self.rng, there[None])
-        else:
-            found = self.climbing.found.with_climbs(target, there[None])
-        self.climbing = Climbing.of(target, found)
+    def _grow(self):
+        """Climb with a growing horizon, too."""
+        self.say("climbing with a growing horizon")
+        target, known = self.target, None if self.climbing is None else self.climbing.found
+        with suppress(ImpossibleError):
+            known = grown(target, self.rng, known)
+        if known is None:
+            raise ValueError(_in_no_solution(target))
+        self.climbing = Climbing.of(target, known)
 
     def approximate(self):
         """Weigh draws of the modes' normal approximations: the best that a stopped search has."""
@@ -623,56 +607,13 @@ def _of_starts(default: list[str]) -> str:
     return f" {which} {verb} a wide default prior, shown by .exact_model; start= replaces it."
 
 
-def _start(target: ExactPosterior, rng) -> NDArray[np.float64]:
-    """Return where to climb from: where the model starts, or where gradient matching leads to.
-
-    A Gaussian process with a slope of its own has been there already.
-    """
-    values: dict[str, Any] = {}
-    starts, model = [], target.model
-    for constraint in target.constraints:
-        ode, gp = constraint.ode, constraint.gp
-        if isinstance(gp, StateGPs):
-            values |= leading_to(model, constraint)
-            starts.append(gp.states_of(start_of(gp))[:, 0])
-            continue
-        named = {name: model.named_vars.get(name) for name in ode.params}
-        is_plain = all(rv in model.free_RVs for rv in named.values())
-        if is_plain and not np.any(gp.prior_slope):
-            grid = gp.t if len(gp.t) > len(gp.t_observed) else None
-            matched = partial(
-                refine, ode, gp, priors=named, grid=grid, random_seed=rng, progressbar=False,
-                start=start_in(model, ode, constraint.x),
-            )  # fmt: skip
-            with model:
-                try:
-                    gp, _, theta, _ = matched(likelihood=model)
-                except NoDerivativeError:  # the data that the Gaussian processes have lead there
-                    gp, _, theta, _ = matched()
-            values |= theta
-        elif is_plain and _others_without_start(model, constraint):
-            there = target.parameters_at_start([*named.values()])
-            told, _ = of_model(model, ode, gp)
-            values |= told.around(there, gp.prior_mean).estimates()
-        starts.append(gp.states_of(gp.prior_mean)[0])
-    return target.starting_at(values, starts)
-
-
-def _others_without_start(model: pm.Model, constraint: Constraint) -> bool:
-    """Tell whether the likelihood has random variables of its own, which start anywhere."""
-    others = [rv for rv in model.free_RVs if not is_states(rv)]
-    return any(rv.name not in constraint.ode.params and not starts_by_itself(rv) for rv in others)
-
-
-def _check_start(target: ExactPosterior, start):
-    if np.isfinite(target(start[None])[0]):
-        return
+def _in_no_solution(target: ExactPosterior) -> str:
+    """Say that no draw of the prior has a positive density, and what excludes the model's start."""
+    start = target.starting_at()
     at = {label: float(f"{v[0]:.3g}") for label, v in target.scalars(start[None]).items()}
     zero = target.impossible(start)
-    where = f" The likelihood is zero at {zero}." if zero else ""
-    msg = (
-        f"the exact density is zero where gradient matching leads to, {at}: the ODE cannot be "
-        f"integrated from there, or prior or likelihood exclude it.{where} Check the priors, or "
-        "give the model other starts (initval)."
+    where = f" The likelihood is zero at {zero}, of the solution from {at}." if zero else ""
+    return (
+        "the exact density is zero at all draws of the prior: the ODE cannot be integrated from "
+        f"there, or the likelihood excludes them.{where} Check the priors."
     )
-    raise ValueError(msg)
