@@ -22,12 +22,13 @@ import pytensor
 import pytensor.tensor as pt
 from numpy.typing import NDArray
 
+from pymc_gradmatch._pymc import without_checks
 from pymc_gradmatch.exact.climb import NEAR, Found, climb, climbs
 from pymc_gradmatch.exact.importance import check_possible
 from pymc_gradmatch.exact.modes import Local
 from pymc_gradmatch.exact.posterior import ExactPosterior
 from pymc_gradmatch.exact.solutions import Wrt, compile_for_draws, with_draws
-from pymc_gradmatch.model import total_of
+from pymc_gradmatch.model import densities_of, total_of
 from pymc_gradmatch.ode import Solution
 
 GROWTH = 1.3  # of the number of times, from piece to piece
@@ -60,7 +61,10 @@ class Piece(ExactPosterior):
         pairs = zip(counts, self._entries, strict=True)
         total = total_of([pt.switch(one, entry, 0.0) for one, entry in pairs])
         gradient: Any = pytensor.grad(total, inputs, disconnected_inputs="ignore")
-        self._at_entries = compile_for_draws(inputs, self._entries)
+        # Parameters are checked for all entries at once, which makes none depend on the others.
+        terms = [self._exact[name] for name in self.single_terms]
+        unchecked = without_checks(densities_of(self._exact, terms))
+        self._at_entries = compile_for_draws(inputs, unchecked)
         self._height_of = compile_for_draws([*inputs, *counts], [total])
         self._gradient_of = compile_for_draws([*inputs, *counts], [total, *gradient])
         self.n_times: list[int] = []

@@ -275,7 +275,8 @@ def fit(
     Some thousand draws of the prior are solved; from the likeliest and from others
     Levenberg-Marquardt climbs lead to modes of the exact posterior, side by side, with the
     solutions' sensitivities, until the ends of climbs repeat.  Where the best solution does not
-    explain the data, gradient matching gives another start (:func:`~pymc_gradmatch.refine`).
+    explain the data, as of long series and of chaos, climbs of a first piece lead to those of
+    longer and longer ones.
     Two independent searches then draw around all modes by adaptive importance sampling; of many
     unknowns with one mode they start from what chains of NUTS found
     (:func:`~pymc_gradmatch.sample`).  Of a new problem nothing is compiled to machine code but
