@@ -36,20 +36,15 @@ References
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pymc as pm
-import pytensor
-import pytensor.tensor as pt
 from numpy.typing import NDArray
-from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
-from scipy.optimize import minimize
 from scipy.special import gammaln, logsumexp
 from scipy.stats import chi2, norm, qmc
 
-from pymc_gradmatch._pymc import EVALUATE_ONCE, in_numpy
 from pymc_gradmatch.exact.importance import DEGREES
 from pymc_gradmatch.exact.modes import (
     APART,
@@ -72,8 +67,7 @@ from pymc_gradmatch.exact.posterior import N_PRIOR, ExactPosterior
 from pymc_gradmatch.exact.search import CLOSE, ERRORS, Coverage, cover, search_once
 from pymc_gradmatch.exact.solutions import compile_for_draws, with_draws
 from pymc_gradmatch.gp import StateGPs
-from pymc_gradmatch.model import Constraint, constraints, equations
-from pymc_gradmatch.ode import in_experiments
+from pymc_gradmatch.model import constraints
 
 SEARCHING, WEIGHING, CHECKING = 8, 8, 400  # draws of an experiment's own unknowns
 WIDER = (1.0, 1.2, 1.4)  # of the proposals for these, in the searches' draws
@@ -87,7 +81,6 @@ CONNECTING = (
 )
 PILOTS, SIZES = 500, (500, 2_000)  # draws of a round; each is many solutions
 MOST_NUMBERS = 4_000_000
-ROUGHLY = 0.03  # of a solution's slopes, to which parameters are first fitted
 TRIED, ENOUGH = 50, 0.5  # points, and effective draws as a share, at which steps are left out
 FAR = 0.5  # local standard deviations, of shared unknowns, over which modes are followed
 MEETINGS = 2  # Newton steps of prior and likelihood
@@ -802,59 +795,3 @@ def exact_posterior(model: pm.Model) -> ExactPosterior:
         )
         raise ValueError(msg)
     return Separate(model)
-
-
-def leading_to(model: pm.Model, constraint: Constraint) -> dict[str, NDArray[np.float64]]:
-    """Return the most probable free variables behind parameters, for the prior mean's slopes.
-
-    Around solutions of the ODE these slopes tell the parameters, and these what they are made
-    from, such as the mean and spread of a population.  Nothing, where the prior mean is constant.
-    Variables that the prior of others depends on wait for these: together they would be most
-    probable where a population has no spread.
-    """
-    ode, gp = constraint.ode, constraint.gp
-    upstream = set(ancestors([constraint.theta]))
-    free = [rv for rv in model.free_RVs if rv in upstream]
-    if not (np.any(gp.prior_slope) and free):
-        return {}
-    theta = [constraint.theta[..., k] for k in range(len(ode.params))]
-    slopes = in_experiments(equations(ode, gp)).of_levels(gp.t, gp.prior_mean, theta)
-    size = np.sqrt(np.mean(np.square(gp.prior_slope), axis=(0, 1)))
-    misfit = pt.square((slopes - gp.prior_slope) / (ROUGHLY * size)).mean(axis=(0, 1)).sum()
-    values = [model.rvs_to_values[rv] for rv in free]
-    there = model.initial_point()
-    starts = [np.asarray(there[value.name]) for value in values]
-    n_experiments, n_times, _ = gp.prior_mean.shape
-    [misfit] = model.replace_rvs_by_values([misfit])
-    objective = 0.5 * n_experiments * n_times * misfit - model.logp(vars=free)
-    gradients: Any = pytensor.grad(objective, values, disconnected_inputs="ignore")
-    height = in_numpy(values, [objective, *gradients])
-    ends = np.cumsum([start.size for start in starts])[:-1]
-
-    def parts(flat):
-        pairs = zip(np.split(flat, ends), starts, strict=True)
-        return [part.reshape(start.shape) for part, start in pairs]
-
-    def value(flat, moving):
-        with np.errstate(all="ignore"):
-            here, *by = height(*parts(flat))
-        gradient = np.concatenate([np.ravel(one) for one in by]) * moving
-        finite = np.isfinite(here) and np.isfinite(gradient).all()
-        return (float(here), gradient) if finite else (np.inf, np.zeros_like(flat))
-
-    behind = [{*ancestors([rv])} - {rv} for rv in free]
-    waiting = np.concatenate(
-        [
-            np.full(start.size, any(rv in of for of in behind))
-            for rv, start in zip(free, starts, strict=True)
-        ]
-    )
-    found = np.concatenate([start.ravel() for start in starts])
-    for moving in (~waiting, waiting):
-        if moving.any():
-            settings = {"jac": True, "method": "L-BFGS-B", "options": {"maxiter": 300}}
-            found = minimize(value, found, args=(moving,), **settings).x
-    natural = pytensor.function(
-        values, model.replace_rvs_by_values(free), mode=EVALUATE_ONCE, on_unused_input="ignore"
-    )(*parts(found))
-    return {str(rv.name): array for rv, array in zip(free, natural, strict=True)}
