@@ -58,7 +58,7 @@ KINDS = {
 @pytest.mark.parametrize("of", KINDS.values(), ids=KINDS)
 def test_a_piece_is_the_posterior_given_the_first_data_alone(of, rng):
     """Assert density, gradient and Hessian of a model that was told no more."""
-    piece, alone = Piece(of(len(T))).until(N_FIRST / len(T)), of(N_FIRST)
+    piece, alone = Piece(of(len(T)), N_FIRST / len(T)), of(N_FIRST)
     points = alone.drawn(5, rng)
     widths = np.ones(points.shape[1])
     np.testing.assert_allclose(piece(points), alone(points), rtol=1e-6)
@@ -76,7 +76,7 @@ def test_what_happens_after_the_horizon_does_not_matter():
     blown_up = np.array([[np.log(0.5), 0.0]])  # at time 2
     assert whole(blown_up) == -np.inf
     assert whole.failures == {"blew up": 1}
-    assert np.isfinite(Piece(whole).until(N_FIRST / len(T))(blown_up))
+    assert np.isfinite(Piece(whole, N_FIRST / len(T))(blown_up))
     assert whole.failures == {"blew up": 1}
     assert whole.n_solutions == 2
 
@@ -90,7 +90,7 @@ def test_a_term_counts_where_no_later_state_has_a_part_in_it():
         pm.Potential("late", pm.math.switch(x.mass[-1] > 0.5, 0.0, -1.0))
 
     whole = exact(DECAY, T, None, sigma=None, priors=K, start=MASS, likelihood=likelihood)
-    piece = Piece(whole).until(N_FIRST / len(T))
+    piece = Piece(whole, N_FIRST / len(T))
     counting = dict(zip(piece.single_terms, (c.sum() for c in piece.counts), strict=True))
     assert counting == {
         "k": 1, "x0_mass": 1, "y": N_FIRST, "increments": N_FIRST - 1, "mean": 0, "early": 1,

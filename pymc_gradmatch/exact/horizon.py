@@ -14,8 +14,7 @@ these that the longer piece likes best, to the end.
 """
 
 from collections.abc import Callable, Sequence
-from copy import copy
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytensor
@@ -41,6 +40,17 @@ ASIDE = np.array([0.0, 1.0, -1.0, 100.0, -100.0, np.nan])
 ROUNDING = 1e-9
 
 
+class Compiled(NamedTuple):
+    """Functions of the values and the states at draws, and of which entries count."""
+
+    entries: Callable
+    """Of all terms, whatever counts, and whether or not parameters are in their domain."""
+    height: Callable
+    """The log density."""
+    gradient: Callable
+    """The log density, and its gradient by the values and by the states."""
+
+
 class Piece(ExactPosterior):
     """The posterior given the data at the first times alone, whose ODE is solved no further.
 
@@ -51,33 +61,45 @@ class Piece(ExactPosterior):
     ----------
     whole : ExactPosterior
         The posterior given all data, which counts the solutions.
+    share : float
+        Of the times.
+    compiled : Compiled, optional
+        What another piece has compiled.
+
+    Attributes
+    ----------
+    n_times : list of int
+        How many times of each ODE's grid there are.
+    counts : list of array of bool
+        Which entries of each term count.
     """
 
-    def __init__(self, whole: ExactPosterior):
+    def __init__(self, whole: ExactPosterior, share: float, compiled: Compiled | None = None):
         vars(self).update(vars(whole))  # the same model, which need not be written again
-        self._whole, inputs = whole, [*self._values, *self._x]
-        self._entries = [*self.single_terms.values()]
-        counts = [pt.tensor(dtype=bool, shape=entry.type.shape) for entry in self._entries]
-        pairs = zip(counts, self._entries, strict=True)
-        total = total_of([pt.switch(one, entry, 0.0) for one, entry in pairs])
-        gradient: Any = pytensor.grad(total, inputs, disconnected_inputs="ignore")
+        self._whole, self._compiled = whole, compiled or self._compile()
+        self.n_times = [int(np.ceil(share * c.gp.t.shape[-1])) for c in self.constraints]
+        self.counts = self._counting()
+        self._log_density = self._given_counts(self._compiled.height)
+        self._gradient = self._given_counts(self._compiled.gradient)
+
+    def until(self, share: float) -> "Piece":
+        """Return the posterior given the data at another share of the times."""
+        return Piece(self._whole, share, self._compiled)
+
+    def _compile(self) -> Compiled:
         # Parameters are checked for all entries at once, which makes none depend on the others.
         terms = [self._exact[name] for name in self.single_terms]
         unchecked = without_checks(densities_of(self._exact, terms))
-        self._at_entries = compile_for_draws(inputs, unchecked)
-        self._height_of = compile_for_draws([*inputs, *counts], [total])
-        self._gradient_of = compile_for_draws([*inputs, *counts], [total, *gradient])
-        self.n_times: list[int] = []
-        self.counts: list[NDArray[np.bool_]] = []
-
-    def until(self, share: float) -> "Piece":
-        """Return the posterior given the data at so large a share of the times."""
-        piece = copy(self)
-        piece.n_times = [int(np.ceil(share * c.gp.t.shape[-1])) for c in self.constraints]
-        piece.counts = self._counting(piece.n_times)
-        piece._log_density = piece._given_counts(self._height_of)
-        piece._gradient = piece._given_counts(self._gradient_of)
-        return piece
+        inputs, entries = [*self._values, *self._x], [*self.single_terms.values()]
+        counts = [pt.tensor(dtype=bool, shape=entry.type.shape) for entry in entries]
+        pairs = zip(counts, entries, strict=True)
+        total = total_of([pt.switch(one, entry, 0.0) for one, entry in pairs])
+        gradient: Any = pytensor.grad(total, inputs, disconnected_inputs="ignore")
+        return Compiled(
+            compile_for_draws(inputs, unchecked),
+            compile_for_draws([*inputs, *counts], [total]),
+            compile_for_draws([*inputs, *counts], [total, *gradient]),
+        )
 
     @property
     def n_observed(self) -> int:
@@ -85,24 +107,29 @@ class Piece(ExactPosterior):
         by_name = zip(self.single_terms, self.counts, strict=True)
         return sum(int(counts.sum()) for name, counts in by_name if name in self.likelihood)
 
-    def _counting(self, n_times: Sequence[int]) -> list[NDArray[np.bool_]]:
+    def _counting(self) -> list[NDArray[np.bool_]]:
         """Tell which entries of each term stay as they are where later states are moved."""
         u = self._split(np.repeat(self.starting_at()[None], len(ASIDE), axis=0))
         moved = []
-        for constraint, n in zip(self.constraints, n_times, strict=True):
+        for constraint, n in zip(self.constraints, self.n_times, strict=True):
             x = constraint.gp.states_of(constraint.gp.prior_mean)
             away = ASIDE.reshape(-1, *(1,) * x.ndim) * (1 + np.abs(x))
             is_later = np.arange(x.shape[-2]) >= n
             moved.append(np.where(is_later[:, None], x + away, x))
-        values = with_draws(self._at_entries(*u, *moved), self._entries, len(ASIDE))
-        return [np.isclose(v, v[0], rtol=ROUNDING, atol=ROUNDING).all(axis=0) for v in values]
+        entries = [*self.single_terms.values()]
+        values = with_draws(self._compiled.entries(*u, *moved), entries, len(ASIDE))
+        return [
+            np.isclose(v, v[0], rtol=ROUNDING, atol=ROUNDING, equal_nan=True).all(axis=0)
+            for v in values
+        ]
 
     def _given_counts(self, evaluate: Callable) -> Callable:
+        counts = self.counts
+
         def given(*values):
             n_points = len(values[0])
             return evaluate(*values, *(np.broadcast_to(c, (n_points, *c.shape)) for c in counts))
 
-        counts = self.counts
         return given
 
     def solve(
@@ -194,10 +221,12 @@ def pieces_of(target: ExactPosterior) -> list[ExactPosterior]:
     """
     least = PER_UNKNOWN * len(target.names)
     pieces: list[ExactPosterior] = [target]
-    shorter, share = Piece(target), 1 / GROWTH
-    while (piece := shorter.until(share)).n_observed >= least:
+    share = 1 / GROWTH
+    piece = Piece(target, share)
+    while piece.n_observed >= least:
         pieces.insert(0, piece)
         share /= GROWTH
+        piece = piece.until(share)
     return pieces
 
 
