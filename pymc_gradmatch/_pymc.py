@@ -77,6 +77,7 @@ __all__ = [
     "when_compiled_by_numba",
     "when_vectorized",
     "with_equal_parameters",
+    "without_checks",
     "without_full_collections",
     "without_numbers",
     "without_starts",
@@ -129,6 +130,10 @@ INTERNALS = {
     "pymc.logprob.utils.local_check_parameter_to_ninf_switch": (
         "Among thousands of draws one outside of the likelihood's domain must not raise. If it "
         "breaks: evaluate such draws one by one and catch ParameterValueError."
+    ),
+    "pymc.logprob.utils.local_remove_check_parameter": (
+        "Parameters are checked for all entries at once, which none of them depends on. If it "
+        "breaks: graph_replace each CheckParameterValue by its first input."
     ),
     "pymc.Metropolis._make_progressbar_update_functions": (
         "What a Metropolis step shows of itself. If it breaks: leave it out of ArrayStep, whose "
@@ -230,7 +235,10 @@ with explained():
     from pymc.distributions.distribution import _support_point
     from pymc.distributions.shape_utils import change_dist_size, rv_size_is_none
     from pymc.initial_point import make_initial_point_expression, make_initial_point_fn
-    from pymc.logprob.utils import local_check_parameter_to_ninf_switch
+    from pymc.logprob.utils import (
+        local_check_parameter_to_ninf_switch,
+        local_remove_check_parameter,
+    )
     from pymc.progress_bar import NutpieProgressBarManager
     from pymc.stats.convergence import log_warnings, run_convergence_checks
     from pymc.step_methods.arraystep import ArrayStepShared
@@ -446,6 +454,13 @@ def impossible_outside(log_density: Any) -> Any:
     """Return a log density that is minus infinity where ``check_parameters`` would raise."""
     return rewrite_graph(
         log_density, include=("canonicalize", local_check_parameter_to_ninf_switch.__name__)
+    )
+
+
+def without_checks(log_density: Any) -> Any:
+    """Return a log density that is anything at all where ``check_parameters`` would raise."""
+    return rewrite_graph(
+        log_density, include=("canonicalize", local_remove_check_parameter.__name__)
     )
 
 

@@ -173,6 +173,14 @@ def test_one_draw_outside_of_the_domain_does_not_raise():
     assert evaluate.eval({value: 2.0}, mode=EVALUATE_ONCE) == 2.0
 
 
+@leans_on("pymc.logprob.utils.local_remove_check_parameter")
+def test_without_checks_an_entry_is_what_it_is_whatever_the_others_are():
+    values = pt.vector("values")
+    density = _pymc.without_checks(_pymc.check_parameters(values, values > 0, msg="values > 0"))
+    found = density.eval({values: [-1.0, 2.0]}, mode=EVALUATE_ONCE)
+    np.testing.assert_array_equal(found, [-1.0, 2.0])
+
+
 @leans_on(
     "pymc.distributions.shape_utils.rv_size_is_none",
     "pytensor.tensor.random.utils.normalize_size_param",

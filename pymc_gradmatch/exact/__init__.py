@@ -21,6 +21,9 @@ from pymc_gradmatch.exact.glance import (
     UNCOMPARED,
     glance,
 )
+from pymc_gradmatch.exact.horizon import (
+    grown,
+)
 from pymc_gradmatch.exact.importance import (
     ImpossibleError,
     Mixture,
@@ -77,6 +80,7 @@ __all__ = [
     "fit_mixture",
     "gather",
     "glance",
+    "grown",
     "predict",
     "repeated",
     "residuals",

@@ -545,28 +545,21 @@ class ExactPosterior(Solutions):
         names = self.names
         return [names[k] for k in of_flat[~ends]]
 
-    def parameters_at_start(self, variables: Sequence) -> NDArray[np.float64]:
-        """Return scalar free variables of the model where it starts."""
-        upstream = set(ancestors(variables))
-        free = [rv for rv in self.model.free_RVs if rv in upstream]
-        there = at_starts(variables, free, self.model.rvs_to_initial_values)
-        return np.array(pytensor.function([], there, mode=EVALUATE_ONCE)())
-
     def impossible(self, phi: NDArray[np.float64]) -> str:
-        """Say why the density at a point is zero: where a solution ends, or which observation."""
+        """Say why the density at a point is zero: where a solution ends, or which term."""
         u = self._split(phi[None])
         trajectories = self._solved(u)
         if not all(np.isfinite(x).all() for x in trajectories):
             return self._ended(u)
+        graphs = [self.single_terms[name] for name in self.likelihood]
         with np.errstate(all="ignore"):
-            densities = self._at_solutions(
-                [self.single_terms[str(rv.name)] for rv in self._observed],
-                [*u, *trajectories],
-                np.random.default_rng(0),
-            )
+            evaluate = compile_for_draws([*self._values, *self._x], graphs)
+            arrays = with_draws(evaluate(*u, *trajectories), graphs, 1)
+        densities = {name: v[0] for name, v in zip(self.likelihood, arrays, strict=True)}
         values = self.model.rvs_to_values
-        observed = {name: values[self.model[name]].eval(mode=EVALUATE_ONCE) for name in densities}
-        zero = where_impossible({name: v[0] for name, v in densities.items()}, observed)
+        names = [str(rv.name) for rv in self._observed]
+        observed = {name: values[self.model[name]].eval(mode=EVALUATE_ONCE) for name in names}
+        zero = where_impossible(densities, observed)
         return f"The likelihood is zero at {zero}." if zero else ""
 
     def _ended(self, u) -> str:

@@ -262,9 +262,13 @@ class Solutions:
         return gp.states_of(solved)
 
     def linearised(
-        self, levels: Sequence[NDArray[np.float64]], theta: Sequence[NDArray[np.float64]], wrt: Wrt
+        self,
+        levels: Sequence[NDArray[np.float64]],
+        theta: Sequence[NDArray[np.float64]],
+        wrt: Wrt,
+        times: Sequence[NDArray[np.float64]] | None = None,
     ) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-        """Integrate each ODE on its grid with its derivatives by x(t0) and parameters.
+        """Integrate each ODE with its derivatives by x(t0) and parameters.
 
         Parameters
         ----------
@@ -272,6 +276,8 @@ class Solutions:
             As for :meth:`solve`, but levels of x(t0).
         wrt : sequence of tuple of bool
             Of each ODE: by which levels of x(t0), then by which parameters.
+        times : sequence of array, optional
+            The first times of each grid, if not all.
 
         Returns
         -------
@@ -279,20 +285,22 @@ class Solutions:
             Levels of each, ``(draw, ..., time, state)``, and their derivatives, with one more axis
             for those that were asked for; NaN where an integration failed.
         """
+        if times is None:
+            times = [constraint.gp.t for constraint in self.constraints]
         solved = []
-        for odes, constraint, x0, parameters, by in zip(
-            self._levels, self.constraints, levels, theta, wrt, strict=True
+        for odes, constraint, t, x0, parameters, by in zip(
+            self._levels, self.constraints, times, levels, theta, wrt, strict=True
         ):
             gp = constraint.gp
             flat = np.broadcast_to(parameters[..., 0, :], (*x0.shape[:-1], parameters.shape[-1]))
             if not isinstance(gp, StateGPs):
-                solution = self._solution(odes[0], gp.t, x0, flat, by)
+                solution = self._solution(odes[0], t, x0, flat, by)
                 solved.append((solution.x, solution.sensitivities))
                 continue
-            shape = len(x0), *gp.t.shape, x0.shape[-1]
+            shape = len(x0), *t.shape, x0.shape[-1]
             x, sensitivities = np.empty(shape), np.empty((*shape, sum(by)))
-            for of in _alike(odes, gp.t, gp.t):
-                one = self._solution(odes[of[0]], gp.t[of[0]], x0[:, of], flat[:, of], by)
+            for of in _alike(odes, t, t):
+                one = self._solution(odes[of[0]], t[of[0]], x0[:, of], flat[:, of], by)
                 x[:, of] = one.x.reshape(len(x0), len(of), *one.x.shape[1:])
                 sensitivities[:, of] = one.sensitivities.reshape(*x[:, of].shape, sum(by))
             solved.append((x, sensitivities))

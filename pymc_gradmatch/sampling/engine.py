@@ -1,6 +1,5 @@
 """Draws of an exact posterior: climbs to its modes, then chains or searches around them."""
 
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,14 +25,13 @@ from pymc_gradmatch.exact import (
     diagnosed,
     exact_model,
     fit_mixture,
+    grown,
     residuals,
     sampled,
     searched,
     weighed_once,
 )
-from pymc_gradmatch.model import DoubtWarning
 from pymc_gradmatch.numerics import Laplace
-from pymc_gradmatch.sampling.matching import matched_start
 from pymc_gradmatch.sampling.posterior import CompiledPosterior, compile_posterior
 
 MANY = 15  # unknowns, from which on chains are run first
@@ -133,15 +131,11 @@ class Exact:
         """
         target = self.target
         self.say("climbing from draws of the prior")
-        try:
+        with suppress(ImpossibleError):  # the whole may be where a first piece is not
             for found in climbs(target, self.rng, self.near):
                 self.climbing = Climbing.of(target, found)
-        except ImpossibleError:
-            if self.near is not None:
-                raise
-            self._match()
-        if self.near is None and is_strange(target, self.modes):
-            self._match()
+        if self.climbing is None or (self.near is None and is_strange(target, self.modes)):
+            self._grow()
         is_hierarchy = bool(target.is_held.any())
         around: Mixture | None = None
         if (len(target.names) >= MANY or is_hierarchy) and len(self.modes.height) == 1:
@@ -186,23 +180,15 @@ class Exact:
             stats["logp"].to_numpy(), int(stats["diverging"].sum()),
         )  # fmt: skip
 
-    def _match(self):
-        """Climb from where gradient matching leads to, too."""
-        self.say("matching gradients, for another start")
-        try:
-            with verdict_to_come():
-                there = matched_start(self.target, self.rng)
-        except ValueError:
-            if self.climbing is None:
-                raise
-            return
-        if self.climbing is None:
-            *_, found = climbs(self.target, self.rng, there[None])
-        else:
-            held = self.target.is_held
-            there[held] = self.modes.point[0, held]
-            found = self.climbing.found.with_climbs(self.target, there[None])
-        self.climbing = Climbing.of(self.target, found)
+    def _grow(self):
+        """Climb with a growing horizon, too."""
+        self.say("climbing with a growing horizon")
+        target, known = self.target, None if self.climbing is None else self.climbing.found
+        with suppress(ImpossibleError):
+            known = grown(target, self.rng, known)
+        if known is None:
+            raise ValueError(_in_no_solution(target))
+        self.climbing = Climbing.of(target, known)
 
     def approximate(self):
         """Weigh draws of the modes' normal approximations: the best that a stopped search has."""
@@ -225,12 +211,19 @@ class Exact:
         return Drawn(found, places, idata, diagnostics, covariance, starts)
 
 
-def verdict_to_come() -> warnings.catch_warnings:
-    """Leave out refine's doubts about the matched posterior: a verdict on the exact one follows."""
-    return warnings.catch_warnings(action="ignore", category=DoubtWarning)
-
-
 def is_strange(target: ExactPosterior, modes: Local) -> bool:
     """Tell whether residuals at the highest mode are autocorrelated, or have outliers."""
     left = residuals(target, modes.point[0])
     return any(one.hang_together or one.have_outlier for one in left)
+
+
+def _in_no_solution(target: ExactPosterior) -> str:
+    """Say that no draw of the prior has a positive density, and what excludes the model's start."""
+    start = target.starting_at()
+    at = {label: float(f"{v[0]:.3g}") for label, v in target.scalars(start[None]).items()}
+    why = target.impossible(start)
+    where = f" From {at}: {why}" if why else ""
+    return (
+        "the exact density is zero at all draws of the prior: the ODE cannot be integrated from "
+        f"there, or the likelihood excludes them.{where} Check the priors."
+    )

@@ -1,5 +1,6 @@
 """One call: from data to draws of the exact posterior, with a verdict."""
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,11 +34,17 @@ from pymc_gradmatch.exact import (
     several,
 )
 from pymc_gradmatch.gp import Experiment, is_states
-from pymc_gradmatch.model import Settings, build_model, constraints, unfitted_model
+from pymc_gradmatch.model import (
+    DoubtWarning,
+    Settings,
+    build_model,
+    constraints,
+    unfitted_model,
+)
 from pymc_gradmatch.numerics import on_one_thread, one_at_a_time
 from pymc_gradmatch.ode import ODE, Input
 from pymc_gradmatch.reporting import Verdict, reporting
-from pymc_gradmatch.sampling.engine import TRY, Exact, check_n_draws, verdict_to_come
+from pymc_gradmatch.sampling.engine import TRY, Exact, check_n_draws
 
 if TYPE_CHECKING:
     from arviz import PlotCollection
@@ -216,7 +223,8 @@ def fit(
     Some thousand draws of the prior are solved; from the likeliest and from others
     Levenberg-Marquardt climbs lead to modes of the exact posterior, side by side, with the
     solutions' sensitivities, until the ends of climbs repeat.  Where the best solution does not
-    explain the data, gradient matching gives another start (:func:`~pymc_gradmatch.refine`).
+    explain the data, as of long series and of chaos, climbs of a first piece lead to those of
+    longer and longer ones.
     Two independent searches then draw around all modes by adaptive importance sampling; of many
     unknowns with one mode they start from what chains of NUTS found
     (:func:`~pymc_gradmatch.sample`).  Of a new problem nothing is compiled to machine code but
@@ -350,7 +358,8 @@ def fit(
         if pm.Model.get_context(error_if_none=False) is None and not is_fixed:
             model = unfitted_model(ode, t, y, settings=settings, random_seed=rng, **given)
         else:  # whose variables priors may be; or whose noise is an estimate around a solution
-            with verdict_to_come():
+            # A verdict on the exact posterior follows: doubts about the matched one are left out.
+            with warnings.catch_warnings(action="ignore", category=DoubtWarning):
                 model = refined()
             refined = partial(_itself, model)
     elif settings or any(given is not None for given in (ode, t, y, priors, *written.values())):
