@@ -167,6 +167,22 @@ def observations(road, tmp_path):
     assert np.isfinite(known.compile_logp(**FAST)(known.initial_point()))
 
 
+def predictions(road, tmp_path):
+    def heat(x, theta):
+        pm.Deterministic("heat", theta.k * x.a)
+
+    idata, start, t = few(road.idata), {"a": 3.0}, np.array([0.0, 1.0, 6.0])
+    doses = {"b": gm.Input([0.5], [2.0], kind="dose")}
+    ahead = gm.predict(
+        idata, model=road.model, t=t, start=start, inputs=doses, likelihood=heat
+    )["posterior_predictive"].dataset.isel(chain=0, draw=-1)  # fmt: skip
+    one = idata["posterior"].dataset.isel(chain=0, draw=-1)
+    theta, b = [float(one["k"]), float(one["c"])], float(one["x"][0, 1])
+    expected = ODE.solve(t, x0=[3.0, b], theta=theta, inputs=doses)
+    np.testing.assert_allclose(ahead["x"], expected, rtol=1e-6)
+    np.testing.assert_allclose(ahead["heat"], theta[0] * expected[:, 0], rtol=1e-6)
+
+
 def other_data(road, tmp_path):
     model = road.model
     density = model.compile_logp([model["y"]], **FAST)
@@ -239,6 +255,7 @@ HABITS: dict[str, Callable] = {
     "`compute_log_prior`": log_prior,
     "`pm.do`, then predict": interventions,
     "`pm.observe`": observations,
+    "`gm.predict` of other times, doses and starts, and a `Deterministic`": predictions,
     "`pm.Data`, `pm.set_data`": other_data,
     "`pm.model_to_graphviz`": graph,
     "dims and coords of every array": named_dims,

@@ -42,6 +42,9 @@ from pymc_gradmatch.exact.posterior import (
     NO_DRAWS,
     ExactPosterior,
 )
+from pymc_gradmatch.exact.prediction import (
+    predict,
+)
 from pymc_gradmatch.exact.search import (
     cover,
     weighed_once,
@@ -49,7 +52,6 @@ from pymc_gradmatch.exact.search import (
 from pymc_gradmatch.exact.solutions import (
     OutOfTimeError,
     Solutions,
-    predict,
     with_draws,
 )
 from pymc_gradmatch.exact.verdict import (

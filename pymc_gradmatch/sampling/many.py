@@ -180,8 +180,9 @@ def fit_many(
         check_n_draws(draws)
     else:
         given |= {"tune": tune, "chains": chains}
-    names = _names_of(ys)
-    if names is not None:
+    names = None
+    if isinstance(ys, Mapping):
+        names = _usable_names(ys)
         t = in_order(t, names, "times of data sets are") if isinstance(t, Mapping) else t
         ys = [*ys.values()]
     times, n = _times_of_each(t, len(ys)), len(ys)
@@ -222,10 +223,8 @@ def fit_many(
     return fits if exact else fits.assign_attrs(exactness=said)
 
 
-def _names_of(ys) -> list | None:
-    """Return the names of data sets that have some: all text, or all whole numbers."""
-    if not isinstance(ys, Mapping):
-        return None
+def _usable_names(ys: Mapping) -> list:
+    """Return the names of data sets: all text, or all whole numbers."""
     names = [*ys]
     if not any(all(isinstance(name, kind) for name in names) for kind in (str, int | np.integer)):
         msg = (

@@ -47,6 +47,7 @@ from pymc_gradmatch.exact import (
     exact_posterior,
     fit_mixture,
     leading_to,
+    predict,
     residuals,
     searched,
     several,
@@ -200,6 +201,33 @@ class Fit(Verdict):
             f"{self.verdict}{modes}{_in_words(self.unidentified)}{_of_starts(self.default_starts)}"
         )
         return words, [self.table]
+
+    def predict(
+        self,
+        *,
+        t: ArrayLike | None = None,
+        inputs: Mapping[str, Any] | None = None,
+        start: Mapping[str, Any] | None = None,
+        likelihood: Callable | None = None,
+        random_seed: int | None = None,
+    ) -> xr.DataTree:
+        """Predict from the draws, by :func:`~pymc_gradmatch.predict`.
+
+        Parameters
+        ----------
+        t, inputs, start, likelihood, random_seed
+            As for that: other times, other inputs and doses, other starts, and what is computed
+            from the solutions or observed of them.
+
+        Returns
+        -------
+        xarray.DataTree
+            With the group ``posterior_predictive``.
+        """
+        return predict(
+            self.idata, model=self.solved, t=t, inputs=inputs, start=start, likelihood=likelihood,
+            random_seed=random_seed,
+        )  # fmt: skip
 
     def plot(self, **kwargs) -> "PlotCollection":
         """Plot the states with bands, by :func:`~pymc_gradmatch.plot_states`.
