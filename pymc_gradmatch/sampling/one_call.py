@@ -232,7 +232,9 @@ class Fit(Verdict):
     def plot(self, **kwargs) -> "PlotCollection":
         """Plot the states with bands, by :func:`~pymc_gradmatch.plot_states`.
 
-        Over the data, unless a likelihood of one's own has other names for them.
+        Over the data; of a likelihood of one's own over those of one state at the times, with
+        panels for others that have one number for each time.  ``new_data=True`` adds the band of
+        new data.
         """
         from pymc_gradmatch.plots import plot_states  # here: it imports matplotlib
 
@@ -241,7 +243,7 @@ class Fit(Verdict):
         given = {
             "model": self.solved,
             "var_name": constraint.x.name,
-            "observed": data if data in self.idata["observed_data"].dataset else None,
+            "observed": data if data in self.idata["observed_data"].dataset else "y",
         }
         return plot_states(self.idata, **given | kwargs)
 
