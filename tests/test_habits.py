@@ -227,6 +227,29 @@ def summary(road, tmp_path):
     assert {"k", "c"} <= {*az.summary(road.idata, var_names="~x").index}
 
 
+def with_new_data(road):
+    idata = few(road.idata)
+    if "posterior_predictive" in idata.children:
+        return idata
+    return pm.sample_posterior_predictive(
+        idata, model=road.model, var_names=["y"], extend_inferencedata=True, compile_kwargs=FAST,
+        **QUIET,
+    )  # fmt: skip
+
+
+def checks_by_state(road, tmp_path):
+    pc = az.plot_ppc_dist(
+        with_new_data(road), var_names="y", kind="ecdf", cols=["state"], num_samples=5
+    )
+    assert pc.viz["plot"].sizes["state"] == len(ODE.states)
+
+
+def pictures(road, tmp_path):
+    pc = gm.plot_states(with_new_data(road), model=road.model, new_data=True)
+    labels = pc.get_target("x", {"state": "a"}).get_legend_handles_labels()[1]
+    assert labels == ["89% of new data", "89% of the curve", "posterior mean", "data"]
+
+
 def net_cdf(road, tmp_path):
     road.idata.to_netcdf(tmp_path / "draws.nc")
     with az.from_netcdf(tmp_path / "draws.nc") as again:
@@ -261,6 +284,8 @@ HABITS: dict[str, Callable] = {
     "dims and coords of every array": named_dims,
     "further lines in the finished model": later_lines,
     "`az.summary`": summary,
+    "`az.plot_ppc_dist` by state": checks_by_state,
+    "`gm.plot_states` with the band of new data": pictures,
     "`to_netcdf`, `az.from_netcdf`": net_cdf,
     "`to_zarr`, `az.from_zarr`": zarr,
     "pickling draws, model and result": pickled,
