@@ -3,18 +3,22 @@
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from statistics import NormalDist
 from textwrap import fill
-from typing import Any
+from typing import Any, NamedTuple
 
 import arviz as az
+import matplotlib
 import numpy as np
 import pandas as pd
 import pymc as pm
 import pytensor
+import pytensor.tensor as pt
 import xarray as xr
 from numpy.typing import ArrayLike
+from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
+from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch._pymc import EVALUATE_ONCE
+from pymc_gradmatch._pymc import EVALUATE_ONCE, at_support_points
 from pymc_gradmatch.arguments import (
     as_numbers,
     check_share,
@@ -27,6 +31,7 @@ from pymc_gradmatch.model import Constraint, constraints
 
 N_SHOWN = 200  # draws that slopes are computed from
 FINE = 8  # points of a smooth curve from one observation to the next
+SHADE, SHADE_OF_DATA = 0.4, 0.2  # of bands, to be seen on white and on black
 DASHED = {"matplotlib": "--", "bokeh": "dashed", "plotly": "dash", "none": "--"}
 BESIDE = 0.2  # between the marks of two searches; unknowns are one apart
 MOST_UNKNOWNS = 20  # whose names can be read beside each other
@@ -43,6 +48,7 @@ def plot_states(
     truth: ArrayLike | Mapping[str, ArrayLike] | None = None,
     ci_prob: float | None = None,
     group: str = "posterior",
+    new_data: bool = False,
     labels: tuple[str, str] | None = None,
     **pc_kwargs,
 ) -> az.PlotCollection:
@@ -55,8 +61,10 @@ def plot_states(
     idata : xarray.DataTree
         What :func:`pymc.sample` or :func:`~pymc_gradmatch.sample_fgpgm` returns.
     model : pymc.Model, optional
-        The model, if it is not the one on the stack: asked only for the times of several
-        experiments, which have grids of their own, by the experiments' names.
+        The model, if it is not the one on the stack: asked for the times of several experiments,
+        which have grids of their own, by the experiments' names; and, where nothing observed is
+        called ``"y"``, for what the data are of.  Those of one state at the times are drawn over
+        it; others that have one number for each time in panels of their own.
     var_name : str, default "x"
         The variable to plot, with the dim ``state`` and one of times, such as
         ``time`` or ``time_observed``, or with the dim ``observation``, labelled by
@@ -74,6 +82,9 @@ def plot_states(
         Probability of the band (equal tails); ArviZ's default if not given.
     group : str, default "posterior"
         Group of ``idata`` to take the variable from.
+    new_data : bool, default False
+        Also draw, in a lighter shade, the band of new data, from the draws of what was observed in
+        the group ``posterior_predictive`` (or ``prior_predictive``).
     labels : (str, str), optional
         Labels of the axes, with units; the names of the dims and of the
         variable if not given.
@@ -95,8 +106,8 @@ def plot_states(
         If ``idata`` is no DataTree, or there is no model where one is asked.
     ValueError
         If the group or a variable is not there or does not have such dims, an experiment is not
-        the model's, the truth has other times, all draws are infinite somewhere, or ``ci_prob``
-        or ``labels`` cannot be used.
+        the model's, the truth has other times, all draws are infinite somewhere, there are no
+        draws of new data, or ``ci_prob`` or ``labels`` cannot be used.
 
     Examples
     --------
@@ -116,31 +127,58 @@ def plot_states(
     if None not in parts or "observation" in draws.dims:  # lines go from one time to the next
         lines = _bridged(lines)
     mean, low, high = lines.transpose("line", ...)
-    data = _observations(idata, observed, model)
+    seen = _seen(idata, observed, model, group, ci_prob)
+    data, ends = seen.data, seen.ends if new_data else seen.ends_of_own
+    if new_data and ends is None:
+        msg = (
+            f"new_data is True, and idata has no draws of new data, only {[*idata.children]}; "
+            "expected draws of what was observed in the group 'posterior_predictive', as fit.idata "
+            "has, or after pm.sample_posterior_predictive(..., extend_inferencedata=True)."
+        )
+        raise ValueError(msg)
     true_states = None if truth is None else _bridged(_beside(_truths(truth, parts, data)))
 
+    states = [*mean["state"].to_numpy(), *seen.own]
+    mean, low, high = (line.reindex(state=states) for line in (mean, low, high))
     panels = mean.to_dataset(name=var_name)
     pc = _panels(panels, pc_kwargs)
+    percent = _percent(ci_prob)
+    if ends is not None:
+        bottom, top = ends.reindex(state=states)
+        pc.map(
+            az.visuals.fill_between_y, "new_data", data=bottom.to_dataset(name=var_name),
+            x=ends[_times_of(ends)], y_bottom=bottom, y_top=top, color="C0", alpha=SHADE_OF_DATA,
+            **_named(pc, f"{percent} of new data"),
+        )  # fmt: skip
     on_grid = {"data": panels, "x": times, "color": "C0"}
+    is_data = group.endswith("_predictive") and var_name == observed
     pc.map(
         az.visuals.fill_between_y, "band", **on_grid, y_bottom=low, y_top=high,
-        alpha=0.3, **_named(pc, f"{_percent(ci_prob)} interval"),
+        alpha=SHADE_OF_DATA if is_data else SHADE,
+        **_named(pc, f"{percent} of {'new data' if is_data else 'the curve'}"),
     )  # fmt: skip
     mean_of = f"{group.replace('_', ' ')} mean{of_draws}"
     pc.map(az.visuals.line_xy, "mean", **on_grid, **_named(pc, mean_of))
     if true_states is not None:
         pc.map(
-            az.visuals.line_xy, "truth", data=true_states.to_dataset(name=var_name),
-            x=true_states[times.name], color="black", linestyle=DASHED[pc.backend],
+            az.visuals.line_xy, "truth", data=true_states.reindex(state=states).to_dataset(
+                name=var_name
+            ),
+            x=true_states[times.name], color=_ink(pc), linestyle=DASHED[pc.backend],
             **_named(pc, "truth"),
         )  # fmt: skip
     if data is not None:
-        shown = data.reindex(state=mean["state"])  # states that were not observed are NaN
+        shown = data.reindex(state=states)  # states that were not observed are NaN
         pc.map(
             az.visuals.scatter_xy, "data", data=shown.to_dataset(name=var_name),
             x=data[_times_of(data)], color="C1", **_named(pc, "data", on_top=True),
         )  # fmt: skip
-    _finish(pc, panels, times, axis_labels)
+    whole = panels.fillna(0.0)  # nothing is written above and beside a panel without numbers
+    _finish(pc, whole, times, axis_labels)
+    if seen.own:
+        names = xr.DataArray([*seen.own], {"state": [*seen.own]})
+        of_these = whole.sel(state=names.to_numpy())
+        pc.map(_labelled, data=of_these, text=names, store_artist=False)
     return pc
 
 
@@ -229,7 +267,7 @@ def plot_gradient_match(
     ]:
         low, high = (v.drop_vars("quantile") for v in (low, high))
         shown = {"data": mean.to_dataset(name="slope"), "x": times, "color": color}
-        band = {"y_bottom": low, "y_top": high, "alpha": 0.3}
+        band = {"y_bottom": low, "y_top": high, "alpha": SHADE}
         pc.map(az.visuals.fill_between_y, f"band of {what}", **shown, **band)
         pc.map(az.visuals.line_xy, what, **shown, **_named(pc, f"slope of the {what}"))
     _finish(pc, panels, times, axis_labels)
@@ -297,11 +335,11 @@ def plot_gp_fit(
     shown = {"data": panels, "x": panels["time"], "color": "C0"}
     percent = _percent(ci_prob)
     pc.map(
-        az.visuals.fill_between_y, "noise", **shown, y_bottom=low, y_top=high, alpha=0.15,
-        **_named(pc, f"{percent} of observations"),
+        az.visuals.fill_between_y, "noise", **shown, y_bottom=low, y_top=high,
+        alpha=SHADE_OF_DATA, **_named(pc, f"{percent} of new data"),
     )  # fmt: skip
     pc.map(
-        az.visuals.fill_between_y, "band", **shown, y_bottom=band[0], y_top=band[1], alpha=0.35,
+        az.visuals.fill_between_y, "band", **shown, y_bottom=band[0], y_top=band[1], alpha=SHADE,
         **_named(pc, f"{percent} of the curve"),
     )  # fmt: skip
     pc.map(az.visuals.line_xy, "mean", **shown, **_named(pc, "mean of the curve"))
@@ -663,17 +701,115 @@ def _lines(draws: xr.DataArray, ci_prob: float) -> xr.DataArray:
     return xr.concat([draws.mean(every), *ends], "line")
 
 
-def _observations(
-    idata: xr.DataTree, observed: str | None, model: pm.Model | None
-) -> xr.DataArray | None:
-    """Return the data as one variable of times and states, if there are any."""
+class _Seen(NamedTuple):
+    """What was observed, as variables of times and panels."""
+
+    data: xr.DataArray | None = None
+    ends: xr.DataArray | None = None
+    """Of the interval of new data, along the dim ``line`` in front."""
+    own: Sequence[str] = ()
+    """Panels of what is not of one state."""
+
+    @property
+    def ends_of_own(self) -> xr.DataArray | None:
+        """The ends in those panels alone."""
+        return self.ends.sel(state=[*self.own]) if self.own and self.ends is not None else None
+
+
+def _seen(
+    idata: xr.DataTree, observed: str | None, model: pm.Model | None, group: str, ci_prob: float
+) -> _Seen:
+    """Return the data, if there are any, and the interval of new ones."""
     if observed is None or "observed_data" not in idata.children:
-        return None
+        return _Seen()
     there = idata["observed_data"].dataset
+    predictive = group if group.endswith("_predictive") else f"{group}_predictive"
+    drawn = idata[predictive].dataset if predictive in idata.children else xr.Dataset()
     if observed == "y" and observed not in there:  # nobody asked for it
-        return None
+        return _Seen() if model is None else _of_likelihood(there, drawn, model, ci_prob)
     data = _variable(there, observed, "the group 'observed_data'", "observed")
-    return _beside(_by_experiment(data, model))
+    ends = None
+    if observed in drawn:
+        new = _variable(drawn, observed, f"the group {predictive!r}", "observed")
+        lines = _bridged(_beside(_by_experiment(_lines(new, ci_prob), model)))
+        ends = lines.isel(line=[1, 2]).transpose("line", ...)
+    return _Seen(_beside(_by_experiment(data, model)), ends)
+
+
+def _of_likelihood(there: xr.Dataset, drawn: xr.Dataset, model: pm.Model, ci_prob: float) -> _Seen:
+    """Return what was observed at each time, by the states that it is of or by its own name."""
+    found = constraints(model)
+    if len(found) != 1:
+        return _Seen()
+    [constraint], data, ends, own = found, {}, {}, []
+    gp = constraint.gp
+    members = dict(zip(gp.names, gp.members, strict=True)) if isinstance(gp, StateGPs) else {"": gp}
+    for rv in model.observed_RVs:
+        experiment, _, name = str(rv.name).rpartition("::")
+        member = members.get(experiment)
+        if rv.name not in there or member is None:
+            continue
+        if there[rv.name].shape != member.t_observed.shape:
+            continue
+        state = _state_of(rv, constraint, [*members].index(experiment), member)
+        panel = name if state is None else state
+        panel = _label(experiment, panel) if experiment else panel
+        if state is None or panel in data:
+            panel = _label(experiment, name) if experiment else name
+            own.append(panel)
+        at = {"time_observed": member.t_observed}
+        data[panel] = xr.DataArray(there[rv.name].to_numpy().astype(float), at, [*at])
+        if rv.name in drawn:
+            new = drawn[rv.name].transpose("chain", "draw", ...).to_numpy()
+            lines = _lines(xr.DataArray(new, at, ("chain", "draw", *at)), ci_prob)
+            ends[panel] = lines.isel(line=[1, 2])
+    between = _in_panels(ends)
+    return _Seen(_in_panels(data), between if between is None else _bridged(between), own)
+
+
+def _in_panels(variables: Mapping[str, xr.DataArray]) -> xr.DataArray | None:
+    """Return variables of times of their own as one, if there are any."""
+    if not variables:
+        return None
+    panels = xr.IndexVariable("state", [*variables])
+    together = xr.concat([*variables.values()], panels, join="outer")
+    return together.transpose("line", ..., missing_dims="ignore")
+
+
+def _state_of(rv, constraint: Constraint, number: int, member: StateGP) -> str | None:
+    """Return the state that data are of, with noise around it, or None.
+
+    Found by numbers in the place of the states: those of one come out in the middle of the
+    distribution, or next to them of counts.
+    """
+    gp = constraint.gp
+    values = np.random.default_rng(0).uniform(1_000, 2_000, gp.prior_mean.shape)
+    [placed] = clone_replace([rv], [(constraint.x, pt.as_tensor(values))])
+    try:
+        [graph] = at_support_points([_middle(placed)])
+    except NotImplementedError:
+        return None
+    found = graph.eval(mode=EVALUATE_ONCE)
+    own = (values if values.ndim == 2 else values[number])[member.observed]
+    rounded = (np.floor, np.round, np.ceil) if rv.dtype.startswith("int") else (np.asarray,)
+    for state, column in zip(constraint.ode.states, own.T, strict=True):
+        if any(np.allclose(found, function(column), rtol=1e-9) for function in rounded):
+            return state
+    return None
+
+
+def _middle(rv) -> TensorVariable:
+    """Return what has the middle of a distribution for its support point."""
+    if isinstance(rv.owner.op, pm.Censored.rv_type):
+        return _middle(rv.owner.inputs[0])
+    if isinstance(rv.owner.op, type(pm.LogNormal.rv_op)):
+        return pt.exp(rv.owner.op.dist_params(rv.owner)[0])
+    return rv
+
+
+def _ink(pc: az.PlotCollection) -> str:
+    """Return the colour of text, which is seen on any background."""
+    return matplotlib.rcParams["text.color"] if pc.backend == "matplotlib" else "black"
 
 
 def _truths(

@@ -8,6 +8,7 @@ from itertools import takewhile
 from math import ceil, inf, log10
 from threading import Timer
 
+import cloudpickle
 import pandas as pd
 from pytensor.graph.basic import Constant, Variable
 from rich.console import Console
@@ -78,7 +79,14 @@ def furthest(moved: pd.Series, decimals: int = 1) -> str:
 
 
 class Verdict:
-    """A result that shows itself by what :meth:`shown` returns, as text and in notebooks."""
+    """A result that shows itself by what :meth:`shown` returns, as text and in notebooks.
+
+    Any pickle stores it, with the functions that a user wrote: by value where they are in no
+    module, such as lambdas and what a notebook has.
+    """
+
+    def __reduce__(self):
+        return _restored, (type(self), cloudpickle.dumps(vars(self)))
 
     def shown(self) -> tuple[str, list[pd.DataFrame]]:
         """Return the words and the tables that stand for the result."""
@@ -91,6 +99,12 @@ class Verdict:
     def _repr_html_(self) -> str:
         words, tables = self.shown()
         return as_html(words, *tables)
+
+
+def _restored(kind: type[Verdict], pickled: bytes) -> Verdict:
+    result = object.__new__(kind)
+    vars(result).update(cloudpickle.loads(pickled))
+    return result
 
 
 def as_html(words: str, *tables: pd.DataFrame) -> str:

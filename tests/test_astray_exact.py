@@ -11,7 +11,7 @@ from scipy import stats
 from scipy.optimize import minimize
 
 import pymc_gradmatch as gm
-from pymc_gradmatch.exact import ExactPosterior, glance, verdict
+from pymc_gradmatch.exact import ExactPosterior, comparison, glance
 from pymc_gradmatch.model.refinement import RefinedSettings
 
 T = np.linspace(0, 2, 9)
@@ -328,7 +328,7 @@ def test_an_sd_away_or_half_as_wide_again_raises_suspicion(
 
 
 def test_more_unknowns_than_a_glance_can_take_are_not_compared(gaussian_model, y, monkeypatch):
-    monkeypatch.setattr(verdict, "MOST_COORDINATES", 1)
+    monkeypatch.setattr(comparison, "MOST_COORDINATES", 1)
     seen = glance(gaussian_model, made_up(a_gp(y))["posterior"].dataset)
     assert not seen.is_suspicious
     assert "was not compared with the exact one: it has 2 unknowns" in seen.text

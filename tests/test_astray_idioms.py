@@ -2,7 +2,6 @@
 
 import gc
 import pickle
-import sys
 from functools import partial
 
 import arviz as az
@@ -288,13 +287,6 @@ def test_a_broken_fit_of_the_study_is_named_and_fitted_again(instant, kept, tmp_
     assert instant == [tasks[1].seed]
     assert broken.name in capsys.readouterr().out.replace("\n", "")
     assert results.load(results.combine(tmp_path).parent).sizes["replicate"] == 3
-
-
-def test_the_study_asks_for_its_file_format_before_it_fits(instant, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "h5netcdf", None)
-    with pytest.raises(ImportError, match=r"h5netcdf.*pip install"):
-        study.run(study.tasks_of(["LV low"], ["instant"], 1), tmp_path, QUICK)
-    assert instant == []
 
 
 def judged(function):

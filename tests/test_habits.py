@@ -167,6 +167,22 @@ def observations(road, tmp_path):
     assert np.isfinite(known.compile_logp(**FAST)(known.initial_point()))
 
 
+def predictions(road, tmp_path):
+    def heat(x, theta):
+        pm.Deterministic("heat", theta.k * x.a)
+
+    idata, start, t = few(road.idata), {"a": 3.0}, np.array([0.0, 1.0, 6.0])
+    doses = {"b": gm.Input([0.5], [2.0], kind="dose")}
+    ahead = gm.predict(
+        idata, model=road.model, t=t, start=start, inputs=doses, likelihood=heat
+    )["posterior_predictive"].dataset.isel(chain=0, draw=-1)  # fmt: skip
+    one = idata["posterior"].dataset.isel(chain=0, draw=-1)
+    theta, b = [float(one["k"]), float(one["c"])], float(one["x"][0, 1])
+    expected = ODE.solve(t, x0=[3.0, b], theta=theta, inputs=doses)
+    np.testing.assert_allclose(ahead["x"], expected, rtol=1e-6)
+    np.testing.assert_allclose(ahead["heat"], theta[0] * expected[:, 0], rtol=1e-6)
+
+
 def other_data(road, tmp_path):
     model = road.model
     density = model.compile_logp([model["y"]], **FAST)
@@ -211,6 +227,29 @@ def summary(road, tmp_path):
     assert {"k", "c"} <= {*az.summary(road.idata, var_names="~x").index}
 
 
+def with_new_data(road):
+    idata = few(road.idata)
+    if "posterior_predictive" in idata.children:
+        return idata
+    return pm.sample_posterior_predictive(
+        idata, model=road.model, var_names=["y"], extend_inferencedata=True, compile_kwargs=FAST,
+        **QUIET,
+    )  # fmt: skip
+
+
+def checks_by_state(road, tmp_path):
+    pc = az.plot_ppc_dist(
+        with_new_data(road), var_names="y", kind="ecdf", cols=["state"], num_samples=5
+    )
+    assert pc.viz["plot"].sizes["state"] == len(ODE.states)
+
+
+def pictures(road, tmp_path):
+    pc = gm.plot_states(with_new_data(road), model=road.model, new_data=True)
+    labels = pc.get_target("x", {"state": "a"}).get_legend_handles_labels()[1]
+    assert labels == ["89% of new data", "89% of the curve", "posterior mean", "data"]
+
+
 def net_cdf(road, tmp_path):
     road.idata.to_netcdf(tmp_path / "draws.nc")
     with az.from_netcdf(tmp_path / "draws.nc") as again:
@@ -228,7 +267,7 @@ def pickled(road, tmp_path):
     again = cloudpickle.loads(cloudpickle.dumps(road.model))
     point = road.model.initial_point()
     assert again.compile_logp(**FAST)(point) == road.model.compile_logp(**FAST)(point)
-    assert type(cloudpickle.loads(cloudpickle.dumps(road.result))) is type(road.result)
+    assert type(pickle.loads(pickle.dumps(road.result))) is type(road.result)
 
 
 HABITS: dict[str, Callable] = {
@@ -239,11 +278,14 @@ HABITS: dict[str, Callable] = {
     "`compute_log_prior`": log_prior,
     "`pm.do`, then predict": interventions,
     "`pm.observe`": observations,
+    "`gm.predict` of other times, doses and starts, and a `Deterministic`": predictions,
     "`pm.Data`, `pm.set_data`": other_data,
     "`pm.model_to_graphviz`": graph,
     "dims and coords of every array": named_dims,
     "further lines in the finished model": later_lines,
     "`az.summary`": summary,
+    "`az.plot_ppc_dist` by state": checks_by_state,
+    "`gm.plot_states` with the band of new data": pictures,
     "`to_netcdf`, `az.from_netcdf`": net_cdf,
     "`to_zarr`, `az.from_zarr`": zarr,
     "pickling draws, model and result": pickled,

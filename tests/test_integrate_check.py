@@ -8,7 +8,7 @@ import xarray as xr
 from scipy import stats
 
 import pymc_gradmatch as gm
-from pymc_gradmatch.exact import ExactPosterior, glance, verdict
+from pymc_gradmatch.exact import ExactPosterior, comparison, glance
 from pymc_gradmatch.exact.importance import Mixture
 from pymc_gradmatch.exact.modes import Ridges
 from pymc_gradmatch.ode import Solver
@@ -302,7 +302,7 @@ def test_a_glance_that_fails_says_so_and_costs_no_draws(biased, simple_model, mo
     def fail(*_):
         raise error
 
-    monkeypatch.setattr(verdict, "climb", fail)
+    monkeypatch.setattr(comparison, "climb", fail)
     seen = glance(simple_model, biased["posterior"].dataset)
     assert seen.text.startswith("The matched posterior was not compared with the exact one")
     assert not seen.is_suspicious

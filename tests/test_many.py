@@ -361,7 +361,7 @@ def stored(tmp_path, monkeypatch):
         return SimpleNamespace(idata={"posterior": xr.DataTree(found)}, **said)
 
     def fit(ode, t, y, *, n_draws, random_seed, **settings):
-        if np.isinf(y).any():
+        if np.isinf(np.asarray(y)).any():
             msg = "y is infinite"
             raise ValueError(msg)
         return posterior(random_seed, n_draws)
@@ -642,8 +642,70 @@ def test_a_file_knows_other_labelled_data_and_another_equation():
     assert fingerprint(first.written.derivatives) != fingerprint(other.written.derivatives)
 
 
+@pytest.fixture
+def wells(ys):
+    """Return the four data sets as tables by name."""
+    return {f"A{k + 1}": pd.DataFrame({"mass": y[:, 0]}) for k, y in enumerate(ys)}
+
+
+@pytest.mark.parametrize("in_file", [False, True])
+def test_data_sets_by_name_keep_their_names(stored, ode, ys, wells, in_file):
+    by_place = stored(ode, ys, out=None)
+    by_name = stored(ode, wells, **({} if in_file else {"out": None}))
+    assert by_name["replicate"].values.tolist() == ["A1", "A2", "A3", "A4"]
+    assert "y is infinite" in str(by_name["failure"].sel(replicate="A3").item())
+    np.testing.assert_array_equal(
+        by_name["rate"].sel(replicate="A4"), by_place["rate"].sel(replicate=3)
+    )
+
+
+@pytest.mark.slow
+def test_fits_of_named_data_sets_are_those_of_a_list(ode, ys, priors, exact_fits):
+    wells = {"A1": pd.DataFrame({"mass": ys[0, :, 0]}), "BB": pd.DataFrame({"mass": ys[1, :, 0]})}
+    with parallel_config("threading"):
+        fits = gm.fit_many(
+            ode, {"BB": T, "A1": T}, wells, priors=priors, exact=True, n_jobs=2, random_seed=1,
+            progressbar=False,
+        )  # fmt: skip
+    for place, name in enumerate(wells):
+        for variable in ("rate", "x", "verdict"):
+            np.testing.assert_array_equal(
+                fits[variable].sel(replicate=name), exact_fits[variable].sel(replicate=place)
+            )
+
+
+@pytest.mark.slow
+def test_matched_fits_of_named_data_sets_keep_their_names(ode, ys, priors, fits):
+    wells = {7: pd.DataFrame({"mass": ys[0, :, 0]})}
+    named = gm.fit_many(
+        ode, T, wells, priors=priors, chains=2, random_seed=1, progressbar=False, **SETTINGS
+    )
+    np.testing.assert_array_equal(named["rate"].sel(replicate=7), fits["rate"][0])
+
+
+def test_a_file_of_other_names_is_refused_and_one_of_the_same_goes_on(stored, ode, wells):
+    first = stored(ode, wells)["rate"].values
+    np.testing.assert_array_equal(stored(ode, wells)["rate"].values, first)
+    with pytest.raises(ValueError, match=r"made with other names\."):
+        stored(ode, {name.lower(): table for name, table in wells.items()})
+    with pytest.raises(ValueError, match=r"made with other names\."):
+        stored(ode, [*wells.values()])
+
+
+def test_an_error_says_which_of_the_named_data_sets_it_is_of(ode, ys, wells):
+    with pytest.raises(ValueError, match=r"missing for \['rate'\].*\s.*data set 'A1'"):
+        gm.fit_many(ode, T, wells, priors={}, n_jobs=1, progressbar=False, **SETTINGS)
+    times = {"A1": T, "A2": T, "A3": T, "B": T}
+    with pytest.raises(ValueError, match=r"times .* missing for \['A4'\] and .* unknown \['B'\]"):
+        gm.fit_many(ode, times, wells, priors={})
+    with pytest.raises(TypeError, match=r"t has names, and the data sets have none"):
+        gm.fit_many(ode, times, ys, priors={})
+    with pytest.raises(TypeError, match=r"names of the data sets are .*expected all text"):
+        gm.fit_many(ode, T, {("A", 1): wells["A1"]}, priors={})
+
+
 def test_one_table_is_no_stack(ode):
-    with pytest.raises(TypeError, match=r"ys is one table; expected a list"):
+    with pytest.raises(TypeError, match=r"ys is one table; expected tables in a list or by name"):
         gm.fit_many(ode, T, pd.DataFrame({"mass": T}), priors={"rate": pm.HalfNormal.dist(2)})
 
 

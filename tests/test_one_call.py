@@ -1,6 +1,13 @@
 """gm.fit: from data, or from a model of one's own, to draws of the exact posterior."""
 
+import dataclasses
+import json
+import os
+import pickle
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -139,6 +146,39 @@ def test_it_is_where_integrate_check_ends_after_sampling(fitted):
 def test_it_plots_the_states_over_the_data(fitted):
     panels = fitted.plot(labels=("time", "mass"))
     assert panels.viz["plot"].sizes["state"] == 1
+
+
+READ = """
+import json, pickle, sys
+with open(sys.argv[1], "rb") as file:
+    fit = pickle.load(file)
+import pymc_gradmatch as gm
+ahead = fit.predict(t=[0.0, 1.0, 8.0])["posterior_predictive"]["x"]
+fit.plot().savefig(sys.argv[2])
+print(json.dumps([repr(fit), float(fit.mode["rate"]), ahead[0, :3, :, 0].values.tolist(),
+    sorted(vars(fit)), [rv.name for rv in fit.exact_model.free_RVs], len(fit.model.free_RVs)]))
+"""
+
+
+@pytest.mark.slow
+def test_a_fit_with_a_lambda_is_stored_by_pickle_and_whole_in_another_process(fitted, tmp_path):
+    stored, picture = tmp_path / "fit.pkl", tmp_path / "states.png"
+    stored.write_bytes(pickle.dumps(fitted))
+    env = os.environ | {"PYTHONPATH": str(Path(gm.__file__).parents[1]), "MPLBACKEND": "agg"}
+    command = [sys.executable, "-c", READ, str(stored), str(picture)]
+    run = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, check=True)
+    text, mode, ahead, fields, free, n_free = json.loads(run.stdout.splitlines()[-1])
+    assert text == repr(fitted)
+    assert mode == pytest.approx(float(fitted.mode["rate"]), rel=1e-6)
+    here = fitted.predict(t=[0.0, 1.0, 8.0])["posterior_predictive"]["x"]
+    np.testing.assert_allclose(ahead, here[0, :3, :, 0], rtol=1e-9)
+    assert {field.name for field in dataclasses.fields(fitted)} <= {*fields}
+    assert free == [rv.name for rv in fitted.exact_model.free_RVs]
+    assert n_free == len(fitted.model.free_RVs)
+    assert picture.stat().st_size > 0
+    again = pickle.loads(stored.read_bytes())
+    assert again.idata.identical(fitted.idata)
+    pd.testing.assert_frame_equal(again.table, fitted.table)
 
 
 def test_a_seed_fixes_the_draws(fitted, y):

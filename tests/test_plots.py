@@ -2,11 +2,13 @@
 
 from types import SimpleNamespace
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pymc as pm
 import pytest
 import xarray as xr
+from matplotlib.colors import to_rgb
 from scipy.stats import norm
 
 import pymc_gradmatch as gm
@@ -38,7 +40,132 @@ def test_each_state_has_a_panel_with_band_mean_data_and_truth(idata, data):
         assert edges.y1 == pytest.approx(float(draws.quantile(0.95, ["chain", "draw"]).max()))
     [legend] = pc.viz["figure"].item().legends
     entries = [text.get_text() for text in legend.get_texts()]
-    assert entries == ["90% interval", "posterior mean", "truth", "data"]
+    assert entries == ["90% of the curve", "posterior mean", "truth", "data"]
+
+
+def top_of(band):
+    return band.get_paths()[0].get_extents().y1
+
+
+def test_the_band_of_new_data_is_drawn_behind_that_of_the_curve(idata, data, rng):
+    x = idata["posterior"]["x"]
+    new = x + rng.normal(0, 0.5, x.shape)
+    with pytest.raises(ValueError, match=r"no draws of new data, only \['posterior', 'observed"):
+        gm.plot_states(idata, new_data=True)
+    idata["posterior_predictive"] = xr.Dataset({"y": new})
+    pc = gm.plot_states(idata, new_data=True, ci_prob=0.9)
+    behind, band, points = pc.get_target("x", {"state": "prey"}).collections
+    assert behind.get_label() == "90% of new data"
+    assert band.get_label() == "90% of the curve"
+    assert behind.get_alpha() < band.get_alpha()
+    for of, draws in ((behind, new), (band, x)):
+        ends = draws.sel(state="prey").quantile(0.95, ["chain", "draw"])
+        assert top_of(of) == pytest.approx(float(ends.max()))
+    np.testing.assert_allclose(points.get_offsets()[:, 1], data.y[:, 0])
+    alone = gm.plot_states(idata, var_name="y", group="posterior_predictive")
+    band, _ = alone.get_target("y", {"state": "prey"}).collections
+    assert band.get_label() == "89% of new data"
+
+
+def test_lines_and_text_are_seen_on_a_dark_background(idata, data):
+    with plt.style.context("dark_background"):
+        pc = gm.plot_states(idata, truth=data.x)
+        axes = pc.get_target("x", {"state": "prey"})
+        _, truth = axes.get_lines()
+        for color in (truth.get_color(), axes.title.get_color(), axes.xaxis.label.get_color()):
+            assert to_rgb(color) == (1, 1, 1)
+        assert to_rgb(axes.get_facecolor()) == (0, 0, 0)
+
+
+DECAY = gm.ODE(lambda t, x, th: [-th.rate * x.mass], ["mass"], ["rate"])
+TWO = gm.ODE(lambda t, x, th: [-th.rate * x.a, th.rate * x.a - x.b], ["a", "b"], ["rate"])
+AT = np.linspace(0, 2, 6)
+LIKELIHOODS = {
+    "normal": lambda x: pm.Normal("seen", x.a, 0.1, observed=AT),
+    "with noise like the state": lambda x: pm.Normal("seen", x.a, 0.1 * x.a, observed=AT),
+    "student": lambda x: pm.StudentT("seen", nu=4, mu=x.a, sigma=0.1, observed=AT),
+    "log-normal": lambda x: pm.LogNormal("seen", pm.math.log(x.a), 0.3, observed=AT + 1),
+    "counts": lambda x: pm.Poisson("seen", x.a, observed=np.arange(6)),
+    "overdispersed": lambda x: pm.NegativeBinomial("seen", mu=x.a, alpha=3, observed=range(6)),
+    "censored": lambda x: pm.Censored(
+        "seen", pm.Normal.dist(x.a, 0.1), lower=0.2, upper=None, observed=AT + 0.2
+    ),
+}
+NOT_OF_ONE_STATE = {
+    "scaled": lambda x: pm.Poisson("seen", 763 * x.a, observed=range(6)),
+    "a little more": lambda x: pm.Normal("seen", x.a + 0.1, 0.1, observed=AT),
+    "a sum": lambda x: pm.Normal("seen", x.a + x.b, 0.1, observed=AT),
+    "the noise": lambda x: pm.Normal("seen", 0.0, x.a, observed=AT),
+}
+
+
+def draws_of(likelihood):
+    """Return a model of two states with a likelihood, and draws of its prior as a posterior."""
+    y = np.column_stack([np.exp(-AT), AT * np.exp(-AT)])
+    gp = gm.StateGP(AT, y, [pm.gp.cov.ExpQuad(1, ls=1.0)] * 2, sigma=0.1, states=TWO.states)
+    gp = gp.with_grid(2)  # finer than the data
+    with pm.Model(coords={"state": TWO.states}) as model:
+        rate = pm.HalfNormal("rate", 2)
+        x = gp.prior("x")
+        likelihood(TWO.by_name(gp.at_times(x), [rate])[0])
+        gm.GradientMatchingODE("match", TWO, x, {"rate": rate}, gp=gp, gamma=0.1)
+    values = np.random.default_rng(1).gamma(5, 0.2, (1, 40, len(gp.t), 2))
+    coords = {"time": gp.t, "state": [*TWO.states]}
+    states = xr.DataArray(values, coords, ("chain", "draw", "time", "state"))
+    seen = model.rvs_to_values[model["seen"]].eval()
+    new = xr.DataArray(seen + np.random.default_rng(2).normal(0, 1, (1, 40, 6)))
+    tree = {
+        "posterior": xr.Dataset({"x": states}),
+        "posterior_predictive": xr.Dataset({"seen": new.rename(dim_0="chain", dim_1="draw")}),
+        "observed_data": xr.Dataset({"seen": ("seen_dim_0", seen)}),
+    }
+    return xr.DataTree.from_dict(tree), model, seen, new
+
+
+@pytest.mark.parametrize("kind", LIKELIHOODS)
+def test_data_of_one_state_are_drawn_over_it_whatever_their_likelihood(kind):
+    idata, model, seen, _ = draws_of(LIKELIHOODS[kind])
+    pc = gm.plot_states(idata, model=model)
+    assert [*pc.viz["plot"]["state"].values] == ["a", "b"]
+    points = pc.get_target("x", {"state": "a"}).collections[-1].get_offsets()
+    np.testing.assert_allclose(points, np.column_stack([AT, seen]))
+
+
+@pytest.mark.parametrize("kind", NOT_OF_ONE_STATE)
+def test_other_data_at_the_times_have_a_panel_with_new_data(kind):
+    idata, model, seen, new = draws_of(NOT_OF_ONE_STATE[kind])
+    pc = gm.plot_states(idata, model=model, ci_prob=0.9, labels=("time (h)", "mM"))
+    axes = pc.get_target("x", {"state": "seen"})
+    band, points = axes.collections
+    np.testing.assert_allclose(points.get_offsets(), np.column_stack([AT, seen]))
+    assert top_of(band) == pytest.approx(float(new.quantile(0.95, ["dim_0", "dim_1"]).max()))
+    assert axes.get_title() == "seen"
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("time (h)", "seen")
+    assert pc.get_target("x", {"state": "a"}).get_ylabel() == "mM"
+
+
+def test_data_of_experiments_with_likelihoods_are_drawn_in_their_panels(two_experiments):
+    _, gps, times, idata = two_experiments
+    with pm.Model(coords={"experiment": gps.names}) as model:
+        x, rate = gps.prior("x"), pm.HalfNormal("rate", 2)
+        for number, (name, t) in enumerate(times.items()):
+            with pm.Model(name=name):
+                mass = gps.members[number].at_times(x[number])[:, 0]
+                pm.Poisson("counts", mass, observed=np.arange(len(t)))
+                pm.Normal("half", mass / 2, 0.1, observed=t)
+        gm.GradientMatchingODE("match", DECAY, x, {"rate": rate}, gp=gps, gamma=1)
+    seen = {
+        f"{name}::{what}": (f"{name}_{what}", values)
+        for name, t in times.items()
+        for what, values in {"counts": np.arange(len(t)), "half": t}.items()
+    }
+    tree = {"posterior": idata["posterior"].dataset, "observed_data": xr.Dataset(seen)}
+    pc = gm.plot_states(xr.DataTree.from_dict(tree), model=model)
+    for name, t in times.items():
+        for panel, values in {f"{name}: mass": range(len(t)), f"{name}: half": t}.items():
+            points = pc.get_target("x", {"state": panel}).collections[-1].get_offsets()
+            points = points[np.isfinite(points[:, 1])]
+            np.testing.assert_allclose(points, np.column_stack([t, values]))
 
 
 def test_a_truth_with_names_may_be_in_any_order(idata, data):
@@ -533,7 +660,7 @@ def test_draws_that_are_infinite_are_left_out_and_counted(idata):
 
 def test_an_interval_is_not_said_to_be_all(idata):
     band, _ = gm.plot_states(idata, ci_prob=0.999).get_target("x", {"state": "prey"}).collections
-    assert band.get_label() == "99.9% interval"
+    assert band.get_label() == "99.9% of the curve"
 
 
 def test_the_processes_of_experiments_are_drawn_on_their_own_times(two_experiments):

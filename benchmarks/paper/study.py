@@ -135,15 +135,7 @@ def run(
     ------
     ValueError
         If the folder has fits with chains of other lengths.
-    ImportError
-        If what it needs to save them is missing.
     """
-    try:
-        import h5netcdf  # noqa: F401
-        import h5py  # noqa: F401
-    except ImportError as error:
-        msg = "benchmarks.paper saves its fits with h5netcdf and h5py: pip install .[study]"
-        raise ImportError(msg) from error
     out.mkdir(parents=True, exist_ok=True)
     _keep_to_one(effort, out)
     runner.run(

@@ -9,17 +9,17 @@ from pymc_gradmatch.exact.climb import (
     climb,
     climbs,
 )
+from pymc_gradmatch.exact.comparison import (
+    UNCHECKED,
+    UNCOMPARED,
+    glance,
+)
 from pymc_gradmatch.exact.diagnostics import (
     Climbing,
     Diagnostics,
     diagnosed,
     residuals,
     several,
-)
-from pymc_gradmatch.exact.glance import (
-    UNCHECKED,
-    UNCOMPARED,
-    glance,
 )
 from pymc_gradmatch.exact.horizon import (
     grown,
@@ -43,6 +43,9 @@ from pymc_gradmatch.exact.posterior import (
     NO_DRAWS,
     ExactPosterior,
 )
+from pymc_gradmatch.exact.prediction import (
+    predict,
+)
 from pymc_gradmatch.exact.search import (
     Coverage,
     cover,
@@ -53,7 +56,6 @@ from pymc_gradmatch.exact.search import (
 from pymc_gradmatch.exact.solutions import (
     OutOfTimeError,
     Solutions,
-    predict,
     with_draws,
 )
 

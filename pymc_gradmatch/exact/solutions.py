@@ -1,8 +1,7 @@
-"""The solutions of a model's ODEs at draws of its parameters, and what the model predicts then."""
+"""The solutions of a model's ODEs at draws of its parameters."""
 
-import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from time import monotonic
 from typing import Any
@@ -11,14 +10,14 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 import xarray as xr
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from pytensor.compile import SharedVariable
 from pytensor.graph.basic import Constant
 from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.traversal import ancestors, truncated_graph_inputs
 from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch._pymc import EVALUATE_ONCE, in_numpy, random_ancestors
+from pymc_gradmatch._pymc import in_numpy, random_ancestors
 from pymc_gradmatch.gp import StateGPs, is_states
 from pymc_gradmatch.model import Constraint, constraints, equations, known_starts
 from pymc_gradmatch.ode import ODE, Solution, Solver, in_words
@@ -37,6 +36,9 @@ class Solutions:
     ----------
     model : pymc.Model
         Has a :class:`~pymc_gradmatch.GradientMatchingODE` or several, of states with a name.
+    inputs : mapping of str to Input or callable, optional
+        Inputs and doses in the place of those of the same names; of several experiments a mapping
+        for all, or one for each of some by their names.
 
     Attributes
     ----------
@@ -44,6 +46,8 @@ class Solutions:
         The model.
     constraints : list of Constraint
         What it says of ODEs.
+    odes : list of list of ODE
+        The right-hand side of each, one for each of several experiments, with its inputs.
     known : list of Known or None
         What it knows exactly of the x(t0) of each.
     states, starts : list of str
@@ -61,7 +65,7 @@ class Solutions:
         If the model has no ODE, or states that cannot be replaced.
     """
 
-    def __init__(self, model: pm.Model):
+    def __init__(self, model: pm.Model, inputs: Mapping[str, Any] | None = None):
         self.model, self.constraints = model, constraints(model)
         if not self.constraints:
             msg = (
@@ -78,10 +82,11 @@ class Solutions:
         self.starts = [unused_name(f"{name}0", model) for name in self.states]
         self.n_solutions, self.failures = 0, Counter[str]()
         self.deadline = np.inf
-        self._levels = [
-            _levels_of_each(equations(constraint.ode, constraint.gp))
-            for constraint in self.constraints
-        ]
+        self.odes = [equations(constraint.ode, constraint.gp) for constraint in self.constraints]
+        if inputs:
+            of_each = of_each_experiment(inputs, self.only("inputs"), "inputs")
+            self.odes = [_with_inputs(self.odes[0], of_each)]
+        self._levels = [_levels_of_each(odes) for odes in self.odes]
 
     @property
     def observed(self) -> list[str]:
@@ -89,6 +94,24 @@ class Solutions:
         matched = [constraint.name for constraint in self.constraints]
         matched += [known.name for known in self.known if known is not None]
         return [rv.name for rv in self.model.observed_RVs if rv.name not in matched]
+
+    def only(self, what: str) -> Constraint:
+        """Return the only constraint, to which something is given."""
+        if len(self.constraints) > 1:
+            names = [constraint.name for constraint in self.constraints]
+            msg = f"{what} is given, and the model has several ODEs, {names}; expected one of them."
+            raise ValueError(msg)
+        return self.constraints[0]
+
+    @property
+    def made_of_states(self) -> list[str]:
+        """Names of what the model computes from the states, and names."""
+        states = {constraint.x for constraint in self.constraints}
+        return [
+            v.name
+            for v in self.model.deterministics
+            if v not in states and states & {*ancestors([v])}
+        ]
 
     def starts_at(self, draws: xr.Dataset) -> list[NDArray[np.float64]]:
         """Return x(t0) of each constraint at draws of it, or of the states."""
@@ -323,6 +346,34 @@ class Solutions:
         return solution
 
 
+def of_each_experiment(
+    given: Mapping[str, Any], constraint: Constraint, what: str
+) -> list[Mapping]:
+    """Return what is given of each experiment: the same of all, or by the names of some."""
+    if not isinstance(given, Mapping):
+        msg = f"{what} is a {type(given).__name__}; expected a mapping by name."
+        raise TypeError(msg)
+    gp = constraint.gp
+    names = gp.names if isinstance(gp, StateGPs) else (None,)
+    if not any(isinstance(value, Mapping) for value in given.values()):
+        return [given] * len(names)
+    unknown = [name for name in given if name not in names]
+    if unknown or None in names:
+        known = "none of a single data set" if None in names else f"some of {[*names]}"
+        msg = f"{what} has the experiments {unknown or [*given]}; expected {known}."
+        raise ValueError(msg)
+    return [given.get(str(name), {}) for name in names]
+
+
+def _with_inputs(odes: Sequence[ODE], of_each: Sequence[Mapping]) -> list[ODE]:
+    """Return the ODEs with other inputs, the same object where they are the same."""
+    changed = {
+        (id(ode), id(inputs)): ode.with_inputs_changed(inputs) if inputs else ode
+        for ode, inputs in zip(odes, of_each, strict=True)
+    }
+    return [changed[id(ode), id(inputs)] for ode, inputs in zip(odes, of_each, strict=True)]
+
+
 def _levels_of_each(odes: Sequence[ODE]) -> list[ODE]:
     """Return the equations of the levels of each, the same object where they are the same."""
     levels = {id(ode): ode.of_levels for ode in odes}
@@ -381,170 +432,3 @@ def with_draws(values, graphs, *batch: int) -> list[NDArray[np.float64]]:
         np.broadcast_to(value, (*batch, *value.shape[value.ndim - graph.ndim :]))
         for value, graph in zip(values, graphs, strict=True)
     ]
-
-
-def predict(
-    idata: xr.DataTree,
-    *,
-    model: pm.Model | None = None,
-    group: str | None = None,
-    t: ArrayLike | None = None,
-    random_seed: int | None = None,
-) -> xr.DataTree:
-    r"""Integrate the ODE from draws of theta and x(t0), and draw data around the solutions.
-
-    .. math::
-
-        x^{(i)} = x(t;\, \theta^{(i)}, x_0^{(i)}), \qquad y^{(i)} \sim p(y \mid x^{(i)}, u^{(i)})
-
-    with the model's own likelihood p.  :func:`pymc.sample_prior_predictive` and
-    :func:`pymc.sample_posterior_predictive` draw data around the states of the
-    model, which have a Gaussian process prior of their own: in the prior they
-    know nothing of the ODE, and an intervention on theta by :func:`pymc.do` does
-    not move them.
-
-    Parameters
-    ----------
-    idata : xarray.DataTree
-        With draws of the parameters, and of the states or of x(t0): from
-        :func:`~pymc_gradmatch.sample`, :func:`pymc.sample`,
-        :func:`pymc.sample_prior_predictive`, or the ``idata`` of
-        :func:`~pymc_gradmatch.integrate_check`.
-    model : pymc.Model, optional
-        The model, if it is not the one on the stack.
-    group : {"posterior", "prior"}, optional
-        Where the draws are; the posterior if there is one.
-    t : array_like of float, optional
-        Times of trajectories, the first not before the first of the grid; also
-        beyond the data: a forecast.  Without it, the model's grid.
-    random_seed : int, optional
-        Seed of the data.
-
-    Returns
-    -------
-    xarray.DataTree
-        The group ``posterior_predictive`` or ``prior_predictive``: trajectories under the
-        names of the states and, without ``t``, data under the names that they have
-        in the model.  A draw that cannot be integrated is NaN.  Without ``t``
-        also ``observed_data``, so that ArviZ's predictive checks apply.
-
-    Raises
-    ------
-    ValueError
-        If the draws are not the model's, or the times begin before its grid.
-
-    Notes
-    -----
-    The likelihood is written for the times of the model, so at other times there are
-    trajectories only; add the noise that you observe with.
-
-    Examples
-    --------
-    >>> import numpy as np, pymc as pm, pymc_gradmatch as gm
-    >>> decay = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
-    >>> t = np.linspace(0, 2, 9)
-    >>> y = np.exp(-t)[:, None] + np.random.default_rng(1).normal(0, 0.05, (9, 1))
-    >>> gp = gm.StateGP(t, y, [pm.gp.cov.ExpQuad(1, ls=1.0)], sigma=0.05)
-    >>> model = gm.build_model(decay, t, y, priors={"rate": pm.HalfNormal.dist(2)}, gp=gp)
-    >>> prior = pm.sample_prior_predictive(20, model=model, random_seed=1)
-    >>> forecast = gm.predict(prior, model=model, t=[0.0, 2.0, 8.0])
-    >>> forecast["prior_predictive"]["x"].sizes["time"]
-    3
-    """
-    if not isinstance(idata, xr.DataTree):
-        msg = (
-            f"idata is a {type(idata).__name__}; expected a DataTree with draws, of a fit "
-            "gm.predict(fit.idata, model=fit.model)."
-        )
-        raise TypeError(msg)
-    model = pm.modelcontext(model)
-    group = group or ("posterior" if "posterior" in idata.children else "prior")
-    if group not in idata.children:
-        msg = f"idata has the groups {list(idata.children)}; expected {group!r} among them."
-        raise ValueError(msg)
-    draws = idata[group].dataset
-    solutions = Solutions(model)
-    grids = [constraint.gp.t for constraint in solutions.constraints]
-    times = grids if t is None else [_checked(t, grid) for grid in grids]
-    for constraint, at in zip(solutions.constraints, times, strict=True):
-        for ode, rows in zip(
-            equations(constraint.ode, constraint.gp), np.atleast_2d(at), strict=True
-        ):
-            ode.check_times(rows)
-    starts, theta = solutions.starts_at(draws), solutions.at_draws(draws, solutions.theta_graphs)
-    trajectories = solutions.solve(starts, theta, times)
-    solved = _named(solutions, trajectories, times, draws)
-    predictive = f"{group}_predictive"
-    if t is not None or not solutions.observed:  # a potential alone knows the data
-        return xr.DataTree.from_dict({predictive: solved})
-    with warnings.catch_warnings():
-        # What weighs draws has no say in data around given ones.
-        warnings.filterwarnings("ignore", "The effect of Potentials", UserWarning)
-        data = pm.sample_posterior_predictive(
-            xr.DataTree.from_dict({"posterior": _given(draws, solved, solutions)}),
-            model=model,
-            var_names=solutions.observed,
-            random_seed=random_seed,
-            progressbar=False,
-        )
-    failed = xr.concat([solved[name].isnull().any(solved[name].dims[2:]) for name in solved], "x")
-    drawn = data["posterior_predictive"].dataset.where(~failed.any("x"))
-    observed = data["observed_data"].dataset[solutions.observed]
-    return xr.DataTree.from_dict({predictive: drawn.merge(solved), "observed_data": observed})
-
-
-def _checked(t: ArrayLike, grid: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return times at which solutions are asked for, a row for each experiment of several."""
-    times, first = np.asarray(t, dtype=float), grid[..., 0].max()
-    wrong = ""
-    if times.ndim != 1 or not len(times):
-        wrong = f"has shape {times.shape}; expected a vector of"
-    elif not (np.diff(times) > 0).all():
-        wrong = f"is not increasing after t[{np.argmin(np.diff(times) > 0)}]; expected"
-    elif times[0] < first:
-        wrong = f"begins at {times[0]:g}; expected"
-    if wrong:
-        msg = (
-            f"t {wrong} increasing times, none before {first:g}, where the states of the model "
-            "start."
-        )
-        raise ValueError(msg)
-    return times if grid.ndim == 1 else np.tile(times, (len(grid), 1))
-
-
-def _named(solutions: Solutions, trajectories, times, draws: xr.Dataset) -> xr.Dataset:
-    """Return trajectories with the dims and coords of the model's states."""
-    arrays = {}
-    for name, values, constraint, at in zip(
-        solutions.states, trajectories, solutions.constraints, times, strict=True
-    ):
-        dims = solutions.dims(name) or (f"{name}_time", f"{name}_state")
-        coords: dict[Any, Any] = {
-            dim: list(labels)
-            for dim, labels in solutions.model.coords.items()
-            if dim in dims and labels
-        }
-        if at.ndim == 1 or (at == at[0]).all():
-            coords[dims[-2]] = at if at.ndim == 1 else at[0]
-        coords |= {dims[-1]: list(constraint.ode.states)}
-        coords |= {dim: draws[dim].to_numpy() for dim in ("chain", "draw")}
-        shape = draws.sizes["chain"], draws.sizes["draw"], *values.shape[1:]
-        arrays[name] = xr.DataArray(values.reshape(shape), coords, ("chain", "draw", *dims))
-    return xr.Dataset(arrays)
-
-
-def _given(draws: xr.Dataset, solved: xr.Dataset, solutions: Solutions) -> xr.Dataset:
-    """Return the draws with solutions in place of their states; where these failed, any states."""
-    old = [*solutions.states, *solutions.stale(draws), "time"]
-    others = draws.drop_vars(old, errors="ignore")
-    filled = {name: values.fillna(values.mean()) for name, values in solved.items()}
-    # What states are computed from must be among the draws, or PyMC draws it and them anew.
-    free = solutions.model.free_RVs
-    behind = truncated_graph_inputs([constraint.x for constraint in solutions.constraints], free)
-    n_draws = draws.sizes["chain"], draws.sizes["draw"]
-    for rv in free:
-        if rv in behind and rv.name not in {*draws, *filled}:
-            shape = *n_draws, *rv.shape.eval(mode=EVALUATE_ONCE)
-            dims = "chain", "draw", *(f"{rv.name}_{k}" for k in range(rv.ndim))
-            filled[rv.name] = xr.DataArray(np.zeros(shape), dims=dims)
-    return others.merge(xr.Dataset(filled), compat="override", join="override")

@@ -42,6 +42,7 @@ from pymc_gradmatch.model.start import (
     Start,
     is_known_start,
     known_starts,
+    of_experiment,
     start_in,
     start_priors,
 )
@@ -66,6 +67,7 @@ __all__ = [
     "is_known_start",
     "keep_observations",
     "known_starts",
+    "of_experiment",
     "of_model",
     "preset_of",
     "recentre",

@@ -442,6 +442,10 @@ class ODE:
             vars(known).update(_given=as_inputs(others, self.inputs))
         return known
 
+    def with_inputs_changed(self, inputs: Mapping[str, Input | Callable]) -> "ODE":
+        """Return the same ODE with other inputs of these names; its others stay."""
+        return self.with_inputs({**self.known_inputs, **self._doses, **inputs})
+
     def with_given(self, given: Sequence[Input | Callable]) -> "ODE":
         """Return the same ODE with inputs that have been checked, and without doses."""
         known = copy(self)

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from os import PathLike
+from reprlib import repr as short
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch.arguments import check_counts, refuse_reserved
+from pymc_gradmatch.arguments import check_counts, in_order, refuse_reserved
 from pymc_gradmatch.exact import UNCOMPARED
 from pymc_gradmatch.gp import levels_name, whitened_name
 from pymc_gradmatch.model import build_model
@@ -52,8 +53,8 @@ def _exact(t, y, seed, *, ode, priors, draws, **settings) -> xr.Dataset:
 
 def fit_many(
     ode: ODE,
-    t: ArrayLike | Sequence[ArrayLike],
-    ys: NDArray | Sequence[ArrayLike],
+    t: ArrayLike | Sequence[ArrayLike] | Mapping[Any, ArrayLike],
+    ys: NDArray | Sequence[ArrayLike] | Mapping[Any, ArrayLike],
     *,
     priors: Mapping[str, TensorVariable],
     draws: int = 1_000,
@@ -79,11 +80,13 @@ def fit_many(
     ----------
     ode : ODE
         The right-hand side.
-    t : array_like of float, or sequence of these
-        Times, shape ``(time,)``, the same for all; or a vector for each data set.
-    ys : array_like of float, or sequence of tables
-        Observations, shape ``(replicate, time, state)``.  What is missing may differ; without
-        ``exact`` each pattern is a formula of its own, and compiled.
+    t : array_like of float, or sequence or mapping of these
+        Times, shape ``(time,)``, the same for all; or a vector for each data set, by name where
+        ``ys`` has names.
+    ys : array_like of float, or sequence or mapping of tables
+        Observations, shape ``(replicate, time, state)``; or tables by name, which are then the
+        labels of ``replicate``.  What is missing may differ; without ``exact`` each pattern is a
+        formula of its own, and compiled.
     priors : mapping of str to TensorVariable
         As for :func:`~pymc_gradmatch.build_model`; the same for all.
     draws, tune, chains : int
@@ -114,6 +117,7 @@ def fit_many(
         Draws of the parameters, the states ``x`` and, if not ``exact``, ``diverging``, dims
         ``("replicate", "chain", "draw", ...)``, and ``failure``, dims
         ``("replicate",)``: empty, or why there are no draws; these are NaN then.
+        ``replicate`` has the names of the data sets as labels where they have some.
         With ``exact`` also ``verdict``, ``is_exact`` and ``pareto_k``; without, its attribute
         ``exactness`` says that nothing was checked.  Where times differ,
         ``times``, dims ``("replicate", "time")``, has them; shorter ones end with NaN.
@@ -123,8 +127,9 @@ def fit_many(
     Raises
     ------
     ValueError, TypeError
-        If none can be fitted: what went wrong with the first.  If ``out`` holds fits of
-        another problem.
+        If none can be fitted: what went wrong with the first, and which that is.  If names are
+        neither text nor whole numbers, or ``t`` has others.  If ``out`` holds fits of another
+        problem.
     ImportError
         If ``out`` or ``scheduler`` need what is not installed.
 
@@ -141,6 +146,10 @@ def fit_many(
         fits = gm.fit_many(ode, t, ys, priors=priors, gamma=0.3, random_seed=1)
         fits["alpha"].mean(["chain", "draw"])  # one posterior mean per data set
 
+        wells = dict(list(table.groupby("well")[ode.states]))  # {"A1": a table, "A2": ...}
+        fits = gm.fit_many(ode, t, wells, priors=priors, exact=True, random_seed=1)
+        fits["alpha"].sel(replicate="A1")
+
         fits = gm.fit_many(
             ode, t, ys, priors=priors, exact=True, random_seed=1,
             out="fits.zarr", scheduler="tcp://10.0.0.1:8786",
@@ -148,10 +157,16 @@ def fit_many(
         xr.open_dataset("fits.zarr")["alpha"].mean("draw")  # at any time later
     """
     if ys is None or len(ys) == 0:
-        msg = "ys has no data sets; expected shape (replicate, time, state), or a list of tables."
+        msg = (
+            "ys has no data sets; expected shape (replicate, time, state), or tables in a list or "
+            "by name."
+        )
         raise ValueError(msg)
     if isinstance(ys, pd.DataFrame):
-        msg = "ys is one table; expected a list of tables, or gm.fit(ode, t, table) for one."
+        msg = (
+            "ys is one table; expected tables in a list or by name, or gm.fit(ode, t, table) for "
+            "one."
+        )
         raise TypeError(msg)
     if isinstance(ys, np.ndarray) and ys.ndim == 2:
         msg = (
@@ -166,18 +181,24 @@ def fit_many(
         check_n_draws(draws)
     else:
         given |= {"tune": tune, "chains": chains}
+    names = None
+    if isinstance(ys, Mapping):
+        names = _usable_names(ys)
+        t = in_order(t, names, "times of data sets are") if isinstance(t, Mapping) else t
+        ys = [*ys.values()]
     times, n = _times_of_each(t, len(ys)), len(ys)
     seeds = as_seeds(random_seed)
     arrays: InMemory | InFile = InMemory()
     if out is not None:
         told = None if random_seed is None else [seeds.entropy, seeds.spawn_key]
         problem = {"t": times, "ys": [*ys], "exact": exact, "random_seed": told}
-        group = open_file(out, problem | given | settings)
+        named = {} if names is None else {"names": names}
+        group = open_file(out, problem | named | given | settings)
         arrays = InFile(group)
         if random_seed is None:
             entropy, spawn_key = group.attrs["random_seed"]
             seeds = np.random.SeedSequence(entropy, spawn_key=spawn_key)
-    stack = Stack(n, arrays, SAID if exact else {})
+    stack = Stack(n, arrays, SAID if exact else {}, names)
     each = [*zip(times, ys, seeds.spawn(n), strict=True)]
     running = in_parallel(
         partial(_exact if exact else _matched, **given, **settings),
@@ -198,13 +219,28 @@ def fit_many(
             errors[place] = result
             is_lost = isinstance(result, WorkersLostError)
             stack.fail(place, f"{NOT_YET}: {reason(result)}" if is_lost else reason(result))
-    fits = _complete(stack, errors)
+    fits = _complete(stack, errors, names)
     said = f"{UNCOMPARED}. With exact=True gm.fit_many draws from that."
     return fits if exact else fits.assign_attrs(exactness=said)
 
 
+def _usable_names(ys: Mapping) -> list:
+    """Return the names of data sets: all text, or all whole numbers."""
+    names = [*ys]
+    if not any(all(isinstance(name, kind) for name in names) for kind in (str, int | np.integer)):
+        msg = (
+            f"the names of the data sets are {short(names)}; expected all text, such as 'A1', or "
+            "all whole numbers."
+        )
+        raise TypeError(msg)
+    return names
+
+
 def _times_of_each(t, n: int) -> list:
     """Return the times of every data set."""
+    if isinstance(t, Mapping):
+        msg = "t has names, and the data sets have none; expected names of both: ys by name."
+        raise TypeError(msg)
     if np.ndim(t[0] if isinstance(t, Sequence | np.ndarray) and len(t) else 0) == 0:
         return [t] * n
     if len(t) != n:
@@ -213,12 +249,15 @@ def _times_of_each(t, n: int) -> list:
     return [*t]
 
 
-def _complete(stack: Stack, errors: Mapping[int, Exception]) -> xr.Dataset:
+def _complete(stack: Stack, errors: Mapping[int, Exception], names: list | None) -> xr.Dataset:
     failures = stack.failures
     if (failures == "").any():
         return stack.dataset()
     if errors:
-        raise errors[min(errors)]
+        first = min(errors)
+        if names is not None:
+            errors[first].add_note(f"This was the data set {names[first]!r}.")
+        raise errors[first]
     if (failures == NOT_YET).any():
         raise KeyboardInterrupt
     raise ValueError(failures[0])

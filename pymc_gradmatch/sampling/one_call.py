@@ -31,6 +31,7 @@ from pymc_gradmatch.exact import (
     OutOfTimeError,
     climb,
     exact_model,
+    predict,
     several,
 )
 from pymc_gradmatch.gp import Experiment, is_states
@@ -174,10 +175,39 @@ class Fit(Verdict):
         )
         return words, [self.table]
 
+    def predict(
+        self,
+        *,
+        t: ArrayLike | None = None,
+        inputs: Mapping[str, Any] | None = None,
+        start: Mapping[str, Any] | None = None,
+        likelihood: Callable | None = None,
+        random_seed: int | None = None,
+    ) -> xr.DataTree:
+        """Predict from the draws, by :func:`~pymc_gradmatch.predict`.
+
+        Parameters
+        ----------
+        t, inputs, start, likelihood, random_seed
+            As for that: other times, other inputs and doses, other starts, and what is computed
+            from the solutions or observed of them.
+
+        Returns
+        -------
+        xarray.DataTree
+            With the group ``posterior_predictive``.
+        """
+        return predict(
+            self.idata, model=self.solved, t=t, inputs=inputs, start=start, likelihood=likelihood,
+            random_seed=random_seed,
+        )  # fmt: skip
+
     def plot(self, **kwargs) -> "PlotCollection":
         """Plot the states with bands, by :func:`~pymc_gradmatch.plot_states`.
 
-        Over the data, unless a likelihood of one's own has other names for them.
+        Over the data; of a likelihood of one's own over those of one state at the times, with
+        panels for others that have one number for each time.  ``new_data=True`` adds the band of
+        new data.
         """
         from pymc_gradmatch.plots import plot_states  # here: it imports matplotlib
 
@@ -186,7 +216,7 @@ class Fit(Verdict):
         given = {
             "model": self.solved,
             "var_name": constraint.x.name,
-            "observed": data if data in self.idata["observed_data"].dataset else None,
+            "observed": data if data in self.idata["observed_data"].dataset else "y",
         }
         return plot_states(self.idata, **given | kwargs)
 

@@ -139,14 +139,26 @@ class Stack:
         Where they are, some of them perhaps from an earlier run.
     said : mapping of str to number or str
         What posteriors have among their attributes, with what is said of those that fail.
+    names : sequence of str or int, optional
+        What the data sets are called.
     """
 
-    def __init__(self, n: int, arrays: InMemory | InFile, said: Mapping[str, Any]):
+    def __init__(
+        self,
+        n: int,
+        arrays: InMemory | InFile,
+        said: Mapping[str, Any],
+        names: Sequence | None = None,
+    ):
         self.n, self.arrays, self.said = n, arrays, said
         self._known: dict[str, list] = {}  # labels, which a file is not asked for each time
         for name, value in {"failure": NOT_YET, **said}.items():
             if name not in arrays:
                 arrays.create(name, (REPLICATE,), (n,), type(value), value)
+        if names is not None and REPLICATE not in arrays:
+            is_text = isinstance(names[0], str)
+            arrays.create(REPLICATE, (REPLICATE,), (n,), str if is_text else int, names[0])
+            arrays[REPLICATE][:] = np.array(names, dtype=object if is_text else int)
 
     @property
     def failures(self) -> NDArray:
