@@ -254,11 +254,10 @@ def fit(
     Levenberg-Marquardt climbs lead to modes of the exact posterior, side by side, with the
     solutions' sensitivities, until the ends of climbs repeat.  Where the best solution does not
     explain the data, as of long series and of chaos, climbs of a first piece lead to those of
-    longer and longer ones.
-    Two independent searches then draw around all modes by adaptive importance sampling; of many
-    unknowns with one mode they start from what chains of NUTS found
-    (:func:`~pymc_gradmatch.sample`).  Of a new problem nothing is compiled to machine code but
-    its right-hand side, and the model where chains are run.
+    longer and longer ones.  Two independent searches then draw around all modes by adaptive
+    importance sampling.  Of fifteen unknowns or more with one mode, and of a hierarchy, the draws
+    are four chains of NUTS on the exact model.  Of a new problem nothing is compiled to machine
+    code but its right-hand side, and the model where chains are run.
 
     Parameters
     ----------
@@ -362,8 +361,8 @@ def fit(
         raise TypeError(msg)
     if others := sorted({"draws", "tune", "chains", "cores"} & {*settings}):
         msg = (
-            f"gm.fit has no argument {' or '.join(map(repr, others))}: it runs no chain. n_draws "
-            "says how many draws there are; gm.sample runs chains."
+            f"gm.fit has no argument {' or '.join(map(repr, others))}: n_draws says how many "
+            "draws there are; gm.sample runs chains."
         )
         raise TypeError(msg)
     rng = np.random.default_rng(random_seed)
