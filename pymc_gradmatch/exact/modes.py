@@ -62,11 +62,6 @@ class Local(NamedTuple):
         return changed
 
     @property
-    def is_blind(self) -> NDArray[np.bool_]:
-        """Whether the density is zero so near that nothing is known of gradient and Hessian."""
-        return np.isfinite(self.height) & (self.gradient == 0).all(axis=1)
-
-    @property
     def has_arrived(self) -> NDArray[np.bool_]:
         """Whether a climb to a mode has come near it: neither steep nor level any more."""
         is_steep = np.linalg.norm(self.gradient, axis=1) > STEEP

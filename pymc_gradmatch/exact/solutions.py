@@ -277,13 +277,6 @@ class Solutions:
             solutions.append(gp.states_of(solution))
         return solutions
 
-    def solve_one(self, number: int, x0, theta) -> NDArray[np.float64]:
-        """Integrate the ODE of one of several experiments, as :meth:`solve` does of all."""
-        [constraint], [odes] = self.constraints, self._levels
-        gp, t = constraint.gp, constraint.gp.t[number]
-        solved = self._solved_by(odes[number], t[0], t, gp.levels_of(x0), theta[..., 0, :])
-        return gp.states_of(solved)
-
     def linearised(
         self,
         levels: Sequence[NDArray[np.float64]],

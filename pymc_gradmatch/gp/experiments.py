@@ -366,11 +366,6 @@ class StateGPs(StateGP):
         """Times of the observations of all, one experiment after the other."""
         return np.concatenate([gp.t_observed for gp in self.members])
 
-    @property
-    def experiment_observed(self) -> NDArray[np.intp]:
-        """The experiment of each of these times."""
-        return np.repeat(np.arange(len(self.members)), [len(gp.t_observed) for gp in self.members])
-
     def posterior_mean(self) -> NDArray[np.float64]:
         """Return the smoothed states, shape ``(experiment, time, state)``."""
         return np.stack([gp.posterior_mean() for gp in self.members])
