@@ -194,7 +194,7 @@ def test_what_does_not_go_together_is_refused(y, fitted):
         gm.fit(DECAY, T, y)
     with pytest.raises(TypeError, match="expected one of these alone"):
         gm.fit(DECAY, T, y, priors=priors, model=fitted.model)
-    with pytest.raises(TypeError, match="no argument 'chains' or 'draws': it runs no chain"):
+    with pytest.raises(TypeError, match="no argument 'chains' or 'draws': n_draws says"):
         gm.fit(DECAY, T, y, priors=priors, draws=500, chains=4)
     with pytest.raises(ValueError, match="n_draws is 10; expected at least 1000"):
         gm.fit(DECAY, T, y, priors=priors, n_draws=10)
@@ -205,7 +205,7 @@ def test_a_density_that_is_zero_at_the_start_says_where(gp, y):
         pm.Normal("y", x, NOISE, observed=y)
         pm.Potential("never", pm.math.switch(x[0, 0] > 1e6, 0.0, -np.inf))
 
-    with pytest.raises(ValueError, match="The likelihood is zero at never, of the"):
+    with pytest.raises(ValueError, match=r"The likelihood is zero at never\. Check"):
         gm.fit(model=four_lines(gp, likelihood), random_seed=1)
 
 

@@ -130,7 +130,8 @@ class Exact:
         proposal covers: its chains are run once more, in shorter steps.
         """
         target = self.target
-        self.say("climbing from draws of the prior")
+        also = "" if self.near is None else "the draws, and from "
+        self.say(f"climbing from {also}draws of the prior")
         with suppress(ImpossibleError):  # the whole may be where a first piece is not
             for found in climbs(target, self.rng, self.near):
                 self.climbing = Climbing.of(target, found)
