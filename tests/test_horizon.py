@@ -169,7 +169,7 @@ def test_a_long_oscillation_is_fitted():
     truth = {"a": 1.1, "b": 0.9, "c": 1.0}
     x = PREDATION.solve(t, x0=[1.5, 0.8], theta=[*truth.values()])
     y = x + 0.1 * x.std(axis=0) * np.random.default_rng(2).normal(size=x.shape)
-    priors = {name: pm.LogNormal.dist(0, 1.5) for name in truth}
+    priors = {name: pm.LogNormal.dist(0, 0.7) for name in truth}
     fit = gm.fit(PREDATION, t, y, priors=priors, random_seed=1, progressbar=False)
     assert fit.is_exact
     table = fit.table.loc[[*truth]]

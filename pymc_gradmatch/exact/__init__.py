@@ -8,6 +8,7 @@ its modes, searches draw around these, and :class:`Diagnostics` says whether to 
 from pymc_gradmatch.exact.climb import (
     climb,
     climbs,
+    further_climbs,
 )
 from pymc_gradmatch.exact.comparison import (
     UNCHECKED,
@@ -80,6 +81,7 @@ __all__ = [
     "diagnosed",
     "exact_model",
     "fit_mixture",
+    "further_climbs",
     "gather",
     "glance",
     "grown",

@@ -31,6 +31,7 @@ FIRST, SMALLEST, LARGEST = 0.1, 1e-6, 1e8  # dampings
 NARROWEST = 1e-8  # width of a prior
 WIDEST = 1e3  # widths of the prior, that a standard deviation is at most
 FLATTEST = 1e-6  # eigenvalue of H with a unit diagonal
+LONGEST = 5.0  # widths of the prior, of an axis of a mode
 MOST_STEPS = 60
 SETTLED, SLOW, PATIENCE = 0.01, 1.0, 5  # rise of the log density, and steps that bring less
 SCREENED = 1_000  # draws of the prior
@@ -159,10 +160,16 @@ def _is_finite(at: Expansion) -> NDArray[np.bool_]:
 
 
 def _local(points: NDArray[np.float64], at: Expansion, widths: NDArray[np.float64]) -> Local:
-    """Return points with coordinates in which the curvature is plus or minus one."""
+    """Return points with coordinates in which the curvature is plus or minus one.
+
+    Or less, of an axis that would be longer than the prior is wide: what is so flat is no mode.
+    """
     axes = Axes.of(at, widths)
     bend = 1 / np.sqrt(np.maximum(np.abs(axes.curvature), FLATTEST))
-    hessian = -np.sign(axes.curvature)[:, :, None] * np.eye(points.shape[1])
+    lengths = bend * np.linalg.norm(axes.factor / widths[:, None], axis=1)
+    shorter = np.minimum(1, LONGEST / lengths)
+    bend *= shorter
+    hessian = (-np.sign(axes.curvature) * np.square(shorter))[:, :, None] * np.eye(points.shape[1])
     return Local(points, at.height, axes.factor * bend[:, None], axes.gradient * bend, hessian)
 
 
@@ -267,9 +274,24 @@ def climbs(
         likely = np.argsort(-target(some))[: FIRST_CLIMBS // 2]
         points = np.concatenate([points, some[likely]])
     check_possible(target(points))
-    found, n_climbs = Found.of(climb(target, points, widths), widths), FIRST_CLIMBS
+    found = Found.of(climb(target, points, widths), widths)
     yield found
-    while found.unknown > UNKNOWN and n_climbs < MOST_CLIMBS:
+    further = further_climbs(target, found, rng)
+    while found.unknown > UNKNOWN and (more := next(further, None)) is not None:
+        found = more
+        yield found
+
+
+def further_climbs(target: Density, found: Found, rng: np.random.Generator) -> Iterator[Found]:
+    """Climb from as many draws of the prior again, and again, until climbs are many.
+
+    Yields
+    ------
+    Found
+        What is found so far.
+    """
+    n_climbs = FIRST_CLIMBS
+    while n_climbs < MOST_CLIMBS:
         points = _chosen(target, target.drawn(SCREENED, rng), n_climbs, rng)
         found = found.with_climbs(target, points)
         n_climbs *= 2

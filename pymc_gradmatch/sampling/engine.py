@@ -25,6 +25,7 @@ from pymc_gradmatch.exact import (
     diagnosed,
     exact_model,
     fit_mixture,
+    further_climbs,
     grown,
     residuals,
     sampled,
@@ -135,8 +136,16 @@ class Exact:
         with suppress(ImpossibleError):  # the whole may be where a first piece is not
             for found in climbs(target, self.rng, self.near):
                 self.climbing = Climbing.of(target, found)
-        if self.climbing is None or (self.near is None and is_strange(target, self.modes)):
+        looks = self.near is None
+        if self.climbing is None or (looks and is_strange(target, self.modes)):
             self._grow()
+        assert self.climbing is not None
+        if looks and is_strange(target, self.modes):
+            self.say("climbing from more draws of the prior")
+            for found in further_climbs(target, self.climbing.found, self.rng):
+                self.climbing = Climbing.of(target, found)
+                if not is_strange(target, self.modes):
+                    break
         is_hierarchy = bool(target.is_held.any())
         around: Mixture | None = None
         if (len(target.names) >= MANY or is_hierarchy) and len(self.modes.height) == 1:
