@@ -207,10 +207,10 @@ def is_within(name: str, number: int, seconds: int) -> bool:
 
 def fit(key: Key, *, seconds: int) -> study.Row:
     """Fit a problem without a part of the engine, if the whole has an answer in time."""
-    name, *of = key
-    if not is_within(*of, seconds):
+    name, of, number = key
+    if not is_within(of, number, seconds):
         return UNTRIED
-    switch, (of_problem, seed) = SWITCHES[name], posed(*of)
+    switch, (of_problem, seed) = SWITCHES[name], posed(of, number)
     with without(switch):
         return study.kept_of(of_problem, seed + switch.seed, seconds)
 
@@ -318,11 +318,11 @@ def references_of(folder: Path, keys: Sequence[Key]) -> dict[tuple[str, int], st
     of_known = Lasting(folder / "known-references", runner.JSON)
     for name, number in dict.fromkeys(key[1:] for key in keys):
         if name == GENERATED:
-            saved, key = generated, (number,)
+            path = generated.path((number,))
         else:
-            saved, key = of_known, (name, known.KNOWN[name].reference_of(number))
-        if saved.path(key).exists():
-            found[name, number] = runner.JSON.read(saved.path(key))
+            path = of_known.path((name, known.KNOWN[name].reference_of(number)))
+        if path.exists():
+            found[name, number] = runner.JSON.read(path)
     return found
 
 
