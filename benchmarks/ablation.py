@@ -326,9 +326,9 @@ def references_of(folder: Path, keys: Sequence[Key]) -> dict[tuple[str, int], st
     return found
 
 
-def keys_of(n: int, n_rotations: int, switches: Sequence[str]) -> list[Key]:
+def keys_of(numbers: Sequence[int], n_rotations: int, switches: Sequence[str]) -> list[Key]:
     """Return all jobs, problem by problem."""
-    problems = [(GENERATED, number) for number in range(n)]
+    problems = [(GENERATED, number) for number in numbers]
     problems += [(name, number) for name in ROTATIONS for number in range(n_rotations)]
     return [(switch, *of) for of in problems for switch in switches]
 
@@ -340,6 +340,7 @@ def main(arguments: list[str] | None = None):
     parser.add_argument("--csv", type=Path, default=RESULTS / "ablation.csv", help="the fits")
     parser.add_argument("--zoo", type=Path, default=RUNS / "zoo", help="where its references are")
     parser.add_argument("--n", type=int, default=40, help="problems of the zoo")
+    parser.add_argument("--numbers", nargs="+", type=int, help="of these, not the first n")
     parser.add_argument("--rotations", type=int, default=3, help="of each kind")
     parser.add_argument("--only", nargs="+", choices=[*SWITCHES], help="switches; all unless given")
     parser.add_argument("--limit", type=int, default=60, help="CPU seconds of a fit")
@@ -348,7 +349,7 @@ def main(arguments: list[str] | None = None):
     parser.add_argument("--quick", action="store_true", help="two problems with two switches")
     options = parser.parse_args(arguments)
     switches = dict.fromkeys([WHOLE, *(options.only or SWITCHES)])
-    keys = keys_of(options.n, options.rotations, [*switches])
+    keys = keys_of(options.numbers or range(options.n), options.rotations, [*switches])
     if options.quick:
         keys = [(switch, GENERATED, n) for n in QUICK_PROBLEMS for switch in QUICK_SWITCHES]
     with runner.kept_in(options.out, quick=options.quick) as out:
