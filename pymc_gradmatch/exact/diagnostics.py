@@ -126,7 +126,7 @@ class Diagnostics:
 
         and of both
 
-        - ``modes_repeat``: climbs ended at every mode more than once (the estimated chance that
+        - ``modes_repeat``: ends of climbs repeat (the estimated chance, below 0.05, that
           one more climb would end at another one that counts);
         - ``explained``: residuals are neither autocorrelated nor large (states where they are);
         - ``no_aliases``: no state turns more often than it was observed, at equal gaps;
