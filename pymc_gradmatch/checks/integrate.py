@@ -177,8 +177,9 @@ def integrate_check(
     Hamiltonian dynamics from the draws lead nowhere where the searches have not been; climbs
     from draws of the prior repeat (the estimated chance that one more ends at an unknown mode is
     below 0.05); what the solution leaves of the data is little, or no motion, and it turns no
-    more often than equal gaps can tell.  Of many unknowns with one mode, and of hierarchies, chains of NUTS take the place of searches, and
-    R-hat, effective draws and divergences that of k, agreement and walks.
+    more often than equal gaps can tell.  Of many unknowns with one mode, and of hierarchies,
+    chains of NUTS take the place of searches, and R-hat, effective draws and divergences that
+    of k, agreement and walks.
     Nothing is proved: a mode whose basin is so small that no climb began in it goes unseen.
 
     Draws whose integration fails have weight zero.  All draws are integrated at once
