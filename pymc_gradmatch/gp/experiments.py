@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import pandas as pd
@@ -13,7 +13,8 @@ from pytensor.tensor import TensorVariable
 from pymc_gradmatch.gp.data import Residuals, read_only, residuals
 from pymc_gradmatch.gp.derivatives import Operators
 from pymc_gradmatch.gp.processes import Parameterization, Processes
-from pymc_gradmatch.gp.state_gp import StateGP, add_states, lengths_of
+from pymc_gradmatch.gp.state_gp import StateGP, lengths_of
+from pymc_gradmatch.gp.states import StateProcesses, add_states
 from pymc_gradmatch.numerics import Spectrum
 
 DIMS = ("experiment", "time", "state")
@@ -148,20 +149,8 @@ class _SideBySide(NamedTuple):
         )
 
 
-def _of_each(name: str) -> Any:
-    """Return an attribute that each experiment has for itself, and says so when it is taken."""
-
-    def refuse(_):
-        msg = (
-            f"gp.{name} is not that of several experiments, each has its own; take "
-            f".members[0].{name}, and gp.of_members(changed) for others in their place."
-        )
-        raise AttributeError(msg)
-
-    return property(refuse)
-
-
-class StateGPs(StateGP):
+@dataclass(frozen=True, init=False, repr=False, eq=False)
+class StateGPs(StateProcesses):
     r"""The Gaussian processes of several experiments on grids of as many times.
 
     A :class:`StateGP` with an axis of experiments in front of all arrays: states have
@@ -221,13 +210,22 @@ class StateGPs(StateGP):
             prior_slope=read_only(np.stack([gp.prior_slope for gp in each])),
         )
 
-    names: tuple[str, ...]
     members: tuple[StateGP, ...]
-    inputs: tuple[Mapping[str, Any] | None, ...]
-    y, observed, breaks, steps = map(_of_each, ("y", "observed", "breaks", "steps"))
-    with_covs, with_grid, with_breaks, with_mean, with_more_times = map(
-        _of_each, ("with_covs", "with_grid", "with_breaks", "with_mean", "with_more_times")
-    )
+    sigma: NDArray[np.float64]
+    prior_mean: NDArray[np.float64]
+    prior_slope: NDArray[np.float64]
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str):
+            """Say of what each experiment has for itself where it is."""
+            msg = f"{type(self).__name__!r} has no attribute {name!r}"
+            if name in {*dir(StateGP), *StateGP.__annotations__} and not name.startswith("_"):
+                msg = (
+                    f"gp.{name} is not that of several experiments, each has its own; take "
+                    f".members[0].{name}, and gp.of_members(changed) for others in their place."
+                )
+            raise AttributeError(msg)
 
     def of_members(self, members: Sequence[StateGP]) -> Self:
         """Return the same experiments with other Gaussian processes."""
@@ -287,11 +285,6 @@ class StateGPs(StateGP):
     def nugget(self) -> NDArray[np.float64]:
         """What is added to the diagonal of every C, shape ``(experiment, state)``."""
         return np.stack([gp.nugget for gp in self.members])
-
-    @property
-    def dims(self) -> tuple[str, ...]:
-        """Names of the axes of the states."""
-        return DIMS
 
     @property
     def labels(self) -> tuple:
@@ -412,11 +405,6 @@ class StateGPs(StateGP):
         table = pd.concat(dict(zip(self.names, parts, strict=True)))
         table.index = [f"{name}, {state}" for name, state in table.index]
         return table.assign(sigma=[f"{s:.4g}" for s in table["sigma"]])
-
-    def __repr__(self) -> str:
-        rows = self._in_words().itertuples()
-        lines = [f"  {row.Index}: {row.kernel}, sigma {row.sigma}" for row in rows]
-        return "\n".join([self._headline(), *lines])
 
 
 def _check_members(members: Mapping[str, StateGP]):
