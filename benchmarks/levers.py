@@ -17,9 +17,9 @@ import pandas as pd
 import pymc_gradmatch as gm
 from benchmarks import RESULTS
 from benchmarks.cases import ACCURACY, Case
-from pymc_gradmatch.model.gauss_newton import climb_from_prior
+from pymc_gradmatch.model.gauss_newton import Problem, climb_from_prior
+from pymc_gradmatch.model.layout import REFINED, RefinedSettings
 from pymc_gradmatch.model.priors import parameters_of
-from pymc_gradmatch.model.refinement import REFINED, RefinedSettings
 
 
 class Levers(NamedTuple):
@@ -68,7 +68,8 @@ def error(case: Case, replicate: int, variant: Levers | RefinedSettings) -> floa
             parameters = parameters_of(priors, ode.params)
             gamma = np.full(len(ode.states), variant.gamma)
             rng = np.random.default_rng(1)
-            found = climb_from_prior(ode, gp, parameters, gamma, gp.posterior_mean(), rng)
+            problem = Problem.of(ode, gp, parameters, gamma)
+            found = climb_from_prior(problem, gp.posterior_mean(), rng)
             theta, x0 = parameters.by_name(found.u), found.x[0]
     return float(np.sqrt(np.mean((ode.solve(data.t, x0, theta) - data.x) ** 2)))
 

@@ -9,7 +9,7 @@ from scipy.stats import multivariate_normal
 
 import pymc_gradmatch as gm
 from pymc_gradmatch.gp.derivatives import evaluate_blocks
-from pymc_gradmatch.model.refinement import _counted
+from pymc_gradmatch.model.layout import _counted
 
 GAMMA = np.array([0.3, 0.02])
 THETA = {"alpha": 1.7, "beta": 0.9, "gamma": 3.5, "delta": 1.1}

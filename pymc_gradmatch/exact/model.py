@@ -25,7 +25,7 @@ from pymc_gradmatch._pymc import (
     without_starts,
 )
 from pymc_gradmatch.exact.solutions import Solutions, unused_name
-from pymc_gradmatch.gp import AnyStateGP, StateGP, is_states, start_of
+from pymc_gradmatch.gp import AnyStateGP, is_states, start_of
 from pymc_gradmatch.model import (
     Constraint,
     Known,

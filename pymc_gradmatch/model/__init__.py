@@ -26,10 +26,10 @@ from pymc_gradmatch.model.likelihood import (
     where_impossible,
 )
 from pymc_gradmatch.model.presets import Settings, preset_of
+from pymc_gradmatch.model.recentring import recentre
 from pymc_gradmatch.model.refinement import (
     DoubtWarning,
     of_model,
-    recentre,
     refine,
 )
 from pymc_gradmatch.model.start import (

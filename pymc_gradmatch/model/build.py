@@ -14,7 +14,6 @@ from xarray import DataTree
 
 from pymc_gradmatch._pymc import EVALUATE_ONCE, at_support_points, start_at, starting_at
 from pymc_gradmatch.arguments import (
-    as_numbers,
     is_distribution,
     is_registered,
     refuse_reserved,
@@ -31,7 +30,6 @@ from pymc_gradmatch.gp import (
     as_experiments,
     check_coords,
     check_states_fit,
-    fits_states,
     levels_name,
     levels_of,
     start_of,
@@ -290,7 +288,7 @@ def written(
     check_coords(model, labels)
     home, made = _made(priors, model, labels)
     check_priors(ode, made, home, len(each) if several else None)
-    _check_settings(chosen, len(ode.states), several)
+    chosen.check(len(ode.states), several)
     noise = chosen.noise if of_data else None
     with home:
         parts = [
@@ -572,46 +570,6 @@ def _check_box(state_box: float, deviation):
         msg = (
             f"state_box is {state_box:g}, but the states start up to {furthest:.3g} standard "
             "deviations from their mean, outside of it; expected a larger one."
-        )
-        raise ValueError(msg)
-
-
-def _check_settings(chosen: Preset, n_states: int, several: bool):
-    _check_sigma(chosen.sigma, n_states)
-    if not several:
-        if chosen.state_box is not None:
-            _check_size_of_box(chosen.state_box)
-        return
-    if chosen.state_box is not None or chosen.recentred:
-        msg = "state_box and recentred are not there for several experiments; expected neither."
-        raise ValueError(msg)
-    if chosen.noise is not None:
-        msg = (
-            "sigma is known numbers, which are not there for several experiments yet; give each "
-            "experiment a likelihood= with its own sigma, or a prior."
-        )
-        raise ValueError(msg)
-
-
-def _check_size_of_box(state_box):
-    size = as_numbers(state_box, "state_box", "a number")
-    if size.ndim != 0 or not size > 0:
-        msg = f"state_box is {state_box!r}; expected a positive number, in standardised units."
-        raise ValueError(msg)
-
-
-def _check_sigma(sigma, n_states: int):
-    if isinstance(sigma, TensorVariable):
-        if not fits_states(sigma, n_states):
-            msg = (
-                f"the prior of sigma has shape {sigma.type.shape}; expected one number, or one for "
-                f"each of {n_states} states."
-            )
-            raise ValueError(msg)
-    elif isinstance(sigma, str) and sigma not in ("fixed", "random"):
-        msg = (
-            f"sigma is {sigma!r}; expected 'fixed', 'random', a prior in the data's units, for "
-            "example pm.HalfNormal.dist(0.5), or known standard deviations."
         )
         raise ValueError(msg)
 

@@ -28,7 +28,7 @@ from pymc_gradmatch.gp import (
     unfitted,
 )
 from pymc_gradmatch.model.constraint import check_states
-from pymc_gradmatch.model.gauss_newton import scaled_by_solutions
+from pymc_gradmatch.model.gauss_newton import Problem, scaled_by_solutions
 from pymc_gradmatch.model.likelihood import LikelihoodFunction, Written, normal, rehearsed
 from pymc_gradmatch.model.priors import parameters_of
 from pymc_gradmatch.model.start import Start
@@ -292,7 +292,8 @@ def _scaled(
     gp = unfitted(data)
     told = normal(gp) if one.likelihood is None else rehearsed(one.likelihood, one.ode, gp)
     parameters = parameters_of(priors, one.ode.params)
-    return scaled_by_solutions(one.ode.of_levels, gp, parameters, told, one.known, rng, data)
+    problem = Problem.of(one.ode.of_levels, gp, parameters, None, told, one.known)
+    return scaled_by_solutions(problem, data, rng)
 
 
 def _without_steps(data: Data, ode: ODE) -> Data:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pytensor.tensor import TensorVariable
 
+from pymc_gradmatch.arguments import as_numbers
 from pymc_gradmatch.gp import (
     AnyStateGP,
     CovFunction,
@@ -15,10 +16,13 @@ from pymc_gradmatch.gp import (
     Parameterization,
     StateGP,
     fit_data,
+    fits_states,
     unfitted,
 )
 from pymc_gradmatch.model.given import Given
-from pymc_gradmatch.model.refinement import grid_of, recentre, refine, refine_together
+from pymc_gradmatch.model.layout import grid_of
+from pymc_gradmatch.model.recentring import recentre
+from pymc_gradmatch.model.refinement import Part, refine_parts
 
 
 class Settings(TypedDict, total=False):
@@ -66,6 +70,23 @@ class Preset:
     def noise(self) -> Any:
         """Sigma, where it is known: neither a word nor a prior."""
         return None if isinstance(self.sigma, str | TensorVariable) else self.sigma
+
+    def check(self, n_states: int, several: bool):
+        """Raise unless sigma and box are settings that there are."""
+        _check_sigma(self.sigma, n_states)
+        if not several:
+            if self.state_box is not None:
+                _check_size_of_box(self.state_box)
+            return
+        if self.state_box is not None or self.recentred:
+            msg = "state_box and recentred are not there for several experiments; expected neither."
+            raise ValueError(msg)
+        if self.noise is not None:
+            msg = (
+                "sigma is known numbers, which are not there for several experiments yet; give "
+                "each experiment a likelihood= with its own sigma, or a prior."
+            )
+            raise ValueError(msg)
 
     def fit(self, data: Data, rng: np.random.Generator) -> StateGP:
         """Fit the Gaussian processes of one experiment."""
@@ -142,29 +163,24 @@ class RefinedPreset(Preset):
         if self.amplitude is not None or self.recentred is not None:
             msg = "preset 'refined' sets amplitude and recentred itself; expected neither."
             raise ValueError(msg)
-        if isinstance(gp, StateGP):
-            [one], [prior] = parts, priors
-            found = refine(
-                one.ode, gp, priors=prior, likelihood=one.likelihood, start=one.known,
-                sigma=one.noise, grid=self.grid, random_seed=rng, progressbar=progressbar,
-            )  # fmt: skip
-            start = found.theta
-            gp, gamma = found.gp, found.gamma
-        else:
-            if not (self.grid is None or isinstance(self.grid, int)):
-                msg = (
-                    "with experiments preset 'refined' expects a whole number of grid steps "
-                    "between observations, if any grid."
-                )
-                raise ValueError(msg)
-            together = refine_together(
-                [one.ode for one in parts], gp, priors=priors, is_local=is_local,
-                likelihoods=[one.likelihood for one in parts],
-                starts=[one.known for one in parts],
-                grid=self.grid, random_seed=rng, progressbar=progressbar,
-            )  # fmt: skip
-            gp, gamma, start = together
-        return Prepared(gp, gamma if self.gamma is None else self.gamma, start)
+        if gp.names and not (self.grid is None or isinstance(self.grid, int)):
+            msg = (
+                "with experiments preset 'refined' expects a whole number of grid steps between "
+                "observations, if any grid."
+            )
+            raise ValueError(msg)
+        each = [
+            Part(one.ode, member, prior, one.likelihood, one.known, one.noise, one.name)
+            for one, member, prior in zip(parts, gp.members, priors, strict=True)
+        ]
+        found = refine_parts(
+            each, np.array(is_local), grid=self.grid, random_seed=rng, progressbar=progressbar
+        )
+        gammas = np.array([problem.gamma for problem in found.problems])
+        gamma = self.gamma if self.gamma is not None else gammas if gp.names else gammas[0]
+        return Prepared(
+            gp.of_members([problem.gp for problem in found.problems]), gamma, found.theta
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,6 +205,29 @@ class UnfittedPreset(RefinedPreset):
 
 
 PRESETS = {"fgpgm": Preset(), "refined": RefinedPreset()}
+
+
+def _check_size_of_box(state_box):
+    size = as_numbers(state_box, "state_box", "a number")
+    if size.ndim != 0 or not size > 0:
+        msg = f"state_box is {state_box!r}; expected a positive number, in standardised units."
+        raise ValueError(msg)
+
+
+def _check_sigma(sigma, n_states: int):
+    if isinstance(sigma, TensorVariable):
+        if not fits_states(sigma, n_states):
+            msg = (
+                f"the prior of sigma has shape {sigma.type.shape}; expected one number, or one for "
+                f"each of {n_states} states."
+            )
+            raise ValueError(msg)
+    elif isinstance(sigma, str) and sigma not in ("fixed", "random"):
+        msg = (
+            f"sigma is {sigma!r}; expected 'fixed', 'random', a prior in the data's units, for "
+            "example pm.HalfNormal.dist(0.5), or known standard deviations."
+        )
+        raise ValueError(msg)
 
 
 def preset_of(name: str, settings: Mapping[str, Any]) -> Preset:

@@ -87,7 +87,7 @@ class Followed:
         [constraint] = constraints(model)
         if not isinstance(constraint.gp, StateGP):
             msg = "the model has an axis of experiments; expected one of a single data set."
-            raise ValueError(msg)
+            raise ValueError(msg)  # noqa: TRY004  the model is refused, not a type
         self._gp, self._ode = constraint.gp, constraint.ode.of_levels
         self._squares = Squares.of(self._gp, gamma_of(constraint))
         self._told, _ = of_model(model, constraint.ode, self._gp)

@@ -1,0 +1,355 @@
+"""The ODE's own solution as prior mean, in rounds."""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from pytensor.tensor import TensorVariable
+
+from pymc_gradmatch.arguments import in_order
+from pymc_gradmatch.gp import StateGP, as_noise, as_positive
+from pymc_gradmatch.model.constraint import check_positive, check_states
+from pymc_gradmatch.model.gauss_newton import (
+    Matched,
+    Problem,
+    Shared,
+    climb,
+    climb_from_prior,
+    climb_together,
+    solutions_around,
+)
+from pymc_gradmatch.model.likelihood import (
+    LikelihoodFunction,
+    Normal,
+    normal,
+    rehearsed,
+    with_noise,
+)
+from pymc_gradmatch.model.priors import parameters_of
+from pymc_gradmatch.model.start import Start
+from pymc_gradmatch.ode import ODE
+from pymc_gradmatch.reporting import reporting
+
+ROUNDS = 10
+SETTLED = 0.1  # posterior standard deviations
+MOST_ON_THE_WAY = 2  # climbs in a row that are cut short: where the ODE is stiff, all of them are
+SEARCHING = "seeking the ODE's solution from draws of the prior"
+
+
+class Recentred(NamedTuple):
+    """What :func:`recentre` found."""
+
+    gp: StateGP
+    """With the ODE's solution as prior mean, and sigma from the residuals around it."""
+    theta: dict[str, float]
+    """The parameters of that solution."""
+    moves: list[float]
+    """How far each round moved theta, in posterior standard deviations, the most of all."""
+
+
+def recentre(
+    ode: ODE,
+    gp: StateGP,
+    *,
+    priors: Mapping[str, TensorVariable],
+    gamma: ArrayLike,
+    likelihood: LikelihoodFunction | None = None,
+    start: Mapping[str, Any] | Start | None = None,
+    sigma: ArrayLike | None = None,
+    random_seed: int | np.random.Generator | None = None,
+    progressbar: bool = True,
+) -> Recentred:
+    r"""Make the ODE's own solution the prior mean of the states, in rounds.
+
+    Each round finds the most probable states and parameters, integrates the
+    ODE numerically from there, and takes the solution m as the prior mean:
+
+    .. math:: N(x \mid m, C)\; N(f(x, \theta) \mid \dot m + D (x - m), A + \gamma I)
+
+    Theorem 1 holds for any mean.  The Gaussian process then describes what is
+    left, the distance from one solution of the ODE, and pulls towards no
+    constant: the smoothing bias goes.  It ends when theta moves by less than a
+    tenth of its posterior standard deviation, at ten rounds, where the ODE
+    cannot be integrated, or where it is so stiff that two climbs in a row end on
+    their way, after a hundred steps.  A handful of solutions in all.
+
+    Parameters
+    ----------
+    ode : ODE
+        The right-hand side.
+    gp : StateGP
+        Gaussian processes with their data.  Re-centring serves best with an
+        inflated amplitude on a fine grid:
+        ``gp.with_grid(4).with_amplitude(100)``.
+    priors : mapping of str to TensorVariable
+        As for :func:`~pymc_gradmatch.build_model`.
+    gamma : array_like of float
+        Variance of the mismatch, one number or one per state.
+    likelihood : callable, optional
+        As for :func:`~pymc_gradmatch.build_model`.
+    start : mapping of str, optional
+        As for :func:`~pymc_gradmatch.build_model`.
+    sigma : array_like of float, optional
+        Noise that is known, as for :func:`~pymc_gradmatch.build_model`; otherwise it is that
+        of the residuals.
+    random_seed : int or numpy.random.Generator, optional
+        Seed of the eight prior draws among which the first estimate is sought.
+    progressbar : bool, default True
+        Show what is being done, from the first second on.
+
+    Returns
+    -------
+    Recentred
+        Named tuple ``(gp, theta, moves)``.
+
+    Raises
+    ------
+    ValueError
+        If names do not fit, or the right-hand side is finite at no start.
+
+    Warns
+    -----
+    UserWarning
+        If the ODE cannot be integrated at an estimate; the rounds before stand.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm, pymc_gradmatch as gm
+    >>> decay = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
+    >>> t = np.linspace(0, 4, 9)
+    >>> y = np.exp(-t)[:, None] + np.random.default_rng(1).normal(0, 0.05, (9, 1))
+    >>> gp = gm.fit_gp(t, y, cov="Matern52", random_seed=1).with_grid(4).with_amplitude(100)
+    >>> priors = {"rate": pm.HalfNormal.dist(5)}
+    >>> fit = gm.recentre(decay, gp, priors=priors, gamma=1e-4, random_seed=1)
+    >>> bool(fit.moves[-1] < 0.1)
+    True
+    """
+    check_states(ode, gp.states)
+    check_positive(ode, gp)
+    in_order(priors, ode.params, "priors are")
+    gammas = as_positive(gamma, gp.states, "gamma")
+    if gp.is_random:
+        msg = (
+            "the kernels of gp have random hyperparameters; expected numbers, as of a fit, "
+            "gm.fit_gp(t, y, cov=...): re-centring evaluates its matrices."
+        )
+        raise ValueError(msg)
+    parameters = parameters_of(priors, ode.params)
+    rng = np.random.default_rng(random_seed)
+    gp, noise = with_known_noise(gp, likelihood, sigma)
+    known = Start.of(ode, start)
+    told = rehearsed(likelihood, ode, gp) if likelihood else normal(gp, len(known.places), noise)
+    problem = Problem(ode.of_levels, gp, parameters, gammas, told, known)
+    with reporting(SEARCHING, enabled=progressbar) as say:
+        found = climb_from_prior(problem, known.possible(gp.posterior_mean()), rng)
+        settled = settle([problem], [found], [as_it_is], say=say, rng=rng)
+    [problem], [found] = settled.problems, settled.matched
+    return Recentred(problem.gp, parameters.by_name(found.u), settled.moves)
+
+
+type Narrowing = Callable[[Problem, NDArray[np.float64]], Problem]
+"""Gives a problem around a solution, with its parameters, kernel and gamma for the next climb."""
+
+
+def as_it_is(problem: Problem, theta: NDArray[np.float64]) -> Problem:
+    """Leave kernel and gamma as they are."""
+    return problem
+
+
+@dataclass(frozen=True, eq=False)
+class Settled:
+    """Where rounds of re-centring ended.
+
+    Attributes
+    ----------
+    problems : list of Problem
+        Of each experiment, around a solution.
+    matched : list of Matched
+        The most probable states and parameters.
+    moves : list of float
+        How far each round moved theta, in posterior standard deviations, the most of all.
+    """
+
+    problems: list[Problem]
+    matched: list[Matched]
+    moves: list[float]
+
+
+def settle(
+    problems: Sequence[Problem],
+    matched: Sequence[Matched],
+    narrow: Sequence[Narrowing],
+    *,
+    say: Callable[[str], None],
+    rng: np.random.Generator,
+    shared: Shared | None = None,
+    fewest: int = 1,
+) -> Settled:
+    """Re-centre until theta settles, or two climbs in a row are cut short on their way.
+
+    An estimate that the ODE cannot be integrated from, as where noise hides so small a start
+    that it comes out below zero, gives way to the most probable of the draws around it that
+    allow that; estimates of several experiments, which share parameters, do not.
+
+    Parameters
+    ----------
+    problems, matched, narrow : sequence
+        Of each experiment; what gives each round its kernel and its gamma.
+    say : callable
+        Takes what is being done.
+    rng : numpy.random.Generator
+        Source of the draws.
+    shared : Shared, optional
+        What several experiments have in common.
+    fewest : int
+        Rounds that there are at least.
+    """
+    problems, matched = [*problems], [*matched]
+    moves: list[float] = []
+    n_on_the_way = 0
+    for number in range(ROUNDS):
+        last = f", the last moved theta by {moves[-1]:.1g} sd" if moves else ""
+        say(f"re-centring on the ODE's solution: round {number + 1}{last}")
+        around = around_solutions(problems, matched, narrow, rng)
+        if around is None:
+            break
+        problems, starts = around
+        if shared is None:
+            [problem], [start] = problems, starts
+            matched = [climb(problem, start.u, start.x)]
+        else:
+            matched = climb_together(problems, starts, shared)
+        moves.append(moved(starts, matched))
+        n_on_the_way = n_on_the_way + 1 if matched[0].is_on_the_way else 0
+        is_settled = moves[-1] < SETTLED and number + 1 >= fewest
+        if is_settled or n_on_the_way == MOST_ON_THE_WAY:
+            break
+    return Settled(problems, matched, moves)
+
+
+def moved(before: Sequence[Matched], after: Sequence[Matched]) -> float:
+    """Return how far theta moved, in posterior standard deviations, the most of all."""
+    each = zip(before, after, strict=True)
+    return max(float(np.max(np.abs(b.u - a.u) / np.maximum(a.sd, 1e-12))) for b, a in each)
+
+
+def around_solutions(
+    problems: Sequence[Problem],
+    matched: Sequence[Matched],
+    narrow: Sequence[Narrowing],
+    rng: np.random.Generator,
+) -> tuple[list[Problem], list[Matched]] | None:
+    """Return problems around solutions of the ODE, and these; nothing where there are none."""
+    solutions = [integrated(*one) for one in zip(problems, matched, strict=True)]
+    if solutions == [None]:
+        [problem], [found], [narrowed] = problems, matched, narrow
+        gamma = narrowed(problem, problem.theta(found.u)).gamma
+        solutions = [*solutions_around(replace(problem, gamma=gamma), found, rng)[:1]] or [None]
+    there = []
+    for problem, found, solution in zip(problems, matched, solutions, strict=True):
+        if solution is None:
+            _warn_of_no_solution(problem, found)
+            return None
+        there.append(solution)
+    centred = [centre(*one) for one in zip(problems, there, strict=True)]
+    settled = [
+        narrowed(problem, problem.theta(one.u))
+        for problem, one, narrowed in zip(with_noise_of_all(centred), there, narrow, strict=True)
+    ]
+    starts = [
+        one._replace(x=problem.gp.prior_mean) for one, problem in zip(there, settled, strict=True)
+    ]
+    return settled, starts
+
+
+def solution(problem: Problem, matched: Matched) -> NDArray[np.float64]:
+    """Return the solution from an estimate, NaN where it cannot be integrated."""
+    theta = problem.theta(matched.u)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        start = problem.known.filled(theta, matched.x[0])
+        return problem.ode.solve(problem.gp.t, start, theta)
+
+
+def integrated(problem: Problem, matched: Matched) -> Matched | None:
+    """Return an estimate with the ODE's solution from its start, if that is finite."""
+    x = solution(problem, matched)
+    with np.errstate(over="ignore"):
+        is_bounded = np.isfinite(np.square(x)).all()
+    return matched._replace(x=x) if is_bounded else None
+
+
+def centre(problem: Problem, there: Matched) -> Problem:
+    """Return a problem around a solution, with the noise that this leaves."""
+    theta = problem.theta(there.u)
+    likelihood = problem.likelihood.around(theta, there.x)
+    slope, *_ = problem.ode.linearised(problem.gp.t, there.x, theta)
+    gp = problem.gp.with_mean(there.x, slope).with_sigma(likelihood.sigma)
+    return replace(problem, gp=gp, likelihood=likelihood)
+
+
+def with_noise_of_all(problems: Sequence[Problem]) -> list[Problem]:
+    """Return problems with the same sigma in all experiments, where their noise is normal."""
+    normals = [one.likelihood for one in problems if isinstance(one.likelihood, Normal)]
+    if len(problems) == 1 or len(normals) < len(problems):
+        return [*problems]
+    n_observed = np.array([one.gp.data.is_observed.sum(axis=0) for one in normals])
+    squares = np.square([one.sigma for one in normals])
+    sigma = np.sqrt(np.average(squares, axis=0, weights=np.maximum(n_observed, 1e-3)))
+    return [
+        replace(one, likelihood=Normal(told.gp.with_sigma(sigma), told.n_known))
+        for one, told in zip(problems, normals, strict=True)
+    ]
+
+
+def with_known_noise(
+    gp: StateGP, likelihood, sigma: ArrayLike | None
+) -> tuple[StateGP, NDArray[np.float64] | None]:
+    """Return Gaussian processes with sigma as it is known, and that of each observation."""
+    if sigma is None:
+        if isinstance(gp.sigma, TensorVariable):
+            msg = (
+                "sigma of gp is a random variable; expected numbers, from which re-centring "
+                "starts: gp.with_sigma(0.1), or a fit, gm.fit_gp(t, y, cov=...). The prior of "
+                "sigma goes into the model: build_model(sigma=pm.HalfNormal.dist(0.5))."
+            )
+            raise ValueError(msg)
+        return gp, None
+    if likelihood is not None:
+        msg = "sigma is given, and so is a likelihood; expected sigma in the lines of the latter."
+        raise ValueError(msg)
+    noise = as_noise(sigma, gp.data)
+    return with_noise(gp, noise), noise
+
+
+def _advice(ode: ODE, gp: StateGP, start: NDArray[np.float64]) -> str:
+    """Say which states start below zero, where their data never are, or else where to look."""
+    below = [
+        f"{state!r} at {value:.3g}"
+        for state, value, data, positive in zip(
+            ode.states, start, gp.y.T, gp.data.positive, strict=True
+        )
+        if value < 0 <= np.min(data[~np.isnan(data)], initial=np.inf) and not positive
+    ]
+    look = "Check the priors, and start elsewhere with another random_seed."
+    if not below:
+        return look
+    return (
+        f"The state {', '.join(below)} starts below zero, where its data never are: if noise hides "
+        "so small a start, say what is known of it (start=), or write the ODE for its logarithm. "
+        f"{look}"
+    )
+
+
+def _warn_of_no_solution(problem: Problem, matched: Matched):
+    theta = dict(zip(problem.ode.params, problem.theta(matched.u).round(4).tolist(), strict=True))
+    warnings.warn(
+        f"the ODE could not be integrated at the estimate {theta}: the prior mean stays "
+        "as it is, and so does the smoothing bias. "
+        f"{_advice(problem.ode, problem.gp, matched.x[0])}",
+        UserWarning,
+        stacklevel=5,
+    )
