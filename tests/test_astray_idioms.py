@@ -126,7 +126,6 @@ def test_copies_of_a_model_keep_its_equations_when_it_is_gone(built):
 
 SETTINGS = {
     "refined": {"preset": "refined"},
-    "recentred": {"gamma": 1e-3, "grid": 2, "amplitude": 100, "recentred": True},
     "whitened": {"parameterization": "whitened"},
 }
 

@@ -26,7 +26,6 @@ from pymc_gradmatch.model.likelihood import (
     where_impossible,
 )
 from pymc_gradmatch.model.presets import Settings, preset_of
-from pymc_gradmatch.model.recentring import recentre
 from pymc_gradmatch.model.refinement import (
     DoubtWarning,
     of_model,
@@ -66,7 +65,6 @@ __all__ = [
     "of_experiment",
     "of_model",
     "preset_of",
-    "recentre",
     "refine",
     "residuals",
     "start_in",

@@ -185,9 +185,6 @@ def build_model(
         observations if not given.
     amplitude : array_like of float, optional
         Factor of the kernels' variance, see :meth:`StateGP.with_amplitude`.
-    recentred : bool, optional
-        Whether the prior mean is a solution of the ODE, see
-        :func:`~pymc_gradmatch.recentre`.
     sigma : {"fixed", "random"}, TensorVariable or array_like of float, optional
         The noise: ``"fixed"`` at its estimate; ``"random"``, a half-normal per
         state as wide as its data vary; a prior in the data's units, such as

@@ -21,7 +21,6 @@ from pymc_gradmatch.gp import (
 )
 from pymc_gradmatch.model.given import Given
 from pymc_gradmatch.model.layout import grid_of
-from pymc_gradmatch.model.recentring import recentre
 from pymc_gradmatch.model.refinement import Part, refine_parts
 
 
@@ -33,7 +32,6 @@ class Settings(TypedDict, total=False):
     gamma: ArrayLike | TensorVariable
     grid: int | ArrayLike
     amplitude: ArrayLike
-    recentred: bool
     sigma: str | TensorVariable | ArrayLike
     parameterization: Parameterization
     state_box: float
@@ -58,7 +56,6 @@ class Preset:
     gamma: Any = 0.3
     grid: int | ArrayLike | None = None
     amplitude: ArrayLike | None = None
-    recentred: bool | None = None
     sigma: Any = "fixed"
     parameterization: Parameterization = "centered"
     state_box: float | None = None
@@ -78,8 +75,8 @@ class Preset:
             if self.state_box is not None:
                 _check_size_of_box(self.state_box)
             return
-        if self.state_box is not None or self.recentred:
-            msg = "state_box and recentred are not there for several experiments; expected neither."
+        if self.state_box is not None:
+            msg = "state_box is not there for several experiments; expected none."
             raise ValueError(msg)
         if self.noise is not None:
             msg = (
@@ -114,21 +111,8 @@ class Preset:
         is_local : sequence of bool
             Which parameters each experiment has for itself.
         """
-        gp = gp.of_members([self._on_grid(*one) for one in zip(parts, gp.members, strict=True)])
-        if not self.recentred:
-            return Prepared(gp, self.gamma, {})
-        if isinstance(self.gamma, TensorVariable):
-            msg = (
-                "gamma is a variable; recentred=True expects numbers. Call gm.recentre with "
-                "numbers, and pass its gp and your gamma."
-            )
-            raise ValueError(msg)  # noqa: TRY004  not the type is wrong, the pair is
-        [one], [prior], [member] = parts, priors, gp.members
-        found = recentre(
-            one.ode, member, priors=prior, gamma=self.gamma, likelihood=one.likelihood,
-            start=one.known, sigma=one.noise, random_seed=rng, progressbar=progressbar,
-        )  # fmt: skip
-        return Prepared(found.gp, self.gamma, found.theta)
+        each = zip(parts, gp.members, strict=True)
+        return Prepared(gp.of_members([self._on_grid(*one) for one in each]), self.gamma, {})
 
     def _on_grid(self, one: Given, gp: StateGP) -> StateGP:
         gp = gp if self.grid is None else gp.with_grid(self.grid)
@@ -160,8 +144,8 @@ class RefinedPreset(Preset):
         progressbar: bool,
     ) -> Prepared:
         """Apply the rule; a given grid or gamma stands."""
-        if self.amplitude is not None or self.recentred is not None:
-            msg = "preset 'refined' sets amplitude and recentred itself; expected neither."
+        if self.amplitude is not None:
+            msg = "preset 'refined' sets the amplitude itself; expected none."
             raise ValueError(msg)
         if gp.names and not (self.grid is None or isinstance(self.grid, int)):
             msg = (
@@ -237,6 +221,9 @@ def preset_of(name: str, settings: Mapping[str, Any]) -> Preset:
         raise ValueError(msg)
     known = [field.name for field in fields(Preset)]
     unknown = [setting for setting in settings if setting not in known]
+    if "recentred" in unknown:
+        msg = "recentred= is gone; preset='refined' makes a solution of the ODE the prior mean."
+        raise TypeError(msg)
     if unknown:
         msg = f"build_model has no argument {' or '.join(map(repr, unknown))}; expected {known}."
         raise TypeError(msg)

@@ -1,153 +1,40 @@
-"""The ODE's own solution as prior mean, in rounds."""
+r"""The ODE's own solution as the prior mean of the states, in rounds.
+
+Each round finds the most probable states and parameters, integrates the ODE numerically from
+there, and takes the solution m as the prior mean:
+
+.. math:: N(x \mid m, C)\; N(f(x, \theta) \mid \dot m + D (x - m), A + \gamma I)
+
+Theorem 1 holds for any mean.  The Gaussian process then describes what is left, the distance
+from one solution of the ODE, and pulls towards no constant: the smoothing bias goes.
+"""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch.arguments import in_order
-from pymc_gradmatch.gp import StateGP, as_noise, as_positive
-from pymc_gradmatch.model.constraint import check_positive, check_states
+from pymc_gradmatch.gp import StateGP, as_noise
 from pymc_gradmatch.model.gauss_newton import (
     Matched,
     Problem,
     Shared,
     climb,
-    climb_from_prior,
     climb_together,
     solutions_around,
 )
 from pymc_gradmatch.model.likelihood import (
-    LikelihoodFunction,
     Normal,
-    normal,
-    rehearsed,
     with_noise,
 )
-from pymc_gradmatch.model.priors import parameters_of
-from pymc_gradmatch.model.start import Start
 from pymc_gradmatch.ode import ODE
-from pymc_gradmatch.reporting import reporting
 
 ROUNDS = 10
 SETTLED = 0.1  # posterior standard deviations
 MOST_ON_THE_WAY = 2  # climbs in a row that are cut short: where the ODE is stiff, all of them are
-SEARCHING = "seeking the ODE's solution from draws of the prior"
-
-
-class Recentred(NamedTuple):
-    """What :func:`recentre` found."""
-
-    gp: StateGP
-    """With the ODE's solution as prior mean, and sigma from the residuals around it."""
-    theta: dict[str, float]
-    """The parameters of that solution."""
-    moves: list[float]
-    """How far each round moved theta, in posterior standard deviations, the most of all."""
-
-
-def recentre(
-    ode: ODE,
-    gp: StateGP,
-    *,
-    priors: Mapping[str, TensorVariable],
-    gamma: ArrayLike,
-    likelihood: LikelihoodFunction | None = None,
-    start: Mapping[str, Any] | Start | None = None,
-    sigma: ArrayLike | None = None,
-    random_seed: int | np.random.Generator | None = None,
-    progressbar: bool = True,
-) -> Recentred:
-    r"""Make the ODE's own solution the prior mean of the states, in rounds.
-
-    Each round finds the most probable states and parameters, integrates the
-    ODE numerically from there, and takes the solution m as the prior mean:
-
-    .. math:: N(x \mid m, C)\; N(f(x, \theta) \mid \dot m + D (x - m), A + \gamma I)
-
-    Theorem 1 holds for any mean.  The Gaussian process then describes what is
-    left, the distance from one solution of the ODE, and pulls towards no
-    constant: the smoothing bias goes.  It ends when theta moves by less than a
-    tenth of its posterior standard deviation, at ten rounds, where the ODE
-    cannot be integrated, or where it is so stiff that two climbs in a row end on
-    their way, after a hundred steps.  A handful of solutions in all.
-
-    Parameters
-    ----------
-    ode : ODE
-        The right-hand side.
-    gp : StateGP
-        Gaussian processes with their data.  Re-centring serves best with an
-        inflated amplitude on a fine grid:
-        ``gp.with_grid(4).with_amplitude(100)``.
-    priors : mapping of str to TensorVariable
-        As for :func:`~pymc_gradmatch.build_model`.
-    gamma : array_like of float
-        Variance of the mismatch, one number or one per state.
-    likelihood : callable, optional
-        As for :func:`~pymc_gradmatch.build_model`.
-    start : mapping of str, optional
-        As for :func:`~pymc_gradmatch.build_model`.
-    sigma : array_like of float, optional
-        Noise that is known, as for :func:`~pymc_gradmatch.build_model`; otherwise it is that
-        of the residuals.
-    random_seed : int or numpy.random.Generator, optional
-        Seed of the eight prior draws among which the first estimate is sought.
-    progressbar : bool, default True
-        Show what is being done, from the first second on.
-
-    Returns
-    -------
-    Recentred
-        Named tuple ``(gp, theta, moves)``.
-
-    Raises
-    ------
-    ValueError
-        If names do not fit, or the right-hand side is finite at no start.
-
-    Warns
-    -----
-    UserWarning
-        If the ODE cannot be integrated at an estimate; the rounds before stand.
-
-    Examples
-    --------
-    >>> import numpy as np, pymc as pm, pymc_gradmatch as gm
-    >>> decay = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
-    >>> t = np.linspace(0, 4, 9)
-    >>> y = np.exp(-t)[:, None] + np.random.default_rng(1).normal(0, 0.05, (9, 1))
-    >>> gp = gm.fit_gp(t, y, cov="Matern52", random_seed=1).with_grid(4).with_amplitude(100)
-    >>> priors = {"rate": pm.HalfNormal.dist(5)}
-    >>> fit = gm.recentre(decay, gp, priors=priors, gamma=1e-4, random_seed=1)
-    >>> bool(fit.moves[-1] < 0.1)
-    True
-    """
-    check_states(ode, gp.states)
-    check_positive(ode, gp)
-    in_order(priors, ode.params, "priors are")
-    gammas = as_positive(gamma, gp.states, "gamma")
-    if gp.is_random:
-        msg = (
-            "the kernels of gp have random hyperparameters; expected numbers, as of a fit, "
-            "gm.fit_gp(t, y, cov=...): re-centring evaluates its matrices."
-        )
-        raise ValueError(msg)
-    parameters = parameters_of(priors, ode.params)
-    rng = np.random.default_rng(random_seed)
-    gp, noise = with_known_noise(gp, likelihood, sigma)
-    known = Start.of(ode, start)
-    told = rehearsed(likelihood, ode, gp) if likelihood else normal(gp, len(known.places), noise)
-    problem = Problem(ode.of_levels, gp, parameters, gammas, told, known)
-    with reporting(SEARCHING, enabled=progressbar) as say:
-        found = climb_from_prior(problem, known.possible(gp.posterior_mean()), rng)
-        settled = settle([problem], [found], [as_it_is], say=say, rng=rng)
-    [problem], [found] = settled.problems, settled.matched
-    return Recentred(problem.gp, parameters.by_name(found.u), settled.moves)
 
 
 type Narrowing = Callable[[Problem, NDArray[np.float64]], Problem]

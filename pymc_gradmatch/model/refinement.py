@@ -74,7 +74,6 @@ from pymc_gradmatch.model.likelihood import (
 )
 from pymc_gradmatch.model.priors import Parameters, parameters_of
 from pymc_gradmatch.model.recentring import (
-    SEARCHING,
     Settled,
     around_solutions,
     as_it_is,
@@ -88,6 +87,7 @@ from pymc_gradmatch.model.start import Start, known_starts, start_in
 from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.reporting import reporting
 
+SEARCHING = "seeking the ODE's solution from draws of the prior"
 N_OTHERS = 3  # solutions of a kind, from which one that fits better is sought
 HIGHER = 1.0  # log likelihood, by which it does
 APART = 0.3  # sigma, between matched states and solution; docs/accuracy.md's cases stay below 0.12
