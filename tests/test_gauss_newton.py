@@ -334,7 +334,7 @@ def test_a_climb_that_is_cut_short_says_so(decay, recentred, monkeypatch):
     problem = Problem.of(ode, away, at, np.array([1e-6]))
     start = np.array([2.0, 1.0]), away.prior_mean
     whole = climb(problem, *start)
-    monkeypatch.setattr(gauss_newton, "MOST_STEPS", 2)
+    monkeypatch.setattr(gauss_newton, "MOST_CLIMB_STEPS", 2)
     cut = climb(problem, *start)
     assert (whole.is_on_the_way, cut.is_on_the_way) == (False, True)
     again = climb(problem, whole.u, whole.x)

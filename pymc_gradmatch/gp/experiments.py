@@ -149,6 +149,17 @@ class _SideBySide(NamedTuple):
         )
 
 
+def _of_each(name: str, doc: str) -> Callable[[Any], NDArray[np.float64]]:
+    """Return a method that stacks what each experiment has, or what its method returns."""
+
+    def stacked(self) -> NDArray[np.float64]:
+        each = [getattr(gp, name) for gp in self.members]
+        return np.stack([one() if callable(one) else one for one in each])
+
+    stacked.__name__, stacked.__doc__ = name, doc
+    return stacked
+
+
 @dataclass(frozen=True, init=False, repr=False, eq=False)
 class StateGPs(StateProcesses):
     r"""The Gaussian processes of several experiments on grids of as many times.
@@ -227,6 +238,15 @@ class StateGPs(StateProcesses):
                 )
             raise AttributeError(msg)
 
+    t = property(_of_each("t", "The grids, shape ``(experiment, time)``."))
+    mean = property(_of_each("mean", "What is subtracted, shape ``(experiment, state)``."))
+    scale = property(_of_each("scale", "What states are divided by, ``(experiment, state)``."))
+    nugget = property(_of_each("nugget", "On the diagonal of every C, ``(experiment, state)``."))
+    posterior_mean = _of_each("posterior_mean", "Return the smoothed states of each.")
+    posterior_sd = _of_each("posterior_sd", "Return how uncertain the smoothed states are.")
+    slope_variance = _of_each("slope_variance", "Return the prior variance of each one's slopes.")
+    log_marginal_likelihood = _of_each("log_marginal_likelihood", "Return that of each state.")
+
     def of_members(self, members: Sequence[StateGP]) -> Self:
         """Return the same experiments with other Gaussian processes."""
         inputs = dict(zip(self.names, self.inputs, strict=True))
@@ -262,29 +282,9 @@ class StateGPs(StateProcesses):
         return residuals([(gp.data.y, own[gp.observed]) for gp, own in pairs], states)
 
     @property
-    def t(self) -> NDArray[np.float64]:
-        """The grids, shape ``(experiment, time)``."""
-        return np.stack([gp.t for gp in self.members])
-
-    @property
-    def mean(self) -> NDArray[np.float64]:
-        """What is subtracted from the states, shape ``(experiment, state)``."""
-        return np.stack([gp.mean for gp in self.members])
-
-    @property
-    def scale(self) -> NDArray[np.float64]:
-        """What the states are divided by, shape ``(experiment, state)``."""
-        return np.stack([gp.scale for gp in self.members])
-
-    @property
     def covs(self) -> tuple:
         """The kernels of all experiments, one experiment after the other."""
         return tuple(cov for gp in self.members for cov in gp.covs)
-
-    @property
-    def nugget(self) -> NDArray[np.float64]:
-        """What is added to the diagonal of every C, shape ``(experiment, state)``."""
-        return np.stack([gp.nugget for gp in self.members])
 
     @property
     def labels(self) -> tuple:
@@ -358,22 +358,6 @@ class StateGPs(StateProcesses):
     def t_observed(self) -> NDArray[np.float64]:
         """Times of the observations of all, one experiment after the other."""
         return np.concatenate([gp.t_observed for gp in self.members])
-
-    def posterior_mean(self) -> NDArray[np.float64]:
-        """Return the smoothed states, shape ``(experiment, time, state)``."""
-        return np.stack([gp.posterior_mean() for gp in self.members])
-
-    def posterior_sd(self) -> NDArray[np.float64]:
-        """Return how uncertain the smoothed states are, shape ``(experiment, time, state)``."""
-        return np.stack([gp.posterior_sd() for gp in self.members])
-
-    def slope_variance(self) -> NDArray[np.float64]:
-        """Return the prior variance of the slopes, shape ``(experiment, state)``."""
-        return np.stack([gp.slope_variance() for gp in self.members])
-
-    def log_marginal_likelihood(self) -> NDArray[np.float64]:
-        """Return that of each experiment's states, shape ``(experiment, state)``."""
-        return np.stack([gp.log_marginal_likelihood() for gp in self.members])
 
     def prior(
         self,

@@ -46,6 +46,7 @@ from pymc_gradmatch.model.constraint import (
     is_constraint,
 )
 from pymc_gradmatch.model.given import (
+    Fits,
     Given,
     check_alike,
     check_noise_is_told,
@@ -340,8 +341,8 @@ def written(
         beside = StateGPs(
             dict(zip(each, fits, strict=True)), {n: one.inputs for n, one in each.items()}
         ) if several else fits[0]  # fmt: skip
-        is_local = [made[n].ndim > 0 for n in ode.params]
-        found = chosen.prepare(parts, beside, apart, is_local, rng, progressbar)
+        is_local = np.array([made[n].ndim > 0 for n in ode.params])
+        found = chosen.prepare(Fits(parts, beside, apart, is_local), rng, progressbar)
     started = {n: starting_at(made[n], v) for n, v in found.start.items() if n in to_come}
     made, to_come = {**made, **started}, to_come | started
     lines = _Lines(chosen, ode, parts, found.gp, found.gamma, names)

@@ -24,8 +24,8 @@ from pymc_gradmatch.numerics import N_STARTS, matvec, on_one_thread, search_mode
 from pymc_gradmatch.ode import ODE, Solver, ended, undefined_at
 
 N_SURVEYED = 500  # solutions from draws, where climbs have nothing else to start from
-MOST_STEPS = 100  # of a climb
-MOST_NEWTON_STEPS = 10  # to one step of a climb; Hessians all but singular take any number
+MOST_CLIMB_STEPS = 100  # of a climb
+MOST_SUBPROBLEM_STEPS = 10  # to one step of a climb; Hessians all but singular take any number
 SOFTEST = 1e-10  # of the largest curvature, that draws around a point follow
 MOST_DAMPING, RISING = 1e10, 1e-4  # a climb of several ends: no damping helps, or it rises by less
 
@@ -497,14 +497,14 @@ class Theorem1:
                     callback=lambda reached: path.append(reached.copy()),
                     options={
                         "gtol": 1e-3,
-                        "maxiter": MOST_STEPS,
-                        "subproblem_maxiter": MOST_NEWTON_STEPS,
+                        "maxiter": MOST_CLIMB_STEPS,
+                        "subproblem_maxiter": MOST_SUBPROBLEM_STEPS,
                     },
                 )
             except ValueError as error:
                 if "infs or NaNs" not in str(error):  # a Hessian that rounding has made singular
                     raise
-        return Climbed(whole(path[-1]), len(path) > MOST_STEPS)
+        return Climbed(whole(path[-1]), len(path) > MOST_CLIMB_STEPS)
 
 
 @on_one_thread
@@ -550,7 +550,7 @@ def climb_together(
         return parts, more * gradient, np.diag(-more * np.maximum(-curvature, 0))
 
     value, damping = value_at(points), 1e-3
-    for _ in range(MOST_STEPS):
+    for _ in range(MOST_CLIMB_STEPS):
         parts, gradient, hessian = blocks_at(points)
         gradient = gradient + sum(part[0] for part in parts)
         hessian = hessian + sum(part[2] for part in parts)

@@ -49,7 +49,7 @@ class Given:
         Times and observations.
     known : Start
         What is known of x(t0).
-    likelihood : callable, optional
+    likelihood : callable or pymc.Model, optional
         In place of the normal one of the data.
     written : Written, optional
         What the likelihood says.
@@ -62,7 +62,7 @@ class Given:
     ode: ODE
     data: Data
     known: Start
-    likelihood: LikelihoodFunction | None = None
+    likelihood: LikelihoodFunction | pm.Model | None = None
     written: Written | None = None
     noise: NDArray[np.float64] | None = None
     name: str = ""
@@ -112,6 +112,18 @@ class Given:
         """Names of all that its likelihood adds to a model."""
         added = () if self.written is None else self.written.names
         return [f"{self.name}::{name}" if self.name else name for name in added]
+
+
+@dataclass(frozen=True, eq=False)
+class Fits:
+    """Experiments with what was fitted to them."""
+
+    parts: Sequence[Given]
+    gp: AnyStateGP
+    priors: Sequence[Mapping[str, TensorVariable]]
+    """Scalar ones of each experiment."""
+    is_local: NDArray[np.bool_]
+    """Which parameters each experiment has for itself."""
 
 
 def check_alike(parts: Sequence[Given]):

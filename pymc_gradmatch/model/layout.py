@@ -14,11 +14,11 @@ from scipy.interpolate import PchipInterpolator
 from pymc_gradmatch.gp import StateGP, kernels
 from pymc_gradmatch.ode import ODE
 
-NUGGET = 1e-9  # of the kernel's variance
-STILL = 0.1  # of its slope in the outermost gap, below which a clock stops at the end
+RELATIVE_NUGGET = 1e-9  # of the kernel's variance
+STILL_SLOPE = 0.1  # of its slope in the outermost gap, below which a clock stops at the end
 MOST_IN_GAP = 16.0  # median gaps that a longer one counts as, for a solution to be drawn by
-MOST_KNOTS = 400  # of a clock
-FINELY = 32  # points in a gap, to measure a solution's way
+MOST_CLOCK_KNOTS = 400  # of a clock
+POINTS_PER_GAP = 32  # points in a gap, to measure a solution's way
 
 
 class RefinedSettings(NamedTuple):
@@ -130,13 +130,13 @@ def ways_in_long_gaps(ode: ODE, gp: StateGP, start: NDArray, theta: NDArray) -> 
     times, is_long = gp.t_observed, gp.data.is_long_gap
     if not is_long.any():
         return np.zeros(len(is_long))
-    fine = np.linspace(times[:-1], times[1:], FINELY, endpoint=False, axis=1).ravel()
+    fine = np.linspace(times[:-1], times[1:], POINTS_PER_GAP, endpoint=False, axis=1).ravel()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         solution = ode.solve(np.append(fine, times[-1]), start, theta) / gp.scale
     if not np.isfinite(solution).all():
         return np.where(is_long, np.nan, 0)
-    way = np.linalg.norm(np.diff(solution, axis=0), axis=1).reshape(-1, FINELY).sum(axis=1)
+    way = np.linalg.norm(np.diff(solution, axis=0), axis=1).reshape(-1, POINTS_PER_GAP).sum(axis=1)
     return np.where(is_long, way / way[~is_long].mean(), 0)
 
 
@@ -170,12 +170,12 @@ def _divided(times: NDArray, counts: NDArray, steps: int) -> int | NDArray:
 def with_amplitude(gp: StateGP, amplitude) -> StateGP:
     """Return processes of unit variance with another amplitude, and a nugget in proportion."""
     variance = np.square(amplitude)
-    return gp.with_amplitude(variance).with_nugget(NUGGET * variance)
+    return gp.with_amplitude(variance).with_nugget(RELATIVE_NUGGET * variance)
 
 
 def _clock(times: NDArray, counts: NDArray) -> tuple[NDArray, NDArray]:
     """Return times that are one observation apart, and their counts: smoother than every time's."""
-    n_gaps = min(max(round(counts[-1] - counts[0]), 2), MOST_KNOTS)
+    n_gaps = min(max(round(counts[-1] - counts[0]), 2), MOST_CLOCK_KNOTS)
     even = np.linspace(counts[0], counts[-1], n_gaps + 1)
     return np.interp(even, counts, times), even
 
@@ -197,7 +197,7 @@ def _never_still(times: NDArray, counts: NDArray) -> PchipInterpolator:
     """Interpolate the counts; where they would stop at an end, go on as in the outermost gap."""
     slopes = np.diff(counts) / np.diff(times)
     at_ends = PchipInterpolator(times, counts).derivative()(times[[0, -1]])
-    stops = at_ends < STILL * slopes[[0, -1]]
+    stops = at_ends < STILL_SLOPE * slopes[[0, -1]]
     for at, sign in ((0, -1), (-1, 1)):
         if stops[at]:
             gap = np.diff(times)[at]

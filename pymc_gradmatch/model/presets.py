@@ -19,9 +19,9 @@ from pymc_gradmatch.gp import (
     fits_states,
     unfitted,
 )
-from pymc_gradmatch.model.given import Given
+from pymc_gradmatch.model.given import Fits, Given
 from pymc_gradmatch.model.layout import grid_of
-from pymc_gradmatch.model.refinement import Part, refine_parts
+from pymc_gradmatch.model.refinement import refine_all
 
 
 class Settings(TypedDict, total=False):
@@ -89,30 +89,10 @@ class Preset:
         """Fit the Gaussian processes of one experiment."""
         return fit_data(data, cov=self.cov, shared=self.shared, random_seed=rng)
 
-    def prepare(
-        self,
-        parts: Sequence[Given],
-        gp: AnyStateGP,
-        priors: Sequence[Mapping[str, TensorVariable]],
-        is_local: Sequence[bool],
-        rng: np.random.Generator,
-        progressbar: bool,
-    ) -> Prepared:
-        """Choose grids, amplitudes and prior means.
-
-        Parameters
-        ----------
-        parts : sequence of Given
-            Each experiment.
-        gp : StateGP or StateGPs
-            Fits to the data.
-        priors : sequence of mapping
-            Scalar priors of each experiment.
-        is_local : sequence of bool
-            Which parameters each experiment has for itself.
-        """
-        each = zip(parts, gp.members, strict=True)
-        return Prepared(gp.of_members([self._on_grid(*one) for one in each]), self.gamma, {})
+    def prepare(self, fits: Fits, rng: np.random.Generator, progressbar: bool) -> Prepared:
+        """Choose grids, amplitudes and prior means."""
+        each = zip(fits.parts, fits.gp.members, strict=True)
+        return Prepared(fits.gp.of_members([self._on_grid(*one) for one in each]), self.gamma, {})
 
     def _on_grid(self, one: Given, gp: StateGP) -> StateGP:
         gp = gp if self.grid is None else gp.with_grid(self.grid)
@@ -134,37 +114,24 @@ class RefinedPreset(Preset):
             return unfitted(data)
         return fit_data(data, cov=self.cov, shared=self.shared, random_seed=rng, only_sigma=True)
 
-    def prepare(
-        self,
-        parts: Sequence[Given],
-        gp: AnyStateGP,
-        priors: Sequence[Mapping[str, TensorVariable]],
-        is_local: Sequence[bool],
-        rng: np.random.Generator,
-        progressbar: bool,
-    ) -> Prepared:
+    def prepare(self, fits: Fits, rng: np.random.Generator, progressbar: bool) -> Prepared:
         """Apply the rule; a given grid or gamma stands."""
         if self.amplitude is not None:
             msg = "preset 'refined' sets the amplitude itself; expected none."
             raise ValueError(msg)
+        gp = fits.gp
         if gp.names and not (self.grid is None or isinstance(self.grid, int)):
             msg = (
                 "with experiments preset 'refined' expects a whole number of grid steps between "
                 "observations, if any grid."
             )
             raise ValueError(msg)
-        each = [
-            Part(one.ode, member, prior, one.likelihood, one.known, one.noise, one.name)
-            for one, member, prior in zip(parts, gp.members, priors, strict=True)
-        ]
-        found = refine_parts(
-            each, np.array(is_local), grid=self.grid, random_seed=rng, progressbar=progressbar
-        )
-        gammas = np.array([problem.gamma for problem in found.problems])
-        gamma = self.gamma if self.gamma is not None else gammas if gp.names else gammas[0]
-        return Prepared(
-            gp.of_members([problem.gp for problem in found.problems]), gamma, found.theta
-        )
+        found = refine_all(fits, grid=self.grid, random_seed=rng, progressbar=progressbar)
+        refined = gp.of_members([problem.gp for problem in found.problems])
+        if self.gamma is not None:
+            return Prepared(refined, self.gamma, found.theta)
+        gammas = [problem.gamma for problem in found.problems]
+        return Prepared(refined, np.array(gammas) if gp.names else gammas[0], found.theta)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,15 +144,14 @@ class UnfittedPreset(RefinedPreset):
         """Return Gaussian processes that no data have been used for."""
         return unfitted(data)
 
-    def prepare(self, parts: Sequence[Given], gp: AnyStateGP, *others) -> Prepared:
+    def prepare(self, fits: Fits, rng: np.random.Generator, progressbar: bool) -> Prepared:
         """Lay out the rule's grids; a given one stands."""
+        grids = [grid_of(gp) if self.grid is None else self.grid for gp in fits.gp.members]
         members = [
-            member.with_grid(grid_of(member) if self.grid is None else self.grid).with_breaks(
-                one.ode.jumps, *one.ode.steps
-            )
-            for one, member in zip(parts, gp.members, strict=True)
+            gp.with_grid(grid).with_breaks(one.ode.jumps, *one.ode.steps)
+            for one, gp, grid in zip(fits.parts, fits.gp.members, grids, strict=True)
         ]
-        return Prepared(gp.of_members(members), self.gamma, {})
+        return Prepared(fits.gp.of_members(members), self.gamma, {})
 
 
 PRESETS = {"fgpgm": Preset(), "refined": RefinedPreset()}

@@ -14,10 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
-from pytensor.tensor import TensorVariable
+from numpy.typing import NDArray
 
-from pymc_gradmatch.gp import StateGP, as_noise
+from pymc_gradmatch.gp import StateGP
 from pymc_gradmatch.model.gauss_newton import (
     Matched,
     Problem,
@@ -28,13 +27,12 @@ from pymc_gradmatch.model.gauss_newton import (
 )
 from pymc_gradmatch.model.likelihood import (
     Normal,
-    with_noise,
 )
 from pymc_gradmatch.ode import ODE
 
-ROUNDS = 10
-SETTLED = 0.1  # posterior standard deviations
-MOST_ON_THE_WAY = 2  # climbs in a row that are cut short: where the ODE is stiff, all of them are
+MOST_ROUNDS = 10
+SETTLED_MOVE = 0.1  # posterior standard deviations
+MOST_CUT_SHORT = 2  # climbs in a row that are cut short: where the ODE is stiff, all of them are
 
 
 type Narrowing = Callable[[Problem, NDArray[np.float64]], Problem]
@@ -97,7 +95,7 @@ def settle(
     problems, matched = [*problems], [*matched]
     moves: list[float] = []
     n_on_the_way = 0
-    for number in range(ROUNDS):
+    for number in range(MOST_ROUNDS):
         last = f", the last moved theta by {moves[-1]:.1g} sd" if moves else ""
         say(f"re-centring on the ODE's solution: round {number + 1}{last}")
         around = around_solutions(problems, matched, narrow, rng)
@@ -111,8 +109,8 @@ def settle(
             matched = climb_together(problems, starts, shared)
         moves.append(moved(starts, matched))
         n_on_the_way = n_on_the_way + 1 if matched[0].is_on_the_way else 0
-        is_settled = moves[-1] < SETTLED and number + 1 >= fewest
-        if is_settled or n_on_the_way == MOST_ON_THE_WAY:
+        is_settled = moves[-1] < SETTLED_MOVE and number + 1 >= fewest
+        if is_settled or n_on_the_way == MOST_CUT_SHORT:
             break
     return Settled(problems, matched, moves)
 
@@ -190,26 +188,6 @@ def with_noise_of_all(problems: Sequence[Problem]) -> list[Problem]:
         replace(one, likelihood=Normal(told.gp.with_sigma(sigma), told.n_known))
         for one, told in zip(problems, normals, strict=True)
     ]
-
-
-def with_known_noise(
-    gp: StateGP, likelihood, sigma: ArrayLike | None
-) -> tuple[StateGP, NDArray[np.float64] | None]:
-    """Return Gaussian processes with sigma as it is known, and that of each observation."""
-    if sigma is None:
-        if isinstance(gp.sigma, TensorVariable):
-            msg = (
-                "sigma of gp is a random variable; expected numbers, from which re-centring "
-                "starts: gp.with_sigma(0.1), or a fit, gm.fit_gp(t, y, cov=...). The prior of "
-                "sigma goes into the model: build_model(sigma=pm.HalfNormal.dist(0.5))."
-            )
-            raise ValueError(msg)
-        return gp, None
-    if likelihood is not None:
-        msg = "sigma is given, and so is a likelihood; expected sigma in the lines of the latter."
-        raise ValueError(msg)
-    noise = as_noise(sigma, gp.data)
-    return with_noise(gp, noise), noise
 
 
 def _advice(ode: ODE, gp: StateGP, start: NDArray[np.float64]) -> str:

@@ -40,7 +40,7 @@ from pytensor.tensor import TensorVariable
 from scipy.linalg import expm
 
 from pymc_gradmatch.arguments import in_order
-from pymc_gradmatch.gp import StateGP, unexplained
+from pymc_gradmatch.gp import StateGP, as_noise, unexplained
 from pymc_gradmatch.model.constraint import check_positive, check_states, constraints
 from pymc_gradmatch.model.gauss_newton import (
     Matched,
@@ -52,9 +52,10 @@ from pymc_gradmatch.model.gauss_newton import (
     solutions_around,
     solutions_of_prior,
 )
+from pymc_gradmatch.model.given import Fits, Given
 from pymc_gradmatch.model.layout import (
-    NUGGET,
     REFINED,
+    RELATIVE_NUGGET,
     LaidOut,
     RefinedSettings,
     is_long,
@@ -71,6 +72,7 @@ from pymc_gradmatch.model.likelihood import (
     normal,
     of_graph,
     rehearsed,
+    with_noise,
 )
 from pymc_gradmatch.model.priors import Parameters, parameters_of
 from pymc_gradmatch.model.recentring import (
@@ -81,7 +83,6 @@ from pymc_gradmatch.model.recentring import (
     integrated,
     settle,
     solution,
-    with_known_noise,
 )
 from pymc_gradmatch.model.start import Start, known_starts, start_in
 from pymc_gradmatch.ode import ODE
@@ -89,8 +90,8 @@ from pymc_gradmatch.reporting import reporting
 
 SEARCHING = "seeking the ODE's solution from draws of the prior"
 N_OTHERS = 3  # solutions of a kind, from which one that fits better is sought
-HIGHER = 1.0  # log likelihood, by which it does
-APART = 0.3  # sigma, between matched states and solution; docs/accuracy.md's cases stay below 0.12
+BETTER_BY = 1.0  # log likelihood, by which it does
+MOST_DISTANCE = 0.3  # sigma, of matched states from the solution; docs/accuracy.md: below 0.12
 
 
 class DoubtWarning(UserWarning):
@@ -193,42 +194,17 @@ def refine(
     check_states(ode, gp.states)
     check_positive(ode, gp)
     in_order(priors, ode.params, "priors are")
-    part = Part(ode, gp, priors, likelihood, start, sigma)
-    is_local = np.zeros(len(ode.params), dtype=bool)
-    found = refine_parts(
-        [part], is_local, grid=grid, settings=settings, random_seed=random_seed,
-        progressbar=progressbar,
+    if likelihood is not None and sigma is not None:
+        msg = "sigma is given, and so is a likelihood; expected sigma in the lines of the latter."
+        raise ValueError(msg)
+    noise = None if sigma is None else as_noise(sigma, gp.data)
+    one = Given(ode, gp.data, Start.of(ode, start), likelihood, noise=noise)
+    found = refine_all(
+        Fits([one], gp, [priors], np.zeros(len(ode.params), dtype=bool)), grid=grid,
+        settings=settings, random_seed=random_seed, progressbar=progressbar,
     )  # fmt: skip
     [problem] = found.problems
     return Refined(problem.gp, problem.gamma, found.theta, found.moves)
-
-
-@dataclass(frozen=True, eq=False)
-class Part:
-    """What is refined of one experiment; arguments as for :func:`refine`."""
-
-    ode: ODE
-    gp: StateGP
-    priors: Mapping[str, TensorVariable]
-    likelihood: LikelihoodFunction | pm.Model | None = None
-    start: Any = None
-    sigma: ArrayLike | None = None
-    name: str = ""
-
-    def problem(self, gp: StateGP, parameters: Parameters, settings: RefinedSettings) -> Problem:
-        """Return what is sought on the grid of wide processes."""
-        told: Likelihood
-        gp, noise = with_known_noise(gp, self.likelihood, self.sigma)
-        known = Start.of(self.ode, self.start)
-        if isinstance(self.likelihood, pm.Model):
-            told, of_this_model = of_model(self.likelihood, self.ode, gp)
-            known = of_this_model if self.start is None else known
-        elif self.likelihood is None:
-            told = normal(gp, len(known.places), noise)
-        else:
-            told = rehearsed(self.likelihood, self.ode, gp)
-        gamma = settings.tolerance * gp.slope_variance()
-        return Problem(self.ode.of_levels, gp, parameters, gamma, told, known)
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,9 +221,8 @@ class FoundByRule(Settled):
     theta: dict[str, Any]
 
 
-def refine_parts(
-    parts: Sequence[Part],
-    is_local: NDArray[np.bool_],
+def refine_all(
+    fits: Fits,
     *,
     grid: int | ArrayLike | None = None,
     settings: RefinedSettings = REFINED,
@@ -258,45 +233,45 @@ def refine_parts(
 
     Solutions are first sought for each experiment by itself; then all climb together, and
     are centred on the solutions for the parameters that they share.
-
-    Parameters
-    ----------
-    parts : sequence of Part
-        Each experiment, with scalar priors.
-    is_local : array of bool
-        Which parameters each experiment has for itself.
-    grid : int or array_like of float, optional
-        Steps between observations, or times; the rule's if not given.
-    settings : RefinedSettings
-        The rule.
-    random_seed, progressbar
-        As for :func:`refine`.
     """
-    if len(parts) == 1 and parts[0].likelihood is None and is_long(parts[0].gp, settings):
+    members = [_with_known_noise(*one) for one in zip(fits.parts, fits.gp.members, strict=True)]
+    first, is_single = fits.parts[0], len(fits.parts) == 1
+    if is_single and first.likelihood is None and is_long(members[0], settings):
         return _refined_by_fewer(
-            parts[0], grid=grid, settings=settings, random_seed=random_seed, progressbar=progressbar
-        )
-    rng, params = np.random.default_rng(random_seed), parts[0].ode.params
-    of_each = {id(one.priors): one.priors for one in parts}
+            fits, members[0], grid=grid, settings=settings, random_seed=random_seed,
+            progressbar=progressbar,
+        )  # fmt: skip
+    rng, params = np.random.default_rng(random_seed), first.ode.params
+    of_each = {id(priors): priors for priors in fits.priors}
     compiled = {key: parameters_of(priors, params) for key, priors in of_each.items()}
-    laid = [laid_out(one.gp, one.ode, settings, one.gp.data.counted, grid) for one in parts]
+    laid = [
+        laid_out(gp, one.ode, settings, gp.data.counted, grid)
+        for one, gp in zip(fits.parts, members, strict=True)
+    ]
     longest = max(len(one.wide.t) for one in laid)
     laid = [one.on_grid_of(longest) for one in laid]
     problems = [
-        part.problem(one.wide, compiled[id(part.priors)], settings)
-        for part, one in zip(parts, laid, strict=True)
+        _problem(part, one.wide, compiled[id(priors)], settings)
+        for part, one, priors in zip(fits.parts, laid, fits.priors, strict=True)
     ]
     with reporting(SEARCHING, enabled=progressbar) as say:
         found = []
-        for part, problem in zip(parts, problems, strict=True):
+        for part, problem in zip(fits.parts, problems, strict=True):
             if part.name:
                 say(f"seeking solutions of experiment {part.name!r}")
             found.append(_solution_of(problem, settings, say, rng))
-        if len(parts) == 1:
-            shared, fewest = None, 1
-            wide, laid = _with_gaps_divided(parts[0], found[0], laid[0], grid, settings, say, rng)
+        if is_single:
+            shared, fewest, wide = None, 1, found[0]
+            longer = _with_gaps_divided(first, members[0], wide, settings) if grid is None else None
+            if longer:
+                say("dividing the gaps in which the solution moves on")
+                laid = [longer]
+                problem = _problem(first, longer.wide, problems[0].parameters, settings)
+                at = wide.matched[0]._replace(x=solution(problem, wide.matched[0]))
+                again = settle([problem], [at], [as_it_is], say=say, rng=rng)
+                wide = replace(again, moves=wide.moves + again.moves)
         else:
-            shared, fewest = _shared(parts[0], params, is_local), 2
+            shared, fewest = _shared(fits), 2
             wide = _agreeing(problems, found, shared)
         narrow = [_Narrow(one.narrow, settings) for one in laid]
         settled = settle(
@@ -308,20 +283,47 @@ def refine_parts(
     natural = [one.theta(at.u) for one, at in zip(problems, matched, strict=True)]
     theta: dict[str, Any] = {
         name: np.array([values[k] for values in natural]) if local else float(natural[0][k])
-        for k, (name, local) in enumerate(zip(params, is_local, strict=True))
+        for k, (name, local) in enumerate(zip(params, fits.is_local, strict=True))
     }
-    for part, problem, at, values in zip(parts, problems, matched, natural, strict=True):
+    for part, problem, at, values in zip(fits.parts, problems, matched, natural, strict=True):
         _warn_of_doubts(part.name, problem, at, dict(zip(params, values, strict=True)))
-    if len(parts) == 1:
+    if is_single:
         theta |= problems[0].likelihood.estimates()
     return FoundByRule(problems, matched, wide.moves + settled.moves, theta)
 
 
-def _shared(part: Part, params: Sequence[str], is_local: NDArray[np.bool_]) -> Shared:
+def _with_known_noise(one: Given, gp: StateGP) -> StateGP:
+    gp = gp if one.noise is None else with_noise(gp, one.noise)
+    if isinstance(gp.sigma, TensorVariable):
+        msg = (
+            "sigma of gp is a random variable; expected numbers, from which re-centring "
+            "starts: gp.with_sigma(0.1), or a fit, gm.fit_gp(t, y, cov=...). The prior of "
+            "sigma goes into the model: build_model(sigma=pm.HalfNormal.dist(0.5))."
+        )
+        raise ValueError(msg)  # noqa: TRY004  the processes are refused, not a type
+    return gp
+
+
+def _problem(one: Given, gp: StateGP, parameters: Parameters, settings: RefinedSettings) -> Problem:
+    """Return what is sought on the grid of wide processes."""
+    told: Likelihood
+    known = one.known
+    if isinstance(one.likelihood, pm.Model):
+        told, of_this_model = of_model(one.likelihood, one.ode, gp)
+        known = known or of_this_model
+    elif one.likelihood is None:
+        told = normal(gp, len(known.places), one.noise)
+    else:
+        told = rehearsed(one.likelihood, one.ode, gp)
+    gamma = settings.tolerance * gp.slope_variance()
+    return Problem(one.ode.of_levels, gp, parameters, gamma, told, known)
+
+
+def _shared(fits: Fits) -> Shared:
     """Return what experiments have in common."""
-    among = ~is_local
-    names = [name for name, is_shared in zip(params, among, strict=True) if is_shared]
-    return Shared(among, parameters_of(part.priors, names).log_prior if names else _nothing)
+    names = [n for n, own in zip(fits.parts[0].ode.params, fits.is_local, strict=True) if not own]
+    log_prior = parameters_of(fits.priors[0], names).log_prior if names else _nothing
+    return Shared(~fits.is_local, log_prior)
 
 
 def _nothing(u) -> tuple[NDArray, NDArray, NDArray]:
@@ -394,7 +396,7 @@ def _solution_of(problem: Problem, settings: RefinedSettings, say, rng) -> Settl
             if promised < reached:
                 break
             end, risen = searched(one)
-            if risen > reached + HIGHER:
+            if risen > reached + BETTER_BY:
                 best, reached = end, risen
     return best
 
@@ -416,40 +418,33 @@ def _across_gaps(
 
 
 def _with_gaps_divided(
-    part: Part, found: Settled, laid: LaidOut, grid, settings: RefinedSettings, say, rng
-) -> tuple[Settled, list[LaidOut]]:
-    """Divide long gaps further in which the solution moves on, and re-centre on that grid."""
+    one: Given, gp: StateGP, found: Settled, settings: RefinedSettings
+) -> LaidOut | None:
+    """Return a grid on which long gaps are divided further, if the solution moves on in them."""
     [problem], [at] = found.problems, found.matched
-    counts = part.gp.data.counted
+    counts = gp.data.counted
     longer = stretched(problem.ode, problem.gp, problem.theta(at.u), counts, settings)
-    if grid is not None or np.array_equal(longer, counts):
-        return found, [laid]
-    say("dividing the gaps in which the solution moves on")
-    laid = laid_out(part.gp, part.ode, settings, longer, None)
-    problem = part.problem(laid.wide, problem.parameters, settings)
-    there = at._replace(x=solution(problem, at))
-    end = settle([problem], [there], [as_it_is], say=say, rng=rng)
-    return replace(end, moves=found.moves + end.moves), [laid]
+    if np.array_equal(longer, counts):
+        return None
+    return laid_out(gp, one.ode, settings, longer, None)
 
 
-def _refined_by_fewer(part: Part, *, grid, settings: RefinedSettings, **given) -> FoundByRule:
+def _refined_by_fewer(
+    fits: Fits, gp: StateGP, *, grid, settings: RefinedSettings, **given
+) -> FoundByRule:
     """Refine by fewer observations, and put all of them around the solution that these lead to."""
-    gp, noise = with_known_noise(part.gp, None, part.sigma)
+    [one] = fits.parts
     data = gp.data.thinned(settings.most)
     fewer = StateGP.of(data, gp.processes.with_grid(data.t), gp.sigma)
-    of_fewer = None if noise is None else noise[np.isin(gp.data.t, data.t)]
-    is_local = np.zeros(len(part.ode.params), dtype=bool)
-    found = refine_parts(
-        [replace(part, gp=fewer, sigma=of_fewer)], is_local,
-        settings=settings._replace(most=len(data.t)), **given,
-    )  # fmt: skip
-    [by_fewer], [at] = found.problems, found.matched
-    unit = laid_out(gp, part.ode, settings, gp.data.counted, grid).narrow
-    problem = part.problem(unit, by_fewer.parameters, settings)
-    theta = by_fewer.theta(at.u)
-    x = problem.ode.solve(unit.t, by_fewer.gp.prior_mean[0], theta)
+    noise = None if one.noise is None else one.noise[np.isin(gp.data.t, data.t)]
+    by_fewer = replace(fits, parts=[replace(one, data=data, noise=noise)], gp=fewer)
+    found = refine_all(by_fewer, settings=settings._replace(most=len(data.t)), **given)
+    [before], [at] = found.problems, found.matched
+    unit = laid_out(gp, one.ode, settings, gp.data.counted, grid).narrow
+    problem = _problem(one, unit, before.parameters, settings)
+    x = problem.ode.solve(unit.t, before.gp.prior_mean[0], before.theta(at.u))
     problem = centre(problem, at._replace(x=x))
-    around = with_amplitude(problem.gp, np.sqrt(by_fewer.gp.nugget / NUGGET))
+    around = with_amplitude(problem.gp, np.sqrt(before.gp.nugget / RELATIVE_NUGGET))
     problem = replace(problem, gp=around, gamma=settings.tolerance * around.slope_variance())
     return replace(found, problems=[problem])
 
@@ -552,16 +547,16 @@ def _warn_of_doubts(name: str, problem: Problem, matched: Matched, theta: Mappin
     far = [
         f"{state!r} by {by:.2g}"
         for state, by in zip(problem.ode.states, distance, strict=True)
-        if not by <= APART
+        if not by <= MOST_DISTANCE
     ]
     if far:
         warnings.warn(
             f"{where}the most probable states and the ODE's solution from the same start, with "
             f"{rounded}, differ in state {', '.join(far)} (sigma, root mean square; at most "
-            f"{APART} is expected): between the times of the grid the system is faster than the "
-            "grid, or than the data tell. Do not trust this fit by itself: take a finer grid, give "
-            "fast parameters narrow priors or eliminate them (quasi-steady state), and follow it "
-            "with gm.integrate_check.",
+            f"{MOST_DISTANCE} is expected): between the times of the grid the system is faster "
+            "than the grid, or than the data tell. Do not trust this fit by itself: take a finer "
+            "grid, give fast parameters narrow priors or eliminate them (quasi-steady state), and "
+            "follow it with gm.integrate_check.",
             DoubtWarning,
             stacklevel=4,
         )

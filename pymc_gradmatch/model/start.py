@@ -34,10 +34,10 @@ from pymc_gradmatch.gp import AnyStateGP, StateGP, levels_of, states_of
 from pymc_gradmatch.model.priors import given_parents
 from pymc_gradmatch.ode import ODE, named
 
-NARROW = 0.01  # sigma
-NARROW_SCALE = 1e-3  # of what the data vary by, where sigma is random
-GROSS = 5.0  # standard deviations of the data
-FAR, FAR_APART = 10.0, 0.25  # sigma, and standard deviations of the data
+KNOWN_WIDTH = 0.01  # sigma
+KNOWN_WIDTH_OF_SCALE = 1e-3  # of what the data vary by, where sigma is random
+REFUSED_SDS = 5.0  # standard deviations of the data
+DOUBTED_SIGMAS, DOUBTED_SDS = 10.0, 0.25  # sigma, and standard deviations of the data
 EXAMPLE = '{"prey": 30.0, "predator": pm.LogNormal.dist(1, 1)}'
 
 
@@ -226,7 +226,7 @@ class Start:
         narrower than what neighbours on the grid say of each other.
         """
         random = isinstance(gp.sigma, TensorVariable)
-        widths = NARROW_SCALE * gp.scale if random else NARROW * np.asarray(gp.sigma)
+        widths = KNOWN_WIDTH_OF_SCALE * gp.scale if random else KNOWN_WIDTH * np.asarray(gp.sigma)
         return widths[self.places]
 
     def told(self, theta: NDArray[np.float64], levels: NDArray[np.float64]) -> KnownOfStart:
@@ -310,7 +310,7 @@ class Start:
             one, observed = gp.data.positive[k], gp.y[0, k]
             levels = levels_of(np.array([observed, number]), np.array(one))
             apart = abs(levels[0] - levels[1]) / gp.scale[k]
-            if gp.t_observed[0] == gp.t[0] and apart > GROSS:
+            if gp.t_observed[0] == gp.t[0] and apart > REFUSED_SDS:
                 msg = (
                     f"the start of {name!r} is {number:g}, but {observed:g} was observed at "
                     f"t = {gp.t[0]:g}, {apart:.0f} standard deviations of the "
@@ -320,7 +320,7 @@ class Start:
                 raise ValueError(msg)
             noise = np.asarray(gp.sigma)[k] if not isinstance(gp.sigma, TensorVariable) else np.inf
             in_sigma = apart * gp.scale[k] / noise
-            if gp.t_observed[0] == gp.t[0] and in_sigma > FAR and apart > FAR_APART:
+            if gp.t_observed[0] == gp.t[0] and in_sigma > DOUBTED_SIGMAS and apart > DOUBTED_SDS:
                 warnings.warn(
                     f"the start of {name!r} is {number:g}, but {observed:g} was observed at "
                     f"t = {gp.t[0]:g}: {in_sigma:.0f} times the noise away. Is it the value at the "
