@@ -161,8 +161,8 @@ class Data:
         if self.unscaled:
             msg = (
                 f"y has fewer than {FEWEST_OBSERVATIONS} observations of the states "
-                f"{self.unscaled}, or the same at all times, which do not tell how large they are; expected "
-                f"scales={{{self.unscaled[0]!r}: 1.0}}, roughly their standard deviation. "
+                f"{self.unscaled}, or the same at all times, which do not tell how large they are; "
+                f"expected scales={{{self.unscaled[0]!r}: 1.0}}, roughly their standard deviation. "
                 "gm.build_model and gm.fit find it by the ODE."
             )
             raise ValueError(msg)
