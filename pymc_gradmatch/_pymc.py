@@ -48,6 +48,7 @@ __all__ = [
     "as_written",
     "at_starts",
     "at_support_points",
+    "beside",
     "change_dist_size",
     "check_parameters",
     "compile_starts",
@@ -143,8 +144,9 @@ INTERNALS = {
         "The columns for what a Metropolis step shows. If it breaks: leave it out, as the other."
     ),
     "pymc.Model.__dict__": (
-        "A view of a model without initial values, which PyMC can copy, shares all else with it. "
-        "If it breaks: see what pymc.model.fgraph refuses today, and how to take it away."
+        "A view of a model without initial values, which PyMC can copy, shares all else with it; "
+        "and a fit inside a with block adds to a view, whose lists and dicts are its own. If it "
+        "breaks: see what pymc.model.fgraph refuses today, and pymc.model.fgraph.clone_model."
     ),
     "pymc.Model.coords": (
         "Is the model's own dictionary, so that a dim without labels can be given some; set_dim "
@@ -325,6 +327,19 @@ def without_starts(model: pm.Model) -> pm.Model:
     vars(view).update(vars(model))
     view.rvs_to_initial_values = dict.fromkeys(model.rvs_to_initial_values)
     return view
+
+
+def beside[M: pm.Model](model: pm.Model | None, kind: type[M] = pm.Model) -> M:
+    """Return a model that has all that another has, and to which more is added without changing it.
+
+    An empty one, in no other, where there is none.
+    """
+    if model is None:
+        return kind(model=None)
+    own = kind(model.name, check_bounds=model.check_bounds, model=None)
+    held = {n: part for n, part in vars(model).items() if isinstance(part, dict | list)}
+    vars(own).update({name: type(part)(part) for name, part in held.items()})
+    return own
 
 
 def at_starts(graphs: Iterable, random: Sequence, initial_values: Mapping) -> list:

@@ -16,7 +16,14 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
 from xarray import DataTree
 
-from pymc_gradmatch._pymc import EVALUATE_ONCE, at_starts, at_support_points, start_at, starting_at
+from pymc_gradmatch._pymc import (
+    EVALUATE_ONCE,
+    at_starts,
+    at_support_points,
+    beside,
+    start_at,
+    starting_at,
+)
 from pymc_gradmatch.arguments import (
     as_numbers,
     in_order,
@@ -66,7 +73,7 @@ from pymc_gradmatch.model.likelihood import (
     rehearsed,
     with_noise,
 )
-from pymc_gradmatch.model.priors import climbing_priors, parameters_of
+from pymc_gradmatch.model.priors import climbing_priors, made_by, parameters_of
 from pymc_gradmatch.model.refinement import grid_of, recentre, refine, refine_together
 from pymc_gradmatch.model.start import Start, add_start, add_starts, is_known_start, of_experiment
 from pymc_gradmatch.ode import ODE, Input
@@ -318,8 +325,9 @@ def build_model(
         that the model already has.  Parameters cannot be called ``chain``,
         ``draw``, ``experiment``, ``time``, ``time_observed``, ``state`` or ``observation``.
         With experiments a vector with the dim ``"experiment"`` gives each a parameter of
-        its own; or a function without arguments, called in the model, that makes these
-        variables and what they depend on, a hierarchy.
+        its own.  Or a function without arguments, called in the model, that makes these
+        variables, and what they depend on: a hierarchy, a multivariate normal, of which it may
+        return expressions, ``{"k": z[0], "m": z[1]}``.
     experiments : mapping of str to Experiment or DataFrame, or sequence of Experiment, optional
         Several experiments in place of t and y: other times, lengths, inputs, doses and
         starts.  Each has states of its own, parameters are shared.  A table has the times as
@@ -487,11 +495,8 @@ def written(
         }
         rng = np.random.default_rng(random_seed)
         return _build_together(ode, given, priors, chosen, rng, progressbar)
-    if t is None or callable(priors):
-        msg = (
-            "expected times t with observations y and a mapping of priors, or experiments={name: "
-            "gm.Experiment(t, y), ...}, of which priors may be a function."
-        )
+    if t is None:
+        msg = "expected times t with observations y, or experiments={name: gm.Experiment(t, y)}."
         raise TypeError(msg)
     if likelihood is not None and settings.get("sigma") is not None:
         msg = "sigma is given, and so is a likelihood; expected sigma in the lines of the latter."
@@ -499,7 +504,8 @@ def written(
     ode = ode if inputs is None else ode.with_inputs(inputs)
     model = pm.Model.get_context(error_if_none=False) or pm.Model()
     name = {ours: yielding(ours, ode.params) for ours in OURS}
-    _check_priors(ode, priors, model)
+    home, made = _made(priors, model, {})
+    _check_priors(ode, made, home)
     positive = ode.is_positive if ode.positive else False
     data = Data.of(t, y, states=ode.states, scales=scales, positive=positive)
     check_states(ode, data.states)
@@ -508,10 +514,11 @@ def written(
     known = Start.of(ode, start)
     if gp is None and not isinstance(y, SharedVariable):
         data = _without_rest(data, ode, known)
-    told = None if likelihood is None else rehearsed(likelihood, ode, unfitted(data))
+    with home:
+        told = None if likelihood is None else rehearsed(likelihood, ode, unfitted(data))
     _check_doses(ode, data, known)
     _check_reached(ode, data, told, known)
-    _warn_of_unused(ode, priors, told, known)
+    _warn_of_unused(ode, made, told, known)
     if likelihood is None and chosen.noise is not None:
         chosen = replace(chosen, sigma=as_noise(chosen.noise, data))
     sigma = chosen.sigma
@@ -520,13 +527,14 @@ def written(
         _check_noise_is_told(sigma, [data])
     if chosen.state_box is not None:
         _check_size_of_box(chosen.state_box)
-    variables: dict[str, Any] = {**priors, name["sigma"]: sigma, name["gamma"]: chosen.gamma}
+    variables: dict[str, Any] = {**made, name["sigma"]: sigma, name["gamma"]: chosen.gamma}
     to_come = {
         n: variable
         for n, variable in variables.items()
-        if is_distribution(variable) and not is_registered(variable, model)
+        if is_distribution(variable) and not is_registered(variable, home)
     }
-    refuse_reserved(to_come)
+    added = [*to_come, *(n for n in home.named_vars if n not in model.named_vars)]
+    refuse_reserved(added)
     optional = {
         whitened_name(name["x"]): chosen.parameterization == "whitened",
         name["sigma"]: likelihood is None and isinstance(sigma, str) and sigma == "random",
@@ -536,20 +544,22 @@ def written(
         name["start_prior"]: bool(known.priors),
     }
     ours = [name["x"], name["gradient_match"], *([name["y"]] if told is None else told.names)]
-    _check_room(model, [*to_come, *ours, *(n for n, is_added in optional.items() if is_added)])
+    _check_room(model, [*added, *ours, *(n for n, is_added in optional.items() if is_added)])
     check_labels(model, ode, DIMS)
     rng = np.random.default_rng(random_seed)
     if gp is not None:
         _check_given_gp(gp, data, settings)
-    with model:
+    with home:
+        are_drawn = all(is_distribution(prior) for prior in made.values()) and home is model
+        climbing = made if are_drawn else climbing_priors(made, ode.params, 1, rng)[0]
         if gp is None:
             with reporting(FITTING, enabled=progressbar):
-                gp = fit_states(chosen, ode, data, priors, likelihood, known, rng)
+                gp = fit_states(chosen, ode, data, climbing, likelihood, known, rng)
             gp = gp if chosen.noise is None else with_noise(gp, chosen.noise)
         known.check_data(gp)
-        gp, gamma, starts = chosen.prepare(ode, gp, priors, likelihood, known, rng, progressbar)
-    started = {n: starting_at(priors[n], value) for n, value in starts.items() if n in to_come}
-    priors, to_come = dict(priors) | started, to_come | started
+        gp, gamma, starts = chosen.prepare(ode, gp, climbing, likelihood, known, rng, progressbar)
+    started = {n: starting_at(made[n], value) for n, value in starts.items() if n in to_come}
+    made, to_come = dict(made) | started, to_come | started
     # Fails, if it must, before anything is added to a model of the user's.
     coords = check_states_fit(model, gp, chosen.parameterization, DIMS)
     dims: tuple[str, ...] = DIMS
@@ -568,20 +578,21 @@ def written(
     levels = start_of(gp)
     states = gp.states_of(levels)
     with reporting(WRITING, enabled=progressbar):
-        of_params = [priors[n] for n in ode.params]
+        of_params = [made[n] for n in ode.params]
         if chosen.is_matched:
-            check_start(model, ode, states, priors, gp, [gamma, sigma], [*to_come.values()])
+            check_start(home, ode, states, made, gp, [gamma, sigma], [*to_come.values()])
             if told is not None:
-                _check_possible(told, model, of_params, gp.at_times(levels))
+                _check_possible(told, home, of_params, gp.at_times(levels))
             unit = [np.float64(1)] * len(ode.params)
             GradientMatchingODE.dist(ode, gp.states_of(gp.prior_mean), unit, gp=gp, gamma=gamma)
         else:
-            check_known(model, [*of_params, sigma], [*to_come.values()])
+            check_known(home, [*of_params, sigma], [*to_come.values()])
         if chosen.state_box is not None:
             _check_box(chosen.state_box, (levels - gp.mean) / gp.scale)
 
     with model:
-        theta = {n: registered(model, n, priors[n]) for n in ode.params}
+        made = _started_anew(made_by(priors), model, starts) if callable(priors) else made
+        theta = {n: registered(model, n, made[n]) for n in ode.params}
         x = gp.prior(name["x"], parameterization=chosen.parameterization)
         add_coords(model, coords)
         if chosen.state_box is not None:
@@ -632,15 +643,10 @@ def _build_together(
     name = {ours: yielding(ours, ode.params) for ours in OURS}
     labels = {"experiment": tuple(experiments)}
     check_coords(model, labels)
-    home = model
-    if callable(priors):
-        home = pm.Model(coords={**model.coords, **labels}, model=None)
-        with home:
-            made = priors()
-    else:
-        made = priors
+    home, made = _made(priors, model, labels)
     _check_priors(ode, made, home, len(experiments))
-    checked = [_checked(ode, n, one) for n, one in experiments.items()]
+    with home:
+        checked = [_checked(ode, n, one) for n, one in experiments.items()]
     _check_alike(checked, experiments)
     likelihoods = [one.likelihood for one in checked if one.likelihood is not None]
     of_data = not likelihoods
@@ -661,7 +667,7 @@ def _build_together(
     to_come = {
         n: v for n, v in variables.items() if is_distribution(v) and not is_registered(v, home)
     }
-    added = [*to_come, *home.named_vars] if home is not model else [*to_come]
+    added = [*to_come, *(n for n in home.named_vars if n not in model.named_vars)]
     refuse_reserved(added)
     optional = {
         whitened_name(name["x"]): chosen.parameterization == "whitened",
@@ -711,7 +717,7 @@ def _build_together(
 
     with model:
         add_coords(model, labels)
-        made = _started_anew(priors(), model, starts) if callable(priors) else made
+        made = _started_anew(made_by(priors), model, starts) if callable(priors) else made
         theta = {
             n: registered(model, n, made[n], ("experiment",) if made[n].ndim else None)
             for n in ode.params
@@ -743,6 +749,18 @@ def _build_together(
         else:
             add_unmatched(name["gradient_match"], ode, x, theta, gp)
     return model
+
+
+def _made(
+    priors: Mapping | Callable, model: pm.Model, labels: Mapping[str, Any]
+) -> tuple[pm.Model, Mapping]:
+    """Return priors, and the model that they are in: one beside it, where a function makes them."""
+    if not callable(priors):
+        return model, priors
+    home = beside(model)
+    with home:
+        add_coords(home, labels)
+        return home, made_by(priors)
 
 
 def _checked(ode: ODE, name: str, given: Experiment) -> _Checked:

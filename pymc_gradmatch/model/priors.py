@@ -144,6 +144,24 @@ def _compiled(pattern: Pattern) -> tuple[Callable, Callable]:
     return one_at_a_time(density), one_at_a_time(transform)  # threads share them
 
 
+def made_by(priors: Callable) -> dict[str, TensorVariable]:
+    """Call a function of priors; what it computes becomes a variable of the model on the stack."""
+    made, model = priors(), pm.modelcontext(None)
+    if not hasattr(made, "keys"):
+        msg = (
+            f"the function of priors returns a {type(made).__name__}; expected a mapping from each "
+            "parameter to its variable: return {'k': k, 'm': m}."
+        )
+        raise TypeError(msg)
+    return {
+        name: pm.Deterministic(name, prior)
+        if isinstance(prior, TensorVariable)
+        and not (is_distribution(prior) or is_registered(prior, model))
+        else prior
+        for name, prior in made.items()
+    }
+
+
 def given_parents(prior: TensorVariable, outer: pm.Model | None) -> TensorVariable:
     """Return a distribution given the initial values of a model's variables that it depends on."""
     upstream = set(ancestors(prior.owner.inputs))

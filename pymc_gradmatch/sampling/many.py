@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pymc as pm
 import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor import TensorVariable
 
+from pymc_gradmatch._pymc import beside
 from pymc_gradmatch.arguments import check_counts, in_order, refuse_reserved
 from pymc_gradmatch.exact import UNCOMPARED
 from pymc_gradmatch.gp import levels_name, whitened_name
@@ -36,8 +38,13 @@ RESULTS = dict.fromkeys(("replicate", "diverging", "failure", TIMES, *SAID), "pa
 
 def _matched(t, y, seed, *, ode, priors, draws, tune, chains, **settings) -> xr.Dataset:
     build = partial(build_model, ode, t, y, priors=priors, progressbar=False, **settings)
+
+    def built(rng: np.random.Generator) -> pm.Model:
+        with beside(pm.Model.get_context(error_if_none=False)):
+            return build(random_seed=rng)
+
     rng = np.random.default_rng(seed)
-    return sampled(lambda rng: build(random_seed=rng), rng, draws=draws, tune=tune, chains=chains)
+    return sampled(built, rng, draws=draws, tune=tune, chains=chains)
 
 
 def _exact(t, y, seed, *, ode, priors, draws, **settings) -> xr.Dataset:
