@@ -1,4 +1,4 @@
-"""What new users tried: fits inside a model, vectors of parameters, shared unknowns, known noise."""
+"""What new users tried: fits inside a model, vectors of parameters, shared unknowns."""
 
 import numpy as np
 import pymc as pm
@@ -113,3 +113,55 @@ def test_a_function_of_priors_serves_every_preset(preset):
     model = gm.build_model(CHAIN, T, CHAIN_Y, priors=together, preset=preset, **QUIET)
     assert {"z", "k", "c"} <= {*model.named_vars}
     assert np.isfinite(model.compile_logp(mode="FAST_COMPILE")(model.initial_point()))
+
+
+NOISY = gm.ODE(lambda t, x, theta: [-theta.k * x.a], ["a"], ["k", "s"])
+OTHER_Y = 2 * np.exp(-T)[:, None] + np.random.default_rng(2).normal(0, 0.03, (9, 1))
+
+
+def lines_of(y, noise):
+    def likelihood(x, theta):
+        pm.Normal("y", x.a, noise(theta), observed=y[:, 0])
+
+    return likelihood
+
+
+def shared_priors():
+    return {"k": pm.HalfNormal("k", 2), "s": pm.HalfNormal("s", 0.1)}
+
+
+SHARED = {
+    "a parameter": lambda theta: theta.s,
+    "by its name in the model": lambda theta: pm.modelcontext(None)["s"],
+}
+
+
+def pair(noise):
+    ys = {"one": Y, "other": OTHER_Y}
+    return {n: gm.Experiment(T, y, likelihood=lines_of(y, noise)) for n, y in ys.items()}
+
+
+@pytest.mark.parametrize("noise", SHARED)
+def test_experiments_share_an_unknown_of_their_likelihoods(noise):
+    """A parameter that enters no equation is what the default's shared sigma is."""
+    fit = gm.fit(NOISY, experiments=pair(SHARED[noise]), priors=shared_priors, **QUIET)
+    assert fit.is_exact
+    with pm.Model() as by_hand:
+        theta = shared_priors()
+        for number, y in enumerate([Y, OTHER_Y]):
+            x = DECAY.solve(T, pm.Normal(f"x0_{number}", 0, 10, shape=1), [theta["k"]])
+            pm.Normal(f"y_{number}", x[:, 0], theta["s"], observed=y[:, 0])
+    expected = pm.sample(
+        500, model=by_hand, chains=2, cores=1, random_seed=1, progressbar=False, quiet=True
+    )["posterior"]
+    for name in ("k", "s"):
+        mean, sd = fit.table.loc[name, ["mean", "sd"]]
+        assert abs(mean - float(expected[name].mean())) < 0.3 * sd
+        assert sd == pytest.approx(float(expected[name].std()), rel=0.2)
+
+
+def test_an_unknown_that_each_experiment_draws_for_itself_is_warned_of():
+    experiments = pair(lambda theta: pm.HalfNormal("s", 0.1))
+    said = r"draw \['s'\]: each experiment has one of its own, such as 'one::s'.*params of gm.ODE"
+    with pytest.warns(UserWarning, match=said):
+        gm.build_model(DECAY, experiments=experiments, priors=priors(), **QUIET)

@@ -1,5 +1,6 @@
 """The four lines of Theorem 1, written by one call."""
 
+import itertools
 import logging
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -620,6 +621,16 @@ def written(
     return model
 
 
+class _Lines(pm.Model):
+    """Lines of one experiment, with its name in front, which see the variables of all."""
+
+    def __getitem__(self, key):
+        try:
+            return super().__getitem__(key)
+        except KeyError:
+            return self.parent[key]
+
+
 class _Checked(NamedTuple):
     """One of several experiments, checked."""
 
@@ -741,7 +752,7 @@ def _build_together(
                 zip(experiments, likelihoods, strict=True)
             ):
                 own = gp.members[number].at_times(x[number])
-                with pm.Model(name=label):
+                with _Lines(label):
                     likelihood(*ode.by_name(own, of_experiment(theta, ode, number)))
         add_starts((name["start"], name["start_prior"]), [c.known for c in checked], gp, x, theta)
         if chosen.is_matched:
@@ -795,7 +806,10 @@ def _refuse_beside_experiments(given: Mapping[str, Any]):
 
 
 def _check_alike(checked: Sequence[_Checked], names: Iterable[str]):
-    """Raise unless what is known of starts, and what is observed, is alike in all experiments."""
+    """Raise unless what is known of starts, and what is observed, is alike in all experiments.
+
+    Warn of unknowns that each of them has for itself by the same lines.
+    """
     first = checked[0]
     for name, one in zip(names, checked, strict=True):
         if one.known.places != first.known.places:
@@ -808,6 +822,18 @@ def _check_alike(checked: Sequence[_Checked], names: Iterable[str]):
         if (one.likelihood is None) != (first.likelihood is None):
             msg = f"some experiments have a likelihood, {name!r} or the first has not; "
             raise ValueError(msg + "expected one for each, or for none.")
+    each = [one.told.drawn for one in checked if one.told is not None]
+    repeated = [n for n in dict.fromkeys(itertools.chain(*each)) if sum(n in o for o in each) > 1]
+    if repeated:
+        name, label = repeated[0], next(iter(names))
+        warnings.warn(
+            f"the likelihoods of several experiments draw {repeated}: each experiment has one of "
+            f"its own, such as '{label}::{name}'. What they share is a parameter: name it in the "
+            f"params of gm.ODE, which need not use it, give it a prior, and write theta.{name}. "
+            "With the dim 'experiment' of that prior each has its own, and this warning goes.",
+            UserWarning,
+            stacklevel=6,
+        )
 
 
 def _scaled_together(

@@ -195,6 +195,11 @@ class Written(Likelihood):
         All that it would add to a model.
     depends_on : collection of str
         Names of the states and parameters that enter it.
+
+    Attributes
+    ----------
+    drawn : list of str
+        Names of the other random variables.
     """
 
     def __init__(
@@ -216,6 +221,7 @@ class Written(Likelihood):
         others = others or {}
         self.rows = np.arange(n_times) if rows is None else rows
         self.gp, self.sigma, self.names, self.depends_on = gp, gp.sigma, names, depends_on
+        self.drawn = [*(natural or {})]
         self._observed = observed or {}
         self._shapes = {value.name: np.shape(start) for value, start in others.items()}
         self.others = np.concatenate([np.zeros(0), *(np.ravel(start) for start in others.values())])
