@@ -530,7 +530,7 @@ def rehearsed(
     known: dict[Any, Any] = {
         value: starts[str(value.name)] for rv, value in values.items() if rv not in free
     }
-    graphs = graph_replace(graphs, known, strict=False) if known else graphs
+    graphs = cast("list", graph_replace(graphs, known, strict=False)) if known else graphs
     natural = scratch.replace_rvs_by_values(free)
     return Written(
         graphs[0], x, theta, gp=gp, rows=gp.observed,
