@@ -288,8 +288,8 @@ def _cut_short(run) -> DataTree:
 
 def _no_headway(finished: int, total: int, steps: int) -> str:
     return (
-        f"NUTS makes no headway: {finished} of {total} draws in {steps} steps. The posterior is not round in the "
-        "coordinates made for it: the data leave parameters open over orders of "
+        f"NUTS makes no headway: {finished} of {total} draws in {steps} steps. The posterior is "
+        "not round in the coordinates made for it: the data leave parameters open over orders of "
         "magnitude, or the system is faster than its grid of times. Give such parameters narrower "
         "priors, eliminate the fast ones (quasi-steady state), or take fewer times or states; "
         "pm.sample waits as long as it takes."
