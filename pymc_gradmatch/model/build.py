@@ -74,7 +74,7 @@ from pymc_gradmatch.model.likelihood import (
     rehearsed,
     with_noise,
 )
-from pymc_gradmatch.model.priors import climbing_priors, made_by, parameters_of
+from pymc_gradmatch.model.priors import climbing_priors, made_by, of_vectors, parameters_of
 from pymc_gradmatch.model.refinement import grid_of, recentre, refine, refine_together
 from pymc_gradmatch.model.start import Start, add_start, add_starts, is_known_start, of_experiment
 from pymc_gradmatch.ode import ODE, Input
@@ -323,8 +323,9 @@ def build_model(
         ``gm.find_map`` say so.
     priors : mapping of str to TensorVariable
         For each parameter of the ODE a scalar ``.dist()`` object, or a variable
-        that the model already has.  Parameters cannot be called ``chain``,
-        ``draw``, ``experiment``, ``time``, ``time_observed``, ``state`` or ``observation``.
+        that the model already has; for a vector of parameters one of its length.  Parameters
+        cannot be called ``chain``, ``draw``, ``experiment``, ``time``, ``time_observed``,
+        ``state`` or ``observation``.
         With experiments a vector with the dim ``"experiment"`` gives each a parameter of
         its own.  Or a function without arguments, called in the model, that makes these
         variables, and what they depend on: a hierarchy, a multivariate normal, of which it may
@@ -505,7 +506,8 @@ def written(
     ode = ode if inputs is None else ode.with_inputs(inputs)
     model = pm.Model.get_context(error_if_none=False) or pm.Model()
     name = {ours: yielding(ours, ode.params) for ours in OURS}
-    home, made = _made(priors, model, {})
+    priors = of_vectors(ode, priors)
+    home, made = _made(priors, model, ode, {})
     _check_priors(ode, made, home)
     positive = ode.is_positive if ode.positive else False
     data = Data.of(t, y, states=ode.states, scales=scales, positive=positive)
@@ -592,8 +594,8 @@ def written(
             _check_box(chosen.state_box, (levels - gp.mean) / gp.scale)
 
     with model:
-        made = _started_anew(made_by(priors), model, starts) if callable(priors) else made
-        theta = {n: registered(model, n, made[n]) for n in ode.params}
+        made = _started_anew(made_by(priors, ode), model, starts) if callable(priors) else made
+        theta = {n: _in_model(model, n, made[n]) for n in ode.params}
         x = gp.prior(name["x"], parameterization=chosen.parameterization)
         add_coords(model, coords)
         if chosen.state_box is not None:
@@ -654,7 +656,8 @@ def _build_together(
     name = {ours: yielding(ours, ode.params) for ours in OURS}
     labels = {"experiment": tuple(experiments)}
     check_coords(model, labels)
-    home, made = _made(priors, model, labels)
+    priors = of_vectors(ode, priors)
+    home, made = _made(priors, model, ode, labels)
     _check_priors(ode, made, home, len(experiments))
     with home:
         checked = [_checked(ode, n, one) for n, one in experiments.items()]
@@ -728,9 +731,9 @@ def _build_together(
 
     with model:
         add_coords(model, labels)
-        made = _started_anew(made_by(priors), model, starts) if callable(priors) else made
+        made = _started_anew(made_by(priors, ode), model, starts) if callable(priors) else made
         theta = {
-            n: registered(model, n, made[n], ("experiment",) if made[n].ndim else None)
+            n: _in_model(model, n, made[n], ("experiment",) if made[n].ndim else None)
             for n in ode.params
         }
         x = gp.prior(name["x"], parameterization=chosen.parameterization)
@@ -762,8 +765,13 @@ def _build_together(
     return model
 
 
+def _in_model(model: pm.Model, name: str, prior: TensorVariable, dims=None) -> TensorVariable:
+    """Return the model's variable of a prior, or the entry of a vector, which is an expression."""
+    return registered(model, name, prior, dims) if is_distribution(prior) else prior
+
+
 def _made(
-    priors: Mapping | Callable, model: pm.Model, labels: Mapping[str, Any]
+    priors: Mapping | Callable, model: pm.Model, ode: ODE, labels: Mapping[str, Any]
 ) -> tuple[pm.Model, Mapping]:
     """Return priors, and the model that they are in: one beside it, where a function makes them."""
     if not callable(priors):
@@ -771,7 +779,7 @@ def _made(
     home = beside(model)
     with home:
         add_coords(home, labels)
-        return home, made_by(priors)
+        return home, made_by(priors, ode)
 
 
 def _checked(ode: ODE, name: str, given: Experiment) -> _Checked:
@@ -999,7 +1007,8 @@ def _check_sigma(sigma, n_states: int):
 def _check_priors(ode: ODE, priors, model: pm.Model, n_experiments: int | None = None):
     in_order(priors, ode.params, "priors are")
     for name, prior in priors.items():
-        if not is_distribution(prior) and not is_registered(prior, model):
+        is_entry = name not in ode.lengths and isinstance(prior, TensorVariable)
+        if not (is_entry or is_distribution(prior) or is_registered(prior, model)):
             msg = (
                 f"the prior of {name!r} is a {type(prior).__name__}; expected a distribution, "
                 f"for example pm.HalfNormal.dist(5), or a variable of the model. A parameter that "

@@ -522,7 +522,7 @@ def rehearsed(
         msg = f"the random variables {discrete} of the likelihood are discrete; sum over them."
         raise ValueError(msg)
     upstream = set(ancestors(weighed))
-    named = [*zip(ode.states, states, strict=True), *zip(ode.params, parameters, strict=True)]
+    named = [*zip(ode.states, states, strict=True), *zip(ode.params, theta, strict=True)]
     densities = densities_of(scratch, [*free, *weighed])
     graphs = [total_of(densities), *densities[len(free) :]]
     starts = scratch.initial_point()

@@ -183,7 +183,7 @@ def fit_many(
             "single state, or gm.fit(ode, t, y) for one data set."
         )
         raise ValueError(msg)
-    refuse_reserved(ode.params, RESULTS)
+    refuse_reserved([*ode.lengths, *ode.params], RESULTS)
     check_counts(draws=draws, tune=tune, chains=chains)
     given: dict[str, Any] = {"ode": ode, "priors": priors, "draws": draws}
     if exact:
