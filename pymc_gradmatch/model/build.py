@@ -12,7 +12,7 @@ from pytensor.compile import SharedVariable
 from pytensor.tensor import TensorVariable
 from xarray import DataTree
 
-from pymc_gradmatch._pymc import EVALUATE_ONCE, at_support_points, start_at, starting_at
+from pymc_gradmatch._pymc import EVALUATE_ONCE, at_support_points, beside, start_at, starting_at
 from pymc_gradmatch.arguments import (
     is_distribution,
     is_registered,
@@ -57,7 +57,7 @@ from pymc_gradmatch.model.given import (
 )
 from pymc_gradmatch.model.likelihood import LikelihoodFunction, with_noise
 from pymc_gradmatch.model.presets import Preset, Settings, UnfittedPreset, preset_of
-from pymc_gradmatch.model.priors import climbing_priors
+from pymc_gradmatch.model.priors import climbing_priors, made_by, of_vectors
 from pymc_gradmatch.model.start import add_starts, is_known_start, of_experiment
 from pymc_gradmatch.ode import ODE, Input
 from pymc_gradmatch.reporting import reporting
@@ -113,11 +113,13 @@ def build_model(
         ``gm.find_map`` say so.
     priors : mapping of str to TensorVariable
         For each parameter of the ODE a scalar ``.dist()`` object, or a variable
-        that the model already has.  Parameters cannot be called ``chain``,
-        ``draw``, ``experiment``, ``time``, ``time_observed``, ``state`` or ``observation``.
+        that the model already has; for a vector of parameters one of its length.  Parameters
+        cannot be called ``chain``, ``draw``, ``experiment``, ``time``, ``time_observed``,
+        ``state`` or ``observation``.
         With experiments a vector with the dim ``"experiment"`` gives each a parameter of
-        its own; or a function without arguments, called in the model, that makes these
-        variables and what they depend on, a hierarchy.
+        its own.  Or a function without arguments, called in the model, that makes these
+        variables, and what they depend on: a hierarchy, a multivariate normal, of which it may
+        return expressions, ``{"k": z[0], "m": z[1]}``.
     experiments : mapping of str to Experiment or DataFrame, or sequence of Experiment, optional
         Several experiments in place of t and y: other times, lengths, inputs, doses and
         starts.  Each has states of its own, parameters are shared.  A table has the times as
@@ -271,11 +273,8 @@ def written(
     whole = Experiment(t, y, inputs, start, likelihood, scales)
     several = experiments is not None
     each = {"": whole} if experiments is None else _experiments(experiments, whole, gp)
-    if not several and (t is None or callable(priors)):
-        msg = (
-            "expected times t with observations y and a mapping of priors, or experiments={name: "
-            "gm.Experiment(t, y), ...}, of which priors may be a function."
-        )
+    if not several and t is None:
+        msg = "expected times t with observations y, or experiments={name: gm.Experiment(t, y)}."
         raise TypeError(msg)
     of_data = all(one.likelihood is None for one in each.values())
     if not of_data and settings.get("sigma") is not None:
@@ -284,7 +283,8 @@ def written(
     model = pm.Model.get_context(error_if_none=False) or pm.Model()
     labels = {"experiment": tuple(each)} if several else {}
     check_coords(model, labels)
-    home, made = _made(priors, model, labels)
+    priors = of_vectors(ode, priors)
+    home, made = _made(priors, model, ode, labels)
     check_priors(ode, made, home, len(each) if several else None)
     chosen.check(len(ode.states), several)
     noise = chosen.noise if of_data else None
@@ -295,7 +295,8 @@ def written(
         ]
     ode = ode if several else parts[0].ode  # with its inputs
     check_alike(parts)
-    warn_of_unused(ode, made, parts)
+    if of_data or not several:  # lines of several may read a parameter by its name
+        warn_of_unused(ode, made, parts)
     if noise is not None and not several:
         chosen = replace(chosen, sigma=parts[0].noise)
     if of_data and gp is None and isinstance(chosen.sigma, str):
@@ -305,7 +306,7 @@ def written(
     to_come: dict[str, Any] = {
         n: v for n, v in variables.items() if is_distribution(v) and not is_registered(v, home)
     }
-    added = [*to_come, *home.named_vars] if home is not model else [*to_come]
+    added = [*to_come, *(n for n in home.named_vars if n not in model.named_vars)]
     refuse_reserved(added)
     ours = {
         "x": True,
@@ -325,7 +326,9 @@ def written(
     check_labels(model, ode, ("time", "state"))
     rng = np.random.default_rng(random_seed)
     with home:
-        apart = climbing_priors(made, ode.params, len(each), rng) if several else [made]
+        are_drawn = all(map(is_distribution, made.values())) and home is model
+        is_plain = are_drawn and not several
+        apart = [made] if is_plain else climbing_priors(made, ode.params, len(each), rng)
         if gp is not None:
             _check_given_gp(gp, parts[0].data, settings)
             fits = [gp]
@@ -352,7 +355,8 @@ def written(
         lines.check(home, {n: made[n] for n in ode.params}, [*to_come.values()])
     with model:
         add_coords(model, labels)
-        made = _started_anew(priors(), model, found.start) if callable(priors) else made
+        if callable(priors):
+            made = _started_anew(made_by(priors, ode), model, found.start)
         lines.write(made, y if isinstance(y, SharedVariable) else found.gp.observations)
     return model
 
@@ -422,7 +426,7 @@ class _Lines:
         gp, ode, names = self.gp, self.ode, self.names
         coords = self.coords(model)
         theta = {
-            n: registered(model, n, priors[n], ("experiment",) if priors[n].ndim else None)
+            n: _in_model(model, n, priors[n], ("experiment",) if priors[n].ndim else None)
             for n in ode.params
         }
         x = gp.prior(names["x"], parameterization=self.chosen.parameterization)
@@ -462,7 +466,7 @@ class _Lines:
             if not self.gp.names:
                 likelihood(*arguments)
                 continue
-            with pm.Model(name=one.name):
+            with _LinesOfOne(one.name):
                 likelihood(*arguments)
 
     def _noise(self, model: pm.Model):
@@ -503,15 +507,31 @@ def _experiments(
     }
 
 
+class _LinesOfOne(pm.Model):
+    """Lines of one experiment, with its name in front, which see the variables of all."""
+
+    def __getitem__(self, key):
+        try:
+            return super().__getitem__(key)
+        except KeyError:
+            return self.parent[key]
+
+
+def _in_model(model: pm.Model, name: str, prior: TensorVariable, dims=None) -> TensorVariable:
+    """Return the model's variable of a prior, or the entry of a vector, which is an expression."""
+    return registered(model, name, prior, dims) if is_distribution(prior) else prior
+
+
 def _made(
-    priors: Mapping | Callable, model: pm.Model, labels: Mapping[str, Any]
+    priors: Mapping | Callable, model: pm.Model, ode: ODE, labels: Mapping[str, Any]
 ) -> tuple[pm.Model, Mapping]:
-    """Return priors, and the model that they are in: another one where a function makes them."""
+    """Return priors, and the model that they are in: one beside it, where a function makes them."""
     if not callable(priors):
         return model, priors
-    home = pm.Model(coords={**model.coords, **labels}, model=None)
+    home = beside(model)
     with home:
-        return home, priors()
+        add_coords(home, labels)
+        return home, made_by(priors, ode)
 
 
 def _started_anew(made: Mapping, model: pm.Model, starts: Mapping[str, Any]) -> Mapping:

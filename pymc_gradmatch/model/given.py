@@ -1,5 +1,6 @@
 """What is given of each experiment, checked before anything is fitted."""
 
+import itertools
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -127,7 +128,10 @@ class Fits:
 
 
 def check_alike(parts: Sequence[Given]):
-    """Raise unless what is known of starts, and what is observed, is alike in all experiments."""
+    """Raise unless what is known of starts, and what is observed, is alike in all experiments.
+
+    Warn of unknowns that each of them has for itself by the same lines.
+    """
     first = parts[0]
     for one in parts:
         if one.known.places != first.known.places:
@@ -140,13 +144,26 @@ def check_alike(parts: Sequence[Given]):
         if (one.likelihood is None) != (first.likelihood is None):
             msg = f"some experiments have a likelihood, {one.name!r} or the first has not; "
             raise ValueError(msg + "expected one for each, or for none.")
+    each = [one.written.drawn for one in parts if one.written is not None]
+    repeated = [n for n in dict.fromkeys(itertools.chain(*each)) if sum(n in o for o in each) > 1]
+    if repeated:
+        name = repeated[0]
+        warnings.warn(
+            f"the likelihoods of several experiments draw {repeated}: each experiment has one of "
+            f"its own, such as '{first.name}::{name}'. What they share is a parameter: name it in "
+            f"the params of gm.ODE, which need not use it, give it a prior, and write theta.{name}."
+            " With the dim 'experiment' of that prior each has its own, and this warning goes.",
+            UserWarning,
+            stacklevel=5,
+        )
 
 
 def check_priors(ode: ODE, priors, model: pm.Model, n_experiments: int | None = None):
     """Raise unless there is one prior for each parameter, or one per experiment."""
     in_order(priors, ode.params, "priors are")
     for name, prior in priors.items():
-        if not is_distribution(prior) and not is_registered(prior, model):
+        is_entry = name not in ode.lengths and isinstance(prior, TensorVariable)
+        if not (is_entry or is_distribution(prior) or is_registered(prior, model)):
             msg = (
                 f"the prior of {name!r} is a {type(prior).__name__}; expected a distribution, "
                 f"for example pm.HalfNormal.dist(5), or a variable of the model. A parameter that "
