@@ -295,7 +295,8 @@ def written(
         ]
     ode = ode if several else parts[0].ode  # with its inputs
     check_alike(parts)
-    warn_of_unused(ode, made, parts)
+    if of_data or not several:  # lines of several may read a parameter by its name
+        warn_of_unused(ode, made, parts)
     if noise is not None and not several:
         chosen = replace(chosen, sigma=parts[0].noise)
     if of_data and gp is None and isinstance(chosen.sigma, str):
