@@ -177,9 +177,10 @@ def centre(problem: Problem, there: Matched) -> Problem:
 
 
 def with_noise_of_all(problems: Sequence[Problem]) -> list[Problem]:
-    """Return problems with the same sigma in all experiments, where their noise is normal."""
+    """Return problems with the same sigma in all experiments, where it is sought in all."""
     normals = [one.likelihood for one in problems if isinstance(one.likelihood, Normal)]
-    if len(problems) == 1 or len(normals) < len(problems):
+    is_known = any(one.noise is not None for one in normals)
+    if len(problems) == 1 or len(normals) < len(problems) or is_known:
         return [*problems]
     n_observed = np.array([one.gp.data.is_observed.sum(axis=0) for one in normals])
     squares = np.square([one.sigma for one in normals])
