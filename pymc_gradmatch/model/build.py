@@ -405,8 +405,9 @@ def build_model(
         The noise: ``"fixed"`` at its estimate; ``"random"``, a half-normal per
         state as wide as its data vary; a prior in the data's units, such as
         ``pm.HalfNormal.dist(0.5)``, of a number or one per state; or what is known of it, a
-        standard deviation for all, one per state, or one for each observation, in the shape
-        of y or a table like it.  Where states are positive it is that of the logarithm.
+        standard deviation for all, one per state, or one for each observation, in the shape of y
+        or a table like it; of one of several experiments also in its ``Experiment``.  Where states
+        are positive it is that of the logarithm.
     parameterization : {"centered", "whitened"}
         See :meth:`StateGP.prior`.
     state_box : float, optional
@@ -492,6 +493,7 @@ def written(
                 inputs=inputs if e.inputs is None else e.inputs or None,
                 start=start if e.start is None else e.start,
                 scales=scales if e.scales is None else e.scales,
+                sigma=chosen.noise if e.sigma is None else e.sigma,
             )
             for n, e in as_experiments(experiments).items()
         }
@@ -641,6 +643,7 @@ class _Checked(NamedTuple):
     known: Start
     told: Written | None
     likelihood: LikelihoodFunction | None
+    noise: NDArray[np.float64] | None
 
 
 def _build_together(
@@ -664,18 +667,14 @@ def _build_together(
     _check_alike(checked, experiments)
     likelihoods = [one.likelihood for one in checked if one.likelihood is not None]
     of_data = not likelihoods
-    sigma = chosen.sigma
-    _check_sigma(sigma, len(ode.states))
-    if of_data:
-        _check_noise_is_told(sigma, [one.data for one in checked])
+    noises = [one.noise for one in checked if one.noise is not None]
+    sigma = "known" if noises else chosen.sigma
+    if not noises:
+        _check_sigma(sigma, len(ode.states))
+        if of_data:
+            _check_noise_is_told(sigma, [one.data for one in checked])
     if chosen.state_box is not None or chosen.recentred:
         msg = "state_box and recentred are not there for several experiments; expected neither."
-        raise ValueError(msg)
-    if chosen.noise is not None:
-        msg = (
-            "sigma is known numbers, which are not there for several experiments yet; give each "
-            "experiment a likelihood= with its own sigma, or a prior."
-        )
         raise ValueError(msg)
     variables = {**made, name["sigma"]: sigma, name["gamma"]: chosen.gamma}
     to_come = {
@@ -701,6 +700,8 @@ def _build_together(
             fitted = []
             for one, data in zip(checked, parts, strict=True):
                 fitted.append(_fitted(chosen, one.ode, data, rng))
+                if one.noise is not None:
+                    fitted[-1] = with_noise(fitted[-1], one.noise)
                 one.known.check_data(fitted[-1])
         gps = StateGPs(
             dict(zip(experiments, fitted, strict=True)),
@@ -738,7 +739,13 @@ def _build_together(
         }
         x = gp.prior(name["x"], parameterization=chosen.parameterization)
         add_coords(model, coords)
-        noise = _noise_of_all(model, name["sigma"], gp, sigma, seen) if of_data else None
+        noise: Any = None
+        if of_data:
+            noise = (
+                _on_grid(noises, gp)
+                if noises
+                else _noise_of_all(model, name["sigma"], gp, sigma, seen)
+            )
         if isinstance(gamma, TensorVariable) and is_distribution(gamma):
             gamma = registered(model, name["gamma"], gamma)
         if of_data:
@@ -796,12 +803,16 @@ def _checked(ode: ODE, name: str, given: Experiment) -> _Checked:
         told = None
         if given.likelihood is not None:
             told = rehearsed(given.likelihood, ode, unfitted(data), several=True)
+            if given.sigma is not None:
+                msg = "sigma is given, and so is a likelihood; expected sigma in the lines of that."
+                raise ValueError(msg)  # noqa: TRY301
+        noise = None if given.sigma is None else as_noise(given.sigma, data)
         _check_doses(own, data, known)
         _check_reached(own, data, told, known)
     except (TypeError, ValueError) as error:
         msg = f"experiment {name!r}: {error}"
         raise type(error)(msg) from error
-    return _Checked(own, data, known, told, given.likelihood)
+    return _Checked(own, data, known, told, given.likelihood, noise)
 
 
 def _refuse_beside_experiments(given: Mapping[str, Any]):
@@ -827,6 +838,9 @@ def _check_alike(checked: Sequence[_Checked], names: Iterable[str]):
                 "the first; expected the same states in all. What is known roughly has a prior."
             )
             raise ValueError(msg)
+        if (one.noise is None) != (first.noise is None):
+            msg = f"the noise of some experiments is known, that of {name!r} or the first is not; "
+            raise ValueError(msg + "expected sigma= for each, or for none.")
         if (one.likelihood is None) != (first.likelihood is None):
             msg = f"some experiments have a likelihood, {name!r} or the first has not; "
             raise ValueError(msg + "expected one for each, or for none.")
@@ -890,6 +904,14 @@ def _noise_of_all(model: pm.Model, name: str, gp: StateGPs, sigma, seen: NDArray
         model, name, starting_at(pm.HalfNormal.dist(scale[seen]), start[seen]), dims=dims
     )
     return some if seen.all() else pt.set_subtensor(pt.as_tensor(start)[np.flatnonzero(seen)], some)
+
+
+def _on_grid(noises: Sequence[NDArray[np.float64]], gp: StateGPs) -> NDArray[np.float64]:
+    """Return known noise of each experiment at the times of its grid, one where nothing was."""
+    on_grid = np.ones(gp.prior_mean.shape)
+    for each, noise, member in zip(on_grid, noises, gp.members, strict=True):
+        each[member.observed] = np.nan_to_num(noise, nan=1.0)
+    return on_grid
 
 
 def _started_anew(made: Mapping, model: pm.Model, starts: Mapping[str, Any]) -> Mapping:
