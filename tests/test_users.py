@@ -210,3 +210,24 @@ def test_known_noise_of_some_experiments_alone_is_refused():
     some = {"one": gm.Experiment(T, Y, sigma=0.03), "other": gm.Experiment(T, OTHER_Y)}
     with pytest.raises(ValueError, match=r"known, that of 'other' or .* sigma= for each"):
         gm.build_model(DECAY, experiments=some, priors=priors(), **QUIET)
+
+
+def test_a_noise_that_is_fixed_is_said_with_its_number(fit):
+    said = "The noise of y is fixed, at 0.05."
+    assert said in repr(gm.fit(DECAY, T, Y, priors=priors(), sigma=0.05, **QUIET))
+    assert "is fixed" not in repr(fit)
+    gp = gm.StateGP(T, Y, [pm.gp.cov.ExpQuad(1, ls=1.0)], sigma=0.05, states=["a"])
+    checks = []
+    for sigma in (0.05, None):
+        with pm.Model(coords={"state": ["a"]}) as model:
+            theta = {"k": pm.HalfNormal("k", 2)}
+            x = gp.prior("x")
+            noise = pm.HalfNormal("sigma", 1, initval=gp.sigma, dims="state") if not sigma else 0.05
+            pm.Normal("y", x, noise, observed=Y, dims=("time", "state"))
+            gm.GradientMatchingODE("match", DECAY, x, theta, gp=gp, gamma=0.1)
+            idata = gm.sample(250, chains=4, cores=1, **QUIET)
+        checks.append(gm.integrate_check(idata, model=model, **QUIET))
+    assert [said in check.verdict for check in checks] == [True, False]
+    for name in ("mean", "sd"):  # with sigma unknown they are those of the one call
+        ours = float(checks[1].moved.loc["k", f"exact_{name}"])
+        assert ours == pytest.approx(fit.table.loc["k", name], rel=0.1)
