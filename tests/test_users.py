@@ -165,3 +165,69 @@ def test_an_unknown_that_each_experiment_draws_for_itself_is_warned_of():
     said = r"draw \['s'\]: each experiment has one of its own, such as 'one::s'.*params of gm.ODE"
     with pytest.warns(UserWarning, match=said):
         gm.build_model(DECAY, experiments=experiments, priors=priors(), **QUIET)
+
+
+def test_known_noise_of_experiments_is_that_of_likelihoods_with_these_numbers():
+    """One standard deviation for all of one experiment, one for each observation of the other."""
+    each = np.linspace(0.02, 0.2, 9)[:, None]
+    hole = OTHER_Y.copy()
+    hole[4] = np.nan
+    seen = ~np.isnan(hole[:, 0])
+    known = {
+        "one": gm.Experiment(T, Y, sigma=0.03),
+        "other": gm.Experiment(T, hole, sigma=each),
+    }
+
+    def other(x, theta):
+        pm.Normal("y", x.a[seen], each[seen, 0], observed=hole[seen, 0])
+
+    lines = {
+        "one": gm.Experiment(T, Y, likelihood=lines_of(Y, lambda theta: 0.03)),
+        "other": gm.Experiment(T, hole, likelihood=other),
+    }
+    by_numbers, by_lines = (
+        gm.fit(DECAY, experiments=given, priors=priors(), **QUIET) for given in (known, lines)
+    )
+    assert by_numbers.is_exact
+    assert "sigma" not in by_numbers.idata["posterior"]
+    at = {"k_log__": np.log(1.1), "x0_scaled__": np.array([[0.1], [-0.2]])}
+    densities = []
+    for exact in (by_numbers.exact_model, by_lines.exact_model):
+        density, point = exact.compile_logp(mode="FAST_COMPILE"), exact.initial_point()
+        assert {*point} == {*at}
+        values = at
+        moved = values | {"k_log__": np.log(0.9)}
+        densities.append(float(density(values) - density(moved)))
+    assert densities[0] == pytest.approx(densities[1], rel=1e-6)
+    shared = gm.fit(
+        DECAY, experiments={"one": known["one"], "other": gm.Experiment(T, OTHER_Y)},
+        priors=priors(), sigma=0.03, **QUIET,
+    )  # fmt: skip
+    assert shared.table.loc["k", "sd"] < by_numbers.table.loc["k", "sd"]
+
+
+def test_known_noise_of_some_experiments_alone_is_refused():
+    some = {"one": gm.Experiment(T, Y, sigma=0.03), "other": gm.Experiment(T, OTHER_Y)}
+    with pytest.raises(ValueError, match=r"known, that of 'other' or .* sigma= for each"):
+        gm.build_model(DECAY, experiments=some, priors=priors(), **QUIET)
+
+
+def test_a_noise_that_is_fixed_is_said_with_its_number(fit):
+    said = "The noise of y is fixed, at 0.05."
+    assert said in repr(gm.fit(DECAY, T, Y, priors=priors(), sigma=0.05, **QUIET))
+    assert "is fixed" not in repr(fit)
+    gp = gm.StateGP(T, Y, [pm.gp.cov.ExpQuad(1, ls=1.0)], sigma=0.05, states=["a"])
+    checks = []
+    for sigma in (0.05, None):
+        with pm.Model(coords={"state": ["a"]}) as model:
+            theta = {"k": pm.HalfNormal("k", 2)}
+            x = gp.prior("x")
+            noise = pm.HalfNormal("sigma", 1, initval=gp.sigma, dims="state") if not sigma else 0.05
+            pm.Normal("y", x, noise, observed=Y, dims=("time", "state"))
+            gm.GradientMatchingODE("match", DECAY, x, theta, gp=gp, gamma=0.1)
+            idata = gm.sample(250, chains=4, cores=1, **QUIET)
+        checks.append(gm.integrate_check(idata, model=model, **QUIET))
+    assert [said in check.verdict for check in checks] == [True, False]
+    for name in ("mean", "sd"):  # with sigma unknown they are those of the one call
+        ours = float(checks[1].moved.loc["k", f"exact_{name}"])
+        assert ours == pytest.approx(fit.table.loc["k", name], rel=0.1)

@@ -6,6 +6,7 @@ its modes, searches draw around these, and :class:`Diagnostics` says whether to 
 """
 
 from pymc_gradmatch.exact.climb import (
+    NoSlopesError,
     climb,
     climbs,
     further_climbs,
@@ -72,6 +73,7 @@ __all__ = [
     "ImpossibleError",
     "Local",
     "Mixture",
+    "NoSlopesError",
     "OutOfTimeError",
     "Solutions",
     "Weighted",

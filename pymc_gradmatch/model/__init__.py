@@ -22,6 +22,7 @@ from pymc_gradmatch.model.likelihood import (
     NoDerivativeError,
     densities_of,
     density_of,
+    fixed_noise,
     total_of,
     where_impossible,
 )
@@ -58,6 +59,7 @@ __all__ = [
     "density_of",
     "equations",
     "fit_states",
+    "fixed_noise",
     "is_constraint",
     "is_known_start",
     "keep_observations",

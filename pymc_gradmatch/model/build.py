@@ -7,7 +7,7 @@ from typing import Any, Unpack, cast
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from pytensor.compile import SharedVariable
 from pytensor.tensor import TensorVariable
 from xarray import DataTree
@@ -192,8 +192,9 @@ def build_model(
         The noise: ``"fixed"`` at its estimate; ``"random"``, a half-normal per
         state as wide as its data vary; a prior in the data's units, such as
         ``pm.HalfNormal.dist(0.5)``, of a number or one per state; or what is known of it, a
-        standard deviation for all, one per state, or one for each observation, in the shape
-        of y or a table like it.  Where states are positive it is that of the logarithm.
+        standard deviation for all, one per state, or one for each observation, in the shape of y
+        or a table like it; of one of several experiments also in its ``Experiment``.  Where states
+        are positive it is that of the logarithm.
     parameterization : {"centered", "whitened"}
         See :meth:`StateGP.prior`.
     state_box : float, optional
@@ -270,7 +271,7 @@ def written(
 ) -> pm.Model:
     """Write the model of :func:`build_model` with the settings of a preset."""
     check_ode(ode)
-    whole = Experiment(t, y, inputs, start, likelihood, scales)
+    whole = Experiment(t, y, inputs, start, likelihood, scales, chosen.noise)
     several = experiments is not None
     each = {"": whole} if experiments is None else _experiments(experiments, whole, gp)
     if not several and t is None:
@@ -287,18 +288,16 @@ def written(
     home, made = _made(priors, model, ode, labels)
     check_priors(ode, made, home, len(each) if several else None)
     chosen.check(len(ode.states), several)
-    noise = chosen.noise if of_data else None
     with home:
         parts = [
-            Given.of(ode, one, name, several=several, fits=gp is None, noise=noise)
-            for name, one in each.items()
+            Given.of(ode, one, name, several=several, fits=gp is None) for name, one in each.items()
         ]
     ode = ode if several else parts[0].ode  # with its inputs
     check_alike(parts)
     if of_data or not several:  # lines of several may read a parameter by its name
         warn_of_unused(ode, made, parts)
-    if noise is not None and not several:
-        chosen = replace(chosen, sigma=parts[0].noise)
+    if parts[0].noise is not None:
+        chosen = replace(chosen, sigma=parts[0].noise)  # known, of each as its own is
     if of_data and gp is None and isinstance(chosen.sigma, str):
         check_noise_is_told([one.data for one in parts])
     names = {ours: yielding(ours, ode.params) for ours in OURS}
@@ -470,8 +469,11 @@ class _Lines:
                 likelihood(*arguments)
 
     def _noise(self, model: pm.Model):
-        """Return the noise: of each experiment where it is fixed, else the same for all."""
+        """Return the noise: of each experiment if known or fixed, else the same for all."""
         sigma, name, gp = self.chosen.sigma, self.names["sigma"], self.gp
+        known = [one.noise for one in self.parts if one.noise is not None]
+        if known and gp.names:
+            return _on_grid(known, gp)
         if is_distribution(sigma):
             return registered(model, name, sigma)
         if not isinstance(sigma, str):
@@ -502,6 +504,7 @@ def _experiments(
             inputs=whole.inputs if one.inputs is None else one.inputs or None,
             start=whole.start if one.start is None else one.start,
             scales=whole.scales if one.scales is None else one.scales,
+            sigma=whole.sigma if one.sigma is None else one.sigma,
         )
         for name, one in as_experiments(given).items()
     }
@@ -532,6 +535,14 @@ def _made(
     with home:
         add_coords(home, labels)
         return home, made_by(priors, ode)
+
+
+def _on_grid(noises: Sequence[NDArray[np.float64]], gp: AnyStateGP) -> NDArray[np.float64]:
+    """Return known noise of each experiment at the times of its grid, one where nothing was."""
+    on_grid = np.ones(gp.prior_mean.shape)
+    for each, noise, member in zip(on_grid, noises, gp.members, strict=True):
+        each[member.observed] = np.nan_to_num(noise, nan=1.0)
+    return on_grid
 
 
 def _started_anew(made: Mapping, model: pm.Model, starts: Mapping[str, Any]) -> Mapping:

@@ -5,7 +5,6 @@ import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pymc as pm
@@ -69,9 +68,7 @@ class Given:
     name: str = ""
 
     @classmethod
-    def of(
-        cls, ode: ODE, one: Experiment, name: str, *, several: bool, fits: bool, noise: Any
-    ) -> "Given":
+    def of(cls, ode: ODE, one: Experiment, name: str, *, several: bool, fits: bool) -> "Given":
         """Check one experiment; of one among several errors say its name.
 
         Parameters
@@ -80,8 +77,6 @@ class Given:
             Whether it is one of several.
         fits : bool
             Whether Gaussian processes are still to be fitted.
-        noise : array_like, optional
-            Sigma, where it is known.
         """
         try:
             ode = ode if one.inputs is None else ode.with_inputs(one.inputs)
@@ -98,9 +93,12 @@ class Given:
             written = None
             if one.likelihood is not None:
                 written = rehearsed(one.likelihood, ode, unfitted(data), several=several)
+                if one.sigma is not None:
+                    msg = "sigma is given, and so is a likelihood; expected sigma in its lines."
+                    raise ValueError(msg)  # noqa: TRY301
             _check_doses(ode, data, known)
             _check_reached(ode, data, written, known)
-            noise = None if noise is None else as_noise(noise, data)
+            noise = None if one.sigma is None else as_noise(one.sigma, data)
         except (TypeError, ValueError) as error:
             if not several:
                 raise
@@ -141,6 +139,9 @@ def check_alike(parts: Sequence[Given]):
                 "in the first; expected the same states in all. What is known roughly has a prior."
             )
             raise ValueError(msg)
+        if (one.noise is None) != (first.noise is None):
+            msg = f"the noise of some experiments is known, that of {one.name!r} or the first is "
+            raise ValueError(msg + "not; expected sigma= for each, or for none.")
         if (one.likelihood is None) != (first.likelihood is None):
             msg = f"some experiments have a likelihood, {one.name!r} or the first has not; "
             raise ValueError(msg + "expected one for each, or for none.")

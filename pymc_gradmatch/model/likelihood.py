@@ -29,6 +29,7 @@ from pymc_gradmatch._pymc import (
     beside,
     impossible_outside,
     in_numpy,
+    random_ancestors,
     without_starts,
 )
 from pymc_gradmatch.arguments import as_numbers
@@ -45,6 +46,8 @@ COUNTS = tuple(
         pm.Geometric,
     )
 )
+NORMAL = type(pm.Normal.rv_op), type(pm.LogNormal.rv_op)
+MOST_NUMBERS = 4  # that are named one by one
 UNSEEN = 0.1  # sigma of a state that nothing is known of, in standard deviations
 
 type LikelihoodFunction = Callable[[Any, Any], Any]
@@ -374,6 +377,23 @@ def where_impossible(
         more = f" and {len(outside) - 1} more" if len(outside) > 1 else ""
         places.append(f"{place}{more}")
     return ", ".join(places)
+
+
+def fixed_noise(model: pm.Model) -> str:
+    """Say at which numbers the noise of normal, or log-normal, data is fixed, if it is."""
+    said = []
+    for rv in model.observed_RVs:
+        if not isinstance(rv.owner.op, NORMAL):
+            continue
+        _, sigma = rv.owner.op.dist_params(rv.owner)
+        if random_ancestors([sigma]):
+            continue
+        values = np.unique(np.ravel(sigma.eval(mode=EVALUATE_ONCE)).round(12))
+        numbers = ", ".join(f"{v:.3g}" for v in values)
+        if len(values) > MOST_NUMBERS:
+            numbers = f"{values[0]:.3g} to {values[-1]:.3g}"
+        said.append(f" The noise of {rv.name} is fixed, at {numbers}.")
+    return "".join(said)
 
 
 def _like_the_others(sigma, unknown, scale) -> NDArray[np.float64]:

@@ -78,12 +78,6 @@ class Preset:
         if self.state_box is not None:
             msg = "state_box is not there for several experiments; expected none."
             raise ValueError(msg)
-        if self.noise is not None:
-            msg = (
-                "sigma is known numbers, which are not there for several experiments yet; give "
-                "each experiment a likelihood= with its own sigma, or a prior."
-            )
-            raise ValueError(msg)
 
     def fit(self, data: Data, rng: np.random.Generator) -> StateGP:
         """Fit the Gaussian processes of one experiment."""

@@ -20,6 +20,7 @@ from pymc_gradmatch.exact import (
     ImpossibleError,
     Local,
     Mixture,
+    NoSlopesError,
     climbs,
     cover,
     diagnosed,
@@ -41,6 +42,7 @@ LONGER, ACCEPTED = 2, 0.99  # of chains that are run once more: how long, and me
 ROUGHLY = 1e-6  # relative tolerance of their solutions; weights make up for it
 MIN_DRAWS = 1_000
 N_HANDED_ON = 4
+N_TOLD = 100  # draws of the prior that are looked at where no climb can begin
 TRY = (
     "Try more draws (n_draws), narrower priors where the data leave parameters open, or sample the "
     "exact posterior with an ODE solver in the loop, from .starts and with .covariance as the "
@@ -133,7 +135,7 @@ class Exact:
         target = self.target
         also = "" if self.near is None else "the draws, and from "
         self.say(f"climbing from {also}draws of the prior")
-        with suppress(ImpossibleError):  # the whole may be where a first piece is not
+        with suppress(ImpossibleError, NoSlopesError):  # the whole may be where a piece is not
             for found in climbs(target, self.rng, self.near):
                 self.climbing = Climbing.of(target, found)
         looks = self.near is None
@@ -194,10 +196,10 @@ class Exact:
         """Climb with a growing horizon, too."""
         self.say("climbing with a growing horizon")
         target, known = self.target, None if self.climbing is None else self.climbing.found
-        with suppress(ImpossibleError):
+        with suppress(ImpossibleError, NoSlopesError):
             known = grown(target, self.rng, known)
         if known is None:
-            raise ValueError(_in_no_solution(target))
+            raise ValueError(_in_no_solution(target, self.rng))
         self.climbing = Climbing.of(target, known)
 
     def approximate(self):
@@ -227,11 +229,18 @@ def is_strange(target: ExactPosterior, modes: Local) -> bool:
     return any(one.hang_together or one.have_outlier for one in left)
 
 
-def _in_no_solution(target: ExactPosterior) -> str:
-    """Say that no draw of the prior has a positive density, and what excludes the model's start."""
-    start = target.starting_at()
-    at = {label: float(f"{v[0]:.3g}") for label, v in target.scalars(start[None]).items()}
-    why = target.impossible(start)
+def _in_no_solution(target: ExactPosterior, rng: np.random.Generator) -> str:
+    """Say why there is nowhere to climb from: at the model's start, or at a draw of the prior."""
+    points = np.concatenate([target.starting_at()[None], target.drawn(N_TOLD, rng)])
+    is_possible = np.isfinite(target(points))
+    point = points[is_possible][0] if is_possible.any() else points[0]
+    at = {label: float(f"{v[0]:.3g}") for label, v in target.scalars(point[None]).items()}
+    if is_possible.any():
+        return (
+            "the exact density has no finite derivatives at draws of the prior, so that nothing "
+            f"climbs from there. At {at}: {target.without_slope(point)}"
+        )
+    why = target.impossible(point)
     where = f" From {at}: {why}" if why else ""
     return (
         "the exact density is zero at all draws of the prior: the ODE cannot be integrated from "

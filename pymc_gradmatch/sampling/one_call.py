@@ -41,6 +41,7 @@ from pymc_gradmatch.model import (
     Settings,
     build_model,
     constraints,
+    fixed_noise,
     unfitted_model,
 )
 from pymc_gradmatch.numerics import on_one_thread, one_at_a_time
@@ -173,6 +174,7 @@ class Fit(Verdict):
         modes = several(self.modes["weight"].to_numpy())
         words = (
             f"{self.verdict}{modes}{_in_words(self.unidentified)}{_of_starts(self.default_starts)}"
+            f"{fixed_noise(self.solved)}"
         )
         return words, [self.table]
 
