@@ -22,7 +22,6 @@ from pymc_gradmatch.arguments import (
 )
 from pymc_gradmatch.gp import (
     AnyStateGP,
-    Data,
     Experiment,
     StateGP,
     StateGPs,
@@ -49,10 +48,12 @@ from pymc_gradmatch.model.given import (
     Fits,
     Given,
     check_alike,
+    check_given_gp,
     check_noise_is_told,
     check_possible,
     check_priors,
     fit_states,
+    refuse_beside_experiments,
     warn_of_unused,
 )
 from pymc_gradmatch.model.likelihood import LikelihoodFunction, with_noise
@@ -329,7 +330,7 @@ def written(
         is_plain = are_drawn and not several
         apart = [made] if is_plain else climbing_priors(made, ode.params, len(each), rng)
         if gp is not None:
-            _check_given_gp(gp, parts[0].data, settings)
+            check_given_gp(gp, parts[0].data, settings)
             fits = [gp]
         else:
             with reporting(FITTING, enabled=progressbar):
@@ -497,7 +498,7 @@ def _experiments(
 ) -> dict[str, Experiment]:
     """Return experiments by name, with what is given of all where they have none of their own."""
     singular = {"t": whole.t, "y": whole.y, "likelihood": whole.likelihood, "gp": gp}
-    _refuse_beside_experiments({n: v for n, v in singular.items() if v is not None})
+    refuse_beside_experiments({n: v for n, v in singular.items() if v is not None})
     return {
         name: replace(
             one,
@@ -600,22 +601,4 @@ def _check_box(state_box: float, deviation):
             f"state_box is {state_box:g}, but the states start up to {furthest:.3g} standard "
             "deviations from their mean, outside of it; expected a larger one."
         )
-        raise ValueError(msg)
-
-
-def _refuse_beside_experiments(given: Mapping[str, Any]):
-    if given:
-        msg = (
-            f"{list(given)} are given, and so are experiments, which have their own; expected one "
-            "of them: gm.Experiment(t, y, likelihood=...)."
-        )
-        raise TypeError(msg)
-
-
-def _check_given_gp(gp: StateGP, data: Data, settings: Mapping[str, Any]):
-    if settings.get("cov") is not None or settings.get("shared") is not None:
-        msg = "gp is given, and so is cov or shared; a given gp has its kernels already."
-        raise ValueError(msg)
-    if not gp.data.is_same(data):
-        msg = "gp was made from other data than t and y; expected the same times and observations."
         raise ValueError(msg)

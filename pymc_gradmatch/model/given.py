@@ -421,3 +421,23 @@ def _refuse_shared(y):
             "where it is set anew; expected an array, y.get_value()."
         )
         raise TypeError(msg)
+
+
+def refuse_beside_experiments(given: Mapping[str, Any]):
+    """Raise if something is given that each experiment has for itself."""
+    if given:
+        msg = (
+            f"{list(given)} are given, and so are experiments, which have their own; expected one "
+            "of them: gm.Experiment(t, y, likelihood=...)."
+        )
+        raise TypeError(msg)
+
+
+def check_given_gp(gp: StateGP, data: Data, settings: Mapping[str, Any]):
+    """Raise unless Gaussian processes that are given are of these data."""
+    if settings.get("cov") is not None or settings.get("shared") is not None:
+        msg = "gp is given, and so is cov or shared; a given gp has its kernels already."
+        raise ValueError(msg)
+    if not gp.data.is_same(data):
+        msg = "gp was made from other data than t and y; expected the same times and observations."
+        raise ValueError(msg)
