@@ -7,7 +7,7 @@ from typing import Any, Unpack, cast
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from pytensor.compile import SharedVariable
 from pytensor.tensor import TensorVariable
 from xarray import DataTree
@@ -53,6 +53,7 @@ from pymc_gradmatch.model.given import (
     check_possible,
     check_priors,
     fit_states,
+    known_noise,
     refuse_beside_experiments,
     warn_of_unused,
 )
@@ -472,9 +473,8 @@ class _Lines:
     def _noise(self, model: pm.Model):
         """Return the noise: of each experiment if known or fixed, else the same for all."""
         sigma, name, gp = self.chosen.sigma, self.names["sigma"], self.gp
-        known = [one.noise for one in self.parts if one.noise is not None]
-        if known and gp.names:
-            return _on_grid(known, gp)
+        if gp.names and self.parts[0].noise is not None:
+            return known_noise(self.parts, gp)
         if is_distribution(sigma):
             return registered(model, name, sigma)
         if not isinstance(sigma, str):
@@ -536,14 +536,6 @@ def _made(
     with home:
         add_coords(home, labels)
         return home, made_by(priors, ode)
-
-
-def _on_grid(noises: Sequence[NDArray[np.float64]], gp: AnyStateGP) -> NDArray[np.float64]:
-    """Return known noise of each experiment at the times of its grid, one where nothing was."""
-    on_grid = np.ones(gp.prior_mean.shape)
-    for each, noise, member in zip(on_grid, noises, gp.members, strict=True):
-        each[member.observed] = np.nan_to_num(noise, nan=1.0)
-    return on_grid
 
 
 def _started_anew(made: Mapping, model: pm.Model, starts: Mapping[str, Any]) -> Mapping:

@@ -5,6 +5,7 @@ import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pymc as pm
@@ -269,6 +270,14 @@ def check_possible(
                 "starts from solutions of the ODE."
             )
             raise ValueError(msg)
+
+
+def known_noise(parts: Sequence[Given], gp: AnyStateGP) -> NDArray[np.float64]:
+    """Return known noise of each experiment at the times of its grid, one where nothing was."""
+    on_grid = np.ones(gp.prior_mean.shape)
+    for each, one, member in zip(on_grid, parts, gp.members, strict=True):
+        each[member.observed] = np.nan_to_num(one.noise, nan=1.0)
+    return on_grid
 
 
 def fit_states(
