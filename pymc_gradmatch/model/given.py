@@ -275,8 +275,9 @@ def check_possible(
 def known_noise(parts: Sequence[Given], gp: AnyStateGP) -> NDArray[np.float64]:
     """Return known noise of each experiment at the times of its grid, one where nothing was."""
     on_grid = np.ones(gp.prior_mean.shape)
-    for each, one, member in zip(on_grid, parts, gp.members, strict=True):
-        each[member.observed] = np.nan_to_num(one.noise, nan=1.0)
+    noises = [one.noise for one in parts if one.noise is not None]
+    for each, noise, member in zip(on_grid, noises, gp.members, strict=True):
+        each[member.observed] = np.nan_to_num(noise, nan=1.0)
     return on_grid
 
 
