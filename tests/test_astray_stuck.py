@@ -310,7 +310,7 @@ def shown(monkeypatch):
 
     class AtOnce:
         def __init__(self, delay, show):
-            assert delay == 1
+            assert delay <= 0.5
             self.start = show
 
         def cancel(self):
@@ -372,10 +372,10 @@ def test_building_and_checking_say_what_they_do(shown):
     x = (start * np.exp(-rate * T))[..., None]
     drawn = az.from_dict({"posterior": {"rate": rate[..., 0], "x": x}})
     gm.integrate_check(drawn, model=model, n_draws=1_000, random_seed=1)
-    assert shown == [
+    assert [*dict.fromkeys(words.split(":")[0] for words in shown)] == [
         "writing the exact posterior",
         "climbing from the draws, and from draws of the prior",
-        "searching: independent searches from around the modes",
+        "searching",
         "drawing",
     ]
     shown.clear()

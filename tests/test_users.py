@@ -1,10 +1,18 @@
 """What new users tried: fits inside a model, vectors of parameters, shared unknowns."""
 
+import re
+import time
+from contextlib import contextmanager
+
 import numpy as np
 import pymc as pm
 import pytest
+import rich.console
 
 import pymc_gradmatch as gm
+from pymc_gradmatch import reporting
+from pymc_gradmatch.exact import MOST_CLIMBS
+from pymc_gradmatch.sampling import one_call
 
 QUIET = {"random_seed": 1, "progressbar": False}
 T = np.linspace(0, 3, 9)
@@ -231,3 +239,31 @@ def test_a_noise_that_is_fixed_is_said_with_its_number(fit):
     for name in ("mean", "sd"):  # with sigma unknown they are those of the one call
         ours = float(checks[1].moved.loc["k", f"exact_{name}"])
         assert ours == pytest.approx(fit.table.loc["k", name], rel=0.1)
+
+
+def test_progress_says_how_many_climbs_were_done_of_how_many(monkeypatch):
+    said = []
+
+    @contextmanager
+    def listening(doing, *, enabled):
+        said.append(doing)
+        yield said.append
+
+    monkeypatch.setattr(one_call, "reporting", listening)
+    gm.fit(DECAY, T, Y, priors=priors(), random_seed=1)
+    climbs = [re.search(r"(\d+) of (\d+) climbs at most, to a mode", words) for words in said]
+    counts = [tuple(map(int, found.groups())) for found in climbs if found]
+    assert counts
+    assert all(0 < n <= most == MOST_CLIMBS for n, most in counts)
+
+
+def test_a_notebook_without_ipywidgets_shows_words_and_no_warnings(monkeypatch, capsys):
+    monkeypatch.setattr(rich.console, "_is_jupyter", lambda: True)
+    monkeypatch.setattr(reporting, "find_spec", lambda name: None)
+    begun = time.monotonic()
+    with reporting.reporting("climbing", enabled=True):  # warnings are errors
+        while "climbing" not in (shown := capsys.readouterr().err):
+            assert time.monotonic() < begun + 5
+            time.sleep(0.05)
+    assert time.monotonic() - begun < 1
+    assert "climbing" in shown

@@ -6,6 +6,9 @@ its modes, searches draw around these, and :class:`Diagnostics` says whether to 
 """
 
 from pymc_gradmatch.exact.climb import (
+    FIRST_CLIMBS,
+    MOST_CLIMBS,
+    Found,
     NoSlopesError,
     climb,
     climbs,
@@ -62,6 +65,8 @@ from pymc_gradmatch.exact.solutions import (
 )
 
 __all__ = [
+    "FIRST_CLIMBS",
+    "MOST_CLIMBS",
     "NO_DRAWS",
     "N_PRIOR",
     "UNCHECKED",
@@ -70,6 +75,7 @@ __all__ = [
     "Coverage",
     "Diagnostics",
     "ExactPosterior",
+    "Found",
     "ImpossibleError",
     "Local",
     "Mixture",

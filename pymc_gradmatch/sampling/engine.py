@@ -13,10 +13,13 @@ from numpy.typing import NDArray
 from pymc_gradmatch._pymc import start_at
 from pymc_gradmatch.arguments import check_counts
 from pymc_gradmatch.exact import (
+    FIRST_CLIMBS,
+    MOST_CLIMBS,
     Climbing,
     Coverage,
     Diagnostics,
     ExactPosterior,
+    Found,
     ImpossibleError,
     Local,
     Mixture,
@@ -134,18 +137,22 @@ class Exact:
         """
         target = self.target
         also = "" if self.near is None else "the draws, and from "
-        self.say(f"climbing from {also}draws of the prior")
+        doing = f"climbing from {also}draws of the prior"
+        self.say(f"{doing}: the first {FIRST_CLIMBS} of {MOST_CLIMBS} climbs at most")
         with suppress(ImpossibleError, NoSlopesError):  # the whole may be where a piece is not
             for found in climbs(target, self.rng, self.near):
                 self.climbing = Climbing.of(target, found)
+                self._say_climbs(doing, found)
         looks = self.near is None
         if self.climbing is None or (looks and is_strange(target, self.modes)):
             self._grow()
         assert self.climbing is not None
         if looks and is_strange(target, self.modes):
-            self.say("climbing from more draws of the prior")
+            doing = "climbing from more draws of the prior"
+            self.say(doing)
             for found in further_climbs(target, self.climbing.found, self.rng):
                 self.climbing = Climbing.of(target, found)
+                self._say_climbs(doing, found)
                 if not is_strange(target, self.modes):
                     break
         is_hierarchy = bool(target.is_held.any())
@@ -162,6 +169,12 @@ class Exact:
                 around = fit_mixture(self.found.weighted.points, self.rng)
         self.say("searching: independent searches from around the modes")
         self.found = cover(target, self.modes, self.n_draws, self.rng, around=around)
+
+    def _say_climbs(self, doing: str, found: Found):
+        """Say how many climbs there were, of how many at most, and where they led."""
+        n, n_modes = len(found.ends.height), len(found.modes.height)
+        modes = "a mode" if n_modes == 1 else f"{n_modes} modes"
+        self.say(f"{doing}: {n} of {max(n, MOST_CLIMBS)} climbs at most, to {modes}")
 
     @property
     def modes(self) -> Local:
