@@ -267,3 +267,28 @@ def test_a_notebook_without_ipywidgets_shows_words_and_no_warnings(monkeypatch, 
             time.sleep(0.05)
     assert time.monotonic() - begun < 1
     assert "climbing" in shown
+
+
+FORGETFUL = gm.ODE(
+    lambda t, x, theta: [-theta.k * x.a + x.b / 100, -50 * (x.b - 100)], ["a", "b"], ["k"]
+)
+LEVELS = FORGETFUL.solve(T, x0=[1.0, 2.0], theta=[0.7])
+LEVELS = LEVELS + np.random.default_rng(1).normal(0, 0.05, LEVELS.shape)
+LEVELS[:, 1] = np.nan
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_start_that_is_forgotten_at_once_is_called_unidentified(several):
+    """Its posterior is its prior, which is narrow beside what the state passes through."""
+    data = {"experiments": {n: gm.Experiment(T, LEVELS) for n in "pq"}} if several else {}
+    given = () if several else (T, LEVELS)
+    start = {"b": pm.Normal.dist(0, 3)}
+    fit = gm.fit(FORGETFUL, *given, **data, priors=priors(), start=start, **QUIET)
+    expected = {"x0[p, b]", "x0[q, b]"} if several else {"x0[b]"}
+    assert {*fit.unidentified.index} == expected
+    for name in expected:
+        prior, posterior = fit.unidentified.loc[name]
+        assert prior == pytest.approx(3 * 1.349, rel=0.1)
+        assert posterior == pytest.approx(prior, rel=0.2)
+    known = gm.fit(FORGETFUL, *given, **data, priors=priors(), start={"b": 3.0}, **QUIET)
+    assert known.unidentified.empty
