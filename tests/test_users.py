@@ -97,6 +97,7 @@ def together():
     return {"k": pm.math.exp(z[0]), "c": pm.math.exp(z[1])}
 
 
+@pytest.mark.slow
 def test_priors_made_together_by_a_function_are_those_of_a_model_written_by_hand():
     """Two points differ by the same in both, whatever the constants."""
     fit = gm.fit(CHAIN, T, CHAIN_Y, priors=together, start={"a": 2.0, "b": 0.5}, **QUIET)
@@ -149,6 +150,7 @@ def pair(noise):
     return {n: gm.Experiment(T, y, likelihood=lines_of(y, noise)) for n, y in ys.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", SHARED)
 def test_experiments_share_an_unknown_of_their_likelihoods(noise):
     """A parameter that enters no equation is what the default's shared sigma is."""
@@ -175,6 +177,7 @@ def test_an_unknown_that_each_experiment_draws_for_itself_is_warned_of():
         gm.build_model(DECAY, experiments=experiments, priors=priors(), **QUIET)
 
 
+@pytest.mark.slow
 def test_known_noise_of_experiments_is_that_of_likelihoods_with_these_numbers():
     """One standard deviation for all of one experiment, one for each observation of the other."""
     each = np.linspace(0.02, 0.2, 9)[:, None]
@@ -220,6 +223,7 @@ def test_known_noise_of_some_experiments_alone_is_refused():
         gm.build_model(DECAY, experiments=some, priors=priors(), **QUIET)
 
 
+@pytest.mark.slow
 def test_a_noise_that_is_fixed_is_said_with_its_number(fit):
     said = "The noise of y is fixed, at 0.05."
     assert said in repr(gm.fit(DECAY, T, Y, priors=priors(), sigma=0.05, **QUIET))
@@ -241,6 +245,7 @@ def test_a_noise_that_is_fixed_is_said_with_its_number(fit):
         assert ours == pytest.approx(fit.table.loc["k", name], rel=0.1)
 
 
+@pytest.mark.slow
 def test_progress_says_how_many_climbs_were_done_of_how_many(monkeypatch):
     said = []
 
@@ -267,3 +272,53 @@ def test_a_notebook_without_ipywidgets_shows_words_and_no_warnings(monkeypatch, 
             time.sleep(0.05)
     assert time.monotonic() - begun < 1
     assert "climbing" in shown
+
+
+FORGETFUL = gm.ODE(
+    lambda t, x, theta: [-theta.k * x.a + x.b / 100, -50 * (x.b - 100)], ["a", "b"], ["k"]
+)
+LEVELS = FORGETFUL.solve(T, x0=[1.0, 2.0], theta=[0.7])
+LEVELS = LEVELS + np.random.default_rng(1).normal(0, 0.05, LEVELS.shape)
+LEVELS[:, 1] = np.nan
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("several", [False, True])
+def test_a_start_that_is_forgotten_at_once_is_called_unidentified(several):
+    """Its posterior is its prior, which is narrow beside what the state passes through."""
+    data = {"experiments": {n: gm.Experiment(T, LEVELS) for n in "pq"}} if several else {}
+    given = () if several else (T, LEVELS)
+    start = {"b": pm.Normal.dist(0, 3)}
+    fit = gm.fit(FORGETFUL, *given, **data, priors=priors(), start=start, **QUIET)
+    expected = {"x0[p, b]", "x0[q, b]"} if several else {"x0[b]"}
+    assert {*fit.unidentified.index} == expected
+    for name in expected:
+        prior, posterior = fit.unidentified.loc[name]
+        assert prior == pytest.approx(3 * 1.349, rel=0.1)
+        assert posterior == pytest.approx(prior, rel=0.2)
+    known = gm.fit(FORGETFUL, *given, **data, priors=priors(), start={"b": 3.0}, **QUIET)
+    assert known.unidentified.empty
+
+
+@pytest.mark.slow
+def test_replicates_are_experiments_that_share_a_start():
+    """Two curves of the same times say what one likelihood of both says."""
+    again = Y + np.random.default_rng(5).normal(0, 0.03, Y.shape)
+    ode = gm.ODE(lambda t, x, theta: [-theta.k * x.a], ["a"], ["k", "a0"])
+    start = {"a": lambda theta: theta.a0}
+    widths = priors() | {"a0": pm.HalfNormal.dist(3)}
+
+    def both(x, theta):
+        sigma = pm.HalfNormal("sigma", Y.std())
+        for name, y in {"one": Y, "other": again}.items():
+            pm.Normal(name, x.a, sigma, observed=y[:, 0])
+
+    repeats = {"one": gm.Experiment(T, Y), "other": gm.Experiment(T, again)}
+    fit = gm.fit(ode, experiments=repeats, priors=widths, start=start, **QUIET)
+    by_lines = gm.fit(ode, T, priors=widths, likelihood=both, start=start, **QUIET)
+    for name in ("k", "a0"):
+        mean, sd = by_lines.table.loc[name, ["mean", "sd"]]
+        assert abs(fit.table.loc[name, "mean"] - mean) < 0.15 * sd
+        assert fit.table.loc[name, "sd"] == pytest.approx(sd, rel=0.15)
+    with pytest.raises(ValueError, match=r"repeats the time 0 .* several experiments.*theta"):
+        gm.fit(ode, np.sort([*T, *T]), np.repeat(Y, 2, axis=0), priors=widths, **QUIET)

@@ -92,6 +92,7 @@ def measured():
     return by_exponential(RATES) + np.random.default_rng(1).normal(0, 0.01, (len(T), N))
 
 
+@pytest.mark.slow
 def test_the_posterior_of_a_vector_is_that_of_its_entries():
     """Assert it of the exact models' densities, at two points."""
     start, y = dict(zip(NAMES, X0, strict=True)), measured()
@@ -123,6 +124,7 @@ def chain_of_three():
     return ode, of_three, likelihood
 
 
+@pytest.mark.slow
 def test_a_fit_has_a_vector_under_its_name_and_its_dim():
     ode, _, likelihood = chain_of_three()
     start = {"a": 1.0, "b": 0.0, "c": lambda theta, x0: x0.b * theta.k[0]}

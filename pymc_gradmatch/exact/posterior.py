@@ -527,6 +527,15 @@ class ExactPosterior(Solutions):
         phi[:, self.is_held] = np.median(phi[:, self.is_held], axis=0)
         return phi
 
+    def drawn_starts(self, n: int, rng: np.random.Generator) -> list[NDArray[np.float64]]:
+        """Return draws of the prior of each x(t0); NaN of what is known, or cannot be drawn."""
+        starts = [np.full((n, *c.gp.mean.shape), np.nan) for c in self.constraints]
+        for part in self._parts:
+            with suppress(*NO_DRAWS):
+                [draws] = draws_of([self._exact[part.name]], n, rng)
+                starts[part.number][(slice(None), *part.where)] = draws
+        return starts
+
     def endless(self, point: NDArray[np.float64], widths: NDArray[np.float64]) -> list[str]:
         """Return the coordinates of flat prior along which the density does not fall off.
 

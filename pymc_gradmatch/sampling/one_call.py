@@ -101,7 +101,7 @@ class Fit(Verdict):
     unidentified : pandas.DataFrame
         Of which unknowns the data tell next to nothing: the range of the middle half of
         draws, ``prior_width`` and ``posterior_width``; of several modes the largest one's.
-        x(t0) has the range over time of its state in place of the former.
+        x(t0) has the range over time of its state in place of the former, where that is less.
     default_starts : list of str
         Entries of x(t0) with the default prior, wide around the first data, which
         :func:`~pymc_gradmatch.exact_model` describes and ``exact_model`` shows; ``start``
@@ -473,12 +473,13 @@ def _unidentified(target: ExactPosterior, posterior: xr.Dataset, rng) -> pd.Data
         after = posterior[name].to_numpy()[0].reshape(posterior.sizes["draw"], -1)
         widths = zip(_width(prior.reshape(N_PRIOR, -1)), _width(after), strict=True)
         rows |= dict(zip(target.entries(name, prior.shape[1:]), widths, strict=True))
-    for start, states in zip(target.starts, target.states, strict=True):
+    drawn = target.drawn_starts(N_PRIOR, rng)
+    for start, states, prior in zip(target.starts, target.states, drawn, strict=True):
         after = posterior[start].to_numpy()[0]
         over_time = posterior[states].mean(["chain", "draw"]).to_numpy()
-        if over_time.ndim == 2:
-            widths = zip(np.ptp(over_time, axis=0), _width(after), strict=True)
-            rows |= dict(zip(target.entries(start, after.shape[1:]), widths, strict=True))
+        before = np.fmin(np.ptp(over_time, axis=-2), _width(prior))
+        widths = zip(before.ravel(), _width(after).ravel(), strict=True)
+        rows |= dict(zip(target.entries(start, after.shape[1:]), widths, strict=True))
     table = pd.DataFrame.from_dict(rows, orient="index", columns=["prior_width", "posterior_width"])
     return table[table["posterior_width"] > HARDLY * table["prior_width"]]
 
