@@ -110,8 +110,8 @@ def problem(seed: int) -> Problem:
     t = times(rng, unit)
     y = observations(rng, t, n_states)
     rate = 1 / unit if rng.random() < 0.7 else 1.0
-    road = str(rng.choice(list(ROADS)[:4], p=[0.4, 0.1, 0.1, 0.4]))
-    if y.size > LARGEST_CENTRED and road in ("refined", "recentred"):
+    road = str(rng.choice(list(ROADS)[:3], p=[0.4, 0.2, 0.4]))
+    if y.size > LARGEST_CENTRED and road == "refined":
         road = "fgpgm"
     posed = Problem(
         rng=rng,
@@ -256,9 +256,7 @@ def settle(posed: Problem):
             settings["state_box"] = pick(rng, (3, 5.0, 10))
     if posed.road == "fgpgm" and rng.random() < 0.2:
         settings["grid"] = pick(rng, (1, 2, 3))
-    if posed.road == "recentred":
-        settings |= {"grid": 2, "amplitude": 100, "gamma": 1e-3 / posed.unit**2}
-    elif rng.random() < 0.6:
+    if rng.random() < 0.6:
         gamma = pick(rng, (0.3, 0.3, 1e-3, 1e-6, 100)) / posed.unit ** pick(rng, (0, 2))
         settings["gamma"] = pick(
             rng, (float, partial(np.full, n_states), lambda g: [g] * n_states)
@@ -628,7 +626,6 @@ BY_HAND = ("four lines", "by hand")
 ROADS: dict[str, Callable] = {
     "fgpgm": build,
     "refined": partial(build, preset="refined"),
-    "recentred": partial(build, recentred=True),
     "four lines": four_lines,
     "by hand": by_hand,
     "experiments": together,
@@ -644,7 +641,6 @@ OF_BUILD_MODEL = (
     "sigma",
     "grid",
     "amplitude",
-    "recentred",
     "state_box",
     "random",
 )
@@ -677,7 +673,6 @@ setting("cov: function", lambda posed: lambda ls: pm.gp.cov.ExpQuad(1, ls=ls))
 setting("shared: value", one_of("yes", 1, True))
 setting("grid: value", one_of(0, -1, 1.5, "fine", [1.0, 2.0], np.array([]), np.nan))
 setting("amplitude: value", one_of(0, -1, "large", [1.0] * 7, np.nan, 10))
-setting("recentred: value", one_of(True, "yes"))
 setting("preset: value", one_of("Refined", None, 3, "paper"))
 setting("parameterization: value", one_of("non-centered", None, True, "Centered"))
 setting("state_box: value", one_of(-1, 0, 1e-3, "3", [3, 3], np.nan))

@@ -17,9 +17,10 @@ import pandas as pd
 import pymc_gradmatch as gm
 from benchmarks import RESULTS
 from benchmarks.cases import ACCURACY, Case
-from pymc_gradmatch.model.gauss_newton import climb_from_prior
+from pymc_gradmatch.model.gauss_newton import Matched, Problem, climb_from_prior
+from pymc_gradmatch.model.layout import REFINED, RefinedSettings
 from pymc_gradmatch.model.priors import parameters_of
-from pymc_gradmatch.model.refinement import REFINED, RefinedSettings
+from pymc_gradmatch.model.recentring import as_it_is, settle
 
 
 class Levers(NamedTuple):
@@ -50,6 +51,32 @@ VARIANTS: dict[str, Levers | RefinedSettings] = {
 }
 
 
+def matched(
+    ode: gm.ODE, gp: gm.StateGP, priors: dict, gamma: float, rng: np.random.Generator
+) -> tuple[Problem, Matched]:
+    """Return what Theorem 1 makes of a process, and its most probable states and parameters."""
+    gammas = np.full(len(ode.states), gamma)
+    problem = Problem.of(ode, gp, parameters_of(priors, ode.params), gammas)
+    return problem, climb_from_prior(problem, gp.posterior_mean(), rng)
+
+
+class Recentred(NamedTuple):
+    """A process around a solution of the ODE, its parameters, and how far each round moved them."""
+
+    gp: gm.StateGP
+    theta: dict[str, float]
+    moves: list[float]
+
+
+def recentred(ode: gm.ODE, gp: gm.StateGP, priors: dict, gamma: float, seed: int) -> Recentred:
+    """Make a solution of the ODE the prior mean, kernels and gamma as they are."""
+    rng = np.random.default_rng(seed)
+    problem, found = matched(ode, gp, priors, gamma, rng)
+    settled = settle([problem], [found], [as_it_is], say=lambda _: None, rng=rng)
+    [problem], [found] = settled.problems, settled.matched
+    return Recentred(problem.gp, problem.parameters.by_name(found.u), settled.moves)
+
+
 def error(case: Case, replicate: int, variant: Levers | RefinedSettings) -> float:
     """Return the trajectory RMSE from the estimated parameters and first states."""
     ode, data, priors = case.ode, case.simulate(replicate), case.priors()
@@ -60,16 +87,11 @@ def error(case: Case, replicate: int, variant: Levers | RefinedSettings) -> floa
     else:
         gp = gp.with_grid(variant.grid).with_amplitude(variant.amplitude)
         if variant.recentred:
-            centred, theta, _ = gm.recentre(
-                ode, gp, priors=priors, gamma=variant.gamma, random_seed=1
-            )
+            centred, theta, _ = recentred(ode, gp, priors, variant.gamma, 1)
             x0 = centred.prior_mean[0]
         else:
-            parameters = parameters_of(priors, ode.params)
-            gamma = np.full(len(ode.states), variant.gamma)
-            rng = np.random.default_rng(1)
-            found = climb_from_prior(ode, gp, parameters, gamma, gp.posterior_mean(), rng)
-            theta, x0 = parameters.by_name(found.u), found.x[0]
+            problem, found = matched(ode, gp, priors, variant.gamma, np.random.default_rng(1))
+            theta, x0 = problem.parameters.by_name(found.u), found.x[0]
     return float(np.sqrt(np.mean((ode.solve(data.t, x0, theta) - data.x) ** 2)))
 
 

@@ -13,4 +13,12 @@ import lazy_loader
 
 __version__ = "0.1.0"
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_find, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_GONE = {"recentre": "gm.refine makes a solution of the ODE the prior mean, with all that needs"}
+
+
+def __getattr__(name: str):
+    if name in _GONE:
+        msg = f"gm.{name} is gone: {_GONE[name]}."
+        raise AttributeError(msg)
+    return _find(name)

@@ -10,7 +10,7 @@ from .checks import (
 )
 from .exact import Diagnostics, exact_model, predict
 from .gp import Experiment, StateGP, StateGPs, derivatives, fit_gp, kernels
-from .model import GradientMatchingODE, build_model, recentre, refine
+from .model import GradientMatchingODE, build_model, refine
 from .ode import ODE, Input, ODECheck, check_ode
 from .paper import sample_fgpgm, systems
 from .plots import plot_gp_fit, plot_gradient_match, plot_states, plot_verdict
@@ -48,7 +48,6 @@ __all__ = [
     "plot_states",
     "plot_verdict",
     "predict",
-    "recentre",
     "refine",
     "sample",
     "sample_fgpgm",

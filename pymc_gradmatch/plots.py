@@ -26,7 +26,7 @@ from pymc_gradmatch.arguments import (
     in_order,
     labels_of,
 )
-from pymc_gradmatch.gp import StateGP, StateGPs, kernels, levels_of, of_label
+from pymc_gradmatch.gp import AnyStateGP, StateGP, kernels, levels_of, of_label
 from pymc_gradmatch.model import Constraint, constraints
 
 N_SHOWN = 200  # draws that slopes are computed from
@@ -243,7 +243,7 @@ def plot_gradient_match(
     """
     ci_prob, axis_labels = _share(ci_prob), _pair(labels, "time", "slope")
     found = constraints(pm.modelcontext(model))
-    together = any(isinstance(one.gp, StateGPs) for one in found)
+    together = any(one.gp.names for one in found)
     random = any(one.gp.is_random for one in found)
     if len(found) != 1 or together or random:
         what = " of several experiments" if together else " with random kernels" if random else ""
@@ -275,7 +275,7 @@ def plot_gradient_match(
 
 
 def plot_gp_fit(
-    gp: StateGP,
+    gp: AnyStateGP,
     *,
     ci_prob: float | None = None,
     labels: tuple[str, str] | None = None,
@@ -325,8 +325,7 @@ def plot_gp_fit(
     """
     ci_prob, axis_labels = _share(ci_prob), _pair(labels, "time", "state")
     away = NormalDist().inv_cdf((1 + ci_prob) / 2)
-    names, each = (gp.names, gp.members) if isinstance(gp, StateGPs) else ([None], [gp])
-    members = dict(zip(names, each, strict=True))
+    members = dict(zip(gp.names or [None], gp.members, strict=True))
     curves = _beside({name: _curves(one, away) for name, one in members.items()})
     data = _beside({name: _data_of(one) for name, one in members.items()})
     mean, *band, low, high = _bridged(curves).transpose("line", ...)
@@ -743,7 +742,7 @@ def _of_likelihood(there: xr.Dataset, drawn: xr.Dataset, model: pm.Model, ci_pro
         return _Seen()
     [constraint], data, ends, own = found, {}, {}, []
     gp = constraint.gp
-    members = dict(zip(gp.names, gp.members, strict=True)) if isinstance(gp, StateGPs) else {"": gp}
+    members = dict(zip(gp.names or [""], gp.members, strict=True))
     for rv in model.observed_RVs:
         experiment, _, name = str(rv.name).rpartition("::")
         member = members.get(experiment)
@@ -920,7 +919,7 @@ def _own_times(
             "each experiment: pass model=, such as fit.model, or call fit.plot()."
         )
         raise TypeError(msg)
-    processes = [one.gp for one in constraints(model) if isinstance(one.gp, StateGPs)]
+    processes = [one.gp for one in constraints(model) if one.gp.names]
     own = {name: t for gp in processes for name, t in zip(gp.names, gp.t, strict=True)}
     there = {name: len(t) for name, t in own.items()}
     if any(there.get(name) != n_times for name in names):

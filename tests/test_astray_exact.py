@@ -12,7 +12,7 @@ from scipy.optimize import minimize
 
 import pymc_gradmatch as gm
 from pymc_gradmatch.exact import ExactPosterior, comparison, glance
-from pymc_gradmatch.model.refinement import RefinedSettings
+from pymc_gradmatch.model.layout import RefinedSettings
 
 T = np.linspace(0, 2, 9)
 DECAY = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])

@@ -18,10 +18,9 @@ from benchmarks.paper import results, study
 from benchmarks.paper.methods import METHODS, QUICK, Draws
 from pymc_gradmatch._pymc import starting_at
 from pymc_gradmatch.model import constraints
-from pymc_gradmatch.model.gauss_newton import Matched, Theorem1
+from pymc_gradmatch.model.gauss_newton import Matched, Problem, Theorem1
 from pymc_gradmatch.model.priors import parameters_of
-from pymc_gradmatch.model.refinement import _integrated
-from pymc_gradmatch.model.start import Start
+from pymc_gradmatch.model.recentring import integrated
 from pymc_gradmatch.sampling.posterior import has_start
 
 FAST = {"mode": "FAST_COMPILE"}
@@ -127,7 +126,6 @@ def test_copies_of_a_model_keep_its_equations_when_it_is_gone(built):
 
 SETTINGS = {
     "refined": {"preset": "refined"},
-    "recentred": {"gamma": 1e-3, "grid": 2, "amplitude": 100, "recentred": True},
     "whitened": {"parameterization": "whitened"},
 }
 
@@ -327,7 +325,7 @@ def test_data_as_they_come_end_in_a_model_or_a_message():
 def test_a_heavy_tailed_prior_leaves_the_hessian_of_a_climb_positive(decay):
     gp = gm.StateGP(*decay, [pm.gp.cov.Matern52(1, ls=1.0)], sigma=0.1)
     parameters = parameters_of({"rate": pm.StudentT.dist(3)}, ["rate"])
-    problem = Theorem1(DECAY, gp, parameters, np.array([1e9]))
+    problem = Theorem1(Problem.of(DECAY, gp, parameters, np.array([1e9])))
     hessian = problem.hessian(problem.flat([10.0], gp.posterior_mean()))
     assert parameters.log_prior(np.array([10.0]))[2] > 0
     assert np.linalg.eigvalsh(hessian)[0] >= 0
@@ -336,7 +334,9 @@ def test_a_heavy_tailed_prior_leaves_the_hessian_of_a_climb_positive(decay):
 def test_a_climb_survives_a_step_to_where_the_right_hand_side_is_infinite(decay):
     gp = gm.StateGP(*decay, [pm.gp.cov.Matern52(1, ls=1.0)], sigma=0.1)
     steep = gm.ODE(lambda t, x, theta: [pm.math.exp(theta.rate * x.mass)], ["mass"], ["rate"])
-    problem = Theorem1(steep, gp, parameters_of({"rate": pm.Normal.dist()}, ["rate"]), np.ones(1))
+    problem = Theorem1(
+        Problem.of(steep, gp, parameters_of({"rate": pm.Normal.dist()}, ["rate"]), np.ones(1))
+    )
     assert np.isfinite(problem.hessian(problem.flat([1e4], gp.posterior_mean()))).all()
 
 
@@ -367,6 +367,7 @@ def test_a_solution_that_grows_without_bound_is_no_prior_mean(decay):
     growth = gm.ODE(lambda t, x, theta: [theta.rate * x.mass], ["mass"], ["rate"])
     parameters = parameters_of({"rate": pm.Normal.dist()}, ["rate"])
     found = Matched(np.array([110.0]), gp.posterior_mean(), np.ones(1))
-    assert _integrated(growth, gp, parameters, found, Start(growth)) is None
+    problem = Problem.of(growth, gp, parameters)
+    assert integrated(problem, found) is None
     found = found._replace(u=np.array([1.0]))
-    assert _integrated(growth, gp, parameters, found, Start(growth)) is not None
+    assert integrated(problem, found) is not None

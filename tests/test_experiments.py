@@ -1,5 +1,6 @@
 """Several experiments in one model: shared, local and hierarchical parameters."""
 
+import re
 from dataclasses import replace
 
 import cloudpickle
@@ -11,7 +12,7 @@ from pytensor.graph.traversal import ancestors
 
 import pymc_gradmatch as gm
 from pymc_gradmatch.gp import as_experiments
-from pymc_gradmatch.model import constraints
+from pymc_gradmatch.model import DoubtWarning, constraints
 from pymc_gradmatch.model.priors import climbing_priors
 
 SIGMA = 0.03
@@ -243,16 +244,6 @@ def test_a_prior_of_another_length_is_refused(experiments):
         built(experiments, PRIORS | {"k": pm.HalfNormal.dist(2, shape=3)})
 
 
-def test_a_known_sigma_is_refused_where_there_are_several_experiments():
-    t = np.linspace(0, 2, 5)
-    experiments = {name: gm.Experiment(t, np.exp(-t)[:, None]) for name in ("one", "two")}
-    decay = gm.ODE(lambda t, x, theta: [-theta.k * x.a], ["a"], ["k"])
-    with pytest.raises(ValueError, match="sigma is known numbers, which are not there for several"):
-        gm.build_model(
-            decay, experiments=experiments, priors={"k": pm.HalfNormal.dist(1)}, sigma=0.1
-        )
-
-
 def test_data_that_could_be_set_anew_are_refused_in_an_experiment(experiments):
     one = next(iter(experiments.values()))
     with pm.Model():
@@ -401,3 +392,41 @@ def test_flat_priors_of_experiments_are_refused_only_where_draws_of_them_are_nee
     assert "k" in built(experiments, priors).named_vars
     with pytest.raises(ValueError, match="a prior cannot be drawn from"):
         built(experiments, priors, preset="refined")
+
+
+@pytest.mark.slow
+def test_an_experiment_alone_is_refined_as_its_data_are(experiments):
+    """Assert the densities, at the start and beside it: one axis more is all that differs."""
+    one = experiments["long"]
+    alone = gm.build_model(DECAY, one.t, one.y, priors=PRIORS, preset="refined", random_seed=1)
+    axis = built({"long": one}, preset="refined", gamma=None)
+    start = alone.initial_point()
+    for step in (0.0, 0.01):
+        point = {name: value + step for name, value in start.items()}
+        of_axis = {n: v[None] if n.startswith("x") else v for n, v in point.items()}
+        whole = [sum(map(np.sum, densities(model, at))) for model, at in
+                 ((alone, point), (axis, of_axis))]  # fmt: skip
+        assert whole[1] == pytest.approx(whole[0], rel=1e-10)
+
+
+def test_a_likelihood_that_is_zero_at_the_start_is_named_with_its_experiment(experiments):
+    def counted(x, theta):
+        pm.Poisson("lost", x.mass - 100, observed=np.ones(len(T), dtype=int))
+
+    def seen(x, theta):
+        pm.Normal("seen", x.mass, SIGMA, observed=Y[:, 0])
+
+    given = {n: gm.Experiment(T, Y, likelihood=f) for n, f in {"a": seen, "b": counted}.items()}
+    with pytest.raises(ValueError, match=r"likelihood is zero at b::lost\[0\] = 1"):
+        built(given)
+
+
+@pytest.mark.slow
+def test_data_that_no_solution_explains_are_doubted_with_their_experiment(experiments):
+    """Assert it for a wave in the data of one of two decays."""
+    t = np.linspace(0, 8, 41)
+    given = experiments | {"wave": gm.Experiment(t, 2 + np.sin(3 * t)[:, None])}
+    with pytest.warns(DoubtWarning) as doubts:
+        built(given, preset="refined", gamma=None)
+    said = " ".join(str(doubt.message) for doubt in doubts)
+    assert re.search(r"experiment 'wave': .* leaves much of 'mass' unexplained", said)

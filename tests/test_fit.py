@@ -68,10 +68,10 @@ def test_a_filter_has_the_likelihood_of_all_data_at_once_and_its_gradient(rng, v
 
 
 def test_long_series_are_fitted_as_short_ones_are(rng, monkeypatch):
-    t = np.linspace(0, 10, derivatives.LONG)
+    t = np.linspace(0, 10, derivatives.MANY_TIMES)
     y = np.sin(t)[:, None] + rng.normal(0, 0.1, (len(t), 1))
     filtered = gm.fit_gp(t, y, cov="Matern52", random_seed=1)
-    monkeypatch.setattr(derivatives, "LONG", 10_000)
+    monkeypatch.setattr(derivatives, "MANY_TIMES", 10_000)
     dense = gm.fit_gp(t, y, cov="Matern52", random_seed=1)
     np.testing.assert_allclose(filtered.sigma, dense.sigma, rtol=1e-3)
     for one, other in zip(filtered.operators(), dense.operators(), strict=True):

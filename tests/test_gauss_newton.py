@@ -11,12 +11,13 @@ from scipy.optimize import least_squares
 from scipy.stats import norm
 
 import pymc_gradmatch as gm
-from pymc_gradmatch.model import gauss_newton, refinement
+from benchmarks import levers
+from pymc_gradmatch.model import gauss_newton, recentring
 from pymc_gradmatch.model import priors as prior_densities
-from pymc_gradmatch.model.gauss_newton import Matched, Theorem1, climb, climb_from_prior
+from pymc_gradmatch.model.gauss_newton import Matched, Problem, Theorem1, climb, climb_from_prior
 from pymc_gradmatch.model.likelihood import Written, normal
 from pymc_gradmatch.model.priors import parameters_of
-from pymc_gradmatch.model.refinement import _advice
+from pymc_gradmatch.model.recentring import _advice
 
 GAMMA = np.array([0.05, 0.2])
 PRIORS = {
@@ -141,7 +142,7 @@ def test_a_variable_that_depends_on_another_has_its_prior_given_the_others_start
 def test_objective_is_minus_the_models_log_density(climbing, lotka_volterra, rng):
     """Assert one constant across random points, and the gradient, against the PyMC graph."""
     gp, model, parameters = climbing
-    problem = Theorem1(lotka_volterra.ode, gp, parameters, GAMMA)
+    problem = Theorem1(Problem.of(lotka_volterra.ode, gp, parameters, GAMMA))
     logp, dlogp = (f(mode="FAST_COMPILE") for f in (model.compile_logp, model.compile_dlogp))
     totals = []
     for _ in range(4):
@@ -166,7 +167,7 @@ def test_a_climb_ends_where_rounding_has_made_its_hessian_singular(
     lotka_volterra, climbing, monkeypatch
 ):
     gp, _, parameters = climbing
-    problem = Theorem1(lotka_volterra.ode, gp, parameters, GAMMA)
+    problem = Theorem1(Problem.of(lotka_volterra.ode, gp, parameters, GAMMA))
 
     def singular(value, point, *, callback, **_):
         callback(point + 1)
@@ -202,7 +203,7 @@ def test_a_climb_takes_any_likelihood_of_the_states(climbing, counted, lotka_vol
     """Assert the model's density, up to a constant, and its gradient, for Poisson counts."""
     gp, _, parameters = climbing
     model, likelihood = counted
-    problem = Theorem1(lotka_volterra.ode, gp, parameters, GAMMA, likelihood)
+    problem = Theorem1(Problem.of(lotka_volterra.ode, gp, parameters, GAMMA, likelihood))
     logp, dlogp = (f(mode="FAST_COMPILE") for f in (model.compile_logp, model.compile_dlogp))
     totals = []
     for _ in range(3):
@@ -214,7 +215,7 @@ def test_a_climb_takes_any_likelihood_of_the_states(climbing, counted, lotka_vol
         ours = np.append(gradient[:4], gradient[4:].reshape(2, -1).T.ravel())
         np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6 * np.abs(theirs).max())
     np.testing.assert_allclose(totals, totals[0], rtol=1e-8)
-    top = climb(lotka_volterra.ode, gp, parameters, GAMMA, (u, x), likelihood)
+    top = climb(Problem.of(lotka_volterra.ode, gp, parameters, GAMMA, likelihood), u, x)
     gradient = dlogp(as_point(model, gp, top.u, top.x))
     assert np.abs(gradient[:4] * top.sd).max() < 1e-2
 
@@ -254,13 +255,12 @@ def test_the_normal_likelihood_is_the_one_of_its_graph(climbing, rng):
 def test_the_point_reached_is_stationary_in_the_models_density(climbing, lotka_volterra):
     """Assert a gradient of the PyMC graph that is small against the posterior's widths."""
     gp, model, parameters = climbing
-    start = climb_from_prior(
-        lotka_volterra.ode, gp, parameters, GAMMA, gp.posterior_mean(), np.random.default_rng(1)
-    )
-    top = climb(lotka_volterra.ode, gp, parameters, GAMMA, (start.u, start.x))
+    sought = Problem.of(lotka_volterra.ode, gp, parameters, GAMMA)
+    start = climb_from_prior(sought, gp.posterior_mean(), np.random.default_rng(1))
+    top = climb(sought, start.u, start.x)
     gradient = model.compile_dlogp(mode="FAST_COMPILE")(as_point(model, gp, top.u, top.x))
     assert np.abs(gradient[:4] * top.sd).max() < 1e-3
-    problem = Theorem1(lotka_volterra.ode, gp, parameters, GAMMA)
+    problem = Theorem1(Problem.of(lotka_volterra.ode, gp, parameters, GAMMA))
     covariance = np.linalg.inv(problem.hessian(problem.flat(top.u, top.x)))
     flat = np.append(gradient[:4], gradient[4:].reshape(-1, 2).T.ravel())
     assert np.sqrt(flat @ covariance @ flat) < 1e-3  # the Newton step, in posterior sds
@@ -294,7 +294,7 @@ def decay():
 @pytest.fixture(scope="module")
 def recentred(decay):
     ode, gp, priors, *_ = decay
-    return gm.recentre(ode, gp, priors=priors, gamma=1e-6, random_seed=1)
+    return levers.recentred(ode, gp, priors, 1e-6, 1)
 
 
 def test_recentring_ends_at_the_least_squares_estimate(decay, recentred):
@@ -318,12 +318,11 @@ def test_two_climbs_in_a_row_that_are_cut_short_are_the_last(
     ode, gp, priors, *_ = decay
     numbers = count()
 
-    def climbs_on(ode, gp, parameters, gamma, start, *_):
-        u, x = start
+    def climbs_on(problem, u, x):
         return Matched(u + 1e-3, x, np.full(len(u), 1e-3), next(numbers) in on_the_way)
 
-    monkeypatch.setattr(refinement, "climb", climbs_on)
-    found = gm.recentre(ode, gp, priors=priors, gamma=1e-6, random_seed=1)
+    monkeypatch.setattr(recentring, "climb", climbs_on)
+    found = levers.recentred(ode, gp, priors, 1e-6, 1)
     np.testing.assert_allclose(found.moves, np.ones(rounds), rtol=1e-6)
 
 
@@ -332,12 +331,13 @@ def test_a_climb_that_is_cut_short_says_so(decay, recentred, monkeypatch):
     gp, (mean, slope) = recentred.gp, (recentred.gp.prior_mean, recentred.gp.prior_slope)
     away = gp.with_mean(1.1 * mean, 1.1 * slope)
     at = parameters_of(priors, ode.params)
+    problem = Problem.of(ode, away, at, np.array([1e-6]))
     start = np.array([2.0, 1.0]), away.prior_mean
-    whole = climb(ode, away, at, np.array([1e-6]), start)
-    monkeypatch.setattr(gauss_newton, "MOST_STEPS", 2)
-    cut = climb(ode, away, at, np.array([1e-6]), start)
+    whole = climb(problem, *start)
+    monkeypatch.setattr(gauss_newton, "MOST_CLIMB_STEPS", 2)
+    cut = climb(problem, *start)
     assert (whole.is_on_the_way, cut.is_on_the_way) == (False, True)
-    again = climb(ode, away, at, np.array([1e-6]), (whole.u, whole.x))
+    again = climb(problem, whole.u, whole.x)
     assert not again.is_on_the_way
 
 
@@ -360,29 +360,15 @@ def test_prior_mean_is_a_solution_of_the_ode(decay, recentred):
 
 def test_another_seed_finds_the_same(decay, recentred):
     ode, gp, priors, _, sd, _ = decay
-    other = gm.recentre(ode, gp, priors=priors, gamma=1e-6, random_seed=8)
+    other = levers.recentred(ode, gp, priors, 1e-6, 8)
     difference = np.subtract([*other.theta.values()], [*recentred.theta.values()])
     assert (np.abs(difference) < 0.05 * sd[:2]).all()
 
 
-def test_what_does_not_belong_together_is_an_error(decay):
-    ode, gp, priors, *_ = decay
-    with pytest.raises(ValueError, match=r"missing for \['floor'\]"):
-        gm.recentre(ode, gp, priors={"rate": priors["rate"]}, gamma=0.1)
-    with pytest.raises(ValueError, match=r"gamma is \[-1.0\]; expected positive"):
-        gm.recentre(ode, gp, priors=priors, gamma=-1.0)
-    two = gm.systems.lotka_volterra.ode
-    with pytest.raises(ValueError, match=r"ODE has 2 states .* the data 1"):
-        gm.recentre(two, gp, priors={}, gamma=0.1)
-
-
-def test_processes_with_random_hyperparameters_are_not_what_recentring_starts_from(decay):
+def test_a_random_sigma_is_not_what_recentring_starts_from(decay):
     ode, gp, priors, *_ = decay
     with pytest.raises(ValueError, match=r"sigma of gp is a random variable.*gp\.with_sigma"):
         gm.refine(ode, gp.with_sigma(pm.HalfNormal.dist(1)), priors=priors)
-    kernel = pm.gp.cov.Matern52(1, ls=pm.LogNormal.dist(0, 1))
-    with pytest.raises(ValueError, match=r"kernels of gp have random .*gm\.fit_gp"):
-        gm.recentre(ode, gp.with_covs([kernel]), priors=priors, gamma=0.1)
 
 
 @pytest.mark.slow
@@ -394,7 +380,7 @@ def test_an_ode_that_cannot_be_integrated_warns_and_leaves_the_mean(decay):
     with pytest.warns(
         UserWarning, match=r"could not be integrated at the estimate \{'a': .*another"
     ):
-        found = gm.recentre(ode, gp, priors=priors, gamma=10.0, random_seed=1)
+        found = levers.recentred(ode, gp, priors, 10.0, 1)
     np.testing.assert_array_equal(found.gp.prior_mean, gp.prior_mean)
     np.testing.assert_array_equal(found.gp.sigma, gp.sigma)
     assert found.moves == []
@@ -413,7 +399,7 @@ def test_no_finite_start_is_an_error(decay):
     ode = gm.ODE(lambda t, x, theta: [pm.math.log(x.mass - theta.a)], ["mass"], ["a"])
     priors = {"a": pm.Uniform.dist(1e3, 1e4)}
     with pytest.raises(ValueError, match=r"finite for none of 8 draws .*check the priors"):
-        gm.recentre(ode, gp, priors=priors, gamma=0.1, random_seed=1)
+        levers.recentred(ode, gp, priors, 0.1, 1)
 
 
 def test_parameters_that_are_computed_are_an_error(decay):
@@ -424,10 +410,8 @@ def test_parameters_that_are_computed_are_an_error(decay):
             with pytest.raises(
                 TypeError, match=r"prior of 'rate' is a .* not drawn; expected a dis"
             ):
-                gm.recentre(ode, gp, priors=priors | {"rate": prior}, gamma=0.1)
-        for settings in ({"recentred": True}, {"preset": "refined"}):
-            with pytest.raises(TypeError, match=r"prior of 'rate' is a TensorVariable"):
-                gm.build_model(
-                    ode, gp.t_observed, gp.y, priors=priors | {"rate": rate}, gp=gp, **settings
-                )
+                gm.refine(ode, gp, priors=priors | {"rate": prior})
+        given = {"priors": priors | {"rate": rate}, "gp": gp, "preset": "refined"}
+        with pytest.raises(TypeError, match=r"prior of 'rate' is a TensorVariable"):
+            gm.build_model(ode, gp.t_observed, gp.y, **given)
     assert list(model.named_vars) == ["log_rate", "rate"]

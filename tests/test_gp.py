@@ -244,7 +244,7 @@ SORTED = np.linspace(0, 2, 5)
     ("t", "message"),
     [
         (SORTED[::-1], r"not sorted: t\[0\] = 2 comes before t\[1\] = 1.5.*np.argsort"),
-        ([0, 1, 1, 2, 3], r"repeats the time 1 \(index 1 and 2\).*average"),
+        ([0, 1, 1, 2, 3], r"repeats the time 1 \(index 1 and 2\).*Average"),
         ([0, 1], r"2 times.*at least three"),
         (
             np.arange("2024-01", "2024-06", dtype="datetime64[M]"),

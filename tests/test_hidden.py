@@ -10,7 +10,7 @@ from scipy.special import logsumexp
 import pymc_gradmatch as gm
 from pymc_gradmatch.gp import Data, unfitted
 from pymc_gradmatch.model import constraints
-from pymc_gradmatch.model.gauss_newton import scaled_by_solutions, solutions_of_prior
+from pymc_gradmatch.model.gauss_newton import Problem, scaled_by_solutions, solutions_of_prior
 from pymc_gradmatch.model.likelihood import normal
 from pymc_gradmatch.model.priors import parameters_of
 from pymc_gradmatch.model.start import Start
@@ -185,7 +185,8 @@ def test_solutions_start_where_priors_of_starts_allow_it_and_are_weighed_by_thes
     priors = {"a": pm.Normal.dist(5, 0.3), "b": pm.Uniform.dist(2, 3)}
     known, told = Start.of(PAIR, priors), normal(gp)
     parameters = parameters_of(PRIOR, PAIR.params)
-    found = solutions_of_prior(PAIR, gp, parameters, told, known, np.random.default_rng(1))
+    problem = Problem.of(PAIR, gp, parameters, likelihood=told, known=known)
+    found = solutions_of_prior(problem, np.random.default_rng(1))
     starts = np.array([x[0] for _, x in found])
     assert abs(starts[:, 0].mean() - 5) < 0.1
     np.testing.assert_allclose(starts[:, 1], 2.5)
@@ -203,11 +204,12 @@ def test_only_what_lacks_a_scale_takes_that_of_solutions(table):
     )  # fmt: skip
     data = Data.of(T, table, states=ode.states, scales={"a": 123.0})
     parameters, gp = parameters_of(PRIOR, ode.params), unfitted(data)
-    given = ode, gp, parameters, normal(gp), Start(ode), np.random.default_rng(1)
-    scaled = scaled_by_solutions(*given, data)
+    problem, rng = Problem.of(ode, gp, parameters), np.random.default_rng(1)
+    scaled = scaled_by_solutions(problem, data, rng)
     assert scaled.scale[0] == 123
     assert scaled.mean[0] != 0
     assert (scaled.mean[1], scaled.scale[1]) == (data.mean[1], data.scale[1])
     assert 0 < scaled.scale[2] < 100
-    of_others = scaled_by_solutions(*given, data.with_scale(np.array([7.0, 8.0, 9.0]), data.scale))
+    with_means = data.with_scale(np.array([7.0, 8.0, 9.0]), data.scale)
+    of_others = scaled_by_solutions(problem, with_means, rng)
     assert of_others.mean[:2].tolist() == [7, 8]

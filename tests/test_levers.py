@@ -9,7 +9,7 @@ from scipy.stats import multivariate_normal
 
 import pymc_gradmatch as gm
 from pymc_gradmatch.gp.derivatives import evaluate_blocks
-from pymc_gradmatch.model.refinement import _counted
+from pymc_gradmatch.model.layout import _counted
 
 GAMMA = np.array([0.3, 0.02])
 THETA = {"alpha": 1.7, "beta": 0.9, "gamma": 3.5, "delta": 1.1}
@@ -301,25 +301,6 @@ def test_amplitude_alone_changes_prior_and_tolerance(lotka_volterra, data, gp, p
     )
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("fast_compile")
-def test_recentred_alone_changes_the_prior_mean(lotka_volterra, data, gp, priors):
-    ode = lotka_volterra.ode
-    plain = built(lotka_volterra, data, gp, priors)
-    centred = built(lotka_volterra, data, gp, priors, recentred=True, random_seed=1)
-    found = gm.recentre(ode, gp, priors=priors, gamma=0.3, random_seed=1)
-    by_hand = built(lotka_volterra, data, found.gp, priors)
-    start = centred.initial_point()
-    for name in ode.params:
-        assert np.exp(start[f"{name}_log__"]) == pytest.approx(found.theta[name])
-    np.testing.assert_array_equal(start["x_standardized__"], np.zeros((20, 2)))
-    assert logps(centred, start) == pytest.approx(logps(by_hand, start))
-    assert [v.name for v in centred.basic_RVs] == [v.name for v in plain.basic_RVs]
-    assert built(lotka_volterra, data, gp, priors, recentred=False).point_logps() == (
-        plain.point_logps()
-    )
-
-
 @pytest.mark.usefixtures("fast_compile")
 def test_random_sigma_alone_is_one_more_variable(lotka_volterra, data, gp, priors):
     plain = built(lotka_volterra, data, gp, priors)
@@ -361,19 +342,11 @@ def test_sigma_may_have_a_prior_of_the_users(lotka_volterra, data, gp, priors, s
         ({"sigma": -0.3}, r"sigma is -0.3 at t = 0, state 'prey', where there is an observation"),
         (
             {"preset": "refined", "amplitude": 4.0},
-            r"preset 'refined' sets amplitude and recentred itself",
-        ),
-        (
-            {"preset": "refined", "recentred": True},
-            r"preset 'refined' sets amplitude and recentred itself",
+            r"preset 'refined' sets the amplitude itself; expected none",
         ),
         (
             {"sigma": pm.HalfNormal.dist(shape=3)},
             r"prior of sigma has shape \(3,\); expected one number, or one for each of 2 states",
-        ),
-        (
-            {"gamma": pm.HalfNormal.dist(), "recentred": True},
-            r"gamma is a variable; recentred=True expects numbers. Call gm.recentre",
         ),
         ({"grid": 0}, r"grid is 0; expected a whole number"),
         ({"amplitude": -1.0}, r"factor is \[-1.0, -1.0\]; expected positive"),
@@ -409,3 +382,10 @@ def test_predictive_draws_of_a_fine_grid_are_where_the_data_are(
         np.testing.assert_array_equal(group["y"].coords["time_observed"], data.t)
         assert list(group["y"].coords["state"].values) == ["prey", "predator"]
         assert np.isfinite(group["y"]).all()
+
+
+def test_what_is_gone_says_what_is_in_its_place(lotka_volterra, data, gp, priors):
+    with pytest.raises(AttributeError, match=r"gm\.recentre is gone: gm\.refine"):
+        gm.recentre  # noqa: B018
+    with pytest.raises(TypeError, match=r"recentred= is gone; preset='refined'"):
+        built(lotka_volterra, data, gp, priors, recentred=True)

@@ -10,10 +10,10 @@ from pymc_gradmatch import numerics as algebra
 from pymc_gradmatch.gp import derivatives, processes
 from pymc_gradmatch.gp.markov import Chain
 from pymc_gradmatch.model import constraints
-from pymc_gradmatch.model.gauss_newton import climb
+from pymc_gradmatch.model.gauss_newton import Problem, climb
 from pymc_gradmatch.model.priors import parameters_of
 
-N_TIME = derivatives.LONG
+N_TIME = derivatives.MANY_TIMES
 GAMMA = np.array([0.3, 1e-4])
 NUGGET = np.array([1e-4, 1e-3])
 
@@ -111,7 +111,7 @@ def test_what_data_say_of_the_states(t, rng, monkeypatch, is_observed):
         y[3:9] = y[-1] = y[::7, 0] = np.nan
     found = {}
     for how, long in [("in turn", N_TIME), ("at once", 10 * N_TIME)]:
-        monkeypatch.setattr(derivatives, "LONG", long)
+        monkeypatch.setattr(derivatives, "MANY_TIMES", long)
         gp = gm.StateGP(t, y, COVS, sigma=[0.1, 0.3], nugget=1e-3)
         finer = gp.with_grid(2)
         assert (finer.processes.chain is not None) == (how == "in turn")
@@ -140,7 +140,7 @@ def test_the_density_of_a_model_makes_no_matrix_of_all_times(lotka_volterra, rng
         return model.compile_logp()(point), model
 
     with monkeypatch.context() as patch:
-        patch.setattr(derivatives, "LONG", 10 * N_TIME)
+        patch.setattr(derivatives, "MANY_TIMES", 10 * N_TIME)
         expected, _ = log_density()
 
     def refuse(*_):
@@ -201,7 +201,7 @@ def test_a_clock_that_does_not_go_on_makes_no_chain(rng, monkeypatch, warp):
     y = np.sin(t)[:, None] + rng.normal(0, 0.1, (N_TIME, 1))
     evidence = []
     for long in (N_TIME, 10 * N_TIME):
-        monkeypatch.setattr(derivatives, "LONG", long)
+        monkeypatch.setattr(derivatives, "MANY_TIMES", long)
         evidence += [*gm.StateGP(t, y, [cov], sigma=0.1).log_marginal_likelihood()]
     assert evidence[0] == pytest.approx(evidence[1], rel=1e-9)
 
@@ -272,9 +272,8 @@ def test_theorem_1_of_a_long_series_is_close_to_the_exact_posterior(long_fit):
     [constraint] = constraints(fit.model)
     gp, parameters = constraint.gp, parameters_of(priors, ode.params)
     found = fit.table.loc[list(ode.params)]
-    matched = climb(
-        ode, gp, parameters, 1e-6 * gp.slope_variance(), (np.log(found["mean"]), gp.prior_mean)
-    )
+    problem = Problem.of(ode, gp, parameters, 1e-6 * gp.slope_variance())
+    matched = climb(problem, np.log(found["mean"]), gp.prior_mean)
     theta, slope = parameters.natural(matched.u)
     assert (np.abs(theta - found["mean"]) < 0.3 * found["sd"]).all()
     np.testing.assert_allclose(matched.sd * slope, found["sd"], rtol=0.1)

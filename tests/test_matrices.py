@@ -271,15 +271,15 @@ def test_data_sets_whose_matrices_differ_in_shape_are_compiled_apart():
 @pytest.mark.parametrize("irregular", [False, True])
 def test_operators_of_long_series_are_those_of_short_ones(irregular, monkeypatch):
     """Assert that a Cholesky factor of C, and rewritten kernels, change rounding alone."""
-    monkeypatch.setattr(derivatives, "LONG", 20)
+    monkeypatch.setattr(derivatives, "MANY_TIMES", 20)
     t, covs = times(60, irregular), [pm.gp.cov.Matern52(1, ls=np.float64(0.7))]
     blocks = blocks_of(covs, t)
     fast = conditional_operators(blocks, 1e-4)
-    monkeypatch.setattr(derivatives, "LONG", 1_000)
+    monkeypatch.setattr(derivatives, "MANY_TIMES", 1_000)
     slow = conditional_operators(blocks, 1e-4)
     for one, other in zip(fast, slow, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-9 * np.abs(other).max())
-    monkeypatch.setattr(derivatives, "LONG", 20)
+    monkeypatch.setattr(derivatives, "MANY_TIMES", 20)
     too_smooth = blocks_of([pm.gp.cov.ExpQuad(1, ls=np.float64(50.0))], t)
     with pytest.raises(ValueError, match=r"state \[0\] is not positive definite"):
         conditional_operators(too_smooth, 0.0)

@@ -10,7 +10,7 @@ from scipy.optimize import least_squares
 
 import pymc_gradmatch as gm
 from pymc_gradmatch.model import DoubtWarning
-from pymc_gradmatch.model.gauss_newton import climb_from_prior
+from pymc_gradmatch.model.gauss_newton import Problem, climb_from_prior
 from pymc_gradmatch.model.likelihood import normal
 from pymc_gradmatch.model.priors import parameters_of
 from pymc_gradmatch.model.refinement import seen_by_all
@@ -74,7 +74,8 @@ def test_estimate_is_that_of_numerical_integration(lotka_volterra, data, lv_fit,
     gp = gm.fit_gp(data.t, data.y, cov="ExpQuad", random_seed=1)
     parameters = parameters_of(priors_of(lotka_volterra), ode.params)
     gamma, rng = np.full(2, 0.3), np.random.default_rng(1)
-    paper = climb_from_prior(ode, gp, parameters, gamma, gp.posterior_mean(), rng)
+    problem = Problem.of(ode, gp, parameters, gamma)
+    paper = climb_from_prior(problem, gp.posterior_mean(), rng)
     bias = (parameters.natural(paper.u)[0] - theta) / sd
     assert np.abs(bias).max() > 10 * np.abs(error).max()
 

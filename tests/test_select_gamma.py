@@ -10,7 +10,7 @@ from scipy.stats import multivariate_normal
 import pymc_gradmatch as gm
 from pymc_gradmatch.checks.gamma import GAMMAS, judge
 from pymc_gradmatch.gp import Data, fit_data
-from pymc_gradmatch.model import build
+from pymc_gradmatch.model import presets
 from pymc_gradmatch.sampling import posterior
 from pymc_gradmatch.sampling.posterior import compile_posterior
 
@@ -51,7 +51,7 @@ def selection(decay, y, priors, calls):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(posterior, "compile_posterior", counted(compile_posterior, "compilations"))
-        patch.setattr(build, "fit_data", counted(fit_data, "gp fits"))
+        patch.setattr(presets, "fit_data", counted(fit_data, "gp fits"))
         return gm.select_gamma(
             decay,
             T,

@@ -10,7 +10,7 @@ from scipy.special import logsumexp
 import pymc_gradmatch as gm
 from pymc_gradmatch.exact import ExactPosterior
 from pymc_gradmatch.model import constraints, of_model
-from pymc_gradmatch.model.gauss_newton import Theorem1
+from pymc_gradmatch.model.gauss_newton import Problem, Theorem1
 from pymc_gradmatch.model.priors import parameters_of
 from pymc_gradmatch.model.start import Start
 
@@ -169,7 +169,7 @@ def test_gradient_and_hessian_of_theorem_1_count_what_is_known(chain_gp, chain_d
     gp = chain_gp.with_sigma(10.0)
     gamma = np.full(3, 0.1)
     problem, without = (
-        Theorem1(CHAIN, gp, parameters, gamma, known=known) for known in (start, None)
+        Theorem1(Problem.of(CHAIN, gp, parameters, gamma, known=known)) for known in (start, None)
     )
     rng = np.random.default_rng(1)
     point = problem.flat(np.array([0.1, -0.8, 2.2]), gp.posterior_mean())

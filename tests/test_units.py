@@ -5,7 +5,7 @@ import pymc as pm
 import pytest
 
 import pymc_gradmatch as gm
-from pymc_gradmatch.model.build import PRESETS
+from pymc_gradmatch.model.presets import PRESETS
 from pymc_gradmatch.ode import Solver
 
 STATES, PARAMS = ["prey", "predator"], ["alpha", "beta", "gamma", "delta"]

@@ -13,7 +13,7 @@ from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch.arguments import yielding
 from pymc_gradmatch.gp import Data, StateGP, levels_of
-from pymc_gradmatch.model import Start, build_model, fit_states, preset_of
+from pymc_gradmatch.model import Given, Start, build_model, fit_states, preset_of
 from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.reporting import Verdict
 from pymc_gradmatch.sampling import reason, sample_side_by_side
@@ -162,8 +162,8 @@ def select_gamma(
     if gp is None:
         kernels = {name: settings.pop(name, None) for name in ("cov", "shared")}
         preset = preset_of(settings.get("preset", "fgpgm"), kernels)
-        known = Start.of(ode, settings.get("start"))
-        gp = fit_states(preset, ode, data, priors, None, known, np.random.default_rng(of_fit))
+        given = Given(ode, data, Start.of(ode, settings.get("start")))
+        [gp] = fit_states(preset.fit, [given], [priors], np.random.default_rng(of_fit))
 
     def builder(gamma):
         return lambda rng: build_model(

@@ -25,7 +25,7 @@ from pymc_gradmatch._pymc import (
     without_starts,
 )
 from pymc_gradmatch.exact.solutions import Solutions, unused_name
-from pymc_gradmatch.gp import StateGP, StateGPs, is_states, start_of
+from pymc_gradmatch.gp import AnyStateGP, is_states, start_of
 from pymc_gradmatch.model import (
     Constraint,
     Known,
@@ -210,12 +210,12 @@ def _renamed(graphs: Sequence, variables: Any, model: pm.Model) -> list:
     return graph_replace([*graphs], replaced, strict=False) if replaced else [*graphs]
 
 
-def default_prior(gp: StateGP) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def default_prior(gp: AnyStateGP) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return mean and standard deviation of the levels of x(t0), where nothing else is known.
 
     See :func:`exact_model`; shapes ``(..., state)``.
     """
-    if isinstance(gp, StateGPs):
+    if gp.names:
         means, sds = zip(*map(default_prior, gp.members), strict=True)
         return np.stack(means), np.stack(sds)
     levels, seen = gp.data.levels, gp.data.is_observed
@@ -251,10 +251,9 @@ def _add_start(
         elif len({*given}) == 1:
             columns.append(add(label, (..., k), given[0], dims[:n_batch]))
         else:
-            names = getattr(gp, "names", ())
             each = [
                 add(unused_name(f"{label}_{one}", of.model), (e, k), given[e], ())
-                for e, one in enumerate(names)
+                for e, one in enumerate(gp.names)
             ]
             columns.append(pt.stack(each))
     x0 = pt.stack(columns, axis=-1)
@@ -268,7 +267,7 @@ def _add_start(
 
 
 def _add_part(
-    gp: StateGP, label: str, where: tuple, prior: TensorVariable | None, dims: tuple | None
+    gp: AnyStateGP, label: str, where: tuple, prior: TensorVariable | None, dims: tuple | None
 ) -> TensorVariable:
     """Add a free variable of x(t0) to the model on the stack, which starts where the data do."""
     model = pm.modelcontext(None)
@@ -313,7 +312,7 @@ def _as_node(
     """Return the solution by :meth:`ODE.solve`; of like experiments in one call."""
     gp, n_params = constraint.gp, len(constraint.ode.params)
     odes, parameters = equations(constraint.ode, gp), [theta[..., 0, k] for k in range(n_params)]
-    if not isinstance(gp, StateGPs):
+    if not gp.names:
         return odes[0].solve(gp.t, x0, parameters, rtol=rtol)
     groups: dict[tuple, list[int]] = {}
     for number, (ode, t) in enumerate(zip(odes, gp.t, strict=True)):

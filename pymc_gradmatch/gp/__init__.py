@@ -30,8 +30,9 @@ from pymc_gradmatch.gp.processes import (
     check_coords,
     is_states,
 )
-from pymc_gradmatch.gp.state_gp import (
-    StateGP,
+from pymc_gradmatch.gp.state_gp import StateGP
+from pymc_gradmatch.gp.states import (
+    AnyStateGP,
     behind_states,
     check_states_fit,
     levels_name,
@@ -40,6 +41,7 @@ from pymc_gradmatch.gp.state_gp import (
 )
 
 __all__ = [
+    "AnyStateGP",
     "CovFunction",
     "Data",
     "Experiment",

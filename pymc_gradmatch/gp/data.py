@@ -19,14 +19,14 @@ from pymc_gradmatch.arguments import as_numbers, columns_in_order, labels_of
 # Kernels see times through differences of squares: beyond this many sampling
 # intervals from zero, rounding spoils the distances between neighbours.
 FARTHEST_START = 3e4
-LONG = 3.0  # median gaps
-FEWEST = 3  # observations to which a state's Gaussian process is fitted
+LONG_GAP = 3.0  # median gaps
+FEWEST_OBSERVATIONS = 3  # observations to which a state's Gaussian process is fitted
 EQUAL = 1e-12  # of the largest, by which values differ that only rounding parts
 SHORTLY = 0.1  # grid steps
-ROUNDING = 1e-15  # of the farthest time, up to which two times are one
+SAME_TIME = 1e-15  # of the farthest time, up to which two times are one
 
 FEW = 8  # data of a state, from which on they tell whether states explain them
-LITTLE = 0.1  # share of their variance that is next to nothing
+LEAST_SHARE = 0.1  # share of their variance that is next to nothing
 PART = 0.25  # share that is more than a lesser flaw of the equations leaves
 TOGETHER = 2.5  # standard errors of an autocorrelation, above which there is one
 OUTLYING = 1e-3  # chance that normal noise has so large an outlier
@@ -122,13 +122,13 @@ class Data:
 
         There is hardly an observation, or none, or all are the same.
         """
-        return (self.is_observed.sum(axis=0) < FEWEST) | self.is_constant
+        return (self.is_observed.sum(axis=0) < FEWEST_OBSERVATIONS) | self.is_constant
 
     @cached_property
     def is_constant(self) -> NDArray[np.bool_]:
         """Which states have three observations at least, all the same, shape ``(state,)``."""
         seen = [y[~np.isnan(y)] for y in self.y.T]
-        return np.array([len(y) >= FEWEST and not _differ(y) for y in seen])
+        return np.array([len(y) >= FEWEST_OBSERVATIONS and not _differ(y) for y in seen])
 
     def are_all(self, values: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Tell which states were always seen at these values, ``(state,)``; NaN is none."""
@@ -160,9 +160,9 @@ class Data:
             raise ValueError(msg)
         if self.unscaled:
             msg = (
-                f"y has fewer than {FEWEST} observations of the states {self.unscaled}, or the "
-                "same at all times, which do not tell how large they are; expected "
-                f"scales={{{self.unscaled[0]!r}: 1.0}}, roughly their standard deviation. "
+                f"y has fewer than {FEWEST_OBSERVATIONS} observations of the states "
+                f"{self.unscaled}, or the same at all times, which do not tell how large they are; "
+                f"expected scales={{{self.unscaled[0]!r}: 1.0}}, roughly their standard deviation. "
                 "gm.build_model and gm.fit find it by the ODE."
             )
             raise ValueError(msg)
@@ -172,7 +172,7 @@ class Data:
     def is_long_gap(self) -> NDArray[np.bool_]:
         """Which times are followed by a gap of more than three median ones, ``(time - 1,)``."""
         gaps = np.diff(self.t)
-        return gaps > LONG * np.median(gaps)
+        return gaps > LONG_GAP * np.median(gaps)
 
     @property
     def times_of_each(self) -> list[NDArray[np.float64]]:
@@ -220,7 +220,7 @@ class Data:
 
         It grows evenly from one of a state's observations to the next.
         """
-        often = [seen for seen in self.is_observed.T if seen.sum() >= FEWEST]
+        often = [seen for seen in self.is_observed.T if seen.sum() >= FEWEST_OBSERVATIONS]
         counts = [_counted(self.t, self.t[seen]) for seen in often]
         return np.mean(counts, axis=0) if counts else np.arange(len(self.t), dtype=float)
 
@@ -307,7 +307,7 @@ def unexplained(left: Sequence[Residuals]) -> list[str]:
     noise in the place of the motion, and all searches around it agree on that; or it is another
     ODE.
     """
-    allowed = 1 - LITTLE if any(one.hang_together for one in left) else np.inf
+    allowed = 1 - LEAST_SHARE if any(one.hang_together for one in left) else np.inf
     return [one.state for one in left if one.share > (PART if one.hang_together else allowed)]
 
 
@@ -341,7 +341,9 @@ def _as_times(t: ArrayLike | SharedVariable) -> NDArray[np.float64]:
         where = int(np.argmax(steps == 0))
         msg = (
             f"t repeats the time {times[where]:g} (index {where} and {where + 1}). Expected each "
-            "time once: average the replicates, or give each its own likelihood in the model."
+            "time once. Average the replicates; or they are several experiments, gm.Experiment(t, y) "
+            "each, which share parameters and noise, and a start that is a parameter, "
+            "start={'prey': lambda theta: theta.prey0}."
         )
         raise ValueError(msg)
     if len(steps) > FARTHEST_START:
@@ -670,7 +672,7 @@ def breaks_within(
         Factor and amount of each state, ``(break, state)``.  Where states jump, a break
         at the end of the grid counts too.
     """
-    near = ROUNDING * np.abs(t).max()
+    near = SAME_TIME * np.abs(t).max()
     nearest = t[np.abs(t[:, None] - times).argmin(axis=0)]
     times = np.where(np.abs(nearest - times) <= near, nearest, times)
     order = np.argsort(times, kind="stable")

@@ -30,7 +30,7 @@ from pymc_gradmatch.gp.data import read_only
 from pymc_gradmatch.gp.kernels import Broken, describe, is_random, is_stationary
 from pymc_gradmatch.numerics import cholesky_basis, one_at_a_time, smallest_reliable, spectrum
 
-LONG = 200  # times, from which on speed counts for more than the same last digit as ever
+MANY_TIMES = 200  # times, from which on speed counts for more than the same last digit as ever
 CHECKED = 50  # times, at most, at which slopes are compared with their limits
 
 type Matrix = NDArray[np.float64] | TensorVariable
@@ -162,7 +162,7 @@ def evaluate_blocks(cov: pm.gp.cov.BaseCovariance, t: NDArray[np.float64]) -> Bl
 
 def is_long(t: NDArray[np.float64]) -> bool:
     """Tell whether times are so many that graphs of their kernels are worth rewriting."""
-    return len(t) >= LONG
+    return len(t) >= MANY_TIMES
 
 
 def write_blocks(cov: pm.gp.cov.BaseCovariance, t: NDArray[np.float64]) -> Blocks:
@@ -353,7 +353,7 @@ def conditional_operators(blocks: Blocks, nugget: ArrayLike) -> Operators:
     n_states, n_times, _ = blocks.k.shape
     nuggets = np.broadcast_to(nugget, n_states)
     C = blocks.k + nuggets[:, None, None] * np.eye(n_times)
-    if n_times < LONG:
+    if n_times < MANY_TIMES:
         vectors, variances = spectrum(C)
         singular = (variances <= smallest_reliable(variances)).any(axis=-1)
     else:
@@ -366,7 +366,7 @@ def conditional_operators(blocks: Blocks, nugget: ArrayLike) -> Operators:
             "Use a larger nugget (the paper's is 1e-4), or a shorter lengthscale."
         )
         raise ValueError(msg)
-    if n_times < LONG:
+    if n_times < MANY_TIMES:
         D = (blocks.dk_dt1 @ vectors / variances[:, None, :]) @ vectors.mT
     else:
         pairs = zip(factors, blocks.dk_dt1, strict=True)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import pandas as pd
@@ -13,7 +13,8 @@ from pytensor.tensor import TensorVariable
 from pymc_gradmatch.gp.data import Residuals, read_only, residuals
 from pymc_gradmatch.gp.derivatives import Operators
 from pymc_gradmatch.gp.processes import Parameterization, Processes
-from pymc_gradmatch.gp.state_gp import StateGP, add_states, lengths_of
+from pymc_gradmatch.gp.state_gp import StateGP, lengths_of
+from pymc_gradmatch.gp.states import StateProcesses, add_states
 from pymc_gradmatch.numerics import Spectrum
 
 DIMS = ("experiment", "time", "state")
@@ -40,6 +41,9 @@ class Experiment:
         What it adds to the model has the experiment's name in front: ``mutant::counts``.
     scales : mapping of str to float, optional
         Roughly the standard deviation of states that were hardly observed.
+    sigma : array_like of float, optional
+        Its noise, where that is known: a standard deviation for all, one per state, or one for
+        each observation, in the shape of y or a table like it.
     name : str, optional
         What it is called, where experiments are a list; else they have their names as keys.
 
@@ -70,6 +74,7 @@ class Experiment:
     start: Mapping[str, Any] | None = None
     likelihood: Callable[[Any, Any], Any] | None = None
     scales: Mapping[str, float] | None = None
+    sigma: Any = None
     name: str = ""
 
 
@@ -148,20 +153,19 @@ class _SideBySide(NamedTuple):
         )
 
 
-def _of_each(name: str) -> Any:
-    """Return an attribute that each experiment has for itself, and says so when it is taken."""
+def _of_each(name: str, doc: str) -> Callable[[Any], NDArray[np.float64]]:
+    """Return a method that stacks what each experiment has, or what its method returns."""
 
-    def refuse(_):
-        msg = (
-            f"gp.{name} is not that of several experiments, each has its own; take "
-            f".members[0].{name}, and gp.of_members(changed) for others in their place."
-        )
-        raise AttributeError(msg)
+    def stacked(self) -> NDArray[np.float64]:
+        each = [getattr(gp, name) for gp in self.members]
+        return np.stack([one() if callable(one) else one for one in each])
 
-    return property(refuse)
+    stacked.__name__, stacked.__doc__ = name, doc
+    return stacked
 
 
-class StateGPs(StateGP):
+@dataclass(frozen=True, init=False, repr=False, eq=False)
+class StateGPs(StateProcesses):
     r"""The Gaussian processes of several experiments on grids of as many times.
 
     A :class:`StateGP` with an axis of experiments in front of all arrays: states have
@@ -221,13 +225,31 @@ class StateGPs(StateGP):
             prior_slope=read_only(np.stack([gp.prior_slope for gp in each])),
         )
 
-    names: tuple[str, ...]
     members: tuple[StateGP, ...]
-    inputs: tuple[Mapping[str, Any] | None, ...]
-    y, observed, breaks, steps = map(_of_each, ("y", "observed", "breaks", "steps"))
-    with_covs, with_grid, with_breaks, with_mean, with_more_times = map(
-        _of_each, ("with_covs", "with_grid", "with_breaks", "with_mean", "with_more_times")
-    )
+    sigma: NDArray[np.float64]
+    prior_mean: NDArray[np.float64]
+    prior_slope: NDArray[np.float64]
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str):
+            """Say of what each experiment has for itself where it is."""
+            msg = f"{type(self).__name__!r} has no attribute {name!r}"
+            if name in {*dir(StateGP), *StateGP.__annotations__} and not name.startswith("_"):
+                msg = (
+                    f"gp.{name} is not that of several experiments, each has its own; take "
+                    f".members[0].{name}, and gp.of_members(changed) for others in their place."
+                )
+            raise AttributeError(msg)
+
+    t = property(_of_each("t", "The grids, shape ``(experiment, time)``."))
+    mean = property(_of_each("mean", "What is subtracted, shape ``(experiment, state)``."))
+    scale = property(_of_each("scale", "What states are divided by, ``(experiment, state)``."))
+    nugget = property(_of_each("nugget", "On the diagonal of every C, ``(experiment, state)``."))
+    posterior_mean = _of_each("posterior_mean", "Return the smoothed states of each.")
+    posterior_sd = _of_each("posterior_sd", "Return how uncertain the smoothed states are.")
+    slope_variance = _of_each("slope_variance", "Return the prior variance of each one's slopes.")
+    log_marginal_likelihood = _of_each("log_marginal_likelihood", "Return that of each state.")
 
     def of_members(self, members: Sequence[StateGP]) -> Self:
         """Return the same experiments with other Gaussian processes."""
@@ -264,34 +286,9 @@ class StateGPs(StateGP):
         return residuals([(gp.data.y, own[gp.observed]) for gp, own in pairs], states)
 
     @property
-    def t(self) -> NDArray[np.float64]:
-        """The grids, shape ``(experiment, time)``."""
-        return np.stack([gp.t for gp in self.members])
-
-    @property
-    def mean(self) -> NDArray[np.float64]:
-        """What is subtracted from the states, shape ``(experiment, state)``."""
-        return np.stack([gp.mean for gp in self.members])
-
-    @property
-    def scale(self) -> NDArray[np.float64]:
-        """What the states are divided by, shape ``(experiment, state)``."""
-        return np.stack([gp.scale for gp in self.members])
-
-    @property
     def covs(self) -> tuple:
         """The kernels of all experiments, one experiment after the other."""
         return tuple(cov for gp in self.members for cov in gp.covs)
-
-    @property
-    def nugget(self) -> NDArray[np.float64]:
-        """What is added to the diagonal of every C, shape ``(experiment, state)``."""
-        return np.stack([gp.nugget for gp in self.members])
-
-    @property
-    def dims(self) -> tuple[str, ...]:
-        """Names of the axes of the states."""
-        return DIMS
 
     @property
     def labels(self) -> tuple:
@@ -366,22 +363,6 @@ class StateGPs(StateGP):
         """Times of the observations of all, one experiment after the other."""
         return np.concatenate([gp.t_observed for gp in self.members])
 
-    def posterior_mean(self) -> NDArray[np.float64]:
-        """Return the smoothed states, shape ``(experiment, time, state)``."""
-        return np.stack([gp.posterior_mean() for gp in self.members])
-
-    def posterior_sd(self) -> NDArray[np.float64]:
-        """Return how uncertain the smoothed states are, shape ``(experiment, time, state)``."""
-        return np.stack([gp.posterior_sd() for gp in self.members])
-
-    def slope_variance(self) -> NDArray[np.float64]:
-        """Return the prior variance of the slopes, shape ``(experiment, state)``."""
-        return np.stack([gp.slope_variance() for gp in self.members])
-
-    def log_marginal_likelihood(self) -> NDArray[np.float64]:
-        """Return that of each experiment's states, shape ``(experiment, state)``."""
-        return np.stack([gp.log_marginal_likelihood() for gp in self.members])
-
     def prior(
         self,
         name: str,
@@ -412,11 +393,6 @@ class StateGPs(StateGP):
         table = pd.concat(dict(zip(self.names, parts, strict=True)))
         table.index = [f"{name}, {state}" for name, state in table.index]
         return table.assign(sigma=[f"{s:.4g}" for s in table["sigma"]])
-
-    def __repr__(self) -> str:
-        rows = self._in_words().itertuples()
-        lines = [f"  {row.Index}: {row.kernel}, sigma {row.sigma}" for row in rows]
-        return "\n".join([self._headline(), *lines])
 
 
 def _check_members(members: Mapping[str, StateGP]):

@@ -30,9 +30,10 @@ from pymc_gradmatch.gp.processes import Processes
 from pymc_gradmatch.gp.state_gp import StateGP
 from pymc_gradmatch.numerics import on_one_thread, one_at_a_time
 
-ROUGHLY = 1e-3  # relative, of every start's descent; only the best go on to the end
+ROUGH_DESCENT = 1e-3  # relative, of every start's descent; only the best go on to the end
 N_FINISHED = 3
-NUGGET, UNFITTED = 1e-4, 0.1  # of Gaussian processes without data; sigma in units of scale
+UNFITTED_NUGGET = 1e-4  # of Gaussian processes without data
+UNFITTED_SIGMA = 0.1  # the same, in units of scale
 
 
 def fit_gp(
@@ -246,9 +247,9 @@ def unfitted(data: Data) -> StateGP:
     size = np.exp(np.log(known).mean()) if len(known) else 1.0
     scale = np.where(np.isnan(data.scale), size, data.scale)
     covs = (pm.gp.cov.Matern52(1, ls=np.float64(np.ptp(data.t) / 4)),) * len(scale)
-    nuggets = as_nugget(NUGGET, data.states)
+    nuggets = as_nugget(UNFITTED_NUGGET, data.states)
     processes = Processes(data.t, covs, nuggets)
-    return StateGP.of(data.with_scale(data.mean, scale), processes, UNFITTED * scale)
+    return StateGP.of(data.with_scale(data.mean, scale), processes, UNFITTED_SIGMA * scale)
 
 
 def negative_log_marginal_likelihood(K, dK, y):
@@ -343,7 +344,7 @@ def _maximise(family, t, y, nugget, n_starts, rng) -> NDArray[np.float64]:
         evaluate = _compiled_kernel(_formula(family))
     starts = qmc.scale(qmc.LatinHypercube(len(log_bounds), rng=rng).random(n_starts), *log_bounds.T)
     descend = partial(minimize, objective, jac=True, method="L-BFGS-B", bounds=log_bounds)
-    rough = [descend(start, options={"ftol": ROUGHLY}) for start in starts]
+    rough = [descend(start, options={"ftol": ROUGH_DESCENT}) for start in starts]
     rough.sort(key=lambda fit: fit.fun)
     best = min((descend(fit.x) for fit in rough[:N_FINISHED]), key=lambda fit: fit.fun)
     if not np.isfinite(best.fun):

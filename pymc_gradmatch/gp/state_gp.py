@@ -1,19 +1,17 @@
 """Data, Gaussian processes and noise, all that Algorithm 1 fixes first."""
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, Self, get_args
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
 import pymc as pm
-import pytensor.tensor as pt
 from numpy.typing import ArrayLike, NDArray
 from pytensor.compile import SharedVariable
 from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch._pymc import EVALUATE_ONCE, at_support_points, random_ancestors, starting_at
 from pymc_gradmatch.arguments import as_numbers
 from pymc_gradmatch.gp.data import (
     Data,
@@ -25,26 +23,20 @@ from pymc_gradmatch.gp.data import (
     breaks_within,
     divided_further,
     grid_around,
-    levels_of,
     read_only,
     residuals,
     staircase,
-    states_of,
 )
-from pymc_gradmatch.gp.derivatives import Operators
 from pymc_gradmatch.gp.kernels import check_kernels, describe
 from pymc_gradmatch.gp.processes import (
     Parameterization,
     Processes,
-    StatePrior,
-    add_coords,
-    check_coords,
 )
-from pymc_gradmatch.reporting import as_html
+from pymc_gradmatch.gp.states import StateProcesses, add_states
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
-class StateGP:
+class StateGP(StateProcesses):
     r"""One Gaussian process per state, with everything fixed that Algorithm 1 fixes first.
 
     .. math::
@@ -143,6 +135,8 @@ class StateGP:
     prior_mean: NDArray[np.float64]
     prior_slope: NDArray[np.float64]
     steps: tuple[NDArray[np.float64], NDArray[np.float64]]
+    names: tuple[str, ...] = ()
+    inputs: tuple[Mapping[str, Any] | None, ...] = (None,)
 
     def __init__(
         self,
@@ -209,16 +203,15 @@ class StateGP:
         """The observations, shape ``(observation, state)``, NaN where a state was not observed."""
         return self.data.y
 
-    def levels_of(self, x):
-        """Return the logarithms of states that are positive, and the others as they are.
+    @property
+    def members(self) -> tuple[Self, ...]:
+        """Itself alone, as of :class:`StateGPs` each experiment's."""
+        return (self,)
 
-        Works on arrays and on PyTensor variables alike, shape ``(..., state)``.
-        """
-        return levels_of(x, self.data.positive)
-
-    def states_of(self, levels):
-        """Return the states in the data's units, the inverse of :meth:`levels_of`."""
-        return states_of(levels, self.data.positive)
+    def of_members(self, members: Sequence[Self]) -> Self:
+        """Return the only one, as of :class:`StateGPs` the same experiments."""
+        [one] = members
+        return one
 
     @property
     def labels(self) -> tuple:
@@ -229,11 +222,6 @@ class StateGP:
     def observations(self) -> NDArray[np.float64]:
         """What was observed, in the shape of what :meth:`at_observations` returns of the states."""
         return self.at_observations(self.y)
-
-    @property
-    def states(self) -> tuple:
-        """Names of the states."""
-        return self.data.states
 
     @property
     def mean(self) -> NDArray[np.float64]:
@@ -485,14 +473,6 @@ class StateGP:
         """Return a copy with another noise, in the data's units, one number or one per state."""
         return self._with(sigma=as_sigma(sigma, self.states))
 
-    def operators(self) -> Operators:
-        """Return C, D and A of every state, each ``(state, time, time)``, standardised units.
-
-        C has the nugget, A is without gamma.  For the formulae see
-        :func:`~pymc_gradmatch.gp.derivatives.conditional_operators`.
-        """
-        return self.processes.operators
-
     def slope_variance(self) -> NDArray[np.float64]:
         """Return the prior variance of the slopes, the median over time, shape ``(state,)``.
 
@@ -611,14 +591,6 @@ class StateGP:
             index=pd.Index(self.states, name="state"),
         )
 
-    def __repr__(self) -> str:
-        rows = zip(self.states, self._in_words().itertuples(index=False), strict=True)
-        lines = [f"  {state}: {row.kernel}, sigma {row.sigma}" for state, row in rows]
-        return "\n".join([self._headline(), *lines])
-
-    def _repr_html_(self) -> str:
-        return as_html(self._headline(), self._in_words())
-
     def _headline(self) -> str:
         return (
             f"StateGP: {len(self.states)} states, {len(self.t)} times on "
@@ -647,105 +619,3 @@ def _check_per_state(length: int | None, n_states: int):
             "Numbers per observation time have shape (time, state), for example sigma[:, None]."
         )
         raise ValueError(msg)
-
-
-def add_states(
-    name: str, gp: StateGP, parameterization: Parameterization, dims: Sequence[str]
-) -> TensorVariable:
-    """Add the states of a :class:`~pymc_gradmatch.StateGP` to the model on the stack."""
-    model = pm.modelcontext(None)
-    coords = check_states_fit(model, gp, parameterization, dims)
-    add_coords(model, coords)
-    dims, start = tuple(dims), start_of(gp)
-    if parameterization == "centered":
-        parameters = (gp.prior_mean, gp.scale, start, *gp.processes.prior_basis)
-        sizes = {"shape": gp.prior_mean.shape, "dims": dims}  # dims alone do not tell a length of 1
-        if not gp.data.positive.any():
-            return StatePrior(name, *parameters, **sizes)
-        levels = StatePrior(levels_name(name), *parameters, **sizes)
-        return pm.Deterministic(name, gp.states_of(levels), dims=dims)
-    coordinates = at_support_points([_whitened(gp, start)])[0]
-    independent = pm.Normal.dist(shape=gp.prior_mean.shape)
-    starting = starting_at(independent, coordinates.eval(mode=EVALUATE_ONCE))
-    whitened = model.register_rv(starting, whitened_name(name))
-    basis, sd = _white_basis(gp)
-    levels = gp.prior_mean + gp.scale[..., None, :] * basis.residual((sd * whitened).mT)
-    return pm.Deterministic(name, gp.states_of(levels), dims=dims)
-
-
-def _white_basis(gp: StateGP):
-    """Return the basis of whitened states, and the standard deviations of coordinates in it."""
-    is_dense = not (gp.is_random or gp.processes.chain)
-    basis = gp.processes.prior_spectrum if is_dense else gp.processes.prior_basis
-    return basis, basis.variances.mT**0.5
-
-
-def _whitened(gp: StateGP, levels) -> TensorVariable:
-    """Return the coordinates of levels in which the process is a standard normal."""
-    basis, sd = _white_basis(gp)
-    standardised = (levels - gp.prior_mean) / gp.scale[..., None, :]
-    return basis.coordinates(pt.as_tensor(standardised)).mT / sd
-
-
-def levels_name(name: str) -> str:
-    """Return the name of the free variable behind states of which some are positive."""
-    return f"{name}_log_"
-
-
-def whitened_name(name: str) -> str:
-    """Return the name of the free variable behind whitened states."""
-    return f"{name}_whitened_"
-
-
-def behind_states(
-    name: str, gp: StateGP, x: TensorVariable, known: Container[str]
-) -> dict[str, TensorVariable]:
-    """Return the free variable behind states, if its name is known, as a function of these.
-
-    Of random hyperparameters whitened states are no such function.
-    """
-    levels = gp.levels_of(x)
-    if levels_name(name) in known:
-        return {levels_name(name): levels}
-    if whitened_name(name) in known and not gp.is_random:
-        return {whitened_name(name): _whitened(gp, levels)}
-    return {}
-
-
-def start_of(gp: StateGP):
-    """Return where samplers start: the data smoothed, or a prior mean that is a trajectory."""
-    return gp.prior_mean if (gp.prior_slope != 0).any() else gp.posterior_mean()
-
-
-def check_states_fit(
-    model: pm.Model, gp: StateGP, parameterization: str, dims: Sequence[str]
-) -> dict[str, Sequence | NDArray | int]:
-    """Raise if states cannot be added to a model; return the coords that they need."""
-    if parameterization not in get_args(Parameterization):
-        msg = f"parameterization is {parameterization!r}; expected 'centered' or 'whitened'."
-        raise ValueError(msg)
-    usual = ("experiment", "time", "state")[-gp.prior_mean.ndim :]
-    if (
-        isinstance(dims, str)
-        or len(dims) != len(usual)
-        or not all(isinstance(dim, str) for dim in dims)
-    ):
-        msg = f"dims are {dims!r}; expected the names of {len(usual)}, for example {usual}."
-        raise ValueError(msg)
-    for what, graph, example in [
-        ("the kernels depend", gp.operators().C if gp.is_random else None, '"lengthscale", 1'),
-        ("sigma depends", gp.sigma, '"sigma", 1'),
-    ]:
-        is_graph = isinstance(graph, TensorVariable)
-        stray = random_ancestors([graph], model.basic_RVs) if is_graph else []
-        if stray:
-            msg = (
-                f"{what} on {len(stray)} random variables that are not in the model, such "
-                f"as pm.HalfNormal.dist(1); expected named ones: pm.HalfNormal({example})."
-            )
-            raise ValueError(msg)
-    n_states = len(gp.states)
-    named = gp.states != tuple(range(n_states))
-    coords = dict(zip(dims, (*gp.labels, gp.states if named else n_states), strict=True))
-    check_coords(model, coords)
-    return coords

@@ -5,14 +5,7 @@ writes all four for an ODE and data, and :func:`refine` chooses the settings wit
 smoothing bias, by Gauss-Newton on the same residuals.  Nothing here samples.
 """
 
-from pymc_gradmatch.model.build import (
-    Settings,
-    build_model,
-    fit_states,
-    keep_observations,
-    preset_of,
-    unfitted_model,
-)
+from pymc_gradmatch.model.build import build_model, keep_observations, unfitted_model
 from pymc_gradmatch.model.constraint import (
     Constraint,
     GradientMatchingODE,
@@ -24,17 +17,19 @@ from pymc_gradmatch.model.constraint import (
     warn_of_other_data,
 )
 from pymc_gradmatch.model.gauss_newton import Squares
+from pymc_gradmatch.model.given import Given, fit_states
 from pymc_gradmatch.model.likelihood import (
     NoDerivativeError,
     densities_of,
     density_of,
+    fixed_noise,
     total_of,
     where_impossible,
 )
+from pymc_gradmatch.model.presets import Settings, preset_of
 from pymc_gradmatch.model.refinement import (
     DoubtWarning,
     of_model,
-    recentre,
     refine,
 )
 from pymc_gradmatch.model.start import (
@@ -50,6 +45,7 @@ from pymc_gradmatch.model.start import (
 __all__ = [
     "Constraint",
     "DoubtWarning",
+    "Given",
     "GradientMatchingODE",
     "Known",
     "NoDerivativeError",
@@ -63,6 +59,7 @@ __all__ = [
     "density_of",
     "equations",
     "fit_states",
+    "fixed_noise",
     "is_constraint",
     "is_known_start",
     "keep_observations",
@@ -70,7 +67,6 @@ __all__ = [
     "of_experiment",
     "of_model",
     "preset_of",
-    "recentre",
     "refine",
     "residuals",
     "start_in",

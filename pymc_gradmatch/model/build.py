@@ -1,25 +1,19 @@
 """The four lines of Theorem 1, written by one call."""
 
-import logging
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, NamedTuple, TypedDict, Unpack
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Unpack, cast
 
 import numpy as np
 import pymc as pm
-import pytensor
 import pytensor.tensor as pt
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from pytensor.compile import SharedVariable
-from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
 from xarray import DataTree
 
-from pymc_gradmatch._pymc import EVALUATE_ONCE, at_starts, at_support_points, start_at, starting_at
+from pymc_gradmatch._pymc import EVALUATE_ONCE, at_support_points, beside, start_at, starting_at
 from pymc_gradmatch.arguments import (
-    as_numbers,
-    in_order,
     is_distribution,
     is_registered,
     refuse_reserved,
@@ -27,25 +21,18 @@ from pymc_gradmatch.arguments import (
     yielding,
 )
 from pymc_gradmatch.gp import (
-    CovFunction,
-    Data,
+    AnyStateGP,
     Experiment,
-    Parameterization,
     StateGP,
     StateGPs,
     add_coords,
     as_experiments,
-    as_noise,
     check_coords,
     check_states_fit,
-    fit_data,
-    fits_states,
     levels_name,
     levels_of,
-    staircase,
     start_of,
     states_of,
-    unfitted,
     whitened_name,
 )
 from pymc_gradmatch.model.constraint import (
@@ -55,216 +42,29 @@ from pymc_gradmatch.model.constraint import (
     check_labels,
     check_ode,
     check_start,
-    check_states,
     is_constraint,
 )
-from pymc_gradmatch.model.gauss_newton import scaled_by_solutions
-from pymc_gradmatch.model.likelihood import (
-    LikelihoodFunction,
-    Written,
-    normal,
-    rehearsed,
-    with_noise,
+from pymc_gradmatch.model.given import (
+    Fits,
+    Given,
+    check_alike,
+    check_given_gp,
+    check_noise_is_told,
+    check_possible,
+    check_priors,
+    fit_states,
+    known_noise,
+    refuse_beside_experiments,
+    warn_of_unused,
 )
-from pymc_gradmatch.model.priors import climbing_priors, parameters_of
-from pymc_gradmatch.model.refinement import grid_of, recentre, refine, refine_together
-from pymc_gradmatch.model.start import Start, add_start, add_starts, is_known_start, of_experiment
+from pymc_gradmatch.model.likelihood import LikelihoodFunction, with_noise
+from pymc_gradmatch.model.presets import Preset, Settings, UnfittedPreset, preset_of
+from pymc_gradmatch.model.priors import climbing_priors, made_by, of_vectors
+from pymc_gradmatch.model.start import add_starts, is_known_start, of_experiment
 from pymc_gradmatch.ode import ODE, Input
 from pymc_gradmatch.reporting import reporting
 
-_log = logging.getLogger("pymc.gradmatch")  # heard and silenced where PyMC is
-
-
-class Settings(TypedDict, total=False):
-    """Settings of :func:`build_model` that a preset decides where they are not given."""
-
-    cov: str | CovFunction | Sequence[str | CovFunction]
-    shared: bool
-    gamma: ArrayLike | TensorVariable
-    grid: int | ArrayLike
-    amplitude: ArrayLike
-    recentred: bool
-    sigma: str | TensorVariable | ArrayLike
-    parameterization: Parameterization
-    state_box: float
-
-
-class Prepared(NamedTuple):
-    """What a preset makes of data and settings."""
-
-    gp: StateGP
-    gamma: Any
-    start: Mapping[str, float]
-    """Parameters that samplers start from; the others start where their priors say."""
-
-
-class PreparedTogether(NamedTuple):
-    """What a preset makes of several experiments."""
-
-    gp: StateGPs
-    gamma: Any
-    start: Mapping[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Preset:
-    """Settings with their defaults, and what is made of them: here the paper's."""
-
-    cov: str | CovFunction | Sequence[str | CovFunction] = "ExpQuad"
-    shared: bool = False
-    gamma: Any = 0.3
-    grid: int | ArrayLike | None = None
-    amplitude: ArrayLike | None = None
-    recentred: bool | None = None
-    sigma: Any = "fixed"
-    parameterization: Parameterization = "centered"
-    state_box: float | None = None
-
-    is_matched: ClassVar[bool] = True
-    """Whether states match slopes: what they are in the exact posterior is the solution."""
-
-    @property
-    def noise(self) -> Any:
-        """Sigma, where it is known: neither a word nor a prior."""
-        return None if isinstance(self.sigma, str | TensorVariable) else self.sigma
-
-    def fit(self, data: Data, rng: np.random.Generator) -> StateGP:
-        """Fit the Gaussian processes."""
-        return fit_data(data, cov=self.cov, shared=self.shared, random_seed=rng)
-
-    def prepare(
-        self,
-        ode: ODE,
-        gp: StateGP,
-        priors: Mapping,
-        likelihood: LikelihoodFunction | None,
-        known: Start,
-        rng: np.random.Generator,
-        progressbar: bool,
-    ) -> Prepared:
-        """Choose grid, amplitude and prior mean."""
-        gp = gp if self.grid is None else gp.with_grid(self.grid)
-        gp = gp.with_breaks(ode.jumps, *ode.steps)
-        gp = gp if self.amplitude is None else gp.with_amplitude(self.amplitude)
-        if not self.recentred:
-            return Prepared(gp, self.gamma, {})
-        if isinstance(self.gamma, TensorVariable):
-            msg = (
-                "gamma is a variable; recentred=True expects numbers. Call gm.recentre with "
-                "numbers, and pass its gp and your gamma."
-            )
-            raise ValueError(msg)  # noqa: TRY004  not the type is wrong, the pair is
-        gp, start, _ = recentre(
-            ode, gp, priors=priors, gamma=self.gamma, likelihood=likelihood, start=known,
-            sigma=self.noise,
-            random_seed=rng,
-            progressbar=progressbar,
-        )  # fmt: skip
-        return Prepared(gp, self.gamma, start)
-
-    def prepare_together(
-        self,
-        odes: Sequence[ODE],
-        gps: StateGPs,
-        priors: Sequence[Mapping],
-        is_local: Sequence[bool],
-        likelihoods: Sequence[LikelihoodFunction | None],
-        known: Sequence[Start],
-        rng: np.random.Generator,
-        progressbar: bool,
-    ) -> PreparedTogether:
-        """Choose grids and amplitudes of several experiments."""
-        each = zip(odes, gps.members, priors, likelihoods, known, strict=True)
-        parts = [
-            self.prepare(ode, gp, prior, told, start, rng, progressbar).gp
-            for ode, gp, prior, told, start in each
-        ]
-        return PreparedTogether(gps.of_members(parts), self.gamma, {})
-
-
-@dataclass(frozen=True, kw_only=True)
-class RefinedPreset(Preset):
-    """Grid, kernels, prior mean and gamma by the rule of :func:`~pymc_gradmatch.refine`."""
-
-    cov: str | CovFunction | Sequence[str | CovFunction] = "Matern52"
-    gamma: Any = None
-    sigma: Any = "random"
-
-    def fit(self, data: Data, rng: np.random.Generator) -> StateGP:
-        """Fit the Gaussian processes, of which the rule takes sigma and nothing else."""
-        if data.is_sparse.all():
-            return unfitted(data)
-        return fit_data(data, cov=self.cov, shared=self.shared, random_seed=rng, only_sigma=True)
-
-    def prepare(
-        self,
-        ode: ODE,
-        gp: StateGP,
-        priors: Mapping,
-        likelihood: LikelihoodFunction | None,
-        known: Start,
-        rng: np.random.Generator,
-        progressbar: bool,
-    ) -> Prepared:
-        """Apply the rule; a given grid or gamma stands."""
-        if self.amplitude is not None or self.recentred is not None:
-            msg = "preset 'refined' sets amplitude and recentred itself; expected neither."
-            raise ValueError(msg)
-        gp, gamma, start, _ = refine(
-            ode, gp, priors=priors, likelihood=likelihood, start=known, sigma=self.noise,
-            grid=self.grid,
-            random_seed=rng,
-            progressbar=progressbar,
-        )  # fmt: skip
-        return Prepared(gp, gamma if self.gamma is None else self.gamma, start)
-
-    def prepare_together(
-        self,
-        odes: Sequence[ODE],
-        gps: StateGPs,
-        priors: Sequence[Mapping],
-        is_local: Sequence[bool],
-        likelihoods: Sequence[LikelihoodFunction | None],
-        known: Sequence[Start],
-        rng: np.random.Generator,
-        progressbar: bool,
-    ) -> PreparedTogether:
-        """Apply the rule to several experiments."""
-        if self.amplitude is not None or not (self.grid is None or isinstance(self.grid, int)):
-            msg = "with experiments preset 'refined' has no amplitude, and expects a whole number "
-            raise ValueError(msg + "of grid steps between observations, if any grid.")
-        gps, gamma, start = refine_together(
-            odes, gps, priors=priors, is_local=is_local, likelihoods=likelihoods, starts=known,
-            grid=self.grid, random_seed=rng, progressbar=progressbar,
-        )  # fmt: skip
-        return PreparedTogether(gps, gamma if self.gamma is None else self.gamma, start)
-
-
-@dataclass(frozen=True, kw_only=True)
-class UnfittedPreset(RefinedPreset):
-    """The data and the grid alone: all that the exact posterior has of Gaussian processes."""
-
-    is_matched: ClassVar[bool] = False
-
-    def fit(self, data: Data, rng: np.random.Generator) -> StateGP:
-        """Return Gaussian processes that no data have been used for."""
-        return unfitted(data)
-
-    def prepare(self, ode: ODE, gp: StateGP, *others) -> Prepared:
-        """Lay out the rule's grid; a given one stands."""
-        grid = grid_of(gp) if self.grid is None else self.grid
-        return Prepared(gp.with_grid(grid).with_breaks(ode.jumps, *ode.steps), self.gamma, {})
-
-    def prepare_together(self, odes: Sequence[ODE], gps: StateGPs, *others) -> PreparedTogether:
-        """Lay out the grids of several experiments."""
-        each = zip(odes, gps.members, strict=True)
-        members = [self.prepare(ode, gp).gp for ode, gp in each]
-        return PreparedTogether(gps.of_members(members), self.gamma, {})
-
-
-PRESETS = {"fgpgm": Preset(), "refined": RefinedPreset()}
 OURS = ("x", "y", "sigma", "gamma", "gradient_match", "state_box", "start", "start_prior")
-DIMS = ("time", "state")
 FITTING, WRITING = "fitting Gaussian processes", "writing the model"
 
 
@@ -315,11 +115,13 @@ def build_model(
         ``gm.find_map`` say so.
     priors : mapping of str to TensorVariable
         For each parameter of the ODE a scalar ``.dist()`` object, or a variable
-        that the model already has.  Parameters cannot be called ``chain``,
-        ``draw``, ``experiment``, ``time``, ``time_observed``, ``state`` or ``observation``.
+        that the model already has; for a vector of parameters one of its length.  Parameters
+        cannot be called ``chain``, ``draw``, ``experiment``, ``time``, ``time_observed``,
+        ``state`` or ``observation``.
         With experiments a vector with the dim ``"experiment"`` gives each a parameter of
-        its own; or a function without arguments, called in the model, that makes these
-        variables and what they depend on, a hierarchy.
+        its own.  Or a function without arguments, called in the model, that makes these
+        variables, and what they depend on: a hierarchy, a multivariate normal, of which it may
+        return expressions, ``{"k": z[0], "m": z[1]}``.
     experiments : mapping of str to Experiment or DataFrame, or sequence of Experiment, optional
         Several experiments in place of t and y: other times, lengths, inputs, doses and
         starts.  Each has states of its own, parameters are shared.  A table has the times as
@@ -388,15 +190,13 @@ def build_model(
         observations if not given.
     amplitude : array_like of float, optional
         Factor of the kernels' variance, see :meth:`StateGP.with_amplitude`.
-    recentred : bool, optional
-        Whether the prior mean is a solution of the ODE, see
-        :func:`~pymc_gradmatch.recentre`.
     sigma : {"fixed", "random"}, TensorVariable or array_like of float, optional
         The noise: ``"fixed"`` at its estimate; ``"random"``, a half-normal per
         state as wide as its data vary; a prior in the data's units, such as
         ``pm.HalfNormal.dist(0.5)``, of a number or one per state; or what is known of it, a
-        standard deviation for all, one per state, or one for each observation, in the shape
-        of y or a table like it.  Where states are positive it is that of the logarithm.
+        standard deviation for all, one per state, or one for each observation, in the shape of y
+        or a table like it; of one of several experiments also in its ``Experiment``.  Where states
+        are positive it is that of the logarithm.
     parameterization : {"centered", "whitened"}
         See :meth:`StateGP.prior`.
     state_box : float, optional
@@ -473,371 +273,269 @@ def written(
 ) -> pm.Model:
     """Write the model of :func:`build_model` with the settings of a preset."""
     check_ode(ode)
-    if experiments is not None:
-        singular = {"t": t, "y": y, "likelihood": likelihood, "gp": gp}
-        _refuse_beside_experiments({n: v for n, v in singular.items() if v is not None})
-        given = {
-            n: replace(
-                e,
-                inputs=inputs if e.inputs is None else e.inputs or None,
-                start=start if e.start is None else e.start,
-                scales=scales if e.scales is None else e.scales,
-            )
-            for n, e in as_experiments(experiments).items()
-        }
-        rng = np.random.default_rng(random_seed)
-        return _build_together(ode, given, priors, chosen, rng, progressbar)
-    if t is None or callable(priors):
-        msg = (
-            "expected times t with observations y and a mapping of priors, or experiments={name: "
-            "gm.Experiment(t, y), ...}, of which priors may be a function."
-        )
+    whole = Experiment(t, y, inputs, start, likelihood, scales, chosen.noise)
+    several = experiments is not None
+    each = {"": whole} if experiments is None else _experiments(experiments, whole, gp)
+    if not several and t is None:
+        msg = "expected times t with observations y, or experiments={name: gm.Experiment(t, y)}."
         raise TypeError(msg)
-    if likelihood is not None and settings.get("sigma") is not None:
+    of_data = all(one.likelihood is None for one in each.values())
+    if not of_data and settings.get("sigma") is not None:
         msg = "sigma is given, and so is a likelihood; expected sigma in the lines of the latter."
         raise ValueError(msg)
-    ode = ode if inputs is None else ode.with_inputs(inputs)
     model = pm.Model.get_context(error_if_none=False) or pm.Model()
-    name = {ours: yielding(ours, ode.params) for ours in OURS}
-    _check_priors(ode, priors, model)
-    positive = ode.is_positive if ode.positive else False
-    data = Data.of(t, y, states=ode.states, scales=scales, positive=positive)
-    check_states(ode, data.states)
-    ode.check_times(data.t)
-    _check_shared(y, data)
-    known = Start.of(ode, start)
-    if gp is None and not isinstance(y, SharedVariable):
-        data = _without_rest(data, ode, known)
-    told = None if likelihood is None else rehearsed(likelihood, ode, unfitted(data))
-    _check_doses(ode, data, known)
-    _check_reached(ode, data, told, known)
-    _warn_of_unused(ode, priors, told, known)
-    if likelihood is None and chosen.noise is not None:
-        chosen = replace(chosen, sigma=as_noise(chosen.noise, data))
-    sigma = chosen.sigma
-    _check_sigma(sigma, len(ode.states))
-    if gp is None and likelihood is None:
-        _check_noise_is_told(sigma, [data])
-    if chosen.state_box is not None:
-        _check_size_of_box(chosen.state_box)
-    variables: dict[str, Any] = {**priors, name["sigma"]: sigma, name["gamma"]: chosen.gamma}
-    to_come = {
-        n: variable
-        for n, variable in variables.items()
-        if is_distribution(variable) and not is_registered(variable, model)
+    labels = {"experiment": tuple(each)} if several else {}
+    check_coords(model, labels)
+    priors = of_vectors(ode, priors)
+    home, made = _made(priors, model, ode, labels)
+    check_priors(ode, made, home, len(each) if several else None)
+    chosen.check(len(ode.states), several)
+    with home:
+        parts = [
+            Given.of(ode, one, name, several=several, fits=gp is None) for name, one in each.items()
+        ]
+    ode = ode if several else parts[0].ode  # with its inputs
+    check_alike(parts)
+    if of_data or not several:  # lines of several may read a parameter by its name
+        warn_of_unused(ode, made, parts)
+    if parts[0].noise is not None:
+        chosen = replace(chosen, sigma=parts[0].noise)  # known, of each as its own is
+    if of_data and gp is None and isinstance(chosen.sigma, str):
+        check_noise_is_told([one.data for one in parts])
+    names = {ours: yielding(ours, ode.params) for ours in OURS}
+    variables = {**made, names["sigma"]: chosen.sigma, names["gamma"]: chosen.gamma}
+    to_come: dict[str, Any] = {
+        n: v for n, v in variables.items() if is_distribution(v) and not is_registered(v, home)
     }
-    refuse_reserved(to_come)
-    optional = {
-        whitened_name(name["x"]): chosen.parameterization == "whitened",
-        name["sigma"]: likelihood is None and isinstance(sigma, str) and sigma == "random",
-        name["state_box"]: chosen.state_box is not None,
-        levels_name(name["x"]): bool(ode.positive) and chosen.parameterization == "centered",
-        name["start"]: bool(known.known),
-        name["start_prior"]: bool(known.priors),
+    added = [*to_come, *(n for n in home.named_vars if n not in model.named_vars)]
+    refuse_reserved(added)
+    ours = {
+        "x": True,
+        "gradient_match": True,
+        "y": of_data,
+        "sigma": of_data and isinstance(chosen.sigma, str) and chosen.sigma == "random",
+        "state_box": chosen.state_box is not None,
+        "start": bool(parts[0].known.known),
+        "start_prior": any(one.known.priors for one in parts),
     }
-    ours = [name["x"], name["gradient_match"], *([name["y"]] if told is None else told.names)]
-    _check_room(model, [*to_come, *ours, *(n for n, is_added in optional.items() if is_added)])
-    check_labels(model, ode, DIMS)
+    is_centered = chosen.parameterization == "centered"
+    added += [name for one in parts for name in one.names]
+    added += [names[n] for n, is_added in ours.items() if is_added]
+    added += [levels_name(names["x"])] if ode.positive and is_centered else []
+    added += [] if is_centered else [whitened_name(names["x"])]
+    _check_room(model, added)
+    check_labels(model, ode, ("time", "state"))
     rng = np.random.default_rng(random_seed)
-    if gp is not None:
-        _check_given_gp(gp, data, settings)
-    with model:
-        if gp is None:
-            with reporting(FITTING, enabled=progressbar):
-                gp = fit_states(chosen, ode, data, priors, likelihood, known, rng)
-            gp = gp if chosen.noise is None else with_noise(gp, chosen.noise)
-        known.check_data(gp)
-        gp, gamma, starts = chosen.prepare(ode, gp, priors, likelihood, known, rng, progressbar)
-    started = {n: starting_at(priors[n], value) for n, value in starts.items() if n in to_come}
-    priors, to_come = dict(priors) | started, to_come | started
-    # Fails, if it must, before anything is added to a model of the user's.
-    coords = check_states_fit(model, gp, chosen.parameterization, DIMS)
-    dims: tuple[str, ...] = DIMS
-    seen = gp.data.is_observed.any(axis=0)
-    if optional[name["sigma"]] and not seen.all():
-        coords |= {"observed_state": [ode.states[k] for k in np.flatnonzero(seen)]}
-    if likelihood is not None:
-        coords |= {"time_observed": gp.t_observed}
-    elif not gp.data.is_complete:
-        dims = ("observation",)
-        coords |= {"observation": gp.data.labels(ode.states)}
-    elif len(gp.observed) < len(gp.t):
-        dims = ("time_observed", "state")
-        coords |= {"time_observed": gp.t_observed}
-    check_coords(model, coords)
-    levels = start_of(gp)
-    states = gp.states_of(levels)
-    with reporting(WRITING, enabled=progressbar):
-        of_params = [priors[n] for n in ode.params]
-        if chosen.is_matched:
-            check_start(model, ode, states, priors, gp, [gamma, sigma], [*to_come.values()])
-            if told is not None:
-                _check_possible(told, model, of_params, gp.at_times(levels))
-            unit = [np.float64(1)] * len(ode.params)
-            GradientMatchingODE.dist(ode, gp.states_of(gp.prior_mean), unit, gp=gp, gamma=gamma)
+    with home:
+        are_drawn = all(map(is_distribution, made.values())) and home is model
+        is_plain = are_drawn and not several
+        apart = [made] if is_plain else climbing_priors(made, ode.params, len(each), rng)
+        if gp is not None:
+            check_given_gp(gp, parts[0].data, settings)
+            fits = [gp]
         else:
-            check_known(model, [*of_params, sigma], [*to_come.values()])
+            with reporting(FITTING, enabled=progressbar):
+                fits = fit_states(chosen.fit, parts, apart, rng)
+            fits = [
+                fit if one.noise is None else with_noise(fit, one.noise)
+                for one, fit in zip(parts, fits, strict=True)
+            ]
+        for one, fit in zip(parts, fits, strict=True):
+            one.known.check_data(fit)
+        beside = StateGPs(
+            dict(zip(each, fits, strict=True)), {n: one.inputs for n, one in each.items()}
+        ) if several else fits[0]  # fmt: skip
+        is_local = np.array([made[n].ndim > 0 for n in ode.params])
+        found = chosen.prepare(Fits(parts, beside, apart, is_local), rng, progressbar)
+    started = {n: starting_at(made[n], v) for n, v in found.start.items() if n in to_come}
+    made, to_come = {**made, **started}, to_come | started
+    lines = _Lines(chosen, ode, parts, found.gp, found.gamma, names)
+    # Fails, if it must, before anything is added to a model of the user's.
+    check_coords(model, labels | lines.coords(model))
+    with reporting(WRITING, enabled=progressbar):
+        lines.check(home, {n: made[n] for n in ode.params}, [*to_come.values()])
+    with model:
+        add_coords(model, labels)
+        if callable(priors):
+            made = _started_anew(made_by(priors, ode), model, found.start)
+        lines.write(made, y if isinstance(y, SharedVariable) else found.gp.observations)
+    return model
+
+
+@dataclass(frozen=True, eq=False)
+class _Lines:
+    """The lines of a model, before they are written."""
+
+    chosen: Preset
+    ode: ODE
+    parts: Sequence[Given]
+    gp: AnyStateGP
+    gamma: Any
+    names: Mapping[str, str]
+    """Of our variables, where parameters have the usual ones."""
+
+    @property
+    def _of_data(self) -> bool:
+        return self.parts[0].likelihood is None
+
+    @property
+    def _seen(self) -> np.ndarray:
+        return np.any([one.data.is_observed.any(axis=0) for one in self.gp.members], axis=0)
+
+    @property
+    def _observed(self) -> tuple[tuple[str, ...], dict[str, Any]]:
+        """Dims of what is observed, and the coords that the states do not have."""
+        gp = self.gp
+        if isinstance(gp, StateGPs):
+            labels = {"observation": gp.observation_labels} if self._of_data else {}
+            return ("observation",), labels
+        if self._of_data and not gp.data.is_complete:
+            return ("observation",), {"observation": gp.data.labels(self.ode.states)}
+        if not self._of_data or len(gp.observed) < len(gp.t):
+            return ("time_observed", "state"), {"time_observed": gp.t_observed}
+        return gp.dims, {}
+
+    def coords(self, model: pm.Model) -> dict[str, Any]:
+        """Return the coords that the model will have, or say why it cannot."""
+        gp = self.gp
+        coords = check_states_fit(model, gp, self.chosen.parameterization, gp.dims)
+        is_random = isinstance(self.chosen.sigma, str) and self.chosen.sigma == "random"
+        if self._of_data and is_random and not self._seen.all():
+            states = [self.ode.states[k] for k in np.flatnonzero(self._seen)]
+            coords |= {"observed_state": states}
+        return coords | self._observed[1]
+
+    def check(self, home: pm.Model, priors: Mapping[str, TensorVariable], to_come: Sequence):
+        """Raise if the density is not finite where samplers start."""
+        gp, ode, chosen = self.gp, self.ode, self.chosen
+        levels = start_of(gp)
+        if chosen.is_matched:
+            others = [self.gamma, chosen.sigma]
+            check_start(home, ode, gp.states_of(levels), priors, gp, others, to_come)
+            check_possible(self.parts, home, priors, gp, levels)
+            unit = [np.float64(1)] * len(ode.params)
+            mean = gp.states_of(gp.prior_mean)
+            GradientMatchingODE.dist(ode, mean, unit, gp=gp, gamma=self.gamma)
+        else:
+            check_known(home, [*priors.values(), chosen.sigma], to_come)
         if chosen.state_box is not None:
             _check_box(chosen.state_box, (levels - gp.mean) / gp.scale)
 
-    with model:
-        theta = {n: registered(model, n, priors[n]) for n in ode.params}
-        x = gp.prior(name["x"], parameterization=chosen.parameterization)
-        add_coords(model, coords)
-        if chosen.state_box is not None:
-            inside = pt.all(pt.abs(gp.levels_of(x) - gp.mean) <= chosen.state_box * gp.scale)
-            pm.Potential(name["state_box"], pt.switch(inside, 0.0, -np.inf))
-        noise = None if likelihood else _noise(model, name["sigma"], gp, sigma)
-        if isinstance(gamma, TensorVariable) and is_distribution(gamma):
-            gamma = registered(model, name["gamma"], gamma)
-        if likelihood is None:
-            _observe(
-                name["y"],
-                gp,
-                gp.at_observations(x),
-                gp.at_observations(noise),
-                observed=y if isinstance(y, SharedVariable) else gp.observations,
-                dims=dims,
-            )
-        else:
-            likelihood(*ode.by_name(gp.at_times(x), theta))
-        add_start((name["start"], name["start_prior"]), known, gp, x, theta)
-        if chosen.is_matched:
-            GradientMatchingODE(name["gradient_match"], ode, x, theta, gp=gp, gamma=gamma)
-        else:
-            add_unmatched(name["gradient_match"], ode, x, theta, gp)
-    return model
-
-
-class _Checked(NamedTuple):
-    """One of several experiments, checked."""
-
-    ode: ODE
-    data: Data
-    known: Start
-    told: Written | None
-    likelihood: LikelihoodFunction | None
-
-
-def _build_together(
-    ode: ODE,
-    experiments: Mapping[str, Experiment],
-    priors: Mapping[str, TensorVariable] | Callable,
-    chosen: Preset,
-    rng: np.random.Generator,
-    progressbar: bool,
-) -> pm.Model:
-    """Write the lines for several experiments, whose states have an axis of experiments."""
-    model = pm.Model.get_context(error_if_none=False) or pm.Model()
-    name = {ours: yielding(ours, ode.params) for ours in OURS}
-    labels = {"experiment": tuple(experiments)}
-    check_coords(model, labels)
-    home = model
-    if callable(priors):
-        home = pm.Model(coords={**model.coords, **labels}, model=None)
-        with home:
-            made = priors()
-    else:
-        made = priors
-    _check_priors(ode, made, home, len(experiments))
-    checked = [_checked(ode, n, one) for n, one in experiments.items()]
-    _check_alike(checked, experiments)
-    likelihoods = [one.likelihood for one in checked if one.likelihood is not None]
-    of_data = not likelihoods
-    sigma = chosen.sigma
-    _check_sigma(sigma, len(ode.states))
-    if of_data:
-        _check_noise_is_told(sigma, [one.data for one in checked])
-    if chosen.state_box is not None or chosen.recentred:
-        msg = "state_box and recentred are not there for several experiments; expected neither."
-        raise ValueError(msg)
-    if chosen.noise is not None:
-        msg = (
-            "sigma is known numbers, which are not there for several experiments yet; give each "
-            "experiment a likelihood= with its own sigma, or a prior."
-        )
-        raise ValueError(msg)
-    variables = {**made, name["sigma"]: sigma, name["gamma"]: chosen.gamma}
-    to_come = {
-        n: v for n, v in variables.items() if is_distribution(v) and not is_registered(v, home)
-    }
-    added = [*to_come, *home.named_vars] if home is not model else [*to_come]
-    refuse_reserved(added)
-    optional = {
-        whitened_name(name["x"]): chosen.parameterization == "whitened",
-        name["y"]: of_data,
-        name["sigma"]: of_data and isinstance(sigma, str) and sigma == "random",
-        levels_name(name["x"]): bool(ode.positive) and chosen.parameterization == "centered",
-        name["start"]: bool(checked[0].known.known),
-        name["start_prior"]: any(one.known.priors for one in checked),
-    }
-    ours = [name["x"], name["gradient_match"]]
-    _check_room(model, [*added, *ours, *(n for n, is_added in optional.items() if is_added)])
-    check_labels(model, ode, DIMS)
-    with home:
-        with reporting(FITTING, enabled=progressbar):
-            apart = climbing_priors(made, ode.params, len(checked), rng)
-            parts = _scaled_together(checked, apart, rng)
-            fitted = []
-            for one, data in zip(checked, parts, strict=True):
-                fitted.append(_fitted(chosen, one.ode, data, rng))
-                one.known.check_data(fitted[-1])
-        gps = StateGPs(
-            dict(zip(experiments, fitted, strict=True)),
-            {n: e.inputs for n, e in experiments.items()},
-        )
-        gp, gamma, starts = chosen.prepare_together(
-            [one.ode for one in checked], gps, apart, [made[n].ndim > 0 for n in ode.params],
-            [one.likelihood for one in checked], [one.known for one in checked], rng, progressbar,
-        )  # fmt: skip
-    started = {n: starting_at(made[n], value) for n, value in starts.items() if n in to_come}
-    made, to_come = {**made, **started}, to_come | started
-    coords: dict[str, Any] = labels | dict(check_states_fit(model, gp, chosen.parameterization,
-                                                            gp.dims))  # fmt: skip
-    seen = np.any([one.data.is_observed.any(axis=0) for one in checked], axis=0)
-    if optional[name["sigma"]] and not seen.all():
-        coords |= {"observed_state": [ode.states[k] for k in np.flatnonzero(seen)]}
-    if of_data:
-        coords |= {"observation": gp.observation_labels}
-    check_coords(model, coords)
-    states = gp.states_of(start_of(gp))
-    with reporting(WRITING, enabled=progressbar):
-        if chosen.is_matched:
-            check_start(home, ode, states, made, gp, [gamma, sigma], [*to_come.values()])
-            unit = [np.float64(1)] * len(ode.params)
-            GradientMatchingODE.dist(ode, gp.states_of(gp.prior_mean), unit, gp=gp, gamma=gamma)
-        else:
-            check_known(home, [*made.values(), sigma], [*to_come.values()])
-
-    with model:
-        add_coords(model, labels)
-        made = _started_anew(priors(), model, starts) if callable(priors) else made
+    def write(self, priors: Mapping[str, TensorVariable], observed):
+        """Add the lines to the model on the stack."""
+        model = pm.modelcontext(None)
+        gp, ode, names = self.gp, self.ode, self.names
+        coords = self.coords(model)
         theta = {
-            n: registered(model, n, made[n], ("experiment",) if made[n].ndim else None)
+            n: _in_model(model, n, priors[n], ("experiment",) if priors[n].ndim else None)
             for n in ode.params
         }
-        x = gp.prior(name["x"], parameterization=chosen.parameterization)
+        x = gp.prior(names["x"], parameterization=self.chosen.parameterization)
         add_coords(model, coords)
-        noise = _noise_of_all(model, name["sigma"], gp, sigma, seen) if of_data else None
+        if (box := self.chosen.state_box) is not None:
+            inside = pt.all(pt.abs(gp.levels_of(x) - gp.mean) <= box * gp.scale)
+            pm.Potential(names["state_box"], pt.switch(inside, 0.0, -np.inf))
+        noise = self._noise(model) if self._of_data else None
+        gamma = self.gamma
         if isinstance(gamma, TensorVariable) and is_distribution(gamma):
-            gamma = registered(model, name["gamma"], gamma)
-        if of_data:
+            gamma = registered(model, names["gamma"], gamma)
+        if self._of_data:
             _observe(
-                name["y"],
+                names["y"],
                 gp,
                 gp.at_observations(x),
                 gp.at_observations(noise),
-                observed=gp.observations,
-                dims=("observation",),
+                observed=observed,
+                dims=self._observed[0],
             )
         else:
-            for number, (label, likelihood) in enumerate(
-                zip(experiments, likelihoods, strict=True)
-            ):
-                own = gp.members[number].at_times(x[number])
-                with pm.Model(name=label):
-                    likelihood(*ode.by_name(own, of_experiment(theta, ode, number)))
-        add_starts((name["start"], name["start_prior"]), [c.known for c in checked], gp, x, theta)
-        if chosen.is_matched:
-            GradientMatchingODE(name["gradient_match"], ode, x, theta, gp=gp, gamma=gamma)
+            self._write_likelihoods(x, theta)
+        starts = names["start"], names["start_prior"]
+        add_starts(starts, [one.known for one in self.parts], gp, x, theta)
+        if self.chosen.is_matched:
+            GradientMatchingODE(names["gradient_match"], ode, x, theta, gp=gp, gamma=gamma)
         else:
-            add_unmatched(name["gradient_match"], ode, x, theta, gp)
-    return model
+            add_unmatched(names["gradient_match"], ode, x, theta, gp)
 
+    def _write_likelihoods(self, x: TensorVariable, theta: Mapping[str, TensorVariable]):
+        each = zip(self.parts, self.gp.members, self.gp.of_each(x), strict=True)
+        for number, (one, member, own) in enumerate(each):
+            likelihood = cast("LikelihoodFunction", one.likelihood)
+            arguments = self.ode.by_name(
+                member.at_times(own), of_experiment(theta, self.ode, number)
+            )
+            if not self.gp.names:
+                likelihood(*arguments)
+                continue
+            with _LinesOfOne(one.name):
+                likelihood(*arguments)
 
-def _checked(ode: ODE, name: str, given: Experiment) -> _Checked:
-    """Check one experiment; errors say which."""
-    try:
-        own = ode if given.inputs is None else ode.with_inputs(given.inputs)
-        _refuse_shared(given.y)
-        positive = ode.is_positive if ode.positive else False
-        data = Data.of(given.t, given.y, states=ode.states, scales=given.scales, positive=positive)
-        check_states(ode, data.states)
-        own.check_times(data.t)
-        known = Start.of(ode, given.start)
-        data = _without_rest(data, own, known)
-        told = None
-        if given.likelihood is not None:
-            told = rehearsed(given.likelihood, ode, unfitted(data), several=True)
-        _check_doses(own, data, known)
-        _check_reached(own, data, told, known)
-    except (TypeError, ValueError) as error:
-        msg = f"experiment {name!r}: {error}"
-        raise type(error)(msg) from error
-    return _Checked(own, data, known, told, given.likelihood)
-
-
-def _refuse_beside_experiments(given: Mapping[str, Any]):
-    if given:
-        msg = (
-            f"{list(given)} are given, and so are experiments, which have their own; expected one "
-            "of them: gm.Experiment(t, y, likelihood=...)."
+    def _noise(self, model: pm.Model):
+        """Return the noise: of each experiment if known or fixed, else the same for all."""
+        sigma, name, gp = self.chosen.sigma, self.names["sigma"], self.gp
+        if gp.names and self.parts[0].noise is not None:
+            return known_noise(self.parts, gp)
+        if is_distribution(sigma):
+            return registered(model, name, sigma)
+        if not isinstance(sigma, str):
+            return sigma
+        if sigma == "fixed":
+            return gp.sigma
+        scale, start = (
+            np.sqrt(np.mean(np.square(np.atleast_2d(one)), axis=0)) for one in (gp.scale, gp.sigma)
         )
-        raise TypeError(msg)
+        seen = self._seen
+        dims = ("state",) if seen.all() else ("observed_state",)  # a hidden state has no noise
+        prior = starting_at(pm.HalfNormal.dist(scale[seen]), start[seen])
+        some = registered(model, name, prior, dims=dims)
+        if seen.all():
+            return some
+        return pt.set_subtensor(pt.as_tensor(start)[np.flatnonzero(seen)], some)
 
 
-def _check_alike(checked: Sequence[_Checked], names: Iterable[str]):
-    """Raise unless what is known of starts, and what is observed, is alike in all experiments."""
-    first = checked[0]
-    for name, one in zip(names, checked, strict=True):
-        if one.known.places != first.known.places:
-            both = [list(start.known) for start in (one.known, first.known)]
-            msg = (
-                f"the starts of {both[0]} are known in the experiment {name!r}, of {both[1]} in "
-                "the first; expected the same states in all. What is known roughly has a prior."
-            )
-            raise ValueError(msg)
-        if (one.likelihood is None) != (first.likelihood is None):
-            msg = f"some experiments have a likelihood, {name!r} or the first has not; "
-            raise ValueError(msg + "expected one for each, or for none.")
+def _experiments(
+    given: Mapping[str, Experiment] | Sequence[Experiment], whole: Experiment, gp: StateGP | None
+) -> dict[str, Experiment]:
+    """Return experiments by name, with what is given of all where they have none of their own."""
+    singular = {"t": whole.t, "y": whole.y, "likelihood": whole.likelihood, "gp": gp}
+    refuse_beside_experiments({n: v for n, v in singular.items() if v is not None})
+    return {
+        name: replace(
+            one,
+            inputs=whole.inputs if one.inputs is None else one.inputs or None,
+            start=whole.start if one.start is None else one.start,
+            scales=whole.scales if one.scales is None else one.scales,
+            sigma=whole.sigma if one.sigma is None else one.sigma,
+        )
+        for name, one in as_experiments(given).items()
+    }
 
 
-def _scaled_together(
-    checked: Sequence[_Checked], priors: Sequence[Mapping[str, TensorVariable]], rng
-) -> list[Data]:
-    """Return the data with a scale for every state, that of the other experiments if need be."""
-    scales = np.array([one.data.scale for one in checked])
-    means = np.array([one.data.mean for one in checked])
-    parts = []
-    for number, (one, prior) in enumerate(zip(checked, priors, strict=True)):
-        for k in np.flatnonzero(np.isnan(scales[number])):
-            known = ~np.isnan(scales[:, k])
-            if known.any():
-                if not one.data.is_constant[k]:
-                    means[number, k] = np.median(means[known, k])
-                scales[number, k] = np.median(scales[known, k])
-        data = one.data.with_scale(means[number], scales[number])
-        parts.append(_scaled(one.ode, data, prior, one.likelihood, one.known, rng))
-        means[number], scales[number] = parts[-1].mean, parts[-1].scale
-    return _sized(parts)
+class _LinesOfOne(pm.Model):
+    """Lines of one experiment, with its name in front, which see the variables of all."""
+
+    def __getitem__(self, key):
+        try:
+            return super().__getitem__(key)
+        except KeyError:
+            return self.parent[key]
 
 
-def _sized(parts: Sequence[Data]) -> list[Data]:
-    """Return the data with a scale also for states that are zero: that of others, or one.
-
-    Any will do for what does not move.
-    """
-    scales = np.array([data.scale for data in parts])
-    sizes = [np.median(one[one > 0]) if (one > 0).any() else 1.0 for one in scales.T]
-    return [
-        data.with_scale(data.mean, np.where(data.scale > 0, data.scale, sizes)) for data in parts
-    ]
+def _in_model(model: pm.Model, name: str, prior: TensorVariable, dims=None) -> TensorVariable:
+    """Return the model's variable of a prior, or the entry of a vector, which is an expression."""
+    return registered(model, name, prior, dims) if is_distribution(prior) else prior
 
 
-def _noise_of_all(model: pm.Model, name: str, gp: StateGPs, sigma, seen: NDArray[np.bool_]):
-    """Return the noise: of each experiment where it is fixed, else the same for all."""
-    if is_distribution(sigma):
-        return registered(model, name, sigma)
-    if isinstance(sigma, TensorVariable):
-        return sigma
-    if sigma == "fixed":
-        return gp.sigma
-    scale, start = (np.sqrt(np.mean(np.square(one), axis=0)) for one in (gp.scale, gp.sigma))
-    dims = ("state",) if seen.all() else ("observed_state",)
-    some = registered(
-        model, name, starting_at(pm.HalfNormal.dist(scale[seen]), start[seen]), dims=dims
-    )
-    return some if seen.all() else pt.set_subtensor(pt.as_tensor(start)[np.flatnonzero(seen)], some)
+def _made(
+    priors: Mapping | Callable, model: pm.Model, ode: ODE, labels: Mapping[str, Any]
+) -> tuple[pm.Model, Mapping]:
+    """Return priors, and the model that they are in: one beside it, where a function makes them."""
+    if not callable(priors):
+        return model, priors
+    home = beside(model)
+    with home:
+        add_coords(home, labels)
+        return home, made_by(priors, ode)
 
 
 def _started_anew(made: Mapping, model: pm.Model, starts: Mapping[str, Any]) -> Mapping:
@@ -848,27 +546,13 @@ def _started_anew(made: Mapping, model: pm.Model, starts: Mapping[str, Any]) -> 
     return made
 
 
-def preset_of(name: str, settings: Mapping[str, Any]) -> Preset:
-    """Return a preset with the settings that are given, None being as good as none."""
-    if name not in tuple(PRESETS):
-        msg = f"preset is {name!r}; expected one of {list(PRESETS)}."
-        raise ValueError(msg)
-    known = [field.name for field in fields(Preset)]
-    unknown = [setting for setting in settings if setting not in known]
-    if unknown:
-        msg = f"build_model has no argument {' or '.join(map(repr, unknown))}; expected {known}."
-        raise TypeError(msg)
-    given = {setting: value for setting, value in settings.items() if value is not None}
-    return replace(PRESETS[name], **given)
-
-
 def keep_observations(idata: DataTree, model: pm.Model):
     """Take out of the observed data what is none: zeros, which ArviZ would plot as data."""
     names = [rv.name for rv in model.observed_RVs if is_constraint(rv) or is_known_start(rv)]
     idata["observed_data"] = idata["observed_data"].dataset.drop_vars(names)
 
 
-def _observe(name: str, gp: StateGP, x, sigma, **settings):
+def _observe(name: str, gp: AnyStateGP, x, sigma, **settings):
     """Add the data, normal around the states, or log-normal where these are positive."""
     positive = gp.at_observations(np.broadcast_to(gp.data.positive, gp.prior_mean.shape))
     if not positive.any():
@@ -889,23 +573,6 @@ def _observe(name: str, gp: StateGP, x, sigma, **settings):
     pm.CustomDist(name, levels, sigma, logp=log_density, random=draw, **settings)
 
 
-def _noise(model: pm.Model, name: str, gp: StateGP, sigma):
-    if is_distribution(sigma):
-        return registered(model, name, sigma)
-    if not isinstance(sigma, str):
-        return sigma
-    if sigma == "fixed":
-        return gp.sigma
-    seen = gp.data.is_observed.any(axis=0)
-    if seen.all():
-        prior = starting_at(pm.HalfNormal.dist(gp.scale), gp.sigma)
-        return registered(model, name, prior, dims=("state",))
-    # A hidden state has no noise.
-    prior = starting_at(pm.HalfNormal.dist(gp.scale[seen]), gp.sigma[seen])
-    some = registered(model, name, prior, dims=("observed_state",))
-    return pt.set_subtensor(pt.as_tensor(gp.sigma)[np.flatnonzero(seen)], some)
-
-
 def _check_room(model: pm.Model, names: Sequence[str]):
     taken = [n for n in names if model.name_for(n) in model.named_vars or n in model.coords]
     if taken:
@@ -914,13 +581,6 @@ def _check_room(model: pm.Model, names: Sequence[str]):
             "add; expected a model without them. Rename yours, or write the four lines with names "
             'of their own: gp.prior("x2", dims=("time2", "state")).'
         )
-        raise ValueError(msg)
-
-
-def _check_size_of_box(state_box):
-    size = as_numbers(state_box, "state_box", "a number")
-    if size.ndim != 0 or not size > 0:
-        msg = f"state_box is {state_box!r}; expected a positive number, in standardised units."
         raise ValueError(msg)
 
 
@@ -933,242 +593,4 @@ def _check_box(state_box: float, deviation):
             f"state_box is {state_box:g}, but the states start up to {furthest:.3g} standard "
             "deviations from their mean, outside of it; expected a larger one."
         )
-        raise ValueError(msg)
-
-
-def _check_sigma(sigma, n_states: int):
-    if isinstance(sigma, TensorVariable):
-        if not fits_states(sigma, n_states):
-            msg = (
-                f"the prior of sigma has shape {sigma.type.shape}; expected one number, or one for "
-                f"each of {n_states} states."
-            )
-            raise ValueError(msg)
-    elif isinstance(sigma, str) and sigma not in ("fixed", "random"):
-        msg = (
-            f"sigma is {sigma!r}; expected 'fixed', 'random', a prior in the data's units, for "
-            "example pm.HalfNormal.dist(0.5), or known standard deviations."
-        )
-        raise ValueError(msg)
-
-
-def _check_priors(ode: ODE, priors, model: pm.Model, n_experiments: int | None = None):
-    in_order(priors, ode.params, "priors are")
-    for name, prior in priors.items():
-        if not is_distribution(prior) and not is_registered(prior, model):
-            msg = (
-                f"the prior of {name!r} is a {type(prior).__name__}; expected a distribution, "
-                f"for example pm.HalfNormal.dist(5), or a variable of the model. A parameter that "
-                "is known is a number in the right-hand side, or in the four lines."
-            )
-            raise TypeError(msg)
-        if n_experiments is not None and prior.ndim == 1:
-            if prior.type.shape[0] in (None, n_experiments):
-                continue
-            msg = (
-                f"the prior of {name!r} has shape {prior.type.shape}; expected a scalar, or one "
-                f'entry for each of {n_experiments} experiments: dims="experiment".'
-            )
-            raise ValueError(msg)
-        if prior.ndim != 0:
-            msg = f"the prior of {name!r} has {prior.ndim} dimensions; expected a scalar."
-            raise ValueError(msg)
-
-
-def fit_states(
-    chosen: Preset,
-    ode: ODE,
-    data: Data,
-    priors: Mapping[str, TensorVariable],
-    likelihood: LikelihoodFunction | None,
-    known: Start,
-    rng: np.random.Generator,
-) -> StateGP:
-    """Fit a Gaussian process to every state, without what doses add to it."""
-    [scaled] = _sized([_scaled(ode, data, priors, likelihood, known, rng)])
-    return _fitted(chosen, ode, scaled, rng)
-
-
-def _fitted(chosen: Preset, ode: ODE, scaled: Data, rng: np.random.Generator) -> StateGP:
-    gp = chosen.fit(_without_steps(scaled, ode), rng)
-    return StateGP.of(scaled, gp.processes, gp.sigma)
-
-
-def _scaled(
-    ode: ODE,
-    data: Data,
-    priors: Mapping[str, TensorVariable],
-    likelihood: LikelihoodFunction | None,
-    known: Start,
-    rng: np.random.Generator,
-) -> Data:
-    """Return the data with a scale for every state, if need be from solutions of the ODE."""
-    if not data.unscaled:
-        return data
-    gp = unfitted(data)
-    told = normal(gp) if likelihood is None else rehearsed(likelihood, ode, gp)
-    parameters = parameters_of(priors, ode.params)
-    return scaled_by_solutions(ode.of_levels, gp, parameters, told, known, rng, data)
-
-
-def _without_steps(data: Data, ode: ODE) -> Data:
-    """Return the data less what doses have added to each state so far."""
-    if np.isnan(data.scale).any() or not (ode.steps.amount != 0).any():
-        return data
-    later = ode.jumps > data.t[0]  # what is given before is in x(t0)
-    steps = ode.steps.factor[later], ode.steps.amount[later]
-    jumped = staircase(data.mean, data.t, ode.jumps[later], steps, data.positive)
-    return replace(data, y=states_of(data.levels - jumped + data.mean, data.positive))
-
-
-def _check_doses(ode: ODE, data: Data, known: Start):
-    """Raise if a dose falls on the first time, at which the state is said to start otherwise."""
-    first = ode.jumps == data.t[0]
-    dosed = (ode.steps.factor[first] != 1) | (ode.steps.amount[first] != 0)
-    told = [*known.known, *known.priors]
-    both = [n for n, one in zip(ode.states, dosed.any(axis=0), strict=True) if one and n in told]
-    if both:
-        msg = (
-            f"the states {both} are given a dose at t = {data.t[0]:g}, the first time, and a start "
-            "that holds at the same time, after the dose; expected one of them. Leave this dose "
-            "out, and put it into the start."
-        )
-        raise ValueError(msg)
-
-
-def _without_rest(data: Data, ode: ODE, known: Start) -> Data:
-    """Return the data without those of states that stay where they are known to start.
-
-    Each is this number: they say nothing of parameters, and no noise is in them.
-    """
-    numbers = np.array([known.numbers.get(name, np.nan) for name in ode.states])
-    if not data.are_all(numbers).any():
-        return data
-    at_rest = data.are_all(known.at_rest(ode, data.t))
-    if at_rest.any():
-        _log.info(
-            "the states %s stay where they start, and their data are these numbers: they say "
-            "nothing, and are left out.",
-            ", ".join(name for name, one in zip(ode.states, at_rest, strict=True) if one),
-        )
-    return data.without(at_rest) if at_rest.any() else data
-
-
-def _check_noise_is_told(sigma, parts: Sequence[Data]):
-    """Raise if the noise of a state is sought in data that are all the same.
-
-    A solution that runs through all of them leaves none: the density grows without a bound.
-    """
-    seen = np.array([data.is_observed.any(axis=0) for data in parts])
-    constant = np.array([data.is_constant for data in parts])
-    silent = seen.any(axis=0) & (constant | ~seen).all(axis=0)
-    if silent.any() and isinstance(sigma, str):
-        k = int(np.flatnonzero(silent)[0])
-        value = next(data.y[data.is_observed[:, k], k][0] for data in parts if data.is_constant[k])
-        names = [name for name, one in zip(parts[0].states, silent, strict=True) if one]
-        msg = (
-            f"the data of the states {names} are the same at all times, and do not tell their "
-            "noise; expected data that vary, or sigma, as numbers or with a prior. Where a state "
-            f"is known to stay where it is, say so: start={{{names[0]!r}: {value:g}}}. What was "
-            "not measured is NaN."
-        )
-        raise ValueError(msg)
-
-
-def _check_reached(ode: ODE, data: Data, told: Written | None, known: Start):
-    """Raise if nothing is observed, or a state has no effect on what is, and an unknown start."""
-    if told is None:
-        reached = data.is_observed.any(axis=0)
-        if not reached.any():
-            msg = "y holds no observation at all (all NaN); expected some, or a likelihood."
-            raise ValueError(msg)
-        _tell_empty_times(data)
-    else:
-        reached = np.array([name in told.depends_on for name in ode.states])
-    reached = reached | np.isin(ode.states, [*known.known, *known.priors, *known.uses])
-    for _ in ode.states:
-        reached = reached | ode.enters[reached].any(axis=0)
-    unreached = [
-        name for name, is_reached in zip(ode.states, reached, strict=True) if not is_reached
-    ]
-    if unreached:
-        msg = (
-            f"the states {unreached} are neither observed, nor do they enter the equations of "
-            "observed ones: data say nothing about them. Leave them out, and integrate them "
-            "afterwards, observe them in a likelihood, or say where they start: "
-            f"start={{{unreached[0]!r}: 0.0}}."
-        )
-        raise ValueError(msg)
-
-
-def _tell_empty_times(data: Data):
-    """Log times at which nothing was observed, but for the first, where x(t0) is."""
-    empty = data.t[1:][~data.is_observed[1:].any(axis=1)]
-    if len(empty):
-        _log.info(
-            "nothing was observed at t = %s: these times say nothing, and only join the grid.",
-            ", ".join(f"{time:g}" for time in empty[:5]) + ", ..." * (len(empty) > 5),
-        )
-
-
-def _warn_of_unused(ode: ODE, priors: Mapping, told: Written | None, known: Start):
-    """Warn of parameters that nothing depends on."""
-    used = [name for name, is_used in zip(ode.params, ode.used, strict=True) if is_used]
-    used += [*known.uses, *(() if told is None else told.depends_on)]
-    nodes = [priors[name].owner for name in used if name in ode.params]
-    parents = [variable for node in nodes if node is not None for variable in node.inputs]
-    upstream = set(ancestors(parents))
-    unused = [n for n in ode.params if n not in used and priors[n] not in upstream]
-    if unused:
-        warnings.warn(
-            f"the parameters {unused} enter neither the derivatives, nor a start, nor a "
-            "likelihood: data say nothing about them, and their posterior is their prior. See "
-            "whether the right-hand side was meant to use them, or leave them out of params.",
-            UserWarning,
-            stacklevel=3,
-        )
-
-
-def _check_possible(told: Written, model: pm.Model, priors: Sequence[TensorVariable], levels):
-    """Raise if the likelihood is zero where samplers start."""
-    upstream = set(ancestors(priors))
-    to_come = [prior for prior in priors if is_distribution(prior)]
-    free = [rv for rv in dict.fromkeys([*model.free_RVs, *to_come]) if rv in upstream]
-    there = at_starts([*priors, pt.as_tensor(levels)], free, model.rvs_to_initial_values)
-    *theta, levels = pytensor.function([], there, mode=EVALUATE_ONCE)()
-    zero = told.impossible(np.array(theta), levels)
-    if zero:
-        msg = (
-            f"the likelihood is zero at {zero}, where sampling starts (states at the Gaussian "
-            "process' posterior mean, parameters at their support point). Check the data and the "
-            "likelihood, start elsewhere with `initval`, or take preset 'refined', which starts "
-            "from solutions of the ODE."
-        )
-        raise ValueError(msg)
-
-
-def _check_shared(y, data: Data):
-    if isinstance(y, SharedVariable) and not data.is_complete:
-        msg = (
-            "y is a shared variable with missing values (NaN), but the likelihood is of the others "
-            "alone; expected an array, y.get_value(), or complete pm.Data."
-        )
-        raise ValueError(msg)
-
-
-def _refuse_shared(y):
-    if isinstance(y, SharedVariable):
-        msg = (
-            "y is a shared variable, such as pm.Data, which several experiments do not follow "
-            "where it is set anew; expected an array, y.get_value()."
-        )
-        raise TypeError(msg)
-
-
-def _check_given_gp(gp: StateGP, data: Data, settings: Mapping[str, Any]):
-    if settings.get("cov") is not None or settings.get("shared") is not None:
-        msg = "gp is given, and so is cov or shared; a given gp has its kernels already."
-        raise ValueError(msg)
-    if not gp.data.is_same(data):
-        msg = "gp was made from other data than t and y; expected the same times and observations."
         raise ValueError(msg)

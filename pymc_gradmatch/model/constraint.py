@@ -26,7 +26,7 @@ from pymc_gradmatch._pymc import (
     rv_size_is_none,
 )
 from pymc_gradmatch.arguments import DRAWS, as_numbers, refuse_reserved
-from pymc_gradmatch.gp import StateGP, StateGPs, breaks_within, fits_states
+from pymc_gradmatch.gp import AnyStateGP, StateGP, breaks_within, fits_states
 from pymc_gradmatch.numerics import (
     Basis,
     Spectrum,
@@ -68,23 +68,22 @@ def check_states(ode: ODE, names: tuple):
         raise ValueError(msg)
 
 
-def check_shape(x: TensorVariable, gp: StateGP):
+def check_shape(x: TensorVariable, gp: AnyStateGP):
     """Raise unless the states live on the grid of the Gaussian process."""
     expected = gp.prior_mean.shape
-    axes = ", ".join(("experiment", "time", "state")[-len(expected) :])
     if x.ndim < len(expected) or any(
         given not in (None, wanted)
         for given, wanted in zip(x.type.shape[-len(expected) :], expected, strict=True)
     ):
         msg = (
-            f"x has shape {x.type.shape}; expected (..., {axes}) = (..., "
+            f"x has shape {x.type.shape}; expected (..., {', '.join(gp.dims)}) = (..., "
             f"{', '.join(map(str, expected))}), the grid of the Gaussian process: "
             'x = gp.prior("x").'
         )
         raise ValueError(msg)
 
 
-def check_positive(ode: ODE, gp: StateGP):
+def check_positive(ode: ODE, gp: AnyStateGP):
     """Raise unless ODE and Gaussian process take the logarithms of the same states."""
     if tuple(gp.data.positive) != ode.is_positive:
         there = [name for name, log in zip(ode.states, gp.data.positive, strict=True) if log]
@@ -95,12 +94,13 @@ def check_positive(ode: ODE, gp: StateGP):
         raise ValueError(msg)
 
 
-def check_breaks(ode: ODE, gp: StateGP):
+def check_breaks(ode: ODE, gp: AnyStateGP):
     """Raise if an input or a state jumps where the Gaussian process is asked to be smooth."""
-    if isinstance(gp, StateGPs):
-        for one, member in zip(equations(ode, gp), gp.members, strict=True):
-            check_breaks(one, member)
-        return
+    for one, member in zip(equations(ode, gp), gp.members, strict=True):
+        _check_breaks(one, member)
+
+
+def _check_breaks(ode: ODE, gp: StateGP):
     inside, steps = breaks_within(gp.t, ode.jumps, ode.steps)
     smooth = [
         f"{time:g}" for time in inside if not np.isclose(time, gp.breaks, rtol=1e-12, atol=0).any()
@@ -157,9 +157,9 @@ def label_states(model: pm.Model, ode: ODE, dims: Sequence[str | None] | None):
         label_dim(model, dim, ode.states)
 
 
-def equations(ode: ODE, gp: StateGP) -> list[ODE]:
+def equations(ode: ODE, gp: AnyStateGP) -> list[ODE]:
     """Return the ODE of each experiment, with its inputs; of a single one itself."""
-    if not isinstance(gp, StateGPs):
+    if not gp.names:
         return [ode]
     each = [ode if inputs is None else ode.with_inputs(inputs) for inputs in gp.inputs]
     for one, name, member in zip(each, gp.names, gp.members, strict=True):
@@ -171,15 +171,15 @@ def equations(ode: ODE, gp: StateGP) -> list[ODE]:
     return each
 
 
-def _on_grid(ode: ODE, gp: StateGP) -> ODE:
+def _on_grid(ode: ODE, gp: AnyStateGP) -> ODE:
     """Return the right-hand side as it is written at ``gp.t``."""
-    return in_experiments(equations(ode, gp)) if isinstance(gp, StateGPs) else ode
+    return in_experiments(equations(ode, gp)) if gp.names else ode
 
 
-def parameters_of_each(theta: Sequence, gp: StateGP, params: Sequence[str]) -> list:
+def parameters_of_each(theta: Sequence, gp: AnyStateGP, params: Sequence[str]) -> list:
     """Return parameters that broadcast against times: one for all experiments, or one for each."""
     values = [pt.as_tensor(value) for value in theta]
-    if not isinstance(gp, StateGPs):
+    if not gp.names:
         return values
     n_experiments = len(gp.names)
     bad = {
@@ -214,9 +214,8 @@ def changed_data(model: pm.Model) -> dict[str, NDArray]:
 
 def warn_of_other_data(model: pm.Model):
     """Warn if ``pm.Data`` were set after the Gaussian processes had been fitted to them."""
-    gps = [one.gp for one in constraints(model)]
-    members = [one for gp in gps for one in (gp.members if isinstance(gp, StateGPs) else [gp])]
-    used = [values for one in members for values in (one.y, one.t_observed)]
+    members = [gp for one in constraints(model) for gp in one.gp.members]
+    used = [values for gp in members for values in (gp.y, gp.t_observed)]
     changed = {
         name
         for name, before in changed_data(model).items()
@@ -237,7 +236,7 @@ def check_start(
     ode: ODE,
     x,
     theta,
-    gp: StateGP,
+    gp: AnyStateGP,
     others: Sequence = (),
     to_come: Sequence[TensorVariable] = (),
 ):
@@ -322,7 +321,7 @@ def _slopes(f: TensorVariable, variables: list[TensorVariable]) -> list[TensorVa
         return []
 
 
-def residuals(f, x, gp: StateGP):
+def residuals(f, x, gp: AnyStateGP):
     r"""Return :math:`(f - \dot m) / s - D \tilde x`, :math:`\tilde x = (x - m) / s`.
 
     The mismatch of Theorem 1, in standardised units per time: behind the graph of
@@ -359,14 +358,14 @@ class GradientMatchingODERV(pm.SymbolicRandomVariable):
     name = "GradientMatchingODE"
     _print_name = ("GradientMatchingODE", r"\operatorname{GradientMatchingODE}")
 
-    def __init__(self, *args, ode: ODE, gp: StateGP, **kwargs):
+    def __init__(self, *args, ode: ODE, gp: AnyStateGP, **kwargs):
         self.ode, self._gp = ode, weakref.ref(gp)
         super().__init__(*args, **kwargs)
 
     @property
-    def gp(self) -> StateGP:
+    def gp(self) -> AnyStateGP:
         """The Gaussian processes, as long as a node holds them."""
-        return cast("StateGP", self._gp())
+        return cast("AnyStateGP", self._gp())
 
     def __getstate__(self):
         """Return what is pickled, with the processes themselves."""
@@ -383,7 +382,7 @@ class GradientMatchingODERV(pm.SymbolicRandomVariable):
         return node
 
     @classmethod
-    def rv_op(cls, mismatch, x, theta, *basis, ode: ODE, gp: StateGP, size=None, rng=None):
+    def rv_op(cls, mismatch, x, theta, *basis, ode: ODE, gp: AnyStateGP, size=None, rng=None):
         """Build the random variable from the parameters of its distribution."""
         rng = pt.random.shared_rng(seed=None) if rng is None else rng
         size = normalize_size_param(size)
@@ -409,7 +408,7 @@ class Constraint(NamedTuple):
 
     name: str
     ode: ODE
-    gp: StateGP
+    gp: AnyStateGP
     x: TensorVariable
     """States in the data's units on the grid ``gp.t``, shape ``(..., time, state)``."""
     theta: TensorVariable
@@ -504,7 +503,7 @@ class GradientMatchingODE(pm.Continuous):
     rv_op = GradientMatchingODERV.rv_op
 
     def __new__(
-        cls, name, ode, x, theta, *, gp: StateGP, gamma, observed=None, dims=None, **kwargs
+        cls, name, ode, x, theta, *, gp: AnyStateGP, gamma, observed=None, dims=None, **kwargs
     ):
         """Add the constraint to the model on the stack."""
         model = pm.modelcontext(None)
@@ -531,7 +530,7 @@ class GradientMatchingODE(pm.Continuous):
         return match
 
     @classmethod
-    def dist(cls, ode, x, theta, *, gp: StateGP, gamma, **kwargs):
+    def dist(cls, ode, x, theta, *, gp: AnyStateGP, gamma, **kwargs):
         """Make the distribution outside a model; arguments as for the class."""
         x = pt.as_tensor(x)
         check_states(ode, gp.states)
@@ -543,9 +542,7 @@ class GradientMatchingODE(pm.Continuous):
         values = parameters_of_each(ode.ordered_params(theta), gp, ode.params)
         written = _on_grid(ode, gp).of_levels
         mismatch = residuals(written(gp.t, levels, values), levels, gp)
-        if isinstance(gp, StateGPs):
-            values = [pt.broadcast_to(value, (len(gp.names), 1)) for value in values]
-        parameters = [mismatch, x, _in_one(values), *map(pt.as_tensor, basis)]
+        parameters = [mismatch, x, _in_one(values, gp), *map(pt.as_tensor, basis)]
         return super().dist(parameters, ode=ode, gp=gp, **kwargs)
 
     def support_point(rv, rng, size, mismatch, x, theta, *basis):
@@ -564,15 +561,13 @@ class GradientMatchingODE(pm.Continuous):
         )
 
 
-def add_unmatched(name: str, ode: ODE, x: TensorVariable, theta, gp: StateGP):
+def add_unmatched(name: str, ode: ODE, x: TensorVariable, theta, gp: AnyStateGP):
     """Say which ODE states obey, with no mismatch: for the exact posterior, which has none."""
     model = pm.modelcontext(None)
     values = parameters_of_each(ode.ordered_params(theta), gp, ode.params)
-    if isinstance(gp, StateGPs):
-        values = [pt.broadcast_to(value, (len(gp.names), 1)) for value in values]
     shape = gp.prior_mean.mT.shape
     basis = Spectrum(pt.eye(shape[-1])[None], pt.ones(shape))  # graphs, that nobody evaluates
-    rv = GradientMatchingODERV.rv_op(x, x, _in_one(values), *basis, ode=ode, gp=gp)
+    rv = GradientMatchingODERV.rv_op(x, x, _in_one(values, gp), *basis, ode=ode, gp=gp)
     dims = dims_of(model, x)
     match = model.register_rv(rv, name, observed=np.zeros(gp.prior_mean.shape), dims=dims)
     label_states(model, ode, dims)
@@ -584,19 +579,21 @@ def is_constraint(rv) -> bool:
     return isinstance(rv.owner.op, GradientMatchingODERV)
 
 
-def _in_one(theta) -> TensorVariable:
+def _in_one(theta, gp: AnyStateGP) -> TensorVariable:
     """Return parameters that broadcast against ``(..., time)`` as ``(..., time or 1, param)``."""
+    if gp.names:
+        theta = [pt.broadcast_to(value, (len(gp.names), 1)) for value in theta]
     values = [pt.atleast_1d(pt.as_tensor(value)).astype("float64") for value in theta]
     return pt.stack(pt.broadcast_arrays(*values), axis=-1)
 
 
-def _tolerant_basis(gamma, gp: StateGP) -> Basis:
+def _tolerant_basis(gamma, gp: AnyStateGP) -> Basis:
     """Return independent coordinates of the mismatch, of covariance A + gamma I."""
     n_states = len(gp.states)
     if not isinstance(gamma, Variable):
         expected = 'a positive number, one per state, or a variable: pm.HalfNormal("gamma", 1)'
         gamma = pt.constant(as_numbers(gamma, "gamma", expected), dtype="float64")
-    of_each = isinstance(gp, StateGPs) and gamma.type.shape == gp.scale.shape
+    of_each = bool(gp.names) and gamma.type.shape == gp.scale.shape
     if not (fits_states(gamma, n_states) or of_each):
         msg = (
             f"gamma has the shape {gamma.type.shape}; expected one number, or one for each of "
@@ -609,7 +606,7 @@ def _tolerant_basis(gamma, gp: StateGP) -> Basis:
     if gp.is_random:
         identity = np.eye(gp.t.shape[-1])
         return cholesky_basis(gp.operators().A + gamma[..., None, None] * identity)
-    if is_constant and not isinstance(gp, StateGPs):
+    if is_constant and not gp.names:
         tolerance = np.broadcast_to(gamma.data, n_states)
         triangular = gp.processes.conditional_innovations(tuple(tolerance.tolist()))
         if triangular:

@@ -8,6 +8,7 @@ steps where a gradient method would need thousands.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -23,9 +24,78 @@ from pymc_gradmatch.numerics import N_STARTS, matvec, on_one_thread, search_mode
 from pymc_gradmatch.ode import ODE, Solver, ended, undefined_at
 
 N_SURVEYED = 500  # solutions from draws, where climbs have nothing else to start from
-MOST_STEPS = 100  # of a climb
-MOST_NEWTON_STEPS = 10  # to one step of a climb; Hessians all but singular take any number
+MOST_CLIMB_STEPS = 100  # of a climb
+MOST_SUBPROBLEM_STEPS = 10  # to one step of a climb; Hessians all but singular take any number
 SOFTEST = 1e-10  # of the largest curvature, that draws around a point follow
+MOST_DAMPING, RISING = 1e10, 1e-4  # a climb of several ends: no damping helps, or it rises by less
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """States and parameters that are sought: those of one experiment.
+
+    Attributes
+    ----------
+    ode : ODE
+        The right-hand side, of the levels of states.
+    gp : StateGP
+        Gaussian processes with their data, sigma and prior mean.
+    parameters : Parameters
+        The parameters with their prior.
+    gamma : array of float
+        Variance of the mismatch, shape ``(state,)``; empty where none is needed.
+    likelihood : Likelihood
+        What is observed.
+    known : Start
+        What is known of x(t0).
+    """
+
+    ode: ODE
+    gp: StateGP
+    parameters: Parameters
+    gamma: NDArray[np.float64]
+    likelihood: Likelihood
+    known: Start
+
+    @classmethod
+    def of(
+        cls,
+        ode: ODE,
+        gp: StateGP,
+        parameters: Parameters,
+        gamma: NDArray[np.float64] | None = None,
+        likelihood: Likelihood | None = None,
+        known: Start | None = None,
+    ) -> "Problem":
+        """Put one together; the likelihood is that of the data by default."""
+        likelihood = normal(gp) if likelihood is None else likelihood
+        gamma = np.zeros(0) if gamma is None else gamma
+        return cls(ode, gp, parameters, gamma, likelihood, known or Start(ode))
+
+    def theta(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the parameters at unconstrained ones."""
+        return self.parameters.natural(u)[0]
+
+    def height(self, u: NDArray[np.float64], solution: NDArray[np.float64]) -> float:
+        """Return the log likelihood of a solution; minus infinity where it is none."""
+        value = self.likelihood(self.theta(u), solution).log_density
+        return -np.inf if np.isnan(value) else value
+
+
+@dataclass(frozen=True, eq=False)
+class Shared:
+    """Which parameters several experiments have in common.
+
+    Attributes
+    ----------
+    among : array of bool
+        Of each parameter.
+    log_prior : callable
+        Log density of the shared ones, its gradient and curvature.
+    """
+
+    among: NDArray[np.bool_]
+    log_prior: Callable[[NDArray], tuple[NDArray, NDArray, NDArray]]
 
 
 class Matched(NamedTuple):
@@ -50,50 +120,15 @@ class Climbed(NamedTuple):
 
 
 @on_one_thread
-def climb(
-    ode: ODE,
-    gp: StateGP,
-    parameters: Parameters,
-    gamma: NDArray[np.float64],
-    start: tuple[NDArray, NDArray],
-    likelihood: Likelihood | None = None,
-    known: Start | None = None,
-) -> Matched:
-    """Climb from a start (u, states).
-
-    Parameters
-    ----------
-    ode : ODE
-        The right-hand side.
-    gp : StateGP
-        Gaussian processes with their data, sigma and prior mean.
-    parameters : Parameters
-        The parameters with their prior.
-    gamma : array of float
-        Variance of the mismatch, shape ``(state,)``.
-    start : (array, array)
-        Unconstrained parameters, and states in the data's units.
-    likelihood : callable, optional
-        What is observed; that of the data by default.
-    known : Start, optional
-        What is known of x(t0).
-    """
-    problem = Theorem1(ode, gp, parameters, gamma, likelihood, known)
-    end = problem.maximise(problem.flat(*start))
-    return problem.matched(end.point)._replace(is_on_the_way=end.is_on_the_way)
+def climb(problem: Problem, u: NDArray[np.float64], x: NDArray[np.float64]) -> Matched:
+    """Climb from unconstrained parameters, and states in the data's units."""
+    theorem = Theorem1(problem)
+    end = theorem.maximise(theorem.flat(u, x))
+    return theorem.matched(end.point)._replace(is_on_the_way=end.is_on_the_way)
 
 
 @on_one_thread
-def climb_from_prior(
-    ode: ODE,
-    gp: StateGP,
-    parameters: Parameters,
-    gamma: NDArray[np.float64],
-    x: NDArray[np.float64],
-    rng: np.random.Generator,
-    likelihood: Likelihood | None = None,
-    known: Start | None = None,
-) -> Matched:
+def climb_from_prior(problem: Problem, x: NDArray[np.float64], rng: np.random.Generator) -> Matched:
     """Climb from prior draws, the parameters alone at first, given the states x.
 
     Where states are hidden, or the density is zero at x, climbs start from solutions of
@@ -104,34 +139,33 @@ def climb_from_prior(
     ValueError
         If the right-hand side is finite for none of the draws, or the likelihood zero.
     """
-    problem = Theorem1(ode, gp, parameters, gamma, likelihood, known)
-    draws = [parameters.draw(seed) for seed in rng.integers(2**31, size=N_STARTS)]
+    theorem = Theorem1(problem)
+    draws = [problem.parameters.draw(seed) for seed in rng.integers(2**31, size=N_STARTS)]
     starts = [(u, x) for u in draws]
-    hidden = gp.data.is_sparse
+    hidden = problem.gp.data.is_sparse
 
     def is_possible(start) -> bool:
-        return bool(np.isfinite(problem.value(problem.flat(*start))[0]))
+        return bool(np.isfinite(theorem.value(theorem.flat(*start))[0]))
 
     if hidden.any() or not any(map(is_possible, starts)):
-        found = solutions_of_prior(ode, gp, parameters, problem.likelihood, problem.known, rng)
-        found = found[:N_STARTS]
+        found = solutions_of_prior(problem, rng)[:N_STARTS]
         starts = [(u, np.where(hidden, solution, x)) for u, solution in found]
         if not any(map(is_possible, starts)):
             starts = found
-    free = np.append(np.full(problem.n_params, True), np.repeat(hidden, len(gp.t)))
+    free = np.append(np.full(theorem.n_params, True), np.repeat(hidden, len(problem.gp.t)))
     best = search_mode(
-        [problem.flat(*start) for start in starts],
-        lambda point: -problem.value(point)[0],
-        alone=lambda point: problem.maximise(point, free).point,
-        together=lambda point: problem.maximise(point).point,
+        [theorem.flat(*start) for start in starts],
+        lambda point: -theorem.value(point)[0],
+        alone=lambda point: theorem.maximise(point, free).point,
+        together=lambda point: theorem.maximise(point).point,
     )
     if best is None:
-        theta, _ = parameters.natural(draws[0])
+        theta = problem.theta(draws[0])
         zero = problem.likelihood.impossible(theta, x)
         msg = (
             f"the right-hand side is finite for none of {N_STARTS} draws of the parameters from "
             "their prior, at the states' posterior mean; check the priors and the ODE. "
-            f"{_why_none(ode, gp, x, x[0], theta, problem.known)}"
+            f"{_why_none(problem, x, x[0], theta)}"
         )
         if zero:
             msg = (
@@ -139,82 +173,57 @@ def climb_from_prior(
                 f"{N_SURVEYED} solutions from draws of the prior; check priors and likelihood."
             )
         raise ValueError(msg)
-    return problem.matched(best)
+    return theorem.matched(best)
 
 
-def solutions_around(
-    ode: ODE,
-    gp: StateGP,
-    parameters: Parameters,
-    gamma: NDArray[np.float64],
-    matched: Matched,
-    likelihood: Likelihood,
-    known: Start,
-    rng: np.random.Generator,
-) -> list[Matched]:
+def solutions_around(problem: Problem, matched: Matched, rng: np.random.Generator) -> list[Matched]:
     """Return draws of the parameters with solutions of the ODE, the most probable first.
 
     Draws of parameters and x(t0) of the normal approximation of Theorem 1 around a point.
     """
-    problem = Theorem1(ode, gp, parameters, gamma, likelihood, known)
-    point = problem.flat(matched.u, matched.x)
-    variances, axes = np.linalg.eigh(problem.hessian(point))
-    n_params, n_times = problem.n_params, len(gp.t)
+    theorem, gp = Theorem1(problem), problem.gp
+    point = theorem.flat(matched.u, matched.x)
+    variances, axes = np.linalg.eigh(theorem.hessian(point))
+    n_params, n_times = theorem.n_params, len(gp.t)
     needed = np.append(np.arange(n_params), np.arange(n_params, len(point), n_times))
     factor = axes[needed] / np.sqrt(np.maximum(variances, variances.max() * SOFTEST))
     drawn = point[needed] + rng.normal(size=(N_SURVEYED, len(point))) @ factor.T
     draws, deviation = drawn[:, :n_params], drawn[:, n_params:]
-    theta = np.array([parameters.natural(u)[0] for u in draws])
     starts = gp.prior_mean[0] + gp.scale * deviation
-    found = _solved(ode, gp, likelihood, known, draws, theta, starts)
+    found = _solved(problem, draws, starts)
     return [Matched(u, solution, matched.sd) for u, solution in found]
 
 
-def solutions_of_prior(
-    ode: ODE,
-    gp: StateGP,
-    parameters: Parameters,
-    likelihood: Likelihood,
-    known: Start,
-    rng: np.random.Generator,
-) -> list[tuple[NDArray, NDArray]]:
+def solutions_of_prior(problem: Problem, rng: np.random.Generator) -> list[tuple[NDArray, NDArray]]:
     """Return draws of the parameters with solutions of the ODE, the most probable first.
 
     A solution starts where the data, smoothed, do; what is hidden, at random, within two
     powers of ten of its scale, unless it is known or has a prior, of which it is a draw.
     """
-    draws = np.array([parameters.draw(seed) for seed in rng.integers(2**31, size=N_SURVEYED)])
-    theta = np.array([parameters.natural(u)[0] for u in draws])
+    gp, known = problem.gp, problem.known
+    seeds = rng.integers(2**31, size=N_SURVEYED)
+    draws = np.array([problem.parameters.draw(seed) for seed in seeds])
     shape = (N_SURVEYED, len(gp.states))
     size = gp.scale * 10 ** rng.uniform(-1.5, 1, size=shape) * rng.choice([1, 1, 1, -1], size=shape)
     hidden = gp.data.is_sparse
     smoothed = known.possible(gp.posterior_mean())
     starts = known.drawn(np.where(hidden, gp.mean + size, smoothed[0]), hidden, rng)
-    return _solved(ode, gp, likelihood, known, draws, theta, starts)
+    return _solved(problem, draws, starts)
 
 
-def _solved(
-    ode: ODE, gp: StateGP, likelihood: Likelihood, known: Start, draws, theta, starts
-) -> list[tuple[NDArray, NDArray]]:
+def _solved(problem: Problem, draws, starts) -> list[tuple[NDArray, NDArray]]:
+    known, theta = problem.known, np.array([problem.theta(u) for u in draws])
     starts = np.array([known.filled(*pair) for pair in zip(theta, starts, strict=True)])
-    solutions = Solver(ode.equations(), gp.t)(starts, theta).x
+    solutions = Solver(problem.ode.equations(), problem.gp.t)(starts, theta).x
     solved = np.flatnonzero(np.isfinite(solutions).all(axis=(1, 2)))
-    heights = np.array([likelihood(theta[i], solutions[i]).log_density for i in solved])
+    heights = np.array([problem.likelihood(theta[i], solutions[i]).log_density for i in solved])
     if known.priors:
         heights += [known.told(theta[i], starts[i]).log_prior for i in solved]
     best = [solved[i] for i in np.argsort(-heights) if np.isfinite(heights[i])]
     return [(draws[i], solutions[i]) for i in best]
 
 
-def scaled_by_solutions(
-    ode: ODE,
-    gp: StateGP,
-    parameters: Parameters,
-    likelihood: Likelihood,
-    known: Start,
-    rng: np.random.Generator,
-    data: Data,
-) -> Data:
+def scaled_by_solutions(problem: Problem, data: Data, rng: np.random.Generator) -> Data:
     """Return data with mean and scale of states that lack a scale, from probable solutions.
 
     A state that was never seen takes its mean from these also where its scale is given.  The
@@ -222,16 +231,19 @@ def scaled_by_solutions(
 
     Parameters
     ----------
-    ode, gp, parameters, likelihood, known, rng
-        As for :func:`solutions_of_prior`.
+    problem : Problem
+        The same data in Gaussian processes that are not fitted.
     data : Data
         With NaN in place of the scales that are sought.
+    rng : numpy.random.Generator
+        Source of the draws.
     """
-    found = solutions_of_prior(ode, gp, parameters, likelihood, known, rng)[:N_STARTS]
+    found = solutions_of_prior(problem, rng)[:N_STARTS]
     if not found:
-        theta, _ = parameters.natural(parameters.draw(int(rng.integers(2**31))))
+        known, likelihood, gp = problem.known, problem.likelihood, problem.gp
+        theta = problem.theta(problem.parameters.draw(int(rng.integers(2**31))))
         smoothed = known.possible(gp.posterior_mean())
-        why = _why_none(ode, gp, None, smoothed[0], theta, known)
+        why = _why_none(problem, None, smoothed[0], theta)
         start = known.filled(theta, smoothed[0])
         if not why and (zero := likelihood.impossible(theta, np.tile(start, (len(gp.t), 1)))):
             why = f"For one, the likelihood is zero at {zero} where the solution starts."
@@ -252,10 +264,11 @@ def scaled_by_solutions(
     )
 
 
-def _why_none(ode: ODE, gp: StateGP, x, start, theta, known: Start) -> str:
+def _why_none(problem: Problem, x, start, theta) -> str:
     """Say where slopes at states x, or a solution from a start, are not finite, with a draw."""
-    where = "" if x is None else undefined_at(ode, gp.t, x, theta)
-    where = where or ended(ode, gp.t, known.filled(theta, start), theta)
+    ode, t = problem.ode, problem.gp.t
+    where = "" if x is None else undefined_at(ode, t, x, theta)
+    where = where or ended(ode, t, problem.known.filled(theta, start), theta)
     return f"For one, {where}" if where else ""
 
 
@@ -332,28 +345,18 @@ class Squares(NamedTuple):
 class Theorem1:
     """Minus the log of Theorem 1 as a function of one vector: u, then states by state.
 
-    Parameters are those of :func:`climb`.  States count in standard deviations of the
-    data from their prior mean.
+    States count in standard deviations of the data from their prior mean.
     """
 
-    def __init__(
-        self,
-        ode: ODE,
-        gp: StateGP,
-        parameters: Parameters,
-        gamma: NDArray[np.float64],
-        likelihood: Likelihood | None = None,
-        known: Start | None = None,
-    ):
-        self.known = known or Start(ode)
-        self.ode, self.gp, self.parameters = ode, gp, parameters
-        self.likelihood = normal(gp) if likelihood is None else likelihood
-        self.shape = gp.prior_mean.shape
-        self.n_params = len(parameters.names)
+    def __init__(self, problem: Problem):
+        self.ode, self.gp, self.parameters = problem.ode, problem.gp, problem.parameters
+        self.likelihood, self.known = problem.likelihood, problem.known
+        self.shape = self.gp.prior_mean.shape
+        self.n_params = len(self.parameters.names)
         n_times, n_states = self.shape
         places = np.arange(n_states)[:, None] * n_times + self.likelihood.rows
         self.told_of = np.append(np.arange(self.n_params), self.n_params + places.ravel())
-        self.squares = Squares.of(gp, gamma)
+        self.squares = Squares.of(self.gp, problem.gamma)
         self.at: tuple = (None, None)
 
     def flat(self, u, x) -> NDArray:
@@ -494,35 +497,20 @@ class Theorem1:
                     callback=lambda reached: path.append(reached.copy()),
                     options={
                         "gtol": 1e-3,
-                        "maxiter": MOST_STEPS,
-                        "subproblem_maxiter": MOST_NEWTON_STEPS,
+                        "maxiter": MOST_CLIMB_STEPS,
+                        "subproblem_maxiter": MOST_SUBPROBLEM_STEPS,
                     },
                 )
             except ValueError as error:
                 if "infs or NaNs" not in str(error):  # a Hessian that rounding has made singular
                     raise
-        return Climbed(whole(path[-1]), len(path) > MOST_STEPS)
-
-
-class Together(NamedTuple):
-    """Where a climb of several experiments ended."""
-
-    u: NDArray[np.float64]
-    """Unconstrained parameters of each, shape ``(experiment, param)``."""
-    x: list[NDArray[np.float64]]
-    """States of each, in the data's units."""
-    sd: NDArray[np.float64]
-    """Standard deviations of the parameters, shape ``(experiment, param)``."""
+        return Climbed(whole(path[-1]), len(path) > MOST_CLIMB_STEPS)
 
 
 @on_one_thread
 def climb_together(
-    problems: Sequence[Theorem1],
-    shared: NDArray[np.bool_],
-    prior: Callable[[NDArray], tuple[NDArray, NDArray, NDArray]],
-    u: NDArray[np.float64],
-    x: Sequence[NDArray[np.float64]],
-) -> Together:
+    problems: Sequence[Problem], starts: Sequence[Matched], shared: Shared
+) -> list[Matched]:
     r"""Climb in the parameters and states of several experiments at once.
 
     The Hessian is an arrow: a block for each experiment's own unknowns, and a border of what
@@ -534,43 +522,39 @@ def climb_together(
 
     Parameters
     ----------
-    problems : sequence of Theorem1
+    problems : sequence of Problem
         Of each experiment, each with the whole prior of its parameters.
-    shared : array of bool
-        Which parameters are the same in all of them.
-    prior : callable
-        Log density of the shared ones, its gradient and curvature: it counts once.
-    u : array of float
-        Unconstrained parameters to start from, shape ``(experiment, param)``.
-    x : sequence of array
-        States to start from.
+    starts : sequence of Matched
+        Where to start from, with the same shared parameters.
+    shared : Shared
+        What they have in common, the prior of which counts once.
     """
+    theorems, prior = [Theorem1(problem) for problem in problems], shared.log_prior
     points = [
-        problem.flat(*start)
-        for problem, start in zip(problems, zip(u, x, strict=True), strict=True)
+        theorem.flat(start.u, start.x) for theorem, start in zip(theorems, starts, strict=True)
     ]
-    n_params = len(shared)
-    border = [np.append(shared, np.zeros(len(p) - n_params, dtype=bool)) for p in points]
-    more = len(problems) - 1
+    n_params = len(shared.among)
+    border = [np.append(shared.among, np.zeros(len(p) - n_params, dtype=bool)) for p in points]
+    more = len(theorems) - 1
 
     def value_at(points) -> float:
-        values = [problem.value(point)[0] for problem, point in zip(problems, points, strict=True)]
-        return float(sum(values) + more * prior(points[0][:n_params][shared])[0])
+        values = [theorem.value(point)[0] for theorem, point in zip(theorems, points, strict=True)]
+        return float(sum(values) + more * prior(points[0][:n_params][shared.among])[0])
 
     def blocks_at(points):
         parts = []
-        for problem, point, s in zip(problems, points, border, strict=True):
-            gradient, hessian = problem.value(point)[1], problem.hessian(point)
+        for theorem, point, s in zip(theorems, points, border, strict=True):
+            gradient, hessian = theorem.value(point)[1], theorem.hessian(point)
             parts.append((gradient[s], gradient[~s], *_split(hessian, s)))
-        _, gradient, curvature = prior(points[0][:n_params][shared])
+        _, gradient, curvature = prior(points[0][:n_params][shared.among])
         return parts, more * gradient, np.diag(-more * np.maximum(-curvature, 0))
 
     value, damping = value_at(points), 1e-3
-    for _ in range(MOST_STEPS):
+    for _ in range(MOST_CLIMB_STEPS):
         parts, gradient, hessian = blocks_at(points)
         gradient = gradient + sum(part[0] for part in parts)
         hessian = hessian + sum(part[2] for part in parts)
-        while damping < MOST_DAMPED:
+        while damping < MOST_DAMPING:
             moves = _arrow_step(parts, gradient, hessian, damping)
             tried = [_moved(*one) for one in zip(points, border, moves, strict=True)]
             with np.errstate(all="ignore"):
@@ -582,18 +566,12 @@ def climb_together(
             break
         risen, points, value = value - there, tried, there
         damping = max(damping / 10, 1e-12)
-        if risen < LITTLE:
+        if risen < RISING:
             break
     parts, _, hessian = blocks_at(points)
-    covariances = _marginal(parts, hessian + sum(part[2] for part in parts), shared)
-    return Together(
-        np.array([point[:n_params] for point in points]),
-        [problem.states(point) for problem, point in zip(problems, points, strict=True)],
-        np.sqrt(covariances),
-    )
-
-
-MOST_DAMPED, LITTLE = 1e10, 1e-4  # the latter of the log density
+    variances = _marginal(parts, hessian + sum(part[2] for part in parts), shared.among)
+    each = zip(theorems, points, np.sqrt(variances), strict=True)
+    return [Matched(point[:n_params], theorem.states(point), sd) for theorem, point, sd in each]
 
 
 def _split(hessian, s) -> tuple[NDArray, NDArray, NDArray]:

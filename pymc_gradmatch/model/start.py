@@ -30,14 +30,14 @@ from pymc_gradmatch._pymc import (
     rv_size_is_none,
 )
 from pymc_gradmatch.arguments import is_distribution, is_registered
-from pymc_gradmatch.gp import StateGP, StateGPs, levels_of, states_of
+from pymc_gradmatch.gp import AnyStateGP, StateGP, levels_of, states_of
 from pymc_gradmatch.model.priors import given_parents
 from pymc_gradmatch.ode import ODE, named
 
-NARROW = 0.01  # sigma
-NARROW_SCALE = 1e-3  # of what the data vary by, where sigma is random
-GROSS = 5.0  # standard deviations of the data
-FAR, FAR_APART = 10.0, 0.25  # sigma, and standard deviations of the data
+KNOWN_WIDTH = 0.01  # sigma
+KNOWN_WIDTH_OF_SCALE = 1e-3  # of what the data vary by, where sigma is random
+REFUSED_SDS = 5.0  # standard deviations of the data
+DOUBTED_SIGMAS, DOUBTED_SDS = 10.0, 0.25  # sigma, and standard deviations of the data
 EXAMPLE = '{"prey": 30.0, "predator": pm.LogNormal.dist(1, 1)}'
 
 
@@ -177,7 +177,7 @@ class Start:
             x(t0) of all states, shape ``(state,)``, of which those that are known do not enter.
         """
         names = self.ode.states
-        parameters = named("Param", self.ode.params, map(pt.as_tensor, theta))
+        parameters = self.ode.named_params([*map(pt.as_tensor, theta)], pt.stack)
         stand_ins = named("Start", names, (pt.scalar(name, dtype="float64") for name in names))
         written = {
             name: _scalar(function(parameters, stand_ins), name)
@@ -226,7 +226,7 @@ class Start:
         narrower than what neighbours on the grid say of each other.
         """
         random = isinstance(gp.sigma, TensorVariable)
-        widths = NARROW_SCALE * gp.scale if random else NARROW * np.asarray(gp.sigma)
+        widths = KNOWN_WIDTH_OF_SCALE * gp.scale if random else KNOWN_WIDTH * np.asarray(gp.sigma)
         return widths[self.places]
 
     def told(self, theta: NDArray[np.float64], levels: NDArray[np.float64]) -> KnownOfStart:
@@ -310,7 +310,7 @@ class Start:
             one, observed = gp.data.positive[k], gp.y[0, k]
             levels = levels_of(np.array([observed, number]), np.array(one))
             apart = abs(levels[0] - levels[1]) / gp.scale[k]
-            if gp.t_observed[0] == gp.t[0] and apart > GROSS:
+            if gp.t_observed[0] == gp.t[0] and apart > REFUSED_SDS:
                 msg = (
                     f"the start of {name!r} is {number:g}, but {observed:g} was observed at "
                     f"t = {gp.t[0]:g}, {apart:.0f} standard deviations of the "
@@ -320,7 +320,7 @@ class Start:
                 raise ValueError(msg)
             noise = np.asarray(gp.sigma)[k] if not isinstance(gp.sigma, TensorVariable) else np.inf
             in_sigma = apart * gp.scale[k] / noise
-            if gp.t_observed[0] == gp.t[0] and in_sigma > FAR and apart > FAR_APART:
+            if gp.t_observed[0] == gp.t[0] and in_sigma > DOUBTED_SIGMAS and apart > DOUBTED_SDS:
                 warnings.warn(
                     f"the start of {name!r} is {number:g}, but {observed:g} was observed at "
                     f"t = {gp.t[0]:g}: {in_sigma:.0f} times the noise away. Is it the value at the "
@@ -510,23 +510,6 @@ def start_in(model: pm.Model, ode: ODE, x: TensorVariable) -> Start:
     return Start(ode, {name: written(entry) for name, entry in entries.items()})
 
 
-def add_start(names: tuple[str, str], start: Start, gp: StateGP, x, theta):
-    """Add what is known of x(t0) to the model on the stack: an observation, and a potential."""
-    known, prior = names
-    if start.known:
-        KnownStart(
-            known,
-            x,
-            start.values([theta[name] for name in start.ode.params], x[0]),
-            start.width(gp),
-            places=start.places,
-            positive=gp.data.positive[start.places],
-            observed=np.zeros(len(start.places)),
-        )
-    if start.priors:
-        _add_priors(prior, start.log_prior(x[0]), [start])
-
-
 def _add_priors(name: str, log_density: TensorVariable, starts: Sequence[Start]):
     """Add the priors of x(t0) as a potential that knows the distributions; copies of it do too."""
     potential = pm.Potential(name, log_density)
@@ -559,8 +542,8 @@ def start_priors(model: pm.Model, x: TensorVariable) -> tuple[list[str], list[Ma
     return [p.name for p in found], [one for p in found for one in p.tag.start_priors]
 
 
-def add_starts(names: tuple[str, str], starts: Sequence[Start], gp: StateGPs, x, theta):
-    """Add what is known of the x(t0) of several experiments to the model on the stack.
+def add_starts(names: tuple[str, str], starts: Sequence[Start], gp: AnyStateGP, x, theta):
+    """Add what is known of x(t0) to the model on the stack: an observation, and a potential.
 
     Parameters
     ----------
@@ -568,38 +551,41 @@ def add_starts(names: tuple[str, str], starts: Sequence[Start], gp: StateGPs, x,
         Of the observation and of the potential.
     starts : sequence of Start
         Of each experiment; the same states are known in all of them.
-    gp : StateGPs
+    gp : StateGP or StateGPs
         Their Gaussian processes.
     x : TensorVariable
-        Their states, shape ``(experiment, time, state)``.
+        Their states, shape ``(..., time, state)``.
     theta : mapping of str to TensorVariable
         Parameters, numbers or one for each experiment.
     """
     known, prior = names
-    first = starts[0]
-    if first.known:
+    places, ode = starts[0].places, starts[0].ode
+    each = [own[0] for own in gp.of_each(x)]
+    if places:
         if all(len(start.numbers) == len(start.known) for start in starts):
-            in_order = [first.ode.states[k] for k in first.places]
-            values = pt.constant([[start.numbers[name] for name in in_order] for start in starts])
+            in_order = [ode.states[k] for k in places]
+            numbers = [np.array([start.numbers[n] for n in in_order]) for start in starts]
+            values = pt.constant(numbers if gp.names else numbers[0])
         else:
-            values = pt.stack(
+            values = gp.together(
                 [
-                    start.values(of_experiment(theta, first.ode, number), x[number, 0])
-                    for number, start in enumerate(starts)
+                    start.values(of_experiment(theta, ode, number), x0)
+                    for number, (start, x0) in enumerate(zip(starts, each, strict=True))
                 ]
             )
+        widths = [start.width(one) for start, one in zip(starts, gp.members, strict=True)]
         KnownStart(
             known,
             x,
             values,
-            np.stack([s.width(one) for s, one in zip(starts, gp.members, strict=True)]),
-            places=first.places,
-            positive=gp.data.positive[first.places],
-            observed=np.zeros((len(starts), len(first.places))),
+            np.array(widths) if gp.names else widths[0],
+            places=places,
+            positive=gp.data.positive[places],
+            observed=np.zeros((*gp.scale.shape[:-1], len(places))),
         )
     if any(start.priors for start in starts):
-        densities = [start.log_prior(x[number, 0]) for number, start in enumerate(starts)]
-        _add_priors(prior, pt.stack(densities), starts)
+        densities = [start.log_prior(x0) for start, x0 in zip(starts, each, strict=True)]
+        _add_priors(prior, gp.together(densities), starts)
 
 
 def of_experiment(theta: Mapping[str, Any], ode: ODE, number: int) -> list:

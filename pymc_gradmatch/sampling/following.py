@@ -85,9 +85,12 @@ class Followed:
         self.target = ExactPosterior(model)
         self._density = density
         [constraint] = constraints(model)
+        if not isinstance(constraint.gp, StateGP):
+            msg = "the model has an axis of experiments; expected one of a single data set."
+            raise ValueError(msg)  # noqa: TRY004  the model is refused, not a type
         self._gp, self._ode = constraint.gp, constraint.ode.of_levels
-        self._squares = Squares.of(constraint.gp, gamma_of(constraint))
-        self._told, _ = of_model(model, constraint.ode, constraint.gp)
+        self._squares = Squares.of(self._gp, gamma_of(constraint))
+        self._told, _ = of_model(model, constraint.ode, self._gp)
         self._names = [model.rvs_to_values[rv].name for rv in model.free_RVs]
         [self._states_name] = [
             model.rvs_to_values[rv].name for rv in model.free_RVs if is_states(rv)

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch._pymc import (
+    beside,
     draws_of,
     start_at,
     without_full_collections,
@@ -40,6 +41,7 @@ from pymc_gradmatch.model import (
     Settings,
     build_model,
     constraints,
+    fixed_noise,
     unfitted_model,
 )
 from pymc_gradmatch.numerics import on_one_thread, one_at_a_time
@@ -99,7 +101,7 @@ class Fit(Verdict):
     unidentified : pandas.DataFrame
         Of which unknowns the data tell next to nothing: the range of the middle half of
         draws, ``prior_width`` and ``posterior_width``; of several modes the largest one's.
-        x(t0) has the range over time of its state in place of the former.
+        x(t0) has the range over time of its state in place of the former, where that is less.
     default_starts : list of str
         Entries of x(t0) with the default prior, wide around the first data, which
         :func:`~pymc_gradmatch.exact_model` describes and ``exact_model`` shows; ``start``
@@ -172,6 +174,7 @@ class Fit(Verdict):
         modes = several(self.modes["weight"].to_numpy())
         words = (
             f"{self.verdict}{modes}{_in_words(self.unidentified)}{_of_starts(self.default_starts)}"
+            f"{fixed_noise(self.solved)}"
         )
         return words, [self.table]
 
@@ -379,18 +382,22 @@ def fit(
             )
             raise TypeError(msg)
         given: dict[str, Any] = {"priors": priors, "progressbar": progressbar, **written}
+        # Priors may be variables of a model on the stack, to which nothing is added.
+        on_stack = beside(pm.Model.get_context(error_if_none=False))
         refined = partial(
-            build_model, ode, t, y, preset="refined", random_seed=rng.spawn(1)[0], **given,
-            **settings,
+            _beside, on_stack, build_model, ode, t, y, preset="refined",
+            random_seed=rng.spawn(1)[0], **given, **settings,
         )  # fmt: skip
         is_fixed = isinstance(settings.get("sigma"), str) and settings["sigma"] == "fixed"
-        if pm.Model.get_context(error_if_none=False) is None and not is_fixed:
-            model = unfitted_model(ode, t, y, settings=settings, random_seed=rng, **given)
-        else:  # whose variables priors may be; or whose noise is an estimate around a solution
+        if is_fixed:  # the noise is an estimate around a solution
             # A verdict on the exact posterior follows: doubts about the matched one are left out.
             with warnings.catch_warnings(action="ignore", category=DoubtWarning):
                 model = refined()
             refined = partial(_itself, model)
+        else:
+            model = _beside(
+                on_stack, unfitted_model, ode, t, y, settings=settings, random_seed=rng, **given
+            )
     elif settings or any(given is not None for given in (ode, t, y, priors, *written.values())):
         msg = "a model was given and what models are made of; expected one of these alone."
         raise TypeError(msg)
@@ -446,6 +453,12 @@ def _fit(search: Exact, model: pm.Model, refined: Callable[[], pm.Model], stoppe
     )
 
 
+def _beside(on_stack: pm.Model, write: Callable[..., pm.Model], *args, **given) -> pm.Model:
+    """Write a model with the variables of another, which stays as it is."""
+    with beside(on_stack):
+        return write(*args, **given)
+
+
 def _itself[T](one: T) -> T:
     return one
 
@@ -460,12 +473,13 @@ def _unidentified(target: ExactPosterior, posterior: xr.Dataset, rng) -> pd.Data
         after = posterior[name].to_numpy()[0].reshape(posterior.sizes["draw"], -1)
         widths = zip(_width(prior.reshape(N_PRIOR, -1)), _width(after), strict=True)
         rows |= dict(zip(target.entries(name, prior.shape[1:]), widths, strict=True))
-    for start, states in zip(target.starts, target.states, strict=True):
+    drawn = target.drawn_starts(N_PRIOR, rng)
+    for start, states, prior in zip(target.starts, target.states, drawn, strict=True):
         after = posterior[start].to_numpy()[0]
         over_time = posterior[states].mean(["chain", "draw"]).to_numpy()
-        if over_time.ndim == 2:
-            widths = zip(np.ptp(over_time, axis=0), _width(after), strict=True)
-            rows |= dict(zip(target.entries(start, after.shape[1:]), widths, strict=True))
+        before = np.fmin(np.ptp(over_time, axis=-2), _width(prior))
+        widths = zip(before.ravel(), _width(after).ravel(), strict=True)
+        rows |= dict(zip(target.entries(start, after.shape[1:]), widths, strict=True))
     table = pd.DataFrame.from_dict(rows, orient="index", columns=["prior_width", "posterior_width"])
     return table[table["posterior_width"] > HARDLY * table["prior_width"]]
 

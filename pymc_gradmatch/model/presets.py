@@ -1,0 +1,191 @@
+"""Presets: settings of the matched model, and what they make of data."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, TypedDict
+
+import numpy as np
+from numpy.typing import ArrayLike
+from pytensor.tensor import TensorVariable
+
+from pymc_gradmatch.arguments import as_numbers
+from pymc_gradmatch.gp import (
+    AnyStateGP,
+    CovFunction,
+    Data,
+    Parameterization,
+    StateGP,
+    fit_data,
+    fits_states,
+    unfitted,
+)
+from pymc_gradmatch.model.given import Fits, Given
+from pymc_gradmatch.model.layout import grid_of
+from pymc_gradmatch.model.refinement import refine_all
+
+
+class Settings(TypedDict, total=False):
+    """Settings of :func:`build_model` that a preset decides where they are not given."""
+
+    cov: str | CovFunction | Sequence[str | CovFunction]
+    shared: bool
+    gamma: ArrayLike | TensorVariable
+    grid: int | ArrayLike
+    amplitude: ArrayLike
+    sigma: str | TensorVariable | ArrayLike
+    parameterization: Parameterization
+    state_box: float
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """What a preset makes of data and settings."""
+
+    gp: AnyStateGP
+    gamma: Any
+    start: Mapping[str, Any]
+    """Parameters that samplers start from; the others start where their priors say."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """Settings with their defaults, and what is made of them: here the paper's."""
+
+    cov: str | CovFunction | Sequence[str | CovFunction] = "ExpQuad"
+    shared: bool = False
+    gamma: Any = 0.3
+    grid: int | ArrayLike | None = None
+    amplitude: ArrayLike | None = None
+    sigma: Any = "fixed"
+    parameterization: Parameterization = "centered"
+    state_box: float | None = None
+
+    is_matched: ClassVar[bool] = True
+    """Whether states match slopes: what they are in the exact posterior is the solution."""
+
+    @property
+    def noise(self) -> Any:
+        """Sigma, where it is known: neither a word nor a prior."""
+        return None if isinstance(self.sigma, str | TensorVariable) else self.sigma
+
+    def check(self, n_states: int, several: bool):
+        """Raise unless sigma and box are settings that there are."""
+        _check_sigma(self.sigma, n_states)
+        if not several:
+            if self.state_box is not None:
+                _check_size_of_box(self.state_box)
+            return
+        if self.state_box is not None:
+            msg = "state_box is not there for several experiments; expected none."
+            raise ValueError(msg)
+
+    def fit(self, data: Data, rng: np.random.Generator) -> StateGP:
+        """Fit the Gaussian processes of one experiment."""
+        return fit_data(data, cov=self.cov, shared=self.shared, random_seed=rng)
+
+    def prepare(self, fits: Fits, rng: np.random.Generator, progressbar: bool) -> Prepared:
+        """Choose grids, amplitudes and prior means."""
+        each = zip(fits.parts, fits.gp.members, strict=True)
+        return Prepared(fits.gp.of_members([self._on_grid(*one) for one in each]), self.gamma, {})
+
+    def _on_grid(self, one: Given, gp: StateGP) -> StateGP:
+        gp = gp if self.grid is None else gp.with_grid(self.grid)
+        gp = gp.with_breaks(one.ode.jumps, *one.ode.steps)
+        return gp if self.amplitude is None else gp.with_amplitude(self.amplitude)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefinedPreset(Preset):
+    """Grid, kernels, prior mean and gamma by the rule of :func:`~pymc_gradmatch.refine`."""
+
+    cov: str | CovFunction | Sequence[str | CovFunction] = "Matern52"
+    gamma: Any = None
+    sigma: Any = "random"
+
+    def fit(self, data: Data, rng: np.random.Generator) -> StateGP:
+        """Fit the Gaussian processes, of which the rule takes sigma and nothing else."""
+        if data.is_sparse.all():
+            return unfitted(data)
+        return fit_data(data, cov=self.cov, shared=self.shared, random_seed=rng, only_sigma=True)
+
+    def prepare(self, fits: Fits, rng: np.random.Generator, progressbar: bool) -> Prepared:
+        """Apply the rule; a given grid or gamma stands."""
+        if self.amplitude is not None:
+            msg = "preset 'refined' sets the amplitude itself; expected none."
+            raise ValueError(msg)
+        gp = fits.gp
+        if gp.names and not (self.grid is None or isinstance(self.grid, int)):
+            msg = (
+                "with experiments preset 'refined' expects a whole number of grid steps between "
+                "observations, if any grid."
+            )
+            raise ValueError(msg)
+        found = refine_all(fits, grid=self.grid, random_seed=rng, progressbar=progressbar)
+        refined = gp.of_members([problem.gp for problem in found.problems])
+        if self.gamma is not None:
+            return Prepared(refined, self.gamma, found.theta)
+        gammas = [problem.gamma for problem in found.problems]
+        return Prepared(refined, np.array(gammas) if gp.names else gammas[0], found.theta)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnfittedPreset(RefinedPreset):
+    """The data and the grid alone: all that the exact posterior has of Gaussian processes."""
+
+    is_matched: ClassVar[bool] = False
+
+    def fit(self, data: Data, rng: np.random.Generator) -> StateGP:
+        """Return Gaussian processes that no data have been used for."""
+        return unfitted(data)
+
+    def prepare(self, fits: Fits, rng: np.random.Generator, progressbar: bool) -> Prepared:
+        """Lay out the rule's grids; a given one stands."""
+        grids = [grid_of(gp) if self.grid is None else self.grid for gp in fits.gp.members]
+        members = [
+            gp.with_grid(grid).with_breaks(one.ode.jumps, *one.ode.steps)
+            for one, gp, grid in zip(fits.parts, fits.gp.members, grids, strict=True)
+        ]
+        return Prepared(fits.gp.of_members(members), self.gamma, {})
+
+
+PRESETS = {"fgpgm": Preset(), "refined": RefinedPreset()}
+
+
+def _check_size_of_box(state_box):
+    size = as_numbers(state_box, "state_box", "a number")
+    if size.ndim != 0 or not size > 0:
+        msg = f"state_box is {state_box!r}; expected a positive number, in standardised units."
+        raise ValueError(msg)
+
+
+def _check_sigma(sigma, n_states: int):
+    if isinstance(sigma, TensorVariable):
+        if not fits_states(sigma, n_states):
+            msg = (
+                f"the prior of sigma has shape {sigma.type.shape}; expected one number, or one for "
+                f"each of {n_states} states."
+            )
+            raise ValueError(msg)
+    elif isinstance(sigma, str) and sigma not in ("fixed", "random"):
+        msg = (
+            f"sigma is {sigma!r}; expected 'fixed', 'random', a prior in the data's units, for "
+            "example pm.HalfNormal.dist(0.5), or known standard deviations."
+        )
+        raise ValueError(msg)
+
+
+def preset_of(name: str, settings: Mapping[str, Any]) -> Preset:
+    """Return a preset with the settings that are given, None being as good as none."""
+    if name not in tuple(PRESETS):
+        msg = f"preset is {name!r}; expected one of {list(PRESETS)}."
+        raise ValueError(msg)
+    known = [field.name for field in fields(Preset)]
+    unknown = [setting for setting in settings if setting not in known]
+    if "recentred" in unknown:
+        msg = "recentred= is gone; preset='refined' makes a solution of the ODE the prior mean."
+        raise TypeError(msg)
+    if unknown:
+        msg = f"build_model has no argument {' or '.join(map(repr, unknown))}; expected {known}."
+        raise TypeError(msg)
+    given = {setting: value for setting, value in settings.items() if value is not None}
+    return replace(PRESETS[name], **given)
