@@ -243,16 +243,6 @@ def test_a_prior_of_another_length_is_refused(experiments):
         built(experiments, PRIORS | {"k": pm.HalfNormal.dist(2, shape=3)})
 
 
-def test_a_known_sigma_is_refused_where_there_are_several_experiments():
-    t = np.linspace(0, 2, 5)
-    experiments = {name: gm.Experiment(t, np.exp(-t)[:, None]) for name in ("one", "two")}
-    decay = gm.ODE(lambda t, x, theta: [-theta.k * x.a], ["a"], ["k"])
-    with pytest.raises(ValueError, match="sigma is known numbers, which are not there for several"):
-        gm.build_model(
-            decay, experiments=experiments, priors={"k": pm.HalfNormal.dist(1)}, sigma=0.1
-        )
-
-
 def test_data_that_could_be_set_anew_are_refused_in_an_experiment(experiments):
     one = next(iter(experiments.values()))
     with pm.Model():
