@@ -341,8 +341,8 @@ def _as_times(t: ArrayLike | SharedVariable) -> NDArray[np.float64]:
         where = int(np.argmax(steps == 0))
         msg = (
             f"t repeats the time {times[where]:g} (index {where} and {where + 1}). Expected each "
-            "time once. Average the replicates; or they are several experiments, gm.Experiment(t, y) "
-            "each, which share parameters and noise, and a start that is a parameter, "
+            "time once. Average the replicates, or give each as an experiment, "
+            "gm.Experiment(t, y), which share parameters and noise, and a start as a parameter, "
             "start={'prey': lambda theta: theta.prey0}."
         )
         raise ValueError(msg)
