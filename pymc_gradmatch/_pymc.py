@@ -11,10 +11,10 @@ tests/test_pymc_internals.py fails with these words.
 import gc
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache, partial, reduce, wraps
+from functools import cache, partial, reduce
 from importlib import import_module
 from types import new_class
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pymc as pm
@@ -35,6 +35,8 @@ from pytensor.tensor import TensorConstant, TensorVariable
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from xarray import DataTree
 
+from pymc_gradmatch.process import Setting
+
 if TYPE_CHECKING:
     from nutpie.compile_pymc import CompiledPyMCModel
 
@@ -48,6 +50,7 @@ __all__ = [
     "as_written",
     "at_starts",
     "at_support_points",
+    "beside",
     "change_dist_size",
     "check_parameters",
     "compile_starts",
@@ -143,8 +146,9 @@ INTERNALS = {
         "The columns for what a Metropolis step shows. If it breaks: leave it out, as the other."
     ),
     "pymc.Model.__dict__": (
-        "A view of a model without initial values, which PyMC can copy, shares all else with it. "
-        "If it breaks: see what pymc.model.fgraph refuses today, and how to take it away."
+        "A view of a model without initial values, which PyMC can copy, shares all else with it; "
+        "and a fit inside a with block adds to a view, whose lists and dicts are its own. If it "
+        "breaks: see what pymc.model.fgraph refuses today, and pymc.model.fgraph.clone_model."
     ),
     "pymc.Model.coords": (
         "Is the model's own dictionary, so that a dim without labels can be given some; set_dim "
@@ -309,6 +313,9 @@ def starts_by_itself(rv: TensorVariable) -> bool:
     return isinstance(rv.owner.op, Starting)
 
 
+_AS_WRITTEN = Setting(partial(pytensor.config.change_flags, numba__fastmath=False))
+
+
 def as_written() -> AbstractContextManager:
     """Return a context in which PyTensor compiles sums in the order in which they are written.
 
@@ -316,7 +323,7 @@ def as_written() -> AbstractContextManager:
     wherever it inlines a function.  Which of the resulting copies runs depends on what was
     compiled in this process and what came from a cache, so that the last digit would.
     """
-    return pytensor.config.change_flags(numba__fastmath=False)
+    return _AS_WRITTEN
 
 
 def without_starts(model: pm.Model) -> pm.Model:
@@ -325,6 +332,19 @@ def without_starts(model: pm.Model) -> pm.Model:
     vars(view).update(vars(model))
     view.rvs_to_initial_values = dict.fromkeys(model.rvs_to_initial_values)
     return view
+
+
+def beside(model: pm.Model | None, kind: type[pm.Model] = pm.Model) -> pm.Model:
+    """Return a model that has all that another has, and to which more is added without changing it.
+
+    An empty one, in no other, where there is none.
+    """
+    if model is None:
+        return kind(model=None)
+    own = kind(model.name, check_bounds=model.check_bounds, model=None)
+    held = {n: part for n, part in vars(model).items() if isinstance(part, dict | list)}
+    vars(own).update({name: type(part)(part) for name, part in held.items()})
+    return own
 
 
 def at_starts(graphs: Iterable, random: Sequence, initial_values: Mapping) -> list:
@@ -627,31 +647,24 @@ def log_convergence(idata: DataTree, model: pm.Model):
     log_warnings(run_convergence_checks(idata, model))
 
 
-def without_traces[F: Callable](function: F) -> F:
-    """Decorate a function so that graphs made in it do not know where that was.
-
-    PyTensor writes it down for its own error messages, which takes a tenth of ``gm.fit``.
-    """
-    return pytensor.config.change_flags(traceback__limit=0)(function)
+# Graphs do not know where they were made: PyTensor writes it down for its own error messages,
+# which takes a tenth of gm.fit.
+without_traces = Setting(partial(pytensor.config.change_flags, traceback__limit=0))
 
 
-def without_full_collections[F: Callable](function: F) -> F:
-    """Decorate a function so that Python looks for its old garbage after it, not in it.
+@contextmanager
+def _young_garbage_alone() -> Iterator[None]:
+    youngest, young, old = gc.get_threshold()
+    gc.set_threshold(youngest, young, 2**30)
+    try:
+        yield
+    finally:
+        gc.set_threshold(youngest, young, old)
 
-    Graphs and compilers make so many objects that all which a process has imported is looked
-    through again and again: a tenth to a fifth of ``gm.fit``.  Young garbage is still collected.
-    """
 
-    @wraps(function)
-    def collecting_later(*args, **kwargs):
-        youngest, young, old = gc.get_threshold()
-        gc.set_threshold(youngest, young, 2**30)
-        try:
-            return function(*args, **kwargs)
-        finally:
-            gc.set_threshold(youngest, young, old)
-
-    return cast("F", collecting_later)
+# Python looks for its old garbage afterwards: graphs and compilers make so many objects that all
+# which a process has imported is looked through again and again, a tenth to a fifth of gm.fit.
+without_full_collections = Setting(_young_garbage_alone)
 
 
 def in_numpy(

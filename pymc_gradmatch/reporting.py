@@ -4,6 +4,7 @@ import html
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from itertools import takewhile
 from math import ceil, inf, log10
 from threading import Timer
@@ -15,7 +16,7 @@ from rich.console import Console
 from rich.errors import LiveError
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-DELAY = 1.0  # seconds; what is done by then needs no words
+DELAY = 0.5  # seconds; what is done by then needs no words
 DIGITS, MOST_DIGITS = 3, 12
 GREEK = re.compile(
     "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|pi|rho|sigma|tau|"
@@ -51,7 +52,7 @@ def reporting(doing: str, *, enabled: object = True) -> Iterator[Callable[[str],
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),  # experiments may have [brackets]
         TimeElapsedColumn(),
-        console=Console(stderr=True),
+        console=_console(),
         transient=True,
         disable=not enabled,
     )
@@ -70,6 +71,17 @@ def reporting(doing: str, *, enabled: object = True) -> Iterator[Callable[[str],
         timer.cancel()
         timer.join()
         display.stop()
+
+
+def _console() -> Console:
+    """Return where words are shown: in notebooks without ipywidgets as a line of text.
+
+    rich would show nothing there, and warn each time.
+    """
+    console = Console(stderr=True)
+    if console.is_jupyter and find_spec("ipywidgets") is None:
+        return Console(stderr=True, force_jupyter=False, force_terminal=True)
+    return console
 
 
 def furthest(moved: pd.Series, decimals: int = 1) -> str:

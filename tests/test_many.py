@@ -724,3 +724,33 @@ def test_a_scheduler_that_does_not_answer_is_named(ode, ys, priors):
         gm.fit_many(
             ode, T, ys, priors=priors, exact=True, scheduler="tcp://127.0.0.1:1", progressbar=False
         )
+
+
+OUTSIDE = {"sd": 0.1, "start": 1.0, "flow": 0.5, "width": 1.0}
+
+
+def of_what_is_outside(what):
+    """Return arguments, one of which reads a number that is no part of it."""
+
+    def likelihood(x, theta):
+        pm.Normal("seen", x.mass, OUTSIDE["sd"], observed=np.ones(len(T)))
+
+    return {
+        "likelihood": {"likelihood": likelihood},
+        "start": {"start": {"mass": lambda theta: OUTSIDE["start"] * theta.rate}},
+        "priors": {"priors": lambda: {"rate": pm.HalfNormal("rate", OUTSIDE["width"])}},
+    }[what]
+
+
+@pytest.mark.parametrize(
+    ("what", "number"), [("likelihood", "sd"), ("start", "start"), ("priors", "width")]
+)
+def test_a_file_is_not_continued_where_what_a_function_reads_has_changed(
+    stored, ode, ys, what, number, monkeypatch
+):
+    given = of_what_is_outside(what)
+    stored(ode, ys[:1], **given)
+    stored(ode, ys[:1], **given)
+    monkeypatch.setitem(OUTSIDE, number, 2.0)
+    with pytest.raises(ValueError, match=rf"another problem: it was made with other {what}\."):
+        stored(ode, ys[:1], **given)

@@ -1,14 +1,18 @@
 """Small matrices do not wait for one another's threads, and threads do not mix their numbers."""
 
+import gc
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import numpy as np
 import pymc as pm
+import pytensor
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import pymc_gradmatch as gm
+from pymc_gradmatch import _pymc
 from pymc_gradmatch.gp import fit
 from pymc_gradmatch.gp.derivatives import evaluate_blocks
 from pymc_gradmatch.numerics import on_one_thread
@@ -65,3 +69,42 @@ def test_kernels_in_threads_are_those_of_one_after_another():
     finally:
         sys.setswitchinterval(interval)
     np.testing.assert_array_equal(found, expected)
+
+
+def settings():
+    return (
+        blas_threads(),
+        pytensor.config.numba__fastmath,
+        pytensor.config.traceback__limit,
+        gc.get_threshold(),
+    )
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_threads_that_overlap_leave_the_settings_of_the_process_as_they_were(last):
+    """Assert it whichever of two threads leaves first."""
+
+    @on_one_thread
+    @_pymc.without_traces
+    @_pymc.without_full_collections
+    def work(entered, leave):
+        with _pymc.as_written():
+            seen = settings()
+            entered.set()
+            leave.wait(10)
+            return seen, settings()
+
+    with threadpool_limits(2, user_api="blas"):
+        before = settings()
+        events = [(Event(), Event()) for _ in range(2)]
+        with ThreadPoolExecutor(2) as pool:
+            found = []
+            for entered, leave in events:
+                found.append(pool.submit(work, entered, leave))
+                entered.wait(10)
+            for k in (1, 0) if last else (0, 1):
+                events[k][1].set()
+                found[k].result()
+        assert settings() == before
+    inside = False, 0, (*before[3][:2], 2**30)
+    assert [seen[1:] for one in found for seen in one.result()] == [inside] * 4

@@ -82,3 +82,40 @@ def test_the_cure_that_is_named_cures():
     ode = gm.ODE(mended, ["a"], ["k"])
     fit = gm.fit(ode, T, Y, priors=priors(), start={"a": 1.0}, **QUIET)
     assert abs(fit.table.loc["k", "mean"] - 0.5) < 4 * fit.table.loc["k", "sd"]
+
+
+FROM_ONE = np.exp(-np.linspace(0, 3, 9))[:, None]
+ROOT = gm.ODE(lambda t, x, theta: [-theta.k * pm.math.sqrt(x.a)], ["a"], ["k"])
+PLAIN = gm.ODE(lambda t, x, theta: [-theta.k * x.a], ["a"], ["k"])
+
+
+def steep(x, theta):
+    pm.Potential("steep", -pm.math.sqrt(pm.math.maximum(x.a - 1, 0)).sum())
+
+
+@pytest.mark.parametrize(
+    ("ode", "given", "said"),
+    [
+        (ROOT, {"y": 0.1 * (FROM_ONE - 1), "start": {"a": 0.0}},
+         r"no finite derivatives at draws .* 'a' has no finite slope by 'a' at t = 0, where a = 0 "
+         r"and k = .*pm\.math\.maximum\(x\.a, 1e-9\).*positive=\['a'\]"),
+        (PLAIN, {"likelihood": steep, "start": {"a": 1.0}, "scales": {"a": 1.0}},
+         r"no finite derivatives .* The likelihood has no finite derivative by the states"),
+    ],
+)  # fmt: skip
+def test_where_no_climb_can_begin_the_message_names_what_has_no_slope(ode, given, said):
+    with pytest.raises(ValueError, match=said):
+        gm.fit(
+            ode, np.linspace(0, 3, 9), priors={"k": pm.HalfNormal.dist(1)}, random_seed=1,
+            progressbar=False, **given,
+        )  # fmt: skip
+
+
+def test_a_sampler_that_cannot_start_names_state_time_and_value():
+    below = gm.ODE(lambda t, x, theta: [-theta.k * pm.math.sqrt(x.a - 5)], ["a"], ["k"])
+    with pm.Model() as model:
+        x = below.solve(np.linspace(0, 3, 9), {"a": 1.0}, {"k": pm.HalfNormal("k", 1)})
+        pm.Normal("y", x, 0.1, observed=FROM_ONE)
+    said = r"not finite at any start\. .* derivative of 'a' is not finite at t = 0, where a = 1 and"
+    with pytest.raises(ValueError, match=said):
+        gm.sample(10, model=model, chains=1, random_seed=1, progressbar=False)

@@ -10,6 +10,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from pymc_gradmatch.exact import Coverage, Diagnostics, ExactPosterior, Weighted, several
+from pymc_gradmatch.model import fixed_noise
 from pymc_gradmatch.reporting import Verdict, furthest, reporting
 from pymc_gradmatch.sampling import TRY, Exact, check_n_draws
 
@@ -220,7 +221,7 @@ def integrate_check(
     found, diagnostics = drawn.found, drawn.diagnostics
     moved = _compare(target, draws, found.weighted)
     return IntegrateCheck(
-        verdict=_verdict(found, moved["moved"], diagnostics),
+        verdict=_verdict(found, moved["moved"], diagnostics) + fixed_noise(model),
         is_exact=diagnostics.passed,
         moved=moved,
         disagreement=found.disagreement,

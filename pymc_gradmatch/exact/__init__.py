@@ -6,6 +6,10 @@ its modes, searches draw around these, and :class:`Diagnostics` says whether to 
 """
 
 from pymc_gradmatch.exact.climb import (
+    FIRST_CLIMBS,
+    MOST_CLIMBS,
+    Found,
+    NoSlopesError,
     climb,
     climbs,
     further_climbs,
@@ -61,6 +65,8 @@ from pymc_gradmatch.exact.solutions import (
 )
 
 __all__ = [
+    "FIRST_CLIMBS",
+    "MOST_CLIMBS",
     "NO_DRAWS",
     "N_PRIOR",
     "UNCHECKED",
@@ -69,9 +75,11 @@ __all__ = [
     "Coverage",
     "Diagnostics",
     "ExactPosterior",
+    "Found",
     "ImpossibleError",
     "Local",
     "Mixture",
+    "NoSlopesError",
     "OutOfTimeError",
     "Solutions",
     "Weighted",

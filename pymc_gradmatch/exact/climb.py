@@ -42,6 +42,10 @@ UNKNOWN = 0.05  # chance that one more climb ends at one of these
 MATTERS = 0.005  # share of the evidence, from which on a mode counts
 
 
+class NoSlopesError(ValueError):
+    """A density is positive at the points that were climbed from, and has derivatives at none."""
+
+
 class Expansion(NamedTuple):
     """A log density to second order at points, ``(point,)``, ``(point, n)``, ``(point, n, n)``."""
 
@@ -187,7 +191,16 @@ class Found(NamedTuple):
 
     @classmethod
     def of(cls, ends: Local, widths: NDArray[np.float64]) -> Self:
-        """Tell the ends of climbs apart."""
+        """Tell the ends of climbs apart.
+
+        Raises
+        ------
+        NoSlopesError
+            If there are none.
+        """
+        if not len(ends.height):
+            msg = "the exact density has finite derivatives at none of the points climbed from."
+            raise NoSlopesError(msg)
         arrived = ends.only(ends.has_arrived) if ends.has_arrived.any() else ends
         maxima = arrived.only(distinct(arrived, APART))
         pairs = zip(maxima.factor, maxima.point, strict=True)

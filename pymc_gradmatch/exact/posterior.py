@@ -36,7 +36,7 @@ from pymc_gradmatch.model import (
     total_of,
     where_impossible,
 )
-from pymc_gradmatch.ode import ended
+from pymc_gradmatch.ode import ODE, ended, without_slope
 
 MOST_NUMBERS = 4_000_000  # of trajectories that are held at once
 N_PRIOR = 1_000  # draws of the prior, that tell how wide it is, or of which some are likely
@@ -572,8 +572,23 @@ class ExactPosterior(Solutions):
         zero = where_impossible(densities, observed)
         return f"The likelihood is zero at {zero}." if zero else ""
 
+    def without_slope(self, phi: NDArray[np.float64]) -> str:
+        """Say why the density at a point has no derivatives: where the right-hand side has none."""
+        u = self._split(phi[None])
+        [x, *_] = self._solved(u)
+
+        def said(ode: ODE, t, start, theta) -> str:
+            return without_slope(ode, t, ode.solve(t, start, theta), theta)
+
+        where = self._of_solutions(u, said) if np.isfinite(x).all() else self._ended(u)
+        return where or "The likelihood has no finite derivative by the states or parameters there."
+
     def _ended(self, u) -> str:
         """Say where the first solution ends that does, of one point."""
+        return self._of_solutions(u, ended)
+
+    def _of_solutions(self, u, say: Callable[..., str]) -> str:
+        """Return the first that there is to say of levels, times, start and parameters."""
         theta, starts, _ = self._at(u)
         for constraint, parameters, x0 in zip(self.constraints, theta, starts, strict=True):
             gp, levels = constraint.gp, np.atleast_2d(constraint.gp.levels_of(x0)[0])
@@ -581,7 +596,7 @@ class ExactPosterior(Solutions):
             each = np.broadcast_to(values, (len(levels), values.shape[-1]))
             odes = equations(constraint.ode, gp)
             for ode, start, own, t in zip(odes, levels, each, np.atleast_2d(gp.t), strict=True):
-                if where := ended(ode.of_levels, t, start, own):
+                if where := say(ode.of_levels, t, start, own):
                     return f"{where[0].upper()}{where[1:]}"
         return ""
 

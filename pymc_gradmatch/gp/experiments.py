@@ -40,6 +40,9 @@ class Experiment:
         What it adds to the model has the experiment's name in front: ``mutant::counts``.
     scales : mapping of str to float, optional
         Roughly the standard deviation of states that were hardly observed.
+    sigma : array_like of float, optional
+        Its noise, where that is known: a standard deviation for all, one per state, or one for
+        each observation, in the shape of y or a table like it.
     name : str, optional
         What it is called, where experiments are a list; else they have their names as keys.
 
@@ -70,6 +73,7 @@ class Experiment:
     start: Mapping[str, Any] | None = None
     likelihood: Callable[[Any, Any], Any] | None = None
     scales: Mapping[str, float] | None = None
+    sigma: Any = None
     name: str = ""
 
 

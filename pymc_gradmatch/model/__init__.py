@@ -28,6 +28,7 @@ from pymc_gradmatch.model.likelihood import (
     NoDerivativeError,
     densities_of,
     density_of,
+    fixed_noise,
     total_of,
     where_impossible,
 )
@@ -63,6 +64,7 @@ __all__ = [
     "density_of",
     "equations",
     "fit_states",
+    "fixed_noise",
     "is_constraint",
     "is_known_start",
     "keep_observations",

@@ -1,5 +1,6 @@
 """The four lines of Theorem 1, written by one call."""
 
+import itertools
 import logging
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +17,14 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
 from xarray import DataTree
 
-from pymc_gradmatch._pymc import EVALUATE_ONCE, at_starts, at_support_points, start_at, starting_at
+from pymc_gradmatch._pymc import (
+    EVALUATE_ONCE,
+    at_starts,
+    at_support_points,
+    beside,
+    start_at,
+    starting_at,
+)
 from pymc_gradmatch.arguments import (
     as_numbers,
     in_order,
@@ -66,7 +74,7 @@ from pymc_gradmatch.model.likelihood import (
     rehearsed,
     with_noise,
 )
-from pymc_gradmatch.model.priors import climbing_priors, parameters_of
+from pymc_gradmatch.model.priors import climbing_priors, made_by, of_vectors, parameters_of
 from pymc_gradmatch.model.refinement import grid_of, recentre, refine, refine_together
 from pymc_gradmatch.model.start import Start, add_start, add_starts, is_known_start, of_experiment
 from pymc_gradmatch.ode import ODE, Input
@@ -315,11 +323,13 @@ def build_model(
         ``gm.find_map`` say so.
     priors : mapping of str to TensorVariable
         For each parameter of the ODE a scalar ``.dist()`` object, or a variable
-        that the model already has.  Parameters cannot be called ``chain``,
-        ``draw``, ``experiment``, ``time``, ``time_observed``, ``state`` or ``observation``.
+        that the model already has; for a vector of parameters one of its length.  Parameters
+        cannot be called ``chain``, ``draw``, ``experiment``, ``time``, ``time_observed``,
+        ``state`` or ``observation``.
         With experiments a vector with the dim ``"experiment"`` gives each a parameter of
-        its own; or a function without arguments, called in the model, that makes these
-        variables and what they depend on, a hierarchy.
+        its own.  Or a function without arguments, called in the model, that makes these
+        variables, and what they depend on: a hierarchy, a multivariate normal, of which it may
+        return expressions, ``{"k": z[0], "m": z[1]}``.
     experiments : mapping of str to Experiment or DataFrame, or sequence of Experiment, optional
         Several experiments in place of t and y: other times, lengths, inputs, doses and
         starts.  Each has states of its own, parameters are shared.  A table has the times as
@@ -395,8 +405,9 @@ def build_model(
         The noise: ``"fixed"`` at its estimate; ``"random"``, a half-normal per
         state as wide as its data vary; a prior in the data's units, such as
         ``pm.HalfNormal.dist(0.5)``, of a number or one per state; or what is known of it, a
-        standard deviation for all, one per state, or one for each observation, in the shape
-        of y or a table like it.  Where states are positive it is that of the logarithm.
+        standard deviation for all, one per state, or one for each observation, in the shape of y
+        or a table like it; of one of several experiments also in its ``Experiment``.  Where states
+        are positive it is that of the logarithm.
     parameterization : {"centered", "whitened"}
         See :meth:`StateGP.prior`.
     state_box : float, optional
@@ -482,16 +493,14 @@ def written(
                 inputs=inputs if e.inputs is None else e.inputs or None,
                 start=start if e.start is None else e.start,
                 scales=scales if e.scales is None else e.scales,
+                sigma=chosen.noise if e.sigma is None else e.sigma,
             )
             for n, e in as_experiments(experiments).items()
         }
         rng = np.random.default_rng(random_seed)
         return _build_together(ode, given, priors, chosen, rng, progressbar)
-    if t is None or callable(priors):
-        msg = (
-            "expected times t with observations y and a mapping of priors, or experiments={name: "
-            "gm.Experiment(t, y), ...}, of which priors may be a function."
-        )
+    if t is None:
+        msg = "expected times t with observations y, or experiments={name: gm.Experiment(t, y)}."
         raise TypeError(msg)
     if likelihood is not None and settings.get("sigma") is not None:
         msg = "sigma is given, and so is a likelihood; expected sigma in the lines of the latter."
@@ -499,7 +508,9 @@ def written(
     ode = ode if inputs is None else ode.with_inputs(inputs)
     model = pm.Model.get_context(error_if_none=False) or pm.Model()
     name = {ours: yielding(ours, ode.params) for ours in OURS}
-    _check_priors(ode, priors, model)
+    priors = of_vectors(ode, priors)
+    home, made = _made(priors, model, ode, {})
+    _check_priors(ode, made, home)
     positive = ode.is_positive if ode.positive else False
     data = Data.of(t, y, states=ode.states, scales=scales, positive=positive)
     check_states(ode, data.states)
@@ -508,10 +519,11 @@ def written(
     known = Start.of(ode, start)
     if gp is None and not isinstance(y, SharedVariable):
         data = _without_rest(data, ode, known)
-    told = None if likelihood is None else rehearsed(likelihood, ode, unfitted(data))
+    with home:
+        told = None if likelihood is None else rehearsed(likelihood, ode, unfitted(data))
     _check_doses(ode, data, known)
     _check_reached(ode, data, told, known)
-    _warn_of_unused(ode, priors, told, known)
+    _warn_of_unused(ode, made, told, known)
     if likelihood is None and chosen.noise is not None:
         chosen = replace(chosen, sigma=as_noise(chosen.noise, data))
     sigma = chosen.sigma
@@ -520,13 +532,14 @@ def written(
         _check_noise_is_told(sigma, [data])
     if chosen.state_box is not None:
         _check_size_of_box(chosen.state_box)
-    variables: dict[str, Any] = {**priors, name["sigma"]: sigma, name["gamma"]: chosen.gamma}
+    variables: dict[str, Any] = {**made, name["sigma"]: sigma, name["gamma"]: chosen.gamma}
     to_come = {
         n: variable
         for n, variable in variables.items()
-        if is_distribution(variable) and not is_registered(variable, model)
+        if is_distribution(variable) and not is_registered(variable, home)
     }
-    refuse_reserved(to_come)
+    added = [*to_come, *(n for n in home.named_vars if n not in model.named_vars)]
+    refuse_reserved(added)
     optional = {
         whitened_name(name["x"]): chosen.parameterization == "whitened",
         name["sigma"]: likelihood is None and isinstance(sigma, str) and sigma == "random",
@@ -536,20 +549,22 @@ def written(
         name["start_prior"]: bool(known.priors),
     }
     ours = [name["x"], name["gradient_match"], *([name["y"]] if told is None else told.names)]
-    _check_room(model, [*to_come, *ours, *(n for n, is_added in optional.items() if is_added)])
+    _check_room(model, [*added, *ours, *(n for n, is_added in optional.items() if is_added)])
     check_labels(model, ode, DIMS)
     rng = np.random.default_rng(random_seed)
     if gp is not None:
         _check_given_gp(gp, data, settings)
-    with model:
+    with home:
+        are_drawn = all(is_distribution(prior) for prior in made.values()) and home is model
+        climbing = made if are_drawn else climbing_priors(made, ode.params, 1, rng)[0]
         if gp is None:
             with reporting(FITTING, enabled=progressbar):
-                gp = fit_states(chosen, ode, data, priors, likelihood, known, rng)
+                gp = fit_states(chosen, ode, data, climbing, likelihood, known, rng)
             gp = gp if chosen.noise is None else with_noise(gp, chosen.noise)
         known.check_data(gp)
-        gp, gamma, starts = chosen.prepare(ode, gp, priors, likelihood, known, rng, progressbar)
-    started = {n: starting_at(priors[n], value) for n, value in starts.items() if n in to_come}
-    priors, to_come = dict(priors) | started, to_come | started
+        gp, gamma, starts = chosen.prepare(ode, gp, climbing, likelihood, known, rng, progressbar)
+    started = {n: starting_at(made[n], value) for n, value in starts.items() if n in to_come}
+    made, to_come = dict(made) | started, to_come | started
     # Fails, if it must, before anything is added to a model of the user's.
     coords = check_states_fit(model, gp, chosen.parameterization, DIMS)
     dims: tuple[str, ...] = DIMS
@@ -568,20 +583,21 @@ def written(
     levels = start_of(gp)
     states = gp.states_of(levels)
     with reporting(WRITING, enabled=progressbar):
-        of_params = [priors[n] for n in ode.params]
+        of_params = [made[n] for n in ode.params]
         if chosen.is_matched:
-            check_start(model, ode, states, priors, gp, [gamma, sigma], [*to_come.values()])
+            check_start(home, ode, states, made, gp, [gamma, sigma], [*to_come.values()])
             if told is not None:
-                _check_possible(told, model, of_params, gp.at_times(levels))
+                _check_possible(told, home, of_params, gp.at_times(levels))
             unit = [np.float64(1)] * len(ode.params)
             GradientMatchingODE.dist(ode, gp.states_of(gp.prior_mean), unit, gp=gp, gamma=gamma)
         else:
-            check_known(model, [*of_params, sigma], [*to_come.values()])
+            check_known(home, [*of_params, sigma], [*to_come.values()])
         if chosen.state_box is not None:
             _check_box(chosen.state_box, (levels - gp.mean) / gp.scale)
 
     with model:
-        theta = {n: registered(model, n, priors[n]) for n in ode.params}
+        made = _started_anew(made_by(priors, ode), model, starts) if callable(priors) else made
+        theta = {n: _in_model(model, n, made[n]) for n in ode.params}
         x = gp.prior(name["x"], parameterization=chosen.parameterization)
         add_coords(model, coords)
         if chosen.state_box is not None:
@@ -609,6 +625,16 @@ def written(
     return model
 
 
+class _Lines(pm.Model):
+    """Lines of one experiment, with its name in front, which see the variables of all."""
+
+    def __getitem__(self, key):
+        try:
+            return super().__getitem__(key)
+        except KeyError:
+            return self.parent[key]
+
+
 class _Checked(NamedTuple):
     """One of several experiments, checked."""
 
@@ -617,6 +643,7 @@ class _Checked(NamedTuple):
     known: Start
     told: Written | None
     likelihood: LikelihoodFunction | None
+    noise: NDArray[np.float64] | None
 
 
 def _build_together(
@@ -632,36 +659,28 @@ def _build_together(
     name = {ours: yielding(ours, ode.params) for ours in OURS}
     labels = {"experiment": tuple(experiments)}
     check_coords(model, labels)
-    home = model
-    if callable(priors):
-        home = pm.Model(coords={**model.coords, **labels}, model=None)
-        with home:
-            made = priors()
-    else:
-        made = priors
+    priors = of_vectors(ode, priors)
+    home, made = _made(priors, model, ode, labels)
     _check_priors(ode, made, home, len(experiments))
-    checked = [_checked(ode, n, one) for n, one in experiments.items()]
+    with home:
+        checked = [_checked(ode, n, one) for n, one in experiments.items()]
     _check_alike(checked, experiments)
     likelihoods = [one.likelihood for one in checked if one.likelihood is not None]
     of_data = not likelihoods
-    sigma = chosen.sigma
-    _check_sigma(sigma, len(ode.states))
-    if of_data:
-        _check_noise_is_told(sigma, [one.data for one in checked])
+    noises = [one.noise for one in checked if one.noise is not None]
+    sigma = "known" if noises else chosen.sigma
+    if not noises:
+        _check_sigma(sigma, len(ode.states))
+        if of_data:
+            _check_noise_is_told(sigma, [one.data for one in checked])
     if chosen.state_box is not None or chosen.recentred:
         msg = "state_box and recentred are not there for several experiments; expected neither."
-        raise ValueError(msg)
-    if chosen.noise is not None:
-        msg = (
-            "sigma is known numbers, which are not there for several experiments yet; give each "
-            "experiment a likelihood= with its own sigma, or a prior."
-        )
         raise ValueError(msg)
     variables = {**made, name["sigma"]: sigma, name["gamma"]: chosen.gamma}
     to_come = {
         n: v for n, v in variables.items() if is_distribution(v) and not is_registered(v, home)
     }
-    added = [*to_come, *home.named_vars] if home is not model else [*to_come]
+    added = [*to_come, *(n for n in home.named_vars if n not in model.named_vars)]
     refuse_reserved(added)
     optional = {
         whitened_name(name["x"]): chosen.parameterization == "whitened",
@@ -681,6 +700,8 @@ def _build_together(
             fitted = []
             for one, data in zip(checked, parts, strict=True):
                 fitted.append(_fitted(chosen, one.ode, data, rng))
+                if one.noise is not None:
+                    fitted[-1] = with_noise(fitted[-1], one.noise)
                 one.known.check_data(fitted[-1])
         gps = StateGPs(
             dict(zip(experiments, fitted, strict=True)),
@@ -711,14 +732,20 @@ def _build_together(
 
     with model:
         add_coords(model, labels)
-        made = _started_anew(priors(), model, starts) if callable(priors) else made
+        made = _started_anew(made_by(priors, ode), model, starts) if callable(priors) else made
         theta = {
-            n: registered(model, n, made[n], ("experiment",) if made[n].ndim else None)
+            n: _in_model(model, n, made[n], ("experiment",) if made[n].ndim else None)
             for n in ode.params
         }
         x = gp.prior(name["x"], parameterization=chosen.parameterization)
         add_coords(model, coords)
-        noise = _noise_of_all(model, name["sigma"], gp, sigma, seen) if of_data else None
+        noise: Any = None
+        if of_data:
+            noise = (
+                _on_grid(noises, gp)
+                if noises
+                else _noise_of_all(model, name["sigma"], gp, sigma, seen)
+            )
         if isinstance(gamma, TensorVariable) and is_distribution(gamma):
             gamma = registered(model, name["gamma"], gamma)
         if of_data:
@@ -735,7 +762,7 @@ def _build_together(
                 zip(experiments, likelihoods, strict=True)
             ):
                 own = gp.members[number].at_times(x[number])
-                with pm.Model(name=label):
+                with _Lines(label):
                     likelihood(*ode.by_name(own, of_experiment(theta, ode, number)))
         add_starts((name["start"], name["start_prior"]), [c.known for c in checked], gp, x, theta)
         if chosen.is_matched:
@@ -743,6 +770,23 @@ def _build_together(
         else:
             add_unmatched(name["gradient_match"], ode, x, theta, gp)
     return model
+
+
+def _in_model(model: pm.Model, name: str, prior: TensorVariable, dims=None) -> TensorVariable:
+    """Return the model's variable of a prior, or the entry of a vector, which is an expression."""
+    return registered(model, name, prior, dims) if is_distribution(prior) else prior
+
+
+def _made(
+    priors: Mapping | Callable, model: pm.Model, ode: ODE, labels: Mapping[str, Any]
+) -> tuple[pm.Model, Mapping]:
+    """Return priors, and the model that they are in: one beside it, where a function makes them."""
+    if not callable(priors):
+        return model, priors
+    home = beside(model)
+    with home:
+        add_coords(home, labels)
+        return home, made_by(priors, ode)
 
 
 def _checked(ode: ODE, name: str, given: Experiment) -> _Checked:
@@ -759,12 +803,16 @@ def _checked(ode: ODE, name: str, given: Experiment) -> _Checked:
         told = None
         if given.likelihood is not None:
             told = rehearsed(given.likelihood, ode, unfitted(data), several=True)
+            if given.sigma is not None:
+                msg = "sigma is given, and so is a likelihood; expected sigma in the lines of that."
+                raise ValueError(msg)  # noqa: TRY301
+        noise = None if given.sigma is None else as_noise(given.sigma, data)
         _check_doses(own, data, known)
         _check_reached(own, data, told, known)
     except (TypeError, ValueError) as error:
         msg = f"experiment {name!r}: {error}"
         raise type(error)(msg) from error
-    return _Checked(own, data, known, told, given.likelihood)
+    return _Checked(own, data, known, told, given.likelihood, noise)
 
 
 def _refuse_beside_experiments(given: Mapping[str, Any]):
@@ -777,7 +825,10 @@ def _refuse_beside_experiments(given: Mapping[str, Any]):
 
 
 def _check_alike(checked: Sequence[_Checked], names: Iterable[str]):
-    """Raise unless what is known of starts, and what is observed, is alike in all experiments."""
+    """Raise unless what is known of starts, and what is observed, is alike in all experiments.
+
+    Warn of unknowns that each of them has for itself by the same lines.
+    """
     first = checked[0]
     for name, one in zip(names, checked, strict=True):
         if one.known.places != first.known.places:
@@ -787,9 +838,24 @@ def _check_alike(checked: Sequence[_Checked], names: Iterable[str]):
                 "the first; expected the same states in all. What is known roughly has a prior."
             )
             raise ValueError(msg)
+        if (one.noise is None) != (first.noise is None):
+            msg = f"the noise of some experiments is known, that of {name!r} or the first is not; "
+            raise ValueError(msg + "expected sigma= for each, or for none.")
         if (one.likelihood is None) != (first.likelihood is None):
             msg = f"some experiments have a likelihood, {name!r} or the first has not; "
             raise ValueError(msg + "expected one for each, or for none.")
+    each = [one.told.drawn for one in checked if one.told is not None]
+    repeated = [n for n in dict.fromkeys(itertools.chain(*each)) if sum(n in o for o in each) > 1]
+    if repeated:
+        name, label = repeated[0], next(iter(names))
+        warnings.warn(
+            f"the likelihoods of several experiments draw {repeated}: each experiment has one of "
+            f"its own, such as '{label}::{name}'. What they share is a parameter: name it in the "
+            f"params of gm.ODE, which need not use it, give it a prior, and write theta.{name}. "
+            "With the dim 'experiment' of that prior each has its own, and this warning goes.",
+            UserWarning,
+            stacklevel=6,
+        )
 
 
 def _scaled_together(
@@ -838,6 +904,14 @@ def _noise_of_all(model: pm.Model, name: str, gp: StateGPs, sigma, seen: NDArray
         model, name, starting_at(pm.HalfNormal.dist(scale[seen]), start[seen]), dims=dims
     )
     return some if seen.all() else pt.set_subtensor(pt.as_tensor(start)[np.flatnonzero(seen)], some)
+
+
+def _on_grid(noises: Sequence[NDArray[np.float64]], gp: StateGPs) -> NDArray[np.float64]:
+    """Return known noise of each experiment at the times of its grid, one where nothing was."""
+    on_grid = np.ones(gp.prior_mean.shape)
+    for each, noise, member in zip(on_grid, noises, gp.members, strict=True):
+        each[member.observed] = np.nan_to_num(noise, nan=1.0)
+    return on_grid
 
 
 def _started_anew(made: Mapping, model: pm.Model, starts: Mapping[str, Any]) -> Mapping:
@@ -955,7 +1029,8 @@ def _check_sigma(sigma, n_states: int):
 def _check_priors(ode: ODE, priors, model: pm.Model, n_experiments: int | None = None):
     in_order(priors, ode.params, "priors are")
     for name, prior in priors.items():
-        if not is_distribution(prior) and not is_registered(prior, model):
+        is_entry = name not in ode.lengths and isinstance(prior, TensorVariable)
+        if not (is_entry or is_distribution(prior) or is_registered(prior, model)):
             msg = (
                 f"the prior of {name!r} is a {type(prior).__name__}; expected a distribution, "
                 f"for example pm.HalfNormal.dist(5), or a variable of the model. A parameter that "

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pytensor.compile import SharedVariable
 from pytensor.gradient import NullTypeGradError, jacobian
 from pytensor.graph.basic import Variable
-from pytensor.graph.replace import clone_replace
+from pytensor.graph.replace import clone_replace, graph_replace
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
 from pytensor.tensor.math import variadic_add
@@ -26,7 +26,7 @@ from scipy.optimize import minimize
 
 from pymc_gradmatch._pymc import (
     EVALUATE_ONCE,
-    at_starts,
+    beside,
     impossible_outside,
     in_numpy,
     random_ancestors,
@@ -46,6 +46,8 @@ COUNTS = tuple(
         pm.Geometric,
     )
 )
+NORMAL = type(pm.Normal.rv_op), type(pm.LogNormal.rv_op)
+MOST_NUMBERS = 4  # that are named one by one
 UNSEEN = 0.1  # sigma of a state that nothing is known of, in standard deviations
 
 type LikelihoodFunction = Callable[[Any, Any], Any]
@@ -196,6 +198,11 @@ class Written(Likelihood):
         All that it would add to a model.
     depends_on : collection of str
         Names of the states and parameters that enter it.
+
+    Attributes
+    ----------
+    drawn : list of str
+        Names of the other random variables.
     """
 
     def __init__(
@@ -217,6 +224,7 @@ class Written(Likelihood):
         others = others or {}
         self.rows = np.arange(n_times) if rows is None else rows
         self.gp, self.sigma, self.names, self.depends_on = gp, gp.sigma, names, depends_on
+        self.drawn = [*(natural or {})]
         self._observed = observed or {}
         self._shapes = {value.name: np.shape(start) for value, start in others.items()}
         self.others = np.concatenate([np.zeros(0), *(np.ravel(start) for start in others.values())])
@@ -371,6 +379,23 @@ def where_impossible(
     return ", ".join(places)
 
 
+def fixed_noise(model: pm.Model) -> str:
+    """Say at which numbers the noise of normal, or log-normal, data is fixed, if it is."""
+    said = []
+    for rv in model.observed_RVs:
+        if not isinstance(rv.owner.op, NORMAL):
+            continue
+        _, sigma = rv.owner.op.dist_params(rv.owner)
+        if random_ancestors([sigma]):
+            continue
+        values = np.unique(np.ravel(sigma.eval(mode=EVALUATE_ONCE)).round(12))
+        numbers = ", ".join(f"{v:.3g}" for v in values)
+        if len(values) > MOST_NUMBERS:
+            numbers = f"{values[0]:.3g} to {values[-1]:.3g}"
+        said.append(f" The noise of {rv.name} is fixed, at {numbers}.")
+    return "".join(said)
+
+
 def _like_the_others(sigma, unknown, scale) -> NDArray[np.float64]:
     """Give states of which nothing is known the median noise of the others, relative to scale."""
     known = (sigma / scale)[~unknown]
@@ -383,6 +408,15 @@ class _Rehearsal(pm.Model):
     def register_rv(self, rv_var, name, *args, observed=None, **settings):
         _check_observed(rv_var, name, observed)
         return super().register_rv(rv_var, name, *args, observed=observed, **settings)
+
+    def add_named_variable(self, var, *args, **settings):
+        if var.name in self.named_vars:
+            msg = (
+                f"the model already has variables or dims called {[var.name]}, a name that the "
+                "likelihood adds; expected another one in its lines."
+            )
+            raise ValueError(msg)
+        return super().add_named_variable(var, *args, **settings)
 
 
 def _check_observed(rv: TensorVariable, name: str, observed: Any):
@@ -466,9 +500,9 @@ def _first(mask: NDArray[np.bool_]) -> str:
 def rehearsed(
     function: LikelihoodFunction, ode: ODE, gp: StateGP, *, several: bool = False
 ) -> Written:
-    """Call a user's likelihood in a model of its own, and return what it says.
+    """Call a user's likelihood beside the model on the stack, and return what it says.
 
-    Random variables of the model on the stack stay where they start.
+    Random variables of that model, which it may read, stay where they start.
 
     Raises
     ------
@@ -477,51 +511,58 @@ def rehearsed(
         one of several experiments has dims of its own times.
     """
     outer = pm.Model.get_context(error_if_none=False)
-    coords = {} if outer is None else dict(outer.coords)
-    scratch = _Rehearsal(model=None, coords=coords | coords_of(gp, ode))
+    scratch = beside(outer, _Rehearsal)
+    for dim, labels in coords_of(gp, ode).items():
+        scratch.coords.pop(dim, None)
+        scratch.add_coord(dim, labels)
+    before = {*scratch.named_vars.values()}
     theta = [pt.scalar(name, dtype="float64") for name in ode.params]
     x = pt.matrix("x", shape=(len(gp.t_observed), len(ode.states)), dtype="float64")
     states, parameters = ode.by_name(x, theta)
     with scratch:
         function(states, parameters)
-    if several and any("time_observed" in d for d in scratch.named_vars_to_dims.values()):
+    own = {name: v for name, v in scratch.named_vars.items() if v not in before}
+    dims = [scratch.named_vars_to_dims.get(name, ()) for name in own]
+    if several and any("time_observed" in of_one for of_one in dims):
         msg = (
             "the likelihood has the dim 'time_observed', which is not the same in all experiments; "
             "expected lines without it."
         )
         raise ValueError(msg)
-    if not (scratch.observed_RVs or scratch.potentials):
+    weighed = [v for v in [*scratch.observed_RVs, *scratch.potentials] if v not in before]
+    if not weighed:
         msg = (
             "the likelihood observes nothing; expected lines such as "
             'pm.Poisson("y", x.prey, observed=counts), or a pm.Potential.'
         )
         raise ValueError(msg)
-    discrete = [rv.name for rv in scratch.free_RVs if not np.issubdtype(rv.dtype, np.inexact)]
+    free = [rv for rv in scratch.free_RVs if rv not in before]
+    discrete = [rv.name for rv in free if not np.issubdtype(rv.dtype, np.inexact)]
     if discrete:
         msg = f"the random variables {discrete} of the likelihood are discrete; sum over them."
         raise ValueError(msg)
-    start = scratch.initial_point()
-    others = {value: start[value.name] for value in scratch.value_vars}
-    weighed = [*scratch.observed_RVs, *scratch.potentials]
     upstream = set(ancestors(weighed))
-    named = [*zip(ode.states, states, strict=True), *zip(ode.params, parameters, strict=True)]
-    names = [rv.name for rv in weighed]
-    densities = densities_of(scratch, [*scratch.free_RVs, *weighed])
-    graphs = [total_of(densities), *densities[len(scratch.free_RVs) :]]
-    known = [] if outer is None else outer.free_RVs
-    stray = [rv for rv in random_ancestors(graphs) if rv in known]
-    if stray:
-        graphs = at_starts(graphs, stray, outer.rvs_to_initial_values)
-    natural = scratch.replace_rvs_by_values(scratch.free_RVs)
+    named = [*zip(ode.states, states, strict=True), *zip(ode.params, theta, strict=True)]
+    densities = densities_of(scratch, [*free, *weighed])
+    graphs = [total_of(densities), *densities[len(free) :]]
+    starts = scratch.initial_point()
+    values = {rv: scratch.rvs_to_values[rv] for rv in scratch.free_RVs}
+    known: dict[Any, Any] = {
+        value: starts[str(value.name)] for rv, value in values.items() if rv not in free
+    }
+    graphs = cast("list", graph_replace(graphs, known, strict=False)) if known else graphs
+    natural = scratch.replace_rvs_by_values(free)
     return Written(
-        graphs[0], x, theta, gp=gp, rows=gp.observed, others=others,
-        terms=dict(zip(names, graphs[1:], strict=True)),
-        natural={rv.name: v for rv, v in zip(scratch.free_RVs, natural, strict=True)},
+        graphs[0], x, theta, gp=gp, rows=gp.observed,
+        others={values[rv]: starts[values[rv].name] for rv in free},
+        terms=dict(zip([rv.name for rv in weighed], graphs[1:], strict=True)),
+        natural={rv.name: v for rv, v in zip(free, natural, strict=True)},
         observed={
             rv.name: scratch.rvs_to_values[rv].eval(mode=EVALUATE_ONCE)
             for rv in scratch.observed_RVs
+            if rv in weighed
         },
-        names=list(scratch.named_vars),
+        names=[*own],
         depends_on=[name for name, variable in named if variable in upstream],
     )  # fmt: skip
 

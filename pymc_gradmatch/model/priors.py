@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import cast
 
 import numpy as np
@@ -23,8 +23,9 @@ from pymc_gradmatch._pymc import (
     random_ancestors,
     random_parents,
 )
-from pymc_gradmatch.arguments import is_distribution, is_registered, join
+from pymc_gradmatch.arguments import is_distribution, is_registered, join, registered
 from pymc_gradmatch.numerics import one_at_a_time
+from pymc_gradmatch.ode import ODE
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,42 @@ def _compiled(pattern: Pattern) -> tuple[Callable, Callable]:
     density = in_numpy(inputs, [log_prior, gradient, _gradient(gradient, u)])
     transform = in_numpy(inputs, [theta, _gradient(theta, u)])
     return one_at_a_time(density), one_at_a_time(transform)  # threads share them
+
+
+def made_by(priors: Callable, ode: ODE) -> dict[str, TensorVariable]:
+    """Call a function of priors; what it computes becomes a variable of the model on the stack.
+
+    But for the entries of vectors of parameters, each of which is an expression.
+    """
+    made, model = priors(), pm.modelcontext(None)
+    if not hasattr(made, "keys"):
+        msg = (
+            f"the function of priors returns a {type(made).__name__}; expected a mapping from each "
+            "parameter to its variable: return {'k': k, 'm': m}."
+        )
+        raise TypeError(msg)
+    named = {
+        name: pm.Deterministic(name, prior)
+        if isinstance(prior, TensorVariable)
+        and not (is_distribution(prior) or is_registered(prior, model))
+        else prior
+        for name, prior in made.items()
+    }
+    vectors = [name for name in named if ode.lengths.get(name) is not None]
+    return dict(ode.by_entry(named | {name: _joined(model, name, named[name]) for name in vectors}))
+
+
+def _joined(model: pm.Model, name: str, prior: TensorVariable) -> TensorVariable:
+    """Return the prior of a vector as a variable of the model, unless it is no distribution."""
+    return registered(model, name, prior) if is_distribution(prior) else prior
+
+
+def of_vectors(ode: ODE, priors: Mapping | Callable) -> Mapping | Callable:
+    """Return priors as a function that makes them, where some are those of vectors."""
+    if not isinstance(priors, Mapping):
+        return priors
+    has_vectors = any(ode.lengths.get(name) is not None for name in priors)
+    return partial(dict, priors) if has_vectors else priors
 
 
 def given_parents(prior: TensorVariable, outer: pm.Model | None) -> TensorVariable:

@@ -177,7 +177,7 @@ class Start:
             x(t0) of all states, shape ``(state,)``, of which those that are known do not enter.
         """
         names = self.ode.states
-        parameters = named("Param", self.ode.params, map(pt.as_tensor, theta))
+        parameters = self.ode.named_params([*map(pt.as_tensor, theta)], pt.stack)
         stand_ins = named("Start", names, (pt.scalar(name, dtype="float64") for name in names))
         written = {
             name: _scalar(function(parameters, stand_ins), name)

@@ -51,7 +51,7 @@ References
 """
 
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from threading import RLock
 from typing import Any, NamedTuple, cast
 
@@ -62,6 +62,8 @@ from pytensor.gradient import zero_grad
 from pytensor.tensor import TensorConstant, TensorVariable
 from scipy.linalg import solve_triangular
 from threadpoolctl import threadpool_limits
+
+from pymc_gradmatch.process import Setting
 
 
 class Spectrum(NamedTuple):
@@ -424,9 +426,8 @@ def draw_normal(rng, size, basis: Basis):
     return next_rng, basis.residual(pt.sqrt(variances) * noise)
 
 
-def on_one_thread[F: Callable](function: F) -> F:
-    """Decorate a function so that the BLAS calls inside it use one thread."""
-    return threadpool_limits.wrap(limits=1, user_api="blas")(function)
+on_one_thread = Setting(partial(threadpool_limits, limits=1, user_api="blas"))
+"""Decorates a function so that the BLAS calls inside it use one thread."""
 
 
 def one_at_a_time[F: Callable](function: F) -> F:

@@ -11,7 +11,7 @@ from pymc_gradmatch.ode.inputs import Input
 from pymc_gradmatch.ode.node import Solve
 from pymc_gradmatch.ode.solve import OUT_OF_STEPS, TOLERANCE, Solution, Solver, in_words
 from pymc_gradmatch.ode.system import ODE, in_experiments, named
-from pymc_gradmatch.ode.undefined import cure, ended, undefined_at
+from pymc_gradmatch.ode.undefined import cure, ended, undefined_at, without_slope
 
 __all__ = [
     "ODE",
@@ -29,4 +29,5 @@ __all__ = [
     "in_words",
     "named",
     "undefined_at",
+    "without_slope",
 ]

@@ -22,6 +22,7 @@ from pymc_gradmatch._pymc import in_numpy
 from pymc_gradmatch.arguments import in_order, usable_names
 from pymc_gradmatch.numerics import one_at_a_time
 from pymc_gradmatch.ode.code import Code, compiled, tables_of
+from pymc_gradmatch.ode.elements import ByElements, is_vector
 from pymc_gradmatch.ode.inputs import (
     Input,
     Steps,
@@ -300,10 +301,14 @@ class ODE:
         as a dict by state name.  ``x.prey`` is a tensor that holds the state at many times at
         once, time last, ``theta.alpha`` a scalar: write what holds at each time.  The total of
         states is ``x.prey + x.predator``; ``pt.sum`` without an axis would add times too.
+        Where vectors are wanted it may return one, in the order of the states; all is then a
+        number of one time: ``A @ pt.stack(x)``.
     states : sequence of str
         Names of the states.
-    params : sequence of str
-        Names of the parameters.
+    params : sequence of str, or mapping of str to int
+        Names of the parameters; with vectors among them how many entries each has, () of a
+        number: ``{"k": 8, "loss": ()}``.  ``theta.k`` is then a vector, with one prior, of shape
+        8.  Entries have names, too: ``k_0``.
     positive : sequence of str, optional
         Names of states that are positive.  The right-hand side is in natural units all the
         same, and so is what comes back; the package works with their logarithms.
@@ -328,6 +333,16 @@ class ODE:
     >>> decay.solve([0.0, 1.0, 2.0], x0=[1.0], theta=[0.5])[:, 0].round(4)
     array([1.    , 0.6065, 0.3679])
 
+    A chain of three compartments, with a vector of rates:
+
+    >>> import pytensor.tensor as pt
+    >>> def chain(t, x, theta):
+    ...     flow = theta.k * pt.stack(x)
+    ...     return pt.concatenate([[0.0], flow[:-1]]) - flow
+    >>> ode = gm.ODE(chain, ["a", "b", "c"], {"k": 3})
+    >>> ode.solve([0.0, 1.0], x0=[1.0, 0.0, 0.0], theta={"k": [1.0, 2.0, 3.0]})[1].round(3)
+    array([0.368, 0.233, 0.147])
+
     Concentrations, with log-normal noise (:func:`~pymc_gradmatch.build_model`'s default there):
 
     >>> import pymc as pm
@@ -345,14 +360,16 @@ class ODE:
         self,
         rhs: Callable,
         states: Sequence[str],
-        params: Sequence[str],
+        params: Sequence[str] | Mapping[str, int | tuple[int, ...]],
         *,
         positive: Sequence[str] = (),
         inputs: Sequence[str] = (),
     ):
         self.rhs = rhs
         self.states = usable_names(states, "states")
-        self.params = usable_names(params, "params")
+        self.lengths = _lengths(params)
+        entries = [one for pair in self.lengths.items() for one in _entries(*pair)]
+        self.params = usable_names(entries, "params")
         self.inputs, self.positive = (
             () if isinstance(given, Sized) and len(given) == 0 else usable_names(given, what)
             for given, what in ((inputs, "inputs"), (positive, "positive"))
@@ -374,8 +391,12 @@ class ODE:
         theta = [pt.scalar(name, dtype="float64") for name in self.params]
         (t,), x, u = vectors(["t"]), vectors(self.states), vectors(self.inputs)
         last = [named("Input", self.inputs, u)] if u else []
-        states, params = named("State", self.states, x), named("Param", self.params, theta)
-        check_arguments(rhs, t, states, params, *last)
+        states, params = named("State", self.states, x), self.named_params(theta)
+        if not isinstance(rhs, ByElements) and (
+            self.has_vectors or _returns_vector(rhs, t, states, params, *last)
+        ):
+            self.rhs = ByElements(rhs)
+        check_arguments(self.rhs, t, states, params, *last)
 
     def __copy__(self) -> "ODE":
         """Return the same ODE, with nothing that is derived from its parts."""
@@ -388,12 +409,23 @@ class ODE:
         names = {"positive": self.positive, "inputs": self.inputs}
         given = dict(zip(self.inputs, self._given, strict=False)) | self._doses
         others = {"_in_logs": self._in_logs, "_kinks": self._kinks}
-        return _rebuilt, (self.rhs, self.states, self.params, names, given, others)
+        params = self._declared if self.has_vectors else self.params
+        return _rebuilt, (self.rhs, self.states, params, names, given, others)
 
     def __repr__(self) -> str:
         names = {"positive": self.positive, "inputs": self.inputs}
         others = "".join(f", {what}={list(given)}" for what, given in names.items() if given)
-        return f"ODE(states={list(self.states)}, params={list(self.params)}{others})"
+        params = self._declared if self.has_vectors else list(self.params)
+        return f"ODE(states={list(self.states)}, params={params}{others})"
+
+    @property
+    def has_vectors(self) -> bool:
+        """Whether some parameters are the entries of vectors."""
+        return any(n is not None for n in self.lengths.values())
+
+    @property
+    def _declared(self) -> dict[str, Any]:
+        return {name: () if n is None else n for name, n in self.lengths.items()}
 
     def _repr_html_(self) -> str | None:
         try:
@@ -540,7 +572,8 @@ class ODE:
         self.check_times(np.empty(0) if isinstance(t, Variable) else np.asarray(t))
         t, x = pt.as_tensor(t), pt.as_tensor(x)
         theta = [pt.as_tensor(value) for value in self.ordered_params(theta)]
-        return derivatives_of(self.rhs, t, *self.by_name(x, theta), *self._known_inputs(t))
+        states = named("State", self.states, [x[..., k] for k in range(len(self.states))])
+        return derivatives_of(self.rhs, t, states, self.named_params(theta), *self._known_inputs(t))
 
     @property
     def used(self) -> NDArray[np.bool_]:
@@ -553,7 +586,7 @@ class ODE:
         x = [pt.vector(name, dtype="float64") for name in self.states]
         t, *u = (pt.vector(name, dtype="float64") for name in ("t", *self.inputs))
         theta = [pt.scalar(name, dtype="float64") for name in self.params]
-        arguments = [named("State", self.states, x), named("Param", self.params, theta)]
+        arguments = [named("State", self.states, x), self.named_params(theta)]
         arguments += [named("Input", self.inputs, u)] if u else []
         return Written(t, x, theta, u, _expressions(self.rhs, t, *arguments))
 
@@ -565,8 +598,34 @@ class ODE:
     def by_name(self, x, theta) -> tuple[Any, Any]:
         """Return states, shape ``(..., time, state)``, and parameters as named tuples."""
         columns = [x[..., k] for k in range(len(self.states))]
-        theta = self.ordered_params(theta)
-        return named("State", self.states, columns), named("Param", self.params, theta)
+        parameters = self.named_params(self.ordered_params(theta), pt.stack)
+        return named("State", self.states, columns), parameters
+
+    def named_params(self, theta: Sequence, as_vector: Callable = tuple) -> Any:
+        """Return parameters in the order of ``params`` as a named tuple, vectors together."""
+        left = iter(theta)
+        grouped = {
+            name: next(left) if n is None else as_vector([*islice(left, n)])
+            for name, n in self.lengths.items()
+        }
+        return named("Param", (*grouped,), grouped.values())
+
+    def by_entry(self, theta: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return parameters with the entries of vectors by their names, ``k_0`` of ``k``."""
+        if not self.has_vectors:
+            return theta
+        entries = {}
+        for name, value in theta.items():
+            if (n := self.lengths.get(name)) is None:
+                entries[name] = value
+                continue
+            vector: Any = value if isinstance(value, Variable) else np.asarray(value, dtype=float)
+            shape = vector.type.shape if isinstance(value, Variable) else vector.shape
+            if not shape or shape[-1] not in (n, None):
+                msg = f"{name!r} has shape {shape}; expected (..., {n}), one for each entry."
+                raise ValueError(msg)
+            entries |= {one: vector[..., k] for k, one in enumerate(_entries(name, n))}
+        return entries
 
     def _known_inputs(self, t) -> list:
         """Return the inputs at times as what follows the parameters; nothing without inputs."""
@@ -577,7 +636,7 @@ class ODE:
     def ordered_params(self, theta) -> list:
         """Return parameters in the order of ``params``, from a mapping or a sequence."""
         if hasattr(theta, "keys"):  # also a row or a table of pandas
-            return in_order(theta, self.params, "theta is")
+            return in_order(self.by_entry(theta), self.params, "theta is")
         if not isinstance(theta, Sequence | np.ndarray):
             msg = (
                 f"theta is a {type(theta).__name__}; expected a mapping by name, or a list, in the "
@@ -728,10 +787,11 @@ class ODE:
         names = [f"{name}_{k}" for name, value in random.items() for k in range(len(value.times))]
         values = [v.values[..., k] for v in random.values() for k in range(len(v.times))]
         others = {n: v for n, v in self.known_inputs.items() if n not in random}
-        rhs = partial(_of_values, self.rhs, self.params, self.inputs, random)
+        rhs = partial(_of_values, self.rhs, (*self.lengths,), self.inputs, random)
         known = copy(self)
         vars(known).update(
-            rhs=rhs, params=(*self.params, *names), inputs=tuple(others), _codes={},
+            rhs=rhs, params=(*self.params, *names), lengths=self.lengths | dict.fromkeys(names),
+            inputs=tuple(others), _codes={},
             _given=tuple(others.values()),
             _kinks=np.union1d(*(times_where((*random.values(),), w) for w in ("kinks", "jumps"))),
         )  # fmt: skip
@@ -858,7 +918,7 @@ class ODE:
             next(measured) if isinstance(value, Input) else input_at(value, t)
             for value in self._given
         ]
-        arguments = [named("State", self.states, x), named("Param", self.params, theta)]
+        arguments = [named("State", self.states, x), self.named_params(theta)]
         arguments += [named("Input", self.inputs, inputs)] if inputs else []
         return _expressions(self.rhs, t, *arguments)
 
@@ -908,7 +968,7 @@ class ODE:
         """The derivatives, and theirs by every state and parameter, of as many vectors of times."""
         t, *given = (pt.vector(name, dtype="float64") for name in ("t", *self.states, *self.params))
         x, theta = given[: len(self.states)], given[len(self.states) :]
-        arguments = [named("State", self.states, x), named("Param", self.params, theta)]
+        arguments = [named("State", self.states, x), self.named_params(theta)]
         slopes = _expressions(self.rhs, t, *arguments, *self._known_inputs(t))
         along = [pt.zeros_like(t) + slope for slope in slopes]
         # What happens at one time depends on the states of that time alone.
@@ -936,6 +996,41 @@ def _of_each(inputs: Sequence[Input | Callable], t) -> TensorVariable:
 
 def _gradient(total: TensorVariable, wrt: list[TensorVariable]) -> list[TensorVariable]:
     return cast("list", pytensor.grad(total, wrt, disconnected_inputs="ignore"))
+
+
+def _lengths(params: Sequence[str] | Mapping[str, Any]) -> dict[str, int | None]:
+    """Return how many entries each parameter has; None of those that are numbers."""
+    if not isinstance(params, Mapping):
+        return dict.fromkeys(usable_names(params, "params"))
+    lengths: dict[str, int | None] = {}
+    for name, shape in zip(usable_names([*params], "params"), params.values(), strict=True):
+        axes = shape if isinstance(shape, tuple) else (shape,)
+        whole = all(isinstance(n, int | np.integer) and not isinstance(n, bool) for n in axes)
+        if len(axes) > 1 or not whole or min(axes, default=1) < 1:
+            msg = (
+                f"the parameter {name!r} has the length {shape!r}; expected how many entries it "
+                "has, 8 or (8,), or () of a number."
+            )
+            raise ValueError(msg)
+        lengths[name] = int(axes[0]) if axes else None
+    return lengths
+
+
+def _entries(name: str, n: int | None) -> list[str]:
+    return [name] if n is None else [f"{name}_{k}" for k in range(n)]
+
+
+def _returns_vector(rhs: Callable, t, x, theta, *inputs) -> bool:
+    """Tell whether a right-hand side of numbers returns one tensor for all states."""
+
+    def numbers(values):
+        return [pt.scalar(value.name, dtype="float64") for value in values]
+
+    given = [type(part)(*numbers(part)) for part in (x, theta, *inputs)]
+    try:
+        return is_vector(rhs(*numbers([t]), *given))
+    except Exception:  # which is said in words where it is called with all times
+        return False
 
 
 def _rebuilt(rhs, states, params, names, given, others) -> ODE:

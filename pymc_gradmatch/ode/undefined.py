@@ -38,6 +38,32 @@ def undefined_at(ode: "ODE", t: Array, x: Array, theta: Array) -> str:
     )
 
 
+def without_slope(ode: "ODE", t: Array, x: Array, theta: Array) -> str:
+    """Say which derivative has itself no finite one along states, by what, and where.
+
+    Parameters
+    ----------
+    ode, t, x, theta
+        As for :func:`undefined_at`.
+
+    Returns
+    -------
+    str
+        Nothing, if all have.
+    """
+    _, by_states, by_params = ode.linearised(t, x, theta)
+    bad = np.argwhere(~np.isfinite(np.concatenate([by_states, by_params], axis=-1)))
+    if not len(bad):
+        return ""
+    j, k, i = bad[0]
+    by = [*ode.states, *ode.params][i]
+    return (
+        f"the derivative of {ode.states[k]!r} has no finite slope by {by!r} at t = {t[j]:.6g}, "
+        f"where {_listed(ode.states, ode.natural_states(x[j]))} and {_listed(ode.params, theta)}. "
+        f"{cure(ode, x[j], ode.enters[k])}"
+    )
+
+
 def ended(ode: "ODE", t: Array, x0: Array, theta: Array) -> str:
     """Say to which time a solution comes, with which states, and why not further.
 

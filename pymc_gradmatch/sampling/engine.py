@@ -15,13 +15,17 @@ from numpy.typing import NDArray
 from pymc_gradmatch._pymc import start_at
 from pymc_gradmatch.arguments import check_counts
 from pymc_gradmatch.exact import (
+    FIRST_CLIMBS,
+    MOST_CLIMBS,
     Climbing,
     Coverage,
     Diagnostics,
     ExactPosterior,
+    Found,
     ImpossibleError,
     Local,
     Mixture,
+    NoSlopesError,
     climbs,
     cover,
     diagnosed,
@@ -44,6 +48,7 @@ LONGER, ACCEPTED = 2, 0.99  # of chains that are run once more: how long, and me
 ROUGHLY = 1e-6  # relative tolerance of their solutions; weights make up for it
 MIN_DRAWS = 1_000
 N_HANDED_ON = 4
+N_TOLD = 100  # draws of the prior that are looked at where no climb can begin
 TRY = (
     "Try more draws (n_draws), narrower priors where the data leave parameters open, or sample the "
     "exact posterior with an ODE solver in the loop, from .starts and with .covariance as the "
@@ -135,18 +140,22 @@ class Exact:
         """
         target = self.target
         also = "" if self.near is None else "the draws, and from "
-        self.say(f"climbing from {also}draws of the prior")
-        with suppress(ImpossibleError):  # the whole may be where a first piece is not
+        doing = f"climbing from {also}draws of the prior"
+        self.say(f"{doing}: the first {FIRST_CLIMBS} of {MOST_CLIMBS} climbs at most")
+        with suppress(ImpossibleError, NoSlopesError):  # the whole may be where a piece is not
             for found in climbs(target, self.rng, self.near):
                 self.climbing = Climbing.of(target, found)
+                self._say_climbs(doing, found)
         looks = self.near is None
         if self.climbing is None or (looks and is_strange(target, self.modes)):
             self._grow()
         assert self.climbing is not None
         if looks and is_strange(target, self.modes):
-            self.say("climbing from more draws of the prior")
+            doing = "climbing from more draws of the prior"
+            self.say(doing)
             for found in further_climbs(target, self.climbing.found, self.rng):
                 self.climbing = Climbing.of(target, found)
+                self._say_climbs(doing, found)
                 if not is_strange(target, self.modes):
                     break
         is_hierarchy = bool(target.spreads)
@@ -163,6 +172,12 @@ class Exact:
                 around = fit_mixture(self.found.weighted.points, self.rng)
         self.say("searching: independent searches from around the modes")
         self.found = cover(target, self.modes, self.n_draws, self.rng, around=around)
+
+    def _say_climbs(self, doing: str, found: Found):
+        """Say how many climbs there were, of how many at most, and where they led."""
+        n, n_modes = len(found.ends.height), len(found.modes.height)
+        modes = "a mode" if n_modes == 1 else f"{n_modes} modes"
+        self.say(f"{doing}: {n} of {max(n, MOST_CLIMBS)} climbs at most, to {modes}")
 
     @property
     def modes(self) -> Local:
@@ -218,10 +233,10 @@ class Exact:
         """Climb with a growing horizon, too."""
         self.say("climbing with a growing horizon")
         target, known = self.target, None if self.climbing is None else self.climbing.found
-        with suppress(ImpossibleError):
+        with suppress(ImpossibleError, NoSlopesError):
             known = grown(target, self.rng, known)
         if known is None:
-            raise ValueError(_in_no_solution(target))
+            raise ValueError(_in_no_solution(target, self.rng))
         self.climbing = Climbing.of(target, known)
 
     def approximate(self):
@@ -251,11 +266,18 @@ def is_strange(target: ExactPosterior, modes: Local) -> bool:
     return any(one.hang_together or one.have_outlier for one in left)
 
 
-def _in_no_solution(target: ExactPosterior) -> str:
-    """Say that no draw of the prior has a positive density, and what excludes the model's start."""
-    start = target.starting_at()
-    at = {label: float(f"{v[0]:.3g}") for label, v in target.scalars(start[None]).items()}
-    why = target.impossible(start)
+def _in_no_solution(target: ExactPosterior, rng: np.random.Generator) -> str:
+    """Say why there is nowhere to climb from: at the model's start, or at a draw of the prior."""
+    points = np.concatenate([target.starting_at()[None], target.drawn(N_TOLD, rng)])
+    is_possible = np.isfinite(target(points))
+    point = points[is_possible][0] if is_possible.any() else points[0]
+    at = {label: float(f"{v[0]:.3g}") for label, v in target.scalars(point[None]).items()}
+    if is_possible.any():
+        return (
+            "the exact density has no finite derivatives at draws of the prior, so that nothing "
+            f"climbs from there. At {at}: {target.without_slope(point)}"
+        )
+    why = target.impossible(point)
     where = f" From {at}: {why}" if why else ""
     return (
         "the exact density is zero at all draws of the prior: the ODE cannot be integrated from "

@@ -1,6 +1,6 @@
 """A stack of data sets: each fitted, on one machine or many, with what failed on record."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from os import PathLike
@@ -9,15 +9,18 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pymc as pm
+import pytensor.tensor as pt
 import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor import TensorVariable
 
+from pymc_gradmatch._pymc import beside
 from pymc_gradmatch.arguments import check_counts, in_order, refuse_reserved
 from pymc_gradmatch.exact import UNCOMPARED
 from pymc_gradmatch.gp import levels_name, whitened_name
-from pymc_gradmatch.model import build_model
-from pymc_gradmatch.ode import ODE
+from pymc_gradmatch.model import Start, build_model, densities_of
+from pymc_gradmatch.ode import ODE, Input
 from pymc_gradmatch.sampling.engine import check_n_draws
 from pymc_gradmatch.sampling.one_call import fit
 from pymc_gradmatch.sampling.parallel import (
@@ -36,8 +39,13 @@ RESULTS = dict.fromkeys(("replicate", "diverging", "failure", TIMES, *SAID), "pa
 
 def _matched(t, y, seed, *, ode, priors, draws, tune, chains, **settings) -> xr.Dataset:
     build = partial(build_model, ode, t, y, priors=priors, progressbar=False, **settings)
+
+    def built(rng: np.random.Generator) -> pm.Model:
+        with beside(pm.Model.get_context(error_if_none=False)):
+            return build(random_seed=rng)
+
     rng = np.random.default_rng(seed)
-    return sampled(lambda rng: build(random_seed=rng), rng, draws=draws, tune=tune, chains=chains)
+    return sampled(built, rng, draws=draws, tune=tune, chains=chains)
 
 
 def _exact(t, y, seed, *, ode, priors, draws, **settings) -> xr.Dataset:
@@ -56,7 +64,7 @@ def fit_many(
     t: ArrayLike | Sequence[ArrayLike] | Mapping[Any, ArrayLike],
     ys: NDArray | Sequence[ArrayLike] | Mapping[Any, ArrayLike],
     *,
-    priors: Mapping[str, TensorVariable],
+    priors: Mapping[str, TensorVariable] | Callable,
     draws: int = 1_000,
     tune: int | None = None,
     chains: int = 2,
@@ -102,7 +110,8 @@ def fit_many(
         Address of a Dask scheduler, such as ``"tcp://10.0.0.1:8786"``: its workers do the work.
     out : path, optional
         A zarr file, into which each fit is written as it ends.  After a run that was killed,
-        the same call goes on where it stopped.  Needs zarr.
+        the same call goes on where it stopped; of functions what they write is compared.  Needs
+        zarr.
     random_seed : int or numpy.random.SeedSequence, optional
         A data set's draws depend on this seed and on its place in the stack.
     progressbar : bool, default True
@@ -174,7 +183,7 @@ def fit_many(
             "single state, or gm.fit(ode, t, y) for one data set."
         )
         raise ValueError(msg)
-    refuse_reserved(ode.params, RESULTS)
+    refuse_reserved([*ode.lengths, *ode.params], RESULTS)
     check_counts(draws=draws, tune=tune, chains=chains)
     given: dict[str, Any] = {"ode": ode, "priors": priors, "draws": draws}
     if exact:
@@ -193,7 +202,7 @@ def fit_many(
         told = None if random_seed is None else [seeds.entropy, seeds.spawn_key]
         problem = {"t": times, "ys": [*ys], "exact": exact, "random_seed": told}
         named = {} if names is None else {"names": names}
-        group = open_file(out, problem | named | given | settings)
+        group = open_file(out, problem | named | _as_written(ode, times[0], given | settings))
         arrays = InFile(group)
         if random_seed is None:
             entropy, spawn_key = group.attrs["random_seed"]
@@ -222,6 +231,33 @@ def fit_many(
     fits = _complete(stack, errors, names)
     said = f"{UNCOMPARED}. With exact=True gm.fit_many draws from that."
     return fits if exact else fits.assign_attrs(exactness=said)
+
+
+def _as_written(ode: ODE, t: ArrayLike, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments with what functions write in their place.
+
+    So whatever they read from outside of themselves, globals and settings, counts.
+    """
+    t, written = np.asarray(t, dtype=float), dict(given)
+    theta = [pt.scalar(name, dtype="float64") for name in ode.params]
+    x = pt.matrix("x", shape=(len(t), len(ode.states)), dtype="float64")
+    with pm.Model(coords={"time_observed": t, "time": t, "state": ode.states}, model=None) as lines:
+        if callable(priors := given["priors"]):
+            written["priors"] = priors()
+        if given.get("likelihood") is not None:
+            given["likelihood"](*ode.by_name(x, theta))
+            written["likelihood"] = densities_of(lines)
+    if given.get("start") is not None:
+        start = Start.of(ode, given["start"])
+        values = [start.values(theta, x[0])] if start.known else []
+        written["start"] = [*start.known, values, start.priors]
+    if given.get("inputs") is not None:
+        at = pt.vector("t", dtype="float64")
+        written["inputs"] = {
+            name: value if isinstance(value, Input) else value(at)
+            for name, value in given["inputs"].items()
+        }
+    return written
 
 
 def _usable_names(ys: Mapping) -> list:

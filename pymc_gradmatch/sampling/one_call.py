@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch._pymc import (
+    beside,
     draws_of,
     start_at,
     without_full_collections,
@@ -40,6 +41,7 @@ from pymc_gradmatch.model import (
     Settings,
     build_model,
     constraints,
+    fixed_noise,
     unfitted_model,
 )
 from pymc_gradmatch.numerics import on_one_thread, one_at_a_time
@@ -172,6 +174,7 @@ class Fit(Verdict):
         modes = several(self.modes["weight"].to_numpy())
         words = (
             f"{self.verdict}{modes}{_in_words(self.unidentified)}{_of_starts(self.default_starts)}"
+            f"{fixed_noise(self.solved)}"
         )
         return words, [self.table]
 
@@ -379,18 +382,22 @@ def fit(
             )
             raise TypeError(msg)
         given: dict[str, Any] = {"priors": priors, "progressbar": progressbar, **written}
+        # Priors may be variables of a model on the stack, to which nothing is added.
+        on_stack = beside(pm.Model.get_context(error_if_none=False))
         refined = partial(
-            build_model, ode, t, y, preset="refined", random_seed=rng.spawn(1)[0], **given,
-            **settings,
+            _beside, on_stack, build_model, ode, t, y, preset="refined",
+            random_seed=rng.spawn(1)[0], **given, **settings,
         )  # fmt: skip
         is_fixed = isinstance(settings.get("sigma"), str) and settings["sigma"] == "fixed"
-        if pm.Model.get_context(error_if_none=False) is None and not is_fixed:
-            model = unfitted_model(ode, t, y, settings=settings, random_seed=rng, **given)
-        else:  # whose variables priors may be; or whose noise is an estimate around a solution
+        if is_fixed:  # the noise is an estimate around a solution
             # A verdict on the exact posterior follows: doubts about the matched one are left out.
             with warnings.catch_warnings(action="ignore", category=DoubtWarning):
                 model = refined()
             refined = partial(_itself, model)
+        else:
+            model = _beside(
+                on_stack, unfitted_model, ode, t, y, settings=settings, random_seed=rng, **given
+            )
     elif settings or any(given is not None for given in (ode, t, y, priors, *written.values())):
         msg = "a model was given and what models are made of; expected one of these alone."
         raise TypeError(msg)
@@ -444,6 +451,12 @@ def _fit(search: Exact, model: pm.Model, refined: Callable[[], pm.Model], stoppe
         n_solutions=target.n_solutions,
         failures=dict(target.failures),
     )
+
+
+def _beside(on_stack: pm.Model, write: Callable[..., pm.Model], *args, **given) -> pm.Model:
+    """Write a model with the variables of another, which stays as it is."""
+    with beside(on_stack):
+        return write(*args, **given)
 
 
 def _itself[T](one: T) -> T:

@@ -45,7 +45,7 @@ from pymc_gradmatch.numerics import (
     on_one_thread,
     search_mode,
 )
-from pymc_gradmatch.ode import Solve
+from pymc_gradmatch.ode import Solve, ended
 from pymc_gradmatch.reporting import reporting
 from pymc_gradmatch.sampling.coordinates import (
     Arrow,
@@ -199,11 +199,9 @@ class CompiledPosterior:
                 together=lambda u: self._climbed(u, free),
             )
         if best is None or not np.isfinite(self.density(best)[0]):
-            zero = _impossible(self.model)
-            where = f"The likelihood is zero at {zero} where the model starts. " if zero else ""
             msg = (
-                f"the log density is not finite at any start. {where}Check data and priors, or "
-                "pass `initval` for the parameters."
+                f"the log density is not finite at any start. {_impossible(self.model)}Check data "
+                "and priors, or pass `initval` for the parameters."
             )
             raise ValueError(msg)
         if self.split.is_arrow:
@@ -375,17 +373,29 @@ class CompiledPosterior:
 
 
 def _impossible(model: pm.Model) -> str:
-    """Say which observation has density zero where a model starts."""
+    """Say which solution ends where a model starts, or which observation has density zero."""
     there, values = model.initial_point(), model.rvs_to_values
-    graphs = [impossible_outside(g) for g in model.logp(vars=model.observed_RVs, sum=False)]
-    densities = model.compile_fn(
-        graphs, inputs=model.value_vars, mode=EVALUATE_ONCE, on_unused_input="ignore"
-    )(there)
+
+    def at_start(graphs: Sequence) -> list:
+        compiled = model.compile_fn(
+            [*graphs], inputs=model.value_vars, mode=EVALUATE_ONCE, on_unused_input="ignore"
+        )
+        return [*compiled(there)]
+
+    densities = [impossible_outside(g) for g in model.logp(vars=model.observed_RVs, sum=False)]
+    for node in {
+        v.owner for v in ancestors(densities) if v.owner and isinstance(v.owner.op, Solve)
+    }:
+        ode, t, *_ = node.op.given
+        for x0, theta in zip(*at_start(node.inputs), strict=True):
+            if where := ended(ode, t, x0, theta):
+                return f"Where the model starts, {where} "
     names = [rv.name for rv in model.observed_RVs]
     observed = [values[rv].eval(mode=EVALUATE_ONCE) for rv in model.observed_RVs]
-    return where_impossible(
-        dict(zip(names, densities, strict=True)), dict(zip(names, observed, strict=True))
+    zero = where_impossible(
+        dict(zip(names, at_start(densities), strict=True)), dict(zip(names, observed, strict=True))
     )
+    return f"The likelihood is zero at {zero} where the model starts. " if zero else ""
 
 
 def compile_posterior(model: pm.Model) -> CompiledPosterior:
