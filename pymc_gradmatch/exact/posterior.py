@@ -136,7 +136,7 @@ class ExactPosterior(Solutions):
         sizes = [int(np.prod(shape)) for shape in self._shapes]
         self.spreads = [str(rv.name) for rv in free if rv in held]
         self.is_held = np.repeat(np.array([rv in held for rv in free], dtype=bool), sizes)
-        self._held: NDArray[np.float64] | None = None
+        self._held_at: NDArray[np.float64] | None = None
         # By which start and parameter each solution has been seen to vary.
         self._varying = [
             np.zeros(len(c.ode.states) + len(c.ode.params), dtype=bool) for c in self.constraints
@@ -532,9 +532,9 @@ class ExactPosterior(Solutions):
             near = there[-n_of_start:] + noise * rng.normal(size=(n, n_of_start))
             by_data = is_default | (~is_unseen & (np.arange(n)[:, None] % 2 == 0))
             phi[:, -n_of_start:] = np.where(by_data, near, phi[:, -n_of_start:])
-        if self._held is None:
-            self._held = np.median(phi[:, self.is_held], axis=0)
-        phi[:, self.is_held] = self._held
+        if self._held_at is None:
+            self._held_at = np.median(phi[:, self.is_held], axis=0)
+        phi[:, self.is_held] = self._held_at
         return phi
 
     def endless(self, point: NDArray[np.float64], widths: NDArray[np.float64]) -> list[str]:

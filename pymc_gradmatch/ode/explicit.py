@@ -27,7 +27,6 @@ from pymc_gradmatch.ode.plan import (
     N_PARAMS,
     N_STATES,
     N_TIMES,
-    N_TIMES,
     RHS,
     RTOL,
     SMALLEST,
@@ -310,7 +309,7 @@ def estimate_errors(plan, n_lanes, stride, clock, rows, norms):
             third += (thirds[at] / scale) ** 2
         for column in range(1, n_columns):
             place = column % stride
-            if n_columns > stride and (place == 0 or column == 1):
+            if place == 0 or column == 1:
                 of_group = shifted(rows, column // stride * N_ROWS * size)
                 call(sums[NORMS], (of_group, norms, size, n_states, stride, stride // VECTOR))
             if norms[place] > 0:
