@@ -363,3 +363,21 @@ def test_interventions_reach_the_solution(decaying):
     found = pm.draw(seen["mass"], mode="FAST_COMPILE", random_seed=1)
     assert found.shape == (6, 4)
     assert "mass" in pm.model_to_graphviz(model).source
+
+
+@pytest.mark.parametrize("rtol", [1e-9, 1e-5])
+@pytest.mark.parametrize("begins", ["jump", "bend"])
+def test_gradients_of_what_has_no_effect_until_a_time(begins, rtol):
+    begin, end, rate = 3.4, 12.0, 2.0
+    later = end - begin
+    effects = {
+        "jump": (lambda t: pt.switch(t < begin, 0.0, 1.0), later),
+        "bend": (lambda t: pt.maximum(t - begin, 0.0), later**2 / 2),
+    }
+    effect, integral = effects[begins]
+    ode = gm.ODE(lambda t, x, theta: [theta.rate * effect(t)], ["mass"], ["rate"])
+    given = pt.scalar("rate", dtype="float64")
+    mass = ode.solve([0.0, 6.0, end], {"mass": 1.0}, {"rate": given}, rtol=rtol)[-1, 0]
+    value, slope = pytensor.function([given], [mass, pytensor.grad(mass, given)])(rate)
+    assert value == pytest.approx(1 + rate * integral, rel=10 * rtol)
+    assert slope == pytest.approx(integral, rel=1e3 * rtol)

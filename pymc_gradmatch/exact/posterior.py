@@ -92,9 +92,11 @@ class ExactPosterior(Solutions):
         Names of the observed variables and potentials that count.
     single_terms : dict of str to TensorVariable
         What the log density adds up, entry by entry, by the name of the variable.
+    spreads : list of str
+        Names of the spreads of populations, of which the joint mode with their members is where
+        these are all the same.
     is_held : array of bool
-        Which coordinates climbs leave where they are: the spread of a population, of which the
-        joint mode with its members is where these are all the same.
+        Which coordinates climbs leave where they are: these.
 
     Raises
     ------
@@ -132,7 +134,9 @@ class ExactPosterior(Solutions):
         self._shapes = [part.shape for part in self._start_parts({}, None)]
         held = spreading(solved, [*theta, *starts, *terms])
         sizes = [int(np.prod(shape)) for shape in self._shapes]
+        self.spreads = [str(rv.name) for rv in free if rv in held]
         self.is_held = np.repeat(np.array([rv in held for rv in free], dtype=bool), sizes)
+        self._held_at: NDArray[np.float64] | None = None
         # By which start and parameter each solution has been seen to vary.
         self._varying = [
             np.zeros(len(c.ode.states) + len(c.ode.params), dtype=bool) for c in self.constraints
@@ -299,6 +303,10 @@ class ExactPosterior(Solutions):
     def value_names(self) -> list[str]:
         """Names of the value variables that it is a density of."""
         return [value.name for value in self._values]
+
+    def unconstrained(self, phi: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+        """Return points as the values u, by the names of the free variables."""
+        return dict(zip(self._free, self._split(phi), strict=True))
 
     def natural(self, phi: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
         """Return the free variables of the exact model at a point, by name."""
@@ -502,7 +510,7 @@ class ExactPosterior(Solutions):
         """Return draws of the prior, x(t0) near where it was seen, if it was.
 
         Where x(t0) has a prior of its own half of the draws are of that.  A prior that cannot be
-        drawn from is taken for a wide normal.  What is held is its median.
+        drawn from is taken for a wide normal.  What is held is the median of the first draws.
         """
         there = self.starting_at()
         free = [self._exact[name] for name in self._free]
@@ -524,7 +532,9 @@ class ExactPosterior(Solutions):
             near = there[-n_of_start:] + noise * rng.normal(size=(n, n_of_start))
             by_data = is_default | (~is_unseen & (np.arange(n)[:, None] % 2 == 0))
             phi[:, -n_of_start:] = np.where(by_data, near, phi[:, -n_of_start:])
-        phi[:, self.is_held] = np.median(phi[:, self.is_held], axis=0)
+        if self._held_at is None:
+            self._held_at = np.median(phi[:, self.is_held], axis=0)
+        phi[:, self.is_held] = self._held_at
         return phi
 
     def drawn_starts(self, n: int, rng: np.random.Generator) -> list[NDArray[np.float64]]:

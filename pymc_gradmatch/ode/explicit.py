@@ -5,6 +5,7 @@ are in groups: each takes all stages of a step before the next does, so that its
 the fastest cache.  Coefficients, error estimate, interpolation and control of the step are scipy's.
 """
 
+from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
@@ -33,6 +34,7 @@ from pymc_gradmatch.ode.plan import (
     STRIDE,
     SUMS_OF_SLOPES,
     TABLES,
+    TIMES,
     UNDER_WAY,
     allocated,
     as_integers,
@@ -66,7 +68,7 @@ ERROR_WEIGHTS = DOP853.E5, DOP853.E3
 
 N_LANES = 64
 SENSITIVITY = 1e3  # times the tolerance of states: gradients need less accuracy than densities
-NEGLIGIBLE = 1e-9  # of the largest sensitivity: gradients are exact to 1e-3 where one is 1e-12
+NEGLIGIBLE = 1e-3  # of what a slope would bring until the end: far less does not count
 STABLE = 4.0  # times the fastest rate: stability ends at 6.1, error control stops a third earlier
 LOOK = 10  # steps from one look for stiffness to the next
 LOOKS = 3  # at a step as long as stability allows, after which a draw counts as stiff
@@ -139,12 +141,12 @@ class _Sums:
         return loops.lines
 
     def norms(self) -> list[str]:
-        """Write the largest entry of each column, and the sums of its squared errors.
+        """Write the largest entry of each column, sums of its squared errors, its largest slope.
 
         All in units of the tolerance.
         """
         loops = self.loops = Loops()
-        totals = [loops.first(f"alloca {_VECTOR}") for _ in range(3)]
+        totals = [loops.first(f"alloca {_VECTOR}") for _ in range(4)]
         with loops.loop(self.blocks) as block:
             for total in totals:
                 loops.lines.append(f"  store {_VECTOR} zeroinitializer, ptr {total}")
@@ -152,24 +154,34 @@ class _Sums:
                 _, at = self._places(state, block)
                 tolerance = self._load(at, TOLERANCE)
                 unit = loops.new(f"fdiv {_VECTOR} {_constant(1.0)}, {tolerance}")
-                largest = self._larger(*(self._size(self._load(at, row)) for row in (HERE, THERE)))
-                sized = loops.new(f"fmul {_VECTOR} {largest}, {unit}")
-                before = loops.new(f"load {_VECTOR}, ptr {totals[0]}")
-                news = [self._larger(before, sized)]
                 slopes = [self._load(at, row) for row in range(N_STAGES + 1)]
-                for total, weights in zip(totals[1:], ERROR_WEIGHTS, strict=True):
+                here, there = self._load(at, HERE), self._load(at, THERE)
+                of_sizes = [
+                    self._largest(total, pair, unit)
+                    for total, pair in ((totals[0], (here, there)), (totals[3], slopes[::N_STAGES]))
+                ]
+                news = of_sizes[:1]
+                for total, weights in zip(totals[1:3], ERROR_WEIGHTS, strict=True):
                     used = np.flatnonzero(weights)
                     error = self._weighted({slopes[row]: _constant(weights[row]) for row in used})
                     error = loops.new(f"fmul {_VECTOR} {error}, {unit}")
                     square = loops.new(f"fmul contract {_VECTOR} {error}, {error}")
                     before = loops.new(f"load {_VECTOR}, ptr {total}")
                     news.append(loops.new(f"fadd contract {_VECTOR} {before}, {square}"))
+                news += of_sizes[1:]
                 for new, total in zip(news, totals, strict=True):
                     loops.lines.append(f"  store {_VECTOR} {new}, ptr {total}")
             for k, total in enumerate(totals):
                 _, at = self._places(str(k), block)
                 self._store(loops.new(f"load {_VECTOR}, ptr {total}"), at)
         return loops.lines
+
+    def _largest(self, total: str, pair: Sequence[str], unit: str) -> str:
+        """Write the larger of what is known, and of two vectors in some units."""
+        sized = self._larger(*map(self._size, pair))
+        sized = self.loops.new(f"fmul {_VECTOR} {sized}, {unit}")
+        before = self.loops.new(f"load {_VECTOR}, ptr {total}")
+        return self._larger(before, sized)
 
     def _places(self, state: str, block: str) -> tuple[str, str]:
         lane = self.loops.new(f"mul i64 {block}, {VECTOR}")
@@ -273,9 +285,10 @@ def estimate_errors(plan, n_lanes, stride, clock, rows, norms):
     """Estimate the error of a step in each lane, as scipy does, in units of the tolerance.
 
     Sensitivities count together with their states, with a wider tolerance that is relative to
-    the largest entry of each column, in the units of the states.  To a small part also to that of
-    all columns: one that begins at zero like a high power of time, as by the last rate of a chain
-    of compartments, has errors of its own size at first, however short the step.
+    the largest entry of each column, in the units of the states.  To a small part it is also
+    relative to what the slope there would bring until the end: a sensitivity that is zero, until a
+    right-hand side jumps or bends in time, or begins like a high power of time, has errors of its
+    own size at first, however short the step.
     """
     n_states, n_columns = plan[N_STATES], plan[N_COLUMNS]
     rtol = reals_at(plan[RTOL])[0]
@@ -286,25 +299,22 @@ def estimate_errors(plan, n_lanes, stride, clock, rows, norms):
     here, there = shifted(rows, HERE * size), shifted(rows, THERE * size)
     absolute, fifths = shifted(rows, TOLERANCE * size), shifted(rows, SUMS * size)
     thirds, error = shifted(rows, (SUMS + 1) * size), shifted(clock, ERROR * stride)
+    times = reals_at(plan[TIMES])
+    whole = abs(times[plan[N_TIMES] - 1] - times[0])
     for lane in range(n_lanes):
         fifth = third = 0.0
         for at in range(lane, size, stride):
             scale = absolute[at] + rtol * max(abs(here[at]), abs(there[at]))
             fifth += (fifths[at] / scale) ** 2
             third += (thirds[at] / scale) ** 2
-        largest = 0.0
-        for column in range(1, n_columns):
-            if column % stride == 0 or column == 1:
-                of_group = shifted(rows, column // stride * N_ROWS * size)
-                call(sums[NORMS], (of_group, norms, size, n_states, stride, stride // VECTOR))
-            largest = max(largest, norms[column % stride])
         for column in range(1, n_columns):
             place = column % stride
-            if n_columns > stride and (place == 0 or column == 1):
+            if place == 0 or column == 1:
                 of_group = shifted(rows, column // stride * N_ROWS * size)
                 call(sums[NORMS], (of_group, norms, size, n_states, stride, stride // VECTOR))
             if norms[place] > 0:
-                scale = (SENSITIVITY * rtol * (norms[place] + NEGLIGIBLE * largest)) ** 2
+                ahead = NEGLIGIBLE * whole * norms[3 * stride + place]
+                scale = (SENSITIVITY * rtol * (norms[place] + ahead)) ** 2
                 fifth_of = norms[stride + place] / scale
                 if not fifth_of <= fifth:
                     fifth, third = fifth_of, norms[2 * stride + place] / scale
@@ -442,7 +452,7 @@ def explicitly(plan, last, n_draws, max_steps, front, theta, x_out, s_out):
     size, end_of_piece = n_states * stride, ends[last]
     n_groups, n_linear, columns = plan[N_GROUPS], plan[N_LINEAR], plan[STRIDE]
     memory = allocated(
-        n_groups * N_ROWS * size + (N_CLOCKS + n_params + 3) * stride + 2 * n_room
+        n_groups * N_ROWS * size + (N_CLOCKS + n_params + 4) * stride + 2 * n_room
         + N_SLOPES * (1 + n_linear)
     )  # fmt: skip
     rows, clock = memory, shifted(memory, n_groups * N_ROWS * size)
@@ -451,7 +461,7 @@ def explicitly(plan, last, n_draws, max_steps, front, theta, x_out, s_out):
     looked = as_integers(shifted(theta_of, n_params * stride + n_room))
     weights = shifted(theta_of, n_params * stride + 2 * n_room)
     norms = shifted(weights, N_SLOPES)
-    linear = shifted(norms, 3 * stride)
+    linear = shifted(norms, 4 * stride)
     here, now = shifted(rows, HERE * size), shifted(clock, NOW * stride)
     tolerance = shifted(rows, TOLERANCE * size)
     apart = 1 if n_columns > 1 else stride  # of parameters

@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import xarray as xr
+from arviz_base import from_dict
 from numpy.typing import NDArray
 
 from pymc_gradmatch._pymc import start_at
@@ -37,6 +39,7 @@ from pymc_gradmatch.exact import (
     weighed_once,
 )
 from pymc_gradmatch.numerics import Laplace
+from pymc_gradmatch.sampling.centring import centre_in_part, log_volume, members, shares_of_data
 from pymc_gradmatch.sampling.posterior import CompiledPosterior, compile_posterior
 
 MANY = 15  # unknowns, from which on chains are run first
@@ -155,7 +158,7 @@ class Exact:
                 self._say_climbs(doing, found)
                 if not is_strange(target, self.modes):
                     break
-        is_hierarchy = bool(target.is_held.any())
+        is_hierarchy = bool(target.spreads)
         around: Mixture | None = None
         if (len(target.names) >= MANY or is_hierarchy) and len(self.modes.height) == 1:
             self.say("sampling by NUTS")
@@ -185,10 +188,26 @@ class Exact:
     def _compiled(self) -> tuple[CompiledPosterior, Laplace]:
         """Return the exact posterior, compiled for chains, and its mode."""
         exact = exact_model(self.target.model, rtol=ROUGHLY)
+        centre_in_part(exact, self._centred)
         for name, value in self.target.natural(self.modes.point[0]).items():
             start_at(exact[name], value)
         posterior = compile_posterior(exact)
         return posterior, posterior.find_mode(self.rng)
+
+    @cached_property
+    def _centred(self) -> dict[str, NDArray[np.float64]]:
+        """How far members of populations are centred, by name; see :mod:`.centring`."""
+        target, point = self.target, self.modes.point[:1]
+        variance = np.diagonal(self.modes.covariance[0])
+        levels, variances = target.unconstrained(point), target.unconstrained(variance[None])
+        at = {name: value[None, None] for name, value in target.natural(point[0]).items()}
+        here = from_dict({"posterior": at})["posterior"].dataset
+        centred = {}
+        for rv in members(target.model, {target.model[name] for name in target.spreads}):
+            name = str(rv.name)
+            (center,), (spread,) = target.at_draws(here, rv.owner.inputs[-2:])
+            centred[name] = shares_of_data(levels[name][0], variances[name][0], center, spread)
+        return centred
 
     def _sampled(
         self, posterior: CompiledPosterior, start: Laplace, longer: int = 1, **settings: float
@@ -198,12 +217,17 @@ class Exact:
         run = posterior.sample(
             start, self.rng, draws=n_draws, tune=None, chains=N_CHAINS, cores=1, **settings
         )
-        stats = run["sample_stats"].dataset
-        phi = self.target.coordinates(run["posterior"].dataset)
-        return sampled(
-            self.target, self.modes, phi.reshape(*stats["logp"].shape, -1),
-            stats["logp"].to_numpy(), int(stats["diverging"].sum()),
-        )  # fmt: skip
+        draws, stats = run["posterior"].dataset, run["sample_stats"].dataset
+        phi, height = self.target.coordinates(draws), stats["logp"].to_numpy()
+        graphs = [
+            log_volume(centred, self.target.model[name].owner.inputs[-1])
+            for name, centred in self._centred.items()
+        ]
+        for volume in self.target.at_draws(draws, graphs):  # of z, in the place of phi
+            height = height - volume.reshape(*height.shape, -1).sum(axis=-1)
+        n_divergences = int(stats["diverging"].sum())
+        chains = phi.reshape(*height.shape, -1)
+        return sampled(self.target, self.modes, chains, height, n_divergences)
 
     def _grow(self):
         """Climb with a growing horizon, too."""
