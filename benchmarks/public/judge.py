@@ -33,7 +33,7 @@ __all__ = ["OUTCOMES", "fit", "given_up", "judged", "refer"]
 type Array = NDArray[np.float64]
 
 FAR, WIDTHS, HEAVY = 0.3, (0.75, 1.25), 9.0
-SIZE, LARGER = 2_000, 4  # of a population, and how many times it where two do not agree
+SIZE, LARGER = 1_000, 4  # of a population, and how many times it where two do not agree
 OUTCOMES = ["right, passed", "right, withheld", "wrong, withheld", "wrong without a word",
             "no answer"]  # fmt: skip
 FIGURES = ["mean", "sd", "kurtosis", "score mean", "score sd"]
@@ -50,7 +50,7 @@ def fit(key: tuple[str, int], keep: Callable[[one_call.Row], None]) -> one_call.
     if found is None:
         return row | {"draws": {}}
     posterior = found.idata["posterior"].dataset
-    draws = np.stack([draws_of(posterior, _label(posterior, u.label)) for u in problem.unknowns], 1)
+    draws = np.stack([draws_of(posterior, u.label) for u in problem.unknowns], 1)
     theirs = found.idata["log_likelihood"].dataset.isel(chain=0)
     of_draws = sum(one.sum([*one.dims][1:]).to_numpy() for one in theirs.values())
     return row | {
@@ -59,14 +59,6 @@ def fit(key: tuple[str, int], keep: Callable[[one_call.Row], None]) -> one_call.
         "unidentified": " ".join(map(str, found.unidentified.index)),
         "draws": _figures(name, draws),
     }  # fmt: skip
-
-
-def _label(posterior, label: str) -> str:
-    """Return a label as the draws have it: one sigma may be that of all experiments."""
-    name, _, entry = label.rstrip("]").partition("[")
-    if name in posterior and entry.count(", ") == posterior[name].ndim - 2:
-        return f"{name}[{entry.split(', ')[-1]}]"
-    return label
 
 
 def _figures(name: str, draws: Array, weights: Array | None = None) -> dict[str, dict[str, float]]:

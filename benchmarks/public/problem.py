@@ -179,11 +179,14 @@ class Problem:
                 for one in part.seen
                 if isinstance(one.noise, Prior)
             ]
-            if part.y is not None:
-                noises += [
-                    Unknown(f"sigma[{where}{state}]", Prior("HalfNormal", (scale,)), "noise")
-                    for state, scale in self._scales(part).items()
-                ]
+        sigmas: dict[str, list[float]] = {}  # of all experiments, where there are several
+        for part in self.parts:
+            for state, scale in self._scales(part).items():
+                sigmas.setdefault(state, []).append(scale)
+        noises += [
+            Unknown(f"sigma[{s}]", Prior("HalfNormal", (float(np.sqrt(np.mean(np.square(v)))),)), "noise")
+            for s, v in sigmas.items()
+        ]
         return [*(Unknown(n, p, "parameter") for n, p in self.theta.items()), *starts, *noises]
 
     def _in_logs(self, part: Part) -> pd.DataFrame:
@@ -191,6 +194,8 @@ class Problem:
         return y.apply(lambda c: np.log(c) if c.name in self.positive else c)
 
     def _scales(self, part: Part) -> dict[str, float]:
+        if part.y is None:
+            return {}
         return {str(s): float(v) for s, v in self._in_logs(part).std(ddof=0).items()}
 
     def starts(self, part: Part) -> dict[str, Any]:
@@ -251,7 +256,7 @@ class Problem:
         if part.y is not None:
             for state in part.y.columns:
                 law = LAWS["log-normal" if state in self.positive else "normal"]
-                y, noise = part.y[state].to_numpy(float), values[f"sigma[{where}{state}]"]
+                y, noise = part.y[state].to_numpy(float), values[f"sigma[{state}]"]
                 mean = getattr(by_name, state)
                 each = law.log_density(y, mean, noise[:, None], None)
                 total += each[:, ~np.isnan(y)].sum(axis=1)
