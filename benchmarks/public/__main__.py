@@ -39,7 +39,9 @@ def make_references(names: Iterable[str], csv: Path):
         with runner.finished(csv) as unfinished:
             every.to_csv(unfinished, float_format="%.6g")
         seconds, agree = found["seconds"].iloc[0], found["scores agree"].all()
-        print(f"{name}: {found['by'].iloc[0]}, {seconds:.0f} CPU s, runs agree: {agree}", flush=True)
+        print(
+            f"{name}: {found['by'].iloc[0]}, {seconds:.0f} CPU s, runs agree: {agree}", flush=True
+        )
 
 
 def rows_of(fits: Iterable[tuple[tuple, dict]], references: pd.DataFrame) -> pd.DataFrame:

@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -149,9 +150,7 @@ class Problem:
     def ode(self) -> gm.ODE:
         """The ODE."""
         inputs = [name for name in self.parts[0].inputs if name not in self.states]
-        return gm.ODE(
-            self.rhs, self.states, [*self.theta], positive=self.positive, inputs=inputs
-        )
+        return gm.ODE(self.rhs, self.states, [*self.theta], positive=self.positive, inputs=inputs)
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of ``gm.fit``, but for seed and progress bar."""
@@ -184,7 +183,11 @@ class Problem:
             for state, scale in self._scales(part).items():
                 sigmas.setdefault(state, []).append(scale)
         noises += [
-            Unknown(f"sigma[{s}]", Prior("HalfNormal", (float(np.sqrt(np.mean(np.square(v)))),)), "noise")
+            Unknown(
+                f"sigma[{s}]",
+                Prior("HalfNormal", (float(np.sqrt(np.mean(np.square(v)))),)),
+                "noise",
+            )
             for s, v in sigmas.items()
         ]
         return [*(Unknown(n, p, "parameter") for n, p in self.theta.items()), *starts, *noises]
@@ -279,13 +282,15 @@ class Problem:
         for name, one in part.inputs.items():
             by_hand[name] = _value_of(one, t)
         extra = (SimpleNamespace(**by_hand),) if by_hand else ()
-        out = self.rhs(t, _Both(named, x), SimpleNamespace(**dict(zip(names, p, strict=True))), *extra)
+        out = self.rhs(
+            t, _Both(named, x), SimpleNamespace(**dict(zip(names, p, strict=True))), *extra
+        )
         out = [out[s] for s in self.states] if isinstance(out, dict) else list(out)
         f = pm.compile([t, *x, *p], out, mode="FAST_COMPILE", on_unused_input="ignore")
         edges = sorted({part.t[0], part.t[-1], *_jumps(part)})
         solution = np.full((len(part.t), len(self.states)), np.nan)
         state = x0[0]
-        for low, high in zip(edges[:-1], edges[1:], strict=True):
+        for low, high in pairwise(edges):
             inside = (part.t >= low) & (part.t <= high)
             at = np.union1d(part.t[inside], high)
             found = solve_ivp(
