@@ -268,7 +268,7 @@ def _battery() -> Problem:
 
 
 def _cooling_water() -> Problem:
-    data = table("cooling_water")
+    data = table("cooling_water").rename(columns={"celsius": "water"})
 
     def rhs(t, x, theta):
         passed = theta.to_mug * (x.water - x.mug)
@@ -281,7 +281,7 @@ def _cooling_water() -> Problem:
             "to_air": _lognormal(0.05, 1.0), "room": Prior("Normal", (22.0, 3.0)),
         },
         [
-            Part(data["minute"].to_numpy(float), data[["celsius"]].rename(columns={"celsius": "water"}),
+            Part(data["minute"].to_numpy(float), data[["water"]],
                  start={"mug": Prior("Normal", (60.0, 20.0))})
         ],
     )  # fmt: skip
