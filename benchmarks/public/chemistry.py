@@ -299,8 +299,28 @@ def _carbon_dioxide() -> Problem:
     )  # fmt: skip
 
 
+def _three_exponentials() -> Problem:
+    data = table("three_exponentials")
+    states = ["slow", "middle", "fast"]
+    return Problem(
+        "three exponentials", "kinetics",
+        lambda t, x, theta: [-theta.k1 * x.slow, -theta.k2 * x.middle, -theta.k3 * x.fast], states,
+        {"k1": _lognormal(1.0, 0.5), "k2": _lognormal(3.0, 0.5), "k3": _lognormal(6.0, 0.5)},
+        [
+            Part(
+                data["time"].to_numpy(),
+                seen=[
+                    Seen("sum", lambda x, theta: x.slow + x.middle + x.fast,
+                         data["sum"].to_numpy(), "normal", Prior("HalfNormal", (0.001,)))
+                ],
+                start=dict.fromkeys(states, Prior("HalfNormal", (2.0,))),
+            )
+        ],
+    )  # fmt: skip
+
+
 PROBLEMS = [
     _alpha_pinene(), _methanol(), _nitrogen_pentoxide(), _oxygen_demand(), _pesticide_a(),
     _pesticide_c(), _pesticide_d(), _water_sediment(), _herbicide(), _soil_carbon(), _battery(),
-    _cooling_water(), _carbon_dioxide(),
+    _cooling_water(), _carbon_dioxide(), _three_exponentials(),
 ]  # fmt: skip

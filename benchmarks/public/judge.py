@@ -33,7 +33,7 @@ __all__ = ["OUTCOMES", "fit", "given_up", "judged", "refer"]
 type Array = NDArray[np.float64]
 
 FAR, WIDTHS, HEAVY = 0.3, (0.75, 1.25), 9.0
-SIZE, LARGER = 1_000, 4  # of a population, and how many times it where two do not agree
+SIZES = 1_000, 4_000, 16_000  # of two populations, until they agree
 OUTCOMES = ["right, passed", "right, withheld", "wrong, withheld", "wrong without a word",
             "no answer"]  # fmt: skip
 FIGURES = ["mean", "sd", "kurtosis", "score mean", "score sd"]
@@ -88,9 +88,10 @@ def refer(name: str) -> pd.DataFrame:
     larger ones where the two do not agree.  SciPy's solver has a word on the density there.
     """
     problem, start = PROBLEMS[name], process_time()
-    found = reference(problem, SIZE)
-    if not found.scores_agree.all():
-        found = reference(problem, LARGER * SIZE, seeds=(3, 4))
+    for number, size in enumerate(SIZES):
+        found = reference(problem, size, seeds=(2 * number + 1, 2 * number + 2))
+        if found.scores_agree.all():
+            break
     middle = problem.natural(found.scores.mean[None])[0]
     ours = float(problem.log_likelihood(middle[None])[0])
     return pd.DataFrame(

@@ -1,5 +1,7 @@
 """Drugs, viruses, glucose, body weight."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 
@@ -40,17 +42,25 @@ def _theophylline() -> Problem:
 
 
 def _indomethacin() -> Problem:
+    return _into_a_vein("indomethacin into a vein", [1])
+
+
+def _into_a_vein(name: str, subjects: Sequence[int]) -> Problem:
     data = table("indomethacin")
-    y = pd.DataFrame({"plasma": np.r_[np.nan, data["concentration"]]})
+
+    def part(subject: int) -> Part:
+        rows = data[data["subject"] == subject]
+        return Part(
+            np.r_[0.0, rows["hour"]],
+            pd.DataFrame({"plasma": np.r_[np.nan, rows["concentration"]]}),
+            start={"plasma": _lognormal(2.0, 0.7), "tissue": 0.0},
+            name=f"subject {subject}" if len(subjects) > 1 else "",
+        )
+
     return Problem(
-        "indomethacin into a vein", "pharmacology", _two_compartments, ["plasma", "tissue"],
+        name, "pharmacology", _two_compartments, ["plasma", "tissue"],
         {"ke": _lognormal(1.0, 1.0), "k12": _lognormal(1.0, 1.0), "k21": _lognormal(1.0, 1.0)},
-        [
-            Part(
-                np.r_[0.0, data["hour"]], y,
-                start={"plasma": _lognormal(2.0, 0.7), "tissue": 0.0},
-            )
-        ],
+        [part(subject) for subject in subjects],
         positive=["plasma"],
     )  # fmt: skip
 
@@ -231,6 +241,7 @@ def _weight_loss() -> Problem:
 
 
 PROBLEMS = [
-    _theophylline(), _indomethacin(), _cefamandole(), _remifentanil(), _saturable_elimination(),
-    _carbon_tetrachloride(), _influenza_titre(), _glucose(), _weight_loss(),
+    _theophylline(), _indomethacin(),
+    _into_a_vein("indomethacin, six subjects alike", range(1, 7)), _cefamandole(),
+    _remifentanil(), _saturable_elimination(), _carbon_tetrachloride(), _influenza_titre(), _glucose(), _weight_loss(),
 ]  # fmt: skip

@@ -5,6 +5,7 @@ import pandas as pd
 import pymc as pm
 import pytensor.tensor as pt
 
+import pymc_gradmatch as gm
 from benchmarks.cases.case import Prior
 from benchmarks.public.problem import Part, Problem, Seen, table
 
@@ -254,6 +255,66 @@ def _paramecium_together() -> Problem:
     )  # fmt: skip
 
 
+def _paramecium_cultures() -> Problem:
+    """Both species alone, where the other is absent, and together."""
+    alone, together = table("paramecium_alone"), table("paramecium_together")
+    states = ["aurelia", "caudatum"]
+    t = alone["day"].to_numpy(float)
+
+    def part(name: str, data: pd.DataFrame, present: list[str]) -> Part:
+        y = data[present].astype(float)
+        y.iloc[0] = np.nan
+        return Part(t, y, start={s: 2.0 * (s in present) for s in states}, name=name)
+
+    def rhs(t, x, theta):
+        a, c = x
+        return [theta.ra * a * (1 - (a + theta.ac * c) / theta.Ka),
+                theta.rc * c * (1 - (c + theta.ca * a) / theta.Kc)]  # fmt: skip
+
+    return Problem(
+        "three cultures of Paramecia", "ecology", rhs, states,
+        {
+            "ra": _lognormal(1.0, 0.5), "rc": _lognormal(1.0, 0.5),
+            "Ka": _lognormal(550.0, 0.5), "Kc": _lognormal(200.0, 0.5),
+            "ac": _lognormal(1.0, 0.7), "ca": _lognormal(0.5, 0.7),
+        },
+        [
+            part("first", alone, states[:1]), part("second", alone, states[1:]),
+            part("both", together, states),
+        ],
+        sigma=[50.0, 30.0],
+    )  # fmt: skip
+
+
+def _didinium() -> Problem:
+    data = table("didinium")
+    came = data.loc[data["immigration"] == 1, "day"].to_numpy(float)
+    one = np.ones(len(came))
+
+    def rhs(t, x, theta):
+        eaten = theta.attack * x.paramecium * x.didinium / (1 + theta.handling * x.paramecium)
+        return [theta.r * x.paramecium - eaten, theta.gain * eaten - theta.death * x.didinium]
+
+    return Problem(
+        "Didinium eats Paramecium", "ecology", rhs, ["paramecium", "didinium"],
+        {
+            "r": _lognormal(1.0, 0.7), "attack": _lognormal(0.1, 1.0),
+            "handling": _lognormal(0.02, 1.0), "gain": _lognormal(0.5, 0.7),
+            "death": _lognormal(0.7, 0.7),
+        },
+        [
+            Part(
+                data["day"].to_numpy(float), data[["paramecium", "didinium"]],
+                start={"paramecium": _lognormal(3.0, 0.7), "didinium": 0.0},
+                inputs={
+                    "paramecium": gm.Input(came, one, kind="dose"),
+                    "didinium": gm.Input(came, one, kind="dose"),
+                },
+            )
+        ],
+    )  # fmt: skip
+
+
 def _grows(name: str, area: str, of: str, at: str, *, rhs, theta, to: float = 1.0) -> Problem:
     """Return the growth of one thing, seen with normal noise from the first time on."""
     data = table(name)
@@ -280,7 +341,8 @@ def _dugongs() -> Problem:
 
 PROBLEMS = [
     _boarding_school(), _plague_bombay(), _plague_eyam(), _zika_yap(), _ebola_kikwit(), _cholera(),
-    _lynx_hare(), _wolf_moose(), _paramecium_alone(), _paramecium_together(), _dugongs(),
+    _lynx_hare(), _wolf_moose(), _paramecium_alone(), _paramecium_together(),
+    _paramecium_cultures(), _didinium(), _dugongs(),
     _grows("yeast", "growth", "amount", "hour", rhs=_logistic,
            theta={"r": _lognormal(0.5, 0.7), "K": _lognormal(600.0, 0.7)}),
     _grows("sunflower", "growth", "height", "day", rhs=_logistic,

@@ -136,6 +136,9 @@ class Problem:
         Experiments.
     positive : sequence of str
         States that are declared so.
+    sigma : sequence of float, optional
+        Scales of half-normal priors of the noise of tables, by state, in place of those that
+        ``gm.fit`` gives.
     """
 
     name: str
@@ -145,6 +148,7 @@ class Problem:
     theta: Mapping[str, Prior]
     parts: Sequence[Part]
     positive: Sequence[str] = ()
+    sigma: Sequence[float] = ()
 
     @cached_property
     def ode(self) -> gm.ODE:
@@ -155,6 +159,8 @@ class Problem:
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of ``gm.fit``, but for seed and progress bar."""
         given: dict[str, Any] = {"priors": {name: p.pymc() for name, p in self.theta.items()}}
+        if self.sigma:
+            given["sigma"] = pm.HalfNormal.dist(np.array(self.sigma))
         if len(self.parts) == 1:
             return {"ode": self.ode, "t": self.parts[0].t, **given, **_of(self.parts[0])}
         experiments = {part.name: gm.Experiment(part.t, **_of(part)) for part in self.parts}
@@ -178,19 +184,25 @@ class Problem:
                 for one in part.seen
                 if isinstance(one.noise, Prior)
             ]
-        sigmas: dict[str, list[float]] = {}  # of all experiments, where there are several
-        for part in self.parts:
-            for state, scale in self._scales(part).items():
-                sigmas.setdefault(state, []).append(scale)
         noises += [
-            Unknown(
-                f"sigma[{s}]",
-                Prior("HalfNormal", (float(np.sqrt(np.mean(np.square(v)))),)),
-                "noise",
-            )
-            for s, v in sigmas.items()
+            Unknown(self._sigma(state), Prior("HalfNormal", (scale,)), "noise")
+            for state, scale in self._noise_scales().items()
         ]
         return [*(Unknown(n, p, "parameter") for n, p in self.theta.items()), *starts, *noises]
+
+    def _noise_scales(self) -> dict[str, float]:
+        """Return the scale of every sigma, which is that of all experiments."""
+        if self.sigma:
+            return dict(zip(self.states, self.sigma, strict=True))
+        each: dict[str, list[float]] = {}
+        for part in self.parts:
+            for state, scale in self._scales(part).items():
+                each.setdefault(state, []).append(scale)
+        return {state: float(np.sqrt(np.mean(np.square(v)))) for state, v in each.items()}
+
+    def _sigma(self, state: str) -> str:
+        """Return what a sigma is called in ``fit.table``: one of our own has no names."""
+        return f"sigma[{self.states.index(state) if self.sigma else state}]"
 
     def _in_logs(self, part: Part) -> pd.DataFrame:
         y = part.y.astype(float)
@@ -259,7 +271,7 @@ class Problem:
         if part.y is not None:
             for state in part.y.columns:
                 law = LAWS["log-normal" if state in self.positive else "normal"]
-                y, noise = part.y[state].to_numpy(float), values[f"sigma[{state}]"]
+                y, noise = part.y[state].to_numpy(float), values[self._sigma(state)]
                 mean = getattr(by_name, state)
                 each = law.log_density(y, mean, noise[:, None], None)
                 total += each[:, ~np.isnan(y)].sum(axis=1)
@@ -279,8 +291,10 @@ class Problem:
         p = [pt.scalar(s) for s in names]
         named = SimpleNamespace(**dict(zip(self.states, x, strict=True)))
         by_hand: dict[str, Any] = {}
+        doses = {s: one for s, one in part.inputs.items() if s in self.states}
         for name, one in part.inputs.items():
-            by_hand[name] = _value_of(one, t)
+            if name not in doses:
+                by_hand[name] = _value_of(one, t)
         extra = (SimpleNamespace(**by_hand),) if by_hand else ()
         out = self.rhs(
             t, _Both(named, x), SimpleNamespace(**dict(zip(names, p, strict=True))), *extra
@@ -289,8 +303,10 @@ class Problem:
         f = pm.compile([t, *x, *p], out, mode="FAST_COMPILE", on_unused_input="ignore")
         edges = sorted({part.t[0], part.t[-1], *_jumps(part)})
         solution = np.full((len(part.t), len(self.states)), np.nan)
-        state = x0[0]
+        state = x0[0].copy()
         for low, high in pairwise(edges):
+            for s, one in doses.items():
+                state[self.states.index(s)] += sum(one.values[np.equal(one.times, low)])
             inside = (part.t >= low) & (part.t <= high)
             at = np.union1d(part.t[inside], high)
             found = solve_ivp(
@@ -317,7 +333,7 @@ def _jumps(part: Part) -> list[float]:
     return [
         float(time)
         for one in part.inputs.values()
-        if one.kind == "previous"
+        if one.kind != "linear"
         for time in one.times
         if part.t[0] < time < part.t[-1]
     ]
