@@ -243,5 +243,6 @@ def _weight_loss() -> Problem:
 PROBLEMS = [
     _theophylline(), _indomethacin(),
     _into_a_vein("indomethacin, six subjects alike", range(1, 7)), _cefamandole(),
-    _remifentanil(), _saturable_elimination(), _carbon_tetrachloride(), _influenza_titre(), _glucose(), _weight_loss(),
+    _remifentanil(), _saturable_elimination(), _carbon_tetrachloride(), _influenza_titre(),
+    _glucose(), _weight_loss(),
 ]  # fmt: skip
