@@ -52,7 +52,7 @@ def test_a_published_posterior_is_met():
 def test_outcomes_are_told_apart():
     known = pd.DataFrame(
         {"mean": [1.0], "sd": [0.1], "kurtosis": [3.0], "score mean": [0.0], "score sd": [1.0],
-         "agree": [True]},
+         "agree": [True], "scores agree": [True]},
         ["k"],
     )  # fmt: skip
     right = {"mean": 1.02, "sd": 0.11, "score mean": 0.0, "score sd": 1.0}
@@ -66,12 +66,14 @@ def test_outcomes_are_told_apart():
     assert outcome(1.0, {"k": right | {"sd": 0.07}}) == "wrong without a word"
     assert outcome(0.0, {"k": right | {"sd": 0.13}}) == "wrong, withheld"
     assert outcome(0.0, {}) == "no answer"
+    known["scores agree"] = False
+    assert outcome(1.0, {"k": right}) == "no reference, passed"
 
 
 def test_a_heavy_tail_is_judged_by_scores():
     known = pd.DataFrame(
         {"mean": [1.0], "sd": [0.1], "kurtosis": [50.0], "score mean": [0.0], "score sd": [1.0],
-         "agree": [True]},
+         "agree": [True], "scores agree": [True]},
         ["k"],
     )  # fmt: skip
     draws = {"k": {"mean": 1.5, "sd": 0.9, "score mean": 0.0, "score sd": 1.0}}

@@ -46,7 +46,10 @@ def make_references(names: Iterable[str], csv: Path):
 
 def rows_of(fits: Iterable[tuple[tuple, dict]], references: pd.DataFrame) -> pd.DataFrame:
     """Return fits beside the references of their posteriors."""
-    rows = ((key, judged(row, references.loc[key[0]])) for key, row in fits)
+    there = references.index.get_level_values("problem")
+    rows = (
+        (key, judged(row, references.loc[key[0]] if key[0] in there else None)) for key, row in fits
+    )
     return runner.table_of(rows, INDEX)
 
 

@@ -12,7 +12,8 @@ deviation is told badly, kurtosis above nine, is judged by its normal scores und
 - *right, withheld*: all are right, and the verdict says that it cannot be sure;
 - *wrong, withheld*: some are not, and it says so;
 - *wrong without a word*: some are not, and the verdict is passed;
-- *no answer*: an error, or no end within the limit.
+- *no answer*: an error, or no end within the limit;
+- *no reference*: the two runs do not agree, or were not made.
 """
 
 from collections.abc import Callable
@@ -34,8 +35,10 @@ type Array = NDArray[np.float64]
 
 FAR, WIDTHS, HEAVY = 0.3, (0.75, 1.25), 9.0
 SIZES = 1_000, 4_000, 16_000  # of two populations, until they agree
-OUTCOMES = ["right, passed", "right, withheld", "wrong, withheld", "wrong without a word",
-            "no answer"]  # fmt: skip
+OUTCOMES = [
+    "right, passed", "right, withheld", "wrong, withheld", "wrong without a word", "no answer",
+    "no reference, passed", "no reference, withheld",
+]  # fmt: skip
 FIGURES = ["mean", "sd", "kurtosis", "score mean", "score sd"]
 
 
@@ -107,12 +110,15 @@ def refer(name: str) -> pd.DataFrame:
     )  # fmt: skip
 
 
-def judged(row: one_call.Row, known: pd.DataFrame) -> one_call.Row:
+def judged(row: one_call.Row, known: pd.DataFrame | None) -> one_call.Row:
     """Return a row of the table: what came of a fit, by its reference."""
     draws = row["draws"]
     kept = {name: value for name, value in row.items() if name != "draws"}
     if not draws:
         return {"outcome": "no answer", **kept}
+    if known is None or not known["scores agree"].all():
+        told = "passed" if row["is_exact"] else "withheld"
+        return {"outcome": f"no reference, {told}", **kept}
     furthest, narrowest, widest, worst = 0.0, np.inf, 0.0, ""
     for label, of in draws.items():
         ours = known.loc[label]
