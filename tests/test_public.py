@@ -55,7 +55,7 @@ def test_outcomes_are_told_apart():
          "agree": [True], "scores agree": [True]},
         ["k"],
     )  # fmt: skip
-    right = {"mean": 1.02, "sd": 0.11, "score mean": 0.0, "score sd": 1.0}
+    right = {"mean": 1.02, "sd": 0.11, "kurtosis": 3.0, "score mean": 0.0, "score sd": 1.0}
 
     def outcome(passed, draws):
         return judged({"is_exact": passed, "draws": draws}, known)["outcome"]
@@ -76,5 +76,5 @@ def test_a_heavy_tail_is_judged_by_scores():
          "agree": [True], "scores agree": [True]},
         ["k"],
     )  # fmt: skip
-    draws = {"k": {"mean": 1.5, "sd": 0.9, "score mean": 0.0, "score sd": 1.0}}
+    draws = {"k": {"mean": 1.5, "sd": 0.9, "kurtosis": 3.0, "score mean": 0.0, "score sd": 1.0}}
     assert judged({"is_exact": 1.0, "draws": draws}, known)["outcome"] == "right, passed"

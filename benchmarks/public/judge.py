@@ -6,7 +6,8 @@ least, tell a mean to 0.05 standard deviations and a standard deviation to 4 %, 
 both to 3 %: the margins are five to six such errors, so chance does not cross them in a few hundred
 unknowns, and what is within them changes no conclusion.  (0.3 standard deviations move the end of a
 95 % interval by a seventh of its half.)  An unknown with a tail so long that its standard
-deviation is told badly, kurtosis above nine, is judged by its normal scores under its prior.
+deviation is told badly, kurtosis above nine by either, is judged by its normal scores under its
+prior.
 
 - *right, passed*: all unknowns are right, and the verdict is passed;
 - *right, withheld*: all are right, and the verdict says that it cannot be sure;
@@ -122,7 +123,8 @@ def judged(row: one_call.Row, known: pd.DataFrame | None) -> one_call.Row:
     furthest, narrowest, widest, worst = 0.0, np.inf, 0.0, ""
     for label, of in draws.items():
         ours = known.loc[label]
-        kind = "score " if ours["kurtosis"] > HEAVY or not ours["agree"] else ""
+        is_heavy = max(ours["kurtosis"], of["kurtosis"]) > HEAVY
+        kind = "score " if is_heavy or not ours["agree"] else ""
         apart = abs(of[f"{kind}mean"] - ours[f"{kind}mean"]) / ours[f"{kind}sd"]
         ratio = of[f"{kind}sd"] / ours[f"{kind}sd"]
         if apart > furthest:
