@@ -19,6 +19,8 @@ FAMILIES = {
     "Uniform": lambda lower, upper: stats.uniform(lower, upper - lower),
     "Gamma": lambda shape, rate: stats.gamma(shape, scale=1 / rate),
     "Exponential": lambda rate: stats.expon(scale=1 / rate),
+    "Beta": lambda a, b: stats.beta(a, b),
+    "TruncatedNormal": lambda mean, sd: stats.truncnorm(-mean / sd, np.inf, mean, sd),
 }
 
 
