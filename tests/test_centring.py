@@ -74,12 +74,12 @@ def test_the_share_of_the_data_is_that_at_the_likeliest_spread():
     held = 1.3
     variance = 1 / (errors**-2 + held**-2)
     mode = variance * (seen / errors**2 + center / held**2)
-    shares = shares_of_data(mode, variance, center, held)
+    shares = shares_of_data(mode, variance, np.array(center), np.array(held))
     np.testing.assert_allclose(shares, 1 / (1 + errors**2 / likeliest**2), rtol=1e-4)
 
 
 def test_members_that_are_all_alike_are_not_centred():
-    shares = shares_of_data(np.zeros(8), np.full(8, 1 / (1 / 0.09 + 1)), 0.0, 1.0)
+    shares = shares_of_data(np.zeros(8), np.full(8, 1 / (1 / 0.09 + 1)), *np.array([0.0, 1.0]))
     assert shares.max() < 0.1
 
 

@@ -213,3 +213,13 @@ def test_only_what_lacks_a_scale_takes_that_of_solutions(table):
     with_means = data.with_scale(np.array([7.0, 8.0, 9.0]), data.scale)
     of_others = scaled_by_solutions(problem, with_means, rng)
     assert of_others.mean[:2].tolist() == [7, 8]
+
+
+def test_a_rate_above_its_prior_is_told_if_its_ratio_is():
+    """Assert it of 10 +- 1.6, whose range is that of a log-normal prior around one."""
+    ode = gm.ODE(lambda t, x, theta: [-theta.k * x.a], ["a"], ["k"])
+    t = np.linspace(0, 0.3, 7)
+    y = 3 * np.exp(-10 * t)[:, None] + np.random.default_rng(1).normal(0, 0.2, (7, 1))
+    fit = gm.fit(ode, t, y, priors={"k": pm.LogNormal.dist(0, 1)}, random_seed=1)
+    assert fit.table.loc["k", "sd"] > 1.2
+    assert fit.unidentified.empty

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from pymc.distributions.transforms import Transform
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
@@ -86,7 +86,10 @@ def members(model: pm.Model, spreads: set) -> list[TensorVariable]:
 
 
 def shares_of_data(
-    level: NDArray[np.float64], variance: NDArray[np.float64], center: ArrayLike, spread: ArrayLike
+    level: NDArray[np.float64],
+    variance: NDArray[np.float64],
+    center: NDArray[np.float64],
+    spread: NDArray[np.float64],
 ) -> NDArray[np.float64]:
     r"""Return lambda of members at a mode at which their spread was held.
 
@@ -101,7 +104,7 @@ def shares_of_data(
     ----------
     level, variance : array of float
         u and v, of the normal approximation, of one shape.
-    center, spread : array_like of float
+    center, spread : array of float
         c and s, as it was held.
     """
     held = np.square(spread)
