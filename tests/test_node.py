@@ -381,3 +381,21 @@ def test_gradients_of_what_has_no_effect_until_a_time(begins, rtol):
     value, slope = pytensor.function([given], [mass, pytensor.grad(mass, given)])(rate)
     assert value == pytest.approx(1 + rate * integral, rel=10 * rtol)
     assert slope == pytest.approx(integral, rel=1e3 * rtol)
+
+
+@pytest.mark.parametrize("later", [9.0, 11.5, 20.0])
+def test_gradients_by_a_pulse_long_after_a_start_at_zero(later):
+    """Assert the mass of a pulse of which the first slope is below 1e-195, denormal, or zero."""
+    ode = gm.ODE(
+        lambda t, x, theta: [theta.dose * pt.exp(-0.5 * ((t - theta.tau) / 0.3) ** 2)],
+        ["mass"],
+        ["dose", "tau"],
+    )
+    given = pt.vector("given", shape=(2,), dtype="float64")
+    hours = np.arange(0, 25.0)
+    mass = ode.solve(hours, {"mass": 0.0}, {"dose": given[0], "tau": given[1]})[-1, 0]
+    value, slopes = pytensor.function([given], [mass, pytensor.grad(mass, given)])([10.0, later])
+    whole = 0.3 * np.sqrt(2 * np.pi)
+    assert value == pytest.approx(10 * whole, rel=1e-7)
+    assert slopes[0] == pytest.approx(whole, rel=1e-5)
+    assert abs(slopes[1]) < 1e-4

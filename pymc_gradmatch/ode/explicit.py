@@ -19,6 +19,7 @@ from pymc_gradmatch.ode.plan import (
     ARRIVED,
     BLEW_UP,
     ENDS,
+    FAINTEST,
     FRONT,
     LEFT_DOMAIN,
     N_COLUMNS,
@@ -314,7 +315,7 @@ def estimate_errors(plan, n_lanes, stride, clock, rows, norms):
                 call(sums[NORMS], (of_group, norms, size, n_states, stride, stride // VECTOR))
             if norms[place] > 0:
                 ahead = NEGLIGIBLE * whole * norms[3 * stride + place]
-                scale = (SENSITIVITY * rtol * (norms[place] + ahead)) ** 2
+                scale = (SENSITIVITY * rtol * max(norms[place] + ahead, FAINTEST)) ** 2
                 fifth_of = norms[stride + place] / scale
                 if not fifth_of <= fifth:
                     fifth, third = fifth_of, norms[2 * stride + place] / scale

@@ -151,6 +151,7 @@ their sensitivities, ``(draw, group, state, column)``."""
 HUGE = (
     1e8  # times the size of a state: where it is as large and no step is short enough, it blew up
 )
+FAINTEST = 1e-100  # size that is not zero: squares of errors in its units are floats
 SHARE = 1e-2  # of the relative tolerance, that the absolute one of a state is of its size
 SMALLEST = 10 * np.finfo(float).eps  # width of a step, relative to the time
 SAFETY, SHRINK, GROW = 0.9, 0.2, 10.0  # scipy's control of the step

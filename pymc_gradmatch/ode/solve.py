@@ -21,6 +21,7 @@ from pymc_gradmatch.ode.plan import (
     ENDS,
     EXHAUSTED,
     FACTORS,
+    FAINTEST,
     FRONT,
     HUGE,
     IN_LOGS,
@@ -132,8 +133,7 @@ def fill_sizes(n_states, duration, reached, slope, by_state, memory, sizes):
         if not has_grown:
             break
     for k in range(n_states):
-        if sizes[k] == 0:
-            sizes[k] = 1.0
+        sizes[k] = max(sizes[k], FAINTEST) if sizes[k] > 0 else 1.0
 
 
 @jitted(types.void(integers, types.int64, types.int64, types.int64, FRONT, reals, reals))
