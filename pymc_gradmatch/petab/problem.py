@@ -1,6 +1,6 @@
 """A PEtab problem, read from its files, as what :func:`gm.fit <pymc_gradmatch.fit>` takes."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pymc as pm
 import pytensor.tensor as pt
+from numpy.typing import NDArray
 from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch._pymc import in_numpy
@@ -156,6 +157,19 @@ class Problem:
         [total] = self._log_likelihood(*self._in_order(values))
         return float(total)
 
+    def value_and_gradient(
+        self, scaled: Sequence[float] | NDArray[np.float64]
+    ) -> tuple[float, NDArray[np.float64]]:
+        """Return the log likelihood and its gradient, for optimisers.
+
+        Parameters
+        ----------
+        scaled : array_like of float
+            Parameters on their scales, in the order of ``ode.params``.
+        """
+        value, *gradient = self._with_gradient(*scaled)
+        return float(value), np.array(gradient, dtype=float)
+
     def simulate(self, values: Mapping[str, float]) -> pd.DataFrame:
         """Return the table of measurements with what the model says in their place.
 
@@ -202,6 +216,11 @@ class Problem:
     def _log_likelihood(self) -> Callable:
         theta, _, _, total = self._written
         return in_numpy(theta, [total])
+
+    @cached_property
+    def _with_gradient(self) -> Callable:
+        theta, _, _, total = self._written
+        return in_numpy(theta, [total, *pt.grad(total, theta, disconnected_inputs="ignore")])
 
     @cached_property
     def _simulated(self) -> Callable:

@@ -7,7 +7,7 @@ of data.  Needs ``pip install 'pymc_gradmatch[petab]'``.
 
 try:
     from pymc_gradmatch.sbml.formulas import TIME, Scope, number_of
-    from pymc_gradmatch.sbml.model import Model, RightHandSide, read_sbml, usable
+    from pymc_gradmatch.sbml.model import Model, RightHandSide, equations_of, read_sbml, usable
 except ModuleNotFoundError as error:
     msg = (
         f"SBML and PEtab need the package {error.name}, which is not installed; expected "
@@ -15,4 +15,4 @@ except ModuleNotFoundError as error:
     )
     raise ModuleNotFoundError(msg, name=error.name) from error
 
-__all__ = ["TIME", "Model", "RightHandSide", "Scope", "number_of", "read_sbml", "usable"]
+__all__ = ["TIME", "Model", "RightHandSide", "Scope", "equations_of", "number_of", "read_sbml", "usable"]

@@ -13,7 +13,7 @@ import sbmlmath
 import sympy as sp
 
 from pymc_gradmatch.arguments import RESERVED
-from pymc_gradmatch.sbml.formulas import TIME, Scope
+from pymc_gradmatch.sbml.formulas import TIME, Scope, number_of
 
 AVOGADRO = 6.02214179e23  # as SBML has it
 BEFORE = "_before_events"
@@ -151,6 +151,30 @@ def read_sbml(path: str | Path) -> Model:
         If it contains what is not supported, by its name and place.
     """
     return _Reader(Path(path).read_text("utf-8"), str(path)).model()
+
+
+def equations_of(path: str | Path) -> tuple[RightHandSide, list, list, dict, dict]:
+    """Read a model as a right-hand side of its own constants.
+
+    Returns
+    -------
+    rhs : RightHandSide
+    states, params : list of str
+        Usable names.
+    start, values : dict of str to float
+        By these.
+    """
+    model = read_sbml(path)
+    if model.alias or model.resets:
+        msg = f"{path}: has events, which an ODE has as inputs; expected none, or a PEtab problem."
+        raise NotImplementedError(msg)
+    names = sorted(model.needed & {*model.constants})
+    at_zero = model.constant({})
+    start, values = (
+        {usable(name): number_of(at_zero[name]) for name in which}
+        for which in (model.states, names)
+    )
+    return RightHandSide(model, tuple(names)), [*start], [*values], start, values
 
 
 class _Reader:
