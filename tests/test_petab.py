@@ -299,3 +299,14 @@ def test_sbml_alone_is_an_ode_with_its_values():
     x = ode.solve([0.0, 2.0], ode.nominal_start, ode.nominal)
     assert x[1, 0] == pytest.approx(solution(1.0, 0.8, 0.6, 2.0), abs=1e-8)
     assert "\\dot{A}" in ode._repr_html_()
+
+
+def test_a_model_has_what_is_known_where_a_condition_also_has_what_is_estimated(files):
+    files.state("x", 1.0, "-k * x")
+    files.state("z", 2.0, "-z")
+    files.conditions = "conditionId\tk\tx\nc0\t1.5\tstart\n"
+    files.parameters = ["start\tlin\t0\t9\t4\t1"]
+    problem = files.load()
+    start = problem.experiments["c0"].start
+    assert start["z"] == 2.0
+    assert callable(start["x"])

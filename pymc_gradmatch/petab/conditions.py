@@ -66,7 +66,10 @@ class Setting:
         known = {**self.fixed, **natural}
         for name in self.conditions[condition]:
             value = self.value(name, condition)
-            known[name] = natural[value] if isinstance(value, str) else value
+            if not isinstance(value, str):
+                known[name] = value
+            elif value in natural:
+                known[name] = natural[value]
         for before, name in self.model.alias.items():
             if name in known:
                 known[before] = known.pop(name)

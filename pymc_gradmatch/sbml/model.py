@@ -17,7 +17,7 @@ from pymc_gradmatch.sbml.formulas import TIME, Scope, number_of
 
 AVOGADRO = 6.02214179e23  # as SBML has it
 BEFORE = "_before_events"
-NOT_SUPPORTED = {"Delay": "a delay", "RateOf": "rateOf"}
+NOT_SUPPORTED = {"delay": "a delay", "rateOf": "rateOf"}
 
 
 def usable(name: str) -> str:
