@@ -148,7 +148,9 @@ def multistart(problem: Problem, seconds: float) -> tuple[float, int]:
     try:
         while True:
             starts += 1
-            minimize(falling, rng.uniform(low, high), jac=True, bounds=[*zip(low, high, strict=True)])
+            minimize(
+                falling, rng.uniform(low, high), jac=True, bounds=[*zip(low, high, strict=True)]
+            )
     except TimeoutError:
         return best, starts
 

@@ -131,24 +131,28 @@ class Files:
         self.measurements = [("obs", "c0", t, 1.0 + 0.1 * t) for t in (1, 2, 3, 4)]
 
     def constant(self, name, value, is_constant=True):
+        """Add a parameter."""
         one = self.model.createParameter()
         one.setId(name)
         one.setConstant(is_constant)
         one.setValue(value)
 
     def state(self, name, start, rate):
+        """Add a state with its rate."""
         self.constant(name, start, is_constant=False)
         rule = self.model.createRateRule()
         rule.setVariable(name)
         rule.setMath(libsbml.parseL3Formula(rate))
 
     def rule(self, name, formula):
+        """Add an assignment rule."""
         self.constant(name, 0.0, is_constant=False)
         rule = self.model.createAssignmentRule()
         rule.setVariable(name)
         rule.setMath(libsbml.parseL3Formula(formula))
 
     def event(self, trigger, name, value):
+        """Add an event."""
         event = self.model.createEvent()
         event.setId("shock")
         event.setUseValuesFromTriggerTime(True)
@@ -161,6 +165,7 @@ class Files:
         one.setMath(libsbml.parseL3Formula(value))
 
     def load(self):
+        """Write the files and read them."""
         libsbml.writeSBMLToFile(self.document, str(self.folder / "model.xml"))
         (self.folder / "problem.yaml").write_text(CONVERSION.read_text("utf-8"), "utf-8")
         header = "parameterId\tparameterScale\tlowerBound\tupperBound\tnominalValue\testimate"

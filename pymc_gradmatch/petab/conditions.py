@@ -78,11 +78,11 @@ class Setting:
     @cached_property
     def inputs(self) -> dict[str, dict[Value, str]]:
         """Constants that conditions change, and the input that stands for each kind of value."""
-        found = {}
+        found: dict[str, dict[Value, str]] = {}
         for name in sorted(self.model.needed & {*self.model.constants}):
             values = {self.value(name, condition) for condition in self.conditions}
             if len(values) > 1:
-                kinds = {value if isinstance(value, str) else None for value in values}
+                kinds: set[Value] = {v if isinstance(v, str) else None for v in values}
                 if None in values:
                     kinds.add("")
                 found[name] = {
@@ -104,9 +104,7 @@ class Setting:
     def number(self, formula: sp.Expr, condition: str) -> float | None:
         """Return the value of a formula of constants in a condition, None if it is estimated."""
         depends = {
-            self.value(name, condition)
-            for name in self.model.names_in([formula])
-            if name != TIME
+            self.value(name, condition) for name in self.model.names_in([formula]) if name != TIME
         }
         if depends & {*self.parameters}:
             return None
@@ -126,14 +124,13 @@ class Setting:
                 inputs[called] = Input([0.0], [level], kind="previous")
         for relation, called in self.switches.items():
             when = self.number(self.model.switches[relation], condition)
-            at_zero, before, after = (self._holds(relation, t, condition) for t in (0, -1, 1))
-            if when is None or is_frozen or not 0 < when < until:
-                # At a time of its own, and it is the same until the end.
-                later = when is not None and when <= 0 and not is_frozen
-                level = after if later and when < 0 else at_zero
-                inputs[called] = Input([0.0], [level], kind="previous")
+            assert when is not None  # that of a switch
+            if not is_frozen and 0 < when < until:
+                levels = [self._holds(relation, side, condition) for side in (-1, 1)]
+                inputs[called] = Input([0.0, when], levels, kind="previous")
             else:
-                inputs[called] = Input([0.0, when], [before, after], kind="previous")
+                level = self._holds(relation, 0, condition)
+                inputs[called] = Input([0.0], [level], kind="previous")
         if not is_frozen:
             inputs |= self._resets(condition, until)
         return inputs
@@ -146,8 +143,8 @@ class Setting:
             size = self.number(difference.subs(sp.Symbol(TIME), 0), condition)
         else:
             size = self.number(sp.diff(difference, sp.Symbol(TIME)), condition)
-        size = side * size if side else size
-        return float(bool(relation.func(sp.Float(size), 0)))
+        assert size is not None
+        return float(bool(relation.func(sp.Float(side * size if side else size), 0)))
 
     def _resets(self, condition: str, until: float) -> dict[str, Input]:
         at: dict[str, dict[float, float]] = {}
@@ -188,7 +185,13 @@ class Slopes:
             total: Any = 0.0
             for kind, called in kinds.items():
                 level = getattr(u, called)
-                by = of_model[name] if kind == "" else 1.0 if kind is None else natural[kind]
+                by = (
+                    of_model[name]
+                    if kind == ""
+                    else natural[kind]
+                    if isinstance(kind, str)
+                    else 1.0
+                )
                 total = total + by * level
             given[name] = total
         relations = {one: getattr(u, called) for one, called in setting.switches.items()}
@@ -251,8 +254,10 @@ class Course:
         if self.before:
             return Start(self, state)
         override = setting.conditions[self.condition].get(state)
-        formula = setting.model.initial[state] if override is None else sp.sympify(
-            sp.Symbol(override) if isinstance(override, str) else override
+        formula = (
+            setting.model.initial[state]
+            if override is None
+            else sp.sympify(sp.Symbol(override) if isinstance(override, str) else override)
         )
         number = setting.number(formula, self.condition)
         return Start(self, state) if number is None else number

@@ -61,11 +61,12 @@ class Parameter:
                 f"expected one of {sorted(PRIORS)}."
             )
             raise NotImplementedError(msg)
-        one = cls(name, scale, *bounds, float(row.get("nominalValue", np.nan)), prior, parameters)
+        nominal = float(row.get("nominalValue", np.nan))
+        one = cls(name, scale, bounds[0], bounds[1], nominal, prior, parameters)
         if prior.endswith(("Uniform", "uniform")) and not np.isfinite(one.bounds).all():
             msg = (
-                f"{place}: parameter {name!r} has the bounds {bounds} on the scale {scale}; expected "
-                "finite ones there, or a prior that is not uniform."
+                f"{place}: parameter {name!r} has the bounds {bounds} on the scale {scale}; "
+                "expected finite ones there, or a prior that is not uniform."
             )
             raise ValueError(msg)
         return one
@@ -84,7 +85,8 @@ class Parameter:
     def prior(self) -> TensorVariable:
         """The prior on its scale, cut off at the bounds."""
         lower, upper = self.bounds
-        return PRIORS[self.prior_type](*self.prior_parameters, lower, upper)
+        first, second = self.prior_parameters
+        return PRIORS[self.prior_type](first, second, lower, upper)
 
     def scaled(self, natural: Any) -> Any:
         """Return a natural value, or values, on the scale."""

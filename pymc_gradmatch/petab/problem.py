@@ -110,7 +110,10 @@ class Problem:
         table = self.source.measurement_df
         before = table.get("preequilibrationConditionId", pd.Series("", table.index))
         groups = table.groupby([table["simulationConditionId"], before.fillna("")], sort=False)
-        return [Course(self.setting, self.ode, *key, rows) for key, rows in groups]
+        return [
+            Course(self.setting, self.ode, condition, first, rows)
+            for (condition, first), rows in groups
+        ]
 
     @cached_property
     def experiments(self) -> dict[str, Experiment]:
@@ -220,7 +223,8 @@ class Problem:
     @cached_property
     def _with_gradient(self) -> Callable:
         theta, _, _, total = self._written
-        return in_numpy(theta, [total, *pt.grad(total, theta, disconnected_inputs="ignore")])
+        slopes: Any = pt.grad(total, theta, disconnected_inputs="ignore")
+        return in_numpy(theta, [total, *slopes])
 
     @cached_property
     def _simulated(self) -> Callable:

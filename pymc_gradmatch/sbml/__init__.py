@@ -15,4 +15,13 @@ except ModuleNotFoundError as error:
     )
     raise ModuleNotFoundError(msg, name=error.name) from error
 
-__all__ = ["TIME", "Model", "RightHandSide", "Scope", "equations_of", "number_of", "read_sbml", "usable"]
+__all__ = [
+    "TIME",
+    "Model",
+    "RightHandSide",
+    "Scope",
+    "equations_of",
+    "number_of",
+    "read_sbml",
+    "usable",
+]

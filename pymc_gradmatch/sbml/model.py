@@ -242,7 +242,8 @@ class _Reader:
         return model
 
     def _rules(self) -> tuple[dict, dict]:
-        rules, slopes = {}, {}
+        rules: dict[str, sp.Expr] = {}
+        slopes: dict[str, sp.Expr] = {}
         for rule in self.sbml.getListOfRules():
             name = rule.getVariable()
             if rule.isAlgebraic():
