@@ -82,7 +82,7 @@ def compared(problem: Problem, folder: Path) -> tuple[float, float]:
     ours = problem.simulate(problem.nominal)
     if len(theirs) != len(ours) or "simulation" not in theirs:
         return np.nan, np.nan
-    keys = ["observableId", "simulationConditionId", "time"]
+    keys = [k for k in ("observableId", "simulationConditionId", "time") if k in theirs]
     if not (theirs[keys].to_numpy() == ours[keys].to_numpy()).all():
         return np.nan, np.nan
     away = np.abs(ours["simulation"].to_numpy() - theirs["simulation"].to_numpy())
@@ -92,7 +92,7 @@ def compared(problem: Problem, folder: Path) -> tuple[float, float]:
     tables = (problem.source.observable_df, problem.source.parameter_df)
     try:
         of_theirs = calculate_llh(problem.source.measurement_df, theirs, *tables)
-    except (IndexError, ValueError):  # it reads no empty noise parameters
+    except (IndexError, KeyError, ValueError):  # it reads no empty noise parameters
         of_theirs = np.nan
     return float(differ), float(of_theirs)
 

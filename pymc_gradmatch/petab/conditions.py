@@ -322,8 +322,12 @@ class Course:
 
     def likelihood(self, x: Any, theta: Any):
         """Write the likelihood of the measurements."""
+        self.observe(self.predictions(x, theta))
+
+    def observe(self, predictions: list[tuple[pd.DataFrame, Any, Any]]):
+        """Write the likelihood of the measurements, given what is predicted."""
         parts: dict[tuple[str, str], list] = {}
-        for rows, mean, noise in self.predictions(x, theta):
+        for rows, mean, noise in predictions:
             formulas = self.setting.observables[rows["observableId"].iloc[0]]
             key = formulas["distribution"], formulas["transformation"]
             parts.setdefault(key, []).append((rows["measurement"].to_numpy(float), mean, noise))

@@ -13,7 +13,7 @@ import pytensor.tensor as pt
 from numpy.typing import NDArray
 from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch._pymc import in_numpy
+from pymc_gradmatch._pymc import in_numpy, without_traces
 from pymc_gradmatch.gp import Experiment
 from pymc_gradmatch.model import build_model
 from pymc_gradmatch.ode import ODE
@@ -199,6 +199,7 @@ class Problem:
         return [*self.scaled({**self.nominal, **values}).values()]
 
     @cached_property
+    @without_traces
     def _written(self) -> tuple:
         """What was observed as graphs of the parameters, with no Gaussian process."""
         theta = [pt.scalar(name, dtype="float64") for name in self.ode.params]
@@ -212,7 +213,7 @@ class Problem:
             tables.append([rows for rows, _, _ in said])
             simulated += [mean for _, mean, _ in said]
             with pm.Model(name=one.name, model=model):
-                one.likelihood(states, given)
+                one.observe(said)
         return theta, tables, simulated, model.observedlogp
 
     @cached_property
