@@ -19,7 +19,7 @@ test-seeds: $(VENV)/.installed-test
 	.ci/test-seeds
 
 test-jax: $(VENV)/.installed-test
-	$(BIN)/python -m pip install --quiet --editable ".[test,jax,benchmarks]"
+	$(BIN)/python -m pip install --quiet --editable ".[test,petab,jax,benchmarks]"
 	OMP_NUM_THREADS=1 GRADMATCH_SKIPS_NOTHING=1 $(BIN)/python -m pytest -m jax tests
 
 lint: $(VENV)/.installed-test
@@ -49,11 +49,11 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml
 	@touch $@
 
 $(VENV)/.installed-test: $(BIN)/python pyproject.toml
-	$(BIN)/python -m pip install --quiet --editable ".[test]"
+	$(BIN)/python -m pip install --quiet --editable ".[test,petab]"
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-docs: $(BIN)/python pyproject.toml
-	$(BIN)/python -m pip install --quiet --editable ".[test,docs]"
+	$(BIN)/python -m pip install --quiet --editable ".[test,docs,petab]"
 	@touch $@ $(VENV)/.installed $(VENV)/.installed-test
 
 clean:

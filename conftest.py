@@ -2,10 +2,13 @@
 
 import os
 import runpy
+from importlib.util import find_spec
 from pathlib import Path
 
 SEEDS = Path(__file__).parent / "tests" / "seeds"
 collect_ignore = [str(SEEDS), str(SEEDS.parent / "data")]  # not tests, nor to be imported
+if find_spec("libsbml") is None:  # the extra petab
+    collect_ignore += ["pymc_gradmatch/petab", "pymc_gradmatch/sbml"]
 
 if os.environ.get("GRADMATCH_SEED_SHIFT"):
     runpy.run_path(str(SEEDS / "sitecustomize.py"))

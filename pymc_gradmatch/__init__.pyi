@@ -1,5 +1,5 @@
 # What the package offers: the lazy door in __init__.py reads it, and so do type checkers.
-from . import datasets
+from . import datasets, petab
 from .checks import (
     GammaSelection,
     GridCheck,
@@ -43,6 +43,7 @@ __all__ = [
     "grid_check",
     "integrate_check",
     "kernels",
+    "petab",
     "plot_gp_fit",
     "plot_gradient_match",
     "plot_states",

@@ -7,7 +7,7 @@ from benchmarks import one_call
 from benchmarks.published.problem import Problem
 from benchmarks.published.problems import PROBLEMS
 
-__all__ = ["fit", "given_up"]
+__all__ = ["best_draw", "fit", "given_up"]
 
 
 def fit(key: tuple[str, int], keep: Callable[[one_call.Row], None]) -> one_call.Row:
@@ -21,7 +21,7 @@ def fit(key: tuple[str, int], keep: Callable[[one_call.Row], None]) -> one_call.
     )
     if found is None:
         return row
-    at_draw, at_mode = _best_draw(found), _at_highest_mode(problem, found)
+    at_draw, at_mode = best_draw(found), _at_highest_mode(problem, found)
     return row | {
         "best draw": at_draw,
         "mode": at_mode,
@@ -33,7 +33,7 @@ def fit(key: tuple[str, int], keep: Callable[[one_call.Row], None]) -> one_call.
     }
 
 
-def _best_draw(found: gm.Fit) -> float:
+def best_draw(found: gm.Fit) -> float:
     """Return the highest log likelihood of a fit's draws."""
     every = found.idata["log_likelihood"].dataset
     of_draws = sum(

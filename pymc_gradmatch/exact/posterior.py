@@ -141,6 +141,10 @@ class ExactPosterior(Solutions):
         self._varying = [
             np.zeros(len(c.ode.states) + len(c.ode.params), dtype=bool) for c in self.constraints
         ]
+        # Scales and noise that the likelihood alone has do not move a solution.
+        self._entering = [
+            np.append(np.ones(len(c.ode.states), dtype=bool), c.ode.used) for c in self.constraints
+        ]
 
     def __call__(self, phi: NDArray[np.float64]) -> NDArray[np.float64]:
         """Evaluate the log density at points, shape ``(point, coordinate)``, up to a constant.
@@ -228,11 +232,13 @@ class ExactPosterior(Solutions):
             for each in (theta, starts)
         )
         given = []
-        for x0, parameters, varies in zip(starts, theta, self._varying, strict=True):
+        for x0, parameters, varies, enters in zip(
+            starts, theta, self._varying, self._entering, strict=True
+        ):
             of_start, of_theta = _slopes(x0, step), _slopes(parameters[..., 0, :], step)
             of_theta = np.broadcast_to(of_theta, (*of_start.shape[:-1], of_theta.shape[-1]))
             given.append(np.concatenate([of_start, of_theta], axis=-1))
-            varies |= (given[-1] != 0).any(axis=tuple(range(given[-1].ndim - 1)))
+            varies |= enters & (given[-1] != 0).any(axis=tuple(range(given[-1].ndim - 1)))
         solved = self.linearised(
             [x0[:, 0] for x0 in starts], [one[:, 0] for one in theta],
             [tuple(varies.tolist()) for varies in self._varying],

@@ -166,7 +166,9 @@ def solution(
         Shape ``(..., time, state)``.
     """
     wrt = tuple(not isinstance(value, pt.TensorConstant) for value in values)
-    together = pt.stack(pt.broadcast_arrays(*values), axis=-1)
+    # Each is broadcast against each other: that many nodes of a graph, where they are no scalars.
+    alike = pt.broadcast_arrays(*values) if any(value.ndim for value in values) else values
+    together = pt.stack(alike, axis=-1)
     batch = together.shape[:-1]
     flat = together.reshape((_length(together), len(values)))
     x: Any = Solve(ode, t, rtol, wrt)(flat[:, :n_states], flat[:, n_states:])

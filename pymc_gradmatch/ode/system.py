@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from copy import copy
 from functools import cache, cached_property, partial
 from itertools import islice
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -397,6 +398,40 @@ class ODE:
         ):
             self.rhs = ByElements(rhs)
         check_arguments(self.rhs, t, states, params, *last)
+
+    @classmethod
+    def from_sbml(cls, path: str | Path) -> "ODE":
+        """Return the equations of an SBML file.
+
+        Its parameters are those of the file that a slope depends on, and its attributes
+        ``nominal`` and ``nominal_start`` have their values and x(0).  Needs the extra ``petab``.
+
+        Parameters
+        ----------
+        path : str or Path
+            The file.
+
+        Raises
+        ------
+        NotImplementedError
+            If the model contains what is not supported, by its name and place: delays, algebraic
+            rules, events.
+
+        Examples
+        --------
+        >>> import pymc_gradmatch as gm
+        >>> ode = gm.ODE.from_sbml("tests/petab/conversion/model.xml")
+        >>> ode.nominal
+        {'cell': 1.0, 'k1': 0.8, 'k2': 0.6}
+        >>> ode.solve([0.0, 1.0], ode.nominal_start, ode.nominal)[1].round(4)
+        array([0.5695, 0.4305])
+        """
+        from pymc_gradmatch.sbml import equations_of  # here: it needs an extra
+
+        rhs, states, params, nominal_start, nominal = equations_of(path)
+        ode = cls(rhs, states, params)
+        vars(ode).update(nominal=nominal, nominal_start=nominal_start)
+        return ode
 
     def __copy__(self) -> "ODE":
         """Return the same ODE, with nothing that is derived from its parts."""

@@ -1,0 +1,242 @@
+"""Published problems in PEtab format: ``python -m benchmarks.petab FOLDER``.
+
+FOLDER is a copy of the collection's ``Benchmark-Models`` (github:Benchmarking-Initiative/\
+Benchmark-Models-PEtab), ``--suite`` a copy of the PEtab test suite's ``cases/v1.0.0/sbml``
+(github:PEtab-dev/petab_test_suite); neither is part of this repository.
+
+The table of the collection says of each problem whether it loads, or why not; the log likelihood
+at its nominal parameters, and how far its solutions are from the simulations that come with it.
+That of the fits has the highest log likelihood that one call, ``problem.fit()``, found (of its
+draws and modes), how many climbs ended at the highest mode, the verdict, and what scipy's L-BFGS-B
+with the same bounds and gradients found from draws of the prior in as many CPU seconds (at most
+``--limit``).  No fit is told the nominal parameters.
+
+One file per fit, so that an interrupted run goes on where it stopped.  ``--table`` prints the
+saved tables only, ``--quick`` reads the problem of the tests.
+"""
+
+import argparse
+import os
+import warnings
+from functools import partial
+from pathlib import Path
+from time import process_time
+
+import numpy as np
+import pandas as pd
+import yaml
+from petab.v1.calculate import calculate_llh
+from scipy.optimize import minimize
+
+import pymc_gradmatch as gm
+from benchmarks import RESULTS, RUNS, none_failed, runner, show
+from benchmarks.published.fit import best_draw
+from pymc_gradmatch.petab import Problem
+
+QUICK = Path(__file__).parents[1] / "tests" / "petab" / "conversion" / "problem.yaml"
+BEST = {  # the highest known, where the nominal parameters are not it
+    "Perelson_Science1996": -222.28,
+    "Okuonghae_ChaosSolitonsFractals2020": -380.9,
+    "Zhao_QuantBiol2020": -501.3,
+}
+SMALL = 15  # estimated parameters of the problems that are fitted
+CHI2 = 1.92  # half the 95 % quantile of chi squared
+SEED = 1
+
+type Row = dict[str, float | str]
+
+
+def yaml_of(folder: Path) -> Path:
+    """Return the file that names the others of a problem."""
+    named = folder / f"{folder.name}.yaml"
+    return named if named.exists() else sorted(folder.glob("*.yaml"))[0]
+
+
+def loaded(folder: Path) -> Row:
+    """Read a problem and compare it with the simulations that come with it."""
+    start = process_time()
+    try:
+        problem = gm.petab.load(yaml_of(folder))
+        at_nominal = problem.log_likelihood(problem.nominal)
+    except NotImplementedError as error:
+        return {"refused": str(error).replace(f"{folder}/", "")[:200]}
+    ours, theirs = compared(problem, folder)
+    row: Row = {
+        "states": len(problem.ode.states),
+        "parameters": len(problem.ode.params),
+        "experiments": len(problem.experiments),
+        "data": len(problem.source.measurement_df),
+        "nominal": at_nominal,
+        "from their simulations": theirs,
+        "differ by": ours,
+    }
+    return row | {"seconds": process_time() - start}
+
+
+def compared(problem: Problem, folder: Path) -> tuple[float, float]:
+    """Return by how much of their range simulations differ, and the likelihood of theirs."""
+    files = sorted(folder.glob("simulatedData*.tsv"))
+    if len(files) != 1:
+        return np.nan, np.nan
+    theirs = pd.read_csv(files[0], sep="\t")
+    ours = problem.simulate(problem.nominal)
+    if len(theirs) != len(ours) or "simulation" not in theirs:
+        return np.nan, np.nan
+    keys = [k for k in ("observableId", "simulationConditionId", "time") if k in theirs]
+    if not (theirs[keys].to_numpy() == ours[keys].to_numpy()).all():
+        return np.nan, np.nan
+    away = np.abs(ours["simulation"].to_numpy() - theirs["simulation"].to_numpy())
+    sizes = theirs["simulation"].abs().groupby(theirs["observableId"]).transform("max").to_numpy()
+    with np.errstate(invalid="ignore"):
+        differ = np.nanmax(away / sizes)
+    tables = (problem.source.observable_df, problem.source.parameter_df)
+    try:
+        of_theirs = calculate_llh(problem.source.measurement_df, theirs, *tables)
+    except (IndexError, KeyError, ValueError):  # it reads no empty noise parameters
+        of_theirs = np.nan
+    return float(differ), float(of_theirs)
+
+
+def fitted(folder: Path, key: tuple[str], keep, *, limit: int) -> Row:
+    """Fit a problem by one call and by scipy; nothing is known of the row before its end."""
+    keep({})
+    problem = gm.petab.load(yaml_of(folder / key[0]))
+    best = max(problem.log_likelihood(problem.nominal), BEST.get(key[0], -np.inf))
+    row: Row = {"parameters": len(problem.ode.params), "best known": best}
+    start = process_time()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            fit = problem.fit(random_seed=SEED, max_seconds=limit, progressbar=False)
+    except Exception as error:
+        row |= {"verdict": f"{type(error).__name__}: {error}"[:300], "is_exact": 0.0}
+    else:
+        modes = [one for _, one in fit.modes.iterrows()]
+        of_modes = [problem.log_likelihood(problem.natural(one)) for one in modes]
+        row |= {
+            "gm.fit": max(best_draw(fit), *of_modes),
+            "climbs": int(fit.diagnostics.modes["reached"].sum()),
+            "at the best": int(fit.diagnostics.modes["reached"].iloc[int(np.argmax(of_modes))]),
+            "is_exact": float(fit.is_exact),
+            "k": fit.pareto_k,
+            "unidentified": " ".join(fit.unidentified.index.intersection(problem.ode.params)),
+            "verdict": fit.verdict.split(". ")[0],
+        }
+    seconds = process_time() - start
+    row |= {"seconds": seconds}
+    keep(row)
+    found, starts = multistart(problem, min(seconds, limit))
+    return row | {"scipy": found, "scipy starts": starts}
+
+
+def multistart(problem: Problem, seconds: float) -> tuple[float, int]:
+    """Climb by L-BFGS-B from uniform draws between the bounds, for some CPU seconds."""
+    rng, end = np.random.default_rng(SEED), process_time() + seconds
+    low, high = np.transpose([one.bounds for one in problem.setting.parameters.values()])
+    best, starts = -np.inf, 0
+
+    def falling(scaled):
+        nonlocal best
+        if process_time() > end:
+            raise TimeoutError
+        value, slope = problem.value_and_gradient(scaled)
+        if not (np.isfinite(value) and np.isfinite(slope).all()):
+            return 1e10, np.zeros_like(scaled)
+        best = max(best, value)
+        return -value, -slope
+
+    try:
+        while True:
+            starts += 1
+            minimize(
+                falling, rng.uniform(low, high), jac=True, bounds=[*zip(low, high, strict=True)]
+            )
+    except TimeoutError:
+        return best, starts
+
+
+def suite(folder: Path) -> pd.DataFrame:
+    """Return the log likelihood and the simulations of each case of the test suite, and theirs."""
+    rows = {}
+    for case in sorted(path for path in folder.iterdir() if path.is_dir()):
+        problem = gm.petab.load(case / f"_{case.name}.yaml")
+        told = yaml.safe_load((case / f"_{case.name}_solution.yaml").read_text("utf-8"))
+        theirs = pd.read_csv(case / "_simulations.tsv", sep="\t")["simulation"].to_numpy()
+        ours = problem.simulate(problem.nominal)["simulation"].to_numpy()
+        row = {
+            "log likelihood": problem.log_likelihood(problem.nominal),
+            "theirs": told["llh"],
+            "simulations differ by": np.abs(ours - theirs).max(),
+        }
+        is_right = (
+            abs(row["log likelihood"] - row["theirs"]) < told["tol_llh"]
+            and row["simulations differ by"] < told["tol_simulations"]
+        )
+        rows[case.name] = row | {"is_right": is_right}
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("case")
+
+
+def given_up(known: Row, seconds: int, exit_code: int | None) -> Row:
+    """Return the row of a fit that ended without an answer."""
+    return {"is_exact": 0.0, "verdict": f"no answer in {seconds} CPU s ({exit_code})", **known}
+
+
+def main(arguments: list[str] | None = None):
+    """Read, compare, fit, and print the tables."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("folder", type=Path, nargs="?", default=os.environ.get("PETAB_COLLECTION"))
+    parser.add_argument("--suite", type=Path, help="check the test suite in this folder")
+    parser.add_argument("--problems", nargs="+", help="those to read and fit, if not all small")
+    parser.add_argument("--largest", type=int, default=SMALL, help="parameters of what is fitted")
+    parser.add_argument("--limit", type=int, default=300, help="seconds of a fit")
+    parser.add_argument("--no-fits", action="store_true", help="read and compare only")
+    parser.add_argument("--no-reading", action="store_true", help="fit only")
+    parser.add_argument("--out", type=Path, default=RUNS / "petab", help="rows")
+    parser.add_argument("--csv", type=Path, default=RESULTS / "petab", help="folder of the tables")
+    parser.add_argument("--table", action="store_true", help="the saved tables only")
+    parser.add_argument("--quick", action="store_true", help="the problem of the tests only")
+    options = parser.parse_args(arguments)
+    if options.quick:
+        problem = gm.petab.load(QUICK)
+        fit = problem.fit(n_draws=1_000, random_seed=SEED, progressbar=False)
+        show(fit.table)
+        none_failed(fit.table[[not fit.is_exact] * len(fit.table)])
+        return
+    if options.table:
+        for name in ("collection", "fits"):
+            show(pd.read_csv(options.csv / f"{name}.csv", index_col="problem"))
+        return
+    if options.suite:
+        cases = suite(options.suite)
+        show(cases)
+        none_failed(cases[~cases["is_right"].astype(bool)])
+        if options.folder is None:
+            return
+    folder = Path(options.folder or parser.error("expected the folder of the collection"))
+    names = options.problems or sorted(one.name for one in folder.iterdir() if one.is_dir())
+    if not options.no_reading:
+        rows = {name: loaded(folder / name) for name in names}
+        table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("problem")
+        show(table, options.csv / "collection.csv", "%.8g")
+    if options.no_fits:
+        return
+    read = pd.read_csv(options.csv / "collection.csv", index_col="problem")
+    small = read[read["parameters"] <= options.largest].sort_values("parameters").index
+    keys = [(name,) for name in options.problems or small]
+    saved = runner.Saved(options.out, runner.JSON)
+    runner.run(
+        keys,
+        partial(fitted, folder, limit=options.limit),
+        saved,
+        workers=runner.in_processes(4 * options.limit, given_up),
+        report=lambda key, row: print(*key, row.get("gm.fit"), row["verdict"][:80], flush=True),
+    )
+    show(
+        saved.table(keys, partial(runner.table_of, index=["problem"])),
+        options.csv / "fits.csv",
+        "%.6g",
+    )
+
+
+if __name__ == "__main__":
+    main()

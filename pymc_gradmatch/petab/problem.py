@@ -1,0 +1,341 @@
+"""A PEtab problem, read from its files, as what :func:`gm.fit <pymc_gradmatch.fit>` takes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import pymc as pm
+import pytensor.tensor as pt
+from numpy.typing import NDArray
+from pytensor.tensor import TensorVariable
+
+from pymc_gradmatch._pymc import in_numpy, without_traces
+from pymc_gradmatch.gp import Experiment
+from pymc_gradmatch.model import build_model
+from pymc_gradmatch.ode import ODE
+from pymc_gradmatch.petab.conditions import Course, Setting, Slopes
+from pymc_gradmatch.petab.parameters import Parameter, text
+from pymc_gradmatch.sampling import Fit, fit
+from pymc_gradmatch.sbml import Model, read_sbml, usable
+
+if TYPE_CHECKING:
+    import petab.v1 as petab
+
+
+def load(path: str | Path) -> "Problem":
+    """Read a PEtab problem (version 1, SBML) from its files.
+
+    Parameters
+    ----------
+    path : str or Path
+        The YAML file, which names the others.
+
+    Returns
+    -------
+    Problem
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        If files are missing or are no PEtab problem.
+    NotImplementedError
+        If the problem contains what is not supported, by its name and place.
+    """
+    import petab.v1 as petab
+
+    path = Path(path)
+    source = petab.Problem.from_yaml(str(path))
+    if source.model is None or source.model.type_id != "sbml":
+        msg = f"{path}: the model is not in SBML; expected an SBML model."
+        raise NotImplementedError(msg)
+    model = read_sbml(_file_of_model(path))
+    return Problem(path.stem, source, _setting(source, model, path))
+
+
+def _file_of_model(path: Path) -> Path:
+    import yaml
+
+    problems = yaml.safe_load(path.read_text("utf-8"))["problems"]
+    files = [file for problem in problems for file in problem["sbml_files"]]
+    if len(files) != 1:
+        msg = f"{path}: has {len(files)} models, {files}; expected one."
+        raise NotImplementedError(msg)
+    return path.parent / files[0]
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """A parameter estimation problem: equations, experiments, likelihoods and priors.
+
+    Parameters are on the scale of the problem: ``log10_k`` is the decimal logarithm of ``k``.
+    :func:`load` makes it.
+
+    Attributes
+    ----------
+    name : str
+        That of its file.
+    source : petab.v1.Problem
+        The tables.
+
+    Examples
+    --------
+    >>> import pymc_gradmatch as gm
+    >>> problem = gm.petab.load("tests/petab/conversion/problem.yaml")
+    >>> problem.ode
+    ODE(states=['A', 'B'], params=['log10_k1', 'log10_k2', 'sigma'])
+    >>> round(problem.log_likelihood(problem.nominal), 3)
+    17.283
+    """
+
+    name: str
+    source: "petab.Problem" = field(repr=False)
+    setting: Setting = field(repr=False)
+
+    @cached_property
+    def ode(self) -> ODE:
+        """The equations: of all states and all estimated parameters, on their scales."""
+        setting = self.setting
+        names = [usable(name) for name in setting.model.states]
+        inputs = [called for kinds in setting.inputs.values() for called in kinds.values()]
+        params = [one.name for one in setting.parameters.values()]
+        return ODE(Slopes(setting), names, params, inputs=[*inputs, *setting.switches.values()])
+
+    @cached_property
+    def courses(self) -> list[Course]:
+        """The experiments, as the files have them: each pair of conditions with its rows."""
+        table = self.source.measurement_df
+        before = table.get("preequilibrationConditionId", pd.Series("", table.index))
+        groups = table.groupby([table["simulationConditionId"], before.fillna("")], sort=False)
+        return [
+            Course(self.setting, self.ode, condition, first, rows)
+            for (condition, first), rows in groups
+        ]
+
+    @cached_property
+    def experiments(self) -> dict[str, Experiment]:
+        """The experiments by name: a condition, and where another comes first, that too."""
+        return {
+            one.name: Experiment(
+                one.t, inputs=one.inputs or None, start=one.start, likelihood=one.likelihood
+            )
+            for one in self.courses
+        }
+
+    @property
+    def priors(self) -> dict[str, TensorVariable]:
+        """A prior of each parameter, on its scale: PEtab's, or uniform between the bounds."""
+        return {one.name: one.prior for one in self.setting.parameters.values()}
+
+    @property
+    def nominal(self) -> dict[str, float]:
+        """The values in the file, natural, by the names in the file."""
+        return {name: one.nominal for name, one in self.setting.parameters.items()}
+
+    def scaled(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return natural values by the names in the file as those of the model."""
+        return {
+            one.name: one.scaled(np.asarray(values[name], float))
+            for name, one in self.setting.parameters.items()
+        }
+
+    def natural(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return values of the model as natural ones, by the names in the file."""
+        return {
+            name: one.natural(np.asarray(values[one.name], float))
+            for name, one in self.setting.parameters.items()
+        }
+
+    def log_likelihood(self, values: Mapping[str, float]) -> float:
+        """Return the log likelihood of the measurements, as PEtab has it.
+
+        Parameters
+        ----------
+        values : mapping of str to float
+            Natural, by the names in the file; others have their nominal values.
+        """
+        [total] = self._log_likelihood(*self._in_order(values))
+        return float(total)
+
+    def value_and_gradient(
+        self, scaled: Sequence[float] | NDArray[np.float64]
+    ) -> tuple[float, NDArray[np.float64]]:
+        """Return the log likelihood and its gradient, for optimisers.
+
+        Parameters
+        ----------
+        scaled : array_like of float
+            Parameters on their scales, in the order of ``ode.params``.
+        """
+        value, *gradient = self._with_gradient(*scaled)
+        return float(value), np.array(gradient, dtype=float)
+
+    def simulate(self, values: Mapping[str, float]) -> pd.DataFrame:
+        """Return the table of measurements with what the model says in their place.
+
+        Parameters
+        ----------
+        values : mapping of str to float
+            Natural, by the names in the file; others have their nominal values.
+        """
+        columns = self._simulated(*self._in_order(values))
+        parts = [rows for one in self._written[1] for rows in one]
+        table = pd.concat(
+            [rows.assign(simulation=column) for rows, column in zip(parts, columns, strict=True)]
+        )
+        return table.drop(columns=["_place", "measurement"]).sort_index()
+
+    def _in_order(self, values: Mapping[str, float]) -> list:
+        unknown = [name for name in values if name not in self.setting.parameters]
+        if unknown:
+            msg = (
+                f"values are given for {unknown}; expected some of the estimated parameters "
+                f"{[*self.setting.parameters]}."
+            )
+            raise ValueError(msg)
+        return [*self.scaled({**self.nominal, **values}).values()]
+
+    @cached_property
+    @without_traces
+    def _written(self) -> tuple:
+        """What was observed as graphs of the parameters, with no Gaussian process."""
+        theta = [pt.scalar(name, dtype="float64") for name in self.ode.params]
+        model, tables, simulated = pm.Model(), [], []
+        for one in self.courses:
+            _, given = self.ode.by_name(pt.zeros((1, len(self.ode.states))), theta)
+            x0 = [*one.starts(given).values()]
+            x = self.ode.solve(one.t, x0, theta, inputs=one.inputs or None)
+            states, _ = self.ode.by_name(x, theta)
+            said = one.predictions(states, given)
+            tables.append([rows for rows, _, _ in said])
+            simulated += [mean for _, mean, _ in said]
+            with pm.Model(name=one.name, model=model):
+                one.observe(said)
+        return theta, tables, simulated, model.observedlogp
+
+    @cached_property
+    def _log_likelihood(self) -> Callable:
+        theta, _, _, total = self._written
+        return in_numpy(theta, [total])
+
+    @cached_property
+    def _with_gradient(self) -> Callable:
+        theta, _, _, total = self._written
+        slopes: Any = pt.grad(total, theta, disconnected_inputs="ignore")
+        return in_numpy(theta, [total, *slopes])
+
+    @cached_property
+    def _simulated(self) -> Callable:
+        theta, _, simulated, _ = self._written
+        return in_numpy(theta, simulated)
+
+    @property
+    def _given(self) -> dict[str, Any]:
+        """What :func:`gm.fit <pymc_gradmatch.fit>` is told, of one experiment or of several."""
+        if len(self.experiments) > 1:
+            return {"experiments": self.experiments}
+        [one] = self.experiments.values()
+        return {"t": one.t, "inputs": one.inputs, "start": one.start, "likelihood": one.likelihood}
+
+    def build_model(self, **settings) -> pm.Model:
+        """Write the model of Theorem 1, by :func:`~pymc_gradmatch.build_model`.
+
+        Parameters
+        ----------
+        **settings
+            As for that; ``preset="refined"`` if not given.
+        """
+        given = {"preset": "refined", "priors": self.priors, **self._given, **settings}
+        return build_model(self.ode, **given)
+
+    def fit(self, **settings) -> Fit:
+        """Fit it, by :func:`~pymc_gradmatch.fit`.
+
+        Parameters
+        ----------
+        **settings
+            As for that: ``n_draws``, ``max_seconds``, ``random_seed``.
+        """
+        return fit(self.ode, **{"priors": self.priors, **self._given, **settings})
+
+    def with_estimates(self, values: Mapping[str, float]) -> pd.DataFrame:
+        """Return the parameter table with estimates as nominal values.
+
+        Parameters
+        ----------
+        values : mapping of str to float
+            By the names of the model, on its scales, such as ``fit.mode``.
+        """
+        table = self.source.parameter_df.copy()
+        for name, value in self.natural(values).items():
+            table.loc[name, "nominalValue"] = float(value)
+        return table
+
+    def __repr__(self) -> str:
+        model = self.setting.model
+        rest = sum(bool(one.before) for one in self.courses)
+        after = f", {rest} of them from a steady state" if rest else ""
+        observables = self.source.measurement_df["observableId"].nunique()
+        return (
+            f"PEtab problem {self.name!r}: {len(model.states)} states, "
+            f"{len(self.setting.parameters)} estimated parameters, {len(self.courses)} "
+            f"experiment{'s' * (len(self.courses) != 1)}{after}, {observables} "
+            f"observable{'s' * (observables != 1)}, {len(self.source.measurement_df)} measurements"
+        )
+
+
+def _setting(source: "petab.Problem", model: Model, path: Path) -> Setting:
+    table = source.parameter_df
+    is_estimated = table["estimate"].astype(int) == 1
+    parameters = {
+        name: Parameter.of_row(name, row, f"{path.parent}, parameter table")
+        for name, row in table[is_estimated].iterrows()
+    }
+    fixed = table.loc[~is_estimated, "nominalValue"].astype(float).to_dict()
+    used = source.measurement_df.reindex(
+        columns=["simulationConditionId", "preequilibrationConditionId"]
+    )
+    conditions = {
+        name: _overrides(row, fixed, f"{path.parent}, condition table, {name!r}", model, parameters)
+        for name, row in source.condition_df.iterrows()
+        if name in set(used.to_numpy().ravel())
+    }
+    return Setting(model, parameters, fixed, conditions, _observables(source))
+
+
+def _overrides(row, fixed: Mapping, place: str, model: Model, parameters: Mapping) -> dict:
+    found: dict[str, float | str] = {}
+    for name, value in row.items():
+        if name == "conditionName" or pd.isna(value) or value == "":
+            continue
+        try:
+            found[name] = float(value)
+        except ValueError:
+            if value not in fixed and value not in parameters:
+                msg = (
+                    f"{place}: {name!r} is {value!r}; expected a number or a parameter of the "
+                    "parameter table."
+                )
+                raise NotImplementedError(msg) from None
+            found[name] = fixed.get(value, value)
+        if name in model.rules:
+            msg = f"{place}: {name!r} is set, which a rule of the model decides; expected neither."
+            raise NotImplementedError(msg)
+    return found
+
+
+def _observables(source: "petab.Problem") -> dict[str, dict[str, Any]]:
+    from petab.v1.math import sympify_petab
+
+    found = {}
+    for name, row in source.observable_df.iterrows():
+        found[name] = {
+            "distribution": text(row.get("noiseDistribution"), "normal"),
+            "transformation": text(row.get("observableTransformation"), "lin"),
+            "observable": sympify_petab(row["observableFormula"]),
+            "noise": sympify_petab(row["noiseFormula"]),
+        }  # fmt: skip
+    return found

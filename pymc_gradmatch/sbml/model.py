@@ -1,0 +1,353 @@
+"""An SBML model as states with slopes, constants with values, and rules: all of them formulas."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from keyword import iskeyword
+from pathlib import Path
+from typing import Any, NoReturn
+
+import libsbml
+import numpy as np
+import sbmlmath
+import sympy as sp
+
+from pymc_gradmatch.arguments import RESERVED
+from pymc_gradmatch.sbml.formulas import TIME, Scope, number_of
+
+AVOGADRO = 6.02214179e23  # as SBML has it
+BEFORE = "_before_events"
+NOT_SUPPORTED = {"delay": "a delay", "rateOf": "rateOf"}
+
+
+def usable(name: str) -> str:
+    """Return an SBML name as one that a field of a named tuple can have."""
+    name = name.strip("_") if name.startswith("_") else name
+    return f"{name}_" if iskeyword(name) or name in RESERVED else name
+
+
+@dataclass(frozen=True)
+class Model:
+    """What an SBML file says.
+
+    Attributes
+    ----------
+    name : str
+        Its name, or that of the file.
+    slopes : dict of str to sympy.Expr
+        Of each state.
+    initial : dict of str to sympy.Expr
+        Of each state, at time zero.
+    constants : dict of str to sympy.Expr
+        Parameters, compartments and species that nothing changes: numbers, or initial
+        assignments.
+    rules : dict of str to sympy.Expr
+        What holds at every time: assignment rules and rates of reactions.
+    alias : dict of str to str
+        What the value before events is called, of constants that events change, and these.
+    resets : list of tuple
+        Events that set a state: its name, the comparison with time, and the value.
+    """
+
+    name: str
+    slopes: dict[str, sp.Expr]
+    initial: dict[str, sp.Expr]
+    constants: dict[str, sp.Expr]
+    rules: dict[str, sp.Expr]
+    alias: dict[str, str] = field(default_factory=dict)
+    resets: list[tuple[str, sp.Basic, sp.Expr]] = field(default_factory=list)
+
+    @property
+    def states(self) -> list[str]:
+        """Names of the states."""
+        return [*self.slopes]
+
+    @property
+    def formulas(self) -> dict[str, sp.Expr]:
+        """All that follows from states and time, and the constants."""
+        return self.constants | self.rules
+
+    @cached_property
+    def needed(self) -> set[str]:
+        """Names that slopes depend on."""
+        return self.names_in(self.slopes.values())
+
+    def names_in(self, formulas) -> set[str]:
+        """Return the names that formulas depend on, directly or by rules."""
+        found: set[str] = set()
+        ahead = [*formulas]
+        while ahead:
+            names = {symbol.name for symbol in ahead.pop().free_symbols} - found
+            found |= names
+            ahead += [self.formulas[name] for name in names if name in self.formulas]
+        return found
+
+    def constant(self, given: Mapping) -> Scope:
+        """Return what is known at time zero, with some names given."""
+        return Scope({TIME: 0.0, **given}, self.formulas | self.initial)
+
+    @cached_property
+    def switches(self) -> dict[sp.Basic, sp.Expr]:
+        """Comparisons of time in the slopes, and when they change: formulas of constants."""
+        reached = [*self.slopes.values()]
+        reached += [self.rules[name] for name in self.needed if name in self.rules]
+        found: dict[sp.Basic, sp.Expr] = {}
+        for formula in reached:
+            for relation in formula.atoms(sp.core.relational.Relational):
+                when = self.when(relation)
+                if when is not None:
+                    found[relation] = when
+        return found
+
+    def when(self, relation: sp.Basic) -> sp.Expr | None:
+        """Return when a comparison changes, if it is linear in time and has no state in it."""
+        left, right = relation.args
+        difference, time = left - right, sp.Symbol(TIME)
+        slope = sp.diff(difference, time)
+        others = self.names_in([difference.subs(time, 0), slope])
+        if slope == 0 or slope.has(time) or TIME in others or others & {*self.states}:
+            return None
+        return -difference.subs(time, 0) / slope
+
+
+@dataclass(frozen=True)
+class RightHandSide:
+    """The slopes of a model, as a right-hand side of :class:`~pymc_gradmatch.ODE`.
+
+    Parameters
+    ----------
+    model : Model
+        The model.
+    constants : tuple of str
+        Constants that are parameters of the ODE, each under its usable name.
+    """
+
+    model: Model
+    constants: tuple[str, ...]
+
+    def __call__(self, t, x, theta) -> list:
+        """Write the slopes."""
+        given = {name: getattr(theta, usable(name)) for name in self.constants}
+        return self.slopes(t, x, given, {})
+
+    def slopes(self, t, x, given: Mapping[str, Any], relations: Mapping) -> list:
+        """Write the slopes, with constants and comparisons given."""
+        model = self.model
+        constants = model.constant(given)
+        fixed = {name: constants[name] for name in model.needed if name in model.constants}
+        states = dict(zip(model.states, x, strict=True))
+        scope = Scope({TIME: t, **given, **fixed, **states}, model.rules, relations)
+        return [scope.tensor(slope) for slope in model.slopes.values()]
+
+
+def read_sbml(path: str | Path) -> Model:
+    """Read a model from a file.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        If there is no file, or no model in it.
+    NotImplementedError
+        If it contains what is not supported, by its name and place.
+    """
+    return _Reader(Path(path).read_text("utf-8"), str(path)).model()
+
+
+def equations_of(path: str | Path) -> tuple[RightHandSide, list, list, dict, dict]:
+    """Read a model as a right-hand side of its own constants.
+
+    Returns
+    -------
+    rhs : RightHandSide
+    states, params : list of str
+        Usable names.
+    start, values : dict of str to float
+        By these.
+    """
+    model = read_sbml(path)
+    if model.alias or model.resets:
+        msg = f"{path}: has events, which an ODE has as inputs; expected none, or a PEtab problem."
+        raise NotImplementedError(msg)
+    names = sorted(model.needed & {*model.constants})
+    at_zero = model.constant({})
+    start, values = (
+        {usable(name): number_of(at_zero[name]) for name in which}
+        for which in (model.states, names)
+    )
+    return RightHandSide(model, tuple(names)), [*start], [*values], start, values
+
+
+class _Reader:
+    def __init__(self, text: str, place: str):
+        self.place = place
+        self.document = libsbml.readSBMLFromString(text)
+        self.sbml = self.document.getModel()
+        if self.sbml is None:
+            errors = self.document.getErrorLog().toString().strip()
+            msg = f"{place} holds no SBML model; expected one. libSBML says: {errors[:300]}"
+            raise ValueError(msg)
+        for change in ("promoteLocalParameters", "expandFunctionDefinitions"):
+            options = libsbml.ConversionProperties()
+            options.addOption(change, True)
+            self.document.convert(options)
+
+    def refuse(self, what: str, element: str) -> NoReturn:
+        msg = (
+            f"{self.place}: {element} has {what}, which is not supported. Expected reactions, "
+            "rate rules, assignment rules, initial assignments, and events at known times."
+        )
+        raise NotImplementedError(msg)
+
+    def formula(self, element: Any, what: str) -> sp.Expr:
+        """Return the formula of an element, of plain symbols."""
+        if element is None or element.getMath() is None:
+            self.refuse("no formula", what)
+        read = sbmlmath.sbml_math_to_sympy(element)
+        for function in read.atoms(sp.Function):
+            if (name := type(function).__name__) in NOT_SUPPORTED:
+                self.refuse(NOT_SUPPORTED[name], what)
+        special = {
+            symbol: sp.Symbol(TIME) if isinstance(symbol, sbmlmath.TimeSymbol) else AVOGADRO
+            for symbol in read.free_symbols
+            if isinstance(symbol, sbmlmath.CSymbol)
+        }
+        return read.xreplace(special)
+
+    def model(self) -> Model:
+        sbml = self.sbml
+        assigned = {
+            one.getSymbol(): self.formula(one, f"the initial assignment of {one.getSymbol()!r}")
+            for one in sbml.getListOfInitialAssignments()
+        }
+        rules, slopes = self._rules()
+        rates = {
+            r.getId(): self.formula(r.getKineticLaw(), f"reaction {r.getId()!r}")
+            for r in sbml.getListOfReactions()
+        }
+        values = self._values() | assigned
+        for name, terms in self._reactions(rules, slopes).items():
+            slopes[name] = sum(terms, sp.Integer(0))
+        for species in sbml.getListOfSpecies():
+            name, volume = species.getId(), species.getCompartment()
+            if name in slopes and not species.getHasOnlySubstanceUnits() and volume in slopes:
+                slopes[name] -= sp.Symbol(name) / sp.Symbol(volume) * slopes[volume]
+        initial = {name: values.pop(name) for name in slopes}
+        constants = {name: value for name, value in values.items() if name not in rules}
+        model = Model(
+            sbml.getId() or Path(self.place).stem, slopes, initial, constants, rates | rules
+        )
+        self._events(model)
+        if not slopes:
+            self.refuse("no reaction and no rate rule, and so no state", "the model")
+        return model
+
+    def _rules(self) -> tuple[dict, dict]:
+        rules: dict[str, sp.Expr] = {}
+        slopes: dict[str, sp.Expr] = {}
+        for rule in self.sbml.getListOfRules():
+            name = rule.getVariable()
+            if rule.isAlgebraic():
+                self.refuse("an algebraic rule", "the list of rules")
+            kept = slopes if rule.isRate() else rules
+            kept[name] = self.formula(rule, f"the rule of {name!r}")
+        return rules, slopes
+
+    def _values(self) -> dict[str, sp.Expr]:
+        """Return the values of all that has a name, as the attributes have them."""
+        sbml, values = self.sbml, {}
+        for one in sbml.getListOfCompartments():
+            values[one.getId()] = _number(one.getSize() if one.isSetSize() else 1.0)
+        for one in sbml.getListOfParameters():
+            values[one.getId()] = _number(one.getValue() if one.isSetValue() else np.nan)
+        for one in sbml.getListOfSpecies():
+            volume, is_amount = sp.Symbol(one.getCompartment()), one.getHasOnlySubstanceUnits()
+            if one.isSetInitialAmount():
+                value = _number(one.getInitialAmount())
+                values[one.getId()] = value if is_amount else value / volume
+            else:
+                value = _number(
+                    one.getInitialConcentration() if one.isSetInitialConcentration() else 0.0
+                )
+                values[one.getId()] = value * volume if is_amount else value
+        for reaction in sbml.getListOfReactions():
+            for one in [*reaction.getListOfReactants(), *reaction.getListOfProducts()]:
+                if one.isSetId():
+                    values[one.getId()] = _number(
+                        one.getStoichiometry() if one.isSetStoichiometry() else 1.0
+                    )
+        return values
+
+    def _reactions(self, rules: Mapping, slopes: Mapping) -> dict[str, list]:
+        """Return what reactions do to each species that is theirs to change."""
+        sbml = self.sbml
+        of: dict[str, list] = {
+            one.getId(): []
+            for one in sbml.getListOfSpecies()
+            if not (one.getBoundaryCondition() or one.getConstant())
+            and one.getId() not in rules and one.getId() not in slopes
+        }  # fmt: skip
+        moved = set()
+        for reaction in sbml.getListOfReactions():
+            rate = sp.Symbol(reaction.getId())
+            if reaction.isSetFast() and reaction.getFast():
+                self.refuse("the attribute fast", f"reaction {reaction.getId()!r}")
+            sides = (-1, reaction.getListOfReactants()), (1, reaction.getListOfProducts())
+            for sign, references in sides:
+                for one in references:
+                    name = one.getSpecies()
+                    if name not in of:
+                        continue
+                    species = sbml.getSpecies(name)
+                    if species.getCompartment() in rules:
+                        self.refuse("a size by an assignment rule", f"the compartment of {name!r}")
+                    term = sign * self._stoichiometry(one) * rate
+                    if species.isSetConversionFactor() or sbml.isSetConversionFactor():
+                        given = species.getConversionFactor() or sbml.getConversionFactor()
+                        term *= sp.Symbol(given)
+                    if not species.getHasOnlySubstanceUnits():
+                        term /= sp.Symbol(species.getCompartment())
+                    of[name].append(term)
+                    moved.add(name)
+        return {name: terms for name, terms in of.items() if name in moved}
+
+    def _stoichiometry(self, reference: Any) -> sp.Expr:
+        if reference.isSetId():
+            return sp.Symbol(reference.getId())
+        if reference.isSetStoichiometryMath():
+            return self.formula(reference.getStoichiometryMath(), "a stoichiometry")
+        return _number(reference.getStoichiometry() if reference.isSetStoichiometry() else 1.0)
+
+    def _events(self, model: Model):
+        """Write events at known times into rules of constants and resets of states."""
+        pieces: dict[str, list] = {}
+        for number, event in enumerate(self.sbml.getListOfEvents()):
+            place = f"event {event.getId() or number + 1!r}"
+            trigger = self.formula(event.getTrigger(), f"the trigger of {place}")
+            is_comparison = isinstance(trigger, sp.core.relational.Relational)
+            when = model.when(trigger) if is_comparison else None
+            if when is None:
+                self.refuse(f"the trigger {trigger}, which states decide", place)
+            if event.isSetDelay():
+                when = when + self.formula(event.getDelay(), f"the delay of {place}")
+            after = sp.GreaterThan(sp.Symbol(TIME), when, evaluate=False)
+            for one in event.getListOfEventAssignments():
+                name, what = one.getVariable(), f"the assignment to {one.getVariable()!r}"
+                value = self.formula(one, f"{what} of {place}")
+                if model.names_in([value]) & {*model.states, TIME}:
+                    self.refuse(f"{what}, {value}, which states or time decide,", place)
+                if name in model.slopes:
+                    model.resets.append((name, after, value))
+                elif name in model.constants:
+                    pieces.setdefault(name, []).append((when, value, after))
+                else:
+                    self.refuse(f"{what}, which a rule decides,", place)
+        for name, changes in pieces.items():
+            model.alias[name + BEFORE] = name
+            model.constants[name + BEFORE] = model.constants.pop(name)
+            ordered = sorted(changes, key=lambda one: float(one[0]) if one[0].is_Number else 0.0)
+            later = [(value, after) for _, value, after in reversed(ordered)]
+            model.rules[name] = sp.Piecewise(*later, (sp.Symbol(name + BEFORE), True))
+
+
+def _number(value: float) -> sp.Expr:
+    return sp.Integer(int(value)) if float(value).is_integer() else sp.Float(value)
