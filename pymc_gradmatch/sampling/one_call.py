@@ -471,7 +471,7 @@ def _unidentified(target: ExactPosterior, posterior: xr.Dataset, rng) -> pd.Data
     """
     model = target.model
     free = [rv for rv in model.free_RVs if rv.name in posterior and not is_states(rv)]
-    rows: dict[str, tuple[float, float]] = {}
+    rows: dict[str, tuple[Any, Any]] = {}
     for rv, prior in _priors(free, rng):
         name, before = str(rv.name), prior.reshape(N_PRIOR, -1)
         after = posterior[name].to_numpy()[0].reshape(posterior.sizes["draw"], -1)
