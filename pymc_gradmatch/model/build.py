@@ -161,7 +161,7 @@ def build_model(
         fixed at its estimate.  What the paper sets for one system only stands
         in ``gm.systems``: for example ``gm.systems.lotka_volterra.paper``.
         ``"refined"``: no smoothing bias and sigma sampled, close to the exact
-        posterior; see :func:`~pymc_gradmatch.refine` and docs/accuracy.md.
+        posterior; see :func:`~pymc_gradmatch.refine` and docs/history/accuracy.md.
     gp : StateGP, optional
         Gaussian processes to use as they are, in place of a fit.
     random_seed : int or numpy.random.Generator, optional

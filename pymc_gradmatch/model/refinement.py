@@ -1,6 +1,6 @@
 r"""Theorem 1 without its smoothing bias: one rule for all settings of ``preset="refined"``.
 
-docs/accuracy.md has the study behind it.
+docs/history/accuracy.md has the study behind it.
 
 1. *Grid*: four steps from one observation to the next (more for short series,
    fewer for long ones).
@@ -91,7 +91,7 @@ from pymc_gradmatch.reporting import reporting
 SEARCHING = "seeking the ODE's solution from draws of the prior"
 N_OTHERS = 3  # solutions of a kind, from which one that fits better is sought
 BETTER_BY = 1.0  # log likelihood, by which it does
-MOST_DISTANCE = 0.3  # sigma, of matched states from the solution; docs/accuracy.md: below 0.12
+MOST_DISTANCE = 0.3  # sigma, of matched states from the solution; below 0.12 where it was studied
 
 
 class DoubtWarning(UserWarning):

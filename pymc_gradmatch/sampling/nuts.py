@@ -110,7 +110,7 @@ def sample(
     Draws that follow the ODE are not those of NUTS: a line in the log says so, and
     ``idata["posterior"].attrs["sampler"]``.  Chains that come of one search are shares of
     its draws, and a draw may be there several times, of which effective sample sizes take
-    account.  Where the posterior has several modes, R-hat says so at best.  docs/speed.md
+    account.  Where the posterior has several modes, R-hat says so at best.  docs/history/speed.md
     compares the ways, and docs/accuracy.md says what
     :func:`~pymc_gradmatch.integrate_check` can repair.
 
