@@ -42,10 +42,8 @@ def usable_names(names: Sequence[str], what: str) -> tuple[str, ...]:
     ]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if not names or unusable or repeated:
-        msg = (
-            f"{what} are {list(names)}; expected distinct Python names. "
-            f"Unusable: {unusable}, repeated: {repeated}."
-        )
+        wrong = listed({"unusable": unusable, "repeated": repeated})
+        msg = f"{what} are {list(names)}; expected distinct Python names{wrong and f' ({wrong})'}."
         raise ValueError(msg)
     return names
 
@@ -78,10 +76,8 @@ def in_order(values: Mapping, names: Sequence[str], what: str) -> list:
     missing = [name for name in names if name not in given]
     unknown = [name for name in given if name not in names]
     if missing or unknown:
-        msg = (
-            f"{what} missing for {missing} and given for unknown {unknown}; "
-            f"expected one for each of {list(names)}."
-        )
+        wrong = listed({"missing for": missing, "given for unknown": unknown})
+        msg = f"{what} {wrong}; expected one for each of {list(names)}."
         raise ValueError(msg)
     return [values[name] for name in names]
 
@@ -111,13 +107,27 @@ def columns_in_order(
     repeated = sorted({str(name) for name in columns if columns.count(name) > 1})
     if unknown or repeated:
         msg = (
-            f"the columns of {name} are {list(columns)}, of which {unknown} are unknown and "
-            f"{repeated} repeated; expected states of the ODE, {list(states)}, in any order."
+            f"the columns of {name} are {list(columns)} "
+            f"({listed({'unknown': unknown, 'repeated': repeated})}); "
+            f"expected states of the ODE, {list(states)}, in any order."
         )
         raise ValueError(msg)
     ordered = np.full((*values.shape[:-1], len(states)), np.nan)
     ordered[..., [states.index(name) for name in columns]] = values
     return ordered
+
+
+def listed(what: Mapping[str, Collection]) -> str:
+    """Return lists with words before each, without those that are empty."""
+    return " and ".join(f"{words} {list(found)}" for words, found in what.items() if found)
+
+
+def _is_number(value: Any) -> bool:
+    """Tell whether an entry of a table is a number, or None, which is NaN."""
+    try:
+        return value is None or (not isinstance(value, complex) and float(value) is not None)
+    except (TypeError, ValueError):
+        return False
 
 
 def as_numbers(values: Any, name: str, expected: str = "numbers") -> NDArray[np.float64]:
@@ -127,9 +137,13 @@ def as_numbers(values: Any, name: str, expected: str = "numbers") -> NDArray[np.
             return np.asarray(values, dtype=float)
     what = f"{name} is a {type(values).__name__}, {short(values)}"
     if isinstance(values, pd.DataFrame):
-        numbers = values.apply(pd.to_numeric, errors="coerce")
-        others = values.columns[(numbers.isna() & values.notna()).any()]
-        what = f"{name} is a table, of which the columns {others.tolist()} are not all numbers"
+        entries = []
+        for k, column in enumerate(values.columns):
+            rows = [row for row, value in enumerate(values.iloc[:, k]) if not _is_number(value)]
+            if rows:
+                more = f" and no number in {len(rows) - 1} more" if len(rows) > 1 else ""
+                entries.append(f"{column!r} is {values.iat[rows[0], k]!r} in row {rows[0]}{more}")
+        what = f"{name} is a table, of which not all are numbers: {', '.join(entries)}"
     msg = f"{what}; expected {expected}."
     raise TypeError(msg)
 

@@ -62,9 +62,9 @@ def plot_states(
         What :func:`pymc.sample` or :func:`~pymc_gradmatch.sample_fgpgm` returns.
     model : pymc.Model, optional
         The model, if it is not the one on the stack: asked for the times of several experiments,
-        which have grids of their own, by the experiments' names; and, where nothing observed is
-        called ``"y"``, for what the data are of.  Those of one state at the times are drawn over
-        it; others that have one number for each time in panels of their own.
+        which have grids of their own, by the experiments' names; and, where no ``"y"`` with states
+        is observed, for what the data are of.  Those of one state, at all or some of the times,
+        are drawn over it; others that have one number for each time in panels of their own.
     var_name : str, default "x"
         The variable to plot, with the dim ``state`` and one of times, such as
         ``time`` or ``time_observed``, or with the dim ``observation``, labelled by
@@ -724,8 +724,12 @@ def _seen(
     there = idata["observed_data"].dataset
     predictive = group if group.endswith("_predictive") else f"{group}_predictive"
     drawn = idata[predictive].dataset if predictive in idata.children else xr.Dataset()
-    if observed == "y" and observed not in there:  # nobody asked for it
-        return _Seen() if model is None else _of_likelihood(there, drawn, model, ci_prob)
+    is_there = observed in there
+    is_ours = is_there and not {"state", "observation"}.isdisjoint(there[observed].dims)
+    if observed == "y" and not is_ours and model is not None:
+        return _of_likelihood(there, drawn, model, ci_prob)
+    if observed == "y" and not is_there:  # nobody asked for it
+        return _Seen()
     data = _variable(there, observed, "the group 'observed_data'", "observed")
     ends = None
     if observed in drawn:
@@ -743,58 +747,73 @@ def _of_likelihood(there: xr.Dataset, drawn: xr.Dataset, model: pm.Model, ci_pro
     [constraint], data, ends, own = found, {}, {}, []
     gp = constraint.gp
     members = dict(zip(gp.names or [""], gp.members, strict=True))
+    tails = [(1 - ci_prob) / 2, (1 + ci_prob) / 2]
     for rv in model.observed_RVs:
         experiment, _, name = str(rv.name).rpartition("::")
         member = members.get(experiment)
         if rv.name not in there or member is None:
             continue
-        if there[rv.name].shape != member.t_observed.shape:
+        values = there[rv.name].to_numpy().astype(float)
+        state, rows = _place_of(rv, values.shape, constraint, [*members].index(experiment), member)
+        if state is None and values.shape != member.t_observed.shape:
             continue
-        state = _state_of(rv, constraint, [*members].index(experiment), member)
         panel = name if state is None else state
         panel = _label(experiment, panel) if experiment else panel
         if state is None or panel in data:
             panel = _label(experiment, name) if experiment else name
             own.append(panel)
-        at = {"time_observed": member.t_observed}
-        data[panel] = xr.DataArray(there[rv.name].to_numpy().astype(float), at, [*at])
+        at = member.t_observed[rows]
+        data[panel] = pd.Series(values.ravel(), at)
         if rv.name in drawn:
-            new = drawn[rv.name].transpose("chain", "draw", ...).to_numpy()
-            lines = _lines(xr.DataArray(new, at, ("chain", "draw", *at)), ci_prob)
-            ends[panel] = lines.isel(line=[1, 2])
-    between = _in_panels(ends)
-    return _Seen(_in_panels(data), between if between is None else _bridged(between), own)
+            new = drawn[rv.name].transpose("chain", "draw", ...).to_numpy().reshape(-1, len(at))
+            times, which = np.unique(at, return_inverse=True)
+            of_each = [np.nanquantile(new[:, which == k], tails) for k in range(len(times))]
+            ends[panel] = xr.DataArray(
+                np.transpose(of_each), {"time_observed": times}, ("line", "time_observed")
+            )
+    if ends:
+        panels = xr.IndexVariable("state", [*ends])
+        between = xr.concat([*ends.values()], panels, join="outer").transpose("line", ...)
+    return _Seen(_in_panels(data), _bridged(between) if ends else None, own)
 
 
-def _in_panels(variables: Mapping[str, xr.DataArray]) -> xr.DataArray | None:
-    """Return variables of times of their own as one, if there are any."""
+def _in_panels(variables: Mapping[str, pd.Series]) -> xr.DataArray | None:
+    """Return observations by their times as one variable, if there are any."""
     if not variables:
         return None
-    panels = xr.IndexVariable("state", [*variables])
-    together = xr.concat([*variables.values()], panels, join="outer")
-    return together.transpose("line", ..., missing_dims="ignore")
+    of_each = [
+        one.set_axis([one.index, one.groupby(level=0).cumcount()]) for one in variables.values()
+    ]
+    table = pd.concat(of_each, axis=1).sort_index()  # times again for what was observed twice
+    at = {"time_observed": table.index.get_level_values(0), "state": [*variables]}
+    return xr.DataArray(table.to_numpy(), at, [*at])
 
 
-def _state_of(rv, constraint: Constraint, number: int, member: StateGP) -> str | None:
-    """Return the state that data are of, with noise around it, or None.
+def _place_of(
+    rv, shape: tuple[int, ...], constraint: Constraint, number: int, member: StateGP
+) -> tuple[str | None, Any]:
+    """Return the state that data are of, with noise around it, or None; and at which times.
 
-    Found by numbers in the place of the states: those of one come out in the middle of the
-    distribution, or next to them of counts.
+    Found by numbers in the place of the states, no two of them alike: those of one state come out
+    in the middle of the distribution, or next to them of counts.
     """
-    gp = constraint.gp
-    values = np.random.default_rng(0).uniform(1_000, 2_000, gp.prior_mean.shape)
+    rng, of_all = np.random.default_rng(0), constraint.gp.prior_mean.shape
+    values = 1_000 + 3 * rng.permutation(np.prod(of_all)).reshape(of_all) + rng.uniform(size=of_all)
     [placed] = clone_replace([rv], [(constraint.x, pt.as_tensor(values))])
     try:
         [graph] = at_support_points([_middle(placed)])
     except NotImplementedError:
-        return None
-    found = graph.eval(mode=EVALUATE_ONCE)
+        return None, slice(None)
+    found = np.broadcast_to(graph.eval(mode=EVALUATE_ONCE), shape).ravel()
     own = (values if values.ndim == 2 else values[number])[member.observed]
     rounded = (np.floor, np.round, np.ceil) if rv.dtype.startswith("int") else (np.asarray,)
     for state, column in zip(constraint.ode.states, own.T, strict=True):
-        if any(np.allclose(found, function(column), rtol=1e-9) for function in rounded):
-            return state
-    return None
+        order = np.argsort(column)
+        between = (column[order][1:] + column[order][:-1]) / 2
+        rows = order[np.searchsorted(between, found)]  # of the nearest number
+        if any(np.allclose(found, function(column[rows]), rtol=1e-9) for function in rounded):
+            return state, rows
+    return None, slice(None)
 
 
 def _middle(rv) -> TensorVariable:

@@ -215,10 +215,29 @@ def test_an_acceptance_that_is_no_share_is_refused(share):
         gm.sample(target_accept="0.9")
 
 
-def test_a_column_of_a_table_that_is_no_number_is_named():
-    table = pd.DataFrame({"a": [1.0, 2.0, 3.0], "b": ["<0.1", "2", np.nan]})
-    with pytest.raises(TypeError, match=r"the columns \['b'\] are not all numbers"):
+@pytest.mark.parametrize(
+    ("column", "said"),
+    [
+        (["2", "<0.1", None], "'b' is '<0.1' in row 1; expected numbers."),
+        (["1", "-", "nd"], "'b' is '-' in row 1 and no number in 1 more; expected numbers."),
+        (pd.to_datetime(["2020-01-01"] * 3), "'b' is Timestamp('2020-01-01 00:00:00') in row 0 "),
+    ],
+)
+def test_an_entry_of_a_table_that_is_no_number_is_named(column, said):
+    table = pd.DataFrame({"a": [1.0, 2.0, 3.0], "b": column})
+    with pytest.raises(
+        TypeError, match="^" + re.escape(f"y is a table, of which not all are numbers: {said}")
+    ):
         gm.fit_gp(np.arange(3.0), table, cov="ExpQuad")
+
+
+def test_a_list_in_a_message_is_not_empty():
+    t, y = np.arange(3.0), pd.DataFrame(np.ones((3, 2)), columns=["a", "a"])
+    with pytest.raises(ValueError, match=r"are \['a', 'a'\] \(repeated \['a'\]\); expected states"):
+        gm.fit_gp(t, y, cov="ExpQuad", states=["a", "b"])
+    y.columns = ["a", "c"]
+    with pytest.raises(ValueError, match=r"are \['a', 'c'\] \(unknown \['c'\]\); expected states"):
+        gm.fit_gp(t, y, cov="ExpQuad", states=["a", "b"])
 
 
 def test_times_that_nearly_coincide_are_times_like_others():
@@ -245,5 +264,5 @@ def test_names_of_whatever_is_labelled_count_in_any_order():
             model = gm.build_model(PAIR, T, y, priors=PRIOR, gp=gp, sigma=sigma, gamma=0.1)
             told = model["y"].owner.inputs[-1].eval()
             np.testing.assert_array_equal(np.unique(told.reshape(-1, 2), axis=0), [[0.1, 0.2]])
-    with pytest.raises(ValueError, match=r"columns of sigma are \['a', 'c'\].*\['c'\] are unknown"):
+    with pytest.raises(ValueError, match=r"of sigma are \['a', 'c'\] \(unknown \['c'\]\); "):
         gp.with_sigma(pd.Series({"a": 0.1, "c": 0.2}))

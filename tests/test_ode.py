@@ -160,9 +160,9 @@ def test_what_is_no_list_of_names_is_refused(what, names):
 @pytest.mark.parametrize(
     ("states", "params", "message"),
     [
-        (["a", "a"], ["r"], r"states are \['a', 'a'\].*repeated: \['a'\]"),
-        (["a", "b-c"], ["r"], r"Unusable: \['b-c'\]"),
-        (["a", "b"], ["lambda"], r"params are \['lambda'\].*Unusable: \['lambda'\]"),
+        (["a", "a"], ["r"], r"states are \['a', 'a'\].*names \(repeated \['a'\]\)\.$"),
+        (["a", "b-c"], ["r"], r"names \(unusable \['b-c'\]\)\.$"),
+        (["a", "b"], ["lambda"], r"params are \['lambda'\].*\(unusable \['lambda'\]\)\.$"),
         ([], ["r"], r"states are \[\]"),
     ],
 )

@@ -99,7 +99,7 @@ NOT_OF_ONE_STATE = {
 }
 
 
-def draws_of(likelihood):
+def draws_of(likelihood, name="seen"):
     """Return a model of two states with a likelihood, and draws of its prior as a posterior."""
     y = np.column_stack([np.exp(-AT), AT * np.exp(-AT)])
     gp = gm.StateGP(AT, y, [pm.gp.cov.ExpQuad(1, ls=1.0)] * 2, sigma=0.1, states=TWO.states)
@@ -112,12 +112,13 @@ def draws_of(likelihood):
     values = np.random.default_rng(1).gamma(5, 0.2, (1, 40, len(gp.t), 2))
     coords = {"time": gp.t, "state": [*TWO.states]}
     states = xr.DataArray(values, coords, ("chain", "draw", "time", "state"))
-    seen = model.rvs_to_values[model["seen"]].eval()
-    new = xr.DataArray(seen + np.random.default_rng(2).normal(0, 1, (1, 40, 6)))
+    seen = model.rvs_to_values[model[name]].eval()
+    new = seen + np.random.default_rng(2).normal(0, 1, (1, 40, *seen.shape))
+    dims = [f"{name}_dim_{k}" for k in range(seen.ndim)]
     tree = {
         "posterior": xr.Dataset({"x": states}),
-        "posterior_predictive": xr.Dataset({"seen": new.rename(dim_0="chain", dim_1="draw")}),
-        "observed_data": xr.Dataset({"seen": ("seen_dim_0", seen)}),
+        "posterior_predictive": xr.Dataset({name: (("chain", "draw", *dims), new)}),
+        "observed_data": xr.Dataset({name: (dims, seen)}),
     }
     return xr.DataTree.from_dict(tree), model, seen, new
 
@@ -131,6 +132,43 @@ def test_data_of_one_state_are_drawn_over_it_whatever_their_likelihood(kind):
     np.testing.assert_allclose(points, np.column_stack([AT, seen]))
 
 
+SEEN = np.array([True, False, True, True, False, True])
+TAKEN = {
+    "some": (lambda x: pm.Normal("y", x.a[SEEN], 0.1, observed=AT[SEEN]), [0, 2, 3, 5]),
+    "by number": (lambda x: pm.Normal("y", x.a[[5, 0, 3]], 0.1, observed=AT[[5, 0, 3]]), [0, 3, 5]),
+    "counts": (lambda x: pm.Poisson("y", x.a[SEEN], observed=[3, 1, 4, 1]), [0, 2, 3, 5]),
+    "kept above zero": (
+        lambda x: pm.Poisson("y", pm.math.maximum(x.a[SEEN], 1e-9), observed=[3, 1, 4, 1]),
+        [0, 2, 3, 5],
+    ),
+    "the last": (lambda x: pm.Normal("y", x.a[-1], 0.1, observed=2.0), [5]),
+    "twice": (lambda x: pm.Normal("y", x.a[[1, 1, 4]], 0.1, observed=[1.0, 2.0, 3.0]), [1, 1, 4]),
+    "replicates": (
+        lambda x: pm.Normal("y", x.a[:, None], 0.1, observed=np.stack([AT, 2 * AT], axis=1)),
+        [k for k in range(6) for _ in range(2)],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", TAKEN)
+def test_data_of_one_state_at_some_of_the_times_are_drawn_there(kind):
+    """Assert it of ``"y"``, whose dims are PyMC's own."""
+    likelihood, rows = TAKEN[kind]
+    idata, model, seen, new = draws_of(likelihood, "y")
+    pc = gm.plot_states(idata, model=model, new_data=True, ci_prob=0.9)
+    assert [*pc.viz["plot"]["state"].values] == ["a", "b"]
+    band, *_, drawn = pc.get_target("x", {"state": "a"}).collections
+    order = np.argsort([5, 0, 3]) if kind == "by number" else np.arange(len(rows))
+    np.testing.assert_allclose(
+        drawn.get_offsets(), np.column_stack([AT[rows], np.ravel(seen)[order]])
+    )
+    together = {row: [] for row in rows}
+    for row, of_one in zip(rows, new.reshape(40, -1).T[order], strict=True):
+        together[row] += [*of_one]
+    ends = [np.quantile(draws, 0.95) for draws in together.values()]
+    assert top_of(band) == pytest.approx(max(ends))
+
+
 @pytest.mark.parametrize("kind", NOT_OF_ONE_STATE)
 def test_other_data_at_the_times_have_a_panel_with_new_data(kind):
     idata, model, seen, new = draws_of(NOT_OF_ONE_STATE[kind])
@@ -138,7 +176,7 @@ def test_other_data_at_the_times_have_a_panel_with_new_data(kind):
     axes = pc.get_target("x", {"state": "seen"})
     band, points = axes.collections
     np.testing.assert_allclose(points.get_offsets(), np.column_stack([AT, seen]))
-    assert top_of(band) == pytest.approx(float(new.quantile(0.95, ["dim_0", "dim_1"]).max()))
+    assert top_of(band) == pytest.approx(np.quantile(new, 0.95, axis=(0, 1)).max())
     assert axes.get_title() == "seen"
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("time (h)", "seen")
     assert pc.get_target("x", {"state": "a"}).get_ylabel() == "mM"

@@ -213,12 +213,13 @@ def judge(
     """Return one row of the table, without gamma."""
     if isinstance(result, Exception):
         return {"failure": reason(result)}
-    theta = {name: float(result[name].mean()) for name in ode.params}
+    every = ["chain", "draw"]
+    theta = ode.by_entry({name: result[name].mean(every).to_numpy() for name in ode.lengths})
     states = result[yielding("x", ode.params)]
-    start = states.sel(time=data.t[0], method="nearest").mean(["chain", "draw"]).to_numpy()
-    row: dict = {f"theta.{name}": mean for name, mean in theta.items()}
+    start = states.sel(time=data.t[0], method="nearest").mean(every).to_numpy()
+    row: dict = {f"theta.{name}": float(mean) for name, mean in theta.items()}
     row |= {f"x0.{name}": mean for name, mean in zip(ode.states, start, strict=True)}
-    row["r_hat"] = max(float(az.rhat(result[name])) for name in ode.params)
+    row["r_hat"] = max(float(az.rhat(result[name]).max()) for name in ode.lengths)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the row has it
         trajectory = ode.solve(data.t, start, theta)

@@ -281,7 +281,7 @@ def _halved(times: np.ndarray) -> np.ndarray:
 def _rows(idata: xr.DataTree, ode: ODE, start: float) -> xr.Dataset:
     """Return the draws of theta, x(t0) and sigma, one variable per scalar."""
     posterior = idata["posterior"].dataset
-    rows = {name: posterior[name] for name in ode.params}
+    rows = {name: posterior[name] for name in ode.lengths}
     x, sigma = (yielding(name, ode.params) for name in ("x", "sigma"))
     x0 = posterior[x].sel(time=start, method="nearest")
     per_state = {yielding("x0", ode.params): x0}

@@ -198,8 +198,9 @@ class StateGPs(StateProcesses):
     >>> with pm.Model(coords={"experiment": gp.names}) as model:
     ...     theta = {"rate": pm.HalfNormal("rate", 2, dims="experiment")}
     ...     x = gp.prior("x")
-    ...     sigma = gp.at_observations(gp.sigma)
-    ...     pm.Normal("y", gp.at_observations(x), sigma, observed=gp.observations)
+    ...     sigma = pm.HalfNormal("sigma", 1, initval=gp.sigma[0], dims="state")
+    ...     noise = gp.at_observations(sigma)
+    ...     pm.Normal("y", gp.at_observations(x), noise, observed=gp.observations)
     ...     gm.GradientMatchingODE("gradient_match", decay, x, theta, gp=gp, gamma=0.3)
     y
     gradient_match

@@ -294,8 +294,10 @@ class StateGP(StateProcesses):
         >>> y[::2, 1] = np.nan
         >>> gp = gm.StateGP(t, y, [pm.gp.cov.ExpQuad(1, ls=1.2)] * 2, sigma=[0.1, 0.2])
         >>> with pm.Model(coords={"observation": gp.observation_labels}):
-        ...     x, sigma = gp.prior("x"), gp.at_observations(gp.sigma)
-        ...     y = pm.Normal("y", gp.at_observations(x), sigma, observed=gp.observations)
+        ...     x = gp.prior("x")
+        ...     sigma = pm.HalfNormal("sigma", 1, initval=gp.sigma, dims="state")
+        ...     noise = gp.at_observations(sigma)
+        ...     y = pm.Normal("y", gp.at_observations(x), noise, observed=gp.observations)
         >>> y.type.shape
         (10,)
         """

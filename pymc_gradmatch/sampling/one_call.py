@@ -208,9 +208,9 @@ class Fit(Verdict):
     def plot(self, **kwargs) -> "PlotCollection":
         """Plot the states with bands, by :func:`~pymc_gradmatch.plot_states`.
 
-        Over the data; of a likelihood of one's own over those of one state at the times, with
-        panels for others that have one number for each time.  ``new_data=True`` adds the band of
-        new data.
+        Over the data; of a likelihood of one's own over those of one state, at all or some of the
+        times, with panels for others that have one number for each time.  ``new_data=True`` adds
+        the band of new data.
         """
         from pymc_gradmatch.plots import plot_states  # here: it imports matplotlib
 
