@@ -15,7 +15,7 @@ from benchmarks.cases import ACCURACY, named
 from pymc_gradmatch.exact import Mixture, gather
 from pymc_gradmatch.exact.importance import fit_mixture, weigh
 from pymc_gradmatch.model import Squares, constraints
-from pymc_gradmatch.model.start import Start, add_start
+from pymc_gradmatch.model.start import Start, add_starts
 from pymc_gradmatch.sampling import following, posterior
 from pymc_gradmatch.sampling.following import Chains, Followed, follow, followed, gamma_of
 
@@ -57,7 +57,7 @@ def small_model(ode, gp, keeps_above_zero=False):
         pm.Normal("y", x, 0.2, observed=gp.y)
         gm.GradientMatchingODE("gradient_match", ode, x, theta, gp=gp, gamma=0.05)
         start = Start.of(ode, {"N": pm.LogNormal.dist(0, 1)} if keeps_above_zero else None)
-        add_start(("start", "start_prior"), start, gp, x, theta)
+        add_starts(("start", "start_prior"), [start], gp, x, theta)
     return model
 
 

@@ -411,7 +411,7 @@ def test_parameters_that_are_computed_are_an_error(decay):
                 TypeError, match=r"prior of 'rate' is a .* not drawn; expected a dis"
             ):
                 gm.refine(ode, gp, priors=priors | {"rate": prior})
-        given = {"priors": priors | {"rate": rate}, "gp": gp, "preset": "refined"}
-        with pytest.raises(TypeError, match=r"prior of 'rate' is a TensorVariable"):
-            gm.build_model(ode, gp.t_observed, gp.y, **given)
+    given = {"priors": priors | {"rate": rate}, "gp": gp, "preset": "refined"}
+    with pytest.raises(TypeError, match=r"prior of 'rate' is a TensorVariable"):
+        gm.build_model(ode, gp.t_observed, gp.y, **given)  # of another model
     assert list(model.named_vars) == ["log_rate", "rate"]

@@ -88,7 +88,7 @@ class Problem:
     >>> problem.ode
     ODE(states=['A', 'B'], params=['log10_k1', 'log10_k2', 'sigma'])
     >>> round(problem.log_likelihood(problem.nominal), 3)
-    17.283
+    42.654
     """
 
     name: str
