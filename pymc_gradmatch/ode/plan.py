@@ -141,7 +141,7 @@ as_integers: Any = _as_integers
 ) = range(27)
 
 # How a draw is doing, and how it ended.
-ARRIVED, UNDER_WAY, STIFF, EXHAUSTED, BLEW_UP, NOT_FINITE, LEFT_DOMAIN = range(7)
+ARRIVED, UNDER_WAY, STIFF, EXHAUSTED, BLEW_UP, NOT_FINITE, LEFT_DOMAIN, RESTLESS = range(8)
 
 FRONT = types.Tuple([integers] * 4 + [reals] * 5)
 """Where draws are: status, place of the next output time, explicit and implicit steps; time, width

@@ -39,6 +39,7 @@ from pymc_gradmatch.ode.plan import (
     NOT_FINITE,
     PIECES,
     RHS,
+    RESTLESS,
     RTOL,
     SHARE,
     STIFF,
@@ -58,6 +59,7 @@ from pymc_gradmatch.ode.plan import (
     shifted,
     write,
 )
+from pymc_gradmatch.ode.rest import to_rest
 
 type Array = NDArray[np.float64]
 
@@ -75,6 +77,7 @@ REASONS = {
     BLEW_UP: "blew up",
     NOT_FINITE: NOT_FINITE_AT_START,
     LEFT_DOMAIN: "left the domain of the right-hand side",
+    RESTLESS: "did not come to rest",
 }
 
 
@@ -276,6 +279,12 @@ def _solve(plan, n_draws, x0, theta, x_out, s_out, ended):
                 if piece > 0:
                     go_on_after(plan, first, draw, front, x_out, s_out)
                 begin(plan, first, last, draw, front, theta, room)
+        if reals_at(plan[ENDS])[last] == np.inf:
+            for draw in range(n_draws):
+                if status[draw] == UNDER_WAY:
+                    to_rest(plan, draw, front, theta)
+                ended[3 * draw + 2] += front[3][draw]
+            continue
         explicitly(plan, last, n_draws, plan[MAX_STEPS] + last - first, front, theta, x_out, s_out)
         for draw in range(n_draws):
             if status[draw] == STIFF:
@@ -356,7 +365,8 @@ class Solver:
     equations : Equations
         The right-hand side.
     t : array of float
-        Increasing times, shape ``(time,)``; starts hold at the first.
+        Increasing times, shape ``(time,)``; starts hold at the first.  Two, of which the second
+        may be infinite: the steady state, where time does not enter the equations.
     rtol : float
         Relative tolerance of the states.
     """
@@ -472,7 +482,8 @@ def course_of(equations: Equations, t: Array) -> Course:
         factor[there], amount[there] = by, more
     rows = np.full(len(times), -1)
     rows[np.searchsorted(times, t)] = np.arange(len(t))
-    ends = times - np.isin(times, equations.breaks) * _few_roundings(times)
+    breaks = np.isin(times, equations.breaks)
+    ends = np.where(breaks, times - _few_roundings(times[np.isfinite(times)]), times)
     return Course(times, ends, rows, np.array(pieces), factor, amount, equations.in_logs)
 
 

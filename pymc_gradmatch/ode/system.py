@@ -153,7 +153,7 @@ def check_arguments(rhs: Callable, t: TensorVariable, x: Any, theta: Any, *input
 def _check_each_time(rhs: Callable, slopes: list, t: TensorVariable, x: Any, theta: Any, *inputs):
     """Raise if slopes at one of many times are others than those at this time alone."""
     vectors = [t, *x, *(v for u in inputs for v in u)]
-    alone = [pt.tensor(v.name, shape=(1,), dtype="float64") for v in vectors]
+    alone = [pt.TensorType("float64", (1,))(v.name) for v in vectors]
     symbols = iter(alone)
     own_t = next(symbols)
     own_x, *own_u = (type(one)(*islice(symbols, len(one))) for one in (x, *inputs))
@@ -383,11 +383,12 @@ class ODE:
         self._doses: dict[str, Input] = {}
         self._in_logs = (False,) * len(self.states)
         self._kinks = np.empty(0)  # besides those of the inputs
+        self._held: float | None = None  # the time at which it is held, of :meth:`held_at`
         self._codes: dict[tuple, Code] = {}  # which copies with other inputs share
         n_time = 7
 
         def vectors(names):
-            return [pt.tensor(name, shape=(n_time,), dtype="float64") for name in names]
+            return [pt.TensorType("float64", (n_time,))(name) for name in names]
 
         theta = [pt.scalar(name, dtype="float64") for name in self.params]
         (t,), x, u = vectors(["t"]), vectors(self.states), vectors(self.inputs)
@@ -443,7 +444,7 @@ class ODE:
         # Its named tuples and compiled functions cannot be pickled, and need not be.
         names = {"positive": self.positive, "inputs": self.inputs}
         given = dict(zip(self.inputs, self._given, strict=False)) | self._doses
-        others = {"_in_logs": self._in_logs, "_kinks": self._kinks}
+        others = {"_in_logs": self._in_logs, "_kinks": self._kinks, "_held": self._held}
         params = self._declared if self.has_vectors else self.params
         return _rebuilt, (self.rhs, self.states, params, names, given, others)
 
@@ -767,7 +768,78 @@ class ODE:
         if t.ndim != 1 or len(t) < 2 or not (np.diff(t) > 0).all():
             msg = f"t has shape {t.shape}; expected at least two strictly increasing times."
             raise ValueError(msg)
+        if not np.isfinite(t).all():
+            msg = "t has infinite times; expected finite ones, or ode.steady_state(x0, theta)."
+            raise ValueError(msg)
         self.check_times(t)
+        return self._solution(t, x0, theta, rtol)
+
+    def steady_state(
+        self,
+        x0,
+        theta,
+        *,
+        inputs: Mapping[str, Input | Callable] | None = None,
+        t: float = 0.0,
+        rtol: float = TOLERANCE,
+    ) -> Any:
+        r"""Return the steady state that a solution comes to, :math:`f(t, x, \theta) = 0`.
+
+        Inputs, and time where it enters by itself, are held at what they are at ``t``; doses are
+        not given.  The solution from ``x0`` is followed until Newton's steps end at rest, so what
+        the equations keep, such as the total of a protein and its complexes, is that of ``x0``.
+        Derivatives are those of the implicit function theorem,
+        :math:`\partial f / \partial x\; dx = -\partial f / \partial \theta\; d\theta`.
+
+        Parameters
+        ----------
+        x0, theta, inputs, rtol
+            As for :meth:`solve`.
+        t : float, default 0
+            The time at which inputs are held.
+
+        Returns
+        -------
+        array of float, or TensorVariable
+            Shape ``(..., state)``.  A tensor as soon as a start or a parameter is one.
+
+        Warns
+        -----
+        UserWarning
+            If numbers do not come to rest: NaN.  They grow or oscillate.
+
+        Examples
+        --------
+        >>> import pymc_gradmatch as gm
+        >>> rhs = lambda t, x, theta: [theta.back * x.b - x.a, x.a - theta.back * x.b]
+        >>> ode = gm.ODE(rhs, ["a", "b"], ["back"])
+        >>> ode.steady_state([1.0, 0.0], {"back": 0.25}).round(6)
+        array([0.2, 0.8])
+        """
+        if inputs is not None:
+            return self.with_inputs(inputs).steady_state(x0, theta, t=t, rtol=rtol)
+        held, times = self.held_at(t), np.array([t, np.inf])
+        return held._solution(times, x0, theta, rtol)[..., -1, :]
+
+    def held_at(self, t: float) -> "ODE":
+        """Return the same ODE with time and inputs held at a time, without doses.
+
+        No state is called positive, since one may be zero at rest.
+        """
+        self.check_times(np.array([t]))
+        held = copy(self)
+        at = [
+            value
+            if isinstance(value, Input) and value.is_tensor
+            else Input([t], [input_at(value, pt.constant(float(t))).data], kind="previous")
+            for value in self._given
+        ]
+        vars(held).update(positive=(), _given=tuple(at), _doses={}, _kinks=np.empty(0))
+        if self.written.depend_on([self.written.t]).any() or any(self._is_random):
+            vars(held).update(rhs=partial(_held, self.rhs, float(t)), _held=float(t))
+        return held
+
+    def _solution(self, t: NDArray[np.float64], x0, theta, rtol: float) -> Any:
         starts, params = self._starts(x0), self._params(theta)
         if any(self._is_random):
             known, values = self._with_values_as_params()
@@ -884,10 +956,14 @@ class ODE:
             values = np.broadcast_arrays(*(np.asarray(v, float) for v in (*starts, *params)))
             first = np.stack([v.ravel() for v in values], -1)[np.flatnonzero(ended)[0]]
             x0, theta = np.split(first, [len(starts)])
+            first = (
+                stopped(self.of_levels, t, self.levels(x0), theta)
+                if np.isfinite(t).all()
+                else f"theta is {theta.round(6)}: from {x0.round(6)} its solution grows, or oscillates."
+            )
             msg = (
                 f"the numerical integration of {(ended != 0).sum()} of {len(ended)} draws failed "
-                f"({counts}); their trajectories are NaN. Of the first, "
-                f"{stopped(self.of_levels, t, self.levels(x0), theta)}"
+                f"({counts}); their trajectories are NaN. Of the first, {first}"
             )
             warnings.warn(msg, UserWarning, stacklevel=3)
         return x.reshape(*shape, *x.shape[1:])
@@ -936,7 +1012,7 @@ class ODE:
         wrt = wrt or (False,) * (len(self.states) + len(self.params))
         # Numbers of inputs are looked up; functions of time are part of the code.
         written = tuple(None if isinstance(value, Input) else value for value in self._given)
-        key = wrt, self._in_logs, written
+        key = wrt, self._in_logs, written, self._held
         if key not in self._codes:
             sizes = len(self.states), len(self.params), written.count(None)
             self._codes[key] = compiled(self._written_of, *sizes, wrt)
@@ -1084,6 +1160,11 @@ def _of_values(
         u[name] = sum(share * next(values) for share in one.shares(t))
     given = named("Input", inputs, [u[name] for name in inputs])
     return rhs(t, x, named("Param", params, own), given)
+
+
+def _held(rhs: Callable, at: float, t, x, theta, *inputs) -> Any:
+    """Write a right-hand side at one time, whatever the time is."""
+    return rhs(pt.full_like(t, at), x, theta, *inputs)
 
 
 def _by_chain_rule(rhs: Callable, is_positive: Sequence[bool], t, levels, theta, *inputs) -> list:
