@@ -162,7 +162,7 @@ def select_gamma(
     if gp is None:
         kernels = {name: settings.pop(name, None) for name in ("cov", "shared")}
         preset = preset_of(settings.get("preset", "fgpgm"), kernels)
-        given = Given(ode, data, Start.of(ode, settings.get("start")))
+        given = Given(ode, data, Start.of(ode, settings.get("start"), data.t[0]))
         [gp] = fit_states(preset.fit, [given], [priors], np.random.default_rng(of_fit))
 
     def builder(gamma):

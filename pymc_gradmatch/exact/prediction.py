@@ -30,7 +30,7 @@ def predict(
     group: str | None = None,
     t: ArrayLike | None = None,
     inputs: Mapping[str, Any] | None = None,
-    start: Mapping[str, Any] | None = None,
+    start: Mapping[str, Any] | Callable | str | None = None,
     likelihood: Callable[[Any, Any], Any] | None = None,
     random_seed: int | None = None,
 ) -> xr.DataTree:
@@ -63,9 +63,10 @@ def predict(
     inputs : mapping of str to Input or callable, optional
         Other inputs and doses, in the place of those of the same names; the rest stay as they
         were.  No doses are ``gm.Input([t], [0.0], kind="dose")``.
-    start : mapping of str, optional
+    start : mapping of str, callable or "steady state", optional
         Other x(t0), at the first time of the grid, of some states: numbers, distributions, or
         functions of theta, as for :func:`~pymc_gradmatch.build_model`; the rest stay as drawn.
+        The steady state is that of the other inputs.
     likelihood : callable, optional
         ``likelihood(x, theta)``: lines of PyMC, as for :func:`~pymc_gradmatch.build_model`, in the
         place of the model's own, and without ``observed=``.  ``x.prey`` has shape ``(time,)``.
@@ -148,7 +149,7 @@ def predict(
     starts, theta = solutions.starts_at(draws), solutions.at_draws(draws, solutions.theta_graphs)
     flat = np.broadcast_to(theta[0][..., 0, :], (*starts[0].shape[:-1], theta[0].shape[-1]))
     if start:
-        starts = [_started(starts[0], flat, start, solutions.only("start"), rng)]
+        starts = [_started(starts[0], flat, start, solutions, rng)]
     trajectories = solutions.solve(starts, theta, times)
     solved = _named(solutions, trajectories, times, draws)
     predictive = f"{group}_predictive"
@@ -183,15 +184,17 @@ def _has_solution(solved: xr.Dataset) -> xr.DataArray:
 
 
 def _started(
-    x0: NDArray[np.float64], theta: NDArray[np.float64], given, constraint: Constraint, rng
+    x0: NDArray[np.float64], theta: NDArray[np.float64], given, solutions: Solutions, rng
 ) -> NDArray[np.float64]:
     """Return x(t0) at draws, ``(draw, ..., state)``, with what is given in its place."""
+    constraint = solutions.only("start")
     of_each = of_each_experiment(given, constraint, "start")
-    ode = constraint.ode
+    first = np.atleast_2d(constraint.gp.t)[:, 0]
     shape = x0.shape
     x0, theta = (np.array(part).reshape(len(x0), len(of_each), -1) for part in (x0, theta))
     for number, values in enumerate(of_each):
-        start, own = Start.of(ode, values), x0[:, number]
+        ode = solutions.odes[0][number]
+        start, own = Start.of(ode, values, float(first[number])), x0[:, number]
         for name, prior in start.priors.items():
             if random_parents(prior):
                 msg = (

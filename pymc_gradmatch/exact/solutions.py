@@ -340,15 +340,17 @@ class Solutions:
 
 
 def of_each_experiment(
-    given: Mapping[str, Any], constraint: Constraint, what: str
-) -> list[Mapping]:
+    given: Any, constraint: Constraint, what: str
+) -> list:
     """Return what is given of each experiment: the same of all, or by the names of some."""
+    gp = constraint.gp
+    names = gp.names if isinstance(gp, StateGPs) else (None,)
+    if what == "start" and (isinstance(given, str) or callable(given)):
+        return [given] * len(names)
     if not isinstance(given, Mapping):
         msg = f"{what} is a {type(given).__name__}; expected a mapping by name."
         raise TypeError(msg)
-    gp = constraint.gp
-    names = gp.names if isinstance(gp, StateGPs) else (None,)
-    if not any(isinstance(value, Mapping) for value in given.values()):
+    if not any(isinstance(value, Mapping | str) for value in given.values()):
         return [given] * len(names)
     unknown = [name for name in given if name not in names]
     if unknown or None in names:

@@ -33,8 +33,9 @@ class Experiment:
         :func:`~pymc_gradmatch.build_model`.
     inputs : mapping of str to Input or callable, optional
         What was done to it: inputs of the right-hand side, doses and resets of states.
-    start : mapping of str, optional
-        What is known of its x(t[0]).
+    start : mapping of str, callable or "steady state", optional
+        What is known of its x(t[0]), as for :func:`~pymc_gradmatch.build_model`; the steady state
+        is that of its own inputs.
     likelihood : callable, optional
         ``likelihood(x, theta)`` in place of the normal likelihood of y, as for
         :func:`~pymc_gradmatch.build_model`, of this experiment's states and parameters.
@@ -71,7 +72,7 @@ class Experiment:
     t: Any
     y: Any = None
     inputs: Mapping[str, Any] | None = None
-    start: Mapping[str, Any] | None = None
+    start: Mapping[str, Any] | Callable | str | None = None
     likelihood: Callable[[Any, Any], Any] | None = None
     scales: Mapping[str, float] | None = None
     sigma: Any = None

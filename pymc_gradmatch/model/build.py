@@ -78,7 +78,7 @@ def build_model(
     likelihood: LikelihoodFunction | None = None,
     scales: Mapping[str, float] | None = None,
     inputs: Mapping[str, Input | Callable] | None = None,
-    start: Mapping[str, Any] | None = None,
+    start: Mapping[str, Any] | Callable | str | None = None,
     preset: str = "fgpgm",
     gp: StateGP | None = None,
     random_seed: int | np.random.Generator | None = None,
@@ -146,7 +146,7 @@ def build_model(
         observation at the time of a dose is of the state after it.  Kernels are
         fitted without breaks, so with jumps ``"refined"`` is the preset to take: its kernels
         are not those of the fit.
-    start : mapping of str to float, TensorVariable or callable, optional
+    start : mapping of str to float, TensorVariable or callable, callable, str, optional
         What is known of x(t[0]), for some of the states: a number, which may be zero; a
         ``.dist()`` object, the prior; or a function of theta, ``lambda theta: theta.start``,
         or of theta and the other starts, ``lambda theta, x0: theta.N - x0.S - x0.I``, named
@@ -154,6 +154,8 @@ def build_model(
         sigma, and exact where the ODE is integrated; priors are a potential, ``start_prior``.
         The others have the Gaussian process' prior, and where the ODE is integrated a wide one
         around the first data, see :func:`~pymc_gradmatch.exact_model`.
+        Or one function of theta that returns all states; or ``"steady state"``, where all rest
+        under the inputs that hold at t[0] (:meth:`ODE.steady_state`, from one in every state).
         In lines of one's own: ``pm.Normal("start", x[0, k], narrow, observed=number)``.
     preset : {"fgpgm", "refined"}
         Where the settings that are not given come from.  ``"fgpgm"``: the
@@ -266,7 +268,7 @@ def written(
     likelihood: LikelihoodFunction | None = None,
     scales: Mapping[str, float] | None = None,
     inputs: Mapping[str, Input | Callable] | None = None,
-    start: Mapping[str, Any] | None = None,
+    start: Mapping[str, Any] | Callable | str | None = None,
     gp: StateGP | None = None,
     random_seed: int | np.random.Generator | None = None,
     progressbar: bool = True,

@@ -88,7 +88,7 @@ class Given:
             check_states(ode, data.states)
             ode.check_times(data.t)
             _check_shared(one.y, data)
-            known = Start.of(ode, one.start)
+            known = Start.of(ode, one.start, data.t[0])
             if fits and not isinstance(one.y, SharedVariable):
                 data = _without_rest(data, ode, known)
             written = None

@@ -28,7 +28,7 @@ Where an input jumps, or a state by a dose, the Gaussian process is broken
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -121,7 +121,7 @@ def refine(
     *,
     priors: Mapping[str, TensorVariable],
     likelihood: LikelihoodFunction | pm.Model | None = None,
-    start: Mapping[str, Any] | Start | None = None,
+    start: Mapping[str, Any] | Callable | str | Start | None = None,
     sigma: ArrayLike | None = None,
     grid: int | ArrayLike | None = None,
     settings: RefinedSettings = REFINED,
@@ -145,7 +145,7 @@ def refine(
         As for :func:`~pymc_gradmatch.build_model`, in place of the normal likelihood of
         the data; or a model that has been written already, with all that it observes and
         the starts that it knows.
-    start : mapping of str, optional
+    start : mapping of str, callable or "steady state", optional
         As for :func:`~pymc_gradmatch.build_model`.
     sigma : array_like of float, optional
         Noise that is known, as for :func:`~pymc_gradmatch.build_model`; otherwise it is that
@@ -198,7 +198,7 @@ def refine(
         msg = "sigma is given, and so is a likelihood; expected sigma in the lines of the latter."
         raise ValueError(msg)
     noise = None if sigma is None else as_noise(sigma, gp.data)
-    one = Given(ode, gp.data, Start.of(ode, start), likelihood, noise=noise)
+    one = Given(ode, gp.data, Start.of(ode, start, gp.t[0]), likelihood, noise=noise)
     found = refine_all(
         Fits([one], gp, [priors], np.zeros(len(ode.params), dtype=bool)), grid=grid,
         settings=settings, random_seed=random_seed, progressbar=progressbar,

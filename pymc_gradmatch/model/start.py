@@ -29,7 +29,7 @@ from pymc_gradmatch._pymc import (
     random_parents,
     rv_size_is_none,
 )
-from pymc_gradmatch.arguments import is_distribution, is_registered
+from pymc_gradmatch.arguments import in_order, is_distribution, is_registered
 from pymc_gradmatch.gp import AnyStateGP, StateGP, levels_of, states_of
 from pymc_gradmatch.model.priors import given_parents
 from pymc_gradmatch.ode import ODE, named
@@ -38,6 +38,8 @@ KNOWN_WIDTH = 0.01  # sigma
 KNOWN_WIDTH_OF_SCALE = 1e-3  # of what the data vary by, where sigma is random
 REFUSED_SDS = 5.0  # standard deviations of the data
 DOUBTED_SIGMAS, DOUBTED_SDS = 10.0, 0.25  # sigma, and standard deviations of the data
+STEADY = "steady state"
+UNCHANGED = 1e-9  # of the slopes that it is a sum of: a total that stays as it is
 EXAMPLE = '{"prey": 30.0, "predator": pm.LogNormal.dist(1, 1)}'
 
 
@@ -81,8 +83,17 @@ class Start:
     settled: Mapping[str, TensorVariable] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, ode: ODE, given: "Mapping[str, Any] | Start | None") -> "Start":
+    def of(cls, ode: ODE, given: "Mapping[str, Any] | Callable | str | Start | None", t: float) -> "Start":
         """Check what a user gives.
+
+        Parameters
+        ----------
+        ode : ODE
+            With its inputs.
+        given : mapping, callable, str or Start, optional
+            By state; or a function of theta that returns all; or ``"steady state"``.
+        t : float
+            The first time.
 
         Raises
         ------
@@ -93,8 +104,15 @@ class Start:
             return cls(ode)
         if isinstance(given, Start):
             return given
+        if isinstance(given, str):
+            given = _at_rest(ode, given, t)
+        if callable(given):
+            given = {name: _state_of(given, ode, name) for name in ode.states}
         if not hasattr(given, "keys"):
-            msg = f"start is a {type(given).__name__}; expected a mapping by state, {EXAMPLE}."
+            msg = (
+                f"start is a {type(given).__name__}; expected a mapping by state, {EXAMPLE}, "
+                f"{STEADY!r}, or a function of theta that returns all states."
+            )
             raise TypeError(msg)
         unknown = [name for name in given if name not in ode.states]
         if unknown:
@@ -362,6 +380,51 @@ def _check_is_dist(value: TensorVariable, name: str):
             'with pm.Model() block: pm.HalfNormal("width", 1).'
         )
         raise ValueError(msg)
+
+
+def _state_of(function: Callable, ode: ODE, name: str) -> Callable:
+    """Return one state of a function of theta that returns all."""
+
+    def state(theta):
+        found = function(theta)
+        if hasattr(found, "keys"):
+            return in_order(found, ode.states, "starts are")[ode.states.index(name)]
+        lengths = found.type.shape if isinstance(found, TensorVariable) else np.shape(found)
+        if lengths not in {(len(ode.states),), (None,)}:
+            msg = (
+                f"the function for start returns something of shape {lengths}; expected one start "
+                f"for each of the states {list(ode.states)}, in this order or by name."
+            )
+            raise ValueError(msg)
+        return found[ode.states.index(name)]
+
+    return state
+
+
+def _at_rest(ode: ODE, word: str, t: float) -> Callable:
+    """Return the steady state as a function of theta, or say why there is no such."""
+    if word != STEADY:
+        msg = f"start is {word!r}; expected {STEADY!r}, or a mapping by state, {EXAMPLE}."
+        raise ValueError(msg)
+    held = ode.held_at(t)
+    rng, n_states = np.random.default_rng(0), len(ode.states)
+    x, theta = (rng.lognormal(size=(4 * n_states + 9, n)) for n in (n_states, len(ode.params)))
+    slopes = held.slopes(t, x, theta)
+    slopes = slopes[np.isfinite(slopes).all(axis=1)]
+    sizes = np.abs(slopes).max(axis=0, initial=0.0)
+    moving = slopes / np.where(sizes > 0, sizes, 1.0)
+    _, values, rows = np.linalg.svd(np.vstack([moving, np.zeros((n_states, n_states))]))
+    kept = np.abs(rows[values <= UNCHANGED * max(values[0], 1.0)]).max(axis=0, initial=0.0)
+    if len(slopes) and kept.any():
+        names = [name for name, share in zip(ode.states, kept, strict=True) if share > UNCHANGED]
+        some = ", ".join(f"{name!r}: 1.0" for name in ode.states)
+        msg = (
+            f"start is {STEADY!r}, but a total of {names} never changes, so that it depends on "
+            "where the system comes from; expected a function that says this: "
+            f"start=lambda theta: ode.steady_state({{{some}}}, theta, inputs=...)."
+        )
+        raise ValueError(msg)
+    return lambda theta: ode.steady_state(np.ones(n_states), theta, t=t)
 
 
 def _constant(number: float) -> Callable:

@@ -912,6 +912,7 @@ class ODE:
 
     def _params(self, theta) -> list:
         """Return the same of each parameter."""
+        theta = theta._asdict() if hasattr(theta, "_asdict") else theta
         if hasattr(theta, "keys") or (
             isinstance(theta, Sequence) and any(isinstance(value, Variable) for value in theta)
         ):

@@ -16,7 +16,7 @@ from pymc_gradmatch.ode import ODE, Input
 from pymc_gradmatch.petab.parameters import LOG10, Parameter
 from pymc_gradmatch.sbml import TIME, Model, RightHandSide, Scope, number_of, usable
 
-LONG = 1e8  # in the model's unit of time: until then a solution has come to rest
+FOREVER = 1e30  # a time long after all others
 Value = float | str | None  # a number, the name of an estimated parameter, or what the model says
 
 
@@ -111,8 +111,8 @@ class Setting:
         value = self.model.constant(self.given(condition, {})).tensor(formula)
         return number_of(value)
 
-    def given_inputs(self, condition: str, until: float, *, is_frozen: bool) -> dict[str, Input]:
-        """Return the inputs of a condition, and what happens at known times."""
+    def given_inputs(self, condition: str, until: float) -> dict[str, Input]:
+        """Return the inputs of a condition, and what happens at known times up to the last."""
         inputs = {}
         for name, kinds in self.inputs.items():
             value = self.value(name, condition)
@@ -125,15 +125,13 @@ class Setting:
         for relation, called in self.switches.items():
             when = self.number(self.model.switches[relation], condition)
             assert when is not None  # that of a switch
-            if not is_frozen and 0 < when < until:
+            if 0 < when <= until:
                 levels = [self._holds(relation, side, condition) for side in (-1, 1)]
                 inputs[called] = Input([0.0, when], levels, kind="previous")
             else:
                 level = self._holds(relation, 0, condition)
                 inputs[called] = Input([0.0], [level], kind="previous")
-        if not is_frozen:
-            inputs |= self._resets(condition, until)
-        return inputs
+        return inputs | self._resets(condition, until)
 
     def _holds(self, relation: sp.Basic, side: int, condition: str) -> float:
         """Tell whether a comparison holds at time zero, or before and after it changes."""
@@ -227,9 +225,14 @@ class Course:
 
     @cached_property
     def t(self) -> NDArray[np.float64]:
-        """Times of the measurements, with the start and with others, to be at least three."""
-        measured = np.where(np.isinf(self.measured), LONG, self.measured)
-        t = np.union1d(0.0, measured)
+        """Times of the measurements, with the start and with others, to be at least three.
+
+        Where some are at infinity nothing changes after the last.
+        """
+        t = np.union1d(0.0, self.measured[np.isfinite(self.measured)])
+        if np.isinf(self.measured).any():
+            given = self.setting.given_inputs(self.condition, np.inf).values()
+            t = np.union1d(t, max(one.times[-1] for one in given)) if given else t
         if len(t) < 3:
             t = np.union1d(t, (t[-1] or 1.0) * np.array([0.5, 1.0]))
         return t
@@ -242,7 +245,7 @@ class Course:
     @property
     def inputs(self) -> dict[str, Input]:
         """Inputs, doses and resets."""
-        return self.setting.given_inputs(self.condition, float(self.t[-1]), is_frozen=False)
+        return self.setting.given_inputs(self.condition, float(self.t[-1]))
 
     @property
     def start(self) -> dict[str, Any]:
@@ -271,8 +274,8 @@ class Course:
         x0 = [scope[name] for name in states]
         if not self.before:
             return dict(zip(states, x0, strict=True))
-        inputs = setting.given_inputs(first, LONG, is_frozen=True) or None
-        rest = self.ode.solve([0.0, LONG], x0, [*theta], inputs=inputs)[..., -1, :]
+        inputs = setting.given_inputs(first, 0.0) or None
+        rest = self.ode.steady_state(x0, [*theta], inputs=inputs)
         given = setting.given(self.condition, natural)
         overridden = setting.conditions[self.condition]
         return {
@@ -285,7 +288,15 @@ class Course:
         setting, model = self.setting, self.setting.model
         natural = setting.natural(theta)
         given = setting.given(self.condition, natural)
-        places = np.searchsorted(self.t, np.where(np.isinf(self.measured), LONG, self.measured))
+        places = np.searchsorted(self.t, self.measured)  # that at infinity comes last
+        columns_of = {name: getattr(x, usable(name)) for name in model.states}
+        if np.isinf(self.measured).any():
+            ends = [column[-1] for column in columns_of.values()]
+            rest = self.ode.steady_state(ends, [*theta], inputs=self.inputs or None, t=FOREVER)
+            columns_of = {
+                name: pt.concatenate([column, rest[k : k + 1]])
+                for k, (name, column) in enumerate(columns_of.items())
+            }
         columns = [c for c in ("observableParameters", "noiseParameters") if c in self.rows]
         rows = self.rows.assign(_place=places)
         said = []
@@ -302,7 +313,7 @@ class Course:
             constants = model.constant(known | {TIME: 0.0})
             for name in needed & {*model.constants} - {*known}:
                 known[name] = constants[name]
-            known |= {n: getattr(x, usable(n))[at] for n in model.states if n in needed}
+            known |= {n: column[at] for n, column in columns_of.items() if n in needed}
             scope = Scope(known, model.rules | others)
             zeros = np.zeros(len(part))
             mean, noise = (pt.as_tensor(scope.tensor(one)) + zeros for one in pair)

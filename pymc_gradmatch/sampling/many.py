@@ -248,7 +248,7 @@ def _as_written(ode: ODE, t: ArrayLike, given: Mapping[str, Any]) -> dict[str, A
             given["likelihood"](*ode.by_name(x, theta))
             written["likelihood"] = densities_of(lines)
     if given.get("start") is not None:
-        start = Start.of(ode, given["start"])
+        start = Start.of(ode, given["start"], t[0])
         values = [start.values(theta, x[0])] if start.known else []
         written["start"] = [*start.known, values, start.priors]
     if given.get("inputs") is not None:

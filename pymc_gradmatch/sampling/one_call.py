@@ -183,7 +183,7 @@ class Fit(Verdict):
         *,
         t: ArrayLike | None = None,
         inputs: Mapping[str, Any] | None = None,
-        start: Mapping[str, Any] | None = None,
+        start: Mapping[str, Any] | Callable | str | None = None,
         likelihood: Callable | None = None,
         random_seed: int | None = None,
     ) -> xr.DataTree:
@@ -238,7 +238,7 @@ def fit(
     likelihood: Callable | None = None,
     scales: Mapping[str, float] | None = None,
     inputs: Mapping[str, Input | Callable] | None = None,
-    start: Mapping[str, Any] | None = None,
+    start: Mapping[str, Any] | Callable | str | None = None,
     model: pm.Model | None = None,
     n_draws: int = 4_000,
     max_seconds: float | None = None,
