@@ -10,8 +10,10 @@ import pytensor
 import pytensor.tensor as pt
 from numpy.typing import NDArray
 from pytensor.graph.basic import Variable
+from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
 
+from pymc_gradmatch._pymc import without_traces
 from pymc_gradmatch.machine import (
     Loops,
     Native,
@@ -174,6 +176,7 @@ class Slopes(NamedTuple):
     by_params: list[list[str | None]]
 
 
+@without_traces
 def compiled(
     expressions: Expressions, n_states: int, n_params: int, n_inputs: int, wrt: tuple[bool, ...]
 ) -> Code:
@@ -346,14 +349,13 @@ class _Writing:
             [row[n_states:] for row in rows],
         )
 
-    def _graphs(self, symbols: Symbols, by: list[int] | None) -> list[TensorVariable]:
+    def _graphs(self, symbols: Symbols, by: list[int] | None) -> list[TensorVariable | None]:
         # What happens at one time depends on the states of that time alone.
         f = [pt.as_tensor(one).astype("float64").sum() for one in self.expressions(*symbols)]
         if by is None:
             return f
         wrt = [*symbols.x, *(symbols.theta[k] for k in by)]
-        rows: list[Any] = [pytensor.grad(one, wrt, disconnected_inputs="ignore") for one in f]
-        return [*f, *(entry.sum() for row in rows for entry in row)]
+        return [*f, *(entry for one in f for entry in _row_of_derivatives(one, wrt))]
 
     def _elementwise(self, loops: Loops, values: Sequence[str], by) -> list[str | None] | None:
         """Write what is one function of numbers, as nearly all right-hand sides are."""
@@ -361,7 +363,9 @@ class _Writing:
         given: dict[Variable, str] = dict(zip(symbols.flat, values, strict=True))
         begun = len(loops.lines)
         try:
-            return straight_line(loops, given, self._graphs(symbols, by))
+            outputs = self._graphs(symbols, by)
+            written = iter(straight_line(loops, given, [one for one in outputs if one is not None]))
+            return [None if one is None else next(written) for one in outputs]
         except (NotNativeError, NotImplementedError, TypeError, ValueError):
             del loops.lines[begun:]
             return None  # written for vectors of all times
@@ -369,7 +373,8 @@ class _Writing:
     def _called(self, loops: Loops, values: Sequence[str], by) -> list[str | None]:
         """Write a call of what :class:`Writer` makes of graphs that are not elementwise."""
         symbols = Symbols.of(*self.sizes, ndim=1)
-        outputs = self._graphs(symbols, by)
+        zero = pt.zeros((), dtype="float64")
+        outputs = [zero if one is None else one for one in self._graphs(symbols, by)]
         writer = Writer()
         given = [writer.argument("%given", v.type.shape, k) for k, v in enumerate(symbols.flat)]
         room = writer.argument("%returned", (len(outputs),))
@@ -391,6 +396,17 @@ class _Writing:
             loops.new(f"select i1 {has_failed}, double {nan}, double {_load(loops, names[1], k)}")
             for k in range(len(outputs))
         ]
+
+
+def _row_of_derivatives(
+    one: TensorVariable, wrt: list[TensorVariable]
+) -> list[TensorVariable | None]:
+    """Return derivatives of a number; None, as most of a large system, by what does not enter."""
+    upstream = {*ancestors([one])}
+    entering = [variable for variable in wrt if variable in upstream]
+    slopes: Any = pytensor.grad(one, entering) if entering else []
+    known = {v: slope.sum() for v, slope in zip(entering, slopes, strict=True)}
+    return [known.get(variable) for variable in wrt]
 
 
 def _products(

@@ -155,6 +155,13 @@ class Input:
         ]
         return [one - other for one, other in zip([1.0, *past], [*past, 0.0], strict=True)]
 
+    def held_at(self, t: float) -> "Input":
+        """Return the input, whose values are numbers, with the one at a time for all."""
+        beginnings, times, values, slope = self.table
+        k = max(int(np.searchsorted(beginnings, t, side="right")) - 1, 0)
+        since = min(max(t, times[0]), times[-1]) - times[k]
+        return Input([0.0], [values[k] + slope[k] * since], kind="previous")
+
     @property
     def table(self) -> tuple[NDArray[np.float64], ...]:
         """What machine code looks up: where pieces begin, their times, values and slopes."""

@@ -19,7 +19,7 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 
-from pymc_gradmatch._pymc import in_numpy
+from pymc_gradmatch._pymc import in_numpy, without_traces
 from pymc_gradmatch.arguments import in_order, usable_names
 from pymc_gradmatch.numerics import one_at_a_time
 from pymc_gradmatch.ode.code import Code, compiled, tables_of
@@ -120,11 +120,15 @@ def check_arguments(rhs: Callable, t: TensorVariable, x: Any, theta: Any, *input
     used = set(ancestors(slopes))
     vectors = {"t": t} | {f"state {k!r}": v for k, v in zip(x._fields, x, strict=True)}
     vectors |= {f"input {k!r}": v for u in inputs for k, v in u._asdict().items()}
-    for name, vector in vectors.items():
-        if any(_picks_from(vector, variable) for variable in used):
+    names = {vector: name for name, vector in vectors.items()}
+    for variable in used:
+        if variable.owner is None or not isinstance(variable.owner.op, INDEXING):
+            continue
+        picked = variable.owner.inputs[0]
+        if picked in names and variable.type.shape != picked.type.shape:
             msg = (
-                f"the right-hand side indexes {name}, which holds all times at once; expected an "
-                f"expression that is the same at every time. {ORDER}"
+                f"the right-hand side indexes {names[picked]}, which holds all times at once; "
+                f"expected an expression that is the same at every time. {ORDER}"
             )
             raise ValueError(msg)
     place = _place_of_time(rhs)
@@ -196,15 +200,6 @@ def _check_each_time(rhs: Callable, slopes: list, t: TensorVariable, x: Any, the
                 "each call, and at every time; numbers that vary are parameters or inputs."
             )
             raise ValueError(msg)
-
-
-def _picks_from(vector: TensorVariable, variable) -> bool:
-    return (
-        variable.owner is not None
-        and isinstance(variable.owner.op, INDEXING)
-        and variable.owner.inputs[0] is vector
-        and variable.type.shape != vector.type.shape
-    )
 
 
 def _place_of_time(rhs: Callable) -> int:
@@ -357,6 +352,7 @@ class ODE:
     True
     """
 
+    @without_traces
     def __init__(
         self,
         rhs: Callable,
@@ -504,8 +500,9 @@ class ODE:
         """
         doses = as_doses(inputs, self.states, self.positive)
         others = {n: inputs[n] for n in inputs if n not in doses} if doses else inputs
+        written = self.written  # the same with whatever inputs
         known = copy(self)
-        vars(known).update(_doses=doses)
+        vars(known).update(_doses=doses, written=written)
         if others or self.inputs or not doses:
             vars(known).update(_given=as_inputs(others, self.inputs))
         return known
@@ -829,9 +826,11 @@ class ODE:
         self.check_times(np.array([t]))
         held = copy(self)
         at = [
-            value
-            if isinstance(value, Input) and value.is_tensor
-            else Input([t], [input_at(value, pt.constant(float(t))).data], kind="previous")
+            Input([0.0], [input_at(value, pt.constant(float(t))).data], kind="previous")
+            if not isinstance(value, Input)
+            else value
+            if value.is_tensor
+            else value.held_at(t)
             for value in self._given
         ]
         vars(held).update(positive=(), _given=tuple(at), _doses={}, _kinks=np.empty(0))

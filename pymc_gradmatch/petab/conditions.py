@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -46,10 +46,8 @@ class Setting:
 
     def natural(self, theta: Any) -> dict[str, Any]:
         """Return the natural values of estimated parameters, by their names in the files."""
-        return {
-            name: one.natural(value)
-            for (name, one), value in zip(self.parameters.items(), theta, strict=True)
-        }
+        values = _natural((*self.parameters.values(),), (*theta,))
+        return dict(zip(self.parameters, values, strict=True))
 
     def value(self, name: str, condition: str) -> Value:
         """Return what a constant is in a condition."""
@@ -160,6 +158,11 @@ class Setting:
             usable(state): Input(sorted(of), [of[t] for t in sorted(of)], kind="reset")
             for state, of in at.items()
         }
+
+
+@lru_cache(maxsize=4)  # conditions of one problem ask for the same
+def _natural(parameters: tuple[Parameter, ...], theta: tuple) -> list:
+    return [one.natural(value) for one, value in zip(parameters, theta, strict=True)]
 
 
 @dataclass(frozen=True)

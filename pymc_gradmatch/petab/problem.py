@@ -11,6 +11,7 @@ import pandas as pd
 import pymc as pm
 import pytensor.tensor as pt
 from numpy.typing import NDArray
+from pytensor.graph.replace import graph_replace
 from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch._pymc import in_numpy, without_traces
@@ -48,19 +49,27 @@ def load(path: str | Path) -> "Problem":
     import petab.v1 as petab
 
     path = Path(path)
-    source = petab.Problem.from_yaml(str(path))
+    config = _config_of(path)
+    source = petab.Problem.from_yaml(config, base_path=str(path.parent))
     if source.model is None or source.model.type_id != "sbml":
         msg = f"{path}: the model is not in SBML; expected an SBML model."
         raise NotImplementedError(msg)
-    model = read_sbml(_file_of_model(path))
+    model = read_sbml(_file_of_model(path, config))
     return Problem(path.stem, source, _setting(source, model, path))
 
 
-def _file_of_model(path: Path) -> Path:
+def _config_of(path: Path) -> dict[str, Any]:
+    """Return what the YAML file says, without the files of pictures, which need not be there."""
     import yaml
 
-    problems = yaml.safe_load(path.read_text("utf-8"))["problems"]
-    files = [file for problem in problems for file in problem["sbml_files"]]
+    config = yaml.safe_load(path.read_text("utf-8"))
+    for problem in config["problems"]:
+        problem.pop("visualization_files", None)
+    return config
+
+
+def _file_of_model(path: Path, config: Mapping[str, Any]) -> Path:
+    files = [file for problem in config["problems"] for file in problem["sbml_files"]]
     if len(files) != 1:
         msg = f"{path}: has {len(files)} models, {files}; expected one."
         raise NotImplementedError(msg)
@@ -203,7 +212,7 @@ class Problem:
     def _written(self) -> tuple:
         """What was observed as graphs of the parameters, with no Gaussian process."""
         theta = [pt.scalar(name, dtype="float64") for name in self.ode.params]
-        model, tables, simulated = pm.Model(), [], []
+        total, tables, simulated = pt.zeros(()), [], []
         for one in self.courses:
             _, given = self.ode.by_name(pt.zeros((1, len(self.ode.states))), theta)
             x0 = [*one.starts(given).values()]
@@ -212,9 +221,17 @@ class Problem:
             said = one.predictions(states, given)
             tables.append([rows for rows, _, _ in said])
             simulated += [mean for _, mean, _ in said]
-            with pm.Model(name=one.name, model=model):
-                one.observe(said)
-        return theta, tables, simulated, model.observedlogp
+            # PyMC rewrites all that a model is made of: here what is predicted is given.
+            given_as = [(rows, mean.type(), noise.type()) for rows, mean, noise in said]
+            with pm.Model(model=None) as model:
+                one.observe(given_as)
+            known = {
+                own: value
+                for parts in zip(given_as, said, strict=True)
+                for own, value in zip(*(part[1:] for part in parts), strict=True)
+            }
+            total += graph_replace(model.observedlogp, known, strict=False)
+        return theta, tables, simulated, total
 
     @cached_property
     def _log_likelihood(self) -> Callable:
