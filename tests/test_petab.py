@@ -13,6 +13,7 @@ from pymc_gradmatch._pymc import EVALUATE_ONCE
 
 libsbml = pytest.importorskip("libsbml")
 
+import petab.v1 as petab  # noqa: E402
 from petab.v1.calculate import calculate_llh  # noqa: E402
 
 HERE = Path(__file__).parent / "petab"
@@ -114,6 +115,19 @@ def test_one_call_fits_a_problem_and_the_estimates_are_written_into_its_table(co
         assert abs(away) < 4 * row["sd"]
         assert table.loc[name, "nominalValue"] == pytest.approx(truth, rel=0.5)
     assert table["estimate"].tolist() == [1, 1, 1]
+
+
+def test_petab_itself_reads_a_problem_with_estimates(conversion, tmp_path):
+    values = conversion.scaled({"k1": 0.9, "k2": 0.55, "sigma": 0.05})
+    written = conversion.to_petab(tmp_path / "estimated", values)
+    theirs = petab.Problem.from_yaml(str(written))
+    assert not petab.lint_problem(theirs)
+    np.testing.assert_allclose(theirs.parameter_df["nominalValue"], [0.9, 0.55, 0.05])
+    again = gm.petab.load(written)
+    ours = conversion.log_likelihood(conversion.natural(values))
+    assert again.log_likelihood(again.nominal) == pytest.approx(ours)
+    with pytest.raises(ValueError, match="the problem's own"):
+        conversion.to_petab(CONVERSION.parent, values)
 
 
 class Files:
@@ -315,3 +329,16 @@ def test_a_model_has_what_is_known_where_a_condition_also_has_what_is_estimated(
     start = problem.experiments["c0"].start
     assert start["z"] == 2.0
     assert callable(start["x"])
+
+
+def test_a_published_problem_has_its_log_likelihood_at_its_optimum():
+    problem = gm.petab.load(HERE / "boehm" / "Boehm_JProteomeRes2014.yaml")
+    assert problem.log_likelihood(problem.nominal) == pytest.approx(-138.221997, abs=1e-4)  # AMICI
+
+
+def test_a_condition_sets_what_an_event_changes_later(files):
+    files.constant("u", 0.0, is_constant=False)
+    files.state("x", 1.0, "u")
+    files.event("time >= 2", "u", "0")
+    files.conditions = "conditionId\tu\nc0\t3\n"
+    np.testing.assert_allclose(simulated(files.load()), [4, 7, 7, 7], rtol=1e-9)

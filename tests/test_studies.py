@@ -7,7 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+from pymc.model.transform.conditioning import remove_value_transforms
 
+import pymc_gradmatch as gm
 from benchmarks import (
     RESULTS,
     calibration,
@@ -24,6 +26,7 @@ from benchmarks import (
 )
 from benchmarks.accuracy import __main__ as accuracy
 from benchmarks.breadth import __main__ as breadth
+from benchmarks.cases import ACCURACY, named
 from benchmarks.gradients import in_jax, microseconds
 from benchmarks.node import __main__ as node
 from benchmarks.node import parts
@@ -198,3 +201,18 @@ def test_a_loop_in_jax_calls_the_density_at_points_that_move():
     point, total = loop(3)
     assert float(total) == pytest.approx(3, rel=1e-5)
     assert point["a"].shape == (2,)
+
+
+@pytest.mark.slow
+def test_the_plain_model_of_a_case_has_the_density_of_the_exact_model():
+    case = named(ACCURACY, "LV low")
+    data = case.simulate(0)
+    matched = gm.build_model(
+        **case.arguments(data), preset="refined", random_seed=1, progressbar=False
+    )
+    point = case.theta | {"x0": np.array([*case.x0.values()]), "sigma": np.array([0.1, 0.2])}
+    plain, exact = (
+        remove_value_transforms(model).compile_logp(mode="FAST_COMPILE")(point)
+        for model in (case.plain(data), gm.exact_model(matched))
+    )
+    np.testing.assert_allclose(plain, exact, rtol=1e-9)

@@ -20,7 +20,7 @@ from pymc_gradmatch.exact.solutions import (
     with_draws,
 )
 from pymc_gradmatch.gp import StateGPs
-from pymc_gradmatch.model import Constraint, Start, of_experiment
+from pymc_gradmatch.model import Start, of_experiment
 
 
 def predict(

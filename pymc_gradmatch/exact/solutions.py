@@ -339,9 +339,7 @@ class Solutions:
         return solution
 
 
-def of_each_experiment(
-    given: Any, constraint: Constraint, what: str
-) -> list:
+def of_each_experiment(given: Any, constraint: Constraint, what: str) -> list:
     """Return what is given of each experiment: the same of all, or by the names of some."""
     gp = constraint.gp
     names = gp.names if isinstance(gp, StateGPs) else (None,)

@@ -83,7 +83,9 @@ class Start:
     settled: Mapping[str, TensorVariable] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, ode: ODE, given: "Mapping[str, Any] | Callable | str | Start | None", t: float) -> "Start":
+    def of(
+        cls, ode: ODE, given: "Mapping[str, Any] | Callable | str | Start | None", t: float
+    ) -> "Start":
         """Check what a user gives.
 
         Parameters

@@ -41,6 +41,8 @@ COARSE = 1e-6  # relative tolerance on the way: it decides which steady state is
 BEYOND = 10.0  # times the time so far: the width of a step to rest
 NEAR = 1e-2  # of the size of each state, that the whole way by Newton's steps may be
 MOST_NEWTON = 20
+FAINT = 1e-3  # of the size that a state had: below it, its relative error is not asked for
+ROUNDED = 1e-13  # relative, of a move that is rounding
 
 
 @jitted(types.int64(integers, types.float64, types.float64, *[reals] * 7))
@@ -75,6 +77,7 @@ def newton(plan, clock_at, beyond, x, theta, tables, absolute, matrix, memory, t
         return 0
     for k in range(size):
         target[k] = x[k]
+    before = np.inf
     for _ in range(MOST_NEWTON):
         call(plan[RHS], (1, stride, clock, target, theta, tables, slopes, linear))
         for group in range(n_groups):
@@ -90,21 +93,25 @@ def newton(plan, clock_at, beyond, x, theta, tables, absolute, matrix, memory, t
                     moves[first + i * stride + column] = total
         for k in range(size):
             target[k] += moves[k]
-        is_there = True
+        moved = 0.0
         for i in range(n_states):
             at, scale = i * stride, absolute[i] / (SHARE * rtol)
             if not abs(target[at] - x[at]) <= NEAR * scale:
                 return 0
-            is_there = is_there and abs(moves[at]) <= rtol * scale
+            moved = max(moved, abs(moves[at]) / max(abs(target[at]), FAINT * scale))
         for column in range(1, n_columns):
             first, largest = column // stride * group_size + column % stride, 0.0
             for i in range(n_states):
                 largest = max(largest, abs(target[first + i * stride]) / absolute[i])
             for i in range(n_states):
-                scale = SENSITIVITY * rtol * largest * absolute[i]
-                is_there = is_there and abs(moves[first + i * stride]) <= scale
-        if is_there:
+                if largest > 0:
+                    share = abs(moves[first + i * stride]) / (largest * absolute[i])
+                    moved = max(moved, share / SENSITIVITY)
+        # What is left to go, if moves go on to shrink as they did.
+        is_shrinking = moved < before and before < np.inf
+        if (is_shrinking and moved**2 <= rtol * (before - moved)) or moved <= ROUNDED:
             return 1
+        before = moved
     return 0
 
 
@@ -133,19 +140,20 @@ def to_rest(plan, draw, front, theta):
     for _ in range(plan[MAX_IMPLICIT_STEPS]):
         n_steps[draw] += 1
         beyond = BEYOND * max(passed, width[draw])
-        if newton(
-            plan, begun, beyond, x, parameters, tables, sizes, jacobian, memory, x_new
-        ):
+        if newton(plan, begun, beyond, x, parameters, tables, sizes, jacobian, memory, x_new):
             for k in range(size):
                 x[k] = x_new[k]
+            for i in range(n_states):  # what has decayed, to the last rounding
+                if abs(x[i * stride]) <= ROUNDED * sizes[i] / (SHARE * rtol):
+                    x[i * stride] = 0.0
             status[draw] = ARRIVED
             break
         clock[0] = begun
         call(plan[JACOBIAN], (1, stride, clock, x, parameters, tables, jacobian))
         step = width[draw]
-        error = implicit_step(
-            plan, begun, step, x, jacobian, parameters, sizes, memory, x_new
-        ) * (rtol / COARSE)
+        error = implicit_step(plan, begun, step, x, jacobian, parameters, sizes, memory, x_new) * (
+            rtol / COARSE
+        )
         width[draw] = next_width(step, error, ORDER)
         if error < 1:
             passed += step

@@ -956,14 +956,14 @@ class ODE:
             values = np.broadcast_arrays(*(np.asarray(v, float) for v in (*starts, *params)))
             first = np.stack([v.ravel() for v in values], -1)[np.flatnonzero(ended)[0]]
             x0, theta = np.split(first, [len(starts)])
-            first = (
+            said = (
                 stopped(self.of_levels, t, self.levels(x0), theta)
                 if np.isfinite(t).all()
-                else f"theta is {theta.round(6)}: from {x0.round(6)} its solution grows, or oscillates."
+                else f"theta is {theta.round(6)}: its solution grows, or oscillates."
             )
             msg = (
                 f"the numerical integration of {(ended != 0).sum()} of {len(ended)} draws failed "
-                f"({counts}); their trajectories are NaN. Of the first, {first}"
+                f"({counts}); their trajectories are NaN. Of the first, {said}"
             )
             warnings.warn(msg, UserWarning, stacklevel=3)
         return x.reshape(*shape, *x.shape[1:])
@@ -1164,7 +1164,7 @@ def _of_values(
 
 def _held(rhs: Callable, at: float, t, x, theta, *inputs) -> Any:
     """Write a right-hand side at one time, whatever the time is."""
-    return rhs(pt.full_like(t, at), x, theta, *inputs)
+    return rhs(pt.zeros_like(t) + np.float64(at), x, theta, *inputs)
 
 
 def _by_chain_rule(rhs: Callable, is_positive: Sequence[bool], t, levels, theta, *inputs) -> list:

@@ -1,5 +1,6 @@
 """A PEtab problem, read from its files, as what :func:`gm.fit <pymc_gradmatch.fit>` takes."""
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -55,7 +56,7 @@ def load(path: str | Path) -> "Problem":
         msg = f"{path}: the model is not in SBML; expected an SBML model."
         raise NotImplementedError(msg)
     model = read_sbml(_file_of_model(path, config))
-    return Problem(path.stem, source, _setting(source, model, path))
+    return Problem(path, source, _setting(source, model, path))
 
 
 def _config_of(path: Path) -> dict[str, Any]:
@@ -85,8 +86,8 @@ class Problem:
 
     Attributes
     ----------
-    name : str
-        That of its file.
+    path : Path
+        Of its YAML file.
     source : petab.v1.Problem
         The tables.
 
@@ -100,9 +101,14 @@ class Problem:
     42.654
     """
 
-    name: str
+    path: Path
     source: "petab.Problem" = field(repr=False)
     setting: Setting = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        """That of its file."""
+        return self.path.stem
 
     @cached_property
     def ode(self) -> ODE:
@@ -291,6 +297,44 @@ class Problem:
             table.loc[name, "nominalValue"] = float(value)
         return table
 
+    def to_petab(self, folder: str | Path, values: Mapping[str, float]) -> Path:
+        """Write the problem with estimates as nominal values, for other tools to go on with.
+
+        Parameters
+        ----------
+        folder : str or Path
+            Gets all files but those of pictures; it may not be the problem's own.
+        values : mapping of str to float
+            By the names of the model, on its scales, such as ``fit.mode``.
+
+        Returns
+        -------
+        Path
+            The YAML file there.
+        """
+        import petab.v1 as petab
+        import yaml
+
+        here, folder = self.path.parent, Path(folder)
+        if folder.resolve() == here.resolve():
+            msg = f"the folder {str(folder)!r} is the problem's own; expected another one."
+            raise ValueError(msg)
+        config = _config_of(self.path)
+        named = [
+            str(file)
+            for problem in config["problems"]
+            for files in problem.values()
+            for file in (files if isinstance(files, list) else [])
+        ]
+        for file in named:
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(here / file, folder / file)
+        estimated = "parameters_estimated.tsv"
+        petab.write_parameter_df(self.with_estimates(values), str(folder / estimated))
+        written = folder / self.path.name
+        written.write_text(yaml.safe_dump({**config, "parameter_file": estimated}), "utf-8")
+        return written
+
     def __repr__(self) -> str:
         model = self.setting.model
         rest = sum(bool(one.before) for one in self.courses)
@@ -338,7 +382,7 @@ def _overrides(row, fixed: Mapping, place: str, model: Model, parameters: Mappin
                 )
                 raise NotImplementedError(msg) from None
             found[name] = fixed.get(value, value)
-        if name in model.rules:
+        if name in model.rules and name not in model.alias.values():  # events' constants may be
             msg = f"{place}: {name!r} is set, which a rule of the model decides; expected neither."
             raise NotImplementedError(msg)
     return found
