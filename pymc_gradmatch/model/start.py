@@ -84,7 +84,7 @@ class Start:
 
     @classmethod
     def of(
-        cls, ode: ODE, given: "Mapping[str, Any] | Callable | str | Start | None", t: float
+        cls, ode: ODE, given: "Mapping[str, Any] | Callable | str | Start | None", t: float = 0.0
     ) -> "Start":
         """Check what a user gives.
 
@@ -94,8 +94,8 @@ class Start:
             With its inputs.
         given : mapping, callable, str or Start, optional
             By state; or a function of theta that returns all; or ``"steady state"``.
-        t : float
-            The first time.
+        t : float, default 0
+            The first time, which a steady state is that of.
 
         Raises
         ------

@@ -250,8 +250,8 @@ def _in_numba(op: Solve, node, **kwargs):
 
 @when_compiled_by_jax(Solve)
 def _in_jax(op: Solve, node, **kwargs):
-    ode, t, rtol, wrt = op.given
-    if not np.isfinite(t).all():
+    ode, _, rtol, wrt = op.given
+    if not np.isfinite(op.given[1]).all():
         msg = "a steady state has no implementation in JAX; expected numba, or no backend at all."
         raise NotImplementedError(msg)
     n_states, n_params = op.solver.n_states, op.solver.equations.n_params
