@@ -68,6 +68,18 @@ def test_time_and_inputs_are_held_at_a_time(expression):
     fading = gm.ODE(lambda t, x, theta: [pm.math.exp(-t) - theta.k * x.m], ["m"], ["k"])
     rest = fading.steady_state([0.0], [2.0], t=1.0)
     np.testing.assert_allclose(rest, [np.exp(-1.0) / 2], rtol=1e-8)
+    smooth = {"s": lambda t: pm.math.exp(-t)}
+    rest = expression.steady_state([0.0, 0.0], [1.0, 0.5, 2.0], inputs=smooth, t=1.0)
+    np.testing.assert_allclose(rest, np.exp(-1.0) * np.array([2.0, 1.0]), rtol=1e-8)
+
+
+def test_levels_of_an_input_may_be_random(expression):
+    level = pt.dscalar("level")
+    inputs = {"s": gm.Input([0.0, 1.0], pt.stack([level, 2 * level]), kind="previous")}
+    rest = expression.steady_state([0.0, 0.0], [1.0, 0.5, 2.0], inputs=inputs, t=1.5)
+    value, slope = pytensor.function([level], [rest, pytensor.grad(rest[1], level)])(3.0)
+    np.testing.assert_allclose(value, [12.0, 6.0], rtol=1e-8)
+    assert slope == pytest.approx(2.0, rel=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -826,7 +826,7 @@ class ODE:
         self.check_times(np.array([t]))
         held = copy(self)
         at = [
-            Input([0.0], [input_at(value, pt.constant(float(t))).eval()], kind="previous")
+            Input([0.0], [input_at(value, pt.constant(t, dtype="float64")).eval()], kind="previous")
             if not isinstance(value, Input)
             else value
             if value.is_tensor
