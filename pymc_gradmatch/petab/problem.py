@@ -123,8 +123,9 @@ class Problem:
     def courses(self) -> list[Course]:
         """The experiments, as the files have them: each pair of conditions with its rows."""
         table = self.source.measurement_df
-        before = table.get("preequilibrationConditionId", pd.Series("", table.index))
-        groups = table.groupby([table["simulationConditionId"], before.fillna("")], sort=False)
+        before = table.get("preequilibrationConditionId", pd.Series("", table.index)).astype(object)
+        before = before.where(before.notna(), "")
+        groups = table.groupby([table["simulationConditionId"], before], sort=False)
         return [
             Course(self.setting, self.ode, condition, first, rows)
             for (condition, first), rows in groups
