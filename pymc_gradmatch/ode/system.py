@@ -825,8 +825,9 @@ class ODE:
         """
         self.check_times(np.array([t]))
         held = copy(self)
+        now: Any = pt.constant(t, dtype="float64")
         at = [
-            Input([0.0], [input_at(value, pt.constant(t, dtype="float64")).eval()], kind="previous")
+            Input([0.0], [cast("Any", input_at(value, now)).data], kind="previous")
             if not isinstance(value, Input)
             else value
             if value.is_tensor
