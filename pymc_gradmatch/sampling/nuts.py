@@ -12,7 +12,7 @@ from xarray import DataTree
 from pymc_gradmatch._pymc import log_convergence, patch_nutpie_idata
 from pymc_gradmatch.arguments import check_counts, check_share
 from pymc_gradmatch.exact import glance
-from pymc_gradmatch.model import constraints, keep_observations
+from pymc_gradmatch.model import constraints, fixed_noise, keep_observations
 from pymc_gradmatch.numerics import Laplace, on_one_thread
 from pymc_gradmatch.reporting import reporting
 from pymc_gradmatch.sampling.density import Interrupted
@@ -182,13 +182,14 @@ def sample(
 
 
 def _look_at(idata: DataTree, model: pm.Model):
-    """Say whether the draws can be the exact posterior's, in the log where they are not."""
+    """Say whether the draws can be the exact posterior's, and at what the noise is fixed."""
     seen = glance(model, idata["posterior"].dataset)
-    idata["posterior"].attrs["exactness"] = seen.text
+    fixed = fixed_noise(model)
+    words = idata["posterior"].attrs["exactness"] = seen.text + fixed
     if seen.is_suspicious:
-        _log.warning(seen.text)
-    elif not seen.is_compared:
-        _log.info(seen.text)
+        _log.warning(words)
+    elif fixed or not seen.is_compared:
+        _log.info(words)
 
 
 @on_one_thread
