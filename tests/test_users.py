@@ -13,7 +13,7 @@ import pymc_gradmatch as gm
 from pymc_gradmatch import reporting
 from pymc_gradmatch.exact import MOST_CLIMBS
 from pymc_gradmatch.model import constraints, fixed_noise
-from pymc_gradmatch.sampling import one_call
+from pymc_gradmatch.sampling import engine, one_call
 
 QUIET = {"random_seed": 1, "progressbar": False}
 T = np.linspace(0, 3, 9)
@@ -295,6 +295,20 @@ def test_progress_says_how_many_climbs_were_done_of_how_many(monkeypatch):
     counts = [tuple(map(int, found.groups())) for found in climbs if found]
     assert counts
     assert all(0 < n <= most == MOST_CLIMBS for n, most in counts)
+
+
+def test_what_is_withheld_says_that_the_solution_is_told_where_parameters_are_not(monkeypatch):
+    """Four rates of which the data tell the sum alone, and searches that are stopped."""
+
+    def stopped(*args, **given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine, "cover", stopped)
+    ode = gm.ODE(lambda t, x, theta: [-sum(theta.k[i] for i in range(4)) * x.a], ["a"], {"k": 4})
+    fit = gm.fit(ode, T, Y, priors={"k": pm.Normal.dist(0.25, 1, shape=4)}, **QUIET)
+    assert not fit.is_exact
+    assert [*fit.unidentified.index] == [f"k[{i}]" for i in range(4)]
+    assert "But they tell the solution: among these draws it differs by at most 0.0" in repr(fit)
 
 
 def test_a_notebook_without_ipywidgets_shows_words_and_no_warnings(monkeypatch, capsys):
