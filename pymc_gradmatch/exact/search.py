@@ -253,13 +253,13 @@ def cover(
     Returns
     -------
     Coverage
-        Of the first attempt with a reliable k and searches that agree, else of the last: the
-        fourth, or one of which both searches were given up.
+        Of the first attempt with a reliable k and searches that agree, else of the last,
+        at the latest the fourth, or that of which both searches were given up.
     """
     n_unfinished, n_rounds = 0, 0
     if around is None:
-        say(f"walking along ridges from modes, {len(modes.height)} of them")
-        ridges, modes = ridges_from(target, modes), apart_from_ridges(target, modes)
+        say("walking along ridges from all of them")
+        ridges, modes = ridges_from(target, modes), apart_from_ridges(target, modes, say)
         around, n_unfinished = ridges.mixture, ridges.n_unfinished
     starts = [around.defended(around.as_one(WIDER)), around.as_one(WIDER)]
     n_effective = n_draws / WORTH

@@ -194,8 +194,8 @@ class Fit(Verdict):
             return ""
         return (
             " But they tell the solution: among these draws it differs by at most "
-            f"{widest:.2g} standard deviations of the data. Trust the curves, fit.plot(), more than "
-            "the numbers in the table; fewer parameters, or narrower priors, can be told."
+            f"{widest:.2g} standard deviations of the data. Trust the curves, fit.plot(), more "
+            "than the numbers in the table; fewer parameters, or narrower priors, can be told."
         )
 
     def predict(
