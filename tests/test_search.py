@@ -427,7 +427,7 @@ def test_searches_that_end_at_different_modes_disagree(rng, monkeypatch):
     two_modes = together([(normal(1.0, -5.0), 0.0), (normal(1.0, 5.0), 0.0)])
     ends = iter([-5.0, 5.0] * 3)
 
-    def ended(target, *_):
+    def ended(target, *_, **settings):
         proposal, pool = Mixture.around(np.full(2, next(ends)), np.eye(2)), Pool()
         points = proposal.draw(3_000, rng)
         pool.add(proposal, points, target(points))

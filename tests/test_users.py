@@ -311,6 +311,29 @@ def test_what_is_withheld_says_that_the_solution_is_told_where_parameters_are_no
     assert "But they tell the solution: among these draws it differs by at most 0.0" in repr(fit)
 
 
+@pytest.mark.slow
+def test_a_neural_term_of_nine_weights_ends_and_says_what_is_told():
+    """The units may be exchanged and their signs turned: 48 modes that are one solution."""
+
+    def neural(t, x, theta):
+        w, v, u = theta
+        return [sum(w[i] * pm.math.tanh(v[i] * x.a + u[i]) for i in range(3))]
+
+    t = np.linspace(0, 10, 21)
+    curve = 1 / (1 + 9 * np.exp(-0.8 * t))
+    y = curve[:, None] + np.random.default_rng(1).normal(0, 0.02, (21, 1))
+    names = ["out", "slope", "shift"]
+    ode = gm.ODE(neural, ["a"], dict.fromkeys(names, 3))
+    weights = {name: pm.Normal.dist(0, 1, shape=3) for name in names}
+    fit = gm.fit(ode, t, y, priors=weights, **QUIET)
+    assert not fit.is_exact
+    assert fit.diagnostics.n_rounds <= 36
+    assert "The data hardly tell" in repr(fit)
+    assert "But they tell the solution" in repr(fit)
+    solution = fit.predict(t=t)["posterior_predictive"]["x"].mean(["chain", "draw"])
+    assert np.abs(solution.to_numpy()[:, 0] - curve).max() < 0.02
+
+
 def test_a_notebook_without_ipywidgets_shows_words_and_no_warnings(monkeypatch, capsys):
     monkeypatch.setattr(rich.console, "_is_jupyter", lambda: True)
     monkeypatch.setattr(reporting, "find_spec", lambda name: None)

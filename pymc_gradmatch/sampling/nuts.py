@@ -3,6 +3,7 @@
 import logging
 import time
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import pymc as pm
@@ -155,7 +156,7 @@ def sample(
     model = pm.modelcontext(model)
     rng = np.random.default_rng(random_seed)
     posterior, mode = _mode(model, rng, progressbar)
-    options = {} if target_accept is None else {"target_accept": target_accept}
+    options: dict[str, Any] = {} if target_accept is None else {"target_accept": target_accept}
     start = time.perf_counter()
     try:
         idata = posterior.sample(
