@@ -80,10 +80,10 @@ def one_of_two(searched: Callable) -> Callable:
     """Return a search of which every second call gives back what the one before it found."""
     found: list[Any] = []
 
-    def every_other(*given):
+    def every_other(*given, **settings):
         if found:
             return found.pop()
-        found.append(searched(*given))
+        found.append(searched(*given, **settings))
         return found[0]
 
     return every_other
@@ -126,7 +126,7 @@ PARTS = {
         "walks along ridges: the mixture of the modes alone is the start",
         [
             Change(search, "ridges_from", instead(unwalked)),
-            Change(search, "apart_from_ridges", instead(lambda target, local: local)),
+            Change(search, "apart_from_ridges", instead(lambda target, local, say: local)),
         ],
     ),
     "wide start": Switch(

@@ -108,6 +108,7 @@ def recovery(seeds: int) -> float:
         cov=case.paper.cov,
         shared=case.paper.shared,
         gamma=case.paper.gamma,
+        sigma="fixed",
         draws=10_000,
         random_seed=0,
         progressbar=False,

@@ -106,7 +106,7 @@ def long_series(n_time: int) -> pm.Model:
     """Return a model of Lotka-Volterra at n_time times between 0 and 20."""
     data = replace(LV, t=np.linspace(0, 20, n_time)).simulate(1)
     gp = gm.StateGP(data.t, data.y, [pm.gp.cov.Matern52(1, ls=np.float64(2.0))] * 2, sigma=0.1)
-    return LV.model(data, gp=gp, gamma=0.3)
+    return LV.model(data, gp=gp, gamma=0.3, sigma="fixed")
 
 
 def lorenz_96(n_state: int, n_time: int = 50) -> pm.Model:
@@ -118,7 +118,7 @@ def lorenz_96(n_state: int, n_time: int = 50) -> pm.Model:
     noise = np.random.default_rng(1).normal(0, 0.3, (n_time, n_state))
     y = ode.solve(t, start, case.theta) + noise
     gp = gm.StateGP(t, y, [pm.gp.cov.Matern52(1, ls=np.float64(0.5))] * n_state, sigma=0.3)
-    return gm.build_model(ode, t, y, priors=case.priors(), gp=gp, gamma=0.3)
+    return gm.build_model(ode, t, y, priors=case.priors(), gp=gp, gamma=0.3, sigma="fixed")
 
 
 def row(system: str, matrices: str, build, size: int) -> dict:

@@ -55,7 +55,8 @@ system = gm.systems.lotka_volterra
 data = system.simulate("low", random_seed={seed})
 priors = {{name: pm.HalfNormal.dist(5) for name in system.ode.params}}
 model = gm.build_model(
-    system.ode, data.t, data.y, priors=priors, cov="ExpQuad", shared=True, gamma=0.3
+    system.ode, data.t, data.y, priors=priors, cov="ExpQuad", shared=True, gamma=0.3,
+    sigma="fixed"
 )
 gm.sample(chains=2, cores=1, random_seed=1, progressbar=False, model=model)
 print(perf_counter() - start)
@@ -83,7 +84,8 @@ import resource, pymc_gradmatch as gm
 system = gm.systems.protein_transduction
 data, paper = system.simulate("low", random_seed={seed}), system.paper
 model = gm.build_model(system.ode, data.t, data.y, priors=system.priors(), cov=paper.cov,
-                       gamma=paper.gamma, state_box=paper.state_box, random_seed=1)
+                       gamma=paper.gamma, sigma="fixed", state_box=paper.state_box,
+                       random_seed=1)
 gm.sample_fgpgm(model, paper.draws, state_step=paper.state_step, param_step=paper.param_step,
                 random_seed=1, progressbar=False)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
@@ -132,7 +134,7 @@ def sampling_speed(seeds: int, n_cases: int, draws: int, *, ours_only: bool) -> 
         for seed in range(seeds):
             data = case.simulate(seed)
             gp = case.paper_gp(data, random_seed=1)
-            model = case.model(data, gp=gp, gamma=case.paper.gamma)
+            model = case.model(data, gp=gp, gamma=case.paper.gamma, sigma="fixed")
             posterior = posterior.for_model(model) if posterior else compile_posterior(model)
             mode = posterior.find_mode(np.random.default_rng(1))
             # What was compared to choose the default: one data set tells.
@@ -205,7 +207,7 @@ def many(n_sets: int, draws: int) -> Iterator[tuple[str, float, str]]:
         start = process_time()
         gm.fit_many(
             LV.ode, LV.t, stack, priors=LV.priors(), cov="ExpQuad", shared=True, gamma=0.3,
-            draws=draws // 2, chains=2, random_seed=1, progressbar=False,
+            sigma="fixed", draws=draws // 2, chains=2, random_seed=1, progressbar=False,
         )  # fmt: skip
         seconds.append(process_time() - start)
     label = f"{n_sets} Lotka-Volterra data sets, {draws} draws each, after compilation (CPU s)"

@@ -139,7 +139,14 @@ def exact() -> Figure:
     data = system.simulate("snr100", random_seed=1)
     priors = {name: pm.HalfNormal.dist(5) for name in system.ode.params}
     matched = gm.build_model(
-        system.ode, data.t, data.y, priors=priors, cov="Matern52", gamma=3e-4, random_seed=1
+        system.ode,
+        data.t,
+        data.y,
+        priors=priors,
+        cov="Matern52",
+        gamma=3e-4,
+        random_seed=1,
+        sigma="fixed",
     )
     settings = {"chains": 2, "random_seed": 1, "progressbar": False}
     idata = gm.sample(1_000, model=matched, **settings)

@@ -77,6 +77,7 @@ def fit_lotka_volterra(
         gamma=system.paper.gamma,
         state_box=system.paper.state_box,
         random_seed=random_seed,
+        sigma="fixed",
     )
     idata = gm.sample_fgpgm(
         model,

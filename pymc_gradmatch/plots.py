@@ -144,6 +144,7 @@ def plot_states(
     pc = _panels(panels, pc_kwargs)
     percent = _percent(ci_prob)
     if ends is not None:
+        ends = _along(ends, mean)
         bottom, top = ends.reindex(state=states)
         pc.map(
             az.visuals.fill_between_y, "new_data", data=bottom.to_dataset(name=var_name),
@@ -734,7 +735,7 @@ def _seen(
     ends = None
     if observed in drawn:
         new = _variable(drawn, observed, f"the group {predictive!r}", "observed")
-        lines = _bridged(_beside(_by_experiment(_lines(new, ci_prob), model)))
+        lines = _beside(_by_experiment(_lines(new, ci_prob), model))
         ends = lines.isel(line=[1, 2]).transpose("line", ...)
     return _Seen(_beside(_by_experiment(data, model)), ends)
 
@@ -774,7 +775,7 @@ def _of_likelihood(there: xr.Dataset, drawn: xr.Dataset, model: pm.Model, ci_pro
     if ends:
         panels = xr.IndexVariable("state", [*ends])
         between = xr.concat([*ends.values()], panels, join="outer").transpose("line", ...)
-    return _Seen(_in_panels(data), _bridged(between) if ends else None, own)
+    return _Seen(_in_panels(data), between if ends else None, own)
 
 
 def _in_panels(variables: Mapping[str, pd.Series]) -> xr.DataArray | None:
@@ -964,6 +965,38 @@ def _beside(parts: dict[Any, xr.DataArray]) -> xr.DataArray:
 def _bridged(lines: xr.DataArray) -> xr.DataArray:
     """Return lines without gaps, from one time that has a value to the next."""
     return lines.interpolate_na(_times_of(lines)) if lines.isnull().any() else lines
+
+
+def _along(ends: xr.DataArray, curve: xr.DataArray) -> xr.DataArray:
+    """Return the ends of new data at the curve's times too: they follow it from datum to datum.
+
+    What is interpolated is how far they are from it, or by which factor, whichever varies less.
+    """
+    time, grid = _times_of(ends), curve[_times_of(curve)].to_numpy()
+    at = ends[time].to_numpy()
+    every, followed = np.union1d(at, grid), []
+    for panel in ends["state"].to_numpy():
+        both = ends.sel(state=panel).transpose("line", time).to_numpy()
+        known = np.isfinite(both).all(axis=0)
+        own, both = at[known], both[:, known]
+        if not known.any():
+            followed.append(np.full((2, len(every)), np.nan))
+            continue
+        path = np.ravel(curve.sel(state=panel))
+        solved = np.isfinite(path)
+        path = np.interp(every, grid[solved], path[solved]) if solved.any() else 0 * every
+        there = np.interp(own, every, path)
+        away, factors = both - there, None
+        if (both > 0).all() and (path > 0).all():
+            factors = np.log(both / there)
+            width, ratio = np.diff(away, axis=0), np.diff(factors, axis=0)
+            if width.std() * ratio.mean() <= ratio.std() * width.mean():
+                factors = None
+        each = away if factors is None else factors
+        between = np.stack([np.interp(every, own, end, np.nan, np.nan) for end in each])
+        followed.append(path + between if factors is None else path * np.exp(between))
+    coords = {"state": ends["state"].to_numpy(), time: every}
+    return xr.DataArray(followed, coords, ("state", "line", time)).transpose("line", ...)
 
 
 def _label(experiment: Any, state: Any) -> str:

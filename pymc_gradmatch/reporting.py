@@ -73,6 +73,10 @@ def reporting(doing: str, *, enabled: object = True) -> Iterator[Callable[[str],
         display.stop()
 
 
+def silence(words: str):
+    """Take what is being done, and show nothing."""
+
+
 def _console() -> Console:
     """Return where words are shown: in notebooks without ipywidgets as a line of text.
 

@@ -82,7 +82,9 @@ def decay_model():
         t = np.linspace(0, 2, n_time)
         y = np.exp(-t)[:, None] + np.random.default_rng(1).normal(0, 0.1, (n_time, 1))
         gp = gm.StateGP(t, y, [pm.gp.cov.Matern52(1, ls=lengthscale)], sigma=0.1)
-        return gm.build_model(ode, t, y, priors={"rate": pm.HalfNormal.dist(2)}, gp=gp, gamma=gamma)
+        return gm.build_model(
+            ode, t, y, priors={"rate": pm.HalfNormal.dist(2)}, gp=gp, gamma=gamma, sigma="fixed"
+        )
 
     return make
 

@@ -184,7 +184,9 @@ def test_swapped_labels_of_states_are_refused_whoever_makes_the_states(exchange,
 def test_states_without_labels_get_those_of_the_ode(exchange, two):
     gp = process(two)
     by_hand = four_lines(exchange, gp, two, theta=half_normal)
-    built = gm.build_model(exchange, TIMES, two, priors={"r": pm.HalfNormal.dist()}, gp=gp)
+    built = gm.build_model(
+        exchange, TIMES, two, priors={"r": pm.HalfNormal.dist()}, gp=gp, sigma="fixed"
+    )
     for model in (by_hand, built):
         assert model.coords["state"] == ("a", "b")
         draws = pm.sample_prior_predictive(
@@ -403,7 +405,7 @@ def test_fit_many_refuses_no_data_and_names_of_its_result(decay, one):
 
 def test_a_prior_of_gamma_becomes_a_variable(decay, one, gp_of_one):
     model = gm.build_model(
-        decay, TIMES, one, priors=PRIORS, gp=gp_of_one, gamma=pm.HalfNormal.dist(0.3)
+        decay, TIMES, one, priors=PRIORS, gp=gp_of_one, gamma=pm.HalfNormal.dist(0.3), sigma="fixed"
     )
     assert [rv.name for rv in model.free_RVs] == ["r", "x", "gamma"]
     assert np.isfinite(model.compile_logp(mode="FAST_COMPILE")(model.initial_point()))
@@ -420,7 +422,7 @@ def test_a_prior_of_gamma_becomes_a_variable(decay, one, gp_of_one):
 @pytest.mark.parametrize("preset", ["fgpgm", "refined"])
 def test_distributions_made_of_others_are_priors(decay, one, preset, prior):
     settings = {"preset": preset, "random_seed": 1, "progressbar": False}
-    model = gm.build_model(decay, TIMES, one, priors={"r": prior}, **settings)
+    model = gm.build_model(decay, TIMES, one, priors={"r": prior}, **settings, sigma="fixed")
     assert np.isfinite(model.compile_logp(mode="FAST_COMPILE")(model.initial_point()))
     assert 0 < gm.find_map(model=model, progressbar=False)["r"] < 3
 
@@ -497,7 +499,9 @@ def test_a_model_in_which_there_is_no_room_is_left_as_it_was(decay, one, gp_of_o
 
 @pytest.mark.slow
 def test_a_prior_that_cannot_be_drawn_from_needs_a_start(decay, one, gp_of_one):
-    model = gm.build_model(decay, TIMES, one, priors={"r": pm.HalfFlat.dist()}, gp=gp_of_one)
+    model = gm.build_model(
+        decay, TIMES, one, priors={"r": pm.HalfFlat.dist()}, gp=gp_of_one, sigma="fixed"
+    )
     with pytest.raises(ValueError, match=r"cannot be drawn from its prior .*`initval`"):
         gm.sample(model=model)
     started = four_lines(decay, gp_of_one, one, theta=lambda: {"r": pm.HalfFlat("r", initval=1.0)})
@@ -528,7 +532,7 @@ def test_numbers_that_are_none_are_refused(decay, one, gp_of_one):
 def test_counts_are_checked_before_anything_is_compiled(
     decay, one, gp_of_one, counts, error, message
 ):
-    model = gm.build_model(decay, TIMES, one, priors=PRIORS, gp=gp_of_one)
+    model = gm.build_model(decay, TIMES, one, priors=PRIORS, gp=gp_of_one, sigma="fixed")
     with pytest.raises(error, match=message):
         gm.sample(model=model, **counts)
     with pytest.raises(error, match=message):

@@ -93,7 +93,10 @@ def decay_models(*priors):
     t = np.linspace(0, 2, 8)
     y = np.exp(-t)[:, None] + np.random.default_rng(1).normal(0, 0.02, (8, 1))
     gp = gm.StateGP(t, y, [pm.gp.cov.Matern52(1, ls=1.0)], sigma=0.02)
-    return [gm.build_model(ode, t, y, priors={"rate": p}, gp=gp, gamma=0.1) for p in priors]
+    return [
+        gm.build_model(ode, t, y, priors={"rate": p}, gp=gp, gamma=0.1, sigma="fixed")
+        for p in priors
+    ]
 
 
 @pytest.mark.slow

@@ -93,7 +93,13 @@ def test_a_spread_is_held_at_one_value_for_all_climbs():
         return {"k": pm.LogNormal("k", 0, spread, dims="experiment")}
 
     model = gm.build_model(
-        decay, experiments=tubes, priors=priors, preset="fgpgm", random_seed=1, progressbar=False
+        decay,
+        experiments=tubes,
+        priors=priors,
+        preset="fgpgm",
+        random_seed=1,
+        progressbar=False,
+        sigma="fixed",
     )
     target = ExactPosterior(model)
     rng = np.random.default_rng(1)

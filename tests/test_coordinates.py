@@ -44,7 +44,7 @@ def banana_model():
     y = (0.5 + 2 * np.exp(-t) + noise)[:, None]
     gp = gm.StateGP(t, y, [pm.gp.cov.ExpQuad(1, ls=np.float64(1.2))], sigma=0.1).with_amplitude(9.0)
     priors = {"rate": pm.HalfNormal.dist(1.0), "floor": pm.Normal.dist(0.5, 0.5)}
-    return gm.build_model(ode, t, y, priors=priors, gp=gp, gamma=1e-3)
+    return gm.build_model(ode, t, y, priors=priors, gp=gp, gamma=1e-3, sigma="fixed")
 
 
 @pytest.fixture(scope="module")
@@ -271,7 +271,10 @@ def settings(lotka_volterra):
 @pytest.fixture(scope="module")
 def lv_models(lotka_volterra, two_data_sets, settings):
     t, ys, _ = two_data_sets
-    return [gm.build_model(lotka_volterra.ode, t, y, random_seed=1, **settings) for y in ys]
+    return [
+        gm.build_model(lotka_volterra.ode, t, y, random_seed=1, **settings, sigma="fixed")
+        for y in ys
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -411,7 +414,13 @@ def patients(n, n_time=15):
         y = np.exp(-rate * t)[:, None] + rng.normal(0, 0.05, (n_time, 1))
         experiments.append(gm.Experiment(t, y, name=f"patient {place}"))
     return gm.build_model(
-        ode, experiments=experiments, priors=population, preset="fgpgm", gamma=1e-2, random_seed=1
+        ode,
+        experiments=experiments,
+        priors=population,
+        preset="fgpgm",
+        gamma=1e-2,
+        random_seed=1,
+        sigma="fixed",
     )
 
 

@@ -189,7 +189,9 @@ def test_the_prior_mean_jumps_and_what_deviates_from_it_does_not(drug):
 def test_the_four_lines_are_the_built_model_with_doses(drug):
     t, y = drug
     fitted = gm.StateGP(t, y, [pm.gp.cov.Matern52(1, ls=3.0)], sigma=2.0)
-    built = gm.build_model(ELIMINATION, t, y, priors=PRIORS, inputs=SCHEDULE, gp=fitted, gamma=0.1)
+    built = gm.build_model(
+        ELIMINATION, t, y, priors=PRIORS, inputs=SCHEDULE, gp=fitted, gamma=0.1, sigma="fixed"
+    )
     ode = ELIMINATION.with_inputs(SCHEDULE)
     gp = fitted.with_breaks(ode.jumps, *ode.steps)
     with pm.Model() as model:
@@ -427,5 +429,7 @@ def test_positive_states_of_several_experiments_take_inputs():
         noise = np.random.default_rng(1).normal(0, 0.05, y.shape)
         experiments[name] = gm.Experiment(t, y * np.exp(noise), inputs=given)
     priors = {"k": pm.HalfNormal.dist(1)}
-    model = gm.build_model(ode, experiments=experiments, priors=priors, random_seed=1)
+    model = gm.build_model(
+        ode, experiments=experiments, priors=priors, random_seed=1, sigma="fixed"
+    )
     assert np.isfinite(model.compile_logp(mode="FAST_COMPILE")(model.initial_point()))

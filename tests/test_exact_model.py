@@ -40,7 +40,7 @@ def built(ode=CHAIN, start=None, **settings):
     y = chain_data(ode)
     gp = quick_gp(ode, T, y)
     settings = {"gamma": 0.1} | settings
-    return gm.build_model(ode, T, y, priors=PRIORS, gp=gp, start=start, **settings)
+    return gm.build_model(ode, T, y, priors=PRIORS, gp=gp, start=start, **settings, sigma="fixed")
 
 
 def experiments(start=None, other=None):
@@ -168,7 +168,7 @@ def test_priors_of_starts_may_depend_on_variables():
         y = chain_data()
         gm.build_model(
             CHAIN, T, y, priors=PRIORS, gp=quick_gp(CHAIN, T, y), gamma=0.1,
-            start={"b": pm.Normal.dist(middle, 0.1)},
+            start={"b": pm.Normal.dist(middle, 0.1)}, sigma="fixed",
         )  # fmt: skip
     exact = gm.exact_model(model)
     assert "middle" in [rv.name for rv in exact.free_RVs]
@@ -184,7 +184,15 @@ def test_everything_else_that_is_written_stays():
     with pm.Model() as model:
         location = pm.Normal("location", 0, 1, initval=0.3)
         k = pm.LogNormal("k", location, 0.5)
-        gm.build_model(CHAIN, T, y, priors=PRIORS | {"k": k}, gp=quick_gp(CHAIN, T, y), gamma=0.1)
+        gm.build_model(
+            CHAIN,
+            T,
+            y,
+            priors=PRIORS | {"k": k},
+            gp=quick_gp(CHAIN, T, y),
+            gamma=0.1,
+            sigma="fixed",
+        )
         pm.Deterministic("total", model["x"].sum(axis=-1))
         pm.Potential("bounded", pm.math.switch(model["x"].max() < 100, 0.0, -np.inf))
         measured = pm.Data("measured", 1.1)
@@ -287,7 +295,7 @@ def test_a_flat_prior_is_endless_where_nothing_tells_the_start(prior, state):
     gp = gm.StateGP(T, y, covs, sigma=0.1, states=APART.states, scales={"b": 1.0})
     start = {"b": pm.Normal.dist(1, 1)} | {state: prior.dist()}
     target = ExactPosterior(
-        gm.build_model(APART, T, y, priors=PRIORS, gp=gp, start=start, gamma=0.1)
+        gm.build_model(APART, T, y, priors=PRIORS, gp=gp, start=start, gamma=0.1, sigma="fixed")
     )
     point = target.starting_at({"k": 1.0}, [np.array([3.0, 1.0])])
     assert target.endless(point, np.full(len(point), 0.3)) == (["x0[b]"] if state == "b" else [])

@@ -53,7 +53,7 @@ def densities(model, point):
 
 
 def test_the_density_of_experiments_is_the_product_of_single_ones(experiments):
-    together = built(experiments)
+    together = built(experiments, sigma="fixed")
     [constraint] = constraints(together)
     rng = np.random.default_rng(2)
     point = {name: v + rng.normal(0, 0.1, v.shape) for name, v in together.initial_point().items()}
@@ -167,7 +167,9 @@ def test_inputs_and_doses_are_each_experiments_own():
         y = DOSED.solve(t, x0=[1.0], theta=[0.7], inputs=fed(number))
         given[str(number)] = gm.Experiment(t, y + rng.normal(0, SIGMA, y.shape), inputs=fed(number))
     priors = {"k": pm.HalfNormal.dist(2)}
-    model = gm.build_model(DOSED, experiments=given, priors=priors, random_seed=1, gamma=0.1)
+    model = gm.build_model(
+        DOSED, experiments=given, priors=priors, random_seed=1, gamma=0.1, sigma="fixed"
+    )
     [constraint] = constraints(model)
     for number, gp in enumerate(constraint.gp.members):
         ode = DOSED.with_inputs(fed(number))
@@ -187,7 +189,9 @@ def test_what_one_experiment_did_not_observe_is_missing_there_alone():
     both = pd.DataFrame(y, index=t, columns=["a", "b"])
     given = {"both": both, "only b": both[["b"]]}
     priors = {"k": pm.HalfNormal.dist(2)}
-    model = gm.build_model(chain, experiments=given, priors=priors, random_seed=1, gamma=0.1)
+    model = gm.build_model(
+        chain, experiments=given, priors=priors, random_seed=1, gamma=0.1, sigma="fixed"
+    )
     assert len(model.coords["observation"]) == 38 + 19
     assert model.coords["observation"][-1] == "only b: b[6.0]"
 

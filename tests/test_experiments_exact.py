@@ -163,7 +163,7 @@ def test_experiments_of_the_same_times_are_solved_at_once_to_the_last_bit(monkey
     given = decays([0.8, 0.8])
     model = gm.build_model(
         DECAY, experiments=given | {"again": given["e0"]}, priors={"k": pm.HalfNormal.dist(2)},
-        random_seed=1, progressbar=False,
+        random_seed=1, progressbar=False, sigma="fixed",
     )  # fmt: skip
     target, calls = ExactPosterior(model), []
     starts, rates = np.array([[[1.0], [2.0], [4.0]]]), np.full((1, 3, 1, 1), 0.8)
@@ -249,7 +249,12 @@ def test_the_spread_of_a_population_stays_where_it_is_while_climbs_go_on():
     """Assert it of a mode that is one of all else, given the prior's median of the spread."""
     experiments = decays(np.exp([-0.7, -0.4, -0.1]))
     model = gm.build_model(
-        DECAY, experiments=experiments, priors=population, random_seed=1, progressbar=False
+        DECAY,
+        experiments=experiments,
+        priors=population,
+        random_seed=1,
+        progressbar=False,
+        sigma="fixed",
     )
     target = ExactPosterior(model)
     held = [name for name, is_held in zip(target.names, target.is_held, strict=True) if is_held]

@@ -225,7 +225,9 @@ def test_so_many_coordinates_that_nuts_is_cheaper_are_left_to_it(monkeypatch):
 
 def test_starts_that_are_known_are_left_to_nuts():
     ode, gp = LOGISTIC, single_gp()
-    model = gm.build_model(ode, gp.t, gp.y, priors=PRIORS, gp=gp, gamma=0.05, start={"N": 0.5})
+    model = gm.build_model(
+        ode, gp.t, gp.y, priors=PRIORS, gp=gp, gamma=0.05, start={"N": 0.5}, sigma="fixed"
+    )
     assert followed(model, None) is None
 
 

@@ -54,7 +54,9 @@ def climbing(lotka_volterra, two_kernel_gp, priors):
     solution = ode.solve(gp.t, lotka_volterra.x0, lotka_volterra.theta)
     slope, *_ = ode.linearised(gp.t, solution, np.array([*lotka_volterra.theta.values()]))
     gp = gp.with_mean(solution + 0.1, slope)
-    model = gm.build_model(ode, gp.t_observed, gp.y, priors=priors, gp=gp, gamma=GAMMA)
+    model = gm.build_model(
+        ode, gp.t_observed, gp.y, priors=priors, gp=gp, gamma=GAMMA, sigma="fixed"
+    )
     return gp, model, parameters_of(priors, ode.params)
 
 

@@ -262,6 +262,7 @@ def test_time_is_counted_in_observations(unit):
 
 
 def built(lotka_volterra, data, gp, priors, **settings):
+    settings = {"sigma": "fixed"} | settings
     return gm.build_model(lotka_volterra.ode, data.t, data.y, priors=priors, gp=gp, **settings)
 
 

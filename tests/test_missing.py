@@ -140,7 +140,9 @@ def test_what_has_neither_the_rows_of_states_nor_of_data_is_refused(gp, x, messa
 
 
 def built(t, y, gp, **settings):
-    return gm.build_model(PAIR, t, y, priors=PRIOR, gp=gp, gamma=0.1, **settings)
+    return gm.build_model(
+        PAIR, t, y, priors=PRIOR, gp=gp, gamma=0.1, **{"sigma": "fixed"} | settings
+    )
 
 
 def by_hand(gp, observed):

@@ -23,7 +23,15 @@ def test_one_call_is_the_four_lines(lotka_volterra, data, gp, priors):
         pm.Normal("y", x, gp.sigma, observed=data.y)
         gm.GradientMatchingODE("gradient_match", ode, x, theta, gp=gp, gamma=0.3)
     model = gm.build_model(
-        ode, data.t, data.y, priors=priors, cov="ExpQuad", shared=True, gamma=0.3, random_seed=1
+        ode,
+        data.t,
+        data.y,
+        priors=priors,
+        cov="ExpQuad",
+        shared=True,
+        gamma=0.3,
+        random_seed=1,
+        sigma="fixed",
     )
     point = by_hand.initial_point()
     here, there = model.point_logps(point), by_hand.point_logps(point)
@@ -32,7 +40,7 @@ def test_one_call_is_the_four_lines(lotka_volterra, data, gp, priors):
 
 
 def test_names_dims_and_coords_are_stable(lotka_volterra, data, gp, priors):
-    model = gm.build_model(lotka_volterra.ode, data.t, data.y, priors=priors, gp=gp)
+    model = gm.build_model(lotka_volterra.ode, data.t, data.y, priors=priors, gp=gp, sigma="fixed")
     assert [rv.name for rv in model.free_RVs] == ["alpha", "beta", "gamma", "delta", "x"]
     assert [rv.name for rv in model.observed_RVs] == ["y", "gradient_match"]
     assert model.coords["state"] == ("prey", "predator")
@@ -46,7 +54,9 @@ def test_inside_a_model_it_adds_to_it(lotka_volterra, data, gp):
         rate = pm.Exponential("rate", 1)
         shared_prior = pm.HalfNormal.dist(rate)
         priors = dict.fromkeys(lotka_volterra.ode.params, shared_prior) | {"beta": rate}
-        returned = gm.build_model(lotka_volterra.ode, data.t, data.y, priors=priors, gp=gp)
+        returned = gm.build_model(
+            lotka_volterra.ode, data.t, data.y, priors=priors, gp=gp, sigma="fixed"
+        )
     assert returned is model
     assert [rv.name for rv in model.free_RVs] == ["rate", "alpha", "gamma", "delta", "x"]
 
@@ -54,7 +64,8 @@ def test_inside_a_model_it_adds_to_it(lotka_volterra, data, gp):
 def test_one_prior_for_all_parameters_gives_independent_draws(lotka_volterra, data, gp):
     priors = dict.fromkeys(lotka_volterra.ode.params, pm.HalfNormal.dist(5))
     models = [
-        gm.build_model(lotka_volterra.ode, data.t, data.y, priors=priors, gp=gp) for _ in range(2)
+        gm.build_model(lotka_volterra.ode, data.t, data.y, priors=priors, gp=gp, sigma="fixed")
+        for _ in range(2)
     ]
     for model in models:
         variables = [model[name] for name in lotka_volterra.ode.params]
@@ -71,16 +82,26 @@ def test_preset_is_the_papers_settings(lotka_volterra, data, priors):
     ):
         gm.build_model(lotka_volterra.ode, data.t, data.y, priors=priors, preset="fast")
     preset = gm.build_model(
-        lotka_volterra.ode, data.t, data.y, priors=priors, preset="fgpgm", random_seed=1
+        lotka_volterra.ode,
+        data.t,
+        data.y,
+        priors=priors,
+        preset="fgpgm",
+        random_seed=1,
+        sigma="fixed",
     )
-    explicit = gm.build_model(lotka_volterra.ode, data.t, data.y, priors=priors, gp=gp, gamma=0.3)
+    explicit = gm.build_model(
+        lotka_volterra.ode, data.t, data.y, priors=priors, gp=gp, gamma=0.3, sigma="fixed"
+    )
     point = explicit.initial_point()
     logps = [model.compile_logp(mode="FAST_COMPILE")(point) for model in (preset, explicit)]
     assert logps[0] == pytest.approx(logps[1], rel=1e-10)
 
 
 def test_state_box_forbids_states_outside(lotka_volterra, data, gp, priors):
-    model = gm.build_model(lotka_volterra.ode, data.t, data.y, priors=priors, gp=gp, state_box=3.0)
+    model = gm.build_model(
+        lotka_volterra.ode, data.t, data.y, priors=priors, gp=gp, state_box=3.0, sigma="fixed"
+    )
     logp = model.compile_logp(mode="FAST_COMPILE")
     point = model.initial_point()
     assert np.isfinite(logp(point))

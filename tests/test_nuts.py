@@ -138,7 +138,14 @@ def test_fitzhugh_nagumo_ends_in_the_right_mode_from_prior_starts(even_noise):
     y = data.x + data.sigma * even_noise(*data.x.shape)
     priors = {name: pm.HalfNormal.dist(5) for name in system.ode.params}
     model = gm.build_model(
-        system.ode, data.t, y, priors=priors, cov="Matern52", gamma=3e-4, random_seed=0
+        system.ode,
+        data.t,
+        y,
+        priors=priors,
+        cov="Matern52",
+        gamma=3e-4,
+        random_seed=0,
+        sigma="fixed",
     )
     posterior = compile_posterior(model)
     modes = [posterior.find_mode(np.random.default_rng(seed)) for seed in range(10)]
@@ -152,7 +159,9 @@ def test_fitzhugh_nagumo_ends_in_the_right_mode_from_prior_starts(even_noise):
 @pytest.mark.slow
 def test_find_map_is_at_least_as_good_as_pymc(lotka_volterra, data, gp):
     priors = {name: pm.HalfNormal.dist(5) for name in lotka_volterra.ode.params}
-    model = gm.build_model(lotka_volterra.ode, data.t, data.y, priors=priors, gp=gp, gamma=0.3)
+    model = gm.build_model(
+        lotka_volterra.ode, data.t, data.y, priors=priors, gp=gp, gamma=0.3, sigma="fixed"
+    )
     found = gm.find_map(model=model, random_seed=1)
     assert found["x"].shape == data.y.shape
     posterior = compile_posterior(model)

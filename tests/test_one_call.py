@@ -222,7 +222,9 @@ def test_noise_in_the_place_of_motion_gets_no_seal(start, rate, states, even_noi
     t = np.linspace(0, 4, 17)
     data = start * np.exp(-t / 2)[:, None] + 0.05 * even_noise(17, 1)
     gp = gm.StateGP(t, data, [pm.gp.cov.Matern52(1, ls=1.0)], states=["mass"], sigma=0.1)
-    model = gm.build_model(DECAY, t, data, priors={"rate": pm.HalfNormal.dist(20)}, gp=gp)
+    model = gm.build_model(
+        DECAY, t, data, priors={"rate": pm.HalfNormal.dist(20)}, gp=gp, sigma="fixed"
+    )
     target = ExactPosterior(model)
     over = target.starting_at({"rate": rate}, [np.array([start])])
     assert unexplained(residuals(target, over)) == states
@@ -246,7 +248,9 @@ def test_one_datum_far_off_is_an_outlier(off, even_noise):
     data = 3 * np.exp(-t / 2)[:, None] + 0.05 * even_noise(17, 1)
     data[8] += off
     gp = gm.StateGP(t, data, [pm.gp.cov.Matern52(1, ls=1.0)], states=["mass"], sigma=0.1)
-    model = gm.build_model(DECAY, t, data, priors={"rate": pm.HalfNormal.dist(20)}, gp=gp)
+    model = gm.build_model(
+        DECAY, t, data, priors={"rate": pm.HalfNormal.dist(20)}, gp=gp, sigma="fixed"
+    )
     target = ExactPosterior(model)
     [left] = residuals(target, target.starting_at({"rate": 0.5}, [np.array([3.0])]))
     assert left.have_outlier == bool(off)

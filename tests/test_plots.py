@@ -67,6 +67,36 @@ def test_the_band_of_new_data_is_drawn_behind_that_of_the_curve(idata, data, rng
     assert band.get_label() == "89% of new data"
 
 
+@pytest.mark.parametrize("law", ["normal", "log-normal"])
+def test_the_band_of_new_data_follows_the_curve_where_data_are_missing(law, rng):
+    """Assert it of data at the ends alone, between which the curve falls a hundredfold."""
+    t = np.linspace(0, 1, 51)
+    curve = 100 * np.exp(-np.log(100) * t)
+    noise = 0.1 * rng.normal(size=(2, 500, 2, 1))
+    ends = curve[[0, -1], None]
+    new = ends + noise if law == "normal" else ends * np.exp(noise)
+    x = np.broadcast_to(curve[:, None], (2, 500, 51, 1))
+    dims, coords = ("chain", "draw", "time", "state"), {"time": t, "state": ["a"]}
+    idata = xr.DataTree.from_dict(
+        {
+            "posterior": xr.Dataset({"x": (dims, x)}, coords),
+            "posterior_predictive": xr.Dataset(
+                {"y": (("chain", "draw", "time_observed", "state"), new)},
+                {"time_observed": t[[0, -1]], "state": ["a"]},
+            ),
+            "observed_data": xr.Dataset(
+                {"y": (("time_observed", "state"), ends)},
+                {"time_observed": t[[0, -1]], "state": ["a"]},
+            ),
+        }
+    )
+    pc = gm.plot_states(idata, new_data=True, ci_prob=0.9)
+    outline = pc.get_target("x", {"state": "a"}).collections[0].get_paths()[0].vertices
+    drawn = outline[np.isclose(outline[:, 0], 0.5)][:, 1]
+    wide = 0.164 if law == "normal" else 0.164 * 10
+    np.testing.assert_allclose([drawn.min(), drawn.max()], [10 - wide, 10 + wide], atol=0.3)
+
+
 def test_lines_and_text_are_seen_on_a_dark_background(idata, data):
     with plt.style.context("dark_background"):
         pc = gm.plot_states(idata, truth=data.x)
@@ -240,7 +270,7 @@ def decaying(request):
     cov = pm.gp.cov.ExpQuad(1, ls=1.0)
     gp = gm.StateGP(t, y, [cov], sigma=0.05, states=ode.states, positive=bool(positive))
     priors = {"rate": pm.HalfNormal.dist(2)}
-    model = gm.build_model(ode, t, y, priors=priors, gp=gp, gamma=0.1)
+    model = gm.build_model(ode, t, y, priors=priors, gp=gp, gamma=0.1, sigma="fixed")
     coords = {"time": t, "state": ["mass"]}
     x = xr.DataArray(
         y * np.exp(rng.normal(0, 0.02, (1, 50, 8, 1))), coords, ("chain", "draw", "time", "state")

@@ -12,7 +12,9 @@ from pymc_gradmatch.paper import metropolis as chain
 @pytest.fixture(scope="module")
 def model(lotka_volterra, data, gp):
     priors = {name: pm.HalfNormal.dist(5) for name in lotka_volterra.ode.params}
-    return gm.build_model(lotka_volterra.ode, data.t, data.y, priors=priors, gp=gp, gamma=0.3)
+    return gm.build_model(
+        lotka_volterra.ode, data.t, data.y, priors=priors, gp=gp, gamma=0.3, sigma="fixed"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +162,13 @@ def test_a_chain_starts_at_the_initial_states_and_at_what_is_most_probable_there
 def test_whitened_states_cannot_be_moved_one_by_one(lotka_volterra, data, gp):
     priors = {name: pm.HalfNormal.dist(5) for name in lotka_volterra.ode.params}
     model = gm.build_model(
-        lotka_volterra.ode, data.t, data.y, priors=priors, gp=gp, parameterization="whitened"
+        lotka_volterra.ode,
+        data.t,
+        data.y,
+        priors=priors,
+        gp=gp,
+        parameterization="whitened",
+        sigma="fixed",
     )
     with pytest.raises(ValueError, match=r"'x_whitened_'.*parameterization=\"centered\""):
         gm.sample_fgpgm(model)

@@ -9,6 +9,8 @@ from scipy.special import logsumexp
 
 from pymc_gradmatch.exact.climb import climb
 from pymc_gradmatch.exact.importance import (
+    LOOK,
+    MAX_ROUNDS,
     Mixture,
     Pool,
     Search,
@@ -20,6 +22,7 @@ from pymc_gradmatch.exact.importance import (
 )
 from pymc_gradmatch.exact.modes import apart_from_ridges, look_around, ridges_from
 from pymc_gradmatch.exact.search import (
+    DRAWS,
     FIRST_STEP,
     TIME,
     WALKERS,
@@ -85,6 +88,30 @@ def test_a_search_keeps_all_of_its_draws_and_ends_when_they_are_enough(rng):
     assert 1 < more.pool.n_rounds == len(more.pool.proposals)
     assert len(more.pool.points) == 1_000 * len(more.pool.proposals)
     assert more.pool.weighted.n_effective >= 1_500
+
+
+def of_copies(points):
+    """Return a density of so many narrow modes in ten dimensions that no few parts cover them."""
+    return -0.5 * np.square((np.abs(points) - 1) / 0.05).sum(axis=1)
+
+
+def test_a_search_without_hope_is_given_up_when_it_starts_from_earlier_ones(rng):
+    start, said = Mixture.around(np.ones(10), np.full(10, 0.05**2) * np.eye(10)), []
+    start = Mixture.of([start, start._replace(means=-start.means)])
+    wide = start._replace(shapes=1e4 * start.shapes)
+    found = search(of_copies, wide, 1_000, 500, rng, gives_up=True, say=said.append)
+    assert found.is_given_up
+    assert found.pool.n_rounds == len(said) == LOOK
+    assert said[-1] == f"round {LOOK} of {MAX_ROUNDS} at most"
+    assert not search(of_copies, start, 1_000, 200, rng, gives_up=True).is_given_up
+
+
+def test_searches_say_what_remains(rng):
+    said = []
+    cover(Density(normal(1.0)), climbed(normal(1.0), [0.0, 0.0]), 1_000, rng, say=said.append)
+    assert said[0] == "walking along ridges from all of them"
+    assert said[1] == f"attempt 1 of {len(DRAWS)} at most, search 1 of 2, round 1 of 12 at most"
+    assert any("search 2 of 2" in words for words in said)
 
 
 def test_a_pool_keeps_the_latest_of_its_rounds(rng):
@@ -400,7 +427,7 @@ def test_searches_that_end_at_different_modes_disagree(rng, monkeypatch):
     two_modes = together([(normal(1.0, -5.0), 0.0), (normal(1.0, 5.0), 0.0)])
     ends = iter([-5.0, 5.0] * 3)
 
-    def ended(target, *_):
+    def ended(target, *_, **settings):
         proposal, pool = Mixture.around(np.full(2, next(ends)), np.eye(2)), Pool()
         points = proposal.draw(3_000, rng)
         pool.add(proposal, points, target(points))

@@ -61,6 +61,7 @@ def selection(decay, y, priors, calls):
             draws=500,
             random_seed=1,
             progressbar=False,
+            sigma="fixed",
         )
 
 
@@ -171,7 +172,7 @@ def test_build_model_takes_a_random_gamma_with_its_determinant(
     priors = {name: pm.HalfNormal.dist(5) for name in ode.params}
     with pm.Model() as model:
         tolerance = pm.HalfNormal("tolerance", 0.5, shape=shape)
-        gm.build_model(ode, gp.t, gp.y, priors=priors, gp=gp, gamma=tolerance)
+        gm.build_model(ode, gp.t, gp.y, priors=priors, gp=gp, gamma=tolerance, sigma="fixed")
     assert [rv.name for rv in model.free_RVs] == ["tolerance", *ode.params, "x"]
     logp = model.compile_logp(vars=[model["gradient_match"], model["tolerance"]], jacobian=False)
     point = model.initial_point()
@@ -193,6 +194,6 @@ def test_doses_are_no_noise():
     y += np.random.default_rng(1).normal(0, 2, y.shape)
     chosen = gm.select_gamma(
         ode, t, y, priors={"k": pm.HalfNormal.dist(1)}, gammas=[1e-2], inputs=inputs, draws=200,
-        tune=200, random_seed=1, progressbar=False,
+        tune=200, random_seed=1, progressbar=False, sigma="fixed",
     )  # fmt: skip
     assert chosen.table["fit"].item() > 0.5  # of a sigma that is no step of the doses

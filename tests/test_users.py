@@ -12,7 +12,8 @@ import rich.console
 import pymc_gradmatch as gm
 from pymc_gradmatch import reporting
 from pymc_gradmatch.exact import MOST_CLIMBS
-from pymc_gradmatch.sampling import one_call
+from pymc_gradmatch.model import constraints, fixed_noise
+from pymc_gradmatch.sampling import engine, one_call
 
 QUIET = {"random_seed": 1, "progressbar": False}
 T = np.linspace(0, 3, 9)
@@ -238,11 +239,45 @@ def test_a_noise_that_is_fixed_is_said_with_its_number(fit):
             pm.Normal("y", x, noise, observed=Y, dims=("time", "state"))
             gm.GradientMatchingODE("match", DECAY, x, theta, gp=gp, gamma=0.1)
             idata = gm.sample(250, chains=4, cores=1, **QUIET)
+        assert (said in idata["posterior"].attrs["exactness"]) == bool(sigma)
         checks.append(gm.integrate_check(idata, model=model, **QUIET))
     assert [said in check.verdict for check in checks] == [True, False]
     for name in ("mean", "sd"):  # with sigma unknown they are those of the one call
         ours = float(checks[1].moved.loc["k", f"exact_{name}"])
         assert ours == pytest.approx(fit.table.loc["k", name], rel=0.1)
+
+
+@pytest.mark.parametrize("preset", ["fgpgm", "refined"])
+def test_the_noise_is_an_unknown_that_starts_at_its_estimate(preset):
+    model = gm.build_model(DECAY, T, Y, priors=priors(), preset=preset, **QUIET)
+    [constraint] = constraints(model)
+    start = np.exp(model.initial_point()["sigma_log__"])
+    np.testing.assert_allclose(start, constraint.gp.sigma)
+    assert not fixed_noise(model)
+
+
+@pytest.mark.slow
+def test_the_matched_model_of_the_pelts_leads_to_the_posterior_of_the_one_call():
+    """With sigma at the process's estimate the standard deviation of alpha was half as wide."""
+    pelts, species = gm.datasets.lynx_hare().pelts, ["hare", "lynx"]
+
+    def predator_prey(t, x, theta):
+        births, deaths = theta.alpha - theta.beta * x.lynx, theta.gamma - theta.delta * x.hare
+        return births * x.hare, -deaths * x.lynx
+
+    ode = gm.ODE(predator_prey, species, ["alpha", "beta", "gamma", "delta"], positive=species)
+    widths = dict(zip(ode.params, [1, 0.1, 1, 0.1], strict=True))
+    given = {"priors": {n: pm.HalfNormal.dist(width) for n, width in widths.items()}}
+    fit = gm.fit(ode, pelts.index, pelts, **given, **QUIET)
+    model = gm.build_model(ode, pelts.index, pelts, **given, gamma=0.01, **QUIET)
+    idata = gm.sample(500, chains=2, cores=1, model=model, **QUIET)
+    check = gm.integrate_check(idata, model=model, **QUIET)
+    assert fit.is_exact
+    assert check.is_exact
+    for name in ode.params:
+        mean, sd = fit.table.loc[name, ["mean", "sd"]]
+        assert check.moved.loc[name, "exact_mean"] == pytest.approx(mean, abs=0.2 * sd)
+        assert check.moved.loc[name, "exact_sd"] == pytest.approx(sd, rel=0.15)
 
 
 @pytest.mark.slow
@@ -260,6 +295,43 @@ def test_progress_says_how_many_climbs_were_done_of_how_many(monkeypatch):
     counts = [tuple(map(int, found.groups())) for found in climbs if found]
     assert counts
     assert all(0 < n <= most == MOST_CLIMBS for n, most in counts)
+
+
+def test_what_is_withheld_says_that_the_solution_is_told_where_parameters_are_not(monkeypatch):
+    """Four rates of which the data tell the sum alone, and searches that are stopped."""
+
+    def stopped(*args, **given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine, "cover", stopped)
+    ode = gm.ODE(lambda t, x, theta: [-sum(theta.k[i] for i in range(4)) * x.a], ["a"], {"k": 4})
+    fit = gm.fit(ode, T, Y, priors={"k": pm.Normal.dist(0.25, 1, shape=4)}, **QUIET)
+    assert not fit.is_exact
+    assert [*fit.unidentified.index] == [f"k[{i}]" for i in range(4)]
+    assert "But they tell the solution: among these draws it differs by at most 0.0" in repr(fit)
+
+
+@pytest.mark.slow
+def test_a_neural_term_of_nine_weights_ends_and_says_what_is_told():
+    """The units may be exchanged and their signs turned: 48 modes that are one solution."""
+
+    def neural(t, x, theta):
+        w, v, u = theta
+        return [sum(w[i] * pm.math.tanh(v[i] * x.a + u[i]) for i in range(3))]
+
+    t = np.linspace(0, 10, 21)
+    curve = 1 / (1 + 9 * np.exp(-0.8 * t))
+    y = curve[:, None] + np.random.default_rng(1).normal(0, 0.02, (21, 1))
+    names = ["out", "slope", "shift"]
+    ode = gm.ODE(neural, ["a"], dict.fromkeys(names, 3))
+    weights = {name: pm.Normal.dist(0, 1, shape=3) for name in names}
+    fit = gm.fit(ode, t, y, priors=weights, **QUIET)
+    assert not fit.is_exact
+    assert fit.diagnostics.n_rounds <= 36
+    assert "The data hardly tell" in repr(fit)
+    assert "But they tell the solution" in repr(fit)
+    solution = fit.predict(t=t)["posterior_predictive"]["x"].mean(["chain", "draw"])
+    assert np.abs(solution.to_numpy()[:, 0] - curve).max() < 0.02
 
 
 def test_a_notebook_without_ipywidgets_shows_words_and_no_warnings(monkeypatch, capsys):

@@ -12,7 +12,7 @@ from benchmarks.zoo.__main__ import to_be_referred
 from benchmarks.zoo.generator import problem
 from benchmarks.zoo.priors import drawn, from_scores, to_scores
 from benchmarks.zoo.problem import LAWS
-from benchmarks.zoo.reference import by_population, by_quadrature, moments
+from benchmarks.zoo.reference import by_ensemble, by_population, by_quadrature, moments
 
 PRIORS = [
     Prior("Normal", (1.0, 2.0)),
@@ -70,6 +70,24 @@ def test_a_population_and_quadrature_give_two_modes_their_shares():
     assert (draws[:, 0] < -0.5).mean() == pytest.approx(1 / 3, abs=0.06)
     points, weights = by_quadrature(two_modes, draws)
     assert weights[points[:, 0] < -0.5].sum() == pytest.approx(1 / 3, abs=1e-2)
+
+
+def test_an_ensemble_mends_a_population_that_is_too_narrow_along_a_thin_ridge():
+    """Assert moments that are known, of a banana a tenth as wide as long, from half of it."""
+
+    def ridge(scores):
+        along, across = scores.T  # the prior is N(0, I): here only across is told, by a parabola
+        return -0.5 * np.square((across - 0.3 * np.square(along)) / 0.1)
+
+    rng = np.random.default_rng(0)
+    along = 0.5 * rng.normal(size=1_000)
+    narrow = np.stack([along, 0.3 * np.square(along)], 1)
+    draws = by_ensemble(ridge, narrow, 2_000, 1)
+    places = np.linspace(-6, 6, 4_001)
+    density = np.exp(-0.5 * np.square(places) - 0.5 * np.square(0.3 * np.square(places)) / 1.01)
+    expected = np.sqrt((density * np.square(places)).sum() / density.sum())
+    assert moments(narrow).sd[0] < 0.6 * expected
+    assert moments(draws).sd[0] == pytest.approx(expected, rel=0.05)
 
 
 def test_quadrature_too_coarse_for_a_mode_is_none():

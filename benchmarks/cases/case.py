@@ -131,7 +131,7 @@ class Case:
     def paper_model(self, data: gm.systems.Simulation, random_seed: int, **settings) -> pm.Model:
         """Build the paper's density: its kernel and gamma, sigma at its estimate."""
         gp = self.paper_gp(data, random_seed)
-        return self.model(data, gp=gp, gamma=self.paper.gamma, **settings)
+        return self.model(data, gp=gp, gamma=self.paper.gamma, sigma="fixed", **settings)
 
 
 def named(cases: Iterable[Case], name: str) -> Case:

@@ -20,7 +20,12 @@ def measured(n: int, _: str) -> dict[str, Any]:
     experiments, _ = simulated(n)
     start = process_time()
     model = gm.build_model(
-        LV.ode, experiments=experiments, priors=population, random_seed=1, progressbar=False
+        LV.ode,
+        experiments=experiments,
+        priors=population,
+        random_seed=1,
+        progressbar=False,
+        sigma="fixed",
     )
     row = {"build_s": process_time() - start}
     start = process_time()

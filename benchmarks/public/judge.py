@@ -35,7 +35,8 @@ __all__ = ["OUTCOMES", "fit", "given_up", "judged", "refer"]
 type Array = NDArray[np.float64]
 
 FAR, WIDTHS, HEAVY = 0.3, (0.75, 1.25), 9.0
-SIZES = 1_000, 4_000, 16_000  # of two populations, until they agree
+# Sizes of two populations, and sweeps of chains that go on from them, until they agree.
+ATTEMPTS = [(1_000, 0), (4_000, 0), (1_000, 2_000), (1_000, 10_000)]
 OUTCOMES = [
     "right, passed", "right, withheld", "wrong, withheld", "wrong without a word", "no answer",
     "no reference, passed", "no reference, withheld",
@@ -89,11 +90,12 @@ def refer(name: str) -> pd.DataFrame:
     """Return the reference of a data set: a row for each unknown.
 
     Up to three unknowns by quadrature, else two populations that the likelihood is let in to;
-    larger ones where the two do not agree.  SciPy's solver has a word on the density there.
+    larger ones where the two do not agree, and then two ensembles of chains that go on from them.
+    SciPy's solver has a word on the density there.
     """
     problem, start = PROBLEMS[name], process_time()
-    for number, size in enumerate(SIZES):
-        found = reference(problem, size, seeds=(2 * number + 1, 2 * number + 2))
+    for number, (size, sweeps) in enumerate(ATTEMPTS):
+        found = reference(problem, size, (2 * number + 1, 2 * number + 2), sweeps)
         if found.scores_agree.all():
             break
     middle = problem.natural(found.scores.mean[None])[0]

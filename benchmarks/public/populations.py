@@ -232,58 +232,49 @@ def _paramecium_alone() -> Problem:
     )  # fmt: skip
 
 
-def _paramecium_together() -> Problem:
-    data = table("paramecium_together")
-    states = ["aurelia", "caudatum"]
-    y = data[states].astype(float)
-    y.iloc[0] = np.nan
+PARAMECIA = ["aurelia", "caudatum"]
+
+
+def _compete(name: str, parts: list[Part], spread: float, **settings) -> Problem:
+    """Return two species of one vessel; the spread is that of the logs of what they can reach."""
 
     def rhs(t, x, theta):
         a, c = x
         return [theta.ra * a * (1 - (a + theta.ac * c) / theta.Ka),
                 theta.rc * c * (1 - (c + theta.ca * a) / theta.Kc)]  # fmt: skip
 
-    return Problem(
-        "two Paramecia compete", "ecology", rhs, states,
-        {
-            "ra": _lognormal(1.0, 0.5), "rc": _lognormal(1.0, 0.5),
-            "Ka": _lognormal(550.0, 0.2), "Kc": _lognormal(200.0, 0.2),
-            "ac": _lognormal(1.0, 0.7), "ca": _lognormal(0.5, 0.7),
-        },
-        [Part(data["day"].to_numpy(float), y, start={"aurelia": 2.0, "caudatum": 2.0})],
-        positive=states,
-    )  # fmt: skip
+    theta = {
+        "ra": _lognormal(1.0, 0.5), "rc": _lognormal(1.0, 0.5),
+        "Ka": _lognormal(550.0, spread), "Kc": _lognormal(200.0, spread),
+        "ac": _lognormal(1.0, 0.7), "ca": _lognormal(0.5, 0.7),
+    }  # fmt: skip
+    return Problem(name, "ecology", rhs, PARAMECIA, theta, parts, **settings)
+
+
+def _paramecium_together() -> Problem:
+    data = table("paramecium_together")
+    y = data[PARAMECIA].astype(float)
+    y.iloc[0] = np.nan
+
+    part = Part(data["day"].to_numpy(float), y, start={"aurelia": 2.0, "caudatum": 2.0})
+    return _compete("two Paramecia compete", [part], 0.2, positive=PARAMECIA)
 
 
 def _paramecium_cultures() -> Problem:
     """Both species alone, where the other is absent, and together."""
     alone, together = table("paramecium_alone"), table("paramecium_together")
-    states = ["aurelia", "caudatum"]
     t = alone["day"].to_numpy(float)
 
     def part(name: str, data: pd.DataFrame, present: list[str]) -> Part:
         y = data[present].astype(float)
         y.iloc[0] = np.nan
-        return Part(t, y, start={s: 2.0 * (s in present) for s in states}, name=name)
+        return Part(t, y, start={s: 2.0 * (s in present) for s in PARAMECIA}, name=name)
 
-    def rhs(t, x, theta):
-        a, c = x
-        return [theta.ra * a * (1 - (a + theta.ac * c) / theta.Ka),
-                theta.rc * c * (1 - (c + theta.ca * a) / theta.Kc)]  # fmt: skip
-
-    return Problem(
-        "three cultures of Paramecia", "ecology", rhs, states,
-        {
-            "ra": _lognormal(1.0, 0.5), "rc": _lognormal(1.0, 0.5),
-            "Ka": _lognormal(550.0, 0.5), "Kc": _lognormal(200.0, 0.5),
-            "ac": _lognormal(1.0, 0.7), "ca": _lognormal(0.5, 0.7),
-        },
-        [
-            part("first", alone, states[:1]), part("second", alone, states[1:]),
-            part("both", together, states),
-        ],
-        sigma=[50.0, 30.0],
-    )  # fmt: skip
+    parts = [
+        part("first", alone, PARAMECIA[:1]), part("second", alone, PARAMECIA[1:]),
+        part("both", together, PARAMECIA),
+    ]  # fmt: skip
+    return _compete("three cultures of Paramecia", parts, 0.5, sigma=[50.0, 30.0])
 
 
 def _didinium() -> Problem:

@@ -1,4 +1,4 @@
-"""References that know nothing of the package's engine: a tempered population, quadrature.
+"""References that know nothing of the package's engine: tempered populations, chains, quadrature.
 
 Both work in normal scores, in which the prior is N(0, I), and need log likelihoods alone.  A
 population that begins as draws of the prior sees every mode that some thousand draws of the
@@ -19,6 +19,7 @@ from benchmarks.zoo.problem import Problem
 __all__ = [
     "MOST_BY_QUADRATURE",
     "Moments",
+    "by_ensemble",
     "by_population",
     "by_quadrature",
     "moments",
@@ -30,6 +31,7 @@ type Array = NDArray[np.float64]
 KEPT = 0.7  # of the population's worth, from one temperature to the next
 MIXED, WELL_MIXED = 0.3, 0.1  # correlation with where coordinates were, when moves have done enough
 FEWEST_SWEEPS, MOST_SWEEPS, LAST_SWEEPS = 3, 15, 60  # at most, at a temperature, and at the last
+CHAINS, THINNED = 200, 10  # of an ensemble, and the sweeps of which one is kept
 LEAPS = 0.1  # of the moves, from one mode towards another
 MOST_BY_QUADRATURE = 3  # unknowns
 POINTS = {1: 20_000, 2: 500, 3: 64}  # of a grid along each axis, by dimension
@@ -88,6 +90,36 @@ def by_population(
             if sweep + 1 >= FEWEST_SWEEPS and _stays(before, points) < stays:
                 break
     return points
+
+
+def by_ensemble(
+    log_likelihood: Callable[[Array], Array], points: Array, sweeps: int, seed: int
+) -> Array:
+    """Return draws in normal scores, by chains that go on from a population.
+
+    Moves are the population's, by differences of other chains (differential evolution Markov
+    chains), for as long as is asked for: a population that has not mixed along a thin ridge is
+    where the differences come from, not what is believed.  The first fifth is left out.
+
+    Parameters
+    ----------
+    log_likelihood : callable
+        Of scores, shape ``(point, unknown)``.
+    points : array of float
+        A population, of which some are taken.
+    sweeps : int
+        Moves of each chain.
+    seed : int
+        Of all that is drawn.
+    """
+    rng = np.random.default_rng(seed)
+    points = points[rng.choice(len(points), CHAINS, replace=False)]
+    heights, scale, kept = log_likelihood(points), 1.0, []
+    for sweep in range(sweeps):
+        points, heights, scale = _swept(log_likelihood, points, heights, 1.0, scale, rng)
+        if sweep >= sweeps // 5 and sweep % THINNED == 0:
+            kept.append(points)
+    return np.concatenate(kept)
 
 
 def _next(heights: Array, power: float) -> tuple[float, Array]:
@@ -190,10 +222,13 @@ class Reference(NamedTuple):
     by: str
 
 
-def reference(problem: Problem, size: int, seeds: tuple[int, int] = (1, 2)) -> Reference:
+def reference(
+    problem: Problem, size: int, seeds: tuple[int, int] = (1, 2), sweeps: int = 0
+) -> Reference:
     """Return the reference of a problem's posterior, by two runs.
 
-    Of up to three unknowns it is quadrature where that agrees with both.
+    Of up to three unknowns it is quadrature where that agrees with both.  With sweeps, chains go on
+    from each population for so many.
     """
     n = len(problem.unknowns)
 
@@ -201,6 +236,11 @@ def reference(problem: Problem, size: int, seeds: tuple[int, int] = (1, 2)) -> R
         return problem.log_likelihood(problem.natural(scores))
 
     populations = [by_population(log_likelihood, n, size, seed) for seed in seeds]
+    if sweeps:
+        populations = [
+            by_ensemble(log_likelihood, points, sweeps, seed)
+            for points, seed in zip(populations, seeds, strict=True)
+        ]
     pooled = np.concatenate(populations)
     grid = by_quadrature(log_likelihood, pooled) if n <= MOST_BY_QUADRATURE else None
     runs: list[tuple[Array, Array | None]] = [(points, None) for points in populations]
@@ -214,4 +254,5 @@ def reference(problem: Problem, size: int, seeds: tuple[int, int] = (1, 2)) -> R
         agree.append((apart < APART) & (ratio > NARROWER))
         errors.append(np.full(n, COARSE) if grid else np.maximum(apart / 2, len(pooled) ** -0.5))
         found.append(best)
-    return Reference(*found, *agree, *errors, "quadrature" if grid else "populations")
+    by = "quadrature" if grid else "ensembles" if sweeps else "populations"
+    return Reference(*found, *agree, *errors, by)

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch.arguments import yielding
-from pymc_gradmatch.model import build_model
+from pymc_gradmatch.model import build_model, fixed_noise
 from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.reporting import Verdict, furthest
 from pymc_gradmatch.sampling import sample
@@ -266,7 +266,7 @@ def grid_check(
     if judge(table) is None:
         fits, table, r_hat = compared(MORE * draws)
     is_fine_enough = judge(table)
-    verdict = in_words(table, is_fine_enough, sizes, r_hat, preset)
+    verdict = in_words(table, is_fine_enough, sizes, r_hat, preset) + fixed_noise(models[0])
     return GridCheck(verdict, is_fine_enough, table, *fits)
 
 

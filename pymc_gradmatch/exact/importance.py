@@ -9,8 +9,11 @@ from numpy.typing import NDArray
 from scipy.cluster.vq import kmeans2
 from scipy.special import gammaln, logsumexp
 
+from pymc_gradmatch.reporting import silence
+
 DEGREES = 7  # tails of the proposal: heavier than most posteriors', with a finite kurtosis
 MAX_ROUNDS = 12
+LOOK, HOPELESS = 6, 0.005  # rounds, and the effective share of the best one: a search ends below
 MOST_POOLED = 6  # rounds that are kept: earlier ones were farther from the target
 ENOUGH = 0.2  # effective draws, as a share of a round's, at which a proposal fits
 SMALL_ROUNDS, SMALL_ROUND = 30, 500  # of a dear target, and the draws of each
@@ -304,6 +307,8 @@ class Search(NamedTuple):
     """All of its draws."""
     proposal: Mixture
     """The proposal of which the draws had the best weights."""
+    is_given_up: bool = False
+    """Whether it ended because its first rounds had next to no effective draws."""
 
 
 def search(
@@ -312,6 +317,9 @@ def search(
     n_draws: int,
     n_effective: float,
     rng: np.random.Generator,
+    *,
+    gives_up: bool = False,
+    say: Callable[[str], None] = silence,
 ) -> Search:
     r"""Move a mixture from where it starts to where the target is.
 
@@ -338,6 +346,11 @@ def search(
         Effective draws of all rounds at which it ends, if a fifth of the last round's are.
     rng : numpy.random.Generator
         Source of the draws.
+    gives_up : bool, default False
+        End after six rounds if the best of them had fewer effective draws than one in 200: of a
+        start that comes from earlier searches, which a better one would have got further from.
+    say : callable, optional
+        Is told which round it is, of how many at most.
 
     Raises
     ------
@@ -350,8 +363,9 @@ def search(
        importance sampling. *Scandinavian Journal of Statistics* 39(4).
     """
     pool, latest, best, most = Pool(MOST_POOLED), start, start, 0.0
-    has_parts = len(start.shares) > 1
-    for _ in range(MAX_ROUNDS):
+    has_parts, highest = len(start.shares) > 1, 0.0
+    for number in range(1, MAX_ROUNDS + 1):
+        say(f"round {number} of {MAX_ROUNDS} at most")
         points = latest.draw(n_draws, rng)
         height = target(points)
         own = weigh(points, height - latest.log_density(points))
@@ -362,6 +376,9 @@ def search(
             weighted = pool.weighted
             if weighted.is_reliable and weighted.n_effective >= n_effective:
                 break
+        highest = max(highest, own.n_effective)
+        if gives_up and number == LOOK and highest < HOPELESS * n_draws:
+            return Search(pool, latest, is_given_up=True)
         chosen, weights = pool.chosen(n_draws, rng)
         if has_parts:
             n_different = 1 / np.square(weights).sum()

@@ -4,6 +4,7 @@ Differences around a point tell gradient and Hessian, in coordinates in which th
 about one; climbs and walks of all points go on together, one evaluation for all of them.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from scipy.special import logsumexp
 
 from pymc_gradmatch.exact.importance import LogDensity, Mixture
+from pymc_gradmatch.reporting import silence
 
 STEP = 0.1  # of differences, in local standard deviations; values are exact to about 1e-6
 LENGTHS = np.array([1.0, 0.5, 0.2, 0.05, 0.01])  # of a Newton step cut short, all tried at once
@@ -217,7 +219,9 @@ def mixture_of(modes: Local) -> Mixture:
     return Mixture(shares / shares.sum(), modes.point, modes.covariance)
 
 
-def apart_from_ridges(target: LogDensity, modes: Local) -> Local:
+def apart_from_ridges(
+    target: LogDensity, modes: Local, say: Callable[[str], None] = silence
+) -> Local:
     """Return the modes that no level ridge connects with higher ones: climbs settle there, too."""
     if len(modes.height) == 1:
         return modes
@@ -226,6 +230,7 @@ def apart_from_ridges(target: LogDensity, modes: Local) -> Local:
     for candidate, (point, height) in enumerate(zip(modes.point, modes.height, strict=True)):
         if any(_leads_to(point, ridge, height) for ridge in ridges):
             continue
+        say(f"walking along ridges from mode {candidate + 1} of {len(modes.height)}")
         # A walk may lose the ridge in one direction: from the other end it may not.
         ridge = ridges_from(target, modes.only([candidate]))
         if not any(_leads_to(modes.point[k], ridge, height) for k in kept):

@@ -5,8 +5,8 @@ with a short tail of weights.  So Hamiltonian walks from the draws, which follow
 along it, tell whether they leave what the proposals cover.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pandas as pd
@@ -34,6 +34,7 @@ from pymc_gradmatch.exact.modes import (
     mixture_of,
     ridges_from,
 )
+from pymc_gradmatch.reporting import silence
 
 WIDER = 2.0  # of the second search's first proposal, in standard deviations of the whole
 DRAWS = (1_000, 6_000, 6_000, 6_000)
@@ -225,6 +226,7 @@ def cover(
     n_draws: int,
     rng: np.random.Generator,
     around: Mixture | None = None,
+    say: Callable[[str], None] = silence,
 ) -> Coverage:
     """Search for a target from its modes, twice, and compare what is found.
 
@@ -245,23 +247,33 @@ def cover(
     around : Mixture, optional
         What to start from in the place of modes and ridges: what draws of the target by another
         sampler were fitted by.
+    say : callable, optional
+        Is told what is being done, and what remains.
 
     Returns
     -------
     Coverage
-        Of the first attempt with a reliable k and searches that agree, else of the last.
+        Of the first attempt with a reliable k and searches that agree, else of the last,
+        at the latest the fourth, or that of which both searches were given up.
     """
     n_unfinished, n_rounds = 0, 0
     if around is None:
-        ridges, modes = ridges_from(target, modes), apart_from_ridges(target, modes)
+        say("walking along ridges from all of them")
+        ridges, modes = ridges_from(target, modes), apart_from_ridges(target, modes, say)
         around, n_unfinished = ridges.mixture, ridges.n_unfinished
     starts = [around.defended(around.as_one(WIDER)), around.as_one(WIDER)]
     n_effective = n_draws / WORTH
     for attempt, least in enumerate(DRAWS):
         n_searching = max(least, EACH * modes.point.shape[1])
-        searches = [
-            _search(target, start, around, n_searching, n_effective, rng) for start in starts
-        ]
+        searches = []
+        for number, start in enumerate(starts, start=1):
+            doing = f"attempt {attempt + 1} of {len(DRAWS)} at most, search {number} of 2"
+            searches.append(
+                _search(
+                    target, start, around, n_searching, n_effective, rng,
+                    gives_up=attempt > 0, say=lambda words, doing=doing: say(f"{doing}, {words}"),
+                )
+            )  # fmt: skip
         n_rounds += sum(found.pool.n_rounds for found in searches)
         coverage = _together([one.pool for one in searches], modes, n_unfinished)
         if coverage.is_reliable:
@@ -269,20 +281,30 @@ def cover(
         ended = [one.proposal for one in searches]
         if coverage.walks.n_leaving:
             ended.append(fit_mixture(coverage.walks.points, rng).stretched())
-        elif coverage.is_reliable or attempt >= len(DRAWS) - 2:
+        elif (
+            coverage.is_reliable
+            or attempt >= len(DRAWS) - 2
+            or all(one.is_given_up for one in searches)
+        ):
             break
         starts = [Mixture.of(ended).without_the_least()] * len(starts)
     return coverage._replace(n_rounds=n_rounds)
 
 
 def _search(
-    target: LogDensity, start: Mixture, around: Mixture, n_draws: int, n_effective: float, rng
+    target: LogDensity,
+    start: Mixture,
+    around: Mixture,
+    n_draws: int,
+    n_effective: float,
+    rng,
+    **settings: Any,
 ) -> Search:
     """Search from a start, or from the modes where the target is zero at all of its draws."""
     try:
-        return search(target, start, n_draws, n_effective, rng)
+        return search(target, start, n_draws, n_effective, rng, **settings)
     except ImpossibleError:
-        return search(target, around, n_draws, n_effective, rng)
+        return search(target, around, n_draws, n_effective, rng, **settings)
 
 
 def weighed_once(target: LogDensity, modes: Local, rng: np.random.Generator) -> Coverage:

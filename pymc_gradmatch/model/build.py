@@ -192,9 +192,11 @@ def build_model(
         observations if not given.
     amplitude : array_like of float, optional
         Factor of the kernels' variance, see :meth:`StateGP.with_amplitude`.
-    sigma : {"fixed", "random"}, TensorVariable or array_like of float, optional
-        The noise: ``"fixed"`` at its estimate; ``"random"``, a half-normal per
-        state as wide as its data vary; a prior in the data's units, such as
+    sigma : {"random", "fixed"}, TensorVariable or array_like of float, default "random"
+        The noise: ``"random"``, a half-normal per state as wide as its data vary, which starts
+        at the Gaussian process' estimate; ``"fixed"`` there, as in Algorithm 1 of the paper,
+        which takes misfit of the equations for signal, so that intervals come out too narrow; a
+        prior in the data's units, such as
         ``pm.HalfNormal.dist(0.5)``, of a number or one per state; or what is known of it, a
         standard deviation for all, one per state, or one for each observation, in the shape of y
         or a table like it; of one of several experiments also in its ``Experiment``.  Where states

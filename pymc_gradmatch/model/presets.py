@@ -49,14 +49,14 @@ class Prepared:
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """Settings with their defaults, and what is made of them: here the paper's."""
+    """Settings with their defaults, and what is made of them: here the paper's, sigma unknown."""
 
     cov: str | CovFunction | Sequence[str | CovFunction] = "ExpQuad"
     shared: bool = False
     gamma: Any = 0.3
     grid: int | ArrayLike | None = None
     amplitude: ArrayLike | None = None
-    sigma: Any = "fixed"
+    sigma: Any = "random"
     parameterization: Parameterization = "centered"
     state_box: float | None = None
 
@@ -100,7 +100,6 @@ class RefinedPreset(Preset):
 
     cov: str | CovFunction | Sequence[str | CovFunction] = "Matern52"
     gamma: Any = None
-    sigma: Any = "random"
 
     def fit(self, data: Data, rng: np.random.Generator) -> StateGP:
         """Fit the Gaussian processes, of which the rule takes sigma and nothing else."""

@@ -80,7 +80,7 @@ def _expressions(rhs: Callable, t: TensorVariable, x: Any, theta: Any, *inputs: 
     states, params = x._fields, theta._fields
     try:
         returned = rhs(t, x, theta, *inputs)
-    except Exception as error:
+    except Exception as error:  # the user's own lines: whatever they raise is said in words
         fourth = ", u" if inputs else ""
         named = "".join(f" and u = ({', '.join(u._fields)})" for u in inputs)
         msg = (
@@ -1141,7 +1141,7 @@ def _returns_vector(rhs: Callable, t, x, theta, *inputs) -> bool:
     given = [type(part)(*numbers(part)) for part in (x, theta, *inputs)]
     try:
         return is_vector(rhs(*numbers([t]), *given))
-    except Exception:  # which is said in words where it is called with all times
+    except Exception:  # the user's own lines, of which `_expressions` says what they raise
         return False
 
 

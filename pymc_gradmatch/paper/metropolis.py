@@ -24,7 +24,7 @@ from pymc_gradmatch._pymc import (
 from pymc_gradmatch.arguments import as_numbers, check_counts
 from pymc_gradmatch.exact import UNCHECKED
 from pymc_gradmatch.gp import is_states
-from pymc_gradmatch.model import keep_observations
+from pymc_gradmatch.model import fixed_noise, keep_observations
 
 TUNE_INTERVAL = 100
 
@@ -310,7 +310,7 @@ def sample_fgpgm(
     --------
     .. code-block:: python
 
-        model = gm.build_model(ode, t, y, priors=priors, shared=True, gamma=0.3)
+        model = gm.build_model(ode, t, y, priors=priors, shared=True, gamma=0.3, sigma="fixed")
         idata = gm.sample_fgpgm(model, state_step=0.075, param_step=0.09, random_seed=1)
         az.plot_trace(idata, var_names=list(ode.params))
     """
@@ -344,7 +344,7 @@ def sample_fgpgm(
             compute_convergence_checks=False,
         )
     keep_observations(idata, model)
-    idata["posterior"].attrs["exactness"] = UNCHECKED
+    idata["posterior"].attrs["exactness"] = UNCHECKED + fixed_noise(model)
     return idata
 
 

@@ -1,6 +1,6 @@
 """Draws of an exact posterior: climbs to its modes, then chains or searches around them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -170,14 +170,21 @@ class Exact:
                 if is_hierarchy or self.found.is_reliable:
                     return
                 around = fit_mixture(self.found.weighted.points, self.rng)
-        self.say("searching: independent searches from around the modes")
-        self.found = cover(target, self.modes, self.n_draws, self.rng, around=around)
+        self.found = cover(
+            target, self.modes, self.n_draws, self.rng, around=around,
+            say=lambda words: self.say(f"searching around the modes: {words}"),
+        )  # fmt: skip
 
     def _say_climbs(self, doing: str, found: Found):
         """Say how many climbs there were, of how many at most, and where they led."""
         n, n_modes = len(found.ends.height), len(found.modes.height)
         modes = "a mode" if n_modes == 1 else f"{n_modes} modes"
         self.say(f"{doing}: {n} of {max(n, MOST_CLIMBS)} climbs at most, to {modes}")
+
+    def _say_chains(self, chains: Sequence):
+        """Say how many draws of all chains there are, with those of their adaptation."""
+        n, of = sum(one.finished_draws for one in chains), sum(one.total_draws for one in chains)
+        self.say(f"sampling by NUTS: {n} of {of} draws of {len(chains)} chains")
 
     @property
     def modes(self) -> Local:
@@ -215,8 +222,9 @@ class Exact:
         """Run chains of NUTS, so many times as long."""
         n_draws = longer * self.n_draws // N_CHAINS
         run = posterior.sample(
-            start, self.rng, draws=n_draws, tune=None, chains=N_CHAINS, cores=1, **settings
-        )
+            start, self.rng, draws=n_draws, tune=None, chains=N_CHAINS, cores=1,
+            told=self._say_chains, **settings,
+        )  # fmt: skip
         draws, stats = run["posterior"].dataset, run["sample_stats"].dataset
         phi, height = self.target.coordinates(draws), stats["logp"].to_numpy()
         graphs = [

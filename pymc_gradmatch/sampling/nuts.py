@@ -3,6 +3,7 @@
 import logging
 import time
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import pymc as pm
@@ -12,7 +13,7 @@ from xarray import DataTree
 from pymc_gradmatch._pymc import log_convergence, patch_nutpie_idata
 from pymc_gradmatch.arguments import check_counts, check_share
 from pymc_gradmatch.exact import glance
-from pymc_gradmatch.model import constraints, keep_observations
+from pymc_gradmatch.model import constraints, fixed_noise, keep_observations
 from pymc_gradmatch.numerics import Laplace, on_one_thread
 from pymc_gradmatch.reporting import reporting
 from pymc_gradmatch.sampling.density import Interrupted
@@ -155,7 +156,7 @@ def sample(
     model = pm.modelcontext(model)
     rng = np.random.default_rng(random_seed)
     posterior, mode = _mode(model, rng, progressbar)
-    options = {} if target_accept is None else {"target_accept": target_accept}
+    options: dict[str, Any] = {} if target_accept is None else {"target_accept": target_accept}
     start = time.perf_counter()
     try:
         idata = posterior.sample(
@@ -182,13 +183,14 @@ def sample(
 
 
 def _look_at(idata: DataTree, model: pm.Model):
-    """Say whether the draws can be the exact posterior's, in the log where they are not."""
+    """Say whether the draws can be the exact posterior's, and at what the noise is fixed."""
     seen = glance(model, idata["posterior"].dataset)
-    idata["posterior"].attrs["exactness"] = seen.text
+    fixed = fixed_noise(model)
+    words = idata["posterior"].attrs["exactness"] = seen.text + fixed
     if seen.is_suspicious:
-        _log.warning(seen.text)
-    elif not seen.is_compared:
-        _log.info(seen.text)
+        _log.warning(words)
+    elif fixed or not seen.is_compared:
+        _log.info(words)
 
 
 @on_one_thread

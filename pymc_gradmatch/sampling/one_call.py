@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
 N_CLIMBED = 8  # draws, from which the most probable point is climbed to
 HARDLY = 0.7  # of the prior's width, that a posterior has where the data tell next to nothing
+WELL_TOLD = 0.1  # standard deviations of the data, by which solutions of draws differ at most
 MOST_NAMED = 4  # entries of x(t0) in one sentence
 UNSEEN = "It says nothing of modes that no search reached."
 
@@ -100,7 +101,8 @@ class Fit(Verdict):
         ``weight``, the share of the posterior that belongs to it.
     unidentified : pandas.DataFrame
         Of which unknowns the data tell next to nothing: the range of the middle half of
-        draws, ``prior_width`` and ``posterior_width``; of several modes the largest one's.
+        draws, ``prior_width`` and ``posterior_width``; of several modes the largest one's, if
+        the verdict is passed.
         x(t0) has the range over time of its state in place of the former, where that is less.
     default_starts : list of str
         Entries of x(t0) with the default prior, wide around the first data, which
@@ -173,10 +175,28 @@ class Fit(Verdict):
         """Return the verdict, with modes and what the data do not tell, and the table."""
         modes = several(self.modes["weight"].to_numpy())
         words = (
-            f"{self.verdict}{modes}{_in_words(self.unidentified)}{_of_starts(self.default_starts)}"
-            f"{fixed_noise(self.solved)}"
+            f"{self.verdict}{modes}{_in_words(self.unidentified)}{self._told}"
+            f"{_of_starts(self.default_starts)}{fixed_noise(self.solved)}"
         )
         return words, [self.table]
+
+    @property
+    def _told(self) -> str:
+        """Say, where the verdict is withheld, that the data tell the solution all the same."""
+        if self.is_exact or self.unidentified.empty:
+            return ""
+        posterior, widest = self.idata["posterior"].dataset, 0.0
+        for constraint in constraints(self.solved):
+            levels = constraint.gp.levels_of(posterior[constraint.x.name].to_numpy()[0])
+            deviations = levels.std(axis=0) / np.expand_dims(constraint.gp.scale, -2)
+            widest = max(widest, float(deviations.max()))
+        if not widest < WELL_TOLD:
+            return ""
+        return (
+            " But they tell the solution: among these draws it differs by at most "
+            f"{widest:.2g} standard deviations of the data. Trust the curves, fit.plot(), more "
+            "than the numbers in the table; fewer parameters, or narrower priors, can be told."
+        )
 
     def predict(
         self,
@@ -431,7 +451,8 @@ def _fit(search: Exact, model: pm.Model, refined: Callable[[], pm.Model], stoppe
     along |= {*target.behind_starts}
     scalars = [name for name in posterior.data_vars if name not in along]
     modes = pd.DataFrame(target.scalars(found.modes.points))
-    of_one_mode = posterior.isel(draw=np.flatnonzero(largest))
+    # Where draws are not to be trusted all the modes together say what is not told.
+    telling = posterior.isel(draw=np.flatnonzero(largest)) if diagnostics.passed else posterior
     return Fit(
         verdict=f"{diagnostics.in_words()} {UNSEEN if diagnostics.passed else TRY}",
         is_exact=diagnostics.passed,
@@ -446,7 +467,7 @@ def _fit(search: Exact, model: pm.Model, refined: Callable[[], pm.Model], stoppe
         covariance=drawn.covariance,
         starts=drawn.starts,
         modes=modes.assign(weight=found.modes.shares),
-        unidentified=_unidentified(target, of_one_mode, search.rng),
+        unidentified=_unidentified(target, telling, search.rng),
         default_starts=target.default_starts,
         n_solutions=target.n_solutions,
         failures=dict(target.failures),

@@ -213,9 +213,17 @@ class CompiledPosterior:
         return _with_entries(u, entries, ascend(self.along(u, entries), u[entries]))
 
     def sample(
-        self, mode: Laplace, rng: np.random.Generator, *, progressbar: Any = False, **settings
+        self,
+        mode: Laplace,
+        rng: np.random.Generator,
+        *,
+        progressbar: Any = False,
+        told: Callable[[Sequence], None] | None = None,
+        **settings,
     ) -> xr.DataTree:
         """Run nutpie's NUTS in coordinates around the mode.
+
+        ``told``, in the place of a bar, is given where the chains are.
 
         Where chains disagree along the ridge, they show where it lies: draws that follow
         the ODE are weighed from there on, or, where the model is not of the kind or these
@@ -239,7 +247,7 @@ class CompiledPosterior:
         if isinstance(around, Coordinates) and not self.split.is_dense:
             _log.info(NOT_ROUND, len(self.split.is_state))
             settings["adaptation"] = "low_rank"
-        trace, q = self._draw(around, rng, progressbar, settings)
+        trace, q = self._draw(around, rng, progressbar, settings, told)
         try:
             if not isinstance(around, Coordinates) or self._has_mixed(q):
                 return self._named(trace, around)
@@ -253,7 +261,7 @@ class CompiledPosterior:
                 try:
                     with reporting(words, enabled=progressbar):
                         fitted = retrace(self.density, around, self.split, draws, rng)
-                    trace, q = self._draw(fitted, rng, progressbar, settings)
+                    trace, q = self._draw(fitted, rng, progressbar, settings, told)
                 # No headway, or draws that nothing can be fitted to: what there is comes back.
                 except (RuntimeError, ValueError, np.linalg.LinAlgError):
                     break
@@ -292,7 +300,7 @@ class CompiledPosterior:
         return self._named(trace, around)
 
     def _draw(
-        self, around: Coordinates | Arrow | Band, rng, progressbar, settings
+        self, around: Coordinates | Arrow | Band, rng, progressbar, settings, told=None
     ) -> tuple[xr.DataTree, NDArray[np.float64]]:
         native = self.native
         if isinstance(around, Band):  # of which the width is part of the code
@@ -302,7 +310,7 @@ class CompiledPosterior:
         seed = int(rng.integers(2**31))
         try:
             with bars:
-                trace = native.sample(seed=seed, progress_callback=bars.update, **settings)
+                trace = native.sample(seed=seed, progress_callback=told or bars.update, **settings)
         except Interrupted as interrupt:
             raise Interrupted(self._named(interrupt.draws, around)) from None
         return trace, trace["posterior"][COORDINATES].to_numpy()
