@@ -1,9 +1,11 @@
 """A model's exact posterior: its own graph, with integrated trajectories in place of its states."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pymc as pm
@@ -19,15 +21,18 @@ from pytensor.tensor import TensorVariable
 from pymc_gradmatch._pymc import (
     EVALUATE_ONCE,
     at_starts,
+    drawing,
     draws_of,
     impossible_outside,
+    in_numpy,
+    random_ancestors,
     spreading,
     with_equal_parameters,
 )
 from pymc_gradmatch.exact.climb import Expansion
 from pymc_gradmatch.exact.model import with_solutions
 from pymc_gradmatch.exact.solutions import Solutions, compile_for_draws, with_draws
-from pymc_gradmatch.gp import behind_states
+from pymc_gradmatch.gp import StateGP, behind_states, start_of
 from pymc_gradmatch.model import (
     Constraint,
     changed_data,
@@ -37,6 +42,7 @@ from pymc_gradmatch.model import (
     where_impossible,
 )
 from pymc_gradmatch.ode import ODE, ended, without_slope
+from pymc_gradmatch.replaceable import CONSTANT, Numbers
 
 MOST_NUMBERS = 4_000_000  # of trajectories that are held at once
 N_PRIOR = 1_000  # draws of the prior, that tell how wide it is, or of which some are likely
@@ -85,6 +91,8 @@ class ExactPosterior(Solutions):
         The model.
     has_volume : bool, default True
         Whether it is the density of the coordinates, or that of the unknowns as they are.
+    number : callable, optional
+        Writes what x(t0) has of the data; see :meth:`with_data`.
 
     Attributes
     ----------
@@ -104,9 +112,10 @@ class ExactPosterior(Solutions):
         If the model cannot be written so; the message names what stands in the way.
     """
 
-    def __init__(self, model: pm.Model, *, has_volume: bool = True):
+    def __init__(self, model: pm.Model, *, has_volume: bool = True, number: Numbers = CONSTANT):
         super().__init__(model)
-        solved, theta, starts, self._parts = with_solutions(self, _to_be_given)
+        self._number = number
+        solved, theta, starts, self._parts = with_solutions(self, _to_be_given, number)
         self._exact, self._x = solved, [solved[name] for name in self.states]
         terms = _connected(solved, [*theta, *starts, *self._x], self._x)
         self.likelihood = [term.name for term in terms]
@@ -121,17 +130,20 @@ class ExactPosterior(Solutions):
         self._named = [v.name for v in named]
         upstream = set(ancestors([*theta, *starts]))
         self._parameters = [v.name for v in named if v in upstream]
-        self._graphs = solved.replace_rvs_by_values([*theta, *starts, *named])
+        self._graphs = number.opened(solved.replace_rvs_by_values([*theta, *starts, *named]))
         self._natural = compile_for_draws(self._values, self._graphs)
         # A draw outside of the likelihood's domain has density zero, and stops no other.
         weighed = [*free, *terms]
-        densities = impossible_outside(densities_of(solved, weighed, has_volume))
+        densities = impossible_outside(number.opened(densities_of(solved, weighed, has_volume)))
         self.single_terms = dict(zip([rv.name for rv in weighed], densities, strict=True))
         self._log_density = compile_for_draws(
             [*self._values, *self._x], [total_of([*self.single_terms.values()])]
         )
         self._observed = [term for term in terms if term in solved.observed_RVs]
-        self._shapes = [part.shape for part in self._start_parts({}, None)]
+        there = self._start_parts({}, None)
+        self._shapes = [part.shape for part in there]
+        self._there = np.concatenate([part.ravel() for part in there])
+        self._drawings: dict[int, Callable] = {}
         held = spreading(solved, [*theta, *starts, *terms])
         sizes = [int(np.prod(shape)) for shape in self._shapes]
         self.spreads = [str(rv.name) for rv in free if rv in held]
@@ -145,6 +157,40 @@ class ExactPosterior(Solutions):
         self._entering = [
             np.append(np.ones(len(c.ode.states), dtype=bool), c.ode.used) for c in self.constraints
         ]
+
+    def with_data(self, gp: StateGP) -> Self:
+        """Return the posterior of a data set, whose numbers have been put into the graphs.
+
+        Of a model of one constraint and one data set, with data at the same places.  Neither is of
+        use any more once those of another one are put there.
+
+        Parameters
+        ----------
+        gp : StateGP
+            The data.
+        """
+        other = copy(self)
+        other.constraints = [self.constraints[0]._replace(gp=gp)]
+        other.n_solutions, other.failures, other._held_at = 0, Counter(), None
+        other._varying = [np.zeros_like(varying) for varying in self._varying]
+        parts = self._at_start(gp.states_of(start_of(gp))[0])
+        other._there = self._there.copy()
+        n_of_start = len(self.of_starts(self._labels))
+        if n_of_start:
+            own = np.concatenate([part.ravel() for part in parts])
+            before = self._there[-n_of_start:]
+            other._there[-n_of_start:] = np.where(np.isfinite(own), own, before)
+        return other
+
+    @cached_property
+    def _at_start(self) -> Callable:
+        """The coordinates of x(t0), a function of it."""
+        [constraint] = self.constraints
+        x0 = pt.tensor(shape=constraint.gp.mean.shape, dtype="float64")
+        graphs = self._coordinate_graphs([x0])[self._n_others :]
+        free = random_ancestors(graphs)
+        starting = at_starts(graphs, free, self.model.rvs_to_initial_values)
+        return in_numpy([x0], self._number.opened(starting))
 
     def __call__(self, phi: NDArray[np.float64]) -> NDArray[np.float64]:
         """Evaluate the log density at points, shape ``(point, coordinate)``, up to a constant.
@@ -303,7 +349,8 @@ class ExactPosterior(Solutions):
                 total += transform.log_jac_det(model.rvs_to_values[rv], *rv.owner.inputs).sum()
             positive = np.broadcast_to(gp.data.positive, gp.mean.shape)[part.where]
             total -= pt.log(pt.where(positive, rv, 1)).sum()
-        return compile_for_draws(self._values, model.replace_rvs_by_values([total]))
+        graphs = self._number.opened(model.replace_rvs_by_values([total]))
+        return compile_for_draws(self._values, graphs)
 
     @property
     def value_names(self) -> list[str]:
@@ -351,12 +398,7 @@ class ExactPosterior(Solutions):
         ``posterior``, ``posterior_predictive``, ``log_likelihood`` and ``observed_data``; no
         ``posterior_predictive`` where a likelihood cannot be drawn from.
         """
-        u = self._split(phi)
-        distinct, back = np.unique(phi, axis=0, return_inverse=True)  # resampled ones repeat
-        trajectories = [x[back] for x in self._solved(self._split(distinct))]
-        values = self._before_solving(u)
-        values |= dict(zip(self.states, trajectories, strict=True))
-        values |= self._made_of_states(u, trajectories)
+        values, u, trajectories = self._at_points(phi)
         names = [str(rv.name) for rv in self._observed]
         observed = {
             name: self.model.rvs_to_values[self.model[name]].eval(mode=EVALUATE_ONCE)
@@ -367,18 +409,40 @@ class ExactPosterior(Solutions):
         with suppress(NotImplementedError):
             groups["posterior_predictive"] = at_solutions(self._drawn_data())
         groups["log_likelihood"] = at_solutions([self.single_terms[name] for name in names])
+        return self._labelled(groups, observed)
+
+    def posterior(self, phi: NDArray[np.float64]) -> xr.Dataset:
+        """Return points as the draws of one chain: the group ``posterior`` of :meth:`idata`."""
+        values, _, _ = self._at_points(phi)
+        return self._labelled({"posterior": values}, {})["posterior"].dataset
+
+    def _at_points(self, phi: NDArray[np.float64]) -> tuple[dict[str, NDArray], list, list]:
+        """Return all that points determine by name, the values u, and the trajectories."""
+        u = self._split(phi)
+        distinct, back = np.unique(phi, axis=0, return_inverse=True)  # resampled ones repeat
+        trajectories = [x[back] for x in self._solved(self._split(distinct))]
+        values = self._before_solving(u)
+        values |= dict(zip(self.states, trajectories, strict=True))
+        return values | self._made_of_states(u, trajectories), u, trajectories
+
+    def _labelled(
+        self, groups: Mapping[str, Mapping[str, NDArray]], observed: dict[str, NDArray]
+    ) -> xr.DataTree:
+        """Return draws of one chain, and data, with their dims and coords."""
         dims: dict[str, list] = {}
         coords: dict[str, list] = {}
-        for name, array in [*((n, v[0]) for n, v in values.items()), *observed.items()]:
+        of_draws = ((n, v[0]) for n, v in groups["posterior"].items())
+        for name, array in [*of_draws, *observed.items()]:
             named = self.dims(name) or (None,) * array.ndim
             labels = self.labels(name, array.shape)
             dims[name] = [dim or f"{name}_dim_{k}" for k, dim in enumerate(named)]
             coords |= dict(zip(dims[name], map(list, labels), strict=True))
-        in_chains = {
+        in_chains: dict[str, Any] = {
             group: {name: array[None] for name, array in arrays.items()}
             for group, arrays in groups.items()
         }
-        return from_dict(in_chains | {"observed_data": observed}, coords=coords, dims=dims)
+        in_chains |= {"observed_data": observed} if observed else {}
+        return from_dict(in_chains, coords=coords, dims=dims)
 
     @cached_property
     def _of_states(self) -> list:
@@ -421,12 +485,17 @@ class ExactPosterior(Solutions):
 
     def _made_of_states(self, u, trajectories) -> dict[str, NDArray[np.float64]]:
         """Return what PyMC, and who looks at the draws, expects beside the states themselves."""
-        computed = [*self._of_states, *(self._exact[name] for name in self.behind_starts)]
-        graphs = self._exact.replace_rvs_by_values(computed)
-        names = [*self._behind_states, *(str(v.name) for v in computed)]
-        graphs = [*self._behind_states.values(), *graphs]
-        values = compile_for_draws([*self._values, *self._x], graphs)(*u, *trajectories)
+        names, graphs, evaluate = self._computed
+        values = evaluate(*u, *trajectories)
         return dict(zip(names, with_draws(values, graphs, len(trajectories[0])), strict=True))
+
+    @cached_property
+    def _computed(self) -> tuple[list[str], list, Callable]:
+        computed = [*self._of_states, *(self._exact[name] for name in self.behind_starts)]
+        names = [*self._behind_states, *(str(v.name) for v in computed)]
+        graphs = [*self._behind_states.values(), *self._exact.replace_rvs_by_values(computed)]
+        graphs = self._number.opened(graphs)
+        return names, graphs, compile_for_draws([*self._values, *self._x], graphs)
 
     def has_other_data(self) -> bool:
         """Tell whether :func:`pymc.set_data` has put others in the place of what is observed."""
@@ -518,12 +587,10 @@ class ExactPosterior(Solutions):
         Where x(t0) has a prior of its own half of the draws are of that.  A prior that cannot be
         drawn from is taken for a wide normal.  What is held is the median of the first draws.
         """
-        there = self.starting_at()
-        free = [self._exact[name] for name in self._free]
-        graphs = [_unconstrained(self._exact, rv) for rv in free]
+        there = self._there
         phi = there + FAR * (1 + np.abs(there)) * rng.normal(size=(n, len(there)))
         with suppress(*NO_DRAWS):
-            parts = [np.reshape(part, (n, -1)) for part in draws_of(graphs, n, rng)]
+            parts = [np.reshape(part, (n, -1)) for part in self._drawing(n)(rng)]
             drawn = np.concatenate(parts, axis=1)
             phi = np.where(np.isfinite(drawn), drawn, phi)
         n_of_start = len(self.of_starts(self._labels))
@@ -542,6 +609,14 @@ class ExactPosterior(Solutions):
             self._held_at = np.median(phi[:, self.is_held], axis=0)
         phi[:, self.is_held] = self._held_at
         return phi
+
+    def _drawing(self, n: int) -> Callable[[np.random.Generator], list[NDArray]]:
+        """Return what draws the coordinates from their prior so many times, compiled once."""
+        if n not in self._drawings:
+            free = [self._exact[name] for name in self._free]
+            graphs = self._number.opened([_unconstrained(self._exact, rv) for rv in free])
+            self._drawings[n] = drawing(graphs, n)
+        return self._drawings[n]
 
     def drawn_starts(self, n: int, rng: np.random.Generator) -> list[NDArray[np.float64]]:
         """Return draws of the prior of each x(t0); NaN of what is known, or cannot be drawn."""

@@ -18,11 +18,10 @@ from pytensor.tensor import TensorVariable
 from pymc_gradmatch._pymc import beside
 from pymc_gradmatch.arguments import check_counts, in_order, refuse_reserved
 from pymc_gradmatch.exact import UNCOMPARED
-from pymc_gradmatch.gp import levels_name, whitened_name
 from pymc_gradmatch.model import Start, build_model, densities_of
 from pymc_gradmatch.ode import ODE, Input
+from pymc_gradmatch.sampling.alike import SAID, ExactFits
 from pymc_gradmatch.sampling.engine import check_n_draws
-from pymc_gradmatch.sampling.one_call import fit
 from pymc_gradmatch.sampling.parallel import (
     WorkersLostError,
     as_seeds,
@@ -33,7 +32,6 @@ from pymc_gradmatch.sampling.parallel import (
 from pymc_gradmatch.sampling.posterior import sampled
 from pymc_gradmatch.sampling.stack import NOT_YET, TIMES, InFile, InMemory, Stack, open_file
 
-SAID = {"verdict": "", "is_exact": False, "pareto_k": np.nan}
 RESULTS = dict.fromkeys(("replicate", "diverging", "failure", TIMES, *SAID), "part of the result")
 
 
@@ -46,17 +44,6 @@ def _matched(t, y, seed, *, ode, priors, draws, tune, chains, **settings) -> xr.
 
     rng = np.random.default_rng(seed)
     return sampled(built, rng, draws=draws, tune=tune, chains=chains)
-
-
-def _exact(t, y, seed, *, ode, priors, draws, **settings) -> xr.Dataset:
-    rng = np.random.default_rng(seed)
-    found = fit(
-        ode, t, y, priors=priors, n_draws=draws, random_seed=rng, progressbar=False, **settings
-    )
-    said = {name: getattr(found, name) for name in SAID}
-    posterior = found.idata["posterior"].dataset
-    behind = [f(str(name)) for name in posterior.data_vars for f in (levels_name, whitened_name)]
-    return posterior.drop_vars(behind, errors="ignore").assign_attrs(said)  # states once more
 
 
 def fit_many(
@@ -186,10 +173,13 @@ def fit_many(
     refuse_reserved([*ode.lengths, *ode.params], RESULTS)
     check_counts(draws=draws, tune=tune, chains=chains)
     given: dict[str, Any] = {"ode": ode, "priors": priors, "draws": draws}
+    work: Callable[..., xr.Dataset]
     if exact:
         check_n_draws(draws)
+        work = ExactFits(ode, priors, draws, settings)
     else:
         given |= {"tune": tune, "chains": chains}
+        work = partial(_matched, **given, **settings)
     names = None
     if isinstance(ys, Mapping):
         names = _usable_names(ys)
@@ -210,7 +200,7 @@ def fit_many(
     stack = Stack(n, arrays, SAID if exact else {}, names)
     each = [*zip(times, ys, seeds.spawn(n), strict=True)]
     running = in_parallel(
-        partial(_exact if exact else _matched, **given, **settings),
+        work,
         {place: each[place] for place in stack.missing()},
         n_jobs=n_jobs,
         scheduler=scheduler,
