@@ -169,6 +169,7 @@ class ExactPosterior(Solutions):
         gp : StateGP
             The data.
         """
+        _ = self._gradient, self._computed  # compiled here, once for all
         other = copy(self)
         other.constraints = [self.constraints[0]._replace(gp=gp)]
         other.n_solutions, other.failures, other._held_at = 0, Counter(), None
@@ -238,16 +239,13 @@ class ExactPosterior(Solutions):
         n_points, n = phi.shape
         step = STEP * widths
         moved, solved = self._linearised(phi, step)
-        there = [
-            np.stack([x, *(x + sign * step[k] * by[:, k] for sign in (1, -1) for k in range(n))], 1)
-            for x, by in solved
-        ]
+        there = [np.stack([x, *(x + step[k] * by[:, k] for k in range(n))], 1) for x, by in solved]
         levels, by_phi = [x.reshape(-1, *x.shape[2:]) for x in there], [by for _, by in solved]
-        height, gradient = self._with_gradient(moved.reshape(-1, n), levels, by_phi)
-        height, gradient = (
-            a.reshape(n_points, 1 + 2 * n, *a.shape[1:]) for a in (height, gradient)
-        )
-        hessian = _slopes(gradient, step)
+        ahead = moved[:, : 1 + n].reshape(-1, n)
+        height, gradient = self._with_gradient(ahead, levels, by_phi)
+        height, gradient = (a.reshape(n_points, 1 + n, *a.shape[1:]) for a in (height, gradient))
+        with np.errstate(invalid="ignore"):
+            hessian = (gradient[:, 1:] - gradient[:, :1]) / step[:, None]
         hessian = (hessian + hessian.mT) / 2
         hessian[:, self.is_held] = hessian[..., self.is_held] = 0
         hessian[:, self.is_held, self.is_held] = -1
