@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytensor
 from numpy.typing import NDArray
+from pytensor.compile import SharedVariable
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorConstant, as_tensor
@@ -66,6 +67,19 @@ class Replaceable(Numbers):
             if constant.data is array
         }
         return graph_replace([*graphs], replaced, strict=False) if replaced else [*graphs]
+
+    def within(self, graphs: Sequence) -> dict[Any, int]:
+        """Return the shared variables that graphs hold, with the places of their numbers.
+
+        PyMC copies them, but not what holds their values.
+        """
+        held = [variable.container for _, variable in self._written]
+        shared = [v for v in ancestors(graphs) if isinstance(v, SharedVariable)]
+        return {v: held.index(v.container) for v in shared if v.container in held}
+
+    def of_each(self, data_sets: Sequence) -> list[NDArray[np.float64]]:
+        """Return the numbers of several data sets, one row for each, in their order."""
+        return [np.stack([made(data) for data in data_sets]) for made, _ in self._written]
 
     def put(self, data: Any):
         """Put the numbers of another data set in their place."""

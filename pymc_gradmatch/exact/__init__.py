@@ -5,6 +5,7 @@
 its modes, searches draw around these, and :class:`Diagnostics` says whether to trust the draws.
 """
 
+from pymc_gradmatch.exact.batch import Batch, side_by_side
 from pymc_gradmatch.exact.climb import (
     FIRST_CLIMBS,
     MOST_CLIMBS,
@@ -65,6 +66,7 @@ from pymc_gradmatch.exact.solutions import (
 )
 
 __all__ = [
+    "Batch",
     "FIRST_CLIMBS",
     "MOST_CLIMBS",
     "NO_DRAWS",
@@ -101,4 +103,5 @@ __all__ = [
     "several",
     "weighed_once",
     "with_draws",
+    "side_by_side",
 ]

@@ -169,7 +169,7 @@ class ExactPosterior(Solutions):
         gp : StateGP
             The data.
         """
-        _ = self._gradient, self._computed  # compiled here, once for all
+        _ = self._computed  # compiled here, once for all
         other = copy(self)
         other.constraints = [self.constraints[0]._replace(gp=gp)]
         other.n_solutions, other.failures, other._held_at = 0, Counter(), None
@@ -215,8 +215,13 @@ class ExactPosterior(Solutions):
         if solved.any():
             with np.errstate(all="ignore"):
                 at_solved = [array[solved] for array in [*u, *trajectories]]
-                (log_density[solved],) = self._log_density(*at_solved)
+                log_density[solved] = self._weighed(at_solved, solved)
         return np.where(np.isfinite(log_density), log_density, -np.inf)
+
+    def _weighed(self, values: list[NDArray], solved: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Return log densities at those points that were solved from."""
+        (height,) = self._log_density(*values)
+        return height
 
     def expanded(self, phi: NDArray[np.float64], widths: NDArray[np.float64]) -> Expansion:
         r"""Expand the log density to second order at points.
@@ -234,18 +239,22 @@ class ExactPosterior(Solutions):
         phi : array of float
             Points, shape ``(point, n)``.
         widths : array of float
-            Of the prior, in each coordinate: differences are a small part of these.
+            Of the prior, in each coordinate, or ``(point, n)``: differences are a small part of
+            these.
         """
         n_points, n = phi.shape
-        step = STEP * widths
+        step = np.broadcast_to(STEP * widths, phi.shape)
         moved, solved = self._linearised(phi, step)
-        there = [np.stack([x, *(x + step[k] * by[:, k] for k in range(n))], 1) for x, by in solved]
+        there = [
+            np.stack([x, *(x + _along(step[:, k], x) * by[:, k] for k in range(n))], 1)
+            for x, by in solved
+        ]
         levels, by_phi = [x.reshape(-1, *x.shape[2:]) for x in there], [by for _, by in solved]
         ahead = moved[:, : 1 + n].reshape(-1, n)
         height, gradient = self._with_gradient(ahead, levels, by_phi)
         height, gradient = (a.reshape(n_points, 1 + n, *a.shape[1:]) for a in (height, gradient))
         with np.errstate(invalid="ignore"):
-            hessian = (gradient[:, 1:] - gradient[:, :1]) / step[:, None]
+            hessian = (gradient[:, 1:] - gradient[:, :1]) / step[:, :, None]
         hessian = (hessian + hessian.mT) / 2
         hessian[:, self.is_held] = hessian[..., self.is_held] = 0
         hessian[:, self.is_held, self.is_held] = -1
@@ -255,7 +264,7 @@ class ExactPosterior(Solutions):
         self, phi: NDArray[np.float64], widths: NDArray[np.float64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Evaluate the log density and its gradient at points; see :meth:`expanded`."""
-        _, solved = self._linearised(phi, STEP * widths)
+        _, solved = self._linearised(phi, np.broadcast_to(STEP * widths, phi.shape))
         return self._with_gradient(phi, *zip(*solved, strict=True))
 
     def _linearised(
@@ -267,8 +276,8 @@ class ExactPosterior(Solutions):
         and their derivatives by the coordinates, ``(point, n, ..., time, state)``.
         """
         n_points, n = phi.shape
-        moves = np.concatenate([np.zeros((1, n)), np.diag(step), -np.diag(step)])
-        moved = phi[:, None] + moves
+        moves = step[:, :, None] * np.eye(n)
+        moved = np.concatenate([phi[:, None], phi[:, None] + moves, phi[:, None] - moves], axis=1)
         theta, starts, _ = self._at(self._split(moved.reshape(-1, n)))
         starts = [c.gp.levels_of(x0) for c, x0 in zip(self.constraints, starts, strict=True)]
         theta, starts = (
@@ -745,10 +754,15 @@ def _to_be_given(constraint: Constraint, *_) -> TensorVariable:
 
 def _slopes(values: NDArray[np.float64], step: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return differences of values at points and a step away, ``(point, 1 + 2 n, ...)``."""
-    n = len(step)
+    n = step.shape[1]
     with np.errstate(invalid="ignore"):
         change = values[:, 1 : n + 1] - values[:, n + 1 :]
-        return change / (2 * step.reshape(n, *(1,) * (values.ndim - 2)))
+        return change / (2 * _along(step, change))
+
+
+def _along(values: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return values with further axes, as many as another array has."""
+    return values.reshape(*values.shape, *(1,) * (other.ndim - values.ndim))
 
 
 def _check_continuous(free: Sequence):

@@ -1,7 +1,7 @@
 """Exact posteriors of many data sets: written and compiled once for those of one pattern."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pymc as pm
@@ -10,13 +10,13 @@ from numpy.typing import ArrayLike
 from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch._pymc import beside, without_full_collections, without_traces
-from pymc_gradmatch.exact import Diagnostics, ExactPosterior
-from pymc_gradmatch.gp import Experiment, levels_name, refilled, whitened_name
+from pymc_gradmatch.exact import Batch, Diagnostics, ExactPosterior, side_by_side
+from pymc_gradmatch.gp import Data, Experiment, levels_name, refilled, whitened_name
 from pymc_gradmatch.model import Given, unfitted_model
 from pymc_gradmatch.numerics import on_one_thread, one_at_a_time
 from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.replaceable import Replaceable
-from pymc_gradmatch.sampling.engine import Exact, verdict_of
+from pymc_gradmatch.sampling.engine import MANY, Exact, verdict_of
 from pymc_gradmatch.sampling.one_call import fit
 
 GIVEN = ("likelihood", "scales", "inputs", "start")  # what settings have beside those of a preset
@@ -25,10 +25,10 @@ MOST_PATTERNS = 8  # that are kept: each holds some megabytes
 
 
 class ExactFits:
-    """Fits of an ODE to data sets, one after the other, each as by :func:`~pymc_gradmatch.fit`.
+    """Fits of an ODE to some data sets, each as by :func:`~pymc_gradmatch.fit`.
 
     Of data sets with observations at the same places the exact posterior is the same formula of
-    other numbers: it is written for the first, and takes those of each.
+    other numbers: it is written once, and all are evaluated together.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ class ExactFits:
         settings: Mapping[str, Any],
     ):
         self.ode, self.priors, self.n_draws, self.settings = ode, priors, n_draws, settings
-        self._written: dict[tuple, "Written"] = {}
+        self._written: dict[tuple, Batch | None] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_written": {}}  # each process writes and compiles for itself
@@ -55,41 +55,75 @@ class ExactFits:
     @on_one_thread
     @without_traces
     @without_full_collections
-    def __call__(
-        self, t: ArrayLike, y: ArrayLike, seed: int | np.random.SeedSequence
-    ) -> xr.Dataset:
-        """Fit one data set, and return its draws with what the verdict says."""
-        rng = np.random.default_rng(seed)
-        one = Given.of(self.ode, self._experiment(t, y), "", several=False, fits=True)
-        target = self._target(one, y, rng)
-        if target is None:
-            return self._alone(t, y, rng)
-        search = Exact(target, self.n_draws, rng, _silent)
-        search.run()
-        places, diagnostics = search.judged()
-        posterior = target.posterior(search.found.weighted.points[places])
-        return _told(posterior, verdict_of(diagnostics), diagnostics)
+    def __call__(self, *data_sets: tuple) -> list[xr.Dataset | Exception]:
+        """Fit some data sets, each a tuple of times, observations and seed.
 
-    def _experiment(self, t: ArrayLike, y: ArrayLike) -> Experiment:
+        Returns
+        -------
+        list of Dataset or Exception
+            The draws of each with what the verdict says, or what went wrong.
+        """
+        outcomes: list[Any] = [None] * len(data_sets)
+        by_pattern: dict[tuple, list[int]] = {}
+        checked: list[Any] = []
+        for place, (t, y, _) in enumerate(data_sets):
+            try:
+                checked.append(self._checked(t, y))
+                by_pattern.setdefault(_pattern(checked[-1].data), []).append(place)
+            except (TypeError, ValueError) as error:
+                checked.append(None)
+                outcomes[place] = error
+        for pattern, places in by_pattern.items():
+            some = [data_sets[place] for place in places]
+            found = self._fitted(pattern, some, [checked[place].data for place in places])
+            for place, outcome in zip(places, found, strict=True):
+                outcomes[place] = outcome
+        return outcomes
+
+    def _fitted(self, pattern: tuple, data_sets: Sequence[tuple], data: Sequence[Data]) -> list:
+        """Fit data sets of one pattern."""
+        try:
+            batch = self._batch_of(pattern, data_sets[0], data[0])
+        except Exception as error:  # of the model, which all have
+            return [error] * len(data_sets)
+        if batch is None:
+            return [self._alone(*one) for one in data_sets]
+        gps = [refilled(batch.written.constraints[0].gp, one) for one in data]
+
+        def search(target: ExactPosterior, number: int) -> xr.Dataset:
+            rng = np.random.default_rng(data_sets[number][2])
+            found = Exact(target, self.n_draws, rng, _silent)
+            found.run()
+            places, diagnostics = found.judged()
+            posterior = target.posterior(found.found.weighted.points[places])
+            return _told(posterior, verdict_of(diagnostics), diagnostics)
+
+        return side_by_side(batch, gps, search)
+
+    def _checked(self, t: ArrayLike, y: ArrayLike) -> Given:
         shared = {name: self.settings.get(name) for name in ("inputs", "start", "scales", "sigma")}
         if isinstance(shared["sigma"], str | TensorVariable):
             shared["sigma"] = None
-        return Experiment(t, y, **shared)
+        return Given.of(self.ode, Experiment(t, y, **shared), "", several=False, fits=True)
 
-    def _target(self, one: Given, y: ArrayLike, rng) -> ExactPosterior | None:
-        """Return the posterior of a data set, if its numbers alone tell it from others."""
-        data = one.data
+    def _batch_of(self, pattern: tuple, first: tuple, data: Data) -> Batch | None:
+        """Return the posteriors of a pattern, if it is its numbers alone that tell them apart."""
         is_fixed = isinstance(self.settings.get("sigma"), str) and self.settings["sigma"] == "fixed"
         if self.settings.get("likelihood") is not None or is_fixed or data.unscaled:
             return None
-        pattern = (data.t.tobytes(), data.is_observed.tobytes(), data.is_sparse.tobytes())
         if pattern not in self._written:
-            self._written[pattern] = self._write(data.t, y, rng)
+            t, y, seed = first
+            target, number = self._write(t, y, np.random.default_rng(seed))
+            by_chains = len(target.names) >= MANY or target.spreads
+            self._written[pattern] = None if by_chains else Batch(target, number)
             while len(self._written) > MOST_PATTERNS:
                 del self._written[next(iter(self._written))]
-        return self._written[pattern].with_data(one)
+        return self._written[pattern]
 
-    def _write(self, t: ArrayLike, y: ArrayLike, rng: np.random.Generator) -> "Written":
+    def _write(
+        self, t: ArrayLike, y: ArrayLike, rng: np.random.Generator
+    ) -> tuple[ExactPosterior, Replaceable]:
+        """Write the posterior of a data set, with numbers that those of others can replace."""
         number = Replaceable()
         given = {name: self.settings.get(name) for name in GIVEN}
         settings = {name: v for name, v in self.settings.items() if name not in GIVEN}
@@ -98,29 +132,23 @@ class ExactFits:
                 self.ode, t, y, priors=self.priors, settings=settings, number=number,
                 random_seed=rng, progressbar=False, **given,
             )  # fmt: skip
-        return Written(ExactPosterior(model, number=number), number)
+        return ExactPosterior(model, number=number), number
 
-    def _alone(self, t: ArrayLike, y: ArrayLike, rng: np.random.Generator) -> xr.Dataset:
+    def _alone(self, t: ArrayLike, y: ArrayLike, seed: Any) -> xr.Dataset | Exception:
         """Fit a data set whose likelihood, noise or scale is a formula of its own."""
-        found = fit(
-            self.ode, t, y, priors=self.priors, n_draws=self.n_draws, random_seed=rng,
-            progressbar=False, **self.settings,
-        )  # fmt: skip
+        try:
+            found = fit(
+                self.ode, t, y, priors=self.priors, n_draws=self.n_draws,
+                random_seed=np.random.default_rng(seed), progressbar=False, **self.settings,
+            )  # fmt: skip
+        except Exception as error:  # the others go on
+            return error
         return _told(found.idata["posterior"].dataset, found.verdict, found.diagnostics)
 
 
-class Written(NamedTuple):
-    """The exact posterior of a data set, with numbers that those of others can replace."""
-
-    target: ExactPosterior
-    number: Replaceable
-
-    def with_data(self, one: Given) -> ExactPosterior:
-        """Return the posterior of a data set with observations at the same places."""
-        [constraint] = self.target.constraints
-        gp = refilled(constraint.gp, one.data)
-        self.number.put(gp)
-        return self.target.with_data(gp)
+def _pattern(data: Data) -> tuple:
+    """Return what data sets have to share for one formula: times, and where data are."""
+    return data.t.tobytes(), data.is_observed.tobytes(), data.is_sparse.tobytes()
 
 
 def _told(posterior: xr.Dataset, verdict: str, diagnostics: Diagnostics) -> xr.Dataset:
