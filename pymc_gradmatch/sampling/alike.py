@@ -11,7 +11,7 @@ from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch._pymc import beside, without_full_collections, without_traces
 from pymc_gradmatch.exact import Batch, Diagnostics, ExactPosterior, side_by_side
-from pymc_gradmatch.gp import Data, Experiment, levels_name, refilled, whitened_name
+from pymc_gradmatch.gp import Data, Experiment, StateGP, levels_name, refilled, whitened_name
 from pymc_gradmatch.model import Given, unfitted_model
 from pymc_gradmatch.numerics import on_one_thread, one_at_a_time
 from pymc_gradmatch.ode import ODE
@@ -75,30 +75,30 @@ class ExactFits:
                 outcomes[place] = error
         for pattern, places in by_pattern.items():
             some = [data_sets[place] for place in places]
-            found = self._fitted(pattern, some, [checked[place].data for place in places])
+            found = self._fitted(pattern, some, [checked[place] for place in places])
             for place, outcome in zip(places, found, strict=True):
                 outcomes[place] = outcome
         return outcomes
 
-    def _fitted(self, pattern: tuple, data_sets: Sequence[tuple], data: Sequence[Data]) -> list:
+    def _fitted(self, pattern: tuple, data_sets: Sequence[tuple], checked: Sequence[Given]) -> list:
         """Fit data sets of one pattern."""
         try:
-            batch = self._batch_of(pattern, data_sets[0], data[0])
+            batch = self._batch_of(pattern, data_sets[0], checked[0].data)
         except Exception as error:  # of the model, which all have
             return [error] * len(data_sets)
         if batch is None:
             return [self._alone(*one) for one in data_sets]
-        gps = [refilled(batch.written.constraints[0].gp, one) for one in data]
+        gps = [_with_data(batch.written.constraints[0].gp, one) for one in checked]
+        seeds = [seed for *_, seed in data_sets]
+        return side_by_side(batch, gps, lambda target, place: self._judged(target, seeds[place]))
 
-        def search(target: ExactPosterior, number: int) -> xr.Dataset:
-            rng = np.random.default_rng(data_sets[number][2])
-            found = Exact(target, self.n_draws, rng, _silent)
-            found.run()
-            places, diagnostics = found.judged()
-            posterior = target.posterior(found.found.weighted.points[places])
-            return _told(posterior, verdict_of(diagnostics), diagnostics)
-
-        return side_by_side(batch, gps, search)
+    def _judged(self, target: ExactPosterior, seed: Any) -> xr.Dataset:
+        """Return draws of one posterior, with what the verdict says."""
+        search = Exact(target, self.n_draws, np.random.default_rng(seed), _silent)
+        search.run()
+        places, diagnostics = search.judged()
+        posterior = target.posterior(search.found.weighted.points[places])
+        return _told(posterior, verdict_of(diagnostics), diagnostics)
 
     def _checked(self, t: ArrayLike, y: ArrayLike) -> Given:
         shared = {name: self.settings.get(name) for name in ("inputs", "start", "scales", "sigma")}
@@ -149,6 +149,11 @@ class ExactFits:
 def _pattern(data: Data) -> tuple:
     """Return what data sets have to share for one formula: times, and where data are."""
     return data.t.tobytes(), data.is_observed.tobytes(), data.is_sparse.tobytes()
+
+
+def _with_data(gp: StateGP, one: Given) -> StateGP:
+    other = refilled(gp, one.data)
+    return other if one.noise is None else other.with_sigma(gp.sigma)
 
 
 def _told(posterior: xr.Dataset, verdict: str, diagnostics: Diagnostics) -> xr.Dataset:
