@@ -110,7 +110,7 @@ def test_draws_are_those_of_each_data_set_alone(kind):
         alone = gm.fit(ode, T, y, priors=priors(), random_seed=1, progressbar=False, **settings)
         assert fits["is_exact"][place] == alone.is_exact
         posterior = alone.idata["posterior"].dataset
-        for name in ("k", "m", "x0", "x"):
+        for name in ("k", "m", "x0"):
             sd = posterior[name].std("draw")
             apart = np.abs(fits[name][place].mean("draw") - posterior[name].mean("draw")) / sd
             assert float(apart.max()) < 5 * np.sqrt(2 / 1_000)  # effective draws, at least

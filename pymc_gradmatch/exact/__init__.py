@@ -66,13 +66,13 @@ from pymc_gradmatch.exact.solutions import (
 )
 
 __all__ = [
-    "Batch",
     "FIRST_CLIMBS",
     "MOST_CLIMBS",
     "NO_DRAWS",
     "N_PRIOR",
     "UNCHECKED",
     "UNCOMPARED",
+    "Batch",
     "Climbing",
     "Coverage",
     "Diagnostics",
@@ -101,7 +101,7 @@ __all__ = [
     "sampled",
     "searched",
     "several",
+    "side_by_side",
     "weighed_once",
     "with_draws",
-    "side_by_side",
 ]

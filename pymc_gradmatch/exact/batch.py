@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pymc_gradmatch.exact.climb import Expansion
+from pymc_gradmatch.exact.modes import Expansion
 from pymc_gradmatch.exact.posterior import MOST_NUMBERS, ExactPosterior
 from pymc_gradmatch.exact.solutions import compile_for_draws
 from pymc_gradmatch.gp import StateGP
@@ -21,11 +21,11 @@ from pymc_gradmatch.replaceable import Replaceable
 
 
 class Asked(NamedTuple):
-    """What a search asks for: a method of the posterior, points and widths by point."""
+    """What a search asks for: a method of the posterior, points, and axes or widths of each."""
 
     method: str
     phi: NDArray[np.float64]
-    widths: NDArray[np.float64]
+    around: NDArray[np.float64]
 
 
 class Batch(ExactPosterior):
@@ -82,31 +82,29 @@ class Batch(ExactPosterior):
     def answers(self, asked: Sequence[Asked], rows: Sequence[int]) -> list["Answer"]:
         """Evaluate one method at the points of several data sets."""
         method = asked[0].method
-        phi, widths = (np.concatenate([getattr(one, name) for one in asked]) for name in FIELDS)
+        phi = np.concatenate([one.phi for one in asked])
+        around = np.concatenate([one.around for one in asked])
         whose = np.repeat(rows, [len(one.phi) for one in asked])
         size = sum(x.get_value(borrow=True).size for x in self._x)
         each = size if method == "height" else size * (1 + phi.shape[1])
-        self._ended = []
-        parts = []
-        for part in np.array_split(np.arange(len(phi)), max(1, -(-len(phi) * each // MOST_NUMBERS))):
+        n_parts = max(1, -(-len(phi) * each // MOST_NUMBERS))
+        self._ended, parts = [], []
+        for part in np.array_split(np.arange(len(phi)), n_parts):
             self._rows = whose[part]
-            parts.append(getattr(self, f"_{method}_of")(phi[part], widths[part]))
+            parts.append(getattr(self, f"_{method}_of")(phi[part], around[part]))
         values = [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
         ends = np.cumsum([len(one.phi) for one in asked])[:-1]
         split = [np.split(array, ends) for array in (np.concatenate(self._ended), *values)]
         return [Answer(ended, own) for ended, *own in zip(*split, strict=True)]
 
-    def _height_of(self, phi, widths) -> tuple[NDArray[np.float64], ...]:
+    def _height_of(self, phi, around) -> tuple[NDArray[np.float64], ...]:
         return (self._evaluate(phi),)
 
-    def _expansion_of(self, phi, widths) -> tuple[NDArray[np.float64], ...]:
-        return self.expanded(phi, widths)
+    def _expansion_of(self, phi, around) -> tuple[NDArray[np.float64], ...]:
+        return self.along(phi, around)
 
-    def _gradient_of(self, phi, widths) -> tuple[NDArray[np.float64], ...]:
-        return self.with_gradient(phi, widths)
-
-
-FIELDS = ("phi", "widths")
+    def _gradient_of(self, phi, around) -> tuple[NDArray[np.float64], ...]:
+        return self.with_gradient(phi, around)
 
 
 class Answer(NamedTuple):
@@ -136,22 +134,23 @@ class Member(ExactPosterior):
         self._ask = ask
 
     def _evaluate(self, phi) -> NDArray[np.float64]:
-        [height] = self._asked("height", phi, np.ones(phi.shape[1]))
+        [height] = self._asked("height", phi, phi)
         return height
 
-    def expanded(self, phi: NDArray[np.float64], widths: NDArray[np.float64]) -> Expansion:
+    def along(self, phi: NDArray[np.float64], factor: NDArray[np.float64]) -> Expansion:
         """Expand the log density to second order at points, as the posterior alone does."""
-        return Expansion(*self._asked("expansion", phi, widths))
+        return Expansion(*self._asked("expansion", phi, factor))
 
     def with_gradient(
         self, phi: NDArray[np.float64], widths: NDArray[np.float64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Evaluate the log density and its gradient at points, as the posterior alone does."""
-        height, gradient = self._asked("gradient", phi, widths)
+        around = np.broadcast_to(widths, phi.shape)
+        height, gradient = self._asked("gradient", phi, around)
         return height, gradient
 
-    def _asked(self, method: str, phi, widths) -> list[NDArray[np.float64]]:
-        ended, values = self._ask(Asked(method, phi, np.broadcast_to(widths, phi.shape)))
+    def _asked(self, method: str, phi, around) -> list[NDArray[np.float64]]:
+        ended, values = self._ask(Asked(method, phi, around))
         self.n_solutions += len(ended)
         self.failures.update({why: len(points) for why, points in in_words(ended).items()})
         return values
@@ -175,7 +174,7 @@ class _Search:
             if isinstance(self.answer, BaseException):
                 raise self.answer  # noqa: TRY301  stopped before it began
             self.result = work(self._ask)
-        except BaseException as error:  # noqa: BLE001  whatever it is, it is this search's result
+        except BaseException as error:
             self.result = error
         self.is_done = True
         self._back.release()

@@ -442,15 +442,7 @@ def adapted(mixture: Mixture, points: NDArray[np.float64], n_different: float) -
 
 
 def _em(points, counts, n_parts: int, rng) -> Mixture:
-    """Maximise the likelihood of a mixture, of points that count so often, by the EM algorithm.
-
-    With the scale of t distributions as a parameter more, which takes far fewer steps [1]_.
-
-    References
-    ----------
-    .. [1] Kent, J. T., Tyler, D. E., Vardi, Y. (1994). A curious likelihood identity for the
-       multivariate t-distribution. *Communications in Statistics - Simulation* 23(2).
-    """
+    """Maximise the likelihood of a mixture, of points that count so often, by the EM algorithm."""
     n = points.shape[1]
     overall = np.atleast_2d(np.cov(points.T, fweights=counts)) + 1e-12 * np.eye(n)
     fit = Mixture.around(np.average(points, axis=0, weights=counts), overall)
@@ -488,7 +480,7 @@ def _maximised(points, shares, fit: Mixture, rest, weight: float, anchor: float)
     for part, mean in enumerate(means):
         away = (points - mean).T
         spread[part] = (counted[part] * away) @ away.T
-    spread /= counted.sum(axis=1)[:, None, None] + LITTLE
+    spread /= totals[:, None, None]
     known = (totals / (totals + weight))[:, None, None]
     return Mixture(totals / totals.sum(), means, known * spread + (1 - known) * rest)
 

@@ -29,8 +29,8 @@ from pymc_gradmatch._pymc import (
     spreading,
     with_equal_parameters,
 )
-from pymc_gradmatch.exact.climb import Expansion
 from pymc_gradmatch.exact.model import with_solutions
+from pymc_gradmatch.exact.modes import Expansion
 from pymc_gradmatch.exact.solutions import Solutions, compile_for_draws, with_draws
 from pymc_gradmatch.gp import StateGP, behind_states, start_of
 from pymc_gradmatch.model import (
@@ -48,7 +48,7 @@ MOST_NUMBERS = 4_000_000  # of trajectories that are held at once
 N_PRIOR = 1_000  # draws of the prior, that tell how wide it is, or of which some are likely
 NOISES = (-3.0, -0.5)  # logarithms to base ten, of standard deviations of a state
 UNSEEN = (-1.0, 0.5)  # the same, of a state that is not observed
-STEP = 1e-4  # of differences of a gradient, in widths of the prior
+STEP = 1e-4  # of differences, along the axes that are given
 FAR = 3.0  # from a point, in units of its coordinates or of itself, where a prior has no draws
 DISTANCES, FALLING = (5.0, 10.0, 30.0), 20.0  # in widths, and what a density falls by before
 FLAT = tuple(type(family.rv_op) for family in (pm.Flat, pm.HalfFlat))
@@ -224,59 +224,82 @@ class ExactPosterior(Solutions):
         return height
 
     def expanded(self, phi: NDArray[np.float64], widths: NDArray[np.float64]) -> Expansion:
-        r"""Expand the log density to second order at points.
-
-        .. math::
-
-            H = \nabla \nabla_{\delta} \log p(u + \delta, x + S \delta)
-
-        as Gauss and Newton: with the second derivatives of the density by u and by the solution
-        x, of which S are the derivatives, but without the solution's own second ones.  They are
-        differences of the density's gradient, which is exact.  What is held stays where it is.
+        """Expand the log density to second order at points, with what is held where it is.
 
         Parameters
         ----------
         phi : array of float
             Points, shape ``(point, n)``.
         widths : array of float
-            Of the prior, in each coordinate, or ``(point, n)``: differences are a small part of
+            Of the prior, in each coordinate.
+        """
+        at = self.along(phi, np.broadcast_to(np.diag(widths), (*phi.shape, len(widths))))
+        hessian = at.hessian / (widths[:, None] * widths)
+        hessian[:, self.is_held] = hessian[..., self.is_held] = 0
+        hessian[:, self.is_held, self.is_held] = -1
+        return Expansion(at.height, np.where(self.is_held, 0, at.gradient / widths), hessian)
+
+    def along(self, phi: NDArray[np.float64], factor: NDArray[np.float64]) -> Expansion:
+        r"""Expand the log density to second order around points, along axes.
+
+        .. math::
+
+            \phi(z) = \phi + W z, \qquad
+            H = \nabla \nabla_{\delta} \log p(u + W \delta, x + S W \delta)
+
+        as Gauss and Newton: with the second derivatives of the density by u and by the solution
+        x, of which S are the derivatives, but without the solution's own second ones.  They are
+        differences of the density's gradient, which is exact.
+
+        Parameters
+        ----------
+        phi : array of float
+            Points, shape ``(point, n)``.
+        factor : array of float
+            W, shape ``(point, n, n)``, one axis in each column: differences are a small part of
             these.
         """
         n_points, n = phi.shape
-        step = np.broadcast_to(STEP * widths, phi.shape)
-        moved, solved = self._linearised(phi, step)
+        moved, solved = self._linearised(phi, factor)
         there = [
-            np.stack([x, *(x + _along(step[:, k], x) * by[:, k] for k in range(n))], 1)
-            for x, by in solved
+            np.stack([x, *(x + STEP * by[:, k] for k in range(n))], axis=1) for x, by in solved
         ]
-        levels, by_phi = [x.reshape(-1, *x.shape[2:]) for x in there], [by for _, by in solved]
+        levels, by_z = [x.reshape(-1, *x.shape[2:]) for x in there], [by for _, by in solved]
         ahead = moved[:, : 1 + n].reshape(-1, n)
-        height, gradient = self._with_gradient(ahead, levels, by_phi)
+        height, gradient = self._with_gradient(ahead, levels, by_z, factor)
         height, gradient = (a.reshape(n_points, 1 + n, *a.shape[1:]) for a in (height, gradient))
         with np.errstate(invalid="ignore"):
-            hessian = (gradient[:, 1:] - gradient[:, :1]) / step[:, :, None]
-        hessian = (hessian + hessian.mT) / 2
-        hessian[:, self.is_held] = hessian[..., self.is_held] = 0
-        hessian[:, self.is_held, self.is_held] = -1
-        return Expansion(height[:, 0], np.where(self.is_held, 0, gradient[:, 0]), hessian)
+            hessian = (gradient[:, 1:] - gradient[:, :1]) / STEP
+        return Expansion(height[:, 0], gradient[:, 0], (hessian + hessian.mT) / 2)
 
     def with_gradient(
         self, phi: NDArray[np.float64], widths: NDArray[np.float64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Evaluate the log density and its gradient at points; see :meth:`expanded`."""
-        _, solved = self._linearised(phi, np.broadcast_to(STEP * widths, phi.shape))
-        return self._with_gradient(phi, *zip(*solved, strict=True))
+        """Evaluate the log density and its gradient at points.
+
+        Parameters
+        ----------
+        phi : array of float
+            Points, shape ``(point, n)``.
+        widths : array of float
+            In each coordinate, or ``(point, n)``: differences of priors' transforms are a small
+            part of these.
+        """
+        factor = np.broadcast_to(widths, phi.shape)[:, :, None] * np.eye(phi.shape[1])
+        _, solved = self._linearised(phi, factor)
+        height, gradient = self._with_gradient(phi, *zip(*solved, strict=True), factor)
+        return height, gradient / widths
 
     def _linearised(
-        self, phi, step
+        self, phi, factor
     ) -> tuple[NDArray[np.float64], list[tuple[NDArray[np.float64], NDArray[np.float64]]]]:
-        """Return points and those a step away from them, and solutions with their derivatives.
+        """Return points and those a step along each axis, and solutions with their derivatives.
 
         Points of shape ``(point, 1 + 2 n, n)``; levels of solutions, ``(point, ..., time, state)``,
-        and their derivatives by the coordinates, ``(point, n, ..., time, state)``.
+        and their derivatives along the axes, ``(point, n, ..., time, state)``.
         """
         n_points, n = phi.shape
-        moves = step[:, :, None] * np.eye(n)
+        moves = STEP * factor.mT
         moved = np.concatenate([phi[:, None], phi[:, None] + moves, phi[:, None] - moves], axis=1)
         theta, starts, _ = self._at(self._split(moved.reshape(-1, n)))
         starts = [c.gp.levels_of(x0) for c, x0 in zip(self.constraints, starts, strict=True)]
@@ -288,7 +311,7 @@ class ExactPosterior(Solutions):
         for x0, parameters, varies, enters in zip(
             starts, theta, self._varying, self._entering, strict=True
         ):
-            of_start, of_theta = _slopes(x0, step), _slopes(parameters[..., 0, :], step)
+            of_start, of_theta = _slopes(x0), _slopes(parameters[..., 0, :])
             of_theta = np.broadcast_to(of_theta, (*of_start.shape[:-1], of_theta.shape[-1]))
             given.append(np.concatenate([of_start, of_theta], axis=-1))
             varies |= enters & (given[-1] != 0).any(axis=tuple(range(given[-1].ndim - 1)))
@@ -303,21 +326,21 @@ class ExactPosterior(Solutions):
             ]
 
     def _with_gradient(
-        self, phi, levels, by_phi
+        self, phi, levels, by_z, factor
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the log density, and its gradient by the coordinates, from solutions.
+        """Return the log density, and its gradient along axes, from solutions.
 
-        Their derivatives ``by_phi`` may be fewer: each is that of as many points in turn.
+        Axes, and derivatives along them, may be fewer: each is that of as many points in turn.
         """
         n_points, n = phi.shape
         u = self._split(phi)
         with np.errstate(all="ignore"):
             states = [c.gp.states_of(x) for c, x in zip(self.constraints, levels, strict=True)]
             height, *by = with_draws(self._gradient(*u, *states), self._gradient_graphs, n_points)
-            own = [one.reshape(n_points, -1) for one in by[: len(u)]]
-            gradient = np.concatenate(own, axis=1)
+            own = np.concatenate([one.reshape(n_points, -1) for one in by[: len(u)]], axis=1)
+            gradient = (own.reshape(len(factor), -1, n) @ factor).reshape(n_points, n)
             for constraint, by_states, x, slopes in zip(
-                self.constraints, by[len(u) :], states, by_phi, strict=True
+                self.constraints, by[len(u) :], states, by_z, strict=True
             ):
                 is_log = np.broadcast_to(constraint.gp.data.positive, x.shape[1:])
                 slopes = slopes.reshape(len(slopes), n, -1)
@@ -752,17 +775,11 @@ def _to_be_given(constraint: Constraint, *_) -> TensorVariable:
     return pytensor.shared(np.zeros(shape), shape=shape)
 
 
-def _slopes(values: NDArray[np.float64], step: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return differences of values at points and a step away, ``(point, 1 + 2 n, ...)``."""
-    n = step.shape[1]
+def _slopes(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return derivatives from values at points and a step along each axis, and back again."""
+    n = values.shape[1] // 2
     with np.errstate(invalid="ignore"):
-        change = values[:, 1 : n + 1] - values[:, n + 1 :]
-        return change / (2 * _along(step, change))
-
-
-def _along(values: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return values with further axes, as many as another array has."""
-    return values.reshape(*values.shape, *(1,) * (other.ndim - values.ndim))
+        return (values[:, 1 : n + 1] - values[:, n + 1 :]) / (2 * STEP)
 
 
 def _check_continuous(free: Sequence):
