@@ -53,7 +53,7 @@ class Replaceable(Numbers):
     def in_transform(self, made: Made, data: Any) -> Any:
         """Write it as a constant, in whose place :meth:`opened` puts a shared variable."""
         variable = self(made, data)
-        constant = as_tensor(np.array(variable.get_value()))
+        constant: Any = as_tensor(np.array(variable.get_value()))
         self._closed.append((constant.data, variable))
         return constant
 

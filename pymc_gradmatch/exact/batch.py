@@ -49,7 +49,7 @@ class Batch(ExactPosterior):
         self._log_density = self._by_rows(states, total)
         vars(self)["_gradient"] = self._by_rows(states, self._gradient_graphs)
         self._rows = np.zeros(1, dtype=int)
-        self._ended: list[NDArray[np.int64]] = []
+        self._outcomes: list[NDArray[np.int64]] = []
 
     def hold(self, gps: Sequence[StateGP]):
         """Take the numbers of data sets, by which these have their rows."""
@@ -76,7 +76,7 @@ class Batch(ExactPosterior):
 
     def _solution(self, *args) -> Solution:
         solution = super()._solution(*args)
-        self._ended.append(solution.ended)
+        self._outcomes.append(solution.ended)
         return solution
 
     def answers(self, asked: Sequence[Asked], rows: Sequence[int]) -> list["Answer"]:
@@ -88,13 +88,13 @@ class Batch(ExactPosterior):
         size = sum(x.get_value(borrow=True).size for x in self._x)
         each = size if method == "height" else size * (1 + phi.shape[1])
         n_parts = max(1, -(-len(phi) * each // MOST_NUMBERS))
-        self._ended, parts = [], []
+        self._outcomes, parts = [], []
         for part in np.array_split(np.arange(len(phi)), n_parts):
             self._rows = whose[part]
             parts.append(getattr(self, f"_{method}_of")(phi[part], around[part]))
         values = [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
         ends = np.cumsum([len(one.phi) for one in asked])[:-1]
-        split = [np.split(array, ends) for array in (np.concatenate(self._ended), *values)]
+        split = [np.split(array, ends) for array in (np.concatenate(self._outcomes), *values)]
         return [Answer(ended, own) for ended, *own in zip(*split, strict=True)]
 
     def _height_of(self, phi, around) -> tuple[NDArray[np.float64], ...]:

@@ -283,7 +283,8 @@ def _add_part(
     [start] = at_support_points([pt.as_tensor(gp.states_of(start_of(gp))[..., 0, :])])
     start = start.eval(mode=EVALUATE_ONCE)[where]
     if prior is None:
-        mean, sd = (number(lambda of, k=k: default_prior(of)[k][where], gp) for k in (0, 1))
+        mean = number(lambda of: default_prior(of)[0][where], gp)
+        sd = number(lambda of: default_prior(of)[1][where], gp)
         prior = (pm.LogNormal if positive else pm.Normal).dist(mean, sd)
     else:
         prior = _copied(prior, model)

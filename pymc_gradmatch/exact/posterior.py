@@ -287,7 +287,8 @@ class ExactPosterior(Solutions):
         """
         factor = np.broadcast_to(widths, phi.shape)[:, :, None] * np.eye(phi.shape[1])
         _, solved = self._linearised(phi, factor)
-        height, gradient = self._with_gradient(phi, *zip(*solved, strict=True), factor)
+        levels, by_z = zip(*solved, strict=True)
+        height, gradient = self._with_gradient(phi, levels, by_z, factor)
         return height, gradient / widths
 
     def _linearised(

@@ -88,7 +88,8 @@ class ExactFits:
             return [error] * len(data_sets)
         if batch is None:
             return [self._alone(*one) for one in data_sets]
-        gps = [_with_data(batch.written.constraints[0].gp, one) for one in checked]
+        first: Any = batch.written.constraints[0].gp
+        gps = [_with_data(first, one) for one in checked]
         seeds = [seed for *_, seed in data_sets]
         return side_by_side(batch, gps, lambda target, place: self._judged(target, seeds[place]))
 
@@ -101,10 +102,12 @@ class ExactFits:
         return _told(posterior, verdict_of(diagnostics), diagnostics)
 
     def _checked(self, t: ArrayLike, y: ArrayLike) -> Given:
-        shared = {name: self.settings.get(name) for name in ("inputs", "start", "scales", "sigma")}
-        if isinstance(shared["sigma"], str | TensorVariable):
-            shared["sigma"] = None
-        return Given.of(self.ode, Experiment(t, y, **shared), "", several=False, fits=True)
+        given, sigma = self.settings, self.settings.get("sigma")
+        known = None if isinstance(sigma, str | TensorVariable) else sigma
+        one = Experiment(
+            t, y, given.get("inputs"), given.get("start"), scales=given.get("scales"), sigma=known
+        )
+        return Given.of(self.ode, one, "", several=False, fits=True)
 
     def _batch_of(self, pattern: tuple, first: tuple, data: Data) -> Batch | None:
         """Return the posteriors of a pattern, if it is its numbers alone that tell them apart."""

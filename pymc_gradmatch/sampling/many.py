@@ -1,6 +1,6 @@
 """A stack of data sets: each fitted, on one machine or many, with what failed on record."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from os import PathLike
@@ -175,13 +175,10 @@ def fit_many(
     refuse_reserved([*ode.lengths, *ode.params], RESULTS)
     check_counts(draws=draws, tune=tune, chains=chains)
     given: dict[str, Any] = {"ode": ode, "priors": priors, "draws": draws}
-    work: Callable[..., xr.Dataset]
     if exact:
         check_n_draws(draws)
-        work = ExactFits(ode, priors, draws, settings)
     else:
         given |= {"tune": tune, "chains": chains}
-        work = partial(_matched, **given, **settings)
     names = None
     if isinstance(ys, Mapping):
         names = _usable_names(ys)
@@ -202,11 +199,13 @@ def fit_many(
     stack = Stack(n, arrays, SAID if exact else {}, names)
     each = [*zip(times, ys, seeds.spawn(n), strict=True)]
     left = {place: each[place] for place in stack.missing()}
-    running = (
-        _together(work, left, n_jobs=n_jobs, scheduler=scheduler)
-        if exact
-        else in_parallel(work, left, n_jobs=n_jobs, scheduler=scheduler, prefer="threads")
-    )
+    places: dict[str, Any] = {"n_jobs": n_jobs, "scheduler": scheduler}
+    running: Generator[tuple[int, Any]]
+    if exact:
+        running = _together(ExactFits(ode, priors, draws, settings), left, **places)
+    else:
+        work = partial(_matched, **given, **settings)
+        running = in_parallel(work, left, prefer="threads", **places)
     errors: dict[int, Exception] = {}
     with suppress(KeyboardInterrupt):  # also while a fit is written: it is begun again
         for place, result in shown(running, len(left), progressbar):
@@ -226,7 +225,7 @@ def fit_many(
 
 def _together(
     work: Callable[..., list], left: Mapping[int, tuple], **settings: Any
-) -> Iterator[tuple[int, Any]]:
+) -> Generator[tuple[int, Any]]:
     """Fit data sets some at a time; yield the place and the result of each, or its error.
 
     Those of which processes were lost are fitted again, each by itself: one may be the reason.
