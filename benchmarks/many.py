@@ -7,6 +7,10 @@ and CPU seconds and whether the results are the same.  Then it says, from what w
 what 20 000 would take on so many workers: a worker starts, then fits one data set after the
 other; the process that hands out work and writes takes its share of each fit, one at a time.
 ``--quick`` fits six.  Run it with ``OMP_NUM_THREADS=1``.
+
+``--beside-fit`` fits data sets of Lotka-Volterra and of protein transduction (``--data-sets``, a
+hundred) in one process, compilation included, and the same ones by ``gm.fit``, one by one; it
+prints CPU seconds, and how far means and verdicts are apart (``--quick``: three).
 """
 
 import argparse
@@ -18,8 +22,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import NamedTuple
@@ -40,9 +46,11 @@ from pymc_gradmatch.sampling.many import SAID
 from pymc_gradmatch.sampling.stack import InFile, Stack, open_file
 
 LV = named(ACCURACY, "LV low")
+BESIDE = ("LV low", "PT low")
 ROOT = str(Path(__file__).parents[1])
 WORKERS = (1, 2, 8, 64, 256, 1_000)
 ON_PAPER = 20_000
+N_DRAWS = 4_000
 BEGIN = """
 import pymc_gradmatch as gm
 gm.fit, gm.fit_many
@@ -202,17 +210,62 @@ def on_paper(fit_s: float, share_s: float, start_s: float, size: float) -> pd.Da
     return pd.DataFrame(rows).set_index("workers")
 
 
+def beside_fit(name: str, n: int) -> dict:
+    """Fit data sets of a system together, in a process of its own, and one by one."""
+    case = named(ACCURACY, name)
+    data = [case.simulate(k) for k in range(n)]
+    before = process_time()
+    fits = gm.fit_many(
+        case.ode, data[0].t, [one.y for one in data], priors=case.priors(), exact=True,
+        draws=N_DRAWS, n_jobs=1, random_seed=1, progressbar=False,
+    )  # fmt: skip
+    together = process_time() - before
+    seeds = np.random.SeedSequence(1).spawn(n)
+    names, before, apart, alike = [*case.ode.params], process_time(), [], []
+    for place, (one, seed) in enumerate(zip(data, seeds, strict=True)):
+        alone = gm.fit(
+            case.ode, one.t, one.y, priors=case.priors(), n_draws=N_DRAWS,
+            random_seed=np.random.default_rng(seed), progressbar=False,
+        )  # fmt: skip
+        alike.append(bool(fits["is_exact"][place]) == alone.is_exact)
+        posterior = alone.idata["posterior"].dataset[names]
+        off = fits[names].isel(replicate=place).mean("draw") - posterior.mean("draw")
+        apart.append(float(np.abs((off / posterior.std("draw")).to_array()).max()))
+    return {
+        "system": name, "data sets": n, "together (CPU s)": together,
+        "one by one (CPU s)": process_time() - before,
+        "passed together": int(fits["is_exact"].sum()), "verdicts alike": sum(alike),
+        "means apart (sd)": max(apart), "median (sd)": float(np.median(apart)),
+    }  # fmt: skip
+
+
+def beside(n: int, csv: Path | None) -> pd.DataFrame:
+    """Print what ``fit_many`` costs beside ``fit``."""
+    with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
+        rows = [*pool.map(partial(beside_fit, n=n), BESIDE)]
+    table = pd.DataFrame(rows).set_index("system")
+    show(table, csv)
+    return table
+
+
 def main(arguments: list[str] | None = None):
     """Measure, print both tables, save them as CSV."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--data-sets", type=int, default=1_000)
+    parser.add_argument("--data-sets", type=int)
+    parser.add_argument("--beside-fit", action="store_true", help="beside gm.fit, one by one")
     parser.add_argument("--quick", action="store_true", help="six data sets")
-    parser.add_argument("--out", type=Path, help="folder of two CSV files to save")
+    parser.add_argument("--out", type=Path, help="folder of CSV files to save")
     options = parser.parse_args(arguments)
     logging.getLogger("pymc.gradmatch").setLevel(logging.WARNING)
-    n, out = 6 if options.quick else options.data_sets, options.out
+    n, out = 6 if options.quick else options.data_sets or 1_000, options.out
     if out:
         out.mkdir(parents=True, exist_ok=True)  # not after the work
+    if options.beside_fit:
+        n = 3 if options.quick else options.data_sets or 100
+        table = beside(n, out and out / "beside-fit.csv")
+        if options.quick:
+            none_failed(table[table["verdicts alike"] < n])
+        return
     times, ys = data_sets(n)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

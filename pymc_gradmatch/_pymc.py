@@ -24,6 +24,7 @@ import pytensor.tensor as pt
 from llvmlite.binding import add_symbol
 from numba import types
 from numpy.typing import ArrayLike, NDArray
+from pymc.pytensorf import reseed_rngs
 from pytensor.compile import SharedVariable, get_mode, optdb
 from pytensor.graph import Apply, Op
 from pytensor.graph.basic import Constant, Variable, equal_computations
@@ -421,14 +422,30 @@ def random_parents(rv: TensorVariable, known: Collection = ()) -> list:
     return random_ancestors([pm.logp(rv, rv.type(), warn_rvs=False)], known)
 
 
-def draws_of(graphs: Sequence, n: int, random_seed) -> list[NDArray]:
-    """Draw graphs of random variables so many times: at once, if none depends on another."""
-    random = random_ancestors(graphs)
-    if any(random_ancestors(variable.owner.inputs) for variable in random):
-        return pm.draw(graphs, n, mode=EVALUATE_ONCE, random_seed=random_seed)
-    together = {variable: change_dist_size(variable, (n,), expand=True) for variable in random}
-    vectorized = vectorize_graph([*graphs], together)
-    return pm.draw(vectorized, mode=EVALUATE_ONCE, random_seed=random_seed)
+def draws_of(graphs: Sequence, n: int, rng: np.random.Generator) -> list[NDArray]:
+    """Draw graphs of random variables so many times; see :func:`drawing`."""
+    return drawing(graphs, n)(rng)
+
+
+def drawing(graphs: Sequence, n: int) -> Callable[[np.random.Generator], list[NDArray]]:
+    """Return a function that draws graphs of random variables so many times.
+
+    At once, if none depends on another.
+    """
+    random, times = random_ancestors(graphs), n
+    if not any(random_ancestors(variable.owner.inputs) for variable in random):
+        together = {variable: change_dist_size(variable, (n,), expand=True) for variable in random}
+        graphs, times = vectorize_graph([*graphs], together), 1
+    draw, updates = pm.compile(
+        [], [*graphs], random_seed=False, mode=EVALUATE_ONCE, return_updates=True
+    )
+
+    def draw_all(rng: np.random.Generator) -> list[NDArray]:
+        reseed_rngs([*updates], rng.integers(2**30, dtype=np.int64))
+        each = [draw() for _ in range(times)]
+        return each[0] if times == 1 else [np.stack(v) for v in zip(*each, strict=True)]
+
+    return draw_all
 
 
 def without_numbers(graphs: Sequence) -> tuple[list, list, list[NDArray]]:

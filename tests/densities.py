@@ -3,9 +3,11 @@
 import numpy as np
 from scipy.special import logsumexp
 
-from pymc_gradmatch.exact.climb import Expansion, climbs
+from pymc_gradmatch.exact.climb import climbs
+from pymc_gradmatch.exact.modes import Expansion
 
 STEP = 1e-4  # of differences, in the widths that are given
+ALONG = 0.02  # of differences along axes, a standard deviation long, of values alone
 
 
 class Density:
@@ -35,6 +37,24 @@ class Density:
         height, gradient = self.with_gradient(phi, widths)
         hessian = slopes(lambda points: slopes(self, points, widths), phi, widths)
         return Expansion(height, gradient, (hessian + hessian.mT) / 2)
+
+    def along(self, phi, factor):
+        """Expand it to second order at points, along axes."""
+        n_points, n = phi.shape
+
+        def at(z):
+            moves = z.reshape(n_points, -1, n) @ factor.mT
+            return self((phi[:, None] + moves).reshape(-1, n)).reshape(n_points, -1)
+
+        units = ALONG * np.concatenate([np.zeros((1, n)), np.eye(n), -np.eye(n)])
+        both = (units[1:, None] + units[None, 1:]).reshape(-1, n)
+        height = at(np.tile(units, (n_points, 1)))
+        pairs = at(np.tile(both, (n_points, 1))).reshape(n_points, 2, n, 2, n)
+        with np.errstate(invalid="ignore"):
+            gradient = (height[:, 1 : n + 1] - height[:, n + 1 :]) / (2 * ALONG)
+            hessian = pairs[:, 0, :, 0] + pairs[:, 1, :, 1] - pairs[:, 0, :, 1] - pairs[:, 1, :, 0]
+        hessian /= 4 * ALONG**2
+        return Expansion(height[:, 0], gradient, (hessian + hessian.mT) / 2)
 
 
 def slopes(function, phi, widths):

@@ -11,7 +11,6 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from threading import Event
-from types import SimpleNamespace
 from unittest.mock import patch
 
 import dask
@@ -28,6 +27,7 @@ from joblib import parallel_config
 import pymc_gradmatch as gm
 from pymc_gradmatch.model import constraints
 from pymc_gradmatch.sampling import in_parallel, many, parallel, posterior
+from pymc_gradmatch.sampling.alike import ExactFits
 from pymc_gradmatch.sampling.parallel import WorkersLostError
 from pymc_gradmatch.sampling.posterior import compile_posterior
 from pymc_gradmatch.sampling.stack import (
@@ -269,13 +269,13 @@ def test_a_killed_run_goes_on_where_it_stopped(tmp_path, uninterrupted):
 
     begun = []
 
-    def counted(*args, **kwargs):
-        begun.append(args)
-        return one_fit(*args, **kwargs)
+    def counted(self, *data_sets):
+        begun.extend(data_sets)
+        return fits_of(self, *data_sets)
 
-    one_fit = many.fit
+    fits_of = ExactFits.__call__
     data, settings = killed_fits.arguments()
-    with patch.object(many, "fit", counted):
+    with patch.object(ExactFits, "__call__", counted):
         fits = gm.fit_many(*data, out=out, n_jobs=1, **settings)
         assert len(begun) == 2
         assert_same(fits, uninterrupted)
@@ -354,19 +354,15 @@ def stored(tmp_path, monkeypatch):
     """Return a function that fits into a file, by a fit of no cost."""
     out = tmp_path / "fits.zarr"
 
-    def posterior(rng, draws):
+    def fitted(fits, pattern, data_sets, data):
+        return [drawn(np.random.default_rng(seed), fits.n_draws) for _, _, seed in data_sets]
+
+    def drawn(rng, draws):
         variables = {"rate": (("chain", "draw"), rng.normal(size=(1, draws)))}
         said = {"verdict": "right", "is_exact": True, "pareto_k": 0.1}
-        found = xr.Dataset(variables, {"chain": [0], "draw": np.arange(draws)}, said)
-        return SimpleNamespace(idata={"posterior": xr.DataTree(found)}, **said)
+        return xr.Dataset(variables, {"chain": [0], "draw": np.arange(draws)}, said)
 
-    def fit(ode, t, y, *, n_draws, random_seed, **settings):
-        if np.isinf(np.asarray(y)).any():
-            msg = "y is infinite"
-            raise ValueError(msg)
-        return posterior(random_seed, n_draws)
-
-    monkeypatch.setattr(many, "fit", fit)
+    monkeypatch.setattr(ExactFits, "_fitted", fitted)
 
     def into_file(ode, ys, **changed):
         given = {"priors": {"rate": pm.HalfNormal.dist(2)}, "random_seed": 1, "n_jobs": 1}
@@ -591,13 +587,14 @@ def test_ctrl_c_returns_the_fits_that_have_ended_and_begins_no_other(ode, stored
     """Assert it of two at a time: the second presses it when the first is on record."""
     ys = np.arange(6.0)[:, None, None] + np.zeros((8, 1))
     begun, on_record, returned = [], Event(), Event()
-    put, fit = Stack.put, many.fit
+    put, fitted = Stack.put, ExactFits._fitted
 
     def recorded(*args):
         put(*args)
         on_record.set()
 
-    def pressing(ode, t, y, **settings):
+    def pressing(fits, pattern, data_sets, data):
+        [(_, y, _)] = data_sets
         place = y[0, 0]
         begun.append(place)
         if place > 0:
@@ -605,10 +602,11 @@ def test_ctrl_c_returns_the_fits_that_have_ended_and_begins_no_other(ode, stored
             if place == 1:
                 os.kill(os.getpid(), signal.SIGINT)
             returned.wait(60)
-        return fit(ode, t, y, **settings)
+        return fitted(fits, pattern, data_sets, data)
 
     monkeypatch.setattr(Stack, "put", recorded)
-    monkeypatch.setattr(many, "fit", pressing)
+    monkeypatch.setattr(ExactFits, "_fitted", pressing)
+    monkeypatch.setattr(many, "MOST_TOGETHER", 1)
     with parallel_config("threading"):
         fits = stored(ode, ys, out=None, n_jobs=2)
     assert max(begun) <= 2

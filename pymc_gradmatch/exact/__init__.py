@@ -5,6 +5,7 @@
 its modes, searches draw around these, and :class:`Diagnostics` says whether to trust the draws.
 """
 
+from pymc_gradmatch.exact.batch import Batch, side_by_side
 from pymc_gradmatch.exact.climb import (
     FIRST_CLIMBS,
     MOST_CLIMBS,
@@ -71,6 +72,7 @@ __all__ = [
     "N_PRIOR",
     "UNCHECKED",
     "UNCOMPARED",
+    "Batch",
     "Climbing",
     "Coverage",
     "Diagnostics",
@@ -99,6 +101,7 @@ __all__ = [
     "sampled",
     "searched",
     "several",
+    "side_by_side",
     "weighed_once",
     "with_draws",
 ]

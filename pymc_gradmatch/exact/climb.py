@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_gradmatch.exact.importance import check_possible
-from pymc_gradmatch.exact.modes import APART, Local, distance, distinct
+from pymc_gradmatch.exact.modes import APART, Expansion, Local, distance, distinct
 
 DAMPINGS = np.array([1 / 16, 1.0, 16.0])  # tried at once, in units of the last one
 FIRST, SMALLEST, LARGEST = 0.1, 1e-6, 1e8  # dampings
@@ -44,18 +44,6 @@ MATTERS = 0.005  # share of the evidence, from which on a mode counts
 
 class NoSlopesError(ValueError):
     """A density is positive at the points that were climbed from, and has derivatives at none."""
-
-
-class Expansion(NamedTuple):
-    """A log density to second order at points, ``(point,)``, ``(point, n)``, ``(point, n, n)``."""
-
-    height: NDArray[np.float64]
-    gradient: NDArray[np.float64]
-    hessian: NDArray[np.float64]
-
-    def only(self, chosen) -> Self:
-        """Return some of the points."""
-        return type(self)(*(values[chosen] for values in self))
 
 
 class Density(Protocol):

@@ -89,7 +89,7 @@ class Piece(ExactPosterior):
     def _compile(self) -> Compiled:
         # Parameters are checked for all entries at once, which makes none depend on the others.
         terms = [self._exact[name] for name in self.single_terms]
-        unchecked = without_checks(densities_of(self._exact, terms))
+        unchecked = without_checks(self._number.opened(densities_of(self._exact, terms)))
         inputs, entries = [*self._values, *self._x], [*self.single_terms.values()]
         counts = [pt.tensor(dtype=bool, shape=entry.type.shape) for entry in entries]
         pairs = zip(counts, entries, strict=True)

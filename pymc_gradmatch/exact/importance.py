@@ -429,17 +429,18 @@ def fit_mixture(points: NDArray[np.float64], rng: np.random.Generator) -> Mixtur
     rng : numpy.random.Generator
         Chooses the points that are held back, and where parts begin.
     """
-    distinct, which = np.unique(points, axis=0, return_inverse=True)
+    distinct, counts = np.unique(points, axis=0, return_counts=True)
     most = min(MOST_PARTS, len(distinct) // (PER_COORDINATE * points.shape[1]))
-    held_back = (rng.random(len(distinct)) < 0.5)[which]  # the same draws on the same side
+    held_back = rng.random(len(distinct)) < 0.5
     n_parts, score = 1, -np.inf
     for candidate in 2 ** np.arange(1 + int(np.log2(most))) if most > 1 else ():
-        fit = _em(points[~held_back], int(candidate), rng)
-        new_score = fit.log_density(points[held_back]).mean()
+        fit = _em(distinct[~held_back], counts[~held_back], int(candidate), rng)
+        left = fit.log_density(distinct[held_back])
+        new_score = np.average(left, weights=counts[held_back])
         if new_score <= score:
             break
         n_parts, score = int(candidate), new_score
-    return _em(points, n_parts, rng)
+    return _em(distinct, counts, n_parts, rng)
 
 
 def adapted(mixture: Mixture, points: NDArray[np.float64], n_different: float) -> Mixture:
@@ -448,34 +449,35 @@ def adapted(mixture: Mixture, points: NDArray[np.float64], n_different: float) -
     Of the points, most of them repeated, so many are effectively different.
     """
     weight = MEMORY * (points.shape[1] + 1) * max(len(points) / n_different, 1)
+    distinct, counts = np.unique(points, axis=0, return_counts=True)
     for _ in range(ADAPTING_STEPS):
-        log_parts = mixture.log_parts(points)
-        shares = np.exp(log_parts - logsumexp(log_parts, axis=1)[:, None])
-        mixture = _maximised(points, shares, mixture, mixture.shapes, weight, weight)
+        log_parts = mixture.log_parts(distinct)
+        shares = counts[:, None] * np.exp(log_parts - logsumexp(log_parts, axis=1)[:, None])
+        mixture = _maximised(distinct, shares, mixture, mixture.shapes, weight, weight)
     shares = (1 - AT_LEAST) * mixture.shares + AT_LEAST / len(mixture.shares)
     return mixture._replace(shares=shares)
 
 
-def _em(points, n_parts: int, rng) -> Mixture:
-    """Maximise the likelihood of a mixture by expectation and maximisation."""
+def _em(points, counts, n_parts: int, rng) -> Mixture:
+    """Maximise the likelihood of a mixture, of points that count so often, by the EM algorithm."""
     n = points.shape[1]
-    overall = np.atleast_2d(np.cov(points.T)) + 1e-12 * np.eye(n)
-    fit = Mixture.around(points.mean(axis=0), overall)
+    overall = np.atleast_2d(np.cov(points.T, fweights=counts)) + 1e-12 * np.eye(n)
+    fit = Mixture.around(np.average(points, axis=0, weights=counts), overall)
     small = np.repeat(SMALL * overall[None], n_parts, axis=0)
     if n_parts > 1:
         whitened = np.linalg.solve(np.linalg.cholesky(overall), points.T).T
         _, labels = kmeans2(whitened, n_parts, minit="++", rng=rng)
-        shares = np.eye(n_parts)[labels]
+        shares = counts[:, None] * np.eye(n_parts)[labels]
         fit = Mixture(*(np.repeat(part, n_parts, axis=0) for part in fit))
         fit = _maximised(points, shares, fit, small, n + 1, LITTLE)
     likelihood = -np.inf
     for _ in range(EM_STEPS):
         log_parts = fit.log_parts(points)
         log_all = logsumexp(log_parts, axis=1)
-        if log_all.mean() - likelihood < LITTLE:
+        before, likelihood = likelihood, np.average(log_all, weights=counts)
+        if likelihood - before < LITTLE:
             break
-        likelihood = log_all.mean()
-        shares = np.exp(log_parts - log_all[:, None])
+        shares = counts[:, None] * np.exp(log_parts - log_all[:, None])
         fit = _maximised(points, shares, fit, small, n + 1, LITTLE)
     return fit
 

@@ -35,6 +35,7 @@ from pymc_gradmatch.model import (
     start_priors,
 )
 from pymc_gradmatch.ode import TOLERANCE
+from pymc_gradmatch.replaceable import CONSTANT, Numbers
 
 WIDE = 5.0  # of what a state varies by: the default prior of x(t0)
 WIDER = 20.0  # the same of what was not seen at the first time, but for logarithms
@@ -49,7 +50,7 @@ class Scaled(Transform):
     name = "scaled"
     ndim_supp = 0
 
-    def __init__(self, mean: NDArray[np.float64], scale: NDArray[np.float64]):
+    def __init__(self, mean: Any, scale: Any):
         self.mean, self.scale = mean, scale
 
     def forward(self, value, *inputs):
@@ -62,7 +63,7 @@ class Scaled(Transform):
 
     def log_jac_det(self, value, *inputs):
         """Return the log of the scale, of the value's shape."""
-        return pt.zeros_like(value) + np.log(self.scale)
+        return pt.zeros_like(value) + pt.log(self.scale)
 
 
 class Part(NamedTuple):
@@ -165,7 +166,7 @@ def exact_model(model: pm.Model | None = None, *, rtol: float = TOLERANCE) -> pm
     return with_solutions(Solutions(pm.modelcontext(model)), partial(_as_node, rtol)).model
 
 
-def with_solutions(of: Solutions, solving: Solving) -> Exact:
+def with_solutions(of: Solutions, solving: Solving, number: Numbers = CONSTANT) -> Exact:
     """Put solutions in the place of the states; see :func:`exact_model`.
 
     Parameters
@@ -174,6 +175,8 @@ def with_solutions(of: Solutions, solving: Solving) -> Exact:
         The model.
     solving : callable
         Returns the states of a constraint at its x(t0) and its parameters.
+    number : callable, optional
+        Writes what comes from the data: mean and scale, and those of default priors.
 
     Raises
     ------
@@ -188,13 +191,13 @@ def with_solutions(of: Solutions, solving: Solving) -> Exact:
     with model:
         by_states = {known.x: known for known in known_starts(model)}
         cloned = {constraint.name: constraint for constraint in constraints(model)}  # in any order
-        for number, name in enumerate(constraint.name for constraint in of.constraints):
+        for place, name in enumerate(constraint.name for constraint in of.constraints):
             constraint = cloned[name]
             names, priors = start_priors(model, constraint.x)
             known = by_states.get(constraint.x)
-            added, x0 = _add_start(of, number, constraint, priors, known)
+            added, x0 = _add_start(of, place, constraint, priors, known, number)
             parts += added
-            states[of.states[number]] = solving(constraint, x0, constraint.theta)
+            states[of.states[place]] = solving(constraint, x0, constraint.theta)
             left_out |= {constraint.name, *names} | ({known.name} if known else set())
     _check_likelihood(of, left_out)
     solved = _without(pm.do(model, states), of.model, left_out, of)
@@ -229,16 +232,21 @@ def default_prior(gp: AnyStateGP) -> tuple[NDArray[np.float64], NDArray[np.float
 
 
 def _add_start(
-    of: Solutions, number: int, constraint: Constraint, priors: list[Mapping], known: Known | None
+    of: Solutions,
+    place: int,
+    constraint: Constraint,
+    priors: list[Mapping],
+    known: Known | None,
+    number: Numbers,
 ) -> tuple[list[Part], TensorVariable]:
     """Add x(t0) to the model on the stack: its free variables, and itself where it is no such."""
-    gp, name = constraint.gp, of.starts[number]
+    gp, name = constraint.gp, of.starts[place]
     dims, n_batch = of.dims(name) or (), gp.mean.ndim - 1
     parts: list[Part] = []
 
     def add(label: str, where: tuple, prior: TensorVariable | None, axes: Sequence):
-        parts.append(Part(label, number, where, prior is None))
-        return _add_part(gp, label, where, prior, tuple(axes) or None)
+        parts.append(Part(label, place, where, prior is None))
+        return _add_part(gp, parts[-1], prior, tuple(axes) or None, number)
 
     if known is None and not any(priors) and len({*gp.data.positive}) == 1:
         return parts, add(name, (...,), None, dims)
@@ -267,16 +275,17 @@ def _add_start(
 
 
 def _add_part(
-    gp: AnyStateGP, label: str, where: tuple, prior: TensorVariable | None, dims: tuple | None
+    gp: AnyStateGP, part: Part, prior: TensorVariable | None, dims: tuple | None, number: Numbers
 ) -> TensorVariable:
     """Add a free variable of x(t0) to the model on the stack, which starts where the data do."""
-    model = pm.modelcontext(None)
+    model, label, where = pm.modelcontext(None), part.name, part.where
     positive = bool(np.broadcast_to(gp.data.positive, gp.mean.shape)[where].all())
     [start] = at_support_points([pt.as_tensor(gp.states_of(start_of(gp))[..., 0, :])])
     start = start.eval(mode=EVALUATE_ONCE)[where]
     if prior is None:
-        mean, sd = default_prior(gp)
-        prior = (pm.LogNormal if positive else pm.Normal).dist(mean[where], sd[where])
+        mean = number(lambda of: default_prior(of)[0][where], gp)
+        sd = number(lambda of: default_prior(of)[1][where], gp)
+        prior = (pm.LogNormal if positive else pm.Normal).dist(mean, sd)
     else:
         prior = _copied(prior, model)
         prior = change_dist_size(prior, start.shape, expand=True) if start.shape else prior
@@ -286,8 +295,11 @@ def _add_part(
     alone.register_rv(prior, label)
     own = alone.rvs_to_transforms[prior]
     moves_levels = own is None or (positive and own.name == "log")
-    scaled = {"transform": Scaled(gp.mean[where], gp.scale[where])} if moves_levels else {}
-    return model.register_rv(prior, label, dims=dims, **scaled)
+    if not moves_levels:
+        return model.register_rv(prior, label, dims=dims)
+    center = number.in_transform(lambda of: of.mean[where], gp)
+    scale = number.in_transform(lambda of: of.scale[where], gp)
+    return model.register_rv(prior, label, dims=dims, transform=Scaled(center, scale))
 
 
 def _copied(prior: TensorVariable, model: pm.Model) -> TensorVariable:

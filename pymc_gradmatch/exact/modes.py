@@ -5,7 +5,7 @@ about one; climbs and walks of all points go on together, one evaluation for all
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,6 @@ from scipy.special import logsumexp
 from pymc_gradmatch.exact.importance import LogDensity, Mixture
 from pymc_gradmatch.reporting import silence
 
-STEP = 0.1  # of differences, in local standard deviations; values are exact to about 1e-6
 LENGTHS = np.array([1.0, 0.5, 0.2, 0.05, 0.01])  # of a Newton step cut short, all tried at once
 LONGEST = 4.0  # of these, in local standard deviations
 WIDEST, NARROWEST = 3.0, 0.05  # change of a local standard deviation in one step
@@ -31,6 +30,30 @@ APART = 5.0  # local standard deviations between modes that are walked from
 BESIDE = 1.0  # the same, between points of walks that are kept
 SMALLEST_SHARE = 1e-6  # of the largest part's
 AXES = 3  # of a mode, along which ridges are walked in both directions
+
+
+class Expansion(NamedTuple):
+    """A log density to second order at points, ``(point,)``, ``(point, n)``, ``(point, n, n)``."""
+
+    height: NDArray[np.float64]
+    gradient: NDArray[np.float64]
+    hessian: NDArray[np.float64]
+
+    def only(self, chosen) -> Self:
+        """Return some of the points."""
+        return type(self)(*(values[chosen] for values in self))
+
+
+class Differentiable(Protocol):
+    """A log density that can be expanded."""
+
+    def __call__(self, phi: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Evaluate it at points."""
+        ...
+
+    def along(self, phi: NDArray[np.float64], factor: NDArray[np.float64]) -> Expansion:
+        """Expand it at points, along the columns of a matrix for each."""
+        ...
 
 
 class Local(NamedTuple):
@@ -80,31 +103,17 @@ class Local(NamedTuple):
         return np.asarray(self.height + 0.5 * np.linalg.slogdet(self.covariance).logabsdet)
 
 
-def look_around(target: LogDensity, point, factor) -> Local:
-    """Find gradients and Hessians from differences, for all walkers at once."""
-    n_walkers, n = point.shape
-    rows, columns = np.triu_indices(n, 1)
-    moves = STEP * factor.mT
-    both = moves[:, rows] + moves[:, columns]
-    steps = np.concatenate([np.zeros((n_walkers, 1, n)), moves, -moves, both, -both], axis=1)
-    height = target((point[:, None] + steps).reshape(-1, n)).reshape(n_walkers, -1)
-    ends = np.cumsum([1, n, n, len(rows)])
-    center, ahead, behind, ahead_both, behind_both = np.split(height, ends, axis=1)
-    hessian = np.zeros((n_walkers, n, n))
-    with np.errstate(invalid="ignore"):  # where a solution fails the height is minus infinity
-        gradient = (ahead - behind) / (2 * STEP)
-        mixed = ahead_both + behind_both + 2 * center
-        mixed -= ahead[:, rows] + behind[:, rows] + ahead[:, columns] + behind[:, columns]
-        hessian[:, rows, columns] = mixed / (2 * STEP**2)
-        hessian += hessian.mT
-        hessian[:, range(n), range(n)] = (ahead + behind - 2 * center) / STEP**2
+def look_around(target: Differentiable, point, factor) -> Local:
+    """Find gradients and Hessians along the axes of all walkers at once."""
+    n = point.shape[1]
+    height, gradient, hessian = target.along(point, factor)
     known = np.isfinite(gradient).all(axis=1) & np.isfinite(hessian).all(axis=(1, 2))
-    # Beside a wall nothing is known but that the next look must be a closer one.
+    # Where there are no derivatives nothing is known but that the next look must be a closer one.
     gradient, hessian = (
         np.where(known[:, None], gradient, 0),
         np.where(known[:, None, None], hessian, -np.eye(n) / NARROWEST**2),
     )
-    return Local(point, center[:, 0], factor, gradient, hessian)
+    return Local(point, height, factor, gradient, hessian)
 
 
 def rescaled(local: Local) -> Local:
@@ -158,7 +167,7 @@ class Ridges(NamedTuple):
     lowest: NDArray[np.float64]
 
 
-def ridges_from(target: LogDensity, modes: Local) -> Ridges:
+def ridges_from(target: Differentiable, modes: Local) -> Ridges:
     """Return a mixture along the ridges that lead away from modes.
 
     From every mode walks go both ways along the axes of its normal approximation that
@@ -220,7 +229,7 @@ def mixture_of(modes: Local) -> Mixture:
 
 
 def apart_from_ridges(
-    target: LogDensity, modes: Local, say: Callable[[str], None] = silence
+    target: Differentiable, modes: Local, say: Callable[[str], None] = silence
 ) -> Local:
     """Return the modes that no level ridge connects with higher ones: climbs settle there, too."""
     if len(modes.height) == 1:
@@ -263,7 +272,7 @@ def _tangent(local: Local, move, home: Local) -> NDArray[np.float64]:
     return np.einsum("wij,wj->wi", local.factor, along)
 
 
-def _corrected(target: LogDensity, local: Local, ahead, home: Local) -> tuple[Local, NDArray]:
+def _corrected(target: Differentiable, local: Local, ahead, home: Local) -> tuple[Local, NDArray]:
     """Step ahead, climb in the plane across until that brings little, and tell who came to the top.
 
     Returns

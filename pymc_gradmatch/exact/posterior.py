@@ -1,9 +1,11 @@
 """A model's exact posterior: its own graph, with integrated trajectories in place of its states."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pymc as pm
@@ -19,15 +21,18 @@ from pytensor.tensor import TensorVariable
 from pymc_gradmatch._pymc import (
     EVALUATE_ONCE,
     at_starts,
+    drawing,
     draws_of,
     impossible_outside,
+    in_numpy,
+    random_ancestors,
     spreading,
     with_equal_parameters,
 )
-from pymc_gradmatch.exact.climb import Expansion
 from pymc_gradmatch.exact.model import with_solutions
+from pymc_gradmatch.exact.modes import Expansion
 from pymc_gradmatch.exact.solutions import Solutions, compile_for_draws, with_draws
-from pymc_gradmatch.gp import behind_states
+from pymc_gradmatch.gp import StateGP, behind_states, start_of
 from pymc_gradmatch.model import (
     Constraint,
     changed_data,
@@ -37,12 +42,13 @@ from pymc_gradmatch.model import (
     where_impossible,
 )
 from pymc_gradmatch.ode import ODE, ended, without_slope
+from pymc_gradmatch.replaceable import CONSTANT, Numbers
 
 MOST_NUMBERS = 4_000_000  # of trajectories that are held at once
 N_PRIOR = 1_000  # draws of the prior, that tell how wide it is, or of which some are likely
 NOISES = (-3.0, -0.5)  # logarithms to base ten, of standard deviations of a state
 UNSEEN = (-1.0, 0.5)  # the same, of a state that is not observed
-STEP = 1e-4  # of differences of a gradient, in widths of the prior
+STEP = 1e-4  # of differences, along the axes that are given
 FAR = 3.0  # from a point, in units of its coordinates or of itself, where a prior has no draws
 DISTANCES, FALLING = (5.0, 10.0, 30.0), 20.0  # in widths, and what a density falls by before
 FLAT = tuple(type(family.rv_op) for family in (pm.Flat, pm.HalfFlat))
@@ -85,6 +91,8 @@ class ExactPosterior(Solutions):
         The model.
     has_volume : bool, default True
         Whether it is the density of the coordinates, or that of the unknowns as they are.
+    number : callable, optional
+        Writes what x(t0) has of the data; see :meth:`with_data`.
 
     Attributes
     ----------
@@ -104,9 +112,10 @@ class ExactPosterior(Solutions):
         If the model cannot be written so; the message names what stands in the way.
     """
 
-    def __init__(self, model: pm.Model, *, has_volume: bool = True):
+    def __init__(self, model: pm.Model, *, has_volume: bool = True, number: Numbers = CONSTANT):
         super().__init__(model)
-        solved, theta, starts, self._parts = with_solutions(self, _to_be_given)
+        self._number = number
+        solved, theta, starts, self._parts = with_solutions(self, _to_be_given, number)
         self._exact, self._x = solved, [solved[name] for name in self.states]
         terms = _connected(solved, [*theta, *starts, *self._x], self._x)
         self.likelihood = [term.name for term in terms]
@@ -121,17 +130,20 @@ class ExactPosterior(Solutions):
         self._named = [v.name for v in named]
         upstream = set(ancestors([*theta, *starts]))
         self._parameters = [v.name for v in named if v in upstream]
-        self._graphs = solved.replace_rvs_by_values([*theta, *starts, *named])
+        self._graphs = number.opened(solved.replace_rvs_by_values([*theta, *starts, *named]))
         self._natural = compile_for_draws(self._values, self._graphs)
         # A draw outside of the likelihood's domain has density zero, and stops no other.
         weighed = [*free, *terms]
-        densities = impossible_outside(densities_of(solved, weighed, has_volume))
+        densities = impossible_outside(number.opened(densities_of(solved, weighed, has_volume)))
         self.single_terms = dict(zip([rv.name for rv in weighed], densities, strict=True))
         self._log_density = compile_for_draws(
             [*self._values, *self._x], [total_of([*self.single_terms.values()])]
         )
         self._observed = [term for term in terms if term in solved.observed_RVs]
-        self._shapes = [part.shape for part in self._start_parts({}, None)]
+        there = self._start_parts({}, None)
+        self._shapes = [part.shape for part in there]
+        self._there = np.concatenate([part.ravel() for part in there])
+        self._drawings: dict[int, Callable] = {}
         held = spreading(solved, [*theta, *starts, *terms])
         sizes = [int(np.prod(shape)) for shape in self._shapes]
         self.spreads = [str(rv.name) for rv in free if rv in held]
@@ -145,6 +157,41 @@ class ExactPosterior(Solutions):
         self._entering = [
             np.append(np.ones(len(c.ode.states), dtype=bool), c.ode.used) for c in self.constraints
         ]
+
+    def with_data(self, gp: StateGP) -> Self:
+        """Return the posterior of a data set, whose numbers have been put into the graphs.
+
+        Of a model of one constraint and one data set, with data at the same places.  Neither is of
+        use any more once those of another one are put there.
+
+        Parameters
+        ----------
+        gp : StateGP
+            The data.
+        """
+        _ = self._computed  # compiled here, once for all
+        other = copy(self)
+        other.constraints = [self.constraints[0]._replace(gp=gp)]
+        other.n_solutions, other.failures, other._held_at = 0, Counter(), None
+        other._varying = [np.zeros_like(varying) for varying in self._varying]
+        parts = self._at_start(gp.states_of(start_of(gp))[0])
+        other._there = self._there.copy()
+        n_of_start = len(self.of_starts(self._labels))
+        if n_of_start:
+            own = np.concatenate([part.ravel() for part in parts])
+            before = self._there[-n_of_start:]
+            other._there[-n_of_start:] = np.where(np.isfinite(own), own, before)
+        return other
+
+    @cached_property
+    def _at_start(self) -> Callable:
+        """The coordinates of x(t0), a function of it."""
+        [constraint] = self.constraints
+        x0 = pt.tensor(shape=constraint.gp.mean.shape, dtype="float64")
+        graphs = self._coordinate_graphs([x0])[self._n_others :]
+        free = random_ancestors(graphs)
+        starting = at_starts(graphs, free, self.model.rvs_to_initial_values)
+        return in_numpy([x0], self._number.opened(starting))
 
     def __call__(self, phi: NDArray[np.float64]) -> NDArray[np.float64]:
         """Evaluate the log density at points, shape ``(point, coordinate)``, up to a constant.
@@ -168,63 +215,93 @@ class ExactPosterior(Solutions):
         if solved.any():
             with np.errstate(all="ignore"):
                 at_solved = [array[solved] for array in [*u, *trajectories]]
-                (log_density[solved],) = self._log_density(*at_solved)
+                log_density[solved] = self._weighed(at_solved, solved)
         return np.where(np.isfinite(log_density), log_density, -np.inf)
 
+    def _weighed(self, values: list[NDArray], solved: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Return log densities at those points that were solved from."""
+        (height,) = self._log_density(*values)
+        return height
+
     def expanded(self, phi: NDArray[np.float64], widths: NDArray[np.float64]) -> Expansion:
-        r"""Expand the log density to second order at points.
-
-        .. math::
-
-            H = \nabla \nabla_{\delta} \log p(u + \delta, x + S \delta)
-
-        as Gauss and Newton: with the second derivatives of the density by u and by the solution
-        x, of which S are the derivatives, but without the solution's own second ones.  They are
-        differences of the density's gradient, which is exact.  What is held stays where it is.
+        """Expand the log density to second order at points, with what is held where it is.
 
         Parameters
         ----------
         phi : array of float
             Points, shape ``(point, n)``.
         widths : array of float
-            Of the prior, in each coordinate: differences are a small part of these.
+            Of the prior, in each coordinate.
         """
-        n_points, n = phi.shape
-        step = STEP * widths
-        moved, solved = self._linearised(phi, step)
-        there = [
-            np.stack([x, *(x + sign * step[k] * by[:, k] for sign in (1, -1) for k in range(n))], 1)
-            for x, by in solved
-        ]
-        levels, by_phi = [x.reshape(-1, *x.shape[2:]) for x in there], [by for _, by in solved]
-        height, gradient = self._with_gradient(moved.reshape(-1, n), levels, by_phi)
-        height, gradient = (
-            a.reshape(n_points, 1 + 2 * n, *a.shape[1:]) for a in (height, gradient)
-        )
-        hessian = _slopes(gradient, step)
-        hessian = (hessian + hessian.mT) / 2
+        at = self.along(phi, np.broadcast_to(np.diag(widths), (*phi.shape, len(widths))))
+        hessian = at.hessian / (widths[:, None] * widths)
         hessian[:, self.is_held] = hessian[..., self.is_held] = 0
         hessian[:, self.is_held, self.is_held] = -1
-        return Expansion(height[:, 0], np.where(self.is_held, 0, gradient[:, 0]), hessian)
+        return Expansion(at.height, np.where(self.is_held, 0, at.gradient / widths), hessian)
+
+    def along(self, phi: NDArray[np.float64], factor: NDArray[np.float64]) -> Expansion:
+        r"""Expand the log density to second order around points, along axes.
+
+        .. math::
+
+            \phi(z) = \phi + W z, \qquad
+            H = \nabla \nabla_{\delta} \log p(u + W \delta, x + S W \delta)
+
+        as Gauss and Newton: with the second derivatives of the density by u and by the solution
+        x, of which S are the derivatives, but without the solution's own second ones.  They are
+        differences of the density's gradient, which is exact.
+
+        Parameters
+        ----------
+        phi : array of float
+            Points, shape ``(point, n)``.
+        factor : array of float
+            W, shape ``(point, n, n)``, one axis in each column: differences are a small part of
+            these.
+        """
+        n_points, n = phi.shape
+        moved, solved = self._linearised(phi, factor)
+        there = [
+            np.stack([x, *(x + STEP * by[:, k] for k in range(n))], axis=1) for x, by in solved
+        ]
+        levels, by_z = [x.reshape(-1, *x.shape[2:]) for x in there], [by for _, by in solved]
+        ahead = moved[:, : 1 + n].reshape(-1, n)
+        height, gradient = self._with_gradient(ahead, levels, by_z, factor)
+        height, gradient = (a.reshape(n_points, 1 + n, *a.shape[1:]) for a in (height, gradient))
+        with np.errstate(invalid="ignore"):
+            hessian = (gradient[:, 1:] - gradient[:, :1]) / STEP
+        return Expansion(height[:, 0], gradient[:, 0], (hessian + hessian.mT) / 2)
 
     def with_gradient(
         self, phi: NDArray[np.float64], widths: NDArray[np.float64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Evaluate the log density and its gradient at points; see :meth:`expanded`."""
-        _, solved = self._linearised(phi, STEP * widths)
-        return self._with_gradient(phi, *zip(*solved, strict=True))
+        """Evaluate the log density and its gradient at points.
+
+        Parameters
+        ----------
+        phi : array of float
+            Points, shape ``(point, n)``.
+        widths : array of float
+            In each coordinate, or ``(point, n)``: differences of priors' transforms are a small
+            part of these.
+        """
+        factor = np.broadcast_to(widths, phi.shape)[:, :, None] * np.eye(phi.shape[1])
+        _, solved = self._linearised(phi, factor)
+        levels, by_z = zip(*solved, strict=True)
+        height, gradient = self._with_gradient(phi, levels, by_z, factor)
+        return height, gradient / widths
 
     def _linearised(
-        self, phi, step
+        self, phi, factor
     ) -> tuple[NDArray[np.float64], list[tuple[NDArray[np.float64], NDArray[np.float64]]]]:
-        """Return points and those a step away from them, and solutions with their derivatives.
+        """Return points and those a step along each axis, and solutions with their derivatives.
 
         Points of shape ``(point, 1 + 2 n, n)``; levels of solutions, ``(point, ..., time, state)``,
-        and their derivatives by the coordinates, ``(point, n, ..., time, state)``.
+        and their derivatives along the axes, ``(point, n, ..., time, state)``.
         """
         n_points, n = phi.shape
-        moves = np.concatenate([np.zeros((1, n)), np.diag(step), -np.diag(step)])
-        moved = phi[:, None] + moves
+        moves = STEP * factor.mT
+        moved = np.concatenate([phi[:, None], phi[:, None] + moves, phi[:, None] - moves], axis=1)
         theta, starts, _ = self._at(self._split(moved.reshape(-1, n)))
         starts = [c.gp.levels_of(x0) for c, x0 in zip(self.constraints, starts, strict=True)]
         theta, starts = (
@@ -235,7 +312,7 @@ class ExactPosterior(Solutions):
         for x0, parameters, varies, enters in zip(
             starts, theta, self._varying, self._entering, strict=True
         ):
-            of_start, of_theta = _slopes(x0, step), _slopes(parameters[..., 0, :], step)
+            of_start, of_theta = _slopes(x0), _slopes(parameters[..., 0, :])
             of_theta = np.broadcast_to(of_theta, (*of_start.shape[:-1], of_theta.shape[-1]))
             given.append(np.concatenate([of_start, of_theta], axis=-1))
             varies |= enters & (given[-1] != 0).any(axis=tuple(range(given[-1].ndim - 1)))
@@ -250,21 +327,21 @@ class ExactPosterior(Solutions):
             ]
 
     def _with_gradient(
-        self, phi, levels, by_phi
+        self, phi, levels, by_z, factor
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the log density, and its gradient by the coordinates, from solutions.
+        """Return the log density, and its gradient along axes, from solutions.
 
-        Their derivatives ``by_phi`` may be fewer: each is that of as many points in turn.
+        Axes, and derivatives along them, may be fewer: each is that of as many points in turn.
         """
         n_points, n = phi.shape
         u = self._split(phi)
         with np.errstate(all="ignore"):
             states = [c.gp.states_of(x) for c, x in zip(self.constraints, levels, strict=True)]
             height, *by = with_draws(self._gradient(*u, *states), self._gradient_graphs, n_points)
-            own = [one.reshape(n_points, -1) for one in by[: len(u)]]
-            gradient = np.concatenate(own, axis=1)
+            own = np.concatenate([one.reshape(n_points, -1) for one in by[: len(u)]], axis=1)
+            gradient = (own.reshape(len(factor), -1, n) @ factor).reshape(n_points, n)
             for constraint, by_states, x, slopes in zip(
-                self.constraints, by[len(u) :], states, by_phi, strict=True
+                self.constraints, by[len(u) :], states, by_z, strict=True
             ):
                 is_log = np.broadcast_to(constraint.gp.data.positive, x.shape[1:])
                 slopes = slopes.reshape(len(slopes), n, -1)
@@ -303,7 +380,8 @@ class ExactPosterior(Solutions):
                 total += transform.log_jac_det(model.rvs_to_values[rv], *rv.owner.inputs).sum()
             positive = np.broadcast_to(gp.data.positive, gp.mean.shape)[part.where]
             total -= pt.log(pt.where(positive, rv, 1)).sum()
-        return compile_for_draws(self._values, model.replace_rvs_by_values([total]))
+        graphs = self._number.opened(model.replace_rvs_by_values([total]))
+        return compile_for_draws(self._values, graphs)
 
     @property
     def value_names(self) -> list[str]:
@@ -351,12 +429,7 @@ class ExactPosterior(Solutions):
         ``posterior``, ``posterior_predictive``, ``log_likelihood`` and ``observed_data``; no
         ``posterior_predictive`` where a likelihood cannot be drawn from.
         """
-        u = self._split(phi)
-        distinct, back = np.unique(phi, axis=0, return_inverse=True)  # resampled ones repeat
-        trajectories = [x[back] for x in self._solved(self._split(distinct))]
-        values = self._before_solving(u)
-        values |= dict(zip(self.states, trajectories, strict=True))
-        values |= self._made_of_states(u, trajectories)
+        values, u, trajectories = self._at_points(phi)
         names = [str(rv.name) for rv in self._observed]
         observed = {
             name: self.model.rvs_to_values[self.model[name]].eval(mode=EVALUATE_ONCE)
@@ -367,18 +440,40 @@ class ExactPosterior(Solutions):
         with suppress(NotImplementedError):
             groups["posterior_predictive"] = at_solutions(self._drawn_data())
         groups["log_likelihood"] = at_solutions([self.single_terms[name] for name in names])
+        return self._labelled(groups, observed)
+
+    def posterior(self, phi: NDArray[np.float64]) -> xr.Dataset:
+        """Return points as the draws of one chain: the group ``posterior`` of :meth:`idata`."""
+        values, _, _ = self._at_points(phi)
+        return self._labelled({"posterior": values}, {})["posterior"].dataset
+
+    def _at_points(self, phi: NDArray[np.float64]) -> tuple[dict[str, NDArray], list, list]:
+        """Return all that points determine by name, the values u, and the trajectories."""
+        u = self._split(phi)
+        distinct, back = np.unique(phi, axis=0, return_inverse=True)  # resampled ones repeat
+        trajectories = [x[back] for x in self._solved(self._split(distinct))]
+        values = self._before_solving(u)
+        values |= dict(zip(self.states, trajectories, strict=True))
+        return values | self._made_of_states(u, trajectories), u, trajectories
+
+    def _labelled(
+        self, groups: Mapping[str, Mapping[str, NDArray]], observed: dict[str, NDArray]
+    ) -> xr.DataTree:
+        """Return draws of one chain, and data, with their dims and coords."""
         dims: dict[str, list] = {}
         coords: dict[str, list] = {}
-        for name, array in [*((n, v[0]) for n, v in values.items()), *observed.items()]:
+        of_draws = ((n, v[0]) for n, v in groups["posterior"].items())
+        for name, array in [*of_draws, *observed.items()]:
             named = self.dims(name) or (None,) * array.ndim
             labels = self.labels(name, array.shape)
             dims[name] = [dim or f"{name}_dim_{k}" for k, dim in enumerate(named)]
             coords |= dict(zip(dims[name], map(list, labels), strict=True))
-        in_chains = {
+        in_chains: dict[str, Any] = {
             group: {name: array[None] for name, array in arrays.items()}
             for group, arrays in groups.items()
         }
-        return from_dict(in_chains | {"observed_data": observed}, coords=coords, dims=dims)
+        in_chains |= {"observed_data": observed} if observed else {}
+        return from_dict(in_chains, coords=coords, dims=dims)
 
     @cached_property
     def _of_states(self) -> list:
@@ -421,12 +516,17 @@ class ExactPosterior(Solutions):
 
     def _made_of_states(self, u, trajectories) -> dict[str, NDArray[np.float64]]:
         """Return what PyMC, and who looks at the draws, expects beside the states themselves."""
-        computed = [*self._of_states, *(self._exact[name] for name in self.behind_starts)]
-        graphs = self._exact.replace_rvs_by_values(computed)
-        names = [*self._behind_states, *(str(v.name) for v in computed)]
-        graphs = [*self._behind_states.values(), *graphs]
-        values = compile_for_draws([*self._values, *self._x], graphs)(*u, *trajectories)
+        names, graphs, evaluate = self._computed
+        values = evaluate(*u, *trajectories)
         return dict(zip(names, with_draws(values, graphs, len(trajectories[0])), strict=True))
+
+    @cached_property
+    def _computed(self) -> tuple[list[str], list, Callable]:
+        computed = [*self._of_states, *(self._exact[name] for name in self.behind_starts)]
+        names = [*self._behind_states, *(str(v.name) for v in computed)]
+        graphs = [*self._behind_states.values(), *self._exact.replace_rvs_by_values(computed)]
+        graphs = self._number.opened(graphs)
+        return names, graphs, compile_for_draws([*self._values, *self._x], graphs)
 
     def has_other_data(self) -> bool:
         """Tell whether :func:`pymc.set_data` has put others in the place of what is observed."""
@@ -518,12 +618,10 @@ class ExactPosterior(Solutions):
         Where x(t0) has a prior of its own half of the draws are of that.  A prior that cannot be
         drawn from is taken for a wide normal.  What is held is the median of the first draws.
         """
-        there = self.starting_at()
-        free = [self._exact[name] for name in self._free]
-        graphs = [_unconstrained(self._exact, rv) for rv in free]
+        there = self._there
         phi = there + FAR * (1 + np.abs(there)) * rng.normal(size=(n, len(there)))
         with suppress(*NO_DRAWS):
-            parts = [np.reshape(part, (n, -1)) for part in draws_of(graphs, n, rng)]
+            parts = [np.reshape(part, (n, -1)) for part in self._drawing(n)(rng)]
             drawn = np.concatenate(parts, axis=1)
             phi = np.where(np.isfinite(drawn), drawn, phi)
         n_of_start = len(self.of_starts(self._labels))
@@ -542,6 +640,14 @@ class ExactPosterior(Solutions):
             self._held_at = np.median(phi[:, self.is_held], axis=0)
         phi[:, self.is_held] = self._held_at
         return phi
+
+    def _drawing(self, n: int) -> Callable[[np.random.Generator], list[NDArray]]:
+        """Return what draws the coordinates from their prior so many times, compiled once."""
+        if n not in self._drawings:
+            free = [self._exact[name] for name in self._free]
+            graphs = self._number.opened([_unconstrained(self._exact, rv) for rv in free])
+            self._drawings[n] = drawing(graphs, n)
+        return self._drawings[n]
 
     def drawn_starts(self, n: int, rng: np.random.Generator) -> list[NDArray[np.float64]]:
         """Return draws of the prior of each x(t0); NaN of what is known, or cannot be drawn."""
@@ -670,12 +776,11 @@ def _to_be_given(constraint: Constraint, *_) -> TensorVariable:
     return pytensor.shared(np.zeros(shape), shape=shape)
 
 
-def _slopes(values: NDArray[np.float64], step: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return differences of values at points and a step away, ``(point, 1 + 2 n, ...)``."""
-    n = len(step)
+def _slopes(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return derivatives from values at points and a step along each axis, and back again."""
+    n = values.shape[1] // 2
     with np.errstate(invalid="ignore"):
-        change = values[:, 1 : n + 1] - values[:, n + 1 :]
-        return change / (2 * step.reshape(n, *(1,) * (values.ndim - 2)))
+        return (values[:, 1 : n + 1] - values[:, n + 1 :]) / (2 * STEP)
 
 
 def _check_continuous(free: Sequence):

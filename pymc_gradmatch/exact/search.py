@@ -29,6 +29,7 @@ from pymc_gradmatch.exact.importance import (
     weigh,
 )
 from pymc_gradmatch.exact.modes import (
+    Differentiable,
     Local,
     apart_from_ridges,
     mixture_of,
@@ -205,12 +206,8 @@ class Coverage(NamedTuple):
         )
 
 
-class Differentiable(Protocol):
-    """A log density with its gradient."""
-
-    def __call__(self, phi: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Evaluate it at points."""
-        ...
+class Gradual(Differentiable, Protocol):
+    """A log density that can be expanded, and has a gradient at less cost."""
 
     def with_gradient(
         self, phi: NDArray[np.float64], widths: NDArray[np.float64]
@@ -221,7 +218,7 @@ class Differentiable(Protocol):
 
 @np.errstate(over="ignore", invalid="ignore")  # squares, where a posterior goes on for ever
 def cover(
-    target: Differentiable,
+    target: Gradual,
     modes: Local,
     n_draws: int,
     rng: np.random.Generator,
@@ -461,7 +458,7 @@ def searched(found: Coverage, names: Sequence[str]) -> xr.Dataset:
     )
 
 
-def walk(target: Differentiable, found: Coverage, rng: np.random.Generator) -> Walks:
+def walk(target: Gradual, found: Coverage, rng: np.random.Generator) -> Walks:
     r"""Walk from some draws by Hamiltonian dynamics, and tell how many walks leave the proposal.
 
     Walks from draws of the target stay draws of it [1]_.  With a tail index k of the
@@ -531,7 +528,7 @@ class Hamiltonian:
         Of the covariance around each walker, shape ``(walker, n, n)``.
     """
 
-    def __init__(self, target: Differentiable, factor: NDArray[np.float64]):
+    def __init__(self, target: Gradual, factor: NDArray[np.float64]):
         self.target, self.factor = target, factor
         self.widths = np.sqrt(np.square(factor).sum(axis=2).mean(axis=0))
 

@@ -20,7 +20,7 @@ from pymc_gradmatch.gp.data import (
     unexplained,
 )
 from pymc_gradmatch.gp.experiments import Experiment, StateGPs, as_experiments
-from pymc_gradmatch.gp.fit import fit_data, fit_gp, unfitted
+from pymc_gradmatch.gp.fit import fit_data, fit_gp, refilled, unfitted
 from pymc_gradmatch.gp.kernels import CovFunction
 from pymc_gradmatch.gp.processes import (
     Parameterization,
@@ -68,6 +68,7 @@ __all__ = [
     "levels_name",
     "levels_of",
     "of_label",
+    "refilled",
     "staircase",
     "start_of",
     "states_of",

@@ -252,6 +252,14 @@ def unfitted(data: Data) -> StateGP:
     return StateGP.of(data.with_scale(data.mean, scale), processes, UNFITTED_SIGMA * scale)
 
 
+def refilled(gp: StateGP, data: Data) -> StateGP:
+    """Return the Gaussian processes of :func:`unfitted` with other data at the same times.
+
+    On the same grid; what was computed of kernels there is not computed again.
+    """
+    return StateGP.of(data, gp.processes, UNFITTED_SIGMA * data.scale, gp.steps)
+
+
 def negative_log_marginal_likelihood(K, dK, y):
     r"""Compute :math:`-\sum_k \log N(y_k \mid 0, K)` and its gradient.
 

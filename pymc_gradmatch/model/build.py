@@ -7,7 +7,7 @@ from typing import Any, Unpack, cast
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from pytensor.compile import SharedVariable
 from pytensor.tensor import TensorVariable
 from xarray import DataTree
@@ -62,6 +62,7 @@ from pymc_gradmatch.model.presets import Preset, Settings, UnfittedPreset, prese
 from pymc_gradmatch.model.priors import climbing_priors, made_by, of_vectors
 from pymc_gradmatch.model.start import add_starts, is_known_start, of_experiment
 from pymc_gradmatch.ode import ODE, Input
+from pymc_gradmatch.replaceable import CONSTANT, Numbers
 from pymc_gradmatch.reporting import reporting
 
 OURS = ("x", "y", "sigma", "gamma", "gradient_match", "state_box", "start", "start_prior")
@@ -251,7 +252,8 @@ def unfitted_model(
 ) -> pm.Model:
     """Write the model of :func:`build_model` with Gaussian processes that are not fitted.
 
-    For the exact posterior, which is the same: data, priors and likelihood make it.
+    For the exact posterior, which is the same: data, priors and likelihood make it.  ``number``
+    may be given, see :func:`written`.
     """
     preset_of("refined", settings)
     kept = {name: value for name, value in settings.items() if value is not None}
@@ -274,8 +276,13 @@ def written(
     gp: StateGP | None = None,
     random_seed: int | np.random.Generator | None = None,
     progressbar: bool = True,
+    number: Numbers = CONSTANT,
 ) -> pm.Model:
-    """Write the model of :func:`build_model` with the settings of a preset."""
+    """Write the model of :func:`build_model` with the settings of a preset.
+
+    ``number`` writes numbers that come from the data: as they are, or as variables that those of
+    other data can be put into.
+    """
     check_ode(ode)
     whole = Experiment(t, y, inputs, start, likelihood, scales, chosen.noise)
     several = experiments is not None
@@ -353,7 +360,7 @@ def written(
         found = chosen.prepare(Fits(parts, beside, apart, is_local), rng, progressbar)
     started = {n: starting_at(made[n], v) for n, v in found.start.items() if n in to_come}
     made, to_come = {**made, **started}, to_come | started
-    lines = _Lines(chosen, ode, parts, found.gp, found.gamma, names)
+    lines = _Lines(chosen, ode, parts, found.gp, found.gamma, names, number)
     # Fails, if it must, before anything is added to a model of the user's.
     check_coords(model, labels | lines.coords(model))
     with reporting(WRITING, enabled=progressbar):
@@ -362,7 +369,7 @@ def written(
         add_coords(model, labels)
         if callable(priors):
             made = _started_anew(made_by(priors, ode), model, found.start)
-        lines.write(made, y if isinstance(y, SharedVariable) else found.gp.observations)
+        lines.write(made, y if isinstance(y, SharedVariable) else number(_observations, found.gp))
     return model
 
 
@@ -377,6 +384,8 @@ class _Lines:
     gamma: Any
     names: Mapping[str, str]
     """Of our variables, where parameters have the usual ones."""
+    number: Numbers
+    """Writes numbers that come from the data."""
 
     @property
     def _of_data(self) -> bool:
@@ -485,16 +494,23 @@ class _Lines:
             return sigma
         if sigma == "fixed":
             return gp.sigma
-        scale, start = (
-            np.sqrt(np.mean(np.square(np.atleast_2d(one)), axis=0)) for one in (gp.scale, gp.sigma)
-        )
-        seen = self._seen
+        start, seen = _of_all(gp.sigma), self._seen
         dims = ("state",) if seen.all() else ("observed_state",)  # a hidden state has no noise
-        prior = starting_at(pm.HalfNormal.dist(scale[seen]), start[seen])
+        width = self.number(lambda of: _of_all(of.scale)[seen], gp)
+        prior = starting_at(pm.HalfNormal.dist(width), start[seen])
         some = registered(model, name, prior, dims=dims)
         if seen.all():
             return some
         return pt.set_subtensor(pt.as_tensor(start)[np.flatnonzero(seen)], some)
+
+
+def _observations(gp: AnyStateGP) -> NDArray[np.float64]:
+    return gp.observations
+
+
+def _of_all(each: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the root mean square over experiments of a number for each state."""
+    return np.sqrt(np.mean(np.square(np.atleast_2d(each)), axis=0))
 
 
 def _experiments(

@@ -49,6 +49,7 @@ ROUGHLY = 1e-6  # relative tolerance of their solutions; weights make up for it
 MIN_DRAWS = 1_000
 N_HANDED_ON = 4
 N_TOLD = 100  # draws of the prior that are looked at where no climb can begin
+UNSEEN = "It says nothing of modes that no search reached."
 TRY = (
     "Try more draws (n_draws), narrower priors where the data leave parameters open, or sample the "
     "exact posterior with an ODE solver in the loop, from .starts and with .covariance as the "
@@ -252,20 +253,32 @@ class Exact:
         self.target.deadline = np.inf
         self.found = weighed_once(self.target, self.modes, self.rng)
 
-    def drawn(self, stopped: str = "") -> Drawn:
-        """Return draws, of equal weight, with a verdict; what stopped the search withholds it."""
+    def judged(self, stopped: str = "") -> tuple[NDArray[np.int64], Diagnostics]:
+        """Return the places of draws of equal weight, and what the verdict on them is made of.
+
+        What stopped the search withholds it.
+        """
         assert self.climbing is not None
-        target, found = self.target, self.found
-        found.disagreement.index = [*target.names, "evidence"]
-        weighted, names = found.weighted, target.names
-        places = weighted.resampled(self.n_draws, self.rng)
-        idata = target.idata(weighted.points[places], self.rng)
+        self.found.disagreement.index = [*self.target.names, "evidence"]
+        places = self.found.weighted.resampled(self.n_draws, self.rng)
+        return places, diagnosed(self.target, self.found, self.climbing, stopped)
+
+    def drawn(self, stopped: str = "") -> Drawn:
+        """Return draws, of equal weight, with a verdict."""
+        target, found, names = self.target, self.found, self.target.names
+        places, diagnostics = self.judged(stopped)
+        points = found.weighted.points
+        idata = target.idata(points[places], self.rng)
         idata["searches"] = xr.DataTree(searched(found, names))
-        handed_on = weighted.points[list(dict.fromkeys(places))[:N_HANDED_ON]]
+        handed_on = points[list(dict.fromkeys(places))[:N_HANDED_ON]]
         starts = target.initial_points(handed_on)
-        diagnostics = diagnosed(target, found, self.climbing, stopped)
         covariance = pd.DataFrame(found.covariance, names, names)
         return Drawn(found, places, idata, diagnostics, covariance, starts)
+
+
+def verdict_of(diagnostics: Diagnostics) -> str:
+    """Return a verdict in words, with what it says nothing of, or what to do."""
+    return f"{diagnostics.in_words()} {UNSEEN if diagnostics.passed else TRY}"
 
 
 def is_strange(target: ExactPosterior, modes: Local) -> bool:

@@ -1,6 +1,6 @@
 """A stack of data sets: each fitted, on one machine or many, with what failed on record."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from os import PathLike
@@ -12,17 +12,17 @@ import pandas as pd
 import pymc as pm
 import pytensor.tensor as pt
 import xarray as xr
+from joblib import cpu_count
 from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch._pymc import beside
 from pymc_gradmatch.arguments import check_counts, in_order, refuse_reserved
 from pymc_gradmatch.exact import UNCOMPARED
-from pymc_gradmatch.gp import levels_name, whitened_name
 from pymc_gradmatch.model import Start, build_model, densities_of
 from pymc_gradmatch.ode import ODE, Input
+from pymc_gradmatch.sampling.alike import SAID, ExactFits
 from pymc_gradmatch.sampling.engine import check_n_draws
-from pymc_gradmatch.sampling.one_call import fit
 from pymc_gradmatch.sampling.parallel import (
     WorkersLostError,
     as_seeds,
@@ -33,7 +33,7 @@ from pymc_gradmatch.sampling.parallel import (
 from pymc_gradmatch.sampling.posterior import sampled
 from pymc_gradmatch.sampling.stack import NOT_YET, TIMES, InFile, InMemory, Stack, open_file
 
-SAID = {"verdict": "", "is_exact": False, "pareto_k": np.nan}
+MOST_TOGETHER = 16  # data sets: more save little, and take memory
 RESULTS = dict.fromkeys(("replicate", "diverging", "failure", TIMES, *SAID), "part of the result")
 
 
@@ -46,17 +46,6 @@ def _matched(t, y, seed, *, ode, priors, draws, tune, chains, **settings) -> xr.
 
     rng = np.random.default_rng(seed)
     return sampled(built, rng, draws=draws, tune=tune, chains=chains)
-
-
-def _exact(t, y, seed, *, ode, priors, draws, **settings) -> xr.Dataset:
-    rng = np.random.default_rng(seed)
-    found = fit(
-        ode, t, y, priors=priors, n_draws=draws, random_seed=rng, progressbar=False, **settings
-    )
-    said = {name: getattr(found, name) for name in SAID}
-    posterior = found.idata["posterior"].dataset
-    behind = [f(str(name)) for name in posterior.data_vars for f in (levels_name, whitened_name)]
-    return posterior.drop_vars(behind, errors="ignore").assign_attrs(said)  # states once more
 
 
 def fit_many(
@@ -209,16 +198,17 @@ def fit_many(
             seeds = np.random.SeedSequence(entropy, spawn_key=spawn_key)
     stack = Stack(n, arrays, SAID if exact else {}, names)
     each = [*zip(times, ys, seeds.spawn(n), strict=True)]
-    running = in_parallel(
-        partial(_exact if exact else _matched, **given, **settings),
-        {place: each[place] for place in stack.missing()},
-        n_jobs=n_jobs,
-        scheduler=scheduler,
-        prefer=None if exact else "threads",
-    )
+    left = {place: each[place] for place in stack.missing()}
+    places: dict[str, Any] = {"n_jobs": n_jobs, "scheduler": scheduler}
+    running: Generator[tuple[int, Any]]
+    if exact:
+        running = _together(ExactFits(ode, priors, draws, settings), left, **places)
+    else:
+        work = partial(_matched, **given, **settings)
+        running = in_parallel(work, left, prefer="threads", **places)
     errors: dict[int, Exception] = {}
     with suppress(KeyboardInterrupt):  # also while a fit is written: it is begun again
-        for place, result in shown(running, len(stack.missing()), progressbar):
+        for place, result in shown(running, len(left), progressbar):
             if isinstance(result, xr.Dataset):
                 try:
                     stack.put(place, result)
@@ -231,6 +221,27 @@ def fit_many(
     fits = _complete(stack, errors, names)
     said = f"{UNCOMPARED}. With exact=True gm.fit_many draws from that."
     return fits if exact else fits.assign_attrs(exactness=said)
+
+
+def _together(
+    work: Callable[..., list], left: Mapping[int, tuple], **settings: Any
+) -> Generator[tuple[int, Any]]:
+    """Fit data sets some at a time; yield the place and the result of each, or its error.
+
+    Those of which processes were lost are fitted again, each by itself: one may be the reason.
+    """
+    places, n_jobs = [*left], cpu_count() if settings["n_jobs"] < 0 else settings["n_jobs"]
+    n_groups = max(-(-len(places) // MOST_TOGETHER), min(len(places), n_jobs))
+    groups = [tuple(group.tolist()) for group in np.array_split(places, n_groups)]
+    jobs = {group: tuple(left[place] for place in group) for group in groups}
+    alone: dict[tuple[int, ...], tuple] = {}
+    for given in (jobs, alone):
+        for group, outcomes in in_parallel(work, given, **settings):
+            if isinstance(outcomes, WorkersLostError) and len(group) > 1:
+                alone |= {(place,): (left[place],) for place in group}
+                continue
+            each = [outcomes] * len(group) if isinstance(outcomes, Exception) else outcomes
+            yield from zip(group, each, strict=True)
 
 
 def _as_written(ode: ODE, t: ArrayLike, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -47,7 +47,7 @@ from pymc_gradmatch.model import (
 from pymc_gradmatch.numerics import on_one_thread, one_at_a_time
 from pymc_gradmatch.ode import ODE, Input
 from pymc_gradmatch.reporting import Verdict, reporting
-from pymc_gradmatch.sampling.engine import TRY, Exact, check_n_draws
+from pymc_gradmatch.sampling.engine import Exact, check_n_draws, verdict_of
 
 if TYPE_CHECKING:
     from arviz import PlotCollection
@@ -56,7 +56,6 @@ N_CLIMBED = 8  # draws, from which the most probable point is climbed to
 HARDLY = 0.7  # of the prior's width, that a posterior has where the data tell next to nothing
 WELL_TOLD = 0.1  # standard deviations of the data, by which solutions of draws differ at most
 MOST_NAMED = 4  # entries of x(t0) in one sentence
-UNSEEN = "It says nothing of modes that no search reached."
 
 
 @dataclass(frozen=True, repr=False)
@@ -454,7 +453,7 @@ def _fit(search: Exact, model: pm.Model, refined: Callable[[], pm.Model], stoppe
     # Where draws are not to be trusted all the modes together say what is not told.
     telling = posterior.isel(draw=np.flatnonzero(largest)) if diagnostics.passed else posterior
     return Fit(
-        verdict=f"{diagnostics.in_words()} {UNSEEN if diagnostics.passed else TRY}",
+        verdict=verdict_of(diagnostics),
         is_exact=diagnostics.passed,
         diagnostics=diagnostics,
         table=summary(drawn.idata, var_names=scalars, kind="stats", round_to="none"),

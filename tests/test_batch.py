@@ -1,0 +1,156 @@
+"""Data sets of one pattern, searched side by side: each has the draws that it has alone."""
+
+import threading
+
+import numpy as np
+import pymc as pm
+import pytest
+
+import pymc_gradmatch as gm
+from pymc_gradmatch.exact import ExactPosterior, batch
+from pymc_gradmatch.model import unfitted_model
+from pymc_gradmatch.sampling import many
+from pymc_gradmatch.sampling.alike import ExactFits
+from pymc_gradmatch.sampling.alike import _with_data as refilled_as
+
+T = np.linspace(0, 3, 10)
+RATES = (0.5, 1.0, 1.7)
+
+
+def decays(seed=1, floor=0.0):
+    """Return observations of a chain, a to b, of different rates."""
+    rng = np.random.default_rng(seed)
+    a = np.stack([3 * np.exp(-rate * T) for rate in RATES])
+    b = np.stack([3 * rate * T * np.exp(-rate * T) for rate in RATES]) + 0.5
+    noise = rng.normal(0, 0.1, (len(RATES), len(T), 2))
+    return np.maximum(np.stack([a, b], axis=-1) + noise, floor)
+
+
+def chain(**settings):
+    return gm.ODE(
+        lambda t, x, theta: [-theta.k * x.a, theta.k * x.a - theta.m * x.b],
+        ["a", "b"], ["k", "m"], **settings,
+    )  # fmt: skip
+
+
+def priors():
+    return {"k": pm.LogNormal.dist(0, 0.7), "m": pm.LogNormal.dist(0, 0.7)}
+
+
+def fitted(ode, ys, **settings):
+    return gm.fit_many(
+        ode, T, ys, priors=priors(), exact=True, n_jobs=1, random_seed=5, progressbar=False,
+        **settings,
+    )  # fmt: skip
+
+
+def missing(ys):
+    ys[:, 3, 1] = np.nan
+    ys[1, 4, 0] = np.nan  # a pattern of its own
+    return ys
+
+
+KINDS = {
+    "as they are": ({}, {}, lambda ys: ys),
+    "missing values": ({}, {}, missing),
+    "positive states": ({"positive": ["a", "b"]}, {}, lambda ys: ys),
+    "one positive state": ({"positive": ["a"]}, {}, lambda ys: ys),
+    "a start that is known": ({}, {"start": {"a": 3.0}}, lambda ys: ys),
+    "a prior of a start": ({}, {"start": {"b": pm.LogNormal.dist(-0.7, 0.2)}}, lambda ys: ys),
+    "noise that is known": ({}, {"sigma": 0.1}, lambda ys: ys),
+    "a prior of the noise": ({}, {"sigma": pm.HalfNormal.dist(0.3)}, lambda ys: ys),
+    "doses": (
+        {"inputs": []},
+        {"inputs": {"b": gm.Input([1.1], [0.2], kind="dose")}},
+        lambda ys: ys,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_posterior_of_other_numbers_is_that_of_its_own_model(kind, rng):
+    """Assert the same draws of the prior, and the same density and derivatives there."""
+    of_ode, settings, change = KINDS[kind]
+    ode, ys = chain(**of_ode), change(decays(floor=0.02))
+    fits = ExactFits(ode, priors(), 1_000, settings)
+    first, *others = [(T, y, 1) for y in ys if not np.isnan(y[4, 0])]
+    checked = [fits._checked(t, y) for t, y, _ in others]
+    written = fits._batch_of("pattern", first, checked[0].data)
+    of_model = {name: value for name, value in settings.items() if name == "sigma"}
+    of_data = {name: value for name, value in settings.items() if name != "sigma"}
+    for one, (t, y, _) in zip(checked, others, strict=True):
+        gp = refilled_as(written.written.constraints[0].gp, one)
+        written.number.put(gp)
+        written.hold([gp])
+        alone = ExactPosterior(
+            unfitted_model(
+                ode, t, y, priors=priors(), settings=of_model, random_seed=1, progressbar=False,
+                **of_data,
+            )
+        )  # fmt: skip
+        own = written.written.with_data(gp)
+        points = own.drawn(20, np.random.default_rng(3))
+        np.testing.assert_allclose(points, alone.drawn(20, np.random.default_rng(3)), rtol=1e-12)
+        widths = np.full(points.shape[1], 0.5)
+        expected = alone(points), *alone.expanded(points, widths)[1:]
+        for found in (own, written):
+            values = found(points), *found.expanded(points, widths)[1:]
+            for value, right in zip(values, expected, strict=True):
+                np.testing.assert_allclose(value, right, rtol=1e-8, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["as they are", "missing values", "positive states"])
+def test_draws_are_those_of_each_data_set_alone(kind):
+    """Assert it to Monte Carlo error: an adaptive search makes other draws of other rounding."""
+    of_ode, settings, change = KINDS[kind]
+    ode, ys = chain(**of_ode), change(decays(floor=0.02))
+    fits = fitted(ode, ys, draws=4_000, **settings)
+    assert list(fits["failure"].values) == [""] * len(ys)
+    for place, y in enumerate(ys):
+        alone = gm.fit(ode, T, y, priors=priors(), random_seed=1, progressbar=False, **settings)
+        assert fits["is_exact"][place] == alone.is_exact
+        posterior = alone.idata["posterior"].dataset
+        for name in ("k", "m", "x0"):
+            sd = posterior[name].std("draw")
+            apart = np.abs(fits[name][place].mean("draw") - posterior[name].mean("draw")) / sd
+            assert float(apart.max()) < 5 * np.sqrt(2 / 1_000)  # effective draws, at least
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_draws_are_the_same_to_the_last_bit_in_groups_of_any_size(monkeypatch, size):
+    ys = missing(decays())
+    together = fitted(chain(), ys)
+    monkeypatch.setattr(many, "MOST_TOGETHER", size)
+    apart = fitted(chain(), ys)
+    for name in ("k", "m", "x0", "sigma", "x", "pareto_k", "verdict"):
+        np.testing.assert_array_equal(together[name], apart[name])
+
+
+def test_a_search_that_fails_is_on_record_and_the_others_end(monkeypatch):
+    judged = many.ExactFits._judged
+
+    def failing(self, target, seed):
+        if target.constraints[0].gp.y[0, 0] == ys[1, 0, 0]:
+            target(target.drawn(10, np.random.default_rng(1)))
+            msg = "of this one alone"
+            raise ValueError(msg)
+        return judged(self, target, seed)
+
+    ys = decays()
+    monkeypatch.setattr(many.ExactFits, "_judged", failing)
+    fits = fitted(chain(), ys)
+    assert list(fits["failure"].values) == ["", "ValueError: of this one alone", ""]
+    assert np.isfinite(fits["k"][[0, 2]]).all()
+
+
+def test_what_ends_the_process_of_evaluation_ends_all_searches(monkeypatch):
+    """Assert that Ctrl-C, which the thread that evaluates gets, leaves no thread behind."""
+
+    def pressed(*args):
+        raise KeyboardInterrupt
+
+    before = threading.active_count()
+    monkeypatch.setattr(batch.Batch, "answers", pressed)
+    with pytest.raises(KeyboardInterrupt):
+        fitted(chain(), decays())
+    assert threading.active_count() == before
