@@ -14,7 +14,15 @@ import lazy_loader
 __version__ = "0.1.0"
 
 _find, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
-_GONE = {"recentre": "gm.refine makes a solution of the ODE the prior mean, with all that needs"}
+_GONE = {
+    "recentre": "gm.refine makes a solution of the ODE the prior mean, with all that needs",
+    "grid_check": "gm.fit draws from the posterior of the ODE's solution, which has no grid",
+    "select_gamma": "gm.fit and preset='refined' need no gamma; others take gamma= of "
+    "gm.build_model, which may be random",
+    "ODECheck": "gm.check_ode returns one",
+    "IntegrateCheck": "gm.integrate_check returns one",
+}
+_GONE |= {"GridCheck": _GONE["grid_check"], "GammaSelection": _GONE["select_gamma"]}
 
 
 def __getattr__(name: str):

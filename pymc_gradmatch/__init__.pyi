@@ -1,17 +1,10 @@
 # What the package offers: the lazy door in __init__.py reads it, and so do type checkers.
 from . import datasets, petab
-from .checks import (
-    GammaSelection,
-    GridCheck,
-    IntegrateCheck,
-    grid_check,
-    integrate_check,
-    select_gamma,
-)
+from .checks import integrate_check
 from .exact import Diagnostics, exact_model, predict
 from .gp import Experiment, StateGP, StateGPs, derivatives, fit_gp, kernels
 from .model import GradientMatchingODE, build_model, refine
-from .ode import ODE, Input, ODECheck, check_ode
+from .ode import ODE, Input, check_ode
 from .paper import sample_fgpgm, systems
 from .plots import plot_gp_fit, plot_gradient_match, plot_states, plot_verdict
 from .sampling import Fit, find_map, fit, fit_many, sample
@@ -23,12 +16,8 @@ __all__ = [
     "Diagnostics",
     "Experiment",
     "Fit",
-    "GammaSelection",
     "GradientMatchingODE",
-    "GridCheck",
     "Input",
-    "IntegrateCheck",
-    "ODECheck",
     "StateGP",
     "StateGPs",
     "build_model",
@@ -40,7 +29,6 @@ __all__ = [
     "fit",
     "fit_gp",
     "fit_many",
-    "grid_check",
     "integrate_check",
     "kernels",
     "petab",
@@ -52,6 +40,5 @@ __all__ = [
     "refine",
     "sample",
     "sample_fgpgm",
-    "select_gamma",
     "systems",
 ]

@@ -4,60 +4,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from statistics import NormalDist
 
-import numpy as np
-import pymc as pm
 import pytest
-import xarray as xr
-
-import pymc_gradmatch as gm
-from pymc_gradmatch.checks import grid
 
 ROOT = Path(__file__).parents[1]
-
-
-def fits_of_made_up_draws(asked):
-    """Return a stand-in for gm.sample: the quantiles of a normal as draws, shuffled."""
-
-    def sample(draws, *, chains, model, **_):
-        asked.append(draws)
-        rng = np.random.default_rng(1)
-        n = chains * draws
-        z = np.array([NormalDist().inv_cdf((i + 0.5) / n) for i in range(n)])
-        z = rng.permuted(z).reshape(chains, draws)
-        times = np.array(model.coords["time"], dtype=float)
-        x = np.broadcast_to(z[..., None, None], (*z.shape, len(times), 1))
-        return xr.DataTree.from_dict(
-            {
-                "posterior": xr.Dataset(
-                    {
-                        "rate": (("chain", "draw"), z),
-                        "x": (("chain", "draw", "time", "state"), x),
-                    },
-                    coords={"time": times},
-                )
-            }
-        )
-
-    return sample
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("draws", "asked_for"), [(10, [10, 10, 40, 40]), (500, [500, 500])])
-def test_grid_check_draws_more_where_it_cannot_tell(monkeypatch, draws, asked_for):
-    asked: list[int] = []
-    monkeypatch.setattr(grid, "sample", fits_of_made_up_draws(asked))
-    ode = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
-    t = np.linspace(0, 4, 9)
-    gp = gm.StateGP(t, np.exp(-t)[:, None], [pm.gp.cov.ExpQuad(1, ls=1.0)], sigma=0.05)
-    check = gm.grid_check(
-        ode, t, gp.y, priors={"rate": pm.HalfNormal.dist(2)}, preset="fgpgm", gp=gp, grid=1,
-        draws=draws, progressbar=False,
-    )  # fmt: skip
-    assert asked == asked_for
-    assert check.is_fine_enough is True
-    assert check.idata["posterior"].sizes["draw"] == asked_for[-1]
 
 
 SEEDED = [

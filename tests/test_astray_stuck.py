@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import arviz as az
 import numpy as np
-import nutpie
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
@@ -193,7 +192,6 @@ ENDLESS = {"draws": 2_000_000, "tune": 100, "random_seed": 1, "progressbar": Fal
 def test_ctrl_c_returns_the_draws_so_far_and_starts_no_second_run(decay, monkeypatch, cores):
     bars = interrupting(lambda _, chains: chains[0].finished_draws > 1_000)
     monkeypatch.setattr(posterior, "NutpieProgressBarManager", bars)
-    monkeypatch.setattr(posterior.CompiledPosterior, "_has_mixed", lambda *_: False)
     idata = gm.sample(chains=2, cores=cores, model=decay, **ENDLESS)
     drawn = idata["posterior"].dataset
     assert bars.runs == 1
@@ -201,29 +199,6 @@ def test_ctrl_c_returns_the_draws_so_far_and_starts_no_second_run(decay, monkeyp
     assert drawn.sizes["draw"] == idata["sample_stats"].sizes["draw"]
     assert all(np.isfinite(values).all() for values in drawn.data_vars.values())
     assert "observed_data" in idata.children
-
-
-@pytest.mark.slow
-def test_ctrl_c_while_a_run_is_repeated_returns_the_run_before(decay, monkeypatch):
-    bars = interrupting(lambda runs, _: runs == 2)
-    monkeypatch.setattr(posterior, "NutpieProgressBarManager", bars)
-    monkeypatch.setattr(posterior.CompiledPosterior, "_has_mixed", lambda *_: False)
-    monkeypatch.setattr(posterior, "followed", lambda *_: None)
-
-    sample = nutpie.sample
-
-    def retraced(*args):
-        monkeypatch.setattr(nutpie, "sample", endless)
-        return args[1]
-
-    def endless(*args, **settings):
-        return sample(*args, **settings | {"draws": ENDLESS["draws"]})
-
-    monkeypatch.setattr(posterior, "retrace", retraced)
-    settings = ENDLESS | {"draws": 200}
-    idata = gm.sample(chains=2, cores=1, model=decay, **settings)
-    assert bars.runs == 2
-    assert dict(idata["posterior"]["rate"].sizes) == {"chain": 2, "draw": 200}
 
 
 @pytest.mark.slow

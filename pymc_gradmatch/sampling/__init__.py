@@ -1,8 +1,7 @@
 """Draws from a model: of one, or of many that are one formula.
 
 A model's density is compiled once (``density``), climbed to its mode, and written in
-coordinates in which it is round (``coordinates``); there nutpie's NUTS is fast.  Where it
-does not mix, draws follow the ODE (``following``).
+coordinates in which it is round (``coordinates``); there nutpie's NUTS is fast.
 :func:`sample` does so for one model.  The search for an exact posterior (``engine``) climbs to its
 modes, from where gradient matching leads to if need be (``matching``), and draws around them.
 One call does all of it, :func:`fit` (``one_call``), and :func:`fit_many` does for a stack of data
@@ -15,7 +14,6 @@ from pymc_gradmatch.sampling.many import fit_many
 from pymc_gradmatch.sampling.nuts import find_map, sample
 from pymc_gradmatch.sampling.one_call import Fit, fit
 from pymc_gradmatch.sampling.parallel import in_parallel, reason
-from pymc_gradmatch.sampling.posterior import sample_side_by_side
 
 __all__ = [
     "TRY",
@@ -28,5 +26,4 @@ __all__ = [
     "in_parallel",
     "reason",
     "sample",
-    "sample_side_by_side",
 ]
