@@ -1,4 +1,4 @@
-"""What once was lost or stuck: stale kernels, interrupts, silence, hints that cannot help."""
+"""Ctrl-C, threads, progress and its messages, and kernels that were compiled before."""
 
 import _thread
 import inspect

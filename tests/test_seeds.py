@@ -1,4 +1,4 @@
-"""What hangs on the machine, on caches and on seeds: densities, verdicts, the suite itself."""
+"""One variable shifts every seed of the suite."""
 
 import os
 import subprocess

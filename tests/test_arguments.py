@@ -1,4 +1,4 @@
-"""Ways to go astray at the door: arguments, names, labels, data and priors."""
+"""Arguments, names, labels, data and priors: what is refused, and in which words."""
 
 import warnings
 
