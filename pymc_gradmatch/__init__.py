@@ -19,6 +19,7 @@ _GONE = {
     "grid_check": "gm.fit draws from the posterior of the ODE's solution, which has no grid",
     "select_gamma": "gm.fit and preset='refined' need no gamma; others take gamma= of "
     "gm.build_model, which may be random",
+    "systems": "the paper's three are in benchmarks/paper/systems.py of the repository",
     "ODECheck": "gm.check_ode returns one",
     "IntegrateCheck": "gm.integrate_check returns one",
 }

@@ -5,9 +5,8 @@ from .exact import Diagnostics, exact_model, predict
 from .gp import Experiment, StateGP, StateGPs, derivatives, fit_gp, kernels
 from .model import GradientMatchingODE, build_model, refine
 from .ode import ODE, Input, check_ode
-from .paper import sample_fgpgm, systems
 from .plots import plot_gp_fit, plot_gradient_match, plot_states, plot_verdict
-from .sampling import Fit, find_map, fit, fit_many, sample
+from .sampling import Fit, find_map, fit, fit_many, sample, sample_fgpgm
 
 __version__: str
 
@@ -40,5 +39,4 @@ __all__ = [
     "refine",
     "sample",
     "sample_fgpgm",
-    "systems",
 ]

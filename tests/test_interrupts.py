@@ -21,8 +21,7 @@ import pymc_gradmatch as gm
 from pymc_gradmatch import reporting
 from pymc_gradmatch.gp import fit
 from pymc_gradmatch.numerics import optimise
-from pymc_gradmatch.paper import metropolis
-from pymc_gradmatch.sampling import coordinates, density, posterior
+from pymc_gradmatch.sampling import coordinates, density, metropolis, posterior
 from pymc_gradmatch.sampling.posterior import compile_posterior, compiled_for
 
 T = np.linspace(0, 6, 15)

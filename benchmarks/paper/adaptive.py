@@ -8,6 +8,7 @@ from pytensor.tensor import TensorConstant
 
 import pymc_gradmatch as gm
 from benchmarks.cases import Case
+from benchmarks.paper import systems
 from pymc_gradmatch.gp.kernels import NAMED, build_kernel
 
 __all__ = ["adaptive_model"]
@@ -16,7 +17,7 @@ GAMMAS = (1e-4, 1.0)
 SPREAD = np.log(2)
 
 
-def adaptive_model(case: Case, data: gm.systems.Simulation, fitted: gm.StateGP) -> pm.Model:
+def adaptive_model(case: Case, data: systems.Simulation, fitted: gm.StateGP) -> pm.Model:
     """Write the four lines with the paper's kernels and random hyperparameters and gamma.
 
     Hyperpriors are log-normal, a factor of two (one standard deviation) around

@@ -13,6 +13,7 @@ import pymc as pm
 
 import pymc_gradmatch as gm
 from benchmarks.cases import Case
+from benchmarks.paper import systems
 from benchmarks.paper.adaptive import adaptive_model
 from benchmarks.paper.likelihood import maximum_likelihood
 from benchmarks.paper.meanfield import fit_mean_field
@@ -62,13 +63,13 @@ class Draws(NamedTuple):
     note: str = ""
 
 
-Method = Callable[[Case, gm.systems.Simulation, int, Effort], Draws]
+Method = Callable[[Case, systems.Simulation, int, Effort], Draws]
 
 # One list per case and method in every process: the first data set compiles.
 _compiled: dict[tuple[str, str], list[CompiledPosterior]] = defaultdict(list)
 
 
-def paper_model(case: Case, data: gm.systems.Simulation, **settings) -> pm.Model:
+def paper_model(case: Case, data: systems.Simulation, **settings) -> pm.Model:
     """Build the paper's density, with its box of the states; the same fit for every method."""
     return case.paper_model(data, random_seed=0, state_box=case.paper.state_box, **settings)
 
@@ -82,7 +83,7 @@ def sweeps_of(case: Case) -> int:
     return case.paper.draws if len(case.t) < 100 else 100_000
 
 
-def fgpgm(case: Case, data: gm.systems.Simulation, seed: int, effort: Effort) -> Draws:
+def fgpgm(case: Case, data: systems.Simulation, seed: int, effort: Effort) -> Draws:
     """Run the paper's single Metropolis chain."""
     settings = case.paper
     idata = gm.sample_fgpgm(
@@ -96,12 +97,12 @@ def fgpgm(case: Case, data: gm.systems.Simulation, seed: int, effort: Effort) ->
     return _draws(case, idata["posterior"].dataset)
 
 
-def nuts(case: Case, data: gm.systems.Simulation, seed: int, effort: Effort) -> Draws:
+def nuts(case: Case, data: systems.Simulation, seed: int, effort: Effort) -> Draws:
     """Run NUTS on the density of :func:`fgpgm`, as :func:`pymc_gradmatch.sample` does."""
     return _nuts(case, paper_model(case, data), "nuts", seed, effort)
 
 
-def agm(case: Case, data: gm.systems.Simulation, seed: int, effort: Effort) -> Draws:
+def agm(case: Case, data: systems.Simulation, seed: int, effort: Effort) -> Draws:
     """Run NUTS on adaptive gradient matching: hyperparameters and gamma are random too.
 
     In straight coordinates: hyperparameters change the ridge from draw to draw.
@@ -113,7 +114,7 @@ def agm(case: Case, data: gm.systems.Simulation, seed: int, effort: Effort) -> D
     return _nuts(case, model, "agm", seed, fewer, bent=False)
 
 
-def refined(case: Case, data: gm.systems.Simulation, seed: int, effort: Effort) -> Draws:
+def refined(case: Case, data: systems.Simulation, seed: int, effort: Effort) -> Draws:
     """Run NUTS on ``preset="refined"``, in the boxes of the paper."""
     gp = gm.fit_gp(data.t, data.y, cov="Matern52", random_seed=seed)
     model = case.model(data, preset="refined", gp=gp, random_seed=seed)
@@ -143,7 +144,7 @@ def _draws(case: Case, posterior, note: str = "") -> Draws:
     return Draws(theta, x, note=note)
 
 
-def mvgm(case: Case, data: gm.systems.Simulation, seed: int, effort: Effort) -> Draws:
+def mvgm(case: Case, data: systems.Simulation, seed: int, effort: Effort) -> Draws:
     """Fit a mean-field Gaussian to the density of :func:`fgpgm`, by ``pm.fit``.
 
     Gorbach et al. (2017) have a full Gaussian per state over time, and factorise
@@ -157,7 +158,7 @@ def mvgm(case: Case, data: gm.systems.Simulation, seed: int, effort: Effort) -> 
     return _draws(case, fitted, note)._replace(is_chain=False)
 
 
-def exact(case: Case, data: gm.systems.Simulation, seed: int, effort: Effort) -> Draws:
+def exact(case: Case, data: systems.Simulation, seed: int, effort: Effort) -> Draws:
     """Maximise the likelihood by numerical integration; draws are the normal approximation.
 
     No posterior: the maximum over (theta, x0) in the paper's box, and normal

@@ -6,17 +6,19 @@ coordinates in which it is round (``coordinates``); there nutpie's NUTS is fast.
 modes, from where gradient matching leads to if need be (``matching``), and draws around them.
 One call does all of it, :func:`fit` (``one_call``), and :func:`fit_many` does for a stack of data
 sets, whose draws are side by side in memory or in a file (``stack``), fitted by joblib
-(``parallel``).
+(``parallel``).  The paper's single Metropolis chain is :func:`sample_fgpgm` (``metropolis``).
 """
 
 from pymc_gradmatch.sampling.engine import TRY, Exact, check_n_draws
 from pymc_gradmatch.sampling.many import fit_many
+from pymc_gradmatch.sampling.metropolis import CompiledMetropolis, sample_fgpgm
 from pymc_gradmatch.sampling.nuts import find_map, sample
 from pymc_gradmatch.sampling.one_call import Fit, fit
 from pymc_gradmatch.sampling.parallel import in_parallel, reason
 
 __all__ = [
     "TRY",
+    "CompiledMetropolis",
     "Exact",
     "Fit",
     "check_n_draws",
@@ -26,4 +28,5 @@ __all__ = [
     "in_parallel",
     "reason",
     "sample",
+    "sample_fgpgm",
 ]

@@ -42,7 +42,6 @@ refined = gm.build_model(ode, t, y, priors=priors, preset="refined", gp=gp, rand
 check = gm.integrate_check(idata, model=refined, random_seed=1)
 assert_type(check.pareto_k, float)
 flow = gm.Input([0, 1], [0.0, 1.0], kind="previous")
-assert_type(gm.systems.lotka_volterra.ode, gm.ODE)
 gm.fit_many(ode, t, np.stack([y, y]), priors=priors)
 gm.plot_states(idata, truth=y)
 assert_type(gm.__version__, str)
