@@ -209,7 +209,7 @@ def plot_gradient_match(
         :func:`pymc.sample`.  200 of them are used.
     model : pymc.Model, optional
         The model, if it is not the one on the stack; with one
-        :class:`~pymc_gradmatch.GradientMatchingODE` and constant kernels.
+        :class:`~pymc_gradmatch.GradientMatchingODE`.
     ci_prob : float, optional
         Probability of both bands (equal tails); ArviZ's default if not given.
     labels : (str, str), optional
@@ -229,7 +229,7 @@ def plot_gradient_match(
     TypeError
         If ``idata`` is no DataTree.
     ValueError
-        If the model has no constraint, or several, or one of experiments, or random kernels;
+        If the model has no constraint, or several, or one of experiments;
         if the draws are not the model's, or on another grid; or if ``ci_prob`` or ``labels``
         cannot be used.
 
@@ -249,12 +249,11 @@ def plot_gradient_match(
     ci_prob, axis_labels = _share(ci_prob), _pair(labels, "time", "slope")
     found = constraints(pm.modelcontext(model))
     together = any(one.gp.names for one in found)
-    random = any(one.gp.is_random for one in found)
-    if len(found) != 1 or together or random:
-        what = " of several experiments" if together else " with random kernels" if random else ""
+    if len(found) != 1 or together:
+        what = " of several experiments" if together else ""
         msg = (
             f"the model has {len(found)} GradientMatchingODE{what}; expected one, of a single "
-            "data set, with constant kernels."
+            "data set."
         )
         raise ValueError(msg)
     posterior = _group(idata, "posterior")
@@ -299,8 +298,8 @@ def plot_gp_fit(
     Parameters
     ----------
     gp : StateGP
-        What :func:`~pymc_gradmatch.fit_gp` returns, or any with constant hyperparameters, such
-        as :class:`~pymc_gradmatch.StateGPs`.
+        What :func:`~pymc_gradmatch.fit_gp` returns, or any other, such as
+        :class:`~pymc_gradmatch.StateGPs`.
     ci_prob : float, optional
         Probability of both bands (equal tails); ArviZ's default if not given.
     labels : (str, str), optional
@@ -318,7 +317,7 @@ def plot_gp_fit(
     Raises
     ------
     ValueError
-        If hyperparameters or sigma are random variables, or ``ci_prob`` or ``labels`` cannot
+        If sigma is a random variable, or ``ci_prob`` or ``labels`` cannot
         be used.
 
     Examples

@@ -6,15 +6,16 @@ To add a method, write a function of (case, data, seed, effort) that returns
 
 from collections import defaultdict
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pymc as pm
+import xarray as xr
 
 import pymc_gradmatch as gm
 from benchmarks.cases import Case
 from benchmarks.paper import systems
-from benchmarks.paper.adaptive import adaptive_model
+from benchmarks.paper.adaptive import adaptive_model, with_roles
 from benchmarks.paper.likelihood import maximum_likelihood
 from benchmarks.paper.meanfield import fit_mean_field
 from pymc_gradmatch.sampling.coordinates import straight
@@ -37,6 +38,7 @@ class Effort(NamedTuple):
 
 
 FULL = Effort(draws=1_000, chains=4, sweeps=1.0, steps=30_000)
+ALONE: dict[str, Any] = {"tune": None, "cores": 1}  # on one core, as long as nutpie would
 QUICK = Effort(draws=200, chains=2, sweeps=0.05, steps=5_000)
 
 
@@ -110,8 +112,11 @@ def agm(case: Case, data: systems.Simulation, seed: int, effort: Effort) -> Draw
     are a quarter of the draws.
     """
     model = adaptive_model(case, data, case.paper_gp(data, random_seed=0))
-    fewer = effort._replace(draws=effort.draws // 2, chains=2)
-    return _nuts(case, model, "agm", seed, fewer, bent=False)
+    posterior = with_roles(compiled_for(model, _compiled[case.name, "agm"]), case.ode.params)
+    rng = np.random.default_rng(seed)
+    around = straight(posterior.find_mode(rng), posterior.split)
+    idata = posterior.sample_around(around, rng, draws=effort.draws // 2, chains=2, **ALONE)
+    return _nuts_draws(case, idata)
 
 
 def refined(case: Case, data: systems.Simulation, seed: int, effort: Effort) -> Draws:
@@ -121,17 +126,16 @@ def refined(case: Case, data: systems.Simulation, seed: int, effort: Effort) -> 
     return _nuts(case, model, "refined", seed, effort)
 
 
-def _nuts(
-    case: Case, model: pm.Model, method: str, seed: int, effort: Effort, *, bent: bool = True
-) -> Draws:
+def _nuts(case: Case, model: pm.Model, method: str, seed: int, effort: Effort) -> Draws:
     posterior = compiled_for(model, _compiled[case.name, method])
     rng = np.random.default_rng(seed)
-    settings = {"draws": effort.draws, "tune": None, "chains": effort.chains, "cores": 1}
     mode = posterior.find_mode(rng)
-    if bent:
-        idata = posterior.sample(mode, rng, **settings)
-    else:
-        idata = posterior.sample_around(straight(mode, posterior.split), rng, **settings)
+    return _nuts_draws(
+        case, posterior.sample(mode, rng, draws=effort.draws, chains=effort.chains, **ALONE)
+    )
+
+
+def _nuts_draws(case: Case, idata: xr.DataTree) -> Draws:
     diverging = int(idata["sample_stats"]["diverging"].sum())
     note = f"{diverging} divergences" if diverging else ""
     return _draws(case, idata["posterior"].dataset, note)

@@ -26,7 +26,6 @@ from pymc_gradmatch.gp.processes import (
     Parameterization,
     StatePrior,
     add_coords,
-    basis_inputs,
     check_coords,
     is_states,
 )
@@ -54,7 +53,6 @@ __all__ = [
     "as_experiments",
     "as_noise",
     "as_positive",
-    "basis_inputs",
     "behind_states",
     "breaks_within",
     "check_coords",

@@ -130,7 +130,6 @@ class _SideBySide(NamedTuple):
     operators: Operators
     prior_spectrum: Spectrum
     conditional_spectrum: Spectrum
-    is_random: bool = False
     chain: None = None
 
     @property
@@ -183,7 +182,7 @@ class StateGPs(StateProcesses):
     Raises
     ------
     ValueError
-        If the states are not the same, or hyperparameters are random.
+        If the states are not the same, or sigma is random.
 
     Examples
     --------
@@ -296,11 +295,6 @@ class StateGPs(StateProcesses):
         """The names of the experiments, and how many times each of their grids has."""
         return self.names, self.t.shape[1]
 
-    @property
-    def is_random(self) -> bool:
-        """Hyperparameters are numbers here."""
-        return False
-
     @cached_property
     def places(self) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
         """Places of the observations among experiments, on their grids, and among the states."""
@@ -399,12 +393,12 @@ class StateGPs(StateProcesses):
 def _check_members(members: Mapping[str, StateGP]):
     first = next(iter(members.values()))
     for name, gp in members.items():
-        if gp.is_random or isinstance(gp.sigma, TensorVariable):
+        if isinstance(gp.sigma, TensorVariable):
             msg = (
                 f"kernels or sigma of the experiment {name!r} are random; expected numbers where "
                 "there are several experiments."
             )
-            raise ValueError(msg)
+            raise ValueError(msg)  # noqa: TRY004  what sigma is made of is refused
         if gp.states != first.states or not np.array_equal(gp.data.positive, first.data.positive):
             msg = (
                 f"the experiment {name!r} has the states {list(gp.states)}, the first "

@@ -30,7 +30,7 @@ from pymc_gradmatch._pymc import (
     starts_by_itself,
 )
 from pymc_gradmatch.exact import with_draws
-from pymc_gradmatch.gp import basis_inputs, is_states
+from pymc_gradmatch.gp import is_states
 from pymc_gradmatch.model import is_constraint, known_starts, warn_of_other_data, where_impossible
 from pymc_gradmatch.numerics import (
     N_STARTS,
@@ -79,10 +79,9 @@ def has_start(model: pm.Model, rv) -> bool:
 def held_variables(model: pm.Model) -> set:
     """Return the free variables of which the joint mode with what varies runs to zero.
 
-    Sigma, gamma and hyperparameters of kernels, which are neither states nor parameters of a
-    right-hand side, and the spread of a population: what has a bound, and moves parameters by
-    their prior alone.  In a model without a constraint, as with the ODE's solution, such a
-    spread alone.
+    Sigma and gamma, which are neither states nor parameters of a right-hand side, and the spread
+    of a population: what has a bound, and moves parameters by their prior alone.  In a model
+    without a constraint, as with the ODE's solution, such a spread alone.
     """
     matches = [rv for rv in model.observed_RVs if is_constraint(rv)]
     if not matches:
@@ -91,12 +90,11 @@ def held_variables(model: pm.Model) -> set:
     starts = [known.values for known in known_starts(model)]
     given = [*(rv.owner.inputs[2] for rv in matches), *starts]
     reached = set(ancestors(given))
-    shaping = set(ancestors([part for rv in states for part in basis_inputs(rv)]))
     of_population = spreading(model, given)
     return {
         rv
         for rv in model.free_RVs
-        if rv not in states and (rv not in reached or rv in shaping or rv in of_population)
+        if rv not in states and (rv not in reached or rv in of_population)
     }
 
 
