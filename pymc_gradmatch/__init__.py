@@ -5,7 +5,7 @@ Gaussian too, and the ODE enters as a constraint on it: Theorem 1 of Wenk et
 al., "Fast Gaussian process based gradient matching for parameter
 identification in systems of nonlinear ODEs", AISTATS 2019.
 
-Rooms are entered when one of their names is first asked for: importing the package
+A subpackage is imported when one of its names is first used: importing the package
 imports little else.
 """
 

@@ -302,8 +302,8 @@ def _have_outlier(left: NDArray[np.float64]) -> bool:
 def unexplained(left: Sequence[Residuals]) -> list[str]:
     """Return the states of whose data a solution leaves too much, though there is no mere noise.
 
-    Too much is nearly all, where what is left of these or of other states hangs together;
-    of a state whose own residuals do, a good part.  This is another mode than the data's, with
+    Too much is nearly all, where residuals of these or of other states are autocorrelated;
+    of a state whose own residuals are, a good part.  This is another mode than the data's, with
     noise in the place of the motion, and all searches around it agree on that; or it is another
     ODE.
     """

@@ -91,8 +91,8 @@ def sample(
 
     Notes
     -----
-    The posterior of a model with a constraint is the matched one.  After sampling it is held
-    against a normal
+    The posterior of a model with a constraint is that of gradient matching.  After sampling it
+    is compared with a normal
     approximation of the exact posterior, at its mode: where it lies elsewhere, or is
     much narrower or wider, or could not be compared, the log says so, and
     ``idata["posterior"].attrs["exactness"]`` what was seen.  The verdict is
