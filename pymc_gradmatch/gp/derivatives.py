@@ -211,12 +211,8 @@ def compile_blocks(formula: Formula, rewritten: bool = False) -> Callable:
     """
     times = formula.t, formula.other
     blocks = _blocks(formula.between, *times, formula.cov)
-    return _compiled([*blocks, formula.k], [*formula.hyperparameters, *times], rewritten)
-
-
-def _compiled(graphs: Sequence, inputs: Sequence, rewritten: bool = False) -> Callable:
-    rewrites = ["canonicalize"] if rewritten else []
-    return one_at_a_time(in_numpy(inputs, graphs, rewrites))  # threads share it
+    inputs, rewrites = [*formula.hyperparameters, *times], ["canonicalize"] if rewritten else []
+    return one_at_a_time(in_numpy(inputs, [*blocks, formula.k], rewrites))  # threads share it
 
 
 def checked_blocks(evaluate: Callable, cov: pm.gp.cov.BaseCovariance, t) -> Blocks:
