@@ -210,9 +210,9 @@ def compile_blocks(formula: Formula, rewritten: bool = False) -> Callable:
     Rewriting a graph takes a quarter of a second, and makes it ten times as fast.
     """
     times = formula.t, formula.other
-    blocks = _blocks(formula.between, *times, formula.cov)
+    graphs: list = [*_blocks(formula.between, *times, formula.cov), formula.k]
     inputs, rewrites = [*formula.hyperparameters, *times], ["canonicalize"] if rewritten else []
-    return one_at_a_time(in_numpy(inputs, [*blocks, formula.k], rewrites))  # threads share it
+    return one_at_a_time(in_numpy(inputs, graphs, rewrites))  # threads share it
 
 
 def checked_blocks(evaluate: Callable, cov: pm.gp.cov.BaseCovariance, t) -> Blocks:

@@ -15,7 +15,6 @@ from pytensor.tensor import TensorVariable
 from pymc_gradmatch.arguments import as_numbers
 from pymc_gradmatch.gp.data import (
     Data,
-    Residuals,
     around_breaks,
     as_nugget,
     as_positive,
@@ -24,7 +23,6 @@ from pymc_gradmatch.gp.data import (
     divided_further,
     grid_around,
     read_only,
-    residuals,
     staircase,
 )
 from pymc_gradmatch.gp.kernels import check_kernels, describe
@@ -32,6 +30,7 @@ from pymc_gradmatch.gp.processes import (
     Parameterization,
     Processes,
 )
+from pymc_gradmatch.gp.residuals import Residuals, residuals
 from pymc_gradmatch.gp.states import StateProcesses, add_states
 
 
