@@ -405,6 +405,7 @@ def test_a_prior_of_gamma_becomes_a_variable(decay, one, gp_of_one):
     assert np.isfinite(model.compile_logp(mode="FAST_COMPILE")(model.initial_point()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "prior",
     [

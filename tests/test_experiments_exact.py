@@ -238,6 +238,7 @@ def test_a_hierarchy_has_the_posterior_that_nuts_finds_in_the_closed_form(hierar
         assert row["sd"] == pytest.approx(draws.std(), rel=0.2)
 
 
+@pytest.mark.slow
 def test_a_hierarchy_is_sampled_by_chains(hierarchy):
     _, fit = hierarchy
     assert fit.diagnostics.method == "NUTS"
