@@ -230,33 +230,6 @@ def test_a_sampler_gives_up_by_work_not_by_the_clock(decay, monkeypatch):
     assert idata["posterior"].sizes["draw"] == 50
 
 
-@pytest.fixture
-def fit_three():
-    """Return a function that fits three data sets and presses Ctrl-C before number ``last``."""
-    [model] = decay_models(pm.HalfNormal.dist(1))
-
-    def fit(last):
-        begun = iter(range(3))
-
-        def build(_):
-            if next(begun) == last:
-                os.kill(os.getpid(), signal.SIGINT)
-            return model
-
-        settings = {"draws": 50, "tune": 100, "chains": 1, "n_jobs": 1, "random_seed": 1}
-        return posterior.sample_side_by_side([build] * 3, progressbar=False, **settings)
-
-    return fit
-
-
-@pytest.mark.slow
-def test_ctrl_c_returns_the_fits_that_are_finished(fit_three):
-    """Assert that the fit that runs is given up, and the one after it not begun."""
-    first, *others = fit_three(1)
-    assert first.sizes["draw"] == 50
-    assert all("stopped by Ctrl-C" in str(one) for one in others)
-
-
 @pytest.mark.slow
 def test_ctrl_c_returns_the_draws_so_far_of_the_paper_s_chain(decay, monkeypatch):
     """Assert it of a chain of two thousand, at the thirtieth draw after ten that are discarded."""
