@@ -5,11 +5,9 @@ import warnings
 import arviz as az
 import numpy as np
 import pymc as pm
-import pytensor
 import pytensor.tensor as pt
 import pytest
 import scipy.stats
-from pymc.logprob.utils import ParameterValueError
 from pytensor.graph.traversal import ancestors
 
 import pymc_gradmatch as gm
@@ -552,22 +550,6 @@ def test_a_start_whose_gradient_is_nan_is_refused(gp_of_one, one):
         gm.build_model(ode, TIMES, one, priors={"r": pm.Normal.dist(2, 1)}, gp=gp_of_one)
     assert not model.named_vars
     four_lines(ode, gp_of_one, one, theta=lambda: {"r": 2.0})  # known: no slope is needed
-
-
-@pytest.mark.slow
-def test_a_failed_factorisation_is_not_blamed_on_gamma(decay, one):
-    with pm.Model() as model:
-        kernel = pm.gp.cov.ExpQuad(1, ls=pm.HalfNormal("ls"))
-        gp = gm.StateGP(TIMES, one, [kernel], sigma=0.1, nugget=0.0)
-        x, theta = gp.prior("x"), half_normal()
-        gm.GradientMatchingODE("match", decay, x, theta, gp=gp, gamma=1e-12)
-    point = model.initial_point() | {"ls_log__": np.log(1e9)}
-    for name in ("x", "match"):
-        logp = pytensor.function(
-            model.value_vars, model.logp(model[name]), mode="FAST_COMPILE", on_unused_input="ignore"
-        )
-        with pytest.raises(ParameterValueError, match="is positive definite"):
-            logp(**point)
 
 
 def test_estimates_inside_their_bounds_are_not_called_at_them_however_small(even_noise):
