@@ -1,19 +1,20 @@
-# Two commands on a fresh machine with Python 3.12 or newer: `make demo` and `make test`.
+# On a fresh machine with Python 3.12 or newer: `make demo`, and `make test` (about 12 CPU minutes)
+# or `make test-all` (about 35: slow tests and notebooks, too).
 VENV := .venv
 BIN := $(VENV)/bin
 FIND_PYTHON = for p in python3.12 python3.13 python3.14 python3 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null && echo $$p && break; done
 
-.PHONY: demo test test-fast test-seeds test-jax lint types docs dist benchmarks clean
+.PHONY: demo test test-all test-seeds test-jax lint types docs dist benchmarks clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m pymc_gradmatch.demo
 
 test: $(VENV)/.installed-test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow" tests pymc_gradmatch
 
-test-fast: $(VENV)/.installed-test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow" tests
+test-all: $(VENV)/.installed-test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 test-seeds: $(VENV)/.installed-test
 	.ci/test-seeds

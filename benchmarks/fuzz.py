@@ -551,7 +551,7 @@ def four_lines(posed: Problem, ode, t, y) -> pm.Model:
     rng, settings = posed.rng, dict(posed.settings)
     parameterization = settings.pop("parameterization", "centered")
     gamma = settings.pop("gamma", 0.3)
-    kernel = settings.pop("cov", pick(rng, (*KERNELS, "function", "fixed", "random")))
+    kernel = settings.pop("cov", pick(rng, (*KERNELS, "function", "fixed")))
     n_states = np.shape(y)[-1] if np.ndim(y) else 1
     span = float(np.ptp(np.asarray(t, dtype=float)))
     coords = pick(rng, ({"state": posed.states}, {"state": posed.states, "time": list(t)}, None))
@@ -567,9 +567,8 @@ def four_lines(posed: Problem, ode, t, y) -> pm.Model:
                 n_starts=2,
                 random_seed=1,
             )
-        elif kernel in ("fixed", "random"):
-            ls = span / 5 if kernel == "fixed" else pm.HalfNormal("lengthscale", span / 4)
-            covs = [pm.gp.cov.Matern52(1, ls=ls) for _ in range(n_states)]
+        elif kernel == "fixed":
+            covs = [pm.gp.cov.Matern52(1, ls=span / 5) for _ in range(n_states)]
             sigma = 0.1 * np.std(np.atleast_1d(y), axis=0)
             gp = gm.StateGP(t, y, covs, sigma=sigma)
         else:

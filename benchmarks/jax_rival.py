@@ -19,6 +19,7 @@ import pytensor.tensor as pt
 import pymc_gradmatch as gm
 from benchmarks.cases import Case
 from benchmarks.gradients import in_jax, microseconds
+from benchmarks.paper import systems
 
 __all__ = [
     "Fit",
@@ -122,7 +123,7 @@ def solved(f: Callable, t, x0, theta, *, solver, adjoint, rtol, atol, max_steps=
     ).ys
 
 
-def _model(case: Case, data: gm.systems.Simulation) -> Callable[[], None]:
+def _model(case: Case, data: systems.Simulation) -> Callable[[], None]:
     """Return the NumPyro model: theta and the initial states unknown, sigma known."""
     diffrax, jax, numpyro = import_jax()
     f = right_hand_side(case.ode)
@@ -154,7 +155,7 @@ def gradient_us(model: Callable[[], None], init_strategy: Callable) -> float:
 
 def diffrax_nuts(
     case: Case,
-    data: gm.systems.Simulation,
+    data: systems.Simulation,
     *,
     dense_mass: bool,
     warmup: int = 1_000,

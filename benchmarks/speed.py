@@ -51,7 +51,7 @@ DEFAULT = "curved (gm.sample)"
 TO_POSTERIOR = """
 from time import perf_counter; start = perf_counter()
 import pymc as pm, pymc_gradmatch as gm
-system = gm.systems.lotka_volterra
+system = systems.lotka_volterra
 data = system.simulate("low", random_seed={seed})
 priors = {{name: pm.HalfNormal.dist(5) for name in system.ode.params}}
 model = gm.build_model(
@@ -81,7 +81,7 @@ print(process_time() - start)
 """
 LONG_CHAIN = """
 import resource, pymc_gradmatch as gm
-system = gm.systems.protein_transduction
+system = systems.protein_transduction
 data, paper = system.simulate("low", random_seed={seed}), system.paper
 model = gm.build_model(system.ode, data.t, data.y, priors=system.priors(), cov=paper.cov,
                        gamma=paper.gamma, sigma="fixed", state_box=paper.state_box,

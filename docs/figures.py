@@ -1,4 +1,4 @@
-"""The figures of docs/idea.md and of README: ``python docs/figures.py`` draws all of them."""
+"""The figures of docs/idea.md and of README: ``python -m docs.figures`` draws all of them."""
 
 import argparse
 from pathlib import Path
@@ -9,12 +9,13 @@ import pymc as pm
 from matplotlib.figure import Figure
 
 import pymc_gradmatch as gm
+from benchmarks.paper import systems
 
 mpl.use("agg")
 
 HERE = Path(__file__).parent / "figures"
 BLUE, ORANGE, GREY = "C0", "C1", "0.35"
-SYSTEM = gm.systems.lotka_volterra
+SYSTEM = systems.lotka_volterra
 DATA = SYSTEM.simulate("low", random_seed=1)
 STATE = 0  # prey
 SHIFT = {"alpha": 2.8}  # a wrong value, for contrast
@@ -135,7 +136,7 @@ def tolerance() -> Figure:
 
 def exact() -> Figure:
     """Draw the matched posterior beside the exact one, of a spiky system."""
-    system = gm.systems.fitzhugh_nagumo
+    system = systems.fitzhugh_nagumo
     data = system.simulate("snr100", random_seed=1)
     priors = {name: pm.HalfNormal.dist(5) for name in system.ode.params}
     matched = gm.build_model(

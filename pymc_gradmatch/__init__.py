@@ -5,7 +5,7 @@ Gaussian too, and the ODE enters as a constraint on it: Theorem 1 of Wenk et
 al., "Fast Gaussian process based gradient matching for parameter
 identification in systems of nonlinear ODEs", AISTATS 2019.
 
-Rooms are entered when one of their names is first asked for: importing the package
+A subpackage is imported when one of its names is first used: importing the package
 imports little else.
 """
 
@@ -14,7 +14,16 @@ import lazy_loader
 __version__ = "0.1.0"
 
 _find, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
-_GONE = {"recentre": "gm.refine makes a solution of the ODE the prior mean, with all that needs"}
+_GONE = {
+    "recentre": "gm.refine makes a solution of the ODE the prior mean, with all that needs",
+    "grid_check": "gm.fit draws from the posterior of the ODE's solution, which has no grid",
+    "select_gamma": "gm.fit and preset='refined' need no gamma; others take gamma= of "
+    "gm.build_model, which may be random",
+    "systems": "the paper's three are in benchmarks/paper/systems.py of the repository",
+    "ODECheck": "gm.check_ode returns one",
+    "IntegrateCheck": "gm.integrate_check returns one",
+}
+_GONE |= {"GridCheck": _GONE["grid_check"], "GammaSelection": _GONE["select_gamma"]}
 
 
 def __getattr__(name: str):

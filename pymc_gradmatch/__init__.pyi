@@ -1,20 +1,12 @@
 # What the package offers: the lazy door in __init__.py reads it, and so do type checkers.
 from . import datasets, petab
-from .checks import (
-    GammaSelection,
-    GridCheck,
-    IntegrateCheck,
-    grid_check,
-    integrate_check,
-    select_gamma,
-)
+from .checks import integrate_check
 from .exact import Diagnostics, exact_model, predict
 from .gp import Experiment, StateGP, StateGPs, derivatives, fit_gp, kernels
 from .model import GradientMatchingODE, build_model, refine
-from .ode import ODE, Input, ODECheck, check_ode
-from .paper import sample_fgpgm, systems
+from .ode import ODE, Input, check_ode
 from .plots import plot_gp_fit, plot_gradient_match, plot_states, plot_verdict
-from .sampling import Fit, find_map, fit, fit_many, sample
+from .sampling import Fit, find_map, fit, fit_many, sample, sample_fgpgm
 
 __version__: str
 
@@ -23,12 +15,8 @@ __all__ = [
     "Diagnostics",
     "Experiment",
     "Fit",
-    "GammaSelection",
     "GradientMatchingODE",
-    "GridCheck",
     "Input",
-    "IntegrateCheck",
-    "ODECheck",
     "StateGP",
     "StateGPs",
     "build_model",
@@ -40,7 +28,6 @@ __all__ = [
     "fit",
     "fit_gp",
     "fit_many",
-    "grid_check",
     "integrate_check",
     "kernels",
     "petab",
@@ -52,6 +39,4 @@ __all__ = [
     "refine",
     "sample",
     "sample_fgpgm",
-    "select_gamma",
-    "systems",
 ]

@@ -119,9 +119,8 @@ INTERNALS = {
         "breaks: compare size.type with pt.NoneConst.type."
     ),
     "pymc.gp.cov.Combination._factor_list": (
-        "The terms of a sum of kernels and the factors of a product, to print them and to tell "
-        "whether they are stationary. If it breaks: print the class alone and take no sum or "
-        "product for stationary; random hyperparameters then cost more."
+        "The terms of a sum of kernels and the factors of a product, to print them and to find "
+        "Matern52 among them. If it breaks: print the class alone; long series then cost more."
     ),
     "pymc.initial_point.make_initial_point_expression": (
         "Starts as graphs, also of variables that are in no model. If it breaks: register them "

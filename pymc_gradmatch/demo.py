@@ -14,6 +14,7 @@ import xarray as xr
 
 import pymc_gradmatch as gm
 
+TRUTH = {"alpha": 2.0, "beta": 1.0, "gamma": 4.0, "delta": 1.0}  # of the paper's example
 _TWO_COLUMNS = {"col_wrap": 2, "figure_kwargs": {"figsize": (9, 5.5), "layout": "constrained"}}
 
 
@@ -61,32 +62,45 @@ def fit_lynx_hare(
         return gm.sample(2000, chains=2, random_seed=random_seed, progressbar=progressbar)
 
 
+def lotka_volterra(t, x, theta):
+    """Lotka-Volterra as in the paper."""
+    return (
+        theta.alpha * x.prey - theta.beta * x.prey * x.predator,
+        -theta.gamma * x.predator + theta.delta * x.prey * x.predator,
+    )
+
+
 def fit_lotka_volterra(
     draws: int = 20_000, *, random_seed: int = 1
-) -> tuple[gm.systems.Simulation, xr.DataTree]:
-    """Fit the paper's Lotka-Volterra example in its single Metropolis chain."""
-    system = gm.systems.lotka_volterra
-    data = system.simulate("low", random_seed=random_seed)
+) -> tuple[np.ndarray, xr.DataTree]:
+    """Fit the paper's Lotka-Volterra example in its single Metropolis chain.
+
+    Returns
+    -------
+    truth : array of float
+        The states without noise, shape ``(time, state)``.
+    idata : xarray.DataTree
+    """
+    ode = gm.ODE(lotka_volterra, ["prey", "predator"], [*TRUTH])
+    t = np.linspace(0, 2, 20)
+    truth = ode.solve(t, [5.0, 3.0], TRUTH)
+    y = truth + 0.1 * np.random.default_rng(random_seed).normal(size=truth.shape)
     model = gm.build_model(
-        system.ode,
-        data.t,
-        data.y,
-        priors=system.priors(),
-        cov=system.paper.cov,
-        shared=system.paper.shared,
-        gamma=system.paper.gamma,
-        state_box=system.paper.state_box,
+        ode,
+        t,
+        y,
+        priors={name: pm.Uniform.dist(0, 100) for name in ode.params},
+        cov="ExpQuad",
+        shared=True,
+        gamma=0.3,
+        state_box=3.0,
         random_seed=random_seed,
         sigma="fixed",
     )
     idata = gm.sample_fgpgm(
-        model,
-        draws,
-        state_step=system.paper.state_step,
-        param_step=system.paper.param_step,
-        random_seed=random_seed,
+        model, draws, state_step=0.075, param_step=0.09, random_seed=random_seed
     )
-    return data, idata
+    return truth, idata
 
 
 def main(arguments: list[str] | None = None):
@@ -119,10 +133,9 @@ def main(arguments: list[str] | None = None):
     )
 
     print("\n2. Lotka-Volterra as in the paper: one Metropolis chain")
-    system = gm.systems.lotka_volterra
-    data, idata = fit_lotka_volterra(options.draws)
-    summary = az.summary(idata, var_names=list(system.ode.params), kind="all")
-    summary.insert(0, "truth", list(system.theta.values()))
+    states, idata = fit_lotka_volterra(options.draws)
+    summary = az.summary(idata, var_names=[*TRUTH], kind="all")
+    summary.insert(0, "truth", [*TRUTH.values()])
     print(summary.drop(columns="r_hat"), "\n")
     save_figures(
         idata,
@@ -134,8 +147,8 @@ def main(arguments: list[str] | None = None):
             "gamma": "1 / time",
             "delta": "1 / (time x population)",
         },
-        truth=system.theta,
-        states={"truth": data.x, "labels": ("time (any unit)", "population (any unit)")},
+        truth=TRUTH,
+        states={"truth": states, "labels": ("time (any unit)", "population (any unit)")},
     )
     print(f"\nDone in {perf_counter() - start:.0f} s.")
 

@@ -1,6 +1,7 @@
 """Shared fixtures: seeded data, fast compilation for graph tests."""
 
 import importlib
+import logging
 import os
 import sys
 
@@ -12,6 +13,7 @@ import pytest
 from scipy import stats
 
 import pymc_gradmatch as gm
+from benchmarks.paper import systems
 
 mpl.use("Agg")
 
@@ -29,6 +31,15 @@ def no_figure_stays_open():
     yield
     if (pyplot := sys.modules.get("matplotlib.pyplot")) is not None:
         pyplot.close("all")
+
+
+@pytest.fixture(autouse=True)
+def the_level_of_the_log_stays():
+    """Put back what a study's command has set: tests after it read the log."""
+    logger = logging.getLogger("pymc")
+    level = logger.level
+    yield
+    logger.setLevel(level)
 
 
 @pytest.fixture
@@ -60,7 +71,7 @@ def fast_compile():
 @pytest.fixture(scope="session")
 def lotka_volterra():
     """Return the paper's first system, the one most tests use."""
-    return gm.systems.lotka_volterra
+    return systems.lotka_volterra
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ import pymc as pm
 import pytest
 
 import pymc_gradmatch as gm
+from benchmarks.paper import systems
 
 T = np.linspace(0, 4, 11)
 
@@ -15,7 +16,7 @@ def checked(rhs, states=("x",), params=("a",), x0=(1.0,), theta=(0.4,), **others
 
 @pytest.mark.parametrize(
     "system",
-    [gm.systems.lotka_volterra, gm.systems.protein_transduction, gm.systems.fitzhugh_nagumo],
+    [systems.lotka_volterra, systems.protein_transduction, systems.fitzhugh_nagumo],
 )
 def test_the_paper_s_systems_are_sound(system):
     check = gm.check_ode(system.ode, system.t, system.x0, system.theta)

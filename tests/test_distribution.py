@@ -9,6 +9,7 @@ from pymc.distributions.distribution import support_point
 from scipy.stats import multivariate_normal
 
 import pymc_gradmatch as gm
+from benchmarks.paper import systems
 from pymc_gradmatch.model.constraint import residuals
 
 GAMMA = 0.3
@@ -318,7 +319,7 @@ def test_states_of_another_shape_are_an_error(lotka_volterra, gp):
 
 
 def test_ode_with_other_states_than_the_data_is_an_error(data, gp):
-    three = gm.systems.protein_transduction.ode
+    three = systems.protein_transduction.ode
     with pytest.raises(ValueError, match=r"the ODE has 5 states .* the data 2"):
         gm.GradientMatchingODE.dist(three, gp.y, {}, gp=gp, gamma=GAMMA)
 

@@ -57,9 +57,3 @@ def test_every_page_of_how_tos_is_listed():
     listed = (ROOT / "docs" / "howto" / "index.md").read_text("utf-8")
     pages = [p.stem for p in (ROOT / "docs" / "howto").glob("*.md") if p.stem != "index"]
     assert [page for page in pages if f"\n{page}\n" not in listed] == []
-
-
-def test_the_readme_is_short_and_its_first_code_is_not_far_down():
-    readme = (ROOT / "README.md").read_text("utf-8")
-    assert len(readme.splitlines()) <= 120
-    assert len(readme.split("```python")[0].splitlines()) <= 25

@@ -341,24 +341,6 @@ def test_a_washout_is_fitted_with_the_number_that_it_leaves():
 
 
 @pytest.mark.slow
-def test_a_grid_is_refined_around_doses_and_the_answer_stays(drug, monkeypatch):
-    """Assert the doses' times on both grids, and means within Monte Carlo error and a tenth."""
-    monkeypatch.setattr("pymc_gradmatch.checks.grid.MORE", 1)  # few draws: no verdict is asked for
-    t, y = drug
-    check = gm.grid_check(
-        ELIMINATION, t, y, priors=PRIORS, inputs=SCHEDULE, sigma=2.0, draws=300, chains=2, cores=1,
-        random_seed=1, progressbar=False,
-    )  # fmt: skip
-    assert check.is_fine_enough is not False
-    assert (check.moved["moved"].abs() < 0.1 + 5 * check.moved["moved_error"]).all()
-    assert [*check.moved.index] == ["k", "x0[amount]"]
-    for idata in (check.idata, check.finer):
-        x = idata["posterior"]["x"].sel(state="amount").mean(("chain", "draw"))
-        before = x.sel(time=TIMES[:2] - 1e-3, method="ffill").to_numpy()
-        np.testing.assert_allclose(x.sel(time=TIMES[:2]) - before, DOSES[:2], rtol=0.1)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("exact", [False, True])
 def test_many_data_sets_take_the_same_doses(drug, exact):
     t, y = drug

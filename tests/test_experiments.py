@@ -348,6 +348,7 @@ def below_a_random_top():
     return {"k": pm.Uniform("k", 0, top, dims="experiment"), "b": pm.HalfNormal("b", 1)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "priors",
     [PRIORS | {"k": pm.Uniform.dist([0, 0.9], [0.7, 2], shape=2)}, below_a_random_top],

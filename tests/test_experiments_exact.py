@@ -7,6 +7,7 @@ from scipy import stats
 from scipy.special import logsumexp
 
 import pymc_gradmatch as gm
+from benchmarks.paper import systems
 from pymc_gradmatch.exact import ExactPosterior, climbs
 from pymc_gradmatch.ode import Solver
 
@@ -89,7 +90,7 @@ def test_a_single_experiment_has_the_posterior_of_the_closed_form():
 @pytest.mark.slow
 def test_a_single_experiment_with_a_long_gap_is_fitted_as_by_itself():
     """Assert it within Monte Carlo error: a gap lets gm.fit look for other modes."""
-    prey_and_predators = gm.systems.lotka_volterra
+    prey_and_predators = systems.lotka_volterra
     data = prey_and_predators.simulate("low", random_seed=1)
     seen = (data.t < 0.5) | (data.t > 1.3)
     t, y = data.t[seen], data.y[seen]
@@ -237,6 +238,7 @@ def test_a_hierarchy_has_the_posterior_that_nuts_finds_in_the_closed_form(hierar
         assert row["sd"] == pytest.approx(draws.std(), rel=0.2)
 
 
+@pytest.mark.slow
 def test_a_hierarchy_is_sampled_by_chains(hierarchy):
     _, fit = hierarchy
     assert fit.diagnostics.method == "NUTS"

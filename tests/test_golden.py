@@ -14,13 +14,14 @@ import pytensor.tensor as pt
 import pytest
 
 import pymc_gradmatch as gm
+from benchmarks.paper import systems
 from pymc_gradmatch.numerics import matrices as algebra
 
 GOLDEN = json.loads((Path(__file__).parent / "data" / "fgpgm_golden.json").read_text("utf-8"))
 SYSTEMS = {
-    "lv_low": gm.systems.lotka_volterra,
-    "pt_low": gm.systems.protein_transduction,
-    "fhn_snr100_n25": gm.systems.fitzhugh_nagumo,
+    "lv_low": systems.lotka_volterra,
+    "pt_low": systems.protein_transduction,
+    "fhn_snr100_n25": systems.fitzhugh_nagumo,
 }
 KERNELS = {
     "RBF": lambda v, ls: v * pm.gp.cov.ExpQuad(1, ls=ls),
@@ -32,7 +33,7 @@ KERNELS = {
 def reference_protein_transduction(t, x, theta):
     """Return the right-hand side with the 1e-6 that only the reference code has."""
     guarded = theta._replace(Km=theta.Km + 1e-6)
-    return gm.systems.protein_transduction.ode.rhs(t, x, guarded)
+    return systems.protein_transduction.ode.rhs(t, x, guarded)
 
 
 @pytest.fixture(scope="module", params=list(SYSTEMS))

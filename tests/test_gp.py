@@ -331,7 +331,7 @@ def test_unusable_observations_are_named(y, message):
         (
             {"covs": [pm.gp.cov.ExpQuad(1, ls=pt.scalar("ls"))] * 2},
             ValueError,
-            r"ExpQuad\(ls=ls\) has symbolic hyperparameters without a value; expected numbers, or",
+            r"ExpQuad\(ls=ls\) has hyperparameters that are variables; expected numbers, such as",
         ),
     ],
 )

@@ -8,6 +8,7 @@ from scipy import stats
 from scipy.special import logsumexp
 
 import pymc_gradmatch as gm
+from benchmarks.paper import systems
 from pymc_gradmatch.gp import Data, unfitted
 from pymc_gradmatch.model import constraints
 from pymc_gradmatch.model.gauss_newton import Problem, scaled_by_solutions, solutions_of_prior
@@ -102,7 +103,7 @@ def test_the_recovery_of_fitzhugh_nagumo_is_never_seen(seed):
 
     Of the seal nothing: k was 0.34 to 0.64 in six fits, near its limit.
     """
-    system = gm.systems.fitzhugh_nagumo
+    system = systems.fitzhugh_nagumo
     t = np.linspace(0, 10, 40)
     data = system.simulate("snr100", t=t, random_seed=seed)
     priors = {name: pm.HalfNormal.dist(5) for name in system.ode.params}

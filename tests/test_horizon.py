@@ -144,6 +144,7 @@ def chaos():
     return target, target.starting_at(there, [np.array([*case.x0.values()])])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("problem", [predation_over_20_cycles, chaos])
 def test_the_horizon_leads_where_a_climb_from_the_truth_does(problem):
     target, truth = problem()

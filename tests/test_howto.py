@@ -29,6 +29,7 @@ def beginning():
     return namespace
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fast_compile")
 @pytest.mark.parametrize("heading", [*sections()][:-1])
 def test_one_call_and_four_lines_are_one_model(beginning, heading):

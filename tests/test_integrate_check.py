@@ -8,6 +8,7 @@ import xarray as xr
 from scipy import stats
 
 import pymc_gradmatch as gm
+from benchmarks.paper import systems
 from pymc_gradmatch.exact import ExactPosterior, comparison, glance
 from pymc_gradmatch.exact.importance import Mixture
 from pymc_gradmatch.exact.modes import Ridges
@@ -238,7 +239,7 @@ def test_a_failed_integration_has_weight_zero(gp, rng):
 
 
 @pytest.mark.parametrize(
-    "system", [gm.systems.lotka_volterra, gm.systems.fitzhugh_nagumo], ids=lambda s: s.name
+    "system", [systems.lotka_volterra, systems.fitzhugh_nagumo], ids=lambda s: s.name
 )
 def test_batched_integration_is_that_of_solve(system, rng):
     """Assert 1e-6 of each state's size, for parameters twenty per cent around the truth."""

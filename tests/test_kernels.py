@@ -9,9 +9,8 @@ from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
 import pymc_gradmatch as gm
-from pymc_gradmatch._pymc import EVALUATE_ONCE
-from pymc_gradmatch.gp.derivatives import covariance_blocks, evaluate_blocks, write_blocks
-from pymc_gradmatch.gp.kernels import Separate, Sigmoid, describe, is_random
+from pymc_gradmatch.gp.derivatives import covariance_blocks, evaluate_blocks
+from pymc_gradmatch.gp.kernels import Separate, Sigmoid, describe
 
 T = np.array([0.0, 0.3, 0.45, 1.1, 2.0])
 LAG = T[:, None] - T[None, :]
@@ -107,13 +106,6 @@ def test_compiled_and_interpreted_graphs_give_the_same_derivatives():
     np.testing.assert_allclose(compiled(t, t), evaluate_blocks(cov, t).d2k, rtol=1e-9, atol=1e-12)
 
 
-def test_random_hyperparameters_are_evaluated_at_their_support_points():
-    with pm.Model():
-        cov = pm.gp.cov.ExpQuad(1, ls=pm.Normal("lengthscale", np.float64(0.7), 0.1))
-    fixed = evaluate_blocks(pm.gp.cov.ExpQuad(1, ls=np.float64(0.7)), T)
-    np.testing.assert_array_equal(evaluate_blocks(cov, T), fixed)
-
-
 @pytest.mark.parametrize(
     "kernel",
     [
@@ -129,10 +121,12 @@ def test_random_hyperparameters_are_evaluated_at_their_support_points():
         lambda h: Separate(pm.gp.cov.ExpQuad(1, ls=h), [1.0]),
     ],
 )
-def test_random_hyperparameters_are_found_wherever_they_are(kernel):
-    assert is_random(kernel(pm.HalfNormal.dist(1)))
-    assert not is_random(kernel(1.5))
-    assert not is_random(kernel(pt.as_tensor(1.5)))
+def test_hyperparameters_that_are_variables_are_refused_wherever_they_are(kernel):
+    for free in (pm.HalfNormal.dist(1), pt.scalar("free")):
+        with pytest.raises(ValueError, match=r"hyperparameters that are variables.*gm\.fit_gp"):
+            gm.StateGP(T, np.sin(T)[:, None], [kernel(free)], sigma=0.1)
+    for number in (1.5, pt.as_tensor(1.5)):
+        gm.StateGP(T, np.sin(T)[:, None], [kernel(number)], sigma=0.1)
 
 
 def test_sigmoid_is_the_papers_formula():
@@ -162,12 +156,3 @@ def test_description_names_kernel_and_hyperparameters():
     cov = 2.5 * pm.gp.cov.RatQuad(1, ls=0.5, alpha=3.0) * pm.gp.cov.Periodic(1, period=2.0, ls=1.0)
     assert describe(cov) == "2.5 * RatQuad(ls=0.5, alpha=3) * Periodic(ls=1, period=2)"
     assert describe(Sigmoid(0.5, 2.0) ** 2) == "Sigmoid(a=0.5, b=2) ** 2"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("t", [np.linspace(0.1, 3, 7), T], ids=["regular", "irregular"])
-def test_written_blocks_are_the_evaluated_ones(cov, t):
-    """Assert that one value for all pairs of times as far apart is the value of each."""
-    written, evaluated = write_blocks(cov, t), evaluate_blocks(cov, t)
-    for graph, matrix in zip(written, evaluated, strict=True):
-        np.testing.assert_allclose(graph.eval(mode=EVALUATE_ONCE), matrix, rtol=1e-6, atol=1e-9)

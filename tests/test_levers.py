@@ -386,7 +386,13 @@ def test_predictive_draws_of_a_fine_grid_are_where_the_data_are(
 
 
 def test_what_is_gone_says_what_is_in_its_place(lotka_volterra, data, gp, priors):
-    with pytest.raises(AttributeError, match=r"gm\.recentre is gone: gm\.refine"):
-        gm.recentre  # noqa: B018
+    for name, instead in {
+        "recentre": "gm.refine",
+        "grid_check": "gm.fit",
+        "GammaSelection": "gm.fit",
+        "ODECheck": "gm.check_ode",
+    }.items():
+        with pytest.raises(AttributeError, match=rf"gm\.{name} is gone: {instead} "):
+            getattr(gm, name)
     with pytest.raises(TypeError, match=r"recentred= is gone; preset='refined'"):
         built(lotka_volterra, data, gp, priors, recentred=True)

@@ -69,6 +69,7 @@ class Cycle:
         self.itself = self
 
 
+@pytest.mark.slow
 def test_what_jobs_leave_in_cycles_is_collected_as_they_go():
     left = weakref.WeakSet()
     gc.disable()

@@ -8,8 +8,8 @@ import pytensor.tensor as pt
 import pytest
 from pymc.step_methods.metropolis import tune
 
-from pymc_gradmatch.paper import CompiledMetropolis
-from pymc_gradmatch.paper.metropolis import _stretch
+from pymc_gradmatch.sampling import CompiledMetropolis
+from pymc_gradmatch.sampling.metropolis import _stretch
 
 MEAN = np.array([1.0, -2.0, 0.5])
 COV = np.array([[1.0, 0.6, 0.0], [0.6, 2.0, -0.3], [0.0, -0.3, 0.5]])

@@ -288,6 +288,7 @@ def test_where_there_is_no_solution_a_model_has_no_density():
     assert not np.isfinite(logp({"k_interval__": 3.0}))
 
 
+@pytest.mark.slow
 def test_a_node_can_be_pickled_and_finds_its_code_in_another_process(tmp_path):
     rate = pt.scalar("rate", dtype="float64")
     ode = gm.ODE(pickled_rhs, ["mass"], ["rate"], positive=["mass"])

@@ -10,6 +10,7 @@ import pytensor.tensor as pt
 import pytest
 
 import pymc_gradmatch as gm
+from benchmarks.paper import systems
 from pymc_gradmatch.ode import in_jax
 
 pytestmark = pytest.mark.jax("jax", "diffrax", "numpyro")
@@ -61,7 +62,7 @@ def of(ode, t, *values):
     ("ode", "t", "values"),
     [
         pytest.param(
-            gm.systems.lotka_volterra.ode,
+            systems.lotka_volterra.ode,
             np.linspace(0, 5, 8),
             ([5.0, 4.0, 5.5], 3.0, 2.0, [1.0, 1.1, 0.9], 4.0, 1.0),
             id="Lotka-Volterra, three draws",

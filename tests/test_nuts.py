@@ -7,6 +7,7 @@ import pytest
 from scipy.optimize import approx_fprime
 
 import pymc_gradmatch as gm
+from benchmarks.paper import systems
 from pymc_gradmatch.numerics import laplace
 from pymc_gradmatch.sampling.posterior import compile_posterior, held_variables
 
@@ -133,7 +134,7 @@ def test_variances_are_not_climbed(model):
 @pytest.mark.slow
 def test_fitzhugh_nagumo_ends_in_the_right_mode_from_prior_starts(even_noise):
     """Assert the mode near the truth for ten seeds of the starts; one start in nine is a trap."""
-    system = gm.systems.fitzhugh_nagumo
+    system = systems.fitzhugh_nagumo
     data = system.simulate("snr100", t=np.linspace(0, 10, 25))
     y = data.x + data.sigma * even_noise(*data.x.shape)
     priors = {name: pm.HalfNormal.dist(5) for name in system.ode.params}

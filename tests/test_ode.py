@@ -9,6 +9,7 @@ import pytensor.tensor as pt
 import pytest
 
 import pymc_gradmatch as gm
+from benchmarks.paper import systems
 
 
 def test_tuple_list_and_dict_are_the_same_right_hand_side(fast_compile):
@@ -192,7 +193,7 @@ def test_unusable_arguments_of_solve_are_named(oscillator, arguments, message):
 def test_symbolic_and_numerical_right_hand_sides_agree(fast_compile):
     """Assert that a solution's finite differences are the right-hand side, in all systems."""
     for name in ("lotka_volterra", "protein_transduction", "fitzhugh_nagumo"):
-        system = getattr(gm.systems, name)
+        system = getattr(systems, name)
         t = np.linspace(0, 1, 2001)
         x = system.ode.solve(t, system.x0, system.theta)
         slopes = np.gradient(x, t, axis=0, edge_order=2)
@@ -209,8 +210,8 @@ def forced(t, x, theta):
 @pytest.mark.parametrize(
     "ode",
     [
-        gm.systems.lotka_volterra.ode,
-        gm.systems.protein_transduction.ode,
+        systems.lotka_volterra.ode,
+        systems.protein_transduction.ode,
         gm.ODE(forced, ["p", "q", "r"], ["a", "b"]),
     ],
     ids=["LV", "PT", "forced"],

@@ -254,7 +254,7 @@ def test_one_datum_far_off_is_an_outlier(off, even_noise):
     target = ExactPosterior(model)
     [left] = residuals(target, target.starting_at({"rate": 0.5}, [np.array([3.0])]))
     assert left.have_outlier == bool(off)
-    assert not left.hang_together
+    assert not left.is_autocorrelated
 
 
 @pytest.mark.slow

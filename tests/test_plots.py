@@ -357,7 +357,7 @@ def test_the_fit_of_the_gaussian_processes_is_drawn_with_its_hyperparameters(gap
             assert high == pytest.approx(expected)
 
 
-def test_a_fit_of_random_hyperparameters_is_not_drawn(gappy):
+def test_a_fit_with_a_random_sigma_is_not_drawn(gappy):
     with pm.Model():
         random = gappy.with_sigma(pm.HalfNormal("sigma", 1))
         with pytest.raises(ValueError, match=r"gp\.posterior_sd needs numbers"):

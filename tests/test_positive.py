@@ -288,6 +288,7 @@ def test_the_papers_preset_and_whitened_states_take_logarithms_too(pelts, years)
     assert abs(first.mean() - second.mean()) < 0.3 * second.std()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parameterization", ["centered", "whitened"])
 def test_draws_have_what_the_model_makes_the_states_from_and_of_them(
     pelts, years, parameterization

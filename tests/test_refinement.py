@@ -9,6 +9,7 @@ import pytest
 from scipy.optimize import least_squares
 
 import pymc_gradmatch as gm
+from benchmarks.paper import systems
 from pymc_gradmatch.model import DoubtWarning
 from pymc_gradmatch.model.gauss_newton import Problem, climb_from_prior
 from pymc_gradmatch.model.likelihood import normal
@@ -131,9 +132,9 @@ def test_a_start_that_noise_hides_comes_out_above_zero(seed, even_noise):
 @pytest.mark.parametrize(
     ("system", "noise", "steps"),
     [
-        (gm.systems.lotka_volterra, "high", 4),
-        (gm.systems.fitzhugh_nagumo, "snr100", 8),
-        (gm.systems.protein_transduction, "low", 4),
+        (systems.lotka_volterra, "high", 4),
+        (systems.fitzhugh_nagumo, "snr100", 8),
+        (systems.protein_transduction, "low", 4),
     ],
     ids=["LV", "FHN", "PT"],
 )
@@ -150,7 +151,7 @@ def test_other_systems_end_at_numerical_integrations_estimate_too(system, noise,
 
 @pytest.mark.slow
 def test_four_steps_are_enough_for_most_jumps(even_noise):
-    system = gm.systems.fitzhugh_nagumo
+    system = systems.fitzhugh_nagumo
     data = system.simulate("snr100")
     data = data._replace(y=data.x + data.sigma * even_noise(*data.x.shape))
     found = refined(system, data)
@@ -350,7 +351,7 @@ def test_refine_names_what_does_not_fit(lotka_volterra, gp, data):
     with pytest.raises(ValueError, match=r"missing for \['delta'\]"):
         gm.refine(ode, gp, priors={n: p for n, p in priors.items() if n != "delta"})
     with pytest.raises(ValueError, match=r"ODE has 5 states"):
-        gm.refine(gm.systems.protein_transduction.ode, gp, priors={})
+        gm.refine(systems.protein_transduction.ode, gp, priors={})
     centred = gp.with_mean(gp.y, gp.y)
     with pytest.raises(ValueError, match=r"prior mean is a trajectory"):
         gm.refine(ode, centred, priors=priors)

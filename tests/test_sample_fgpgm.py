@@ -6,7 +6,7 @@ import pymc as pm
 import pytest
 
 import pymc_gradmatch as gm
-from pymc_gradmatch.paper import metropolis as chain
+from pymc_gradmatch.sampling import metropolis as chain
 
 
 @pytest.fixture(scope="module")

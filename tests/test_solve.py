@@ -11,6 +11,7 @@ from scipy.integrate import solve_ivp
 
 import pymc_gradmatch as gm
 from benchmarks.cases import ACCURACY, BREADTH
+from benchmarks.paper import systems
 from pymc_gradmatch.ode import Solver, explicit, implicit
 from pymc_gradmatch.ode import solve as solving
 
@@ -254,7 +255,7 @@ def test_stiff_draws_change_the_road_early_and_the_others_never(rng):
     explicit, implicit = n_steps.T
     assert explicit.max() < 300
     assert 40 < implicit.min() <= implicit.max() < 300
-    lotka_volterra = gm.systems.lotka_volterra
+    lotka_volterra = systems.lotka_volterra
     theta = np.array([[*lotka_volterra.theta.values()]])
     _, n_steps = solved(lotka_volterra.ode, lotka_volterra.t, [lotka_volterra.x0], theta)
     assert n_steps[0, 1] == 0
@@ -312,7 +313,7 @@ def test_small_matrices_are_inverted_as_numpy_does(n, rng):
 
 def test_output_times_between_steps_are_as_accurate_as_the_steps():
     """Lotka-Volterra is solved in some forty steps; the times asked for are many more."""
-    lotka_volterra = gm.systems.lotka_volterra
+    lotka_volterra = systems.lotka_volterra
     t = np.linspace(0, 10, 2001)
     start, theta = lotka_volterra.x0, [lotka_volterra.theta[n] for n in lotka_volterra.ode.params]
     exact = solve_ivp(

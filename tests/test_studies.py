@@ -16,7 +16,6 @@ from benchmarks import (
     exact_cost,
     limits,
     many,
-    mixing,
     none_failed,
     one_call,
     population,
@@ -39,7 +38,6 @@ TABLES = {
     accuracy: "accuracy/fits.csv",
     breadth: "breadth/one-call.csv",
     limits: "limits.csv",
-    mixing: "mixing.csv",
     population: "population.csv",
 }
 

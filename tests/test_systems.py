@@ -4,18 +4,18 @@ import numpy as np
 import pymc as pm
 import pytest
 
-import pymc_gradmatch as gm
+from benchmarks.paper import systems
 
 NAMES = ["lotka_volterra", "protein_transduction", "fitzhugh_nagumo"]
 
 
 @pytest.fixture(params=NAMES)
 def system(request):
-    return getattr(gm.systems, request.param)
+    return getattr(systems, request.param)
 
 
 def test_orders_of_parameters_and_states_are_the_contract():
-    lv, pt, fhn = (getattr(gm.systems, name) for name in NAMES)
+    lv, pt, fhn = (getattr(systems, name) for name in NAMES)
     assert lv.theta == {"alpha": 2, "beta": 1, "gamma": 4, "delta": 1}
     assert lv.ode.states == ("prey", "predator")
     assert pt.ode.params == ("k1", "k2", "k3", "k4", "V", "Km")
@@ -26,14 +26,14 @@ def test_orders_of_parameters_and_states_are_the_contract():
 
 
 def test_lotka_volterra_conserves_its_invariant():
-    system = gm.systems.lotka_volterra
+    system = systems.lotka_volterra
     prey, predator = system.ode.solve(np.linspace(0, 10, 200), system.x0, system.theta).T
     invariant = prey - 4 * np.log(prey) + predator - 2 * np.log(predator)
     np.testing.assert_allclose(invariant, invariant[0], rtol=1e-6)
 
 
 def test_protein_transduction_conserves_its_totals():
-    system = gm.systems.protein_transduction
+    system = systems.protein_transduction
     x = system.ode.solve(system.t, system.x0, system.theta)
     S, dS, R, RS, Rpp = x.T
     np.testing.assert_allclose(R + RS + Rpp, 1, rtol=1e-6)
@@ -43,7 +43,7 @@ def test_protein_transduction_conserves_its_totals():
 
 def test_fitzhugh_nagumo_spikes():
     """Assert relaxation oscillations: V swings between about -2 and 2 more than once."""
-    system = gm.systems.fitzhugh_nagumo
+    system = systems.fitzhugh_nagumo
     V = system.ode.solve(np.linspace(0, 20, 400), system.x0, system.theta)[:, 0]
     assert V.min() < -1.8
     assert V.max() > 1.8
@@ -60,7 +60,7 @@ def test_simulation_is_truth_plus_noise_of_the_stated_size(system):
 
 
 def test_signal_to_noise_ratio_is_of_variances():
-    data = gm.systems.fitzhugh_nagumo.simulate("snr10", random_seed=1)
+    data = systems.fitzhugh_nagumo.simulate("snr10", random_seed=1)
     np.testing.assert_allclose(data.x.var(axis=0) / data.sigma**2, 10)
 
 

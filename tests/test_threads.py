@@ -12,6 +12,7 @@ import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import pymc_gradmatch as gm
+from benchmarks.paper import systems
 from pymc_gradmatch import _pymc
 from pymc_gradmatch.gp import fit
 from pymc_gradmatch.gp.derivatives import evaluate_blocks
@@ -47,7 +48,7 @@ def test_the_marginal_likelihood_is_maximised_on_one_thread(monkeypatch):
 
 
 def test_threads_linearise_one_ode_without_disturbing_each_other():
-    ode = gm.systems.fitzhugh_nagumo.ode
+    ode = systems.fitzhugh_nagumo.ode
     rng = np.random.default_rng(1)
     given = [(np.zeros(50), rng.normal(size=(50, 2)), rng.normal(size=3) + 3) for _ in range(100)]
     expected = [ode.linearised(*one)[1] for one in given]

@@ -6,12 +6,9 @@ import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 import pytest
-import xarray as xr
 from scipy.linalg import expm
 
 import pymc_gradmatch as gm
-from pymc_gradmatch.checks.gamma import judge
-from pymc_gradmatch.gp import Data
 from pymc_gradmatch.model import unfitted_model
 from pymc_gradmatch.ode import Solver
 from pymc_gradmatch.ode.elements import elements
@@ -213,59 +210,3 @@ def test_entries_are_those_of_the_vector(form):
         [A, B], [*map(pt.as_tensor, elements(FORMS[form], [A, B]))], on_unused_input="ignore"
     )
     np.testing.assert_allclose(found(*at.values()), expected)
-
-
-TWO = gm.ODE(flows, ["a", "b"], {"k": 2})
-BY_NAME = gm.ODE(
-    lambda t, x, theta: [-theta.k_0 * x.a, theta.k_0 * x.a - theta.k_1 * x.b],
-    ["a", "b"],
-    ["k_0", "k_1"],
-)
-AT = np.linspace(0, 3, 13)
-OF_TWO = TWO.solve(AT, [5.0, 0.5], {"k": [0.8, 0.5]})
-OF_TWO = OF_TWO + np.random.default_rng(1).normal(0, 0.1, OF_TWO.shape)
-VECTOR = {"priors": {"k": pm.HalfNormal.dist(2, shape=2)}}
-SCALARS = {"priors": {name: pm.HalfNormal.dist(2) for name in BY_NAME.params}}
-
-
-def test_a_row_of_select_gamma_has_the_entries_of_a_vector():
-    """Assert that it is the row of the same draws of one parameter for each entry."""
-    rng = np.random.default_rng(2)
-    k, x = rng.gamma(50, 0.01, (2, 60, 2)), rng.gamma(50, 0.1, (2, 60, 13, 2))
-    x = xr.DataArray(x, {"time": AT, "state": ["a", "b"]}, ("chain", "draw", "time", "state"))
-    vector = xr.Dataset({"k": (("chain", "draw", "k_dim_0"), k), "x": x})
-    each = {name: (("chain", "draw"), k[..., n]) for n, name in enumerate(BY_NAME.params)}
-    data, sigma = Data.of(AT, OF_TWO, states=TWO.states), np.array([0.1, 0.2])
-    row = judge(TWO, vector, data, sigma)
-    assert row == pytest.approx(judge(BY_NAME, xr.Dataset(each | {"x": x}), data, sigma))
-    assert row["theta.k_1"] == pytest.approx(k[..., 1].mean())
-
-
-@pytest.mark.slow
-def test_select_gamma_takes_a_vector():
-    found = gm.select_gamma(
-        TWO, AT, OF_TWO, **VECTOR, gammas=[10.0, 0.01], draws=300, **QUIET, sigma="fixed"
-    )
-    row = found.table.iloc[1]
-    rates, x0 = row[["theta.k_0", "theta.k_1"]], row[["x0.a", "x0.b"]]
-    curves = [
-        expm(t * np.array([[-rates.iloc[0], 0], [rates.iloc[0], -rates.iloc[1]]])) for t in AT
-    ]
-    gp = gm.fit_gp(AT, OF_TWO, cov="ExpQuad", random_seed=1)
-    left = (OF_TWO - curves @ x0.to_numpy(float)) / gp.sigma
-    assert row["fit"] == pytest.approx(np.sqrt(np.mean(left**2)), rel=1e-3)  # sigma: another seed
-    assert found.gamma == 0.01
-
-
-@pytest.mark.slow
-def test_grid_check_takes_a_vector():
-    """Assert that it has a row for each entry, like that of one parameter for each."""
-    settings = {"draws": 500, "chains": 4, "cores": 1} | QUIET
-    vector = gm.grid_check(TWO, AT, OF_TWO, **VECTOR, **settings).moved
-    each = gm.grid_check(BY_NAME, AT, OF_TWO, **SCALARS, **settings).moved
-    assert [*vector.index] == ["k[0]", "k[1]", "x0[a]", "x0[b]", "sigma[a]", "sigma[b]"]
-    for one in ("", "finer_"):
-        apart = (vector[f"{one}mean"].to_numpy() - each[f"{one}mean"]) / each[f"{one}sd"]
-        assert (abs(apart) < 0.2).all()
-        ratio = vector[f"{one}sd"].to_numpy() / each[f"{one}sd"]
-        np.testing.assert_allclose(ratio, 1, atol=0.25)

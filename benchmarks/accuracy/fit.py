@@ -11,6 +11,7 @@ import pymc as pm
 
 import pymc_gradmatch as gm
 from benchmarks.cases import ACCURACY, Case, named
+from benchmarks.paper import systems
 from pymc_gradmatch.sampling.posterior import CompiledPosterior, compiled_for
 
 __all__ = ["METHODS", "accuracy_of", "fit"]
@@ -18,18 +19,18 @@ __all__ = ["METHODS", "accuracy_of", "fit"]
 DRAWS, CHAINS = 1_000, 2
 
 
-def refined(case: Case, data: gm.systems.Simulation) -> pm.Model:
+def refined(case: Case, data: systems.Simulation) -> pm.Model:
     """Build ``preset="refined"``."""
     gp = gm.fit_gp(data.t, data.y, cov="Matern52", random_seed=1)
     return case.model(data, preset="refined", gp=gp, random_seed=1)
 
 
-def paper(case: Case, data: gm.systems.Simulation) -> pm.Model:
+def paper(case: Case, data: systems.Simulation) -> pm.Model:
     """Build the paper's model."""
     return case.paper_model(data, random_seed=1)
 
 
-MODELS: dict[str, Callable[[Case, gm.systems.Simulation], pm.Model]] = {
+MODELS: dict[str, Callable[[Case, systems.Simulation], pm.Model]] = {
     "refined": refined,
     "paper": paper,
 }
@@ -89,7 +90,7 @@ def _fitted(name: str, method: str, replicate: int) -> dict[str, float]:
     }
 
 
-def _in_one_call(case: Case, data: gm.systems.Simulation, replicate: int) -> dict[str, float]:
+def _in_one_call(case: Case, data: systems.Simulation, replicate: int) -> dict[str, float]:
     """Fit by ``gm.fit``, whose draws are checked as they come."""
     start = process_time()
     found = gm.fit(
@@ -109,7 +110,7 @@ def _in_one_call(case: Case, data: gm.systems.Simulation, replicate: int) -> dic
     }
 
 
-def _accuracy(case: Case, data: gm.systems.Simulation, draws) -> dict[str, float]:
+def _accuracy(case: Case, data: systems.Simulation, draws) -> dict[str, float]:
     """Return errors of the trajectory, coverage, and moments of theta."""
     theta = draws[list(case.theta)].to_array().to_numpy().reshape(len(case.theta), -1)
     first = draws["x0"] if "x0" in draws else draws["x"].isel(time=0)
@@ -119,7 +120,7 @@ def _accuracy(case: Case, data: gm.systems.Simulation, draws) -> dict[str, float
     return {"covered": covered} | accuracy_of(case, data, theta, x0)
 
 
-def accuracy_of(case: Case, data: gm.systems.Simulation, theta, x0) -> dict[str, float]:
+def accuracy_of(case: Case, data: systems.Simulation, theta, x0) -> dict[str, float]:
     """Return errors of the trajectory from the means, and moments of theta's draws by parameter."""
     error = case.ode.solve(data.t, x0, theta.mean(axis=1)) - data.x
     row = {"rmse": float(np.sqrt((error**2).mean()))}

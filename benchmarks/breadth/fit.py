@@ -14,6 +14,7 @@ import xarray as xr
 import pymc_gradmatch as gm
 from benchmarks import is_ours
 from benchmarks.cases import BREADTH, Case, named
+from benchmarks.paper import systems
 
 __all__ = ["Row", "fit", "fit_in_one_call", "given_up", "moments", "trajectory_rmse"]
 
@@ -122,7 +123,7 @@ def _sampling(case: Case, idata: xr.DataTree) -> Row:
     }
 
 
-def _accuracy(case: Case, data: gm.systems.Simulation, draws: xr.Dataset) -> Row:
+def _accuracy(case: Case, data: systems.Simulation, draws: xr.Dataset) -> Row:
     """Return the moments of theta, and the error of the trajectory from its mean."""
     theta = {name: draws[name].to_numpy() for name in case.theta}
     first = draws["x0"] if "x0" in draws else draws["x"].isel(time=0)
@@ -133,7 +134,7 @@ def _accuracy(case: Case, data: gm.systems.Simulation, draws: xr.Dataset) -> Row
     }
 
 
-def trajectory_rmse(case: Case, data: gm.systems.Simulation, x0, theta) -> float:
+def trajectory_rmse(case: Case, data: systems.Simulation, x0, theta) -> float:
     """Return the error of an integrated trajectory, each state in units of its noise."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from pytensor.tensor import TensorVariable
 
 import pymc_gradmatch as gm
+from benchmarks.paper import systems
 
 __all__ = ["Case", "Prior", "named"]
 
@@ -70,7 +71,7 @@ class Case:
     sigma_of: Callable[[NDArray[np.float64]], NDArray[np.float64]]
     prior: Mapping[str, Prior]
     stiff: bool = False
-    paper: gm.systems.PaperSettings | None = None
+    paper: systems.PaperSettings | None = None
 
     @property
     def slug(self) -> str:
@@ -82,26 +83,26 @@ class Case:
         """True parameters, in the order of ``ode.params``."""
         return np.array(list(self.theta.values()))
 
-    def simulate(self, random_seed: int | np.random.Generator) -> gm.systems.Simulation:
+    def simulate(self, random_seed: int | np.random.Generator) -> systems.Simulation:
         """Return one of the data sets; its number is the seed of the noise."""
         x = self.ode.solve(self.t, self.x0, self.theta)
         sigma = self.sigma_of(x)
         noise = np.random.default_rng(random_seed).normal(size=x.shape) * sigma
-        return gm.systems.Simulation(self.t, x + noise, x, sigma)
+        return systems.Simulation(self.t, x + noise, x, sigma)
 
     def priors(self) -> dict[str, TensorVariable]:
         """Return the prior of every parameter, for PyMC."""
         return {name: prior.pymc() for name, prior in self.prior.items()}
 
-    def model(self, data: gm.systems.Simulation, **settings) -> pm.Model:
+    def model(self, data: systems.Simulation, **settings) -> pm.Model:
         """Build the model of a data set, with settings of ``gm.build_model``."""
         return gm.build_model(self.ode, data.t, data.y, priors=self.priors(), **settings)
 
-    def arguments(self, data: gm.systems.Simulation) -> dict[str, Any]:
+    def arguments(self, data: systems.Simulation) -> dict[str, Any]:
         """Return the arguments of ``gm.fit``, but for seed and progress bar."""
         return {"ode": self.ode, "t": data.t, "y": data.y, "priors": self.priors()}
 
-    def plain(self, data: gm.systems.Simulation) -> pm.Model:
+    def plain(self, data: systems.Simulation) -> pm.Model:
         """Write the posterior that ``gm.fit`` samples as a plain PyMC model, data as ``pm.Data``.
 
         Starts and noise have the priors that :func:`~pymc_gradmatch.exact_model` describes.
@@ -113,7 +114,7 @@ class Case:
             self._observe(self.ode.solve(data.t, x0, theta), y)
         return model
 
-    def _given(self, data: gm.systems.Simulation) -> TensorVariable:
+    def _given(self, data: systems.Simulation) -> TensorVariable:
         return pm.Data("given", data.y)
 
     def _start(self, y: TensorVariable) -> Any:
@@ -123,12 +124,12 @@ class Case:
         sigma = pm.HalfNormal("sigma", y.std(axis=0), shape=len(self.x0))
         pm.Normal("y", x, sigma, observed=y)
 
-    def paper_gp(self, data: gm.systems.Simulation, random_seed: int) -> gm.StateGP:
+    def paper_gp(self, data: systems.Simulation, random_seed: int) -> gm.StateGP:
         """Fit the paper's kernel, step 1 of Algorithm 1."""
         cov, shared = self.paper.cov, self.paper.shared
         return gm.fit_gp(data.t, data.y, cov=cov, shared=shared, random_seed=random_seed)
 
-    def paper_model(self, data: gm.systems.Simulation, random_seed: int, **settings) -> pm.Model:
+    def paper_model(self, data: systems.Simulation, random_seed: int, **settings) -> pm.Model:
         """Build the paper's density: its kernel and gamma, sigma at its estimate."""
         gp = self.paper_gp(data, random_seed)
         return self.model(data, gp=gp, gamma=self.paper.gamma, sigma="fixed", **settings)

@@ -18,6 +18,7 @@ from pytensor.tensor import TensorVariable
 
 import pymc_gradmatch as gm
 from benchmarks.cases.case import Prior
+from benchmarks.paper import systems
 
 __all__ = ["MESSY", "Instrument", "Messy"]
 
@@ -381,7 +382,7 @@ def _around(median: float, log_sd: float = 1.0) -> Prior:
     return Prior("LogNormal", (float(np.log(median)), log_sd))
 
 
-def _of(system: gm.systems.System) -> dict[str, Any]:
+def _of(system: systems.System) -> dict[str, Any]:
     return {
         "ode": system.ode,
         "x0": dict(zip(system.ode.states, system.x0, strict=True)),
@@ -434,9 +435,9 @@ RATES = ["alpha", "beta", "gamma", "delta"]
 HUNTED = gm.ODE(_lotka_volterra, ["prey", "predator"], RATES, positive=["predator"])
 HARES = gm.ODE(_lotka_volterra, ["hare", "lynx"], RATES, positive=["hare", "lynx"])
 LV, FHN, PT = (
-    gm.systems.lotka_volterra,
-    gm.systems.fitzhugh_nagumo,
-    gm.systems.protein_transduction,
+    systems.lotka_volterra,
+    systems.fitzhugh_nagumo,
+    systems.protein_transduction,
 )
 LYNX_HARE = gm.datasets.lynx_hare()
 

@@ -17,6 +17,7 @@ from pytensor.tensor import TensorVariable
 import pymc_gradmatch as gm
 from benchmarks.cases.case import Case, Prior, named
 from benchmarks.cases.literature import BREADTH
+from benchmarks.paper import systems
 
 __all__ = ["CASCADE", "CHAIN", "ENZYME", "NETWORKS", "Counted", "SeenInPart"]
 
@@ -41,13 +42,13 @@ class SeenInPart(Case):
         """Places of the seen states."""
         return [self.ode.states.index(name) for name in self.seen]
 
-    def arguments(self, data: gm.systems.Simulation) -> dict[str, Any]:
+    def arguments(self, data: systems.Simulation) -> dict[str, Any]:
         """Return the arguments of ``gm.fit``: a table without the hidden states, and the start."""
         table = pd.DataFrame(data.y[:, self.places], columns=list(self.seen))
         table.iloc[0] = np.nan
         return super().arguments(data) | {"y": table, "start": dict(self.x0)}
 
-    def _given(self, data: gm.systems.Simulation) -> TensorVariable:
+    def _given(self, data: systems.Simulation) -> TensorVariable:
         return pm.Data("given", data.y[1:, self.places])
 
     def _start(self, y: TensorVariable) -> NDArray[np.float64]:
@@ -66,16 +67,16 @@ class Counted(Case):
     at first has a prior, and nobody has recovered.
     """
 
-    def simulate(self, random_seed: int | np.random.Generator) -> gm.systems.Simulation:
+    def simulate(self, random_seed: int | np.random.Generator) -> systems.Simulation:
         """Return counts, of which there are as many as days."""
         x = self.ode.solve(self.t, self.x0, self.theta)
         mean = _onsets(x)
         counts = np.random.default_rng(random_seed).negative_binomial(
             DISPERSION, DISPERSION / (DISPERSION + mean)
         )
-        return gm.systems.Simulation(self.t, counts, x, np.sqrt(mean + mean**2 / DISPERSION))
+        return systems.Simulation(self.t, counts, x, np.sqrt(mean + mean**2 / DISPERSION))
 
-    def arguments(self, data: gm.systems.Simulation) -> dict[str, Any]:
+    def arguments(self, data: systems.Simulation) -> dict[str, Any]:
         """Return the arguments of ``gm.fit``: the likelihood, and what is known of the start."""
 
         def likelihood(x, theta):

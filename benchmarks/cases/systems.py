@@ -2,13 +2,13 @@
 
 import numpy as np
 
-import pymc_gradmatch as gm
 from benchmarks.cases.case import Case, Prior
+from benchmarks.paper import systems
 
 __all__ = ["ACCURACY", "PAPER", "SPEED"]
 
 
-def _case(name: str, system: gm.systems.System, noise: gm.systems.Noise, t, prior: Prior) -> Case:
+def _case(name: str, system: systems.System, noise: systems.Noise, t, prior: Prior) -> Case:
     return Case(
         name,
         system.citation,
@@ -23,14 +23,14 @@ def _case(name: str, system: gm.systems.System, noise: gm.systems.Noise, t, prio
 
 
 LV, FHN, PT = (
-    gm.systems.lotka_volterra,
-    gm.systems.fitzhugh_nagumo,
-    gm.systems.protein_transduction,
+    systems.lotka_volterra,
+    systems.fitzhugh_nagumo,
+    systems.protein_transduction,
 )
 WIDE, NARROW = Prior("HalfNormal", (5.0,)), Prior("HalfNormal", (1.0,))
 
 
-def _box(system: gm.systems.System) -> Prior:
+def _box(system: systems.System) -> Prior:
     return Prior("Uniform", system.paper.theta_box)
 
 
@@ -52,13 +52,13 @@ ACCURACY = (
     _case("FHN SNR 10", FHN, FHN.noise["snr10"], np.linspace(0, 10, 20), WIDE),
     _case("FHN SNR 100", FHN, FHN.noise["snr100"], np.linspace(0, 10, 25), WIDE),
     # Cho et al. (AAAI 2026) compare MAGI with FGPGM and AGM on this problem.
-    _case("FHN MAGI", FHN, gm.systems.Noise("sd", 0.2), np.linspace(0, 20, 41), WIDE),
+    _case("FHN MAGI", FHN, systems.Noise("sd", 0.2), np.linspace(0, 20, 41), WIDE),
     _case("PT low", PT, PT.noise["low"], PT.t, NARROW),
     _case("PT high", PT, PT.noise["high"], PT.t, NARROW),
 )
 
 
-def _timed(system: gm.systems.System, level: str, t, prior: Prior) -> Case:
+def _timed(system: systems.System, level: str, t, prior: Prior) -> Case:
     name = f"{system.name}, {level}, {prior.family}{prior.arguments}"
     return _case(name, system, system.noise[level], t, prior)
 

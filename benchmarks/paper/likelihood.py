@@ -8,6 +8,7 @@ from scipy.optimize import least_squares
 
 import pymc_gradmatch as gm
 from benchmarks.cases import Case
+from benchmarks.paper import systems
 from pymc_gradmatch.model.gauss_newton import Problem, climb_from_prior
 from pymc_gradmatch.model.priors import Parameters, parameters_of
 from pymc_gradmatch.ode import Solver
@@ -56,7 +57,7 @@ class LikelihoodFit(NamedTuple):
 class _Trajectories:
     """Residuals as a function of u = (theta, x0), and their derivatives."""
 
-    def __init__(self, case: Case, data: gm.systems.Simulation):
+    def __init__(self, case: Case, data: systems.Simulation):
         self.solve, self.data = Solver(case.ode.equations(), data.t), data
         self.n_params = len(case.theta)
 
@@ -81,7 +82,7 @@ class _Trajectories:
 
 
 def maximum_likelihood(
-    case: Case, data: gm.systems.Simulation, gp: gm.StateGP, seed: int
+    case: Case, data: systems.Simulation, gp: gm.StateGP, seed: int
 ) -> LikelihoodFit:
     """Fit (theta, x0) by least squares, every state weighted by its noise.
 

@@ -6,14 +6,16 @@ To add a method, write a function of (case, data, seed, effort) that returns
 
 from collections import defaultdict
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pymc as pm
+import xarray as xr
 
 import pymc_gradmatch as gm
 from benchmarks.cases import Case
-from benchmarks.paper.adaptive import adaptive_model
+from benchmarks.paper import systems
+from benchmarks.paper.adaptive import adaptive_model, with_roles
 from benchmarks.paper.likelihood import maximum_likelihood
 from benchmarks.paper.meanfield import fit_mean_field
 from pymc_gradmatch.sampling.coordinates import straight
@@ -36,6 +38,7 @@ class Effort(NamedTuple):
 
 
 FULL = Effort(draws=1_000, chains=4, sweeps=1.0, steps=30_000)
+ALONE: dict[str, Any] = {"tune": None, "cores": 1}  # on one core, as long as nutpie would
 QUICK = Effort(draws=200, chains=2, sweeps=0.05, steps=5_000)
 
 
@@ -62,13 +65,13 @@ class Draws(NamedTuple):
     note: str = ""
 
 
-Method = Callable[[Case, gm.systems.Simulation, int, Effort], Draws]
+Method = Callable[[Case, systems.Simulation, int, Effort], Draws]
 
 # One list per case and method in every process: the first data set compiles.
 _compiled: dict[tuple[str, str], list[CompiledPosterior]] = defaultdict(list)
 
 
-def paper_model(case: Case, data: gm.systems.Simulation, **settings) -> pm.Model:
+def paper_model(case: Case, data: systems.Simulation, **settings) -> pm.Model:
     """Build the paper's density, with its box of the states; the same fit for every method."""
     return case.paper_model(data, random_seed=0, state_box=case.paper.state_box, **settings)
 
@@ -82,7 +85,7 @@ def sweeps_of(case: Case) -> int:
     return case.paper.draws if len(case.t) < 100 else 100_000
 
 
-def fgpgm(case: Case, data: gm.systems.Simulation, seed: int, effort: Effort) -> Draws:
+def fgpgm(case: Case, data: systems.Simulation, seed: int, effort: Effort) -> Draws:
     """Run the paper's single Metropolis chain."""
     settings = case.paper
     idata = gm.sample_fgpgm(
@@ -96,12 +99,12 @@ def fgpgm(case: Case, data: gm.systems.Simulation, seed: int, effort: Effort) ->
     return _draws(case, idata["posterior"].dataset)
 
 
-def nuts(case: Case, data: gm.systems.Simulation, seed: int, effort: Effort) -> Draws:
+def nuts(case: Case, data: systems.Simulation, seed: int, effort: Effort) -> Draws:
     """Run NUTS on the density of :func:`fgpgm`, as :func:`pymc_gradmatch.sample` does."""
     return _nuts(case, paper_model(case, data), "nuts", seed, effort)
 
 
-def agm(case: Case, data: gm.systems.Simulation, seed: int, effort: Effort) -> Draws:
+def agm(case: Case, data: systems.Simulation, seed: int, effort: Effort) -> Draws:
     """Run NUTS on adaptive gradient matching: hyperparameters and gamma are random too.
 
     In straight coordinates: hyperparameters change the ridge from draw to draw.
@@ -109,28 +112,30 @@ def agm(case: Case, data: gm.systems.Simulation, seed: int, effort: Effort) -> D
     are a quarter of the draws.
     """
     model = adaptive_model(case, data, case.paper_gp(data, random_seed=0))
-    fewer = effort._replace(draws=effort.draws // 2, chains=2)
-    return _nuts(case, model, "agm", seed, fewer, bent=False)
+    posterior = with_roles(compiled_for(model, _compiled[case.name, "agm"]), case.ode.params)
+    rng = np.random.default_rng(seed)
+    around = straight(posterior.find_mode(rng), posterior.split)
+    idata = posterior.sample_around(around, rng, draws=effort.draws // 2, chains=2, **ALONE)
+    return _nuts_draws(case, idata)
 
 
-def refined(case: Case, data: gm.systems.Simulation, seed: int, effort: Effort) -> Draws:
+def refined(case: Case, data: systems.Simulation, seed: int, effort: Effort) -> Draws:
     """Run NUTS on ``preset="refined"``, in the boxes of the paper."""
     gp = gm.fit_gp(data.t, data.y, cov="Matern52", random_seed=seed)
     model = case.model(data, preset="refined", gp=gp, random_seed=seed)
     return _nuts(case, model, "refined", seed, effort)
 
 
-def _nuts(
-    case: Case, model: pm.Model, method: str, seed: int, effort: Effort, *, bent: bool = True
-) -> Draws:
+def _nuts(case: Case, model: pm.Model, method: str, seed: int, effort: Effort) -> Draws:
     posterior = compiled_for(model, _compiled[case.name, method])
     rng = np.random.default_rng(seed)
-    settings = {"draws": effort.draws, "tune": None, "chains": effort.chains, "cores": 1}
     mode = posterior.find_mode(rng)
-    if bent:
-        idata = posterior.sample(mode, rng, **settings)
-    else:
-        idata = posterior.sample_around(straight(mode, posterior.split), rng, **settings)
+    return _nuts_draws(
+        case, posterior.sample(mode, rng, draws=effort.draws, chains=effort.chains, **ALONE)
+    )
+
+
+def _nuts_draws(case: Case, idata: xr.DataTree) -> Draws:
     diverging = int(idata["sample_stats"]["diverging"].sum())
     note = f"{diverging} divergences" if diverging else ""
     return _draws(case, idata["posterior"].dataset, note)
@@ -143,7 +148,7 @@ def _draws(case: Case, posterior, note: str = "") -> Draws:
     return Draws(theta, x, note=note)
 
 
-def mvgm(case: Case, data: gm.systems.Simulation, seed: int, effort: Effort) -> Draws:
+def mvgm(case: Case, data: systems.Simulation, seed: int, effort: Effort) -> Draws:
     """Fit a mean-field Gaussian to the density of :func:`fgpgm`, by ``pm.fit``.
 
     Gorbach et al. (2017) have a full Gaussian per state over time, and factorise
@@ -157,7 +162,7 @@ def mvgm(case: Case, data: gm.systems.Simulation, seed: int, effort: Effort) -> 
     return _draws(case, fitted, note)._replace(is_chain=False)
 
 
-def exact(case: Case, data: gm.systems.Simulation, seed: int, effort: Effort) -> Draws:
+def exact(case: Case, data: systems.Simulation, seed: int, effort: Effort) -> Draws:
     """Maximise the likelihood by numerical integration; draws are the normal approximation.
 
     No posterior: the maximum over (theta, x0) in the paper's box, and normal

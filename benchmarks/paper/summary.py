@@ -6,8 +6,8 @@ import arviz as az
 import numpy as np
 import xarray as xr
 
-import pymc_gradmatch as gm
 from benchmarks.cases import Case
+from benchmarks.paper import systems
 from benchmarks.paper.methods import Draws
 
 __all__ = ["N_POINTS", "QUANTILES", "STARTS", "failed", "points", "summarise"]
@@ -36,7 +36,7 @@ def points(case: Case) -> np.ndarray:
     return np.linspace(case.t[0], case.t[-1], N_POINTS)
 
 
-def summarise(case: Case, data: gm.systems.Simulation, draws: Draws) -> xr.Dataset:
+def summarise(case: Case, data: systems.Simulation, draws: Draws) -> xr.Dataset:
     """Summarise the draws of one fit.
 
     Parameters

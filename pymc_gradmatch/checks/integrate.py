@@ -29,12 +29,12 @@ class IntegrateCheck(Verdict):
     is_exact : bool
         Whether ``pareto_k`` is below the k that is reliable for so many draws, independent
         searches agree, walks from the draws stay where these have been, walks along ridges
-        came to their ends, and the solution explains the motion of the data and turns no more
-        often than these can tell.
+        came to their ends, and the solution explains the motion of the data and does not
+        oscillate faster than their times resolve.
     moved : pandas.DataFrame
-        One row per parameter, x(t0) and sigma: mean and sd of the matched and of
-        the exact posterior, and ``moved``, the difference of the means in units
-        of the matched sd.
+        One row per parameter, x(t0) and sigma: mean and sd of the gradient-matching
+        and of the exact posterior, and ``moved``, the difference of the means in units of the
+        former's sd.
     disagreement : pandas.DataFrame
         One row per unconstrained coordinate: by how much the searches differ at most
         in its ``mean`` (standard deviations) and in its ``log_sd``, beyond four Monte
@@ -105,12 +105,12 @@ def _verdict(found: Coverage, moved: pd.Series, diagnostics: Diagnostics) -> str
         modes = several(found.modes.shares)
         far_away = FAR_AWAY if moved.abs().max() > JOURNEY and not modes else ""
         return (
-            f"{words}{modes} It differs from the matched one most in {moves} (matched standard "
-            f"deviations).{far_away}"
+            f"{words}{modes} It differs from the gradient-matching posterior most in {moves} "
+            f"(standard deviations of the latter).{far_away}"
         )
     return (
-        f"{words} From the matched posterior it moves most in {moves} (matched standard "
-        f"deviations; a direction, not a size). {TRY}"
+        f"{words} From the gradient-matching posterior it moves most in {moves} (standard "
+        f"deviations of the latter; a direction, not a size). {TRY}"
     )
 
 

@@ -35,8 +35,6 @@ from pymc_gradmatch.exact.importance import (
     Mixture,
     Weighted,
     fit_mixture,
-    gather,
-    repeated,
 )
 from pymc_gradmatch.exact.model import (
     exact_model,
@@ -92,11 +90,9 @@ __all__ = [
     "exact_model",
     "fit_mixture",
     "further_climbs",
-    "gather",
     "glance",
     "grown",
     "predict",
-    "repeated",
     "residuals",
     "sampled",
     "searched",

@@ -1,6 +1,6 @@
 """Importance sampling from mixtures that move to their target, and what says that they cover it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +16,6 @@ MAX_ROUNDS = 12
 LOOK, HOPELESS = 6, 0.005  # rounds, and the effective share of the best one: a search ends below
 MOST_POOLED = 6  # rounds that are kept: earlier ones were farther from the target
 ENOUGH = 0.2  # effective draws, as a share of a round's, at which a proposal fits
-SMALL_ROUNDS, SMALL_ROUND = 30, 500  # of a dear target, and the draws of each
 PER_COORDINATE = 10  # effective draws that a mean and a covariance are estimated from
 AT_LEAST = 0.1  # effective draws, as a share of a round's, that a proposal is fitted to
 MOST_PARTS = 16
@@ -386,23 +385,6 @@ def search(
         else:
             latest = fit_mixture(chosen, rng).stretched()
     return Search(pool, best if most else latest)
-
-
-def gather(target: LogDensity, start: Mixture, rng: np.random.Generator) -> Iterator[Weighted]:
-    """Add rounds of draws, and yield all together after each of at most :data:`SMALL_ROUNDS`.
-
-    As :func:`search`, for a target that is dear: rounds are small, and no draw is thrown away.
-    """
-    pool, latest = Pool(), start
-    for _ in range(SMALL_ROUNDS):
-        points = latest.draw(SMALL_ROUND, rng)
-        pool.add(latest, points, target(points))
-        weighted = weigh(pool.points, pool.log_ratio)
-        yield weighted
-        if not weighted.n_effective:  # the target is zero at all draws
-            break
-        chosen, _ = pool.chosen(SMALL_ROUND, rng)
-        latest = fit_mixture(chosen, rng).stretched()
 
 
 def _flattened(log_ratio, n_needed: float) -> NDArray[np.float64]:

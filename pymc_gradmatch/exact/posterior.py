@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from functools import cached_property, partial
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import pymc as pm
@@ -55,19 +55,6 @@ FLAT = tuple(type(family.rv_op) for family in (pm.Flat, pm.HalfFlat))
 # What drawing raises from flat priors, from vague ones, and where a prior's own parameters, which
 # are drawn, are none that it may have.
 NO_DRAWS = (RuntimeError, ArithmeticError, ValueError)
-
-
-class Integrated(NamedTuple):
-    """Points in the coordinates of an :class:`ExactPosterior`, taken apart, and the solutions."""
-
-    values: dict[str, NDArray[np.float64]]
-    """Unconstrained, by the names of the value variables, shape ``(point, ...)``."""
-    theta: list[NDArray[np.float64]]
-    """Parameters of each constraint, shape ``(point, ..., 1, param)``."""
-    trajectories: list[NDArray[np.float64]]
-    """States of each, in the data's units, shape ``(point, ..., time, state)``."""
-    log_volume: NDArray[np.float64]
-    """Log of what a unit of the coordinates is of the levels of x(t0)."""
 
 
 class ExactPosterior(Solutions):
@@ -361,32 +348,6 @@ class ExactPosterior(Solutions):
     @cached_property
     def _gradient(self) -> Callable:
         return compile_for_draws([*self._values, *self._x], self._gradient_graphs)
-
-    def integrated(self, phi: NDArray[np.float64]) -> Integrated:
-        """Return what the points are, and the solutions from there."""
-        u = self._split(phi)
-        theta, starts, _ = self._at(u)
-        [log_volume] = with_draws(self._log_volume(*u), [pt.scalar()], len(phi))
-        solutions = self.solve(starts, theta)
-        return Integrated(dict(zip(self.value_names, u, strict=True)), theta, solutions, log_volume)
-
-    @cached_property
-    def _log_volume(self) -> Callable:
-        """The log of what a unit of the coordinates is of the levels of x(t0), a function of u."""
-        model, total = self._exact, pt.zeros(())
-        for part in self._parts:
-            rv, gp = model[part.name], self.constraints[part.number].gp
-            if (transform := model.rvs_to_transforms[rv]) is not None:
-                total += transform.log_jac_det(model.rvs_to_values[rv], *rv.owner.inputs).sum()
-            positive = np.broadcast_to(gp.data.positive, gp.mean.shape)[part.where]
-            total -= pt.log(pt.where(positive, rv, 1)).sum()
-        graphs = self._number.opened(model.replace_rvs_by_values([total]))
-        return compile_for_draws(self._values, graphs)
-
-    @property
-    def value_names(self) -> list[str]:
-        """Names of the value variables that it is a density of."""
-        return [value.name for value in self._values]
 
     def unconstrained(self, phi: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
         """Return points as the values u, by the names of the free variables."""

@@ -8,7 +8,6 @@ prior of the states as a distribution.  Nothing here has heard of an ODE.
 from pymc_gradmatch.gp import derivatives, kernels
 from pymc_gradmatch.gp.data import (
     Data,
-    Residuals,
     as_noise,
     as_positive,
     breaks_within,
@@ -17,7 +16,6 @@ from pymc_gradmatch.gp.data import (
     of_label,
     staircase,
     states_of,
-    unexplained,
 )
 from pymc_gradmatch.gp.experiments import Experiment, StateGPs, as_experiments
 from pymc_gradmatch.gp.fit import fit_data, fit_gp, refilled, unfitted
@@ -26,10 +24,10 @@ from pymc_gradmatch.gp.processes import (
     Parameterization,
     StatePrior,
     add_coords,
-    basis_inputs,
     check_coords,
     is_states,
 )
+from pymc_gradmatch.gp.residuals import Residuals, unexplained
 from pymc_gradmatch.gp.state_gp import StateGP
 from pymc_gradmatch.gp.states import (
     AnyStateGP,
@@ -54,7 +52,6 @@ __all__ = [
     "as_experiments",
     "as_noise",
     "as_positive",
-    "basis_inputs",
     "behind_states",
     "breaks_within",
     "check_coords",

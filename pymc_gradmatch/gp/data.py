@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import heapify, heapreplace
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import pytensor.tensor as pt
@@ -12,25 +12,17 @@ from numpy.typing import ArrayLike, NDArray
 from pytensor.compile import SharedVariable
 from pytensor.graph.basic import Variable
 from pytensor.tensor import TensorVariable
-from scipy.stats import beta
 
 from pymc_gradmatch.arguments import as_numbers, columns_in_order, labels_of
+from pymc_gradmatch.gp.residuals import differ
 
 # Kernels see times through differences of squares: beyond this many sampling
 # intervals from zero, rounding spoils the distances between neighbours.
 FARTHEST_START = 3e4
 LONG_GAP = 3.0  # median gaps
 FEWEST_OBSERVATIONS = 3  # observations to which a state's Gaussian process is fitted
-EQUAL = 1e-12  # of the largest, by which values differ that only rounding parts
 SHORTLY = 0.1  # grid steps
 SAME_TIME = 1e-15  # of the farthest time, up to which two times are one
-
-FEW = 8  # data of a state, from which on they tell whether states explain them
-LEAST_SHARE = 0.1  # share of their variance that is next to nothing
-PART = 0.25  # share that is more than a lesser flaw of the equations leaves
-TOGETHER = 2.5  # standard errors of an autocorrelation, above which there is one
-OUTLYING = 1e-3  # chance that normal noise has so large an outlier
-TINY = np.finfo(float).tiny
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,13 +120,13 @@ class Data:
     def is_constant(self) -> NDArray[np.bool_]:
         """Which states have three observations at least, all the same, shape ``(state,)``."""
         seen = [y[~np.isnan(y)] for y in self.y.T]
-        return np.array([len(y) >= FEWEST_OBSERVATIONS and not _differ(y) for y in seen])
+        return np.array([len(y) >= FEWEST_OBSERVATIONS and not differ(y) for y in seen])
 
     def are_all(self, values: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Tell which states were always seen at these values, ``(state,)``; NaN is none."""
         pairs = zip(self.y.T, values, strict=True)
         seen = [np.append(y[~np.isnan(y)], value) for y, value in pairs]
-        return np.array([len(y) > 1 and not np.isnan(y[-1]) and not _differ(y) for y in seen])
+        return np.array([len(y) > 1 and not np.isnan(y[-1]) and not differ(y) for y in seen])
 
     def without(self, states: NDArray[np.bool_]) -> Self:
         """Return the data without the observations of some states."""
@@ -232,83 +224,6 @@ class Data:
     def is_same(self, other: Self) -> bool:
         """Tell whether times and observations are the same."""
         return np.array_equal(self.t, other.t) and np.array_equal(self.y, other.y, equal_nan=True)
-
-
-class Residuals(NamedTuple):
-    """What states that are to explain the data leave of them, of one state in all experiments.
-
-    Attributes
-    ----------
-    state : str
-        The state.
-    share : float
-        Of the data's variance.
-    hang_together : bool
-        Whether they move on from one time to the next, as mere noise does not.
-    have_outlier : bool
-        Whether one is larger than normal noise of their size has.
-    """
-
-    state: str
-    share: float
-    hang_together: bool
-    have_outlier: bool
-
-
-def residuals(
-    pairs: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]], states: Sequence[str]
-) -> list[Residuals]:
-    """Return what states leave of each one's data, where these are enough.
-
-    Parameters
-    ----------
-    pairs : sequence of tuple of array
-        Data, and the states at their times, ``(time, state)``, of one experiment each.
-    states : sequence of str
-        Names.
-    """
-    found = []
-    for number, state in enumerate(states):
-        each, moved, is_moving = [], [], False
-        for data, explained in pairs:
-            seen = ~np.isnan(data[:, number])
-            if seen.any():
-                y = data[seen, number]
-                each.append(y - explained[seen, number])
-                moved.append(y - y.mean())
-                is_moving |= _differ(y)
-        n = sum(map(len, each))
-        if n < FEW or not is_moving:
-            continue
-        left, motion = np.concatenate(each), np.concatenate(moved)
-        share = left @ left / max(motion @ motion, TINY)
-        together = sum(float(one[1:] @ one[:-1]) for one in each) / max(left @ left, TINY)
-        hang_together = bool(together > TOGETHER / np.sqrt(n))
-        found.append(Residuals(state, share, hang_together, _have_outlier(left)))
-    return found
-
-
-def _differ(values: NDArray[np.float64]) -> bool:
-    return bool(np.ptp(values) > EQUAL * np.abs(values).max())
-
-
-def _have_outlier(left: NDArray[np.float64]) -> bool:
-    """Tell whether the largest share of a sum of squares is too much for one of normal noise."""
-    n = len(left)
-    largest = np.square(left).max() / max(left @ left, TINY)
-    return bool(n * beta.sf(largest, 1 / 2, (n - 1) / 2) < OUTLYING)
-
-
-def unexplained(left: Sequence[Residuals]) -> list[str]:
-    """Return the states of whose data a solution leaves too much, though there is no mere noise.
-
-    Too much is nearly all, where what is left of these or of other states hangs together;
-    of a state whose own residuals do, a good part.  This is another mode than the data's, with
-    noise in the place of the motion, and all searches around it agree on that; or it is another
-    ODE.
-    """
-    allowed = 1 - LEAST_SHARE if any(one.hang_together for one in left) else np.inf
-    return [one.state for one in left if one.share > (PART if one.hang_together else allowed)]
 
 
 def _as_times(t: ArrayLike | SharedVariable) -> NDArray[np.float64]:

@@ -25,10 +25,10 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
 from scipy.linalg import cho_solve, lapack
 
-from pymc_gradmatch._pymc import at_support_points, in_numpy, random_ancestors, without_numbers
+from pymc_gradmatch._pymc import in_numpy, without_numbers
 from pymc_gradmatch.gp.data import read_only
-from pymc_gradmatch.gp.kernels import Broken, describe, is_random, is_stationary
-from pymc_gradmatch.numerics import cholesky_basis, one_at_a_time, smallest_reliable, spectrum
+from pymc_gradmatch.gp.kernels import Broken, describe
+from pymc_gradmatch.numerics import one_at_a_time, smallest_reliable, spectrum
 
 MANY_TIMES = 200  # times, from which on speed counts for more than the same last digit as ever
 CHECKED = 50  # times, at most, at which slopes are compared with their limits
@@ -118,7 +118,6 @@ def _without_clipping(k: TensorVariable) -> TensorVariable:
             inner = clipped.owner.inputs[0]
             passing = inner + zero_grad(clipped - inner)
             smooth[clipped] = pt.switch(inner < -rounding, clipped, passing)
-    # Not clone_replace, which would copy random hyperparameters too.
     return pt.as_tensor(graph_replace([k], replace=smooth)[0]) if smooth else k
 
 
@@ -132,8 +131,7 @@ def evaluate_blocks(cov: pm.gp.cov.BaseCovariance, t: NDArray[np.float64]) -> Bl
     Parameters
     ----------
     cov : pymc.gp.cov.BaseCovariance
-        A kernel of one input dimension.  Where hyperparameters are random, the
-        support points of their priors stand for them.
+        A kernel of one input dimension.
     t : array of float
         Times, shape ``(time,)``.
 
@@ -165,54 +163,6 @@ def is_long(t: NDArray[np.float64]) -> bool:
     return len(t) >= MANY_TIMES
 
 
-def write_blocks(cov: pm.gp.cov.BaseCovariance, t: NDArray[np.float64]) -> Blocks:
-    """Write as graphs what :func:`evaluate_blocks` evaluates, for random hyperparameters.
-
-    Parameters
-    ----------
-    cov, t
-        As of :func:`evaluate_blocks`; what cannot be used raises the same errors.
-
-    Returns
-    -------
-    Blocks
-        Four graphs of shape ``(time, time)``.
-
-    Examples
-    --------
-    >>> import numpy as np, pymc as pm, pymc_gradmatch as gm
-    >>> with pm.Model():
-    ...     kernel = pm.gp.cov.ExpQuad(1, ls=pm.HalfNormal("lengthscale"))
-    >>> gm.derivatives.write_blocks(kernel, np.arange(3.0)).d2k.type.shape
-    (3, 3)
-    """
-    times = pt.vector("t1"), pt.vector("t2")
-    blocks: tuple = covariance_blocks(cov, *times)
-    checked_blocks(_compiled([*blocks, cov(times[0][:, None])], times), cov, t)
-    if is_stationary(cov):
-        differences, places = _differences(t)
-        graphs = [graph.ravel()[places] for graph in _at(blocks, times, differences, [0.0])]
-    else:
-        graphs = _at(blocks, times, t, t)
-    return Blocks(*(pt.specify_shape(graph, (len(t), len(t))) for graph in graphs))
-
-
-def _differences(t: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Return all differences of two times, each once, and which of them every pair has.
-
-    On a regular grid of n times there are 2 n - 1, so that a kernel of them costs little.
-    """
-    differences = t[:, None] - t
-    rounded = np.round(differences / np.ptp(t), 12)
-    _, first, places = np.unique(rounded, return_index=True, return_inverse=True)
-    return differences.ravel()[first], places.reshape(differences.shape)
-
-
-def _at(graphs: Sequence, times: Sequence, t1, t2) -> list[TensorVariable]:
-    there = dict(zip(times, map(pt.constant, (t1, t2)), strict=True))
-    return cast("list[TensorVariable]", graph_replace([*graphs], there))
-
-
 class Formula:
     """What a kernel's graphs compute; equal to that of any other kernel with the same graphs.
 
@@ -237,8 +187,6 @@ class Formula:
         own, are then compiled once.
         """
         graphs = [self.k, self.between]
-        if random_ancestors(graphs):
-            return self, []
         other = copy(self)
         (other.k, other.between), inputs, numbers = without_numbers(graphs)
         other.hyperparameters = [*self.hyperparameters, *inputs]
@@ -258,18 +206,13 @@ class Formula:
 def compile_blocks(formula: Formula, rewritten: bool = False) -> Callable:
     """Compile the blocks as a function of hyperparameters and two vectors of times.
 
-    Random hyperparameters have the values of their support points.  The function also returns
-    the kernel matrix with white noise on its diagonal, if it has any.  Rewriting a graph takes
-    a quarter of a second, and makes it ten times as fast.
+    The function also returns the kernel matrix with white noise on its diagonal, if it has any.
+    Rewriting a graph takes a quarter of a second, and makes it ten times as fast.
     """
     times = formula.t, formula.other
-    blocks = _blocks(formula.between, *times, formula.cov)
-    return _compiled([*blocks, formula.k], [*formula.hyperparameters, *times], rewritten)
-
-
-def _compiled(graphs: Sequence, inputs: Sequence, rewritten: bool = False) -> Callable:
-    rewrites = ["canonicalize"] if rewritten else []
-    return one_at_a_time(in_numpy(inputs, at_support_points(graphs), rewrites))  # threads share it
+    graphs: list = [*_blocks(formula.between, *times, formula.cov), formula.k]
+    inputs, rewrites = [*formula.hyperparameters, *times], ["canonicalize"] if rewritten else []
+    return one_at_a_time(in_numpy(inputs, graphs, rewrites))  # threads share it
 
 
 def checked_blocks(evaluate: Callable, cov: pm.gp.cov.BaseCovariance, t) -> Blocks:
@@ -308,7 +251,6 @@ class Operators(NamedTuple):
     """The matrices of Theorem 1, one per state, shape ``(state, time, time)``.
 
     In standardised units: C has no unit, D is in 1 / time, A in 1 / time squared.
-    Arrays, or graphs where hyperparameters are random.
     """
 
     C: Any
@@ -334,7 +276,7 @@ def conditional_operators(blocks: Blocks, nugget: ArrayLike) -> Operators:
     Parameters
     ----------
     blocks : Blocks
-        The kernel and its derivatives, arrays or graphs of shape ``(state, time, time)``.
+        The kernel and its derivatives, arrays of shape ``(state, time, time)``.
     nugget : array_like of float
         Added to the diagonal of the kernel matrix, in standardised units squared;
         one number, or one per state.
@@ -346,10 +288,8 @@ def conditional_operators(blocks: Blocks, nugget: ArrayLike) -> Operators:
     Raises
     ------
     ValueError
-        If C is an array and not numerically positive definite.
+        If C is not numerically positive definite.
     """
-    if isinstance(blocks.k, TensorVariable):
-        return _conditional_graphs(*blocks, nugget)
     n_states, n_times, _ = blocks.k.shape
     nuggets = np.broadcast_to(nugget, n_states)
     C = blocks.k + nuggets[:, None, None] * np.eye(n_times)
@@ -375,16 +315,6 @@ def conditional_operators(blocks: Blocks, nugget: ArrayLike) -> Operators:
     return Operators(*map(read_only, (C, D, (A + A.mT) / 2)))
 
 
-def _conditional_graphs(k, _, dk_dt2, d2k, nugget: ArrayLike) -> Operators:
-    n_states, n_times, _ = k.type.shape
-    nuggets = np.broadcast_to(nugget, n_states)
-    C = k + nuggets[:, None, None] * np.eye(n_times)
-    factor = cholesky_basis(C).factor
-    half = pt.linalg.solve_triangular(factor, dk_dt2, lower=True, b_ndim=2)
-    D = pt.linalg.solve_triangular(factor.mT, half, lower=False, b_ndim=2).mT
-    return Operators(C, D, d2k - half.mT @ half)
-
-
 def blocks_of(
     covs: Sequence[pm.gp.cov.BaseCovariance],
     t: NDArray[np.float64],
@@ -393,8 +323,8 @@ def blocks_of(
 ) -> Blocks:
     """Evaluate the blocks of one kernel per state; a kernel that is shared, only once.
 
-    Where a hyperparameter is random, the blocks are graphs.  At breaks slopes may jump, and
-    states be multiplied by what is carried over, shape ``(break, state)``.
+    At breaks slopes may jump, and states be multiplied by what is carried over, shape
+    ``(break, state)``.
     """
     over = np.ones((len(breaks), len(covs))) if carried is None else carried
     keys = [(id(cov), *over[:, k].tolist()) for k, cov in enumerate(covs)]
@@ -402,15 +332,10 @@ def blocks_of(
         key: Broken(cov, breaks, key[1:]) if len(breaks) else cov
         for key, cov in zip(keys, covs, strict=True)
     }
-    random = any(is_random(cov) for cov in distinct.values())
-    evaluated = {
-        key: write_blocks(cov, t) if random else evaluate_blocks(cov, t)
-        for key, cov in distinct.items()
-    }
+    evaluated = {key: evaluate_blocks(cov, t) for key, cov in distinct.items()}
     return stacked([evaluated[key] for key in keys])
 
 
 def stacked(per_state: Sequence[Blocks]) -> Blocks:
     """Return the blocks of all states in one, ``(state, time, time)`` each."""
-    stack: Any = pt.stack if isinstance(per_state[0].k, TensorVariable) else np.stack
-    return Blocks(*(stack(matrices) for matrices in zip(*per_state, strict=True)))
+    return Blocks(*(np.stack(matrices) for matrices in zip(*per_state, strict=True)))

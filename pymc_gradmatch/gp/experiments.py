@@ -10,9 +10,10 @@ import pandas as pd
 from numpy.typing import NDArray
 from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch.gp.data import Residuals, read_only, residuals
+from pymc_gradmatch.gp.data import read_only
 from pymc_gradmatch.gp.derivatives import Operators
 from pymc_gradmatch.gp.processes import Parameterization, Processes
+from pymc_gradmatch.gp.residuals import Residuals, residuals
 from pymc_gradmatch.gp.state_gp import StateGP, lengths_of
 from pymc_gradmatch.gp.states import StateProcesses, add_states
 from pymc_gradmatch.numerics import Spectrum
@@ -131,7 +132,6 @@ class _SideBySide(NamedTuple):
     operators: Operators
     prior_spectrum: Spectrum
     conditional_spectrum: Spectrum
-    is_random: bool = False
     chain: None = None
 
     @property
@@ -184,7 +184,7 @@ class StateGPs(StateProcesses):
     Raises
     ------
     ValueError
-        If the states are not the same, or hyperparameters are random.
+        If the states are not the same, or sigma is random.
 
     Examples
     --------
@@ -297,11 +297,6 @@ class StateGPs(StateProcesses):
         """The names of the experiments, and how many times each of their grids has."""
         return self.names, self.t.shape[1]
 
-    @property
-    def is_random(self) -> bool:
-        """Hyperparameters are numbers here."""
-        return False
-
     @cached_property
     def places(self) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
         """Places of the observations among experiments, on their grids, and among the states."""
@@ -400,12 +395,12 @@ class StateGPs(StateProcesses):
 def _check_members(members: Mapping[str, StateGP]):
     first = next(iter(members.values()))
     for name, gp in members.items():
-        if gp.is_random or isinstance(gp.sigma, TensorVariable):
+        if isinstance(gp.sigma, TensorVariable):
             msg = (
                 f"kernels or sigma of the experiment {name!r} are random; expected numbers where "
                 "there are several experiments."
             )
-            raise ValueError(msg)
+            raise ValueError(msg)  # noqa: TRY004  what sigma is made of is refused
         if gp.states != first.states or not np.array_equal(gp.data.positive, first.data.positive):
             msg = (
                 f"the experiment {name!r} has the states {list(gp.states)}, the first "

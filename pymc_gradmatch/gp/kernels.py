@@ -11,7 +11,6 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 from numpy.typing import ArrayLike, NDArray
-from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import explicit_graph_inputs
 from pytensor.tensor import TensorConstant, TensorVariable
 
@@ -228,35 +227,14 @@ def check_time_only(cov: pm.gp.cov.BaseCovariance):
 
 def _check_closed(cov: pm.gp.cov.BaseCovariance):
     t = pt.vector("t")
-    free = [var for var in explicit_graph_inputs([cov(t[:, None])]) if var is not t]
-    if free:
+    graph = cov(t[:, None])
+    free = [var for var in explicit_graph_inputs([graph]) if var is not t]
+    if free or random_ancestors([graph]):
         msg = (
-            f"the kernel {describe(cov)} has symbolic hyperparameters without a value; expected "
-            "numbers, or random variables of a model."
+            f"the kernel {describe(cov)} has hyperparameters that are variables; expected numbers, "
+            "such as those that gm.fit_gp finds. gm.fit draws from a posterior without a kernel."
         )
         raise ValueError(msg)
-
-
-def is_random(cov) -> bool:
-    """Tell whether a kernel, or a factor of one, has random hyperparameters."""
-    if isinstance(cov, pm.gp.cov.Combination):
-        return any(is_random(part) for part in factors(cov))
-    if isinstance(cov, pm.gp.cov.Stationary) and type(cov).__module__ == "pymc.gp.cov":
-        graphs = [*vars(cov).values()]  # which takes a hundredth of the time of writing it
-    elif isinstance(cov, pm.gp.cov.BaseCovariance):
-        graphs = [cov(pt.vector("t")[:, None])]
-    else:
-        graphs = [cov]
-    return bool(random_ancestors([graph for graph in graphs if isinstance(graph, Variable)]))
-
-
-def is_stationary(cov) -> bool:
-    """Tell whether a kernel, or a factor of one, is known to depend on time differences alone."""
-    if isinstance(cov, pm.gp.cov.Combination):
-        return all(is_stationary(part) for part in factors(cov))
-    if isinstance(cov, pm.gp.cov.BaseCovariance):
-        return isinstance(cov, pm.gp.cov.Stationary | pm.gp.cov.Constant)
-    return np.ndim(cov) == 0
 
 
 def describe(cov: pm.gp.cov.BaseCovariance) -> str:

@@ -32,7 +32,6 @@ from pymc_gradmatch.gp.derivatives import (
     conditional_operators,
     is_long,
 )
-from pymc_gradmatch.gp.kernels import is_random
 from pymc_gradmatch.gp.markov import Chain
 from pymc_gradmatch.numerics import (
     Basis,
@@ -41,7 +40,6 @@ from pymc_gradmatch.numerics import (
     Spectrum,
     basis_of,
     basis_signature,
-    cholesky_basis,
     compress_if_cheaper,
     draw_normal,
     innovations,
@@ -54,7 +52,7 @@ from pymc_gradmatch.numerics import (
 class Processes:
     """Kernels and nuggets on a grid of times, one per state, whatever the data.
 
-    In standardised units; graphs where hyperparameters are random.  All that
+    In standardised units.  All that
     follows from the kernels is computed when it is first asked for.
 
     Parameters
@@ -121,11 +119,6 @@ class Processes:
         return replace(self, covs=covs, evaluated=blocks)
 
     @cached_property
-    def is_random(self) -> bool:
-        """Whether a kernel has random hyperparameters."""
-        return any(map(is_random, self.covs))
-
-    @cached_property
     def chain(self) -> Chain | None:
         """The processes one time after the other, where that is known and pays."""
         if not is_long(self.t) or len(self.breaks):
@@ -152,8 +145,6 @@ class Processes:
     @cached_property
     def prior_basis(self) -> Basis:
         """Independent coordinates of the states, those whose density costs the least."""
-        if self.is_random:
-            return cholesky_basis(self.operators.C)
         if self.chain is not None:
             return self.chain.innovations(self.nugget)
         return innovations(self.operators.C) or self.prior_spectrum
@@ -178,10 +169,8 @@ class Processes:
         return {}
 
     @cached_property
-    def slope_operator(self) -> Compressed | NDArray[np.float64] | TensorVariable:
+    def slope_operator(self) -> Compressed | NDArray[np.float64]:
         """D, compressed where that makes its product cheaper."""
-        if self.is_random:
-            return self.operators.D
         if self.chain is not None:
             return self.chain.slope_operator(self.nugget)
         return compress_if_cheaper(self.operators.D) or self.operators.D
@@ -204,7 +193,7 @@ class Processes:
         Returns
         -------
         array of float or TensorVariable
-            A graph where hyperparameters or the noise are one.
+            A graph where the noise is one.
         """
         if self.chain is not None and not isinstance(noise, TensorVariable):
             total, known = self._on_grid(noise, residual, observed)
@@ -309,11 +298,6 @@ class StatePriorRV(pm.SymbolicRandomVariable):
 def is_states(rv) -> bool:
     """Tell whether a variable of a model is a :class:`StatePrior`."""
     return isinstance(rv.owner.op, StatePriorRV)
-
-
-def basis_inputs(rv) -> list:
-    """Return what the covariance of a :class:`StatePrior` is computed from."""
-    return rv.owner.inputs[5:]
 
 
 class Standardized(pm.distributions.transforms.Transform):

@@ -15,7 +15,6 @@ from pytensor.tensor import TensorVariable
 from pymc_gradmatch.arguments import as_numbers
 from pymc_gradmatch.gp.data import (
     Data,
-    Residuals,
     around_breaks,
     as_nugget,
     as_positive,
@@ -24,7 +23,6 @@ from pymc_gradmatch.gp.data import (
     divided_further,
     grid_around,
     read_only,
-    residuals,
     staircase,
 )
 from pymc_gradmatch.gp.kernels import check_kernels, describe
@@ -32,6 +30,7 @@ from pymc_gradmatch.gp.processes import (
     Parameterization,
     Processes,
 )
+from pymc_gradmatch.gp.residuals import Residuals, residuals
 from pymc_gradmatch.gp.states import StateProcesses, add_states
 
 
@@ -104,8 +103,6 @@ class StateGP(StateProcesses):
     ----------
     .. [1] Wenk, P. et al. (2019). Fast Gaussian process based gradient matching
        for parameter identification in systems of nonlinear ODEs. *AISTATS*.
-    .. [2] Dondelinger, F. et al. (2013). ODE parameter inference using adaptive
-       gradient matching with Gaussian processes. *AISTATS*.
 
     Examples
     --------
@@ -115,18 +112,6 @@ class StateGP(StateProcesses):
     >>> gp = gm.StateGP(t, y, covs=[pm.gp.cov.ExpQuad(1, ls=1.2)] * 2, sigma=0.1)
     >>> gp.operators().D.shape
     (2, 7, 7)
-
-    Adaptive gradient matching [2]_, hyperparameters, noise and gamma in one posterior:
-
-    >>> decay = gm.ODE(lambda t, x, theta: [-theta.k * x.a, -theta.k * x.b], ["a", "b"], ["k"])
-    >>> with pm.Model() as model:
-    ...     variance, lengthscale = pm.HalfNormal("variance", 2), pm.HalfNormal("lengthscale", 3)
-    ...     kernel = variance * pm.gp.cov.ExpQuad(1, ls=lengthscale)
-    ...     gp = gm.StateGP(t, y, covs=[kernel] * 2, sigma=pm.HalfNormal("sigma", 1))
-    ...     x = gp.prior("x")
-    ...     y_obs = pm.Normal("y", x, gp.sigma, observed=y)
-    ...     theta, gamma = {"k": pm.HalfNormal("k")}, pm.HalfNormal("gamma")
-    ...     match = gm.GradientMatchingODE("gradient_match", decay, x, theta, gp=gp, gamma=gamma)
     """
 
     data: Data
@@ -242,11 +227,6 @@ class StateGP(StateProcesses):
     def nugget(self) -> NDArray[np.float64]:
         """What is added to the diagonal of every C, shape ``(state,)``."""
         return self.processes.nugget
-
-    @property
-    def is_random(self) -> bool:
-        """Whether a kernel has random hyperparameters; C, D and A are graphs then."""
-        return self.processes.is_random
 
     @property
     def t_observed(self) -> NDArray[np.float64]:
@@ -488,7 +468,7 @@ class StateGP(StateProcesses):
 
         .. math:: m + s\,C_{:o}\,(C_{oo} + \sigma^2 I)^{-1}\,(\tilde y - \tilde m_o)
 
-        where o are the times of the observations.  A graph where hyperparameters are random.
+        where o are the times of the observations.  A graph where sigma is one.
         """
         return self.prior_mean + self.scale * self.processes.smoothed(*self._regression)
 
@@ -516,12 +496,12 @@ class StateGP(StateProcesses):
         return (self.sigma / self.scale) ** 2, residual, self.observed
 
     def _check_numbers(self, method: str):
-        if self.is_random or isinstance(self.sigma, TensorVariable):
+        if isinstance(self.sigma, TensorVariable):
             msg = (
-                f"gp.{method} needs numbers, but hyperparameters or sigma of this StateGP are "
-                "random variables. Call it on a fitted one: gm.fit_gp(t, y, cov=...)."
+                f"gp.{method} needs numbers, but sigma of this StateGP is a random variable. "
+                "Call it on a fitted one: gm.fit_gp(t, y, cov=...)."
             )
-            raise ValueError(msg)
+            raise ValueError(msg)  # noqa: TRY004
 
     def prior(
         self,
@@ -541,8 +521,8 @@ class StateGP(StateProcesses):
             is what the paper's sampler moves.  ``"whitened"``: the free variable
             is a standard normal, ``name + "_whitened_"``, the coordinates of
             the states in the eigenbasis of C, and the states are a
-            deterministic.  Both give the same posterior.  Where hyperparameters
-            are random, or times many, the coordinates are those of C's Cholesky factor.
+            deterministic.  Both give the same posterior.  Where times
+            are many, the coordinates are those of C's Cholesky factor.
         dims : (str, str), default ("time", "state")
             Names of the dims.  Experiments with times of their own in one model
             have dims of their own: ``dims=("time2", "state")``.
@@ -560,7 +540,7 @@ class StateGP(StateProcesses):
         ------
         ValueError
             If the parameterization is unknown, the model's coords do not fit
-            the data, or sigma or a kernel depends on a random variable that is
+            the data, or sigma depends on a random variable that is
             not in the model; nothing is added before.
 
         Examples

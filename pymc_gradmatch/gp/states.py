@@ -127,8 +127,7 @@ def add_states(
 
 def _white_basis(gp: AnyStateGP):
     """Return the basis of whitened states, and the standard deviations of coordinates in it."""
-    is_dense = not (gp.is_random or gp.processes.chain)
-    basis = gp.processes.prior_spectrum if is_dense else gp.processes.prior_basis
+    basis = gp.processes.prior_basis if gp.processes.chain else gp.processes.prior_spectrum
     return basis, basis.variances.mT**0.5
 
 
@@ -152,14 +151,11 @@ def whitened_name(name: str) -> str:
 def behind_states(
     name: str, gp: AnyStateGP, x: TensorVariable, known: Container[str]
 ) -> dict[str, TensorVariable]:
-    """Return the free variable behind states, if its name is known, as a function of these.
-
-    Of random hyperparameters whitened states are no such function.
-    """
+    """Return the free variable behind states, if its name is known, as a function of these."""
     levels = gp.levels_of(x)
     if levels_name(name) in known:
         return {levels_name(name): levels}
-    if whitened_name(name) in known and not gp.is_random:
+    if whitened_name(name) in known:
         return {whitened_name(name): _whitened(gp, levels)}
     return {}
 
@@ -184,18 +180,14 @@ def check_states_fit(
     ):
         msg = f"dims are {dims!r}; expected the names of {len(usual)}, for example {usual}."
         raise ValueError(msg)
-    for what, graph, example in [
-        ("the kernels depend", gp.operators().C if gp.is_random else None, '"lengthscale", 1'),
-        ("sigma depends", gp.sigma, '"sigma", 1'),
-    ]:
-        is_graph = isinstance(graph, TensorVariable)
-        stray = random_ancestors([graph], model.basic_RVs) if is_graph else []
-        if stray:
-            msg = (
-                f"{what} on {len(stray)} random variables that are not in the model, such "
-                f"as pm.HalfNormal.dist(1); expected named ones: pm.HalfNormal({example})."
-            )
-            raise ValueError(msg)
+    is_graph = isinstance(gp.sigma, TensorVariable)
+    stray = random_ancestors([gp.sigma], model.basic_RVs) if is_graph else []
+    if stray:
+        msg = (
+            f"sigma depends on {len(stray)} random variables that are not in the model, such "
+            'as pm.HalfNormal.dist(1); expected named ones: pm.HalfNormal("sigma", 1).'
+        )
+        raise ValueError(msg)
     n_states = len(gp.states)
     named = gp.states != tuple(range(n_states))
     coords = dict(zip(dims, (*gp.labels, gp.states if named else n_states), strict=True))

@@ -161,8 +161,8 @@ def build_model(
     preset : {"fgpgm", "refined"}
         Where the settings that are not given come from.  ``"fgpgm"``: the
         paper's, an ``"ExpQuad"`` kernel per state, gamma 0.3, nugget 1e-4, sigma
-        fixed at its estimate.  What the paper sets for one system only stands
-        in ``gm.systems``: for example ``gm.systems.lotka_volterra.paper``.
+        fixed at its estimate.  What the paper sets for one system only is in the
+        repository, in benchmarks/paper/systems.py.
         ``"refined"``: no smoothing bias and sigma sampled, close to the exact
         posterior; see :func:`~pymc_gradmatch.refine` and docs/history/accuracy.md.
     gp : StateGP, optional

@@ -32,7 +32,6 @@ from pymc_gradmatch.numerics import (
     Spectrum,
     basis_of,
     basis_signature,
-    cholesky_basis,
     draw_normal,
     normal_log_density,
     product,
@@ -603,9 +602,6 @@ def _tolerant_basis(gamma, gp: AnyStateGP) -> Basis:
     is_constant = isinstance(gamma, TensorConstant)
     if is_constant:
         _check_positive(gamma.data)
-    if gp.is_random:
-        identity = np.eye(gp.t.shape[-1])
-        return cholesky_basis(gp.operators().A + gamma[..., None, None] * identity)
     if is_constant and not gp.names:
         tolerance = np.broadcast_to(gamma.data, n_states)
         triangular = gp.processes.conditional_innovations(tuple(tolerance.tolist()))

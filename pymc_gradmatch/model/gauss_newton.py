@@ -315,31 +315,27 @@ class Squares(NamedTuple):
             weights=whiten.mT @ whiten, cross=slope.mT @ whiten, fixed=slope.mT @ slope + precision,
         )  # fmt: skip
 
-    def pulled_back(
-        self, left: NDArray[np.float64], right: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
-        r"""Return :math:`J_l^T J_r`, shape ``(..., state, time, state, time)``.
+    def hessian(self, by_x: NDArray[np.float64]) -> NDArray[np.float64]:
+        r"""Return :math:`J^T J`, shape ``(state, time, state, time)``.
 
-        Of the Jacobians J of all that is squared at two points, where the right-hand side has
-        derivatives by the states of the same time, shape ``(..., state, state, time)``.
+        J is the Jacobian of all that is squared, where the right-hand side has these derivatives
+        by the states of the same time, shape ``(state, state, time)``.
         """
         # The ODE's blocks of two states are products of entries, not of matrices: what happens
         # at one time depends on the states of that time alone.
-        n_states, n_times = left.shape[-2:]
-        pulled = np.zeros((*left.shape[:-3], n_states, n_times, n_states, n_times))
-        batch = tuple(range(left.ndim - 3))
-        enters = ((left != 0) | (right != 0)).any(axis=(*batch, -1))
+        n_states, n_times = by_x.shape[1:]
+        found = np.zeros((n_states, n_times, n_states, n_times))
         for m in range(n_states):
-            entering = np.flatnonzero(enters[m])
-            pulled[..., m, :, m, :] += self.fixed[m]
+            entering = np.flatnonzero(by_x[m].any(axis=1))
+            found[m, :, m, :] += self.fixed[m]
             for j in entering:
-                by_left, by_right = left[..., m, j, :, None], right[..., m, j, None, :]
-                pulled[..., m, :, j, :] -= self.cross[m] * by_right
-                pulled[..., j, :, m, :] -= by_left * self.cross[m].T
-                weighted = by_left * self.weights[m]
+                crossed = self.cross[m] * by_x[m, j]
+                found[m, :, j, :] -= crossed
+                found[j, :, m, :] -= crossed.T
+                weighted = by_x[m, j, :, None] * self.weights[m]
                 for i in entering:
-                    pulled[..., j, :, i, :] += weighted * right[..., m, i, None, :]
-        return pulled
+                    found[j, :, i, :] += weighted * by_x[m, i]
+        return found
 
 
 class Theorem1:
@@ -436,7 +432,7 @@ class Theorem1:
         n_params, (n_states, n_times) = self.n_params, self.shape[::-1]
         _, by_u, by_x = self._linearised(point)
         n = n_params + n_states * n_times
-        states = self.squares.pulled_back(by_x, by_x)
+        states = self.squares.hessian(by_x)
         mixed = -np.einsum("ktp,kts->pks", by_u, self.squares.slope)
         for m in range(n_states):
             entering = np.flatnonzero(by_x[m].any(axis=1))

@@ -28,14 +28,12 @@ mismatch of the gradients, are products over states of
 .. math:: N(r_k \mid 0, F_k\,\mathrm{diag}(v_k)\,F_k^\top)
 
 The coordinates :math:`F_k^{-1} r_k` are independent, of variance :math:`v_k`,
-so that a density needs one product and no factorisation.  Three choices of F:
+so that a density needs one product and no factorisation.  Two choices of F:
 
 - :class:`Spectrum`, eigenvectors.  A multiple of the identity, such as ``gamma I``, is
   added to v alone: it can be random at no cost.
 - :class:`Innovations`, a triangular F.  A coordinate is what one time adds to
   the times before it; the products are cheap for long series.
-- :class:`Cholesky`, the same F of a covariance that is a graph, because its
-  hyperparameters are random: it is factorised at every evaluation.
 
 The matrices have tens to hundreds of rows.  On several threads BLAS gains nothing there
 where cores are free, and loses a factor of ten where others use them:
@@ -248,7 +246,7 @@ def of_recursion(
     return Compressed(near, coupling.reshape(n_state, *(n_block * rank,) * 2), far)
 
 
-def product(matrix: Compressed | NDArray[np.float64] | TensorVariable, x):
+def product(matrix: Compressed | NDArray[np.float64], x):
     """Multiply each state's vector over time by its matrix; shape ``(..., time, state)``.
 
     Works on NumPy arrays and on PyTensor variables alike.
@@ -326,42 +324,7 @@ class Innovations(NamedTuple):
         return product(factor, coordinates.mT)
 
 
-class Cholesky(NamedTuple):
-    """The lower triangular factor of one covariance per state."""
-
-    factor: TensorVariable
-
-    @property
-    def vectors(self) -> TensorVariable:
-        """F, unit lower triangular."""
-        return self.factor / self._scales[..., None, :]
-
-    @property
-    def variances(self) -> TensorVariable:
-        """Variances v of the coordinates, ``(state, time)``."""
-        return pt.square(self._scales)
-
-    @property
-    def _scales(self) -> TensorVariable:
-        return pt.diagonal(self.factor, axis1=-2, axis2=-1)
-
-    def coordinates(self, residual: TensorVariable) -> TensorVariable:
-        """Return what each time adds to the times before it, ``(..., state, time)``."""
-        return self._scales * pt.linalg.solve_triangular(
-            self.factor, residual.mT, lower=True, b_ndim=1
-        )
-
-    def residual(self, coordinates: TensorVariable) -> TensorVariable:
-        """Return the vectors with these coordinates, ``(..., time, state)``."""
-        return per_state(self.vectors, coordinates.mT)
-
-
-Basis = Spectrum | Innovations | Cholesky
-
-
-def cholesky_basis(covariance: TensorVariable) -> Cholesky:
-    """Factorise ``(state, time, time)``; NaN, to samplers a density of zero, where that fails."""
-    return Cholesky(pt.linalg.cholesky(covariance, on_error="nan"))
+Basis = Spectrum | Innovations
 
 
 def innovations(covariance: NDArray[np.float64]) -> Innovations | None:
@@ -385,14 +348,13 @@ def innovations(covariance: NDArray[np.float64]) -> Innovations | None:
 
 def basis_of(parameters) -> Basis:
     """Return the basis that was unpacked into the parameters of a random variable."""
-    kinds: dict[int, type] = {1: Cholesky, 2: Spectrum, 7: Innovations}
+    kinds: dict[int, type] = {2: Spectrum, 7: Innovations}
     return kinds[len(parameters)](*parameters)
 
 
 def basis_signature(parameters) -> str:
     """Return the core shapes of a basis' parameters, as NumPy writes signatures."""
     cores = {
-        1: ["(k,t,t)"],
         2: ["(k,t,t)", "(k,t)"],
         7: ["(k,t)", "(k,n,m,b)", "(k,q,q)", "(k,n,b,r)", "(k,n,i,b)", "(k,j,j)", "(k,n,b,h)"],
     }

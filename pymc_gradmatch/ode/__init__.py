@@ -7,10 +7,11 @@ outside, and :func:`check_ode` looks at an ODE before it is fitted.
 """
 
 from pymc_gradmatch.ode.check import ODECheck, check_ode
-from pymc_gradmatch.ode.inputs import Input
+from pymc_gradmatch.ode.inputs import Input, in_experiments
 from pymc_gradmatch.ode.node import Solve
+from pymc_gradmatch.ode.rhs import named
 from pymc_gradmatch.ode.solve import OUT_OF_STEPS, TOLERANCE, Solution, Solver, in_words
-from pymc_gradmatch.ode.system import ODE, in_experiments, named
+from pymc_gradmatch.ode.system import ODE
 from pymc_gradmatch.ode.undefined import cure, ended, undefined_at, without_slope
 
 __all__ = [

@@ -1,8 +1,9 @@
 """Known inputs: of a right-hand side, on times of their own or as functions; doses of states."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pytensor.tensor as pt
@@ -12,6 +13,9 @@ from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch._pymc import EVALUATE_ONCE
 from pymc_gradmatch.arguments import as_numbers, in_order
+
+if TYPE_CHECKING:
+    from pymc_gradmatch.ode.system import ODE
 
 ROUNDINGS = 4
 KINDS = ("linear", "previous", "dose", "reset")
@@ -310,3 +314,20 @@ def check_known(inputs: tuple[Input | Callable, ...], names: tuple[str, ...], t:
                 "Add a value at their first and last time."
             )
             raise ValueError(msg)
+
+
+def in_experiments(odes: Sequence["ODE"]) -> "ODE":
+    """Return one right-hand side for all experiments, whose inputs differ.
+
+    As a graph: of times ``(experiment, time)``, states ``(..., experiment, time, state)``, and
+    parameters that broadcast against ``(..., experiment, time)``.  It is not integrated.
+    """
+    first = odes[0]
+    if not first.inputs:
+        return first
+    given = [[ode.known_inputs[name] for ode in odes] for name in first.inputs]
+    return first.with_given([partial(_of_each, inputs) for inputs in given])
+
+
+def _of_each(inputs: Sequence[Input | Callable], t) -> TensorVariable:
+    return pt.stack([pt.as_tensor(one(t[i])) + pt.zeros_like(t[i]) for i, one in enumerate(inputs)])

@@ -1,29 +1,24 @@
 """Right-hand sides: written once by the user, used as a graph and as a function."""
 
-import inspect
-import warnings
-from collections import namedtuple
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from copy import copy
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
 from numpy.typing import ArrayLike, NDArray
-from pytensor.graph.basic import Variable, equal_computations
-from pytensor.graph.traversal import ancestors
+from pytensor.graph.basic import Variable
 from pytensor.tensor import TensorVariable
-from pytensor.tensor.elemwise import DimShuffle, Elemwise
 
 from pymc_gradmatch._pymc import in_numpy, without_traces
 from pymc_gradmatch.arguments import in_order, usable_names
 from pymc_gradmatch.numerics import one_at_a_time
 from pymc_gradmatch.ode.code import Code, compiled, tables_of
-from pymc_gradmatch.ode.elements import ByElements, is_vector
+from pymc_gradmatch.ode.elements import ByElements
 from pymc_gradmatch.ode.inputs import (
     Input,
     Steps,
@@ -34,254 +29,23 @@ from pymc_gradmatch.ode.inputs import (
     steps_at,
     times_where,
 )
-from pymc_gradmatch.ode.node import solution
-from pymc_gradmatch.ode.solve import TOLERANCE, Equations, Solver, evaluate, in_words
-from pymc_gradmatch.ode.undefined import ended as stopped
-from pymc_gradmatch.reporting import latex, latex_name
+from pymc_gradmatch.ode.rhs import (
+    Written,
+    by_chain_rule,
+    check_arguments,
+    derivatives_of,
+    entries_of,
+    expressions,
+    held_at_one_time,
+    lengths_of,
+    named,
+    returns_vector,
+)
+from pymc_gradmatch.ode.solve import TOLERANCE, Equations, evaluate, in_words
+from pymc_gradmatch.ode.trajectories import columns, node, numbers, solved, with_values_as_params
+from pymc_gradmatch.reporting import latex
 
 DERIVED = ("of_levels", "written", "_linearisation")
-SAME = 1e-6  # relative, of slopes at one time and among others
-TIMES = ("t", "time", "times", "tau")  # what people call the first argument
-ORDER = (
-    "Its arguments are (t, x, theta), as for scipy's solve_ivp; not (x, t, theta), as for odeint "
-    "and pm.ode. Inputs come last."
-)
-
-POINTWISE = (Elemwise, DimShuffle)  # operations after which each time stands by itself
-INDEXING = tuple(type(pt.vector()[place].owner.op) for place in (0, [0]))
-
-
-def derivatives_of(
-    rhs: Callable, t: TensorVariable, x: Any, theta: Any, *inputs: Any
-) -> TensorVariable:
-    """Return the derivatives of all states, or say what the right-hand side should return.
-
-    Parameters
-    ----------
-    rhs : callable
-        The user's ``rhs(t, x, theta)`` or ``rhs(t, x, theta, u)``.
-    t : TensorVariable
-        Times, shape ``(time,)``.
-    x, theta : named tuple of TensorVariable
-        States, each of shape ``(..., time)``, and parameters.
-    *inputs : named tuple of TensorVariable
-        None, or one of inputs, each of shape ``(time,)``.
-
-    Returns
-    -------
-    TensorVariable
-        Shape ``(..., time, state)``.
-    """
-    values = _expressions(rhs, t, x, theta, *inputs)
-    return pt.stack([value + pt.zeros_like(x[0]) for value in values], -1)
-
-
-def _expressions(rhs: Callable, t: TensorVariable, x: Any, theta: Any, *inputs: Any) -> list:
-    states, params = x._fields, theta._fields
-    try:
-        returned = rhs(t, x, theta, *inputs)
-    except Exception as error:  # the user's own lines: whatever they raise is said in words
-        fourth = ", u" if inputs else ""
-        named = "".join(f" and u = ({', '.join(u._fields)})" for u in inputs)
-        msg = (
-            f"calling the right-hand side on symbolic tensors raised {type(error).__name__} "
-            f"({error}). It is called as rhs(t, x, theta{fourth}) with x = ({', '.join(states)}) "
-            f"and theta = ({', '.join(params)}){named}. {_advice(rhs, error)}"
-        )
-        raise TypeError(msg) from error
-    by_state = zip(states, _in_order_of_states(returned, states), strict=True)
-    return [_derivative(state, value, x[0]) for state, value in by_state]
-
-
-def check_arguments(rhs: Callable, t: TensorVariable, x: Any, theta: Any, *inputs: Any):
-    """Raise if a right-hand side picks or mixes times, or takes its arguments in another order.
-
-    What it may do: have no state in it, no parameter, no time, and any names.  It is called
-    twice, and evaluated at a few numbers.
-
-    Parameters
-    ----------
-    rhs : callable
-        The user's ``rhs(t, x, theta)`` or ``rhs(t, x, theta, u)``.
-    t, x, theta, *inputs : TensorVariable, named tuple of TensorVariable
-        Times, states, parameters and inputs; graphs without parents.
-
-    Raises
-    ------
-    ValueError, TypeError
-        If so, or if it does not return one scalar expression per state.
-
-    Warns
-    -----
-    UserWarning
-        If time enters and no state does, and no argument is called t.
-    """
-    slopes = _expressions(rhs, t, x, theta, *inputs)
-    used = set(ancestors(slopes))
-    vectors = {"t": t} | {f"state {k!r}": v for k, v in zip(x._fields, x, strict=True)}
-    vectors |= {f"input {k!r}": v for u in inputs for k, v in u._asdict().items()}
-    names = {vector: name for name, vector in vectors.items()}
-    for variable in used:
-        if variable.owner is None or not isinstance(variable.owner.op, INDEXING):
-            continue
-        picked = variable.owner.inputs[0]
-        if picked in names and variable.type.shape != picked.type.shape:
-            msg = (
-                f"the right-hand side indexes {names[picked]}, which holds all times at once; "
-                f"expected an expression that is the same at every time. {ORDER}"
-            )
-            raise ValueError(msg)
-    place = _place_of_time(rhs)
-    misplaced = {1: ("second", "states", x), 2: ("third", "parameters", theta)}
-    if place in misplaced:
-        ordinal, given, variables = misplaced[place]
-        if not used.intersection(variables):
-            msg = (
-                f"the {ordinal} argument of the right-hand side is called t, but is given the "
-                f"{given}, and none of them enters. {ORDER}"
-            )
-            raise ValueError(msg)
-    is_pointwise = all(isinstance(v.owner.op, POINTWISE) for v in used if v.owner)
-    again = _expressions(rhs, t, x, theta, *inputs) if is_pointwise else []
-    if not (is_pointwise and equal_computations(slopes, again)):
-        _check_each_time(rhs, slopes, t, x, theta, *inputs)
-    if place < 0 and t in used and not used.intersection(x):
-        warnings.warn(
-            f"time enters the right-hand side, but none of the states {list(x._fields)} does. "
-            f"{ORDER} If it is meant so, call its first argument t.",
-            UserWarning,
-            stacklevel=4,
-        )
-
-
-def _check_each_time(rhs: Callable, slopes: list, t: TensorVariable, x: Any, theta: Any, *inputs):
-    """Raise if slopes at one of many times are others than those at this time alone."""
-    vectors = [t, *x, *(v for u in inputs for v in u)]
-    alone = [pt.TensorType("float64", (1,))(v.name) for v in vectors]
-    symbols = iter(alone)
-    own_t = next(symbols)
-    own_x, *own_u = (type(one)(*islice(symbols, len(one))) for one in (x, *inputs))
-    by_itself = _expressions(rhs, own_t, own_x, theta, *own_u)
-    evaluate = in_numpy([*vectors, *theta, *alone], [*slopes, *by_itself], rewrites=())
-    rng, [n_times] = np.random.default_rng(0), t.type.shape
-    n, j = len(vectors), n_times // 2
-
-    def at_one(values: NDArray, parameters: NDArray) -> tuple[NDArray, NDArray]:
-        slopes = evaluate(*values, *parameters, *values[:, [j]])
-        among = [np.broadcast_to(slope, n_times)[j] for slope in slopes[: len(x)]]
-        return np.array(among), np.ravel([np.ravel(slope) for slope in slopes[len(x) :]])
-
-    for draw in (rng.random, rng.random, rng.lognormal):
-        values, others = draw(size=(2, n, n_times))
-        others[:, j], parameters = values[:, j], draw(size=len(theta))
-        try:
-            (among, single), (moved, _) = (at_one(one, parameters) for one in (values, others))
-        except Exception:  # what an operation asks of its numbers is not known
-            continue
-        size = SAME * np.maximum(np.abs(among), np.abs(single))
-        with np.errstate(invalid="ignore"):
-            mixed, unlike = (np.abs(among - one) > size for one in (moved, single))
-        if mixed.any():
-            k = int(np.argmax(mixed))
-            msg = (
-                f"the derivative of state {x._fields[k]!r} at one time changes with states, inputs "
-                f"or time at other times. x.{x._fields[0]} holds the state at all times at once, "
-                "and what is written must hold at each of them by itself: a sum, mean, maximum or "
-                "norm of it mixes times. Add states by name, x.a + x.b, or along the first axis, "
-                "pt.sum(pt.stack(x), axis=0)."
-            )
-            raise ValueError(msg)
-        if unlike.any():
-            k = int(np.argmax(unlike))
-            msg = (
-                f"the derivative of state {x._fields[k]!r} at one time alone is {single[k]:.6g}, "
-                f"and {among[k]:.6g} as one of {n_times}: it depends on how many times there are, "
-                "or on something that changes from call to call. Expected the same expression at "
-                "each call, and at every time; numbers that vary are parameters or inputs."
-            )
-            raise ValueError(msg)
-
-
-def _place_of_time(rhs: Callable) -> int:
-    """Return the place of the argument that is called t, or -1."""
-    try:
-        names = list(inspect.signature(rhs).parameters)
-    except (TypeError, ValueError):  # no Python function
-        return -1
-    return next((i for i, name in enumerate(names) if name.strip("_").lower() in TIMES), -1)
-
-
-def _advice(rhs: Callable, error: Exception) -> str:
-    if _place_of_time(rhs) in (1, 2):
-        return ORDER
-    if isinstance(error, AttributeError) and isinstance(error.obj, tuple):  # x or theta
-        return "Use these names, or declare what is missing in states or params."
-    return (
-        "Use pm.math or pytensor.tensor functions: numpy's and math's do not work on tensors, "
-        "nor do `if`, `max` and comparisons (use pm.math.switch)."
-    )
-
-
-def _in_order_of_states(returned, states: tuple[str, ...]) -> list:
-    if isinstance(returned, Mapping):
-        return in_order(returned, states, "derivatives returned by the right-hand side are")
-    if not isinstance(returned, tuple | list):
-        msg = (
-            f"the right-hand side returns a {type(returned).__name__}; expected a tuple, a list "
-            f"or a dict with one expression for each of {list(states)}."
-        )
-        raise TypeError(msg)
-    if len(returned) != len(states):
-        msg = (
-            f"the right-hand side returns {len(returned)} expressions; expected {len(states)}, "
-            f"one for each of {list(states)}."
-        )
-        raise ValueError(msg)
-    return list(returned)
-
-
-def _derivative(state: str, value, column: TensorVariable) -> TensorVariable:
-    try:
-        value = pt.as_tensor(value)
-    except (TypeError, ValueError, NotImplementedError) as error:
-        msg = (
-            f"the derivative of state {state!r} is a {type(value).__name__}; expected a "
-            "number or an expression in t, x and theta written with pm.math functions."
-        )
-        raise TypeError(msg) from error
-    fits = value.ndim <= column.ndim and all(
-        n in (1, m) or n is None or m is None
-        for n, m in zip(value.type.shape[::-1], column.type.shape[::-1], strict=False)
-    )
-    if not fits:
-        msg = (
-            f"the derivative of state {state!r} has shape {value.type.shape} where the state "
-            f"has shape {column.type.shape}; expected one value per time. Index into vectors, "
-            "and sum over states by name."
-        )
-        raise ValueError(msg)
-    return value
-
-
-class Written(NamedTuple):
-    """A right-hand side as graphs: what it is made of, and one expression per state."""
-
-    t: TensorVariable
-    x: list[TensorVariable]
-    theta: list[TensorVariable]
-    inputs: list[TensorVariable]
-    derivatives: list[TensorVariable]
-
-    def depend_on(self, variables: Sequence[TensorVariable]) -> NDArray[np.bool_]:
-        """Tell which derivatives (rows) depend on which variables (columns)."""
-        upstream = [set(ancestors([derivative])) for derivative in self.derivatives]
-        return np.array([[v in reached for v in variables] for reached in upstream])
-
-    def names(self) -> dict[Variable, str]:
-        """Return what the variables are called in formulas."""
-        variables = [self.t, *self.x, *self.theta, *self.inputs]
-        names = {v: latex_name(str(v.name)) for v in variables}
-        return names | {v: f"{names[v]}(t)" for v in self.inputs}
 
 
 class ODE:
@@ -364,8 +128,8 @@ class ODE:
     ):
         self.rhs = rhs
         self.states = usable_names(states, "states")
-        self.lengths = _lengths(params)
-        entries = [one for pair in self.lengths.items() for one in _entries(*pair)]
+        self.lengths = lengths_of(params)
+        entries = [one for pair in self.lengths.items() for one in entries_of(*pair)]
         self.params = usable_names(entries, "params")
         self.inputs, self.positive = (
             () if isinstance(given, Sized) and len(given) == 0 else usable_names(given, what)
@@ -391,7 +155,7 @@ class ODE:
         last = [named("Input", self.inputs, u)] if u else []
         states, params = named("State", self.states, x), self.named_params(theta)
         if not isinstance(rhs, ByElements) and (
-            self.has_vectors or _returns_vector(rhs, t, states, params, *last)
+            self.has_vectors or returns_vector(rhs, t, states, params, *last)
         ):
             self.rhs = ByElements(rhs)
         check_arguments(self.rhs, t, states, params, *last)
@@ -548,7 +312,7 @@ class ODE:
         if not self.positive:
             return self
         logs = copy(self)
-        rhs = partial(_by_chain_rule, self.rhs, self.is_positive)
+        rhs = partial(by_chain_rule, self.rhs, self.is_positive)
         vars(logs).update(rhs=rhs, positive=(), _in_logs=self.is_positive)
         return logs
 
@@ -621,7 +385,7 @@ class ODE:
         theta = [pt.scalar(name, dtype="float64") for name in self.params]
         arguments = [named("State", self.states, x), self.named_params(theta)]
         arguments += [named("Input", self.inputs, u)] if u else []
-        return Written(t, x, theta, u, _expressions(self.rhs, t, *arguments))
+        return Written(t, x, theta, u, expressions(self.rhs, t, *arguments))
 
     @property
     def enters(self) -> NDArray[np.bool_]:
@@ -657,7 +421,7 @@ class ODE:
             if not shape or shape[-1] not in (n, None):
                 msg = f"{name!r} has shape {shape}; expected (..., {n}), one for each entry."
                 raise ValueError(msg)
-            entries |= {one: vector[..., k] for k, one in enumerate(_entries(name, n))}
+            entries |= {one: vector[..., k] for k, one in enumerate(entries_of(name, n))}
         return entries
 
     def _known_inputs(self, t) -> list:
@@ -836,17 +600,17 @@ class ODE:
         ]
         vars(held).update(positive=(), _given=tuple(at), _doses={}, _kinks=np.empty(0))
         if self.written.depend_on([self.written.t]).any() or any(self._is_random):
-            vars(held).update(rhs=partial(_held, self.rhs, float(t)), _held=float(t))
+            vars(held).update(rhs=partial(held_at_one_time, self.rhs, float(t)), _held=float(t))
         return held
 
     def _solution(self, t: NDArray[np.float64], x0, theta, rtol: float) -> Any:
         starts, params = self._starts(x0), self._params(theta)
         if any(self._is_random):
-            known, values = self._with_values_as_params()
-            return known._node(t, starts, [*params, *values], rtol)
+            known, values = with_values_as_params(self)
+            return node(known, t, starts, [*params, *values], rtol)
         if any(isinstance(value, Variable) for value in (*starts, *params)):
-            return self._node(t, starts, params, rtol)
-        return self._numbers(t, starts, params, rtol)
+            return node(self, t, starts, params, rtol)
+        return numbers(self, t, starts, params, rtol)
 
     def failures(
         self, t: ArrayLike, x0, theta, *, inputs: Mapping[str, Input | Callable] | None = None
@@ -874,7 +638,7 @@ class ODE:
             return self.with_inputs(inputs).failures(t, x0, theta)
         t = np.asarray(t, dtype=float)
         self.check_times(t)
-        _, _, ended = self._solved(t, self._starts(x0), self._params(theta), TOLERANCE)
+        _, _, ended = solved(self, t, self._starts(x0), self._params(theta), TOLERANCE)
         return in_words(ended)
 
     @property
@@ -882,33 +646,11 @@ class ODE:
         """Of which inputs the values are tensors."""
         return [isinstance(value, Input) and value.is_tensor for value in self._given]
 
-    def _with_values_as_params(self) -> tuple["ODE", list[TensorVariable]]:
-        """Return the same ODE with random values of inputs among its parameters, and these."""
-        random: dict[str, Any] = {
-            name: value
-            for name, value, is_random in zip(
-                self.inputs, self._given, self._is_random, strict=True
-            )
-            if is_random
-        }
-        names = [f"{name}_{k}" for name, value in random.items() for k in range(len(value.times))]
-        values = [v.values[..., k] for v in random.values() for k in range(len(v.times))]
-        others = {n: v for n, v in self.known_inputs.items() if n not in random}
-        rhs = partial(_of_values, self.rhs, (*self.lengths,), self.inputs, random)
-        known = copy(self)
-        vars(known).update(
-            rhs=rhs, params=(*self.params, *names), lengths=self.lengths | dict.fromkeys(names),
-            inputs=tuple(others), _codes={},
-            _given=tuple(others.values()),
-            _kinks=np.union1d(*(times_where((*random.values(),), w) for w in ("kinks", "jumps"))),
-        )  # fmt: skip
-        return known, values
-
     def _starts(self, x0) -> list:
         """Return x(t0), a number, an array or a tensor for each state."""
         if hasattr(x0, "keys"):
             return in_order(x0, self.states, "x0 is")
-        return self._columns(x0, self.states, "x0")
+        return columns(x0, self.states, "x0")
 
     def _params(self, theta) -> list:
         """Return the same of each parameter."""
@@ -917,79 +659,7 @@ class ODE:
             isinstance(theta, Sequence) and any(isinstance(value, Variable) for value in theta)
         ):
             return self.ordered_params(theta)
-        return self._columns(theta, self.params, "theta")
-
-    @staticmethod
-    def _columns(values, names: tuple[str, ...], what: str) -> list:
-        if isinstance(values, Sequence) and any(isinstance(value, Variable) for value in values):
-            values = pt.stack([*map(pt.as_tensor, values)], -1)
-        is_tensor = isinstance(values, Variable)
-        values = values if is_tensor else np.asarray(values, dtype=float)
-        length = values.type.shape[-1] if is_tensor and values.ndim else np.shape(values)[-1:]
-        if values.ndim == 0 or length not in (None, len(names), (len(names),)):
-            shape = values.type.shape if is_tensor else values.shape
-            msg = (
-                f"{what} has shape {shape}; expected ({len(names)},) or (draw, {len(names)}), in "
-                f"the order {list(names)}."
-            )
-            raise ValueError(msg)
-        return [values[..., k] for k in range(len(names))]
-
-    def _node(self, t, starts: list, params: list, rtol: float) -> TensorVariable:
-        """Return the solution as a graph."""
-        given = [pt.as_tensor(value).astype("float64") for value in (*starts, *params)]
-        positive = self.is_positive
-        levels = [
-            pt.log(value) if k < len(positive) and positive[k] else value
-            for k, value in enumerate(given)
-        ]
-        x = solution(self.of_levels, t, rtol, levels, len(self.states))
-        if not self.positive:
-            return x
-        columns = [pt.exp(x[..., k]) if one else x[..., k] for k, one in enumerate(positive)]
-        return pt.stack(columns, -1)
-
-    def _numbers(self, t, starts: list, params: list, rtol: float) -> NDArray[np.float64]:
-        x, shape, ended = self._solved(t, starts, params, rtol)
-        failed = in_words(ended)
-        if failed:
-            counts = ", ".join(f"{len(draws)} {reason}" for reason, draws in failed.items())
-            values = np.broadcast_arrays(*(np.asarray(v, float) for v in (*starts, *params)))
-            first = np.stack([v.ravel() for v in values], -1)[np.flatnonzero(ended)[0]]
-            x0, theta = np.split(first, [len(starts)])
-            said = (
-                stopped(self.of_levels, t, self.levels(x0), theta)
-                if np.isfinite(t).all()
-                else f"theta is {theta.round(6)}: its solution grows, or oscillates."
-            )
-            msg = (
-                f"the numerical integration of {(ended != 0).sum()} of {len(ended)} draws failed "
-                f"({counts}); their trajectories are NaN. Of the first, {said}"
-            )
-            warnings.warn(msg, UserWarning, stacklevel=3)
-        return x.reshape(*shape, *x.shape[1:])
-
-    def _solved(self, t, starts: list, params: list, rtol: float) -> tuple:
-        """Return the states, shape ``(draw, time, state)``, axes in front, and how draws ended."""
-        try:
-            given = np.broadcast_arrays(*(np.asarray(v, dtype=float) for v in (*starts, *params)))
-        except ValueError:
-            shapes = [np.shape(value) for value in (*starts, *params)]
-            msg = f"x0 and theta have shapes {shapes}; expected as many draws of all of them."
-            raise ValueError(msg) from None
-        shape = given[0].shape
-        x0, theta = np.split(np.stack(given, -1).reshape(-1, len(given)), [len(starts)], axis=1)
-        positive = np.array(self.is_positive)
-        below = positive & (x0 <= 0).any(axis=0)
-        if below.any():
-            names = [name for name, is_below in zip(self.states, below, strict=True) if is_below]
-            msg = f"the positive states {names} start at zero or below; expected positive numbers."
-            raise ValueError(msg)
-        logs = self.levels(x0)
-        levels, _, ended, _ = Solver(self.of_levels.equations(), t, rtol)(logs, theta)
-        with np.errstate(over="ignore"):
-            x = np.where(positive, np.exp(np.where(positive, levels, 0)), levels)
-        return x, shape, ended
+        return columns(theta, self.params, "theta")
 
     def levels(self, x0: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return states as those of :attr:`of_levels`."""
@@ -1032,7 +702,7 @@ class ODE:
         ]
         arguments = [named("State", self.states, x), self.named_params(theta)]
         arguments += [named("Input", self.inputs, inputs)] if inputs else []
-        return _expressions(self.rhs, t, *arguments)
+        return expressions(self.rhs, t, *arguments)
 
     def slopes(self, t, x, theta) -> NDArray[np.float64]:
         """Evaluate the right-hand side at times ``(...)``, states ``(..., state)`` and parameters.
@@ -1081,7 +751,7 @@ class ODE:
         t, *given = (pt.vector(name, dtype="float64") for name in ("t", *self.states, *self.params))
         x, theta = given[: len(self.states)], given[len(self.states) :]
         arguments = [named("State", self.states, x), self.named_params(theta)]
-        slopes = _expressions(self.rhs, t, *arguments, *self._known_inputs(t))
+        slopes = expressions(self.rhs, t, *arguments, *self._known_inputs(t))
         along = [pt.zeros_like(t) + slope for slope in slopes]
         # What happens at one time depends on the states of that time alone.
         by = [_gradient(slope.sum(), given) for slope in along]
@@ -1089,104 +759,11 @@ class ODE:
         return one_at_a_time(in_numpy([t, *given], outputs))  # threads share it
 
 
-def in_experiments(odes: Sequence[ODE]) -> ODE:
-    """Return one right-hand side for all experiments, whose inputs differ.
-
-    As a graph: of times ``(experiment, time)``, states ``(..., experiment, time, state)``, and
-    parameters that broadcast against ``(..., experiment, time)``.  It is not integrated.
-    """
-    first = odes[0]
-    if not first.inputs:
-        return first
-    given = [[ode.known_inputs[name] for ode in odes] for name in first.inputs]
-    return first.with_given([partial(_of_each, inputs) for inputs in given])
-
-
-def _of_each(inputs: Sequence[Input | Callable], t) -> TensorVariable:
-    return pt.stack([pt.as_tensor(one(t[i])) + pt.zeros_like(t[i]) for i, one in enumerate(inputs)])
-
-
 def _gradient(total: TensorVariable, wrt: list[TensorVariable]) -> list[TensorVariable]:
     return cast("list", pytensor.grad(total, wrt, disconnected_inputs="ignore"))
-
-
-def _lengths(params: Sequence[str] | Mapping[str, Any]) -> dict[str, int | None]:
-    """Return how many entries each parameter has; None of those that are numbers."""
-    if not isinstance(params, Mapping):
-        return dict.fromkeys(usable_names(params, "params"))
-    lengths: dict[str, int | None] = {}
-    for name, shape in zip(usable_names([*params], "params"), params.values(), strict=True):
-        axes = shape if isinstance(shape, tuple) else (shape,)
-        whole = all(isinstance(n, int | np.integer) and not isinstance(n, bool) for n in axes)
-        if len(axes) > 1 or not whole or min(axes, default=1) < 1:
-            msg = (
-                f"the parameter {name!r} has the length {shape!r}; expected how many entries it "
-                "has, 8 or (8,), or () of a number."
-            )
-            raise ValueError(msg)
-        lengths[name] = int(axes[0]) if axes else None
-    return lengths
-
-
-def _entries(name: str, n: int | None) -> list[str]:
-    return [name] if n is None else [f"{name}_{k}" for k in range(n)]
-
-
-def _returns_vector(rhs: Callable, t, x, theta, *inputs) -> bool:
-    """Tell whether a right-hand side of numbers returns one tensor for all states."""
-
-    def numbers(values):
-        return [pt.scalar(value.name, dtype="float64") for value in values]
-
-    given = [type(part)(*numbers(part)) for part in (x, theta, *inputs)]
-    try:
-        return is_vector(rhs(*numbers([t]), *given))
-    except Exception:  # the user's own lines, of which `_expressions` says what they raise
-        return False
 
 
 def _rebuilt(rhs, states, params, names, given, others) -> ODE:
     ode = ODE(rhs, states, params, **names)
     vars(ode).update(others)
     return ode.with_inputs(given) if given else ode
-
-
-def _of_values(
-    rhs: Callable, params: tuple, inputs: tuple, random: Mapping[str, Input], t, x, theta, *known
-) -> Any:
-    """Write a right-hand side whose last parameters are the values of random inputs."""
-    own, values = theta[: len(params)], iter(theta[len(params) :])
-    u = known[0]._asdict() if known else {}
-    for name, one in random.items():
-        u[name] = sum(share * next(values) for share in one.shares(t))
-    given = named("Input", inputs, [u[name] for name in inputs])
-    return rhs(t, x, named("Param", params, own), given)
-
-
-def _held(rhs: Callable, at: float, t, x, theta, *inputs) -> Any:
-    """Write a right-hand side at one time, whatever the time is."""
-    return rhs(pt.zeros_like(t) + np.float64(at), x, theta, *inputs)
-
-
-def _by_chain_rule(rhs: Callable, is_positive: Sequence[bool], t, levels, theta, *inputs) -> list:
-    """Return the derivatives of levels, logarithms where states are positive."""
-    natural = [
-        pt.exp(level) if positive else level
-        for level, positive in zip(levels, is_positive, strict=True)
-    ]
-    x = type(levels)(*natural)
-    slopes = _expressions(rhs, t, x, theta, *inputs)
-    return [
-        slope / state if positive else slope
-        for slope, state, positive in zip(slopes, x, is_positive, strict=True)
-    ]
-
-
-def named(kind: str, names: tuple[str, ...], values: Iterable) -> Any:
-    """Return values as a named tuple: what users unpack, or name."""
-    return _record(kind, names)(*values)
-
-
-@cache
-def _record(kind: str, names: tuple[str, ...]) -> Callable[..., tuple]:
-    return namedtuple(kind, names)

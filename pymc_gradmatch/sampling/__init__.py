@@ -1,24 +1,24 @@
 """Draws from a model: of one, or of many that are one formula.
 
 A model's density is compiled once (``density``), climbed to its mode, and written in
-coordinates in which it is round (``coordinates``); there nutpie's NUTS is fast.  Where it
-does not mix, draws follow the ODE (``following``).
+coordinates in which it is round (``coordinates``); there nutpie's NUTS is fast.
 :func:`sample` does so for one model.  The search for an exact posterior (``engine``) climbs to its
 modes, from where gradient matching leads to if need be (``matching``), and draws around them.
 One call does all of it, :func:`fit` (``one_call``), and :func:`fit_many` does for a stack of data
 sets, whose draws are side by side in memory or in a file (``stack``), fitted by joblib
-(``parallel``).
+(``parallel``).  The paper's single Metropolis chain is :func:`sample_fgpgm` (``metropolis``).
 """
 
 from pymc_gradmatch.sampling.engine import TRY, Exact, check_n_draws
 from pymc_gradmatch.sampling.many import fit_many
+from pymc_gradmatch.sampling.metropolis import CompiledMetropolis, sample_fgpgm
 from pymc_gradmatch.sampling.nuts import find_map, sample
 from pymc_gradmatch.sampling.one_call import Fit, fit
 from pymc_gradmatch.sampling.parallel import in_parallel, reason
-from pymc_gradmatch.sampling.posterior import sample_side_by_side
 
 __all__ = [
     "TRY",
+    "CompiledMetropolis",
     "Exact",
     "Fit",
     "check_n_draws",
@@ -28,5 +28,5 @@ __all__ = [
     "in_parallel",
     "reason",
     "sample",
-    "sample_side_by_side",
+    "sample_fgpgm",
 ]

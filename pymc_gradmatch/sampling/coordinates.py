@@ -52,7 +52,6 @@ MOST_CURVED = 11
 PROBES, STRAIGHT = 32, 0.1  # points along the ridge, and the log density a bend must gain
 SPREADS = (0.5, 1.0, 1.5)  # posterior standard deviations; each sweep starts from the one before
 STEPS = 60
-PILOTS = 2  # draws for each coefficient, when the ridge is traced anew
 TYPICAL = 8  # points at which the thickness of the ridge is measured
 SETTLED, CONVERGED = 1e-3, 0.3  # conditional standard deviations; aimed at, and good enough
 MOST_MONOMIALS = 400
@@ -472,39 +471,6 @@ def _is_straight(density: Density, flat: Coordinates, n_held: int, rng) -> bool:
     # Across the ridge the curvature is about one: half a squared slope is what a bend gains.
     gains = 0.5 * np.square(gradients @ flat.linear[:, flat.n_curved + n_held :]).sum(axis=1)
     return bool(np.isfinite(values).all() and gains.mean() < STRAIGHT)
-
-
-def retrace(
-    density: Density, around: Coordinates, split: Split, draws: NDArray[np.float64], rng
-) -> Coordinates:
-    """Fit the ridge again where draws of q, shape ``(draw, n)``, say that it is.
-
-    For posteriors much wider or more skewed than their curvature at the mode tells.
-    """
-    n_curved, n_held = around.n_curved, int(split.is_held.sum())
-    along, across = slice(n_curved), slice(n_curved + n_held, None)
-    hard = around.linear[:, across]
-    coefficients = 1 + n_curved + around.bent.shape[1]
-    chosen = rng.permutation(draws)[: PILOTS * coefficients]
-    flat = around._replace(bent=np.zeros_like(around.bent))
-    starts = chosen[:, across]
-    starts = starts + np.linalg.lstsq(hard, (around(chosen) - flat(chosen)).T)[0].T
-    center = draws[:, : n_curved + n_held].mean(axis=0)
-    scale = np.zeros((len(center), len(center)))
-    try:
-        scale[along, along] = np.linalg.cholesky(np.cov(draws[:, along].T))
-    except np.linalg.LinAlgError:  # the chains are stuck
-        return around
-    scale[n_curved:, n_curved:] = np.diag(draws[:, n_curved : len(center)].std(axis=0))
-    ridge = _settled(density, flat, hard, chosen[:, : len(center)], starts)
-    points = np.linalg.solve(scale, (chosen[:, : len(center)] - center).T).T[:, along]
-    fit = _fitted(points, *ridge)
-    if fit is None:
-        return around
-    linear = around.linear.copy()
-    linear[:, : len(center)] = linear[:, : len(center)] @ scale
-    moved_to = around.location + around.linear[:, : len(center)] @ center
-    return _with_ridge(Coordinates(moved_to, linear, around.bent, n_curved), hard, fit)
 
 
 def _bent(density: Density, flat: Coordinates, n_held: int, rng) -> Coordinates:

@@ -284,7 +284,7 @@ def verdict_of(diagnostics: Diagnostics) -> str:
 def is_strange(target: ExactPosterior, modes: Local) -> bool:
     """Tell whether residuals at the highest mode are autocorrelated, or have outliers."""
     left = residuals(target, modes.point[0])
-    return any(one.hang_together or one.have_outlier for one in left)
+    return any(one.is_autocorrelated or one.have_outlier for one in left)
 
 
 def _in_no_solution(target: ExactPosterior, rng: np.random.Generator) -> str:

@@ -52,14 +52,6 @@ def sample(
     the same as that of :func:`pymc.sample`, and so are names, dims and groups of the
     result.
 
-    Where chains have not mixed, they show where the posterior lies.  Draws of x(t0) and
-    of all but the states then go on from there by importance sampling, with states drawn
-    around the ODE's solution [1]_: two searches, each from half of the chains, by weights
-    with a reliable Pareto k.  Where these are not reliable, or the model is not of the
-    kind (one ODE, numbers for gamma and the kernels' hyperparameters, no known start, at
-    most 600 coordinates of states), the curve is fitted to the draws of the chains and
-    the run repeated, up to twice.
-
     Parameters
     ----------
     draws : int, default 1_000
@@ -85,8 +77,7 @@ def sample(
     Returns
     -------
     xarray.DataTree
-        As from :func:`pymc.sample`.  After Ctrl-C the draws so far; while a run
-        is being repeated, those of the run before.
+        As from :func:`pymc.sample`.  After Ctrl-C the draws so far.
 
     Raises
     ------
@@ -101,19 +92,15 @@ def sample(
 
     Notes
     -----
-    The posterior of a model with a constraint is the matched one.  After sampling it is held
-    against a normal
+    The posterior of a model with a constraint is that of gradient matching.  After sampling it
+    is compared with a normal
     approximation of the exact posterior, at its mode: where it lies elsewhere, or is
     much narrower or wider, or could not be compared, the log says so, and
     ``idata["posterior"].attrs["exactness"]`` what was seen.  The verdict is
     :func:`~pymc_gradmatch.integrate_check`'s.
 
-    Draws that follow the ODE are not those of NUTS: a line in the log says so, and
-    ``idata["posterior"].attrs["sampler"]``.  Chains that come of one search are shares of
-    its draws, and a draw may be there several times, of which effective sample sizes take
-    account.  Where the posterior has several modes, R-hat says so at best.  docs/history/speed.md
-    compares the ways, and docs/accuracy.md says what
-    :func:`~pymc_gradmatch.integrate_check` can repair.
+    Where chains disagree PyMC's warnings say so; :func:`~pymc_gradmatch.fit` then has the exact
+    posterior by another way.
 
     The start is the best mode found from eight draws of the parameters from
     their prior, see :func:`find_map`.  What is neither a state nor a parameter of
@@ -128,12 +115,6 @@ def sample(
     number of times.  Where they see further (with other kernels, or many states) W is a
     diagonal, and nutpie learns the rest with its low-rank mass matrix, as a line in the
     log says; the refined model is too thin for that: thin the data there.
-
-    References
-    ----------
-    .. [1] Bardsley, J. M., Solonen, A., Haario, H., Laine, M. (2014). Randomize-then-optimize: a
-       method for sampling from posterior distributions in nonlinear inverse problems. *SIAM
-       Journal on Scientific Computing* 36(4).
 
     Examples
     --------
@@ -171,8 +152,6 @@ def sample(
         )
     except Interrupted as interrupt:
         idata = interrupt.draws
-    if "sampler" in idata["posterior"].attrs:
-        _log.info("Chains of NUTS had not mixed. %s.", idata["posterior"].attrs["sampler"])
     patch_nutpie_idata(idata, model, sampling_time=time.perf_counter() - start)
     keep_observations(idata, model)
     if constraints(model):

@@ -17,7 +17,6 @@ ATTEMPTS = 3  # times in a row that workers end before any of their jobs is done
 # Jobs between two collections, of 0.2 s: a model is a cycle of megabytes, of which Python counts
 # only the objects, and joblib stops a process that has grown by 300 MB.
 KEPT = 16
-NEVER = "stopped by Ctrl-C before it was fitted"
 
 
 class WorkersLostError(RuntimeError):

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from threading import Lock
 from typing import Any, Self
 
@@ -17,7 +16,6 @@ import pytensor
 import pytensor.tensor as pt
 import xarray as xr
 from arviz_base import dict_to_dataset
-from arviz_stats import ess
 from numpy.typing import NDArray
 from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.traversal import ancestors
@@ -31,9 +29,8 @@ from pymc_gradmatch._pymc import (
     spreading,
     starts_by_itself,
 )
-from pymc_gradmatch.arguments import check_counts
 from pymc_gradmatch.exact import with_draws
-from pymc_gradmatch.gp import basis_inputs, is_states
+from pymc_gradmatch.gp import is_states
 from pymc_gradmatch.model import is_constraint, known_starts, warn_of_other_data, where_impossible
 from pymc_gradmatch.numerics import (
     N_STARTS,
@@ -56,7 +53,6 @@ from pymc_gradmatch.sampling.coordinates import (
     climb_in_band,
     climb_in_blocks,
     curve,
-    retrace,
     rounded,
     straight,
     upright,
@@ -73,8 +69,6 @@ from pymc_gradmatch.sampling.density import (
     same_but_for_constants,
     write,
 )
-from pymc_gradmatch.sampling.following import agree, follow, followed
-from pymc_gradmatch.sampling.parallel import NEVER, as_seeds, in_parallel, shown
 
 
 def has_start(model: pm.Model, rv) -> bool:
@@ -85,10 +79,9 @@ def has_start(model: pm.Model, rv) -> bool:
 def held_variables(model: pm.Model) -> set:
     """Return the free variables of which the joint mode with what varies runs to zero.
 
-    Sigma, gamma and hyperparameters of kernels, which are neither states nor parameters of a
-    right-hand side, and the spread of a population: what has a bound, and moves parameters by
-    their prior alone.  In a model without a constraint, as with the ODE's solution, such a
-    spread alone.
+    Sigma and gamma, which are neither states nor parameters of a right-hand side, and the spread
+    of a population: what has a bound, and moves parameters by their prior alone.  In a model
+    without a constraint, as with the ODE's solution, such a spread alone.
     """
     matches = [rv for rv in model.observed_RVs if is_constraint(rv)]
     if not matches:
@@ -97,21 +90,16 @@ def held_variables(model: pm.Model) -> set:
     starts = [known.values for known in known_starts(model)]
     given = [*(rv.owner.inputs[2] for rv in matches), *starts]
     reached = set(ancestors(given))
-    shaping = set(ancestors([part for rv in states for part in basis_inputs(rv)]))
     of_population = spreading(model, given)
     return {
         rv
         for rv in model.free_RVs
-        if rv not in states and (rv not in reached or rv in shaping or rv in of_population)
+        if rv not in states and (rv not in reached or rv in of_population)
     }
 
 
 _log = logging.getLogger("pymc.gradmatch")
-FOLLOWED = "Importance sampling of draws that follow the ODE, Pareto k {:.2f}"
 NOT_ROUND = "%d coordinates: sampled with nutpie's low-rank mass matrix, from the mode."
-ATTEMPTS = 3  # runs in coordinates fitted anew, before chains that disagree are returned
-EFFECTIVE = 100  # draws of each chain, with fewer of which PyMC warns
-ENOUGH_PILOTS = 100  # draws per coordinate of the ridge
 ACCEPTED = 0.9  # in bent coordinates; at 0.8 up to ten times as many draws diverge, as dear each
 
 
@@ -225,15 +213,10 @@ class CompiledPosterior:
 
         ``told``, in the place of a bar, is given where the chains are.
 
-        Where chains disagree along the ridge, they show where it lies: draws that follow
-        the ODE are weighed from there on, or, where the model is not of the kind or these
-        are not reliable, the coordinates are fitted to the draws and the run is repeated.
-
         Raises
         ------
         Interrupted
-            After Ctrl-C, with the draws so far; while a run is being repeated,
-            with those of the run before.
+            After Ctrl-C, with the draws so far.
         """
         around: Coordinates | Arrow | Band = _upright(mode, self.split)
         with reporting("fitting coordinates to the posterior", enabled=progressbar):
@@ -247,61 +230,17 @@ class CompiledPosterior:
         if isinstance(around, Coordinates) and not self.split.is_dense:
             _log.info(NOT_ROUND, len(self.split.is_state))
             settings["adaptation"] = "low_rank"
-        trace, q = self._draw(around, rng, progressbar, settings, told)
-        try:
-            if not isinstance(around, Coordinates) or self._has_mixed(q):
-                return self._named(trace, around)
-            with reporting("chains disagree: following the ODE", enabled=progressbar):
-                drawn = self._followed(self._named(trace, around), rng)
-            if drawn is not None:
-                return drawn
-            for _ in range(ATTEMPTS - 1):
-                draws = q.reshape(-1, q.shape[-1])
-                words = "chains disagree: fitting coordinates anew"
-                try:
-                    with reporting(words, enabled=progressbar):
-                        fitted = retrace(self.density, around, self.split, draws, rng)
-                    trace, q = self._draw(fitted, rng, progressbar, settings, told)
-                # No headway, or draws that nothing can be fitted to: what there is comes back.
-                except (RuntimeError, ValueError, np.linalg.LinAlgError):
-                    break
-                around = fitted
-                if self._has_mixed(q):
-                    break
-        except KeyboardInterrupt:
-            raise Interrupted(self._named(trace, around)) from None
-        return self._named(trace, around)
-
-    def _followed(self, run: xr.DataTree, rng) -> xr.DataTree | None:
-        """Return as many draws that follow the ODE as a run has, if their weights are reliable."""
-        before = run["posterior"].dataset
-        with _BUILDING:
-            try:
-                matched = followed(self.model, self.density)
-                drawn = follow(matched, before, rng) if matched else None
-            except (ValueError, np.linalg.LinAlgError):  # of chains that are stuck
-                return None
-            except Exception as error:  # that nobody foresaw; the draws that there are come first
-                _log.warning("Not following the ODE: %s: %s", type(error).__name__, error)
-                return None
-        if drawn is None or not drawn.is_reliable:
-            return None
-        posterior = self._dataset(drawn.u, before["chain"].to_numpy())
-        posterior.attrs |= {"sampler": FOLLOWED.format(drawn.pareto_k)}
-        stats = run["sample_stats"].dataset[["diverging"]]
-        stats = stats.assign(diverging=xr.zeros_like(stats["diverging"]))
-        return xr.DataTree.from_dict({"posterior": posterior, "sample_stats": stats})
+        return self._named(self._draw(around, rng, progressbar, settings, told), around)
 
     def sample_around(
         self, around: Coordinates | Arrow | Band, rng: np.random.Generator, **settings
     ) -> xr.DataTree:
         """Run nutpie's NUTS in the coordinates given, once."""
-        trace, _ = self._draw(around, rng, False, settings)
-        return self._named(trace, around)
+        return self._named(self._draw(around, rng, False, settings), around)
 
     def _draw(
         self, around: Coordinates | Arrow | Band, rng, progressbar, settings, told=None
-    ) -> tuple[xr.DataTree, NDArray[np.float64]]:
+    ) -> xr.DataTree:
         native = self.native
         if isinstance(around, Band):  # of which the width is part of the code
             native = compile_written(self.written, self.shapes, self.split, around.reach)
@@ -310,10 +249,9 @@ class CompiledPosterior:
         seed = int(rng.integers(2**31))
         try:
             with bars:
-                trace = native.sample(seed=seed, progress_callback=told or bars.update, **settings)
+                return native.sample(seed=seed, progress_callback=told or bars.update, **settings)
         except Interrupted as interrupt:
             raise Interrupted(self._named(interrupt.draws, around)) from None
-        return trace, trace["posterior"][COORDINATES].to_numpy()
 
     def _named(self, trace: xr.DataTree, around: Coordinates | Arrow | Band) -> xr.DataTree:
         """Return a run's draws as the model's variables."""
@@ -333,16 +271,6 @@ class CompiledPosterior:
             dims=self.model.named_vars_to_dims,
             inference_library=nutpie,
         )
-
-    def _has_mixed(self, q: NDArray[np.float64]) -> bool:
-        """Tell whether chains agree along the ridge, and have enough effective draws of it."""
-        n_chains, n_draws = q.shape[:2]
-        n_curved = self.split.n_curved
-        if self.split.n_monomials == 0 or n_chains * n_draws < ENOUGH_PILOTS * n_curved:
-            return True
-        along = q[..., : n_curved + int(self.split.is_held.sum())]
-        enough = (ess(along) >= n_chains * min(EFFECTIVE, n_draws / 10)).all()
-        return bool(enough) and agree(along)
 
     def variables(self, u: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
         """Return the model's variables by name, from points of shape ``(..., n)``."""
@@ -544,50 +472,6 @@ def sampled(
         del _COMPILED[:-MOST_FORMULAS]
     idata = posterior.sample(posterior.find_mode(rng), rng, cores=1, **settings)
     return idata["posterior"].dataset.assign(diverging=idata["sample_stats"]["diverging"])
-
-
-def sample_side_by_side(
-    builders: Sequence[Callable[[np.random.Generator], pm.Model]],
-    *,
-    draws: int,
-    tune: int | None,
-    chains: int,
-    n_jobs: int,
-    random_seed: int | np.random.SeedSequence | None,
-    progressbar: bool,
-) -> list[xr.Dataset | Exception]:
-    """Build models and sample each by NUTS, with one compilation for all of one formula.
-
-    Parameters
-    ----------
-    builders : sequence of callable
-        Each maps a generator of random numbers to a model.
-    draws, tune, chains : int
-        As for :func:`~pymc_gradmatch.sample`, for every model.
-    n_jobs : int
-        Models that are sampled at the same time; -1 is one per core.
-    random_seed : int or numpy.random.SeedSequence, optional
-        A model's draws depend on this seed and on its place.
-    progressbar : bool
-        Show how many are done.
-
-    Returns
-    -------
-    list of xarray.Dataset or Exception
-        The posterior with ``diverging``, or what went wrong.  After Ctrl-C no
-        more are begun, and those that are finished come back.
-    """
-    check_counts(draws=draws, tune=tune, chains=chains)
-    seeds = as_seeds(random_seed).spawn(len(builders))
-    jobs = dict(enumerate(zip(builders, map(np.random.default_rng, seeds), strict=True)))
-    work = partial(sampled, draws=draws, tune=tune, chains=chains)
-    running = in_parallel(work, jobs, n_jobs=n_jobs, prefer="threads")
-    found: dict[int, xr.Dataset | Exception] = {}
-    for place, result in shown(running, len(jobs), progressbar):
-        found[place] = result
-    if jobs and not found:
-        raise KeyboardInterrupt
-    return [found.get(place, InterruptedError(NEVER)) for place in jobs]
 
 
 def compiled_for(model: pm.Model, compiled: list[CompiledPosterior]) -> CompiledPosterior:

@@ -1,4 +1,4 @@
-"""Data, starts and likelihoods that cannot be meant: each is told in words, before sampling."""
+"""Data, starts and likelihoods that cannot be meant: refused in words, before sampling."""
 
 import re
 

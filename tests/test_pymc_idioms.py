@@ -14,7 +14,7 @@ from pymc.model.core import Model
 
 import pymc_gradmatch as gm
 from benchmarks import fuzz
-from benchmarks.paper import results, study
+from benchmarks.paper import results, study, systems
 from benchmarks.paper.methods import METHODS, QUICK, Draws
 from pymc_gradmatch._pymc import starting_at
 from pymc_gradmatch.model import constraints
@@ -159,6 +159,7 @@ def test_the_refined_model_takes_interventions_and_other_observations(refined, d
         assert np.isfinite(model.compile_logp(**FAST)(model.initial_point()))
 
 
+@pytest.mark.slow
 def test_pymc_samples_the_refined_model_in_two_processes(refined):
     with refined:
         idata = pm.sample(
@@ -186,7 +187,7 @@ def test_leave_one_out_takes_the_data_of_a_refined_model(refined, draws):
 
 
 def test_an_ode_is_pickled_with_its_right_hand_side():
-    for ode in (DECAY, gm.systems.lotka_volterra.ode):
+    for ode in (DECAY, systems.lotka_volterra.ode):
         ode.solve([0.0, 1.0], [1.0] * len(ode.states), [0.5] * len(ode.params))
         again = pickle.loads(pickle.dumps(ode))
         assert (again.rhs, again.states, again.params) == (ode.rhs, ode.states, ode.params)
@@ -300,7 +301,7 @@ def test_the_fuzz_tells_messages_of_ours_from_other_exceptions_and_warnings():
     kernel = [pm.gp.cov.ExpQuad(1, ls=1.0)]
     assert judged(lambda: gm.StateGP([0, 2, 1], np.eye(3)[:, :1], kernel, 0.1)) == ("message", [])
     assert judged(lambda: np.linalg.cholesky(-np.eye(2))) == ("failure", [])
-    solve = gm.systems.lotka_volterra.ode.solve
+    solve = systems.lotka_volterra.ode.solve
     assert judged(lambda: solve([0, 1], [1e200, 1], [1, 1, 1, 1])) == ("finite", [])
     result, [warned] = judged(lambda: np.log(np.zeros(1)))
     assert result == "finite"

@@ -1,4 +1,4 @@
-"""Issue 15: what the exact posterior is of, what it is not, and what says so."""
+"""What the exact posterior is of, what it is not, and what says so."""
 
 import logging
 import re

@@ -9,7 +9,7 @@ import pymc as pm
 from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch.ode import ODE
+import pymc_gradmatch as gm
 
 
 class Noise(NamedTuple):
@@ -70,15 +70,15 @@ class System:
 
     Examples
     --------
-    >>> import pymc_gradmatch as gm
-    >>> data = gm.systems.lotka_volterra.simulate("low", random_seed=1)
+    >>> from benchmarks.paper.systems import lotka_volterra
+    >>> data = lotka_volterra.simulate("low", random_seed=1)
     >>> data.y.shape
     (20, 2)
     """
 
     name: str
     citation: str
-    ode: ODE
+    ode: gm.ODE
     theta: Mapping[str, float]
     x0: tuple[float, ...]
     t: NDArray[np.float64]
@@ -167,7 +167,7 @@ lotka_volterra = System(
         "al. (2019), section 4; 20 times on [0, 2], noise sd 0.1 or 0.5. One kernel for both "
         "states (the paper's appendix)."
     ),
-    ode=ODE(_lotka_volterra, ["prey", "predator"], ["alpha", "beta", "gamma", "delta"]),
+    ode=gm.ODE(_lotka_volterra, ["prey", "predator"], ["alpha", "beta", "gamma", "delta"]),
     theta={"alpha": 2.0, "beta": 1.0, "gamma": 4.0, "delta": 1.0},
     x0=(5.0, 3.0),
     t=np.linspace(0, 2, 20),
@@ -182,7 +182,7 @@ protein_transduction = System(
         "models. Bioinformatics 24(6), 833-839. Set-up: Wenk et al. (2019), section 4; noise sd "
         "0.001 or 0.01. The denominator is the paper's, without the 1e-6 of the reference code."
     ),
-    ode=ODE(
+    ode=gm.ODE(
         _protein_transduction,
         ["S", "dS", "R", "RS", "Rpp"],
         ["k1", "k2", "k3", "k4", "V", "Km"],
@@ -203,7 +203,7 @@ fitzhugh_nagumo = System(
         "50(10), 2061-2070. Set-up: Wenk et al. (2019), section 4, with the signs and the start of "
         "the reference code; times on [0, 10], here 20 of them as in its SNR 10 figures."
     ),
-    ode=ODE(_fitzhugh_nagumo, ["V", "R"], ["alpha", "beta", "phi"]),
+    ode=gm.ODE(_fitzhugh_nagumo, ["V", "R"], ["alpha", "beta", "phi"]),
     theta={"alpha": 0.2, "beta": 0.2, "phi": 3.0},
     x0=(-1.0, 1.0),
     t=np.linspace(0, 10, 20),

@@ -1,4 +1,4 @@
-"""What once was lost or stuck: stale kernels, interrupts, silence, hints that cannot help."""
+"""Ctrl-C, threads, progress and its messages, and kernels that were compiled before."""
 
 import _thread
 import inspect
@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import arviz as az
 import numpy as np
-import nutpie
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
@@ -22,8 +21,7 @@ import pymc_gradmatch as gm
 from pymc_gradmatch import reporting
 from pymc_gradmatch.gp import fit
 from pymc_gradmatch.numerics import optimise
-from pymc_gradmatch.paper import metropolis
-from pymc_gradmatch.sampling import coordinates, density, posterior
+from pymc_gradmatch.sampling import coordinates, density, metropolis, posterior
 from pymc_gradmatch.sampling.posterior import compile_posterior, compiled_for
 
 T = np.linspace(0, 6, 15)
@@ -196,7 +194,6 @@ ENDLESS = {"draws": 2_000_000, "tune": 100, "random_seed": 1, "progressbar": Fal
 def test_ctrl_c_returns_the_draws_so_far_and_starts_no_second_run(decay, monkeypatch, cores):
     bars = interrupting(lambda _, chains: chains[0].finished_draws > 1_000)
     monkeypatch.setattr(posterior, "NutpieProgressBarManager", bars)
-    monkeypatch.setattr(posterior.CompiledPosterior, "_has_mixed", lambda *_: False)
     idata = gm.sample(chains=2, cores=cores, model=decay, **ENDLESS)
     drawn = idata["posterior"].dataset
     assert bars.runs == 1
@@ -204,29 +201,6 @@ def test_ctrl_c_returns_the_draws_so_far_and_starts_no_second_run(decay, monkeyp
     assert drawn.sizes["draw"] == idata["sample_stats"].sizes["draw"]
     assert all(np.isfinite(values).all() for values in drawn.data_vars.values())
     assert "observed_data" in idata.children
-
-
-@pytest.mark.slow
-def test_ctrl_c_while_a_run_is_repeated_returns_the_run_before(decay, monkeypatch):
-    bars = interrupting(lambda runs, _: runs == 2)
-    monkeypatch.setattr(posterior, "NutpieProgressBarManager", bars)
-    monkeypatch.setattr(posterior.CompiledPosterior, "_has_mixed", lambda *_: False)
-    monkeypatch.setattr(posterior, "followed", lambda *_: None)
-
-    sample = nutpie.sample
-
-    def retraced(*args):
-        monkeypatch.setattr(nutpie, "sample", endless)
-        return args[1]
-
-    def endless(*args, **settings):
-        return sample(*args, **settings | {"draws": ENDLESS["draws"]})
-
-    monkeypatch.setattr(posterior, "retrace", retraced)
-    settings = ENDLESS | {"draws": 200}
-    idata = gm.sample(chains=2, cores=1, model=decay, **settings)
-    assert bars.runs == 2
-    assert dict(idata["posterior"]["rate"].sizes) == {"chain": 2, "draw": 200}
 
 
 @pytest.mark.slow
@@ -257,33 +231,6 @@ def test_a_sampler_gives_up_by_work_not_by_the_clock(decay, monkeypatch):
     monkeypatch.setattr(density, "LITTLE", 1.0)
     idata = gm.sample(50, tune=50, chains=2, cores=1, model=decay, random_seed=1, progressbar=False)
     assert idata["posterior"].sizes["draw"] == 50
-
-
-@pytest.fixture
-def fit_three():
-    """Return a function that fits three data sets and presses Ctrl-C before number ``last``."""
-    [model] = decay_models(pm.HalfNormal.dist(1))
-
-    def fit(last):
-        begun = iter(range(3))
-
-        def build(_):
-            if next(begun) == last:
-                os.kill(os.getpid(), signal.SIGINT)
-            return model
-
-        settings = {"draws": 50, "tune": 100, "chains": 1, "n_jobs": 1, "random_seed": 1}
-        return posterior.sample_side_by_side([build] * 3, progressbar=False, **settings)
-
-    return fit
-
-
-@pytest.mark.slow
-def test_ctrl_c_returns_the_fits_that_are_finished(fit_three):
-    """Assert that the fit that runs is given up, and the one after it not begun."""
-    first, *others = fit_three(1)
-    assert first.sizes["draw"] == 50
-    assert all("stopped by Ctrl-C" in str(one) for one in others)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The breadth study: what it fits, and when it calls an answer wrong (issue 15)."""
+"""The breadth study: what it fits, and when it calls an answer wrong."""
 
 import logging
 import warnings

@@ -80,7 +80,7 @@ class CompiledMetropolis(ArrayStep):
     Examples
     --------
     >>> import pymc as pm
-    >>> from pymc_gradmatch.paper import CompiledMetropolis
+    >>> from pymc_gradmatch.sampling import CompiledMetropolis
     >>> with pm.Model():
     ...     height = pm.Normal("height", 0, 1)
     ...     slope = pm.Normal("slope", height, 1, shape=2)
@@ -257,7 +257,7 @@ def sample_fgpgm(
     r"""Sample states and parameters in the paper's single Metropolis chain.
 
     :class:`pymc.Metropolis`, one coordinate at a time in random order, with
-    every sweep compiled (:class:`~pymc_gradmatch.paper.CompiledMetropolis`):
+    every sweep compiled (:class:`~pymc_gradmatch.sampling.CompiledMetropolis`):
     step 2 of Algorithm 1 of Wenk et al. (2019).  Parameters move on their own
     scale, without PyMC's transformations; proposals outside a prior's support
     are rejected.  The chain starts at the states' initial point, the posterior
