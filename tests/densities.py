@@ -28,6 +28,8 @@ class Density:
         """Evaluate it at points."""
         return self.log_density(phi)
 
+    screened = __call__
+
     def with_gradient(self, phi, widths):
         """Evaluate it and its gradient at points."""
         return self(phi), slopes(self, phi, widths)

@@ -16,7 +16,7 @@ from pymc_gradmatch.exact.modes import Ridges
 FAILED = {
     "finished": ("stopped by Ctrl-C", "stopped by Ctrl-C before the searches had ended"),
     "proper": (["k", "x0[a]"], "does not fall off along k, x0[a], of flat prior"),
-    "solved": (0.123, "12.3% of the solutions that were tried were out of steps"),
+    "solved": (0.123, "12.3% of the solutions of draws of the prior were out of steps"),
     "no_aliases": ("'a' turns 12 times in 9 equal gaps", "Such aliases fit alike"),
     "walks": (7, "7 of 48 walks from them lead where none of 2 independent searches came"),
     "ridges": (3, "a ridge goes on beyond the end of walks along it"),

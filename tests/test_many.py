@@ -210,10 +210,10 @@ def test_exact_fits_are_those_of_each_data_set_alone(ode, ys, priors, exact_fits
         random_seed=np.random.default_rng(seed), progressbar=False,
     )  # fmt: skip
     here = exact_fits.sel(replicate=3)
-    np.testing.assert_array_equal(here["rate"], alone.idata["posterior"]["rate"])
-    np.testing.assert_array_equal(here["x0"], alone.idata["posterior"]["x0"])
+    for name in ("rate", "x0"):  # of the same numbers in another order of sums
+        np.testing.assert_allclose(here[name], alone.idata["posterior"][name], rtol=1e-6)
     assert here["verdict"] == alone.verdict
-    assert float(here["pareto_k"]) == alone.pareto_k
+    assert float(here["pareto_k"]) == pytest.approx(alone.pareto_k, abs=1e-4)
     assert bool(here["is_exact"]) == alone.is_exact
 
 
@@ -249,7 +249,7 @@ def test_times_may_differ_from_data_set_to_data_set(uninterrupted):
     )  # fmt: skip
     x = alone.idata["posterior"]["x"]
     here = uninterrupted["x"][1].isel(time=slice(x.sizes["time"]))
-    np.testing.assert_array_equal(here, x)
+    np.testing.assert_allclose(here, x, rtol=1e-6)
     np.testing.assert_array_equal(here["times"], x["time"])
     beyond = uninterrupted["x"][1].isel(time=slice(x.sizes["time"], None))
     assert beyond.isnull().all()

@@ -21,7 +21,6 @@ from pymc_gradmatch.exact.comparison import (
     glance,
 )
 from pymc_gradmatch.exact.diagnostics import (
-    Climbing,
     Diagnostics,
     diagnosed,
     residuals,
@@ -71,7 +70,6 @@ __all__ = [
     "UNCHECKED",
     "UNCOMPARED",
     "Batch",
-    "Climbing",
     "Coverage",
     "Diagnostics",
     "ExactPosterior",

@@ -61,6 +61,10 @@ class Density(Protocol):
         """Draw from its prior."""
         ...
 
+    def screened(self, phi: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Evaluate it at draws of its prior."""
+        ...
+
 
 class Axes(NamedTuple):
     """The principal axes of a log density at points, columns of W; z along them."""
@@ -301,7 +305,7 @@ def further_climbs(target: Density, found: Found, rng: np.random.Generator) -> I
 
 def _chosen(target: Density, drawn: NDArray[np.float64], n: int, rng) -> NDArray[np.float64]:
     """Return the likeliest of draws, and as many others of positive density."""
-    heights = target(drawn)
+    heights = target.screened(drawn)
     likeliest = np.argsort(-heights)[: np.isfinite(heights).sum()]
     others = rng.permutation(likeliest[n // 2 :])
     return drawn[np.append(likeliest[: n // 2], others[: n // 2])]

@@ -23,14 +23,14 @@ from pymc_gradmatch.exact.search import (
 )
 from pymc_gradmatch.gp import Residuals, StateGP, StateGPs, unexplained
 from pymc_gradmatch.model import Constraint, equations
-from pymc_gradmatch.ode import ODE, OUT_OF_STEPS
+from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.reporting import furthest
 
 SEARCHED, CHAINED = "importance sampling", "NUTS"
 LITTLE = 0.01  # weight of a mode that need not be spoken of
 PLACES = np.array([0.0, 0.236, 0.472, 0.764])  # between two times of the grid
 LEAST_SWING = 0.05  # of a solution's range and of the data's scale, by which a turn counts
-UNSOLVED = 5e-3  # of solutions until the climbs end, half of which are of draws of the prior
+UNSOLVED = 5e-3  # of draws of the prior: a share of the posterior of which this is counts, too
 
 
 def residuals(target: ExactPosterior, point: NDArray[np.float64]) -> list[Residuals]:
@@ -131,7 +131,7 @@ class Diagnostics:
         - ``explained``: residuals are neither autocorrelated nor large (states where they are);
         - ``no_aliases``: no state turns more often than it was observed, at equal gaps;
         - ``proper``: the density falls off along unknowns of flat prior (those where not);
-        - ``solved``: solutions did not run out of steps (the share that did).
+        - ``solved``: solutions of draws of the prior did not run out of steps (the share that did).
     """
 
     method: str
@@ -205,10 +205,10 @@ REASONS = {
         "expected a proper prior: {figures}"
     ),
     "solved": (
-        "{figure:.1%} of the solutions that were tried were out of steps: the ODE is too fast, or "
-        "too stiff, over the time of the data to be solved there, and how likely such parameters "
-        "are is not known; expected narrower priors of the rates that make it so, or a shorter "
-        "time: {figures}"
+        "{figure:.1%} of the solutions of draws of the prior were out of steps: the ODE is too "
+        "fast, or too stiff, over the time of the data to be solved there, and how likely such "
+        "parameters are is not known; expected narrower priors of the rates that make it so, or a "
+        "shorter time: {figures}"
     ),
     "no_aliases": (
         "{figure}. Such aliases fit alike, and there may be more of them; narrower priors rule "
@@ -249,20 +249,8 @@ REASONS = {
 }
 
 
-class Climbing(NamedTuple):
-    """The modes that were climbed to, and how many solutions were out of steps until then."""
-
-    found: Found
-    unsolved: float
-
-    @classmethod
-    def of(cls, target: ExactPosterior, found: Found) -> "Climbing":
-        """Take the count after climbs: later draws are not of the prior."""
-        return cls(found, target.failures[OUT_OF_STEPS] / target.n_solutions)
-
-
 def diagnosed(
-    target: ExactPosterior, found: Coverage, climbing: Climbing, stopped: str = ""
+    target: ExactPosterior, found: Coverage, climbed: Found, stopped: str = ""
 ) -> Diagnostics:
     """Judge draws by all that is known of them.
 
@@ -272,7 +260,7 @@ def diagnosed(
         The posterior.
     found : Coverage
         The draws.
-    climbing : Climbing
+    climbed : Found
         Where climbs from draws of the prior led.
     stopped : str
         What stopped the searches before their end, if anything did.
@@ -282,7 +270,7 @@ def diagnosed(
     sds = np.sqrt(np.diagonal(found.covariance))
     endless = target.endless(found.modes.points[0], sds)
     aliases = _aliases(target, found.modes)
-    new = climbing.found.new
+    new, unsolved = climbed.new, target.unsolved
     conditions = {
         "finished": Condition(not stopped, stopped),
         **(_of_searches(found) if found.chained is None else _of_chains(found, found.chained)),
@@ -290,7 +278,7 @@ def diagnosed(
         "explained": Condition(not strange, [repr(name) for name in strange]),
         "no_aliases": Condition(not aliases, aliases),
         "proper": Condition(not endless, endless),
-        "solved": Condition(climbing.unsolved <= UNSOLVED, climbing.unsolved),
+        "solved": Condition(unsolved <= UNSOLVED, unsolved),
     }
     return Diagnostics(
         method=SEARCHED if found.chained is None else CHAINED,
@@ -305,7 +293,7 @@ def diagnosed(
         n_solutions=target.n_solutions,
         n_failed=dict(target.failures),
         modes=pd.DataFrame(
-            {"weight": found.modes.shares, "reached": climbing.found.near(found.modes.points)}
+            {"weight": found.modes.shares, "reached": climbed.near(found.modes.points)}
         ),
         conditions=conditions,
     )

@@ -41,7 +41,7 @@ from pymc_gradmatch.model import (
     total_of,
     where_impossible,
 )
-from pymc_gradmatch.ode import ODE, ended, without_slope
+from pymc_gradmatch.ode import ODE, OUT_OF_STEPS, ended, without_slope
 from pymc_gradmatch.replaceable import CONSTANT, Numbers
 
 MOST_NUMBERS = 4_000_000  # of trajectories that are held at once
@@ -136,6 +136,7 @@ class ExactPosterior(Solutions):
         self.spreads = [str(rv.name) for rv in free if rv in held]
         self.is_held = np.repeat(np.array([rv in held for rv in free], dtype=bool), sizes)
         self._held_at: NDArray[np.float64] | None = None
+        self._n_screened, self._n_unsolved = 0, 0
         # By which start and parameter each solution has been seen to vary.
         self._varying = [
             np.zeros(len(c.ode.states) + len(c.ode.params), dtype=bool) for c in self.constraints
@@ -159,15 +160,17 @@ class ExactPosterior(Solutions):
         _ = self._computed  # compiled here, once for all
         other = copy(self)
         other.constraints = [self.constraints[0]._replace(gp=gp)]
-        other.n_solutions, other.failures, other._held_at = 0, Counter(), None
-        other._varying = [np.zeros_like(varying) for varying in self._varying]
+        other.n_solutions, other.failures = 0, Counter()
+        vars(other).update(
+            _held_at=None, _n_screened=0, _n_unsolved=0,
+            _varying=[np.zeros_like(varying) for varying in self._varying],
+        )  # fmt: skip
         parts = self._at_start(gp.states_of(start_of(gp))[0])
-        other._there = self._there.copy()
-        n_of_start = len(self.of_starts(self._labels))
+        there, n_of_start = self._there.copy(), len(self.of_starts(self._labels))
         if n_of_start:
             own = np.concatenate([part.ravel() for part in parts])
-            before = self._there[-n_of_start:]
-            other._there[-n_of_start:] = np.where(np.isfinite(own), own, before)
+            there[-n_of_start:] = np.where(np.isfinite(own), own, there[-n_of_start:])
+        vars(other).update(_there=there)
         return other
 
     @cached_property
@@ -188,6 +191,19 @@ class ExactPosterior(Solutions):
         size = sum(x.get_value().size for x in self._x)
         n_chunks = max(1, -(-len(phi) * size // MOST_NUMBERS))
         return np.concatenate([self._evaluate(part) for part in np.array_split(phi, n_chunks)])
+
+    def screened(self, phi: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Evaluate the log density at draws of the prior, of which :attr:`unsolved` is told."""
+        before = self.n_solutions, self.failures[OUT_OF_STEPS]
+        height = self(phi)
+        self._n_screened += self.n_solutions - before[0]
+        self._n_unsolved += self.failures[OUT_OF_STEPS] - before[1]
+        return height
+
+    @property
+    def unsolved(self) -> float:
+        """Share of the solutions of screened draws of the prior that ran out of steps."""
+        return self._n_unsolved / max(self._n_screened, 1)
 
     def _evaluate(self, phi) -> NDArray[np.float64]:
         u = self._split(phi)

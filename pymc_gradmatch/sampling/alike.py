@@ -16,6 +16,7 @@ from pymc_gradmatch.model import Given, unfitted_model
 from pymc_gradmatch.numerics import on_one_thread, one_at_a_time
 from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.replaceable import Replaceable
+from pymc_gradmatch.reporting import silence
 from pymc_gradmatch.sampling.engine import MANY, Exact, verdict_of
 from pymc_gradmatch.sampling.one_call import fit
 
@@ -95,10 +96,10 @@ class ExactFits:
 
     def _judged(self, target: ExactPosterior, seed: Any) -> xr.Dataset:
         """Return draws of one posterior, with what the verdict says."""
-        search = Exact(target, self.n_draws, np.random.default_rng(seed), _silent)
+        search = Exact(target, self.n_draws, np.random.default_rng(seed), silence)
         search.run()
-        places, diagnostics = search.judged()
-        posterior = target.posterior(search.found.weighted.points[places])
+        posterior = target.posterior(search.found.weighted.points[search.resampled()])
+        diagnostics = search.judged()
         return _told(posterior, verdict_of(diagnostics), diagnostics)
 
     def _checked(self, t: ArrayLike, y: ArrayLike) -> Given:
@@ -164,7 +165,3 @@ def _told(posterior: xr.Dataset, verdict: str, diagnostics: Diagnostics) -> xr.D
     behind = [f(str(name)) for name in posterior.data_vars for f in (levels_name, whitened_name)]
     said = (verdict, diagnostics.passed, diagnostics.pareto_k)
     return posterior.drop_vars(behind, errors="ignore").assign_attrs(zip(SAID, said, strict=True))
-
-
-def _silent(doing: str):
-    """Say nothing."""

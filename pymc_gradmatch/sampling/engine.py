@@ -17,7 +17,6 @@ from pymc_gradmatch.arguments import check_counts
 from pymc_gradmatch.exact import (
     FIRST_CLIMBS,
     MOST_CLIMBS,
-    Climbing,
     Coverage,
     Diagnostics,
     ExactPosterior,
@@ -114,7 +113,7 @@ class Exact:
 
     Attributes
     ----------
-    climbing : Climbing or None
+    climbed : Found or None
         Where climbs led, as soon as there are some.
     found : Coverage
         Weighted draws.
@@ -130,7 +129,7 @@ class Exact:
     ):
         self.target, self.n_draws, self.rng, self.say = target, n_draws, rng, say
         self.near = near
-        self.climbing: Climbing | None = None
+        self.climbed: Found | None = None
 
     def run(self):
         """Climb to modes, and draw around them.
@@ -145,17 +144,17 @@ class Exact:
         self.say(f"{doing}: the first {FIRST_CLIMBS} of {MOST_CLIMBS} climbs at most")
         with suppress(ImpossibleError, NoSlopesError):  # the whole may be where a piece is not
             for found in climbs(target, self.rng, self.near):
-                self.climbing = Climbing.of(target, found)
+                self.climbed = found
                 self._say_climbs(doing, found)
         looks = self.near is None
-        if self.climbing is None or (looks and is_strange(target, self.modes)):
+        if self.climbed is None or (looks and is_strange(target, self.modes)):
             self._grow()
-        assert self.climbing is not None
+        assert self.climbed is not None
         if looks and is_strange(target, self.modes):
             doing = "climbing from more draws of the prior"
             self.say(doing)
-            for found in further_climbs(target, self.climbing.found, self.rng):
-                self.climbing = Climbing.of(target, found)
+            for found in further_climbs(target, self.climbed, self.rng):
+                self.climbed = found
                 self._say_climbs(doing, found)
                 if not is_strange(target, self.modes):
                     break
@@ -190,8 +189,8 @@ class Exact:
     @property
     def modes(self) -> Local:
         """The modes that were climbed to."""
-        assert self.climbing is not None
-        return self.climbing.found.modes
+        assert self.climbed is not None
+        return self.climbed.modes
 
     def _compiled(self) -> tuple[CompiledPosterior, Laplace]:
         """Return the exact posterior, compiled for chains, and its mode."""
@@ -241,38 +240,38 @@ class Exact:
     def _grow(self):
         """Climb with a growing horizon, too."""
         self.say("climbing with a growing horizon")
-        target, known = self.target, None if self.climbing is None else self.climbing.found
+        target, known = self.target, None if self.climbed is None else self.climbed
         with suppress(ImpossibleError, NoSlopesError):
             known = grown(target, self.rng, known)
         if known is None:
             raise ValueError(_in_no_solution(target, self.rng))
-        self.climbing = Climbing.of(target, known)
+        self.climbed = known
 
     def approximate(self):
         """Weigh draws of the modes' normal approximations: the best that a stopped search has."""
         self.target.deadline = np.inf
         self.found = weighed_once(self.target, self.modes, self.rng)
 
-    def judged(self, stopped: str = "") -> tuple[NDArray[np.int64], Diagnostics]:
-        """Return the places of draws of equal weight, and what the verdict on them is made of.
+    def resampled(self) -> NDArray[np.int64]:
+        """Return the places of draws of equal weight."""
+        return self.found.weighted.resampled(self.n_draws, self.rng)
 
-        What stopped the search withholds it.
-        """
-        assert self.climbing is not None
+    def judged(self, stopped: str = "") -> Diagnostics:
+        """Return what the verdict is made of; what stopped the search withholds it."""
+        assert self.climbed is not None
         self.found.disagreement.index = [*self.target.names, "evidence"]
-        places = self.found.weighted.resampled(self.n_draws, self.rng)
-        return places, diagnosed(self.target, self.found, self.climbing, stopped)
+        return diagnosed(self.target, self.found, self.climbed, stopped)
 
     def drawn(self, stopped: str = "") -> Drawn:
         """Return draws, of equal weight, with a verdict."""
         target, found, names = self.target, self.found, self.target.names
-        places, diagnostics = self.judged(stopped)
-        points = found.weighted.points
+        places, points = self.resampled(), found.weighted.points
         idata = target.idata(points[places], self.rng)
         idata["searches"] = xr.DataTree(searched(found, names))
         handed_on = points[list(dict.fromkeys(places))[:N_HANDED_ON]]
         starts = target.initial_points(handed_on)
         covariance = pd.DataFrame(found.covariance, names, names)
+        diagnostics = self.judged(stopped)
         return Drawn(found, places, idata, diagnostics, covariance, starts)
 
 

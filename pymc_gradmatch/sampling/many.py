@@ -231,9 +231,9 @@ def _together(
     Those of which processes were lost are fitted again, each by itself: one may be the reason.
     """
     places, n_jobs = [*left], cpu_count() if settings["n_jobs"] < 0 else settings["n_jobs"]
-    n_groups = max(-(-len(places) // MOST_TOGETHER), min(len(places), n_jobs))
+    n_groups = max(-(-len(places) // MOST_TOGETHER), min(len(places), n_jobs), 1)
     groups = [tuple(group.tolist()) for group in np.array_split(places, n_groups)]
-    jobs = {group: tuple(left[place] for place in group) for group in groups}
+    jobs = {group: tuple(left[place] for place in group) for group in groups if group}
     alone: dict[tuple[int, ...], tuple] = {}
     for given in (jobs, alone):
         for group, outcomes in in_parallel(work, given, **settings):

@@ -430,7 +430,7 @@ def fit(
         try:
             search.run()
         except (KeyboardInterrupt, OutOfTimeError) as error:
-            if search.climbing is None:
+            if search.climbed is None:
                 if isinstance(error, OutOfTimeError):
                     msg = f"{error}, before a mode was found; expected more max_seconds."
                     raise OutOfTimeError(msg) from None
