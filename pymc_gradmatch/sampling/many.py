@@ -70,8 +70,9 @@ def fit_many(
     Each is fitted as by :func:`~pymc_gradmatch.build_model` and
     :func:`~pymc_gradmatch.sample`, with one compilation for each process: only the numbers
     in the compiled density change from one to the next.  (At 100 times and more, matrices of
-    different ranks may need a few.)  ``exact=True`` fits each by :func:`~pymc_gradmatch.fit`,
-    with a verdict.
+    different ranks may need a few.)  ``exact=True`` fits each as by :func:`~pymc_gradmatch.fit`,
+    with a verdict; data sets with observations at the same places are searched side by side,
+    some at a time.
 
     Parameters
     ----------
@@ -120,7 +121,7 @@ def fit_many(
         ``exactness`` says that nothing was checked.  Where times differ,
         ``times``, dims ``("replicate", "time")``, has them; shorter ones end with NaN.
         With ``out`` it is the file, of which is read what is asked for.  After Ctrl-C no more
-        fits are begun, and those finished come back.
+        fits are begun, and those that are done, with all of their group, come back.
 
     Raises
     ------
