@@ -126,6 +126,15 @@ def test_draws_are_the_same_to_the_last_bit_in_groups_of_any_size(monkeypatch, s
         np.testing.assert_array_equal(together[name], apart[name])
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [({"max_seconds": 1e-6}, "out of time"), ({"preset": "fgpgm"}, "no argument preset")],
+)
+def test_what_only_a_fit_by_itself_knows_is_said_by_it(settings, words):
+    with pytest.raises((TimeoutError, TypeError), match=words):
+        fitted(chain(), decays(), **settings)
+
+
 def test_a_search_that_fails_is_on_record_and_the_others_end(monkeypatch):
     judged = many.ExactFits._judged
 

@@ -12,7 +12,7 @@ from pytensor.tensor import TensorVariable
 from pymc_gradmatch._pymc import beside, without_full_collections, without_traces
 from pymc_gradmatch.exact import Batch, Diagnostics, ExactPosterior, side_by_side
 from pymc_gradmatch.gp import Data, Experiment, StateGP, levels_name, refilled, whitened_name
-from pymc_gradmatch.model import Given, unfitted_model
+from pymc_gradmatch.model import Given, Settings, unfitted_model
 from pymc_gradmatch.numerics import on_one_thread, one_at_a_time
 from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.replaceable import Replaceable
@@ -64,6 +64,8 @@ class ExactFits:
         list of Dataset or Exception
             The draws of each with what the verdict says, or what went wrong.
         """
+        if not self._are_alike:
+            return [self._alone(*one) for one in data_sets]
         outcomes: list[Any] = [None] * len(data_sets)
         by_pattern: dict[tuple, list[int]] = {}
         checked: list[Any] = []
@@ -80,6 +82,14 @@ class ExactFits:
             for place, outcome in zip(places, found, strict=True):
                 outcomes[place] = outcome
         return outcomes
+
+    @property
+    def _are_alike(self) -> bool:
+        """Whether data sets may be told apart by their numbers alone."""
+        sigma, likelihood = self.settings.get("sigma"), self.settings.get("likelihood")
+        is_fixed = isinstance(sigma, str) and sigma == "fixed"
+        others = {*self.settings} - {*GIVEN, *Settings.__annotations__}
+        return not others and not is_fixed and likelihood is None
 
     def _fitted(self, pattern: tuple, data_sets: Sequence[tuple], checked: Sequence[Given]) -> list:
         """Fit data sets of one pattern."""
@@ -112,8 +122,7 @@ class ExactFits:
 
     def _batch_of(self, pattern: tuple, first: tuple, data: Data) -> Batch | None:
         """Return the posteriors of a pattern, if it is its numbers alone that tell them apart."""
-        is_fixed = isinstance(self.settings.get("sigma"), str) and self.settings["sigma"] == "fixed"
-        if self.settings.get("likelihood") is not None or is_fixed or data.unscaled:
+        if data.unscaled:
             return None
         if pattern not in self._written:
             t, y, seed = first
