@@ -241,10 +241,7 @@ def settings(lotka_volterra):
 @pytest.fixture(scope="module")
 def lv_models(lotka_volterra, two_data_sets, settings):
     t, ys, _ = two_data_sets
-    return [
-        gm.build_model(lotka_volterra.ode, t, y, random_seed=1, **settings, sigma="fixed")
-        for y in ys
-    ]
+    return [gm.build_model(lotka_volterra.ode, t, y, random_seed=1, **settings) for y in ys]
 
 
 @pytest.fixture(scope="module")

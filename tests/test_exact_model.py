@@ -39,8 +39,8 @@ def quick_gp(ode, t, y):
 def built(ode=CHAIN, start=None, **settings):
     y = chain_data(ode)
     gp = quick_gp(ode, T, y)
-    settings = {"gamma": 0.1} | settings
-    return gm.build_model(ode, T, y, priors=PRIORS, gp=gp, start=start, **settings, sigma="fixed")
+    settings = {"gamma": 0.1, "sigma": "fixed"} | settings
+    return gm.build_model(ode, T, y, priors=PRIORS, gp=gp, start=start, **settings)
 
 
 def experiments(start=None, other=None):
@@ -365,6 +365,6 @@ def test_where_draws_run_out_of_steps_the_verdict_says_so(rng, monkeypatch):
     monkeypatch.setattr(solving, "MOST_STEPS", 500)
     fit = fit_of_swing(rng, 500)
     assert not fit.is_exact
-    assert "of the solutions that were tried were out of steps" in fit.verdict
+    assert "of the solutions of draws of the prior were out of steps" in fit.verdict
     assert "narrower priors" in fit.verdict
     assert fit.failures["out of steps"] > 1e-3 * fit.n_solutions

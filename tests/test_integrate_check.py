@@ -188,7 +188,7 @@ def test_a_further_likelihood_of_theta_counts(biased, decay, gp):
     """Assert that a precise second measurement of the rate decides where it goes."""
     with pm.Model():
         rate = pm.HalfNormal("rate", PRIOR_SD)
-        gm.build_model(decay, gp.t, gp.y, priors={"rate": rate}, gp=gp)
+        gm.build_model(decay, gp.t, gp.y, priors={"rate": rate}, gp=gp, sigma="fixed")
         pm.Normal("measured", rate, 0.001, observed=1.3)
         check = gm.integrate_check(biased, random_seed=1)
     assert check.moved["exact_mean"]["rate"] == pytest.approx(1.3, abs=0.01)

@@ -176,9 +176,8 @@ def test_a_random_sigma_starts_at_its_own_prior_not_at_the_compiled_model_s(ode,
             T,
             ys[0],
             priors=priors,
-            sigma=pm.LogNormal.dist(np.log(median), spread),
             random_seed=1,
-            **SETTINGS,
+            **SETTINGS | {"sigma": pm.LogNormal.dist(np.log(median), spread)},
         )
         for median in medians
     ]

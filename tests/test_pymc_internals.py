@@ -194,15 +194,15 @@ def test_a_size_is_a_variable_also_where_there_is_none():
 
 
 @leans_on("pymc.distributions.shape_utils.change_dist_size")
-def test_draws_at_once_are_draws():
+def test_draws_at_once_are_draws(rng):
     """Assert it for vectors and what is computed of them; a mixture and a child take turns."""
     vector = pm.MvNormal.dist([1.0, -1.0], np.diag([0.01, 4.0]))
     mixture = pm.Mixture.dist([0.5, 0.5], [pm.Normal.dist(-9.0), pm.Normal.dist(9.0)])
     several = pm.Normal.dist([0.0, 5.0, 10.0])
     for draws in (
-        _pymc.draws_of([vector, pm.Normal.dist(0, 9), pt.log(pt.exp(several))], 400, 1),
-        _pymc.draws_of([vector, mixture, several], 400, 1),
-        _pymc.draws_of([vector, mixture, pm.Normal.dist(several)], 400, 1),
+        _pymc.draws_of([vector, pm.Normal.dist(0, 9), pt.log(pt.exp(several))], 400, rng),
+        _pymc.draws_of([vector, mixture, several], 400, rng),
+        _pymc.draws_of([vector, mixture, pm.Normal.dist(several)], 400, rng),
     ):
         assert [draw.shape for draw in draws] == [(400, 2), (400,), (400, 3)]
         assert draws[0].std(axis=0) == pytest.approx([0.1, 2.0], rel=0.2)

@@ -159,7 +159,7 @@ def exact_model(model: pm.Model | None = None, *, rtol: float = TOLERANCE) -> pm
     >>> model = gm.build_model(decay, t, y, priors={"rate": pm.HalfNormal.dist(2)}, gp=gp)
     >>> exact = gm.exact_model(model)
     >>> [variable.name for variable in exact.free_RVs], exact.named_vars_to_dims["x"]
-    (['rate', 'x0'], ('time', 'state'))
+    (['rate', 'sigma', 'x0'], ('time', 'state'))
     >>> pm.draw(pm.do(exact, {"rate": 1.0, "x0": [2.0]})["x"])[-1].round(4)
     array([0.2707])
     """

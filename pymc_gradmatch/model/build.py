@@ -227,7 +227,7 @@ def build_model(
     >>> y = np.exp(-t)[:, None] + np.random.default_rng(1).normal(0, 0.05, (9, 1))
     >>> model = gm.build_model(decay, t, y, priors={"rate": pm.HalfNormal.dist(1)}, gamma=0.1)
     >>> [variable.name for variable in model.basic_RVs]
-    ['rate', 'x', 'y', 'gradient_match']
+    ['rate', 'x', 'sigma', 'y', 'gradient_match']
 
     Counts of what was lost from one time to the next, in place of the normal likelihood:
 
