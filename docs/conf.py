@@ -75,6 +75,7 @@ def setup(app):
 
     def of_the_site(app, page, source):
         source[0] = source[0].replace("](../notebooks/", "](notebooks/")  # links of the repository
+        source[0] = source[0].replace("](../../notebooks/", "](../notebooks/")
 
     app.connect("source-read", of_the_site)
 
