@@ -1,6 +1,6 @@
-r"""Modes of a density that is known by its values alone, and the ridges that lead away from them.
+"""What a log density is around points, and the ridges that lead away from its modes.
 
-Differences around a point tell gradient and Hessian, in coordinates in which the curvature is
+Gradient and Hessian along the axes of each point give coordinates in which the curvature is
 about one; climbs and walks of all points go on together, one evaluation for all of them.
 """
 
