@@ -68,16 +68,24 @@ def test_a_reliable_k_is_below_seven_tenths_and_less_for_few_draws():
     assert reliable_k(100) == 0.5
 
 
-def test_a_search_travels_to_a_far_and_narrow_target(rng):
-    """Assert moments of a normal seven of its standard deviations away, in eight dimensions."""
-    sd, target = 0.3, normal(0.3, 2)
-    found = search(target, Mixture.around(np.zeros(8), np.eye(8)), 1_000, 1_000, rng)
-    weighted = found.pool.weighted
-    assert weighted.is_reliable
-    assert weighted.n_effective >= 1_000
-    error = 4 * sd / np.sqrt(weighted.n_effective)
-    np.testing.assert_allclose(weighted.weights @ weighted.points, 2, atol=error)
-    assert weighted.log_evidence == pytest.approx(8 * np.log(sd * np.sqrt(2 * np.pi)), abs=0.2)
+def test_a_search_travels_to_a_far_and_narrow_target():
+    """Assert moments of a normal ten of its standard deviations away, in eight dimensions.
+
+    A third of all searches have too few effective draws when their rounds are used up.
+    """
+    sd, target, n_there = 0.3, normal(0.3, 3), 0
+    start = Mixture.around(np.zeros(8), np.eye(8))
+    for seed in range(8):
+        weighted = search(target, start, 1_000, 1_000, np.random.default_rng(seed)).pool.weighted
+        if weighted.n_effective < 1_000:
+            continue
+        n_there += 1
+        assert weighted.is_reliable
+        error = 4 * sd / np.sqrt(weighted.n_effective)
+        np.testing.assert_allclose(weighted.weights @ weighted.points, 3, atol=error)
+        evidence = 8 * np.log(sd * np.sqrt(2 * np.pi))
+        assert weighted.log_evidence == pytest.approx(evidence, abs=0.2)
+    assert n_there >= 4
 
 
 def test_a_search_keeps_all_of_its_draws_and_ends_when_they_are_enough(rng):
