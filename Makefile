@@ -24,6 +24,7 @@ test-jax: $(VENV)/.installed-test
 	OMP_NUM_THREADS=1 GRADMATCH_SKIPS_NOTHING=1 $(BIN)/python -m pytest -m jax tests
 
 lint: $(VENV)/.installed-test
+	bash -n .ci/run
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
