@@ -176,6 +176,25 @@ def test_a_stiff_forced_decay_follows_its_known_solution(tracking):
     np.testing.assert_allclose(solution[:, 1:], np.tile(np.cos(t[1:]), (4, 1)), atol=1e-8)
 
 
+def test_a_stiff_state_is_seen_beside_larger_ones_and_follows_its_known_solution():
+    """Assert it of one of size 1e-14 with the fastest rate, beside two of 1e5: linear equations."""
+    ode = gm.ODE(
+        lambda t, x, theta: [
+            -0.1 * x.slow,
+            theta.rate * (x.slow - x.large),
+            9e4 * (1e-19 * x.large - x.small),
+        ],
+        ["slow", "large", "small"],
+        ["rate"],
+    )
+    t = np.array([0.0, 5.0, 15.0])
+    slow = 1e5 * np.exp(-0.1 * t[1:])
+    large = slow / (1 - 0.1 / 1e4)
+    small = 1e-19 * large / (1 - 0.1 / 9e4)
+    solution = ode.solve(t, [1e5, 1e5, 0.0], [1e4])[1:]
+    np.testing.assert_allclose(solution, np.stack([slow, large, small], axis=1), rtol=1e-8)
+
+
 @pytest.mark.slow
 def test_errors_follow_the_tolerance():
     """Assert it for a jump of Van der Pol's oscillator, with steps that no output time cuts."""

@@ -388,13 +388,15 @@ def is_at_the_edge(plan, lane, stride, clock, rows):
     """Tell whether a step is as long as stability allows (Hairer and Wanner, IV.2).
 
     The fastest rate is estimated from the solution and the last stage, two points
-    at the same time.
+    at the same time, in units of the tolerance: states may differ in theirs by any factor.
     """
-    size = plan[N_STATES] * stride
+    size, rtol = plan[N_STATES] * stride, reals_at(plan[RTOL])[0]
     change = distance = 0.0
     for at in range(lane, size, stride):
-        change += (rows[N_STAGES * size + at] - rows[(N_STAGES - 1) * size + at]) ** 2
-        distance += (rows[THERE * size + at] - rows[AT_LAST * size + at]) ** 2
+        there = rows[THERE * size + at]
+        unit = rows[TOLERANCE * size + at] + rtol * abs(there)
+        change += ((rows[N_STAGES * size + at] - rows[(N_STAGES - 1) * size + at]) / unit) ** 2
+        distance += ((there - rows[AT_LAST * size + at]) / unit) ** 2
     return clock[WIDTH * stride + lane] * np.sqrt(change / distance) > STABLE
 
 
