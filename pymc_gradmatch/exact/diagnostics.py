@@ -21,7 +21,7 @@ from pymc_gradmatch.exact.search import (
     Coverage,
     Modes,
 )
-from pymc_gradmatch.gp import Residuals, StateGP, StateGPs, unexplained
+from pymc_gradmatch.gp import Residuals, StateGP, unexplained
 from pymc_gradmatch.model import Constraint, equations
 from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.reporting import furthest
@@ -380,9 +380,8 @@ def _mostly_equal(times) -> bool:
 def _experiments(constraint: Constraint, x) -> list[tuple[ODE, StateGP, NDArray[np.float64]]]:
     """Return ODE, Gaussian process and solutions ``(mode, time, state)`` of each experiment."""
     ode, gp = constraint.ode, constraint.gp
-    if not isinstance(gp, StateGPs):
-        return [(ode, gp, x)]
-    return [*zip(equations(ode, gp), gp.members, np.moveaxis(x, 1, 0), strict=True)]
+    each = np.moveaxis(x, 1, 0) if gp.names else [x]
+    return [*zip(equations(ode, gp), gp.members, each, strict=True)]
 
 
 def _finer(t: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -399,7 +399,7 @@ class _Lines:
     def _observed(self) -> tuple[tuple[str, ...], dict[str, Any]]:
         """Dims of what is observed, and the coords that the states do not have."""
         gp = self.gp
-        if isinstance(gp, StateGPs):
+        if gp.names:
             labels = {"observation": gp.observation_labels} if self._of_data else {}
             return ("observation",), labels
         if self._of_data and not gp.data.is_complete:
