@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize
 
 from pymc_gradmatch.gp import Data, StateGP
 from pymc_gradmatch.model.constraint import residuals
@@ -25,9 +24,8 @@ from pymc_gradmatch.ode import ODE, Solver, ended, undefined_at
 
 N_SURVEYED = 500  # solutions from draws, where climbs have nothing else to start from
 MOST_CLIMB_STEPS = 100  # of a climb
-MOST_SUBPROBLEM_STEPS = 10  # to one step of a climb; Hessians all but singular take any number
 SOFTEST = 1e-10  # of the largest curvature, that draws around a point follow
-MOST_DAMPING, RISING = 1e10, 1e-4  # a climb of several ends: no damping helps, or it rises by less
+MOST_DAMPING, RISING = 1e10, 1e-4  # a climb ends: no damping helps, or it rises by less
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,6 +95,11 @@ class Shared:
     among: NDArray[np.bool_]
     log_prior: Callable[[NDArray], tuple[NDArray, NDArray, NDArray]]
 
+    @classmethod
+    def nothing(cls, n_params: int) -> "Shared":
+        """Return that none of so many parameters is shared."""
+        return cls(np.zeros(n_params, dtype=bool), lambda _: (np.array(0.0), *np.zeros((2, 0))))
+
 
 class Matched(NamedTuple):
     """The most probable states and parameters."""
@@ -109,22 +112,6 @@ class Matched(NamedTuple):
     """Posterior standard deviations of u, from the Hessian."""
     is_on_the_way: bool = False
     """Whether the climb to them was cut short, after so many steps."""
-
-
-class Climbed(NamedTuple):
-    """Where a climb ended."""
-
-    point: NDArray[np.float64]
-    is_on_the_way: bool
-    """Whether it was cut short, after so many steps."""
-
-
-@on_one_thread
-def climb(problem: Problem, u: NDArray[np.float64], x: NDArray[np.float64]) -> Matched:
-    """Climb from unconstrained parameters, and states in the data's units."""
-    theorem = Theorem1(problem)
-    end = theorem.maximise(theorem.flat(u, x))
-    return theorem.matched(end.point)._replace(is_on_the_way=end.is_on_the_way)
 
 
 @on_one_thread
@@ -156,8 +143,8 @@ def climb_from_prior(problem: Problem, x: NDArray[np.float64], rng: np.random.Ge
     best = search_mode(
         [theorem.flat(*start) for start in starts],
         lambda point: -theorem.value(point)[0],
-        alone=lambda point: theorem.maximise(point, free).point,
-        together=lambda point: theorem.maximise(point).point,
+        alone=lambda point: _climb([theorem], [point], free=free)[0][0],
+        together=lambda point: _climb([theorem], [point])[0][0],
     )
     if best is None:
         theta = problem.theta(draws[0])
@@ -467,45 +454,10 @@ class Theorem1:
         marginal = hessian[free, free] - hessian[free, given] @ follow
         return np.sqrt(np.diagonal(np.linalg.pinv(marginal, hermitian=True)))
 
-    def maximise(self, point, free: NDArray[np.bool_] | None = None) -> Climbed:
-        """Climb to the most probable point by a trust region, some entries being free."""
-        free = np.full(len(point), True) if free is None else free
-        both = np.ix_(free, free)
-
-        def whole(part):
-            moved = point.copy()
-            moved[free] = part
-            return moved
-
-        def value(part):
-            value, gradient = self.value(whole(part))
-            return value, gradient[free]
-
-        path = [point[free]]
-        with np.errstate(all="ignore"):  # the length of a gradient of 1e200
-            try:
-                minimize(
-                    value,
-                    point[free],
-                    jac=True,
-                    hess=lambda part: self.hessian(whole(part))[both],
-                    method="trust-exact",
-                    callback=lambda reached: path.append(reached.copy()),
-                    options={
-                        "gtol": 1e-3,
-                        "maxiter": MOST_CLIMB_STEPS,
-                        "subproblem_maxiter": MOST_SUBPROBLEM_STEPS,
-                    },
-                )
-            except ValueError as error:
-                if "infs or NaNs" not in str(error):  # a Hessian that rounding has made singular
-                    raise
-        return Climbed(whole(path[-1]), len(path) > MOST_CLIMB_STEPS)
-
 
 @on_one_thread
-def climb_together(
-    problems: Sequence[Problem], starts: Sequence[Matched], shared: Shared
+def climb(
+    problems: Sequence[Problem], starts: Sequence[Matched], shared: Shared | None = None
 ) -> list[Matched]:
     r"""Climb in the parameters and states of several experiments at once.
 
@@ -522,27 +474,45 @@ def climb_together(
         Of each experiment, each with the whole prior of its parameters.
     starts : sequence of Matched
         Where to start from, with the same shared parameters.
-    shared : Shared
-        What they have in common, the prior of which counts once.
+    shared : Shared, optional
+        What they have in common, the prior of which counts once; nothing of a single one.
     """
-    theorems, prior = [Theorem1(problem) for problem in problems], shared.log_prior
+    theorems = [Theorem1(problem) for problem in problems]
     points = [
         theorem.flat(start.u, start.x) for theorem, start in zip(theorems, starts, strict=True)
     ]
-    n_params = len(shared.among)
-    border = [np.append(shared.among, np.zeros(len(p) - n_params, dtype=bool)) for p in points]
-    more = len(theorems) - 1
+    points, is_on_the_way, (parts, _, hessian) = _climb(theorems, points, shared)
+    ends = [theorem.matched(point) for theorem, point in zip(theorems, points, strict=True)]
+    if shared is not None:
+        variances = _marginal(parts, hessian + sum(part[2] for part in parts), shared.among)
+        pairs = zip(ends, np.sqrt(variances), strict=True)
+        ends = [end._replace(sd=sd) for end, sd in pairs]
+    return [end._replace(is_on_the_way=is_on_the_way) for end in ends]
+
+
+def _climb(theorems, points, shared: Shared | None = None, free=None) -> tuple:
+    """Return where a climb from points ends, whether it was cut short, and the blocks there.
+
+    Of a single one perhaps in some free entries alone.
+    """
+    n_params, more = theorems[0].n_params, len(theorems) - 1
+    shared = shared or Shared.nothing(n_params)
+    among = shared.among
+    border = [np.append(among, np.zeros(len(p) - n_params, dtype=bool)) for p in points]
+    own = [~s for s in border] if free is None else [free]
+    places = [*zip(border, own, strict=True)]
 
     def value_at(points) -> float:
         values = [theorem.value(point)[0] for theorem, point in zip(theorems, points, strict=True)]
-        return float(sum(values) + more * prior(points[0][:n_params][shared.among])[0])
+        return float(sum(values) + more * shared.log_prior(points[0][:n_params][among])[0])
 
     def blocks_at(points):
         parts = []
-        for theorem, point, s in zip(theorems, points, border, strict=True):
+        for theorem, point, (s, o) in zip(theorems, points, places, strict=True):
             gradient, hessian = theorem.value(point)[1], theorem.hessian(point)
-            parts.append((gradient[s], gradient[~s], *_split(hessian, s)))
-        _, gradient, curvature = prior(points[0][:n_params][shared.among])
+            blocks = hessian[np.ix_(s, s)], hessian[np.ix_(s, o)], hessian[np.ix_(o, o)]
+            parts.append((gradient[s], gradient[o], *blocks))
+        _, gradient, curvature = shared.log_prior(points[0][:n_params][among])
         return parts, more * gradient, np.diag(-more * np.maximum(-curvature, 0))
 
     value, damping = value_at(points), 1e-3
@@ -552,32 +522,25 @@ def climb_together(
         hessian = hessian + sum(part[2] for part in parts)
         while damping < MOST_DAMPING:
             moves = _arrow_step(parts, gradient, hessian, damping)
-            tried = [_moved(*one) for one in zip(points, border, moves, strict=True)]
+            tried = [_moved(*one) for one in zip(points, places, moves, strict=True)]
             with np.errstate(all="ignore"):
                 there = value_at(tried)
             if there < value:
                 break
             damping *= 5
         else:
-            break
+            return points, False, blocks_at(points)
         risen, points, value = value - there, tried, there
         damping = max(damping / 10, 1e-12)
         if risen < RISING:
-            break
-    parts, _, hessian = blocks_at(points)
-    variances = _marginal(parts, hessian + sum(part[2] for part in parts), shared.among)
-    each = zip(theorems, points, np.sqrt(variances), strict=True)
-    return [Matched(point[:n_params], theorem.states(point), sd) for theorem, point, sd in each]
+            return points, False, blocks_at(points)
+    return points, True, blocks_at(points)
 
 
-def _split(hessian, s) -> tuple[NDArray, NDArray, NDArray]:
-    return hessian[np.ix_(s, s)], hessian[np.ix_(s, ~s)], hessian[np.ix_(~s, ~s)]
-
-
-def _moved(point, s, move) -> NDArray[np.float64]:
+def _moved(point, places, move) -> NDArray[np.float64]:
     moved = point.copy()
-    moved[s] += move[0]
-    moved[~s] += move[1]
+    for place, step in zip(places, move, strict=True):
+        moved[place] += step
     return moved
 
 

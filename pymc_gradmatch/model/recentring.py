@@ -22,7 +22,6 @@ from pymc_gradmatch.model.gauss_newton import (
     Problem,
     Shared,
     climb,
-    climb_together,
     solutions_around,
 )
 from pymc_gradmatch.model.likelihood import (
@@ -102,11 +101,7 @@ def settle(
         if around is None:
             break
         problems, starts = around
-        if shared is None:
-            [problem], [start] = problems, starts
-            matched = [climb(problem, start.u, start.x)]
-        else:
-            matched = climb_together(problems, starts, shared)
+        matched = climb(problems, starts, shared)
         moves.append(moved(starts, matched))
         n_on_the_way = n_on_the_way + 1 if matched[0].is_on_the_way else 0
         is_settled = moves[-1] < SETTLED_MOVE and number + 1 >= fewest

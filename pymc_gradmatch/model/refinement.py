@@ -48,7 +48,6 @@ from pymc_gradmatch.model.gauss_newton import (
     Shared,
     climb,
     climb_from_prior,
-    climb_together,
     solutions_around,
     solutions_of_prior,
 )
@@ -254,14 +253,15 @@ def refine_all(
         _problem(part, one.wide, compiled[id(priors)], settings)
         for part, one, priors in zip(fits.parts, laid, fits.priors, strict=True)
     ]
+    shared = None if is_single else _shared(fits)
     with reporting(SEARCHING, enabled=progressbar) as say:
         found = []
         for part, problem in zip(fits.parts, problems, strict=True):
             if part.name:
                 say(f"seeking solutions of experiment {part.name!r}")
             found.append(_solution_of(problem, settings, say, rng))
-        if is_single:
-            shared, fewest, wide = None, 1, found[0]
+        if shared is None:
+            fewest, wide = 1, found[0]
             longer = _with_gaps_divided(first, members[0], wide, settings) if grid is None else None
             if longer:
                 say("dividing the gaps in which the solution moves on")
@@ -271,7 +271,7 @@ def refine_all(
                 again = settle([problem], [at], [as_it_is], say=say, rng=rng)
                 wide = replace(again, moves=wide.moves + again.moves)
         else:
-            shared, fewest = _shared(fits), 2
+            fewest = 2
             wide = _agreeing(problems, found, shared)
         narrow = [_Narrow(one.narrow, settings) for one in laid]
         settled = settle(
@@ -322,12 +322,9 @@ def _problem(one: Given, gp: StateGP, parameters: Parameters, settings: RefinedS
 def _shared(fits: Fits) -> Shared:
     """Return what experiments have in common."""
     names = [n for n, own in zip(fits.parts[0].ode.params, fits.is_local, strict=True) if not own]
-    log_prior = parameters_of(fits.priors[0], names).log_prior if names else _nothing
-    return Shared(~fits.is_local, log_prior)
-
-
-def _nothing(u) -> tuple[NDArray, NDArray, NDArray]:
-    return np.array(0.0), np.zeros(0), np.zeros(0)
+    if not names:
+        return Shared.nothing(len(fits.is_local))
+    return Shared(~fits.is_local, parameters_of(fits.priors[0], names).log_prior)
 
 
 def _agreeing(problems: Sequence[Problem], found: Sequence[Settled], shared: Shared) -> Settled:
@@ -341,7 +338,7 @@ def _agreeing(problems: Sequence[Problem], found: Sequence[Settled], shared: Sha
     weights = 1 / np.square(np.maximum([one.sd for one in alone], 1e-8))
     u[:, shared.among] = np.average(u, axis=0, weights=weights)[shared.among]
     starts = [one._replace(u=own) for one, own in zip(alone, u, strict=True)]
-    return Settled([*problems], climb_together(problems, starts, shared), [])
+    return Settled([*problems], climb(problems, starts, shared), [])
 
 
 @dataclass(frozen=True, eq=False)
@@ -373,7 +370,8 @@ def _solution_of(problem: Problem, settings: RefinedSettings, say, rng) -> Settl
     def once(found: Matched) -> Matched | None:
         """Return the solution that a single climb from one leads to."""
         around = centre(problem, found)
-        return integrated(around, climb(around, found.u, found.x))
+        [end] = climb([around], [found])
+        return integrated(around, end)
 
     smoothed = problem.known.possible(problem.gp.posterior_mean())
     found = climb_from_prior(problem, smoothed, rng)
