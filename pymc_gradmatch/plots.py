@@ -353,13 +353,13 @@ def plot_gp_fit(
         color="C1", **_named(pc, "data", on_top=True),
     )  # fmt: skip
     newline = "<br>" if pc.backend == "plotly" else "\n"
-    told = [
+    fitted = [
         f"{kernels.describe(cov)}, sigma\N{NO-BREAK SPACE}{sigma:.3g}"
         for one in members.values()
         for cov, sigma in zip(one.covs, one.sigma, strict=True)
     ]
     states = panels["state"].to_numpy()
-    titles = [f"{state}{newline}{of_it}" for state, of_it in zip(states, told, strict=True)]
+    titles = [f"{state}{newline}{of_it}" for state, of_it in zip(states, fitted, strict=True)]
     text = xr.DataArray(titles, {"state": states})
     pc.map(_titled, "title", data=panels, text=text, size=10)
     _finish(pc, panels, panels["time"], axis_labels)

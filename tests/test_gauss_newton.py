@@ -14,7 +14,7 @@ import pymc_gradmatch as gm
 from benchmarks import levers
 from pymc_gradmatch.model import gauss_newton, recentring
 from pymc_gradmatch.model import priors as prior_densities
-from pymc_gradmatch.model.gauss_newton import Matched, Problem, Theorem1, climb, climb_from_prior
+from pymc_gradmatch.model.gauss_newton import Mode, Problem, Theorem1, climb, climb_from_prior
 from pymc_gradmatch.model.likelihood import Written, normal
 from pymc_gradmatch.model.priors import parameters_of
 from pymc_gradmatch.model.recentring import _advice
@@ -170,7 +170,7 @@ def test_a_climb_rises_by_a_hessian_that_rounding_has_made_singular(
 ):
     gp, _, parameters = climbing
     problem = Problem.of(lotka_volterra.ode, gp, parameters, GAMMA)
-    start = Matched(np.zeros(4), gp.prior_mean, np.ones(4))
+    start = Mode(np.zeros(4), gp.prior_mean, np.ones(4))
     theorem = Theorem1(problem)
     n = len(theorem.flat(start.u, start.x))
     monkeypatch.setattr(Theorem1, "hessian", lambda *_: np.ones((n, n)))
@@ -218,7 +218,7 @@ def test_a_climb_takes_any_likelihood_of_the_states(climbing, counted, lotka_vol
         np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6 * np.abs(theirs).max())
     np.testing.assert_allclose(totals, totals[0], rtol=1e-8)
     problem = Problem.of(lotka_volterra.ode, gp, parameters, GAMMA, likelihood)
-    [top] = climb([problem], [Matched(u, x, np.ones(len(u)))])
+    [top] = climb([problem], [Mode(u, x, np.ones(len(u)))])
     gradient = dlogp(as_point(model, gp, top.u, top.x))
     assert np.abs(gradient[:4] * top.sd).max() < 1e-2
 
@@ -323,7 +323,7 @@ def test_two_climbs_in_a_row_that_are_cut_short_are_the_last(
 
     def climbs_on(problems, starts, shared):
         [(u, x, *_)] = starts
-        return [Matched(u + 1e-3, x, np.full(len(u), 1e-3), next(numbers) in on_the_way)]
+        return [Mode(u + 1e-3, x, np.full(len(u), 1e-3), next(numbers) in on_the_way)]
 
     monkeypatch.setattr(recentring, "climb", climbs_on)
     found = levers.recentred(ode, gp, priors, 1e-6, 1)
@@ -336,13 +336,13 @@ def test_a_climb_that_is_cut_short_says_so(decay, recentred, monkeypatch):
     away = gp.with_mean(1.1 * mean, 1.1 * slope)
     at = parameters_of(priors, ode.params)
     problem = Problem.of(ode, away, at, np.array([1e-6]))
-    start = Matched(np.array([2.0, 1.0]), away.prior_mean, np.ones(2))
+    start = Mode(np.array([2.0, 1.0]), away.prior_mean, np.ones(2))
     [whole] = climb([problem], [start])
     monkeypatch.setattr(gauss_newton, "MOST_CLIMB_STEPS", 2)
     [cut] = climb([problem], [start])
-    assert (whole.is_on_the_way, cut.is_on_the_way) == (False, True)
+    assert (whole.reached_limit, cut.reached_limit) == (False, True)
     [again] = climb([problem], [whole])
-    assert not again.is_on_the_way
+    assert not again.reached_limit
 
 
 def test_prior_mean_is_a_solution_of_the_ode(decay, recentred):

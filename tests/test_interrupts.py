@@ -219,7 +219,7 @@ def test_a_sampler_that_makes_no_headway_ends_in_words(decay, monkeypatch):
     """
     monkeypatch.setattr(density, "PATIENCE", 1_000)
     monkeypatch.setattr(density, "LONG", 0)
-    with pytest.raises(RuntimeError, match=r"no headway: \d+ of 4000200 draws .* narrower priors"):
+    with pytest.raises(RuntimeError, match=r"no progress: \d+ of 4000200 draws .* narrower priors"):
         gm.sample(chains=2, cores=1, model=decay, **ENDLESS)
 
 

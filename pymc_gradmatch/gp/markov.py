@@ -201,15 +201,15 @@ class Chain(NamedTuple):
         scaled = misses / known.variances
         information = LEVEL[:, None] * LEVEL / known.variances[..., None, None]
         keep = known.keeping(LEVEL)
-        told, precision = np.zeros_like(mean), np.zeros(known.updated[:, 0].shape)
+        adjoint, precision = np.zeros_like(mean), np.zeros(known.updated[:, 0].shape)
         variance = np.empty(noise.shape)
         for i in reversed(range(n_time)):
-            told = np.matvec(keep[:, i].mT, told) + scaled[:, i, None] * LEVEL
+            adjoint = np.matvec(keep[:, i].mT, adjoint) + scaled[:, i, None] * LEVEL
             precision = keep[:, i].mT @ precision @ keep[:, i] + information[:, i]
             level = known.predicted[:, i, 0]
-            means[:, i, 0] += np.vecdot(level, told)
+            means[:, i, 0] += np.vecdot(level, adjoint)
             variance[:, i] = level[:, 0] - np.vecdot(level, np.matvec(precision, level))
-            told = np.matvec(self.steps[:, i].mT, told)
+            adjoint = np.matvec(self.steps[:, i].mT, adjoint)
             precision = self.steps[:, i].mT @ precision @ self.steps[:, i]
         per_time = np.log(2 * np.pi * known.variances, where=is_seen, out=np.zeros(noise.shape))
         return means[..., 0], variance, -0.5 * (per_time + misses * scaled).sum(axis=1)

@@ -560,7 +560,7 @@ class GradientMatchingODE(pm.Continuous):
         )
 
 
-def add_unmatched(name: str, ode: ODE, x: TensorVariable, theta, gp: AnyStateGP):
+def add_equations(name: str, ode: ODE, x: TensorVariable, theta, gp: AnyStateGP):
     """Say which ODE states obey, with no mismatch: for the exact posterior, which has none."""
     model = pm.modelcontext(None)
     values = parameters_of_each(ode.ordered_params(theta), gp, ode.params)

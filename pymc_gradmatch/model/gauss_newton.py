@@ -101,7 +101,7 @@ class Shared:
         return cls(np.zeros(n_params, dtype=bool), lambda _: (np.array(0.0), *np.zeros((2, 0))))
 
 
-class Matched(NamedTuple):
+class Mode(NamedTuple):
     """The most probable states and parameters."""
 
     u: NDArray[np.float64]
@@ -110,12 +110,12 @@ class Matched(NamedTuple):
     """States on the grid, shape ``(time, state)``, in the data's units."""
     sd: NDArray[np.float64]
     """Posterior standard deviations of u, from the Hessian."""
-    is_on_the_way: bool = False
+    reached_limit: bool = False
     """Whether the climb to them was cut short, after so many steps."""
 
 
 @on_one_thread
-def climb_from_prior(problem: Problem, x: NDArray[np.float64], rng: np.random.Generator) -> Matched:
+def climb_from_prior(problem: Problem, x: NDArray[np.float64], rng: np.random.Generator) -> Mode:
     """Climb from prior draws, the parameters alone at first, given the states x.
 
     Where states are hidden, or the density is zero at x, climbs start from solutions of
@@ -160,16 +160,16 @@ def climb_from_prior(problem: Problem, x: NDArray[np.float64], rng: np.random.Ge
                 f"{N_SURVEYED} solutions from draws of the prior; check priors and likelihood."
             )
         raise ValueError(msg)
-    return theorem.matched(best)
+    return theorem.mode(best)
 
 
-def solutions_around(problem: Problem, matched: Matched, rng: np.random.Generator) -> list[Matched]:
+def solutions_around(problem: Problem, mode: Mode, rng: np.random.Generator) -> list[Mode]:
     """Return draws of the parameters with solutions of the ODE, the most probable first.
 
     Draws of parameters and x(t0) of the normal approximation of Theorem 1 around a point.
     """
     theorem, gp = Theorem1(problem), problem.gp
-    point = theorem.flat(matched.u, matched.x)
+    point = theorem.flat(mode.u, mode.x)
     variances, axes = np.linalg.eigh(theorem.hessian(point))
     n_params, n_times = theorem.n_params, len(gp.t)
     needed = np.append(np.arange(n_params), np.arange(n_params, len(point), n_times))
@@ -178,7 +178,7 @@ def solutions_around(problem: Problem, matched: Matched, rng: np.random.Generato
     draws, deviation = drawn[:, :n_params], drawn[:, n_params:]
     starts = gp.prior_mean[0] + gp.scale * deviation
     found = _solved(problem, draws, starts)
-    return [Matched(u, solution, matched.sd) for u, solution in found]
+    return [Mode(u, solution, mode.sd) for u, solution in found]
 
 
 def solutions_of_prior(problem: Problem, rng: np.random.Generator) -> list[tuple[NDArray, NDArray]]:
@@ -205,7 +205,7 @@ def _solved(problem: Problem, draws, starts) -> list[tuple[NDArray, NDArray]]:
     solved = np.flatnonzero(np.isfinite(solutions).all(axis=(1, 2)))
     heights = np.array([problem.likelihood(theta[i], solutions[i]).log_density for i in solved])
     if known.priors:
-        heights += [known.told(theta[i], starts[i]).log_prior for i in solved]
+        heights += [known.evaluated(theta[i], starts[i]).log_prior for i in solved]
     best = [solved[i] for i in np.argsort(-heights) if np.isfinite(heights[i])]
     return [(draws[i], solutions[i]) for i in best]
 
@@ -338,7 +338,7 @@ class Theorem1:
         self.n_params = len(self.parameters.names)
         n_times, n_states = self.shape
         places = np.arange(n_states)[:, None] * n_times + self.likelihood.rows
-        self.told_of = np.append(np.arange(self.n_params), self.n_params + places.ravel())
+        self.observed_entries = np.append(np.arange(self.n_params), self.n_params + places.ravel())
         self.squares = Squares.of(self.gp, problem.gamma)
         self.at: tuple = (None, None)
 
@@ -350,9 +350,9 @@ class Theorem1:
         """Return the states of a point, shape ``(time, state)``, in the data's units."""
         return self.gp.prior_mean + self.gp.scale * self._deviation(point).T
 
-    def matched(self, point) -> Matched:
+    def mode(self, point) -> Mode:
         """Return a point as parameters and states."""
-        return Matched(point[: self.n_params], self.states(point), self.sd(point))
+        return Mode(point[: self.n_params], self.states(point), self.sd(point))
 
     def _deviation(self, point):
         return point[self.n_params :].reshape(self.shape[::-1])
@@ -376,8 +376,8 @@ class Theorem1:
     def _started(self, point) -> tuple[KnownOfStart, NDArray, NDArray]:
         """Return what is known of x(t0), and its residuals' derivatives by u and by the states."""
         theta, dtheta = self.parameters.natural(point[: self.n_params])
-        told = self.known.told(theta, self.states(point)[0])
-        return told, told.by_theta * dtheta, told.by_start * self.gp.scale
+        start = self.known.evaluated(theta, self.states(point)[0])
+        return start, start.by_theta * dtheta, start.by_start * self.gp.scale
 
     def value(self, point) -> tuple[float, NDArray]:
         """Return the objective and its gradient."""
@@ -386,16 +386,16 @@ class Theorem1:
         deviation = self._deviation(point)
         with np.errstate(all="ignore"):
             theta, dtheta = self.parameters.natural(point[: self.n_params])
-            told = self.likelihood(theta, self.states(point))
+            likelihood = self.likelihood(theta, self.states(point))
             pulled = matvec(self.squares.precision, deviation)
             value = 0.5 * np.sum(np.square(mismatch)) + 0.5 * np.sum(deviation * pulled)
-            value -= log_prior + told.log_density
+            value -= log_prior + likelihood.log_density
             back = matvec(self.squares.whiten.mT, mismatch)
             by_states = (by_x * back[:, None]).sum(axis=0) + pulled
-            by_states -= (told.by_states * self.gp.scale).T
+            by_states -= (likelihood.by_states * self.gp.scale).T
             by_states -= matvec(self.squares.slope.mT, mismatch)
             by_params = np.einsum("ktp,kt->p", by_u, mismatch) - prior_gradient
-            by_params -= told.by_theta * dtheta
+            by_params -= likelihood.by_theta * dtheta
             if self.known:
                 start, start_by_u, start_by_x = self._started(point)
                 pull = start.residual / np.square(self.known.width(self.gp))
@@ -443,7 +443,7 @@ class Theorem1:
         theta, dtheta = self.parameters.natural(point[:n_params])
         units = np.append(dtheta, np.repeat(self.gp.scale, len(self.likelihood.rows)))
         curvature = self.likelihood.curvature(theta, self.states(point)) * units * units[:, None]
-        hessian[np.ix_(self.told_of, self.told_of)] += curvature
+        hessian[np.ix_(self.observed_entries, self.observed_entries)] += curvature
         return hessian
 
     def sd(self, point) -> NDArray:
@@ -457,8 +457,8 @@ class Theorem1:
 
 @on_one_thread
 def climb(
-    problems: Sequence[Problem], starts: Sequence[Matched], shared: Shared | None = None
-) -> list[Matched]:
+    problems: Sequence[Problem], starts: Sequence[Mode], shared: Shared | None = None
+) -> list[Mode]:
     r"""Climb in the parameters and states of several experiments at once.
 
     The Hessian is an arrow: a block for each experiment's own unknowns, and a border of what
@@ -472,7 +472,7 @@ def climb(
     ----------
     problems : sequence of Problem
         Of each experiment, each with the whole prior of its parameters.
-    starts : sequence of Matched
+    starts : sequence of Mode
         Where to start from, with the same shared parameters.
     shared : Shared, optional
         What they have in common, the prior of which counts once; nothing of a single one.
@@ -481,13 +481,13 @@ def climb(
     points = [
         theorem.flat(start.u, start.x) for theorem, start in zip(theorems, starts, strict=True)
     ]
-    points, is_on_the_way, (parts, _, hessian) = _climb(theorems, points, shared)
-    ends = [theorem.matched(point) for theorem, point in zip(theorems, points, strict=True)]
+    points, reached_limit, (parts, _, hessian) = _climb(theorems, points, shared)
+    ends = [theorem.mode(point) for theorem, point in zip(theorems, points, strict=True)]
     if shared is not None:
         variances = _marginal(parts, hessian + sum(part[2] for part in parts), shared.among)
         pairs = zip(ends, np.sqrt(variances), strict=True)
         ends = [end._replace(sd=sd) for end, sd in pairs]
-    return [end._replace(is_on_the_way=is_on_the_way) for end in ends]
+    return [end._replace(reached_limit=reached_limit) for end in ends]
 
 
 def _climb(theorems, points, shared: Shared | None = None, free=None) -> tuple:

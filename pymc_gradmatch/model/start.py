@@ -249,7 +249,7 @@ class Start:
         widths = KNOWN_WIDTH_OF_SCALE * gp.scale if random else KNOWN_WIDTH * np.asarray(gp.sigma)
         return widths[self.places]
 
-    def told(self, theta: NDArray[np.float64], levels: NDArray[np.float64]) -> KnownOfStart:
+    def evaluated(self, theta: NDArray[np.float64], levels: NDArray[np.float64]) -> KnownOfStart:
         """Evaluate what is known, at parameters and the levels of x(t0)."""
         return KnownOfStart(*self._compiled(theta, levels))
 
@@ -287,7 +287,7 @@ class Start:
         if not self.known:
             return levels
         levels = levels.copy()
-        levels[self.places] -= self.told(theta, levels).residual
+        levels[self.places] -= self.evaluated(theta, levels).residual
         return levels
 
     @cached_property

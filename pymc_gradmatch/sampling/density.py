@@ -35,7 +35,7 @@ from pymc_gradmatch.sampling.coordinates import Arrow, Band, Coordinates, Split,
 
 PATIENCE = 100_000  # steps, after which a run that has
 LITTLE = 0.05  # of its draws at most
-LONG = 500  # with more steps for each (nutpie's most are 1023) makes no headway
+LONG = 500  # with more steps for each (nutpie's most are 1023) makes no progress
 LOOK = 0.5  # seconds between two looks at how many there were
 
 
@@ -271,7 +271,7 @@ class NativeDensity:
             total = sum(chain.total_draws for chain in progress)
             if finished <= LITTLE * total and steps >= LONG * finished:
                 _cut_short(run)
-                raise RuntimeError(_no_headway(finished, total, steps))
+                raise RuntimeError(_no_progress(finished, total, steps))
             return run.wait()
         except KeyboardInterrupt:
             draws = _complete(_cut_short(run))
@@ -286,13 +286,13 @@ def _cut_short(run) -> DataTree:
         return run.abort()
 
 
-def _no_headway(finished: int, total: int, steps: int) -> str:
+def _no_progress(finished: int, total: int, steps: int) -> str:
     return (
-        f"NUTS makes no headway: {finished} of {total} draws in {steps} steps. The posterior is "
-        "not round in the coordinates made for it: the data leave parameters open over orders of "
-        "magnitude, or the system is faster than its grid of times. Give such parameters narrower "
-        "priors, eliminate the fast ones (quasi-steady state), or take fewer times or states; "
-        "pm.sample waits as long as it takes."
+        f"NUTS makes no progress: {finished} of {total} draws in {steps} steps. The posterior is "
+        "far from normal in the coordinates made for it: the data leave parameters open over "
+        "orders of magnitude, or the system is faster than its grid of times. Give such parameters "
+        "narrower priors, eliminate the fast ones (quasi-steady state), or take fewer times or "
+        "states; pm.sample waits as long as it takes."
     )
 
 

@@ -85,7 +85,7 @@ def sample(
         If the model has discrete free variables, or if its log density is not
         finite at any start.
     RuntimeError
-        If the sampler makes no headway: a twentieth of all draws at most in the first hundred
+        If the sampler makes no progress: a twentieth of all draws at most in the first hundred
         thousand steps, and more than 500 of these for each.
     TypeError
         If arguments are given that only :func:`pymc.sample` has.
