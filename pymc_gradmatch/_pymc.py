@@ -2,7 +2,7 @@
 
 And how graphs are compiled where PyTensor's default is not what is wanted.
 
-Where these libraries have a public road, it is taken where it is needed.  What has none stands
+Where these libraries have a public function, it is used where it is needed.  What has none stands
 here, behind one name each, so that a new version of theirs changes this module alone.
 ``INTERNALS`` says why each is needed and what to do when it breaks, and
 tests/test_pymc_internals.py fails with these words.
@@ -86,7 +86,7 @@ __all__ = [
     "without_traces",
 ]
 
-# A graph that runs a handful of times: walk it in Python, without rewriting it.
+# A graph that runs a handful of times: evaluated in Python, without rewriting it.
 EVALUATE_ONCE = pytensor.Mode(linker="py", optimizer="None")
 
 INTERNALS = {
@@ -319,7 +319,7 @@ def as_written() -> AbstractContextManager:
 
     By default LLVM may reorder sums and fuse products with them, and does so in another way
     wherever it inlines a function.  Which of the resulting copies runs depends on what was
-    compiled in this process and what came from a cache, so that the last digit would.
+    compiled in this process and what came from a cache, and so would the last digit.
     """
     return _AS_WRITTEN
 

@@ -65,7 +65,7 @@ def plot_states(
     idata : xarray.DataTree
         What :func:`pymc.sample` or :func:`~pymc_gradmatch.sample_fgpgm` returns.
     model : pymc.Model, optional
-        The model, if it is not the one on the stack: asked for the times of several experiments,
+        The model, if it is not the one on the stack: needed for the times of several experiments,
         which have grids of their own, by the experiments' names; and, where no ``"y"`` with states
         is observed, for what the data are of.  Those of one state, at all or some of the times,
         are drawn over it; others that have one number for each time in panels of their own.
@@ -107,7 +107,7 @@ def plot_states(
     Raises
     ------
     TypeError
-        If ``idata`` is no DataTree, or there is no model where one is asked.
+        If ``idata`` is no DataTree, or there is no model where one is needed.
     ValueError
         If the group or a variable is not there or does not have such dims, an experiment is not
         the model's, the truth has other times, all draws are infinite somewhere, there are no

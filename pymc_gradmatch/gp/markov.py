@@ -5,7 +5,7 @@ A Matern52 process is Markov together with its first two derivatives [1]_: with
 
 .. math:: s_i = A_i s_{i-1} + w_i, \qquad w_i \sim N(0, P_\infty - A_i P_\infty A_i^\top)
 
-so that a Kalman filter takes in what is known of one time after the other.  Theorem 1 asks for
+so that a Kalman filter takes in what is known of one time after the other.  Theorem 1 needs
 three matrices, and each of them is a recursion over time
 (:func:`~pymc_gradmatch.numerics.of_recursion`):
 

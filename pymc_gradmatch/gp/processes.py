@@ -1,7 +1,6 @@
 r"""Gaussian processes on a grid of times, and the prior of the states, N(x | mu, C).
 
-Observations at some times o of the grid say of the states what Gaussian process
-regression says,
+Observations at some times o of the grid are those of Gaussian process regression,
 
 .. math:: r_k = \tilde x_{k,o} + \varepsilon_k, \quad \tilde x_k \sim N(0, C_k), \quad
           \varepsilon_k \sim N(0, v_k I).
@@ -64,7 +63,7 @@ class Processes:
     nugget : array of float
         Shape ``(state,)``.
     breaks : array of float
-        Times of the grid at which slopes may jump; the blocks know of them.
+        Times of the grid at which slopes may jump; the blocks take them into account.
     carried : array of float, optional
         What is carried over a break, shape ``(break, state)``, see
         :class:`~pymc_gradmatch.kernels.Broken`; ones where states are continuous.

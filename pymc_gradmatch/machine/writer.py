@@ -53,7 +53,7 @@ from pymc_gradmatch.machine.operations import lower
 class Writer:
     """Writes a graph as a module of LLVM: one function per nest of loops, and one that calls them.
 
-    Functions of their own tell LLVM that what they write is not what they read.
+    In functions of their own LLVM knows that what they write is not what they read.
     """
 
     declarations: set[str] = field(default_factory=set)
@@ -170,9 +170,9 @@ class Writer:
         return room
 
     def fill(self, room: Array, array: Array, reduction: Reduction | None = None):
-        """Write a nest of loops that computes an array into a room, or into sums there.
+        """Write a nest of loops that computes an array into memory, or into sums there.
 
-        Where the array is reduced, the room does not move along the axes that go.
+        Where the array is reduced, the place in memory does not move along the axes that go.
         """
         into = room.tree
         if 0 in array.shape:

@@ -108,7 +108,7 @@ def build_model(
         Observations, shape ``(time, state)``, in the order of ``ode.states``, NaN
         where nothing was measured; or a table with columns of these names, or an
         xarray with such labels, in any order.  A state without a column, or without a
-        number in it, is hidden: the ODE alone says what it was.  Where states are positive
+        number in it, is hidden: it is known by the ODE alone.  Where states are positive
         the data are log-normal, sigma that of the logarithm.  ``pm.Data`` are what ``y``
         observes in the model.
         :func:`pymc.set_data` changes the likelihood alone: kernels, times, mean and
@@ -189,7 +189,7 @@ def build_model(
         :class:`~pymc_gradmatch.GradientMatchingODE`.  A prior, such as
         ``pm.HalfNormal.dist(0.3)``, becomes the variable ``gamma``.
     grid : int or array_like of float, optional
-        Where the states live, see :meth:`StateGP.with_grid`; the times of the
+        Times of the states, see :meth:`StateGP.with_grid`; the times of the
         observations if not given.
     amplitude : array_like of float, optional
         Factor of the kernels' variance, see :meth:`StateGP.with_amplitude`.

@@ -409,7 +409,7 @@ class Theorem1:
     def hessian(self, point) -> NDArray:
         """Return the Hessian without the second derivatives of f; of one where it is not finite.
 
-        SciPy asks for it before it turns down a point at which the value is infinite.
+        A climb may need it at a point at which the value is infinite.
         """
         with np.errstate(all="ignore"):
             hessian = self._hessian(point)
@@ -447,7 +447,7 @@ class Theorem1:
         return hessian
 
     def sd(self, point) -> NDArray:
-        """Return the standard deviations of the parameters that the Hessian tells."""
+        """Return the standard deviations of the parameters by the Hessian."""
         free, given = slice(self.n_params), slice(self.n_params, None)
         hessian = self.hessian(point)
         follow = np.linalg.solve(hessian[given, given], hessian[given, free])

@@ -53,7 +53,7 @@ class Given:
     likelihood : callable or pymc.Model, optional
         In place of the normal one of the data.
     written : Written, optional
-        What the likelihood says.
+        What the likelihood writes.
     noise : array of float, optional
         Sigma of each observation, where it is known.
     name : str
@@ -289,7 +289,7 @@ def fit_states(
 ) -> list[StateGP]:
     """Fit a Gaussian process to every state of every experiment, without what doses add to it.
 
-    A scale that an experiment's data do not tell is that of the others, or of solutions.
+    A scale that an experiment's data do not determine is that of the others, or of solutions.
     """
     scales = np.array([one.data.scale for one in parts])
     means = np.array([one.data.mean for one in parts])

@@ -163,7 +163,7 @@ def normal(gp: StateGP, n_known: int = 0, noise: NDArray[np.float64] | None = No
 
 
 def with_noise(gp: StateGP, noise: NDArray[np.float64]) -> StateGP:
-    """Return Gaussian processes whose sigma says as much as known noise, ``(time, state)``."""
+    """Return Gaussian processes with a sigma as informative as known noise, ``(time, state)``."""
     n_observed = gp.data.is_observed.sum(axis=0)
     precision = np.nansum(np.square(1 / noise), axis=0)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -500,7 +500,7 @@ def _first(mask: NDArray[np.bool_]) -> str:
 def rehearsed(
     function: LikelihoodFunction, ode: ODE, gp: StateGP, *, several: bool = False
 ) -> Written:
-    """Call a user's likelihood beside the model on the stack, and return what it says.
+    """Call a user's likelihood beside the model on the stack, and return what it writes.
 
     Random variables of that model, which it may read, stay where they start.
 

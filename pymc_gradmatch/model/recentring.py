@@ -6,7 +6,7 @@ there, and takes the solution m as the prior mean:
 .. math:: N(x \mid m, C)\; N(f(x, \theta) \mid \dot m + D (x - m), A + \gamma I)
 
 Theorem 1 holds for any mean.  The Gaussian process then describes what is left, the distance
-from one solution of the ODE, and pulls towards no constant: the smoothing bias goes.
+from one solution of the ODE, and has no constant mean: the smoothing bias goes.
 """
 
 import warnings

@@ -14,8 +14,8 @@ docs/history/accuracy.md has the study behind it.
 4. A narrow one describes the distance from it: ExpQuad with a lengthscale of
    two grid steps and an amplitude of 30 sigma, so that A, the tolerance that
    the Gaussian process itself has, follows the noise.  Re-centred again.
-   Of a noisy state that others see by the ODE much better than its own data do
-   (:func:`seen_by_all`), it is 120 of the noise with which all see it, if that is less.
+   Of a noisy state that the other states' data determine by the ODE much better than its own do
+   (:func:`seen_by_all`), it is 120 of the noise of all data together, if that is less.
    Where the likelihood is not the data's, sigma is that of a normal observation which would
    say as much; a state of which nothing is said takes the median of the others.
 5. gamma is a millionth of the prior variance of the slopes.
@@ -98,7 +98,7 @@ MOST_DISTANCE = (
 class DoubtWarning(UserWarning):
     """What :func:`refine` doubts of what it found: its solution, or how much that explains.
 
-    A verdict on draws of the exact posterior says what it has to say of these in its place.
+    A verdict on draws of the exact posterior takes the place of these.
     """
 
 

@@ -1,6 +1,6 @@
 """Matrices and densities, whatever they mean.
 
-Nothing here has heard of an ODE or of a kernel.  One matrix per state times one vector
+Nothing here depends on an ODE or a kernel.  One matrix per state times one vector
 per state, and normal vectors in independent coordinates, are in ``matrices``; the mode of
 a density, sought from several starts, and what the density is like there, in ``optimise``.
 """

@@ -1,7 +1,7 @@
 r"""Coordinates of a hierarchy in which chains pass where its spread is small.
 
 Members :math:`u_i \sim N(c, s^2)` of a population with an unknown spread s are close together where
-s is small: a funnel, whose neck no step length fits.  Chains move
+s is small: a funnel, for whose narrow part no step length is right.  Chains move
 
 .. math:: z_i, \qquad u_i = c + s^{1 - \lambda_i} (z_i - \lambda_i c)
 

@@ -322,7 +322,7 @@ def compile_density(
         How many coordinates the map from q to u bends along, and how many monomials it has;
         or what belongs to which experiment.
     reach : int
-        How far entries of a band see each other; 0 of all that is none.
+        How far away entries of a band depend on each other; 0 of all that is none.
     """
     (n,), count = u.type.shape, split.n_monomials
     shapes: Numbers | ArrowNumbers | BandNumbers

@@ -93,8 +93,8 @@ def fit_many(
         Draw from the exact posterior, ``draws`` of each (at least 1 000, as one chain, and
         none of ``tune``).
     n_jobs : int, default -1
-        Data sets that are fitted at the same time; -1 is one per core.  In what joblib is
-        told to use (:class:`joblib.parallel_config`): threads by default, processes if
+        Data sets that are fitted at the same time; -1 is one per core.  By the backend of
+        joblib (:class:`joblib.parallel_config`): threads by default, processes if
         ``exact``.
     scheduler : str, optional
         Address of a Dask scheduler, such as ``"tcp://10.0.0.1:8786"``: its workers do the work.

@@ -72,7 +72,7 @@ from pymc_gradmatch.sampling.density import (
 
 
 def has_start(model: pm.Model, rv) -> bool:
-    """Tell whether a variable was told where to start."""
+    """Return whether a variable was given a start."""
     return starts_by_itself(rv) or model.rvs_to_initial_values[rv] is not None
 
 

@@ -345,7 +345,7 @@ def open_file(out: str | PathLike, problem: Mapping[str, Any]) -> Any:
 
 
 def fingerprint(value: Any) -> str:
-    """Return a few letters by which arguments are told apart, the same in every process.
+    """Return a few letters that differ where arguments do, the same in every process.
 
     Of functions what they do counts, not what they read from outside of themselves: give what
     they write.
