@@ -543,13 +543,18 @@ class _Registering(GraphRewriter):
 
 def when_compiled_by_numba(kind: type[Op]) -> Callable:
     """Decorate what returns numba's function of an operation, and a name for its cache."""
+    return partial(_when_compiled, "numba", kind, register_in_numba)
 
-    def registered(function: Callable) -> Callable:
-        rewriter = _Registering(kind, partial(register_in_numba, kind, function))
-        optdb.register(f"{kind.__name__}_in_numba", rewriter, "numba", position=0)
-        return function
 
-    return registered
+def when_compiled_by_jax(kind: type[Op]) -> Callable:
+    """Decorate what returns JAX's function of an operation."""
+    return partial(_when_compiled, "jax", kind, register_in_jax)
+
+
+def _when_compiled(by: str, kind: type[Op], register: Callable, function: Callable) -> Callable:
+    rewriter = _Registering(kind, partial(register, kind, function))
+    optdb.register(f"{kind.__name__}_in_{by}", rewriter, by, position=0)
+    return function
 
 
 def register_in_numba(kind: type[Op], function: Callable):
@@ -557,17 +562,6 @@ def register_in_numba(kind: type[Op], function: Callable):
     with explained():
         from pytensor.link.numba.dispatch.basic import register_funcify_and_cache_key
     register_funcify_and_cache_key(kind)(function)
-
-
-def when_compiled_by_jax(kind: type[Op]) -> Callable:
-    """Decorate what returns JAX's function of an operation."""
-
-    def registered(function: Callable) -> Callable:
-        rewriter = _Registering(kind, partial(register_in_jax, kind, function))
-        optdb.register(f"{kind.__name__}_in_jax", rewriter, "jax", position=0)
-        return function
-
-    return registered
 
 
 def register_in_jax(kind: type[Op], function: Callable):

@@ -117,11 +117,6 @@ def fit_gp(
     -----
     Several threads may call it; the fits are then made one after the other.
 
-    References
-    ----------
-    .. [1] Wenk, P. et al. (2019). Fast Gaussian process based gradient matching
-       for parameter identification in systems of nonlinear ODEs. *AISTATS*.
-
     Examples
     --------
     >>> import numpy as np, pymc as pm, pymc_gradmatch as gm

@@ -99,11 +99,6 @@ class StateGP(StateProcesses):
         If times, observations, kernels, sigma or nugget cannot be used; the
         message says why.
 
-    References
-    ----------
-    .. [1] Wenk, P. et al. (2019). Fast Gaussian process based gradient matching
-       for parameter identification in systems of nonlinear ODEs. *AISTATS*.
-
     Examples
     --------
     >>> import numpy as np, pymc as pm, pymc_gradmatch as gm

@@ -69,10 +69,9 @@ def fit_many(
 
     Each is fitted as by :func:`~pymc_gradmatch.build_model` and
     :func:`~pymc_gradmatch.sample`, with one compilation for each process: only the numbers
-    in the compiled density change from one to the next.  (At 100 times and more, matrices of
-    different ranks may need a few.)  ``exact=True`` fits each as by :func:`~pymc_gradmatch.fit`,
-    with a verdict; data sets with observations at the same places are searched side by side,
-    some at a time.
+    in the compiled density change from one to the next.  ``exact=True`` fits each as by
+    :func:`~pymc_gradmatch.fit`, with a verdict; data sets with observations at the same places
+    are searched side by side, some at a time.
 
     Parameters
     ----------
