@@ -655,7 +655,7 @@ def log_convergence(idata: DataTree, model: pm.Model):
     log_warnings(run_convergence_checks(idata, model))
 
 
-# Graphs do not know where they were made: PyTensor writes it down for its own error messages,
+# Where graphs were made is not recorded: PyTensor does so for its own error messages,
 # which takes a tenth of gm.fit.
 without_traces = Setting(partial(pytensor.config.change_flags, traceback__limit=0))
 

@@ -70,7 +70,7 @@ class Writer:
     def write(self, inputs: Sequence, outputs: Sequence, given: Sequence[Array]) -> list[Array]:
         """Write a graph, given what its inputs are; returns its outputs."""
         graph = FunctionGraph([*inputs], [*outputs], clone=True)
-        # What is for C alone is of no use here, and asks for a BLAS with a warning.
+        # What is for C alone is of no use here, and warns where there is no BLAS.
         kinds = ("canonicalize", "stabilize", "specialize", "merge")
         rewrite_graph(graph, include=kinds, exclude=("cxx_only",))
         before = {name: copy(value) for name, value in vars(self).items()}

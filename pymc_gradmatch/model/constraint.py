@@ -565,7 +565,7 @@ def add_equations(name: str, ode: ODE, x: TensorVariable, theta, gp: AnyStateGP)
     model = pm.modelcontext(None)
     values = parameters_of_each(ode.ordered_params(theta), gp, ode.params)
     shape = gp.prior_mean.mT.shape
-    basis = Spectrum(pt.eye(shape[-1])[None], pt.ones(shape))  # graphs, that nobody evaluates
+    basis = Spectrum(pt.eye(shape[-1])[None], pt.ones(shape))  # graphs that are never evaluated
     rv = GradientMatchingODERV.rv_op(x, x, _in_one(values, gp), *basis, ode=ode, gp=gp)
     dims = dims_of(model, x)
     match = model.register_rv(rv, name, observed=np.zeros(gp.prior_mean.shape), dims=dims)

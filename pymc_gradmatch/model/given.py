@@ -35,7 +35,7 @@ from pymc_gradmatch.model.priors import parameters_of
 from pymc_gradmatch.model.start import Start
 from pymc_gradmatch.ode import ODE
 
-_log = logging.getLogger("pymc.gradmatch")  # heard and silenced where PyMC is
+_log = logging.getLogger("pymc.gradmatch")  # follows PyMC's level and handlers
 
 
 @dataclass(frozen=True, eq=False)

@@ -513,7 +513,7 @@ def seen_by_all(
     precision, is_seen = np.zeros((n_times, n_states)), np.zeros(n_times)
     precision[likelihood.rows] = curvature.reshape(n_states, -1).T
     is_seen[likelihood.rows] = 1
-    # What a later time says of each state at a time, by all and by itself, backwards in time.
+    # Precision that later times give each state at a time, by all and by itself, backwards.
     places = np.arange(n_states)
     of_each = np.eye(n_states)[:, :, None] * np.eye(n_states)[:, None, :]
     by_all, by_itself = np.zeros((n_states,) * 2), np.zeros((n_states,) * 3)

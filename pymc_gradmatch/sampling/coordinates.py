@@ -44,7 +44,7 @@ from pymc_gradmatch.numerics import Density, Laplace, ascend, hessian, settle
 MOST_DENSE = 1_000  # coordinates; with more, W and its Hessians cost more than they save
 MOST_TOGETHER = 400  # of several experiments; with more, an arrow takes the place of W
 MOST_BESIDE = 400  # all but states, beside a band
-NEAR, FAR = 8, 1e-4  # times that a band begins with; what is left of the Hessian at its end
+FIRST_REACH, NEGLIGIBLE = 8, 1e-4  # times that a band begins with; of the Hessian at its end
 MOST_IN_BAND = 5_000_000  # numbers, which every gradient reads twice
 DAMPING = (0, 1e-6, 1e-4, 1e-2, 1)  # of the diagonal, added until the band has a factor
 CLIMBS, STEP = 2, 1e-4  # in coordinates made anew; of differences, in those coordinates
@@ -295,7 +295,7 @@ def banded(density: Density, mode: Laplace, split: Split) -> Band | None:
 
 def _band_of(columns: Callable, n: int, n_states: int) -> NDArray[np.float64] | None:
     """Return the lower band of a matrix outside of which nothing counts, from sums of columns."""
-    reach = NEAR * n_states
+    reach = FIRST_REACH * n_states
     while (reach := min(reach, n - 1)) * n <= MOST_IN_BAND:
         # Columns that are further apart than the band is wide are told apart by their places.
         found = np.zeros((2 * reach + 1, n))
@@ -311,7 +311,7 @@ def _band_of(columns: Callable, n: int, n_states: int) -> NDArray[np.float64] | 
             np.abs(row[: n - away] / sizes[away:] / sizes[: n - away]).max()
             for away, row in enumerate(band)
         ]
-        needed = max((away for away, size in enumerate(left) if size > FAR), default=0)
+        needed = max((away for away, size in enumerate(left) if size > NEGLIGIBLE), default=0)
         if reach == n - 1 or needed <= reach - n_states:
             return band[: max(needed, 1) + 1]
         reach *= 2

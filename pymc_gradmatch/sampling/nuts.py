@@ -19,7 +19,7 @@ from pymc_gradmatch.reporting import reporting
 from pymc_gradmatch.sampling.density import Interrupted
 from pymc_gradmatch.sampling.posterior import CompiledPosterior, compile_posterior
 
-_log = logging.getLogger("pymc.gradmatch")  # heard and silenced where PyMC is
+_log = logging.getLogger("pymc.gradmatch")  # follows PyMC's level and handlers
 
 
 @on_one_thread

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from arviz import PlotCollection
 
 N_CLIMBED = 8  # draws, from which the most probable point is climbed to
-HARDLY = 0.7  # of the prior's width, that a posterior has where the data say little
+MOST_SHARE_OF_PRIOR = 0.7  # of the prior's width, that a posterior has where the data say little
 WELL_DETERMINED = 0.1  # standard deviations of the data, by which solutions of draws differ at most
 MOST_NAMED = 4  # entries of x(t0) in one sentence
 
@@ -512,7 +512,7 @@ def _unidentified(target: ExactPosterior, posterior: xr.Dataset, rng) -> pd.Data
 
 
 def _is_hardly_narrower(before: Any, after: Any) -> Any:
-    return after > HARDLY * before
+    return after > MOST_SHARE_OF_PRIOR * before
 
 
 def _priors(free: list, rng) -> Iterator[tuple[TensorVariable, NDArray]]:
