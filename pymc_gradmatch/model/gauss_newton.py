@@ -3,8 +3,8 @@ r"""The most probable states and parameters of Theorem 1, by Gauss-Newton.
 Given hyperparameters, minus the log of Theorem 1 is half a sum of squares
 (prior and mismatch, each whitened), minus what the observations say and the prior
 of theta.  Its Hessian without the second derivatives of f is exact where the
-mismatch is small, however tight the constraint: a trust region needs a handful of
-steps where a gradient method would need thousands.
+mismatch is small, however tight the constraint: Levenberg and Marquardt's method needs a
+handful of steps where a gradient method would need thousands.
 """
 
 from collections.abc import Callable, Sequence
@@ -100,6 +100,14 @@ class Shared:
         """Return that none of so many parameters is shared."""
         return cls(np.zeros(n_params, dtype=bool), lambda _: (np.array(0.0), *np.zeros((2, 0))))
 
+    def counted_again(self, points: Sequence[NDArray]) -> tuple:
+        """Return what adds their prior, which each of some experiments subtracts, all but once.
+
+        The log density at points, its gradient and curvature.
+        """
+        u = points[0][: len(self.among)][self.among]
+        return tuple((len(points) - 1) * part for part in self.log_prior(u))
+
 
 class Mode(NamedTuple):
     """The most probable states and parameters."""
@@ -140,11 +148,12 @@ def climb_from_prior(problem: Problem, x: NDArray[np.float64], rng: np.random.Ge
         if not any(map(is_possible, starts)):
             starts = found
     free = np.append(np.full(theorem.n_params, True), np.repeat(hidden, len(problem.gp.t)))
+    none = Shared.nothing(theorem.n_params)
     best = search_mode(
         [theorem.flat(*start) for start in starts],
         lambda point: -theorem.value(point)[0],
-        alone=lambda point: _climb([theorem], [point], free=free)[0][0],
-        together=lambda point: _climb([theorem], [point])[0][0],
+        alone=lambda point: _climb([theorem], [point], none, free)[0][0],
+        together=lambda point: _climb([theorem], [point], none)[0][0],
     )
     if best is None:
         theta = problem.theta(draws[0])
@@ -459,7 +468,7 @@ class Theorem1:
 def climb(
     problems: Sequence[Problem], starts: Sequence[Mode], shared: Shared | None = None
 ) -> list[Mode]:
-    r"""Climb in the parameters and states of several experiments at once.
+    r"""Climb in the parameters and states of one or several experiments at once.
 
     The Hessian is an arrow: a block for each experiment's own unknowns, and a border of what
     all share.  Each step of Levenberg and Marquardt eliminates the blocks one by one,
@@ -481,47 +490,34 @@ def climb(
     points = [
         theorem.flat(start.u, start.x) for theorem, start in zip(theorems, starts, strict=True)
     ]
-    points, reached_limit, (parts, _, hessian) = _climb(theorems, points, shared)
-    ends = [theorem.mode(point) for theorem, point in zip(theorems, points, strict=True)]
-    if shared is not None:
-        variances = _marginal(parts, hessian + sum(part[2] for part in parts), shared.among)
-        pairs = zip(ends, np.sqrt(variances), strict=True)
-        ends = [end._replace(sd=sd) for end, sd in pairs]
-    return [end._replace(reached_limit=reached_limit) for end in ends]
+    points, reached_limit = _climb(theorems, points, shared or Shared.nothing(theorems[0].n_params))
+    if shared is None:
+        sds = [theorem.sd(point) for theorem, point in zip(theorems, points, strict=True)]
+    else:
+        parts, _, hessian = _blocks(theorems, points, shared)
+        sds = [*np.sqrt(_marginal(parts, hessian, shared.among))]
+    return [
+        Mode(point[: theorem.n_params], theorem.states(point), sd, reached_limit)
+        for theorem, point, sd in zip(theorems, points, sds, strict=True)
+    ]
 
 
-def _climb(theorems, points, shared: Shared | None = None, free=None) -> tuple:
-    """Return where a climb from points ends, whether it was cut short, and the blocks there.
+def _climb(theorems, points, shared: Shared, free=None) -> tuple[list[NDArray], bool]:
+    """Return where a climb ends, and whether that is after as many steps as there may be.
 
-    Of a single one perhaps in some free entries alone.
+    Of one experiment perhaps in some entries alone, which are free.
     """
-    n_params, more = theorems[0].n_params, len(theorems) - 1
-    shared = shared or Shared.nothing(n_params)
-    among = shared.among
-    border = [np.append(among, np.zeros(len(p) - n_params, dtype=bool)) for p in points]
-    own = [~s for s in border] if free is None else [free]
-    places = [*zip(border, own, strict=True)]
 
     def value_at(points) -> float:
         values = [theorem.value(point)[0] for theorem, point in zip(theorems, points, strict=True)]
-        return float(sum(values) + more * shared.log_prior(points[0][:n_params][among])[0])
+        return float(sum(values) + shared.counted_again(points)[0])
 
-    def blocks_at(points):
-        parts = []
-        for theorem, point, (s, o) in zip(theorems, points, places, strict=True):
-            gradient, hessian = theorem.value(point)[1], theorem.hessian(point)
-            blocks = hessian[np.ix_(s, s)], hessian[np.ix_(s, o)], hessian[np.ix_(o, o)]
-            parts.append((gradient[s], gradient[o], *blocks))
-        _, gradient, curvature = shared.log_prior(points[0][:n_params][among])
-        return parts, more * gradient, np.diag(-more * np.maximum(-curvature, 0))
-
+    places = _places(points, shared, free)
     value, damping = value_at(points), 1e-3
     for _ in range(MOST_CLIMB_STEPS):
-        parts, gradient, hessian = blocks_at(points)
-        gradient = gradient + sum(part[0] for part in parts)
-        hessian = hessian + sum(part[2] for part in parts)
+        blocks = _blocks(theorems, points, shared, free)
         while damping < MOST_DAMPING:
-            moves = _arrow_step(parts, gradient, hessian, damping)
+            moves = _arrow_step(*blocks, damping)
             tried = [_moved(*one) for one in zip(points, places, moves, strict=True)]
             with np.errstate(all="ignore"):
                 there = value_at(tried)
@@ -529,12 +525,31 @@ def _climb(theorems, points, shared: Shared | None = None, free=None) -> tuple:
                 break
             damping *= 5
         else:
-            return points, False, blocks_at(points)
+            return points, False
         risen, points, value = value - there, tried, there
         damping = max(damping / 10, 1e-12)
         if risen < RISING:
-            return points, False, blocks_at(points)
-    return points, True, blocks_at(points)
+            return points, False
+    return points, True
+
+
+def _places(points, shared: Shared, free=None) -> list[tuple[NDArray[np.bool_], NDArray[np.bool_]]]:
+    """Return which entries of each point are shared, and which its own."""
+    among = shared.among
+    border = [np.append(among, np.zeros(len(p) - len(among), dtype=bool)) for p in points]
+    return [(s, ~s if free is None else free) for s in border]
+
+
+def _blocks(theorems, points, shared: Shared, free=None):
+    """Return each experiment's parts of gradient and Hessian, and these of what is shared."""
+    parts = []
+    for theorem, point, (s, o) in zip(theorems, points, _places(points, shared, free), strict=True):
+        gradient, hessian = theorem.value(point)[1], theorem.hessian(point)
+        blocks = hessian[np.ix_(s, s)], hessian[np.ix_(s, o)], hessian[np.ix_(o, o)]
+        parts.append((gradient[s], gradient[o], *blocks))
+    _, gradient, curvature = shared.counted_again(points)
+    hessian = np.diag(np.minimum(curvature, 0))
+    return parts, gradient + sum(p[0] for p in parts), hessian + sum(p[2] for p in parts)
 
 
 def _moved(point, places, move) -> NDArray[np.float64]:
