@@ -515,9 +515,9 @@ def _climb(theorems, points, shared: Shared, free=None) -> tuple[list[NDArray], 
     places = _places(points, shared, free)
     value, damping = value_at(points), 1e-3
     for _ in range(MOST_CLIMB_STEPS):
-        blocks = _blocks(theorems, points, shared, free)
+        parts, gradient, hessian = _blocks(theorems, points, shared, free)
         while damping < MOST_DAMPING:
-            moves = _arrow_step(*blocks, damping)
+            moves = _arrow_step(parts, gradient, hessian, damping)
             tried = [_moved(*one) for one in zip(points, places, moves, strict=True)]
             with np.errstate(all="ignore"):
                 there = value_at(tried)
