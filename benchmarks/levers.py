@@ -17,10 +17,10 @@ import pandas as pd
 import pymc_gradmatch as gm
 from benchmarks import RESULTS
 from benchmarks.cases import ACCURACY, Case
-from pymc_gradmatch.model.gauss_newton import Matched, Problem, climb_from_prior
+from pymc_gradmatch.model.gauss_newton import Mode, Problem, climb_from_prior
 from pymc_gradmatch.model.layout import REFINED, RefinedSettings
 from pymc_gradmatch.model.priors import parameters_of
-from pymc_gradmatch.model.recentring import as_it_is, settle
+from pymc_gradmatch.model.recentring import as_it_is, recentre
 
 
 class Levers(NamedTuple):
@@ -51,9 +51,9 @@ VARIANTS: dict[str, Levers | RefinedSettings] = {
 }
 
 
-def matched(
+def most_probable(
     ode: gm.ODE, gp: gm.StateGP, priors: dict, gamma: float, rng: np.random.Generator
-) -> tuple[Problem, Matched]:
+) -> tuple[Problem, Mode]:
     """Return what Theorem 1 makes of a process, and its most probable states and parameters."""
     gammas = np.full(len(ode.states), gamma)
     problem = Problem.of(ode, gp, parameters_of(priors, ode.params), gammas)
@@ -71,9 +71,9 @@ class Recentred(NamedTuple):
 def recentred(ode: gm.ODE, gp: gm.StateGP, priors: dict, gamma: float, seed: int) -> Recentred:
     """Make a solution of the ODE the prior mean, kernels and gamma as they are."""
     rng = np.random.default_rng(seed)
-    problem, found = matched(ode, gp, priors, gamma, rng)
-    settled = settle([problem], [found], [as_it_is], say=lambda _: None, rng=rng)
-    [problem], [found] = settled.problems, settled.matched
+    problem, found = most_probable(ode, gp, priors, gamma, rng)
+    settled = recentre([problem], [found], [as_it_is], say=lambda _: None, rng=rng)
+    [problem], [found] = settled.problems, settled.modes
     return Recentred(problem.gp, problem.parameters.by_name(found.u), settled.moves)
 
 
@@ -90,7 +90,7 @@ def error(case: Case, replicate: int, variant: Levers | RefinedSettings) -> floa
             centred, theta, _ = recentred(ode, gp, priors, variant.gamma, 1)
             x0 = centred.prior_mean[0]
         else:
-            problem, found = matched(ode, gp, priors, variant.gamma, np.random.default_rng(1))
+            problem, found = most_probable(ode, gp, priors, variant.gamma, np.random.default_rng(1))
             theta, x0 = problem.parameters.by_name(found.u), found.x[0]
     return float(np.sqrt(np.mean((ode.solve(data.t, x0, theta) - data.x) ** 2)))
 

@@ -2,7 +2,7 @@
 
 And how graphs are compiled where PyTensor's default is not what is wanted.
 
-Where these libraries have a public road, it is taken where it is needed.  What has none stands
+Where these libraries have a public function, it is used where it is needed.  What has none stands
 here, behind one name each, so that a new version of theirs changes this module alone.
 ``INTERNALS`` says why each is needed and what to do when it breaks, and
 tests/test_pymc_internals.py fails with these words.
@@ -11,31 +11,29 @@ tests/test_pymc_internals.py fails with these words.
 import gc
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache, partial, reduce
-from importlib import import_module
+from functools import cache, partial
 from types import new_class
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pymc as pm
 import pytensor
-import pytensor.scalar as ps
 import pytensor.tensor as pt
 from llvmlite.binding import add_symbol
 from numba import types
 from numpy.typing import ArrayLike, NDArray
 from pymc.pytensorf import reseed_rngs
-from pytensor.compile import SharedVariable, get_mode, optdb
+from pytensor.compile import get_mode, optdb
 from pytensor.graph import Apply, Op
-from pytensor.graph.basic import Constant, Variable, equal_computations
+from pytensor.graph.basic import Variable, equal_computations
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.replace import clone_replace, graph_replace, vectorize_graph
 from pytensor.graph.rewriting.utils import rewrite_graph
-from pytensor.graph.traversal import ancestors, graph_inputs
+from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorConstant, TensorVariable
-from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from xarray import DataTree
 
+from pymc_gradmatch.interpreted import in_numpy
 from pymc_gradmatch.process import Setting
 
 if TYPE_CHECKING:
@@ -88,7 +86,7 @@ __all__ = [
     "without_traces",
 ]
 
-# A graph that runs a handful of times: walk it in Python, without rewriting it.
+# A graph that runs a handful of times: evaluated in Python, without rewriting it.
 EVALUATE_ONCE = pytensor.Mode(linker="py", optimizer="None")
 
 INTERNALS = {
@@ -321,7 +319,7 @@ def as_written() -> AbstractContextManager:
 
     By default LLVM may reorder sums and fuse products with them, and does so in another way
     wherever it inlines a function.  Which of the resulting copies runs depends on what was
-    compiled in this process and what came from a cache, so that the last digit would.
+    compiled in this process and what came from a cache, and so would the last digit.
     """
     return _AS_WRITTEN
 
@@ -545,13 +543,18 @@ class _Registering(GraphRewriter):
 
 def when_compiled_by_numba(kind: type[Op]) -> Callable:
     """Decorate what returns numba's function of an operation, and a name for its cache."""
+    return partial(_when_compiled, "numba", kind, register_in_numba)
 
-    def registered(function: Callable) -> Callable:
-        rewriter = _Registering(kind, partial(register_in_numba, kind, function))
-        optdb.register(f"{kind.__name__}_in_numba", rewriter, "numba", position=0)
-        return function
 
-    return registered
+def when_compiled_by_jax(kind: type[Op]) -> Callable:
+    """Decorate what returns JAX's function of an operation."""
+    return partial(_when_compiled, "jax", kind, register_in_jax)
+
+
+def _when_compiled(by: str, kind: type[Op], register: Callable, function: Callable) -> Callable:
+    rewriter = _Registering(kind, partial(register, kind, function))
+    optdb.register(f"{kind.__name__}_in_{by}", rewriter, by, position=0)
+    return function
 
 
 def register_in_numba(kind: type[Op], function: Callable):
@@ -559,17 +562,6 @@ def register_in_numba(kind: type[Op], function: Callable):
     with explained():
         from pytensor.link.numba.dispatch.basic import register_funcify_and_cache_key
     register_funcify_and_cache_key(kind)(function)
-
-
-def when_compiled_by_jax(kind: type[Op]) -> Callable:
-    """Decorate what returns JAX's function of an operation."""
-
-    def registered(function: Callable) -> Callable:
-        rewriter = _Registering(kind, partial(register_in_jax, kind, function))
-        optdb.register(f"{kind.__name__}_in_jax", rewriter, "jax", position=0)
-        return function
-
-    return registered
 
 
 def register_in_jax(kind: type[Op], function: Callable):
@@ -663,7 +655,7 @@ def log_convergence(idata: DataTree, model: pm.Model):
     log_warnings(run_convergence_checks(idata, model))
 
 
-# Graphs do not know where they were made: PyTensor writes it down for its own error messages,
+# Where graphs were made is not recorded: PyTensor does so for its own error messages,
 # which takes a tenth of gm.fit.
 without_traces = Setting(partial(pytensor.config.change_flags, traceback__limit=0))
 
@@ -681,131 +673,3 @@ def _young_garbage_alone() -> Iterator[None]:
 # Python looks for its old garbage afterwards: graphs and compilers make so many objects that all
 # which a process has imported is looked through again and again, a tenth to a fifth of gm.fit.
 without_full_collections = Setting(_young_garbage_alone)
-
-
-def in_numpy(
-    inputs: Sequence[Variable],
-    outputs: Sequence[Variable],
-    rewrites: Sequence[str] = ("fast_compile", "py_only"),
-) -> Callable:
-    """Return a function of arrays that evaluates graphs, one call of numpy after the other.
-
-    For graphs that run some hundred times.  The values are those of ``mode="FAST_COMPILE"``,
-    whose own steps cost several times what numpy's do.  Not for two threads at once.
-
-    Parameters
-    ----------
-    inputs, outputs : sequence of TensorVariable
-        Shared variables are read anew at each call.
-    rewrites : sequence of str, optional
-        What is done to the graphs first, as of :func:`~pytensor.graph.rewriting.rewrite_graph`.
-    """
-    shared = [leaf for leaf in graph_inputs(outputs) if isinstance(leaf, SharedVariable)]
-    graph = FunctionGraph([*inputs, *shared], [*outputs], clone=True)
-    rewrite_graph(graph, include=rewrites)
-    nodes = graph.toposort()
-    cells: dict[Variable, list] = {variable: [None] for variable in graph.inputs}
-    for node in nodes:
-        cells |= {v: [v.data] for v in node.inputs if isinstance(v, Constant)}
-        cells |= {v: [None] for v in node.outputs}
-    cells |= {v: [v.data] for v in graph.outputs if isinstance(v, Constant)}
-    known = {v: [True] for v in cells}  # as seen by what computes on demand
-    steps: list[tuple[Callable, list[list]]] = []
-    wanted = {*graph.inputs, *graph.outputs}
-    for node in reversed(nodes):
-        last = [v for v in {*node.inputs, *node.outputs} - wanted if not isinstance(v, Constant)]
-        wanted.update(last)
-        steps.append((_step(node, cells, known), [cells[v] for v in last]))
-    steps.reverse()
-    given = [(cells[v], v.type.dtype) for v in graph.inputs]
-    computed = [cells[v] for v in graph.outputs if v.owner]
-    results = [(cells[v], v.owner is None or bool(v.owner.op.view_map)) for v in graph.outputs]
-
-    @np.errstate(all="ignore")
-    def evaluate(*values):
-        values += tuple(variable.get_value(borrow=True) for variable in shared)
-        for (cell, dtype), value in zip(given, values, strict=True):
-            cell[0] = np.asarray(value, dtype=dtype)
-        for cell in computed:
-            cell[0] = None
-        for step, done_with in steps:
-            step()
-            for cell in done_with:
-                cell[0] = None
-        return [np.array(cell[0]) if is_a_view else cell[0] for cell, is_a_view in results]
-
-    return evaluate
-
-
-def _step(
-    node: Apply, cells: dict[Variable, list], known: dict[Variable, list]
-) -> Callable[[], Any]:
-    """Return what computes a node from the cells of its inputs into that of its output."""
-    function = _numpy_function(node)
-    if function is None:
-        return node.op.make_thunk(node, cells, known, [], impl="py")
-    sources, target = [cells[v] for v in node.inputs], cells[node.outputs[0]]
-    dtype = node.outputs[0].type.dtype
-    if len(sources) == 1:
-        [only] = sources
-
-        def of_one():
-            target[0] = np.asarray(function(only[0]), dtype=dtype)
-
-        return of_one
-    lengths = [
-        (source, axis)
-        for source, variable in zip(sources, node.inputs, strict=True)
-        for axis, length in enumerate(variable.type.shape)
-        if length is None
-    ]
-
-    def of_some():
-        result = np.asarray(function(*[source[0] for source in sources]), dtype=dtype)
-        for source, axis in lengths:
-            if source[0].shape[axis] != result.shape[axis]:
-                msg = f"{node} got lengths {[one[0].shape for one in sources]}; they must agree."
-                raise ValueError(msg)
-        target[0] = result
-
-    return of_some
-
-
-def _numpy_function(node: Apply) -> Callable | None:
-    """Return numpy's function of a node, if there is one that is as good as its own."""
-    if isinstance(node.op, DimShuffle):
-        new_order, drop = node.op.new_order, node.op.drop
-        order = [*(axis for axis in new_order if axis != "x"), *drop]
-        axes = [np.newaxis if axis == "x" else slice(None) for axis in new_order]
-        place = (*axes, *(0 for _ in drop))
-        return lambda x: x.transpose(order)[place]
-    if not isinstance(node.op, Elemwise):
-        return None
-    scalar_op = node.op.scalar_op
-    if isinstance(scalar_op, ps.Second):
-        return _filled
-    if isinstance(scalar_op, ps.Clip):
-        return _clipped
-    name, n_inputs, n_outputs = getattr(scalar_op, "nfunc_spec", None) or ("", 0, 0)
-    if n_outputs != 1:
-        return None
-    module, _, name = name.rpartition(".")
-    function = getattr(import_module(module or "numpy"), name)
-    floats = [v.type.dtype.startswith("float") for v in (node.inputs[0], node.outputs[0])]
-    if isinstance(function, np.ufunc) and floats == [False, True]:  # in a precision of its own
-        return None
-    if n_inputs == len(node.inputs):
-        return function
-    if isinstance(scalar_op, ps.Add | ps.Mul) and len(node.inputs) > 1:
-        return lambda *values: reduce(function, values)
-    return None
-
-
-def _filled(like, value):
-    result = np.empty(np.broadcast_shapes(like.shape, value.shape), value.dtype)
-    result[...] = value
-    return result
-
-
-def _clipped(x, low, high):
-    return np.where(x < low, low, np.where(x > high, high, x))

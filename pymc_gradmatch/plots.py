@@ -65,7 +65,7 @@ def plot_states(
     idata : xarray.DataTree
         What :func:`pymc.sample` or :func:`~pymc_gradmatch.sample_fgpgm` returns.
     model : pymc.Model, optional
-        The model, if it is not the one on the stack: asked for the times of several experiments,
+        The model, if it is not the one on the stack: needed for the times of several experiments,
         which have grids of their own, by the experiments' names; and, where no ``"y"`` with states
         is observed, for what the data are of.  Those of one state, at all or some of the times,
         are drawn over it; others that have one number for each time in panels of their own.
@@ -107,7 +107,7 @@ def plot_states(
     Raises
     ------
     TypeError
-        If ``idata`` is no DataTree, or there is no model where one is asked.
+        If ``idata`` is no DataTree, or there is no model where one is needed.
     ValueError
         If the group or a variable is not there or does not have such dims, an experiment is not
         the model's, the truth has other times, all draws are infinite somewhere, there are no
@@ -353,13 +353,13 @@ def plot_gp_fit(
         color="C1", **_named(pc, "data", on_top=True),
     )  # fmt: skip
     newline = "<br>" if pc.backend == "plotly" else "\n"
-    told = [
+    fitted = [
         f"{kernels.describe(cov)}, sigma\N{NO-BREAK SPACE}{sigma:.3g}"
         for one in members.values()
         for cov, sigma in zip(one.covs, one.sigma, strict=True)
     ]
     states = panels["state"].to_numpy()
-    titles = [f"{state}{newline}{of_it}" for state, of_it in zip(states, told, strict=True)]
+    titles = [f"{state}{newline}{of_it}" for state, of_it in zip(states, fitted, strict=True)]
     text = xr.DataArray(titles, {"state": states})
     pc.map(_titled, "title", data=panels, text=text, size=10)
     _finish(pc, panels, panels["time"], axis_labels)

@@ -88,7 +88,7 @@ def observed_data(
     is_ours = is_there and not {"state", "observation"}.isdisjoint(there[observed].dims)
     if observed == "y" and not is_ours and model is not None:
         return _of_likelihood(there, drawn, model, ci_prob)
-    if observed == "y" and not is_there:  # nobody asked for it
+    if observed == "y" and not is_there:  # it is the default
         return Observed()
     data = variable_of_states(there, observed, "the group 'observed_data'", "observed")
     ends = None

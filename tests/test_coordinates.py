@@ -435,7 +435,7 @@ N_TIME, N_BESIDE = 60, 3  # two states at so many times, and what is beside them
 def chains(monkeypatch):
     """Return what entries of a long series are, the states between two of the others."""
     monkeypatch.setattr(coordinates, "MOST_DENSE", 0)
-    monkeypatch.setattr(coordinates, "NEAR", 1)
+    monkeypatch.setattr(coordinates, "FIRST_REACH", 1)
     is_state = np.array([False, *[True] * (2 * N_TIME), False, False])
     nothing = np.zeros(len(is_state), dtype=bool)
     return Split(is_state, nothing, n_states=2, experiment=np.full(len(is_state), -1))

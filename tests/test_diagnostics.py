@@ -18,8 +18,8 @@ FAILED = {
     "proper": (["k", "x0[a]"], "does not fall off along k, x0[a], of flat prior"),
     "solved": (0.123, "12.3% of the solutions of draws of the prior were out of steps"),
     "no_aliases": ("'a' turns 12 times in 9 equal gaps", "Such aliases fit alike"),
-    "walks": (7, "7 of 48 walks from them lead where none of 2 independent searches came"),
-    "ridges": (3, "a ridge goes on beyond the end of walks along it"),
+    "walks": (7, "7 of 48 Hamiltonian trajectories from them lead to a region without draws"),
+    "ridges": (3, "a ridge extends beyond the point to which it was followed"),
     "weights": (0.93, "their weights are too uneven"),
     "searches_agree": ("k by 1.4", "2 independent searches disagree, beyond their errors most on"),
     "errors": (0.9, "agree only because their Monte Carlo errors are large"),
@@ -105,8 +105,8 @@ def test_of_several_conditions_that_fail_the_first_reason_is_given(changes, othe
 
 
 def test_where_walks_are_lost_at_once_the_verdict_says_so():
-    assert "walks from them were lost at once" not in repr(judged(n_walks=12))
-    assert "44 of 48 walks from them were lost at once" in repr(judged(n_walks=4))
+    assert "trajectories from them failed at once" not in repr(judged(n_walks=12))
+    assert "44 of 48 Hamiltonian trajectories from them failed at once" in repr(judged(n_walks=4))
 
 
 T = np.linspace(0, 2, 9)

@@ -344,7 +344,7 @@ def test_draws_whose_mean_cannot_be_integrated_raise_suspicion(y):
         gm.GradientMatchingODE("gradient_match", explosive, x, [rate], gp=gp, gamma=0.1)
     seen = glance(model, made_up(gp)["posterior"].dataset)
     assert seen.is_suspicious
-    assert "ODE cannot be integrated from the mean of the matched posterior" in seen.text
+    assert "ODE cannot be integrated from the mean of the gradient-matching posterior" in seen.text
 
 
 @pytest.mark.slow
@@ -360,7 +360,7 @@ def test_a_sample_says_what_was_seen_of_it(decay_model, caplog):
             progressbar=False,
         )
     seen = idata["posterior"].attrs["exactness"]
-    assert seen.startswith("The matched posterior is not the exact one")
+    assert seen.startswith("The gradient-matching posterior is not the exact one")
     assert seen in caplog.messages
 
 

@@ -116,7 +116,7 @@ def test_the_recovery_of_fitzhugh_nagumo_is_never_seen(seed):
 
 @pytest.mark.slow
 def test_what_the_data_do_not_tell_is_said_beside_the_prior():
-    """Assert it for two rates of which the data tell the sum."""
+    """Assert it for two rates of which the data determine the sum."""
     ode = gm.ODE(lambda t, x, theta: [-(theta.k + theta.m) * x.a], ["a"], ["k", "m"])
     t = np.linspace(0, 2, 9)
     y = 3 * np.exp(-t)[:, None] + np.random.default_rng(1).normal(0, 0.05, (9, 1))
@@ -126,7 +126,7 @@ def test_what_the_data_do_not_tell_is_said_beside_the_prior():
     row = fit.unidentified.loc["k"]
     expected = np.ptp(stats.beta(3, 3).ppf([0.25, 0.75]))
     assert row["prior_width"] == pytest.approx(expected, rel=0.2)
-    assert "The data hardly tell k (0." in repr(fit)
+    assert "The data say little about k (0." in repr(fit)
 
 
 @pytest.mark.filterwarnings("ignore:state 'b'. the estimate of")

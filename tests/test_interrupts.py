@@ -217,18 +217,18 @@ def test_a_sampler_that_makes_no_headway_ends_in_words(decay, monkeypatch):
 
     A chain that waits for its turn counts too.
     """
-    monkeypatch.setattr(density, "PATIENCE", 1_000)
-    monkeypatch.setattr(density, "LONG", 0)
-    with pytest.raises(RuntimeError, match=r"no headway: \d+ of 4000200 draws .* narrower priors"):
+    monkeypatch.setattr(density, "STEPS_BEFORE_CHECK", 1_000)
+    monkeypatch.setattr(density, "MOST_STEPS_A_DRAW", 0)
+    with pytest.raises(RuntimeError, match=r"no progress: \d+ of 4000200 draws .* narrower priors"):
         gm.sample(chains=2, cores=1, model=decay, **ENDLESS)
 
 
 @pytest.mark.slow
 def test_a_sampler_gives_up_by_work_not_by_the_clock(decay, monkeypatch):
     """Assert it of one that is looked at often: it has not done enough to be judged."""
-    monkeypatch.setattr(density, "LOOK", 0.01)
-    monkeypatch.setattr(density, "LONG", 0)
-    monkeypatch.setattr(density, "LITTLE", 1.0)
+    monkeypatch.setattr(density, "CHECK_EVERY", 0.01)
+    monkeypatch.setattr(density, "MOST_STEPS_A_DRAW", 0)
+    monkeypatch.setattr(density, "LEAST_SHARE", 1.0)
     idata = gm.sample(50, tune=50, chains=2, cores=1, model=decay, random_seed=1, progressbar=False)
     assert idata["posterior"].sizes["draw"] == 50
 

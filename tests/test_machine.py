@@ -15,7 +15,7 @@ from pymc.logprob.utils import CheckParameterValue
 from scipy.linalg import solve_triangular
 
 from pymc_gradmatch._pymc import EVALUATE_ONCE, as_written, machine_code
-from pymc_gradmatch.machine import Loops, NotNativeError, straight_line, writer
+from pymc_gradmatch.machine import Loops, NotNativeError, solved, straight_line, writer
 from pymc_gradmatch.sampling.posterior import compile_posterior
 
 
@@ -340,7 +340,7 @@ def test_rows_with_a_band_are_solved_one_after_the_other(from_last, reach, rng):
     b = rng.normal(size=n)
     expected = solve_triangular(lower, b, lower=not from_last, unit_diagonal=True)
     right, matrix = (pt.tensor(dtype="float64", shape=v.shape) for v in (b, rows.T))
-    graph = writer.solved(right, matrix.T, from_last=from_last)
+    graph = solved(right, matrix.T, from_last=from_last)
     code, [found] = run([right, matrix], [graph], [b, np.ascontiguousarray(rows.T)])
     assert code == 0
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)

@@ -15,24 +15,15 @@ from pymc_gradmatch.numerics import matrices as algebra
 from pymc_gradmatch.sampling.posterior import compiled_for, held_variables
 
 GAMMA = 0.3
-N_TIME = 160
+N_TIME = derivatives.MANY_TIMES
 THETA = {"alpha": 1.7, "beta": 0.9, "gamma": 3.5, "delta": 1.1}
-KERNELS = {
-    "Matern32": pm.gp.cov.Matern32,
-    "Matern52": pm.gp.cov.Matern52,
-    "ExpQuad": pm.gp.cov.ExpQuad,
-}
+KERNELS = {"Matern52": pm.gp.cov.Matern52, "ExpQuad": pm.gp.cov.ExpQuad}
 
 
 def times(n_time, irregular):
     if irregular:
         return 0.05 * (np.arange(n_time) + 0.4 * np.sin(np.arange(n_time) ** 2))
     return 0.05 * np.arange(n_time)
-
-
-def operators(kernel, irregular=False, n_time=N_TIME):
-    covs = [KERNELS[kernel](1, ls=np.float64(ls)) for ls in (1.0, 2.5)]
-    return conditional_operators(blocks_of(covs, times(n_time, irregular)), 1e-4)
 
 
 def long_gp(lotka_volterra, kernel="Matern52", irregular=False, ls=1.0, n_time=N_TIME):
@@ -55,22 +46,8 @@ def irregular(request):
     return request.param
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_products_are_the_dense_ones(rng, kernel, irregular):
-    C, D, A = operators(kernel, irregular)
-    identity = np.eye(N_TIME)
-    x = rng.normal(size=(3, N_TIME, 2))
-    inverse_factors = np.linalg.inv(np.linalg.cholesky(np.stack([C, A + GAMMA * identity])))
-    for matrices in (D, *inverse_factors):
-        compressed = algebra.compress(matrices, size=20)
-        expected = np.matvec(matrices, x.mT).mT
-        error = np.abs(algebra.product(compressed, x) - expected).max()
-        assert error < 1e-7 * np.abs(expected).max()
-
-
-def test_symbolic_product_and_its_gradient_are_the_numpy_ones_with_a_batch(rng):
-    D = algebra.compress(operators("Matern52").D, size=23)
+def test_symbolic_product_and_its_gradient_are_the_numpy_ones_with_a_batch(lotka_volterra, rng):
+    D = long_gp(lotka_volterra).processes.slope_operator
     at, weights = rng.normal(size=(2, 3, N_TIME, 2))
     x = pt.tensor("x", shape=(None, N_TIME, 2), dtype="float64")
     product = algebra.product(D, x)
@@ -84,25 +61,15 @@ def test_symbolic_product_and_its_gradient_are_the_numpy_ones_with_a_batch(rng):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kernel", "rank"), [("Matern32", 3), ("Matern52", 3), ("ExpQuad", 12)])
-def test_ranks_are_those_of_the_kernel(kernel, rank, irregular):
-    """Assert at most 3 and 6 for a Matern kernel, whatever the lengthscale; ranks go by threes."""
-    C, D, A = operators(kernel, irregular)
-    for covariance in (C, A + GAMMA * np.eye(N_TIME)):
-        assert algebra.innovations(covariance).far.shape[-1] <= rank
-    if kernel != "ExpQuad":
-        assert algebra.compress_if_cheaper(D).far.shape[-1] <= 2 * rank
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_log_density_and_gradient_are_the_eigenbasis_ones(rng, kernel, irregular):
-    C, _, A = operators(kernel, irregular)
+def test_log_density_and_gradient_are_the_eigenbasis_ones(lotka_volterra, rng, irregular):
+    gp = long_gp(lotka_volterra, irregular=irregular)
+    C, _, A = gp.operators()
     residual = pt.tensor("residual", shape=(N_TIME, 2), dtype="float64")
-    for covariance in (C, A + GAMMA * np.eye(N_TIME)):
+    innovations = gp.processes.prior_basis, gp.processes.conditional_innovations((GAMMA, GAMMA))
+    for triangular, covariance in zip(innovations, (C, A + GAMMA * np.eye(N_TIME)), strict=True):
         at = np.stack([rng.multivariate_normal(np.zeros(N_TIME), c) for c in covariance], axis=1)
         outputs = []
-        for chosen in (algebra.innovations(covariance), algebra.spectrum(covariance)):
+        for chosen in (triangular, algebra.spectrum(covariance)):
             density = algebra.normal_log_density(residual, type(chosen)(*map(pt.as_tensor, chosen)))
             outputs += [density, pt.grad(density, residual)]
         evaluate = pytensor.function([residual], outputs, mode="FAST_COMPILE")
@@ -211,20 +178,16 @@ def test_random_gamma_stays_in_the_eigenbasis_and_gives_the_same_number(lotka_vo
 
 @pytest.mark.parametrize(
     ("kernel", "ls", "n_time"),
-    [("Matern52", 1.0, algebra.SHORTEST - 1), ("ExpQuad", 0.25, algebra.SHORTEST + 10)],
-    ids=["short", "high rank"],
+    [("Matern52", 1.0, N_TIME - 1), ("ExpQuad", 0.25, N_TIME)],
+    ids=["short", "another kernel"],
 )
-def test_short_series_and_high_ranks_stay_dense(lotka_volterra, kernel, ls, n_time):
+def test_short_series_and_other_kernels_stay_dense(lotka_volterra, kernel, ls, n_time):
     gp = long_gp(lotka_volterra, kernel, ls=ls, n_time=n_time)
     with pm.Model() as model:
         gp.prior("x")
     assert isinstance(basis(model["x"], 3), algebra.Spectrum)
     assert isinstance(basis(constraint(lotka_volterra.ode, gp), 3), algebra.Spectrum)
     assert gp.processes.slope_operator is gp.operators().D
-
-
-def test_random_matrix_is_not_compressed(rng):
-    assert algebra.compress_if_cheaper(rng.normal(size=(2, N_TIME, N_TIME))) is None
 
 
 @pytest.mark.usefixtures("fast_compile")

@@ -18,7 +18,7 @@ from benchmarks.paper import results, study, systems
 from benchmarks.paper.methods import METHODS, QUICK, Draws
 from pymc_gradmatch._pymc import starting_at
 from pymc_gradmatch.model import constraints
-from pymc_gradmatch.model.gauss_newton import Matched, Problem, Theorem1
+from pymc_gradmatch.model.gauss_newton import Mode, Problem, Theorem1
 from pymc_gradmatch.model.priors import parameters_of
 from pymc_gradmatch.model.recentring import integrated
 from pymc_gradmatch.sampling.posterior import has_start
@@ -367,7 +367,7 @@ def test_a_solution_that_grows_without_bound_is_no_prior_mean(decay):
     gp = gm.StateGP(*decay, [pm.gp.cov.Matern52(1, ls=1.0)], sigma=0.1)
     growth = gm.ODE(lambda t, x, theta: [theta.rate * x.mass], ["mass"], ["rate"])
     parameters = parameters_of({"rate": pm.Normal.dist()}, ["rate"])
-    found = Matched(np.array([110.0]), gp.posterior_mean(), np.ones(1))
+    found = Mode(np.array([110.0]), gp.posterior_mean(), np.ones(1))
     problem = Problem.of(growth, gp, parameters)
     assert integrated(problem, found) is None
     found = found._replace(u=np.array([1.0]))

@@ -286,7 +286,7 @@ def test_a_start_whose_prior_depends_on_a_variable_is_climbed_given_where_that_s
         middle = pm.Normal("middle", 0, 1, initval=3.0)
         start = Start.of(DECAY, {"mass": pm.Normal.dist(middle, 2.0)})
         kept = Start.of(DECAY, {"mass": pm.Uniform.dist(middle, middle + 2)})
-    told = start.told(np.array([1.0]), np.array([5.0]))
+    told = start.evaluated(np.array([1.0]), np.array([5.0]))
     assert told.log_prior == pytest.approx(stats.norm.logpdf(5, 3, 2))
     np.testing.assert_allclose(told.gradient, [-0.5])
     np.testing.assert_allclose(kept.possible(np.zeros((2, 1)))[0], [4.0])
@@ -300,7 +300,9 @@ def test_a_climb_knows_the_starts_of_a_model_written_before(chain_data, chain_gp
     told, found = of_model(model, CHAIN, chain_gp)
     given = Start.of(CHAIN, LAW)
     theta, levels = np.array([1.1, 0.3, 9.0]), np.array([8.0, 0.7, 0.2])
-    for one, other in zip(found.told(theta, levels), given.told(theta, levels), strict=True):
+    for one, other in zip(
+        found.evaluated(theta, levels), given.evaluated(theta, levels), strict=True
+    ):
         np.testing.assert_allclose(one, other, rtol=1e-12)
     assert found.places == [0, 2]
     sigma = told.around(theta, chain_gp.posterior_mean()).sigma

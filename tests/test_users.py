@@ -299,7 +299,7 @@ def test_progress_says_how_many_climbs_were_done_of_how_many(monkeypatch):
 
 
 def test_what_is_withheld_says_that_the_solution_is_told_where_parameters_are_not(monkeypatch):
-    """Four rates of which the data tell the sum alone, and searches that are stopped."""
+    """Four rates of which the data determine the sum alone, and searches that are stopped."""
 
     def stopped(*args, **given):
         raise KeyboardInterrupt
@@ -309,7 +309,8 @@ def test_what_is_withheld_says_that_the_solution_is_told_where_parameters_are_no
     fit = gm.fit(ode, T, Y, priors={"k": pm.Normal.dist(0.25, 1, shape=4)}, **QUIET)
     assert not fit.is_exact
     assert [*fit.unidentified.index] == [f"k[{i}]" for i in range(4)]
-    assert "But they tell the solution: among these draws it differs by at most 0.0" in repr(fit)
+    said = "But they determine the solution: among these draws it differs by at most 0.0"
+    assert said in repr(fit)
 
 
 @pytest.mark.slow
@@ -329,7 +330,7 @@ def test_a_neural_term_of_nine_weights_ends_and_says_what_is_told():
     fit = gm.fit(ode, t, y, priors=weights, **QUIET)
     assert not fit.is_exact
     assert fit.diagnostics.n_rounds <= 36
-    assert "The data hardly tell" in repr(fit)
+    assert "The data say little about" in repr(fit)
     best = ode.solve(t, fit.mode["x0"], {name: fit.mode[name] for name in names})
     assert np.abs(best[:, 0] - curve).max() < 0.03
 
@@ -341,7 +342,7 @@ def test_a_withheld_verdict_says_that_the_solution_is_told_where_parameters_are_
     either = {name: pm.Uniform.dist(0, 1) for name in ode.params}  # their sum is 1.00 +- 0.02
     fit = gm.fit(ode, t, y, priors=either, **QUIET)
     assert [*fit.unidentified.index] == ["k", "m"]
-    said = "But they tell the solution: among these draws it differs by at most 0.0"
+    said = "But they determine the solution: among these draws it differs by at most 0.0"
     assert said in repr(replace(fit, is_exact=False))
     assert said not in repr(replace(fit, is_exact=True))
 

@@ -28,8 +28,8 @@ class IntegrateCheck(Verdict):
         Whether ``idata`` are draws from the exact posterior, and what to do if not.
     is_exact : bool
         Whether ``pareto_k`` is below the k that is reliable for so many draws, independent
-        searches agree, walks from the draws stay where these have been, walks along ridges
-        came to their ends, and the solution explains the motion of the data and does not
+        searches agree, Hamiltonian trajectories from the draws reach no region without draws,
+        ridges were followed to their ends, and the solution explains the data and does not
         oscillate faster than their times resolve.
     moved : pandas.DataFrame
         One row per parameter, x(t0) and sigma: mean and sd of the gradient-matching
@@ -138,7 +138,7 @@ def integrate_check(
     posterior as a plain PyMC model.
 
     The proposal q is a mixture of Student t distributions.  Two searches for it start from the
-    exact posterior's modes, climbed to from the matched draws and from draws of the prior, and
+    exact posterior's modes, climbed to from the given draws and from draws of the prior, and
     the ridges that lead away from these, and move to the exact posterior (adaptive multiple
     importance sampling [1]_).  Where they disagree, each starts again from all that was found.
     Weights are Pareto-smoothed [2]_.
@@ -174,13 +174,13 @@ def integrate_check(
     conditions of :class:`~pymc_gradmatch.Diagnostics` hold: the tail of the weights is
     short (k is below min(1 - 1 / log10(n), 0.7), where estimates from n draws are reliable [2]_);
     the two searches agree on the evidence, and on mean and standard deviation of every
-    coordinate, but for 0.15 of these and four Monte Carlo errors, which are small; walks by
-    Hamiltonian dynamics from the draws lead nowhere where the searches have not been; climbs
-    from draws of the prior repeat (the estimated chance that one more ends at an unknown mode is
-    below 0.05); what the solution leaves of the data is little, or no motion, and it turns no
-    more often than equal gaps can tell.  Of many unknowns with one mode, and of hierarchies,
+    coordinate, but for 0.15 of these and four Monte Carlo errors, which are small; Hamiltonian
+    trajectories from the draws reach no region without draws; climbs from draws of the prior
+    repeat (the estimated chance that one more ends at an unknown mode is below 0.05); residuals
+    are small, or not autocorrelated, and no state oscillates faster than the times of the data
+    resolve.  Of many unknowns with one mode, and of hierarchies,
     chains of NUTS take the place of searches, and R-hat, effective draws and divergences that
-    of k, agreement and walks.
+    of k, agreement and trajectories.
     Nothing is proved: a mode whose basin is so small that no climb began in it goes unseen.
 
     Draws whose integration fails have weight zero.  All draws are integrated at once

@@ -12,10 +12,10 @@ from pymc_gradmatch.exact.posterior import ExactPosterior
 from pymc_gradmatch.reporting import furthest
 
 ELSEWHERE = 1.0  # exact standard deviations
-NARROW, WIDE = 2 / 3, 3 / 2  # matched standard deviations, in exact ones
+NARROW, WIDE = 2 / 3, 3 / 2  # standard deviations by gradient matching, in exact ones
 MOST_COORDINATES = 40  # the Hessian takes as many solutions as its square
 ADVICE = "Check it: gm.integrate_check(idata, model=model)."
-UNCOMPARED = "The matched posterior was not compared with the exact one"
+UNCOMPARED = "The gradient-matching posterior was not compared with the exact one"
 UNCHECKED = f"{UNCOMPARED}. {ADVICE}"
 
 
@@ -27,14 +27,14 @@ class Glance(NamedTuple):
     text : str
         In one or two sentences.
     is_suspicious : bool
-        Whether the matched posterior lies elsewhere than the exact one, or is
+        Whether the gradient-matching posterior lies elsewhere than the exact one, or is
         much narrower or wider.
     is_compared : bool
         Whether it could be compared at all.
     table : pandas.DataFrame or None
         One row per unconstrained coordinate: ``moved``, from the exact mode to
-        the matched mean in the exact mode's standard deviations, and
-        ``sd_ratio``, matched to exact.
+        the mean of the draws in the exact mode's standard deviations, and ``sd_ratio``, of
+        the draws to the exact.
     """
 
     text: str
@@ -75,7 +75,7 @@ def glance(model: pm.Model, posterior: xr.Dataset) -> Glance:
     except Exception as error:  # a likelihood that nobody foresaw; the draws come first
         return _uncompared(f"{type(error).__name__}: {error}")
     if not len(local.height) or not np.isfinite(local.height).all():
-        text = "The ODE cannot be integrated from the mean of the matched posterior."
+        text = "The ODE cannot be integrated from the mean of the gradient-matching posterior."
         return Glance(f"{text} {ADVICE}", is_suspicious=True)
     exact_sd = np.sqrt(np.diagonal(local.covariance[0]))
     table = pd.DataFrame(
@@ -96,12 +96,12 @@ def glance(model: pm.Model, posterior: xr.Dataset) -> Glance:
         ratios = ", ".join(f"{name} {table['sd_ratio'][name]:.2g}" for name in most)
         seen.append(f"its standard deviations are other ones, {ratios} times the exact")
     if seen:
-        text = f"The matched posterior is not the exact one: {'; '.join(seen)}"
+        text = f"The gradient-matching posterior is not the exact one: {'; '.join(seen)}"
         text = f"{text} (by a normal approximation). {ADVICE}"
         return Glance(text, is_suspicious=True, table=table)
     text = (
-        "The matched posterior lies where the exact one does and is as wide, by a normal "
-        "approximation at the mode; no more was checked."
+        "The gradient-matching posterior lies where the exact one does and is as wide, by a "
+        "normal approximation at the mode; no more was checked."
     )
     return Glance(text, is_suspicious=False, table=table)
 

@@ -21,7 +21,7 @@ from pymc_gradmatch.exact.search import (
     Coverage,
     Modes,
 )
-from pymc_gradmatch.gp import Residuals, StateGP, StateGPs, unexplained
+from pymc_gradmatch.gp import Residuals, StateGP, unexplained
 from pymc_gradmatch.model import Constraint, equations
 from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.reporting import furthest
@@ -175,9 +175,9 @@ class Diagnostics:
             words = f"These are draws from the exact posterior: {searches} {agree}, {figures}."
             if self.n_walks < FEWEST_TELLING:
                 words += (
-                    f" {WALKERS - self.n_walks} of {WALKERS} walks from them were lost at once, on "
-                    "a ridge thinner than their shortest steps, and say nothing of what lies "
-                    "beside."
+                    f" {WALKERS - self.n_walks} of {WALKERS} Hamiltonian trajectories from them "
+                    "failed at once, on a ridge thinner than their shortest steps, and cannot show "
+                    "what lies beside it."
                 )
             return words
         failed = next(name for name in REASONS if not self._holds(name))
@@ -215,12 +215,12 @@ REASONS = {
         "them out, or times at unequal gaps: {figures}"
     ),
     "walks": (
-        "{figure} of {walkers} walks from them lead where none of {searches} came: {figures}. The "
-        "posterior goes on beyond what they could cover"
+        "{figure} of {walkers} Hamiltonian trajectories from them lead to a region without draws "
+        "of {searches}: {figures}. The posterior extends beyond what they could cover"
     ),
     "ridges": (
-        "a ridge goes on beyond the end of walks along it, with a share of the posterior that "
-        "matters: {figures}. It is longer than they could cover, or has no finite volume"
+        "a ridge extends beyond the point to which it was followed, with a share of the posterior "
+        "that matters: {figures}. It is longer than could be covered, or has no finite volume"
     ),
     "weights": "their weights are too uneven: {figures}",
     "searches_agree": (
@@ -347,13 +347,13 @@ def _aliases(target: ExactPosterior, modes: Modes) -> str:
         return ""
     n_turns, n_gaps, state, _ = max(fast)
     return (
-        f"at modes with {share:.2f} of the weight states turn more often than they were observed, "
-        f"{state!r} {n_turns} times in {n_gaps} equal gaps"
+        f"at modes with {share:.2f} of the weight states oscillate faster than the times of the "
+        f"data resolve, {state!r} with {n_turns} turning points in {n_gaps} equal gaps"
     )
 
 
 def _turning_unseen(gp: StateGP, t, solution) -> list[tuple[int, int, str]]:
-    """Return turns, gaps and names of states that turn more often than equal gaps can tell.
+    """Return turns, gaps and names of states that turn more often than equal gaps resolve.
 
     But for those beside which another one, which is seen more finely, turns as often.
     """
@@ -380,9 +380,8 @@ def _mostly_equal(times) -> bool:
 def _experiments(constraint: Constraint, x) -> list[tuple[ODE, StateGP, NDArray[np.float64]]]:
     """Return ODE, Gaussian process and solutions ``(mode, time, state)`` of each experiment."""
     ode, gp = constraint.ode, constraint.gp
-    if not isinstance(gp, StateGPs):
-        return [(ode, gp, x)]
-    return [*zip(equations(ode, gp), gp.members, np.moveaxis(x, 1, 0), strict=True)]
+    each = np.moveaxis(x, 1, 0) if gp.names else [x]
+    return [*zip(equations(ode, gp), gp.members, each, strict=True)]
 
 
 def _finer(t: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -19,7 +19,6 @@ from pymc_gradmatch.exact.solutions import (
     of_each_experiment,
     with_draws,
 )
-from pymc_gradmatch.gp import StateGPs
 from pymc_gradmatch.model import Start, of_experiment
 
 
@@ -220,7 +219,7 @@ def _told(likelihood: Callable, solutions: Solutions, draws, solved, theta, time
     coords = {
         dim: list(labels) for dim, labels in solutions.model.coords.items() if labels is not None
     }
-    labels = gp.names if isinstance(gp, StateGPs) else ()
+    labels = gp.names
     at = {} if labels else dict.fromkeys(["time", "time_observed"], times[0])
     lines = pm.Model(coords=coords | at | {"state": ode.states}, model=None)
     n_draws = draws.sizes["chain"], draws.sizes["draw"]

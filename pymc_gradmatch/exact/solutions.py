@@ -18,7 +18,7 @@ from pytensor.graph.traversal import ancestors, truncated_graph_inputs
 from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch._pymc import in_numpy, random_ancestors
-from pymc_gradmatch.gp import StateGPs, is_states
+from pymc_gradmatch.gp import is_states
 from pymc_gradmatch.model import Constraint, constraints, equations, known_starts
 from pymc_gradmatch.ode import ODE, Solution, Solver, in_words
 
@@ -264,17 +264,13 @@ class Solutions:
             self._levels, self.constraints, times, starts, theta, strict=True
         ):
             gp = constraint.gp
-            shape = (*x0.shape[:-1], parameters.shape[-1])
-            flat = np.broadcast_to(parameters[..., 0, :], shape)
-            levels = gp.levels_of(x0)
-            if isinstance(gp, StateGPs):
-                solution = np.empty((len(x0), *np.shape(t), x0.shape[-1]))
-                for of in _alike(odes, gp.t, t):
-                    own = odes[of[0]], gp.t[of[0], 0], t[of[0]]
-                    solution[:, of] = self._solved_by(*own, levels[:, of], flat[:, of])
-            else:
-                solution = self._solved_by(odes[0], gp.t[0], t, levels, flat)
-            solutions.append(gp.states_of(solution))
+            first, t = np.atleast_2d(gp.t)[:, 0], np.atleast_2d(t)
+            levels, flat = _by_experiment(gp.levels_of(x0), parameters)
+            solution = np.empty((len(x0), *t.shape, x0.shape[-1]))
+            for of in _alike(odes, first, t):
+                own = odes[of[0]], first[of[0]], t[of[0]]
+                solution[:, of] = self._solved_by(*own, levels[:, of], flat[:, of])
+            solutions.append(gp.states_of(solution.reshape(*x0.shape[:-1], *solution.shape[-2:])))
         return solutions
 
     def linearised(
@@ -304,22 +300,19 @@ class Solutions:
         if times is None:
             times = [constraint.gp.t for constraint in self.constraints]
         solved = []
-        for odes, constraint, t, x0, parameters, by in zip(
-            self._levels, self.constraints, times, levels, theta, wrt, strict=True
+        for odes, t, x0, parameters, by in zip(
+            self._levels, times, levels, theta, wrt, strict=True
         ):
-            gp = constraint.gp
-            flat = np.broadcast_to(parameters[..., 0, :], (*x0.shape[:-1], parameters.shape[-1]))
-            if not isinstance(gp, StateGPs):
-                solution = self._solution(odes[0], t, x0, flat, by)
-                solved.append((solution.x, solution.sensitivities))
-                continue
+            t = np.atleast_2d(t)
+            own, flat = _by_experiment(x0, parameters)
             shape = len(x0), *t.shape, x0.shape[-1]
             x, sensitivities = np.empty(shape), np.empty((*shape, sum(by)))
-            for of in _alike(odes, t, t):
-                one = self._solution(odes[of[0]], t[of[0]], x0[:, of], flat[:, of], by)
+            for of in _alike(odes, t[:, 0], t):
+                one = self._solution(odes[of[0]], t[of[0]], own[:, of], flat[:, of], by)
                 x[:, of] = one.x.reshape(len(x0), len(of), *one.x.shape[1:])
                 sensitivities[:, of] = one.sensitivities.reshape(*x[:, of].shape, sum(by))
-            solved.append((x, sensitivities))
+            whole = *x0.shape[:-1], *shape[-2:]
+            solved.append((x.reshape(whole), sensitivities.reshape(*whole, sum(by))))
         return solved
 
     def _solved_by(self, ode: ODE, first: float, t, x0, theta) -> NDArray[np.float64]:
@@ -342,7 +335,7 @@ class Solutions:
 def of_each_experiment(given: Any, constraint: Constraint, what: str) -> list:
     """Return what is given of each experiment: the same of all, or by the names of some."""
     gp = constraint.gp
-    names = gp.names if isinstance(gp, StateGPs) else (None,)
+    names = gp.names or (None,)
     if what == "start" and (isinstance(given, str) or callable(given)):
         return [given] * len(names)
     if not isinstance(given, Mapping):
@@ -373,11 +366,17 @@ def _levels_of_each(odes: Sequence[ODE]) -> list[ODE]:
     return [levels[id(ode)] for ode in odes]
 
 
-def _alike(odes: Sequence[ODE], grids, times) -> list[list[int]]:
-    """Return experiments in groups that are solved at once: of one ODE, start and times."""
+def _by_experiment(x0, theta) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return starts and parameters of each experiment, ``(draw, experiment, ...)``."""
+    flat = np.broadcast_to(theta[..., 0, :], (*x0.shape[:-1], theta.shape[-1]))
+    return (x0, flat) if x0.ndim > 2 else (x0[:, None], flat[:, None])
+
+
+def _alike(odes: Sequence[ODE], first, times) -> list[list[int]]:
+    """Return experiments in groups that are solved at once: of one ODE, first time and times."""
     groups: dict[tuple, list[int]] = {}
-    for number, (ode, grid, t) in enumerate(zip(odes, grids, times, strict=True)):
-        groups.setdefault((id(ode), grid[0], t.tobytes()), []).append(number)
+    for number, (ode, start, t) in enumerate(zip(odes, first, times, strict=True)):
+        groups.setdefault((id(ode), start, t.tobytes()), []).append(number)
     return [*groups.values()]
 
 

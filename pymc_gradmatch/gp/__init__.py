@@ -2,7 +2,7 @@
 
 :class:`StateGP` holds the data, the kernels on a grid with C, D and A, and the noise;
 :func:`fit_gp` makes it by maximum marginal likelihood, and :class:`StatePrior` is its
-prior of the states as a distribution.  Nothing here has heard of an ODE.
+prior of the states as a distribution.  Nothing here depends on an ODE.
 """
 
 from pymc_gradmatch.gp import derivatives, kernels

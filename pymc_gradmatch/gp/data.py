@@ -110,9 +110,9 @@ class Data:
 
     @property
     def is_sparse(self) -> NDArray[np.bool_]:
-        """Of which states the data tell neither size nor kernel, shape ``(state,)``.
+        """Of which states the data determine neither size nor kernel, shape ``(state,)``.
 
-        There is hardly an observation, or none, or all are the same.
+        There are too few observations, or all are the same.
         """
         return (self.is_observed.sum(axis=0) < FEWEST_OBSERVATIONS) | self.is_constant
 
@@ -135,7 +135,7 @@ class Data:
 
     @property
     def unscaled(self) -> list:
-        """Names of states of which neither the data nor the user tell the scale."""
+        """Names of states whose scale neither the data nor the user give."""
         return [name for name, s in zip(self.states, self.scale, strict=True) if np.isnan(s)]
 
     def with_scale(self, mean: NDArray[np.float64], scale: NDArray[np.float64]) -> Self:

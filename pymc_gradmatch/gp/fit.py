@@ -117,11 +117,6 @@ def fit_gp(
     -----
     Several threads may call it; the fits are then made one after the other.
 
-    References
-    ----------
-    .. [1] Wenk, P. et al. (2019). Fast Gaussian process based gradient matching
-       for parameter identification in systems of nonlinear ODEs. *AISTATS*.
-
     Examples
     --------
     >>> import numpy as np, pymc as pm, pymc_gradmatch as gm
@@ -204,13 +199,13 @@ def fit_data(
     covs, sigmas, evaluations, warn = [], [], [], []
     for group in groups:
         # What was not observed has the kernel that suits all that was.
-        told = fitted[np.isin(fitted, group)] if np.isin(fitted, group).any() else fitted
-        seen = data.is_observed[:, told].any(axis=1)
+        used = fitted[np.isin(fitted, group)] if np.isin(fitted, group).any() else fitted
+        seen = data.is_observed[:, used].any(axis=1)
         family = kernel_family(choices[group[0]], data.t[seen], bounds or {})
         *hyperparameters, sigma = estimate = _maximise(
             family,
             data.t[seen],
-            data.standardised[np.ix_(seen, told)],
+            data.standardised[np.ix_(seen, used)],
             float(nuggets[group[0]]),
             n_starts,
             rng,
@@ -219,7 +214,7 @@ def fit_data(
         covs += [kernel] * len(group)
         sigmas += [sigma] * len(group)
         evaluations.append((family, hyperparameters, kernel, len(group)))
-        if np.isin(told, group).all():
+        if np.isin(used, group).all():
             warn.append(partial(_warn_at_bounds, family, estimate, [data.states[k] for k in group]))
 
     def blocks() -> Blocks:

@@ -1,4 +1,4 @@
-"""Kernels: the one that PyMC lacks, what a state asks of any, and families that are fitted."""
+"""Kernels: the one that PyMC lacks, what a state needs of any, and families that are fitted."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -156,7 +156,7 @@ class Broken(pm.gp.cov.Covariance):
 
 
 class Separate(pm.gp.cov.Covariance):
-    r"""A kernel of pieces of time that say nothing of each other.
+    r"""A kernel of pieces of time that are independent of each other.
 
     .. math:: k'(t, t') = k(t, t') \text{ within a piece, and } 0 \text{ between two}
 

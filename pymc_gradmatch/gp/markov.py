@@ -5,7 +5,7 @@ A Matern52 process is Markov together with its first two derivatives [1]_: with
 
 .. math:: s_i = A_i s_{i-1} + w_i, \qquad w_i \sim N(0, P_\infty - A_i P_\infty A_i^\top)
 
-so that a Kalman filter takes in what is known of one time after the other.  Theorem 1 asks for
+so that a Kalman filter takes in what is known of one time after the other.  Theorem 1 needs
 three matrices, and each of them is a recursion over time
 (:func:`~pymc_gradmatch.numerics.of_recursion`):
 
@@ -201,15 +201,15 @@ class Chain(NamedTuple):
         scaled = misses / known.variances
         information = LEVEL[:, None] * LEVEL / known.variances[..., None, None]
         keep = known.keeping(LEVEL)
-        told, precision = np.zeros_like(mean), np.zeros(known.updated[:, 0].shape)
+        adjoint, precision = np.zeros_like(mean), np.zeros(known.updated[:, 0].shape)
         variance = np.empty(noise.shape)
         for i in reversed(range(n_time)):
-            told = np.matvec(keep[:, i].mT, told) + scaled[:, i, None] * LEVEL
+            adjoint = np.matvec(keep[:, i].mT, adjoint) + scaled[:, i, None] * LEVEL
             precision = keep[:, i].mT @ precision @ keep[:, i] + information[:, i]
             level = known.predicted[:, i, 0]
-            means[:, i, 0] += np.vecdot(level, told)
+            means[:, i, 0] += np.vecdot(level, adjoint)
             variance[:, i] = level[:, 0] - np.vecdot(level, np.matvec(precision, level))
-            told = np.matvec(self.steps[:, i].mT, told)
+            adjoint = np.matvec(self.steps[:, i].mT, adjoint)
             precision = self.steps[:, i].mT @ precision @ self.steps[:, i]
         per_time = np.log(2 * np.pi * known.variances, where=is_seen, out=np.zeros(noise.shape))
         return means[..., 0], variance, -0.5 * (per_time + misses * scaled).sum(axis=1)

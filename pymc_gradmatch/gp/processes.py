@@ -1,7 +1,6 @@
 r"""Gaussian processes on a grid of times, and the prior of the states, N(x | mu, C).
 
-Observations at some times o of the grid say of the states what Gaussian process
-regression says,
+Observations at some times o of the grid are those of Gaussian process regression,
 
 .. math:: r_k = \tilde x_{k,o} + \varepsilon_k, \quad \tilde x_k \sim N(0, C_k), \quad
           \varepsilon_k \sim N(0, v_k I).
@@ -40,9 +39,7 @@ from pymc_gradmatch.numerics import (
     Spectrum,
     basis_of,
     basis_signature,
-    compress_if_cheaper,
     draw_normal,
-    innovations,
     normal_log_density,
     spectrum,
 )
@@ -64,7 +61,7 @@ class Processes:
     nugget : array of float
         Shape ``(state,)``.
     breaks : array of float
-        Times of the grid at which slopes may jump; the blocks know of them.
+        Times of the grid at which slopes may jump; the blocks take them into account.
     carried : array of float, optional
         What is carried over a break, shape ``(break, state)``, see
         :class:`~pymc_gradmatch.kernels.Broken`; ones where states are continuous.
@@ -144,10 +141,8 @@ class Processes:
 
     @cached_property
     def prior_basis(self) -> Basis:
-        """Independent coordinates of the states, those whose density costs the least."""
-        if self.chain is not None:
-            return self.chain.innovations(self.nugget)
-        return innovations(self.operators.C) or self.prior_spectrum
+        """Independent coordinates of the states, of a chain those of its misses."""
+        return self.chain.innovations(self.nugget) if self.chain else self.prior_spectrum
 
     @cached_property
     def conditional_spectrum(self) -> Spectrum:
@@ -155,25 +150,20 @@ class Processes:
         return spectrum(self.operators.A)
 
     def conditional_innovations(self, gamma: tuple[float, ...]) -> Innovations | None:
-        """Return a triangular basis of A + gamma I, where it makes densities cheaper."""
-        if gamma not in self._triangular:
-            self._triangular[gamma] = (
-                innovations(self.operators.A + np.array(gamma)[:, None, None] * np.eye(len(self.t)))
-                if self.chain is None
-                else self.chain.conditional_innovations(self.nugget, np.array(gamma))
-            )
-        return self._triangular[gamma]
+        """Return a triangular basis of A + gamma I, of a chain."""
+        if self.chain is not None and gamma not in self._triangular:
+            found = self.chain.conditional_innovations(self.nugget, np.array(gamma))
+            self._triangular[gamma] = found
+        return self._triangular.get(gamma)
 
     @cached_property
-    def _triangular(self) -> dict[tuple[float, ...], Innovations | None]:
+    def _triangular(self) -> dict[tuple[float, ...], Innovations]:
         return {}
 
     @cached_property
     def slope_operator(self) -> Compressed | NDArray[np.float64]:
-        """D, compressed where that makes its product cheaper."""
-        if self.chain is not None:
-            return self.chain.slope_operator(self.nugget)
-        return compress_if_cheaper(self.operators.D) or self.operators.D
+        """D, of a chain compressed."""
+        return self.chain.slope_operator(self.nugget) if self.chain else self.operators.D
 
     def smoothed(self, noise, residual: NDArray[np.float64], observed: NDArray[np.intp]):
         r"""Return the posterior mean of every state on the grid, shape ``(time, state)``.
@@ -349,16 +339,6 @@ class StatePrior(pm.Continuous):
         A :class:`~pymc_gradmatch.numerics.Spectrum` of each C or its
         :class:`~pymc_gradmatch.numerics.Innovations`, unpacked: F of shape
         ``(state, time, time)``, v of shape ``(state, time)``, positive, ...
-
-    Notes
-    -----
-    The value has shape ``(time, state)``.  Samplers see the standardised
-    states.
-
-    References
-    ----------
-    .. [1] Wenk, P. et al. (2019). Fast Gaussian process based gradient matching
-       for parameter identification in systems of nonlinear ODEs. *AISTATS*.
 
     Examples
     --------

@@ -99,11 +99,6 @@ class StateGP(StateProcesses):
         If times, observations, kernels, sigma or nugget cannot be used; the
         message says why.
 
-    References
-    ----------
-    .. [1] Wenk, P. et al. (2019). Fast Gaussian process based gradient matching
-       for parameter identification in systems of nonlinear ODEs. *AISTATS*.
-
     Examples
     --------
     >>> import numpy as np, pymc as pm, pymc_gradmatch as gm
@@ -180,7 +175,7 @@ class StateGP(StateProcesses):
 
     @property
     def t(self) -> NDArray[np.float64]:
-        """The grid of times on which the states live, at first those of the observations."""
+        """The grid of times of the states, at first those of the observations."""
         return self.processes.t
 
     @property
@@ -320,7 +315,7 @@ class StateGP(StateProcesses):
         return self.data.labels(self.states)
 
     def with_grid(self, grid: int | ArrayLike) -> Self:
-        r"""Return a copy whose states live on a finer grid than the observations.
+        r"""Return a copy with states on a finer grid than the observations.
 
         Theorem 1 holds on any grid; observations are of some of its times.
 
@@ -353,7 +348,7 @@ class StateGP(StateProcesses):
 
         For inputs that jump: ``gp.with_breaks(ode.jumps)``, and with doses
         ``gp.with_breaks(ode.jumps, *ode.steps)``.  From one break to the next the
-        kernels are what they were, and pieces say nothing of each other's slopes
+        kernels are what they were, and the slopes of different pieces are independent
         (:class:`~pymc_gradmatch.kernels.Broken`).  A break joins the grid, where it has the
         slope to its right, and so does a time shortly before it, for the slope to its left.
         The prior mean jumps as states do, and what deviates from it is carried over.
@@ -446,7 +441,7 @@ class StateGP(StateProcesses):
         """Return a copy whose kernels are multiplied by a factor, one number or one per state.
 
         C without its nugget, and with it A, is ``factor`` times as large: the
-        prior pulls less on the states, and says less about their slopes.
+        prior is weaker for the states and for their slopes.
         """
         factors = as_positive(factor, self.states, "factor")
         return self._with(processes=self.processes.multiplied(factors))

@@ -111,7 +111,7 @@ def add_states(
     dims, start = tuple(dims), start_of(gp)
     if parameterization == "centered":
         parameters = (gp.prior_mean, gp.scale, start, *gp.processes.prior_basis)
-        sizes = {"shape": gp.prior_mean.shape, "dims": dims}  # dims alone do not tell a length of 1
+        sizes = {"shape": gp.prior_mean.shape, "dims": dims}  # for a length of 1
         if not gp.data.positive.any():
             return StatePrior(name, *parameters, **sizes)
         levels = StatePrior(levels_name(name), *parameters, **sizes)

@@ -6,8 +6,9 @@ what was written.
 """
 
 from pymc_gradmatch.machine.loops import Loops, Native, NotNativeError, assembled, literal
+from pymc_gradmatch.machine.operations import lower, solved
 from pymc_gradmatch.machine.scalars import straight_line
-from pymc_gradmatch.machine.writer import Writer, lower, solved
+from pymc_gradmatch.machine.writer import Writer
 
 __all__ = [
     "Loops",

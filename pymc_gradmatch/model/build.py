@@ -37,7 +37,7 @@ from pymc_gradmatch.gp import (
 )
 from pymc_gradmatch.model.constraint import (
     GradientMatchingODE,
-    add_unmatched,
+    add_equations,
     check_known,
     check_labels,
     check_ode,
@@ -108,7 +108,7 @@ def build_model(
         Observations, shape ``(time, state)``, in the order of ``ode.states``, NaN
         where nothing was measured; or a table with columns of these names, or an
         xarray with such labels, in any order.  A state without a column, or without a
-        number in it, is hidden: the ODE alone says what it was.  Where states are positive
+        number in it, is hidden: it is known by the ODE alone.  Where states are positive
         the data are log-normal, sigma that of the logarithm.  ``pm.Data`` are what ``y``
         observes in the model.
         :func:`pymc.set_data` changes the likelihood alone: kernels, times, mean and
@@ -189,7 +189,7 @@ def build_model(
         :class:`~pymc_gradmatch.GradientMatchingODE`.  A prior, such as
         ``pm.HalfNormal.dist(0.3)``, becomes the variable ``gamma``.
     grid : int or array_like of float, optional
-        Where the states live, see :meth:`StateGP.with_grid`; the times of the
+        Times of the states, see :meth:`StateGP.with_grid`; the times of the
         observations if not given.
     amplitude : array_like of float, optional
         Factor of the kernels' variance, see :meth:`StateGP.with_amplitude`.
@@ -399,12 +399,12 @@ class _Lines:
     def _observed(self) -> tuple[tuple[str, ...], dict[str, Any]]:
         """Dims of what is observed, and the coords that the states do not have."""
         gp = self.gp
-        if isinstance(gp, StateGPs):
+        if gp.names:
             labels = {"observation": gp.observation_labels} if self._of_data else {}
             return ("observation",), labels
         if self._of_data and not gp.data.is_complete:
             return ("observation",), {"observation": gp.data.labels(self.ode.states)}
-        if not self._of_data or len(gp.observed) < len(gp.t):
+        if not self._of_data or len(gp.t_observed) < len(gp.t):
             return ("time_observed", "state"), {"time_observed": gp.t_observed}
         return gp.dims, {}
 
@@ -422,7 +422,7 @@ class _Lines:
         """Raise if the density is not finite where samplers start."""
         gp, ode, chosen = self.gp, self.ode, self.chosen
         levels = start_of(gp)
-        if chosen.is_matched:
+        if chosen.has_mismatch:
             others = [self.gamma, chosen.sigma]
             check_start(home, ode, gp.states_of(levels), priors, gp, others, to_come)
             check_possible(self.parts, home, priors, gp, levels)
@@ -465,10 +465,10 @@ class _Lines:
             self._write_likelihoods(x, theta)
         starts = names["start"], names["start_prior"]
         add_starts(starts, [one.known for one in self.parts], gp, x, theta)
-        if self.chosen.is_matched:
+        if self.chosen.has_mismatch:
             GradientMatchingODE(names["gradient_match"], ode, x, theta, gp=gp, gamma=gamma)
         else:
-            add_unmatched(names["gradient_match"], ode, x, theta, gp)
+            add_equations(names["gradient_match"], ode, x, theta, gp)
 
     def _write_likelihoods(self, x: TensorVariable, theta: Mapping[str, TensorVariable]):
         each = zip(self.parts, self.gp.members, self.gp.of_each(x), strict=True)

@@ -1,4 +1,4 @@
-"""The gradient-matching term of Theorem 1 as a PyMC distribution, and what it asks of a model."""
+"""The gradient-matching term of Theorem 1 as a PyMC distribution, and what it needs of a model."""
 
 import warnings
 import weakref
@@ -68,7 +68,7 @@ def check_states(ode: ODE, names: tuple):
 
 
 def check_shape(x: TensorVariable, gp: AnyStateGP):
-    """Raise unless the states live on the grid of the Gaussian process."""
+    """Raise unless the states are on the grid of the Gaussian process."""
     expected = gp.prior_mean.shape
     if x.ndim < len(expected) or any(
         given not in (None, wanted)
@@ -94,7 +94,7 @@ def check_positive(ode: ODE, gp: AnyStateGP):
 
 
 def check_breaks(ode: ODE, gp: AnyStateGP):
-    """Raise if an input or a state jumps where the Gaussian process is asked to be smooth."""
+    """Raise if an input or a state jumps where the Gaussian process is smooth."""
     for one, member in zip(equations(ode, gp), gp.members, strict=True):
         _check_breaks(one, member)
 
@@ -239,7 +239,7 @@ def check_start(
     others: Sequence = (),
     to_come: Sequence[TensorVariable] = (),
 ):
-    """Evaluate the right-hand side and its slopes where samplers start; NaN there helps nobody.
+    """Raise where the right-hand side or its slopes are not finite where samplers start.
 
     Parameters
     ----------
@@ -346,7 +346,7 @@ class GradientMatchingODERV(pm.SymbolicRandomVariable):
     """The random variable behind :class:`GradientMatchingODE`; draws under every backend.
 
     States and parameters are among its inputs, the ODE is its attribute, and each
-    node that applies it holds the Gaussian processes, so that a model tells which
+    node that applies it holds the Gaussian processes, so that a model shows which
     equations it holds: see :func:`constraints`.  They take no part in the
     density, which is that of the mismatch.  PyTensor keeps every ``Op`` that it
     ever rewrote, so that matrices held by the ``Op`` would outlive their model.
@@ -429,8 +429,8 @@ def constraints(model: pm.Model) -> list[Constraint]:
 class GradientMatchingODE(pm.Continuous):
     r"""The ODE as a constraint on the states: the last factor of Theorem 1.
 
-    Two experts speak of the derivatives: the ODE says :math:`f(x, \theta)`,
-    the Gaussian process says :math:`N(D x, A)`, and they may differ by a
+    The slopes of the states are given twice: by the ODE, as :math:`f(x, \theta)`,
+    and by the Gaussian process, as :math:`N(D x, A)`.  They may differ by a
     tolerance :math:`\gamma`.  Their mismatch, per state and in standardised
     units, is
 
@@ -560,12 +560,12 @@ class GradientMatchingODE(pm.Continuous):
         )
 
 
-def add_unmatched(name: str, ode: ODE, x: TensorVariable, theta, gp: AnyStateGP):
-    """Say which ODE states obey, with no mismatch: for the exact posterior, which has none."""
+def add_equations(name: str, ode: ODE, x: TensorVariable, theta, gp: AnyStateGP):
+    """Add which ODE states obey, without a mismatch, for the exact posterior, which has none."""
     model = pm.modelcontext(None)
     values = parameters_of_each(ode.ordered_params(theta), gp, ode.params)
     shape = gp.prior_mean.mT.shape
-    basis = Spectrum(pt.eye(shape[-1])[None], pt.ones(shape))  # graphs, that nobody evaluates
+    basis = Spectrum(pt.eye(shape[-1])[None], pt.ones(shape))  # graphs that are never evaluated
     rv = GradientMatchingODERV.rv_op(x, x, _in_one(values, gp), *basis, ode=ode, gp=gp)
     dims = dims_of(model, x)
     match = model.register_rv(rv, name, observed=np.zeros(gp.prior_mean.shape), dims=dims)

@@ -3,8 +3,8 @@ r"""The most probable states and parameters of Theorem 1, by Gauss-Newton.
 Given hyperparameters, minus the log of Theorem 1 is half a sum of squares
 (prior and mismatch, each whitened), minus what the observations say and the prior
 of theta.  Its Hessian without the second derivatives of f is exact where the
-mismatch is small, however tight the constraint: a trust region needs a handful of
-steps where a gradient method would need thousands.
+mismatch is small, however tight the constraint: Levenberg and Marquardt's method needs a
+handful of steps where a gradient method would need thousands.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize
 
 from pymc_gradmatch.gp import Data, StateGP
 from pymc_gradmatch.model.constraint import residuals
@@ -25,9 +24,8 @@ from pymc_gradmatch.ode import ODE, Solver, ended, undefined_at
 
 N_SURVEYED = 500  # solutions from draws, where climbs have nothing else to start from
 MOST_CLIMB_STEPS = 100  # of a climb
-MOST_SUBPROBLEM_STEPS = 10  # to one step of a climb; Hessians all but singular take any number
 SOFTEST = 1e-10  # of the largest curvature, that draws around a point follow
-MOST_DAMPING, RISING = 1e10, 1e-4  # a climb of several ends: no damping helps, or it rises by less
+MOST_DAMPING, RISING = 1e10, 1e-4  # a climb ends: no damping helps, or it rises by less
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,8 +95,21 @@ class Shared:
     among: NDArray[np.bool_]
     log_prior: Callable[[NDArray], tuple[NDArray, NDArray, NDArray]]
 
+    @classmethod
+    def nothing(cls, n_params: int) -> "Shared":
+        """Return that none of so many parameters is shared."""
+        return cls(np.zeros(n_params, dtype=bool), lambda _: (np.array(0.0), *np.zeros((2, 0))))
 
-class Matched(NamedTuple):
+    def counted_again(self, points: Sequence[NDArray]) -> tuple:
+        """Return what adds their prior, which each of some experiments subtracts, all but once.
+
+        The log density at points, its gradient and curvature.
+        """
+        u = points[0][: len(self.among)][self.among]
+        return tuple((len(points) - 1) * part for part in self.log_prior(u))
+
+
+class Mode(NamedTuple):
     """The most probable states and parameters."""
 
     u: NDArray[np.float64]
@@ -107,28 +118,12 @@ class Matched(NamedTuple):
     """States on the grid, shape ``(time, state)``, in the data's units."""
     sd: NDArray[np.float64]
     """Posterior standard deviations of u, from the Hessian."""
-    is_on_the_way: bool = False
+    reached_limit: bool = False
     """Whether the climb to them was cut short, after so many steps."""
 
 
-class Climbed(NamedTuple):
-    """Where a climb ended."""
-
-    point: NDArray[np.float64]
-    is_on_the_way: bool
-    """Whether it was cut short, after so many steps."""
-
-
 @on_one_thread
-def climb(problem: Problem, u: NDArray[np.float64], x: NDArray[np.float64]) -> Matched:
-    """Climb from unconstrained parameters, and states in the data's units."""
-    theorem = Theorem1(problem)
-    end = theorem.maximise(theorem.flat(u, x))
-    return theorem.matched(end.point)._replace(is_on_the_way=end.is_on_the_way)
-
-
-@on_one_thread
-def climb_from_prior(problem: Problem, x: NDArray[np.float64], rng: np.random.Generator) -> Matched:
+def climb_from_prior(problem: Problem, x: NDArray[np.float64], rng: np.random.Generator) -> Mode:
     """Climb from prior draws, the parameters alone at first, given the states x.
 
     Where states are hidden, or the density is zero at x, climbs start from solutions of
@@ -153,11 +148,12 @@ def climb_from_prior(problem: Problem, x: NDArray[np.float64], rng: np.random.Ge
         if not any(map(is_possible, starts)):
             starts = found
     free = np.append(np.full(theorem.n_params, True), np.repeat(hidden, len(problem.gp.t)))
+    none = Shared.nothing(theorem.n_params)
     best = search_mode(
         [theorem.flat(*start) for start in starts],
         lambda point: -theorem.value(point)[0],
-        alone=lambda point: theorem.maximise(point, free).point,
-        together=lambda point: theorem.maximise(point).point,
+        alone=lambda point: _climb([theorem], [point], none, free)[0][0],
+        together=lambda point: _climb([theorem], [point], none)[0][0],
     )
     if best is None:
         theta = problem.theta(draws[0])
@@ -173,16 +169,16 @@ def climb_from_prior(problem: Problem, x: NDArray[np.float64], rng: np.random.Ge
                 f"{N_SURVEYED} solutions from draws of the prior; check priors and likelihood."
             )
         raise ValueError(msg)
-    return theorem.matched(best)
+    return theorem.mode(best)
 
 
-def solutions_around(problem: Problem, matched: Matched, rng: np.random.Generator) -> list[Matched]:
+def solutions_around(problem: Problem, mode: Mode, rng: np.random.Generator) -> list[Mode]:
     """Return draws of the parameters with solutions of the ODE, the most probable first.
 
     Draws of parameters and x(t0) of the normal approximation of Theorem 1 around a point.
     """
     theorem, gp = Theorem1(problem), problem.gp
-    point = theorem.flat(matched.u, matched.x)
+    point = theorem.flat(mode.u, mode.x)
     variances, axes = np.linalg.eigh(theorem.hessian(point))
     n_params, n_times = theorem.n_params, len(gp.t)
     needed = np.append(np.arange(n_params), np.arange(n_params, len(point), n_times))
@@ -191,7 +187,7 @@ def solutions_around(problem: Problem, matched: Matched, rng: np.random.Generato
     draws, deviation = drawn[:, :n_params], drawn[:, n_params:]
     starts = gp.prior_mean[0] + gp.scale * deviation
     found = _solved(problem, draws, starts)
-    return [Matched(u, solution, matched.sd) for u, solution in found]
+    return [Mode(u, solution, mode.sd) for u, solution in found]
 
 
 def solutions_of_prior(problem: Problem, rng: np.random.Generator) -> list[tuple[NDArray, NDArray]]:
@@ -218,7 +214,7 @@ def _solved(problem: Problem, draws, starts) -> list[tuple[NDArray, NDArray]]:
     solved = np.flatnonzero(np.isfinite(solutions).all(axis=(1, 2)))
     heights = np.array([problem.likelihood(theta[i], solutions[i]).log_density for i in solved])
     if known.priors:
-        heights += [known.told(theta[i], starts[i]).log_prior for i in solved]
+        heights += [known.evaluated(theta[i], starts[i]).log_prior for i in solved]
     best = [solved[i] for i in np.argsort(-heights) if np.isfinite(heights[i])]
     return [(draws[i], solutions[i]) for i in best]
 
@@ -351,7 +347,7 @@ class Theorem1:
         self.n_params = len(self.parameters.names)
         n_times, n_states = self.shape
         places = np.arange(n_states)[:, None] * n_times + self.likelihood.rows
-        self.told_of = np.append(np.arange(self.n_params), self.n_params + places.ravel())
+        self.observed_entries = np.append(np.arange(self.n_params), self.n_params + places.ravel())
         self.squares = Squares.of(self.gp, problem.gamma)
         self.at: tuple = (None, None)
 
@@ -363,9 +359,9 @@ class Theorem1:
         """Return the states of a point, shape ``(time, state)``, in the data's units."""
         return self.gp.prior_mean + self.gp.scale * self._deviation(point).T
 
-    def matched(self, point) -> Matched:
+    def mode(self, point) -> Mode:
         """Return a point as parameters and states."""
-        return Matched(point[: self.n_params], self.states(point), self.sd(point))
+        return Mode(point[: self.n_params], self.states(point), self.sd(point))
 
     def _deviation(self, point):
         return point[self.n_params :].reshape(self.shape[::-1])
@@ -389,8 +385,8 @@ class Theorem1:
     def _started(self, point) -> tuple[KnownOfStart, NDArray, NDArray]:
         """Return what is known of x(t0), and its residuals' derivatives by u and by the states."""
         theta, dtheta = self.parameters.natural(point[: self.n_params])
-        told = self.known.told(theta, self.states(point)[0])
-        return told, told.by_theta * dtheta, told.by_start * self.gp.scale
+        start = self.known.evaluated(theta, self.states(point)[0])
+        return start, start.by_theta * dtheta, start.by_start * self.gp.scale
 
     def value(self, point) -> tuple[float, NDArray]:
         """Return the objective and its gradient."""
@@ -399,16 +395,16 @@ class Theorem1:
         deviation = self._deviation(point)
         with np.errstate(all="ignore"):
             theta, dtheta = self.parameters.natural(point[: self.n_params])
-            told = self.likelihood(theta, self.states(point))
+            likelihood = self.likelihood(theta, self.states(point))
             pulled = matvec(self.squares.precision, deviation)
             value = 0.5 * np.sum(np.square(mismatch)) + 0.5 * np.sum(deviation * pulled)
-            value -= log_prior + told.log_density
+            value -= log_prior + likelihood.log_density
             back = matvec(self.squares.whiten.mT, mismatch)
             by_states = (by_x * back[:, None]).sum(axis=0) + pulled
-            by_states -= (told.by_states * self.gp.scale).T
+            by_states -= (likelihood.by_states * self.gp.scale).T
             by_states -= matvec(self.squares.slope.mT, mismatch)
             by_params = np.einsum("ktp,kt->p", by_u, mismatch) - prior_gradient
-            by_params -= told.by_theta * dtheta
+            by_params -= likelihood.by_theta * dtheta
             if self.known:
                 start, start_by_u, start_by_x = self._started(point)
                 pull = start.residual / np.square(self.known.width(self.gp))
@@ -422,7 +418,7 @@ class Theorem1:
     def hessian(self, point) -> NDArray:
         """Return the Hessian without the second derivatives of f; of one where it is not finite.
 
-        SciPy asks for it before it turns down a point at which the value is infinite.
+        A climb may need it at a point at which the value is infinite.
         """
         with np.errstate(all="ignore"):
             hessian = self._hessian(point)
@@ -456,58 +452,23 @@ class Theorem1:
         theta, dtheta = self.parameters.natural(point[:n_params])
         units = np.append(dtheta, np.repeat(self.gp.scale, len(self.likelihood.rows)))
         curvature = self.likelihood.curvature(theta, self.states(point)) * units * units[:, None]
-        hessian[np.ix_(self.told_of, self.told_of)] += curvature
+        hessian[np.ix_(self.observed_entries, self.observed_entries)] += curvature
         return hessian
 
     def sd(self, point) -> NDArray:
-        """Return the standard deviations of the parameters that the Hessian tells."""
+        """Return the standard deviations of the parameters by the Hessian."""
         free, given = slice(self.n_params), slice(self.n_params, None)
         hessian = self.hessian(point)
         follow = np.linalg.solve(hessian[given, given], hessian[given, free])
         marginal = hessian[free, free] - hessian[free, given] @ follow
         return np.sqrt(np.diagonal(np.linalg.pinv(marginal, hermitian=True)))
 
-    def maximise(self, point, free: NDArray[np.bool_] | None = None) -> Climbed:
-        """Climb to the most probable point by a trust region, some entries being free."""
-        free = np.full(len(point), True) if free is None else free
-        both = np.ix_(free, free)
-
-        def whole(part):
-            moved = point.copy()
-            moved[free] = part
-            return moved
-
-        def value(part):
-            value, gradient = self.value(whole(part))
-            return value, gradient[free]
-
-        path = [point[free]]
-        with np.errstate(all="ignore"):  # the length of a gradient of 1e200
-            try:
-                minimize(
-                    value,
-                    point[free],
-                    jac=True,
-                    hess=lambda part: self.hessian(whole(part))[both],
-                    method="trust-exact",
-                    callback=lambda reached: path.append(reached.copy()),
-                    options={
-                        "gtol": 1e-3,
-                        "maxiter": MOST_CLIMB_STEPS,
-                        "subproblem_maxiter": MOST_SUBPROBLEM_STEPS,
-                    },
-                )
-            except ValueError as error:
-                if "infs or NaNs" not in str(error):  # a Hessian that rounding has made singular
-                    raise
-        return Climbed(whole(path[-1]), len(path) > MOST_CLIMB_STEPS)
-
 
 @on_one_thread
-def climb_together(
-    problems: Sequence[Problem], starts: Sequence[Matched], shared: Shared
-) -> list[Matched]:
-    r"""Climb in the parameters and states of several experiments at once.
+def climb(
+    problems: Sequence[Problem], starts: Sequence[Mode], shared: Shared | None = None
+) -> list[Mode]:
+    r"""Climb in the parameters and states of one or several experiments at once.
 
     The Hessian is an arrow: a block for each experiment's own unknowns, and a border of what
     all share.  Each step of Levenberg and Marquardt eliminates the blocks one by one,
@@ -520,64 +481,81 @@ def climb_together(
     ----------
     problems : sequence of Problem
         Of each experiment, each with the whole prior of its parameters.
-    starts : sequence of Matched
+    starts : sequence of Mode
         Where to start from, with the same shared parameters.
-    shared : Shared
-        What they have in common, the prior of which counts once.
+    shared : Shared, optional
+        What they have in common, the prior of which counts once; nothing of a single one.
     """
-    theorems, prior = [Theorem1(problem) for problem in problems], shared.log_prior
+    theorems = [Theorem1(problem) for problem in problems]
     points = [
         theorem.flat(start.u, start.x) for theorem, start in zip(theorems, starts, strict=True)
     ]
-    n_params = len(shared.among)
-    border = [np.append(shared.among, np.zeros(len(p) - n_params, dtype=bool)) for p in points]
-    more = len(theorems) - 1
+    points, reached_limit = _climb(theorems, points, shared or Shared.nothing(theorems[0].n_params))
+    if shared is None:
+        sds = [theorem.sd(point) for theorem, point in zip(theorems, points, strict=True)]
+    else:
+        parts, _, hessian = _blocks(theorems, points, shared)
+        sds = [*np.sqrt(_marginal(parts, hessian, shared.among))]
+    return [
+        Mode(point[: theorem.n_params], theorem.states(point), sd, reached_limit)
+        for theorem, point, sd in zip(theorems, points, sds, strict=True)
+    ]
+
+
+def _climb(theorems, points, shared: Shared, free=None) -> tuple[list[NDArray], bool]:
+    """Return where a climb ends, and whether that is after as many steps as there may be.
+
+    Of one experiment perhaps in some entries alone, which are free.
+    """
 
     def value_at(points) -> float:
         values = [theorem.value(point)[0] for theorem, point in zip(theorems, points, strict=True)]
-        return float(sum(values) + more * prior(points[0][:n_params][shared.among])[0])
+        return float(sum(values) + shared.counted_again(points)[0])
 
-    def blocks_at(points):
-        parts = []
-        for theorem, point, s in zip(theorems, points, border, strict=True):
-            gradient, hessian = theorem.value(point)[1], theorem.hessian(point)
-            parts.append((gradient[s], gradient[~s], *_split(hessian, s)))
-        _, gradient, curvature = prior(points[0][:n_params][shared.among])
-        return parts, more * gradient, np.diag(-more * np.maximum(-curvature, 0))
-
+    places = _places(points, shared, free)
     value, damping = value_at(points), 1e-3
     for _ in range(MOST_CLIMB_STEPS):
-        parts, gradient, hessian = blocks_at(points)
-        gradient = gradient + sum(part[0] for part in parts)
-        hessian = hessian + sum(part[2] for part in parts)
+        parts, gradient, hessian = _blocks(theorems, points, shared, free)
         while damping < MOST_DAMPING:
             moves = _arrow_step(parts, gradient, hessian, damping)
-            tried = [_moved(*one) for one in zip(points, border, moves, strict=True)]
+            tried = [_moved(*one) for one in zip(points, places, moves, strict=True)]
             with np.errstate(all="ignore"):
                 there = value_at(tried)
             if there < value:
                 break
             damping *= 5
         else:
-            break
+            return points, False
         risen, points, value = value - there, tried, there
         damping = max(damping / 10, 1e-12)
         if risen < RISING:
-            break
-    parts, _, hessian = blocks_at(points)
-    variances = _marginal(parts, hessian + sum(part[2] for part in parts), shared.among)
-    each = zip(theorems, points, np.sqrt(variances), strict=True)
-    return [Matched(point[:n_params], theorem.states(point), sd) for theorem, point, sd in each]
+            return points, False
+    return points, True
 
 
-def _split(hessian, s) -> tuple[NDArray, NDArray, NDArray]:
-    return hessian[np.ix_(s, s)], hessian[np.ix_(s, ~s)], hessian[np.ix_(~s, ~s)]
+def _places(points, shared: Shared, free=None) -> list[tuple[NDArray[np.bool_], NDArray[np.bool_]]]:
+    """Return which entries of each point are shared, and which its own."""
+    among = shared.among
+    border = [np.append(among, np.zeros(len(p) - len(among), dtype=bool)) for p in points]
+    return [(s, ~s if free is None else free) for s in border]
 
 
-def _moved(point, s, move) -> NDArray[np.float64]:
+def _blocks(theorems, points, shared: Shared, free=None):
+    """Return each experiment's parts of gradient and Hessian, and these of what is shared."""
+    parts = []
+    for theorem, point, (s, o) in zip(theorems, points, _places(points, shared, free), strict=True):
+        gradient, hessian = theorem.value(point)[1], theorem.hessian(point)
+        blocks = hessian[np.ix_(s, s)], hessian[np.ix_(s, o)], hessian[np.ix_(o, o)]
+        parts.append((gradient[s], gradient[o], *blocks))
+    _, gradient, curvature = shared.counted_again(points)
+    hessian = np.diag(np.minimum(curvature, 0))
+    return parts, gradient + sum(p[0] for p in parts), hessian + sum(p[2] for p in parts)
+
+
+def _moved(point, places, move) -> NDArray[np.float64]:
     moved = point.copy()
-    moved[s] += move[0]
-    moved[~s] += move[1]
+    for place, step in zip(places, move, strict=True):
+        moved[place] += step
     return moved
 
 

@@ -35,7 +35,7 @@ from pymc_gradmatch.model.priors import parameters_of
 from pymc_gradmatch.model.start import Start
 from pymc_gradmatch.ode import ODE
 
-_log = logging.getLogger("pymc.gradmatch")  # heard and silenced where PyMC is
+_log = logging.getLogger("pymc.gradmatch")  # follows PyMC's level and handlers
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,7 @@ class Given:
     likelihood : callable or pymc.Model, optional
         In place of the normal one of the data.
     written : Written, optional
-        What the likelihood says.
+        What the likelihood writes.
     noise : array of float, optional
         Sigma of each observation, where it is known.
     name : str
@@ -289,7 +289,7 @@ def fit_states(
 ) -> list[StateGP]:
     """Fit a Gaussian process to every state of every experiment, without what doses add to it.
 
-    A scale that an experiment's data do not tell is that of the others, or of solutions.
+    A scale that an experiment's data do not determine is that of the others, or of solutions.
     """
     scales = np.array([one.data.scale for one in parts])
     means = np.array([one.data.mean for one in parts])
@@ -350,8 +350,8 @@ def _check_doses(ode: ODE, data: Data, known: Start):
     """Raise if a dose falls on the first time, at which the state is said to start otherwise."""
     first = ode.jumps == data.t[0]
     dosed = (ode.steps.factor[first] != 1) | (ode.steps.amount[first] != 0)
-    told = [*known.known, *known.priors]
-    both = [n for n, one in zip(ode.states, dosed.any(axis=0), strict=True) if one and n in told]
+    given = [*known.known, *known.priors]
+    both = [n for n, one in zip(ode.states, dosed.any(axis=0), strict=True) if one and n in given]
     if both:
         msg = (
             f"the states {both} are given a dose at t = {data.t[0]:g}, the first time, and a start "
@@ -372,23 +372,23 @@ def _without_rest(data: Data, ode: ODE, known: Start) -> Data:
     at_rest = data.are_all(known.at_rest(ode, data.t))
     if at_rest.any():
         _log.info(
-            "the states %s stay where they start, and their data are these numbers: they say "
-            "nothing, and are left out.",
+            "the states %s never change from their start, and their data are these numbers: they "
+            "carry no information, and are left out.",
             ", ".join(name for name, one in zip(ode.states, at_rest, strict=True) if one),
         )
     return data.without(at_rest) if at_rest.any() else data
 
 
-def _check_reached(ode: ODE, data: Data, told: Written | None, known: Start):
+def _check_reached(ode: ODE, data: Data, written: Written | None, known: Start):
     """Raise if nothing is observed, or a state has no effect on what is, and an unknown start."""
-    if told is None:
+    if written is None:
         reached = data.is_observed.any(axis=0)
         if not reached.any():
             msg = "y holds no observation at all (all NaN); expected some, or a likelihood."
             raise ValueError(msg)
         _tell_empty_times(data)
     else:
-        reached = np.array([name in told.depends_on for name in ode.states])
+        reached = np.array([name in written.depends_on for name in ode.states])
     reached = reached | np.isin(ode.states, [*known.known, *known.priors, *known.uses])
     for _ in ode.states:
         reached = reached | ode.enters[reached].any(axis=0)
@@ -410,7 +410,7 @@ def _tell_empty_times(data: Data):
     empty = data.t[1:][~data.is_observed[1:].any(axis=1)]
     if len(empty):
         _log.info(
-            "nothing was observed at t = %s: these times say nothing, and only join the grid.",
+            "nothing was observed at t = %s: these times carry no data, and only refine the grid.",
             ", ".join(f"{time:g}" for time in empty[:5]) + ", ..." * (len(empty) > 5),
         )
 

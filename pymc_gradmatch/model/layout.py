@@ -97,7 +97,7 @@ def laid_out(
 
 
 def separated(gp: StateGP, settings: RefinedSettings) -> StateGP:
-    """Return wide processes of the pieces between long gaps, which say nothing of each other."""
+    """Return wide processes of the pieces between long gaps, independent of each other."""
     times, counts, is_long_gap = gp.t_observed, gp.data.counted, gp.data.is_long_gap
     # The clock of a piece goes on in the gap: nothing is smoother at its edges than inside.
     rates = np.diff(counts) / np.diff(times)

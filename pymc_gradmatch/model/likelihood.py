@@ -57,7 +57,7 @@ class NoDerivativeError(ValueError):
     """A likelihood that can be evaluated, but not climbed."""
 
 
-class Told(NamedTuple):
+class LogLikelihood(NamedTuple):
     """A log likelihood and its gradient, in the units of the data and of the parameters."""
 
     log_density: float
@@ -83,7 +83,7 @@ class Likelihood(ABC):
     sigma: NDArray[np.float64]
 
     @abstractmethod
-    def __call__(self, theta: NDArray[np.float64], x: NDArray[np.float64]) -> Told:
+    def __call__(self, theta: NDArray[np.float64], x: NDArray[np.float64]) -> LogLikelihood:
         """Evaluate it at parameters, ``(param,)``, and states, ``(time, state)``."""
 
     @abstractmethod
@@ -127,7 +127,7 @@ class Normal(Likelihood):
         with np.errstate(over="ignore"):  # of states far away
             pull = self.precision * (self.data - x)
             log_density = float(0.5 * np.sum(pull * (x - self.data)))
-        return Told(log_density, np.zeros(len(theta)), pull)
+        return LogLikelihood(log_density, np.zeros(len(theta)), pull)
 
     def curvature(self, theta, x):
         """Return the precisions."""
@@ -163,11 +163,11 @@ def normal(gp: StateGP, n_known: int = 0, noise: NDArray[np.float64] | None = No
 
 
 def with_noise(gp: StateGP, noise: NDArray[np.float64]) -> StateGP:
-    """Return Gaussian processes whose sigma says as much as known noise, ``(time, state)``."""
+    """Return Gaussian processes with a sigma as informative as known noise, ``(time, state)``."""
     n_observed = gp.data.is_observed.sum(axis=0)
-    told = np.nansum(np.square(1 / noise), axis=0)
+    precision = np.nansum(np.square(1 / noise), axis=0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        sigma = np.sqrt(n_observed / told)
+        sigma = np.sqrt(n_observed / precision)
     return gp.with_sigma(_like_the_others(sigma, n_observed == 0, gp.scale))
 
 
@@ -279,7 +279,7 @@ class Written(Likelihood):
             value, gradient = self._compiled[0](self._flat(theta, x), self.others)
         by_states = np.zeros(self.gp.prior_mean.shape)
         by_states[self.rows] = gradient[len(theta) :].reshape(x.shape[1], -1).T
-        return Told(float(value), gradient[: len(theta)], by_states)
+        return LogLikelihood(float(value), gradient[: len(theta)], by_states)
 
     def curvature(self, theta, x):
         """Return it, also between times."""
@@ -298,10 +298,10 @@ class Written(Likelihood):
         if len(self.others):
             settled.others = self._most_probable(self._flat(theta, solution))
         each = np.diagonal(settled.curvature(theta, solution))[len(theta) :]
-        told = each.reshape(solution.shape[1], -1) * np.square(self.gp.scale)[:, None]
-        n_told = np.maximum((told > 0).sum(axis=1), 1)
+        precision = each.reshape(solution.shape[1], -1) * np.square(self.gp.scale)[:, None]
+        n_seen = np.maximum((precision > 0).sum(axis=1), 1)
         with np.errstate(divide="ignore"):
-            sigma = self.gp.scale / np.sqrt(told.sum(axis=1) / n_told)
+            sigma = self.gp.scale / np.sqrt(precision.sum(axis=1) / n_seen)
         settled.sigma = _like_the_others(sigma, sigma > self.gp.scale, self.gp.scale)
         return settled
 
@@ -500,7 +500,7 @@ def _first(mask: NDArray[np.bool_]) -> str:
 def rehearsed(
     function: LikelihoodFunction, ode: ODE, gp: StateGP, *, several: bool = False
 ) -> Written:
-    """Call a user's likelihood beside the model on the stack, and return what it says.
+    """Call a user's likelihood beside the model on the stack, and return what it writes.
 
     Random variables of that model, which it may read, stay where they start.
 

@@ -1,4 +1,4 @@
-"""Presets: settings of the matched model, and what they make of data."""
+"""Presets: settings of the gradient-matching model, and what they make of data."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -60,8 +60,8 @@ class Preset:
     parameterization: Parameterization = "centered"
     state_box: float | None = None
 
-    is_matched: ClassVar[bool] = True
-    """Whether states match slopes: what they are in the exact posterior is the solution."""
+    has_mismatch: ClassVar[bool] = True
+    """Whether the model has the mismatch of slopes, which the exact posterior does without."""
 
     @property
     def noise(self) -> Any:
@@ -131,7 +131,7 @@ class RefinedPreset(Preset):
 class UnfittedPreset(RefinedPreset):
     """The data and the grid alone: all that the exact posterior has of Gaussian processes."""
 
-    is_matched: ClassVar[bool] = False
+    has_mismatch: ClassVar[bool] = False
 
     def fit(self, data: Data, rng: np.random.Generator) -> StateGP:
         """Return Gaussian processes that no data have been used for."""

@@ -195,7 +195,7 @@ def _gradient(scalar, u) -> TensorVariable:
     return cast("TensorVariable", pytensor.grad(scalar, u, disconnected_inputs="ignore"))
 
 
-N_DRAWN = 1_000  # draws that tell how wide a prior is
+N_DRAWN = 1_000  # draws, from which the width of a prior is estimated
 ALIKE = 0.3  # of a width, up to which priors differ by the chance of their draws
 NORMAL_IQR = 1.349  # of a normal of unit standard deviation
 

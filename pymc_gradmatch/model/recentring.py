@@ -6,7 +6,7 @@ there, and takes the solution m as the prior mean:
 .. math:: N(x \mid m, C)\; N(f(x, \theta) \mid \dot m + D (x - m), A + \gamma I)
 
 Theorem 1 holds for any mean.  The Gaussian process then describes what is left, the distance
-from one solution of the ODE, and pulls towards no constant: the smoothing bias goes.
+from one solution of the ODE, and has no constant mean: the smoothing bias goes.
 """
 
 import warnings
@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 
 from pymc_gradmatch.gp import StateGP
 from pymc_gradmatch.model.gauss_newton import (
-    Matched,
+    Mode,
     Problem,
     Shared,
     climb,
-    climb_together,
     solutions_around,
 )
 from pymc_gradmatch.model.likelihood import (
@@ -45,34 +44,34 @@ def as_it_is(problem: Problem, theta: NDArray[np.float64]) -> Problem:
 
 
 @dataclass(frozen=True, eq=False)
-class Settled:
+class Recentred:
     """Where rounds of re-centring ended.
 
     Attributes
     ----------
     problems : list of Problem
         Of each experiment, around a solution.
-    matched : list of Matched
+    modes : list of Mode
         The most probable states and parameters.
     moves : list of float
         How far each round moved theta, in posterior standard deviations, the most of all.
     """
 
     problems: list[Problem]
-    matched: list[Matched]
+    modes: list[Mode]
     moves: list[float]
 
 
-def settle(
+def recentre(
     problems: Sequence[Problem],
-    matched: Sequence[Matched],
+    modes: Sequence[Mode],
     narrow: Sequence[Narrowing],
     *,
     say: Callable[[str], None],
     rng: np.random.Generator,
     shared: Shared | None = None,
     fewest: int = 1,
-) -> Settled:
+) -> Recentred:
     """Re-centre until theta settles, or two climbs in a row are cut short on their way.
 
     An estimate that the ODE cannot be integrated from, as where noise hides so small a start
@@ -81,7 +80,7 @@ def settle(
 
     Parameters
     ----------
-    problems, matched, narrow : sequence
+    problems, modes, narrow : sequence
         Of each experiment; what gives each round its kernel and its gamma.
     say : callable
         Takes what is being done.
@@ -92,30 +91,26 @@ def settle(
     fewest : int
         Rounds that there are at least.
     """
-    problems, matched = [*problems], [*matched]
+    problems, modes = [*problems], [*modes]
     moves: list[float] = []
-    n_on_the_way = 0
+    n_cut_short = 0
     for number in range(MOST_ROUNDS):
         last = f", the last moved theta by {moves[-1]:.1g} sd" if moves else ""
         say(f"re-centring on the ODE's solution: round {number + 1}{last}")
-        around = around_solutions(problems, matched, narrow, rng)
+        around = around_solutions(problems, modes, narrow, rng)
         if around is None:
             break
         problems, starts = around
-        if shared is None:
-            [problem], [start] = problems, starts
-            matched = [climb(problem, start.u, start.x)]
-        else:
-            matched = climb_together(problems, starts, shared)
-        moves.append(moved(starts, matched))
-        n_on_the_way = n_on_the_way + 1 if matched[0].is_on_the_way else 0
+        modes = climb(problems, starts, shared)
+        moves.append(moved(starts, modes))
+        n_cut_short = n_cut_short + 1 if modes[0].reached_limit else 0
         is_settled = moves[-1] < SETTLED_MOVE and number + 1 >= fewest
-        if is_settled or n_on_the_way == MOST_CUT_SHORT:
+        if is_settled or n_cut_short == MOST_CUT_SHORT:
             break
-    return Settled(problems, matched, moves)
+    return Recentred(problems, modes, moves)
 
 
-def moved(before: Sequence[Matched], after: Sequence[Matched]) -> float:
+def moved(before: Sequence[Mode], after: Sequence[Mode]) -> float:
     """Return how far theta moved, in posterior standard deviations, the most of all."""
     each = zip(before, after, strict=True)
     return max(float(np.max(np.abs(b.u - a.u) / np.maximum(a.sd, 1e-12))) for b, a in each)
@@ -123,18 +118,18 @@ def moved(before: Sequence[Matched], after: Sequence[Matched]) -> float:
 
 def around_solutions(
     problems: Sequence[Problem],
-    matched: Sequence[Matched],
+    modes: Sequence[Mode],
     narrow: Sequence[Narrowing],
     rng: np.random.Generator,
-) -> tuple[list[Problem], list[Matched]] | None:
+) -> tuple[list[Problem], list[Mode]] | None:
     """Return problems around solutions of the ODE, and these; nothing where there are none."""
-    solutions = [integrated(*one) for one in zip(problems, matched, strict=True)]
+    solutions = [integrated(*one) for one in zip(problems, modes, strict=True)]
     if solutions == [None]:
-        [problem], [found], [narrowed] = problems, matched, narrow
+        [problem], [found], [narrowed] = problems, modes, narrow
         gamma = narrowed(problem, problem.theta(found.u)).gamma
         solutions = [*solutions_around(replace(problem, gamma=gamma), found, rng)[:1]] or [None]
     there = []
-    for problem, found, solution in zip(problems, matched, solutions, strict=True):
+    for problem, found, solution in zip(problems, modes, solutions, strict=True):
         if solution is None:
             _warn_of_no_solution(problem, found)
             return None
@@ -150,24 +145,24 @@ def around_solutions(
     return settled, starts
 
 
-def solution(problem: Problem, matched: Matched) -> NDArray[np.float64]:
+def solution(problem: Problem, mode: Mode) -> NDArray[np.float64]:
     """Return the solution from an estimate, NaN where it cannot be integrated."""
-    theta = problem.theta(matched.u)
+    theta = problem.theta(mode.u)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        start = problem.known.filled(theta, matched.x[0])
+        start = problem.known.filled(theta, mode.x[0])
         return problem.ode.solve(problem.gp.t, start, theta)
 
 
-def integrated(problem: Problem, matched: Matched) -> Matched | None:
+def integrated(problem: Problem, mode: Mode) -> Mode | None:
     """Return an estimate with the ODE's solution from its start, if that is finite."""
-    x = solution(problem, matched)
+    x = solution(problem, mode)
     with np.errstate(over="ignore"):
         is_bounded = np.isfinite(np.square(x)).all()
-    return matched._replace(x=x) if is_bounded else None
+    return mode._replace(x=x) if is_bounded else None
 
 
-def centre(problem: Problem, there: Matched) -> Problem:
+def centre(problem: Problem, there: Mode) -> Problem:
     """Return a problem around a solution, with the noise that this leaves."""
     theta = problem.theta(there.u)
     likelihood = problem.likelihood.around(theta, there.x)
@@ -186,8 +181,8 @@ def with_noise_of_all(problems: Sequence[Problem]) -> list[Problem]:
     squares = np.square([one.sigma for one in normals])
     sigma = np.sqrt(np.average(squares, axis=0, weights=np.maximum(n_observed, 1e-3)))
     return [
-        replace(one, likelihood=Normal(told.gp.with_sigma(sigma), told.n_known))
-        for one, told in zip(problems, normals, strict=True)
+        replace(one, likelihood=Normal(likelihood.gp.with_sigma(sigma), likelihood.n_known))
+        for one, likelihood in zip(problems, normals, strict=True)
     ]
 
 
@@ -210,12 +205,12 @@ def _advice(ode: ODE, gp: StateGP, start: NDArray[np.float64]) -> str:
     )
 
 
-def _warn_of_no_solution(problem: Problem, matched: Matched):
-    theta = dict(zip(problem.ode.params, problem.theta(matched.u).round(4).tolist(), strict=True))
+def _warn_of_no_solution(problem: Problem, mode: Mode):
+    theta = dict(zip(problem.ode.params, problem.theta(mode.u).round(4).tolist(), strict=True))
     warnings.warn(
         f"the ODE could not be integrated at the estimate {theta}: the prior mean stays "
         "as it is, and so does the smoothing bias. "
-        f"{_advice(problem.ode, problem.gp, matched.x[0])}",
+        f"{_advice(problem.ode, problem.gp, mode.x[0])}",
         UserWarning,
         stacklevel=5,
     )

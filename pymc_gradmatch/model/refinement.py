@@ -14,8 +14,8 @@ docs/history/accuracy.md has the study behind it.
 4. A narrow one describes the distance from it: ExpQuad with a lengthscale of
    two grid steps and an amplitude of 30 sigma, so that A, the tolerance that
    the Gaussian process itself has, follows the noise.  Re-centred again.
-   Of a noisy state that others see by the ODE much better than its own data do
-   (:func:`seen_by_all`), it is 120 of the noise with which all see it, if that is less.
+   Of a noisy state that the other states' data determine by the ODE much better than its own do
+   (:func:`seen_by_all`), it is 120 of the noise of all data together, if that is less.
    Where the likelihood is not the data's, sigma is that of a normal observation which would
    say as much; a state of which nothing is said takes the median of the others.
 5. gamma is a millionth of the prior variance of the slopes.
@@ -43,12 +43,11 @@ from pymc_gradmatch.arguments import in_order
 from pymc_gradmatch.gp import StateGP, as_noise, unexplained
 from pymc_gradmatch.model.constraint import check_positive, check_states, constraints
 from pymc_gradmatch.model.gauss_newton import (
-    Matched,
+    Mode,
     Problem,
     Shared,
     climb,
     climb_from_prior,
-    climb_together,
     solutions_around,
     solutions_of_prior,
 )
@@ -76,12 +75,12 @@ from pymc_gradmatch.model.likelihood import (
 )
 from pymc_gradmatch.model.priors import Parameters, parameters_of
 from pymc_gradmatch.model.recentring import (
-    Settled,
+    Recentred,
     around_solutions,
     as_it_is,
     centre,
     integrated,
-    settle,
+    recentre,
     solution,
 )
 from pymc_gradmatch.model.start import Start, known_starts, start_in
@@ -91,13 +90,15 @@ from pymc_gradmatch.reporting import reporting
 SEARCHING = "seeking the ODE's solution from draws of the prior"
 N_OTHERS = 3  # solutions of a kind, from which one that fits better is sought
 BETTER_BY = 1.0  # log likelihood, by which it does
-MOST_DISTANCE = 0.3  # sigma, of matched states from the solution; below 0.12 where it was studied
+MOST_DISTANCE = (
+    0.3  # sigma, of the most probable states from the solution; below 0.12 where it was studied
+)
 
 
 class DoubtWarning(UserWarning):
-    """What :func:`refine` doubts of the matched posterior: its solution, or how much it explains.
+    """What :func:`refine` doubts of what it found: its solution, or how much that explains.
 
-    A verdict on draws of the exact posterior says what it has to say of these in its place.
+    A verdict on draws of the exact posterior takes the place of these.
     """
 
 
@@ -208,7 +209,7 @@ def refine(
 
 
 @dataclass(frozen=True, eq=False)
-class FoundByRule(Settled):
+class FoundByRule(Recentred):
     """What the rule found for all experiments.
 
     Attributes
@@ -254,42 +255,43 @@ def refine_all(
         _problem(part, one.wide, compiled[id(priors)], settings)
         for part, one, priors in zip(fits.parts, laid, fits.priors, strict=True)
     ]
+    shared = None if is_single else _shared(fits)
     with reporting(SEARCHING, enabled=progressbar) as say:
         found = []
         for part, problem in zip(fits.parts, problems, strict=True):
             if part.name:
                 say(f"seeking solutions of experiment {part.name!r}")
             found.append(_solution_of(problem, settings, say, rng))
-        if is_single:
-            shared, fewest, wide = None, 1, found[0]
+        if shared is None:
+            fewest, wide = 1, found[0]
             longer = _with_gaps_divided(first, members[0], wide, settings) if grid is None else None
             if longer:
                 say("dividing the gaps in which the solution moves on")
                 laid = [longer]
                 problem = _problem(first, longer.wide, problems[0].parameters, settings)
-                at = wide.matched[0]._replace(x=solution(problem, wide.matched[0]))
-                again = settle([problem], [at], [as_it_is], say=say, rng=rng)
+                at = wide.modes[0]._replace(x=solution(problem, wide.modes[0]))
+                again = recentre([problem], [at], [as_it_is], say=say, rng=rng)
                 wide = replace(again, moves=wide.moves + again.moves)
         else:
-            shared, fewest = _shared(fits), 2
+            fewest = 2
             wide = _agreeing(problems, found, shared)
         narrow = [_Narrow(one.narrow, settings) for one in laid]
-        settled = settle(
-            wide.problems, wide.matched, narrow, say=say, rng=rng, shared=shared, fewest=fewest
+        settled = recentre(
+            wide.problems, wide.modes, narrow, say=say, rng=rng, shared=shared, fewest=fewest
         )
-        problems, matched = settled.problems, settled.matched
-        if shared is not None and (last := around_solutions(problems, matched, narrow, rng)):
+        problems, modes = settled.problems, settled.modes
+        if shared is not None and (last := around_solutions(problems, modes, narrow, rng)):
             problems, _ = last
-    natural = [one.theta(at.u) for one, at in zip(problems, matched, strict=True)]
+    natural = [one.theta(at.u) for one, at in zip(problems, modes, strict=True)]
     theta: dict[str, Any] = {
         name: np.array([values[k] for values in natural]) if local else float(natural[0][k])
         for k, (name, local) in enumerate(zip(params, fits.is_local, strict=True))
     }
-    for part, problem, at, values in zip(fits.parts, problems, matched, natural, strict=True):
+    for part, problem, at, values in zip(fits.parts, problems, modes, natural, strict=True):
         _warn_of_doubts(part.name, problem, at, dict(zip(params, values, strict=True)))
     if is_single:
         theta |= problems[0].likelihood.estimates()
-    return FoundByRule(problems, matched, wide.moves + settled.moves, theta)
+    return FoundByRule(problems, modes, wide.moves + settled.moves, theta)
 
 
 def _with_known_noise(one: Given, gp: StateGP) -> StateGP:
@@ -306,33 +308,30 @@ def _with_known_noise(one: Given, gp: StateGP) -> StateGP:
 
 def _problem(one: Given, gp: StateGP, parameters: Parameters, settings: RefinedSettings) -> Problem:
     """Return what is sought on the grid of wide processes."""
-    told: Likelihood
+    likelihood: Likelihood
     known = one.known
     if isinstance(one.likelihood, pm.Model):
-        told, of_this_model = of_model(one.likelihood, one.ode, gp)
+        likelihood, of_this_model = of_model(one.likelihood, one.ode, gp)
         known = known or of_this_model
     elif one.likelihood is None:
-        told = normal(gp, len(known.places), one.noise)
+        likelihood = normal(gp, len(known.places), one.noise)
     else:
-        told = rehearsed(one.likelihood, one.ode, gp)
+        likelihood = rehearsed(one.likelihood, one.ode, gp)
     gamma = settings.tolerance * gp.slope_variance()
-    return Problem(one.ode.of_levels, gp, parameters, gamma, told, known)
+    return Problem(one.ode.of_levels, gp, parameters, gamma, likelihood, known)
 
 
 def _shared(fits: Fits) -> Shared:
     """Return what experiments have in common."""
     names = [n for n, own in zip(fits.parts[0].ode.params, fits.is_local, strict=True) if not own]
-    log_prior = parameters_of(fits.priors[0], names).log_prior if names else _nothing
-    return Shared(~fits.is_local, log_prior)
+    if not names:
+        return Shared.nothing(len(fits.is_local))
+    return Shared(~fits.is_local, parameters_of(fits.priors[0], names).log_prior)
 
 
-def _nothing(u) -> tuple[NDArray, NDArray, NDArray]:
-    return np.array(0.0), np.zeros(0), np.zeros(0)
-
-
-def _agreeing(problems: Sequence[Problem], found: Sequence[Settled], shared: Shared) -> Settled:
+def _agreeing(problems: Sequence[Problem], found: Sequence[Recentred], shared: Shared) -> Recentred:
     """Return the most probable states and parameters of wide processes that share parameters."""
-    alone = [one.matched[0] for one in found]
+    alone = [one.modes[0] for one in found]
     problems = [
         replace(problem, likelihood=one.problems[0].likelihood)
         for problem, one in zip(problems, found, strict=True)
@@ -341,7 +340,7 @@ def _agreeing(problems: Sequence[Problem], found: Sequence[Settled], shared: Sha
     weights = 1 / np.square(np.maximum([one.sd for one in alone], 1e-8))
     u[:, shared.among] = np.average(u, axis=0, weights=weights)[shared.among]
     starts = [one._replace(u=own) for one, own in zip(alone, u, strict=True)]
-    return Settled([*problems], climb_together(problems, starts, shared), [])
+    return Recentred([*problems], climb(problems, starts, shared), [])
 
 
 @dataclass(frozen=True, eq=False)
@@ -352,37 +351,38 @@ class _Narrow:
     settings: RefinedSettings
 
     def __call__(self, problem: Problem, theta: NDArray[np.float64]) -> Problem:
-        gp, told = problem.gp, problem.likelihood
-        around = self.unit.with_sigma(told.sigma).with_mean(gp.prior_mean, gp.prior_slope)
-        others = self.settings.others * seen_by_all(problem.ode, gp, theta, told)
-        noise = np.fmin(told.sigma, others)
+        gp, likelihood = problem.gp, problem.likelihood
+        around = self.unit.with_sigma(likelihood.sigma).with_mean(gp.prior_mean, gp.prior_slope)
+        others = self.settings.others * seen_by_all(problem.ode, gp, theta, likelihood)
+        noise = np.fmin(likelihood.sigma, others)
         around = with_amplitude(around, self.settings.narrow_amplitude * noise / gp.scale)
         return replace(problem, gp=around, gamma=self.settings.tolerance * around.slope_variance())
 
 
-def _solution_of(problem: Problem, settings: RefinedSettings, say, rng) -> Settled:
+def _solution_of(problem: Problem, settings: RefinedSettings, say, rng) -> Recentred:
     """Return the wide processes of one experiment around the solution that explains most.
 
     One that leaves more than noise, or moves on in long gaps, has others beside it.
     """
 
-    def searched(found: Matched) -> tuple[Settled, float]:
-        end = settle([problem], [found], [as_it_is], say=say, rng=rng)
-        return end, problem.height(end.matched[0].u, end.problems[0].gp.prior_mean)
+    def searched(found: Mode) -> tuple[Recentred, float]:
+        end = recentre([problem], [found], [as_it_is], say=say, rng=rng)
+        return end, problem.height(end.modes[0].u, end.problems[0].gp.prior_mean)
 
-    def once(found: Matched) -> Matched | None:
+    def once(found: Mode) -> Mode | None:
         """Return the solution that a single climb from one leads to."""
         around = centre(problem, found)
-        return integrated(around, climb(around, found.u, found.x))
+        [end] = climb([around], [found])
+        return integrated(around, end)
 
     smoothed = problem.known.possible(problem.gp.posterior_mean())
     found = climb_from_prior(problem, smoothed, rng)
     best, reached = searched(found)
-    [around], [at] = best.problems, best.matched
+    [around], [at] = best.problems, best.modes
     ways = ways_in_long_gaps(around.ode, around.gp, around.gp.prior_mean[0], around.theta(at.u))
-    others: list[tuple[float, Matched]] = []  # with what they promise
+    others: list[tuple[float, Mode]] = []  # with what they promise
     if not (ways <= settings.long_gap).all():
-        say("crossing the gaps, in which solutions may turn round more often")
+        say("seeking solutions that oscillate more often in the gaps")
         crossed = _across_gaps(problem, settings, rng.spawn(1)[0])
         others += [(np.inf, one) for one in crossed[:N_OTHERS]]
     with warnings.catch_warnings():
@@ -390,7 +390,7 @@ def _solution_of(problem: Problem, settings: RefinedSettings, say, rng) -> Settl
         if _unexplained(around):
             say("seeking other solutions: this one leaves more than noise")
             for u, x in solutions_of_prior(problem, rng.spawn(1)[0])[:N_OTHERS]:
-                one = once(Matched(u, x, found.sd))
+                one = once(Mode(u, x, found.sd))
                 others += [] if one is None else [(problem.height(one.u, one.x), one)]
         for promised, one in sorted(others, key=itemgetter(0), reverse=True):
             if promised < reached:
@@ -403,7 +403,7 @@ def _solution_of(problem: Problem, settings: RefinedSettings, say, rng) -> Settl
 
 def _across_gaps(
     problem: Problem, settings: RefinedSettings, rng: np.random.Generator
-) -> list[Matched]:
+) -> list[Mode]:
     """Return parameters with solutions of the ODE, the most probable first, for data with gaps.
 
     In a long gap a solution may turn round more often than smoothed data do.  So processes
@@ -418,10 +418,10 @@ def _across_gaps(
 
 
 def _with_gaps_divided(
-    one: Given, gp: StateGP, found: Settled, settings: RefinedSettings
+    one: Given, gp: StateGP, found: Recentred, settings: RefinedSettings
 ) -> LaidOut | None:
     """Return a grid on which long gaps are divided further, if the solution moves on in them."""
-    [problem], [at] = found.problems, found.matched
+    [problem], [at] = found.problems, found.modes
     counts = gp.data.counted
     longer = stretched(problem.ode, problem.gp, problem.theta(at.u), counts, settings)
     if np.array_equal(longer, counts):
@@ -439,7 +439,7 @@ def _refined_by_fewer(
     noise = None if one.noise is None else one.noise[np.isin(gp.data.t, data.t)]
     by_fewer = replace(fits, parts=[replace(one, data=data, noise=noise)], gp=fewer)
     found = refine_all(by_fewer, settings=settings._replace(most=len(data.t)), **given)
-    [before], [at] = found.problems, found.matched
+    [before], [at] = found.problems, found.modes
     unit = laid_out(gp, one.ode, settings, gp.data.counted, grid).narrow
     problem = _problem(one, unit, before.parameters, settings)
     x = problem.ode.solve(unit.t, before.gp.prior_mean[0], before.theta(at.u))
@@ -479,8 +479,8 @@ def of_model(model: pm.Model, ode: ODE, gp: StateGP) -> tuple[Written, Start]:
         )
         raise ValueError(msg)
     beside = [one.name for one in known] + [one.name for one in known_starts(model)]
-    told = of_graph(model, names[0], ode.params, grid=constraint.gp.t, gp=gp, without=beside)
-    return told, start_in(model, ode, constraint.x)
+    likelihood = of_graph(model, names[0], ode.params, grid=constraint.gp.t, gp=gp, without=beside)
+    return likelihood, start_in(model, ode, constraint.x)
 
 
 def seen_by_all(
@@ -509,11 +509,11 @@ def seen_by_all(
     """
     n_times, n_states = gp.prior_mean.shape
     _, by_state, _ = ode.linearised(gp.t, gp.prior_mean, theta)
-    told = np.diagonal(likelihood.curvature(theta, gp.prior_mean))[len(theta) :]
+    curvature = np.diagonal(likelihood.curvature(theta, gp.prior_mean))[len(theta) :]
     precision, is_seen = np.zeros((n_times, n_states)), np.zeros(n_times)
-    precision[likelihood.rows] = told.reshape(n_states, -1).T
+    precision[likelihood.rows] = curvature.reshape(n_states, -1).T
     is_seen[likelihood.rows] = 1
-    # What a later time says of each state at a time, by all and by itself, backwards in time.
+    # Precision that later times give each state at a time, by all and by itself, backwards.
     places = np.arange(n_states)
     of_each = np.eye(n_states)[:, :, None] * np.eye(n_states)[:, None, :]
     by_all, by_itself = np.zeros((n_states,) * 2), np.zeros((n_states,) * 3)
@@ -537,12 +537,12 @@ def _unexplained(problem: Problem) -> list[str]:
     return unexplained(gp.residuals(gp.states_of(gp.prior_mean), problem.ode.states))
 
 
-def _warn_of_doubts(name: str, problem: Problem, matched: Matched, theta: Mapping[str, float]):
+def _warn_of_doubts(name: str, problem: Problem, mode: Mode, theta: Mapping[str, float]):
     """Warn where states are not the ODE's solution, or where it leaves more than noise."""
     rounded = {name: float(f"{value:.4g}") for name, value in theta.items()}
     where = f"experiment {name!r}: " if name else ""
     with np.errstate(over="ignore"):
-        apart = (matched.x - solution(problem, matched)) / problem.gp.sigma
+        apart = (mode.x - solution(problem, mode)) / problem.gp.sigma
         distance = np.sqrt(np.square(apart).mean(axis=0))
     far = [
         f"{state!r} by {by:.2g}"
@@ -554,9 +554,9 @@ def _warn_of_doubts(name: str, problem: Problem, matched: Matched, theta: Mappin
             f"{where}the most probable states and the ODE's solution from the same start, with "
             f"{rounded}, differ in state {', '.join(far)} (sigma, root mean square; at most "
             f"{MOST_DISTANCE} is expected): between the times of the grid the system is faster "
-            "than the grid, or than the data tell. Do not trust this fit by itself: take a finer "
-            "grid, give fast parameters narrow priors or eliminate them (quasi-steady state), and "
-            "follow it with gm.integrate_check.",
+            "than the grid, or than the data resolve. Do not trust this fit by itself: take a "
+            "finer grid, give fast parameters narrow priors or eliminate them (quasi-steady "
+            "state), and follow it with gm.integrate_check.",
             DoubtWarning,
             stacklevel=4,
         )

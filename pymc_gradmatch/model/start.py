@@ -243,13 +243,13 @@ class Start:
         """Return the standard deviation within which a known start holds among the states.
 
         A hundredth of sigma: a ten thousandth of what one observation says, by variance, and no
-        narrower than what neighbours on the grid say of each other.
+        narrower than neighbours on the grid are given each other.
         """
         random = isinstance(gp.sigma, TensorVariable)
         widths = KNOWN_WIDTH_OF_SCALE * gp.scale if random else KNOWN_WIDTH * np.asarray(gp.sigma)
         return widths[self.places]
 
-    def told(self, theta: NDArray[np.float64], levels: NDArray[np.float64]) -> KnownOfStart:
+    def evaluated(self, theta: NDArray[np.float64], levels: NDArray[np.float64]) -> KnownOfStart:
         """Evaluate what is known, at parameters and the levels of x(t0)."""
         return KnownOfStart(*self._compiled(theta, levels))
 
@@ -287,7 +287,7 @@ class Start:
         if not self.known:
             return levels
         levels = levels.copy()
-        levels[self.places] -= self.told(theta, levels).residual
+        levels[self.places] -= self.evaluated(theta, levels).residual
         return levels
 
     @cached_property
@@ -453,7 +453,7 @@ def _scalar(value, name: str) -> TensorVariable:
 
 
 class KnownStartRV(pm.SymbolicRandomVariable):
-    """The random variable behind :class:`KnownStart`; a model tells by it which starts it knows."""
+    """The random variable behind :class:`KnownStart`; a model finds its known starts by it."""
 
     name = "KnownStart"
     _print_name = ("KnownStart", r"\operatorname{KnownStart}")

@@ -1,6 +1,6 @@
 """Matrices and densities, whatever they mean.
 
-Nothing here has heard of an ODE or of a kernel.  One matrix per state times one vector
+Nothing here depends on an ODE or a kernel.  One matrix per state times one vector
 per state, and normal vectors in independent coordinates, are in ``matrices``; the mode of
 a density, sought from several starts, and what the density is like there, in ``optimise``.
 """
@@ -13,9 +13,7 @@ from pymc_gradmatch.numerics.matrices import (
     basis_of,
     basis_signature,
     best_size,
-    compress_if_cheaper,
     draw_normal,
-    innovations,
     matvec,
     normal_log_density,
     of_recursion,
@@ -50,11 +48,9 @@ __all__ = [
     "basis_of",
     "basis_signature",
     "best_size",
-    "compress_if_cheaper",
     "conditional_sd",
     "draw_normal",
     "hessian",
-    "innovations",
     "laplace",
     "matvec",
     "normal_log_density",

@@ -12,10 +12,9 @@ of C or A + gamma I, has a low rank r:
 .. math:: M = \mathrm{blockdiag}(M_{nn}) + P\,S\,Q^\top
 
 with P and Q block diagonal, of r columns per block, and S of ``(N r, N r)``.
-r is at most 3 for Matern52's factors and 6 for its D, 2 and 4 for Matern32,
-whatever the times, the lengthscale and gamma; smooth kernels such as ExpQuad
-have about 12 numerically.  A product costs T (B + 2 r) + (T r / B)^2 instead
-of T^2, which with the best B is about T^(4/3).
+r is 3 for Matern52's factors and 6 for its D, whatever the times, the lengthscale and
+gamma.  A product costs T (B + 2 r) + (T r / B)^2 instead of T^2, which with the best B
+is about T^(4/3).
 
 Such matrices are known as quasi-separable or sequentially semi-separable; the
 state-space view of Gaussian processes [1]_ and celerite [2]_ rest on the same
@@ -58,7 +57,6 @@ import pytensor.tensor as pt
 from numpy.typing import NDArray
 from pytensor.gradient import zero_grad
 from pytensor.tensor import TensorConstant, TensorVariable
-from scipy.linalg import solve_triangular
 from threadpoolctl import threadpool_limits
 
 from pymc_gradmatch.process import Setting
@@ -122,13 +120,6 @@ def _transposed(matrices: TensorVariable) -> TensorVariable:
     return matrices.mT
 
 
-SHORTEST = 100  # below, a dense product is about as fast and compiles faster
-WORTHWHILE = 0.5  # largest share of the dense product's multiplications
-TOLERANCE = 1e-8
-# Data sets whose ranks differ by little then share one compiled density.
-RANK_STEP = 3
-
-
 class Compressed(NamedTuple):
     """A matrix per state: dense in diagonal blocks, of low rank outside of them.
 
@@ -141,52 +132,6 @@ class Compressed(NamedTuple):
     """S, from all blocks' r numbers to all blocks' r numbers, ``(state, N r, N r)``."""
     far: Any
     """P, shape ``(state, N, B, r)``."""
-
-
-def compress_if_cheaper(matrices: NDArray[np.float64]) -> Compressed | None:
-    """Compress where this at least halves the multiplications of a product, else return None."""
-    n_time = matrices.shape[-1]
-    if n_time < SHORTEST:
-        return None
-    trial = round((18 * n_time) ** (1 / 3))  # the best one for rank 3
-    *_, rank = _bases(_padded(matrices, trial), trial)
-    size = best_size(n_time, rank)
-    cost = n_time * (size + 2 * rank) + (n_time * rank / size) ** 2
-    if rank == trial or cost > WORTHWHILE * n_time**2:
-        return None
-    return compress(matrices, size)
-
-
-def compress(matrices: NDArray[np.float64], size: int) -> Compressed:
-    """Cut one matrix per state into blocks, and compress what is outside the diagonal.
-
-    Parameters
-    ----------
-    matrices : array of float
-        Shape ``(state, time, time)``.
-    size : int
-        Block size B, at most T.
-
-    Returns
-    -------
-    Compressed
-        Singular values of a block row or block column below 1e-8 of the
-        largest are left out.
-    """
-    padded = _padded(matrices, size)
-    left, right, rank = _bases(padded, size)
-    n_state, n_block = left.shape[:2]
-    blocks = padded.reshape(n_state, n_block, size, n_block, size).swapaxes(2, 3)
-    diagonal = np.arange(n_block)
-    own = blocks[:, diagonal, diagonal]
-    coupling = left.mT[:, :, None] @ blocks @ right[:, None]
-    coupling[:, diagonal, diagonal] = 0
-    length = n_block * rank
-    return Compressed(
-        near=np.concatenate([own, right.mT], axis=-2),
-        coupling=coupling.swapaxes(2, 3).reshape(n_state, length, length),
-        far=left,
-    )
 
 
 def of_recursion(
@@ -278,31 +223,6 @@ def best_size(n_time: int, rank: int) -> int:
     return min(n_time, max(8, round((2 * n_time * rank**2) ** (1 / 3))))
 
 
-def _padded(matrices: NDArray[np.float64], size: int) -> NDArray[np.float64]:
-    missing = -matrices.shape[-1] % size
-    return np.pad(matrices, [(0, 0), (0, missing), (0, missing)])
-
-
-def _bases(matrices: NDArray[np.float64], size: int):
-    """Return orthonormal bases of block rows and columns, ``(state, N, B, r)`` each, and r."""
-    n_state, length, _ = matrices.shape
-    outside = matrices.reshape(n_state, length // size, size, length // size, size).copy()
-    diagonal = np.arange(length // size)
-    outside[:, diagonal, :, diagonal] = 0
-    outside = outside.reshape(n_state, length, length)
-    sides = [m.reshape(n_state, -1, size, length) for m in (outside, outside.mT)]
-    # Left singular vectors from a triangular factor: rows are short, columns many.
-    factors = [np.linalg.qr(side.mT, mode="r").mT for side in sides]
-    decomposed = [np.linalg.svd(factor, full_matrices=False)[:2] for factor in factors]
-    needed = max(
-        int((values > TOLERANCE * values.max(axis=(-2, -1), keepdims=True)).sum(axis=-1).max())
-        for _, values in decomposed
-    )
-    rank = min(size, max(1, -(-needed // RANK_STEP)) * RANK_STEP)
-    left, right = (vectors[..., :rank] for vectors, _ in decomposed)
-    return left, right, rank
-
-
 class Innovations(NamedTuple):
     """Unit triangular F and v of one covariance per state: F's inverse and F itself, compressed."""
 
@@ -325,25 +245,6 @@ class Innovations(NamedTuple):
 
 
 Basis = Spectrum | Innovations
-
-
-def innovations(covariance: NDArray[np.float64]) -> Innovations | None:
-    """Factorise matrices of shape ``(state, time, time)``; None where this does not pay."""
-    if covariance.shape[-1] < SHORTEST:
-        return None
-    try:
-        factors = np.linalg.cholesky(covariance)
-    except np.linalg.LinAlgError:
-        return None
-    scales = np.diagonal(factors, axis1=-2, axis2=-1)
-    unit = factors / scales[:, None, :]
-    identity = np.eye(covariance.shape[-1])
-    inverse = [solve_triangular(f, identity, lower=True, unit_diagonal=True) for f in unit]
-    compressed = compress_if_cheaper(np.stack(inverse))
-    if not compressed:
-        return None
-    size = compressed.far.shape[2]
-    return Innovations(scales**2, *compressed, *compress(unit, size))
 
 
 def basis_of(parameters) -> Basis:

@@ -13,7 +13,7 @@ N_STARTS = 8  # of a search for the mode
 N_TOGETHER = 3  # the best of these, from which states and parameters climb together
 STEPS = 500
 ROUNDS = 2  # each climbs in coordinates made where the one before ended
-PROBES = 20  # random directions that tell the diagonal of a Hessian
+PROBES = 20  # random directions, from which the diagonal of a Hessian is estimated
 SMALLEST_CURVATURE = 1e-2  # no coordinate is stretched more than tenfold in a round
 
 
@@ -161,7 +161,7 @@ def _difference(density: Density, point, direction) -> NDArray[np.float64]:
 
 
 MEMORY = 10
-ENOUGH = 1e-4  # of the rise that the slope promises
+SUFFICIENT_RISE = 1e-4  # of the rise that the slope promises
 SHRINK = 0.3
 
 
@@ -223,7 +223,7 @@ def settle(
         ahead = z + width[:, None] * direction
         value_there, gradient_there = density(ahead, place)
         promised = width * (gradient * direction).sum(axis=1)
-        accepted = value_there >= value + ENOUGH * promised
+        accepted = value_there >= value + SUFFICIENT_RISE * promised
         moved = accepted[:, None]
         pairs[step % MEMORY, 0] = np.where(moved, ahead - z, 0)
         pairs[step % MEMORY, 1] = np.where(moved, gradient - gradient_there, 0)
@@ -239,7 +239,7 @@ def settle(
 def _uphill(gradient, newest_first) -> NDArray[np.float64]:
     """Apply the inverse Hessian that pairs of moves and changes of the gradient tell of."""
     curvatures = np.einsum("mpn,mpn->mp", newest_first[:, 0], newest_first[:, 1])
-    # A pair without curvature, such as that of a step not taken, says nothing.
+    # A pair without curvature, such as that of a step not taken, is left out.
     inverse = np.where(curvatures > 0, 1 / np.where(curvatures > 0, curvatures, 1), 0)
     direction, weights = gradient, []
     for (move, change), scale in zip(newest_first, inverse, strict=True):

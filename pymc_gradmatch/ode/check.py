@@ -325,8 +325,8 @@ def _notes(t, path, f, df_dx, states: pd.DataFrame, integrated) -> list[str]:
         if decay * (t[-1] - t[0]) > STIFF:
             notes.append(
                 f"The ODE is stiff: its fastest decay takes {1 / decay:.2g} of a whole time of "
-                f"{t[-1] - t[0]:.3g}. gm.fit integrates such systems; NUTS may make no headway in "
-                "the matched posterior."
+                f"{t[-1] - t[0]:.3g}. gm.fit integrates such systems; NUTS may make no progress in "
+                "the gradient-matching posterior."
             )
     within = np.abs(f[:-1]) * np.diff(t)[:, None] > np.ptp(path, axis=0)
     if within.any():

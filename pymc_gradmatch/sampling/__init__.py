@@ -1,9 +1,9 @@
 """Draws from a model: of one, or of many that are one formula.
 
 A model's density is compiled once (``density``), climbed to its mode, and written in
-coordinates in which it is round (``coordinates``); there nutpie's NUTS is fast.
+coordinates in which it is nearly a standard normal (``coordinates``), where NUTS is fast.
 :func:`sample` does so for one model.  The search for an exact posterior (``engine``) climbs to its
-modes, from where gradient matching leads to if need be (``matching``), and draws around them.
+modes and draws around them.
 One call does all of it, :func:`fit` (``one_call``), and :func:`fit_many` does for a stack of data
 sets, whose draws are side by side in memory or in a file (``stack``), fitted by joblib
 (``parallel``).  The paper's single Metropolis chain is :func:`sample_fgpgm` (``metropolis``).

@@ -1,13 +1,13 @@
 r"""Coordinates of a hierarchy in which chains pass where its spread is small.
 
 Members :math:`u_i \sim N(c, s^2)` of a population with an unknown spread s are close together where
-s is small: a funnel, whose neck no step length fits.  Chains move
+s is small: a funnel, for whose narrow part no step length is right.  Chains move
 
 .. math:: z_i, \qquad u_i = c + s^{1 - \lambda_i} (z_i - \lambda_i c)
 
-instead [1]_: the members themselves with :math:`\lambda = 1`, which is right where the data tell
-each of them, and standard normal numbers with :math:`\lambda = 0`, where only the population does.
-So :math:`\lambda_i` is the share of the data in what is known of a member.
+instead [1]_: the members themselves with :math:`\lambda = 1`, which is right where the data
+determine each of them, and standard normal numbers with :math:`\lambda = 0`, where only the
+population does.  So :math:`\lambda_i` is the share of the data in what is known of a member.
 
 References
 ----------
@@ -97,7 +97,7 @@ def shares_of_data(
 
         \lambda_i = \frac{h_i}{h_i + 1 / \hat s^2}, \qquad h_i = 1 / v_i - 1 / s^2
 
-    with what the data tell of a member, h, and the spread :math:`\hat s` that is then the
+    with what the data say about a member, h, and the spread :math:`\hat s` that is then the
     likeliest, by expectation and maximisation.
 
     Parameters

@@ -19,9 +19,9 @@ Of several experiments W need not be a matrix of all states.  Given what experim
 are independent, so the Hessian is an arrow, a block for each experiment and a border for what is
 shared, and so is W: cost and memory grow in proportion to the number of experiments.
 
-Nor of a long series.  States of a Markov process see those of times nearby, so the Hessian is a
-band with a border, and W one over its Cholesky factor: a row after the other is solved for, and
-cost and memory grow in proportion to the number of times.
+Nor of a long series.  States of a Markov process depend on those of times nearby alone, so the
+Hessian is a band with a border, and W one over its Cholesky factor: a row after the other is
+solved for, and cost and memory grow in proportion to the number of times.
 """
 
 from collections.abc import Callable
@@ -44,7 +44,7 @@ from pymc_gradmatch.numerics import Density, Laplace, ascend, hessian, settle
 MOST_DENSE = 1_000  # coordinates; with more, W and its Hessians cost more than they save
 MOST_TOGETHER = 400  # of several experiments; with more, an arrow takes the place of W
 MOST_BESIDE = 400  # all but states, beside a band
-NEAR, FAR = 8, 1e-4  # times that a band begins with; what is left of the Hessian at its end
+FIRST_REACH, NEGLIGIBLE = 8, 1e-4  # times that a band begins with; of the Hessian at its end
 MOST_IN_BAND = 5_000_000  # numbers, which every gradient reads twice
 DAMPING = (0, 1e-6, 1e-4, 1e-2, 1)  # of the diagonal, added until the band has a factor
 CLIMBS, STEP = 2, 1e-4  # in coordinates made anew; of differences, in those coordinates
@@ -185,7 +185,7 @@ class Arrow(NamedTuple):
 
 
 class Band(NamedTuple):
-    """The map from q to u of a series so long that states at its ends do not see each other."""
+    """The map from q to u of a long series, whose states depend on those of times nearby alone."""
 
     location: NDArray[np.float64]
     shared: NDArray[np.float64]
@@ -199,7 +199,7 @@ class Band(NamedTuple):
 
     @property
     def reach(self) -> int:
-        """How far entries of the states see each other."""
+        """How far away entries of the states depend on each other."""
         return len(self.factor) - 1
 
     def __call__(self, q: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -227,7 +227,7 @@ def climb_in_band(density: Density, around: Laplace, split: Split) -> Laplace:
     """Climb to the mode nearby in bands that are made anew on the way; some entries are held.
 
     The normal approximations have diagonal factors: standard deviations given all the others.
-    What sees too far for a band stays where it is.
+    What depends on times too far away for a band stays where it is.
     """
     free = ~split.is_held
     for _ in range(CLIMBS):
@@ -259,7 +259,7 @@ def banded(density: Density, mode: Laplace, split: Split) -> Band | None:
     Returns
     -------
     Band or None
-        None where states see others too far away, or too much stands beside them.
+        None where states depend on others too far away, or too much stands beside them.
     """
     order, n_own = split.order, int(split.is_state.sum())
     n_shared = len(order) - n_own
@@ -295,7 +295,7 @@ def banded(density: Density, mode: Laplace, split: Split) -> Band | None:
 
 def _band_of(columns: Callable, n: int, n_states: int) -> NDArray[np.float64] | None:
     """Return the lower band of a matrix outside of which nothing counts, from sums of columns."""
-    reach = NEAR * n_states
+    reach = FIRST_REACH * n_states
     while (reach := min(reach, n - 1)) * n <= MOST_IN_BAND:
         # Columns that are further apart than the band is wide are told apart by their places.
         found = np.zeros((2 * reach + 1, n))
@@ -311,7 +311,7 @@ def _band_of(columns: Callable, n: int, n_states: int) -> NDArray[np.float64] | 
             np.abs(row[: n - away] / sizes[away:] / sizes[: n - away]).max()
             for away, row in enumerate(band)
         ]
-        needed = max((away for away, size in enumerate(left) if size > FAR), default=0)
+        needed = max((away for away, size in enumerate(left) if size > NEGLIGIBLE), default=0)
         if reach == n - 1 or needed <= reach - n_states:
             return band[: max(needed, 1) + 1]
         reach *= 2
@@ -342,7 +342,7 @@ def _apart(precision: NDArray[np.float64], is_held: NDArray[np.bool_]) -> NDArra
 
 
 def upright(normal: Laplace, split: Split) -> Arrow:
-    """Return the arrow that moves every entry by itself, as far as a normal's diagonal says."""
+    """Return the arrow that moves every entry by itself, as far as a normal's diagonal."""
     n_shared, n_experiments, n_own = split.sizes
     shared, own = np.split(normal.factor[split.order], [n_shared])
     follow = np.zeros((n_experiments, n_own, n_shared))
@@ -376,8 +376,7 @@ def climb_in_blocks(density: Density, start: NDArray[np.float64], split: Split) 
 def rounded(density: Density, around: Arrow, split: Split) -> Arrow:
     """Return coordinates in which the Hessian at the location is that of a standard normal.
 
-    Differences of gradients tell a column of every block at once: experiments do not see each
-    other.
+    Differences of gradients give a column of every block at once: experiments are independent.
     """
     (n_shared, n_own), n_experiments = around.follow.shape[:0:-1], len(around.own)
 

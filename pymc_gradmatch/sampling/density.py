@@ -33,10 +33,10 @@ from pymc_gradmatch.machine import Native, Writer, assembled, solved
 from pymc_gradmatch.model import density_of
 from pymc_gradmatch.sampling.coordinates import Arrow, Band, Coordinates, Split, monomials
 
-PATIENCE = 100_000  # steps, after which a run that has
-LITTLE = 0.05  # of its draws at most
-LONG = 500  # with more steps for each (nutpie's most are 1023) makes no headway
-LOOK = 0.5  # seconds between two looks at how many there were
+STEPS_BEFORE_CHECK = 100_000  # after which a run is given up that has
+LEAST_SHARE = 0.05  # of its draws at most,
+MOST_STEPS_A_DRAW = 500  # with more steps for each (nutpie's most are 1023)
+CHECK_EVERY = 0.5  # seconds
 
 
 class Written(NamedTuple):
@@ -262,16 +262,16 @@ class NativeDensity:
         )
         try:
             steps = 0
-            while steps < PATIENCE:  # by work, not by the clock, so that it is the same each time
+            while steps < STEPS_BEFORE_CHECK:  # by work, not by the clock: it is reproducible
                 with suppress(TimeoutError):
-                    return run.wait(timeout=LOOK)
+                    return run.wait(timeout=CHECK_EVERY)
                 steps = sum(chain.total_num_steps for chain in progress)
             # Chains that wait for a core count too: the run takes as long as all of them.
             finished = sum(chain.finished_draws for chain in progress)
             total = sum(chain.total_draws for chain in progress)
-            if finished <= LITTLE * total and steps >= LONG * finished:
+            if finished <= LEAST_SHARE * total and steps >= MOST_STEPS_A_DRAW * finished:
                 _cut_short(run)
-                raise RuntimeError(_no_headway(finished, total, steps))
+                raise RuntimeError(_no_progress(finished, total, steps))
             return run.wait()
         except KeyboardInterrupt:
             draws = _complete(_cut_short(run))
@@ -286,13 +286,13 @@ def _cut_short(run) -> DataTree:
         return run.abort()
 
 
-def _no_headway(finished: int, total: int, steps: int) -> str:
+def _no_progress(finished: int, total: int, steps: int) -> str:
     return (
-        f"NUTS makes no headway: {finished} of {total} draws in {steps} steps. The posterior is "
-        "not round in the coordinates made for it: the data leave parameters open over orders of "
-        "magnitude, or the system is faster than its grid of times. Give such parameters narrower "
-        "priors, eliminate the fast ones (quasi-steady state), or take fewer times or states; "
-        "pm.sample waits as long as it takes."
+        f"NUTS makes no progress: {finished} of {total} draws in {steps} steps. The posterior is "
+        "far from normal in the coordinates made for it: the data leave parameters open over "
+        "orders of magnitude, or the system is faster than its grid of times. Give such parameters "
+        "narrower priors, eliminate the fast ones (quasi-steady state), or take fewer times or "
+        "states; pm.sample waits as long as it takes."
     )
 
 
@@ -322,7 +322,7 @@ def compile_density(
         How many coordinates the map from q to u bends along, and how many monomials it has;
         or what belongs to which experiment.
     reach : int
-        How far entries of a band see each other; 0 of all that is none.
+        How far away entries of a band depend on each other; 0 of all that is none.
     """
     (n,), count = u.type.shape, split.n_monomials
     shapes: Numbers | ArrowNumbers | BandNumbers

@@ -69,10 +69,9 @@ def fit_many(
 
     Each is fitted as by :func:`~pymc_gradmatch.build_model` and
     :func:`~pymc_gradmatch.sample`, with one compilation for each process: only the numbers
-    in the compiled density change from one to the next.  (At 100 times and more, matrices of
-    different ranks may need a few.)  ``exact=True`` fits each as by :func:`~pymc_gradmatch.fit`,
-    with a verdict; data sets with observations at the same places are searched side by side,
-    some at a time.
+    in the compiled density change from one to the next.  ``exact=True`` fits each as by
+    :func:`~pymc_gradmatch.fit`, with a verdict; data sets with observations at the same places
+    are searched side by side, some at a time.
 
     Parameters
     ----------
@@ -93,8 +92,8 @@ def fit_many(
         Draw from the exact posterior, ``draws`` of each (at least 1 000, as one chain, and
         none of ``tune``).
     n_jobs : int, default -1
-        Data sets that are fitted at the same time; -1 is one per core.  In what joblib is
-        told to use (:class:`joblib.parallel_config`): threads by default, processes if
+        Data sets that are fitted at the same time; -1 is one per core.  By the backend of
+        joblib (:class:`joblib.parallel_config`): threads by default, processes if
         ``exact``.
     scheduler : str, optional
         Address of a Dask scheduler, such as ``"tcp://10.0.0.1:8786"``: its workers do the work.

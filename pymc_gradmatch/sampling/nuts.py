@@ -19,7 +19,7 @@ from pymc_gradmatch.reporting import reporting
 from pymc_gradmatch.sampling.density import Interrupted
 from pymc_gradmatch.sampling.posterior import CompiledPosterior, compile_posterior
 
-_log = logging.getLogger("pymc.gradmatch")  # heard and silenced where PyMC is
+_log = logging.getLogger("pymc.gradmatch")  # follows PyMC's level and handlers
 
 
 @on_one_thread
@@ -85,7 +85,7 @@ def sample(
         If the model has discrete free variables, or if its log density is not
         finite at any start.
     RuntimeError
-        If the sampler makes no headway: a twentieth of all draws at most in the first hundred
+        If the sampler makes no progress: a twentieth of all draws at most in the first hundred
         thousand steps, and more than 500 of these for each.
     TypeError
         If arguments are given that only :func:`pymc.sample` has.
@@ -111,10 +111,10 @@ def sample(
     it has a block for each and a border for what they share, and nothing is bent: the
     cost grows in proportion to the number of experiments.  Of one with more than 1 000
     it is made of the Hessian's Cholesky factor, a band with a border, since states of
-    a Matern process see those of times nearby: the cost grows in proportion to the
-    number of times.  Where they see further (with other kernels, or many states) W is a
-    diagonal, and nutpie learns the rest with its low-rank mass matrix, as a line in the
-    log says; the refined model is too thin for that: thin the data there.
+    a Matern process depend on those of times nearby alone: the cost grows in proportion
+    to the number of times.  With other kernels, or many states, W is a diagonal, and
+    nutpie learns the rest with its low-rank mass matrix, as the log says; that is not
+    enough for the refined model: take fewer observations there.
 
     Examples
     --------
@@ -181,7 +181,7 @@ def find_map(
 ) -> dict[str, NDArray]:
     """Find the most probable states and parameters, from several starts.
 
-    The mode of the density that samplers see: of the unconstrained variables.
+    The mode of the density of the unconstrained variables.
     Parameters start from eight draws of their prior and climb given the
     states' start, the posterior mean of their Gaussian process; the best three
     then climb together with the states.  This keeps clear of the wrong modes

@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from arviz import PlotCollection
 
 N_CLIMBED = 8  # draws, from which the most probable point is climbed to
-HARDLY = 0.7  # of the prior's width, that a posterior has where the data tell next to nothing
-WELL_TOLD = 0.1  # standard deviations of the data, by which solutions of draws differ at most
+MOST_SHARE_OF_PRIOR = 0.7  # of the prior's width, that a posterior has where the data say little
+WELL_DETERMINED = 0.1  # standard deviations of the data, by which solutions of draws differ at most
 MOST_NAMED = 4  # entries of x(t0) in one sentence
 
 
@@ -99,7 +99,7 @@ class Fit(Verdict):
         What climbs arrived at, the highest first, one row each: every parameter, x(t0), and
         ``weight``, the share of the posterior that belongs to it.
     unidentified : pandas.DataFrame
-        Of which unknowns the data tell next to nothing: the range of the middle half of
+        Of which unknowns the data say little: the range of the middle half of
         draws, ``prior_width`` and ``posterior_width``; of several modes the largest one's, if
         the verdict is passed.
         x(t0) has the range over time of its state in place of the former, where that is less.
@@ -174,14 +174,14 @@ class Fit(Verdict):
         """Return the verdict, with modes and what the data do not tell, and the table."""
         modes = several(self.modes["weight"].to_numpy())
         words = (
-            f"{self.verdict}{modes}{_in_words(self.unidentified)}{self._told}"
+            f"{self.verdict}{modes}{_in_words(self.unidentified)}{self._determined}"
             f"{_of_starts(self.default_starts)}{fixed_noise(self.solved)}"
         )
         return words, [self.table]
 
     @property
-    def _told(self) -> str:
-        """Say, where the verdict is withheld, that the data tell the solution all the same."""
+    def _determined(self) -> str:
+        """Say, where the verdict is withheld, that the data determine the solution all the same."""
         if self.is_exact or self.unidentified.empty:
             return ""
         posterior, widest = self.idata["posterior"].dataset, 0.0
@@ -189,12 +189,13 @@ class Fit(Verdict):
             levels = constraint.gp.levels_of(posterior[constraint.x.name].to_numpy()[0])
             deviations = levels.std(axis=0) / np.expand_dims(constraint.gp.scale, -2)
             widest = max(widest, float(deviations.max()))
-        if not widest < WELL_TOLD:
+        if not widest < WELL_DETERMINED:
             return ""
         return (
-            " But they tell the solution: among these draws it differs by at most "
+            " But they determine the solution: among these draws it differs by at most "
             f"{widest:.2g} standard deviations of the data. Trust the curves, fit.plot(), more "
-            "than the numbers in the table; fewer parameters, or narrower priors, can be told."
+            "than the numbers in the table; with fewer parameters, or narrower priors, data may "
+            "determine these too."
         )
 
     def predict(
@@ -497,7 +498,7 @@ def _unidentified(target: ExactPosterior, posterior: xr.Dataset, rng) -> pd.Data
         after = posterior[name].to_numpy()[0].reshape(posterior.sizes["draw"], -1)
         labels = target.entries(name, prior.shape[1:])
         for label, one, other in zip(labels, before.T, after.T, strict=True):
-            if one.min() <= 0 or _is_hardly_told(_width(np.log(one)), _width(np.log(other))):
+            if one.min() <= 0 or _is_hardly_narrower(_width(np.log(one)), _width(np.log(other))):
                 rows[label] = _width(one), _width(other)
     drawn = target.drawn_starts(N_PRIOR, rng)
     for start, states, prior in zip(target.starts, target.states, drawn, strict=True):
@@ -507,11 +508,11 @@ def _unidentified(target: ExactPosterior, posterior: xr.Dataset, rng) -> pd.Data
         widths = zip(before.ravel(), _width(after).ravel(), strict=True)
         rows |= dict(zip(target.entries(start, after.shape[1:]), widths, strict=True))
     table = pd.DataFrame.from_dict(rows, orient="index", columns=["prior_width", "posterior_width"])
-    return table[_is_hardly_told(table["prior_width"], table["posterior_width"])]
+    return table[_is_hardly_narrower(table["prior_width"], table["posterior_width"])]
 
 
-def _is_hardly_told(before: Any, after: Any) -> Any:
-    return after > HARDLY * before
+def _is_hardly_narrower(before: Any, after: Any) -> Any:
+    return after > MOST_SHARE_OF_PRIOR * before
 
 
 def _priors(free: list, rng) -> Iterator[tuple[TensorVariable, NDArray]]:
@@ -534,12 +535,12 @@ def _in_words(unidentified: pd.DataFrame) -> str:
     if unidentified.empty:
         return ""
     listed = ", ".join(
-        f"{name} ({row.prior_width:.2g} before, {row.posterior_width:.2g} after)"
+        f"{name} ({row.prior_width:.2g} in the prior, {row.posterior_width:.2g} in the posterior)"
         for name, row in zip(unidentified.index, unidentified.itertuples(), strict=True)
     )
     return (
-        f" The data hardly tell {listed}: the range of the middle half of its values, in the "
-        "prior, or of the state over time, and in the posterior."
+        f" The data say little about {listed}: interquartile ranges, of a start the range of the "
+        "state over time where that is less than the prior's."
     )
 
 

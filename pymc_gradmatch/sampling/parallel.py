@@ -1,4 +1,4 @@
-"""Many jobs at the same time, by whatever joblib is told to use; killed workers lose nothing."""
+"""Many jobs at the same time, by joblib's backend; killed workers lose nothing."""
 
 import gc
 import warnings

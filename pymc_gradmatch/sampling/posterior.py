@@ -28,6 +28,7 @@ from pymc_gradmatch._pymc import (
     impossible_outside,
     spreading,
     starts_by_itself,
+    without_traces,
 )
 from pymc_gradmatch.exact import with_draws
 from pymc_gradmatch.gp import is_states
@@ -72,7 +73,7 @@ from pymc_gradmatch.sampling.density import (
 
 
 def has_start(model: pm.Model, rv) -> bool:
-    """Tell whether a variable was told where to start."""
+    """Return whether a variable was given a start."""
     return starts_by_itself(rv) or model.rvs_to_initial_values[rv] is not None
 
 
@@ -466,8 +467,7 @@ def sampled(
     xarray.Dataset
         The posterior with ``diverging``.
     """
-    # Where each node was made, which PyTensor notes, costs a sixth of the time.
-    with _BUILDING, pytensor.config.change_flags(traceback__limit=0):
+    with _BUILDING, without_traces:
         posterior = compiled_for(build(rng), _COMPILED)
         del _COMPILED[:-MOST_FORMULAS]
     idata = posterior.sample(posterior.find_mode(rng), rng, cores=1, **settings)

@@ -318,8 +318,8 @@ def open_file(out: str | PathLike, problem: Mapping[str, Any]) -> Any:
     entries = [p for p in path.iterdir() if p.suffix != ".partial"] if path.is_dir() else []
     if not entries and not path.is_file():
         seed = problem["random_seed"]
-        told = [np.random.SeedSequence().entropy, []] if seed is None else seed
-        about = {"problem": described, "random_seed": told}
+        entropy = [np.random.SeedSequence().entropy, []] if seed is None else seed
+        about = {"problem": described, "random_seed": entropy}
         return zarr.create_group(path, attributes=about, overwrite=path.is_dir())
     there: Any = None
     if path / "zarr.json" in entries:
@@ -345,7 +345,7 @@ def open_file(out: str | PathLike, problem: Mapping[str, Any]) -> Any:
 
 
 def fingerprint(value: Any) -> str:
-    """Return a few letters by which arguments are told apart, the same in every process.
+    """Return a few letters that differ where arguments do, the same in every process.
 
     Of functions what they do counts, not what they read from outside of themselves: give what
     they write.
@@ -359,10 +359,10 @@ def fingerprint(value: Any) -> str:
     >>> fingerprint(lambda x: x + 1) == fingerprint(lambda x: x + 2)
     False
     """
-    return hashlib.sha256(json.dumps(_told(value)).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(_as_json(value)).encode()).hexdigest()[:16]
 
 
-def _told(value: Any, depth: int = 0) -> Any:
+def _as_json(value: Any, depth: int = 0) -> Any:
     """Return what a value is made of, as JSON."""
     kind, again = type(value).__name__, depth + 1
     if value is None or isinstance(value, bool | int | float | str):
@@ -375,41 +375,41 @@ def _told(value: Any, depth: int = 0) -> Any:
         held = [v.data for v in inputs if isinstance(v, Constant)]
         held += [v.get_value() for v in inputs if isinstance(v, SharedVariable)]
         numbers = [
-            _told(np.asarray(one)) for one in held if not isinstance(one, np.random.Generator)
+            _as_json(np.asarray(one)) for one in held if not isinstance(one, np.random.Generator)
         ]
         return [re.sub(r"0x[0-9A-Fa-f]+", "", text), numbers]
     if isinstance(value, ODE):
-        graphs = [_told(graph) for graph in value.written.derivatives]
-        return [graphs, *(_told(part, again) for part in value.__reduce__()[1][1:])]
+        graphs = [_as_json(graph) for graph in value.written.derivatives]
+        return [graphs, *(_as_json(part, again) for part in value.__reduce__()[1][1:])]
     if isinstance(value, pd.DataFrame):
-        return [_told(value.columns.tolist()), _told(value.to_numpy())]
+        return [_as_json(value.columns.tolist()), _as_json(value.to_numpy())]
     if isinstance(value, Mapping):
-        return [[str(name), _told(part, again)] for name, part in value.items()]
+        return [[str(name), _as_json(part, again)] for name, part in value.items()]
     if isinstance(value, bytes):
         return hashlib.sha256(value).hexdigest()
     if isinstance(value, Sequence):
-        return [_told(part, again) for part in value]
+        return [_as_json(part, again) for part in value]
     if isinstance(value, pd.Series):
-        return [_told(value.index), _told(value.to_numpy(), again)]
+        return [_as_json(value.index), _as_json(value.to_numpy(), again)]
     if isinstance(value, xr.DataArray):
         labels = {dim: value.indexes[dim] for dim in value.dims if dim in value.indexes}
-        return [[*value.dims], _told(labels, again), _told(value.to_numpy(), again)]
+        return [[*value.dims], _as_json(labels, again), _as_json(value.to_numpy(), again)]
     if hasattr(value, "__array__"):
         array = np.asarray(value)
         if array.dtype == object:
-            return [_told(part, again) for part in array.ravel().tolist()]
+            return [_as_json(part, again) for part in array.ravel().tolist()]
         return [str(array.dtype), array.shape, hashlib.sha256(array.tobytes()).hexdigest()]
     if isinstance(value, AbstractSet):
-        return sorted(json.dumps(_told(part, again)) for part in value)
+        return sorted(json.dumps(_as_json(part, again)) for part in value)
     if isinstance(value, partial):
-        return [_told(part, again) for part in (value.func, value.args, value.keywords)]
+        return [_as_json(part, again) for part in (value.func, value.args, value.keywords)]
     if isinstance(value, FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
         parts = [value.__code__, value.__defaults__, value.__kwdefaults__, cells]
-        return [_told(part, again) for part in parts]
+        return [_as_json(part, again) for part in parts]
     if isinstance(value, CodeType):
-        return [value.co_code.hex(), value.co_names, _told(value.co_consts, again)]
-    return [kind, _told(_parts(value), again)]
+        return [value.co_code.hex(), value.co_names, _as_json(value.co_consts, again)]
+    return [kind, _as_json(_parts(value), again)]
 
 
 def _parts(value: Any) -> dict[str, Any]:
