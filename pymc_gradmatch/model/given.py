@@ -167,9 +167,9 @@ def check_priors(ode: ODE, priors, model: pm.Model, n_experiments: int | None = 
         is_entry = name not in ode.lengths and isinstance(prior, TensorVariable)
         if not (is_entry or is_distribution(prior) or is_registered(prior, model)):
             msg = (
-                f"the prior of {name!r} is a {type(prior).__name__}; expected a distribution, "
-                f"for example pm.HalfNormal.dist(5), or a variable of the model. A parameter that "
-                "is known is a number in the right-hand side, or in the four lines."
+                f"the prior of {name!r} is a {type(prior).__name__}; expected a distribution of "
+                "PyMC, for example pm.HalfNormal.dist(5), or a variable of the model. A parameter "
+                "that is known is a number in the right-hand side, or in the four lines."
             )
             raise TypeError(msg)
         if n_experiments is not None and prior.ndim == 1:

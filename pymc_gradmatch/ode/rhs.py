@@ -29,6 +29,9 @@ ORDER = (
     "and pm.ode. Inputs come last."
 )
 
+# Of named tuples taken for a number or a dict, and of calls without further parameters.
+OF_TUPLES = ("'State'", "'Param'", "tuple indices must be", "positional argument")
+
 POINTWISE = (Elemwise, DimShuffle)  # operations after which each time stands by itself
 INDEXING = tuple(type(pt.vector()[place].owner.op) for place in (0, [0]))
 
@@ -199,6 +202,11 @@ def _advice(rhs: Callable, error: Exception) -> str:
         return ORDER
     if isinstance(error, AttributeError) and isinstance(error.obj, tuple):  # x or theta
         return "Use these names, or declare what is missing in states or params."
+    if isinstance(error, TypeError) and any(words in str(error) for words in OF_TUPLES):
+        return (
+            "x and theta are named tuples: write x.state and theta.parameter, or x[0]; parameters "
+            "are no arguments of their own."
+        )
     return (
         "Use pm.math or pytensor.tensor functions: numpy's and math's do not work on tensors, "
         "nor do `if`, `max` and comparisons (use pm.math.switch)."
