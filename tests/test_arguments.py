@@ -679,3 +679,32 @@ def test_counts_whose_mean_starts_at_zero_are_told_so():
 def test_what_a_fit_lacks_is_said(given, lacks):
     with pytest.raises(TypeError, match=f"gm.fit was not given {lacks}; expected"):
         gm.fit(**given)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_data_in_y_that_a_likelihood_leaves_out_are_warned_of(several):
+    table, quiet = table_of_two(), {"priors": RATE, "random_seed": 1, "progressbar": False}
+
+    def of_b(x, theta):
+        pm.Normal("seen", x.b, 0.1, observed=table["b"])
+
+    def fit_of(y):
+        if several:
+            one = gm.Experiment(table.index, y, likelihood=of_b)
+            return gm.fit(TWO, experiments={"first": one, "second": one}, **quiet)
+        return gm.fit(TWO, table.index, y, likelihood=of_b, **quiet)
+
+    with pytest.warns(UserWarning, match=r"y has data of \['a'\] that no line .* leave them out"):
+        fit_of(table)
+    fit_of(table[["b"]])
+
+
+def test_a_potential_may_be_of_any_data():
+    table = table_of_two()
+
+    def of_both(x, theta):
+        pm.Potential("told", -50 * pm.math.sum((x.a - x.b - table["a"] + table["b"]) ** 2))
+
+    gm.fit(
+        TWO, table.index, table, likelihood=of_both, priors=RATE, random_seed=1, progressbar=False
+    )  # fmt: skip

@@ -225,6 +225,24 @@ def warn_of_unused(ode: ODE, priors: Mapping, parts: Sequence[Given]):
         )
 
 
+def warn_of_unseen(parts: Sequence[Given]):
+    """Warn of data in y that no line of a likelihood observes, and that count for nothing."""
+    for one in parts:
+        if one.written is None:
+            continue
+        columns = zip(one.data.states, one.data.y.T, strict=True)
+        unseen = [k for k, y in columns if not one.written.observes(y[~np.isnan(y)])]
+        if unseen:
+            where = f"experiment {one.name!r}: " if one.name else ""
+            warnings.warn(
+                f"{where}y has data of {unseen} that no line of the likelihood observes. A "
+                "likelihood takes the place of that of y, so they tell nothing. Observe them in "
+                "its lines too, or leave them out of y.",
+                UserWarning,
+                stacklevel=5,
+            )
+
+
 def check_possible(
     parts: Sequence[Given],
     model: pm.Model,
