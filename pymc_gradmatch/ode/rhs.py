@@ -216,6 +216,13 @@ def _advice(rhs: Callable, error: Exception) -> str:
 def _in_order_of_states(returned, states: tuple[str, ...]) -> list:
     if isinstance(returned, Mapping):
         return in_order(returned, states, "derivatives returned by the right-hand side are")
+    if isinstance(returned, TensorVariable):
+        msg = (
+            f"the right-hand side returns a tensor of shape {returned.type.shape}; expected a "
+            f"vector with an entry for each of {list(states)}. Where it returns one, x and theta "
+            "are numbers of one time: pt.stack(x) is a vector, theta.k * pt.stack(x) too."
+        )
+        raise TypeError(msg)
     if not isinstance(returned, tuple | list):
         msg = (
             f"the right-hand side returns a {type(returned).__name__}; expected a tuple, a list "
