@@ -141,10 +141,10 @@ def as_numbers(values: Any, name: str, expected: str = "numbers") -> NDArray[np.
             array = np.where(pd.isna(array), np.nan, array)  # None, pd.NA
         if array.dtype.kind not in "USc":  # text and complex numbers
             return np.asarray(array, dtype=float)
-    what, cure = f"{name} is a {type(values).__name__}, {short(values)}", "."
+    what, cure = f"{name} is a {type(values).__name__}, {short(values)}", ""
     if isinstance(values, pd.DataFrame):
         cure = (
-            "; pd.to_numeric(column, errors='coerce') makes text a missing value, and "
+            " pd.to_numeric(column, errors='coerce') makes text a missing value, and "
             "pd.read_csv(..., decimal=',') reads decimal commas."
         )
         entries = []
@@ -154,7 +154,7 @@ def as_numbers(values: Any, name: str, expected: str = "numbers") -> NDArray[np.
                 more = f" and no number in {len(rows) - 1} more" if len(rows) > 1 else ""
                 entries.append(f"{column!r} is {values.iat[rows[0], k]!r} in row {rows[0]}{more}")
         what = f"{name} is a table, of which not all are numbers: {', '.join(entries)}"
-    msg = f"{what}; expected {expected}{cure}"
+    msg = f"{what}; expected {expected}.{cure}"
     raise TypeError(msg)
 
 

@@ -395,7 +395,7 @@ def fit(
     if model is None:
         told = (t is not None and (y is not None or likelihood is not None)) or experiments
         if ode is None or priors is None or not told:
-            needed = {"ode": ode, "priors": priors}
+            needed: dict[str, Any] = {"ode": ode, "priors": priors}
             if not told:
                 needed |= {"t": t} | ({} if likelihood is not None else {"y": y})
             missing = [name for name, value in needed.items() if value is None]
