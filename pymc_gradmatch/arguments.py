@@ -109,7 +109,9 @@ def columns_in_order(
         msg = (
             f"the columns of {name} are {list(columns)} "
             f"({listed({'unknown': unknown, 'repeated': repeated})}); "
-            f"expected states of the ODE, {list(states)}, in any order."
+            f"expected states of the ODE, {list(states)}, in any order. Rename columns, "
+            f"{name}.rename(columns={{'old': {states[0]!r}}}), or take some, "
+            f"{name}[[{states[0]!r}]]."
         )
         raise ValueError(msg)
     ordered = np.full((*values.shape[:-1], len(states)), np.nan)
@@ -123,9 +125,10 @@ def listed(what: Mapping[str, Collection]) -> str:
 
 
 def _is_number(value: Any) -> bool:
-    """Tell whether an entry of a table is a number, or None, which is NaN."""
+    """Tell whether an entry of a table is a number, or missing: None and pd.NA are NaN."""
     try:
-        return value is None or (not isinstance(value, complex) and float(value) is not None)
+        is_missing = value is None or value is pd.NA
+        return is_missing or (not isinstance(value, complex) and float(value) is not None)
     except (TypeError, ValueError):
         return False
 
@@ -133,10 +136,17 @@ def _is_number(value: Any) -> bool:
 def as_numbers(values: Any, name: str, expected: str = "numbers") -> NDArray[np.float64]:
     """Return an array, or say what was expected of ``name``."""
     with suppress(TypeError, ValueError):
-        if np.asarray(values).dtype.kind not in "USc":  # text and complex numbers
-            return np.asarray(values, dtype=float)
-    what = f"{name} is a {type(values).__name__}, {short(values)}"
+        array = np.asarray(values)
+        if array.dtype.kind == "O":
+            array = np.where(pd.isna(array), np.nan, array)  # None, pd.NA
+        if array.dtype.kind not in "USc":  # text and complex numbers
+            return np.asarray(array, dtype=float)
+    what, cure = f"{name} is a {type(values).__name__}, {short(values)}", ""
     if isinstance(values, pd.DataFrame):
+        cure = (
+            " pd.to_numeric(column, errors='coerce') makes text a missing value, and "
+            "pd.read_csv(..., decimal=',') reads decimal commas."
+        )
         entries = []
         for k, column in enumerate(values.columns):
             rows = [row for row, value in enumerate(values.iloc[:, k]) if not _is_number(value)]
@@ -144,7 +154,7 @@ def as_numbers(values: Any, name: str, expected: str = "numbers") -> NDArray[np.
                 more = f" and no number in {len(rows) - 1} more" if len(rows) > 1 else ""
                 entries.append(f"{column!r} is {values.iat[rows[0], k]!r} in row {rows[0]}{more}")
         what = f"{name} is a table, of which not all are numbers: {', '.join(entries)}"
-    msg = f"{what}; expected {expected}."
+    msg = f"{what}; expected {expected}.{cure}"
     raise TypeError(msg)
 
 

@@ -1,6 +1,6 @@
 """States, slopes against slopes, fits and verdicts: the plots that ArviZ does not have."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import NormalDist
 from textwrap import fill
 
@@ -42,6 +42,8 @@ LETTER, SHORT = 0.085, 10  # inches of a letter; letters that need no more room 
 TITLE = 10  # points
 BESIDE_LABEL = 6  # letters that a legend's handle and gaps take
 
+type Labels = tuple[str, str | Mapping[str, str]]
+
 
 def plot_states(
     idata: xr.DataTree,
@@ -53,7 +55,7 @@ def plot_states(
     ci_prob: float | None = None,
     group: str = "posterior",
     new_data: bool = False,
-    labels: tuple[str, str] | None = None,
+    labels: Labels | None = None,
     **pc_kwargs,
 ) -> az.PlotCollection:
     """Plot the states against time: mean, credible band, data, truth; one panel per state.
@@ -89,9 +91,9 @@ def plot_states(
     new_data : bool, default False
         Also draw, in a lighter shade, the band of new data, from the draws of what was observed in
         the group ``posterior_predictive`` (or ``prior_predictive``).
-    labels : (str, str), optional
-        Labels of the axes, with units; the names of the dims and of the
-        variable if not given.
+    labels : (str, str or mapping of str to str), optional
+        Labels of the axes, with units; where states have units of their own the second is a
+        mapping by state.  The names of the dims and of the variable if not given.
 
     Returns
     -------
@@ -119,6 +121,7 @@ def plot_states(
 
         idata = gm.sample(model=model)
         gm.plot_states(idata, labels=("time (h)", "concentration (mM)"))
+        gm.plot_states(idata, labels=("time (h)", {"gut": "mg", "blood": "mg/l"}))
         pm.sample_posterior_predictive(idata, model=model, extend_inferencedata=True)
         gm.plot_states(idata, var_name="y", group="posterior_predictive")
     """
@@ -181,11 +184,7 @@ def plot_states(
             x=data[times_of(data)], color="C1", **_named(pc, "data", on_top=True),
         )  # fmt: skip
     whole = panels.fillna(0.0)  # nothing is written above and beside a panel without numbers
-    _finish(pc, whole, times, axis_labels)
-    if seen.own:
-        names = xr.DataArray([*seen.own], {"state": [*seen.own]})
-        of_these = whole.sel(state=names.to_numpy())
-        pc.map(_labelled, data=of_these, text=names, store_artist=False)
+    _finish(pc, whole, times, axis_labels, own=seen.own)
     return pc
 
 
@@ -194,7 +193,7 @@ def plot_gradient_match(
     *,
     model: pm.Model | None = None,
     ci_prob: float | None = None,
-    labels: tuple[str, str] | None = None,
+    labels: Labels | None = None,
     **pc_kwargs,
 ) -> az.PlotCollection:
     r"""Plot the slope by the equations against the slope of the curve; one panel per state.
@@ -214,7 +213,7 @@ def plot_gradient_match(
         :class:`~pymc_gradmatch.GradientMatchingODE`.
     ci_prob : float, optional
         Probability of both bands (equal tails); ArviZ's default if not given.
-    labels : (str, str), optional
+    labels : (str, str or mapping of str to str), optional
         Labels of the axes, with units.
 
     Returns
@@ -284,7 +283,7 @@ def plot_gp_fit(
     gp: AnyStateGP,
     *,
     ci_prob: float | None = None,
-    labels: tuple[str, str] | None = None,
+    labels: Labels | None = None,
     **pc_kwargs,
 ) -> az.PlotCollection:
     r"""Plot what the Gaussian processes make of the data alone; one panel per state.
@@ -304,7 +303,7 @@ def plot_gp_fit(
         :class:`~pymc_gradmatch.StateGPs`.
     ci_prob : float, optional
         Probability of both bands (equal tails); ArviZ's default if not given.
-    labels : (str, str), optional
+    labels : (str, str or mapping of str to str), optional
         Labels of the axes, with units.
 
     Returns
@@ -584,13 +583,20 @@ def _named(pc: az.PlotCollection, label: str, *, on_top: bool = False) -> dict:
     return {"name": label} if pc.backend == "plotly" else {}
 
 
-def _finish(pc: az.PlotCollection, panels: xr.Dataset, times, labels: tuple[str, str]):
-    """Write titles, labels and, with matplotlib, one legend below all panels."""
+def _finish(
+    pc: az.PlotCollection, panels: xr.Dataset, times, labels: Labels, own: Sequence[str] = ()
+):
+    """Write titles, labels and, with matplotlib, one legend below all panels.
+
+    Panels of data of their own name are labelled by it.
+    """
     if "title" not in pc.viz.children:
         plain = {"subset_info": True, "labeller": az.labels.NoVarLabeller()}
         pc.map(az.visuals.labelled_title, "title", data=panels, **plain)
     pc.map(az.visuals.labelled_x, "x_label", data=panels, text=labels[0])
-    pc.map(az.visuals.labelled_y, "y_label", data=panels, text=labels[1])
+    names = panels["state"].to_numpy()
+    of_each = xr.DataArray(_of_panels(labels[1], [*map(str, names)], own), {"state": names})
+    pc.map(_labelled, "y_label", data=panels, text=of_each)
     if pc.backend == "matplotlib":
         _arrange(pc)
         for panel in pc.viz["plot"].to_numpy().ravel():
@@ -629,14 +635,28 @@ def _percent(share: float) -> str:
     return f"{100 * share:.4g}%"
 
 
-def _pair(labels: tuple[str, str] | None, x_label: str, y_label: str) -> tuple[str, str]:
+def _of_panels(label: str | Mapping[str, str], names: list[str], own: Sequence[str]) -> list[str]:
+    """Return the label of the y axis of each panel; of one given by state, every experiment's."""
+    if isinstance(label, str):
+        return [name if name in own else label for name in names]
+    states = {name: name.rpartition(": ")[2] for name in names}
+    if unknown := [name for name in label if name not in {*states, *states.values()}]:
+        msg = (
+            f"labels are given for {unknown}; expected some of {[*dict.fromkeys(states.values())]}."
+        )
+        raise ValueError(msg)
+    given = {name: label.get(name, label.get(state)) for name, state in states.items()}
+    return [(name if name in own else "") if one is None else one for name, one in given.items()]
+
+
+def _pair(labels: Labels | None, x_label: str, y_label: str) -> Labels:
     """Return the labels of both axes, these if none are given."""
     if labels is None:
         return x_label, y_label
-    if isinstance(labels, str) or len(labels) != 2:
+    if isinstance(labels, str | Mapping) or len(labels) != 2:
         msg = (
             f"labels is {labels!r}; expected two, of the x axis and of the y axis, such as "
-            "('time (h)', 'mM')."
+            "('time (h)', 'mM'), or ('time (h)', {'gut': 'mg', 'blood': 'mg/l'})."
         )
         raise ValueError(msg)
     return labels

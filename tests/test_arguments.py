@@ -4,6 +4,7 @@ import warnings
 
 import arviz as az
 import numpy as np
+import pandas as pd
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
@@ -562,3 +563,148 @@ def test_estimates_inside_their_bounds_are_not_called_at_them_however_small(even
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         gm.fit_gp(1e-10 * TIMES, y, cov="ExpQuad", random_seed=1)
+
+
+def table_of_two() -> pd.DataFrame:
+    """Return data of a state that decays into another, at uneven times."""
+    times = np.array([0, 0.4, 0.9, 1.7, 2.1, 3.6])
+    a = np.exp(-times)
+    return pd.DataFrame({"a": a, "b": 1 - a}, index=times)
+
+
+RATE = {"k": pm.HalfNormal.dist(2)}
+TWO = gm.ODE(lambda t, x, theta: [-theta.k * x.a, theta.k * x.a], ["a", "b"], ["k"])
+
+
+@pytest.mark.parametrize("kind", ["Int64", "pyarrow", "object"])
+def test_what_pandas_calls_missing_is_missing(kind):
+    table = (table_of_two() * 10).round()
+    with_nan = table.mask(table["a"] == 7.0, np.nan)
+    as_kind = with_nan.astype("int64[pyarrow]" if kind == "pyarrow" else kind)
+    if kind == "object":
+        as_kind = as_kind.where(with_nan.notna(), pd.NA)
+    assert as_kind.isna().any(axis=None)
+    members = [gm.build_model(TWO, y.index, y, priors=RATE) for y in (with_nan, as_kind)]
+    one, other = (model.rvs_to_values[model["y"]].eval() for model in members)
+    np.testing.assert_array_equal(one, other)
+
+
+def test_text_in_a_table_is_refused_with_how_to_read_it():
+    table = table_of_two().astype(object)
+    table.iloc[3, 0] = "<0.5"
+    with pytest.raises(TypeError, match=r"'a' is '<0\.5' in row 3; .*pd\.to_numeric.*decimal=','"):
+        gm.fit(TWO, table.index, table, priors=RATE)
+
+
+def test_columns_that_are_no_states_are_refused_with_how_to_mend_them():
+    table = table_of_two().rename(columns={"a": "A (mM)"})
+    with pytest.raises(ValueError, match=r"unknown \['A \(mM\)'\].*y\.rename\(columns=.*y\[\["):
+        gm.fit(TWO, table.index, table, priors=RATE)
+
+
+@pytest.mark.parametrize(
+    ("times", "order"),
+    [(np.arange(6.0), slice(None)), (None, [1, 0, 2, 3, 4, 5])],
+    ids=["rows counted", "times sorted, rows not"],
+)
+def test_a_table_with_other_times_than_t_is_refused(times, order):
+    table = table_of_two()
+    t = table.index if times is None else times
+    with pytest.raises(ValueError, match=r"no unit in which its index is t.* t = y\.index"):
+        gm.fit(TWO, t, table.iloc[order], priors=RATE)
+
+
+@pytest.mark.parametrize(
+    ("times_of", "index"),
+    [
+        (lambda table: table.index / 60 + 7, None),
+        (lambda table: table.index, range(6)),
+        (lambda table: table.index, [3, 1, 4, 2, 9, 5]),
+    ],
+    ids=["another unit and zero", "rows", "rows of a longer table"],
+)
+def test_a_table_in_another_unit_of_time_or_with_rows_as_index_is_taken(times_of, index):
+    table = table_of_two()
+    t = times_of(table)
+    if index is not None:
+        table.index = index
+    assert "y" in gm.build_model(TWO, np.asarray(t), table, priors=RATE).named_vars
+
+
+def test_a_series_is_a_table_of_one_column():
+    table = table_of_two()
+    as_table, as_series = (
+        gm.build_model(TWO, table.index, y, priors=RATE) for y in (table[["b"]], table["b"])
+    )
+    one, other = (model.rvs_to_values[model["y"]].eval() for model in (as_table, as_series))
+    np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    "rhs",
+    [
+        lambda t, x, theta: [-theta["k"] * x["a"], x.b],
+        lambda t, x, k: [-k * x.a, x.b],
+        lambda t, x, k, m: [-k * x.a, m * x.b],
+    ],
+    ids=["as a dict", "theta is a number", "parameters as arguments"],
+)
+def test_a_right_hand_side_that_misreads_theta_is_told_what_it_is(rhs):
+    with pytest.raises(TypeError, match=r"named tuples: write x\.state and theta\.parameter"):
+        gm.ODE(rhs, ["a", "b"], ["k"])
+
+
+def test_counts_whose_mean_starts_at_zero_are_told_so():
+    counted = [3, 2, 5, 6, 7, 9]
+
+    def seen(x, theta):
+        pm.Poisson("seen", x.b, observed=counted)
+
+    with pytest.raises(ValueError, match=r"zero at seen\[0\] = 3 .*prior, or .*maximum"):
+        gm.fit(
+            TWO, range(6), likelihood=seen, priors=RATE, start={"a": 9.0, "b": 0.0},
+            progressbar=False, random_seed=1,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "lacks"),
+    [
+        ({"ode": TWO, "t": [0, 1, 2], "priors": {}}, "y"),
+        ({"ode": TWO, "t": [0, 1, 2], "y": table_of_two()}, "priors"),
+        ({"ode": TWO, "priors": {}, "likelihood": print}, "t"),
+        ({}, "ode, priors, t, y"),
+    ],
+)
+def test_what_a_fit_lacks_is_said(given, lacks):
+    with pytest.raises(TypeError, match=f"gm.fit was not given {lacks}; expected"):
+        gm.fit(**given)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_data_in_y_that_a_likelihood_leaves_out_are_warned_of(several):
+    table, quiet = table_of_two(), {"priors": RATE, "random_seed": 1, "progressbar": False}
+
+    def of_b(x, theta):
+        pm.Normal("seen", x.b, 0.1, observed=table["b"])
+
+    def fit_of(y):
+        if several:
+            one = gm.Experiment(table.index, y, likelihood=of_b)
+            return gm.fit(TWO, experiments={"first": one, "second": one}, **quiet)
+        return gm.fit(TWO, table.index, y, likelihood=of_b, **quiet)
+
+    with pytest.warns(UserWarning, match=r"y has data of \['a'\] that no line .* leave them out"):
+        fit_of(table)
+    fit_of(table[["b"]])
+
+
+def test_a_potential_may_be_of_any_data():
+    table = table_of_two()
+
+    def of_both(x, theta):
+        pm.Potential("told", -50 * pm.math.sum((x.a - x.b - table["a"] + table["b"]) ** 2))
+
+    gm.fit(
+        TWO, table.index, table, likelihood=of_both, priors=RATE, random_seed=1, progressbar=False
+    )  # fmt: skip

@@ -325,7 +325,7 @@ def test_building_and_checking_say_what_they_do(shown):
     assert [*dict.fromkeys(words.split(":")[0] for words in shown)] == [
         "writing the exact posterior",
         "climbing from the draws, and from draws of the prior",
-        "searching around the modes",
+        "searching",
         "drawing",
     ]
     shown.clear()

@@ -190,7 +190,7 @@ def test_a_seed_fixes_the_draws(fitted, y):
 
 def test_what_does_not_go_together_is_refused(y, fitted):
     priors = {"rate": pm.HalfNormal.dist(2)}
-    with pytest.raises(TypeError, match=r"expected an ODE, t, y .* and priors, or model="):
+    with pytest.raises(TypeError, match=r"not given .*; expected an ODE, t, y and priors.* model="):
         gm.fit(DECAY, T, y)
     with pytest.raises(TypeError, match="expected one of these alone"):
         gm.fit(DECAY, T, y, priors=priors, model=fitted.model)

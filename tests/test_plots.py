@@ -199,6 +199,19 @@ def test_data_of_one_state_at_some_of_the_times_are_drawn_there(kind):
     assert top_of(band) == pytest.approx(max(ends))
 
 
+def test_states_have_units_of_their_own_and_data_in_own_panels_their_names():
+    idata, model, *_ = draws_of(next(iter(NOT_OF_ONE_STATE.values())))
+    units = {"a": "mM", "b": "mg"}
+    pc = gm.plot_states(idata, model=model, labels=("time (h)", units))
+    shown = {state: pc.get_target("x", {"state": state}).get_ylabel() for state in ("a", "seen")}
+    assert shown == {"a": "mM", "seen": "seen"}
+    pc = gm.plot_states(idata, model=model, labels=("time (h)", {"seen": "counts"}))
+    shown = {state: pc.get_target("x", {"state": state}).get_ylabel() for state in ("a", "seen")}
+    assert shown == {"a": "", "seen": "counts"}
+    with pytest.raises(ValueError, match=r"labels are given for \['c'\]; expected some of \['a'"):
+        gm.plot_states(idata, model=model, labels=("time (h)", {"c": "mM"}))
+
+
 @pytest.mark.parametrize("kind", NOT_OF_ONE_STATE)
 def test_other_data_at_the_times_have_a_panel_with_new_data(kind):
     idata, model, seen, new = draws_of(NOT_OF_ONE_STATE[kind])
@@ -656,6 +669,7 @@ def test_slopes_of_draws_on_another_grid_are_refused(decaying):
         ({"ci_prob": 1.0}, "ci_prob is 1.0; expected a number between 0 and 1"),
         ({"labels": "year"}, "labels is 'year'; expected two, of the x axis and of the y axis"),
         ({"labels": ("year",)}, r"labels is \('year',\); expected two"),
+        ({"labels": {"a": "mM", "b": "mg"}}, r"labels is \{'a': .*; expected two"),
     ],
     ids=str,
 )

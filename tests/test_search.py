@@ -118,7 +118,7 @@ def test_searches_say_what_remains(rng):
     said = []
     cover(Density(normal(1.0)), climbed(normal(1.0), [0.0, 0.0]), 1_000, rng, say=said.append)
     assert said[0] == "walking along ridges from all of them"
-    assert said[1] == f"attempt 1 of {len(DRAWS)} at most, search 1 of 2, round 1 of 12 at most"
+    assert said[1] == f"attempt 1 of {len(DRAWS)}, search 1 of 2, round 1 of 12 at most"
     assert any("search 2 of 2" in words for words in said)
 
 

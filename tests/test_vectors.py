@@ -173,6 +173,8 @@ def test_experiments_share_a_vector_or_have_one_each():
         (lambda: gm.ODE(flows, NAMES, {"k": 7}), r"raised ValueError"),
         (lambda: gm.ODE(lambda t, x, theta: pt.stack(x)[:2], ["a", "b", "c"], ["k"]),
          r"returns 2 expressions; expected 3"),
+        (lambda: gm.ODE(lambda t, x, theta: theta.k[:, None] * pt.stack(x), NAMES, {"k": N}),
+         r"a tensor of shape \(8, 8\); expected a vector .* numbers of one time"),
         (lambda: gm.ODE(lambda t, x, theta: pt.cumsum(pt.stack(x)), ["a", "b"], ["k"]),
          r"Cumsum\{axis=0\} is not known here; expected elementwise"),
         (lambda: gm.ODE(flows, NAMES, {"k": N}).solve(T, X0, {"k": RATES[:3]}),

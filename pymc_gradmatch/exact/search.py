@@ -264,7 +264,7 @@ def cover(
         n_searching = max(least, EACH * modes.point.shape[1])
         searches = []
         for number, start in enumerate(starts, start=1):
-            doing = f"attempt {attempt + 1} of {len(DRAWS)} at most, search {number} of 2"
+            doing = f"attempt {attempt + 1} of {len(DRAWS)}, search {number} of 2"
             searches.append(
                 _search(
                     target, start, around, n_searching, n_effective, rng,

@@ -7,6 +7,7 @@ from heapq import heapify, heapreplace
 from typing import Any, Self
 
 import numpy as np
+import pandas as pd
 import pytensor.tensor as pt
 from numpy.typing import ArrayLike, NDArray
 from pytensor.compile import SharedVariable
@@ -248,16 +249,19 @@ def _as_times(t: ArrayLike | SharedVariable) -> NDArray[np.float64]:
         where = int(np.argmax(steps < 0))
         msg = (
             f"t is not sorted: t[{where}] = {times[where]:g} comes before "
-            f"t[{where + 1}] = {times[where + 1]:g}. Sort t and the rows of y together, "
-            "for example order = np.argsort(t); t, y = t[order], y[order]."
+            f"t[{where + 1}] = {times[where + 1]:g}. Sort t and the rows of y together: of a "
+            "table with the times as index y = y.sort_index(); t = y.index, of arrays "
+            "order = np.argsort(t); t, y = t[order], y[order]."
         )
         raise ValueError(msg)
     if (steps == 0).any():
         where = int(np.argmax(steps == 0))
         msg = (
             f"t repeats the time {times[where]:g} (index {where} and {where + 1}). Expected each "
-            "time once. Average the replicates, or give each as an experiment, "
-            "gm.Experiment(t, y), which share parameters and noise, and a start as a parameter, "
+            "time once. Average replicates, of a table with the times as index "
+            "y.groupby(level=0).mean(); or give each time once and let a likelihood say of which "
+            "a measurement is; or give replicates as experiments, gm.Experiment(t, y), which share "
+            "parameters and noise, and a start as a parameter, "
             "start={'prey': lambda theta: theta.prey0}."
         )
         raise ValueError(msg)
@@ -313,12 +317,17 @@ def _as_observations(
 ) -> tuple[NDArray[np.float64], tuple]:
     """Return a read-only ``(time, state)`` array and names, or say what is wrong."""
     given = _held(y, "y")
+    if isinstance(given, pd.Series):
+        given = given.to_frame()
     values = np.ma.filled(given.astype(float), np.nan) if np.ma.isMA(given) else given
     values = as_numbers(values, "y")
     if values.ndim != 2 or len(values) != len(t) or values.shape[1] == 0:
         hint = ""
         if values.ndim == 1:
-            hint = " For a single state pass y[:, None]."
+            hint = (
+                " For a single state pass y[:, None], for some of several a table, "
+                "pd.DataFrame({'prey': y})."
+            )
         elif values.ndim == 2 and values.shape[1] == len(t):
             hint = " Pass y.T."
         msg = (
@@ -327,6 +336,8 @@ def _as_observations(
         )
         raise ValueError(msg)
     names = labels_of(given) or tuple(range(values.shape[1]))
+    if isinstance(given, pd.DataFrame):
+        _check_index(given.index, t)
     if states is not None:
         if names != tuple(range(len(names))):
             values, names = columns_in_order(values, names, tuple(states)), tuple(states)
@@ -340,6 +351,26 @@ def _as_observations(
         )
         raise ValueError(msg)
     return read_only(values), names
+
+
+def _check_index(index: pd.Index, t: NDArray[np.float64]):
+    """Raise if a table has times as index, and these are others than t in every unit.
+
+    Whole numbers may be those of rows.
+    """
+    if index.dtype.kind != "f" or index.hasnans:
+        return
+    own = index.to_numpy(float)
+    ratio = np.ptp(t) / (np.ptp(own) or np.inf)
+    if np.allclose(t - t[0], ratio * (own - own[0]), rtol=1e-6, atol=1e-6 * np.ptp(t)):
+        return
+    where = int(np.argmax(np.abs(t - t[0] - ratio * (own - own[0]))))
+    msg = (
+        f"y is a table with the index {own[where]:g} in the row {where} of time {t[where]:g}, and "
+        "there is no unit in which its index is t. Expected the same times in the same order, such "
+        "as t = y.index; where the index is something else, y.reset_index(drop=True)."
+    )
+    raise ValueError(msg)
 
 
 def _as_scales(scales: Mapping[Any, float], names: tuple) -> NDArray[np.float64]:
@@ -435,8 +466,9 @@ def _check_positive(y: NDArray[np.float64], positive: NDArray[np.bool_], columns
             f"y is {y[row, column]:g} at time index {row}, state {columns[column]}, one of "
             f"{int(bad.sum())} values that are not above zero where the state is positive and its "
             "logarithm is taken. Expected positive numbers, or a state that is not called "
-            "positive. Where noise or counting makes zeros, fit the Gaussian process to "
-            "np.maximum(y, small), and let the likelihood observe y itself, in the four lines."
+            "positive, as one that starts at zero. What was below a limit of detection is NaN, or "
+            "pm.Censored in a likelihood. Where noise or counting makes zeros, write likelihood= "
+            "in place of y; in the four lines fit the Gaussian process to np.maximum(y, small)."
         )
         raise ValueError(msg)
 

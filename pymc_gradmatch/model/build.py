@@ -55,6 +55,7 @@ from pymc_gradmatch.model.given import (
     fit_states,
     known_noise,
     refuse_beside_experiments,
+    warn_of_unseen,
     warn_of_unused,
 )
 from pymc_gradmatch.model.likelihood import LikelihoodFunction, with_noise
@@ -309,6 +310,8 @@ def written(
     check_alike(parts)
     if of_data or not several:  # lines of several may read a parameter by its name
         warn_of_unused(ode, made, parts)
+    if not chosen.is_matched:
+        warn_of_unseen(parts)
     if parts[0].noise is not None:
         chosen = replace(chosen, sigma=parts[0].noise)  # known, of each as its own is
     if of_data and gp is None and isinstance(chosen.sigma, str):

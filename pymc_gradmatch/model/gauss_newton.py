@@ -242,7 +242,11 @@ def scaled_by_solutions(problem: Problem, data: Data, rng: np.random.Generator) 
         why = _why_none(problem, None, smoothed[0], theta)
         start = known.filled(theta, smoothed[0])
         if not why and (zero := likelihood.impossible(theta, np.tile(start, (len(gp.t), 1)))):
-            why = f"For one, the likelihood is zero at {zero} where the solution starts."
+            why = (
+                f"For one, the likelihood is zero at {zero} where the solution starts. Where a "
+                "count or a positive number has a state that starts at zero as its mean, give the "
+                "start a prior, or write pm.math.maximum(x.state, 1e-9)."
+            )
         msg = (
             f"none of {N_SURVEYED} solutions from draws of the prior is finite where the data "
             f"are; check priors, starts and the ODE: the scale of {data.unscaled} stays unknown. "

@@ -167,9 +167,9 @@ def check_priors(ode: ODE, priors, model: pm.Model, n_experiments: int | None = 
         is_entry = name not in ode.lengths and isinstance(prior, TensorVariable)
         if not (is_entry or is_distribution(prior) or is_registered(prior, model)):
             msg = (
-                f"the prior of {name!r} is a {type(prior).__name__}; expected a distribution, "
-                f"for example pm.HalfNormal.dist(5), or a variable of the model. A parameter that "
-                "is known is a number in the right-hand side, or in the four lines."
+                f"the prior of {name!r} is a {type(prior).__name__}; expected a distribution of "
+                "PyMC, for example pm.HalfNormal.dist(5), or a variable of the model. A parameter "
+                "that is known is a number in the right-hand side, or in the four lines."
             )
             raise TypeError(msg)
         if n_experiments is not None and prior.ndim == 1:
@@ -223,6 +223,24 @@ def warn_of_unused(ode: ODE, priors: Mapping, parts: Sequence[Given]):
             UserWarning,
             stacklevel=3,
         )
+
+
+def warn_of_unseen(parts: Sequence[Given]):
+    """Warn of data in y that no line of a likelihood observes, and that count for nothing."""
+    for one in parts:
+        if one.written is None:
+            continue
+        columns = zip(one.data.states, one.data.y.T, strict=True)
+        unseen = [k for k, y in columns if not one.written.observes(y[~np.isnan(y)])]
+        if unseen:
+            where = f"experiment {one.name!r}: " if one.name else ""
+            warnings.warn(
+                f"{where}y has data of {unseen} that no line of the likelihood observes. A "
+                "likelihood takes the place of that of y, so they tell nothing. Observe them in "
+                "its lines too, or leave them out of y.",
+                UserWarning,
+                stacklevel=5,
+            )
 
 
 def check_possible(

@@ -351,6 +351,11 @@ class Written(Likelihood):
             densities = self._pointwise(self._flat(theta, x), self.others)
         return where_impossible(dict(zip(self._terms, densities, strict=True)), self._observed)
 
+    def observes(self, y: NDArray[np.float64]) -> bool:
+        """Tell whether these numbers are among what is observed; a potential may hold any."""
+        told = np.concatenate([np.zeros(0), *map(np.ravel, self._observed.values())])
+        return self._terms.keys() != self._observed.keys() or bool(np.isin(y, told).all())
+
 
 def where_impossible(
     log_densities: Mapping[str, NDArray], observed: Mapping[str, NDArray] | None = None

@@ -184,7 +184,11 @@ def preset_of(name: str, settings: Mapping[str, Any]) -> Preset:
         msg = "recentred= is gone; preset='refined' makes a solution of the ODE the prior mean."
         raise TypeError(msg)
     if unknown:
-        msg = f"build_model has no argument {' or '.join(map(repr, unknown))}; expected {known}."
+        msg = (
+            f"there is no argument {' or '.join(map(repr, unknown))}; expected priors, "
+            "experiments, likelihood, scales, inputs or start, as gm.fit and gm.build_model have "
+            f"them, or one of the settings {known}."
+        )
         raise TypeError(msg)
     given = {setting: value for setting, value in settings.items() if value is not None}
     return replace(PRESETS[name], **given)

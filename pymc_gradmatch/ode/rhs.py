@@ -29,6 +29,9 @@ ORDER = (
     "and pm.ode. Inputs come last."
 )
 
+# Of named tuples taken for a number or a dict, and of calls without further parameters.
+OF_TUPLES = ("'State'", "'Param'", "tuple indices must be", "positional argument")
+
 POINTWISE = (Elemwise, DimShuffle)  # operations after which each time stands by itself
 INDEXING = tuple(type(pt.vector()[place].owner.op) for place in (0, [0]))
 
@@ -199,6 +202,11 @@ def _advice(rhs: Callable, error: Exception) -> str:
         return ORDER
     if isinstance(error, AttributeError) and isinstance(error.obj, tuple):  # x or theta
         return "Use these names, or declare what is missing in states or params."
+    if isinstance(error, TypeError) and any(words in str(error) for words in OF_TUPLES):
+        return (
+            "x and theta are named tuples: write x.state and theta.parameter, or x[0]; parameters "
+            "are no arguments of their own."
+        )
     return (
         "Use pm.math or pytensor.tensor functions: numpy's and math's do not work on tensors, "
         "nor do `if`, `max` and comparisons (use pm.math.switch)."
@@ -208,6 +216,13 @@ def _advice(rhs: Callable, error: Exception) -> str:
 def _in_order_of_states(returned, states: tuple[str, ...]) -> list:
     if isinstance(returned, Mapping):
         return in_order(returned, states, "derivatives returned by the right-hand side are")
+    if isinstance(returned, TensorVariable):
+        msg = (
+            f"the right-hand side returns a tensor of shape {returned.type.shape}; expected a "
+            f"vector with an entry for each of {list(states)}. Where it returns one, x and theta "
+            "are numbers of one time: pt.stack(x) is a vector, theta.k * pt.stack(x) too."
+        )
+        raise TypeError(msg)
     if not isinstance(returned, tuple | list):
         msg = (
             f"the right-hand side returns a {type(returned).__name__}; expected a tuple, a list "

@@ -172,7 +172,7 @@ class Exact:
                 around = fit_mixture(self.found.weighted.points, self.rng)
         self.found = cover(
             target, self.modes, self.n_draws, self.rng, around=around,
-            say=lambda words: self.say(f"searching around the modes: {words}"),
+            say=lambda words: self.say(f"searching: {words}"),
         )  # fmt: skip
 
     def _say_climbs(self, doing: str, found: Found):

@@ -144,7 +144,7 @@ def fit_many(
         fits = gm.fit_many(ode, t, ys, priors=priors, gamma=0.3, random_seed=1)
         fits["alpha"].mean(["chain", "draw"])  # one posterior mean per data set
 
-        wells = dict(list(table.groupby("well")[ode.states]))  # {"A1": a table, "A2": ...}
+        wells = {well: rows[list(ode.states)] for well, rows in table.groupby("well")}
         fits = gm.fit_many(ode, t, wells, priors=priors, exact=True, random_seed=1)
         fits["alpha"].sel(replicate="A1")
 

@@ -396,9 +396,14 @@ def fit(
     if model is None:
         told = (t is not None and (y is not None or likelihood is not None)) or experiments
         if ode is None or priors is None or not told:
+            needed: dict[str, Any] = {"ode": ode, "priors": priors}
+            if not told:
+                needed |= {"t": t} | ({} if likelihood is not None else {"y": y})
+            missing = [name for name, value in needed.items() if value is None]
             msg = (
-                "expected an ODE, t, y (or a likelihood, or experiments in place of all) and "
-                "priors, or model= with a GradientMatchingODE."
+                f"gm.fit was not given {', '.join(missing)}; expected an ODE, t, y and priors, "
+                "with likelihood= in place of y or experiments= in place of t and y, or model= "
+                "with a GradientMatchingODE. Times are an argument of their own, t = y.index."
             )
             raise TypeError(msg)
         given: dict[str, Any] = {"priors": priors, "progressbar": progressbar, **written}
