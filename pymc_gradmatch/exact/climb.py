@@ -118,6 +118,7 @@ def climb(target: Density, points: NDArray[np.float64], widths: NDArray[np.float
     points, at = points.copy(), Expansion(*map(np.array, target.expanded(points, widths)))
     damping, patience = np.full(len(points), FIRST), np.full(len(points), PATIENCE)
     going, arrived = np.arange(len(points)), -np.inf
+    has_settled = np.zeros(len(points), dtype=bool)
     for _ in range(MOST_STEPS):
         going = going[_is_finite(at.only(going)) & (patience[going] > 0)]
         axes = Axes.of(at.only(going), widths)
@@ -141,13 +142,14 @@ def climb(target: Density, points: NDArray[np.float64], widths: NDArray[np.float
         damping[going] = np.maximum(last, SMALLEST)
         least = np.where(is_lower, SLOW, SETTLED)
         patience[going] = np.where(rise > least, PATIENCE, patience[going] - 1)
+        has_settled[going] = (patience[going] == 0) & (rise <= SETTLED)
         going_up = going[rises]
         points[going_up] = moved[rows, best][rises]
         if len(going_up):
             for values, new in zip(at, target.expanded(points[going_up], widths), strict=True):
                 values[going_up] = new
     known = _is_finite(at)
-    return _local(points[known], at.only(known), widths)
+    return _local(points[known], at.only(known), widths, has_settled[known])
 
 
 def _is_finite(at: Expansion) -> NDArray[np.bool_]:
@@ -155,18 +157,28 @@ def _is_finite(at: Expansion) -> NDArray[np.bool_]:
     return parts[0] & parts[1] & np.isfinite(at.hessian).all(axis=(1, 2))
 
 
-def _local(points: NDArray[np.float64], at: Expansion, widths: NDArray[np.float64]) -> Local:
+def _local(
+    points: NDArray[np.float64],
+    at: Expansion,
+    widths: NDArray[np.float64],
+    has_settled: NDArray[np.bool_],
+) -> Local:
     """Return points with coordinates in which the curvature is plus or minus one.
 
     Or less, of an axis that would be longer than the prior is wide: what is so flat is no mode.
+    A climb that settled, because steps of any damping bring nothing, is at the top, whatever slope
+    and curvature say of level axes: along a curved ridge the parabola goes on to rise where the
+    density falls.
     """
     axes = Axes.of(at, widths)
     bend = 1 / np.sqrt(np.maximum(np.abs(axes.curvature), FLATTEST))
     lengths = bend * np.linalg.norm(axes.factor / widths[:, None], axis=1)
     shorter = np.minimum(1, LONGEST / lengths)
     bend *= shorter
-    hessian = (-np.sign(axes.curvature) * np.square(shorter))[:, :, None] * np.eye(points.shape[1])
-    return Local(points, at.height, axes.factor * bend[:, None], axes.gradient * bend, hessian)
+    sign = np.where(has_settled[:, None], 1, np.sign(axes.curvature))
+    gradient = np.where(has_settled[:, None], 0, axes.gradient * bend)
+    hessian = (-sign * np.square(shorter))[:, :, None] * np.eye(points.shape[1])
+    return Local(points, at.height, axes.factor * bend[:, None], gradient, hessian)
 
 
 class Found(NamedTuple):
