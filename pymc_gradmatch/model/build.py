@@ -310,7 +310,7 @@ def written(
     check_alike(parts)
     if of_data or not several:  # lines of several may read a parameter by its name
         warn_of_unused(ode, made, parts)
-    if not chosen.is_matched:
+    if not chosen.has_mismatch:
         warn_of_unseen(parts)
     if parts[0].noise is not None:
         chosen = replace(chosen, sigma=parts[0].noise)  # known, of each as its own is
