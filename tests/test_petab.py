@@ -165,13 +165,13 @@ class Files:
         rule.setVariable(name)
         rule.setMath(libsbml.parseL3Formula(formula))
 
-    def event(self, trigger, name, value):
-        """Add an event."""
+    def event(self, trigger, name, value, *, is_before=True):
+        """Add an event, whose trigger is taken to hold before time zero, or not."""
         event = self.model.createEvent()
         event.setId("shock")
         event.setUseValuesFromTriggerTime(True)
         begins = event.createTrigger()
-        begins.setInitialValue(True)
+        begins.setInitialValue(is_before)
         begins.setPersistent(True)
         begins.setMath(libsbml.parseL3Formula(trigger))
         one = event.createEventAssignment()
@@ -236,6 +236,37 @@ def test_events_at_known_times_reset_states_and_change_constants(files):
     at_three = 3 * np.exp(-0.75)
     expected = [np.exp(-0.5), 3 * np.exp(-0.25), at_three, 2 + (at_three - 2) * np.exp(-0.5)]
     np.testing.assert_allclose(simulated(problem), expected, rtol=1e-7)
+
+
+def test_events_that_add_to_a_state_are_doses(files):
+    files.state("x", 1.0, "-k * x")
+    files.constant("amount", 2.0)
+    files.event("time >= 1.5", "x", "x + amount / 4")
+    files.event("time >= 1.5", "x", "x + 0.5")
+    files.event("3 <= time", "x", "1.25 + x")
+    problem = files.load()
+    decay = np.exp(-0.5)
+    at_two = np.exp(-1) + np.exp(-0.25)
+    expected = [decay, at_two, at_two * decay + 1.25, (at_two * decay + 1.25) * decay]
+    np.testing.assert_allclose(simulated(problem), expected, rtol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("events", "words"),
+    [
+        ([("time < 2", "x", "3")], "holds up to its time"),
+        ([("(time > 2) && (time < 3)", "x", "3")], "no comparison of time"),
+        ([("time >= 0", "x", "3", False)], "at time zero"),
+        ([("time >= 2", "x", "2 * x")], "which states or time decide"),
+        ([("time >= 2", "x", "x + 1"), ("time >= 3", "x", "1")], "set 'x' and add to it"),
+    ],
+)
+def test_events_of_other_kinds_are_refused(files, events, words):
+    files.state("x", 1.0, "-k * x")
+    for *event, is_before in [(*one, True)[:4] for one in events]:
+        files.event(*event, is_before=is_before)
+    with pytest.raises(NotImplementedError, match=words):
+        simulated(files.load())
 
 
 def test_a_measurement_at_infinity_is_of_the_steady_state(files):

@@ -129,7 +129,7 @@ class Setting:
             else:
                 level = self._holds(relation, 0, condition)
                 inputs[called] = Input([0.0], [level], kind="previous")
-        return inputs | self._resets(condition, until)
+        return inputs | self._jumps(condition, until)
 
     def _holds(self, relation: sp.Basic, side: int, condition: str) -> float:
         """Tell whether a comparison holds at time zero, or before and after it changes."""
@@ -142,21 +142,30 @@ class Setting:
         assert size is not None
         return float(bool(relation.func(sp.Float(side * size if side else size), 0)))
 
-    def _resets(self, condition: str, until: float) -> dict[str, Input]:
-        at: dict[str, dict[float, float]] = {}
-        for state, after, value in self.model.resets:
+    def _jumps(self, condition: str, until: float) -> dict[str, Input]:
+        """Return doses and resets by the state, those of one kind at one time together."""
+        found: dict[str, tuple[str, dict[float, float]]] = {}
+        for state, kind, after, value in self.model.jumps:
             when, to = (self.number(one, condition) for one in (self.model.when(after), value))
             if when is None or to is None:
                 msg = (
-                    f"an event of {self.model.name} sets {state!r} at an estimated time, or to an "
-                    "estimated value, which is not supported; expected numbers."
+                    f"an event of {self.model.name} changes {state!r} at an estimated time, or by "
+                    "an estimated value, which is not supported; expected numbers."
                 )
                 raise NotImplementedError(msg)
-            if 0 < when <= until:
-                at.setdefault(state, {})[when] = to
+            if not 0 < when <= until:
+                continue
+            of_kind, at = found.setdefault(state, (kind, {}))
+            if of_kind != kind:
+                msg = (
+                    f"events of {self.model.name} set {state!r} and add to it, which is not "
+                    "supported together; expected one of these."
+                )
+                raise NotImplementedError(msg)
+            at[when] = to + (at.get(when, 0.0) if kind == "dose" else 0.0)
         return {
-            usable(state): Input(sorted(of), [of[t] for t in sorted(of)], kind="reset")
-            for state, of in at.items()
+            usable(state): Input(sorted(at), [at[t] for t in sorted(at)], kind=kind)
+            for state, (kind, at) in found.items()
         }
 
 
@@ -215,8 +224,8 @@ class Course:
         Its rows of the measurement table.
     """
 
-    setting: Setting
-    ode: ODE
+    setting: Setting = field(repr=False)
+    ode: ODE = field(repr=False)
     condition: str
     before: str
     rows: pd.DataFrame = field(repr=False)
