@@ -65,6 +65,21 @@ def test_parameters_have_their_scales_and_bounds(conversion):
     assert "2 states, 3 estimated parameters, 2 experiments" in repr(conversion)
 
 
+def test_a_log_likelihood_where_there_is_none_is_minus_infinity(files):
+    files.state("x", 1.0, "k * x * x")  # 1 / (1 - k t)
+    files.parameters.append("noise\tlin\t-1\t1\t0.1\t1")
+    files.observables = "observableId\tobservableFormula\tnoiseFormula\nobs\tx\tnoise\n"
+    problem = files.load()
+    assert problem.log_likelihood({"k": 0.2}) > -np.inf
+    for values in ({"k": 2.0}, {"k": 0.2, "noise": -0.1}):
+        assert problem.log_likelihood(values) == -np.inf
+        value, gradient = problem.value_and_gradient(
+            [*({"k": 0.5, "noise": 0.1} | values).values()]
+        )
+        assert value == -np.inf
+        assert gradient.shape == (2,)
+
+
 def test_unknown_names_are_refused(conversion):
     with pytest.raises(ValueError, match="'k3'"):
         conversion.log_likelihood({"k3": 1.0})
@@ -349,6 +364,10 @@ def test_sbml_alone_is_an_ode_with_its_values():
     x = ode.solve([0.0, 2.0], ode.nominal_start, ode.nominal)
     assert x[1, 0] == pytest.approx(solution(1.0, 0.8, 0.6, 2.0), abs=1e-8)
     assert "\\dot{A}" in ode._repr_html_()
+
+
+def test_scales_are_seen_in_the_equations(conversion):
+    assert r"10^{\log_{10}(k_{1})}\,A" in conversion.ode._repr_html_()
 
 
 def test_a_model_has_what_is_known_where_a_condition_also_has_what_is_estimated(files):
