@@ -208,7 +208,7 @@ class Slopes:
         return RightHandSide(model, ()).slopes(t, x, given, relations)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Course:
     """One experiment: a condition, and another that it comes from rest in.
 
@@ -279,21 +279,7 @@ class Course:
 
     def starts(self, theta: Any) -> dict[str, Any]:
         """Write x(t0) as a graph of the parameters, by state."""
-        setting, states = self.setting, self.setting.model.states
-        natural = setting.natural(theta)
-        first = self.before or self.condition
-        scope = setting.model.constant(setting.given(first, natural))
-        x0 = [scope[name] for name in states]
-        if not self.before:
-            return dict(zip(states, x0, strict=True))
-        inputs = setting.given_inputs(first, 0.0) or None
-        rest = self.ode.steady_state(x0, [*theta], inputs=inputs)
-        given = setting.given(self.condition, natural)
-        overridden = setting.conditions[self.condition]
-        return {
-            name: given[name] if name in overridden else rest[..., k]
-            for k, name in enumerate(states)
-        }
+        return _starts(self, (*theta,))
 
     def predictions(self, x: Any, theta: Any) -> list[tuple[pd.DataFrame, Any, Any]]:
         """Write what is observed, and its noise, of rows that have the same formulas."""
@@ -358,6 +344,24 @@ class Course:
             observed = np.concatenate([one for one, _, _ in given])
             mean, noise = (pt.concatenate([part[k] for part in given]) for k in (1, 2))
             _observe(distribution, transformation, observed, mean, noise)
+
+
+@lru_cache(maxsize=4)  # states ask for the same
+def _starts(course: Course, theta: tuple) -> dict[str, Any]:
+    setting, states = course.setting, course.setting.model.states
+    natural = setting.natural(theta)
+    first = course.before or course.condition
+    scope = setting.model.constant(setting.given(first, natural))
+    x0 = [scope[name] for name in states]
+    if not course.before:
+        return dict(zip(states, x0, strict=True))
+    inputs = setting.given_inputs(first, 0.0) or None
+    rest = course.ode.steady_state(x0, [*theta], inputs=inputs)
+    given = setting.given(course.condition, natural)
+    overridden = setting.conditions[course.condition]
+    return {
+        name: given[name] if name in overridden else rest[..., k] for k, name in enumerate(states)
+    }
 
 
 @dataclass(frozen=True)

@@ -221,7 +221,7 @@ class Problem:
         value, *gradient = self._evaluated(self._with_gradient, scaled)
         return -np.inf if np.isnan(value) else float(value), np.array(gradient, dtype=float)
 
-    def _evaluated(self, function: Callable, point: Sequence[float] | NDArray) -> Sequence:
+    def _evaluated(self, function: Callable, point: Sequence[float] | NDArray) -> Any:
         """Call a compiled function; where noise is not positive it says nothing."""
         try:
             return function(*point)
