@@ -21,7 +21,7 @@ import os
 import signal
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from time import process_time
@@ -131,7 +131,7 @@ def fitted(folder: Path, key: tuple[str], keep, *, limit: int) -> Row:
         with warnings.catch_warnings(), interrupted(limit):
             warnings.simplefilter("ignore")
             fit = problem.fit(random_seed=SEED, progressbar=False)
-        row |= best_of(problem, fit)
+        row |= best_of(problem, fit, limit)
     except KeyboardInterrupt:
         row |= {"verdict": f"nothing to climb from in {limit} CPU s", "is_exact": 0.0}
     except Exception as error:
@@ -158,10 +158,12 @@ def interrupted(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGPROF, before)
 
 
-def best_of(problem: Problem, fit: gm.Fit) -> Row:
+def best_of(problem: Problem, fit: gm.Fit, limit: float) -> Row:
     """Return what a fit found: its mode, or the best of what it was climbed to from."""
     modes = [problem.log_likelihood(problem.natural(one)) for _, one in fit.modes.iterrows()]
-    at_mode = problem.log_likelihood(problem.natural(fit.mode))
+    at_mode = -np.inf
+    with suppress(KeyboardInterrupt), interrupted(limit / 4):  # climbs to it may be long
+        at_mode = problem.log_likelihood(problem.natural(fit.mode))
     said = fit.diagnostics
     return {
         "gm.fit": max(at_mode, best_draw(fit), *modes),

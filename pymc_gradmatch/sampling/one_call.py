@@ -52,6 +52,7 @@ from pymc_gradmatch.sampling.engine import Exact, check_n_draws, verdict_of
 if TYPE_CHECKING:
     from arviz import PlotCollection
 
+NARROWEST = 1e-3  # widths of the draws, by which steps of differences are told
 N_CLIMBED = 8  # draws, from which the most probable point is climbed to
 HARDLY = 0.7  # of the prior's width, that a posterior has where the data tell next to nothing
 WELL_TOLD = 0.1  # standard deviations of the data, by which solutions of draws differ at most
@@ -156,7 +157,7 @@ class Fit(Verdict):
         draws = target.coordinates(self.idata["posterior"].dataset)
         some = np.unique(draws, axis=0)
         best = some[np.argsort(-target(some))[:N_CLIMBED]]
-        ends = climb(target, best, draws.std(axis=0))
+        ends = climb(target, best, np.maximum(draws.std(axis=0), NARROWEST))
         highest = ends.point[[np.argmax(ends.height)]]
         return {name: value[0] for name, value in target.variables(highest).items()}
 
