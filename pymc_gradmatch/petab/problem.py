@@ -12,11 +12,10 @@ import pandas as pd
 import pymc as pm
 import pytensor.tensor as pt
 from numpy.typing import NDArray
-from pymc.logprob.utils import ParameterValueError
 from pytensor.graph.replace import graph_replace
 from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch._pymc import in_numpy, without_traces
+from pymc_gradmatch._pymc import ParameterValueError, in_numpy, without_traces
 from pymc_gradmatch.gp import Experiment
 from pymc_gradmatch.model import build_model
 from pymc_gradmatch.ode import ODE
