@@ -44,6 +44,7 @@ __all__ = [
     "INTERNALS",
     "ArrayStep",
     "NutpieProgressBarManager",
+    "ParameterValueError",
     "Pattern",
     "StepMethodState",
     "as_written",
@@ -131,6 +132,10 @@ INTERNALS = {
     "pymc.logprob.utils.local_check_parameter_to_ninf_switch": (
         "Among thousands of draws one outside of the likelihood's domain must not raise. If it "
         "breaks: evaluate such draws one by one and catch ParameterValueError."
+    ),
+    "pymc.logprob.utils.ParameterValueError": (
+        "Where noise is not positive PEtab's log likelihood is minus infinity. If it breaks: "
+        "catch what check_parameters raises now."
     ),
     "pymc.logprob.utils.local_remove_check_parameter": (
         "Parameters are checked for all entries at once, which none of them depends on. If it "
@@ -238,6 +243,7 @@ with explained():
     from pymc.distributions.shape_utils import change_dist_size, rv_size_is_none
     from pymc.initial_point import make_initial_point_expression, make_initial_point_fn
     from pymc.logprob.utils import (
+        ParameterValueError,
         local_check_parameter_to_ninf_switch,
         local_remove_check_parameter,
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from itertools import takewhile
-from math import ceil, inf, log10
+from math import ceil, inf, isclose, log, log10
 from threading import Timer
 
 import cloudpickle
@@ -23,6 +23,7 @@ GREEK = re.compile(
     "upsilon|phi|chi|psi|omega|Gamma|Delta|Theta|Lambda|Xi|Pi|Sigma|Upsilon|Phi|Psi|Omega"
 )
 SUM, PRODUCT, POWER, ATOM = range(4)  # how tightly the parts of a formula hold together
+LOGARITHMS = {"log10_": r"\log_{10}", "log_": r"\log"}  # what names on a scale begin with
 RELATIONS = {"LT": "<", "GT": ">", "LE": r"\le", "GE": r"\ge", "EQ": "=", "NEQ": r"\ne"}
 
 
@@ -165,7 +166,12 @@ def latex_name(name: str) -> str:
     >>> from pymc_gradmatch.reporting import latex_name
     >>> print(latex_name("k1"), latex_name("beta"), latex_name("growth_max"))
     k_{1} \beta \mathrm{growth}_{\mathrm{max}}
+    >>> print(latex_name("log10_k1"))
+    \log_{10}(k_{1})
     """
+    for scale, written in LOGARITHMS.items():
+        if name.startswith(scale) and name != scale:
+            return f"{written}({latex_name(name.removeprefix(scale))})"
     stem = "".join(takewhile(str.isalpha, name))
     below = name[len(stem) :].lstrip("_")
     return _letters(stem) + (f"_{{{_letters(below)}}}" if below else "")
@@ -200,12 +206,18 @@ def latex(graph: Variable, names: Mapping[Variable, str]) -> str:
     >>> V, s, K = pt.vector("V"), pt.vector("s"), pt.vector("K")
     >>> print(latex(-V * s**2 / (K + s), {V: "V", s: "s", K: "K"}))
     \frac{-V\,{s}^{2}}{K + s}
+
+    Powers of ten are written so:
+
+    >>> print(latex(pt.exp(2.302585092994046 * V), {V: "V"}))
+    10^{V}
     """
     return _formula(graph, names)[0]
 
 
 def _formula(graph: Variable, names: Mapping[Variable, str]) -> tuple[str, int]:
     """Return a formula, and how tightly its parts hold together."""
+    graph = graph if graph in names else _unshaped(graph)
     if graph in names:
         return names[graph], ATOM
     if isinstance(graph, Constant) and graph.data.size == 1:
@@ -214,13 +226,13 @@ def _formula(graph: Variable, names: Mapping[Variable, str]) -> tuple[str, int]:
         msg = f"{graph} has no formula"
         raise NotImplementedError(msg)
     op, inputs = graph.owner.op, graph.owner.inputs
-    if type(op).__name__ == "DimShuffle":
-        return _formula(inputs[0], names)
     kind = getattr(op, "scalar_op", None)
     if kind is None:
         msg = f"{op} has no formula"
         raise NotImplementedError(msg)
     parts = [_formula(part, names) for part in inputs]
+    if type(kind).__name__ == "Exp" and (power := _of_ten(inputs[0])) is not None:
+        return f"10^{{{_formula(power, names)[0]}}}", POWER
     match type(kind).__name__, parts:
         case "Identity" | "Cast", [part]:
             return part
@@ -231,7 +243,9 @@ def _formula(graph: Variable, names: Mapping[Variable, str]) -> tuple[str, int]:
             return f"{_within(first, SUM)} - {_factor(second)}", SUM
         case "Mul", _:
             first, *others = parts
-            return r"\,".join([_within(first, PRODUCT), *(_factor(o) for o in others)]), PRODUCT
+            if first[0] == "-1" and others:
+                return f"-{_joined(others)}", PRODUCT
+            return _joined(parts), PRODUCT
         case "TrueDiv", [(above, _), (below, _)]:
             return rf"\frac{{{above}}}{{{below}}}", POWER
         case "Neg", [part]:
@@ -248,6 +262,34 @@ def _formula(graph: Variable, names: Mapping[Variable, str]) -> tuple[str, int]:
             return f"{left} {RELATIONS[name]} {right}", SUM
         case name, _:
             return rf"{_function(name)}\left({', '.join(part for part, _ in parts)}\right)", ATOM
+
+
+def _joined(factors: list[tuple[str, int]]) -> str:
+    """Return a product, with a dot before a number."""
+    first, *others = factors
+    written = [_factor(other) for other in others]
+    dotted = [rf" \cdot {one}" if one[0].isdigit() else rf"\,{one}" for one in written]
+    return "".join([_within(first, PRODUCT), *dotted])
+
+
+def _of_ten(exponent: Variable) -> Variable | None:
+    """Return to which power an exponential raises ten, if it has log(10) as a factor."""
+    product = _unshaped(exponent)
+    kind = getattr(product.owner and product.owner.op, "scalar_op", None)
+    if type(kind).__name__ != "Mul" or len(product.owner.inputs) != 2:
+        return None
+    first, second = map(_unshaped, product.owner.inputs)
+    factor, power = (first, second) if isinstance(first, Constant) else (second, first)
+    if not isinstance(factor, Constant) or factor.data.size != 1:
+        return None
+    return power if isclose(factor.data.item(), log(10), rel_tol=1e-12) else None
+
+
+def _unshaped(graph: Variable) -> Variable:
+    """Return what was given other axes."""
+    while graph.owner is not None and type(graph.owner.op).__name__ == "DimShuffle":
+        graph = graph.owner.inputs[0]
+    return graph
 
 
 def _number(value: float) -> tuple[str, int]:

@@ -57,6 +57,7 @@ def judged(*failed, **changes):
         "n_divergences": 0,
         "n_searches": 2,
         "n_rounds": 4,
+        "n_climbs": 32,
         "n_walks": 48,
         "n_solutions": 9_000,
         "n_failed": {},

@@ -20,6 +20,7 @@ import pymc_gradmatch as gm
 from pymc_gradmatch.exact.diagnostics import residuals
 from pymc_gradmatch.exact.posterior import ExactPosterior
 from pymc_gradmatch.gp import unexplained
+from pymc_gradmatch.sampling import engine
 
 T = np.linspace(0, 4, 9)
 START, RATE = 20.0, 0.5
@@ -69,6 +70,26 @@ def assert_rate(fit, mean, sd):
     error = 5 / np.sqrt(fit.n_effective)
     assert draws.mean() == pytest.approx(mean, abs=error * sd)
     assert draws.std() == pytest.approx(sd, rel=error)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, gm.exact.OutOfTimeError])
+def test_a_fit_that_is_stopped_before_its_first_mode_has_the_mode_all_the_same(
+    y, fitted, monkeypatch, error
+):
+    """Assert that the highest point that it came to is handed back, and climbed on from."""
+
+    def stopped(target, rng, near):
+        target(target.drawn(50, rng))
+        raise error
+        yield
+
+    monkeypatch.setattr(engine, "climbs", stopped)
+    settings = {"priors": {"rate": pm.HalfNormal.dist(2)}, "random_seed": 1, "progressbar": False}
+    fit = gm.fit(DECAY, T, y, **settings)
+    assert not fit.is_exact
+    assert not fit.diagnostics.conditions["finished"].passed
+    for name in ("rate", "x0", "sigma"):
+        np.testing.assert_allclose(fit.mode[name], fitted.mode[name], rtol=0.01)
 
 
 def test_modes_are_reported_with_their_weights(fitted):

@@ -65,6 +65,21 @@ def test_parameters_have_their_scales_and_bounds(conversion):
     assert "2 states, 3 estimated parameters, 2 experiments" in repr(conversion)
 
 
+def test_a_log_likelihood_where_there_is_none_is_minus_infinity(files):
+    files.state("x", 1.0, "k * x * x")  # 1 / (1 - k t)
+    files.parameters.append("noise\tlin\t-1\t1\t0.1\t1")
+    files.observables = "observableId\tobservableFormula\tnoiseFormula\nobs\tx\tnoise\n"
+    problem = files.load()
+    assert problem.log_likelihood({"k": 0.2}) > -np.inf
+    for values in ({"k": 2.0}, {"k": 0.2, "noise": -0.1}):
+        assert problem.log_likelihood(values) == -np.inf
+        value, gradient = problem.value_and_gradient(
+            [*({"k": 0.5, "noise": 0.1} | values).values()]
+        )
+        assert value == -np.inf
+        assert gradient.shape == (2,)
+
+
 def test_unknown_names_are_refused(conversion):
     with pytest.raises(ValueError, match="'k3'"):
         conversion.log_likelihood({"k3": 1.0})
@@ -165,13 +180,13 @@ class Files:
         rule.setVariable(name)
         rule.setMath(libsbml.parseL3Formula(formula))
 
-    def event(self, trigger, name, value):
-        """Add an event."""
+    def event(self, trigger, name, value, *, is_before=True):
+        """Add an event, whose trigger is taken to hold before time zero, or not."""
         event = self.model.createEvent()
         event.setId("shock")
         event.setUseValuesFromTriggerTime(True)
         begins = event.createTrigger()
-        begins.setInitialValue(True)
+        begins.setInitialValue(is_before)
         begins.setPersistent(True)
         begins.setMath(libsbml.parseL3Formula(trigger))
         one = event.createEventAssignment()
@@ -236,6 +251,37 @@ def test_events_at_known_times_reset_states_and_change_constants(files):
     at_three = 3 * np.exp(-0.75)
     expected = [np.exp(-0.5), 3 * np.exp(-0.25), at_three, 2 + (at_three - 2) * np.exp(-0.5)]
     np.testing.assert_allclose(simulated(problem), expected, rtol=1e-7)
+
+
+def test_events_that_add_to_a_state_are_doses(files):
+    files.state("x", 1.0, "-k * x")
+    files.constant("amount", 2.0)
+    files.event("time >= 1.5", "x", "x + amount / 4")
+    files.event("time >= 1.5", "x", "x + 0.5")
+    files.event("3 <= time", "x", "1.25 + x")
+    problem = files.load()
+    decay = np.exp(-0.5)
+    at_two = np.exp(-1) + np.exp(-0.25)
+    expected = [decay, at_two, at_two * decay + 1.25, (at_two * decay + 1.25) * decay]
+    np.testing.assert_allclose(simulated(problem), expected, rtol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("events", "words"),
+    [
+        ([("time < 2", "x", "3")], "holds up to its time"),
+        ([("(time > 2) && (time < 3)", "x", "3")], "no comparison of time"),
+        ([("time >= 0", "x", "3", False)], "at time zero"),
+        ([("time >= 2", "x", "2 * x")], "which states or time decide"),
+        ([("time >= 2", "x", "x + 1"), ("time >= 3", "x", "1")], "set 'x' and add to it"),
+    ],
+)
+def test_events_of_other_kinds_are_refused(files, events, words):
+    files.state("x", 1.0, "-k * x")
+    for *event, is_before in [(*one, True)[:4] for one in events]:
+        files.event(*event, is_before=is_before)
+    with pytest.raises(NotImplementedError, match=words):
+        simulated(files.load())
 
 
 def test_a_measurement_at_infinity_is_of_the_steady_state(files):
@@ -318,6 +364,10 @@ def test_sbml_alone_is_an_ode_with_its_values():
     x = ode.solve([0.0, 2.0], ode.nominal_start, ode.nominal)
     assert x[1, 0] == pytest.approx(solution(1.0, 0.8, 0.6, 2.0), abs=1e-8)
     assert "\\dot{A}" in ode._repr_html_()
+
+
+def test_scales_are_seen_in_the_equations(conversion):
+    assert r"10^{\log_{10}(k_{1})}\,A" in conversion.ode._repr_html_()
 
 
 def test_a_model_has_what_is_known_where_a_condition_also_has_what_is_estimated(files):

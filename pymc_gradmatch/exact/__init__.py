@@ -40,6 +40,8 @@ from pymc_gradmatch.exact.model import (
 )
 from pymc_gradmatch.exact.modes import (
     Local,
+    look_around,
+    rescaled,
 )
 from pymc_gradmatch.exact.posterior import (
     N_PRIOR,
@@ -90,7 +92,9 @@ __all__ = [
     "further_climbs",
     "glance",
     "grown",
+    "look_around",
     "predict",
+    "rescaled",
     "residuals",
     "sampled",
     "searched",

@@ -91,6 +91,8 @@ class Diagnostics:
         Of the chains.
     n_searches, n_rounds : int
         Independent searches, or chains, and rounds of draws in all searches.
+    n_climbs : int
+        Climbs to modes, from draws of the prior and others.
     n_walks : int
         Walks from the draws that kept their energy, of 48.
     n_solutions : int
@@ -142,6 +144,7 @@ class Diagnostics:
     n_divergences: int
     n_searches: int
     n_rounds: int
+    n_climbs: int
     n_walks: int
     n_solutions: int
     n_failed: dict[str, int]
@@ -289,6 +292,7 @@ def diagnosed(
         n_divergences=0 if found.chained is None else found.chained.n_divergences,
         n_searches=found.n_searches,
         n_rounds=found.n_rounds,
+        n_climbs=len(climbed.ends.height),
         n_walks=found.walks.n_telling,
         n_solutions=target.n_solutions,
         n_failed=dict(target.failures),

@@ -92,6 +92,8 @@ class ExactPosterior(Solutions):
         these are all the same.
     is_held : array of bool
         Which coordinates climbs leave where they are: these.
+    highest : tuple of float and array of float
+        The highest log density that was evaluated so far, and where.
 
     Raises
     ------
@@ -136,6 +138,7 @@ class ExactPosterior(Solutions):
         self.spreads = [str(rv.name) for rv in free if rv in held]
         self.is_held = np.repeat(np.array([rv in held for rv in free], dtype=bool), sizes)
         self._held_at: NDArray[np.float64] | None = None
+        self.highest = -np.inf, self._there
         self._n_screened, self._n_unsolved = 0, 0
         # By which start and parameter each solution has been seen to vary.
         self._varying = [
@@ -170,7 +173,7 @@ class ExactPosterior(Solutions):
         if n_of_start:
             own = np.concatenate([part.ravel() for part in parts])
             there[-n_of_start:] = np.where(np.isfinite(own), own, there[-n_of_start:])
-        vars(other).update(_there=there)
+        vars(other).update(_there=there, highest=(-np.inf, there))
         return other
 
     @cached_property
@@ -190,7 +193,12 @@ class ExactPosterior(Solutions):
         """
         size = sum(x.get_value().size for x in self._x)
         n_chunks = max(1, -(-len(phi) * size // MOST_NUMBERS))
-        return np.concatenate([self._evaluate(part) for part in np.array_split(phi, n_chunks)])
+        parts = [self._evaluate(part) for part in np.array_split(phi, n_chunks)]
+        heights = np.concatenate(parts)
+        if heights.max(initial=-np.inf) > self.highest[0]:
+            best = heights.argmax()
+            self.highest = heights[best], phi[best].copy()
+        return heights
 
     def screened(self, phi: NDArray[np.float64]) -> NDArray[np.float64]:
         """Evaluate the log density at draws of the prior, of which :attr:`unsolved` is told."""

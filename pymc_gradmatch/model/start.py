@@ -287,21 +287,39 @@ class Start:
         if not self.known:
             return levels
         levels = levels.copy()
-        levels[self.places] -= self.evaluated(theta, levels).residual
+        levels[self.places] -= self._residual(theta, levels)[0]
         return levels
 
     @cached_property
-    def _compiled(self) -> Callable:
-        n_params, n_states = len(self.ode.params), len(self.ode.states)
-        theta = pt.tensor("theta", shape=(n_params,), dtype="float64")
-        levels = pt.tensor("levels", shape=(n_states,), dtype="float64")
+    def _arguments(self) -> tuple[TensorVariable, TensorVariable]:
+        """Parameters and levels of x(t0), of which all is a function."""
+        sizes = {"theta": len(self.ode.params), "levels": len(self.ode.states)}
+        theta, levels = (pt.tensor(k, shape=(n,), dtype="float64") for k, n in sizes.items())
+        return theta, levels
+
+    @cached_property
+    def _away(self) -> TensorVariable:
+        """Levels of x(t0) from what is known of them."""
+        theta, levels = self._arguments
         positive = np.array(self.ode.is_positive)
-        x0 = states_of(levels, positive)
-        residual, by = pt.zeros(0), [pt.zeros((0, n)) for n in (n_params, n_states)]
+        each = [theta[i] for i in range(len(self.ode.params))]
+        values = self.values(each, states_of(levels, positive))
+        return cast(
+            "TensorVariable", levels[self.places] - levels_of(values, positive[self.places])
+        )
+
+    @cached_property
+    def _residual(self) -> Callable:
+        """Without the derivatives, which cost most where a start is a long formula."""
+        return in_numpy([*self._arguments], [self._away])
+
+    @cached_property
+    def _compiled(self) -> Callable:
+        theta, levels = self._arguments
+        x0 = states_of(levels, np.array(self.ode.is_positive))
+        residual, by = pt.zeros(0), [pt.zeros((0, *one.type.shape)) for one in (theta, levels)]
         if self.known:
-            values = self.values([theta[i] for i in range(n_params)], x0)
-            residual = levels[self.places] - levels_of(values, positive[self.places])
-            rows = range(len(self.places))
+            residual, rows = self._away, range(len(self.places))
             by = [pt.stack([_gradient(residual[i], wrt) for i in rows]) for wrt in (theta, levels)]
         log_prior = self._log_density(self.settled, x0)
         gradient = _gradient(log_prior, levels)

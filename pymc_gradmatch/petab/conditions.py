@@ -129,7 +129,7 @@ class Setting:
             else:
                 level = self._holds(relation, 0, condition)
                 inputs[called] = Input([0.0], [level], kind="previous")
-        return inputs | self._resets(condition, until)
+        return inputs | self._jumps(condition, until)
 
     def _holds(self, relation: sp.Basic, side: int, condition: str) -> float:
         """Tell whether a comparison holds at time zero, or before and after it changes."""
@@ -142,21 +142,30 @@ class Setting:
         assert size is not None
         return float(bool(relation.func(sp.Float(side * size if side else size), 0)))
 
-    def _resets(self, condition: str, until: float) -> dict[str, Input]:
-        at: dict[str, dict[float, float]] = {}
-        for state, after, value in self.model.resets:
+    def _jumps(self, condition: str, until: float) -> dict[str, Input]:
+        """Return doses and resets by the state, those of one kind at one time together."""
+        found: dict[str, tuple[str, dict[float, float]]] = {}
+        for state, kind, after, value in self.model.jumps:
             when, to = (self.number(one, condition) for one in (self.model.when(after), value))
             if when is None or to is None:
                 msg = (
-                    f"an event of {self.model.name} sets {state!r} at an estimated time, or to an "
-                    "estimated value, which is not supported; expected numbers."
+                    f"an event of {self.model.name} changes {state!r} at an estimated time, or by "
+                    "an estimated value, which is not supported; expected numbers."
                 )
                 raise NotImplementedError(msg)
-            if 0 < when <= until:
-                at.setdefault(state, {})[when] = to
+            if not 0 < when <= until:
+                continue
+            of_kind, at = found.setdefault(state, (kind, {}))
+            if of_kind != kind:
+                msg = (
+                    f"events of {self.model.name} set {state!r} and add to it, which is not "
+                    "supported together; expected one of these."
+                )
+                raise NotImplementedError(msg)
+            at[when] = to + (at.get(when, 0.0) if kind == "dose" else 0.0)
         return {
-            usable(state): Input(sorted(of), [of[t] for t in sorted(of)], kind="reset")
-            for state, of in at.items()
+            usable(state): Input(sorted(at), [at[t] for t in sorted(at)], kind=kind)
+            for state, (kind, at) in found.items()
         }
 
 
@@ -199,7 +208,7 @@ class Slopes:
         return RightHandSide(model, ()).slopes(t, x, given, relations)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Course:
     """One experiment: a condition, and another that it comes from rest in.
 
@@ -215,8 +224,8 @@ class Course:
         Its rows of the measurement table.
     """
 
-    setting: Setting
-    ode: ODE
+    setting: Setting = field(repr=False)
+    ode: ODE = field(repr=False)
     condition: str
     before: str
     rows: pd.DataFrame = field(repr=False)
@@ -270,21 +279,7 @@ class Course:
 
     def starts(self, theta: Any) -> dict[str, Any]:
         """Write x(t0) as a graph of the parameters, by state."""
-        setting, states = self.setting, self.setting.model.states
-        natural = setting.natural(theta)
-        first = self.before or self.condition
-        scope = setting.model.constant(setting.given(first, natural))
-        x0 = [scope[name] for name in states]
-        if not self.before:
-            return dict(zip(states, x0, strict=True))
-        inputs = setting.given_inputs(first, 0.0) or None
-        rest = self.ode.steady_state(x0, [*theta], inputs=inputs)
-        given = setting.given(self.condition, natural)
-        overridden = setting.conditions[self.condition]
-        return {
-            name: given[name] if name in overridden else rest[..., k]
-            for k, name in enumerate(states)
-        }
+        return _starts(self, (*theta,))
 
     def predictions(self, x: Any, theta: Any) -> list[tuple[pd.DataFrame, Any, Any]]:
         """Write what is observed, and its noise, of rows that have the same formulas."""
@@ -349,6 +344,24 @@ class Course:
             observed = np.concatenate([one for one, _, _ in given])
             mean, noise = (pt.concatenate([part[k] for part in given]) for k in (1, 2))
             _observe(distribution, transformation, observed, mean, noise)
+
+
+@lru_cache(maxsize=4)  # states ask for the same
+def _starts(course: Course, theta: tuple) -> dict[str, Any]:
+    setting, states = course.setting, course.setting.model.states
+    natural = setting.natural(theta)
+    first = course.before or course.condition
+    scope = setting.model.constant(setting.given(first, natural))
+    x0 = [scope[name] for name in states]
+    if not course.before:
+        return dict(zip(states, x0, strict=True))
+    inputs = setting.given_inputs(first, 0.0) or None
+    rest = course.ode.steady_state(x0, [*theta], inputs=inputs)
+    given = setting.given(course.condition, natural)
+    overridden = setting.conditions[course.condition]
+    return {
+        name: given[name] if name in overridden else rest[..., k] for k, name in enumerate(states)
+    }
 
 
 @dataclass(frozen=True)

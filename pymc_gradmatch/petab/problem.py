@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pytensor.graph.replace import graph_replace
 from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch._pymc import in_numpy, without_traces
+from pymc_gradmatch._pymc import ParameterValueError, in_numpy, without_traces
 from pymc_gradmatch.gp import Experiment
 from pymc_gradmatch.model import build_model
 from pymc_gradmatch.ode import ODE
@@ -46,6 +46,13 @@ def load(path: str | Path) -> "Problem":
         If files are missing or are no PEtab problem.
     NotImplementedError
         If the problem contains what is not supported, by its name and place.
+
+    Examples
+    --------
+    >>> import pymc_gradmatch as gm
+    >>> gm.petab.load("tests/petab/conversion/problem.yaml")
+    PEtab problem 'problem': 2 states, 3 estimated parameters, 2 experiments, 2 observables,
+    20 measurements
     """
     import petab.v1 as petab
 
@@ -168,13 +175,24 @@ class Problem:
     def log_likelihood(self, values: Mapping[str, float]) -> float:
         """Return the log likelihood of the measurements, as PEtab has it.
 
+        Minus infinity where the ODE cannot be integrated, or noise is not positive.
+
         Parameters
         ----------
         values : mapping of str to float
             Natural, by the names in the file; others have their nominal values.
+
+        Examples
+        --------
+        >>> import pymc_gradmatch as gm
+        >>> problem = gm.petab.load("tests/petab/conversion/problem.yaml")
+        >>> problem.nominal
+        {'k1': 0.8, 'k2': 0.6, 'sigma': 0.04}
+        >>> round(problem.log_likelihood({"k1": 0.7, "sigma": 0.05}), 3)
+        36.152
         """
-        [total] = self._log_likelihood(*self._in_order(values))
-        return float(total)
+        total = self._evaluated(self._log_likelihood, self._in_order(values))[0]
+        return -np.inf if np.isnan(total) else float(total)
 
     def value_and_gradient(
         self, scaled: Sequence[float] | NDArray[np.float64]
@@ -185,9 +203,29 @@ class Problem:
         ----------
         scaled : array_like of float
             Parameters on their scales, in the order of ``ode.params``.
+
+        Examples
+        --------
+        >>> from scipy.optimize import minimize
+        >>> import pymc_gradmatch as gm
+        >>> problem = gm.petab.load("tests/petab/conversion/problem.yaml")
+        >>> def falling(point):
+        ...     value, gradient = problem.value_and_gradient(point)
+        ...     return -value, -gradient
+        >>> bounds = [one.bounds for one in problem.setting.parameters.values()]
+        >>> found = minimize(falling, [0.0, 0.0, 0.1], jac=True, bounds=bounds)
+        >>> bool(-found.fun > problem.log_likelihood(problem.nominal))
+        True
         """
-        value, *gradient = self._with_gradient(*scaled)
-        return float(value), np.array(gradient, dtype=float)
+        value, *gradient = self._evaluated(self._with_gradient, scaled)
+        return -np.inf if np.isnan(value) else float(value), np.array(gradient, dtype=float)
+
+    def _evaluated(self, function: Callable, point: Sequence[float] | NDArray) -> Any:
+        """Call a compiled function; where noise is not positive it says nothing."""
+        try:
+            return function(*point)
+        except ParameterValueError:
+            return np.full(1 + len(self.ode.params), np.nan)
 
     def simulate(self, values: Mapping[str, float]) -> pd.DataFrame:
         """Return the table of measurements with what the model says in their place.
@@ -196,6 +234,15 @@ class Problem:
         ----------
         values : mapping of str to float
             Natural, by the names in the file; others have their nominal values.
+
+        Examples
+        --------
+        >>> import pymc_gradmatch as gm
+        >>> problem = gm.petab.load("tests/petab/conversion/problem.yaml")
+        >>> problem.simulate(problem.nominal)[["observableId", "time", "simulation"]].head(2)
+          observableId  time  simulation
+        0        obs_a   0.5    0.712334
+        1        obs_b   0.5    0.287666
         """
         columns = self._simulated(*self._in_order(values))
         parts = [rows for one in self._written[1] for rows in one]
@@ -271,6 +318,14 @@ class Problem:
         ----------
         **settings
             As for that; ``preset="refined"`` if not given.
+
+        Examples
+        --------
+        >>> import pymc_gradmatch as gm
+        >>> problem = gm.petab.load("tests/petab/conversion/problem.yaml")
+        >>> model = problem.build_model(progressbar=False)
+        >>> [rv.name for rv in model.free_RVs]
+        ['log10_k1', 'log10_k2', 'sigma', 'x']
         """
         given = {"preset": "refined", "priors": self.priors, **self._given, **settings}
         return build_model(self.ode, **given)
@@ -282,6 +337,16 @@ class Problem:
         ----------
         **settings
             As for that: ``n_draws``, ``max_seconds``, ``random_seed``.
+
+        Examples
+        --------
+        >>> import pymc_gradmatch as gm
+        >>> problem = gm.petab.load("tests/petab/conversion/problem.yaml")
+        >>> fit = problem.fit(n_draws=1_000, random_seed=1, progressbar=False)
+        >>> fit.is_exact
+        True
+        >>> problem.with_estimates(fit.mode)["nominalValue"].round(2).tolist()
+        [0.77, 0.56, 0.02]
         """
         return fit(self.ode, **{"priors": self.priors, **self._given, **settings})
 
@@ -312,6 +377,16 @@ class Problem:
         -------
         Path
             The YAML file there.
+
+        Examples
+        --------
+        >>> from tempfile import TemporaryDirectory
+        >>> import pymc_gradmatch as gm
+        >>> problem = gm.petab.load("tests/petab/conversion/problem.yaml")
+        >>> with TemporaryDirectory() as folder:
+        ...     written = problem.to_petab(folder, problem.scaled({**problem.nominal, "k1": 0.7}))
+        ...     gm.petab.load(written).nominal["k1"]
+        0.7
         """
         import petab.v1 as petab
         import yaml

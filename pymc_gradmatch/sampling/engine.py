@@ -17,6 +17,7 @@ from pymc_gradmatch.arguments import check_counts
 from pymc_gradmatch.exact import (
     FIRST_CLIMBS,
     MOST_CLIMBS,
+    N_PRIOR,
     Coverage,
     Diagnostics,
     ExactPosterior,
@@ -32,6 +33,8 @@ from pymc_gradmatch.exact import (
     fit_mixture,
     further_climbs,
     grown,
+    look_around,
+    rescaled,
     residuals,
     sampled,
     searched,
@@ -248,8 +251,15 @@ class Exact:
         self.climbed = known
 
     def approximate(self):
-        """Weigh draws of the modes' normal approximations: the best that a stopped search has."""
+        """Weigh draws of the modes' normal approximations: the best that a stopped search has.
+
+        Before there are modes, of that of the highest point.
+        """
         self.target.deadline = np.inf
+        if self.climbed is None:
+            widths = self.target.drawn(N_PRIOR, self.rng).std(axis=0)
+            local = look_around(self.target, self.target.highest[1][None], np.diag(widths)[None])
+            self.climbed = Found.of(rescaled(local), widths)
         self.found = weighed_once(self.target, self.modes, self.rng)
 
     def resampled(self) -> NDArray[np.int64]:

@@ -52,6 +52,7 @@ from pymc_gradmatch.sampling.engine import Exact, check_n_draws, verdict_of
 if TYPE_CHECKING:
     from arviz import PlotCollection
 
+NARROWEST = 1e-3  # widths of the draws, by which steps of differences are told
 N_CLIMBED = 8  # draws, from which the most probable point is climbed to
 MOST_SHARE_OF_PRIOR = 0.7  # of the prior's width, that a posterior has where the data say little
 WELL_DETERMINED = 0.1  # standard deviations of the data, by which solutions of draws differ at most
@@ -98,6 +99,8 @@ class Fit(Verdict):
     modes : pandas.DataFrame
         What climbs arrived at, the highest first, one row each: every parameter, x(t0), and
         ``weight``, the share of the posterior that belongs to it.
+    tops : array of float
+        Unconstrained coordinates of the modes and of the highest point that the search came to.
     unidentified : pandas.DataFrame
         Of which unknowns the data say little: the range of the middle half of
         draws, ``prior_width`` and ``posterior_width``; of several modes the largest one's, if
@@ -127,6 +130,7 @@ class Fit(Verdict):
     covariance: pd.DataFrame
     starts: list[dict[str, Any]]
     modes: pd.DataFrame
+    tops: NDArray[np.float64]
     unidentified: pd.DataFrame
     default_starts: list[str]
     n_solutions: int
@@ -153,7 +157,7 @@ class Fit(Verdict):
         draws = target.coordinates(self.idata["posterior"].dataset)
         some = np.unique(draws, axis=0)
         best = some[np.argsort(-target(some))[:N_CLIMBED]]
-        ends = climb(target, best, draws.std(axis=0))
+        ends = climb(target, best, np.maximum(draws.std(axis=0), NARROWEST))
         highest = ends.point[[np.argmax(ends.height)]]
         return {name: value[0] for name, value in target.variables(highest).items()}
 
@@ -293,7 +297,8 @@ def fit(
         Draws of the result, at least 1 000.
     max_seconds : float, optional
         Wall-clock seconds after which it stops, as after Ctrl-C: with the draws of the modes'
-        normal approximations, weighted, and without a verdict.  Running chains end first.
+        normal approximations, weighted, and without a verdict; before there are modes, of that of
+        the highest point.  :attr:`Fit.mode` climbs on from there.  Running chains end first.
     random_seed : int or numpy.random.Generator, optional
         Seed of starts and draws.
     progressbar : bool, default True
@@ -311,7 +316,8 @@ def fit(
     Raises
     ------
     OutOfTimeError
-        If ``max_seconds`` have passed before any mode is found; it is a :class:`TimeoutError`.
+        If ``max_seconds`` have passed before any point of positive density is found; it is a
+        :class:`TimeoutError`.
     TypeError, ValueError
         If data, priors or model do not fit, or the ODE can be integrated from nowhere
         near the estimate.
@@ -436,9 +442,11 @@ def fit(
         try:
             search.run()
         except (KeyboardInterrupt, OutOfTimeError) as error:
-            if search.climbed is None:
+            if not np.isfinite(target.highest[0]):
                 if isinstance(error, OutOfTimeError):
-                    msg = f"{error}, before a mode was found; expected more max_seconds."
+                    msg = (
+                        f"{error}, none of which has a positive density; expected more max_seconds."
+                    )
                     raise OutOfTimeError(msg) from None
                 raise
             stopped = str(error) or "stopped by Ctrl-C"
@@ -472,6 +480,7 @@ def _fit(search: Exact, model: pm.Model, refined: Callable[[], pm.Model], stoppe
         covariance=drawn.covariance,
         starts=drawn.starts,
         modes=modes.assign(weight=found.modes.shares),
+        tops=np.concatenate([found.modes.points, target.highest[1][None]]),
         unidentified=_unidentified(target, telling, search.rng),
         default_starts=target.default_starts,
         n_solutions=target.n_solutions,

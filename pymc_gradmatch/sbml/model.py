@@ -45,8 +45,9 @@ class Model:
         What holds at every time: assignment rules and rates of reactions.
     alias : dict of str to str
         What the value before events is called, of constants that events change, and these.
-    resets : list of tuple
-        Events that set a state: its name, the comparison with time, and the value.
+    jumps : list of tuple
+        Events that change a state: its name, ``"reset"`` or ``"dose"``, the comparison with time,
+        and the value that it is set to, or that is added.
     """
 
     name: str
@@ -55,7 +56,7 @@ class Model:
     constants: dict[str, sp.Expr]
     rules: dict[str, sp.Expr]
     alias: dict[str, str] = field(default_factory=dict)
-    resets: list[tuple[str, sp.Basic, sp.Expr]] = field(default_factory=list)
+    jumps: list[tuple[str, str, sp.Basic, sp.Expr]] = field(default_factory=list)
 
     @property
     def states(self) -> list[str]:
@@ -165,7 +166,7 @@ def equations_of(path: str | Path) -> tuple[RightHandSide, list, list, dict, dic
         By these.
     """
     model = read_sbml(path)
-    if model.alias or model.resets:
+    if model.alias or model.jumps:
         msg = f"{path}: has events, which an ODE has as inputs; expected none, or a PEtab problem."
         raise NotImplementedError(msg)
     names = sorted(model.needed & {*model.constants})
@@ -318,7 +319,7 @@ class _Reader:
         return _number(reference.getStoichiometry() if reference.isSetStoichiometry() else 1.0)
 
     def _events(self, model: Model):
-        """Write events at known times into rules of constants and resets of states."""
+        """Write events at known times into rules of constants, and doses and resets of states."""
         pieces: dict[str, list] = {}
         for number, event in enumerate(self.sbml.getListOfEvents()):
             place = f"event {event.getId() or number + 1!r}"
@@ -326,17 +327,26 @@ class _Reader:
             is_comparison = isinstance(trigger, sp.core.relational.Relational)
             when = model.when(trigger) if is_comparison else None
             if when is None:
-                self.refuse(f"the trigger {trigger}, which states decide", place)
+                by_states = not model.names_in([trigger]).isdisjoint(model.states)
+                why = "states decide" if by_states else "is no comparison of time with constants"
+                self.refuse(f"the trigger {trigger}, which {why}", place)
+            if _is_over(trigger):
+                self.refuse(f"the trigger {trigger}, which holds up to its time", place)
+            happens_at_zero = when.is_nonpositive and not event.getTrigger().getInitialValue()
             if event.isSetDelay():
                 when = when + self.formula(event.getDelay(), f"the delay of {place}")
             after = sp.GreaterThan(sp.Symbol(TIME), when, evaluate=False)
             for one in event.getListOfEventAssignments():
                 name, what = one.getVariable(), f"the assignment to {one.getVariable()!r}"
-                value = self.formula(one, f"{what} of {place}")
+                value, kind = self.formula(one, f"{what} of {place}"), "reset"
+                if name in model.slopes and sp.diff(value, sp.Symbol(name)) == 1:
+                    value, kind = sp.expand(value - sp.Symbol(name)), "dose"
                 if model.names_in([value]) & {*model.states, TIME}:
                     self.refuse(f"{what}, {value}, which states or time decide,", place)
                 if name in model.slopes:
-                    model.resets.append((name, after, value))
+                    if happens_at_zero:
+                        self.refuse(f"{what} at time zero, which is a start,", place)
+                    model.jumps.append((name, kind, after, value))
                 elif name in model.constants:
                     pieces.setdefault(name, []).append((when, value, after))
                 else:
@@ -347,6 +357,14 @@ class _Reader:
             ordered = sorted(changes, key=lambda one: float(one[0]) if one[0].is_Number else 0.0)
             later = [(value, after) for _, value, after in reversed(ordered)]
             model.rules[name] = sp.Piecewise(*later, (sp.Symbol(name + BEFORE), True))
+
+
+def _is_over(trigger: sp.Basic) -> bool:
+    """Tell whether a comparison with time holds before its time, and no longer after it."""
+    left, right = trigger.args
+    slope = sp.diff(left - right, sp.Symbol(TIME))
+    falls = isinstance(trigger, sp.StrictLessThan | sp.LessThan)
+    return bool(slope.is_positive if falls else slope.is_negative)
 
 
 def _number(value: float) -> sp.Expr:
