@@ -47,6 +47,7 @@ from pymc_gradmatch.model.constraint import (
 from pymc_gradmatch.model.given import (
     Fits,
     Given,
+    Scales,
     check_alike,
     check_given_gp,
     check_noise_is_told,
@@ -57,7 +58,7 @@ from pymc_gradmatch.model.given import (
     refuse_beside_experiments,
     warn_of_unused,
 )
-from pymc_gradmatch.model.likelihood import LikelihoodFunction, with_noise
+from pymc_gradmatch.model.likelihood import LikelihoodFunction, open_lines, with_noise
 from pymc_gradmatch.model.presets import Preset, Settings, UnfittedPreset, preset_of
 from pymc_gradmatch.model.priors import climbing_priors, made_by, of_vectors
 from pymc_gradmatch.model.start import add_starts, is_known_start, of_experiment
@@ -260,6 +261,18 @@ def unfitted_model(
     return written(replace(UnfittedPreset(), **kept), settings, ode, t, y, **given)
 
 
+def scales_of(
+    ode: ODE, one: Experiment, priors: Any, number: Numbers, rng: np.random.Generator
+) -> tuple[Given, Scales]:
+    """Check a data set as :func:`written` does, and return what finds scales of such ones."""
+    home, made = _made(of_vectors(ode, priors), beside(pm.Model.get_context(False)), ode, {})
+    check_priors(ode, made, home)
+    with home:
+        given = Given.of(ode, one, number=number)
+        [apart] = climbing_priors(made, ode.params, 1, rng)
+        return given, Scales(given, apart, number)
+
+
 def written(
     chosen: Preset,
     settings: Mapping[str, Any],
@@ -303,7 +316,8 @@ def written(
     chosen.check(len(ode.states), several)
     with home:
         parts = [
-            Given.of(ode, one, name, several=several, fits=gp is None) for name, one in each.items()
+            Given.of(ode, one, name, several=several, fits=gp is None, number=number)
+            for name, one in each.items()
         ]
     ode = ode if several else parts[0].ode  # with its inputs
     check_alike(parts)
@@ -478,7 +492,11 @@ class _Lines:
                 member.at_times(own), of_experiment(theta, self.ode, number)
             )
             if not self.gp.names:
+                model = pm.modelcontext(None)
+                before = {*model.named_vars.values()}
                 likelihood(*arguments)
+                states, parameters = arguments
+                open_lines(model, before, [*states, *parameters], self.number)
                 continue
             with _LinesOfOne(one.name):
                 likelihood(*arguments)
