@@ -1,6 +1,6 @@
 """Numbers that come from a data set, in graphs that are written once for many data sets."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -136,6 +136,13 @@ class Numbers:
         """Return lines of a likelihood, which have been written, with numbers of a data set."""
         return graphs
 
+    def mask(self, name: str, made: Made, data: Any):
+        """Say which entries of a variable each data set has: ones and zeros, made of it."""
+
+    def masked(self, densities: Mapping[str, Any]) -> dict[str, Any]:
+        """Return log densities by variable, entry by entry, of what a data set has."""
+        return {**densities}
+
     def opened(self, graphs: Sequence) -> list:
         """Return graphs that hold all that can be replaced as shared variables."""
         return [*graphs]
@@ -162,6 +169,7 @@ class Replaceable(Numbers):
     def __init__(self, lines: Formula | None = None) -> None:
         self._written: list[tuple[Made, Any]] = []
         self._closed: list[tuple[NDArray, Any]] = []
+        self._masks: dict[str, Any] = {}
         self._lines = lines
         self._of_lines: list[Any] = []
         for place, array in enumerate([] if lines is None else lines.numbers):
@@ -192,6 +200,15 @@ class Replaceable(Numbers):
         for (node, place), variable in zip(found.slots, self._of_lines, strict=True):
             (graphs if node is None else node.inputs)[place] = variable
         return graphs
+
+    def mask(self, name: str, made: Made, data: Any):
+        """Say which entries of a variable each data set has: ones and zeros, made of it."""
+        self._masks[name] = self(made, data)
+
+    def masked(self, densities: Mapping[str, Any]) -> dict[str, Any]:
+        """Return log densities by variable, entry by entry, zero where a data set has none."""
+        masked = {name: densities[name] * mask for name, mask in self._masks.items()}
+        return {**densities, **masked}
 
     def in_transform(self, made: Made, data: Any) -> Any:
         """Write it as a constant, in whose place :meth:`opened` puts a shared variable."""

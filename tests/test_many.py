@@ -730,8 +730,8 @@ OUTSIDE = {"sd": 0.1, "start": 1.0, "flow": 0.5, "width": 1.0}
 def of_what_is_outside(what):
     """Return arguments, one of which reads a number that is no part of it."""
 
-    def likelihood(x, theta):
-        pm.Normal("seen", x.mass, OUTSIDE["sd"], observed=np.ones(len(T)))
+    def likelihood(x, theta, y):
+        pm.Normal("seen", x.mass, OUTSIDE["sd"], observed=y[:, 0])
 
     return {
         "likelihood": {"likelihood": likelihood},

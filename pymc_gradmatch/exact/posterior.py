@@ -122,7 +122,8 @@ class ExactPosterior(Solutions):
         # A draw outside of the likelihood's domain has density zero, and stops no other.
         weighed = [*free, *terms]
         densities = impossible_outside(number.opened(densities_of(solved, weighed, has_volume)))
-        self.single_terms = dict(zip([rv.name for rv in weighed], densities, strict=True))
+        terms_by_name = dict(zip([rv.name for rv in weighed], densities, strict=True))
+        self.single_terms = number.masked(terms_by_name)
         self._log_density = compile_for_draws(
             [*self._values, *self._x], [total_of([*self.single_terms.values()])]
         )

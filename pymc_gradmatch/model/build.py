@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Unpack, cast
 
 import numpy as np
@@ -383,7 +384,7 @@ def written(
         add_coords(model, labels)
         if callable(priors):
             made = _started_anew(made_by(priors, ode), model, found.start)
-        lines.write(made, y if isinstance(y, SharedVariable) else number(_observations, found.gp))
+        lines.write(made, y if isinstance(y, SharedVariable) else number(partial(_at_data, found.gp, _filled), found.gp))
     return model
 
 
@@ -475,6 +476,7 @@ class _Lines:
                 observed=observed,
                 dims=self._observed[0],
             )
+            self.number.mask(names["y"], partial(_at_data, gp, _is_observed), gp)
         else:
             self._write_likelihoods(x, theta)
         starts = names["start"], names["start_prior"]
@@ -522,8 +524,24 @@ class _Lines:
         return pt.set_subtensor(pt.as_tensor(start)[np.flatnonzero(seen)], some)
 
 
-def _observations(gp: AnyStateGP) -> NDArray[np.float64]:
-    return gp.observations
+def _at_data(
+    written: AnyStateGP, made: Callable[[StateGP], NDArray], gp: AnyStateGP
+) -> NDArray[np.float64]:
+    """Return what is made of each experiment's data, where those are that were written."""
+    on_grid = np.zeros(written.prior_mean.shape)
+    each = zip(written.of_each(on_grid), written.members, gp.members, strict=True)
+    for values, of, member in each:
+        values[of.observed] = made(member)
+    return written.at_observations(on_grid)
+
+
+def _filled(gp: StateGP) -> NDArray[np.float64]:
+    """Return the data, some number where there are none."""
+    return np.where(gp.data.is_observed, gp.data.y, states_of(gp.mean, gp.data.positive))
+
+
+def _is_observed(gp: StateGP) -> NDArray[np.bool_]:
+    return gp.data.is_observed
 
 
 def _of_all(each: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -361,6 +361,8 @@ def _unscaled(
 class Scales:
     """Finds scales for data sets that lack some, which are alike but for their numbers.
 
+    What else is unknown in a likelihood is where that of the first starts.
+
     Parameters
     ----------
     one : Given

@@ -49,6 +49,7 @@ COUNTS = tuple(
 )
 NORMAL = type(pm.Normal.rv_op), type(pm.LogNormal.rv_op)
 MOST_NUMBERS = 4  # that are named one by one
+DIMS = "time_observed", "time", "state"  # that lines of a likelihood may use
 N_COMPARED = 5  # points at which two likelihoods are compared
 UNSEEN = 0.1  # sigma of a state that nothing is known of, in standard deviations
 
@@ -531,7 +532,7 @@ def open_lines(
     """Let numbers of a data set be replaced in what lines have added to a model."""
     lines = lines_in(model, before)
     observed = [v for v in lines if v in model.observed_RVs]
-    opened = number.in_lines(lines, arguments)[len(lines) - len(observed) :]
+    opened = number.in_lines(lines, [*arguments, *_lengths(model)])[len(lines) - len(observed) :]
     for rv, value in zip(observed, opened, strict=True):
         del model.values_to_rvs[model.rvs_to_values[rv]]
         model.rvs_to_values[rv] = value
@@ -540,10 +541,15 @@ def open_lines(
 
 def formula_of(function: LikelihoodFunction, ode: ODE, t: NDArray[np.float64]) -> Formula:
     """Return what a likelihood of states at some times writes, and the numbers in it."""
-    scratch = _stage({"time_observed": t, "time": t, "state": ode.states})
+    scratch = _stage(dict(zip(DIMS, (t, t, ode.states), strict=True)))
     before = {*scratch.named_vars.values()}
     _, _, states, parameters = _called(function, ode, len(t), scratch)
-    return Formula.of(lines_in(scratch, before), [*states, *parameters])
+    return Formula.of(lines_in(scratch, before), [*states, *parameters, *_lengths(scratch)])
+
+
+def _lengths(model: pm.Model) -> list[Variable]:
+    """Return the variables that PyMC makes of the lengths of the dims of likelihoods."""
+    return [cast("Variable", model.dim_lengths[dim]) for dim in DIMS]
 
 
 def _stage(coords: Mapping[str, Any]) -> pm.Model:
@@ -635,7 +641,7 @@ def rehearsed(
 
 def coords_of(gp: StateGP, ode: ODE) -> dict[str, Any]:
     """Return the coords that lines of a likelihood may use."""
-    return {"time_observed": gp.t_observed, "time": gp.t, "state": ode.states}
+    return dict(zip(DIMS, (gp.t_observed, gp.t, ode.states), strict=True))
 
 
 def of_graph(

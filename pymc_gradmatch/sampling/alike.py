@@ -1,7 +1,7 @@
 """Exact posteriors of many data sets: written and compiled once for those of one pattern."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -24,6 +24,7 @@ from pymc_gradmatch.sampling.one_call import fit
 
 GIVEN = "likelihood", "scales", "inputs", "start"  # what settings have beside those of a preset
 SAID = {"verdict": "", "is_exact": False, "pareto_k": np.nan}
+BY_ENTRY = 2  # axes of noise that is known of each observation
 MOST_PATTERNS = 8  # that are kept: each holds some megabytes
 
 
@@ -126,9 +127,13 @@ class ExactFits:
             return True
         for (t, y, _), one in zip(data_sets, told, strict=True):
             if not alike.is_of(one):
+                try:
+                    own = Given.of(self.ode, self._experiment(t, y)).written
+                except (TypeError, ValueError):  # which a fit by itself says of it
+                    return False
                 alike.put(one)
-                own = Given.of(self.ode, self._experiment(t, y)).written
-                alike.is_compared = alike.given.written.is_same(own, np.random.default_rng(0))
+                opened, rng = alike.given.written, np.random.default_rng(0)
+                alike.is_compared = None not in (own, opened) and opened.is_same(own, rng)
                 if not alike.is_compared:
                     self._written[one.pattern] = None
                 return alike.is_compared
@@ -156,7 +161,7 @@ class ExactFits:
         one = self._experiment(t, y)
         if one.likelihood is None:
             given = Given.of(self.ode, one)
-            return Told(_pattern(given.data), given)
+            return Told(_pattern(given.data, np.ndim(one.sigma) == BY_ENTRY), given)
         times = as_numbers(t, "t")
         form, _, numbers = formula_of(one.likelihood, self.ode, times)
         return Told((times.tobytes(), form), None, numbers)
@@ -177,6 +182,8 @@ class ExactFits:
         """Write the posterior of a data set, with numbers that those of others can replace."""
         t, y, seed = first
         one, rng = self._experiment(t, y), np.random.default_rng(seed)
+        if told.given is not None and np.ndim(one.sigma) < BY_ENTRY:
+            one = replace(one, y=_completed(told.given.data))
         number = Replaceable() if one.likelihood is None else Replaceable(
             formula_of(one.likelihood, self.ode, as_numbers(t, "t"))
         )  # fmt: skip
@@ -235,7 +242,7 @@ class Alike:
         The one that was written.
     scales : Scales
         Finds scales that data do not tell.
-    numbers : list of array
+    numbers : sequence of array
         In the likelihood that was written.
     is_compared : bool
         Whether the likelihood was found to be right for another data set, or needs not be.
@@ -275,9 +282,17 @@ def observed_by(likelihood: Callable | None, y: Any) -> tuple[Any, Callable | No
     return None, lambda x, theta: likelihood(x, theta, y)
 
 
-def _pattern(data: Data) -> tuple:
-    """Return what data sets have to share for one formula: times, and where data are."""
-    return data.t.tobytes(), data.is_observed.tobytes(), data.is_sparse.tobytes()
+def _pattern(data: Data, by_entry: bool) -> Hashable:
+    """Return what data sets share for one formula: times, states, perhaps where data are."""
+    seen = data.is_observed
+    return data.t.tobytes(), (seen if by_entry else seen.any(axis=0)).tobytes()
+
+
+def _completed(data: Data) -> NDArray[np.float64]:
+    """Return data with some number in the place of missing ones of states that were seen."""
+    seen = data.is_observed.any(axis=0)
+    middle = np.nanmedian(np.where(seen, data.y, 0.0), axis=0)
+    return np.where(seen & ~data.is_observed, middle, data.y)
 
 
 def _told(posterior: xr.Dataset, verdict: str, diagnostics: Diagnostics) -> xr.Dataset:
