@@ -93,7 +93,7 @@ class Formula(NamedTuple):
             elif not isinstance(one, Constant) and not is_generator(one):
                 tokens.append(one)
         ends = tuple(v.type if isinstance(v, TensorConstant) else places[id(v)] for v in graphs)
-        constants = [graphs[k] if node is None else node.inputs[k] for node, k in slots]
+        constants: list[Any] = [(graphs if node is None else node.inputs)[k] for node, k in slots]
         numbers = [np.array(constant.data) for constant in constants]
         return cls((ends, tuple(tokens)), slots, numbers)
 

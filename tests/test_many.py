@@ -354,7 +354,7 @@ def stored(tmp_path, monkeypatch):
     """Return a function that fits into a file, by a fit of no cost."""
     out = tmp_path / "fits.zarr"
 
-    def fitted(fits, pattern, data_sets, data):
+    def fitted(fits, data_sets, told):
         return [drawn(np.random.default_rng(seed), fits.n_draws) for _, _, seed in data_sets]
 
     def drawn(rng, draws):
@@ -593,7 +593,7 @@ def test_ctrl_c_returns_the_fits_that_have_ended_and_begins_no_other(ode, stored
         put(*args)
         on_record.set()
 
-    def pressing(fits, pattern, data_sets, data):
+    def pressing(fits, data_sets, told):
         [(_, y, _)] = data_sets
         place = y[0, 0]
         begun.append(place)

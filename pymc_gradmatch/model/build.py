@@ -384,7 +384,12 @@ def written(
         add_coords(model, labels)
         if callable(priors):
             made = _started_anew(made_by(priors, ode), model, found.start)
-        lines.write(made, y if isinstance(y, SharedVariable) else number(partial(_at_data, found.gp, _filled), found.gp))
+        lines.write(
+            made,
+            y
+            if isinstance(y, SharedVariable)
+            else number(partial(_at_data, found.gp, _filled), found.gp),
+        )
     return model
 
 

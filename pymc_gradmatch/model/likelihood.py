@@ -348,11 +348,14 @@ class Written(Likelihood):
         """
         z, v = np.exp(rng.normal(size=(N_COMPARED, *self._z.type.shape))), self.others
         points = [(one, v + rng.normal(size=v.shape)) for one in z]
+        mine, others = self._flat_values(points), other._flat_values(points)
+        are_told = mine.shape == others.shape and bool(np.isfinite(mine).any())
+        return are_told and np.allclose(mine, others, rtol=1e-10, atol=1e-10, equal_nan=True)
+
+    def _flat_values(self, points) -> NDArray[np.float64]:
         with np.errstate(all="ignore"):
-            mine, others = ([each._whole(*point) for point in points] for each in (self, other))
-        flat = [np.concatenate([np.ravel(value) for one in own for value in one]) for own in (mine, others)]
-        are_told = flat[0].shape == flat[1].shape and np.isfinite(flat[0]).any()
-        return bool(are_told and np.allclose(*flat, rtol=1e-10, atol=1e-10, equal_nan=True))
+            values = [value for point in points for value in self._whole(*point)]
+        return np.concatenate([np.ravel(value) for value in values])
 
     @cached_property
     def _whole(self) -> Callable:
@@ -526,9 +529,7 @@ def lines_in(model: pm.Model, before: Collection[Variable]) -> list[Variable]:
     return [*added, *(model.rvs_to_values[v] for v in added if v in model.observed_RVs)]
 
 
-def open_lines(
-    model: pm.Model, before: Collection[Variable], arguments: Sequence, number: Numbers
-):
+def open_lines(model: pm.Model, before: Collection[Variable], arguments: Sequence, number: Numbers):
     """Let numbers of a data set be replaced in what lines have added to a model."""
     lines = lines_in(model, before)
     observed = [v for v in lines if v in model.observed_RVs]

@@ -50,7 +50,7 @@ class ExactFits:
         settings: Mapping[str, Any],
     ):
         self.ode, self.priors, self.n_draws, self.settings = ode, priors, n_draws, settings
-        self._written: dict[Hashable, "Alike | None"] = {}
+        self._written: dict[Hashable, Alike | None] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_written": {}}  # each process writes and compiles for itself
@@ -110,15 +110,15 @@ class ExactFits:
                 outcomes[place] = error
         seeds = [data_sets[place][2] for place in ones]
         found = side_by_side(
-            alike.batch, [*ones.values()], lambda target, number: self._judged(target, seeds[number])
+            alike.batch,
+            [*ones.values()],
+            lambda target, k: self._judged(target, seeds[k]),
         )
         for place, outcome in zip(ones, found, strict=True):
             outcomes[place] = outcome
         return outcomes
 
-    def _is_right(
-        self, alike: "Alike", data_sets: Sequence[tuple], told: Sequence["Told"]
-    ) -> bool:
+    def _is_right(self, alike: "Alike", data_sets: Sequence[tuple], told: Sequence["Told"]) -> bool:
         """Tell whether the likelihood of another data set is its own, with its numbers put in.
 
         Of the first other one that comes.
@@ -133,7 +133,9 @@ class ExactFits:
                     return False
                 alike.put(one)
                 opened, rng = alike.given.written, np.random.default_rng(0)
-                alike.is_compared = None not in (own, opened) and opened.is_same(own, rng)
+                assert own is not None
+                assert opened is not None
+                alike.is_compared = opened.is_same(own, rng)
                 if not alike.is_compared:
                     self._written[one.pattern] = None
                 return alike.is_compared
@@ -227,7 +229,7 @@ class Told(NamedTuple):
 
     pattern: Hashable
     given: Given | None
-    numbers: list[NDArray] = []
+    numbers: Sequence[NDArray] = ()
 
 
 @dataclass
@@ -251,7 +253,7 @@ class Alike:
     batch: Batch
     given: Given
     scales: Scales
-    numbers: list[NDArray]
+    numbers: Sequence[NDArray]
     is_compared: bool
 
     @property

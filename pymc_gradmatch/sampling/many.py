@@ -199,7 +199,9 @@ def fit_many(
         told = None if random_seed is None else [seeds.entropy, seeds.spawn_key]
         problem = {"t": times, "ys": [*ys], "exact": exact, "random_seed": told}
         named = {} if names is None else {"names": names}
-        group = open_file(out, problem | named | _as_written(ode, times[0], ys[0], given | settings))
+        group = open_file(
+            out, problem | named | _as_written(ode, times[0], ys[0], given | settings)
+        )
         arrays = InFile(group)
         if random_seed is None:
             entropy, spawn_key = group.attrs["random_seed"]
