@@ -239,9 +239,16 @@ class Replaceable(Numbers):
 
     def of_each(self, data_sets: Sequence[DataSet]) -> list[NDArray]:
         """Return the numbers of several data sets, one row for each, in their order."""
-        return [np.stack([made(one) for one in data_sets]) for made, _ in self._written]
+        return [
+            np.stack([np.asarray(made(one), dtype=variable.type.dtype) for one in data_sets])
+            for made, variable in self._written
+        ]
 
     def put(self, one: DataSet):
         """Put the numbers of another data set in their place."""
-        for made, variable in self._written:
-            variable.set_value(np.array(made(one), dtype=variable.type.dtype))
+        self.put_row(self.of_each([one]), 0)
+
+    def put_row(self, tables: Sequence[NDArray], row: int):
+        """Put in their place the numbers of one of those of which :meth:`of_each` made tables."""
+        for (_, variable), table in zip(self._written, tables, strict=True):
+            variable.set_value(np.asarray(table[row], dtype=variable.type.dtype), borrow=True)

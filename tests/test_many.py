@@ -602,7 +602,7 @@ def test_ctrl_c_returns_the_fits_that_have_ended_and_begins_no_other(ode, stored
             if place == 1:
                 os.kill(os.getpid(), signal.SIGINT)
             returned.wait(60)
-        return fitted(fits, pattern, data_sets, data)
+        return fitted(fits, data_sets, told)
 
     monkeypatch.setattr(Stack, "put", recorded)
     monkeypatch.setattr(ExactFits, "_fitted", pressing)

@@ -54,6 +54,10 @@ class Batch(ExactPosterior):
         """Take the numbers of data sets, by which these have their rows."""
         self._tables = self.number.of_each(data_sets)
 
+    def put(self, row: int):
+        """Put the numbers of one of these into what is evaluated for it alone."""
+        self.number.put_row(self._tables, row)
+
     def _by_rows(self, inputs: Sequence, graphs: Sequence) -> Callable:
         """Compile graphs for points of any data sets."""
         places = self.number.within(graphs)
@@ -221,7 +225,7 @@ def side_by_side(
     try:
         while answers:
             for number, answer in answers.items():
-                batch.number.put(data_sets[number])
+                batch.put(number)
                 searches[number].go_on(answer)
             going = [number for number in answers if not searches[number].is_done]
             answers = _answered(batch, searches, going)
