@@ -75,7 +75,7 @@ def fit_many(
     :func:`~pymc_gradmatch.sample`, with one compilation for each process: only the numbers
     in the compiled density change from one to the next.  (At 100 times and more, matrices of
     different ranks may need a few.)  ``exact=True`` fits each as by :func:`~pymc_gradmatch.fit`,
-    with a verdict; data sets with observations at the same places are searched side by side,
+    with a verdict; data sets with the same times and observed states are searched side by side,
     some at a time.
 
     Parameters
@@ -88,7 +88,8 @@ def fit_many(
     ys : array_like of float, or sequence or mapping of tables
         Observations, shape ``(replicate, time, state)``; or tables by name, which are then the
         labels of ``replicate``.  What is missing may differ; without ``exact`` each pattern is a
-        formula of its own, and compiled.
+        formula of its own, and compiled.  With a ``likelihood`` whatever this is about, one for
+        each data set.
     priors : mapping of str to TensorVariable
         As for :func:`~pymc_gradmatch.build_model`; the same for all.
     draws, tune, chains : int
@@ -111,8 +112,9 @@ def fit_many(
     progressbar : bool, default True
         Show how many are done.
     **settings
-        Other arguments of :func:`~pymc_gradmatch.build_model`: ``preset``,
-        ``cov``, ``shared``, ``gamma``, ``state_box``.
+        Other arguments of :func:`~pymc_gradmatch.build_model`: ``inputs``, ``start``, ``scales``,
+        ``sigma``, and without ``exact`` ``preset``, ``cov``, ``shared``, ``gamma``, ``state_box``;
+        and ``likelihood(x, theta, y)``, which is given each data set as a third argument.
 
     Returns
     -------
