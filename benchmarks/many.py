@@ -8,9 +8,10 @@ what 20 000 would take on so many workers: a worker starts, then fits one data s
 other; the process that hands out work and writes takes its share of each fit, one at a time.
 ``--quick`` fits six.  Run it with ``OMP_NUM_THREADS=1``.
 
-``--beside-fit`` fits data sets of Lotka-Volterra, of protein transduction, and counts of an epidemic
-(``--data-sets``, a hundred) in one process, compilation included, and the same ones by ``gm.fit``,
-one by one; it prints CPU seconds, and how far means and verdicts are apart (``--quick``: three).
+``--beside-fit`` fits data sets of Lotka-Volterra, of protein transduction, and counts of an
+epidemic (``--data-sets``, a hundred) in one process, compilation included, and the same ones by
+``gm.fit``, one by one; it prints CPU seconds, and how far means and verdicts are apart
+(``--quick``: three).
 """
 
 import argparse

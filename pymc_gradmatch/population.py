@@ -15,6 +15,7 @@ import xarray as xr
 from numpy.typing import NDArray
 from pytensor.tensor import TensorVariable
 
+from pymc_gradmatch._pymc import EVALUATE_ONCE
 from pymc_gradmatch.arguments import check_share, is_distribution
 
 EVERY = "replicate", "chain", "draw"
@@ -312,7 +313,7 @@ def add_fits(
     for parameter, one in population.items():
         of_all = draws[parameter]
         values = np.where(there[:, None], of_all, np.median(of_all[there])).T
-        before = pm.logp(priors[parameter], values).eval()
+        before = pm.logp(priors[parameter], values).eval(mode=EVALUATE_ONCE)
         log_weight = log_weight + pm.logp(one, values) - before
     some = log_weight[:, np.flatnonzero(there)]
     pm.Potential(name, (pt.logsumexp(some, axis=0) - np.log(n_draws)).sum())

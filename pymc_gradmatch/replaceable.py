@@ -14,9 +14,8 @@ from pytensor.graph.traversal import ancestors
 from pytensor.scalar import Pow
 from pytensor.tensor import TensorConstant, as_tensor
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
-from pytensor.tensor.random.op import RandomVariable
 
-from pymc_gradmatch._pymc import is_generator
+from pymc_gradmatch._pymc import is_generator, parameters_of
 
 type Made = Callable[[Any], NDArray[np.float64]]
 """Makes numbers of a data set."""
@@ -114,9 +113,7 @@ def _is_number(node: Apply, place: int) -> bool:
         return False
     if isinstance(op, Elemwise):
         return not (isinstance(op.scalar_op, Pow) and place == 1)
-    if isinstance(op, RandomVariable):
-        return any(variable is one for one in op.dist_params(node))
-    return isinstance(op, DimShuffle)
+    return isinstance(op, DimShuffle) or any(variable is one for one in parameters_of(node))
 
 
 class Numbers:
