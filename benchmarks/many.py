@@ -8,9 +8,10 @@ what 20 000 would take on so many workers: a worker starts, then fits one data s
 other; the process that hands out work and writes takes its share of each fit, one at a time.
 ``--quick`` fits six.  Run it with ``OMP_NUM_THREADS=1``.
 
-``--beside-fit`` fits data sets of Lotka-Volterra and of protein transduction (``--data-sets``, a
-hundred) in one process, compilation included, and the same ones by ``gm.fit``, one by one; it
-prints CPU seconds, and how far means and verdicts are apart (``--quick``: three).
+``--beside-fit`` fits data sets of Lotka-Volterra, of protein transduction, and counts of an
+epidemic (``--data-sets``, a hundred) in one process, compilation included, and the same ones by
+``gm.fit``, one by one; it prints CPU seconds, and how far means and verdicts are apart
+(``--quick``: three).
 """
 
 import argparse
@@ -28,12 +29,13 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from time import perf_counter, process_time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import dask
 import numpy as np
 import pandas as pd
+import pymc as pm
 import xarray as xr
 from distributed import LocalCluster
 from joblib.externals.loky import get_reusable_executor
@@ -42,11 +44,14 @@ import pymc_gradmatch as gm
 from benchmarks import none_failed, show
 from benchmarks.cases import ACCURACY, named
 from pymc_gradmatch.sampling import in_parallel
+from pymc_gradmatch.sampling.alike import observed_by
 from pymc_gradmatch.sampling.many import SAID
 from pymc_gradmatch.sampling.stack import InFile, Stack, open_file
 
 LV = named(ACCURACY, "LV low")
-BESIDE = ("LV low", "PT low")
+COUNTS = "SIR, counts"
+BESIDE = ("LV low", "PT low", COUNTS)
+PUPILS, DAYS = 763, np.linspace(0, 14, 15)
 ROOT = str(Path(__file__).parents[1])
 WORKERS = (1, 2, 8, 64, 256, 1_000)
 ON_PAPER = 20_000
@@ -210,22 +215,54 @@ def on_paper(fit_s: float, share_s: float, start_s: float, size: float) -> pd.Da
     return pd.DataFrame(rows).set_index("workers")
 
 
+class Problem(NamedTuple):
+    """Data sets, and what they are fitted by."""
+
+    ode: gm.ODE
+    t: np.ndarray
+    ys: list[np.ndarray]
+    settings: dict[str, Any]
+
+
+def _infections(t, x, theta):
+    infected = theta.beta * x.S * x.I
+    return [-infected, infected - theta.gamma * x.I]
+
+
+def _counted(x, theta, y):
+    pm.Poisson("cases", PUPILS * x.I, observed=y)
+
+
+def problem(name: str, n: int) -> Problem:
+    """Return data sets of a system of the accuracy study, or of counts of infected pupils."""
+    if name != COUNTS:
+        case = named(ACCURACY, name)
+        ys = [case.simulate(k).y for k in range(n)]
+        return Problem(case.ode, case.t, ys, {"priors": case.priors()})
+    sir = gm.ODE(_infections, ["S", "I"], ["beta", "gamma"], positive=["S", "I"])
+    share = sir.solve(DAYS, x0=[0.99, 0.01], theta=[1.5, 0.5])[:, 1]
+    ys = [np.random.default_rng(k).poisson(PUPILS * share) for k in range(n)]
+    priors = {"beta": pm.HalfNormal.dist(2), "gamma": pm.HalfNormal.dist(1)}
+    start = {"S": lambda theta, x0: 1 - x0.I}
+    return Problem(sir, DAYS, ys, {"priors": priors, "start": start, "likelihood": _counted})
+
+
 def beside_fit(name: str, n: int) -> dict:
     """Fit data sets of a system together, in a process of its own, and one by one."""
-    case = named(ACCURACY, name)
-    data = [case.simulate(k) for k in range(n)]
+    ode, t, ys, settings = problem(name, n)
     before = process_time()
     fits = gm.fit_many(
-        case.ode, data[0].t, [one.y for one in data], priors=case.priors(), exact=True,
-        draws=N_DRAWS, n_jobs=1, random_seed=1, progressbar=False,
+        ode, t, ys, exact=True, draws=N_DRAWS, n_jobs=1, random_seed=1, progressbar=False,
+        **settings,
     )  # fmt: skip
     together = process_time() - before
     seeds = np.random.SeedSequence(1).spawn(n)
-    names, before, apart, alike = [*case.ode.params], process_time(), [], []
-    for place, (one, seed) in enumerate(zip(data, seeds, strict=True)):
+    names, before, apart, alike = [*ode.params], process_time(), [], []
+    for place, (y, seed) in enumerate(zip(ys, seeds, strict=True)):
+        observed, likelihood = observed_by(settings.get("likelihood"), y)
         alone = gm.fit(
-            case.ode, one.t, one.y, priors=case.priors(), n_draws=N_DRAWS,
-            random_seed=np.random.default_rng(seed), progressbar=False,
+            ode, t, observed, n_draws=N_DRAWS, random_seed=np.random.default_rng(seed),
+            progressbar=False, **{**settings, "likelihood": likelihood},
         )  # fmt: skip
         alike.append(bool(fits["is_exact"][place]) == alone.is_exact)
         posterior = alone.idata["posterior"].dataset[names]

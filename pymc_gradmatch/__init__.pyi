@@ -6,6 +6,7 @@ from .gp import Experiment, StateGP, StateGPs, derivatives, fit_gp, kernels
 from .model import GradientMatchingODE, build_model, refine
 from .ode import ODE, Input, check_ode
 from .plots import plot_gp_fit, plot_gradient_match, plot_states, plot_verdict
+from .population import add_fits, plot_fits, tabulate
 from .sampling import Fit, find_map, fit, fit_many, sample, sample_fgpgm
 
 __version__: str
@@ -19,6 +20,7 @@ __all__ = [
     "Input",
     "StateGP",
     "StateGPs",
+    "add_fits",
     "build_model",
     "check_ode",
     "datasets",
@@ -31,6 +33,7 @@ __all__ = [
     "integrate_check",
     "kernels",
     "petab",
+    "plot_fits",
     "plot_gp_fit",
     "plot_gradient_match",
     "plot_states",
@@ -39,4 +42,5 @@ __all__ = [
     "refine",
     "sample",
     "sample_fgpgm",
+    "tabulate",
 ]

@@ -397,6 +397,11 @@ def is_generator(variable: Variable) -> bool:
     return isinstance(variable.type, RandomType)
 
 
+def parameters_of(node: Apply) -> Sequence[Variable]:
+    """Return the parameters of a distribution, none of what is no such."""
+    return node.op.dist_params(node) if isinstance(node.op, RandomVariable) else ()
+
+
 def is_drawn(variable: Variable) -> bool:
     """Tell whether a variable is random itself, not computed from what is."""
     return (

@@ -3,15 +3,17 @@
 import threading
 
 import numpy as np
+import pandas as pd
 import pymc as pm
+import pytensor.tensor as pt
 import pytest
+from pymc.distributions.transforms import Transform
 
 import pymc_gradmatch as gm
 from pymc_gradmatch.exact import ExactPosterior, batch
 from pymc_gradmatch.model import unfitted_model
 from pymc_gradmatch.sampling import many
-from pymc_gradmatch.sampling.alike import ExactFits
-from pymc_gradmatch.sampling.alike import _with_data as refilled_as
+from pymc_gradmatch.sampling.alike import ExactFits, observed_by
 
 T = np.linspace(0, 3, 10)
 RATES = (0.5, 1.0, 1.7)
@@ -46,8 +48,45 @@ def fitted(ode, ys, **settings):
 
 def missing(ys):
     ys[:, 3, 1] = np.nan
-    ys[1, 4, 0] = np.nan  # a pattern of its own
+    ys[1, 4, 0] = np.nan
     return ys
+
+
+def as_counts(ys):
+    return np.round(20 * ys).astype(int)
+
+
+def as_tables(ys):
+    tables = [pd.DataFrame(y, index=T, columns=["a", "b"]) for y in ys]
+    for table in tables:
+        table.iloc[3, 1] = np.nan
+    return tables
+
+
+def counted(x, theta, y):
+    size = np.int64(y.sum() // y.sum() * 20)
+    pm.Poisson("a_counted", size * pt.maximum(x.a, 1e-3), observed=y[:, 0], dims="time_observed")
+    pm.Poisson("b_counted", 20 * pt.maximum(x.b, 1e-3), observed=y[:, 1])
+
+
+def overdispersed(x, theta, y):
+    alpha = pm.Gamma("alpha", 2, y.mean() / 100, dims="state", initval=np.ones(2))
+    pm.NegativeBinomial("seen", mu=20 * pt.stack([x.a, x.b], axis=1), alpha=alpha, observed=y)
+
+
+def of_table(x, theta, y):
+    noise = pm.HalfNormal("noise", float(y["a"].std()))
+    for name in y:
+        seen = y[name].notna().to_numpy()
+        pm.StudentT(
+            f"{name}_seen", nu=4, mu=getattr(x, name)[seen], sigma=noise, observed=y[name][seen]
+        )
+
+
+def censored(x, theta, y):
+    at_least = np.maximum(y, 0.7)
+    of_state = pm.Normal.dist(pt.stack([x.a, x.b], axis=1), 0.1)
+    pm.Censored("seen", of_state, lower=0.7, upper=None, observed=at_least)
 
 
 KINDS = {
@@ -59,6 +98,14 @@ KINDS = {
     "a prior of a start": ({}, {"start": {"b": pm.LogNormal.dist(-0.7, 0.2)}}, lambda ys: ys),
     "noise that is known": ({}, {"sigma": 0.1}, lambda ys: ys),
     "a prior of the noise": ({}, {"sigma": pm.HalfNormal.dist(0.3)}, lambda ys: ys),
+    "counts": ({}, {"likelihood": counted}, as_counts),
+    "counts with noise of their own": (
+        {"positive": ["a", "b"]},
+        {"likelihood": overdispersed},
+        as_counts,
+    ),
+    "a table with what is missing": ({}, {"likelihood": of_table}, as_tables),
+    "below a limit": ({}, {"likelihood": censored}, lambda ys: ys),
     "doses": (
         {"inputs": []},
         {"inputs": {"b": gm.Input([1.1], [0.2], kind="dose")}},
@@ -73,22 +120,26 @@ def test_a_posterior_of_other_numbers_is_that_of_its_own_model(kind, rng):
     of_ode, settings, change = KINDS[kind]
     ode, ys = chain(**of_ode), change(decays(floor=0.02))
     fits = ExactFits(ode, priors(), 1_000, settings)
-    first, *others = [(T, y, 1) for y in ys if not np.isnan(y[4, 0])]
-    checked = [fits._checked(t, y) for t, y, _ in others]
-    written = fits._batch_of("pattern", first, checked[0].data)
+    first, *others = [(T, y, 1) for y in ys]
+    alike = fits._of_pattern(first, fits._read(*first[:2]))
+    written = alike.batch
     of_model = {name: value for name, value in settings.items() if name == "sigma"}
     of_data = {name: value for name, value in settings.items() if name != "sigma"}
-    for one, (t, y, _) in zip(checked, others, strict=True):
-        gp = refilled_as(written.written.constraints[0].gp, one)
-        written.number.put(gp)
-        written.hold([gp])
+    for t, y, seed in others:
+        told = fits._read(t, y)
+        assert alike is fits._of_pattern((t, y, seed), told)
+        one = alike.filled(told, np.random.default_rng(4))
+        written.number.put(one)
+        written.hold([one])
+        if "likelihood" in settings:  # scales are those of solutions, the same ones here
+            y, of_data["likelihood"] = observed_by(settings["likelihood"], y)
         alone = ExactPosterior(
             unfitted_model(
-                ode, t, y, priors=priors(), settings=of_model, random_seed=1, progressbar=False,
+                ode, t, y, priors=priors(), settings=of_model, random_seed=4, progressbar=False,
                 **of_data,
             )
         )  # fmt: skip
-        own = written.written.with_data(gp)
+        own = written.written.with_data(one.data)
         points = own.drawn(20, np.random.default_rng(3))
         np.testing.assert_allclose(points, alone.drawn(20, np.random.default_rng(3)), rtol=1e-12)
         widths = np.full(points.shape[1], 0.5)
@@ -163,3 +214,72 @@ def test_what_ends_the_process_of_evaluation_ends_all_searches(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         fitted(chain(), decays())
     assert threading.active_count() == before
+
+
+def test_a_likelihood_is_that_of_each_data_set(monkeypatch):
+    """Assert the draws of single fits, with one posterior written for all."""
+    written = []
+    write = ExactFits._write
+
+    def counting(self, *args):
+        written.append(args)
+        return write(self, *args)
+
+    monkeypatch.setattr(ExactFits, "_write", counting)
+    ys = as_counts(decays(floor=0.02))
+    fits = fitted(chain(), ys, draws=4_000, likelihood=counted)
+    assert list(fits["failure"].values) == [""] * len(ys)
+    assert len(written) == 1
+    for place, y in enumerate(ys):
+        alone = gm.fit(
+            chain(), T, priors=priors(), random_seed=1, progressbar=False,
+            likelihood=lambda x, theta, y=y: counted(x, theta, y),
+        )  # fmt: skip
+        assert fits["is_exact"][place] == alone.is_exact
+        posterior = alone.idata["posterior"].dataset
+        for name in ("k", "m", "x0"):
+            sd = posterior[name].std("draw")
+            apart = np.abs(fits[name][place].mean("draw") - posterior[name].mean("draw")) / sd
+            assert float(apart.max()) < 5 * np.sqrt(2 / 1_000)
+
+
+class Above(Transform):
+    """Keeps a number in a place where no graph of the likelihood shows it."""
+
+    name, ndim_supp = "above", 0
+
+    def __init__(self, lowest):
+        self.lowest = lowest
+
+    def forward(self, value, *inputs):
+        """Return the coordinate."""
+        return pt.log(value - self.lowest)
+
+    def backward(self, value, *inputs):
+        """Return the number."""
+        return pt.exp(value) + self.lowest
+
+    def log_jac_det(self, value, *inputs):
+        """Return the log of the derivative."""
+        return value
+
+
+def test_a_likelihood_with_numbers_that_no_graph_shows_is_fitted_alone(monkeypatch):
+    """Assert that the first other data set is compared with its own model."""
+    alone = []
+    monkeypatch.setattr(
+        ExactFits, "_alone", lambda self, *one: alone.append(one) or ValueError("-")
+    )
+
+    def bounded(x, theta, y):
+        s = pm.LogNormal("s", transform=Above(float(y.min() / 2)))
+        pm.Normal("seen", x.a + x.b, s, observed=y.sum(axis=1))
+
+    with pytest.raises(ValueError, match="-"):
+        fitted(chain(), decays(floor=0.02), likelihood=bounded)
+    assert len(alone) == len(RATES)
+
+
+def test_a_likelihood_without_a_place_for_data_is_refused():
+    with pytest.raises(TypeError, match=r"expected likelihood\(x, theta, y\)"):
+        fitted(chain(), decays(), likelihood=lambda x, theta: None)

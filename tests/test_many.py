@@ -354,7 +354,7 @@ def stored(tmp_path, monkeypatch):
     """Return a function that fits into a file, by a fit of no cost."""
     out = tmp_path / "fits.zarr"
 
-    def fitted(fits, pattern, data_sets, data):
+    def fitted(fits, data_sets, told):
         return [drawn(np.random.default_rng(seed), fits.n_draws) for _, _, seed in data_sets]
 
     def drawn(rng, draws):
@@ -593,7 +593,7 @@ def test_ctrl_c_returns_the_fits_that_have_ended_and_begins_no_other(ode, stored
         put(*args)
         on_record.set()
 
-    def pressing(fits, pattern, data_sets, data):
+    def pressing(fits, data_sets, told):
         [(_, y, _)] = data_sets
         place = y[0, 0]
         begun.append(place)
@@ -602,7 +602,7 @@ def test_ctrl_c_returns_the_fits_that_have_ended_and_begins_no_other(ode, stored
             if place == 1:
                 os.kill(os.getpid(), signal.SIGINT)
             returned.wait(60)
-        return fitted(fits, pattern, data_sets, data)
+        return fitted(fits, data_sets, told)
 
     monkeypatch.setattr(Stack, "put", recorded)
     monkeypatch.setattr(ExactFits, "_fitted", pressing)
@@ -730,8 +730,8 @@ OUTSIDE = {"sd": 0.1, "start": 1.0, "flow": 0.5, "width": 1.0}
 def of_what_is_outside(what):
     """Return arguments, one of which reads a number that is no part of it."""
 
-    def likelihood(x, theta):
-        pm.Normal("seen", x.mass, OUTSIDE["sd"], observed=np.ones(len(T)))
+    def likelihood(x, theta, y):
+        pm.Normal("seen", x.mass, OUTSIDE["sd"], observed=y[:, 0])
 
     return {
         "likelihood": {"likelihood": likelihood},

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from pymc_gradmatch.exact.modes import Expansion
 from pymc_gradmatch.exact.posterior import MOST_NUMBERS, ExactPosterior
 from pymc_gradmatch.exact.solutions import compile_for_draws
-from pymc_gradmatch.gp import StateGP
 from pymc_gradmatch.ode import Solution, in_words
-from pymc_gradmatch.replaceable import Replaceable
+from pymc_gradmatch.replaceable import DataSet, Replaceable
 
 
 class Asked(NamedTuple):
@@ -51,9 +50,13 @@ class Batch(ExactPosterior):
         self._rows = np.zeros(1, dtype=int)
         self._outcomes: list[NDArray[np.int64]] = []
 
-    def hold(self, gps: Sequence[StateGP]):
+    def hold(self, data_sets: Sequence[DataSet]):
         """Take the numbers of data sets, by which these have their rows."""
-        self._tables = self.number.of_each(gps)
+        self._tables = self.number.of_each(data_sets)
+
+    def put(self, row: int):
+        """Put the numbers of one of these into what is evaluated for it alone."""
+        self.number.put_row(self._tables, row)
 
     def _by_rows(self, inputs: Sequence, graphs: Sequence) -> Callable:
         """Compile graphs for points of any data sets."""
@@ -196,7 +199,7 @@ class _Search:
 
 
 def side_by_side(
-    batch: Batch, gps: Sequence[StateGP], search: Callable[[ExactPosterior, int], Any]
+    batch: Batch, data_sets: Sequence[DataSet], search: Callable[[ExactPosterior, int], Any]
 ) -> list[Any]:
     """Search for the posteriors of data sets, and return the results, or errors.
 
@@ -204,25 +207,25 @@ def side_by_side(
     ----------
     batch : Batch
         The posteriors.
-    gps : sequence of StateGP
-        The data sets.
+    data_sets : sequence of DataSet
+        Their numbers, with Gaussian processes as data.
     search : callable
         Is given the posterior of each, and its number.
     """
-    batch.hold(gps)
+    batch.hold(data_sets)
 
     def begun(number: int) -> _Search:
         def work(ask):
-            return search(Member(batch.written.with_data(gps[number]), ask), number)
+            return search(Member(batch.written.with_data(data_sets[number].data), ask), number)
 
         return _Search(work)
 
-    searches = [begun(number) for number in range(len(gps))]
-    answers: dict[int, Any] = dict.fromkeys(range(len(gps)))
+    searches = [begun(number) for number in range(len(data_sets))]
+    answers: dict[int, Any] = dict.fromkeys(range(len(data_sets)))
     try:
         while answers:
             for number, answer in answers.items():
-                batch.number.put(gps[number])
+                batch.put(number)
                 searches[number].go_on(answer)
             going = [number for number in answers if not searches[number].is_done]
             answers = _answered(batch, searches, going)

@@ -1,10 +1,11 @@
 """A model's exact posterior: its own graph, with integrated trajectories in place of its states."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from functools import cached_property, partial
+from math import prod
 from typing import Any, Self
 
 import numpy as np
@@ -124,7 +125,8 @@ class ExactPosterior(Solutions):
         # A draw outside of the likelihood's domain has density zero, and stops no other.
         weighed = [*free, *terms]
         densities = impossible_outside(number.opened(densities_of(solved, weighed, has_volume)))
-        self.single_terms = dict(zip([rv.name for rv in weighed], densities, strict=True))
+        terms_by_name = dict(zip([rv.name for rv in weighed], densities, strict=True))
+        self.single_terms = number.masked(terms_by_name)
         self._log_density = compile_for_draws(
             [*self._values, *self._x], [total_of([*self.single_terms.values()])]
         )
@@ -430,7 +432,12 @@ class ExactPosterior(Solutions):
     def posterior(self, phi: NDArray[np.float64]) -> xr.Dataset:
         """Return points as the draws of one chain: the group ``posterior`` of :meth:`idata`."""
         values, _, _ = self._at_points(phi)
-        return self._labelled({"posterior": values}, {})["posterior"].dataset
+        dims, coords = self._dims_and_coords((name, v[0]) for name, v in values.items())
+        coords |= {"chain": [0], "draw": [*range(len(phi))]}
+        return xr.Dataset(
+            {name: (("chain", "draw", *dims[name]), array[None]) for name, array in values.items()},
+            coords,
+        )
 
     def _at_points(self, phi: NDArray[np.float64]) -> tuple[dict[str, NDArray], list, list]:
         """Return all that points determine by name, the values u, and the trajectories."""
@@ -445,20 +452,27 @@ class ExactPosterior(Solutions):
         self, groups: Mapping[str, Mapping[str, NDArray]], observed: dict[str, NDArray]
     ) -> xr.DataTree:
         """Return draws of one chain, and data, with their dims and coords."""
-        dims: dict[str, list] = {}
-        coords: dict[str, list] = {}
         of_draws = ((n, v[0]) for n, v in groups["posterior"].items())
-        for name, array in [*of_draws, *observed.items()]:
-            named = self.dims(name) or (None,) * array.ndim
-            labels = self.labels(name, array.shape)
-            dims[name] = [dim or f"{name}_dim_{k}" for k, dim in enumerate(named)]
-            coords |= dict(zip(dims[name], map(list, labels), strict=True))
+        dims, coords = self._dims_and_coords([*of_draws, *observed.items()])
         in_chains: dict[str, Any] = {
             group: {name: array[None] for name, array in arrays.items()}
             for group, arrays in groups.items()
         }
         in_chains |= {"observed_data": observed} if observed else {}
         return from_dict(in_chains, coords=coords, dims=dims)
+
+    def _dims_and_coords(
+        self, arrays: Iterable[tuple[str, NDArray]]
+    ) -> tuple[dict[str, list], dict[str, list]]:
+        """Return the dims of variables, of which there is a value of each, and their coords."""
+        dims: dict[str, list] = {}
+        coords: dict[str, list] = {}
+        for name, array in arrays:
+            named = self.dims(name) or (None,) * array.ndim
+            labels = self.labels(name, array.shape)
+            dims[name] = [dim or f"{name}_dim_{k}" for k, dim in enumerate(named)]
+            coords |= dict(zip(dims[name], map(list, labels), strict=True))
+        return dims, coords
 
     @cached_property
     def _of_states(self) -> list:
@@ -733,9 +747,12 @@ class ExactPosterior(Solutions):
 
     def _split(self, phi) -> list[NDArray]:
         """Return points as the values u."""
-        sizes = [int(np.prod(shape)) for shape in self._shapes]
-        parts = zip(np.split(phi, np.cumsum(sizes)[:-1], axis=1), self._shapes, strict=True)
-        return [part.reshape(len(phi), *shape) for part, shape in parts]
+        parts, begin = [], 0
+        for shape in self._shapes:
+            end = begin + prod(shape)
+            parts.append(phi[:, begin:end].reshape(len(phi), *shape))
+            begin = end
+        return parts
 
     def _at(self, u) -> tuple[list[NDArray], list[NDArray], list[NDArray]]:
         """Return the parameters of each constraint, its x(t0), and the named variables."""

@@ -5,7 +5,12 @@ writes all four for an ODE and data, and :func:`refine` chooses the settings wit
 smoothing bias, by Gauss-Newton on the same residuals.  Nothing here samples.
 """
 
-from pymc_gradmatch.model.build import build_model, keep_observations, unfitted_model
+from pymc_gradmatch.model.build import (
+    build_model,
+    keep_observations,
+    scales_of,
+    unfitted_model,
+)
 from pymc_gradmatch.model.constraint import (
     Constraint,
     GradientMatchingODE,
@@ -17,12 +22,13 @@ from pymc_gradmatch.model.constraint import (
     warn_of_other_data,
 )
 from pymc_gradmatch.model.gauss_newton import Squares
-from pymc_gradmatch.model.given import Given, fit_states
+from pymc_gradmatch.model.given import Given, Scales, fit_states
 from pymc_gradmatch.model.likelihood import (
     NoDerivativeError,
     densities_of,
     density_of,
     fixed_noise,
+    formula_of,
     total_of,
     where_impossible,
 )
@@ -49,6 +55,7 @@ __all__ = [
     "GradientMatchingODE",
     "Known",
     "NoDerivativeError",
+    "Scales",
     "Settings",
     "Squares",
     "Start",
@@ -60,6 +67,7 @@ __all__ = [
     "equations",
     "fit_states",
     "fixed_noise",
+    "formula_of",
     "is_constraint",
     "is_known_start",
     "keep_observations",
@@ -69,6 +77,7 @@ __all__ = [
     "preset_of",
     "refine",
     "residuals",
+    "scales_of",
     "start_in",
     "start_priors",
     "total_of",

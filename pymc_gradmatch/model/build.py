@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Unpack, cast
 
 import numpy as np
@@ -47,6 +48,7 @@ from pymc_gradmatch.model.constraint import (
 from pymc_gradmatch.model.given import (
     Fits,
     Given,
+    Scales,
     check_alike,
     check_given_gp,
     check_noise_is_told,
@@ -58,7 +60,7 @@ from pymc_gradmatch.model.given import (
     warn_of_unseen,
     warn_of_unused,
 )
-from pymc_gradmatch.model.likelihood import LikelihoodFunction, with_noise
+from pymc_gradmatch.model.likelihood import LikelihoodFunction, open_lines, with_noise
 from pymc_gradmatch.model.presets import Preset, Settings, UnfittedPreset, preset_of
 from pymc_gradmatch.model.priors import climbing_priors, made_by, of_vectors
 from pymc_gradmatch.model.start import add_starts, is_known_start, of_experiment
@@ -261,6 +263,18 @@ def unfitted_model(
     return written(replace(UnfittedPreset(), **kept), settings, ode, t, y, **given)
 
 
+def scales_of(
+    ode: ODE, one: Experiment, priors: Any, number: Numbers, rng: np.random.Generator
+) -> tuple[Given, Scales]:
+    """Check a data set as :func:`written` does, and return what finds scales of such ones."""
+    home, made = _made(of_vectors(ode, priors), beside(pm.Model.get_context(False)), ode, {})
+    check_priors(ode, made, home)
+    with home:
+        given = Given.of(ode, one, number=number)
+        [apart] = climbing_priors(made, ode.params, 1, rng)
+        return given, Scales(given, apart, number)
+
+
 def written(
     chosen: Preset,
     settings: Mapping[str, Any],
@@ -304,7 +318,8 @@ def written(
     chosen.check(len(ode.states), several)
     with home:
         parts = [
-            Given.of(ode, one, name, several=several, fits=gp is None) for name, one in each.items()
+            Given.of(ode, one, name, several=several, fits=gp is None, number=number)
+            for name, one in each.items()
         ]
     ode = ode if several else parts[0].ode  # with its inputs
     check_alike(parts)
@@ -372,7 +387,12 @@ def written(
         add_coords(model, labels)
         if callable(priors):
             made = _started_anew(made_by(priors, ode), model, found.start)
-        lines.write(made, y if isinstance(y, SharedVariable) else number(_observations, found.gp))
+        lines.write(
+            made,
+            y
+            if isinstance(y, SharedVariable)
+            else number(partial(_at_data, found.gp, _filled), found.gp),
+        )
     return model
 
 
@@ -464,6 +484,7 @@ class _Lines:
                 observed=observed,
                 dims=self._observed[0],
             )
+            self.number.mask(names["y"], partial(_at_data, gp, _is_observed), gp)
         else:
             self._write_likelihoods(x, theta)
         starts = names["start"], names["start_prior"]
@@ -481,7 +502,11 @@ class _Lines:
                 member.at_times(own), of_experiment(theta, self.ode, number)
             )
             if not self.gp.names:
+                model = pm.modelcontext(None)
+                before = {*model.named_vars.values()}
                 likelihood(*arguments)
+                states, parameters = arguments
+                open_lines(model, before, [*states, *parameters], self.number)
                 continue
             with _LinesOfOne(one.name):
                 likelihood(*arguments)
@@ -507,8 +532,24 @@ class _Lines:
         return pt.set_subtensor(pt.as_tensor(start)[np.flatnonzero(seen)], some)
 
 
-def _observations(gp: AnyStateGP) -> NDArray[np.float64]:
-    return gp.observations
+def _at_data(
+    written: AnyStateGP, made: Callable[[StateGP], NDArray], gp: AnyStateGP
+) -> NDArray[np.float64]:
+    """Return what is made of each experiment's data, where those are that were written."""
+    on_grid = np.zeros(written.prior_mean.shape)
+    each = zip(written.of_each(on_grid), written.members, gp.members, strict=True)
+    for values, of, member in each:
+        values[of.observed] = made(member)
+    return written.at_observations(on_grid)
+
+
+def _filled(gp: StateGP) -> NDArray[np.float64]:
+    """Return the data, some number where there are none."""
+    return np.where(gp.data.is_observed, gp.data.y, states_of(gp.mean, gp.data.positive))
+
+
+def _is_observed(gp: StateGP) -> NDArray[np.bool_]:
+    return gp.data.is_observed
 
 
 def _of_all(each: NDArray[np.float64]) -> NDArray[np.float64]:

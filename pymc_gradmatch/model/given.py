@@ -34,6 +34,7 @@ from pymc_gradmatch.model.likelihood import LikelihoodFunction, Written, normal,
 from pymc_gradmatch.model.priors import parameters_of
 from pymc_gradmatch.model.start import Start
 from pymc_gradmatch.ode import ODE
+from pymc_gradmatch.replaceable import CONSTANT, Numbers
 
 _log = logging.getLogger("pymc.gradmatch")  # follows PyMC's level and handlers
 
@@ -69,7 +70,16 @@ class Given:
     name: str = ""
 
     @classmethod
-    def of(cls, ode: ODE, one: Experiment, name: str, *, several: bool, fits: bool) -> "Given":
+    def of(
+        cls,
+        ode: ODE,
+        one: Experiment,
+        name: str = "",
+        *,
+        several: bool = False,
+        fits: bool = True,
+        number: Numbers = CONSTANT,
+    ) -> "Given":
         """Check one experiment; of one among several errors say its name.
 
         Parameters
@@ -78,6 +88,8 @@ class Given:
             Whether it is one of several.
         fits : bool
             Whether Gaussian processes are still to be fitted.
+        number : callable, optional
+            Writes numbers of the data into the likelihood.
         """
         try:
             ode = ode if one.inputs is None else ode.with_inputs(one.inputs)
@@ -93,7 +105,9 @@ class Given:
                 data = _without_rest(data, ode, known)
             written = None
             if one.likelihood is not None:
-                written = rehearsed(one.likelihood, ode, unfitted(data), several=several)
+                written = rehearsed(
+                    one.likelihood, ode, unfitted(data), several=several, number=number
+                )
                 if one.sigma is not None:
                     msg = "sigma is given, and so is a likelihood; expected sigma in its lines."
                     raise ValueError(msg)  # noqa: TRY301
@@ -347,11 +361,50 @@ def _scaled(
     """Return the data with a scale for every state, if need be from solutions of the ODE."""
     if not data.unscaled:
         return data
+    return scaled_by_solutions(_unscaled(one, data, priors), data, rng)
+
+
+def _unscaled(
+    one: Given, data: Data, priors: Mapping[str, TensorVariable], number: Numbers = CONSTANT
+) -> Problem:
+    """Return the problem of which solutions tell scales."""
     gp = unfitted(data)
-    told = normal(gp) if one.likelihood is None else rehearsed(one.likelihood, one.ode, gp)
+    told = normal(gp) if one.likelihood is None else rehearsed(
+        one.likelihood, one.ode, gp, number=number
+    )  # fmt: skip
     parameters = parameters_of(priors, one.ode.params)
-    problem = Problem.of(one.ode.of_levels, gp, parameters, None, told, one.known)
-    return scaled_by_solutions(problem, data, rng)
+    return Problem.of(one.ode.of_levels, gp, parameters, None, told, one.known)
+
+
+class Scales:
+    """Finds scales for data sets that lack some, which are alike but for their numbers.
+
+    What else is unknown in a likelihood is where that of the first starts.
+
+    Parameters
+    ----------
+    one : Given
+        The first of them.
+    priors : mapping of str to TensorVariable
+        Scalar ones.
+    number : callable
+        Puts the numbers of each into the likelihood, before it is asked for.
+    """
+
+    def __init__(self, one: Given, priors: Mapping[str, TensorVariable], number: Numbers):
+        self._is_normal = one.likelihood is None
+        self._problem = _unscaled(one, one.data, priors, number)
+
+    def __call__(self, data: Data, rng: np.random.Generator) -> Data:
+        """Return data with a scale for every state."""
+        if not data.unscaled:
+            return data
+        problem = self._problem
+        if self._is_normal:
+            gp = unfitted(data)
+            problem = replace(problem, gp=gp, likelihood=normal(gp))
+        [scaled] = _sized([scaled_by_solutions(problem, data, rng)])
+        return scaled
 
 
 def _without_steps(data: Data, ode: ODE) -> Data:

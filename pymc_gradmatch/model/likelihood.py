@@ -35,6 +35,7 @@ from pymc_gradmatch._pymc import (
 from pymc_gradmatch.arguments import as_numbers
 from pymc_gradmatch.gp import StateGP
 from pymc_gradmatch.ode import ODE
+from pymc_gradmatch.replaceable import CONSTANT, Formula, Numbers
 
 COUNTS = tuple(
     type(distribution.rv_op)
@@ -48,6 +49,8 @@ COUNTS = tuple(
 )
 NORMAL = type(pm.Normal.rv_op), type(pm.LogNormal.rv_op)
 MOST_NUMBERS = 4  # that are named one by one
+DIMS = "time_observed", "time", "state"  # that lines of a likelihood may use
+N_COMPARED = 5  # points at which two likelihoods are compared
 UNSEEN = 0.1  # sigma of a state that nothing is known of, in standard deviations
 
 type LikelihoodFunction = Callable[[Any, Any], Any]
@@ -338,6 +341,29 @@ class Written(Likelihood):
         )
         return dict(zip(self._natural, evaluate(self.others), strict=True))
 
+    def is_same(self, other: "Written", rng: np.random.Generator) -> bool:
+        """Tell whether another one has the same values, at points that are likely for none.
+
+        Not where these have no density at all.
+        """
+        z, v = np.exp(rng.normal(size=(N_COMPARED, *self._z.type.shape))), self.others
+        points = [(one, v + rng.normal(size=v.shape)) for one in z]
+        mine, others = self._flat_values(points), other._flat_values(points)
+        are_told = mine.shape == others.shape and bool(np.isfinite(mine).any())
+        return are_told and np.allclose(mine, others, rtol=1e-10, atol=1e-10, equal_nan=True)
+
+    def _flat_values(self, points) -> NDArray[np.float64]:
+        with np.errstate(all="ignore"):
+            values = [value for point in points for value in self._whole(*point)]
+        return np.concatenate([np.ravel(value) for value in values])
+
+    @cached_property
+    def _whole(self) -> Callable:
+        graphs = [self._graph, *self._terms.values(), *self._natural.values()]
+        return pytensor.function(
+            [self._z, self._v], graphs, mode=EVALUATE_ONCE, on_unused_input="ignore"
+        )
+
     @cached_property
     def _pointwise(self) -> Callable:
         graphs = [impossible_outside(term) for term in self._terms.values()]
@@ -502,8 +528,62 @@ def _first(mask: NDArray[np.bool_]) -> str:
     return ", ".join(map(str, np.argwhere(mask)[0].tolist()))
 
 
+def lines_in(model: pm.Model, before: Collection[Variable]) -> list[Variable]:
+    """Return what lines have added to a model, and then what they observe."""
+    added = [v for v in model.named_vars.values() if v not in before]
+    return [*added, *(model.rvs_to_values[v] for v in added if v in model.observed_RVs)]
+
+
+def open_lines(model: pm.Model, before: Collection[Variable], arguments: Sequence, number: Numbers):
+    """Let numbers of a data set be replaced in what lines have added to a model."""
+    lines = lines_in(model, before)
+    observed = [v for v in lines if v in model.observed_RVs]
+    opened = number.in_lines(lines, [*arguments, *_lengths(model)])[len(lines) - len(observed) :]
+    for rv, value in zip(observed, opened, strict=True):
+        del model.values_to_rvs[model.rvs_to_values[rv]]
+        model.rvs_to_values[rv] = value
+        model.values_to_rvs[value] = rv
+
+
+def formula_of(function: LikelihoodFunction, ode: ODE, t: NDArray[np.float64]) -> Formula:
+    """Return what a likelihood of states at some times writes, and the numbers in it."""
+    scratch = _stage(dict(zip(DIMS, (t, t, ode.states), strict=True)))
+    before = {*scratch.named_vars.values()}
+    _, _, states, parameters = _called(function, ode, len(t), scratch)
+    return Formula.of(lines_in(scratch, before), [*states, *parameters, *_lengths(scratch)])
+
+
+def _lengths(model: pm.Model) -> list[Variable]:
+    """Return the variables that PyMC makes of the lengths of the dims of likelihoods."""
+    return [cast("Variable", model.dim_lengths[dim]) for dim in DIMS]
+
+
+def _stage(coords: Mapping[str, Any]) -> pm.Model:
+    """Return a model to rehearse in, beside the one on the stack, with coords."""
+    scratch = beside(pm.Model.get_context(error_if_none=False), _Rehearsal)
+    for dim, labels in coords.items():
+        scratch.coords.pop(dim, None)
+        scratch.add_coord(dim, labels)
+    return scratch
+
+
+def _called(function: LikelihoodFunction, ode: ODE, n_times: int, model: pm.Model):
+    """Call a likelihood in a model; return states and parameters, whole and as it sees them."""
+    theta = [pt.scalar(name, dtype="float64") for name in ode.params]
+    x = pt.matrix("x", shape=(n_times, len(ode.states)), dtype="float64")
+    states, parameters = ode.by_name(x, theta)
+    with model:
+        function(states, parameters)
+    return x, theta, states, parameters
+
+
 def rehearsed(
-    function: LikelihoodFunction, ode: ODE, gp: StateGP, *, several: bool = False
+    function: LikelihoodFunction,
+    ode: ODE,
+    gp: StateGP,
+    *,
+    several: bool = False,
+    number: Numbers = CONSTANT,
 ) -> Written:
     """Call a user's likelihood beside the model on the stack, and return what it writes.
 
@@ -515,17 +595,10 @@ def rehearsed(
         If nothing is observed, if counts are none, if a random variable in it is discrete, or if
         one of several experiments has dims of its own times.
     """
-    outer = pm.Model.get_context(error_if_none=False)
-    scratch = beside(outer, _Rehearsal)
-    for dim, labels in coords_of(gp, ode).items():
-        scratch.coords.pop(dim, None)
-        scratch.add_coord(dim, labels)
+    scratch = _stage(coords_of(gp, ode))
     before = {*scratch.named_vars.values()}
-    theta = [pt.scalar(name, dtype="float64") for name in ode.params]
-    x = pt.matrix("x", shape=(len(gp.t_observed), len(ode.states)), dtype="float64")
-    states, parameters = ode.by_name(x, theta)
-    with scratch:
-        function(states, parameters)
+    x, theta, states, parameters = _called(function, ode, len(gp.t_observed), scratch)
+    open_lines(scratch, before, [*states, *parameters], number)
     own = {name: v for name, v in scratch.named_vars.items() if v not in before}
     dims = [scratch.named_vars_to_dims.get(name, ()) for name in own]
     if several and any("time_observed" in of_one for of_one in dims):
@@ -574,7 +647,7 @@ def rehearsed(
 
 def coords_of(gp: StateGP, ode: ODE) -> dict[str, Any]:
     """Return the coords that lines of a likelihood may use."""
-    return {"time_observed": gp.t_observed, "time": gp.t, "state": ode.states}
+    return dict(zip(DIMS, (gp.t_observed, gp.t, ode.states), strict=True))
 
 
 def of_graph(

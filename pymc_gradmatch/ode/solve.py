@@ -437,6 +437,8 @@ class Solver:
 
 def in_words(ended: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
     """Return which draws failed, by what happened to them."""
+    if (ended == ARRIVED).all():
+        return {}
     places = {reason: np.flatnonzero(ended == code) for code, reason in REASONS.items()}
     return {reason: draws for reason, draws in places.items() if len(draws)}
 

@@ -1,27 +1,30 @@
 """Exact posteriors of many data sets: written and compiled once for those of one pattern."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pymc as pm
 import xarray as xr
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch._pymc import beside, without_full_collections, without_traces
+from pymc_gradmatch.arguments import as_numbers
 from pymc_gradmatch.exact import Batch, Diagnostics, ExactPosterior, side_by_side
 from pymc_gradmatch.gp import Data, Experiment, StateGP, levels_name, refilled, whitened_name
-from pymc_gradmatch.model import Given, Settings, unfitted_model
+from pymc_gradmatch.model import Given, Scales, Settings, formula_of, scales_of, unfitted_model
 from pymc_gradmatch.numerics import on_one_thread, one_at_a_time
 from pymc_gradmatch.ode import ODE
-from pymc_gradmatch.replaceable import Replaceable
+from pymc_gradmatch.replaceable import DataSet, OtherFormulaError, Replaceable
 from pymc_gradmatch.reporting import silence
 from pymc_gradmatch.sampling.engine import MANY, Exact, verdict_of
 from pymc_gradmatch.sampling.one_call import fit
 
-GIVEN = ("likelihood", "scales", "inputs", "start")  # what settings have beside those of a preset
+GIVEN = "likelihood", "scales", "inputs", "start"  # what settings have beside those of a preset
 SAID = {"verdict": "", "is_exact": False, "pareto_k": np.nan}
+BY_ENTRY = 2  # axes of noise that is known of each observation
 MOST_PATTERNS = 8  # that are kept: each holds some megabytes
 
 
@@ -47,7 +50,7 @@ class ExactFits:
         settings: Mapping[str, Any],
     ):
         self.ode, self.priors, self.n_draws, self.settings = ode, priors, n_draws, settings
-        self._written: dict[tuple, Batch | None] = {}
+        self._written: dict[Hashable, Alike | None] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_written": {}}  # each process writes and compiles for itself
@@ -67,18 +70,16 @@ class ExactFits:
         if not self._are_alike:
             return [self._alone(*one) for one in data_sets]
         outcomes: list[Any] = [None] * len(data_sets)
-        by_pattern: dict[tuple, list[int]] = {}
-        checked: list[Any] = []
+        by_pattern: dict[Hashable, list[int]] = {}
+        told: list[Any] = [None] * len(data_sets)
         for place, (t, y, _) in enumerate(data_sets):
             try:
-                checked.append(self._checked(t, y))
-                by_pattern.setdefault(_pattern(checked[-1].data), []).append(place)
+                told[place] = self._read(t, y)
+                by_pattern.setdefault(told[place].pattern, []).append(place)
             except (TypeError, ValueError) as error:
-                checked.append(None)
                 outcomes[place] = error
-        for pattern, places in by_pattern.items():
-            some = [data_sets[place] for place in places]
-            found = self._fitted(pattern, some, [checked[place] for place in places])
+        for places in by_pattern.values():
+            found = self._fitted([data_sets[place] for place in places], [told[p] for p in places])
             for place, outcome in zip(places, found, strict=True):
                 outcomes[place] = outcome
         return outcomes
@@ -86,23 +87,59 @@ class ExactFits:
     @property
     def _are_alike(self) -> bool:
         """Whether data sets may be told apart by their numbers alone."""
-        sigma, likelihood = self.settings.get("sigma"), self.settings.get("likelihood")
+        sigma = self.settings.get("sigma")
         is_fixed = isinstance(sigma, str) and sigma == "fixed"
-        others = {*self.settings} - {*GIVEN, *Settings.__annotations__}
-        return not others and not is_fixed and likelihood is None
+        return not is_fixed and not {*self.settings} - {*GIVEN, *Settings.__annotations__}
 
-    def _fitted(self, pattern: tuple, data_sets: Sequence[tuple], checked: Sequence[Given]) -> list:
+    def _fitted(self, data_sets: Sequence[tuple], told: Sequence["Told"]) -> list:
         """Fit data sets of one pattern."""
         try:
-            batch = self._batch_of(pattern, data_sets[0], checked[0].data)
+            alike = self._of_pattern(data_sets[0], told[0])
+        except OtherFormulaError:
+            alike = self._written[told[0].pattern] = None
         except Exception as error:  # of the model, which all have
             return [error] * len(data_sets)
-        if batch is None:
+        if alike is None or not self._is_right(alike, data_sets, told):
             return [self._alone(*one) for one in data_sets]
-        first: Any = batch.written.constraints[0].gp
-        gps = [_with_data(first, one) for one in checked]
-        seeds = [seed for *_, seed in data_sets]
-        return side_by_side(batch, gps, lambda target, place: self._judged(target, seeds[place]))
+        outcomes: list[Any] = [None] * len(data_sets)
+        ones: dict[int, DataSet] = {}
+        for place, ((*_, seed), one) in enumerate(zip(data_sets, told, strict=True)):
+            try:
+                ones[place] = alike.filled(one, np.random.default_rng(seed))
+            except ValueError as error:  # of its scales
+                outcomes[place] = error
+        seeds = [data_sets[place][2] for place in ones]
+        found = side_by_side(
+            alike.batch,
+            [*ones.values()],
+            lambda target, k: self._judged(target, seeds[k]),
+        )
+        for place, outcome in zip(ones, found, strict=True):
+            outcomes[place] = outcome
+        return outcomes
+
+    def _is_right(self, alike: "Alike", data_sets: Sequence[tuple], told: Sequence["Told"]) -> bool:
+        """Tell whether the likelihood of another data set is its own, with its numbers put in.
+
+        Of the first other one that comes.
+        """
+        if alike.is_compared:
+            return True
+        for (t, y, _), one in zip(data_sets, told, strict=True):
+            if not alike.is_of(one):
+                try:
+                    own = Given.of(self.ode, self._experiment(t, y)).written
+                except (TypeError, ValueError):  # which a fit by itself says of it
+                    return False
+                alike.put(one)
+                opened, rng = alike.given.written, np.random.default_rng(0)
+                assert own is not None
+                assert opened is not None
+                alike.is_compared = opened.is_same(own, rng)
+                if not alike.is_compared:
+                    self._written[one.pattern] = None
+                return alike.is_compared
+        return True
 
     def _judged(self, target: ExactPosterior, seed: Any) -> xr.Dataset:
         """Return draws of one posterior, with what the verdict says."""
@@ -112,61 +149,152 @@ class ExactFits:
         diagnostics = search.judged()
         return _told(posterior, verdict_of(diagnostics), diagnostics)
 
-    def _checked(self, t: ArrayLike, y: ArrayLike) -> Given:
+    def _experiment(self, t: ArrayLike, y: Any) -> Experiment:
+        """Return a data set as :func:`~pymc_gradmatch.fit` takes it."""
         given, sigma = self.settings, self.settings.get("sigma")
         known = None if isinstance(sigma, str | TensorVariable) else sigma
-        one = Experiment(
-            t, y, given.get("inputs"), given.get("start"), scales=given.get("scales"), sigma=known
+        y, likelihood = observed_by(given.get("likelihood"), y)
+        return Experiment(
+            t, y, given.get("inputs"), given.get("start"), likelihood, given.get("scales"), known
         )
-        return Given.of(self.ode, one, "", several=False, fits=True)
 
-    def _batch_of(self, pattern: tuple, first: tuple, data: Data) -> Batch | None:
+    def _read(self, t: ArrayLike, y: Any) -> "Told":
+        """Check a data set, and tell it apart from others by its pattern and its numbers."""
+        one = self._experiment(t, y)
+        if one.likelihood is None:
+            given = Given.of(self.ode, one)
+            return Told(_pattern(given.data, np.ndim(one.sigma) == BY_ENTRY), given)
+        times = as_numbers(t, "t")
+        form, _, numbers = formula_of(one.likelihood, self.ode, times)
+        return Told((times.tobytes(), form), None, numbers)
+
+    def _of_pattern(self, first: tuple, told: "Told") -> "Alike | None":
         """Return the posteriors of a pattern, if it is its numbers alone that tell them apart."""
-        if data.unscaled:
-            return None
+        pattern = told.pattern
         if pattern not in self._written:
-            t, y, seed = first
-            target, number = self._write(t, y, np.random.default_rng(seed))
+            alike = self._write(first, told)
+            target = alike.batch.written
             by_chains = len(target.names) >= MANY or target.spreads
-            self._written[pattern] = None if by_chains else Batch(target, number)
+            self._written[pattern] = None if by_chains else alike
             while len(self._written) > MOST_PATTERNS:
                 del self._written[next(iter(self._written))]
         return self._written[pattern]
 
-    def _write(
-        self, t: ArrayLike, y: ArrayLike, rng: np.random.Generator
-    ) -> tuple[ExactPosterior, Replaceable]:
+    def _write(self, first: tuple, told: "Told") -> "Alike":
         """Write the posterior of a data set, with numbers that those of others can replace."""
-        number = Replaceable()
-        given = {name: self.settings.get(name) for name in GIVEN}
+        t, y, seed = first
+        one, rng = self._experiment(t, y), np.random.default_rng(seed)
+        if told.given is not None and np.ndim(one.sigma) < BY_ENTRY:
+            one = replace(one, y=_completed(told.given.data))
+        number = Replaceable() if one.likelihood is None else Replaceable(
+            formula_of(one.likelihood, self.ode, as_numbers(t, "t"))
+        )  # fmt: skip
         settings = {name: v for name, v in self.settings.items() if name not in GIVEN}
+        given = {name: getattr(one, name) for name in GIVEN}
         with beside(pm.Model.get_context(error_if_none=False)):
+            checked, scales = scales_of(self.ode, one, self.priors, number, rng)
             model = unfitted_model(
-                self.ode, t, y, priors=self.priors, settings=settings, number=number,
+                self.ode, t, one.y, priors=self.priors, settings=settings, number=number,
                 random_seed=rng, progressbar=False, **given,
             )  # fmt: skip
-        return ExactPosterior(model, number=number), number
+        target = ExactPosterior(model, number=number)
+        return Alike(Batch(target, number), checked, scales, told.numbers, not told.numbers)
 
-    def _alone(self, t: ArrayLike, y: ArrayLike, seed: Any) -> xr.Dataset | Exception:
-        """Fit a data set whose likelihood, noise or scale is a formula of its own."""
+    def _alone(self, t: ArrayLike, y: Any, seed: Any) -> xr.Dataset | Exception:
+        """Fit a data set whose noise, or likelihood, is a formula of its own."""
+        y, likelihood = observed_by(self.settings.get("likelihood"), y)
         try:
             found = fit(
                 self.ode, t, y, priors=self.priors, n_draws=self.n_draws,
-                random_seed=np.random.default_rng(seed), progressbar=False, **self.settings,
+                random_seed=np.random.default_rng(seed), progressbar=False,
+                **{**self.settings, "likelihood": likelihood},
             )  # fmt: skip
         except Exception as error:  # the others go on
             return error
         return _told(found.idata["posterior"].dataset, found.verdict, found.diagnostics)
 
 
-def _pattern(data: Data) -> tuple:
-    """Return what data sets have to share for one formula: times, and where data are."""
-    return data.t.tobytes(), data.is_observed.tobytes(), data.is_sparse.tobytes()
+class Told(NamedTuple):
+    """What is known of a data set before its posterior is written.
+
+    Attributes
+    ----------
+    pattern : hashable
+        The same for those that differ in numbers alone.
+    given : Given or None
+        Itself, checked; none where a likelihood of its own is all that there is.
+    numbers : list of array
+        Those in the lines of this.
+    """
+
+    pattern: Hashable
+    given: Given | None
+    numbers: Sequence[NDArray] = ()
 
 
-def _with_data(gp: StateGP, one: Given) -> StateGP:
-    other = refilled(gp, one.data)
-    return other if one.noise is None else other.with_sigma(gp.sigma)
+@dataclass
+class Alike:
+    """The posteriors of data sets of one pattern, and what fills in the numbers of each.
+
+    Attributes
+    ----------
+    batch : Batch
+        The posteriors.
+    given : Given
+        The one that was written.
+    scales : Scales
+        Finds scales that data do not tell.
+    numbers : sequence of array
+        In the likelihood that was written.
+    is_compared : bool
+        Whether the likelihood was found to be right for another data set, or needs not be.
+    """
+
+    batch: Batch
+    given: Given
+    scales: Scales
+    numbers: Sequence[NDArray]
+    is_compared: bool
+
+    @property
+    def _gp(self) -> StateGP:
+        return cast("StateGP", self.batch.written.constraints[0].gp)
+
+    def is_of(self, one: Told) -> bool:
+        """Tell whether these are the numbers that were written."""
+        return all(map(np.array_equal, self.numbers, one.numbers))
+
+    def put(self, one: Told):
+        """Put numbers into the likelihood."""
+        self.batch.number.put(DataSet(self._gp, one.numbers))
+
+    def filled(self, one: Told, rng: np.random.Generator) -> DataSet:
+        """Return the numbers of a data set."""
+        given = one.given or self.given
+        self.put(one)
+        other = refilled(self._gp, self.scales(given.data, rng))
+        other = other if given.noise is None else other.with_sigma(self._gp.sigma)
+        return DataSet(other, one.numbers)
+
+
+def observed_by(likelihood: Callable | None, y: Any) -> tuple[Any, Callable | None]:
+    """Return the observations and the likelihood of a data set: one of these has them."""
+    if likelihood is None:
+        return y, None
+    return None, lambda x, theta: likelihood(x, theta, y)
+
+
+def _pattern(data: Data, by_entry: bool) -> Hashable:
+    """Return what data sets share for one formula: times, states, perhaps where data are."""
+    seen = data.is_observed
+    return data.t.tobytes(), (seen if by_entry else seen.any(axis=0)).tobytes()
+
+
+def _completed(data: Data) -> NDArray[np.float64]:
+    """Return data with some number in the place of missing ones of states that were seen."""
+    seen = data.is_observed.any(axis=0)
+    middle = np.nanmedian(np.where(seen, data.y, 0.0), axis=0)
+    return np.where(seen & ~data.is_observed, middle, data.y)
 
 
 def _told(posterior: xr.Dataset, verdict: str, diagnostics: Diagnostics) -> xr.Dataset:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from inspect import signature
 from os import PathLike
 from reprlib import repr as short
 from typing import Any
@@ -21,7 +22,7 @@ from pymc_gradmatch.arguments import check_counts, in_order, refuse_reserved
 from pymc_gradmatch.exact import UNCOMPARED
 from pymc_gradmatch.model import Start, build_model, densities_of
 from pymc_gradmatch.ode import ODE, Input
-from pymc_gradmatch.sampling.alike import SAID, ExactFits
+from pymc_gradmatch.sampling.alike import SAID, ExactFits, observed_by
 from pymc_gradmatch.sampling.engine import check_n_draws
 from pymc_gradmatch.sampling.parallel import (
     WorkersLostError,
@@ -37,8 +38,11 @@ MOST_TOGETHER = 16  # data sets: more save little, and take memory
 RESULTS = dict.fromkeys(("replicate", "diverging", "failure", TIMES, *SAID), "part of the result")
 
 
-def _matched(t, y, seed, *, ode, priors, draws, tune, chains, **settings) -> xr.Dataset:
-    build = partial(build_model, ode, t, y, priors=priors, progressbar=False, **settings)
+def _matched(t, y, seed, *, ode, priors, draws, tune, chains, likelihood=None, **settings):
+    y, likelihood = observed_by(likelihood, y)
+    build = partial(
+        build_model, ode, t, y, priors=priors, likelihood=likelihood, progressbar=False, **settings
+    )
 
     def built(rng: np.random.Generator) -> pm.Model:
         with beside(pm.Model.get_context(error_if_none=False)):
@@ -70,7 +74,7 @@ def fit_many(
     Each is fitted as by :func:`~pymc_gradmatch.build_model` and
     :func:`~pymc_gradmatch.sample`, with one compilation for each process: only the numbers
     in the compiled density change from one to the next.  ``exact=True`` fits each as by
-    :func:`~pymc_gradmatch.fit`, with a verdict; data sets with observations at the same places
+    :func:`~pymc_gradmatch.fit`, with a verdict; data sets with the same times and observed states
     are searched side by side, some at a time.
 
     Parameters
@@ -83,7 +87,8 @@ def fit_many(
     ys : array_like of float, or sequence or mapping of tables
         Observations, shape ``(replicate, time, state)``; or tables by name, which are then the
         labels of ``replicate``.  What is missing may differ; without ``exact`` each pattern is a
-        formula of its own, and compiled.
+        formula of its own, and compiled.  With a ``likelihood`` whatever this is about, one for
+        each data set.
     priors : mapping of str to TensorVariable
         As for :func:`~pymc_gradmatch.build_model`; the same for all.
     draws, tune, chains : int
@@ -106,8 +111,9 @@ def fit_many(
     progressbar : bool, default True
         Show how many are done.
     **settings
-        Other arguments of :func:`~pymc_gradmatch.build_model`: ``preset``,
-        ``cov``, ``shared``, ``gamma``, ``state_box``.
+        Other arguments of :func:`~pymc_gradmatch.build_model`: ``inputs``, ``start``, ``scales``,
+        ``sigma``, and without ``exact`` ``preset``, ``cov``, ``shared``, ``gamma``, ``state_box``;
+        and ``likelihood(x, theta, y)``, which is given each data set as a third argument.
 
     Returns
     -------
@@ -166,7 +172,10 @@ def fit_many(
             "one."
         )
         raise TypeError(msg)
-    if isinstance(ys, np.ndarray) and ys.ndim == 2:
+    has_likelihood = settings.get("likelihood") is not None
+    if has_likelihood:
+        _check_likelihood(settings["likelihood"])
+    if isinstance(ys, np.ndarray) and ys.ndim == 2 and not has_likelihood:
         msg = (
             f"ys has shape {ys.shape}; expected (replicate, time, state), ys[:, :, None] of a "
             "single state, or gm.fit(ode, t, y) for one data set."
@@ -191,7 +200,9 @@ def fit_many(
         told = None if random_seed is None else [seeds.entropy, seeds.spawn_key]
         problem = {"t": times, "ys": [*ys], "exact": exact, "random_seed": told}
         named = {} if names is None else {"names": names}
-        group = open_file(out, problem | named | _as_written(ode, times[0], given | settings))
+        group = open_file(
+            out, problem | named | _as_written(ode, times[0], ys[0], given | settings)
+        )
         arrays = InFile(group)
         if random_seed is None:
             entropy, spawn_key = group.attrs["random_seed"]
@@ -244,7 +255,7 @@ def _together(
             yield from zip(group, each, strict=True)
 
 
-def _as_written(ode: ODE, t: ArrayLike, given: Mapping[str, Any]) -> dict[str, Any]:
+def _as_written(ode: ODE, t: ArrayLike, y: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return arguments with what functions write in their place.
 
     So whatever they read from outside of themselves, globals and settings, counts.
@@ -256,7 +267,7 @@ def _as_written(ode: ODE, t: ArrayLike, given: Mapping[str, Any]) -> dict[str, A
         if callable(priors := given["priors"]):
             written["priors"] = priors()
         if given.get("likelihood") is not None:
-            given["likelihood"](*ode.by_name(x, theta))
+            given["likelihood"](*ode.by_name(x, theta), y)
             written["likelihood"] = densities_of(lines)
     if given.get("start") is not None:
         start = Start.of(ode, given["start"], t[0])
@@ -269,6 +280,19 @@ def _as_written(ode: ODE, t: ArrayLike, given: Mapping[str, Any]) -> dict[str, A
             for name, value in given["inputs"].items()
         }
     return written
+
+
+def _check_likelihood(likelihood: Callable):
+    """Raise unless a likelihood can be given a data set."""
+    try:
+        signature(likelihood).bind("x", "theta", "y")
+    except TypeError as error:
+        msg = (
+            f"the likelihood cannot be called with a data set as its third argument ({error}); "
+            "expected likelihood(x, theta, y), which is given each of ys as it is: "
+            'pm.Poisson("cases", 763 * x.I, observed=y).'
+        )
+        raise TypeError(msg) from None
 
 
 def _usable_names(ys: Mapping) -> list:
