@@ -400,3 +400,28 @@ def test_gradients_by_a_pulse_long_after_a_start_at_zero(later):
     assert value == pytest.approx(10 * whole, rel=1e-7)
     assert slopes[0] == pytest.approx(whole, rel=1e-5)
     assert abs(slopes[1]) < 1e-4
+
+
+@pytest.mark.parametrize("stiff", [False, True])
+@pytest.mark.parametrize("constant", [1e-3, 0.37, 1e5])
+def test_gradients_by_what_has_no_effect_but_for_rounding(constant, stiff):
+    """Assert them of rate constant / (constant + dose) without a dose: x(1) = exp(-rate)."""
+    fast = 1e5 if stiff else 1.0
+    ode = gm.ODE(
+        lambda t, x, theta: [
+            -theta.rate * x.a * theta.constant / (theta.constant + theta.dose),
+            fast * (x.a - x.b),
+        ],
+        ["a", "b"],
+        ["rate", "constant", "dose"],
+    )
+    theta = pt.vector("theta", shape=(3,), dtype="float64")
+    end = ode.solve([0.0, 1.0], [1.0, 1.0], [theta[0], theta[1], theta[2]])[-1, 0]
+    value, slopes = pytensor.function([theta], [end, pytensor.grad(end, theta)])(
+        [3.3, constant, 0.0]
+    )
+    expected = np.exp(-3.3) * np.array([-1, 0, 3.3 / constant])
+    np.testing.assert_allclose(value, np.exp(-3.3), rtol=1e-9)
+    np.testing.assert_allclose(
+        slopes * [1, constant, constant], expected * [1, constant, constant], atol=1e-7
+    )

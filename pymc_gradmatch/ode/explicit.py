@@ -19,7 +19,6 @@ from pymc_gradmatch.ode.plan import (
     ARRIVED,
     BLEW_UP,
     ENDS,
-    FAINTEST,
     FRONT,
     LEFT_DOMAIN,
     N_COLUMNS,
@@ -30,6 +29,7 @@ from pymc_gradmatch.ode.plan import (
     N_TIMES,
     RHS,
     RTOL,
+    SENSITIVITY,
     SMALLEST,
     STIFF,
     STRIDE,
@@ -41,6 +41,7 @@ from pymc_gradmatch.ode.plan import (
     as_integers,
     call,
     carry,
+    faintest,
     integers,
     integers_at,
     jitted,
@@ -68,7 +69,6 @@ THIRD, FOURTH, FIFTH, SIXTH = DOP853.D  # and in the polynomial's higher terms
 ERROR_WEIGHTS = DOP853.E5, DOP853.E3
 
 N_LANES = 64
-SENSITIVITY = 1e3  # times the tolerance of states: gradients need less accuracy than densities
 NEGLIGIBLE = 1e-3  # of what a slope would bring until the end: far less does not count
 STABLE = 4.0  # times the fastest rate: stability ends at 6.1, error control stops a third earlier
 LOOK = 10  # steps from one look for stiffness to the next
@@ -281,8 +281,8 @@ def fill_stages(plan, first, end, n_lanes, stride, clock, theta, rows, linear):
             )  # fmt: skip
 
 
-@jitted(types.void(integers, types.int64, types.int64, reals, reals, reals))
-def estimate_errors(plan, n_lanes, stride, clock, rows, norms):
+@jitted(types.void(integers, types.int64, types.int64, *[reals] * 4))
+def estimate_errors(plan, n_lanes, stride, clock, theta, rows, norms):
     """Estimate the error of a step in each lane, as scipy does, in units of the tolerance.
 
     Sensitivities count together with their states, with a wider tolerance that is relative to
@@ -315,7 +315,8 @@ def estimate_errors(plan, n_lanes, stride, clock, rows, norms):
                 call(sums[NORMS], (of_group, norms, size, n_states, stride, stride // VECTOR))
             if norms[place] > 0:
                 ahead = NEGLIGIBLE * whole * norms[3 * stride + place]
-                scale = (SENSITIVITY * rtol * max(norms[place] + ahead, FAINTEST)) ** 2
+                largest = max(norms[place] + ahead, faintest(plan, column, theta))
+                scale = (SENSITIVITY * rtol * largest) ** 2
                 fifth_of = norms[stride + place] / scale
                 if not fifth_of <= fifth:
                     fifth, third = fifth_of, norms[2 * stride + place] / scale
@@ -506,7 +507,7 @@ def explicitly(plan, last, n_draws, max_steps, front, theta, x_out, s_out):
             for column in range(columns):
                 clock[WIDTH * stride + lane + column] = step
         fill_stages(plan, 1, N_STAGES + 1, n_lanes, stride, clock, theta_of, rows, linear)
-        estimate_errors(plan, n_lanes, stride, clock, rows, norms)
+        estimate_errors(plan, n_lanes, stride, clock, theta_of, rows, norms)
         for lane in range(n_lanes):
             is_good = clock[ERROR * stride + lane] < 1
             if is_good and ends[goal[in_lane[lane]]] <= clock[END * stride + lane]:

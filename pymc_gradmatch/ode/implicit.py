@@ -4,7 +4,6 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from pymc_gradmatch.ode.explicit import SENSITIVITY
 from pymc_gradmatch.ode.plan import (
     ARRIVED,
     BLEW_UP,
@@ -21,12 +20,14 @@ from pymc_gradmatch.ode.plan import (
     N_STATES,
     RHS,
     RTOL,
+    SENSITIVITY,
     SMALLEST,
     STRIDE,
     TABLES,
     allocated,
     call,
     carry,
+    faintest,
     integers,
     jitted,
     next_width,
@@ -182,6 +183,7 @@ def implicit_step(plan, time, width, x, jacobian, theta, absolute, memory, x_new
             at = first + i * stride
             largest = max(largest, max(abs(x[at]), abs(x_new[at])) / absolute[i])
         if largest > 0:
+            largest = max(largest, faintest(plan, column, theta))
             of_column = 0.0
             for i in range(n_states):
                 scale = SENSITIVITY * rtol * largest * absolute[i]

@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pymc_gradmatch.ode.explicit import SENSITIVITY
 from pymc_gradmatch.ode.implicit import DISAGREEMENT, FINAL, ORDER, ROUNDING, SUBSTEPS
-from pymc_gradmatch.ode.plan import SHARE, SMALLEST
+from pymc_gradmatch.ode.plan import SENSITIVITY, SHARE, SMALLEST
 from pymc_gradmatch.ode.solve import MATVECS, TOLERANCE, Course
 
 MOST_STEPS = 2_000  # explicit ones of a piece; what is not done by then is left to implicit ones

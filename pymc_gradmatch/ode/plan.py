@@ -138,7 +138,8 @@ as_integers: Any = _as_integers
     AMOUNTS,  # that are added then
     IN_LOGS,  # whether a state is the logarithm of what is multiplied and added to
     COLUMNS,  # of the derivatives by each initial state; -1 of none
-) = range(27)
+    PARAMETERS,  # by which the derivatives in each column are; -1 of initial states
+) = range(28)
 
 # How a draw is doing, and how it ended.
 ARRIVED, UNDER_WAY, STIFF, EXHAUSTED, BLEW_UP, NOT_FINITE, LEFT_DOMAIN, RESTLESS = range(8)
@@ -153,6 +154,8 @@ HUGE = (
 )
 FAINTEST = 1e-100  # size that is not zero: squares of errors in its units are floats
 SHARE = 1e-2  # of the relative tolerance, that the absolute one of a state is of its size
+SENSITIVITY = 1e3  # times the tolerance of states: gradients need less accuracy than densities
+LEAST_EFFECT = 10 * np.finfo(float).eps  # of a relative change of a parameter, less is rounding
 SMALLEST = 10 * np.finfo(float).eps  # width of a step, relative to the time
 SAFETY, SHRINK, GROW = 0.9, 0.2, 10.0  # scipy's control of the step
 
@@ -163,6 +166,20 @@ def next_width(width, error, order):
     if not np.isfinite(error):
         return width * SHRINK
     return width * min(max(SAFETY * error ** (-1 / order), SHRINK), GROW)
+
+
+@jitted(types.float64(integers, types.int64, reals))
+def faintest(plan, column, theta):
+    """Return how small a column of sensitivities may be, in units of absolute tolerances.
+
+    Where a change of a parameter by itself moves no state by more than its rounding, as in
+    K / (K + u) where u is zero, the column is nothing but rounding.
+    """
+    parameter = integers_at(plan[PARAMETERS])[column]
+    if parameter < 0 or theta[parameter] == 0:
+        return FAINTEST
+    rtol = reals_at(plan[RTOL])[0]
+    return LEAST_EFFECT / (SHARE * SENSITIVITY * rtol * rtol * abs(theta[parameter]))
 
 
 @jitted(types.void(integers, *[types.int64] * 4, *[reals] * 3))

@@ -3,7 +3,6 @@
 import numpy as np
 from numba import types
 
-from pymc_gradmatch.ode.explicit import SENSITIVITY
 from pymc_gradmatch.ode.implicit import ORDER, implicit_room, implicit_step, invert
 from pymc_gradmatch.ode.plan import (
     ARRIVED,
@@ -21,6 +20,7 @@ from pymc_gradmatch.ode.plan import (
     RESTLESS,
     RHS,
     RTOL,
+    SENSITIVITY,
     SHARE,
     SMALLEST,
     STRIDE,

@@ -379,10 +379,14 @@ class Solver:
         self.n_derivatives = sum(equations.wrt)
         self.n_times = len(t)
         columns = np.cumsum(equations.wrt) * equations.wrt
+        parameters = np.full(code.n_columns, -1)
+        parameters[columns[n_states:]] = np.arange(equations.n_params)
+        parameters[0] = -1
         steps, addresses = combinations((n_states, code.stride) if self.n_derivatives else None)
         arrays: list[NDArray] = [
             equations.tables, np.array([rtol]), times, course.ends, course.rows, pieces,
             course.factor, course.amount, np.array(equations.in_logs), columns[:n_states],
+            parameters,
         ]  # fmt: skip
         arrays = [
             np.ascontiguousarray(a, dtype=float if a.dtype.kind == "f" else np.int64)
