@@ -120,7 +120,11 @@ def test_failed_draws_are_nan_and_counted_once():
             ValueError,
             r"missing for \['b'\].*unknown \['c'\]",
         ),
-        (lambda t, x, theta: x.a, TypeError, r"shape \(7,\); expected a vector with an entry for each"),
+        (
+            lambda t, x, theta: x.a,
+            TypeError,
+            r"shape \(7,\); expected a vector with an entry for each",
+        ),
         (lambda t, x, theta: [x.a, x.q], TypeError, r"no attribute 'q'.*x = \(a, b\).*Use these"),
         (lambda t, x, theta: [x.a, theta.s], TypeError, r"no attribute 's'.*theta = \(r\).*these"),
         (lambda t, x, theta: [x.a, np.ones(3) * theta.r], ValueError, r"'b' has shape \(3,\)"),
