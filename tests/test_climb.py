@@ -81,6 +81,19 @@ def test_a_climb_goes_through_a_valley_that_is_no_normal(rng):
     assert ends.height.min() > -0.02
 
 
+def test_climbs_that_settle_on_a_curved_ridge_have_arrived():
+    """Assert it of a ring of width 0.01, along which the parabola rises and the density falls."""
+
+    def ring(phi):
+        radius = np.hypot(*phi.T)
+        return phi[:, 0] / radius - 0.5 * ((radius - 1) / 0.01) ** 2
+
+    starts = np.random.default_rng(1).normal(size=(32, 2), scale=2)
+    ends = climb(Density(ring), starts, np.full(2, 2.0))
+    assert ends.has_arrived.all()
+    np.testing.assert_allclose(np.hypot(*ends.point.T), 1, atol=0.05)
+
+
 def test_a_wall_does_not_stop_a_climb():
     """Assert the mode of a narrow density, from beside an edge at which it ends."""
     sd, edge = 0.01, 0.05
