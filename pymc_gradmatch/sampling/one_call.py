@@ -155,10 +155,11 @@ class Fit(Verdict):
         """
         target = ExactPosterior(self.solved, has_volume=False)
         draws = target.coordinates(self.idata["posterior"].dataset)
-        some = np.unique(draws, axis=0)
+        some = np.unique(np.concatenate([draws, self.tops]), axis=0)
         best = some[np.argsort(-target(some))[:N_CLIMBED]]
-        ends = climb(target, best, np.maximum(draws.std(axis=0), NARROWEST))
-        highest = ends.point[[np.argmax(ends.height)]]
+        ends = climb(target, best, np.maximum(some.std(axis=0), NARROWEST))
+        points = np.concatenate([ends.point, best])
+        highest = points[[np.argmax(target(points))]]
         return {name: value[0] for name, value in target.variables(highest).items()}
 
     @cached_property
