@@ -153,7 +153,7 @@ def test_some_variables_are_drawn_and_the_others_start_where_they_should():
     assert one["told_log__"] == other["told_log__"] == pytest.approx(np.log(0.7))
 
 
-@leans_on("pymc.distributions.dist_math.check_parameters")
+@leans_on("pymc.distributions.dist_math.check_parameters", "pymc.logprob.utils.ParameterValueError")
 def test_a_density_that_does_not_exist_says_why_and_samplers_see_minus_infinity():
     value = pt.scalar("value")
     density = _pymc.check_parameters(value, value > 0, msg="value > 0")

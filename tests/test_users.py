@@ -405,5 +405,5 @@ def test_replicates_are_experiments_that_share_a_start():
         mean, sd = by_lines.table.loc[name, ["mean", "sd"]]
         assert abs(fit.table.loc[name, "mean"] - mean) < 0.15 * sd
         assert fit.table.loc[name, "sd"] == pytest.approx(sd, rel=0.15)
-    with pytest.raises(ValueError, match=r"repeats the time 0 .* as an experiment.*theta"):
+    with pytest.raises(ValueError, match=r"repeats the time 0 .* as experiments.*theta"):
         gm.fit(ode, np.sort([*T, *T]), np.repeat(Y, 2, axis=0), priors=widths, **QUIET)
