@@ -175,5 +175,5 @@ def test_frequencies_that_equal_gaps_cannot_tell_are_named(width, t, is_sealed):
     table = pd.DataFrame({"x": y[:, 0]})
     fit = gm.fit(ROTATION, t, table, priors={"w": pm.HalfNormal.dist(width)}, **QUIET)
     assert fit.is_exact == is_sealed
-    said = re.search(r"'x' (\d+) times in 11 equal gaps. Such aliases", fit.verdict)
+    said = re.search(r"'x' with (\d+) turning points in 11 equal gaps. Such aliases", fit.verdict)
     assert (said is not None and int(said.group(1)) > 11) == (not is_sealed)
