@@ -10,8 +10,9 @@ tests/test_pymc_internals.py fails with these words.
 
 import gc
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ContextDecorator, contextmanager
 from functools import cache, partial
+from threading import RLock
 from types import new_class
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,6 @@ from pytensor.tensor import TensorConstant, TensorVariable
 from xarray import DataTree
 
 from pymc_gradmatch.interpreted import in_numpy
-from pymc_gradmatch.process import Setting
 
 if TYPE_CHECKING:
     from nutpie.compile_pymc import CompiledPyMCModel
@@ -46,6 +46,7 @@ __all__ = [
     "NutpieProgressBarManager",
     "ParameterValueError",
     "Pattern",
+    "Setting",
     "StepMethodState",
     "as_written",
     "at_starts",
@@ -257,6 +258,35 @@ with explained():
     from pytensor.tensor.random.type import RandomType
     from pytensor.tensor.random.utils import normalize_size_param
     from pytensor.tensor.rewriting.basic import register_specialize
+
+
+class Setting(ContextDecorator):
+    """A setting of the process that is changed while anything is inside; a decorator, too.
+
+    The first that enters changes it, the last that leaves puts back what was there before, in
+    whatever order threads come and go.
+
+    Parameters
+    ----------
+    changed : callable
+        Returns a context in which it is changed.
+    """
+
+    def __init__(self, changed: Callable[[], AbstractContextManager]):
+        self.changed, self.n_inside, self.lock = changed, 0, RLock()
+
+    def __enter__(self):
+        with self.lock:
+            if not self.n_inside:
+                self.context = self.changed()
+                self.context.__enter__()
+            self.n_inside += 1
+
+    def __exit__(self, *error):
+        with self.lock:
+            self.n_inside -= 1
+            if not self.n_inside:
+                self.context.__exit__(*error)
 
 
 class Starting:

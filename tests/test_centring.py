@@ -8,7 +8,7 @@ from scipy.stats import norm
 
 import pymc_gradmatch as gm
 from pymc_gradmatch.exact import ExactPosterior
-from pymc_gradmatch.sampling.centring import (
+from pymc_gradmatch.sampling.coordinates import (
     centre_in_part,
     log_volume,
     members,

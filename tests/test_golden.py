@@ -15,7 +15,7 @@ import pytest
 
 import pymc_gradmatch as gm
 from benchmarks.paper import systems
-from pymc_gradmatch.numerics import matrices as algebra
+from pymc_gradmatch import numerics as algebra
 
 GOLDEN = json.loads((Path(__file__).parent / "data" / "fgpgm_golden.json").read_text("utf-8"))
 SYSTEMS = {

@@ -12,9 +12,9 @@ from pymc.distributions.distribution import support_point
 from scipy.stats import multivariate_normal
 
 import pymc_gradmatch as gm
+from pymc_gradmatch import numerics as algebra
 from pymc_gradmatch.gp import StatePrior
 from pymc_gradmatch.gp.derivatives import evaluate_blocks
-from pymc_gradmatch.numerics import matrices as algebra
 
 COV = [pm.gp.cov.ExpQuad(1, ls=0.5)] * 2
 

@@ -18,9 +18,8 @@ from rich.console import Console
 from scipy.integrate import _odepack_py
 
 import pymc_gradmatch as gm
-from pymc_gradmatch import reporting
+from pymc_gradmatch import numerics, reporting
 from pymc_gradmatch.gp import fit
-from pymc_gradmatch.numerics import optimise
 from pymc_gradmatch.sampling import coordinates, density, metropolis, posterior
 from pymc_gradmatch.sampling.posterior import compile_posterior, compiled_for
 
@@ -395,7 +394,7 @@ def test_very_many_coordinates_are_sampled_without_any_matrix(monkeypatch, caplo
     dense = gm.sample(2_000, **settings)
     monkeypatch.setattr(coordinates, "MOST_DENSE", 5)
     monkeypatch.setattr(coordinates, "MOST_IN_BAND", 5)
-    monkeypatch.setattr(optimise, "hessian", None)
+    monkeypatch.setattr(numerics, "hessian", None)
     monkeypatch.setattr(coordinates, "hessian", None)
     with caplog.at_level("INFO", "pymc.gradmatch"):
         sparse = gm.sample(2_000, **settings)

@@ -8,10 +8,10 @@ import pytest
 from scipy.stats import multivariate_normal
 
 import pymc_gradmatch as gm
+from pymc_gradmatch import numerics as algebra
 from pymc_gradmatch.gp import StatePrior, derivatives
 from pymc_gradmatch.gp.derivatives import blocks_of, conditional_operators
 from pymc_gradmatch.model.constraint import GradientMatchingODERV
-from pymc_gradmatch.numerics import matrices as algebra
 from pymc_gradmatch.sampling.posterior import compiled_for, held_variables
 
 GAMMA = 0.3

@@ -21,22 +21,20 @@ from pymc_gradmatch.gp.experiments import Experiment, StateGPs, as_experiments
 from pymc_gradmatch.gp.fit import fit_data, fit_gp, refilled, unfitted
 from pymc_gradmatch.gp.kernels import CovFunction
 from pymc_gradmatch.gp.processes import (
+    AnyStateGP,
     Parameterization,
     StatePrior,
     add_coords,
-    check_coords,
-    is_states,
-)
-from pymc_gradmatch.gp.residuals import Residuals, unexplained
-from pymc_gradmatch.gp.state_gp import StateGP
-from pymc_gradmatch.gp.states import (
-    AnyStateGP,
     behind_states,
+    check_coords,
     check_states_fit,
+    is_states,
     levels_name,
     start_of,
     whitened_name,
 )
+from pymc_gradmatch.gp.residuals import Residuals, unexplained
+from pymc_gradmatch.gp.state_gp import StateGP
 
 __all__ = [
     "AnyStateGP",

@@ -29,9 +29,10 @@ from pymc_gradmatch.gp.kernels import check_kernels, describe
 from pymc_gradmatch.gp.processes import (
     Parameterization,
     Processes,
+    StateProcesses,
+    add_states,
 )
 from pymc_gradmatch.gp.residuals import Residuals, residuals
-from pymc_gradmatch.gp.states import StateProcesses, add_states
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)

@@ -5,9 +5,15 @@ elementwise graphs of numbers, without a loop or a place in memory.  :func:`asse
 what was written.
 """
 
-from pymc_gradmatch.machine.loops import Loops, Native, NotNativeError, assembled, literal
+from pymc_gradmatch.machine.loops import (
+    Loops,
+    Native,
+    NotNativeError,
+    assembled,
+    literal,
+    straight_line,
+)
 from pymc_gradmatch.machine.operations import lower, solved
-from pymc_gradmatch.machine.scalars import straight_line
 from pymc_gradmatch.machine.writer import Writer
 
 __all__ = [

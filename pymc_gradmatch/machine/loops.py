@@ -1,12 +1,13 @@
 """Arrays in memory, what is computed from them, and loops over both in LLVM's language.
 
 An axis that is added, swapped, cut or repeated costs nothing: it changes where a loop reads.
+Elementwise graphs of numbers need no loop: :func:`straight_line`.
 """
 
 import ctypes
 import math
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -15,7 +16,12 @@ from typing import Any, NamedTuple
 import llvmlite.binding as llvm
 import numpy as np
 import pytensor.scalar as ps
-from pytensor.graph.basic import Constant
+import pytensor.tensor as pt
+from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.utils import rewrite_graph
+from pytensor.tensor.basic import ScalarFromTensor, TensorFromScalar
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
 
 
 class NotNativeError(Exception):
@@ -470,3 +476,71 @@ def reduction_by(op, dtype: str) -> Reduction:
         return REDUCTIONS[type(op)][dtype]
     except KeyError:
         raise NotNativeError(op) from None
+
+
+def straight_line(
+    loops: Loops, given: Mapping[Variable, str], outputs: Sequence[Variable]
+) -> list[str | None]:
+    """Write elementwise graphs of numbers into the body of a function.
+
+    Parameters
+    ----------
+    loops : Loops
+        Where the instructions go.
+    given : mapping of TensorVariable to str
+        The inputs, scalars of type float64, and what holds their values.
+    outputs : sequence of TensorVariable
+        Scalars.
+
+    Returns
+    -------
+    list of str or None
+        What holds the values of the outputs, as doubles; None for those that are zero whatever
+        the inputs.
+
+    Raises
+    ------
+    NotNativeError
+        If something in the graphs is not elementwise, or has no instruction.
+    """
+    graph = FunctionGraph([*given], [pt.as_tensor(one) for one in outputs], clone=True)
+    kinds = ("canonicalize", "stabilize", "specialize", "merge")
+    rewrite_graph(graph, include=kinds, exclude=("cxx_only",))
+    values = dict(zip(graph.inputs, given.values(), strict=True))
+
+    def value(variable: Variable) -> str:
+        if variable in values:
+            return values[variable]
+        if not isinstance(variable, Constant) or variable.data.size != 1:
+            raise NotNativeError(variable)
+        return literal(variable.data.item(), _dtype(variable))
+
+    for node in graph.toposort():
+        arguments = [value(variable) for variable in node.inputs]
+        dtypes = [_dtype(variable) for variable in node.inputs]
+        [output] = node.outputs
+        if output.type.ndim or not isinstance(
+            node.op, Elemwise | DimShuffle | TensorFromScalar | ScalarFromTensor
+        ):
+            raise NotNativeError(node.op)
+        if isinstance(node.op, Elemwise):
+            values[output] = scalar(loops, node.op.scalar_op, dtypes, _dtype(output), arguments)
+        else:
+            [values[output]] = arguments
+    for declaration in loops.functions:
+        if not is_available(declaration.split("@")[1].split("(")[0]):
+            raise NotNativeError(declaration)
+    return [
+        None if _is_zero(one) else loops.cast(value(one), _dtype(one), "float64")
+        for one in graph.outputs
+    ]
+
+
+def _is_zero(variable: Variable) -> bool:
+    return isinstance(variable, Constant) and not variable.data.any()
+
+
+def _dtype(variable: Variable) -> str:
+    """Return the dtype of a number, of which every real one is kept in double precision."""
+    dtype = str(variable.type.dtype)
+    return "float64" if dtype == "float32" else dtype

@@ -19,8 +19,7 @@ from pymc_gradmatch._pymc import ParameterValueError, in_numpy, without_traces
 from pymc_gradmatch.gp import Experiment
 from pymc_gradmatch.model import build_model
 from pymc_gradmatch.ode import ODE
-from pymc_gradmatch.petab.conditions import Course, Setting, Slopes
-from pymc_gradmatch.petab.parameters import Parameter, text
+from pymc_gradmatch.petab.conditions import Course, Parameter, Setting, Slopes, text
 from pymc_gradmatch.sampling import Fit, fit
 from pymc_gradmatch.sbml import Model, read_sbml, usable
 

@@ -41,7 +41,7 @@ from pymc_gradmatch.exact import (
     weighed_once,
 )
 from pymc_gradmatch.numerics import Laplace
-from pymc_gradmatch.sampling.centring import centre_in_part, log_volume, members, shares_of_data
+from pymc_gradmatch.sampling.coordinates import centre_in_part, log_volume, members, shares_of_data
 from pymc_gradmatch.sampling.posterior import CompiledPosterior, compile_posterior
 
 MANY = 15  # unknowns, from which on chains are run first
