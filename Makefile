@@ -8,7 +8,7 @@ FIND_PYTHON = for p in python3.12 python3.13 python3.14 python3 python; do \
 .PHONY: demo test test-all test-seeds test-jax lint types docs dist benchmarks clean
 
 demo: $(VENV)/.installed
-	$(BIN)/python -m pymc_gradmatch.demo
+	$(BIN)/python -m benchmarks.demo
 
 test: $(VENV)/.installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow" tests pymc_gradmatch

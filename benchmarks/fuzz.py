@@ -51,7 +51,7 @@ MISTAKES_PER_PROBLEM = 0.6
 PLAIN = ("prey", "predator", "mass", "alpha", "beta", "k1", "k2", "V", "rate", "S", "I", "R", "v")
 AWKWARD = (
     "sigma", "x", "y", "time", "t", "state", "x0", "gamma", "lambda_", "theta", "chain", "draw",
-    "count", "index", "gradient_match", "state_box", "time_observed", "é", "x_whitened_", "gp",
+    "count", "index", "gradient_match", "time_observed", "é", "x_whitened_", "gp",
 )  # fmt: skip
 
 
@@ -252,8 +252,6 @@ def settle(posed: Problem):
                     pm.HalfNormal.dist(np.std(posed.y, axis=0)),
                 ),
             )
-        if rng.random() < 0.1:
-            settings["state_box"] = pick(rng, (3, 5.0, 10))
     if posed.road == "fgpgm" and rng.random() < 0.2:
         settings["grid"] = pick(rng, (1, 2, 3))
     if rng.random() < 0.6:
@@ -640,7 +638,6 @@ OF_BUILD_MODEL = (
     "sigma",
     "grid",
     "amplitude",
-    "state_box",
     "random",
 )
 
@@ -674,7 +671,6 @@ setting("grid: value", one_of(0, -1, 1.5, "fine", [1.0, 2.0], np.array([]), np.n
 setting("amplitude: value", one_of(0, -1, "large", [1.0] * 7, np.nan, 10))
 setting("preset: value", one_of("Refined", None, 3, "paper"))
 setting("parameterization: value", one_of("non-centered", None, True, "Centered"))
-setting("state_box: value", one_of(-1, 0, 1e-3, "3", [3, 3], np.nan))
 
 
 def _prior(posed: Problem, value):

@@ -11,7 +11,7 @@ import pandas as pd
 import pymc as pm
 
 import pymc_gradmatch as gm
-from pymc_gradmatch.demo import log_lotka_volterra
+from benchmarks.demo import log_lotka_volterra
 
 PRIORS = {
     "alpha": pm.TruncatedNormal.dist(1, 0.5, lower=0),

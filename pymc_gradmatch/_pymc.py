@@ -4,8 +4,7 @@ And how graphs are compiled where PyTensor's default is not what is wanted.
 
 Where these libraries have a public function, it is used where it is needed.  What has none stands
 here, behind one name each, so that a new version of theirs changes this module alone.
-``INTERNALS`` says why each is needed and what to do when it breaks, and
-tests/test_pymc_internals.py fails with these words.
+tests/test_pymc_internals.py says of each why it is needed and what to do when it breaks.
 """
 
 import gc
@@ -23,15 +22,34 @@ import pytensor.tensor as pt
 from llvmlite.binding import add_symbol
 from numba import types
 from numpy.typing import ArrayLike, NDArray
+from pymc.backends.arviz import patch_nutpie_idata
+from pymc.distributions.dist_math import check_parameters
+from pymc.distributions.distribution import _support_point
+from pymc.distributions.shape_utils import change_dist_size, rv_size_is_none
+from pymc.initial_point import make_initial_point_expression, make_initial_point_fn
+from pymc.logprob.utils import (
+    ParameterValueError,
+    local_check_parameter_to_ninf_switch,
+    local_remove_check_parameter,
+)
+from pymc.progress_bar import NutpieProgressBarManager
 from pymc.pytensorf import reseed_rngs
+from pymc.stats.convergence import log_warnings, run_convergence_checks
+from pymc.step_methods.arraystep import ArrayStepShared
+from pymc.step_methods.compound import StepMethodState
 from pytensor.compile import get_mode, optdb
 from pytensor.graph import Apply, Op
 from pytensor.graph.basic import Variable, equal_computations
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.replace import clone_replace, graph_replace, vectorize_graph
+from pytensor.graph.replace import _vectorize_node, clone_replace, graph_replace, vectorize_graph
+from pytensor.graph.rewriting.basic import GraphRewriter, node_rewriter
 from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorConstant, TensorVariable
+from pytensor.tensor.random.op import RandomVariable, RNGConsumerOp
+from pytensor.tensor.random.type import RandomType
+from pytensor.tensor.random.utils import normalize_size_param
+from pytensor.tensor.rewriting.basic import register_specialize
 from xarray import DataTree
 
 from pymc_gradmatch.interpreted import in_numpy
@@ -41,7 +59,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EVALUATE_ONCE",
-    "INTERNALS",
     "ArrayStep",
     "NutpieProgressBarManager",
     "ParameterValueError",
@@ -90,174 +107,6 @@ __all__ = [
 
 # A graph that runs a handful of times: evaluated in Python, without rewriting it.
 EVALUATE_ONCE = pytensor.Mode(linker="py", optimizer="None")
-
-INTERNALS = {
-    "nutpie.compile_pymc.CompiledPyMCModel": (
-        "nutpie samples a PyMC model or Python functions; this one takes our machine code, which "
-        "coordinates and data enter without compiling. If it breaks: see how nutpie fills it in "
-        "_compile_pymc_model_numba, and do the same in nutpie_model."
-    ),
-    "pymc.backends.arviz.patch_nutpie_idata": (
-        "Adds observed and constant data to nutpie's draws, as pm.sample does. If it breaks: pass "
-        "Model.observed_RVs and Model.data_vars to az.dict_to_dataset."
-    ),
-    "pymc.distributions.dist_math.check_parameters": (
-        "Says in words why a density does not exist, and is minus infinity to samplers. If it "
-        "breaks: pt.switch(condition, density, -inf), without the words."
-    ),
-    "pymc.distributions.distribution._support_point": (
-        "A start that belongs to the variable itself: PyMC refuses to copy a model with an "
-        "initval, which pm.do, pm.observe and pm.compute_log_likelihood do. If it breaks: pass "
-        "initval to register_rv, and copies through without_starts."
-    ),
-    "pymc.distributions.shape_utils.change_dist_size": (
-        "A thousand draws of a variable in one call; pm.draw makes them one after another. If it "
-        "breaks: pm.draw(variables, n), which takes ten times as long."
-    ),
-    "pymc.distributions.shape_utils.rv_size_is_none": (
-        "Tells a draw from a stack of draws; the size of one is a constant that holds None. If it "
-        "breaks: compare size.type with pt.NoneConst.type."
-    ),
-    "pymc.gp.cov.Combination._factor_list": (
-        "The terms of a sum of kernels and the factors of a product, to print them and to find "
-        "Matern52 among them. If it breaks: print the class alone; long series then cost more."
-    ),
-    "pymc.initial_point.make_initial_point_expression": (
-        "Starts as graphs, also of variables that are in no model. If it breaks: register them "
-        "in a pm.Model and take the numbers of Model.initial_point."
-    ),
-    "pymc.initial_point.make_initial_point_fn": (
-        "Starts for many seeds with one compilation, some variables drawn from their prior. If it "
-        "breaks: put 'prior' into rvs_to_initial_values of a view, and call its initial_point."
-    ),
-    "pymc.logprob.utils.local_check_parameter_to_ninf_switch": (
-        "Among thousands of draws one outside of the likelihood's domain must not raise. If it "
-        "breaks: evaluate such draws one by one and catch ParameterValueError."
-    ),
-    "pymc.logprob.utils.ParameterValueError": (
-        "Where noise is not positive PEtab's log likelihood is minus infinity. If it breaks: "
-        "catch what check_parameters raises now."
-    ),
-    "pymc.logprob.utils.local_remove_check_parameter": (
-        "Parameters are checked for all entries at once, which none of them depends on. If it "
-        "breaks: graph_replace each CheckParameterValue by its first input."
-    ),
-    "pymc.Metropolis._make_progressbar_update_functions": (
-        "What a Metropolis step shows of itself. If it breaks: leave it out of ArrayStep, whose "
-        "progress bar then shows nothing but the number of draws."
-    ),
-    "pymc.Metropolis._progressbar_config": (
-        "The columns for what a Metropolis step shows. If it breaks: leave it out, as the other."
-    ),
-    "pymc.Model.__dict__": (
-        "A view of a model without initial values, which PyMC can copy, shares all else with it; "
-        "and a fit inside a with block adds to a view, whose lists and dicts are its own. If it "
-        "breaks: see what pymc.model.fgraph refuses today, and pymc.model.fgraph.clone_model."
-    ),
-    "pymc.Model.coords": (
-        "Is the model's own dictionary, so that a dim without labels can be given some; set_dim "
-        "refuses where the length is that of a pm.Data. If it breaks: leave it without labels."
-    ),
-    "pymc.progress_bar.NutpieProgressBarManager": (
-        "nutpie's chains on PyMC's progress bars. If it breaks: nutpie.sample has bars of its own."
-    ),
-    "pymc.stats.convergence.log_warnings": (
-        "Logs PyMC's convergence warnings in PyMC's way. If it breaks: log their message."
-    ),
-    "pymc.stats.convergence.run_convergence_checks": (
-        "PyMC's convergence warnings for draws of our own. If it breaks: az.rhat, az.ess and the "
-        "count of divergences, in words."
-    ),
-    "pymc.step_methods.arraystep.ArrayStepShared": (
-        "The base class of a step on one vector of values. If it breaks: derive from "
-        "pymc.step_methods.BlockedStep, and flatten the point in step."
-    ),
-    "pymc.step_methods.compound.StepMethodState": (
-        "What PyMC stores of a step, to go on with a chain. If it breaks: leave the state away; "
-        "such chains then start their tuning anew."
-    ),
-    "pytensor.function.vm.jit_fn": (
-        "The numba function behind a compiled graph, to call it from machine code. If it breaks: "
-        "see how nutpie gets at it in nutpie/compile_pymc.py."
-    ),
-    "pytensor.graph.replace._vectorize_node": (
-        "How an operation takes more axes in front; by default each draw would be solved by "
-        "itself. If it breaks: give the operation a gufunc_signature."
-    ),
-    "pytensor.graph.rewriting.basic.GraphRewriter": (
-        "Notices that a solution is about to be compiled by numba or JAX, whose dispatch is large. "
-        "If it breaks: register the operation when it is imported, which costs half a second."
-    ),
-    "pytensor.graph.rewriting.basic.node_rewriter": (
-        "A rewrite by which a solution and its derivatives are computed once. If it breaks: leave "
-        "it out; each gradient then costs one solution more."
-    ),
-    "pytensor.link.jax.dispatch.jax_funcify": (
-        "JAX's function of an operation of ours, and of the right-hand side that it solves. If it "
-        "breaks: see how PyMC makes functions for JAX, in get_jaxified_graph."
-    ),
-    "pytensor.link.numba.dispatch.basic.numba_njit": (
-        "Compiles a function as PyTensor compiles its own. If it breaks: numba.njit."
-    ),
-    "pytensor.link.numba.dispatch.basic.register_funcify_and_cache_key": (
-        "Numba's function of an operation of ours. If it breaks: numba_funcify.register, without "
-        "a name for the cache."
-    ),
-    "pytensor.tensor.random.op.RNGConsumerOp": (
-        "What draws, in PyTensor, PyMC and pymc.dims; a random walk has no generator among its "
-        "inputs by which to tell. If it breaks: RandomVariable and pm.SymbolicRandomVariable; "
-        "variables of pymc.dims are then missed."
-    ),
-    "pytensor.tensor.random.op.RandomVariable": (
-        "Its vectorized draws take their number from the first parameter, which may be the same "
-        "for all draws where others are not. If it breaks: draw the data of each draw by itself."
-    ),
-    "pytensor.tensor.rewriting.basic.register_specialize": (
-        "Adds a rewrite to those that every compilation does. If it breaks: as for node_rewriter."
-    ),
-    "pytensor.tensor.random.type.RandomType": (
-        "Tells generators of random numbers from what is drawn with them, also under pymc.dims. "
-        "If it breaks: compare types with that of pt.random.shared_rng()."
-    ),
-    "pytensor.tensor.random.utils.normalize_size_param": (
-        "A random variable is built from its size, also where there is none. If it breaks: "
-        "pt.NoneConst, or the size as a vector of int64."
-    ),
-}
-
-
-@contextmanager
-def explained() -> Iterator[None]:
-    """Add to an import that fails what ``INTERNALS`` says of it."""
-    try:
-        yield
-    except ImportError as error:
-        gone = ".".join(filter(None, (error.name, error.name_from)))
-        words = [why for name, why in INTERNALS.items() if gone and name.startswith(gone)]
-        raise ImportError(". ".join([str(error), *words])) from error
-
-
-with explained():
-    from pymc.backends.arviz import patch_nutpie_idata
-    from pymc.distributions.dist_math import check_parameters
-    from pymc.distributions.distribution import _support_point
-    from pymc.distributions.shape_utils import change_dist_size, rv_size_is_none
-    from pymc.initial_point import make_initial_point_expression, make_initial_point_fn
-    from pymc.logprob.utils import (
-        ParameterValueError,
-        local_check_parameter_to_ninf_switch,
-        local_remove_check_parameter,
-    )
-    from pymc.progress_bar import NutpieProgressBarManager
-    from pymc.stats.convergence import log_warnings, run_convergence_checks
-    from pymc.step_methods.arraystep import ArrayStepShared
-    from pymc.step_methods.compound import StepMethodState
-    from pytensor.graph.replace import _vectorize_node
-    from pytensor.graph.rewriting.basic import GraphRewriter, node_rewriter
-    from pytensor.tensor.random.op import RandomVariable, RNGConsumerOp
-    from pytensor.tensor.random.type import RandomType
-    from pytensor.tensor.random.utils import normalize_size_param
-    from pytensor.tensor.rewriting.basic import register_specialize
 
 
 class Setting(ContextDecorator):
@@ -600,22 +449,22 @@ def _when_compiled(by: str, kind: type[Op], register: Callable, function: Callab
 
 def register_in_numba(kind: type[Op], function: Callable):
     """Tell numba what the function of an operation is, at once."""
-    with explained():
-        from pytensor.link.numba.dispatch.basic import register_funcify_and_cache_key
+    from pytensor.link.numba.dispatch.basic import register_funcify_and_cache_key
+
     register_funcify_and_cache_key(kind)(function)
 
 
 def register_in_jax(kind: type[Op], function: Callable):
     """Tell JAX what the function of an operation is, at once."""
-    with explained():
-        from pytensor.link.jax.dispatch import jax_funcify
+    from pytensor.link.jax.dispatch import jax_funcify
+
     jax_funcify.register(kind)(function)
 
 
 def jax_function(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> Callable:
     """Return graphs as a function for JAX, neither compiled nor wrapped."""
-    with explained():
-        from pytensor.link.jax.dispatch import jax_funcify
+    from pytensor.link.jax.dispatch import jax_funcify
+
     graph = FunctionGraph([*inputs], [*outputs], clone=True)
     get_mode("JAX").optimizer.rewrite(graph)
     return jax_funcify(graph)
@@ -623,8 +472,8 @@ def jax_function(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> Cal
 
 def numba_function(function: Callable) -> Callable:
     """Compile a function by numba as PyTensor compiles its own."""
-    with explained():
-        from pytensor.link.numba.dispatch.basic import numba_njit
+    from pytensor.link.numba.dispatch.basic import numba_njit
+
     return numba_njit(function)
 
 
@@ -669,8 +518,8 @@ def nutpie_model(
     n : int
         Length of the vector.
     """
-    with explained():  # numba and nutpie are large, and needed for NUTS alone
-        from nutpie.compile_pymc import CompiledPyMCModel
+    from nutpie.compile_pymc import CompiledPyMCModel
+
     dim = f"{name}_dim"
     return CompiledPyMCModel(
         dims={name: (dim,)},

@@ -312,7 +312,7 @@ def test_symbols_without_a_value_are_no_data(one):
         gm.fit_gp(TIMES, pt.matrix("y"), cov="ExpQuad")
 
 
-CLASHING = ["sigma", "x", "y", "x0", "gamma", "gradient_match", "state_box"]
+CLASHING = ["sigma", "x", "y", "x0", "gamma", "gradient_match"]
 
 
 @pytest.fixture(scope="module")
@@ -330,9 +330,9 @@ def test_our_names_yield_to_those_of_parameters(clashing, one):
     priors = dict.fromkeys(CLASHING, pm.HalfNormal.dist(0.3))
     model = gm.build_model(
         clashing, TIMES, one, priors=priors, gp=process(one),
-        sigma="random", gamma=pm.HalfNormal.dist(0.1), state_box=5.0,
+        sigma="random", gamma=pm.HalfNormal.dist(0.1),
     )  # fmt: skip
-    names = ["x_", "state_box_", "sigma_", "gamma_", "y_", "gradient_match_"]
+    names = ["x_", "sigma_", "gamma_", "y_", "gradient_match_"]
     assert sorted(model.named_vars) == sorted(CLASHING + names)
     assert model.named_vars_to_dims["x_"] == ("time", "state")
     found = gm.find_map(model=model, random_seed=1)
@@ -462,9 +462,7 @@ FROZEN = scipy.stats.halfnorm(scale=2)
         ),
         ({"preset": ["fgpgm"]}, ValueError, r"preset is \['fgpgm'\]; expected one of"),
         ({"parameterization": "round"}, ValueError, "parameterization is 'round'; expected"),
-        ({"state_box": 0.1}, ValueError, r"state_box is 0\.1, but the states start up to [12]\.\d"),
-        ({"state_box": -1.0}, ValueError, r"state_box is -1\.0; expected a positive number"),
-        ({"state_box": "wide"}, TypeError, "state_box is a str, 'wide'; expected a number"),
+        ({"state_box": 3.0}, TypeError, r"state_box= is gone; pm\.Potential bounds states"),
     ],
 )
 def test_what_cannot_be_used_is_refused_in_words_and_leaves_the_model_as_it_was(

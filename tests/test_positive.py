@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 import pymc_gradmatch as gm
-from pymc_gradmatch.demo import log_lotka_volterra
+from benchmarks.demo import log_lotka_volterra
 from pymc_gradmatch.exact import ExactPosterior
 from pymc_gradmatch.model import constraints
 from pymc_gradmatch.ode import Solver

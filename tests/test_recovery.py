@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import pymc_gradmatch as gm
+from benchmarks.demo import compare, fit_lynx_hare, log_lotka_volterra
 from benchmarks.foundation import recovery
 from benchmarks.paper import systems
-from pymc_gradmatch.demo import compare, fit_lynx_hare, log_lotka_volterra
 
 
 def test_the_demos_equations_for_logarithms_have_the_solution_of_lotka_volterra():

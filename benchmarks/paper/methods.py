@@ -73,7 +73,8 @@ _compiled: dict[tuple[str, str], list[CompiledPosterior]] = defaultdict(list)
 
 def paper_model(case: Case, data: systems.Simulation, **settings) -> pm.Model:
     """Build the paper's density, with its box of the states; the same fit for every method."""
-    return case.paper_model(data, random_seed=0, state_box=case.paper.state_box, **settings)
+    model = case.paper_model(data, random_seed=0, **settings)
+    return systems.keep_within(model, case.paper.state_box)
 
 
 def sweeps_of(case: Case) -> int:

@@ -6,10 +6,24 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import pymc as pm
+import pytensor.tensor as pt
 from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor import TensorVariable
 
 import pymc_gradmatch as gm
+from pymc_gradmatch.model import constraints
+
+
+def keep_within(model: pm.Model, half_width: float) -> pm.Model:
+    """Forbid states so many standard deviations of the data from their mean, in place.
+
+    The reference code samples in such a box, 3 or 5 standard deviations wide on each side.
+    """
+    [match] = constraints(model)
+    with model:
+        inside = pt.all(pt.abs(match.x - match.gp.mean) <= half_width * match.gp.scale)
+        pm.Potential("state_box", pt.switch(inside, 0.0, -np.inf))
+    return model
 
 
 class Noise(NamedTuple):

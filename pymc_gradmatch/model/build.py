@@ -13,7 +13,7 @@ from pytensor.compile import SharedVariable
 from pytensor.tensor import TensorVariable
 from xarray import DataTree
 
-from pymc_gradmatch._pymc import EVALUATE_ONCE, at_support_points, beside, start_at, starting_at
+from pymc_gradmatch._pymc import beside, start_at, starting_at
 from pymc_gradmatch.arguments import (
     is_distribution,
     is_registered,
@@ -68,7 +68,7 @@ from pymc_gradmatch.ode import ODE, Input
 from pymc_gradmatch.replaceable import CONSTANT, Numbers
 from pymc_gradmatch.reporting import reporting
 
-OURS = ("x", "y", "sigma", "gamma", "gradient_match", "state_box", "start", "start_prior")
+OURS = ("x", "y", "sigma", "gamma", "gradient_match", "start", "start_prior")
 FITTING, WRITING = "fitting Gaussian processes", "writing the model"
 
 
@@ -207,9 +207,6 @@ def build_model(
         are positive it is that of the logarithm.
     parameterization : {"centered", "whitened"}
         See :meth:`StateGP.prior`.
-    state_box : float, optional
-        Half-width, in standardised units, of a box outside which states have
-        probability zero.  The reference code samples in such a box, 3 or 5.
 
     Raises
     ------
@@ -315,7 +312,7 @@ def written(
     priors = of_vectors(ode, priors)
     home, made = _made(priors, model, ode, labels)
     check_priors(ode, made, home, len(each) if several else None)
-    chosen.check(len(ode.states), several)
+    chosen.check(len(ode.states))
     with home:
         parts = [
             Given.of(ode, one, name, several=several, fits=gp is None, number=number)
@@ -343,7 +340,6 @@ def written(
         "gradient_match": True,
         "y": of_data,
         "sigma": of_data and isinstance(chosen.sigma, str) and chosen.sigma == "random",
-        "state_box": chosen.state_box is not None,
         "start": bool(parts[0].known.known),
         "start_prior": any(one.known.priors for one in parts),
     }
@@ -454,8 +450,6 @@ class _Lines:
             GradientMatchingODE.dist(ode, mean, unit, gp=gp, gamma=self.gamma)
         else:
             check_known(home, [*priors.values(), chosen.sigma], to_come)
-        if chosen.state_box is not None:
-            _check_box(chosen.state_box, (levels - gp.mean) / gp.scale)
 
     def write(self, priors: Mapping[str, TensorVariable], observed):
         """Add the lines to the model on the stack."""
@@ -468,9 +462,6 @@ class _Lines:
         }
         x = gp.prior(names["x"], parameterization=self.chosen.parameterization)
         add_coords(model, coords)
-        if (box := self.chosen.state_box) is not None:
-            inside = pt.all(pt.abs(gp.levels_of(x) - gp.mean) <= box * gp.scale)
-            pm.Potential(names["state_box"], pt.switch(inside, 0.0, -np.inf))
         noise = self._noise(model) if self._of_data else None
         gamma = self.gamma
         if isinstance(gamma, TensorVariable) and is_distribution(gamma):
@@ -644,17 +635,5 @@ def _check_room(model: pm.Model, names: Sequence[str]):
             f"the model already has variables or dims called {taken}, names that build_model would "
             "add; expected a model without them. Rename yours, or write the four lines with names "
             'of their own: gp.prior("x2", dims=("time2", "state")).'
-        )
-        raise ValueError(msg)
-
-
-def _check_box(state_box: float, deviation):
-    if isinstance(deviation, TensorVariable):
-        deviation = at_support_points([deviation])[0].eval(mode=EVALUATE_ONCE)
-    furthest = np.abs(deviation).max()
-    if furthest > state_box:
-        msg = (
-            f"state_box is {state_box:g}, but the states start up to {furthest:.3g} standard "
-            "deviations from their mean, outside of it; expected a larger one."
         )
         raise ValueError(msg)

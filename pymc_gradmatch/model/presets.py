@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch.arguments import as_numbers
 from pymc_gradmatch.gp import (
     AnyStateGP,
     CovFunction,
@@ -34,7 +33,6 @@ class Settings(TypedDict, total=False):
     amplitude: ArrayLike
     sigma: str | TensorVariable | ArrayLike
     parameterization: Parameterization
-    state_box: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +56,6 @@ class Preset:
     amplitude: ArrayLike | None = None
     sigma: Any = "random"
     parameterization: Parameterization = "centered"
-    state_box: float | None = None
 
     has_mismatch: ClassVar[bool] = True
     """Whether the model has the mismatch of slopes, which the exact posterior does without."""
@@ -68,15 +65,20 @@ class Preset:
         """Sigma, where it is known: neither a word nor a prior."""
         return None if isinstance(self.sigma, str | TensorVariable) else self.sigma
 
-    def check(self, n_states: int, several: bool):
-        """Raise unless sigma and box are settings that there are."""
-        _check_sigma(self.sigma, n_states)
-        if not several:
-            if self.state_box is not None:
-                _check_size_of_box(self.state_box)
-            return
-        if self.state_box is not None:
-            msg = "state_box is not there for several experiments; expected none."
+    def check(self, n_states: int):
+        """Raise unless sigma is one of the settings that there are."""
+        if isinstance(self.sigma, TensorVariable):
+            if not fits_states(self.sigma, n_states):
+                msg = (
+                    f"the prior of sigma has shape {self.sigma.type.shape}; expected one number, "
+                    f"or one for each of {n_states} states."
+                )
+                raise ValueError(msg)
+        elif isinstance(self.sigma, str) and self.sigma not in ("fixed", "random"):
+            msg = (
+                f"sigma is {self.sigma!r}; expected 'fixed', 'random', a prior in the data's "
+                "units, for example pm.HalfNormal.dist(0.5), or known standard deviations."
+            )
             raise ValueError(msg)
 
     def fit(self, data: Data, rng: np.random.Generator) -> StateGP:
@@ -148,29 +150,10 @@ class UnfittedPreset(RefinedPreset):
 
 
 PRESETS = {"fgpgm": Preset(), "refined": RefinedPreset()}
-
-
-def _check_size_of_box(state_box):
-    size = as_numbers(state_box, "state_box", "a number")
-    if size.ndim != 0 or not size > 0:
-        msg = f"state_box is {state_box!r}; expected a positive number, in standardised units."
-        raise ValueError(msg)
-
-
-def _check_sigma(sigma, n_states: int):
-    if isinstance(sigma, TensorVariable):
-        if not fits_states(sigma, n_states):
-            msg = (
-                f"the prior of sigma has shape {sigma.type.shape}; expected one number, or one for "
-                f"each of {n_states} states."
-            )
-            raise ValueError(msg)
-    elif isinstance(sigma, str) and sigma not in ("fixed", "random"):
-        msg = (
-            f"sigma is {sigma!r}; expected 'fixed', 'random', a prior in the data's units, for "
-            "example pm.HalfNormal.dist(0.5), or known standard deviations."
-        )
-        raise ValueError(msg)
+GONE = {
+    "recentred": "preset='refined' makes a solution of the ODE the prior mean",
+    "state_box": "pm.Potential bounds states of the model, as in benchmarks/paper/systems.py",
+}
 
 
 def preset_of(name: str, settings: Mapping[str, Any]) -> Preset:
@@ -180,8 +163,8 @@ def preset_of(name: str, settings: Mapping[str, Any]) -> Preset:
         raise ValueError(msg)
     known = [field.name for field in fields(Preset)]
     unknown = [setting for setting in settings if setting not in known]
-    if "recentred" in unknown:
-        msg = "recentred= is gone; preset='refined' makes a solution of the ODE the prior mean."
+    for gone in GONE.keys() & unknown:
+        msg = f"{gone}= is gone; {GONE[gone]}."
         raise TypeError(msg)
     if unknown:
         msg = (

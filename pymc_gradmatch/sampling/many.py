@@ -112,7 +112,7 @@ def fit_many(
         Show how many are done.
     **settings
         Other arguments of :func:`~pymc_gradmatch.build_model`: ``inputs``, ``start``, ``scales``,
-        ``sigma``, and without ``exact`` ``preset``, ``cov``, ``shared``, ``gamma``, ``state_box``;
+        ``sigma``, and without ``exact`` ``preset``, ``cov``, ``shared``, ``gamma``;
         and ``likelihood(x, theta, y)``, which is given each data set as a third argument.
 
     Returns
