@@ -82,7 +82,6 @@ PUBLIC = {  # documented, or exported by a library at its root
     "pymc.model.transform.conditioning.remove_value_transforms",
     "pymc.pytensorf.join_nonshared_inputs",
     "pymc.pytensorf.make_shared_replacements",
-    "pymc.pytensorf.reseed_rngs",
     "pytensor",
     "pytensor.compile",
     "pytensor.gradient",

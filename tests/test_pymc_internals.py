@@ -93,6 +93,10 @@ INTERNALS = {
     "pymc.progress_bar.NutpieProgressBarManager": (
         "nutpie's chains on PyMC's progress bars. If it breaks: nutpie.sample has bars of its own."
     ),
+    "pymc.pytensorf.reseed_rngs": (
+        "A compiled graph is drawn from again with another seed. If it breaks: set the values of "
+        "the generators among the shared variables of the compiled function."
+    ),
     "pymc.stats.convergence.log_warnings": (
         "Logs PyMC's convergence warnings in PyMC's way. If it breaks: log their message."
     ),
@@ -209,6 +213,14 @@ def test_a_start_of_the_variable_itself_is_kept_by_copies_of_a_model():
         pm.Normal("z")
     copied = pm.do(model, {"z": 1.0})
     assert copied.initial_point()["x_log__"] == pytest.approx(np.log(0.7))
+
+
+@leans_on("pymc.pytensorf.reseed_rngs")
+def test_what_is_compiled_once_can_be_drawn_with_any_seed():
+    draw = _pymc.drawing([pm.Normal.dist()], 3)
+    [first], [again], [other] = (draw(np.random.default_rng(seed)) for seed in (1, 1, 2))
+    assert np.array_equal(first, again)
+    assert not np.isclose(first, other).any()
 
 
 @leans_on("pymc.Model.__dict__")

@@ -10,22 +10,20 @@ product of such, can be used.
 """
 
 from collections.abc import Callable, Sequence
-from copy import copy
-from functools import lru_cache, partial
-from typing import Any, NamedTuple, Self, cast
+from functools import lru_cache
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 from numpy.typing import ArrayLike, NDArray
 from pytensor.gradient import DisconnectedInputError, pushforward, zero_grad
-from pytensor.graph.basic import equal_computations
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
 from scipy.linalg import cho_solve, lapack
 
-from pymc_gradmatch._pymc import in_numpy, without_numbers
+from pymc_gradmatch._pymc import Pattern, in_numpy
 from pymc_gradmatch.gp.data import read_only
 from pymc_gradmatch.gp.kernels import Broken, describe
 from pymc_gradmatch.numerics import one_at_a_time, smallest_reliable, spectrum
@@ -85,19 +83,12 @@ def covariance_blocks(
     >>> float(blocks.d2k.eval({a: [0.0], b: [0.0]})[0, 0])  # 1 / lengthscale^2
     0.25
     """
-    return _blocks(cov(t1[:, None], t2[:, None]), t1, t2, cov)
+    return _blocks(cov(t1[:, None], t2[:, None]), t1, t2)
 
 
-def _blocks(k: TensorVariable, t1, t2, cov: pm.gp.cov.BaseCovariance) -> Blocks:
+def _blocks(k: TensorVariable, t1, t2) -> Blocks:
     k = _without_clipping(k)
-    try:
-        dk_dt1 = derivative(k, t1)
-    except DisconnectedInputError:
-        msg = (
-            f"the kernel {describe(cov)} is the same at all times: a state that never changes has "
-            "no slope to match. Expected a kernel of time, such as ExpQuad, alone or in a sum."
-        )
-        raise ValueError(msg) from None
+    dk_dt1 = derivative(k, t1)
     return Blocks(k, dk_dt1, derivative(k, t2), derivative(dk_dt1, t2))
 
 
@@ -114,15 +105,11 @@ def _without_clipping(k: TensorVariable) -> TensorVariable:
     rounding = 1e-8
     smooth = {}
     for clipped in ancestors([k]):
-        if _is_clip(clipped):
+        if clipped.owner is not None and clipped.owner.op == pt.clip:
             inner = clipped.owner.inputs[0]
             passing = inner + zero_grad(clipped - inner)
             smooth[clipped] = pt.switch(inner < -rounding, clipped, passing)
     return pt.as_tensor(graph_replace([k], replace=smooth)[0]) if smooth else k
-
-
-def _is_clip(var) -> bool:
-    return var.owner is not None and var.owner.op == pt.clip
 
 
 def evaluate_blocks(cov: pm.gp.cov.BaseCovariance, t: NDArray[np.float64]) -> Blocks:
@@ -154,8 +141,7 @@ def evaluate_blocks(cov: pm.gp.cov.BaseCovariance, t: NDArray[np.float64]) -> Bl
            [-0.607, -0.   ,  0.607],
            [-0.271, -0.607, -0.   ]])
     """
-    formula, numbers = Formula(cov).without_numbers()
-    return checked_blocks(partial(compile_blocks(formula, is_long(t)), *numbers), cov, t)
+    return checked_blocks(formula(cov), cov, t)
 
 
 def is_long(t: NDArray[np.float64]) -> bool:
@@ -163,60 +149,46 @@ def is_long(t: NDArray[np.float64]) -> bool:
     return len(t) >= MANY_TIMES
 
 
-class Formula:
-    """What a kernel's graphs compute; equal to that of any other kernel with the same graphs.
+def formula(cov: pm.gp.cov.BaseCovariance, hyperparameters: Sequence = ()) -> Pattern:
+    """Return the kernel at times, and between these and others, as graphs of hyperparameters.
 
-    Parameters
-    ----------
-    cov : pymc.gp.cov.BaseCovariance
-        The kernel.
-    hyperparameters : sequence of TensorVariable
-        What in it has no value yet.
+    Kernels that differ in numbers alone, such as those of many experiments, have equal ones.
     """
-
-    def __init__(self, cov: pm.gp.cov.BaseCovariance, hyperparameters: Sequence = ()):
-        self.cov, self.hyperparameters = cov, hyperparameters
-        self.t, self.other = pt.vector("t"), pt.vector("other")
-        self.k: TensorVariable = cov(self.t[:, None])
-        self.between: TensorVariable = cov(self.t[:, None], self.other[:, None])
-
-    def without_numbers(self) -> tuple[Self, list[NDArray[np.float64]]]:
-        """Return the formula with its numbers as further hyperparameters, and the numbers.
-
-        Kernels that differ in them alone, such as those of many experiments with times of their
-        own, are then compiled once.
-        """
-        graphs = [self.k, self.between]
-        other = copy(self)
-        (other.k, other.between), inputs, numbers = without_numbers(graphs)
-        other.hyperparameters = [*self.hyperparameters, *inputs]
-        return other, numbers
-
-    def __hash__(self) -> int:
-        return hash(len(self.hyperparameters))
-
-    def __eq__(self, other) -> bool:
-        ours, theirs = ([*f.hyperparameters, f.t, f.other] for f in (self, other))
-        return [v.type for v in ours] == [v.type for v in theirs] and equal_computations(
-            [self.k, self.between], [other.k, other.between], in_xs=ours, in_ys=theirs
-        )
+    t, other = pt.vector("t"), pt.vector("other")
+    graphs = [cov(t[:, None]), cov(t[:, None], other[:, None])]
+    return Pattern([*hyperparameters, t, other], graphs)
 
 
 @lru_cache(maxsize=16)
-def compile_blocks(formula: Formula, rewritten: bool = False) -> Callable:
-    """Compile the blocks as a function of hyperparameters and two vectors of times.
+def compile_blocks(graphs: Pattern, rewritten: bool = False) -> Callable:
+    """Compile the blocks of a :func:`formula`, as a function of its inputs and numbers.
 
     The function also returns the kernel matrix with white noise on its diagonal, if it has any.
     Rewriting a graph takes a quarter of a second, and makes it ten times as fast.
     """
-    times = formula.t, formula.other
-    graphs: list = [*_blocks(formula.between, *times, formula.cov), formula.k]
-    inputs, rewrites = [*formula.hyperparameters, *times], ["canonicalize"] if rewritten else []
-    return one_at_a_time(in_numpy(inputs, graphs, rewrites))  # threads share it
+    k, between = graphs.outputs
+    blocks = [*_blocks(between, *graphs.inputs[-2:]), k]
+    rewrites = ["canonicalize"] if rewritten else []
+    inputs = [*graphs.inputs, *graphs.numbers]
+    return one_at_a_time(in_numpy(inputs, blocks, rewrites))  # threads share it
 
 
-def checked_blocks(evaluate: Callable, cov: pm.gp.cov.BaseCovariance, t) -> Blocks:
-    """Evaluate compiled blocks at times, or say why the kernel ``cov`` cannot be used."""
+def checked_blocks(
+    graphs: Pattern, cov: pm.gp.cov.BaseCovariance, t, hyperparameters: Sequence[float] = ()
+) -> Blocks:
+    """Evaluate the blocks of a formula at times, or say why the kernel ``cov`` cannot be used."""
+    try:
+        compiled = compile_blocks(graphs, is_long(t))
+    except DisconnectedInputError:
+        msg = (
+            f"the kernel {describe(cov)} is the same at all times: a state that never changes has "
+            "no slope to match. Expected a kernel of time, such as ExpQuad, alone or in a sum."
+        )
+        raise ValueError(msg) from None
+
+    def evaluate(t, other):
+        return compiled(*hyperparameters, t, other, *graphs.values)
+
     *values, k_with_noise = evaluate(t, t)
     blocks = Blocks(*values)
     _check_differentiable(cov, blocks, k_with_noise, evaluate, t)

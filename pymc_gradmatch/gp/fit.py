@@ -12,15 +12,14 @@ from scipy.linalg import LinAlgError, cho_factor, cho_solve
 from scipy.optimize import minimize
 from scipy.stats import qmc
 
-from pymc_gradmatch._pymc import in_numpy
+from pymc_gradmatch._pymc import Pattern, in_numpy
 from pymc_gradmatch.arguments import check_counts
 from pymc_gradmatch.gp.data import Data, as_nugget, as_sigma
 from pymc_gradmatch.gp.derivatives import (
     Blocks,
-    Formula,
     checked_blocks,
-    compile_blocks,
     derivative,
+    formula,
     is_long,
     stacked,
 )
@@ -220,8 +219,8 @@ def fit_data(
     def blocks() -> Blocks:
         evaluated: list[Blocks] = []
         for family, hyperparameters, kernel, n_sharing in evaluations:
-            evaluate = partial(compile_blocks(_formula(family), is_long(data.t)), *hyperparameters)
-            evaluated += [checked_blocks(evaluate, kernel, data.t)] * n_sharing
+            own = checked_blocks(_formula(family), kernel, data.t, hyperparameters)
+            evaluated += [own] * n_sharing
         return stacked(evaluated)
 
     processes = Processes(data.t, tuple(covs), nuggets, evaluated=blocks)
@@ -305,17 +304,17 @@ def _check_bounds_are_used(bounds: Mapping, families: Iterable[KernelFamily]):
         raise ValueError(msg)
 
 
-def _formula(family: KernelFamily) -> Formula:
+def _formula(family: KernelFamily) -> Pattern:
     hyperparameters = [pt.scalar(name) for name in family.hyperparameters]
-    return Formula(family.kernel(hyperparameters), hyperparameters)
+    return formula(family.kernel(hyperparameters), hyperparameters)
 
 
 @lru_cache(maxsize=16)
-def _compiled_kernel(formula: Formula) -> Callable:
+def _compiled_kernel(graphs: Pattern) -> Callable:
     """Compile the kernel matrix, and its derivative by each hyperparameter, at times."""
-    derivatives = [derivative(formula.k, h) for h in formula.hyperparameters]
-    inputs = [*formula.hyperparameters, formula.t]
-    return in_numpy(inputs, [formula.k, *derivatives])
+    (*hyperparameters, t, _), (k, _) = graphs.inputs, graphs.outputs
+    derivatives = [derivative(k, h) for h in hyperparameters]
+    return in_numpy([*hyperparameters, t, *graphs.numbers], [k, *derivatives])
 
 
 @on_one_thread
@@ -329,7 +328,7 @@ def _maximise(family, t, y, nugget, n_starts, rng) -> NDArray[np.float64]:
 
     def factorised(log_values):
         *hyperparameters, sigma = values = np.exp(log_values)
-        k, *derivatives = evaluate(*hyperparameters, t)
+        k, *derivatives = evaluate(*hyperparameters, t, *graphs.values)
         K = k + (nugget + sigma**2) * identity
         dK = np.stack([*derivatives, 2 * sigma * identity])
         if not (np.isfinite(K).all() and np.isfinite(dK).all()):  # a kernel that overflows there
@@ -344,7 +343,8 @@ def _maximise(family, t, y, nugget, n_starts, rng) -> NDArray[np.float64]:
         objective = filtered
     else:
         objective, identity = factorised, np.eye(len(y))
-        evaluate = _compiled_kernel(_formula(family))
+        graphs = _formula(family)
+        evaluate = _compiled_kernel(graphs)
     starts = qmc.scale(qmc.LatinHypercube(len(log_bounds), rng=rng).random(n_starts), *log_bounds.T)
     descend = partial(minimize, objective, jac=True, method="L-BFGS-B", bounds=log_bounds)
     rough = [descend(start, options={"ftol": ROUGH_DESCENT}) for start in starts]
