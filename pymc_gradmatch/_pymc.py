@@ -112,13 +112,8 @@ EVALUATE_ONCE = pytensor.Mode(linker="py", optimizer="None")
 class Setting(ContextDecorator):
     """A setting of the process that is changed while anything is inside; a decorator, too.
 
-    The first that enters changes it, the last that leaves puts back what was there before, in
-    whatever order threads come and go.
-
-    Parameters
-    ----------
-    changed : callable
-        Returns a context in which it is changed.
+    The first that enters changes it, in the context that ``changed`` returns; the last that leaves
+    puts back what was there before, in whatever order threads come and go.
     """
 
     def __init__(self, changed: Callable[[], AbstractContextManager]):
@@ -166,15 +161,7 @@ def _start(op, rv, *inputs):
 
 
 def starting_at(rv: TensorVariable, start: ArrayLike) -> TensorVariable:
-    """Return the same random variable with another support point, which copies of it keep.
-
-    Parameters
-    ----------
-    rv : TensorVariable
-        A random variable, as from ``pm.HalfNormal.dist(5)``.
-    start : array_like of float
-        Where samplers start, of the variable's shape.
-    """
+    """Return the same random variable with a support point of its own, which copies of it keep."""
     node = rv.owner
     kind = type(node.op)
     op = _blank(kind.__bases__[1] if issubclass(kind, Starting) else kind)
@@ -347,17 +334,8 @@ def without_numbers(graphs: Sequence) -> tuple[list, list, list[NDArray]]:
 class Pattern:
     """Graphs of some inputs, equal to all others that differ from them in numbers alone.
 
-    So what is compiled for one, as a function of its :attr:`numbers` too, serves for others.
-
-    Parameters
-    ----------
-    inputs, outputs : sequence of TensorVariable
-        The graphs.
-
-    Attributes
-    ----------
-    outputs, numbers, values
-        Graphs of inputs and numbers, and the values of the numbers.
+    So what is compiled for one, as a function of its :attr:`numbers` too, serves for others;
+    :attr:`values` are those of the numbers.
     """
 
     def __init__(self, inputs: Sequence, outputs: Sequence):
@@ -502,21 +480,11 @@ class ArrayStep(ArrayStepShared):
 def nutpie_model(
     name: str, density: Any, identity: Any, numbers: NDArray, *, start: Callable, n: int
 ) -> "CompiledPyMCModel":
-    """Return a model of one vector for :func:`nutpie.sample`.
+    """Return a model of one vector, of a name and of length n, for :func:`nutpie.sample`.
 
-    Parameters
-    ----------
-    name : str
-        Name of the vector in the draws; its dim is the name with ``_dim``.
-    density, identity : object
-        With the ``address`` of a C function: the log density with its gradient, and what is
-        stored of a vector, which is the vector itself.
-    numbers : array
-        What both are given beside the vector.
-    start : callable
-        Maps a seed to a vector.
-    n : int
-        Length of the vector.
+    ``density`` and ``identity`` have the ``address`` of a C function: the log density with its
+    gradient, and what is stored of a vector, which is the vector itself; both are given
+    ``numbers`` beside it.  ``start`` maps a seed to a vector.
     """
     from nutpie.compile_pymc import CompiledPyMCModel
 

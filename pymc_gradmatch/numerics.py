@@ -149,17 +149,8 @@ def of_recursion(
     .. math:: o_i = l_i^\top a_i + d_i u_i, \qquad a_{i+1} = M_i a_i + e_i u_i, \qquad a_0 = 0
 
     as the matrix that maps u to o: lower triangular, or upper where time runs backward and
-    :math:`a_{i-1}` follows :math:`a_i`.
-
-    Parameters
-    ----------
-    transition, entering, leaving, direct : array of float
-        M, e, l and d: shapes ``(state, time, r, r)``, twice ``(state, time, r)``, and
-        ``(state, time)``.
-    size : int
-        Block size B, at most T.
-    backward : bool
-        Whether time runs backward.
+    :math:`a_{i-1}` follows :math:`a_i`.  M, e, l and d are ``(state, time, r, r)``, twice
+    ``(state, time, r)``, and ``(state, time)``; the block size B is at most T.
     """
     (n_state, n_time, rank), missing = entering.shape, -entering.shape[1] % size
     n_block = (n_time + missing) // size
@@ -345,17 +336,8 @@ def search_mode(
 ) -> NDArray[np.float64] | None:
     """Return the best point reached from several starts, or None if none can be climbed from.
 
-    From each start the parameters climb alone, given the states; from the best of
-    these points states and parameters climb together.
-
-    Parameters
-    ----------
-    starts : iterable of array
-        Points, shape ``(n,)``; those where the density is not finite are left out.
-    value : callable
-        The log density of a point.
-    alone, together : callable
-        Climb from a point, in the parameters alone, and in all coordinates.
+    From each start, where the density is finite, the parameters climb alone, given the states;
+    from the best of these points states and parameters climb together.
     """
     climbed = [alone(start) for start in starts if np.isfinite(value(start))]
     climbed.sort(key=value, reverse=True)
@@ -474,23 +456,10 @@ def settle(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Climb by L-BFGS from every start, in coordinates where the curvature is about one.
 
-    Parameters
-    ----------
-    density : callable
-        Maps points, shape ``(point, n)``, and the places of their starts to log
-        densities and gradients.
-    starts : array of float
-        Shape ``(start, n)``.
-    steps : int
-        Most evaluations of each climb.
-    tolerance : float
-        Where every entry of the gradient is smaller, a climb ends.
-
-    Returns
-    -------
-    tops, slopes : array of float
-        Where the climbs end, shape ``(start, n)``, and the largest entry of the
-        gradient there, shape ``(start,)``.
+    The density maps points, ``(point, n)``, and the places of their starts to log densities and
+    gradients.  A climb ends after so many steps, or where every entry of the gradient is within
+    the tolerance.  Returns where climbs end, ``(start, n)``, and the largest entry of the gradient
+    there.
 
     Examples
     --------

@@ -22,15 +22,7 @@ type Made = Callable[[Any], NDArray[np.float64]]
 
 
 class DataSet(NamedTuple):
-    """Where the numbers of a data set come from.
-
-    Attributes
-    ----------
-    data : object
-        What numbers are made of.
-    numbers : sequence of array
-        Those in the lines of its likelihood.
-    """
+    """What numbers of a data set are made of, and those in the lines of its likelihood."""
 
     data: Any
     numbers: Sequence[NDArray] = ()
@@ -50,14 +42,8 @@ class Slot(NamedTuple):
 class Formula(NamedTuple):
     """What graphs compute, and the numbers in them.
 
-    Attributes
-    ----------
-    form : hashable
-        The same for graphs that differ in these numbers alone.
-    slots : list of Slot
-        Where numbers are, in an order that is the same for all of one form.
-    numbers : list of array
-        What is there.
+    The form is the same for graphs that differ in these numbers alone; slots say where numbers
+    are, in an order that is the same for all of one form.
     """
 
     form: Hashable
@@ -155,12 +141,8 @@ CONSTANT = Numbers()
 class Replaceable(Numbers):
     """Writes them as shared variables, which :meth:`put` gives the values of another data set.
 
-    So what is compiled of the graphs serves for all data sets of one pattern.
-
-    Parameters
-    ----------
-    lines : Formula, optional
-        The lines of the likelihood, where there is one.
+    So what is compiled of the graphs, with the ``lines`` of a likelihood if there is one, serves
+    for all data sets of one pattern.
     """
 
     def __init__(self, lines: Formula | None = None) -> None:

@@ -50,14 +50,7 @@ SMALL = 4  # the largest exponent that is written as a product
 class Scope(dict):
     """What names in formulas stand for: numbers and tensors, or formulas that are written once.
 
-    Parameters
-    ----------
-    given : mapping of str
-        Numbers and tensors by name.
-    formulas : mapping of str to sympy.Expr
-        Of other names; what they depend on is looked up here too.
-    relations : mapping of sympy.Basic to tensor, optional
-        Comparisons that are known otherwise, such as those of time with a number.
+    Comparisons that are known otherwise, such as those of time with a number, are ``relations``.
     """
 
     def __init__(self, given: Mapping, formulas: Mapping, relations: Mapping | None = None):
@@ -251,12 +244,7 @@ class Model:
 class RightHandSide:
     """The slopes of a model, as a right-hand side of :class:`~pymc_gradmatch.ODE`.
 
-    Parameters
-    ----------
-    model : Model
-        The model.
-    constants : tuple of str
-        Constants that are parameters of the ODE, each under its usable name.
+    Constants that are parameters of the ODE have their usable names there.
     """
 
     model: Model
@@ -278,28 +266,14 @@ class RightHandSide:
 
 
 def read_sbml(path: str | Path) -> Model:
-    """Read a model from a file.
-
-    Raises
-    ------
-    FileNotFoundError, ValueError
-        If there is no file, or no model in it.
-    NotImplementedError
-        If it contains what is not supported, by its name and place.
-    """
+    """Read a model from a file, or say what in it, and where, is not supported."""
     return _Reader(Path(path).read_text("utf-8"), str(path)).model()
 
 
 def equations_of(path: str | Path) -> tuple[RightHandSide, list, list, dict, dict]:
     """Read a model as a right-hand side of its own constants.
 
-    Returns
-    -------
-    rhs : RightHandSide
-    states, params : list of str
-        Usable names.
-    start, values : dict of str to float
-        By these.
+    Returns it, usable names of states and parameters, and x(0) and the values by these.
     """
     model = read_sbml(path)
     if model.alias or model.jumps:

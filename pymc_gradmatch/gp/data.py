@@ -69,22 +69,12 @@ class Data:
         standardize: bool = True,
         positive: bool | Sequence[bool] = False,
     ) -> Self:
-        """Check times and observations; mean and scale are those of each state's data.
+        """Check times and observations, or say what is wrong with them.
 
-        A state with hardly an observation, or with one value at all times, has the scale that is
-        given, or NaN.
-
-        Parameters
-        ----------
-        t, y, scales, standardize
-            As for :class:`~pymc_gradmatch.StateGP`; without y all states are hidden.
-        states : sequence of str, optional
-            Names of an array's columns, or what a table's are put in the order of.
-
-        Raises
-        ------
-        ValueError, TypeError
-            If they cannot be used; the message says why.
+        Arguments are those of :class:`~pymc_gradmatch.StateGP`; without y all states are hidden.
+        Mean and scale are those of each state's data; a state with hardly an observation, or with
+        one value at all times, has the scale that is given, or NaN. ``states`` are names of an
+        array's columns, or what a table's are put in the order of.
         """
         times = _as_times(t)
         if y is None and states is not None:
@@ -427,16 +417,8 @@ def staircase(
 ) -> NDArray[np.float64]:
     """Return the levels of states that do nothing but jump, shape ``(time, state)``.
 
-    Parameters
-    ----------
-    mean : array of float
-        Their levels before the first jump, shape ``(state,)``.
-    t, breaks : array of float
-        Times, and those of the jumps.
-    steps : tuple of array
-        At each break the state becomes ``factor * x + amount``, ``(break, state)`` each.
-    positive : array of bool
-        Which states are positive.
+    Their levels before the first jump are ``mean``, ``(state,)``; at each break a state becomes
+    ``factor * x + amount``, of which ``steps`` are ``(break, state)`` each.
     """
     levels = [mean]
     for factor, amount in zip(*steps, strict=True):
@@ -497,20 +479,10 @@ def as_sigma(sigma: ArrayLike | TensorVariable, states: Sequence):
 
 
 def as_noise(sigma: ArrayLike, data: Data) -> NDArray[np.float64]:
-    """Return a known standard deviation for each observation, or say what is wrong.
+    """Return a known sigma for each observation, ``(time, state)``, NaN where there is none.
 
-    Parameters
-    ----------
-    sigma : array_like of float
-        A number, one per state, or one per observation, ``(time, state)``; or a series or a
-        table with names of the states that were observed.
-    data : Data
-        The observations.
-
-    Returns
-    -------
-    array of float
-        Shape ``(time, state)``, NaN where there is no observation.
+    Given as a number, one per state, or one per observation; or as a series or a table with names
+    of the states that were observed.
     """
     expected = "'fixed', 'random', a prior such as pm.HalfNormal.dist(0.5), or standard deviations"
     values, (n_times, n_states) = as_numbers(sigma, "sigma", expected), data.y.shape
@@ -604,20 +576,11 @@ def breaks_within(
     times: NDArray[np.float64],
     steps: tuple[NDArray[np.float64], NDArray[np.float64]],
 ) -> tuple[NDArray[np.float64], tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """Return the breaks that count on a grid, in order, and what states do there.
+    """Return the breaks that count on a grid t, in order, and what states do there.
 
-    Times that only rounding parts are one, that of the grid if it has it; what states do at
-    them happens in turn.
-
-    Parameters
-    ----------
-    t : array of float
-        The grid.
-    times : array of float
-        Of the breaks.
-    steps : (array, array)
-        Factor and amount of each state, ``(break, state)``.  Where states jump, a break
-        at the end of the grid counts too.
+    Steps are factor and amount of each state, ``(break, state)`` each.  Times that only rounding
+    parts are one, that of the grid if it has it; what states do at them happens in turn.  Where
+    states jump, a break at the end of the grid counts too.
     """
     near = SAME_TIME * np.abs(t).max()
     nearest = t[np.abs(t[:, None] - times).argmin(axis=0)]

@@ -323,11 +323,8 @@ class StateGPs(StateProcesses):
     def at_observations(self, x):
         """Return what a likelihood of the observations is about, one entry for each of these.
 
-        Parameters
-        ----------
-        x : array_like of float or TensorVariable
-            States, shape ``(..., experiment, time, state)``; or numbers per experiment and
-            state, or per state, such as sigma; or one for all, which comes back as it is.
+        Of states ``(..., experiment, time, state)``, of numbers per experiment and state, or per
+        state, such as sigma; one number for all comes back as it is.
         """
         experiment, time, state = self.places
         sizes = lengths_of(x)

@@ -255,24 +255,10 @@ def refilled(gp: StateGP, data: Data) -> StateGP:
 
 
 def negative_log_marginal_likelihood(K, dK, y):
-    r"""Compute :math:`-\sum_k \log N(y_k \mid 0, K)` and its gradient.
+    r"""Compute :math:`-\sum_k \log N(y_k \mid 0, K)` and its gradient, of what is not NaN.
 
-    Of each column what is not NaN.
-
-    Parameters
-    ----------
-    K : array of float
-        Covariance of the data, shape ``(time, time)``.
-    dK : array of float
-        Derivatives of K, shape ``(hyperparameter, time, time)``.
-    y : array of float
-        Data, shape ``(time, state)``, columns independent.
-
-    Returns
-    -------
-    value : float
-    gradient : array of float
-        Shape ``(hyperparameter,)``.
+    K has shape ``(time, time)``, its derivatives dK ``(hyperparameter, time, time)``, and the
+    independent columns of y ``(time, state)``.
     """
     seen = ~np.isnan(y)
     if seen.all():

@@ -176,19 +176,8 @@ class Chain(NamedTuple):
     ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
         """Return mean and variance of x given observations of it, and their log density.
 
-        Parameters
-        ----------
-        noise : array of float
-            Variances, shape ``(state, time)``, infinite where nothing was observed.
-        residual : array of float
-            Observations, shape ``(state, time)``, anything where there was none.
-
-        Returns
-        -------
-        mean, variance : array of float
-            Shape ``(state, time)``.
-        log_density : array of float
-            Shape ``(state,)``.
+        Of noise with variances ``(state, time)``, infinite where nothing was observed, and
+        residuals ``(state, time)``, anything there; the log density has shape ``(state,)``.
         """
         known, n_time = self.filtered(noise), noise.shape[1]
         means, misses = np.zeros(known.gain.shape), np.zeros(noise.shape)
@@ -227,24 +216,8 @@ def filtered_likelihood(values, t, y, nugget):
     .. math:: -\sum_k \log N(y_k \mid 0, C + (\epsilon + \sigma^2) I)
 
     It is evaluated hundreds of times in a fit, hence compiled.  The derivative by each
-    hyperparameter is the imaginary part of the value a tiny imaginary step away.
-
-    Parameters
-    ----------
-    values : array of float
-        Variance, lengthscale and sigma.
-    t : array of float
-        Times, shape ``(time,)``.
-    y : array of float
-        Data, shape ``(time, state)``, columns independent, NaN where missing.
-    nugget : float
-        The kernel's.
-
-    Returns
-    -------
-    value : float
-    gradient : array of float
-        By the three, shape ``(3,)``.
+    hyperparameter is the imaginary part of the value a tiny imaginary step away.  Values are
+    variance, lengthscale and sigma; y, ``(time, state)``, is NaN where missing.
     """
     steps = np.asarray(values) + 1j * STEP * np.eye(3)
     found = [_filtered(variance, ls, sigma, t, y, nugget) for variance, ls, sigma in steps]

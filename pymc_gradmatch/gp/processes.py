@@ -180,20 +180,9 @@ class Processes:
 
         .. math:: C_{:o}\,(C_{oo} + v I)^{-1}\,r
 
-        Parameters
-        ----------
-        noise : array of float or TensorVariable
-            Variance v of each state's noise, shape ``(state,)``.
-        residual : array of float
-            Observations less their prior mean, shape ``(observation, state)``; NaN
-            where a state was not observed.
-        observed : array of int
-            Where in the grid the observations are, shape ``(observation,)``.
-
-        Returns
-        -------
-        array of float or TensorVariable
-            A graph where the noise is one.
+        Of the variance v of each state's noise, ``(state,)``, and observations less their prior
+        mean r, ``(observation, state)``, NaN where a state was not observed, which are at the
+        places ``observed`` of the grid.  A graph where the noise is one.
         """
         if self.chain is not None and not isinstance(noise, TensorVariable):
             total, known = self._on_grid(noise, residual, observed)
@@ -442,18 +431,8 @@ type AnyStateGP = "StateGP | StateGPs"
 class StateProcesses:
     """What :class:`StateGP`, of one data set, and :class:`StateGPs`, of several, have in common.
 
-    Arrays of several experiments have one more axis, the first.
-
-    Attributes
-    ----------
-    data : Data
-        Names of the states, and which are positive; of one data set also times and observations.
-    processes : Processes
-        Kernels on the grid, with C, D and A.
-    names : tuple of str
-        Names of the experiments; none of one data set.
-    inputs : tuple of mapping
-        Inputs of each experiment, None where they are those of the ODE itself.
+    Arrays of several experiments have one more axis, the first; one data set has no ``names``. Of
+    ``inputs`` those are None that are the ODE's own.
     """
 
     data: Data

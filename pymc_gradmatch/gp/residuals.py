@@ -19,16 +19,9 @@ TINY = np.finfo(float).tiny
 class Residuals(NamedTuple):
     """The residuals of one state in all experiments: data less the states that explain them.
 
-    Attributes
-    ----------
-    state : str
-        The state.
-    share : float
-        Of the data's variance.
-    is_autocorrelated : bool
-        Whether neighbours in time are alike, as those of mere noise are not.
-    have_outlier : bool
-        Whether one is larger than normal noise of their size has.
+    ``share`` is that of the data's variance; one is autocorrelated where neighbours in time are
+    alike, as those of mere noise are not, and has an outlier where one is larger than normal noise
+    of their size has.
     """
 
     state: str
@@ -42,12 +35,7 @@ def residuals(
 ) -> list[Residuals]:
     """Return the residuals of each state that has enough data.
 
-    Parameters
-    ----------
-    pairs : sequence of tuple of array
-        Data, and the states at their times, ``(time, state)``, of one experiment each.
-    states : sequence of str
-        Names.
+    Pairs are data, and the states at their times, ``(time, state)``, of one experiment each.
     """
     found = []
     for number, state in enumerate(states):

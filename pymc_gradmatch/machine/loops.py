@@ -30,15 +30,7 @@ class NotNativeError(Exception):
 
 @dataclass(frozen=True)
 class Native:
-    """Machine code, and what owns it.
-
-    Attributes
-    ----------
-    address : int
-        Of a C function.
-    owners : tuple
-        What must live as long as the code is called.
-    """
+    """Machine code: the address of a C function, and what must live as long as it is called."""
 
     address: int
     owners: tuple
@@ -483,25 +475,8 @@ def straight_line(
 ) -> list[str | None]:
     """Write elementwise graphs of numbers into the body of a function.
 
-    Parameters
-    ----------
-    loops : Loops
-        Where the instructions go.
-    given : mapping of TensorVariable to str
-        The inputs, scalars of type float64, and what holds their values.
-    outputs : sequence of TensorVariable
-        Scalars.
-
-    Returns
-    -------
-    list of str or None
-        What holds the values of the outputs, as doubles; None for those that are zero whatever
-        the inputs.
-
-    Raises
-    ------
-    NotNativeError
-        If something in the graphs is not elementwise, or has no instruction.
+    Given inputs, scalars of type float64, and what holds their values.  Returns what holds the
+    values of the outputs, as doubles; None for those that are zero whatever the inputs.
     """
     graph = FunctionGraph([*given], [pt.as_tensor(one) for one in outputs], clone=True)
     kinds = ("canonicalize", "stabilize", "specialize", "merge")

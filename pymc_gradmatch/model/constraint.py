@@ -241,16 +241,8 @@ def check_start(
 ):
     """Raise where the right-hand side or its slopes are not finite where samplers start.
 
-    Parameters
-    ----------
-    model : pymc.Model
-        Where x, theta and the others come from.
-    ode, x, theta, gp
-        As for :class:`~pymc_gradmatch.GradientMatchingODE`.
-    others : sequence
-        Gamma and sigma; if they are random, then by variables of the model.
-    to_come : sequence of TensorVariable
-        Distributions that are about to join the model.
+    Gamma and sigma, the ``others``, may be random by variables of the model alone; distributions
+    ``to_come`` are about to join it.
     """
     x, theta = pt.as_tensor(x), [pt.as_tensor(value) for value in ode.ordered_params(theta)]
     check_known(model, [x, *theta, *others], to_come)
@@ -324,18 +316,8 @@ def residuals(f, x, gp: AnyStateGP):
     r"""Return :math:`(f - \dot m) / s - D \tilde x`, :math:`\tilde x = (x - m) / s`.
 
     The mismatch of Theorem 1, in standardised units per time: behind the graph of
-    :class:`GradientMatchingODE` and behind the climb of :func:`~pymc_gradmatch.refine`.
-    Works on arrays and on PyTensor variables alike.
-
-    Parameters
-    ----------
-    f : array of float or TensorVariable
-        The right-hand side at the states, shape ``(..., time, state)``, in the data's
-        units per time.
-    x : array of float or TensorVariable
-        States in the data's units, shape ``(..., time, state)``.
-    gp : StateGP
-        The Gaussian processes that give D, the prior mean m and the scale s of the data.
+    :class:`GradientMatchingODE` and behind the climb of :func:`~pymc_gradmatch.refine`. Works on
+    arrays and on PyTensor variables alike, f and x of shape ``(..., time, state)``.
     """
     scale = gp.scale[..., None, :]
     deviation = (x - gp.prior_mean) / scale

@@ -32,20 +32,8 @@ MOST_DAMPING, RISING = 1e10, 1e-4  # a climb ends: no damping helps, or it rises
 class Problem:
     """States and parameters that are sought: those of one experiment.
 
-    Attributes
-    ----------
-    ode : ODE
-        The right-hand side, of the levels of states.
-    gp : StateGP
-        Gaussian processes with their data, sigma and prior mean.
-    parameters : Parameters
-        The parameters with their prior.
-    gamma : array of float
-        Variance of the mismatch, shape ``(state,)``; empty where none is needed.
-    likelihood : Likelihood
-        What is observed.
-    known : Start
-        What is known of x(t0).
+    The ODE is that of levels.  Gamma, the variance of the mismatch, ``(state,)``, is empty where
+    none is needed; ``known`` is what is known of x(t0).
     """
 
     ode: ODE
@@ -84,12 +72,7 @@ class Problem:
 class Shared:
     """Which parameters several experiments have in common.
 
-    Attributes
-    ----------
-    among : array of bool
-        Of each parameter.
-    log_prior : callable
-        Log density of the shared ones, its gradient and curvature.
+    ``log_prior`` is the log density of these, with its gradient and curvature.
     """
 
     among: NDArray[np.bool_]
@@ -222,17 +205,9 @@ def _solved(problem: Problem, draws, starts) -> list[tuple[NDArray, NDArray]]:
 def scaled_by_solutions(problem: Problem, data: Data, rng: np.random.Generator) -> Data:
     """Return data with mean and scale of states that lack a scale, from probable solutions.
 
-    A state that was never seen takes its mean from these also where its scale is given.  The
-    scale of one that is zero in all of them stays unknown.
-
-    Parameters
-    ----------
-    problem : Problem
-        The same data in Gaussian processes that are not fitted.
-    data : Data
-        With NaN in place of the scales that are sought.
-    rng : numpy.random.Generator
-        Source of the draws.
+    A state that was never seen takes its mean from these also where its scale is given.  The scale
+    of one that is zero in all of them stays unknown.  The problem has the same data in Gaussian
+    processes that are not fitted.
     """
     found = solutions_of_prior(problem, rng)[:N_STARTS]
     if not found:

@@ -43,22 +43,8 @@ _log = logging.getLogger("pymc.gradmatch")  # follows PyMC's level and handlers
 class Given:
     """One experiment, checked.
 
-    Attributes
-    ----------
-    ode : ODE
-        With its inputs.
-    data : Data
-        Times and observations.
-    known : Start
-        What is known of x(t0).
-    likelihood : callable or pymc.Model, optional
-        In place of the normal one of the data.
-    written : Written, optional
-        What the likelihood writes.
-    noise : array of float, optional
-        Sigma of each observation, where it is known.
-    name : str
-        Of one among several; empty for a single data set.
+    The ODE has its inputs; ``likelihood`` is there in place of the normal one of the data, and
+    ``written`` what it writes; ``noise`` is sigma of each observation, where it is known.
     """
 
     ode: ODE
@@ -82,14 +68,8 @@ class Given:
     ) -> "Given":
         """Check one experiment; of one among several errors say its name.
 
-        Parameters
-        ----------
-        several : bool
-            Whether it is one of several.
-        fits : bool
-            Whether Gaussian processes are still to be fitted.
-        number : callable, optional
-            Writes numbers of the data into the likelihood.
+        ``fits`` says whether Gaussian processes are still to be fitted; ``number`` writes numbers
+        of the data into the likelihood.
         """
         try:
             ode = ode if one.inputs is None else ode.with_inputs(one.inputs)
@@ -264,20 +244,9 @@ def check_possible(
     gp: AnyStateGP,
     levels: NDArray[np.float64] | TensorVariable,
 ):
-    """Raise if a likelihood is zero where samplers start.
+    """Raise if a likelihood is zero where samplers start: at levels of the states on the grid.
 
-    Parameters
-    ----------
-    parts : sequence of Given
-        Each experiment.
-    model : pymc.Model
-        Where the priors are, or come from.
-    priors : mapping of str to TensorVariable
-        Of the parameters, numbers or one for each experiment.
-    gp : StateGP or StateGPs
-        The Gaussian processes.
-    levels : array of float or TensorVariable
-        Of the states on the grid, where samplers start.
+    Priors are those of the parameters, numbers or one for each experiment.
     """
     variables = [*priors.values()]
     upstream = set(ancestors(variables))
@@ -379,16 +348,8 @@ def _unscaled(
 class Scales:
     """Finds scales for data sets that lack some, which are alike but for their numbers.
 
-    What else is unknown in a likelihood is where that of the first starts.
-
-    Parameters
-    ----------
-    one : Given
-        The first of them.
-    priors : mapping of str to TensorVariable
-        Scalar ones.
-    number : callable
-        Puts the numbers of each into the likelihood, before it is asked for.
+    ``number`` puts those of each into the likelihood, before it is asked for; what else is unknown
+    in a likelihood is where that of the first starts.
     """
 
     def __init__(self, one: Given, priors: Mapping[str, TensorVariable], number: Numbers):

@@ -177,35 +177,12 @@ def with_noise(gp: StateGP, noise: NDArray[np.float64]) -> StateGP:
 class Written(Likelihood):
     """A log likelihood that is a graph, of theta, of states and of other random variables.
 
-    Parameters
-    ----------
-    log_density : TensorVariable
-        A scalar, with the prior of the others in it.
-    x : TensorVariable
-        States at the times ``rows``, shape ``(row, state)``; it has no parents.
-    theta : sequence of TensorVariable
-        Scalars without parents.
-    gp : StateGP
-        Gives the grid, and the scale of the states.
-    rows : array of int, optional
-        All times of the grid if not given.
-    others : mapping of TensorVariable to array
-        Unconstrained values of other random variables, and where they start.
-    terms : mapping of str to TensorVariable
-        The log densities of single observations, by name of what is observed.
-    natural : mapping of str to TensorVariable
-        The others themselves, as graphs of their unconstrained values.
-    observed : mapping of str to array
-        What is observed, by these names.
-    names : sequence of str
-        All that it would add to a model.
-    depends_on : collection of str
-        Names of the states and parameters that enter it.
-
-    Attributes
-    ----------
-    drawn : list of str
-        Names of the other random variables.
+    The log density, a scalar, has the prior of the others in it.  Of ``x``, states at the times
+    ``rows`` (all of the grid, if not given), and theta, scalars, it is a function.  ``others`` are
+    unconstrained values of other random variables, and where they start, ``natural`` these
+    themselves.  By name of what is observed there are the log densities of single observations,
+    ``terms``, and what is ``observed``; ``names`` are all that it would add to a model, and
+    ``depends_on`` those of states and parameters that enter it.
     """
 
     def __init__(
@@ -386,15 +363,7 @@ class Written(Likelihood):
 def where_impossible(
     log_densities: Mapping[str, NDArray], observed: Mapping[str, NDArray] | None = None
 ) -> str:
-    """Say which entry of which observed variable has density zero, the first of each, and why.
-
-    Parameters
-    ----------
-    log_densities : mapping of str to array
-        Of every observed variable by name, entry by entry.
-    observed : mapping of str to array, optional
-        What was observed of it.
-    """
+    """Say which entry of which observed variable has density zero, the first of each, and why."""
     places = []
     for name, values in log_densities.items():
         outside = np.argwhere(~np.isfinite(values))
@@ -480,13 +449,7 @@ def _check_observed(rv: TensorVariable, name: str, observed: Any):
 
 
 def density_of(model: pm.Model) -> TensorVariable:
-    """Return the graph of a model's log density.
-
-    Raises
-    ------
-    ValueError
-        As :func:`densities_of`.
-    """
+    """Return the graph of a model's log density, see :func:`densities_of`."""
     return total_of(densities_of(model))
 
 
@@ -661,20 +624,8 @@ def of_graph(
 ) -> Written:
     """Return what a model observes, and weighs, as a likelihood of its states and parameters.
 
-    Parameters
-    ----------
-    model : pymc.Model
-        The model.
-    states : str
-        Name of the states, shape ``(time, state)``.
-    params : sequence of str
-        Free variables that are parameters of the ODE, in its order.
-    grid : array of float
-        Times of the states.
-    gp : StateGP
-        Gaussian processes on a grid that contains these.
-    without : collection of str
-        Observed variables that do not count: the constraints.
+    These are the variables of the names ``states``, at the times ``grid``, and ``params``; ``gp``
+    has a grid that contains these.  Observed variables ``without`` do not count: the constraints.
     """
     shape = len(grid), len(gp.states)
     values = {states: pytensor.shared(np.zeros(shape), shape=shape)}

@@ -32,16 +32,9 @@ from pymc_gradmatch.ode import ODE
 class Parameters:
     """Independent scalar parameters in PyMC's unconstrained coordinates u, shape ``(param,)``.
 
-    Attributes
-    ----------
-    names : sequence of str
-        In the order of u.
-    log_prior : callable
-        Maps u to the log density of u, its gradient and the diagonal of its Hessian.
-    natural : callable
-        Maps u to the parameters and their derivatives by their own u.
-    draw : callable
-        Maps a seed to a draw of u from the prior.
+    ``log_prior`` maps u to the log density of u, its gradient and the diagonal of its Hessian,
+    ``natural`` to the parameters and their derivatives by their own u, and ``draw`` a seed to a
+    draw of u from the prior.
     """
 
     names: Sequence[str]
@@ -57,15 +50,8 @@ class Parameters:
 def parameters_of(priors: Mapping[str, TensorVariable], names: Sequence[str]) -> Parameters:
     """Compile what :class:`Parameters` holds, from scalar priors by name.
 
-    A variable of the user's model has its prior given the initial values of
-    the variables that it depends on.
-
-    Raises
-    ------
-    TypeError
-        If a prior is no distribution, such as a deterministic, or discrete.
-    ValueError
-        If a prior cannot be drawn from, such as a flat one.
+    Or say what is wrong with these.  A variable of the user's model has its prior given the
+    initial values of the variables that it depends on.
     """
     outer = pm.Model.get_context(error_if_none=False)
     model = pm.Model(model=None)

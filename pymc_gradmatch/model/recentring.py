@@ -45,16 +45,10 @@ def as_it_is(problem: Problem, theta: NDArray[np.float64]) -> Problem:
 
 @dataclass(frozen=True, eq=False)
 class Recentred:
-    """Where rounds of re-centring ended.
+    """Where rounds of re-centring ended: each experiment's problem, around a solution, and mode.
 
-    Attributes
-    ----------
-    problems : list of Problem
-        Of each experiment, around a solution.
-    modes : list of Mode
-        The most probable states and parameters.
-    moves : list of float
-        How far each round moved theta, in posterior standard deviations, the most of all.
+    ``moves`` says how far each round moved theta, in posterior standard deviations, the most of
+    all.
     """
 
     problems: list[Problem]
@@ -74,22 +68,10 @@ def recentre(
 ) -> Recentred:
     """Re-centre until theta settles, or two climbs in a row are cut short on their way.
 
-    An estimate that the ODE cannot be integrated from, as where noise hides so small a start
-    that it comes out below zero, gives way to the most probable of the draws around it that
-    allow that; estimates of several experiments, which share parameters, do not.
-
-    Parameters
-    ----------
-    problems, modes, narrow : sequence
-        Of each experiment; what gives each round its kernel and its gamma.
-    say : callable
-        Takes what is being done.
-    rng : numpy.random.Generator
-        Source of the draws.
-    shared : Shared, optional
-        What several experiments have in common.
-    fewest : int
-        Rounds that there are at least.
+    ``narrow`` gives each round its kernel and its gamma; there are ``fewest`` rounds at least. An
+    estimate that the ODE cannot be integrated from, as where noise hides so small a start that it
+    comes out below zero, gives way to the most probable of the draws around it that allow that;
+    estimates of several experiments, which share parameters, do not.
     """
     problems, modes = [*problems], [*modes]
     moves: list[float] = []

@@ -212,11 +212,8 @@ def refine(
 class FoundByRule(Recentred):
     """What the rule found for all experiments.
 
-    Attributes
-    ----------
-    theta : dict
-        The most probable parameters, numbers or one for each experiment; of a single one also
-        what else is random in its likelihood.
+    ``theta`` are the most probable parameters, numbers or one for each experiment; of a single one
+    also what else is random in its likelihood.
     """
 
     theta: dict[str, Any]
@@ -452,14 +449,8 @@ def _refined_by_fewer(
 def of_model(model: pm.Model, ode: ODE, gp: StateGP) -> tuple[Written, Start]:
     """Return what a model observes, and weighs, beside its constraints, and what starts it knows.
 
-    Parameters
-    ----------
-    model : pymc.Model
-        Has a constraint of this ODE, the parameters of which are free variables.
-    ode : ODE
-        The right-hand side.
-    gp : StateGP
-        Gaussian processes of the constraint's data, on a grid that contains that of it.
+    One of these is of this ODE, and its data are those of ``gp``, the grid of which contains its
+    own.
     """
     known = constraints(model)
     fitting = [one for one in known if one.ode is ode and one.gp.data.is_same(gp.data)]

@@ -86,21 +86,9 @@ class Start:
     def of(
         cls, ode: ODE, given: "Mapping[str, Any] | Callable | str | Start | None", t: float = 0.0
     ) -> "Start":
-        """Check what a user gives.
+        """Check what a user gives: by state, or a function of theta that returns all, or a word.
 
-        Parameters
-        ----------
-        ode : ODE
-            With its inputs.
-        given : mapping, callable, str or Start, optional
-            By state; or a function of theta that returns all; or ``"steady state"``.
-        t : float, default 0
-            The first time, which a steady state is that of.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If a state is unknown, or what is given is no number, prior or function.
+        A steady state is that of the first time t, with the inputs of the ODE.
         """
         if given is None:
             return cls(ode)
@@ -159,15 +147,9 @@ class Start:
     def at_rest(self, ode: ODE, t: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the numbers at which states start and stay, shape ``(state,)``; NaN of others.
 
-        Their slopes are zero there whatever parameters, times and other states are: at draws of
-        these.  So is a drug that is not given, and all that is made of it alone.
-
-        Parameters
-        ----------
-        ode : ODE
-            The right-hand side with its inputs and doses.
-        t : array of float
-            Times from first to last; inputs are looked at between their breaks too.
+        Their slopes are zero there whatever parameters, times (also between breaks of inputs) and
+        other states are: at draws of these.  So is a drug that is not given, and all that is made
+        of it alone.
         """
         numbers = np.array([self.numbers.get(name, np.nan) for name in ode.states])
         factor, amount = ode.steps.factor, ode.steps.amount
@@ -187,14 +169,9 @@ class Start:
         return np.where(stays, numbers, np.nan)
 
     def values(self, theta: Sequence, x0: TensorVariable | Sequence) -> TensorVariable:
-        """Write the known starts as a graph of parameters and of the other starts.
+        """Write the known starts as a graph of parameters, in order, and of x(t0).
 
-        Parameters
-        ----------
-        theta : sequence of tensor_like
-            In the order of ``ode.params``.
-        x0 : TensorVariable or sequence of TensorVariable
-            x(t0) of all states, shape ``(state,)``, of which those that are known do not enter.
+        Of x(t0) of all states, ``(state,)``, those that are known do not enter.
         """
         names = self.ode.states
         parameters = self.ode.named_params([*map(pt.as_tensor, theta)], pt.stack)
@@ -501,22 +478,9 @@ class KnownStartRV(pm.SymbolicRandomVariable):
 class KnownStart(pm.Continuous):
     r"""States that start where it is known: :math:`x(t_0) - v \sim N(0, w^2)`, observed at zero.
 
-    Of positive states the logarithms.
-
-    The width w is small; the exact posterior takes v itself in the place of x(t0).
-
-    Parameters
-    ----------
-    x : TensorVariable
-        States, shape ``(time, state)``, in the data's units.
-    known : TensorVariable
-        v, shape ``(n,)``, in the data's units.
-    width : array of float
-        w, shape ``(n,)``.
-    places : sequence of int
-        Which states are known.
-    positive : array of bool
-        Which of these are positive.
+    Of positive states the logarithms.  The width w, ``(n,)``, is small; the exact posterior takes
+    v itself, ``(n,)`` in the data's units, in the place of x(t0).  Known are the states at
+    ``places``.
     """
 
     rv_type = KnownStartRV
@@ -563,14 +527,7 @@ def known_starts(model: pm.Model) -> list[Known]:
 def start_in(model: pm.Model, ode: ODE, x: TensorVariable) -> Start:
     """Return what a model knows exactly of x(t0), for climbs that it takes no part in.
 
-    Parameters
-    ----------
-    model : pymc.Model
-        The parameters of the ODE are among its free variables; others stay where they start.
-    ode : ODE
-        The right-hand side.
-    x : TensorVariable
-        The states in the model, shape ``(time, state)``.
+    Parameters of the ODE are among its free variables; others stay where they start.
     """
     entries = {
         ode.states[k]: known.values[i]
@@ -600,22 +557,10 @@ def _add_priors(name: str, log_density: TensorVariable, starts: Sequence[Start])
 
 
 def start_priors(model: pm.Model, x: TensorVariable) -> tuple[list[str], list[Mapping]]:
-    """Return the potentials of a model that are priors of x(t0), and the distributions.
+    """Return the names of a model's potentials that are priors of x(t0) of states, and the priors.
 
-    Parameters
-    ----------
-    model : pymc.Model
-        The model.
-    x : TensorVariable
-        The states whose x(t0) it is.
-
-    Returns
-    -------
-    names : list of str
-        Of the potentials.
-    priors : list of mapping
-        By state, one mapping for each experiment; none where no prior was given.  Variables that
-        they depend on are those of the model in which they were written, and have the same names.
+    By state, one mapping for each experiment; none where no prior was given.  Variables that they
+    depend on are those of the model in which they were written, and have the same names.
     """
     found = [
         potential
@@ -628,18 +573,8 @@ def start_priors(model: pm.Model, x: TensorVariable) -> tuple[list[str], list[Ma
 def add_starts(names: tuple[str, str], starts: Sequence[Start], gp: AnyStateGP, x, theta):
     """Add what is known of x(t0) to the model on the stack: an observation, and a potential.
 
-    Parameters
-    ----------
-    names : (str, str)
-        Of the observation and of the potential.
-    starts : sequence of Start
-        Of each experiment; the same states are known in all of them.
-    gp : StateGP or StateGPs
-        Their Gaussian processes.
-    x : TensorVariable
-        Their states, shape ``(..., time, state)``.
-    theta : mapping of str to TensorVariable
-        Parameters, numbers or one for each experiment.
+    These two have the names.  There is a start for each experiment, of the same states; theta has
+    numbers or one for each experiment.
     """
     known, prior = names
     places, ode = starts[0].places, starts[0].ode

@@ -349,22 +349,10 @@ class ODE:
         check_known(self._given, self.inputs, t)
 
     def __call__(self, t, x, theta) -> TensorVariable:
-        """Write the right-hand side as a PyTensor graph.
+        """Write the right-hand side as a PyTensor graph, shape ``(..., time, state)``.
 
-        Parameters
-        ----------
-        t : tensor_like of float
-            Times, shape ``(time,)``.
-        x : tensor_like of float
-            States, shape ``(..., time, state)``.
-        theta : mapping of str to tensor_like, or sequence in the order of ``params``
-            Parameters; each broadcasts against ``(..., time)``.
-
-        Returns
-        -------
-        TensorVariable
-            Derivatives of the states, shape ``(..., time, state)``, in the
-            units of x / time.
+        At times ``(time,)`` and states ``(..., time, state)``, in units of these per time;
+        parameters, by name or in the order of ``params``, broadcast against ``(..., time)``.
         """
         self.check_times(np.empty(0) if isinstance(t, Variable) else np.asarray(t))
         t, x = pt.as_tensor(t), pt.as_tensor(x)
@@ -669,10 +657,7 @@ class ODE:
     def equations(self, wrt: tuple[bool, ...] | None = None) -> Equations:
         """Return the right-hand side as machine code, and all that solvers know of it.
 
-        Parameters
-        ----------
-        wrt : tuple of bool, optional
-            By which initial states, then by which parameters, derivatives will be taken.
+        ``wrt`` says by which initial states, then by which parameters, derivatives will be taken.
         """
         if any(self._is_random):
             msg = (
@@ -705,12 +690,9 @@ class ODE:
         return expressions(self.rhs, t, *arguments)
 
     def slopes(self, t, x, theta) -> NDArray[np.float64]:
-        """Evaluate the right-hand side at times ``(...)``, states ``(..., state)`` and parameters.
+        """Evaluate the right-hand side, shape ``(..., state)``.
 
-        Returns
-        -------
-        array of float
-            Shape ``(..., state)``.
+        At times ``(...)``, states ``(..., state)`` and parameters ``(..., param)``.
         """
         t, x, theta = (np.asarray(values, dtype=float) for values in (t, x, theta))
         shape = np.broadcast_shapes(t.shape, x.shape[:-1], theta.shape[:-1])
@@ -726,17 +708,9 @@ class ODE:
     ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
         """Evaluate the right-hand side along a trajectory, with its derivatives.
 
-        Parameters
-        ----------
-        t, x, theta : array of float
-            Times, states and parameters, shapes ``(time,)``, ``(time, state)``
-            and ``(param,)``.
-
-        Returns
-        -------
-        f, df_dx, df_dtheta : array of float
-            Shapes ``(time, state)``, ``(time, state, state)`` and
-            ``(time, state, param)``.
+        At times, states and parameters of shapes ``(time,)``, ``(time, state)`` and ``(param,)``.
+        Returns f, df_dx and df_dtheta, ``(time, state)``, ``(time, state, state)`` and ``(time,
+        state, param)``.
         """
         n_times, n_states = x.shape
         theta = np.broadcast_to(theta, (n_times, len(self.params)))

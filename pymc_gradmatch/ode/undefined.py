@@ -20,12 +20,8 @@ NEAR_ZERO = 1e-3  # of where a state began, or of the largest one
 def undefined_at(ode: "ODE", t: Array, x: Array, theta: Array) -> str:
     """Say which derivative is not finite along states, and where; nothing, if all are.
 
-    Parameters
-    ----------
-    ode : ODE
-        Of states, or of the levels that these are given as.
-    t, x, theta : array of float
-        Times, states and parameters, shapes ``(time,)``, ``(time, state)``, ``(param,)``.
+    The ODE is of states, or of the levels that x, ``(time, state)``, is given as; theta,
+    ``(param,)``.
     """
     bad = np.argwhere(~np.isfinite(ode.slopes(t, x, theta)))
     if not len(bad):
@@ -41,15 +37,7 @@ def undefined_at(ode: "ODE", t: Array, x: Array, theta: Array) -> str:
 def without_slope(ode: "ODE", t: Array, x: Array, theta: Array) -> str:
     """Say which derivative has itself no finite one along states, by what, and where.
 
-    Parameters
-    ----------
-    ode, t, x, theta
-        As for :func:`undefined_at`.
-
-    Returns
-    -------
-    str
-        Nothing, if all have.
+    Nothing, if all have.  Arguments are those of :func:`undefined_at`.
     """
     _, by_states, by_params = ode.linearised(t, x, theta)
     bad = np.argwhere(~np.isfinite(np.concatenate([by_states, by_params], axis=-1)))
@@ -65,19 +53,9 @@ def without_slope(ode: "ODE", t: Array, x: Array, theta: Array) -> str:
 
 
 def ended(ode: "ODE", t: Array, x0: Array, theta: Array) -> str:
-    """Say to which time a solution comes, with which states, and why not further.
+    """Say to which time a solution from x0 comes, with which states, and why not further.
 
-    Parameters
-    ----------
-    ode, t, theta
-        As for :func:`undefined_at`.
-    x0 : array of float
-        States at ``t[0]``, or their levels.
-
-    Returns
-    -------
-    str
-        Nothing, if there is a solution.
+    Nothing, if there is a solution.  Arguments are those of :func:`undefined_at`.
     """
     solver_of = ode.equations()
 

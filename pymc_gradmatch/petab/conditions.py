@@ -25,20 +25,8 @@ LOG10 = np.log(10.0)
 class Parameter:
     """One estimated parameter of a problem.
 
-    Attributes
-    ----------
-    id : str
-        Its name in the files.
-    scale : {"lin", "log", "log10"}
-        On which it is estimated: that of the table, but natural where its prior is.
-    lower, upper : float
-        Bounds, natural.
-    nominal : float
-        Natural.
-    prior_type : str
-        PEtab's word for its prior.
-    prior_parameters : tuple of float
-        Parameters of it.
+    ``scale`` is that on which it is estimated: the table's, but natural where its prior is.
+    Bounds and nominal value are natural; ``prior_type`` is PEtab's word.
     """
 
     id: str
@@ -147,18 +135,8 @@ PRIORS = {
 class Setting:
     """What all conditions of a problem have in common.
 
-    Attributes
-    ----------
-    model : Model
-        The SBML model.
-    parameters : dict of str to Parameter
-        The estimated ones.
-    fixed : dict of str to float
-        Those of the table that are not estimated.
-    conditions : dict of str to dict
-        What each condition overrides: numbers, or names of estimated parameters.
-    observables : DataFrame
-        The observable table.
+    ``parameters`` are the estimated ones, ``fixed`` those of the table that are not,
+    ``conditions`` what each condition overrides: numbers, or names of estimated parameters.
     """
 
     model: Model
@@ -333,18 +311,9 @@ class Slopes:
 
 @dataclass(frozen=True, eq=False)
 class Course:
-    """One experiment: a condition, and another that it comes from rest in.
+    """One experiment: a condition, and perhaps another, ``before``, from whose rest it comes.
 
-    Attributes
-    ----------
-    setting : Setting
-        Of the problem.
-    ode : ODE
-        The equations.
-    condition, before : str
-        The simulation's condition, and the pre-equilibration's, if there is one.
-    rows : DataFrame
-        Its rows of the measurement table.
+    ``rows`` are its rows of the measurement table.
     """
 
     setting: Setting = field(repr=False)

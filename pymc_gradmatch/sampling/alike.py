@@ -33,13 +33,6 @@ class ExactFits:
 
     Of data sets with observations at the same places the exact posterior is the same formula of
     other numbers: it is written once, and all are evaluated together.
-
-    Parameters
-    ----------
-    ode, priors, settings
-        As for :func:`~pymc_gradmatch.fit`, the same for all.
-    n_draws : int
-        Draws of each.
     """
 
     def __init__(
@@ -60,13 +53,7 @@ class ExactFits:
     @without_traces
     @without_full_collections
     def __call__(self, *data_sets: tuple) -> list[xr.Dataset | Exception]:
-        """Fit some data sets, each a tuple of times, observations and seed.
-
-        Returns
-        -------
-        list of Dataset or Exception
-            The draws of each with what the verdict says, or what went wrong.
-        """
+        """Fit data sets, tuples of times, observations and seed: draws, or the error, of each."""
         if not self._are_alike:
             return [self._alone(*one) for one in data_sets]
         outcomes: list[Any] = [None] * len(data_sets)
@@ -236,18 +223,9 @@ class Told(NamedTuple):
 class Alike:
     """The posteriors of data sets of one pattern, and what fills in the numbers of each.
 
-    Attributes
-    ----------
-    batch : Batch
-        The posteriors.
-    given : Given
-        The one that was written.
-    scales : Scales
-        Finds scales that data do not tell.
-    numbers : sequence of array
-        In the likelihood that was written.
-    is_compared : bool
-        Whether the likelihood was found to be right for another data set, or needs not be.
+    ``given`` is the one that was written, with these ``numbers`` in its likelihood; ``scales``
+    finds those that data do not determine.  ``is_compared`` says whether the likelihood was found
+    to be right for another data set, or needs not be.
     """
 
     batch: Batch

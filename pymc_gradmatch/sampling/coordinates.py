@@ -268,19 +268,8 @@ def climb_in_band(density: Density, around: Laplace, split: Split) -> Laplace:
 def banded(density: Density, mode: Laplace, split: Split) -> Band | None:
     """Return coordinates in which the Hessian at a mode is that of a standard normal.
 
-    Parameters
-    ----------
-    density : callable
-        Returns a log density and its gradient at a point u.
-    mode : Laplace
-        The mode, and a diagonal factor, in units of which differences are taken.
-    split : Split
-        What the entries of u are.
-
-    Returns
-    -------
-    Band or None
-        None where states depend on others too far away, or too much stands beside them.
+    The mode's diagonal factor is the unit of differences.  None where states depend on others too
+    far away, or too much stands beside them.
     """
     order, n_own = split.order, int(split.is_state.sum())
     n_shared = len(order) - n_own
@@ -439,18 +428,9 @@ def straight(normal: Laplace, split: Split) -> Coordinates:
 
 
 def curve(density: Density, mode: Laplace, split: Split, rng: np.random.Generator) -> Coordinates:
-    """Fit coordinates to the ridge through a mode.
+    """Fit coordinates to the ridge through a mode, in whose own the Hessian there can be computed.
 
-    Parameters
-    ----------
-    density : callable
-        Returns log densities and gradients at points u, shape ``(..., n)``.
-    mode : Laplace
-        The mode, and coordinates in which the Hessian there can be computed.
-    split : Split
-        What the entries of u are.
-    rng : numpy.random.Generator
-        Draws the points to which the ridge is fitted.
+    The density returns log densities and gradients at points u, shape ``(..., n)``.
     """
     n = len(mode.location)
     backward = np.linalg.inv(mode.factor)
@@ -559,14 +539,9 @@ def _inverse(precision) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
 
 class PartlyCentred(Transform):
-    """From members of a population, or their logarithms, to z.
+    """From members of a population, or, where it is these that are normal, their logarithms, to z.
 
-    Parameters
-    ----------
-    centred : array of float
-        Lambda of each member.
-    is_log : bool
-        Whether it is the logarithm that is normal.
+    ``centred`` is lambda of each member.
     """
 
     name = "partly_centred"
@@ -627,14 +602,8 @@ def shares_of_data(
         \lambda_i = \frac{h_i}{h_i + 1 / \hat s^2}, \qquad h_i = 1 / v_i - 1 / s^2
 
     with what the data say about a member, h, and the spread :math:`\hat s` that is then the
-    likeliest, by expectation and maximisation.
-
-    Parameters
-    ----------
-    level, variance : array of float
-        u and v, of the normal approximation, of one shape.
-    center, spread : array of float
-        c and s, as it was held.
+    likeliest, by expectation and maximisation.  Level and variance are u and v of the normal
+    approximation, center and spread c and s, as it was held.
     """
     held = np.square(spread)
     by_data = np.maximum(1 / variance - 1 / held, 0)

@@ -183,17 +183,10 @@ class Interrupted(KeyboardInterrupt):
 
 @dataclass(frozen=True)
 class NativeDensity:
-    """A log density of a vector q and its gradient, given a vector of numbers.
+    """A log density of a vector q of length n and its gradient, given a vector of numbers.
 
-    Attributes
-    ----------
-    code : Native
-        The density as nutpie calls it: the length of q, pointers to q, to where gradient
-        and value go, and to the numbers; not zero where there is no density.
-    numbers : array of float
-        What the density depends on beside q.
-    n : int
-        Length of q.
+    The code is called as nutpie does: with the length of q, pointers to q, to where gradient and
+    value go, and to the numbers; it returns not zero where there is no density.
     """
 
     code: Native
@@ -310,19 +303,10 @@ def compile_density(
     split: Split,
     reach: int = 0,
 ) -> NativeDensity:
-    """Compile a graph of two vectors of known length, as a function of q.
+    """Compile a graph of two vectors of known length, u and data, as a function of q.
 
-    Parameters
-    ----------
-    log_density : TensorVariable
-        A scalar.
-    u, data : TensorVariable
-        Its inputs, vectors of static shape.
-    split : Split
-        How many coordinates the map from q to u bends along, and how many monomials it has;
-        or what belongs to which experiment.
-    reach : int
-        How far away entries of a band depend on each other; 0 of all that is none.
+    ``split`` says how many coordinates the map from q to u bends along, or what belongs to which
+    experiment; ``reach`` how far away entries of a band depend on each other, 0 of what is none.
     """
     (n,), count = u.type.shape, split.n_monomials
     shapes: Numbers | ArrowNumbers | BandNumbers

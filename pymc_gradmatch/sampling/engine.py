@@ -74,20 +74,9 @@ def check_n_draws(n_draws: int):
 class Drawn:
     """Draws of an exact posterior and what is known of them.
 
-    Attributes
-    ----------
-    found : Coverage
-        Weighted draws, before they are resampled.
-    places : array of int
-        Of the draws, among these.
-    idata : xarray.DataTree
-        The draws.
-    diagnostics : Diagnostics
-        What the verdict is made of.
-    covariance : pandas.DataFrame
-        Of the unconstrained coordinates.
-    starts : list of dict
-        Free variables and x(t0) at some of the draws.
+    ``found`` are weighted ones, before they are resampled, and ``places`` those of the draws among
+    these; the covariance is that of unconstrained coordinates; ``starts`` are free variables and
+    x(t0) at some of the draws.
     """
 
     found: Coverage
@@ -101,25 +90,9 @@ class Drawn:
 class Exact:
     """The search for an exact posterior, in steps that each leave something behind.
 
-    Parameters
-    ----------
-    target : ExactPosterior
-        The posterior.
-    n_draws : int
-        Draws of the result.
-    rng : numpy.random.Generator
-        Source of all draws.
-    say : callable
-        Is told what is being done.
-    near : array of float, optional
-        Draws of the matched posterior, ``(draw, n)``, to climb from as well.
-
-    Attributes
-    ----------
-    climbed : Found or None
-        Where climbs led, as soon as there are some.
-    found : Coverage
-        Weighted draws.
+    So many draws of the posterior ``target`` are wanted; draws of the gradient-matching posterior,
+    ``(draw, n)``, may be ``near``, to climb from as well.  ``climbed`` is where climbs led, as
+    soon as there are some, and ``found`` the weighted draws.
     """
 
     def __init__(

@@ -55,19 +55,10 @@ def in_parallel[Key: Hashable](
 ) -> Generator[tuple[Key, Any]]:
     """Do many jobs by joblib; yield the key and the result of each as it ends, or its error.
 
-    Where processes are killed, what they had begun is begun again; a job that is lost three
-    times in a row, at last by itself, ends in a :class:`WorkersLostError`.
-
-    Parameters
-    ----------
-    work : callable
-        Called with the arguments of each job.
-    arguments : mapping
-        Those of every job, in the order in which they begin.
-    n_jobs, prefer
-        As of :class:`joblib.Parallel`.
-    scheduler : str, optional
-        Address of a Dask scheduler, whose workers then do the work.
+    Arguments of each job are in the order in which they begin.  ``scheduler`` is the address of a
+    Dask scheduler, whose workers then do the work.  Where processes are killed, what they had
+    begun is begun again; a job that is lost three times in a row, at last by itself, ends in a
+    :class:`WorkersLostError`.
     """
     left, once = dict(arguments), Once(work)
     deaths, n_done, n_given_up = 0, 0, 0

@@ -112,24 +112,10 @@ class AnotherFormulaError(ValueError):
 class CompiledPosterior:
     """A posterior in flat, unconstrained coordinates; :func:`compile_posterior` makes it.
 
-    Attributes
-    ----------
-    model : pymc.Model
-        Where names and dims come from.
-    native : NativeDensity
-        The density as a function of q, where ``u = location + factor @ q`` is
-        the vector of all value variables; its numbers are the location, the
-        factor and the data, in that order.
-    draw_start : callable
-        Maps a seed to a start u, parameters drawn from their prior.
-    split : Split
-        What the entries of u are to the coordinates.
-    shapes : list of tuple
-        Shapes of the value variables.
-    written : Written
-        The graphs that were compiled.
-    data : array of float
-        Every number that may differ between data sets, in one vector.
+    Names and dims come from ``model``.  The density is a function of q, where ``u = location +
+    factor @ q`` is the vector of all value variables; its numbers are the location, the factor and
+    ``data``, every number that may differ between data sets, in that order. ``draw_start`` maps a
+    seed to a start u, parameters drawn from their prior.
     """
 
     model: pm.Model
@@ -143,10 +129,7 @@ class CompiledPosterior:
     def for_model(self, model: pm.Model) -> Self:
         """Return the posterior of a model that differs in its numbers only; compiles nothing.
 
-        Raises
-        ------
-        AnotherFormulaError
-            If the model differs in more than its numbers.
+        Of any other model it raises :class:`AnotherFormulaError`.
         """
         other = write(model)
         if not same_but_for_constants(self.written, other):
@@ -338,15 +321,7 @@ def _impossible(model: pm.Model) -> str:
 def compile_posterior(model: pm.Model) -> CompiledPosterior:
     """Compile a model's log density, in coordinates and with numbers that can be chosen later.
 
-    Parameters
-    ----------
-    model : pymc.Model
-        Free variables must be continuous.
-
-    Raises
-    ------
-    ValueError
-        If the model has discrete free variables, or none.
+    Free variables must be continuous, and at least one.
     """
     if not model.free_RVs or model.discrete_value_vars:
         msg = (
@@ -453,19 +428,7 @@ def sampled(
 ) -> xr.Dataset:
     """Build a model and sample it by NUTS; each process compiles every formula once.
 
-    Parameters
-    ----------
-    build : callable
-        Maps a generator of random numbers to a model.
-    rng : numpy.random.Generator
-        All random numbers of the fit.
-    **settings
-        ``draws``, ``tune`` and ``chains``, as for :func:`~pymc_gradmatch.sample`.
-
-    Returns
-    -------
-    xarray.Dataset
-        The posterior with ``diverging``.
+    Settings are ``draws``, ``tune`` and ``chains``.  Returns the posterior with ``diverging``.
     """
     with _BUILDING, without_traces:
         posterior = compiled_for(build(rng), _COMPILED)
