@@ -151,7 +151,7 @@ def test_the_result_is_what_arviz_expects_of_a_fit(fitted, y):
 def test_it_prints_the_verdict_and_a_row_for_each_unknown(fitted):
     text = repr(fitted)
     assert text.startswith("These are draws from the exact posterior: 2 independent searches agree")
-    assert "It says nothing of modes that no search reached." in text
+    assert "A solution that none of the searches found cannot be ruled out." in text
     assert [*fitted.table.index] == ["rate", "x0[mass]", "sigma[mass]"]
 
 

@@ -51,7 +51,7 @@ from pymc_gradmatch.model.given import (
     Scales,
     check_alike,
     check_given_gp,
-    check_noise_is_told,
+    check_noise_is_identifiable,
     check_possible,
     check_priors,
     fit_states,
@@ -327,7 +327,7 @@ def written(
     if parts[0].noise is not None:
         chosen = replace(chosen, sigma=parts[0].noise)  # known, of each as its own is
     if of_data and gp is None and isinstance(chosen.sigma, str):
-        check_noise_is_told([one.data for one in parts])
+        check_noise_is_identifiable([one.data for one in parts])
     names = {ours: yielding(ours, ode.params) for ours in OURS}
     variables = {**made, names["sigma"]: chosen.sigma, names["gamma"]: chosen.gamma}
     to_come: dict[str, Any] = {

@@ -179,7 +179,7 @@ def check_priors(ode: ODE, priors, model: pm.Model, n_experiments: int | None = 
             raise ValueError(msg)
 
 
-def check_noise_is_told(parts: Sequence[Data]):
+def check_noise_is_identifiable(parts: Sequence[Data]):
     """Raise if the noise of a state is sought in data that are all the same.
 
     A solution that runs through all of them leaves none: the density grows without a bound.

@@ -326,8 +326,8 @@ class Written(Likelihood):
         z, v = np.exp(rng.normal(size=(N_COMPARED, *self._z.type.shape))), self.others
         points = [(one, v + rng.normal(size=v.shape)) for one in z]
         mine, others = self._flat_values(points), other._flat_values(points)
-        are_told = mine.shape == others.shape and bool(np.isfinite(mine).any())
-        return are_told and np.allclose(mine, others, rtol=1e-10, atol=1e-10, equal_nan=True)
+        are_known = mine.shape == others.shape and bool(np.isfinite(mine).any())
+        return are_known and np.allclose(mine, others, rtol=1e-10, atol=1e-10, equal_nan=True)
 
     def _flat_values(self, points) -> NDArray[np.float64]:
         with np.errstate(all="ignore"):

@@ -58,15 +58,17 @@ class ExactFits:
             return [self._alone(*one) for one in data_sets]
         outcomes: list[Any] = [None] * len(data_sets)
         by_pattern: dict[Hashable, list[int]] = {}
-        told: list[Any] = [None] * len(data_sets)
+        checked: list[Any] = [None] * len(data_sets)
         for place, (t, y, _) in enumerate(data_sets):
             try:
-                told[place] = self._read(t, y)
-                by_pattern.setdefault(told[place].pattern, []).append(place)
+                checked[place] = self._read(t, y)
+                by_pattern.setdefault(checked[place].pattern, []).append(place)
             except (TypeError, ValueError) as error:
                 outcomes[place] = error
         for places in by_pattern.values():
-            found = self._fitted([data_sets[place] for place in places], [told[p] for p in places])
+            found = self._fitted(
+                [data_sets[place] for place in places], [checked[p] for p in places]
+            )
             for place, outcome in zip(places, found, strict=True):
                 outcomes[place] = outcome
         return outcomes
@@ -78,19 +80,19 @@ class ExactFits:
         is_fixed = isinstance(sigma, str) and sigma == "fixed"
         return not is_fixed and not {*self.settings} - {*GIVEN, *Settings.__annotations__}
 
-    def _fitted(self, data_sets: Sequence[tuple], told: Sequence["Told"]) -> list:
+    def _fitted(self, data_sets: Sequence[tuple], checked: Sequence["Checked"]) -> list:
         """Fit data sets of one pattern."""
         try:
-            alike = self._of_pattern(data_sets[0], told[0])
+            alike = self._of_pattern(data_sets[0], checked[0])
         except OtherFormulaError:
-            alike = self._written[told[0].pattern] = None
+            alike = self._written[checked[0].pattern] = None
         except Exception as error:  # of the model, which all have
             return [error] * len(data_sets)
-        if alike is None or not self._is_right(alike, data_sets, told):
+        if alike is None or not self._is_right(alike, data_sets, checked):
             return [self._alone(*one) for one in data_sets]
         outcomes: list[Any] = [None] * len(data_sets)
         ones: dict[int, DataSet] = {}
-        for place, ((*_, seed), one) in enumerate(zip(data_sets, told, strict=True)):
+        for place, ((*_, seed), one) in enumerate(zip(data_sets, checked, strict=True)):
             try:
                 ones[place] = alike.filled(one, np.random.default_rng(seed))
             except ValueError as error:  # of its scales
@@ -105,14 +107,16 @@ class ExactFits:
             outcomes[place] = outcome
         return outcomes
 
-    def _is_right(self, alike: "Alike", data_sets: Sequence[tuple], told: Sequence["Told"]) -> bool:
+    def _is_right(
+        self, alike: "Alike", data_sets: Sequence[tuple], checked: Sequence["Checked"]
+    ) -> bool:
         """Tell whether the likelihood of another data set is its own, with its numbers put in.
 
         Of the first other one that comes.
         """
         if alike.is_compared:
             return True
-        for (t, y, _), one in zip(data_sets, told, strict=True):
+        for (t, y, _), one in zip(data_sets, checked, strict=True):
             if not alike.is_of(one):
                 try:
                     own = Given.of(self.ode, self._experiment(t, y)).written
@@ -134,7 +138,7 @@ class ExactFits:
         search.run()
         posterior = target.posterior(search.found.weighted.points[search.resampled()])
         diagnostics = search.judged()
-        return _told(posterior, verdict_of(diagnostics), diagnostics)
+        return _with_verdict(posterior, verdict_of(diagnostics), diagnostics)
 
     def _experiment(self, t: ArrayLike, y: Any) -> Experiment:
         """Return a data set as :func:`~pymc_gradmatch.fit` takes it."""
@@ -145,21 +149,21 @@ class ExactFits:
             t, y, given.get("inputs"), given.get("start"), likelihood, given.get("scales"), known
         )
 
-    def _read(self, t: ArrayLike, y: Any) -> "Told":
+    def _read(self, t: ArrayLike, y: Any) -> "Checked":
         """Check a data set, and tell it apart from others by its pattern and its numbers."""
         one = self._experiment(t, y)
         if one.likelihood is None:
             given = Given.of(self.ode, one)
-            return Told(_pattern(given.data, np.ndim(one.sigma) == BY_ENTRY), given)
+            return Checked(_pattern(given.data, np.ndim(one.sigma) == BY_ENTRY), given)
         times = as_numbers(t, "t")
         form, _, numbers = formula_of(one.likelihood, self.ode, times)
-        return Told((times.tobytes(), form), None, numbers)
+        return Checked((times.tobytes(), form), None, numbers)
 
-    def _of_pattern(self, first: tuple, told: "Told") -> "Alike | None":
+    def _of_pattern(self, first: tuple, checked: "Checked") -> "Alike | None":
         """Return the posteriors of a pattern, if it is its numbers alone that tell them apart."""
-        pattern = told.pattern
+        pattern = checked.pattern
         if pattern not in self._written:
-            alike = self._write(first, told)
+            alike = self._write(first, checked)
             target = alike.batch.written
             by_chains = len(target.names) >= MANY or target.spreads
             self._written[pattern] = None if by_chains else alike
@@ -167,12 +171,12 @@ class ExactFits:
                 del self._written[next(iter(self._written))]
         return self._written[pattern]
 
-    def _write(self, first: tuple, told: "Told") -> "Alike":
+    def _write(self, first: tuple, checked: "Checked") -> "Alike":
         """Write the posterior of a data set, with numbers that those of others can replace."""
         t, y, seed = first
         one, rng = self._experiment(t, y), np.random.default_rng(seed)
-        if told.given is not None and np.ndim(one.sigma) < BY_ENTRY:
-            one = replace(one, y=_completed(told.given.data))
+        if checked.given is not None and np.ndim(one.sigma) < BY_ENTRY:
+            one = replace(one, y=_completed(checked.given.data))
         number = Replaceable() if one.likelihood is None else Replaceable(
             formula_of(one.likelihood, self.ode, as_numbers(t, "t"))
         )  # fmt: skip
@@ -185,7 +189,7 @@ class ExactFits:
                 random_seed=rng, progressbar=False, **given,
             )  # fmt: skip
         target = ExactPosterior(model, number=number)
-        return Alike(Batch(target, number), checked, scales, told.numbers, not told.numbers)
+        return Alike(Batch(target, number), checked, scales, checked.numbers, not checked.numbers)
 
     def _alone(self, t: ArrayLike, y: Any, seed: Any) -> xr.Dataset | Exception:
         """Fit a data set whose noise, or likelihood, is a formula of its own."""
@@ -198,20 +202,14 @@ class ExactFits:
             )  # fmt: skip
         except Exception as error:  # the others go on
             return error
-        return _told(found.idata["posterior"].dataset, found.verdict, found.diagnostics)
+        return _with_verdict(found.idata["posterior"].dataset, found.verdict, found.diagnostics)
 
 
-class Told(NamedTuple):
-    """What is known of a data set before its posterior is written.
+class Checked(NamedTuple):
+    """A data set before its posterior is written.
 
-    Attributes
-    ----------
-    pattern : hashable
-        The same for those that differ in numbers alone.
-    given : Given or None
-        Itself, checked; none where a likelihood of its own is all that there is.
-    numbers : list of array
-        Those in the lines of this.
+    Of those that differ in ``numbers``, which are in the lines of their likelihoods, alone the
+    pattern is the same.  Where a likelihood of its own is all that there is, nothing is ``given``.
     """
 
     pattern: Hashable
@@ -238,15 +236,15 @@ class Alike:
     def _gp(self) -> StateGP:
         return cast("StateGP", self.batch.written.constraints[0].gp)
 
-    def is_of(self, one: Told) -> bool:
+    def is_of(self, one: Checked) -> bool:
         """Tell whether these are the numbers that were written."""
         return all(map(np.array_equal, self.numbers, one.numbers))
 
-    def put(self, one: Told):
+    def put(self, one: Checked):
         """Put numbers into the likelihood."""
         self.batch.number.put(DataSet(self._gp, one.numbers))
 
-    def filled(self, one: Told, rng: np.random.Generator) -> DataSet:
+    def filled(self, one: Checked, rng: np.random.Generator) -> DataSet:
         """Return the numbers of a data set."""
         given = one.given or self.given
         self.put(one)
@@ -275,7 +273,7 @@ def _completed(data: Data) -> NDArray[np.float64]:
     return np.where(seen & ~data.is_observed, middle, data.y)
 
 
-def _told(posterior: xr.Dataset, verdict: str, diagnostics: Diagnostics) -> xr.Dataset:
+def _with_verdict(posterior: xr.Dataset, verdict: str, diagnostics: Diagnostics) -> xr.Dataset:
     """Return draws without what stands behind the states, with what the verdict says."""
     behind = [f(str(name)) for name in posterior.data_vars for f in (levels_name, whitened_name)]
     said = (verdict, diagnostics.passed, diagnostics.pareto_k)

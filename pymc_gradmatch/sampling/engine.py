@@ -50,8 +50,8 @@ LONGER, ACCEPTED = 2, 0.99  # of chains that are run once more: how long, and me
 ROUGHLY = 1e-6  # relative tolerance of their solutions; weights make up for it
 MIN_DRAWS = 1_000
 N_HANDED_ON = 4
-N_TOLD = 100  # draws of the prior that are looked at where no climb can begin
-UNSEEN = "It says nothing of modes that no search reached."
+N_EXAMINED = 100  # draws of the prior, where no climb can begin
+UNSEEN = "A solution that none of the searches found cannot be ruled out."
 TRY = (
     "Try more draws (n_draws), narrower priors where the data leave parameters open, or sample the "
     "exact posterior with an ODE solver in the loop, from .starts and with .covariance as the "
@@ -199,7 +199,7 @@ class Exact:
         n_draws = longer * self.n_draws // N_CHAINS
         run = posterior.sample(
             start, self.rng, draws=n_draws, tune=None, chains=N_CHAINS, cores=1,
-            told=self._say_chains, **settings,
+            progress=self._say_chains, **settings,
         )  # fmt: skip
         draws, stats = run["posterior"].dataset, run["sample_stats"].dataset
         phi, height = self.target.coordinates(draws), stats["logp"].to_numpy()
@@ -271,7 +271,7 @@ def is_strange(target: ExactPosterior, modes: Local) -> bool:
 
 def _in_no_solution(target: ExactPosterior, rng: np.random.Generator) -> str:
     """Say why there is nowhere to climb from: at the model's start, or at a draw of the prior."""
-    points = np.concatenate([target.starting_at()[None], target.drawn(N_TOLD, rng)])
+    points = np.concatenate([target.starting_at()[None], target.drawn(N_EXAMINED, rng)])
     is_possible = np.isfinite(target(points))
     point = points[is_possible][0] if is_possible.any() else points[0]
     at = {label: float(f"{v[0]:.3g}") for label, v in target.scalars(point[None]).items()}

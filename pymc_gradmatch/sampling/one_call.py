@@ -52,7 +52,7 @@ from pymc_gradmatch.sampling.engine import Exact, check_n_draws, verdict_of
 if TYPE_CHECKING:
     from arviz import PlotCollection
 
-NARROWEST = 1e-3  # widths of the draws, by which steps of differences are told
+NARROWEST = 1e-3  # widths of the draws, which steps of differences follow
 N_CLIMBED = 8  # draws, from which the most probable point is climbed to
 MOST_SHARE_OF_PRIOR = 0.7  # of the prior's width, that a posterior has where the data say little
 WELL_DETERMINED = 0.1  # standard deviations of the data, by which solutions of draws differ at most
@@ -401,10 +401,10 @@ def fit(
         "inputs": inputs, "start": start,
     }  # fmt: skip
     if model is None:
-        told = (t is not None and (y is not None or likelihood is not None)) or experiments
-        if ode is None or priors is None or not told:
+        has_data = (t is not None and (y is not None or likelihood is not None)) or experiments
+        if ode is None or priors is None or not has_data:
             needed: dict[str, Any] = {"ode": ode, "priors": priors}
-            if not told:
+            if not has_data:
                 needed |= {"t": t} | ({} if likelihood is not None else {"y": y})
             missing = [name for name, value in needed.items() if value is None]
             msg = (
@@ -465,7 +465,7 @@ def _fit(search: Exact, model: pm.Model, refined: Callable[[], pm.Model], stoppe
     along |= {*target.behind_starts}
     scalars = [name for name in posterior.data_vars if name not in along]
     modes = pd.DataFrame(target.scalars(found.modes.points))
-    # Where draws are not to be trusted all the modes together say what is not told.
+    # Where draws are not to be trusted all the modes together say what is not known.
     telling = posterior.isel(draw=np.flatnonzero(largest)) if diagnostics.passed else posterior
     return Fit(
         verdict=verdict_of(diagnostics),

@@ -190,12 +190,12 @@ class CompiledPosterior:
         rng: np.random.Generator,
         *,
         progressbar: Any = False,
-        told: Callable[[Sequence], None] | None = None,
+        progress: Callable[[Sequence], None] | None = None,
         **settings,
     ) -> xr.DataTree:
         """Run nutpie's NUTS in coordinates around the mode.
 
-        ``told``, in the place of a bar, is given where the chains are.
+        ``progress``, in the place of a bar, takes the chains as they are.
 
         Raises
         ------
@@ -214,7 +214,7 @@ class CompiledPosterior:
         if isinstance(around, Coordinates) and not self.split.is_dense:
             _log.info(NOT_ROUND, len(self.split.is_state))
             settings["adaptation"] = "low_rank"
-        return self._named(self._draw(around, rng, progressbar, settings, told), around)
+        return self._named(self._draw(around, rng, progressbar, settings, progress), around)
 
     def sample_around(
         self, around: Coordinates | Arrow | Band, rng: np.random.Generator, **settings
@@ -223,7 +223,7 @@ class CompiledPosterior:
         return self._named(self._draw(around, rng, False, settings), around)
 
     def _draw(
-        self, around: Coordinates | Arrow | Band, rng, progressbar, settings, told=None
+        self, around: Coordinates | Arrow | Band, rng, progressbar, settings, progress=None
     ) -> xr.DataTree:
         native = self.native
         if isinstance(around, Band):  # of which the width is part of the code
@@ -233,7 +233,9 @@ class CompiledPosterior:
         seed = int(rng.integers(2**31))
         try:
             with bars:
-                return native.sample(seed=seed, progress_callback=told or bars.update, **settings)
+                return native.sample(
+                    seed=seed, progress_callback=progress or bars.update, **settings
+                )
         except Interrupted as interrupt:
             raise Interrupted(self._named(interrupt.draws, around)) from None
 
