@@ -183,13 +183,15 @@ class ExactFits:
         settings = {name: v for name, v in self.settings.items() if name not in GIVEN}
         given = {name: getattr(one, name) for name in GIVEN}
         with beside(pm.Model.get_context(error_if_none=False)):
-            checked, scales = scales_of(self.ode, one, self.priors, number, rng)
+            first_given, scales = scales_of(self.ode, one, self.priors, number, rng)
             model = unfitted_model(
                 self.ode, t, one.y, priors=self.priors, settings=settings, number=number,
                 random_seed=rng, progressbar=False, **given,
             )  # fmt: skip
         target = ExactPosterior(model, number=number)
-        return Alike(Batch(target, number), checked, scales, checked.numbers, not checked.numbers)
+        return Alike(
+            Batch(target, number), first_given, scales, checked.numbers, not checked.numbers
+        )
 
     def _alone(self, t: ArrayLike, y: Any, seed: Any) -> xr.Dataset | Exception:
         """Fit a data set whose noise, or likelihood, is a formula of its own."""
