@@ -9,7 +9,6 @@ from pymc_gradmatch.gp import derivatives, kernels
 from pymc_gradmatch.gp.data import (
     Data,
     as_noise,
-    as_positive,
     breaks_within,
     fits_states,
     levels_of,
@@ -49,7 +48,6 @@ __all__ = [
     "add_coords",
     "as_experiments",
     "as_noise",
-    "as_positive",
     "behind_states",
     "breaks_within",
     "check_coords",

@@ -195,7 +195,7 @@ class Data:
     def labels(self, states: Sequence) -> list[str]:
         """Return a label for each observation: ``prey[0.5]`` for the state and its time."""
         times = self.t.tolist()
-        return [label_of(states[k], times[j]) for j, k in zip(*self.places, strict=True)]
+        return [f"{states[k]}[{times[j]!r}]" for j, k in zip(*self.places, strict=True)]
 
     @property
     def counted(self) -> NDArray[np.float64]:
@@ -281,13 +281,8 @@ def _as_times(t: ArrayLike | SharedVariable) -> NDArray[np.float64]:
     return read_only(times)
 
 
-def label_of(state: Any, time: float) -> str:
-    """Return a label for an observation of a state at a time."""
-    return f"{state}[{time!r}]"
-
-
 def of_label(label: str) -> tuple[str, float]:
-    """Return the state, as text, and the time of :func:`label_of`."""
+    """Return the state, as text, and the time of one of :meth:`Data.labels`."""
     state, time = label.removesuffix("]").rsplit("[", 1)
     return state, float(time)
 

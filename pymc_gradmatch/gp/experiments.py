@@ -214,7 +214,11 @@ class StateGPs(StateProcesses):
         inputs: Mapping[str, Mapping[str, Any] | None] | None = None,
     ):
         _check_members(members)
-        each = tuple(on_grids_of_one_length([*members.values()]))
+        longest = max(len(gp.t) for gp in members.values())  # the shorter are divided further
+        each = tuple(
+            gp if len(gp.t) == longest else gp.with_more_times(longest - len(gp.t))
+            for gp in members.values()
+        )
         given = inputs or {}
         vars(self).update(
             names=tuple(members),
@@ -259,22 +263,20 @@ class StateGPs(StateProcesses):
 
     def with_sigma(self, sigma: Any) -> Self:
         """Return the same with another noise: a number, per state, or per experiment and state."""
-        pairs = zip(self.members, self._for_each(sigma), strict=True)
-        return self.of_members([gp.with_sigma(own) for gp, own in pairs])
+        return self._with(StateGP.with_sigma, sigma)
 
     def with_nugget(self, nugget: Any) -> Self:
         """Return the same with another nugget, in the shapes of :meth:`with_sigma`."""
-        pairs = zip(self.members, self._for_each(nugget), strict=True)
-        return self.of_members([gp.with_nugget(own) for gp, own in pairs])
+        return self._with(StateGP.with_nugget, nugget)
 
     def with_amplitude(self, factor: Any) -> Self:
         """Return the same with kernels times a factor, in the shapes of :meth:`with_sigma`."""
-        pairs = zip(self.members, self._for_each(factor), strict=True)
-        return self.of_members([gp.with_amplitude(own) for gp, own in pairs])
+        return self._with(StateGP.with_amplitude, factor)
 
-    def _for_each(self, numbers: Any) -> Sequence:
+    def _with(self, change: Callable[[StateGP, Any], StateGP], numbers: Any) -> Self:
         is_of_each = np.shape(numbers) == self.scale.shape
-        return list(np.asarray(numbers)) if is_of_each else [numbers] * len(self.members)
+        each = np.asarray(numbers) if is_of_each else [numbers] * len(self.members)
+        return self.of_members([change(*pair) for pair in zip(self.members, each, strict=True)])
 
     @cached_property
     def processes(self) -> Any:
@@ -404,11 +406,3 @@ def _check_members(members: Mapping[str, StateGP]):
                 "observe is a column of NaN, or missing in its table."
             )
             raise ValueError(msg)
-
-
-def on_grids_of_one_length(members: Sequence[StateGP]) -> list[StateGP]:
-    """Return Gaussian processes on grids of as many times, the shorter ones divided further."""
-    longest = max(len(gp.t) for gp in members)
-    return [
-        gp if len(gp.t) == longest else gp.with_more_times(longest - len(gp.t)) for gp in members
-    ]

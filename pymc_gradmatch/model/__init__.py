@@ -18,13 +18,10 @@ from pymc_gradmatch.model.constraint import (
     constraints,
     equations,
     is_constraint,
-    residuals,
     warn_of_other_data,
 )
-from pymc_gradmatch.model.gauss_newton import Squares
-from pymc_gradmatch.model.given import Given, Scales, fit_states
+from pymc_gradmatch.model.given import Given, Scales
 from pymc_gradmatch.model.likelihood import (
-    NoDerivativeError,
     densities_of,
     density_of,
     fixed_noise,
@@ -32,7 +29,7 @@ from pymc_gradmatch.model.likelihood import (
     total_of,
     where_impossible,
 )
-from pymc_gradmatch.model.presets import Settings, preset_of
+from pymc_gradmatch.model.presets import Settings
 from pymc_gradmatch.model.refinement import (
     DoubtWarning,
     of_model,
@@ -41,10 +38,8 @@ from pymc_gradmatch.model.refinement import (
 from pymc_gradmatch.model.start import (
     Known,
     Start,
-    is_known_start,
     known_starts,
     of_experiment,
-    start_in,
     start_priors,
 )
 
@@ -54,10 +49,8 @@ __all__ = [
     "Given",
     "GradientMatchingODE",
     "Known",
-    "NoDerivativeError",
     "Scales",
     "Settings",
-    "Squares",
     "Start",
     "build_model",
     "changed_data",
@@ -65,20 +58,15 @@ __all__ = [
     "densities_of",
     "density_of",
     "equations",
-    "fit_states",
     "fixed_noise",
     "formula_of",
     "is_constraint",
-    "is_known_start",
     "keep_observations",
     "known_starts",
     "of_experiment",
     "of_model",
-    "preset_of",
     "refine",
-    "residuals",
     "scales_of",
-    "start_in",
     "start_priors",
     "total_of",
     "unfitted_model",

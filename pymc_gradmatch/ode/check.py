@@ -219,16 +219,14 @@ def _unlike(ode: ODE, t, path, theta, f, df_dx, df_dtheta) -> list[str]:
         ]
         if found:
             return found
-        for i, name in enumerate(ode.states):
-            unit = np.abs(path[:, i]).max() or 1.0
-            step = STEP * unit * np.eye(len(ode.states))[i]
-            change = (alone(path + step, rows) - alone(path - step, rows)) / (2 * STEP)
-            found += _wrong_slopes(ode, t, path, f, name, unit, df_dx[:, :, i], change)
-        for i, name in enumerate(ode.params):
-            unit = np.abs(theta[i]) or 1.0
-            step = STEP * unit * np.eye(len(theta))[i]
-            change = (alone(path, rows + step) - alone(path, rows - step)) / (2 * STEP)
-            found += _wrong_slopes(ode, t, path, f, name, unit, df_dtheta[:, :, i], change)
+        both, n_states = np.hstack([path, rows]), len(ode.states)
+        slopes = np.concatenate([df_dx, df_dtheta], axis=2)
+        for i, name in enumerate([*ode.states, *ode.params]):
+            unit = np.abs(both[:, i]).max() or 1.0
+            step = STEP * unit * np.eye(both.shape[1])[i]
+            ahead, behind = (alone(*np.split(v, [n_states], 1)) for v in (both + step, both - step))
+            change = (ahead - behind) / (2 * STEP)
+            found += _wrong_slopes(ode, t, path, f, name, unit, slopes[:, :, i], change)
     return found
 
 
@@ -257,16 +255,12 @@ def _wrong_slopes(ode: ODE, t, path, f, name, unit, slopes, change) -> list[str]
 
 
 def _not_finite(what: str, t, bad, path, ode) -> str:
-    j = int(np.argmax(bad))
+    j, every = int(np.argmax(bad)), np.ones(len(ode.states), dtype=bool)
     at = ", ".join(f"{k} = {v:.3g}" for k, v in zip(ode.states, path[j], strict=True))
     return (
         f"{what} is not finite at time {t[j]:g}, where {at}: a logarithm, root, power or quotient "
-        f"at the edge of where it is defined. Start elsewhere. {cure(ode, path[j], _all(ode))}"
+        f"at the edge of where it is defined. Start elsewhere. {cure(ode, path[j], every)}"
     )
-
-
-def _all(ode: ODE) -> NDArray[np.bool_]:
-    return np.ones(len(ode.states), dtype=bool)
 
 
 def _states(ode: ODE, path, f, enters) -> pd.DataFrame:

@@ -349,6 +349,18 @@ def entries_of(name: str, n: int | None) -> list[str]:
     return [name] if n is None else [f"{name}_{k}" for k in range(n)]
 
 
+def entries_in(name: str, n: int | None, value: Any) -> list[tuple[str, Any]]:
+    """Return the entries of a vector of n with their names; a number as it is."""
+    if n is None:
+        return [(name, value)]
+    vector: Any = value if isinstance(value, Variable) else np.asarray(value, dtype=float)
+    shape = vector.type.shape if isinstance(value, Variable) else vector.shape
+    if not shape or shape[-1] not in (n, None):
+        msg = f"{name!r} has shape {shape}; expected (..., {n}), one for each entry."
+        raise ValueError(msg)
+    return [(one, vector[..., k]) for k, one in enumerate(entries_of(name, n))]
+
+
 def named(kind: str, names: tuple[str, ...], values: Iterable) -> Any:
     """Return values as a named tuple: what users unpack, or name."""
     return _record(kind, names)(*values)

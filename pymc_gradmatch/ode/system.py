@@ -34,6 +34,7 @@ from pymc_gradmatch.ode.rhs import (
     by_chain_rule,
     check_arguments,
     derivatives_of,
+    entries_in,
     entries_of,
     expressions,
     held_at_one_time,
@@ -86,7 +87,7 @@ class ODE:
 
     Examples
     --------
-    >>> import numpy as np, pymc_gradmatch as gm
+    >>> import pymc_gradmatch as gm
     >>> decay = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
     >>> decay
     ODE(states=['mass'], params=['rate'])
@@ -102,18 +103,6 @@ class ODE:
     >>> ode = gm.ODE(chain, ["a", "b", "c"], {"k": 3})
     >>> ode.solve([0.0, 1.0], x0=[1.0, 0.0, 0.0], theta={"k": [1.0, 2.0, 3.0]})[1].round(3)
     array([0.368, 0.233, 0.147])
-
-    Concentrations, with log-normal noise (:func:`~pymc_gradmatch.build_model`'s default there):
-
-    >>> import pymc as pm
-    >>> rhs = lambda t, x, theta: [-theta.rate * x.mass]
-    >>> ode = gm.ODE(rhs, ["mass"], ["rate"], positive=["mass"])
-    >>> t = np.linspace(0, 5, 11)
-    >>> noise = np.random.default_rng(1).normal(0, 0.1, (11, 1))
-    >>> y = ode.solve(t, x0=[100.0], theta=[0.5]) * np.exp(noise)
-    >>> fit = gm.fit(ode, t, y, priors={"rate": pm.HalfNormal.dist(2)}, random_seed=1)
-    >>> bool(fit.idata["posterior"]["x"].min() > 0)
-    True
     """
 
     @without_traces
@@ -152,13 +141,12 @@ class ODE:
 
         theta = [pt.scalar(name, dtype="float64") for name in self.params]
         (t,), x, u = vectors(["t"]), vectors(self.states), vectors(self.inputs)
-        last = [named("Input", self.inputs, u)] if u else []
-        states, params = named("State", self.states, x), self.named_params(theta)
+        arguments = self._arguments(x, theta, u)
         if not isinstance(rhs, ByElements) and (
-            self.has_vectors or returns_vector(rhs, t, states, params, *last)
+            self.has_vectors or returns_vector(rhs, t, *arguments)
         ):
             self.rhs = ByElements(rhs)
-        check_arguments(self.rhs, t, states, params, *last)
+        check_arguments(self.rhs, t, *arguments)
 
     @classmethod
     def from_sbml(cls, path: str | Path) -> "ODE":
@@ -357,8 +345,8 @@ class ODE:
         self.check_times(np.empty(0) if isinstance(t, Variable) else np.asarray(t))
         t, x = pt.as_tensor(t), pt.as_tensor(x)
         theta = [pt.as_tensor(value) for value in self.ordered_params(theta)]
-        states = named("State", self.states, [x[..., k] for k in range(len(self.states))])
-        return derivatives_of(self.rhs, t, states, self.named_params(theta), *self._known_inputs(t))
+        columns = [x[..., k] for k in range(len(self.states))]
+        return derivatives_of(self.rhs, t, *self._arguments(columns, theta, self._inputs_at(t)))
 
     @property
     def used(self) -> NDArray[np.bool_]:
@@ -371,9 +359,12 @@ class ODE:
         x = [pt.vector(name, dtype="float64") for name in self.states]
         t, *u = (pt.vector(name, dtype="float64") for name in ("t", *self.inputs))
         theta = [pt.scalar(name, dtype="float64") for name in self.params]
-        arguments = [named("State", self.states, x), self.named_params(theta)]
-        arguments += [named("Input", self.inputs, u)] if u else []
-        return Written(t, x, theta, u, expressions(self.rhs, t, *arguments))
+        return Written(t, x, theta, u, expressions(self.rhs, t, *self._arguments(x, theta, u)))
+
+    def _arguments(self, x: Sequence, theta: Sequence, inputs: Sequence) -> list:
+        """Return what the right-hand side is called with after the time."""
+        last = [named("Input", self.inputs, inputs)] if inputs else []
+        return [named("State", self.states, x), self.named_params(theta), *last]
 
     @property
     def enters(self) -> NDArray[np.bool_]:
@@ -399,24 +390,11 @@ class ODE:
         """Return parameters with the entries of vectors by their names, ``k_0`` of ``k``."""
         if not self.has_vectors:
             return theta
-        entries = {}
-        for name, value in theta.items():
-            if (n := self.lengths.get(name)) is None:
-                entries[name] = value
-                continue
-            vector: Any = value if isinstance(value, Variable) else np.asarray(value, dtype=float)
-            shape = vector.type.shape if isinstance(value, Variable) else vector.shape
-            if not shape or shape[-1] not in (n, None):
-                msg = f"{name!r} has shape {shape}; expected (..., {n}), one for each entry."
-                raise ValueError(msg)
-            entries |= {one: vector[..., k] for k, one in enumerate(entries_of(name, n))}
-        return entries
+        pairs = ((name, self.lengths.get(name), value) for name, value in theta.items())
+        return dict(entry for one in pairs for entry in entries_in(*one))
 
-    def _known_inputs(self, t) -> list:
-        """Return the inputs at times as what follows the parameters; nothing without inputs."""
-        if not self.inputs:
-            return []
-        return [named("Input", self.inputs, [input_at(value, t) for value in self._given])]
+    def _inputs_at(self, t) -> list:
+        return [input_at(value, t) for value in self._given]
 
     def ordered_params(self, theta) -> list:
         """Return parameters in the order of ``params``, from a mapping or a sequence."""
@@ -685,9 +663,7 @@ class ODE:
             next(measured) if isinstance(value, Input) else input_at(value, t)
             for value in self._given
         ]
-        arguments = [named("State", self.states, x), self.named_params(theta)]
-        arguments += [named("Input", self.inputs, inputs)] if inputs else []
-        return expressions(self.rhs, t, *arguments)
+        return expressions(self.rhs, t, *self._arguments(x, theta, inputs))
 
     def slopes(self, t, x, theta) -> NDArray[np.float64]:
         """Evaluate the right-hand side, shape ``(..., state)``.
@@ -724,8 +700,7 @@ class ODE:
         """The derivatives, and theirs by every state and parameter, of as many vectors of times."""
         t, *given = (pt.vector(name, dtype="float64") for name in ("t", *self.states, *self.params))
         x, theta = given[: len(self.states)], given[len(self.states) :]
-        arguments = [named("State", self.states, x), self.named_params(theta)]
-        slopes = expressions(self.rhs, t, *arguments, *self._known_inputs(t))
+        slopes = expressions(self.rhs, t, *self._arguments(x, theta, self._inputs_at(t)))
         along = [pt.zeros_like(t) + slope for slope in slopes]
         # What happens at one time depends on the states of that time alone.
         by = [_gradient(slope.sum(), given) for slope in along]

@@ -14,7 +14,7 @@ from pymc_gradmatch.sampling.many import fit_many
 from pymc_gradmatch.sampling.metropolis import CompiledMetropolis, sample_fgpgm
 from pymc_gradmatch.sampling.nuts import find_map, sample
 from pymc_gradmatch.sampling.one_call import Fit, fit
-from pymc_gradmatch.sampling.parallel import in_parallel, reason
+from pymc_gradmatch.sampling.parallel import in_parallel
 
 __all__ = [
     "TRY",
@@ -26,7 +26,6 @@ __all__ = [
     "fit",
     "fit_many",
     "in_parallel",
-    "reason",
     "sample",
     "sample_fgpgm",
 ]
