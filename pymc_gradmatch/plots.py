@@ -469,18 +469,13 @@ def plot_verdict(idata: xr.DataTree, **pc_kwargs) -> az.PlotCollection:
     return pc
 
 
-def _groups(idata) -> xr.DataTree:
-    """Return draws, or say where they are."""
-    if isinstance(idata, xr.DataTree):
-        return idata
-    of_it = ": its .idata" if hasattr(idata, "idata") else ""
-    msg = f"idata is a {type(idata).__name__}; expected an xarray.DataTree of draws{of_it}."
-    raise TypeError(msg)
-
-
 def _group(idata: xr.DataTree, name: str, such_as: str = "") -> xr.Dataset:
     """Return a group of draws, or say which there are."""
-    if name not in _groups(idata).children:
+    if not isinstance(idata, xr.DataTree):
+        of_it = ": its .idata" if hasattr(idata, "idata") else ""
+        msg = f"idata is a {type(idata).__name__}; expected an xarray.DataTree of draws{of_it}."
+        raise TypeError(msg)
+    if name not in idata.children:
         msg = f"idata has groups {[*idata.children]}; expected {name!r} among them{such_as}."
         raise ValueError(msg)
     return idata[name].dataset

@@ -15,7 +15,7 @@ from benchmarks import levers
 from pymc_gradmatch.model import gauss_newton, recentring
 from pymc_gradmatch.model import priors as prior_densities
 from pymc_gradmatch.model.gauss_newton import Mode, Problem, Theorem1, climb, climb_from_prior
-from pymc_gradmatch.model.likelihood import Written, normal
+from pymc_gradmatch.model.likelihood import Normal, Written
 from pymc_gradmatch.model.priors import parameters_of
 from pymc_gradmatch.model.recentring import _advice
 
@@ -245,7 +245,7 @@ def test_the_normal_likelihood_is_the_one_of_its_graph(climbing, rng):
         gp, lambda x: pm.logp(pm.Normal.dist(gp.at_observations(x), gp.sigma), gp.y).sum()
     )
     x, theta = gp.prior_mean + rng.normal(0, 0.3, gp.prior_mean.shape), np.ones(4)
-    one = normal(gp)
+    one = Normal(gp)
     np.testing.assert_allclose(one(theta, x).by_states, other(theta, x).by_states, rtol=1e-9)
     whole = np.zeros((4 + x.size,) * 2)
     places = [4 + k * len(x) + row for k in range(x.shape[1]) for row in one.rows]

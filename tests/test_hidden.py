@@ -12,7 +12,7 @@ from benchmarks.paper import systems
 from pymc_gradmatch.gp import Data, unfitted
 from pymc_gradmatch.model import constraints
 from pymc_gradmatch.model.gauss_newton import Problem, scaled_by_solutions, solutions_of_prior
-from pymc_gradmatch.model.likelihood import normal
+from pymc_gradmatch.model.likelihood import Normal
 from pymc_gradmatch.model.priors import parameters_of
 from pymc_gradmatch.model.start import Start
 
@@ -184,7 +184,7 @@ def test_solutions_start_where_priors_of_starts_allow_it_and_are_weighed_by_thes
     gp = gm.StateGP(T, np.column_stack([np.full(len(T), np.nan), table["b"]]), COV, 0.05,
                     scales={0: 1.0})  # fmt: skip
     priors = {"a": pm.Normal.dist(5, 0.3), "b": pm.Uniform.dist(2, 3)}
-    known, told = Start.of(PAIR, priors), normal(gp)
+    known, told = Start.of(PAIR, priors), Normal(gp)
     parameters = parameters_of(PRIOR, PAIR.params)
     problem = Problem.of(PAIR, gp, parameters, likelihood=told, known=known)
     found = solutions_of_prior(problem, np.random.default_rng(1))

@@ -12,7 +12,7 @@ import pymc_gradmatch as gm
 from benchmarks.paper import systems
 from pymc_gradmatch.model import DoubtWarning
 from pymc_gradmatch.model.gauss_newton import Problem, climb_from_prior
-from pymc_gradmatch.model.likelihood import normal
+from pymc_gradmatch.model.likelihood import Normal
 from pymc_gradmatch.model.priors import parameters_of
 from pymc_gradmatch.model.refinement import seen_by_all
 
@@ -436,7 +436,7 @@ def test_states_see_each_other_by_the_ode():
     t, noise = np.linspace(0, 3, 7), np.array([2.0, 0.1])
     y = np.random.default_rng(1).normal(size=(7, 2))
     gp = gm.StateGP(t, y, [pm.gp.cov.ExpQuad(1, ls=1.0)] * 2, sigma=noise)
-    found = seen_by_all(ode, gp, np.array([1.0]), normal(gp))
+    found = seen_by_all(ode, gp, np.array([1.0]), Normal(gp))
     later = [t[t >= s] - s for s in t]
     count = sum(map(len, later))
     squares = sum(np.square(span).sum() for span in later)

@@ -329,17 +329,12 @@ class KernelFamily:
 
     def kernel(self, values: Iterable) -> pm.gp.cov.BaseCovariance:
         """Build the kernel from values of its hyperparameters, in their order."""
-        return build_kernel(self.build, dict(zip(self.hyperparameters, values, strict=True)))
-
-
-def build_kernel(build: CovFunction, hyperparameters: Mapping) -> pm.gp.cov.BaseCovariance:
-    """Call a function of hyperparameters and check that it returns a kernel of time."""
-    cov = build(**hyperparameters)
-    if not isinstance(cov, pm.gp.cov.BaseCovariance):
-        msg = f"the function cov returns a {type(cov).__name__}; expected a pm.gp.cov kernel."
-        raise TypeError(msg)
-    check_time_only(cov)
-    return cov
+        cov = self.build(**dict(zip(self.hyperparameters, values, strict=True)))
+        if not isinstance(cov, pm.gp.cov.BaseCovariance):
+            msg = f"the function cov returns a {type(cov).__name__}; expected a pm.gp.cov kernel."
+            raise TypeError(msg)
+        check_time_only(cov)
+        return cov
 
 
 def kernel_family(

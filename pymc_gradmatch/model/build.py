@@ -475,7 +475,9 @@ class _Lines:
                 observed=observed,
                 dims=self._observed[0],
             )
-            self.number.mask(names["y"], partial(_at_data, gp, _is_observed), gp)
+            self.number.mask(
+                names["y"], partial(_at_data, gp, lambda member: member.data.is_observed), gp
+            )
         else:
             self._write_likelihoods(x, theta)
         starts = names["start"], names["start_prior"]
@@ -537,10 +539,6 @@ def _at_data(
 def _filled(gp: StateGP) -> NDArray[np.float64]:
     """Return the data, some number where there are none."""
     return np.where(gp.data.is_observed, gp.data.y, states_of(gp.mean, gp.data.positive))
-
-
-def _is_observed(gp: StateGP) -> NDArray[np.bool_]:
-    return gp.data.is_observed
 
 
 def _of_all(each: NDArray[np.float64]) -> NDArray[np.float64]:

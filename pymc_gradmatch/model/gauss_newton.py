@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from pymc_gradmatch.gp import Data, StateGP
 from pymc_gradmatch.model.constraint import residuals
-from pymc_gradmatch.model.likelihood import Likelihood, normal
+from pymc_gradmatch.model.likelihood import Likelihood, Normal
 from pymc_gradmatch.model.priors import Parameters
 from pymc_gradmatch.model.start import KnownOfStart, Start
 from pymc_gradmatch.numerics import N_STARTS, matvec, on_one_thread, search_mode
@@ -54,7 +54,7 @@ class Problem:
         known: Start | None = None,
     ) -> "Problem":
         """Put one together; the likelihood is that of the data by default."""
-        likelihood = normal(gp) if likelihood is None else likelihood
+        likelihood = Normal(gp) if likelihood is None else likelihood
         gamma = np.zeros(0) if gamma is None else gamma
         return cls(ode, gp, parameters, gamma, likelihood, known or Start(ode))
 
@@ -449,21 +449,13 @@ def climb(
 ) -> list[Mode]:
     r"""Climb in the parameters and states of one or several experiments at once.
 
-    The Hessian is an arrow: a block for each experiment's own unknowns, and a border of what
-    all share.  Each step of Levenberg and Marquardt eliminates the blocks one by one,
+    The Hessian is an arrow: a block for each experiment's own unknowns, and a border of what all
+    share.  Each step of Levenberg and Marquardt eliminates the blocks one by one,
 
     .. math:: \Bigl(\sum_e H^e_{ss} - H^e_{so} (H^e_{oo})^{-1} H^e_{os}\Bigr)\, \delta_s = \dots
 
-    so that time and memory are linear in the number of experiments.
-
-    Parameters
-    ----------
-    problems : sequence of Problem
-        Of each experiment, each with the whole prior of its parameters.
-    starts : sequence of Mode
-        Where to start from, with the same shared parameters.
-    shared : Shared, optional
-        What they have in common, the prior of which counts once; nothing of a single one.
+    so that time and memory are linear in the number of experiments.  Each problem has the whole
+    prior of its parameters; that of the shared ones, the same in all starts, counts once.
     """
     theorems = [Theorem1(problem) for problem in problems]
     points = [

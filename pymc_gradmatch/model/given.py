@@ -30,7 +30,7 @@ from pymc_gradmatch.gp import (
 )
 from pymc_gradmatch.model.constraint import check_states
 from pymc_gradmatch.model.gauss_newton import Problem, scaled_by_solutions
-from pymc_gradmatch.model.likelihood import LikelihoodFunction, Written, normal, rehearsed
+from pymc_gradmatch.model.likelihood import LikelihoodFunction, Normal, Written, rehearsed
 from pymc_gradmatch.model.priors import parameters_of
 from pymc_gradmatch.model.start import Start
 from pymc_gradmatch.ode import ODE
@@ -338,7 +338,7 @@ def _unscaled(
 ) -> Problem:
     """Return the problem of which solutions tell scales."""
     gp = unfitted(data)
-    told = normal(gp) if one.likelihood is None else rehearsed(
+    told = Normal(gp) if one.likelihood is None else rehearsed(
         one.likelihood, one.ode, gp, number=number
     )  # fmt: skip
     parameters = parameters_of(priors, one.ode.params)
@@ -363,7 +363,7 @@ class Scales:
         problem = self._problem
         if self._is_normal:
             gp = unfitted(data)
-            problem = replace(problem, gp=gp, likelihood=normal(gp))
+            problem = replace(problem, gp=gp, likelihood=Normal(gp))
         [scaled] = _sized([scaled_by_solutions(problem, data, rng)])
         return scaled
 

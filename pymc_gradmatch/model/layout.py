@@ -62,11 +62,6 @@ class LaidOut(NamedTuple):
     narrow: StateGP
     """For the distance from it, of unit amplitude."""
 
-    def on_grid_of(self, n_times: int) -> "LaidOut":
-        """Return them on a grid of so many times."""
-        more = n_times - len(self.wide.t)
-        return LaidOut(*(gp.with_more_times(more) for gp in self)) if more else self
-
 
 def is_long(gp: StateGP, settings: RefinedSettings) -> bool:
     """Tell whether a solution is sought by fewer of the observations."""

@@ -111,9 +111,10 @@ class Likelihood(ABC):
 
 
 class Normal(Likelihood):
-    """N(y | x, sigma^2 I) of what was observed.
+    """N(y | x, sigma^2 I) of what was observed, as a function of the states on the grid.
 
-    Noise that is known, shape ``(observation time, state)``, stays what it is.
+    So many of the starts are known, and need not be estimated; noise that is known, shape
+    ``(observation time, state)``, stays what it is.
     """
 
     def __init__(self, gp: StateGP, n_known: int = 0, noise: NDArray[np.float64] | None = None):
@@ -155,14 +156,6 @@ class Normal(Likelihood):
             variance = np.nansum(np.square(residual), axis=0) / np.maximum(n_observed - spent, 1)
         sigma = _like_the_others(np.sqrt(variance), gp.data.is_sparse, gp.scale)
         return type(self)(gp.with_sigma(sigma), self.n_known) if np.isfinite(sigma).all() else self
-
-
-def normal(gp: StateGP, n_known: int = 0, noise: NDArray[np.float64] | None = None) -> Normal:
-    """Return N(y | x, sigma^2 I) of the data as a function of the states on the grid.
-
-    So many of the starts are known, and need not be estimated; perhaps the noise as well.
-    """
-    return Normal(gp, n_known, noise)
 
 
 def with_noise(gp: StateGP, noise: NDArray[np.float64]) -> StateGP:
@@ -558,7 +551,7 @@ def rehearsed(
         If nothing is observed, if counts are none, if a random variable in it is discrete, or if
         one of several experiments has dims of its own times.
     """
-    scratch = _stage(coords_of(gp, ode))
+    scratch = _stage(dict(zip(DIMS, (gp.t_observed, gp.t, ode.states), strict=True)))
     before = {*scratch.named_vars.values()}
     x, theta, states, parameters = _called(function, ode, len(gp.t_observed), scratch)
     open_lines(scratch, before, [*states, *parameters], number)
@@ -606,11 +599,6 @@ def rehearsed(
         names=[*own],
         depends_on=[name for name, variable in named if variable in upstream],
     )  # fmt: skip
-
-
-def coords_of(gp: StateGP, ode: ODE) -> dict[str, Any]:
-    """Return the coords that lines of a likelihood may use."""
-    return dict(zip(DIMS, (gp.t_observed, gp.t, ode.states), strict=True))
 
 
 def of_graph(

@@ -67,8 +67,8 @@ from pymc_gradmatch.model.layout import (
 from pymc_gradmatch.model.likelihood import (
     Likelihood,
     LikelihoodFunction,
+    Normal,
     Written,
-    normal,
     of_graph,
     rehearsed,
     with_noise,
@@ -247,7 +247,9 @@ def refine_all(
         for one, gp in zip(fits.parts, members, strict=True)
     ]
     longest = max(len(one.wide.t) for one in laid)
-    laid = [one.on_grid_of(longest) for one in laid]
+    for number, one in enumerate(laid):
+        if more := longest - len(one.wide.t):
+            laid[number] = LaidOut(*(gp.with_more_times(more) for gp in one))
     problems = [
         _problem(part, one.wide, compiled[id(priors)], settings)
         for part, one, priors in zip(fits.parts, laid, fits.priors, strict=True)
@@ -311,7 +313,7 @@ def _problem(one: Given, gp: StateGP, parameters: Parameters, settings: RefinedS
         likelihood, of_this_model = of_model(one.likelihood, one.ode, gp)
         known = known or of_this_model
     elif one.likelihood is None:
-        likelihood = normal(gp, len(known.places), one.noise)
+        likelihood = Normal(gp, len(known.places), one.noise)
     else:
         likelihood = rehearsed(one.likelihood, one.ode, gp)
     gamma = settings.tolerance * gp.slope_variance()

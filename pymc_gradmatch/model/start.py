@@ -550,12 +550,6 @@ def start_in(model: pm.Model, ode: ODE, x: TensorVariable) -> Start:
     return Start(ode, {name: written(entry) for name, entry in entries.items()})
 
 
-def _add_priors(name: str, log_density: TensorVariable, starts: Sequence[Start]):
-    """Add the priors of x(t0) as a potential that knows the distributions; copies of it do too."""
-    potential = pm.Potential(name, log_density)
-    potential.tag.start_priors = [start.priors for start in starts]
-
-
 def start_priors(model: pm.Model, x: TensorVariable) -> tuple[list[str], list[Mapping]]:
     """Return the names of a model's potentials that are priors of x(t0) of states, and the priors.
 
@@ -603,7 +597,8 @@ def add_starts(names: tuple[str, str], starts: Sequence[Start], gp: AnyStateGP, 
         )
     if any(start.priors for start in starts):
         densities = [start.log_prior(x0) for start, x0 in zip(starts, each, strict=True)]
-        _add_priors(prior, gp.together(densities), starts)
+        potential = pm.Potential(prior, gp.together(densities))
+        potential.tag.start_priors = [start.priors for start in starts]  # copies have it too
 
 
 def of_experiment(theta: Mapping[str, Any], ode: ODE, number: int) -> list:

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
@@ -57,7 +57,13 @@ def write(model: pm.Model) -> Written:
     """Write a model's graphs, with ``pm.Data`` as it is now, and constant parts computed."""
     named = [*model.free_RVs, *model.deterministics]
     graphs = [density_of(model), *model.replace_rvs_by_values(named)]
-    rewritten = rewrite_graph(_frozen(graphs), include=("canonicalize", "stabilize"))
+    values: dict[Variable, Variable] = {
+        variable: pt.constant(variable.get_value(), dtype=variable.type.dtype)
+        for variable in ancestors(graphs)
+        if isinstance(variable, SharedVariable)
+    }
+    frozen = clone_replace(graphs, values, rebuild_strict=False)
+    rewritten = rewrite_graph(frozen, include=("canonicalize", "stabilize"))
     log_density, *variables = cast("list[TensorVariable]", rewritten)
     return Written(
         [model.rvs_to_values[rv] for rv in model.free_RVs],
@@ -66,15 +72,6 @@ def write(model: pm.Model) -> Written:
         [str(variable.name) for variable in named],
         [v for v in ancestors([log_density, *variables]) if _is_data(v)],
     )
-
-
-def _frozen(graphs: list[Variable]) -> list[Variable]:
-    values: dict[Variable, Variable] = {
-        variable: pt.constant(variable.get_value(), dtype=variable.type.dtype)
-        for variable in ancestors(graphs)
-        if isinstance(variable, SharedVariable)
-    }
-    return clone_replace(graphs, values, rebuild_strict=False)
 
 
 def _is_data(variable) -> bool:
@@ -310,6 +307,8 @@ def compile_density(
     """
     (n,), count = u.type.shape, split.n_monomials
     shapes: Numbers | ArrowNumbers | BandNumbers
+    moved: Callable
+    back: Callable
     if reach:
         m = int(split.is_state.sum())
         s = n - m
@@ -347,7 +346,7 @@ def compile_density(
     bending = given if isinstance(given, Numbers) and count else None
     match given:
         case Numbers():
-            moved, back = _linear(given)
+            moved, back = partial(_times, given.linear), partial(_times, given.linear_back)
         case ArrowNumbers():
             moved, back = _arrow(given, split)
         case BandNumbers():
@@ -376,13 +375,8 @@ def _times(matrix, vector):
     return matrix * vector if matrix.ndim == 1 else (matrix * vector[:, None]).sum(axis=0)
 
 
-def _linear(given: Numbers) -> tuple[Callable, Callable]:
-    """Return how W moves q, and how it brings a gradient back."""
-    return (lambda q: _times(given.linear, q)), (lambda slope: _times(given.linear_back, slope))
-
-
 def _arrow(given: ArrowNumbers, split: Split) -> tuple[Callable, Callable]:
-    """Return the same of several experiments."""
+    """Return how W of several experiments moves q, and how it brings a gradient back."""
     n, *own = split.sizes
     order, back_in_order = split.order, np.argsort(split.order)
 
