@@ -197,6 +197,14 @@ def _place_of_time(rhs: Callable) -> int:
     return next((i for i, name in enumerate(names) if name.strip("_").lower() in TIMES), -1)
 
 
+def with_their_slopes(derivatives: Sequence, t: TensorVariable, wrt: Sequence) -> list:
+    """Return derivatives at times, and then theirs by each of some vectors, state after state."""
+    along = [pt.zeros_like(t) + one for one in derivatives]
+    # What happens at one time depends on the states of that time alone.
+    by: Any = [pt.grad(one.sum(), wrt, disconnected_inputs="ignore") for one in along]
+    return [*along, *(one for column in zip(*by, strict=True) for one in column)]
+
+
 def _advice(rhs: Callable, error: Exception) -> str:
     if _place_of_time(rhs) in (1, 2):
         return ORDER

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import pytensor
 import pytensor.tensor as pt
 from numpy.typing import ArrayLike, NDArray
 from pytensor.graph.basic import Variable
@@ -41,11 +40,13 @@ from pymc_gradmatch.ode.rhs import (
     lengths_of,
     named,
     returns_vector,
+    with_their_slopes,
 )
 from pymc_gradmatch.ode.solve import TOLERANCE, Equations, evaluate, in_words
 from pymc_gradmatch.ode.trajectories import columns, node, numbers, solved, with_values_as_params
 from pymc_gradmatch.reporting import latex
 
+N_TIMES = 7  # of the symbols that a right-hand side is tried on
 DERIVED = ("of_levels", "written", "_linearisation")
 
 
@@ -62,8 +63,7 @@ class ODE:
         as a dict by state name.  ``x.prey`` is a tensor that holds the state at many times at
         once, time last, ``theta.alpha`` a scalar: write what holds at each time.  The total of
         states is ``x.prey + x.predator``; ``pt.sum`` without an axis would add times too.
-        Where vectors are wanted it may return one, in the order of the states; all is then a
-        number of one time: ``A @ pt.stack(x)``.
+        It may return one vector of the states; all is then of one time: ``A @ pt.stack(x)``.
     states : sequence of str
         Names of the states.
     params : sequence of str, or mapping of str to int
@@ -71,8 +71,8 @@ class ODE:
         number: ``{"k": 8, "loss": ()}``.  ``theta.k`` is then a vector, with one prior, of shape
         8.  Entries have names, too: ``k_0``.
     positive : sequence of str, optional
-        Names of states that are positive.  The right-hand side is in natural units all the
-        same, and so is what comes back; the package works with their logarithms.
+        Names of states that are positive.  The package works with their logarithms; the
+        right-hand side, and what comes back, is in natural units.
     inputs : sequence of str, optional
         Names of known inputs.  The right-hand side is then ``rhs(t, x, theta, u)`` with
         a named tuple ``u``, and :meth:`with_inputs` says what they are.
@@ -80,10 +80,9 @@ class ODE:
     Raises
     ------
     ValueError, TypeError
-        If a name is not usable, or if the right-hand side, called once on
-        symbolic dummies, fails, returns something else than one scalar
-        expression per state, picks or mixes times, changes from call to call, or takes its
-        arguments in the order of ``odeint``, ``rhs(x, t, theta)``.
+        If a name is not usable, or the right-hand side, called on symbolic dummies, fails, does not
+        return one scalar expression per state, picks or mixes times, changes from call to call,
+        or takes its arguments in the order of ``odeint``, ``rhs(x, t, theta)``.
 
     Examples
     --------
@@ -134,13 +133,11 @@ class ODE:
         self._kinks = np.empty(0)  # besides those of the inputs
         self._held: float | None = None  # the time at which it is held, of :meth:`held_at`
         self._codes: dict[tuple, Code] = {}  # which copies with other inputs share
-        n_time = 7
-
-        def vectors(names):
-            return [pt.TensorType("float64", (n_time,))(name) for name in names]
-
         theta = [pt.scalar(name, dtype="float64") for name in self.params]
-        (t,), x, u = vectors(["t"]), vectors(self.states), vectors(self.inputs)
+        (t,), x, u = (
+            [pt.TensorType("float64", (N_TIMES,))(name) for name in names]
+            for names in (["t"], self.states, self.inputs)
+        )
         arguments = self._arguments(x, theta, u)
         if not isinstance(rhs, ByElements) and (
             self.has_vectors or returns_vector(rhs, t, *arguments)
@@ -193,14 +190,12 @@ class ODE:
         names = {"positive": self.positive, "inputs": self.inputs}
         given = dict(zip(self.inputs, self._given, strict=False)) | self._doses
         others = {"_in_logs": self._in_logs, "_kinks": self._kinks, "_held": self._held}
-        params = self._declared if self.has_vectors else self.params
-        return _rebuilt, (self.rhs, self.states, params, names, given, others)
+        return _rebuilt, (self.rhs, self.states, self._declared, names, given, others)
 
     def __repr__(self) -> str:
         names = {"positive": self.positive, "inputs": self.inputs}
         others = "".join(f", {what}={list(given)}" for what, given in names.items() if given)
-        params = self._declared if self.has_vectors else list(self.params)
-        return f"ODE(states={list(self.states)}, params={params}{others})"
+        return f"ODE(states={list(self.states)}, params={self._declared}{others})"
 
     @property
     def has_vectors(self) -> bool:
@@ -208,22 +203,19 @@ class ODE:
         return any(n is not None for n in self.lengths.values())
 
     @property
-    def _declared(self) -> dict[str, Any]:
-        return {name: () if n is None else n for name, n in self.lengths.items()}
+    def _declared(self) -> list[str] | dict[str, Any]:
+        lengths = {name: () if n is None else n for name, n in self.lengths.items()}
+        return lengths if self.has_vectors else list(self.params)
 
     def _repr_html_(self) -> str | None:
+        written, names = self.written, self.written.names()
+        equations = zip(written.x, written.derivatives, strict=True)
         try:
-            lines = self._formulas()
+            lines = [rf"\dot{{{names[x]}}} &= {latex(slope, names)}" for x, slope in equations]
         except NotImplementedError:
             return None  # notebooks then show the text
         body = r" \\ ".join(lines)
         return rf'<div class="math">\[\begin{{aligned}} {body} \end{{aligned}}\]</div>'
-
-    def _formulas(self) -> list[str]:
-        """Return one equation per state, for LaTeX's ``aligned``."""
-        written, names = self.written, self.written.names()
-        equations = zip(written.x, written.derivatives, strict=True)
-        return [rf"\dot{{{names[x]}}} &= {latex(slope, names)}" for x, slope in equations]
 
     def with_inputs(self, inputs: Mapping[str, Input | Callable]) -> "ODE":
         """Return the same ODE with its inputs known, an ODE of explicit time.
@@ -549,10 +541,7 @@ class ODE:
         return held._solution(times, x0, theta, rtol)[..., -1, :]
 
     def held_at(self, t: float) -> "ODE":
-        """Return the same ODE with time and inputs held at a time, without doses.
-
-        No state is called positive, since one may be zero at rest.
-        """
+        """Return the same ODE with time and inputs held, without doses; states may be zero."""
         self.check_times(np.array([t]))
         held = copy(self)
         now: Any = pt.constant(t, dtype="float64")
@@ -619,7 +608,6 @@ class ODE:
         return columns(x0, self.states, "x0")
 
     def _params(self, theta) -> list:
-        """Return the same of each parameter."""
         theta = theta._asdict() if hasattr(theta, "_asdict") else theta
         if hasattr(theta, "keys") or (
             isinstance(theta, Sequence) and any(isinstance(value, Variable) for value in theta)
@@ -701,15 +689,8 @@ class ODE:
         t, *given = (pt.vector(name, dtype="float64") for name in ("t", *self.states, *self.params))
         x, theta = given[: len(self.states)], given[len(self.states) :]
         slopes = expressions(self.rhs, t, *self._arguments(x, theta, self._inputs_at(t)))
-        along = [pt.zeros_like(t) + slope for slope in slopes]
-        # What happens at one time depends on the states of that time alone.
-        by = [_gradient(slope.sum(), given) for slope in along]
-        outputs = [*along, *(one for column in zip(*by, strict=True) for one in column)]
+        outputs = with_their_slopes(slopes, t, given)
         return one_at_a_time(in_numpy([t, *given], outputs))  # threads share it
-
-
-def _gradient(total: TensorVariable, wrt: list[TensorVariable]) -> list[TensorVariable]:
-    return cast("list", pytensor.grad(total, wrt, disconnected_inputs="ignore"))
 
 
 def _rebuilt(rhs, states, params, names, given, others) -> ODE:
