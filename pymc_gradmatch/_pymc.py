@@ -75,6 +75,7 @@ __all__ = [
     "draws_of",
     "external_function",
     "factors",
+    "gradient",
     "impossible_outside",
     "in_numpy",
     "is_drawn",
@@ -320,6 +321,11 @@ def drawing(graphs: Sequence, n: int) -> Callable[[np.random.Generator], list[ND
         return each[0] if times == 1 else [np.stack(v) for v in zip(*each, strict=True)]
 
     return draw_all
+
+
+def gradient(scalar: Any, wrt: Any) -> Any:
+    """Differentiate a graph; by what it does not depend on its derivative is zero."""
+    return pytensor.grad(scalar, wrt, disconnected_inputs="ignore")
 
 
 def without_numbers(graphs: Sequence) -> tuple[list, list, list[NDArray]]:

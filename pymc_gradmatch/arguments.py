@@ -124,6 +124,11 @@ def listed(what: Mapping[str, Collection]) -> str:
     return " and ".join(f"{words} {list(found)}" for words, found in what.items() if found)
 
 
+def with_values(names: Sequence[str], values: Any) -> str:
+    """Return names with their values, as in ``"a = 1, b = 2.5"``."""
+    return ", ".join(f"{n} = {v:.3g}" for n, v in zip(names, values, strict=True)) or "no parameter"
+
+
 def _is_number(value: Any) -> bool:
     """Tell whether an entry of a table is a number, or missing: None and pd.NA are NaN."""
     try:

@@ -14,7 +14,7 @@ from pymc_gradmatch.model import fixed_noise
 from pymc_gradmatch.reporting import Verdict, furthest, reporting
 from pymc_gradmatch.sampling import TRY, Exact, check_n_draws
 
-JOURNEY = 4.0  # matched standard deviations; a proposal on such a journey may end in a lesser mode
+JOURNEY = 4.0  # matched standard deviations; so far away a proposal may end in a lesser mode
 FAR_AWAY = " So far away there may be several modes: see whether the trajectories fit the data."
 
 
@@ -24,13 +24,8 @@ class IntegrateCheck(Verdict):
 
     Attributes
     ----------
-    verdict : str
-        Whether ``idata`` are draws from the exact posterior, and what to do if not.
-    is_exact : bool
-        Whether ``pareto_k`` is below the k that is reliable for so many draws, independent
-        searches agree, Hamiltonian trajectories from the draws reach no region without draws,
-        ridges were followed to their ends, and the solution explains the data and does not
-        oscillate faster than their times resolve.
+    verdict, is_exact, diagnostics, weights, pareto_k, n_effective, covariance, starts
+        As of :class:`~pymc_gradmatch.Fit`.
     moved : pandas.DataFrame
         One row per parameter, x(t0) and sigma: mean and sd of the gradient-matching
         and of the exact posterior, and ``moved``, the difference of the means in units of the
@@ -40,27 +35,9 @@ class IntegrateCheck(Verdict):
         in its ``mean`` (standard deviations) and in its ``log_sd``, beyond four Monte
         Carlo errors, and these errors.
     idata : xarray.DataTree
-        Group ``posterior``: equally weighted draws, resampled (so some are
-        repeated), as one chain in random order: parameters, ``x0``, sigma if it
-        is random, and the integrated states on their grid under their name in
-        the model.  Groups ``posterior_predictive``, ``log_likelihood`` and
-        ``observed_data``: of what the model observes.  Group ``searches``: what each
-        search found, for :func:`~pymc_gradmatch.plot_verdict`.
-    weights : array of float
-        Of the draws before resampling, smoothed, shape ``(draw,)``, sum one.
-    pareto_k : float
-        Tail index of the weights before smoothing.
-    n_effective : float
-        One over the sum of the squared weights.
+        As of :class:`~pymc_gradmatch.Fit`, the states under their name in the model.
     n_rounds : int
         Proposals that were tried, in all searches.
-    covariance : pandas.DataFrame
-        Covariance of the unconstrained coordinates by their names, of the weighted
-        draws: a metric for another sampler.
-    starts : list of dict
-        Free variables and ``x0`` at up to four draws: ``initvals`` for another sampler.
-    diagnostics : Diagnostics
-        What the verdict is made of.
     """
 
     verdict: str
@@ -170,18 +147,10 @@ def integrate_check(
 
     Notes
     -----
-    **What the verdict means.**  "These are draws from the exact posterior" says that all
-    conditions of :class:`~pymc_gradmatch.Diagnostics` hold: the tail of the weights is
-    short (k is below min(1 - 1 / log10(n), 0.7), where estimates from n draws are reliable [2]_);
-    the two searches agree on the evidence, and on mean and standard deviation of every
-    coordinate, but for 0.15 of these and four Monte Carlo errors, which are small; Hamiltonian
-    trajectories from the draws reach no region without draws; climbs from draws of the prior
-    repeat (the estimated chance that one more ends at an unknown mode is below 0.05); residuals
-    are small, or not autocorrelated, and no state oscillates faster than the times of the data
-    resolve.  Of many unknowns with one mode, and of hierarchies,
-    chains of NUTS take the place of searches, and R-hat, effective draws and divergences that
-    of k, agreement and trajectories.
-    Nothing is proved: a mode whose basin is so small that no climb began in it goes unseen.
+    "These are draws from the exact posterior" says that all conditions of
+    :class:`~pymc_gradmatch.Diagnostics` hold.  Nothing is proved: a mode whose basin is so small
+    that no climb began in it goes unseen.  Of many unknowns with one mode, and of hierarchies,
+    chains of NUTS take the place of searches.
 
     Draws whose integration fails have weight zero.  All draws are integrated at once
     by :class:`~pymc_gradmatch.ode.Solver`.

@@ -19,13 +19,14 @@ from pymc_gradmatch._pymc import (
     EVALUATE_ONCE,
     at_starts,
     check_parameters,
+    gradient,
     label_dim,
     normalize_size_param,
     random_ancestors,
     random_parents,
     rv_size_is_none,
 )
-from pymc_gradmatch.arguments import DRAWS, as_numbers, refuse_reserved
+from pymc_gradmatch.arguments import DRAWS, as_numbers, refuse_reserved, with_values
 from pymc_gradmatch.gp import AnyStateGP, StateGP, breaks_within, fits_states
 from pymc_gradmatch.numerics import (
     Basis,
@@ -269,7 +270,7 @@ def check_start(
         row, at = tuple(place[-gp.t.ndim :]), states[*place]
         msg = (
             f"the right-hand side of state {ode.states[column]!r} is {f[*place, column]} at "
-            f"t = {gp.t[row]:g} {advice} There {_listed(ode.states, at)}. "
+            f"t = {gp.t[row]:g} {advice} There {with_values(ode.states, at)}. "
             f"{cure(ode, at, ode.enters[column])}"
         )
         raise ValueError(msg)
@@ -297,17 +298,10 @@ def check_known(model: pm.Model, given: Sequence, to_come: Sequence[TensorVariab
         raise ValueError(msg)
 
 
-def _listed(names: Sequence[str], values) -> str:
-    return ", ".join(f"{name} = {value:.3g}" for name, value in zip(names, values, strict=True))
-
-
 def _slopes(f: TensorVariable, variables: list[TensorVariable]) -> list[TensorVariable]:
     """Write the gradient of all that f adds up to; nothing, if an operation has none."""
     try:
-        return [
-            cast("TensorVariable", pytensor.grad(f.sum(), v, disconnected_inputs="ignore"))
-            for v in variables
-        ]
+        return [gradient(f.sum(), variable) for variable in variables]
     except (NotImplementedError, NullTypeGradError):
         return []
 

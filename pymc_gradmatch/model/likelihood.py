@@ -27,6 +27,7 @@ from scipy.optimize import minimize
 from pymc_gradmatch._pymc import (
     EVALUATE_ONCE,
     beside,
+    gradient,
     impossible_outside,
     in_numpy,
     random_ancestors,
@@ -221,14 +222,8 @@ class Written(Likelihood):
     @cached_property
     def _compiled(self) -> tuple[Callable, Callable, Callable]:
         """The density with its gradient, its Hessian, and the same gradient by the others."""
-
-        def gradient(wrt):
-            return cast(
-                "TensorVariable", pytensor.grad(self._graph, wrt, disconnected_inputs="ignore")
-            )
-
         try:
-            by_z, by_v = gradient(self._z), gradient(self._v)
+            by_z, by_v = (gradient(self._graph, wrt) for wrt in (self._z, self._v))
             by_both = jacobian(by_z, self._z, vectorize=True, disconnected_inputs="ignore")
         except (NotImplementedError, NullTypeGradError) as error:
             msg = (

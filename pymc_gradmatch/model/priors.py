@@ -3,11 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import cast
 
 import numpy as np
 import pymc as pm
-import pytensor
 from numpy.typing import NDArray
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
@@ -19,6 +17,7 @@ from pymc_gradmatch._pymc import (
     at_starts,
     at_support_points,
     compile_starts,
+    gradient,
     in_numpy,
     random_ancestors,
     random_parents,
@@ -124,10 +123,10 @@ def parameters_of(priors: Mapping[str, TensorVariable], names: Sequence[str]) ->
 def _compiled(pattern: Pattern) -> tuple[Callable, Callable]:
     """Compile the log density of a prior with two derivatives, and the parameter with one."""
     [u], [log_prior, theta] = pattern.inputs, pattern.outputs
-    gradient = _gradient(log_prior, u)
+    slope = gradient(log_prior, u)
     inputs = [u, *pattern.numbers]
-    density = in_numpy(inputs, [log_prior, gradient, _gradient(gradient, u)])
-    transform = in_numpy(inputs, [theta, _gradient(theta, u)])
+    density = in_numpy(inputs, [log_prior, slope, gradient(slope, u)])
+    transform = in_numpy(inputs, [theta, gradient(theta, u)])
     return one_at_a_time(density), one_at_a_time(transform)  # threads share them
 
 
@@ -175,10 +174,6 @@ def given_parents(prior: TensorVariable, outer: pm.Model | None) -> TensorVariab
         return prior
     inputs = at_starts(prior.owner.inputs, parents, outer.rvs_to_initial_values)
     return prior.owner.clone_with_new_inputs(inputs).outputs[prior.owner.outputs.index(prior)]
-
-
-def _gradient(scalar, u) -> TensorVariable:
-    return cast("TensorVariable", pytensor.grad(scalar, u, disconnected_inputs="ignore"))
 
 
 N_DRAWN = 1_000  # draws, from which the width of a prior is estimated

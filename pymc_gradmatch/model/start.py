@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pymc as pm
-import pytensor
 import pytensor.tensor as pt
 from numpy.typing import NDArray
 from pytensor.graph.replace import clone_replace, graph_replace
@@ -23,6 +22,7 @@ from pymc_gradmatch._pymc import (
     at_starts,
     at_support_points,
     draws_of,
+    gradient,
     in_numpy,
     normalize_size_param,
     random_ancestors,
@@ -297,13 +297,11 @@ class Start:
         residual, by = pt.zeros(0), [pt.zeros((0, *one.type.shape)) for one in (theta, levels)]
         if self.known:
             residual, rows = self._away, range(len(self.places))
-            by = [pt.stack([_gradient(residual[i], wrt) for i in rows]) for wrt in (theta, levels)]
+            by = [pt.stack([gradient(residual[i], wrt) for i in rows]) for wrt in (theta, levels)]
         log_prior = self._log_density(self.settled, x0)
-        gradient = _gradient(log_prior, levels)
-        curvature = pt.maximum(
-            -_gradient(gradient.sum(), levels), 0
-        )  # one prior for each: diagonal
-        return in_numpy([theta, levels], [residual, *by, log_prior, gradient, curvature])
+        slope = gradient(log_prior, levels)
+        curvature = pt.maximum(-gradient(slope.sum(), levels), 0)  # one prior for each: diagonal
+        return in_numpy([theta, levels], [residual, *by, log_prior, slope, curvature])
 
     def _check(self):
         for name, number in self.numbers.items():
@@ -344,10 +342,6 @@ class Start:
                     UserWarning,
                     stacklevel=3,
                 )
-
-
-def _gradient(scalar, wrt) -> TensorVariable:
-    return cast("TensorVariable", pytensor.grad(scalar, wrt, disconnected_inputs="ignore"))
 
 
 def _as_number(value, name: str) -> float:

@@ -11,7 +11,7 @@ import pymc as pm
 from numpy.typing import ArrayLike, NDArray
 
 from pymc_gradmatch._pymc import EVALUATE_ONCE
-from pymc_gradmatch.arguments import in_order, is_distribution
+from pymc_gradmatch.arguments import in_order, is_distribution, with_values
 from pymc_gradmatch.ode.inputs import Input
 from pymc_gradmatch.ode.system import ODE
 from pymc_gradmatch.ode.undefined import cure, ended
@@ -256,7 +256,7 @@ def _wrong_slopes(ode: ODE, t, path, f, name, unit, slopes, change) -> list[str]
 
 def _not_finite(what: str, t, bad, path, ode) -> str:
     j, every = int(np.argmax(bad)), np.ones(len(ode.states), dtype=bool)
-    at = ", ".join(f"{k} = {v:.3g}" for k, v in zip(ode.states, path[j], strict=True))
+    at = with_values(ode.states, path[j])
     return (
         f"{what} is not finite at time {t[j]:g}, where {at}: a logarithm, root, power or quotient "
         f"at the edge of where it is defined. Start elsewhere. {cure(ode, path[j], every)}"

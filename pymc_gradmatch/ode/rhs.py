@@ -16,7 +16,7 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 
-from pymc_gradmatch._pymc import in_numpy
+from pymc_gradmatch._pymc import gradient, in_numpy
 from pymc_gradmatch.arguments import in_order, usable_names
 from pymc_gradmatch.ode.elements import is_vector
 from pymc_gradmatch.ode.inputs import Input
@@ -201,7 +201,7 @@ def with_their_slopes(derivatives: Sequence, t: TensorVariable, wrt: Sequence) -
     """Return derivatives at times, and then theirs by each of some vectors, state after state."""
     along = [pt.zeros_like(t) + one for one in derivatives]
     # What happens at one time depends on the states of that time alone.
-    by: Any = [pt.grad(one.sum(), wrt, disconnected_inputs="ignore") for one in along]
+    by = [gradient(one.sum(), wrt) for one in along]
     return [*along, *(one for column in zip(*by, strict=True) for one in column)]
 
 

@@ -1,11 +1,11 @@
 """Where a right-hand side is not finite, or a solution ends: state, time, values and the cure."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pymc_gradmatch.arguments import with_values
 from pymc_gradmatch.ode.solve import NOT_FINITE_AT_START, Solver, in_words
 
 if TYPE_CHECKING:
@@ -27,11 +27,8 @@ def undefined_at(ode: "ODE", t: Array, x: Array, theta: Array) -> str:
     if not len(bad):
         return ""
     j, k = bad[0]
-    return (
-        f"the derivative of {ode.states[k]!r} is not finite at t = {t[j]:.6g}, where "
-        f"{_listed(ode.states, ode.natural_states(x[j]))} and {_listed(ode.params, theta)}. "
-        f"{cure(ode, x[j], ode.enters[k])}"
-    )
+    there = _there(ode, t[j], x[j], theta, ode.enters[k])
+    return f"the derivative of {ode.states[k]!r} is not finite {there}"
 
 
 def without_slope(ode: "ODE", t: Array, x: Array, theta: Array) -> str:
@@ -45,11 +42,14 @@ def without_slope(ode: "ODE", t: Array, x: Array, theta: Array) -> str:
         return ""
     j, k, i = bad[0]
     by = [*ode.states, *ode.params][i]
-    return (
-        f"the derivative of {ode.states[k]!r} has no finite slope by {by!r} at t = {t[j]:.6g}, "
-        f"where {_listed(ode.states, ode.natural_states(x[j]))} and {_listed(ode.params, theta)}. "
-        f"{cure(ode, x[j], ode.enters[k])}"
-    )
+    there = _there(ode, t[j], x[j], theta, ode.enters[k])
+    return f"the derivative of {ode.states[k]!r} has no finite slope by {by!r} {there}"
+
+
+def _there(ode: "ODE", t: float, x: Array, theta: Array, entering: NDArray[np.bool_]) -> str:
+    states = with_values(ode.states, ode.natural_states(x))
+    given = f"{states} and {with_values(ode.params, theta)}"
+    return f"at t = {t:.6g}, where {given}. {cure(ode, x, entering)}"
 
 
 def ended(ode: "ODE", t: Array, x0: Array, theta: Array) -> str:
@@ -86,9 +86,9 @@ def ended(ode: "ODE", t: Array, x0: Array, theta: Array) -> str:
         else cure(ode, last, np.ones(len(last), dtype=bool), x0)
     )
     return (
-        f"with {_listed(ode.params, theta)} the solution from "
-        f"{_listed(ode.states, ode.natural_states(x0))} ends at t = {low:.6g}, where "
-        f"{_listed(ode.states, ode.natural_states(last))} ({reason}). {advice}"
+        f"with {with_values(ode.params, theta)} the solution from "
+        f"{with_values(ode.states, ode.natural_states(x0))} ends at t = {low:.6g}, where "
+        f"{with_values(ode.states, ode.natural_states(last))} ({reason}). {advice}"
     )
 
 
@@ -107,7 +107,3 @@ def cure(ode: "ODE", x: Array, entering: NDArray[np.bool_], start: Array | None 
         f"pm.math.maximum(x.{names[0]}, 1e-9) there (at zero a root has no slope), or "
         f"gm.ODE(..., positive={names}) where the state cannot be negative."
     )
-
-
-def _listed(names: Sequence[str], values: Array) -> str:
-    return ", ".join(f"{n} = {v:.3g}" for n, v in zip(names, values, strict=True)) or "no parameter"

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pytensor.graph.replace import graph_replace
 from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch._pymc import ParameterValueError, in_numpy, without_traces
+from pymc_gradmatch._pymc import ParameterValueError, gradient, in_numpy, without_traces
 from pymc_gradmatch.gp import Experiment
 from pymc_gradmatch.model import build_model
 from pymc_gradmatch.ode import ODE
@@ -294,7 +294,7 @@ class Problem:
     @cached_property
     def _with_gradient(self) -> Callable:
         theta, _, _, total = self._written
-        slopes: Any = pt.grad(total, theta, disconnected_inputs="ignore")
+        slopes = gradient(total, theta)
         return in_numpy(theta, [total, *slopes])
 
     @cached_property
