@@ -180,17 +180,10 @@ class Slopes(NamedTuple):
 def compiled(
     expressions: Expressions, n_states: int, n_params: int, n_inputs: int, wrt: tuple[bool, ...]
 ) -> Code:
-    """Compile a right-hand side.
+    """Compile a right-hand side, given as expressions of ``(t, x, theta, inputs)``.
 
-    Parameters
-    ----------
-    expressions : callable
-        Of ``(t, x, theta, inputs)``, see :class:`Symbols`.
-    n_states, n_params, n_inputs : int
-        How many there are; the inputs are those that are looked up in tables.
-    wrt : tuple of bool
-        By which initial states, then by which parameters, derivatives of the states are taken;
-        none, if the sensitivities are not wanted.
+    The inputs are those that are looked up in tables, see :class:`Symbols`; ``wrt`` says by which
+    initial states, then by which parameters, derivatives of the states are taken.
     """
     writing = _Writing(expressions, n_states, n_params, n_inputs)
     columns = [k for k, wanted in enumerate(wrt) if wanted]

@@ -25,11 +25,6 @@ class ByElements:
 
     So it may return one vector, take vectors of parameters, and do with both what holds at one
     time: ``A @ pt.stack(x)``, ``pt.sum(theta.k)``.
-
-    Parameters
-    ----------
-    rhs : callable
-        The user's.
     """
 
     def __init__(self, rhs: Callable):

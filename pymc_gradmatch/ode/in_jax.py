@@ -40,28 +40,13 @@ def solution_in_jax(
     explicit steps in each piece, a few milliseconds, and what is not stiff pays nothing, whether
     one draw is solved or many, side by side.
 
-    Derivatives are forward sensitivities, integrated beside the states, as machine code does: JAX's
-    own, of steps that do not see them, grow without limit where stability bounds the steps.  JAX
-    may differentiate forwards or backwards, once.
+    Derivatives are forward sensitivities, integrated beside the states, as machine code does:
+    JAX's own, of steps that do not see them, grow without limit where stability bounds the steps.
+    JAX may differentiate forwards or backwards, once.
 
-    Parameters
-    ----------
-    f : callable
-        The right-hand side, ``f(t, x, theta)``, of one draw.
-    course : Course
-        Times and jumps.
-    rtol : float
-        Relative tolerance of each step.
-    wrt : tuple of bool
-        By which starts, then by which parameters, there are derivatives.
-    has_sensitivities : bool
-        Whether these are returned too.
-
-    Returns
-    -------
-    callable
-        Of arrays of shapes ``(draw, state)`` and ``(draw, param)``, to one of shape
-        ``(draw, time, state)``, and its derivatives where they are wanted.
+    The right-hand side ``f(t, x, theta)`` is of one draw; the function takes arrays ``(draw,
+    state)`` and ``(draw, param)`` to one of shape ``(draw, time, state)``, and, where they are
+    wanted, its derivatives by those starts, then parameters, that ``wrt`` says.
     """
     _, jax = packages()
     jnp, n_states = jax.numpy, len(course.in_logs)

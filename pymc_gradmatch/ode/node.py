@@ -48,20 +48,8 @@ class Solve(Op):
 
     Its inputs are starts and parameters, shapes ``(draw, state)`` and ``(draw, param)``; its
     output has the shape ``(draw, time, state)``.  With sensitivities it has another, their
-    derivatives, ``(draw, time, state, derivative)``.  NaN where the ODE cannot be solved.
-
-    Parameters
-    ----------
-    ode : Solvable
-        The equations.
-    t : array of float
-        Output times.
-    rtol : float
-        Relative tolerance.
-    wrt : tuple of bool
-        By which starts, then by which parameters, there are derivatives: those that vary.
-    has_sensitivities : bool, default False
-        Whether the derivatives are an output.
+    derivatives, ``(draw, time, state, derivative)``, by those starts, then parameters, that vary:
+    ``wrt``.  NaN where the ODE cannot be solved.
     """
 
     def __init__(
@@ -145,25 +133,10 @@ def solution(
     values: Sequence[TensorVariable],
     n_states: int,
 ) -> TensorVariable:
-    """Write the solution as a graph.
+    """Write the solution as a graph, shape ``(..., time, state)``.
 
-    Parameters
-    ----------
-    ode : Solvable
-        The equations.
-    t : array of float
-        Output times.
-    rtol : float
-        Relative tolerance.
-    values : sequence of TensorVariable
-        Of each start and each parameter, shapes that broadcast.
-    n_states : int
-        How many of them are starts.
-
-    Returns
-    -------
-    TensorVariable
-        Shape ``(..., time, state)``.
+    Values are those of each of ``n_states`` starts and of each parameter, of shapes that
+    broadcast.
     """
     wrt = tuple(not isinstance(value, pt.TensorConstant) for value in values)
     # Each is broadcast against each other: that many nodes of a graph, where they are no scalars.

@@ -41,21 +41,8 @@ def derivatives_of(
 ) -> TensorVariable:
     """Return the derivatives of all states, or say what the right-hand side should return.
 
-    Parameters
-    ----------
-    rhs : callable
-        The user's ``rhs(t, x, theta)`` or ``rhs(t, x, theta, u)``.
-    t : TensorVariable
-        Times, shape ``(time,)``.
-    x, theta : named tuple of TensorVariable
-        States, each of shape ``(..., time)``, and parameters.
-    *inputs : named tuple of TensorVariable
-        None, or one of inputs, each of shape ``(time,)``.
-
-    Returns
-    -------
-    TensorVariable
-        Shape ``(..., time, state)``.
+    Of times ``(time,)`` and named tuples of states, each ``(..., time)``, of parameters, and
+    perhaps of inputs, each ``(time,)``; shape ``(..., time, state)``.
     """
     values = expressions(rhs, t, x, theta, *inputs)
     return pt.stack([value + pt.zeros_like(x[0]) for value in values], -1)
@@ -82,25 +69,9 @@ def expressions(rhs: Callable, t: TensorVariable, x: Any, theta: Any, *inputs: A
 def check_arguments(rhs: Callable, t: TensorVariable, x: Any, theta: Any, *inputs: Any):
     """Raise if a right-hand side picks or mixes times, or takes its arguments in another order.
 
-    What it may do: have no state in it, no parameter, no time, and any names.  It is called
-    twice, and evaluated at a few numbers.
-
-    Parameters
-    ----------
-    rhs : callable
-        The user's ``rhs(t, x, theta)`` or ``rhs(t, x, theta, u)``.
-    t, x, theta, *inputs : TensorVariable, named tuple of TensorVariable
-        Times, states, parameters and inputs; graphs without parents.
-
-    Raises
-    ------
-    ValueError, TypeError
-        If so, or if it does not return one scalar expression per state.
-
-    Warns
-    -----
-    UserWarning
-        If time enters and no state does, and no argument is called t.
+    Or does not return one scalar expression per state; warn if time enters and no state does, and
+    no argument is called t.  What it may do: have no state in it, no parameter, no time, and any
+    names. It is called twice, with graphs without parents, and evaluated at a few numbers.
     """
     slopes = expressions(rhs, t, x, theta, *inputs)
     used = set(ancestors(slopes))
