@@ -200,15 +200,15 @@ class Written(Likelihood):
         self.gp, self.sigma, self.names, self.depends_on = gp, gp.sigma, names, depends_on
         self.drawn = [*(natural or {})]
         self._observed = observed or {}
-        self._shapes = {value.name: np.shape(start) for value, start in others.items()}
+        shapes = [np.shape(start) for start in others.values()]
         self.others = np.concatenate([np.zeros(0), *(np.ravel(start) for start in others.values())])
         self._z = pt.vector("z", shape=(len(theta) + len(self.rows) * n_states,), dtype="float64")
         self._v = pt.vector("v", shape=(len(self.others),), dtype="float64")
         states = self._z[len(theta) :].reshape((n_states, len(self.rows))).T
         replaced: dict[Any, Any] = {x: gp.states_of(states)}
         replaced |= {parameter: self._z[i] for i, parameter in enumerate(theta)}
-        ends = np.cumsum([int(np.prod(shape)) for shape in self._shapes.values()])
-        for value, shape, end in zip(others, self._shapes.values(), ends, strict=True):
+        ends = np.cumsum([int(np.prod(shape)) for shape in shapes])
+        for value, shape, end in zip(others, shapes, ends, strict=True):
             flat = self._v[int(end) - int(np.prod(shape)) : int(end)]
             replaced[value] = flat.reshape(shape).astype(value.dtype)
         self._terms: dict[str, Any] = dict(
@@ -271,13 +271,6 @@ class Written(Likelihood):
         with np.errstate(divide="ignore"):
             sigma = self.gp.scale / np.sqrt(precision.sum(axis=1) / n_seen)
         settled.sigma = _like_the_others(sigma, sigma > self.gp.scale, self.gp.scale)
-        return settled
-
-    def given(self, values: Mapping[str, NDArray[np.float64]]) -> Self:
-        """Return it with others at unconstrained values, by their names."""
-        settled = self._copied()
-        parts = [np.ravel(values[str(name)]) for name in self._shapes]
-        settled.others = np.concatenate([np.zeros(0), *parts])
         return settled
 
     def _copied(self) -> Self:
