@@ -23,15 +23,10 @@ def in_numpy(
 ) -> Callable:
     """Return a function of arrays that evaluates graphs, one call of numpy after the other.
 
-    For graphs that run some hundred times.  The values are those of ``mode="FAST_COMPILE"``,
-    whose own steps cost several times what numpy's do.  Not for two threads at once.
-
-    Parameters
-    ----------
-    inputs, outputs : sequence of TensorVariable
-        Shared variables are read anew at each call.
-    rewrites : sequence of str, optional
-        What is done to the graphs first, as of :func:`~pytensor.graph.rewriting.rewrite_graph`.
+    For graphs that run some hundred times.  The values are those of ``mode="FAST_COMPILE"``, whose
+    own steps cost several times what numpy's do.  Shared variables are read anew at each call.
+    Graphs are first rewritten, as by :func:`~pytensor.graph.rewriting.rewrite_graph`.  Not for two
+    threads at once.
     """
     shared = [leaf for leaf in graph_inputs(outputs) if isinstance(leaf, SharedVariable)]
     graph = FunctionGraph([*inputs, *shared], [*outputs], clone=True)

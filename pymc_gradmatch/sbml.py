@@ -157,26 +157,14 @@ def usable(name: str) -> str:
 
 @dataclass(frozen=True)
 class Model:
-    """What an SBML file says.
+    """What an SBML file says, in formulas by name.
 
-    Attributes
-    ----------
-    name : str
-        Its name, or that of the file.
-    slopes : dict of str to sympy.Expr
-        Of each state.
-    initial : dict of str to sympy.Expr
-        Of each state, at time zero.
-    constants : dict of str to sympy.Expr
-        Parameters, compartments and species that nothing changes: numbers, or initial
-        assignments.
-    rules : dict of str to sympy.Expr
-        What holds at every time: assignment rules and rates of reactions.
-    alias : dict of str to str
-        What the value before events is called, of constants that events change, and these.
-    jumps : list of tuple
-        Events that change a state: its name, ``"reset"`` or ``"dose"``, the comparison with time,
-        and the value that it is set to, or that is added.
+    Of states there are the slopes, and what they are at time zero.  ``constants`` are parameters,
+    compartments and species that nothing changes: numbers, or initial assignments.  ``rules`` hold
+    at every time: assignment rules and rates of reactions.  ``alias`` says what the value before
+    events is called, of constants that events change.  ``jumps`` are events that change a state:
+    its name, ``"reset"`` or ``"dose"``, the comparison with time, and the value that it is set to,
+    or that is added.
     """
 
     name: str

@@ -8,6 +8,7 @@ prior of the states as a distribution.  Nothing here depends on an ODE.
 from pymc_gradmatch.gp import derivatives, kernels
 from pymc_gradmatch.gp.data import (
     Data,
+    Residuals,
     as_noise,
     breaks_within,
     fits_states,
@@ -15,6 +16,7 @@ from pymc_gradmatch.gp.data import (
     of_label,
     staircase,
     states_of,
+    unexplained,
 )
 from pymc_gradmatch.gp.experiments import Experiment, StateGPs, as_experiments
 from pymc_gradmatch.gp.fit import fit_data, fit_gp, refilled, unfitted
@@ -32,7 +34,6 @@ from pymc_gradmatch.gp.processes import (
     start_of,
     whitened_name,
 )
-from pymc_gradmatch.gp.residuals import Residuals, unexplained
 from pymc_gradmatch.gp.state_gp import StateGP
 
 __all__ = [

@@ -1,10 +1,10 @@
-"""Observations at some times, checked once, before anything is computed from them."""
+"""Observations at some times, checked once, and what states leave of them: noise or not."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import heapify, heapreplace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pandas as pd
@@ -13,9 +13,9 @@ from numpy.typing import ArrayLike, NDArray
 from pytensor.compile import SharedVariable
 from pytensor.graph.basic import Variable
 from pytensor.tensor import TensorVariable
+from scipy.stats import beta
 
 from pymc_gradmatch.arguments import as_numbers, columns_in_order, labels_of
-from pymc_gradmatch.gp.residuals import differ
 
 # Kernels see times through differences of squares: beyond this many sampling
 # intervals from zero, rounding spoils the distances between neighbours.
@@ -23,31 +23,25 @@ FARTHEST_START = 3e4
 LONG_GAP = 3.0  # median gaps
 FEWEST_OBSERVATIONS = 3  # observations to which a state's Gaussian process is fitted
 SHORTLY = 0.1  # grid steps
+EQUAL = 1e-12  # of the largest, by which values differ that only rounding parts
+FEWEST = 8  # data of a state whose residuals are judged
+LEAST_SHARE = 0.1  # share of their variance that is next to nothing
+PART = 0.25  # share that is more than a lesser flaw of the equations leaves
+AUTOCORRELATED = 2.5  # standard errors of an autocorrelation, above which there is one
+OUTLYING = 1e-3  # chance that normal noise has so large an outlier
+TINY = np.finfo(float).tiny
 SAME_TIME = 1e-15  # of the farthest time, up to which two times are one
 
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """Observations of states at some times, checked once and handed down.
+    """Observations of states at some times, checked once by :meth:`of` and handed down.
 
-    :meth:`of` makes it from what a user gives.
-
-    Parameters
-    ----------
-    t : array of float
-        Times, shape ``(time,)``, increasing.
-    y : array of float
-        Observations, shape ``(time, state)``; NaN where a state was not observed.
-    states : tuple
-        Names of the states; numbers where the user gave none.
-    mean, scale : array of float
-        What standardises the levels of the states, shape ``(state,)``.  They need not come
-        from the observations.
-    positive : array of bool
-        Which states are positive, shape ``(state,)``.  The level of such a state is its
-        logarithm, that of another one is the state itself, in the data's units.
-    experiment : str
-        Name of the experiment; empty if it is the only one.
+    Times are increasing, ``(time,)``; observations ``(time, state)`` are NaN where a state was not
+    observed.  States have names, or numbers where the user gave none.  Mean and scale,
+    ``(state,)``, are what standardises their levels, and need not come from the observations.  The
+    level of a ``positive`` state is its logarithm, that of another one is the state itself, in the
+    data's units. ``experiment`` is empty for the only one.
     """
 
     t: NDArray[np.float64]
@@ -620,3 +614,69 @@ def read_only(array: ArrayLike) -> NDArray[np.float64]:
     copy = np.array(array, dtype=float)
     copy.flags.writeable = False
     return copy
+
+
+class Residuals(NamedTuple):
+    """The residuals of one state in all experiments: data less the states that explain them.
+
+    ``share`` is that of the data's variance; one is autocorrelated where neighbours in time are
+    alike, as those of mere noise are not, and has an outlier where one is larger than normal noise
+    of their size has.
+    """
+
+    state: str
+    share: float
+    is_autocorrelated: bool
+    have_outlier: bool
+
+
+def residuals(
+    pairs: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]], states: Sequence[str]
+) -> list[Residuals]:
+    """Return the residuals of each state that has enough data.
+
+    Pairs are data, and the states at their times, ``(time, state)``, of one experiment each.
+    """
+    found = []
+    for number, state in enumerate(states):
+        each, moved, is_moving = [], [], False
+        for data, explained in pairs:
+            seen = ~np.isnan(data[:, number])
+            if seen.any():
+                y = data[seen, number]
+                each.append(y - explained[seen, number])
+                moved.append(y - y.mean())
+                is_moving |= differ(y)
+        n = sum(map(len, each))
+        if n < FEWEST or not is_moving:
+            continue
+        left, motion = np.concatenate(each), np.concatenate(moved)
+        share = left @ left / max(motion @ motion, TINY)
+        correlation = sum(float(one[1:] @ one[:-1]) for one in each) / max(left @ left, TINY)
+        is_autocorrelated = bool(correlation > AUTOCORRELATED / np.sqrt(n))
+        found.append(Residuals(state, share, is_autocorrelated, _have_outlier(left)))
+    return found
+
+
+def differ(values: NDArray[np.float64]) -> bool:
+    """Tell whether values are not all the same, but for rounding."""
+    return bool(np.ptp(values) > EQUAL * np.abs(values).max())
+
+
+def _have_outlier(left: NDArray[np.float64]) -> bool:
+    """Tell whether the largest share of a sum of squares is too much for one of normal noise."""
+    n = len(left)
+    largest = np.square(left).max() / max(left @ left, TINY)
+    return bool(n * beta.sf(largest, 1 / 2, (n - 1) / 2) < OUTLYING)
+
+
+def unexplained(left: Sequence[Residuals]) -> list[str]:
+    """Return the states whose residuals are too large, and not mere noise.
+
+    Too large is nearly all of the variance, where residuals of any state are autocorrelated; of
+    a state whose own are, a good part.  This is another mode than the data's, with
+    noise in the place of the motion, and all searches around it agree on that; or it is another
+    ODE.
+    """
+    allowed = 1 - LEAST_SHARE if any(one.is_autocorrelated for one in left) else np.inf
+    return [one.state for one in left if one.share > (PART if one.is_autocorrelated else allowed)]

@@ -10,10 +10,9 @@ import pandas as pd
 from numpy.typing import NDArray
 from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch.gp.data import read_only
+from pymc_gradmatch.gp.data import Residuals, read_only, residuals
 from pymc_gradmatch.gp.derivatives import Operators
 from pymc_gradmatch.gp.processes import Parameterization, Processes, StateProcesses, add_states
-from pymc_gradmatch.gp.residuals import Residuals, residuals
 from pymc_gradmatch.gp.state_gp import StateGP, lengths_of
 from pymc_gradmatch.numerics import Spectrum
 

@@ -59,24 +59,10 @@ if TYPE_CHECKING:
 class Processes:
     """Kernels and nuggets on a grid of times, one per state, whatever the data.
 
-    In standardised units.  All that
-    follows from the kernels is computed when it is first asked for.
-
-    Parameters
-    ----------
-    t : array of float
-        The grid, shape ``(time,)``.
-    covs : tuple of pymc.gp.cov.BaseCovariance
-        One kernel per state.
-    nugget : array of float
-        Shape ``(state,)``.
-    breaks : array of float
-        Times of the grid at which slopes may jump; the blocks take them into account.
-    carried : array of float, optional
-        What is carried over a break, shape ``(break, state)``, see
-        :class:`~pymc_gradmatch.kernels.Broken`; ones where states are continuous.
-    evaluated : callable, optional
-        Returns the :attr:`blocks`, where they are known otherwise than from the kernels.
+    In standardised units.  All that follows from the kernels is computed when it is first asked
+    for; ``evaluated`` returns the :attr:`blocks`, where they are known otherwise.  At ``breaks``,
+    times of the grid, slopes may jump; what is ``carried`` over them, ``(break, state)``, is one
+    where states are continuous, see :class:`~pymc_gradmatch.kernels.Broken`.
     """
 
     t: NDArray[np.float64]

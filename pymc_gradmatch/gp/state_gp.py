@@ -15,6 +15,7 @@ from pytensor.tensor import TensorVariable
 from pymc_gradmatch.arguments import as_numbers
 from pymc_gradmatch.gp.data import (
     Data,
+    Residuals,
     around_breaks,
     as_nugget,
     as_positive,
@@ -23,6 +24,7 @@ from pymc_gradmatch.gp.data import (
     divided_further,
     grid_around,
     read_only,
+    residuals,
     staircase,
 )
 from pymc_gradmatch.gp.kernels import check_kernels, describe
@@ -32,7 +34,6 @@ from pymc_gradmatch.gp.processes import (
     StateProcesses,
     add_states,
 )
-from pymc_gradmatch.gp.residuals import Residuals, residuals
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)

@@ -109,13 +109,8 @@ class Mode(NamedTuple):
 def climb_from_prior(problem: Problem, x: NDArray[np.float64], rng: np.random.Generator) -> Mode:
     """Climb from prior draws, the parameters alone at first, given the states x.
 
-    Where states are hidden, or the density is zero at x, climbs start from solutions of
-    the ODE (:func:`solutions_of_prior`).  Hidden states climb with the parameters.
-
-    Raises
-    ------
-    ValueError
-        If the right-hand side is finite for none of the draws, or the likelihood zero.
+    Where states are hidden, or the density is zero at x, climbs start from solutions of the ODE
+    (:func:`solutions_of_prior`).  Hidden states climb with the parameters.
     """
     theorem = Theorem1(problem)
     draws = [problem.parameters.draw(seed) for seed in rng.integers(2**31, size=N_STARTS)]

@@ -74,13 +74,8 @@ class LogLikelihood(NamedTuple):
 class Likelihood(ABC):
     """A log likelihood of parameters and of the levels of states on a grid.
 
-    Attributes
-    ----------
-    rows : array of int
-        Times of the grid whose states it depends on.
-    sigma : array of float
-        What one observation leaves open of each state, shape ``(state,)``, in the data's
-        units: the standard deviation of a normal one that says as much.
+    It depends on states at the times ``rows``.  ``sigma``, ``(state,)`` in the data's units, is
+    what one observation leaves open of each state: that of a normal one which says as much.
     """
 
     rows: NDArray[np.intp]
@@ -445,11 +440,7 @@ def densities_of(
     """Return the graphs of log densities of variables, entry by entry; of all, if none are named.
 
     Of what samplers move, or, without the volume of transforms, of the variables as they are.
-
-    Raises
-    ------
-    ValueError
-        If what a variable observes has another shape than what the model says of it.
+    What observes something of another shape than the model says is refused in words.
     """
     try:
         return model.logp(vars=variables, jacobian=has_volume, sum=False)
@@ -531,13 +522,9 @@ def rehearsed(
 ) -> Written:
     """Call a user's likelihood beside the model on the stack, and return what it writes.
 
-    Random variables of that model, which it may read, stay where they start.
-
-    Raises
-    ------
-    ValueError
-        If nothing is observed, if counts are none, if a random variable in it is discrete, or if
-        one of several experiments has dims of its own times.
+    Random variables of that model, which it may read, stay where they start.  Refused are lines
+    that observe nothing, counts that are none, discrete random variables, and, of one of several
+    experiments, dims of its own times.
     """
     scratch = _stage(dict(zip(DIMS, (gp.t_observed, gp.t, ode.states), strict=True)))
     before = {*scratch.named_vars.values()}

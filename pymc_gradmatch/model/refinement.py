@@ -486,19 +486,9 @@ def seen_by_all(
         \sigma_k^{-2} = \frac{\sum_s \sum_i \sum_{t \ge s} \Phi_{ik}(t, s)^2 / \sigma_i^2}
                             {\sum_s \sum_{t \ge s} \Phi_{kk}(t, s)^2}
 
-    with the flow :math:`\Phi(t, s) = \partial x(t) / \partial x(s)` along the prior mean, times
-    t of observations, and any times s.  That is sigma, where one state alone sees itself.
-
-    Parameters
-    ----------
-    ode : ODE
-        The right-hand side.
-    gp : StateGP
-        Around a solution.
-    theta : array of float
-        Its parameters.
-    likelihood : Likelihood
-        Its curvature counts as precision, state by state.
+    with the flow :math:`\Phi(t, s) = \partial x(t) / \partial x(s)` along the prior mean, a
+    solution, times t of observations, and any times s.  That is sigma, where one state alone sees
+    itself.  The curvature of the likelihood counts as precision, state by state.
     """
     n_times, n_states = gp.prior_mean.shape
     _, by_state, _ = ode.linearised(gp.t, gp.prior_mean, theta)

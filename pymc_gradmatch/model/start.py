@@ -64,16 +64,9 @@ class KnownOfStart(NamedTuple):
 class Start:
     """What is known of x(t0): by state a number, a prior, or a function; :meth:`of` checks it.
 
-    Attributes
-    ----------
-    known : dict of str to callable
-        Of theta and x(t0), named tuples of graphs both, for states that are known exactly.
-    priors : dict of str to TensorVariable
-        Distributions, by state.
-    numbers : dict of str to float
-        Those of the known that are given as numbers.
-    settled : dict of str to TensorVariable
-        The priors, given the initial values of the variables of a model that they depend on.
+    ``known`` are functions of theta and x(t0), named tuples of graphs both, for states that are
+    known exactly; ``numbers`` those that are given as such.  Priors are distributions, and
+    ``settled`` the same given the initial values of the variables of a model that they depend on.
     """
 
     ode: ODE

@@ -12,9 +12,9 @@ sets, whose draws are side by side in memory or in a file (``stack``), fitted by
 from pymc_gradmatch.sampling.engine import TRY, Exact, check_n_draws
 from pymc_gradmatch.sampling.many import fit_many
 from pymc_gradmatch.sampling.metropolis import CompiledMetropolis, sample_fgpgm
-from pymc_gradmatch.sampling.nuts import find_map, sample
 from pymc_gradmatch.sampling.one_call import Fit, fit
 from pymc_gradmatch.sampling.parallel import in_parallel
+from pymc_gradmatch.sampling.posterior import find_map, sample
 
 __all__ = [
     "TRY",
