@@ -300,11 +300,12 @@ def test_parts_along_a_ridge_are_adapted_to_it(rng):
 def test_a_proposal_counts_points_as_often_as_they_are_different(rng):
     mixture = Mixture.of([Mixture.around(np.full(3, at), np.eye(3)) for at in (-1.0, 2.0)])
     points = rng.normal(size=(40, 3))
-    once = adapted(mixture, points, len(points))
-    repeated = adapted(mixture, np.repeat(points, 50, axis=0), len(points))
+    one, fifty = np.ones(len(points), dtype=int), np.full(len(points), 50)
+    once = adapted(mixture, points, one, len(points))
+    repeated = adapted(mixture, points, fifty, len(points))
     for ours, theirs in zip(repeated, once, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
-    narrower = adapted(mixture, np.repeat(points, 50, axis=0), 50 * len(points))
+    narrower = adapted(mixture, points, fifty, 50 * len(points))
     assert np.linalg.det(narrower.shapes).min() < np.linalg.det(once.shapes).min()
 
 
