@@ -348,7 +348,7 @@ def test_leapfrog_steps_conserve_energy_to_their_square(rng):
     start, momentum = rng.normal(size=(2, 500, 3))
     lost = []
     for step in (0.1, 0.05):
-        _, energy = dynamics.trajectory(start, momentum, step, int(0.7 / step))
+        *_, energy = dynamics.trajectory(start, momentum, step, int(0.7 / step))
         lost.append(np.abs(energy[-1] - energy[0]).mean())
     assert lost[0] / lost[1] == pytest.approx(4, rel=0.1)
 
@@ -363,7 +363,7 @@ def test_a_walk_that_runs_away_is_no_walk_that_leaves(rng):
 
     start, momentum = np.array([[[3.0, 0.0]], [[1.0, 0.0]]])
     target = Density(cliff)
-    _, energy = Hamiltonian(target, np.eye(2)[None]).trajectory(start, momentum, 0.5, 2)
+    *_, energy = Hamiltonian(target, np.eye(2)[None]).trajectory(start, momentum, 0.5, 2)
     assert energy[-1, 0] == np.inf
     points = rng.normal(size=(4_000, 2))
     points = points[np.abs(points[:, 0]) < 2.5]

@@ -495,14 +495,14 @@ def walk(target: Gradual, found: Coverage, rng: np.random.Generator) -> Walks:
     while step > SHORTEST_STEP and hamiltonian.acceptance(start, momentum, step) < KEPT:
         step /= 2
     n_steps = min(MOST_STEPS, int(np.ceil(TIME / step)))
-    points, energy = hamiltonian.trajectory(start, momentum, step, n_steps)
+    points, height, energy = hamiltonian.trajectory(start, momentum, step, n_steps)
     tail = np.clip(weighted.pareto_k, LIGHTEST, 1 - LIGHTEST)
     margin = np.log(weights.max() * WALKERS / CHANCE) / (1 / tail - 1)
     kept = energy[1:] - energy[0] < ENERGY
     passed = points[1:][kept]
     leaves = np.zeros_like(kept)
-    height = target(passed) - proposal.log_density(passed)
-    leaves[kept] = height > np.max(log_ratio) + max(margin, NEAREST)
+    above = height[1:][kept] - proposal.log_density(passed)
+    leaves[kept] = above > np.max(log_ratio) + max(margin, NEAREST)
     return Walks(passed, int(leaves.any(axis=0).sum()), int(kept.any(axis=0).sum()))
 
 
@@ -532,37 +532,39 @@ class Hamiltonian:
         self.target, self.factor = target, factor
         self.widths = np.sqrt(np.square(factor).sum(axis=2).mean(axis=0))
 
-    def gradient(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the gradient by z; nothing where the density is zero."""
-        _, by = self.target.with_gradient(points, self.widths)
+    def with_gradient(
+        self, points: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the log density and its gradient by z; nothing where that is unknown."""
+        height, by = self.target.with_gradient(points, self.widths)
         slopes = np.einsum("wij,wi->wj", self.factor, by)
-        return np.where(np.isfinite(slopes).all(axis=1, keepdims=True), slopes, 0.0)
+        is_known = np.isfinite(slopes).all(axis=1, keepdims=True)
+        return np.where(np.isfinite(height), height, -np.inf), np.where(is_known, slopes, 0.0)
 
     def trajectory(
         self, points: NDArray[np.float64], momentum: NDArray[np.float64], step: float, n_steps: int
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the points of leapfrog steps, and the energy at each.
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """Return the points of leapfrog steps, and the log density and the energy at each.
 
         A walk that the steps are too long for runs away; its energy is then infinite.
         """
-        passed, momenta = [points], [momentum]
-        slopes = self.gradient(points)
+        height, slopes = self.with_gradient(points)
+        passed, heights, momenta = [points], [height], [momentum]
         with np.errstate(over="ignore", invalid="ignore"):
             for _ in range(n_steps):
                 half = momentum + step / 2 * slopes
                 points = points + step * np.einsum("wij,wj->wi", self.factor, half)
-                slopes = self.gradient(points)
+                height, slopes = self.with_gradient(points)
                 momentum = half + step / 2 * slopes
                 passed.append(points)
+                heights.append(height)
                 momenta.append(momentum)
             kinetic = 0.5 * np.square(momenta).sum(axis=-1)
-        path = np.stack(passed)
-        height = self.target(path.reshape(-1, path.shape[-1])).reshape(path.shape[:-1])
-        return path, kinetic - height
+        return np.stack(passed), np.stack(heights), kinetic - heights
 
     def acceptance(self, points, momentum, step: float) -> float:
         """Return the mean probability that Metropolis' rule accepts two steps."""
-        _, energy = self.trajectory(points, momentum, step, 2)
+        *_, energy = self.trajectory(points, momentum, step, 2)
         with np.errstate(invalid="ignore"):
             change = np.nan_to_num(energy[-1] - energy[0], nan=np.inf)
         return float(np.exp(-np.maximum(change, 0)).mean())
