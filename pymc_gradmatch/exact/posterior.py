@@ -275,7 +275,7 @@ class ExactPosterior(Solutions):
         n_points, n = phi.shape
         moved, solved = self._linearised(phi, factor)
         there = [
-            np.stack([x, *(x + STEP * by[:, k] for k in range(n))], axis=1) for x, by in solved
+            np.concatenate([x[:, None], x[:, None] + STEP * by], axis=1) for x, by in solved
         ]
         levels, by_z = [x.reshape(-1, *x.shape[2:]) for x in there], [by for _, by in solved]
         ahead = moved[:, : 1 + n].reshape(-1, n)
@@ -335,7 +335,7 @@ class ExactPosterior(Solutions):
         )  # fmt: skip
         with np.errstate(all="ignore"):
             return moved, [
-                (x, np.einsum("p...tkd,pn...d->pn...tk", sensitivities, by[..., varies]))
+                (x, _chained(sensitivities, by[..., varies]))
                 for (x, sensitivities), by, varies in zip(solved, given, self._varying, strict=True)
             ]
 
@@ -442,7 +442,10 @@ class ExactPosterior(Solutions):
     def _at_points(self, phi: NDArray[np.float64]) -> tuple[dict[str, NDArray], list, list]:
         """Return all that points determine by name, the values u, and the trajectories."""
         u = self._split(phi)
-        distinct, back = np.unique(phi, axis=0, return_inverse=True)  # resampled ones repeat
+        rows = [row.tobytes() for row in phi]  # resampled ones repeat
+        places = {row: place for place, row in enumerate(dict.fromkeys(rows))}
+        distinct = np.frombuffer(b"".join(places)).reshape(-1, phi.shape[1])
+        back = [places[row] for row in rows]
         trajectories = [x[back] for x in self._solved(self._split(distinct))]
         values = self._before_solving(u)
         values |= dict(zip(self.states, trajectories, strict=True))
@@ -783,6 +786,18 @@ def _slopes(values: NDArray[np.float64]) -> NDArray[np.float64]:
     n = values.shape[1] // 2
     with np.errstate(invalid="ignore"):
         return (values[:, 1 : n + 1] - values[:, n + 1 :]) / (2 * STEP)
+
+
+def _chained(sensitivities: NDArray, by: NDArray) -> NDArray[np.float64]:
+    """Return derivatives along axes from those by starts and parameters, of which these are given.
+
+    Shapes ``(point, ..., time, state, d)`` and ``(point, n, ..., d)``; the result has
+    ``(point, n, ..., time, state)``.
+    """
+    *front, n_times, n_states, d = sensitivities.shape
+    flat = sensitivities.reshape(*front, n_times * n_states, d)
+    along = np.moveaxis(np.moveaxis(by, 1, -2) @ flat.mT, -2, 1)
+    return along.reshape(*along.shape[:-1], n_times, n_states)
 
 
 def _check_continuous(free: Sequence):

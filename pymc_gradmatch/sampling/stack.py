@@ -196,8 +196,8 @@ class Stack:
         """Return where labels of a dim are in an array, which may be of more."""
         if not _has_labels(variable, dim):
             return np.arange(variable.sizes[dim])
-        known = pd.Index(self._labels(str(dim)))
-        return known.get_indexer(variable[dim].to_numpy().tolist())
+        known, labels = self._labels(str(dim)), variable[dim].to_numpy().tolist()
+        return np.arange(len(known)) if labels == known else pd.Index(known).get_indexer(labels)
 
     def _labels(self, dim: str) -> list:
         if dim not in self._known:
@@ -247,6 +247,8 @@ class Stack:
     def _prepare_labels(self, dim: str, labels: list):
         """Make room for labels that no posterior had until now, the coord last."""
         known = self._labels(dim)
+        if labels == known:
+            return
         more = list(dict.fromkeys([*known, *labels]))
         if len(more) > len(known):
             self._lengthen(dim, len(more))
