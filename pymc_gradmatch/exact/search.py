@@ -13,7 +13,6 @@ import pandas as pd
 import xarray as xr
 from arviz_stats import ess, rhat
 from numpy.typing import NDArray
-from scipy.special import logsumexp
 
 from pymc_gradmatch.exact.importance import (
     PER_COORDINATE,
@@ -24,6 +23,7 @@ from pymc_gradmatch.exact.importance import (
     Search,
     Weighted,
     fit_mixture,
+    log_sum,
     reliable_k,
     search,
     weigh,
@@ -371,7 +371,8 @@ def _together(pools: list[Pool], modes: Local, n_unfinished: int = 0) -> Coverag
         for own in pools
     ]  # fmt: skip
     height = np.concatenate([pool.height for pool in pools])
-    log_ratio = height - logsumexp(parts, axis=0, b=counts[:, None] / counts.sum())
+    shares = np.log(counts / counts.sum())
+    log_ratio = height - log_sum(np.stack(parts) + shares[:, None])
     weighted = weigh(points, log_ratio)
     enough = np.maximum(weighted.weights, 1e-12)
     covariance = np.atleast_2d(np.cov(points.T, aweights=enough, ddof=0))

@@ -329,7 +329,9 @@ class Solutions:
         of = id(ode), t.tobytes(), wrt
         if of not in self._solvers:
             self._solvers[of] = Solver(ode.equations(wrt), t)
-        solution = self._solvers[of](x0.reshape(-1, x0.shape[-1]), theta.reshape(-1, theta.shape[-1]))
+        solution = self._solvers[of](
+            x0.reshape(-1, x0.shape[-1]), theta.reshape(-1, theta.shape[-1])
+        )
         self.n_solutions += len(solution.ended)
         self.failures.update({why: len(draws) for why, draws in in_words(solution.ended).items()})
         return solution

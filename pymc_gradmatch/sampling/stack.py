@@ -218,8 +218,9 @@ class Stack:
         arrays, variables = self.arrays, {}
         for name, variable in _named(posterior.data_vars):
             dims = arrays.dims(name)[1:] if name in arrays else variable.dims
-            renamed = zip(variable.dims, dims, strict=True)
-            variables[name] = variable.rename({old: new for old, new in renamed if old != new})
+            pairs = zip(variable.dims, dims, strict=True)
+            others = {old: new for old, new in pairs if old != new}
+            variables[name] = variable.rename(others) if others else variable  # which copies it
         for name, coord in [pair for v in variables.values() for pair in _named(v.coords)]:
             values = coord.to_numpy()
             if name in arrays and coord.dims == (name,) and name != TIME:
