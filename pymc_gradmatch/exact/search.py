@@ -223,6 +223,7 @@ def cover(
     n_draws: int,
     rng: np.random.Generator,
     around: Mixture | None = None,
+    attempts: int = len(DRAWS),
     say: Callable[[str], None] = silence,
 ) -> Coverage:
     """Search for a target from its modes, twice, and compare what is found.
@@ -244,14 +245,16 @@ def cover(
     around : Mixture, optional
         What to start from in the place of modes and ridges: what draws of the target by another
         sampler were fitted by.
+    attempts : int
+        At most so many.
     say : callable, optional
         Is told what is being done, and what remains.
 
     Returns
     -------
     Coverage
-        Of the first attempt with a reliable k and searches that agree, else of the last,
-        at the latest the fourth, or that of which both searches were given up.
+        Of the first attempt with a reliable k and searches that agree, else of the last, or that
+        of which both searches were given up.
     """
     n_unfinished, n_rounds = 0, 0
     if around is None:
@@ -260,11 +263,11 @@ def cover(
         around, n_unfinished = ridges.mixture, ridges.n_unfinished
     starts = [around.defended(around.as_one(WIDER)), around.as_one(WIDER)]
     n_effective = n_draws / WORTH
-    for attempt, least in enumerate(DRAWS):
+    for attempt, least in enumerate(DRAWS[:attempts]):
         n_searching = max(least, EACH * modes.point.shape[1])
         searches = []
         for number, start in enumerate(starts, start=1):
-            doing = f"attempt {attempt + 1} of {len(DRAWS)}, search {number} of 2"
+            doing = f"attempt {attempt + 1} of {attempts}, search {number} of 2"
             searches.append(
                 _search(
                     target, start, around, n_searching, n_effective, rng,
