@@ -9,9 +9,10 @@ other; the process that hands out work and writes takes its share of each fit, o
 ``--quick`` fits six.  Run it with ``OMP_NUM_THREADS=1``.
 
 ``--beside-fit`` fits data sets of Lotka-Volterra, of protein transduction, and counts of an
-epidemic (``--data-sets``, a hundred) in one process, compilation included, and the same ones by
-``gm.fit``, one by one; it prints CPU seconds, and how far means and verdicts are apart
-(``--quick``: three).
+epidemic (``--data-sets``, a hundred; ``--only`` some of these) in one process, compilation
+included, the same ones by ``gm.fit``, one by one, and by NumPyro and diffrax, compiled once for
+all and told the truth, in coordinates made for it; it prints CPU seconds, and how far means and
+verdicts are apart (``--quick``: three, and no NumPyro).
 """
 
 import argparse
@@ -22,10 +23,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
 from time import perf_counter, process_time
@@ -43,6 +44,16 @@ from joblib.externals.loky import get_reusable_executor
 import pymc_gradmatch as gm
 from benchmarks import none_failed, show
 from benchmarks.cases import ACCURACY, named
+from benchmarks.jax_rival import (
+    LENGTHS,
+    Length,
+    compiled_chain,
+    import_jax,
+    nuts,
+    right_hand_side,
+    solved,
+    until_agreed,
+)
 from pymc_gradmatch.sampling import in_parallel
 from pymc_gradmatch.sampling.alike import observed_by
 from pymc_gradmatch.sampling.many import SAID
@@ -52,6 +63,7 @@ LV = named(ACCURACY, "LV low")
 COUNTS = "SIR, counts"
 BESIDE = ("LV low", "PT low", COUNTS)
 PUPILS, DAYS = 763, np.linspace(0, 14, 15)
+TRUTH = np.array([1.5, 0.5, 0.01])  # both rates, and the share that is infected at the start
 ROOT = str(Path(__file__).parents[1])
 WORKERS = (1, 2, 8, 64, 256, 1_000)
 ON_PAPER = 20_000
@@ -240,15 +252,61 @@ def problem(name: str, n: int) -> Problem:
         ys = [case.simulate(k).y for k in range(n)]
         return Problem(case.ode, case.t, ys, {"priors": case.priors()})
     sir = gm.ODE(_infections, ["S", "I"], ["beta", "gamma"], positive=["S", "I"])
-    share = sir.solve(DAYS, x0=[0.99, 0.01], theta=[1.5, 0.5])[:, 1]
+    share = sir.solve(DAYS, x0=[1 - TRUTH[2], TRUTH[2]], theta=TRUTH[:2])[:, 1]
     ys = [np.random.default_rng(k).poisson(PUPILS * share) for k in range(n)]
     priors = {"beta": pm.HalfNormal.dist(2), "gamma": pm.HalfNormal.dist(1)}
     start = {"S": lambda theta, x0: 1 - x0.I}
     return Problem(sir, DAYS, ys, {"priors": priors, "start": start, "likelihood": _counted})
 
 
-def beside_fit(name: str, n: int) -> dict:
-    """Fit data sets of a system together, in a process of its own, and one by one."""
+@cache
+def counted_chain(length: Length) -> Callable:
+    """Return NumPyro's chain for the counts, compiled once for all data sets."""
+    diffrax, jax, numpyro = import_jax()
+    ode, _, ys, _ = problem(COUNTS, 1)
+    f, distributions = right_hand_side(ode), numpyro.distributions
+    scales = jax.numpy.array([2.0, 1.0])
+
+    def log_p(u, y):
+        theta, infected = jax.numpy.exp(u[:2]), jax.numpy.exp(u[2])
+        x = solved(
+            f, DAYS, jax.numpy.stack([1 - infected, infected]), theta, rtol=1e-6, atol=1e-8,
+            solver=diffrax.Tsit5(), adjoint=diffrax.RecursiveCheckpointAdjoint(), max_steps=1_000,
+        )  # fmt: skip
+        log_prior = (distributions.HalfNormal(scales).log_prob(theta) + u[:2]).sum()
+        log_prior += distributions.Normal(np.log(TRUTH[2]), 3.0).log_prob(u[2])
+        return log_prior + distributions.Poisson(PUPILS * x[:, 1]).log_prob(y).sum()
+
+    center, steps = np.log(TRUTH), 1e-4 * np.eye(3)
+    slope = jax.jit(jax.grad(log_p))
+    hessian = [(slope(center + one, ys[0]) - slope(center - one, ys[0])) / 2e-4 for one in steps]
+    factor = np.linalg.inv(np.linalg.cholesky(-np.array(hessian))).T
+    draw = nuts(log_p, length)
+
+    def chain(key, y):
+        draws, divergences = draw(key, center, factor, y)
+        return (draws[:, :2], draws[:, 2:], draws[:, :0]), divergences
+
+    return jax.jit(chain).lower(jax.random.key(0), ys[0]).compile()
+
+
+def by_rival(name: str, ys: list[np.ndarray]) -> dict[str, float]:
+    """Fit data sets by NumPyro and diffrax, one by one, compilation included."""
+    import_jax()  # before the clock starts
+    before = process_time()
+    of = counted_chain if name == COUNTS else partial(compiled_chain, named(ACCURACY, name))
+    of(LENGTHS[0])
+    compiled = process_time()
+    fits = [until_agreed(of, [y], place) for place, y in enumerate(ys)]
+    return {
+        "NumPyro, with compilation (CPU s)": process_time() - before,
+        "after it, a set": (process_time() - compiled) / len(ys),
+        "NumPyro, R-hat above 1.01": sum(fit.rhat() > 1.01 for fit in fits),
+    }
+
+
+def beside_fit(name: str, n: int, has_rival: bool) -> dict:
+    """Fit data sets of a system together, in a process of its own, one by one, and by a rival."""
     ode, t, ys, settings = problem(name, n)
     before = process_time()
     fits = gm.fit_many(
@@ -273,14 +331,18 @@ def beside_fit(name: str, n: int) -> dict:
         "one by one (CPU s)": process_time() - before,
         "passed together": int(fits["is_exact"].sum()), "verdicts alike": sum(alike),
         "means apart (sd)": max(apart), "median (sd)": float(np.median(apart)),
+        **(by_rival(name, ys) if has_rival else {}),
     }  # fmt: skip
 
 
-def beside(n: int, csv: Path | None) -> pd.DataFrame:
-    """Print what ``fit_many`` costs beside ``fit``."""
+def beside(n: int, names: Sequence[str], has_rival: bool, csv: Path | None) -> pd.DataFrame:
+    """Print what ``fit_many`` costs beside ``fit``, and beside NumPyro."""
     with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
-        rows = [*pool.map(partial(beside_fit, n=n), BESIDE)]
+        rows = [*pool.map(partial(beside_fit, n=n, has_rival=has_rival), names)]
     table = pd.DataFrame(rows).set_index("system")
+    if csv is not None and csv.exists():  # rows of other systems stay
+        before = pd.read_csv(csv, index_col="system")
+        table = pd.concat([before.drop(table.index, errors="ignore"), table])
     show(table, csv)
     return table
 
@@ -290,6 +352,7 @@ def main(arguments: list[str] | None = None):
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--data-sets", type=int)
     parser.add_argument("--beside-fit", action="store_true", help="beside gm.fit, one by one")
+    parser.add_argument("--only", nargs="+", choices=BESIDE, default=BESIDE, help="some systems")
     parser.add_argument("--quick", action="store_true", help="six data sets")
     parser.add_argument("--out", type=Path, help="folder of CSV files to save")
     options = parser.parse_args(arguments)
@@ -299,7 +362,7 @@ def main(arguments: list[str] | None = None):
         out.mkdir(parents=True, exist_ok=True)  # not after the work
     if options.beside_fit:
         n = 3 if options.quick else options.data_sets or 100
-        table = beside(n, out and out / "beside-fit.csv")
+        table = beside(n, options.only, not options.quick, out and out / "beside-fit.csv")
         if options.quick:
             none_failed(table[table["verdicts alike"] < n])
         return

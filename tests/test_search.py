@@ -300,11 +300,12 @@ def test_parts_along_a_ridge_are_adapted_to_it(rng):
 def test_a_proposal_counts_points_as_often_as_they_are_different(rng):
     mixture = Mixture.of([Mixture.around(np.full(3, at), np.eye(3)) for at in (-1.0, 2.0)])
     points = rng.normal(size=(40, 3))
-    once = adapted(mixture, points, len(points))
-    repeated = adapted(mixture, np.repeat(points, 50, axis=0), len(points))
+    one, fifty = np.ones(len(points), dtype=int), np.full(len(points), 50)
+    once = adapted(mixture, points, one, len(points))
+    repeated = adapted(mixture, points, fifty, len(points))
     for ours, theirs in zip(repeated, once, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
-    narrower = adapted(mixture, np.repeat(points, 50, axis=0), 50 * len(points))
+    narrower = adapted(mixture, points, fifty, 50 * len(points))
     assert np.linalg.det(narrower.shapes).min() < np.linalg.det(once.shapes).min()
 
 
@@ -347,7 +348,7 @@ def test_leapfrog_steps_conserve_energy_to_their_square(rng):
     start, momentum = rng.normal(size=(2, 500, 3))
     lost = []
     for step in (0.1, 0.05):
-        _, energy = dynamics.trajectory(start, momentum, step, int(0.7 / step))
+        *_, energy = dynamics.trajectory(start, momentum, step, int(0.7 / step))
         lost.append(np.abs(energy[-1] - energy[0]).mean())
     assert lost[0] / lost[1] == pytest.approx(4, rel=0.1)
 
@@ -362,7 +363,7 @@ def test_a_walk_that_runs_away_is_no_walk_that_leaves(rng):
 
     start, momentum = np.array([[[3.0, 0.0]], [[1.0, 0.0]]])
     target = Density(cliff)
-    _, energy = Hamiltonian(target, np.eye(2)[None]).trajectory(start, momentum, 0.5, 2)
+    *_, energy = Hamiltonian(target, np.eye(2)[None]).trajectory(start, momentum, 0.5, 2)
     assert energy[-1, 0] == np.inf
     points = rng.normal(size=(4_000, 2))
     points = points[np.abs(points[:, 0]) < 2.5]

@@ -101,7 +101,8 @@ class Batch(ExactPosterior):
         return [Answer(ended, own) for ended, *own in zip(*split, strict=True)]
 
     def _height_of(self, phi, around) -> tuple[NDArray[np.float64], ...]:
-        return (self._evaluate(phi),)
+        height, trajectories = self._evaluate(phi)
+        return height, *trajectories
 
     def _expansion_of(self, phi, around) -> tuple[NDArray[np.float64], ...]:
         return self.along(phi, around)
@@ -136,9 +137,9 @@ class Member(ExactPosterior):
         vars(self).update(vars(own))
         self._ask = ask
 
-    def _evaluate(self, phi) -> NDArray[np.float64]:
-        [height] = self._asked("height", phi, phi)
-        return height
+    def _evaluate(self, phi) -> tuple[NDArray[np.float64], list[NDArray[np.float64]]]:
+        height, *trajectories = self._asked("height", phi, phi)
+        return height, trajectories
 
     def along(self, phi: NDArray[np.float64], factor: NDArray[np.float64]) -> Expansion:
         """Expand the log density to second order at points, as the posterior alone does."""

@@ -13,6 +13,7 @@ so climbs of each piece begin at the modes of the one before, and at those draws
 these that the longer piece likes best, to the end.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -76,6 +77,7 @@ class Piece(ExactPosterior):
 
     def __init__(self, whole: ExactPosterior, share: float, compiled: Compiled | None = None):
         vars(self).update(vars(whole))  # the same model, which need not be written again
+        self._kept = deque()
         self._whole, self._compiled = whole, compiled or self._compile()
         self.n_times = [int(np.ceil(share * c.gp.t.shape[-1])) for c in self.constraints]
         self.counts = self._counting()

@@ -7,7 +7,7 @@ import numpy as np
 from arviz_stats.base import array_stats
 from numpy.typing import NDArray
 from scipy.cluster.vq import kmeans2
-from scipy.special import gammaln, logsumexp
+from scipy.special import gammaln
 
 from pymc_gradmatch.reporting import silence
 
@@ -54,23 +54,21 @@ class Mixture(NamedTuple):
 
     def log_density(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the log density at points, shape ``(point, n)``."""
-        parts = self._log_parts(points)
-        highest = parts.max(axis=0)
-        parts -= highest
-        return highest + np.log(np.exp(parts, out=parts).sum(axis=0))
+        return log_sum(self.log_parts(points))
 
-    def log_parts(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return what each part adds to the density, its log, shape ``(point, part)``."""
-        return self._log_parts(points).T
+    def log_parts(
+        self, points: NDArray[np.float64], distances: NDArray[np.float64] | None = None
+    ) -> NDArray[np.float64]:
+        """Return what each part adds to the density, its log, shape ``(part, point)``.
 
-    def _log_parts(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
+        Distances are computed unless they are given.
+        """
         n = points.shape[1]
         constant = (
             gammaln((DEGREES + n) / 2) - gammaln(DEGREES / 2) - n / 2 * np.log(DEGREES * np.pi)
         )
         constant -= np.log(np.diagonal(_factor(self.shapes), axis1=1, axis2=2)).sum(axis=1)
-        tails = self.distances(points)
-        tails /= DEGREES
+        tails = (self.distances(points) if distances is None else distances) / DEGREES
         np.log1p(tails, out=tails)
         tails *= -(DEGREES + n) / 2
         tails += (np.log(self.shares) + constant)[:, None]
@@ -177,6 +175,14 @@ def reliable_k(n_draws: int) -> float:
     return min(1 - 1 / np.log10(n_draws), 0.7)
 
 
+def log_sum(logs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the log of the sum along the first axis of what has these logs."""
+    highest = logs.max(axis=0)
+    with np.errstate(invalid="ignore", divide="ignore"):  # of nothing but zeros
+        away = logs - np.where(np.isfinite(highest), highest, 0.0)
+        return np.asarray(np.log(np.exp(away, out=away).sum(axis=0)) + highest)
+
+
 def weigh(points: NDArray[np.float64], log_ratio: NDArray[np.float64]) -> Weighted:
     """Smooth the weights of draws, the logs of which are given, by a Pareto tail.
 
@@ -197,7 +203,7 @@ def weigh(points: NDArray[np.float64], log_ratio: NDArray[np.float64]) -> Weight
         # No tail can be fitted where all but a few weights vanish.
         float(np.nan_to_num(pareto_k, nan=np.inf)),
         1 / np.square(weights).sum(),
-        float(highest + logsumexp(shifted) - np.log(len(points))),
+        float(highest + log_sum(shifted) - np.log(len(points))),
     )
 
 
@@ -251,7 +257,7 @@ class Pool:
     @property
     def log_proposal(self) -> NDArray[np.float64]:
         """Log density of the mixture of all proposals at the draws."""
-        return logsumexp(self._densities, axis=0) - np.log(len(self.proposals))
+        return log_sum(np.stack(self._densities)) - np.log(len(self.proposals))
 
     @property
     def log_ratio(self) -> NDArray[np.float64]:
@@ -268,8 +274,19 @@ class Pool:
         """The mixture of all proposals."""
         return Mixture.of(self.proposals)
 
-    def chosen(self, n_draws: int, rng: np.random.Generator) -> tuple[NDArray, NDArray]:
-        """Return draws to fit the next proposal to, by weights flattened as need be, and these.
+    def chosen(
+        self, n_draws: int, rng: np.random.Generator
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64], float]:
+        """Return draws to fit the next proposal to, by weights flattened as need be.
+
+        Returns
+        -------
+        points : array of float
+            Shape ``(point, coordinate)``.
+        counts : array of int
+            How often each was chosen.
+        n_different : float
+            How many of all draws are effectively different, by these weights.
 
         Raises
         ------
@@ -281,7 +298,10 @@ class Pool:
         check_possible(log_ratio)
         needed = max(AT_LEAST * n_draws, PER_COORDINATE * self.points.shape[1])
         weights = _flattened(log_ratio[possible], needed)
-        return self.points[rng.choice(np.flatnonzero(possible), size=FITTED, p=weights)], weights
+        counts = np.bincount(rng.choice(len(weights), size=FITTED, p=weights))
+        chosen = np.flatnonzero(counts)
+        points = self.points[np.flatnonzero(possible)[chosen]]
+        return points, counts[chosen], 1 / np.square(weights).sum()
 
 
 class ImpossibleError(ValueError):
@@ -378,12 +398,11 @@ def search(
         highest = max(highest, own.n_effective)
         if gives_up and number == LOOK and highest < HOPELESS * n_draws:
             return Search(pool, latest, is_given_up=True)
-        chosen, weights = pool.chosen(n_draws, rng)
+        chosen, counts, n_different = pool.chosen(n_draws, rng)
         if has_parts:
-            n_different = 1 / np.square(weights).sum()
-            latest = adapted(latest, chosen, n_different)
+            latest = adapted(latest, chosen, counts, n_different)
         else:
-            latest = fit_mixture(chosen, rng).stretched()
+            latest = fit_mixture(chosen, rng, counts).stretched()
     return Search(pool, best if most else latest)
 
 
@@ -398,7 +417,11 @@ def _flattened(log_ratio, n_needed: float) -> NDArray[np.float64]:
         power *= 0.8
 
 
-def fit_mixture(points: NDArray[np.float64], rng: np.random.Generator) -> Mixture:
+def fit_mixture(
+    points: NDArray[np.float64],
+    rng: np.random.Generator,
+    counts: NDArray[np.int64] | None = None,
+) -> Mixture:
     """Fit a mixture of t distributions to points, with as many parts as pay.
 
     The number of parts is doubled as long as the points that a fit has not seen
@@ -407,35 +430,39 @@ def fit_mixture(points: NDArray[np.float64], rng: np.random.Generator) -> Mixtur
     Parameters
     ----------
     points : array of float
-        Shape ``(point, n)``; some may be repeated.
+        Shape ``(point, n)``.
     rng : numpy.random.Generator
         Chooses the points that are held back, and where parts begin.
+    counts : array of int, optional
+        How often each counts, if not once.
     """
-    distinct, counts = np.unique(points, axis=0, return_counts=True)
-    most = min(MOST_PARTS, len(distinct) // (PER_COORDINATE * points.shape[1]))
-    held_back = rng.random(len(distinct)) < 0.5
+    counts = np.ones(len(points), dtype=int) if counts is None else counts
+    most = min(MOST_PARTS, len(points) // (PER_COORDINATE * points.shape[1]))
+    held_back = rng.random(len(points)) < 0.5
     n_parts, score = 1, -np.inf
     for candidate in 2 ** np.arange(1 + int(np.log2(most))) if most > 1 else ():
-        fit = _em(distinct[~held_back], counts[~held_back], int(candidate), rng)
-        left = fit.log_density(distinct[held_back])
+        fit = _em(points[~held_back], counts[~held_back], int(candidate), rng)
+        left = fit.log_density(points[held_back])
         new_score = np.average(left, weights=counts[held_back])
         if new_score <= score:
             break
         n_parts, score = int(candidate), new_score
-    return _em(distinct, counts, n_parts, rng)
+    return _em(points, counts, n_parts, rng)
 
 
-def adapted(mixture: Mixture, points: NDArray[np.float64], n_different: float) -> Mixture:
+def adapted(
+    mixture: Mixture, points: NDArray[np.float64], counts: NDArray[np.int64], n_different: float
+) -> Mixture:
     """Fit a mixture's parts to points from where they are; those with few stay as they were.
 
-    Of the points, most of them repeated, so many are effectively different.
+    Of the points, each of which counts so often, so many are effectively different.
     """
-    weight = MEMORY * (points.shape[1] + 1) * max(len(points) / n_different, 1)
-    distinct, counts = np.unique(points, axis=0, return_counts=True)
+    weight = MEMORY * (points.shape[1] + 1) * max(counts.sum() / n_different, 1)
     for _ in range(ADAPTING_STEPS):
-        log_parts = mixture.log_parts(distinct)
-        shares = counts[:, None] * np.exp(log_parts - logsumexp(log_parts, axis=1)[:, None])
-        mixture = _maximised(distinct, shares, mixture, mixture.shapes, weight, weight)
+        distances = mixture.distances(points)
+        log_parts = mixture.log_parts(points, distances)
+        shares = counts * np.exp(log_parts - log_sum(log_parts))
+        mixture = _maximised(points, distances, shares, mixture, mixture.shapes, weight, weight)
     shares = (1 - AT_LEAST) * mixture.shares + AT_LEAST / len(mixture.shares)
     return mixture._replace(shares=shares)
 
@@ -449,30 +476,34 @@ def _em(points, counts, n_parts: int, rng) -> Mixture:
     if n_parts > 1:
         whitened = np.linalg.solve(np.linalg.cholesky(overall), points.T).T
         _, labels = kmeans2(whitened, n_parts, minit="++", rng=rng)
-        shares = counts[:, None] * np.eye(n_parts)[labels]
+        shares = counts * np.eye(n_parts)[:, labels]
         fit = Mixture(*(np.repeat(part, n_parts, axis=0) for part in fit))
-        fit = _maximised(points, shares, fit, small, n + 1, LITTLE)
+        fit = _maximised(points, fit.distances(points), shares, fit, small, n + 1, LITTLE)
     likelihood = -np.inf
     for _ in range(EM_STEPS):
-        log_parts = fit.log_parts(points)
-        log_all = logsumexp(log_parts, axis=1)
+        distances = fit.distances(points)
+        log_parts = fit.log_parts(points, distances)
+        log_all = log_sum(log_parts)
         before, likelihood = likelihood, np.average(log_all, weights=counts)
         if likelihood - before < LITTLE:
             break
-        shares = counts[:, None] * np.exp(log_parts - log_all[:, None])
-        fit = _maximised(points, shares, fit, small, n + 1, LITTLE)
+        shares = counts * np.exp(log_parts - log_all)
+        fit = _maximised(points, distances, shares, fit, small, n + 1, LITTLE)
     return fit
 
 
-def _maximised(points, shares, fit: Mixture, rest, weight: float, anchor: float) -> Mixture:
+def _maximised(
+    points, distances, shares, fit: Mixture, rest, weight: float, anchor: float
+) -> Mixture:
     """Return the mixture of which each part fits its share of the points best.
 
-    A few points say little about a covariance, which the rest then is, as much as so many
-    points would say; ``anchor`` is what the old mean counts for.
+    Distances and shares have the shape ``(part, point)``.  A few points say little about a
+    covariance, which the rest then is, as much as so many points would say; ``anchor`` is what the
+    old mean counts for.
     """
     n = points.shape[1]
-    totals = shares.sum(axis=0) + LITTLE
-    counted = shares.T * (DEGREES + n) / (DEGREES + fit.distances(points))
+    totals = shares.sum(axis=1) + LITTLE
+    counted = shares * (DEGREES + n) / (DEGREES + distances)
     means = counted @ points + anchor * fit.means
     means /= counted.sum(axis=1)[:, None] + anchor
     spread = np.empty_like(fit.shapes)

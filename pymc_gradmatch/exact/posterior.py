@@ -1,6 +1,6 @@
 """A model's exact posterior: its own graph, with integrated trajectories in place of its states."""
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
@@ -46,6 +46,7 @@ from pymc_gradmatch.ode import ODE, OUT_OF_STEPS, ended, without_slope
 from pymc_gradmatch.replaceable import CONSTANT, Numbers
 
 MOST_NUMBERS = 4_000_000  # of trajectories that are held at once
+MOST_KEPT = 1_000_000  # of these, that are not solved for again where a result needs them
 N_PRIOR = 1_000  # draws of the prior, that tell how wide it is, or of which some are likely
 NOISES = (-3.0, -0.5)  # logarithms to base ten, of standard deviations of a state
 UNSEEN = (-1.0, 0.5)  # the same, of a state that is not observed
@@ -142,6 +143,7 @@ class ExactPosterior(Solutions):
         self._held_at: NDArray[np.float64] | None = None
         self.highest = -np.inf, self._there
         self._n_screened, self._n_unsolved = 0, 0
+        self._kept: deque[tuple[NDArray, list[NDArray]]] = deque()
         # By which start and parameter each solution has been seen to vary.
         self._varying = [
             np.zeros(len(c.ode.states) + len(c.ode.params), dtype=bool) for c in self.constraints
@@ -167,7 +169,7 @@ class ExactPosterior(Solutions):
         other.constraints = [self.constraints[0]._replace(gp=gp)]
         other.n_solutions, other.failures = 0, Counter()
         vars(other).update(
-            _held_at=None, _n_screened=0, _n_unsolved=0,
+            _held_at=None, _n_screened=0, _n_unsolved=0, _kept=deque(),
             _varying=[np.zeros_like(varying) for varying in self._varying],
         )  # fmt: skip
         parts = self._at_start(gp.states_of(start_of(gp))[0])
@@ -193,9 +195,15 @@ class ExactPosterior(Solutions):
 
         Minus infinity where an integration failed.
         """
-        size = sum(x.get_value().size for x in self._x)
+        size = sum(x.get_value(borrow=True).size for x in self._x)
         n_chunks = max(1, -(-len(phi) * size // MOST_NUMBERS))
-        parts = [self._evaluate(part) for part in np.array_split(phi, n_chunks)]
+        parts = []
+        for part in np.array_split(phi, n_chunks):
+            height, trajectories = self._evaluate(part)
+            parts.append(height)
+            self._kept.append((part, trajectories))
+            while len(self._kept) > 1 and sum(len(one) for one, _ in self._kept) * size > MOST_KEPT:
+                self._kept.popleft()
         heights = np.concatenate(parts)
         if heights.max(initial=-np.inf) > self.highest[0]:
             best = heights.argmax()
@@ -215,9 +223,11 @@ class ExactPosterior(Solutions):
         """Share of the solutions of screened draws of the prior that ran out of steps."""
         return self._n_unsolved / max(self._n_screened, 1)
 
-    def _evaluate(self, phi) -> NDArray[np.float64]:
+    def _evaluate(self, phi) -> tuple[NDArray[np.float64], list[NDArray[np.float64]]]:
+        """Return log densities at points, and the trajectories there."""
         u = self._split(phi)
-        return self._heights(u, self._solved(u))
+        trajectories = self._solved(u)
+        return self._heights(u, trajectories), trajectories
 
     def _heights(self, u, trajectories) -> NDArray[np.float64]:
         """Return log densities at points, the values u and trajectories of which are known."""
@@ -274,9 +284,7 @@ class ExactPosterior(Solutions):
         """
         n_points, n = phi.shape
         moved, solved = self._linearised(phi, factor)
-        there = [
-            np.stack([x, *(x + STEP * by[:, k] for k in range(n))], axis=1) for x, by in solved
-        ]
+        there = [np.concatenate([x[:, None], x[:, None] + STEP * by], axis=1) for x, by in solved]
         levels, by_z = [x.reshape(-1, *x.shape[2:]) for x in there], [by for _, by in solved]
         ahead = moved[:, : 1 + n].reshape(-1, n)
         height, gradient = self._with_gradient(ahead, levels, by_z, factor)
@@ -335,7 +343,7 @@ class ExactPosterior(Solutions):
         )  # fmt: skip
         with np.errstate(all="ignore"):
             return moved, [
-                (x, np.einsum("p...tkd,pn...d->pn...tk", sensitivities, by[..., varies]))
+                (x, _chained(sensitivities, by[..., varies]))
                 for (x, sensitivities), by, varies in zip(solved, given, self._varying, strict=True)
             ]
 
@@ -442,11 +450,22 @@ class ExactPosterior(Solutions):
     def _at_points(self, phi: NDArray[np.float64]) -> tuple[dict[str, NDArray], list, list]:
         """Return all that points determine by name, the values u, and the trajectories."""
         u = self._split(phi)
-        distinct, back = np.unique(phi, axis=0, return_inverse=True)  # resampled ones repeat
-        trajectories = [x[back] for x in self._solved(self._split(distinct))]
+        trajectories = self._kept_or_solved(phi)
         values = self._before_solving(u)
         values |= dict(zip(self.states, trajectories, strict=True))
         return values | self._made_of_states(u, trajectories), u, trajectories
+
+    def _kept_or_solved(self, phi: NDArray[np.float64]) -> list[NDArray[np.float64]]:
+        """Return the trajectories of points, most of which were evaluated before, or repeat."""
+        rows = _as_bytes(phi)
+        known = {row for points, _ in self._kept for row in _as_bytes(points)}
+        places = {row: place for place, row in enumerate(rows)}
+        left = [place for row, place in places.items() if row not in known]
+        solved = [*self._kept, (phi[left], self._solved(self._split(phi[left])))]
+        points, trajectories = zip(*solved, strict=True)
+        places = {row: place for place, row in enumerate(_as_bytes(np.concatenate(points)))}
+        at = [places[row] for row in rows]
+        return [np.concatenate(x)[at] for x in zip(*trajectories, strict=True)]
 
     def _labelled(
         self, groups: Mapping[str, Mapping[str, NDArray]], observed: dict[str, NDArray]
@@ -783,6 +802,26 @@ def _slopes(values: NDArray[np.float64]) -> NDArray[np.float64]:
     n = values.shape[1] // 2
     with np.errstate(invalid="ignore"):
         return (values[:, 1 : n + 1] - values[:, n + 1 :]) / (2 * STEP)
+
+
+def _as_bytes(phi: NDArray[np.float64]) -> list[bytes]:
+    """Return what tells points apart."""
+    rows: list[bytes] = (
+        np.ascontiguousarray(phi).view(f"V{phi.itemsize * phi.shape[1]}")[:, 0].tolist()
+    )
+    return rows
+
+
+def _chained(sensitivities: NDArray, by: NDArray) -> NDArray[np.float64]:
+    """Return derivatives along axes from those by starts and parameters, of which these are given.
+
+    Shapes ``(point, ..., time, state, d)`` and ``(point, n, ..., d)``; the result has
+    ``(point, n, ..., time, state)``.
+    """
+    *front, n_times, n_states, d = sensitivities.shape
+    flat = sensitivities.reshape(*front, n_times * n_states, d)
+    along = np.moveaxis(np.moveaxis(by, 1, -2) @ flat.mT, -2, 1)
+    return along.reshape(*along.shape[:-1], n_times, n_states)
 
 
 def _check_continuous(free: Sequence):

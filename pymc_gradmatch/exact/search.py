@@ -13,7 +13,6 @@ import pandas as pd
 import xarray as xr
 from arviz_stats import ess, rhat
 from numpy.typing import NDArray
-from scipy.special import logsumexp
 
 from pymc_gradmatch.exact.importance import (
     PER_COORDINATE,
@@ -24,6 +23,7 @@ from pymc_gradmatch.exact.importance import (
     Search,
     Weighted,
     fit_mixture,
+    log_sum,
     reliable_k,
     search,
     weigh,
@@ -223,6 +223,7 @@ def cover(
     n_draws: int,
     rng: np.random.Generator,
     around: Mixture | None = None,
+    attempts: int = len(DRAWS),
     say: Callable[[str], None] = silence,
 ) -> Coverage:
     """Search for a target from its modes, twice, and compare what is found.
@@ -244,14 +245,16 @@ def cover(
     around : Mixture, optional
         What to start from in the place of modes and ridges: what draws of the target by another
         sampler were fitted by.
+    attempts : int
+        At most so many.
     say : callable, optional
         Is told what is being done, and what remains.
 
     Returns
     -------
     Coverage
-        Of the first attempt with a reliable k and searches that agree, else of the last,
-        at the latest the fourth, or that of which both searches were given up.
+        Of the first attempt with a reliable k and searches that agree, else of the last, or that
+        of which both searches were given up.
     """
     n_unfinished, n_rounds = 0, 0
     if around is None:
@@ -260,11 +263,11 @@ def cover(
         around, n_unfinished = ridges.mixture, ridges.n_unfinished
     starts = [around.defended(around.as_one(WIDER)), around.as_one(WIDER)]
     n_effective = n_draws / WORTH
-    for attempt, least in enumerate(DRAWS):
+    for attempt, least in enumerate(DRAWS[:attempts]):
         n_searching = max(least, EACH * modes.point.shape[1])
         searches = []
         for number, start in enumerate(starts, start=1):
-            doing = f"attempt {attempt + 1} of {len(DRAWS)}, search {number} of 2"
+            doing = f"attempt {attempt + 1} of {attempts}, search {number} of 2"
             searches.append(
                 _search(
                     target, start, around, n_searching, n_effective, rng,
@@ -371,7 +374,8 @@ def _together(pools: list[Pool], modes: Local, n_unfinished: int = 0) -> Coverag
         for own in pools
     ]  # fmt: skip
     height = np.concatenate([pool.height for pool in pools])
-    log_ratio = height - logsumexp(parts, axis=0, b=counts[:, None] / counts.sum())
+    shares = np.log(counts / counts.sum())
+    log_ratio = height - log_sum(np.stack(parts) + shares[:, None])
     weighted = weigh(points, log_ratio)
     enough = np.maximum(weighted.weights, 1e-12)
     covariance = np.atleast_2d(np.cov(points.T, aweights=enough, ddof=0))
@@ -495,14 +499,14 @@ def walk(target: Gradual, found: Coverage, rng: np.random.Generator) -> Walks:
     while step > SHORTEST_STEP and hamiltonian.acceptance(start, momentum, step) < KEPT:
         step /= 2
     n_steps = min(MOST_STEPS, int(np.ceil(TIME / step)))
-    points, energy = hamiltonian.trajectory(start, momentum, step, n_steps)
+    points, height, energy = hamiltonian.trajectory(start, momentum, step, n_steps)
     tail = np.clip(weighted.pareto_k, LIGHTEST, 1 - LIGHTEST)
     margin = np.log(weights.max() * WALKERS / CHANCE) / (1 / tail - 1)
     kept = energy[1:] - energy[0] < ENERGY
     passed = points[1:][kept]
     leaves = np.zeros_like(kept)
-    height = target(passed) - proposal.log_density(passed)
-    leaves[kept] = height > np.max(log_ratio) + max(margin, NEAREST)
+    above = height[1:][kept] - proposal.log_density(passed)
+    leaves[kept] = above > np.max(log_ratio) + max(margin, NEAREST)
     return Walks(passed, int(leaves.any(axis=0).sum()), int(kept.any(axis=0).sum()))
 
 
@@ -532,37 +536,39 @@ class Hamiltonian:
         self.target, self.factor = target, factor
         self.widths = np.sqrt(np.square(factor).sum(axis=2).mean(axis=0))
 
-    def gradient(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the gradient by z; nothing where the density is zero."""
-        _, by = self.target.with_gradient(points, self.widths)
+    def with_gradient(
+        self, points: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the log density and its gradient by z; nothing where that is unknown."""
+        height, by = self.target.with_gradient(points, self.widths)
         slopes = np.einsum("wij,wi->wj", self.factor, by)
-        return np.where(np.isfinite(slopes).all(axis=1, keepdims=True), slopes, 0.0)
+        is_known = np.isfinite(slopes).all(axis=1, keepdims=True)
+        return np.where(np.isfinite(height), height, -np.inf), np.where(is_known, slopes, 0.0)
 
     def trajectory(
         self, points: NDArray[np.float64], momentum: NDArray[np.float64], step: float, n_steps: int
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the points of leapfrog steps, and the energy at each.
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """Return the points of leapfrog steps, and the log density and the energy at each.
 
         A walk that the steps are too long for runs away; its energy is then infinite.
         """
-        passed, momenta = [points], [momentum]
-        slopes = self.gradient(points)
+        height, slopes = self.with_gradient(points)
+        passed, heights, momenta = [points], [height], [momentum]
         with np.errstate(over="ignore", invalid="ignore"):
             for _ in range(n_steps):
                 half = momentum + step / 2 * slopes
                 points = points + step * np.einsum("wij,wj->wi", self.factor, half)
-                slopes = self.gradient(points)
+                height, slopes = self.with_gradient(points)
                 momentum = half + step / 2 * slopes
                 passed.append(points)
+                heights.append(height)
                 momenta.append(momentum)
             kinetic = 0.5 * np.square(momenta).sum(axis=-1)
-        path = np.stack(passed)
-        height = self.target(path.reshape(-1, path.shape[-1])).reshape(path.shape[:-1])
-        return path, kinetic - height
+        return np.stack(passed), np.stack(heights), kinetic - heights
 
     def acceptance(self, points, momentum, step: float) -> float:
         """Return the mean probability that Metropolis' rule accepts two steps."""
-        _, energy = self.trajectory(points, momentum, step, 2)
+        *_, energy = self.trajectory(points, momentum, step, 2)
         with np.errstate(invalid="ignore"):
             change = np.nan_to_num(energy[-1] - energy[0], nan=np.inf)
         return float(np.exp(-np.maximum(change, 0)).mean())

@@ -87,6 +87,7 @@ class Solutions:
             of_each = of_each_experiment(inputs, self.only("inputs"), "inputs")
             self.odes = [_with_inputs(self.odes[0], of_each)]
         self._levels = [_levels_of_each(odes) for odes in self.odes]
+        self._solvers: dict[tuple, Solver] = {}  # by ODE, times and derivatives
 
     @property
     def observed(self) -> list[str]:
@@ -325,8 +326,12 @@ class Solutions:
         if monotonic() > self.deadline:
             msg = f"out of time after {self.n_solutions} solutions"
             raise OutOfTimeError(msg)
-        solve = Solver(ode.equations(wrt), t)
-        solution = solve(x0.reshape(-1, x0.shape[-1]), theta.reshape(-1, theta.shape[-1]))
+        of = id(ode), t.tobytes(), wrt
+        if of not in self._solvers:
+            self._solvers[of] = Solver(ode.equations(wrt), t)
+        solution = self._solvers[of](
+            x0.reshape(-1, x0.shape[-1]), theta.reshape(-1, theta.shape[-1])
+        )
         self.n_solutions += len(solution.ended)
         self.failures.update({why: len(draws) for why, draws in in_words(solution.ended).items()})
         return solution

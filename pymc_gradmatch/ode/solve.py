@@ -66,6 +66,7 @@ type Array = NDArray[np.float64]
 TOLERANCE = 1e-9  # relative, of each step: right for densities, and more than gradients need
 MOST_STEPS = 100_000  # explicit ones of a piece, besides those to output times
 MOST_IMPLICIT_STEPS = 1_000
+MODERATE = 1e100  # a number whose products with entries of a Jacobian are floats
 BEFORE = 8  # roundings
 MATVECS = (
     64  # that tell the fastest rate; a factor of 1e12 between units makes it half as large again
@@ -100,7 +101,7 @@ def fill_sizes(n_states, duration, reached, slope, by_state, memory, sizes):
     absolute Jacobian, and at least a millionth of what the terms of its slope do: their rounding
     is no error.  States may differ in their units by any factor.
     """
-    log_rate, vector, image = 0.0, memory, shifted(memory, n_states)
+    log_rate, largest, vector, image = 0.0, 1.0, memory, shifted(memory, n_states)
     ends = as_integers(shifted(memory, 2 * n_states))
     columns, entries = shifted(ends, n_states), shifted(memory, 3 * n_states + n_states**2)
     n_entries = 0
@@ -117,12 +118,16 @@ def fill_sizes(n_states, duration, reached, slope, by_state, memory, sizes):
         for i in range(n_states):
             largest = max(largest, image[i])
         if largest == 0:
-            log_rate = -np.inf
             break
-        log_rate += np.log(largest) / MATVECS
-        for k in range(n_states):
-            vector[k] = image[k] / largest
-    soon = min(duration, np.exp(-log_rate))
+        if not 1 / MODERATE < largest < MODERATE:
+            log_rate += np.log(largest) / MATVECS
+            for k in range(n_states):
+                image[k] /= largest
+            largest = 1.0
+        vector, image = image, vector
+    soon = duration
+    if largest > 0:
+        soon = min(duration, np.exp(-log_rate) * largest ** (-1 / MATVECS))
     for k in range(n_states):
         brought = abs(slope[k]) * soon
         sizes[k] = max(abs(reached[k]), brought if np.isfinite(brought) else 0.0)

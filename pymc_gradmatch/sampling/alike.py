@@ -104,7 +104,8 @@ class ExactFits:
             lambda target, k: self._judged(target, seeds[k]),
         )
         for place, outcome in zip(ones, found, strict=True):
-            outcomes[place] = outcome
+            is_left = isinstance(outcome, NotTogetherError)
+            outcomes[place] = self._alone(*data_sets[place]) if is_left else outcome
         return outcomes
 
     def _is_right(
@@ -134,7 +135,7 @@ class ExactFits:
 
     def _judged(self, target: ExactPosterior, seed: Any) -> xr.Dataset:
         """Return draws of one posterior, with what the verdict says."""
-        search = Exact(target, self.n_draws, np.random.default_rng(seed), silence)
+        search = Together(target, self.n_draws, np.random.default_rng(seed), silence)
         search.run()
         posterior = target.posterior(search.found.weighted.points[search.resampled()])
         diagnostics = search.judged()
@@ -217,6 +218,17 @@ class Checked(NamedTuple):
     pattern: Hashable
     given: Given | None
     numbers: Sequence[NDArray] = ()
+
+
+class NotTogetherError(Exception):
+    """A data set needs chains, which are compiled for it alone."""
+
+
+class Together(Exact):
+    """The search for an exact posterior beside others, which ends where chains would be run."""
+
+    def _compiled(self):
+        raise NotTogetherError
 
 
 @dataclass

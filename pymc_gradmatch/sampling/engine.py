@@ -44,7 +44,8 @@ from pymc_gradmatch.numerics import Laplace
 from pymc_gradmatch.sampling.coordinates import centre_in_part, log_volume, members, shares_of_data
 from pymc_gradmatch.sampling.posterior import CompiledPosterior, compile_posterior
 
-MANY = 15  # unknowns, from which on chains are run first
+MANY = 20  # unknowns, from which on chains are run first
+SEVERAL, ATTEMPTS = 15, 2  # from which on they are run where so many attempts of searches fail
 N_CHAINS = 4
 LONGER, ACCEPTED = 2, 0.99  # of chains that are run once more: how long, and mean acceptance
 ROUGHLY = 1e-6  # relative tolerance of their solutions; weights make up for it
@@ -110,9 +111,10 @@ class Exact:
     def run(self):
         """Climb to modes, and draw around them.
 
-        Of many unknowns with one mode, and of a hierarchy, chains of NUTS are run.  Where these do
-        not converge, searches go on from them; but not for a hierarchy, which has a neck that no
-        proposal covers: its chains are run once more, in shorter steps.
+        Of many unknowns with one mode, of several where searches fail, and of a hierarchy, chains
+        of NUTS are run.  Where these do not converge, searches go on from them; but not for a
+        hierarchy, which has a neck that no proposal covers: its chains are run once more, in
+        shorter steps.
         """
         target = self.target
         also = "" if self.near is None else "the draws, and from "
@@ -134,9 +136,14 @@ class Exact:
                 self._say_climbs(doing, found)
                 if not is_strange(target, self.modes):
                     break
-        is_hierarchy = bool(target.spreads)
+        is_hierarchy, n = bool(target.spreads), len(target.names)
         around: Mixture | None = None
-        if (len(target.names) >= MANY or is_hierarchy) and len(self.modes.height) == 1:
+        by_chains = (n >= SEVERAL or is_hierarchy) and len(self.modes.height) == 1
+        if by_chains and n < MANY and not is_hierarchy:
+            self._search(attempts=ATTEMPTS)
+            if self.found.is_reliable:
+                return
+        if by_chains:
             self.say("sampling by NUTS")
             with suppress(RuntimeError):  # where they make no headway searches may
                 posterior, start = self._compiled()
@@ -146,9 +153,13 @@ class Exact:
                 if is_hierarchy or self.found.is_reliable:
                     return
                 around = fit_mixture(self.found.weighted.points, self.rng)
+        self._search(around=around)
+
+    def _search(self, **settings):
+        """Draw around modes by importance sampling."""
         self.found = cover(
-            target, self.modes, self.n_draws, self.rng, around=around,
-            say=lambda words: self.say(f"searching: {words}"),
+            self.target, self.modes, self.n_draws, self.rng,
+            say=lambda words: self.say(f"searching: {words}"), **settings,
         )  # fmt: skip
 
     def _say_climbs(self, doing: str, found: Found):

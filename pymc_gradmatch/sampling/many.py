@@ -34,7 +34,7 @@ from pymc_gradmatch.sampling.parallel import (
 from pymc_gradmatch.sampling.posterior import sampled
 from pymc_gradmatch.sampling.stack import NOT_YET, TIMES, InFile, InMemory, Stack, open_file
 
-MOST_TOGETHER = 16  # data sets: more save little, and take memory
+MOST_TOGETHER = 32  # data sets: more save little, and take memory
 RESULTS = dict.fromkeys(("replicate", "diverging", "failure", TIMES, *SAID), "part of the result")
 
 

@@ -283,9 +283,10 @@ def fit(
     solutions' sensitivities, until the ends of climbs repeat.  Where the best solution does not
     explain the data, as of long series and of chaos, climbs of a first piece lead to those of
     longer and longer ones.  Two independent searches then draw around all modes by adaptive
-    importance sampling.  Of fifteen unknowns or more with one mode, and of a hierarchy, the draws
-    are four chains of NUTS on the exact model.  Of a new problem nothing is compiled to machine
-    code but its right-hand side, and the model where chains are run.
+    importance sampling.  Of twenty unknowns or more with one mode, of fifteen or more where that
+    fails, and of a hierarchy, the draws are four chains of NUTS on the exact model.  Of a new
+    problem nothing is compiled to machine code but its right-hand side, and the model where chains
+    are run.
 
     Parameters
     ----------

@@ -196,8 +196,8 @@ class Stack:
         """Return where labels of a dim are in an array, which may be of more."""
         if not _has_labels(variable, dim):
             return np.arange(variable.sizes[dim])
-        known = pd.Index(self._labels(str(dim)))
-        return known.get_indexer(variable[dim].to_numpy().tolist())
+        known, labels = self._labels(str(dim)), variable[dim].to_numpy().tolist()
+        return np.arange(len(known)) if labels == known else pd.Index(known).get_indexer(labels)
 
     def _labels(self, dim: str) -> list:
         if dim not in self._known:
@@ -218,8 +218,9 @@ class Stack:
         arrays, variables = self.arrays, {}
         for name, variable in _named(posterior.data_vars):
             dims = arrays.dims(name)[1:] if name in arrays else variable.dims
-            renamed = zip(variable.dims, dims, strict=True)
-            variables[name] = variable.rename({old: new for old, new in renamed if old != new})
+            pairs = zip(variable.dims, dims, strict=True)
+            others = {old: new for old, new in pairs if old != new}
+            variables[name] = variable.rename(others) if others else variable  # which copies it
         for name, coord in [pair for v in variables.values() for pair in _named(v.coords)]:
             values = coord.to_numpy()
             if name in arrays and coord.dims == (name,) and name != TIME:
@@ -247,6 +248,8 @@ class Stack:
     def _prepare_labels(self, dim: str, labels: list):
         """Make room for labels that no posterior had until now, the coord last."""
         known = self._labels(dim)
+        if labels == known:
+            return
         more = list(dict.fromkeys([*known, *labels]))
         if len(more) > len(known):
             self._lengthen(dim, len(more))
