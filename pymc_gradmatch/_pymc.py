@@ -33,7 +33,7 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorConstant, TensorVariable
 from xarray import DataTree
 
-from pymc_gradmatch.interpreted import in_numpy
+from pymc_gradmatch.interpreted import in_numpy, without_traces
 from pymc_gradmatch.process import Setting
 
 if TYPE_CHECKING:
@@ -664,11 +664,6 @@ def nutpie_model(
 def log_convergence(idata: DataTree, model: pm.Model):
     """Log what PyMC finds wrong with draws: divergences, R-hat, too few effective draws."""
     log_warnings(run_convergence_checks(idata, model))
-
-
-# Where graphs were made is not recorded: PyTensor does so for its own error messages,
-# which takes a tenth of gm.fit.
-without_traces = Setting(partial(pytensor.config.change_flags, traceback__limit=0))
 
 
 @contextmanager
