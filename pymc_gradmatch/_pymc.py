@@ -9,9 +9,8 @@ tests/test_pymc_internals.py says of each why it is needed and what to do when i
 
 import gc
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ContextDecorator, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial
-from threading import RLock
 from types import new_class
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +51,7 @@ from pytensor.tensor.random.utils import normalize_size_param
 from pytensor.tensor.rewriting.basic import register_specialize
 from xarray import DataTree
 
-from pymc_gradmatch.interpreted import in_numpy
+from pymc_gradmatch.interpreted import Setting, in_numpy, without_traces
 
 if TYPE_CHECKING:
     from nutpie.compile_pymc import CompiledPyMCModel
@@ -108,30 +107,6 @@ __all__ = [
 
 # A graph that runs a handful of times: evaluated in Python, without rewriting it.
 EVALUATE_ONCE = pytensor.Mode(linker="py", optimizer="None")
-
-
-class Setting(ContextDecorator):
-    """A setting of the process that is changed while anything is inside; a decorator, too.
-
-    The first that enters changes it, in the context that ``changed`` returns; the last that leaves
-    puts back what was there before, in whatever order threads come and go.
-    """
-
-    def __init__(self, changed: Callable[[], AbstractContextManager]):
-        self.changed, self.n_inside, self.lock = changed, 0, RLock()
-
-    def __enter__(self):
-        with self.lock:
-            if not self.n_inside:
-                self.context = self.changed()
-                self.context.__enter__()
-            self.n_inside += 1
-
-    def __exit__(self, *error):
-        with self.lock:
-            self.n_inside -= 1
-            if not self.n_inside:
-                self.context.__exit__(*error)
 
 
 class Starting:
@@ -517,11 +492,6 @@ def nutpie_model(
 def log_convergence(idata: DataTree, model: pm.Model):
     """Log what PyMC finds wrong with draws: divergences, R-hat, too few effective draws."""
     log_warnings(run_convergence_checks(idata, model))
-
-
-# Where graphs were made is not recorded: PyTensor does so for its own error messages,
-# which takes a tenth of gm.fit.
-without_traces = Setting(partial(pytensor.config.change_flags, traceback__limit=0))
 
 
 @contextmanager

@@ -1,11 +1,14 @@
 """Graphs evaluated one call of numpy after the other, where compiling them does not pay."""
 
 from collections.abc import Callable, Sequence
-from functools import reduce
+from contextlib import AbstractContextManager, ContextDecorator
+from functools import partial, reduce
 from importlib import import_module
+from threading import RLock
 from typing import Any
 
 import numpy as np
+import pytensor
 import pytensor.scalar as ps
 from pytensor.compile import SharedVariable
 from pytensor.graph import Apply
@@ -14,6 +17,35 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import graph_inputs
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
+
+
+class Setting(ContextDecorator):
+    """A setting of the process that is changed while anything is inside; a decorator, too.
+
+    The first that enters changes it, in the context that ``changed`` returns; the last that leaves
+    puts back what was there before, in whatever order threads come and go.
+    """
+
+    def __init__(self, changed: Callable[[], AbstractContextManager]):
+        self.changed, self.n_inside, self.lock = changed, 0, RLock()
+
+    def __enter__(self):
+        with self.lock:
+            if not self.n_inside:
+                self.context = self.changed()
+                self.context.__enter__()
+            self.n_inside += 1
+
+    def __exit__(self, *error):
+        with self.lock:
+            self.n_inside -= 1
+            if not self.n_inside:
+                self.context.__exit__(*error)
+
+
+# Where graphs were made is not recorded: PyTensor does so for its own error messages, which takes
+# a tenth of gm.fit.  What it rewrites has the records of all that it was, added up: gigabytes.
+without_traces = Setting(partial(pytensor.config.change_flags, traceback__limit=0))
 
 
 def in_numpy(
@@ -30,7 +62,10 @@ def in_numpy(
     """
     shared = [leaf for leaf in graph_inputs(outputs) if isinstance(leaf, SharedVariable)]
     graph = FunctionGraph([*inputs, *shared], [*outputs], clone=True)
-    rewrite_graph(graph, include=rewrites)
+    for variable in graph.variables:
+        variable.tag.trace = []
+    with without_traces:
+        rewrite_graph(graph, include=rewrites)
     nodes = graph.toposort()
     cells: dict[Variable, list] = {variable: [None] for variable in graph.inputs}
     for node in nodes:

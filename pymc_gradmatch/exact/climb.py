@@ -1,11 +1,12 @@
 r"""Modes of the exact posterior: climbs from many draws of its prior, side by side.
 
-Each climb is Levenberg and Marquardt's: with gradient g and Hessian -H at a point, in
-coordinates in which H has a unit diagonal, and the eigenvectors v and eigenvalues w of H there,
+Each climb is Levenberg's: with gradient g and Hessian -H at a point, in units of the prior's
+widths, and the eigenvectors v and eigenvalues w of H there,
 
 .. math:: \delta = \sum_k \frac{v_k^T g}{|w_k| + \lambda} v_k
 
-for several dampings :math:`\lambda` at once, of which the best is kept.
+for several dampings :math:`\lambda` at once, of which the best is kept.  Marquardt's units, in
+which H has a unit diagonal, let parameters of which little is known run away.
 
 Which modes there are nobody knows beforehand.  So draws are climbed from until their ends repeat:
 of modes that matter, the share that a single climb reached estimates the chance that one more
@@ -27,12 +28,12 @@ from pymc_gradmatch.exact.importance import check_possible
 from pymc_gradmatch.exact.modes import APART, Expansion, Local, distance, distinct
 
 DAMPINGS = np.array([1 / 16, 1.0, 16.0])  # tried at once, in units of the last one
-FIRST, SMALLEST, LARGEST = 0.1, 1e-6, 1e8  # dampings
+FIRST, SMALLEST = 10.0, 1e-6  # dampings
 NARROWEST = 1e-8  # width of a prior
 WIDEST = 1e3  # widths of the prior, that a standard deviation is at most
-FLATTEST = 1e-6  # eigenvalue of H with a unit diagonal
+FLATTEST = 1e-6  # eigenvalue of H
 LONGEST = 5.0  # widths of the prior, of an axis of a mode
-MOST_STEPS = 60
+MOST_STEPS = 150
 SETTLED, SLOW, PATIENCE = 0.01, 1.0, 5  # rise of the log density, and steps that bring less
 SCREENED = 1_000  # draws of the prior
 FIRST_CLIMBS, MOST_CLIMBS = 32, 256  # half from the likeliest draws, half from any others
@@ -70,19 +71,18 @@ class Axes(NamedTuple):
     """The principal axes of a log density at points, columns of W; z along them."""
 
     factor: NDArray[np.float64]
-    """W, shape ``(point, n, n)``: scaled to a unit diagonal of H."""
+    """W, shape ``(point, n, n)``."""
     curvature: NDArray[np.float64]
     """Eigenvalues of H, shape ``(point, n)``."""
     gradient: NDArray[np.float64]
     """By z, shape ``(point, n)``."""
 
     @classmethod
-    def of(cls, at: Expansion, widths: NDArray[np.float64]) -> "Axes":
-        """Decompose an expansion, if it is finite."""
-        diagonal = -np.diagonal(at.hessian, axis1=1, axis2=2)
-        scale = 1 / np.sqrt(np.maximum(np.abs(diagonal), np.square(1 / (WIDEST * widths))))
-        curvature, axes = np.linalg.eigh(-at.hessian * scale[:, :, None] * scale[:, None, :])
-        factor = scale[:, :, None] * axes
+    def of(cls, at: Expansion, units: NDArray[np.float64]) -> "Axes":
+        """Decompose an expansion, if it is finite, in units of each coordinate."""
+        scale = units[..., :, None] * units[..., None, :]
+        curvature, axes = np.linalg.eigh(-at.hessian * scale)
+        factor = units[..., :, None] * axes
         return cls(factor, curvature, np.einsum("pij,pi->pj", factor, at.gradient))
 
     def moves(self, damping: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -124,7 +124,7 @@ def climb(target: Density, points: NDArray[np.float64], widths: NDArray[np.float
         axes = Axes.of(at.only(going), widths)
         gain = axes.to_gain
         has_arrived = gain <= SETTLED / 10
-        goes_on = ~has_arrived & (damping[going] < LARGEST)
+        goes_on = ~has_arrived
         if has_arrived.any():
             arrived = max(arrived, at.height[going[has_arrived]].max())
         # The sooner given up where the top of its parabola is far below what others came to.
@@ -170,7 +170,8 @@ def _local(
     and curvature say of level axes: along a curved ridge the parabola goes on to rise where the
     density falls.
     """
-    axes = Axes.of(at, widths)
+    diagonal = np.abs(np.diagonal(at.hessian, axis1=1, axis2=2))
+    axes = Axes.of(at, 1 / np.sqrt(np.maximum(diagonal, np.square(1 / (WIDEST * widths)))))
     bend = 1 / np.sqrt(np.maximum(np.abs(axes.curvature), FLATTEST))
     lengths = bend * np.linalg.norm(axes.factor / widths[:, None], axis=1)
     shorter = np.minimum(1, LONGEST / lengths)

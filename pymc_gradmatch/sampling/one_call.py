@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from arviz import PlotCollection
 
 NARROWEST = 1e-3  # widths of the draws, which steps of differences follow
-N_CLIMBED = 8  # draws, from which the most probable point is climbed to
+N_TOPS, N_CLIMBED = 100, 8  # draws, and of these: from which the most probable point is climbed to
 MOST_SHARE_OF_PRIOR = 0.7  # of the prior's width, that a posterior has where the data say little
 WELL_DETERMINED = 0.1  # standard deviations of the data, by which solutions of draws differ at most
 MOST_NAMED = 4  # entries of x(t0) in one sentence
@@ -100,7 +100,8 @@ class Fit(Verdict):
         What climbs arrived at, the highest first, one row each: every parameter, x(t0), and
         ``weight``, the share of the posterior that belongs to it.
     tops : array of float
-        Unconstrained coordinates of the modes and of the highest point that the search came to.
+        Unconstrained coordinates of the modes, of the highest point that the search came to, and
+        of some draws: where climbs to :attr:`mode` start.
     unidentified : pandas.DataFrame
         Of which unknowns the data say little: the range of the middle half of
         draws, ``prior_width`` and ``posterior_width``; of several modes the largest one's, if
@@ -146,16 +147,17 @@ class Fit(Verdict):
         return self.matched()
 
     @cached_property
+    @on_one_thread
+    @without_traces
+    @without_full_collections
     def mode(self) -> dict[str, NDArray[np.float64]]:
         """The most probable point: parameters, x(t0), all else and the states, by name.
 
         Where the posterior density of the unknowns as they are, not of what samplers transform
         them to, is highest, as of :func:`pymc.find_MAP`: climbed to from the modes of
-        :attr:`modes` and the best draws.
+        :attr:`modes` and the best of some draws, in a number of solutions that is bounded.
         """
-        target = ExactPosterior(self.solved, has_volume=False)
-        draws = target.coordinates(self.idata["posterior"].dataset)
-        some = np.unique(np.concatenate([draws, self.tops]), axis=0)
+        target, some = ExactPosterior(self.solved, has_volume=False), self.tops
         best = some[np.argsort(-target(some))[:N_CLIMBED]]
         ends = climb(target, best, np.maximum(some.std(axis=0), NARROWEST))
         points = np.concatenate([ends.point, best])
@@ -482,7 +484,13 @@ def _fit(search: Exact, model: pm.Model, refined: Callable[[], pm.Model], stoppe
         covariance=drawn.covariance,
         starts=drawn.starts,
         modes=modes.assign(weight=found.modes.shares),
-        tops=np.concatenate([found.modes.points, target.highest[1][None]]),
+        tops=np.concatenate(
+            [
+                found.modes.points,
+                target.highest[1][None],
+                found.weighted.points[np.unique(drawn.places[:N_TOPS])],
+            ]
+        ),
         unidentified=_unidentified(target, telling, search.rng),
         default_starts=target.default_starts,
         n_solutions=target.n_solutions,
