@@ -94,6 +94,20 @@ def test_climbs_that_settle_on_a_curved_ridge_have_arrived():
     np.testing.assert_allclose(np.hypot(*ends.point.T), 1, atol=0.05)
 
 
+@pytest.mark.parametrize(("bend", "error"), [(-0.05, 0.1), (0.05, 0.0)])
+def test_a_point_without_slope_is_a_mode_where_the_density_falls_beside_it(bend, error):
+    """Assert it where errors turn the sign of the curvature, and not of a saddle."""
+
+    class Inexact(Density):
+        def expanded(self, phi, widths):
+            at = super().expanded(phi, widths)
+            return at._replace(hessian=at.hessian + np.diag([error, 0.0]))
+
+    density = Inexact(lambda phi: bend * phi[:, 0] ** 2 / 2 - phi[:, 1] ** 2 / 2)
+    ends = climb(density, np.zeros((1, 2)), np.ones(2))
+    assert ends.has_arrived.all() == (bend < 0)
+
+
 def test_a_wall_does_not_stop_a_climb():
     """Assert the mode of a narrow density, from beside an edge at which it ends."""
     sd, edge = 0.01, 0.05

@@ -92,6 +92,20 @@ def test_a_fit_that_is_stopped_before_its_first_mode_has_the_mode_all_the_same(
         np.testing.assert_allclose(fit.mode[name], fitted.mode[name], rtol=0.01)
 
 
+def test_a_search_that_ended_in_time_is_not_lost_after_it(y, monkeypatch):
+    """Assert draws and verdict where the time is over while the draws are being made."""
+    run = engine.Exact.run
+
+    def just_in_time(search):
+        run(search)
+        search.target.deadline = 0.0
+
+    monkeypatch.setattr(engine.Exact, "run", just_in_time)
+    priors = {"rate": pm.HalfNormal.dist(2)}
+    fit = gm.fit(DECAY, T, y, priors=priors, max_seconds=1e3, random_seed=1, progressbar=False)
+    assert fit.is_exact
+
+
 def test_modes_are_reported_with_their_weights(fitted):
     """Assert a single one where there is one, and what is said where there are two."""
     assert [*fitted.modes.columns] == ["rate", "x0[mass]", "sigma[mass]", "weight"]

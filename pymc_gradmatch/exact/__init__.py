@@ -52,6 +52,7 @@ from pymc_gradmatch.exact.prediction import (
     predict,
 )
 from pymc_gradmatch.exact.search import (
+    EFFECTIVE,
     Coverage,
     cover,
     sampled,
@@ -65,6 +66,7 @@ from pymc_gradmatch.exact.solutions import (
 )
 
 __all__ = [
+    "EFFECTIVE",
     "FIRST_CLIMBS",
     "MOST_CLIMBS",
     "NO_DRAWS",

@@ -149,7 +149,7 @@ def climb(target: Density, points: NDArray[np.float64], widths: NDArray[np.float
             for values, new in zip(at, target.expanded(points[going_up], widths), strict=True):
                 values[going_up] = new
     known = _is_finite(at)
-    return _local(points[known], at.only(known), widths, has_settled[known])
+    return _local(target, points[known], at.only(known), widths, has_settled[known])
 
 
 def _is_finite(at: Expansion) -> NDArray[np.bool_]:
@@ -158,6 +158,7 @@ def _is_finite(at: Expansion) -> NDArray[np.bool_]:
 
 
 def _local(
+    target: Density,
     points: NDArray[np.float64],
     at: Expansion,
     widths: NDArray[np.float64],
@@ -168,7 +169,9 @@ def _local(
     Or less, of an axis that would be longer than the prior is wide: what is so flat is no mode.
     A climb that settled, because steps of any damping bring nothing, is at the top, whatever slope
     and curvature say of level axes: along a curved ridge the parabola goes on to rise where the
-    density falls.
+    density falls.  So is one without slope where the density falls a local standard deviation
+    away: the least curvatures of a long chaotic series are smaller than the errors of its
+    sensitivities.
     """
     diagonal = np.abs(np.diagonal(at.hessian, axis1=1, axis2=2))
     axes = Axes.of(at, 1 / np.sqrt(np.maximum(diagonal, np.square(1 / (WIDEST * widths)))))
@@ -176,10 +179,16 @@ def _local(
     lengths = bend * np.linalg.norm(axes.factor / widths[:, None], axis=1)
     shorter = np.minimum(1, LONGEST / lengths)
     bend *= shorter
+    factor = axes.factor * bend[:, None]
+    is_level = ~has_settled & (axes.to_gain <= SETTLED / 10) & (axes.curvature < 0).any(axis=1)
+    aside = factor[is_level].mT * np.array([1.0, -1.0])[:, None, None, None]
+    beside = target((points[is_level, None] + aside).reshape(-1, points.shape[1]))
+    rises = beside.reshape(aside.shape[:-1]) > at.height[is_level, None] + SETTLED
+    has_settled[is_level] = ~(rises & (axes.curvature[is_level] < 0)).any(axis=(0, 2))
     sign = np.where(has_settled[:, None], 1, np.sign(axes.curvature))
     gradient = np.where(has_settled[:, None], 0, axes.gradient * bend)
     hessian = (-sign * np.square(shorter))[:, :, None] * np.eye(points.shape[1])
-    return Local(points, at.height, axes.factor * bend[:, None], gradient, hessian)
+    return Local(points, at.height, factor, gradient, hessian)
 
 
 class Found(NamedTuple):

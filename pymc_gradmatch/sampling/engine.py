@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pymc_gradmatch._pymc import start_at
 from pymc_gradmatch.arguments import check_counts
 from pymc_gradmatch.exact import (
+    EFFECTIVE,
     FIRST_CLIMBS,
     MOST_CLIMBS,
     N_PRIOR,
@@ -47,7 +48,8 @@ from pymc_gradmatch.sampling.posterior import CompiledPosterior, compile_posteri
 MANY = 20  # unknowns, from which on chains are run first
 SEVERAL, ATTEMPTS = 15, 2  # from which on they are run where so many attempts of searches fail
 N_CHAINS = 4
-LONGER, ACCEPTED = 2, 0.99  # of chains that are run once more: how long, and mean acceptance
+LONGER, LONGEST = 2, 8  # times as long, that chains are run once more
+ACCEPTED = 0.99  # mean acceptance of these, of a hierarchy
 ROUGHLY = 1e-6  # relative tolerance of their solutions; weights make up for it
 MIN_DRAWS = 1_000
 N_HANDED_ON = 4
@@ -112,9 +114,9 @@ class Exact:
         """Climb to modes, and draw around them.
 
         Of many unknowns with one mode, of several where searches fail, and of a hierarchy, chains
-        of NUTS are run.  Where these do not converge, searches go on from them; but not for a
-        hierarchy, which has a neck that no proposal covers: its chains are run once more, in
-        shorter steps.
+        of NUTS are run, and once more where they have too few effective draws: as long as that
+        takes.  Where they do not converge, searches go on from them; but not for a hierarchy, which
+        has a neck that no proposal covers: its chains are run once more in shorter steps.
         """
         target = self.target
         also = "" if self.near is None else "the draws, and from "
@@ -148,8 +150,10 @@ class Exact:
             with suppress(RuntimeError):  # where they make no headway searches may
                 posterior, start = self._compiled()
                 self.found = self._sampled(posterior, start)
-                if is_hierarchy and not self.found.is_reliable:
-                    self.found = self._sampled(posterior, start, LONGER, target_accept=ACCEPTED)
+                longer = self._times_longer()
+                if not self.found.is_reliable and (is_hierarchy or longer <= LONGEST):
+                    steps = {"target_accept": ACCEPTED} if is_hierarchy else {}
+                    self.found = self._sampled(posterior, start, min(longer, LONGEST), **steps)
                 if is_hierarchy or self.found.is_reliable:
                     return
                 around = fit_mixture(self.found.weighted.points, self.rng)
@@ -190,7 +194,7 @@ class Exact:
 
     @cached_property
     def _centred(self) -> dict[str, NDArray[np.float64]]:
-        """How far members of populations are centred, by name; see :mod:`.centring`."""
+        """How far members of populations are centred, by name; see :mod:`.coordinates`."""
         target, point = self.target, self.modes.point[:1]
         variance = np.diagonal(self.modes.covariance[0])
         levels, variances = target.unconstrained(point), target.unconstrained(variance[None])
@@ -202,6 +206,11 @@ class Exact:
             (center,), (spread,) = target.at_draws(here, rv.owner.inputs[-2:])
             centred[name] = shares_of_data(levels[name][0], variances[name][0], center, spread)
         return centred
+
+    def _times_longer(self) -> int:
+        """Return how much longer chains have to be for twice the effective draws that suffice."""
+        n_effective = max(self.found.weighted.n_effective, 1)
+        return max(LONGER, int(np.ceil(2 * EFFECTIVE / n_effective)))
 
     def _sampled(
         self, posterior: CompiledPosterior, start: Laplace, longer: int = 1, **settings: float

@@ -455,6 +455,7 @@ def fit(
                 raise
             stopped = str(error) or "stopped by Ctrl-C"
             search.approximate()
+        target.deadline = np.inf  # a search that ended in time must not be lost after it
         say("drawing")
         return _fit(search, model, refined, stopped)
 
