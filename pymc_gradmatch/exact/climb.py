@@ -180,11 +180,13 @@ def _local(
     shorter = np.minimum(1, LONGEST / lengths)
     bend *= shorter
     factor = axes.factor * bend[:, None]
-    is_level = ~has_settled & (axes.to_gain <= SETTLED / 10) & (axes.curvature < 0).any(axis=1)
-    aside = factor[is_level].mT * np.array([1.0, -1.0])[:, None, None, None]
-    beside = target((points[is_level, None] + aside).reshape(-1, points.shape[1]))
-    rises = beside.reshape(aside.shape[:-1]) > at.height[is_level, None] + SETTLED
-    has_settled[is_level] = ~(rises & (axes.curvature[is_level] < 0)).any(axis=(0, 2))
+    is_turned = axes.curvature < 0
+    is_level = ~has_settled & (axes.to_gain <= SETTLED / 10) & is_turned.any(axis=1)
+    if is_level.any():
+        aside = factor[is_level].mT * np.array([1.0, -1.0])[:, None, None, None]
+        beside = target((points[is_level, None] + aside).reshape(-1, points.shape[1]))
+        rises = beside.reshape(aside.shape[:-1]) > at.height[is_level, None] + SETTLED
+        has_settled[is_level] = ~(rises & is_turned[is_level]).any(axis=(0, 2))
     sign = np.where(has_settled[:, None], 1, np.sign(axes.curvature))
     gradient = np.where(has_settled[:, None], 0, axes.gradient * bend)
     hessian = (-sign * np.square(shorter))[:, :, None] * np.eye(points.shape[1])
