@@ -11,7 +11,9 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 from pytensor.conditional.op import ifelse
+from pytensor.graph.rewriting.utils import rewrite_graph
 
+from pymc_gradmatch import interpreted
 from pymc_gradmatch._pymc import in_numpy, without_full_collections
 
 
@@ -138,3 +140,21 @@ def test_old_garbage_waits_until_a_decorated_function_is_left():
     with pytest.raises(ValueError, match="1000000"):
         make()
     assert 2 in generations
+
+
+def test_rewritten_graphs_have_no_records_of_where_they_were_made(monkeypatch):
+    """Assert it: PyTensor adds those of what it replaces up, to gigabytes for some models."""
+    x, y = matrices(2)
+    outputs = numbers_of(x, y)
+    recorded = outputs[0].tag.trace
+    graphs = []
+
+    def rewritten(graph, **given):
+        graphs.append(graph)
+        return rewrite_graph(graph, **given)
+
+    monkeypatch.setattr(interpreted, "rewrite_graph", rewritten)
+    in_numpy([x, y], outputs)
+    assert recorded
+    assert outputs[0].tag.trace is recorded
+    assert not any(getattr(v.tag, "trace", None) for graph in graphs for v in graph.variables)
