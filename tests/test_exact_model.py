@@ -117,6 +117,18 @@ def at_points(exact, target, phi):
 ALL = [pytest.param(case, id=name) for name, case in MODELS.items()] + [*OTHERS.values()]
 
 
+def test_points_that_were_evaluated_are_not_solved_for_again(rng):
+    """Assert it of points that come again in another order, and of one that is new."""
+    target = ExactPosterior(built())
+    phi = target.starting_at() + 0.01 * rng.normal(size=(4, len(target.names)))
+    target(phi[:3])
+    again = phi[[2, 0, 3, 2]]
+    found, fresh = target.posterior(again), ExactPosterior(target.model).posterior(again)
+    assert target.n_solutions == 4
+    for name in found.data_vars:
+        np.testing.assert_array_equal(found[name], fresh[name])
+
+
 @pytest.mark.parametrize("build", ALL)
 def test_its_density_is_that_of_the_exact_posterior(build, rng):
     """Assert it at random points, to the solver's tolerance, Jacobians included."""
