@@ -458,7 +458,8 @@ def test_modes_have_their_shares(rng):
     error = np.sqrt(0.75 * 0.25 / found.weighted.n_effective)
     share = found.weighted.weights @ (found.weighted.points[:, 0] > 20)
     assert share == pytest.approx(0.75, abs=5 * error)
-    np.testing.assert_allclose(found.modes.points, [[40, 40], [0, 0]], atol=1e-2)
+    # A climb ends where a thousandth is left to gain.
+    np.testing.assert_allclose(found.modes.points, [[40, 40], [0, 0]], atol=np.sqrt(2e-3))
     np.testing.assert_allclose(found.modes.shares, [0.75, 0.25], atol=5 * error)
 
 

@@ -461,8 +461,8 @@ def adapted(
     for _ in range(ADAPTING_STEPS):
         distances = mixture.distances(points)
         log_parts = mixture.log_parts(points, distances)
-        shares = counts * np.exp(log_parts - log_sum(log_parts))
-        mixture = _maximised(points, distances, shares, mixture, mixture.shapes, weight, weight)
+        each = counts * np.exp(log_parts - log_sum(log_parts))
+        mixture = _maximised(points, distances, each, mixture, mixture.shapes, weight, weight)
     shares = (1 - AT_LEAST) * mixture.shares + AT_LEAST / len(mixture.shares)
     return mixture._replace(shares=shares)
 

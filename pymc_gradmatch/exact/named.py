@@ -256,7 +256,7 @@ class Named(Solutions):
     def names(self) -> list[str]:
         """Names of the coordinates."""
         others = zip(self._values[: self._n_others], self._shapes, strict=False)
-        names = [name for value, shape in others for name in self.entries(value.name, shape)]
+        names = [name for value, shape in others for name in self.entries(str(value.name), shape)]
         return [*names, *map(str, self.of_starts(self._labels))]
 
     @property

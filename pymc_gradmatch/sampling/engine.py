@@ -109,6 +109,7 @@ class Exact:
         self.target, self.n_draws, self.rng, self.say = target, n_draws, rng, say
         self.near = near
         self.climbed: Found | None = None
+        self.found: Coverage
 
     def run(self):
         """Climb to modes, and draw around them.
