@@ -130,7 +130,9 @@ class Named(Solutions):
         known = {row for points, _ in self._kept for row in _as_bytes(points)}
         places = {row: place for place, row in enumerate(rows)}
         left = [place for row, place in places.items() if row not in known]
-        solved = [*self._kept, (phi[left], self._solved(self._split(phi[left])))]
+        solved = [*self._kept]
+        if left:
+            solved.append((phi[left], self._solved(self._split(phi[left]))))
         points, trajectories = zip(*solved, strict=True)
         places = {row: place for place, row in enumerate(_as_bytes(np.concatenate(points)))}
         at = [places[row] for row in rows]
