@@ -94,9 +94,9 @@ class Diagnostics:
     n_climbs : int
         Climbs to modes, from draws of the prior and others.
     n_walks : int
-        Walks from the draws that kept their energy, of 48.
+        Hamiltonian trajectories from the draws that kept their energy, of 48.
     n_solutions : int
-        Solutions of the ODE that were computed.
+        Solutions of the ODE that were computed, but for those of chains.
     n_failed : dict of str to int
         How many of them failed, by what happened.
     modes : pandas.DataFrame
@@ -114,9 +114,9 @@ class Diagnostics:
           no more than their errors (the furthest of them);
         - ``errors``: these errors are small enough for that to mean something (the largest, in
           standard deviations);
-        - ``walks``: no walk by the posterior's own dynamics leaves what the proposals cover
-          (how many do);
-        - ``ridges``: walks along ridges came to their end (how many did not);
+        - ``walks``: none of these trajectories reaches a region without draws (how many do);
+        - ``ridges``: less than half a percent of the posterior lies beyond the ends to which its
+          ridges were followed (at how many ends there is more);
 
         of NUTS
 
@@ -131,7 +131,8 @@ class Diagnostics:
         - ``modes_repeat``: ends of climbs repeat (the estimated chance, below 0.05, that
           one more climb would end at another one that counts);
         - ``explained``: residuals are neither autocorrelated nor large (states where they are);
-        - ``no_aliases``: no state turns more often than it was observed, at equal gaps;
+        - ``no_aliases``: no state oscillates faster than equally spaced times resolve, unless
+          another state or an input confirms it;
         - ``proper``: the density falls off along unknowns of flat prior (those where not);
         - ``solved``: solutions of draws of the prior did not run out of steps (the share that did).
     """
