@@ -19,6 +19,7 @@ FAILED = {
     "solved": (0.123, "12.3% of the solutions of draws of the prior were out of steps"),
     "no_aliases": ("'a' turns 12 times in 9 equal gaps", "Such aliases fit alike"),
     "walks": (7, "7 of 48 Hamiltonian trajectories from them lead to a region without draws"),
+    "walks_tell": (30, "only 30 of 48 Hamiltonian trajectories from them, half of which"),
     "ridges": (3, "a ridge extends beyond the point to which it was followed"),
     "weights": (0.93, "their weights are too uneven"),
     "searches_agree": ("k by 1.4", "2 independent searches disagree, beyond their errors most on"),
@@ -32,7 +33,7 @@ FAILED = {
 }
 
 
-OF_SEARCHES = {"weights", "searches_agree", "errors", "walks", "ridges"}
+OF_SEARCHES = {"weights", "searches_agree", "errors", "walks", "walks_tell", "ridges"}
 OF_CHAINS = {"r_hat", "effective", "divergences", "tolerance"}
 CHAINS = {
     "method": "NUTS", "pareto_k": np.nan, "n_effective": 900.0, "r_hat": 1.05, "n_searches": 4,
@@ -105,11 +106,6 @@ def test_of_several_conditions_that_fail_the_first_reason_is_given(changes, othe
         assert repr(judged(*in_order[number:], **changes)) == repr(judged(name, **changes))
 
 
-def test_where_walks_are_lost_at_once_the_verdict_says_so():
-    assert "trajectories from them failed at once" not in repr(judged(n_walks=12))
-    assert "44 of 48 Hamiltonian trajectories from them failed at once" in repr(judged(n_walks=4))
-
-
 T = np.linspace(0, 2, 9)
 DECAY = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
 
@@ -136,7 +132,7 @@ def test_a_fit_has_the_diagnostics_that_its_verdict_is_made_of(fit):
     assert np.isnan(found.r_hat)
     assert found.n_divergences == 0
     assert found.n_searches == 2
-    assert 12 <= found.n_walks <= 48
+    assert 44 <= found.n_walks <= 48
     assert found.modes["weight"].sum() == pytest.approx(1)
     assert found.modes["reached"].tolist() == [FIRST_CLIMBS]
     assert {field.name for field in fields(found)} >= {"n_rounds", "conditions"}

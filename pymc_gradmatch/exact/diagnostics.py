@@ -115,6 +115,7 @@ class Diagnostics:
         - ``errors``: these errors are small enough for that to mean something (the largest, in
           standard deviations);
         - ``walks``: none of these trajectories reaches a region without draws (how many do);
+        - ``walks_tell``: at least 44 of these 48 trajectories keep their energy (how many do);
         - ``ridges``: less than half a percent of the posterior lies beyond the ends to which its
           ridges were followed (at how many ends there is more);
 
@@ -176,14 +177,7 @@ class Diagnostics:
                 "rounds"
             )
         if self.passed:
-            words = f"These are draws from the exact posterior: {searches} {agree}, {figures}."
-            if self.n_walks < FEWEST_TELLING:
-                words += (
-                    f" {WALKERS - self.n_walks} of {WALKERS} Hamiltonian trajectories from them "
-                    "failed at once, on a ridge thinner than their shortest steps, and cannot show "
-                    "what lies beside it."
-                )
-            return words
+            return f"These are draws from the exact posterior: {searches} {agree}, {figures}."
         failed = next(name for name in REASONS if not self._holds(name))
         figure = self.conditions[failed].figure
         listed = ", ".join(figure) if isinstance(figure, list) else figure
@@ -221,6 +215,11 @@ REASONS = {
     "walks": (
         "{figure} of {walkers} Hamiltonian trajectories from them lead to a region without draws "
         "of {searches}: {figures}. The posterior extends beyond what they could cover"
+    ),
+    "walks_tell": (
+        "only {figure} of {walkers} Hamiltonian trajectories from them, half of which start in the "
+        "tails, keep their energy for a step: {figures}. Part of the posterior is a ridge too thin "
+        "for their steps, and for the proposals to cover"
     ),
     "ridges": (
         "a ridge extends beyond the point to which it was followed, with a share of the posterior "
@@ -307,12 +306,13 @@ def diagnosed(
 def _of_searches(found: Coverage) -> dict[str, Condition]:
     """Return the conditions of draws of importance sampling."""
     furthest_apart = found.disagreement[["mean", "log_sd"]].max(axis=1)
-    n_leaving = found.walks.n_leaving
+    n_leaving, n_telling = found.walks.n_leaving, found.walks.n_telling
     return {
         "weights": Condition(found.weighted.is_reliable, found.weighted.pareto_k),
         "searches_agree": Condition(found.agrees, furthest(furthest_apart)),
         "errors": Condition(found.is_precise, found.largest_error),
         "walks": Condition(not n_leaving, n_leaving),
+        "walks_tell": Condition(n_telling >= FEWEST_TELLING, n_telling),
         "ridges": Condition(not found.n_unfinished, found.n_unfinished),
     }
 

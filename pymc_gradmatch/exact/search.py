@@ -56,7 +56,8 @@ MOST_STEPS = 200
 FIRST_STEP, SHORTEST_STEP = 0.5, 0.01
 KEPT = 0.8  # mean acceptance after two steps
 ENERGY = 3.0  # that a walk may lose by its steps
-FEWEST_TELLING = 12  # walks that do not lose it at once, with fewer of which a seal says so
+FEWEST_TELLING = 0.9 * WALKERS  # that keep it for a step: all do but where a ridge is too thin
+OUTERMOST = 0.01  # share of the draws on each side of a coordinate, from which half of walks start
 CHANCE = 1e-3  # that walks within the target are taken for ones that leave
 LIGHTEST = 0.1  # tail that weights are taken to have at least
 NEAREST = 1.0  # log of a ratio above the largest, at least
@@ -202,6 +203,7 @@ class Coverage(NamedTuple):
             and self.agrees
             and self.is_precise
             and not self.walks.n_leaving
+            and self.walks.n_telling >= FEWEST_TELLING
             and not self.n_unfinished
         )
 
@@ -276,16 +278,13 @@ def cover(
             )  # fmt: skip
         n_rounds += sum(found.pool.n_rounds for found in searches)
         coverage = _together([one.pool for one in searches], modes, n_unfinished)
-        if coverage.is_reliable:
+        agrees = coverage.is_reliable
+        if agrees:
             coverage = coverage._replace(walks=walk(target, coverage, rng))
         ended = [one.proposal for one in searches]
         if coverage.walks.n_leaving:
             ended.append(fit_mixture(coverage.walks.points, rng).stretched())
-        elif (
-            coverage.is_reliable
-            or attempt >= len(DRAWS) - 2
-            or all(one.is_given_up for one in searches)
-        ):
+        elif agrees or attempt >= len(DRAWS) - 2 or all(one.is_given_up for one in searches):
             break
         starts = [Mixture.of(ended).without_the_least()] * len(starts)
     return coverage._replace(n_rounds=n_rounds)
@@ -491,7 +490,9 @@ def walk(target: Gradual, found: Coverage, rng: np.random.Generator) -> Walks:
     assert found.proposed is not None
     weighted, parts, (proposal, log_ratio) = found.weighted, found.modes.nearest, found.proposed
     weights = weighted.weights
-    chosen = rng.choice(len(weights), WALKERS, p=weights)
+    n_outer = WALKERS // 2
+    chosen = rng.choice(len(weights), WALKERS - n_outer, p=weights)
+    chosen = np.append(chosen, _outermost(weighted, n_outer, rng))
     start = weighted.points[chosen]
     hamiltonian = Hamiltonian(target, _factors(weighted, parts)[parts[chosen]])
     momentum = rng.normal(size=start.shape)
@@ -501,13 +502,27 @@ def walk(target: Gradual, found: Coverage, rng: np.random.Generator) -> Walks:
     n_steps = min(MOST_STEPS, int(np.ceil(TIME / step)))
     points, height, energy = hamiltonian.trajectory(start, momentum, step, n_steps)
     tail = np.clip(weighted.pareto_k, LIGHTEST, 1 - LIGHTEST)
-    margin = np.log(weights.max() * WALKERS / CHANCE) / (1 / tail - 1)
+    margin = np.log(weights.max() * WALKERS / (OUTERMOST * CHANCE)) / (1 / tail - 1)
     kept = energy[1:] - energy[0] < ENERGY
     passed = points[1:][kept]
     leaves = np.zeros_like(kept)
     above = height[1:][kept] - proposal.log_density(passed)
     leaves[kept] = above > np.max(log_ratio) + max(margin, NEAREST)
     return Walks(passed, int(leaves.any(axis=0).sum()), int(kept.any(axis=0).sum()))
+
+
+def _outermost(weighted: Weighted, n: int, rng: np.random.Generator) -> NDArray[np.intp]:
+    """Return the places of draws from the tails of coordinates, of each side as many."""
+    points, weights = weighted.points, weighted.weights
+    columns = np.resize(np.repeat(rng.permutation(points.shape[1]), 2), n)
+    shares = OUTERMOST * rng.random(n)
+    shares[1::2] = 1 - shares[1::2]
+    chosen = []
+    for column, share in zip(columns, shares, strict=True):
+        order = np.argsort(points[:, column])
+        until = np.cumsum(weights[order])
+        chosen.append(order[np.searchsorted(until, share * until[-1])])
+    return np.array(chosen)
 
 
 def _factors(weighted: Weighted, parts: NDArray[np.intp]) -> NDArray[np.float64]:
