@@ -1,6 +1,7 @@
 """The architecture: imports go down, packages have one entrance, and no private names are used."""
 
 import ast
+import contextlib
 import importlib
 import re
 import sys
@@ -164,7 +165,9 @@ def taken_from_other_libraries(path):
 
 def is_public(module, name):
     """Tell whether a name of another library's module is one that users are shown."""
-    value = getattr(importlib.import_module(module), name, None)
+    value = None
+    with contextlib.suppress(ModuleNotFoundError):  # it needs JAX, which need not be there
+        value = getattr(importlib.import_module(module), name, None)
     place = value.__name__ if isinstance(value, ModuleType) else module
     return not name.startswith("_") and not PUBLIC.isdisjoint((place, f"{place}.{name}"))
 
