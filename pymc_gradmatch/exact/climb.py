@@ -38,6 +38,8 @@ SETTLED, SLOW, PATIENCE = 0.01, 1.0, 5  # rise of the log density, and steps tha
 SCREENED = 1_000  # draws of the prior
 FIRST_CLIMBS, MOST_CLIMBS = 32, 256  # half from the likeliest draws, half from any others
 NEAR = 20.0  # log evidence below the most, from which on there may be others like it that count
+FEWEST_ENDS, MOST_ENDS = 4, 20  # that are combined: a point, and a difference of two others
+COMBINED = 16  # combinations for each that is climbed from, half of which are the likeliest
 SELDOM = 3  # climbs that end at a maximum; fewer say that there are more such maxima
 UNKNOWN = 0.05  # chance that one more climb ends at one of these
 MATTERS = 0.005  # share of the evidence, from which on a mode counts
@@ -241,14 +243,25 @@ class Found(NamedTuple):
         return self.maxima.only(self.counting)
 
     @property
+    def on_the_way(self) -> NDArray[np.float64]:
+        """The points above all maxima where climbs ended that have not arrived."""
+        is_above = ~self.ends.has_arrived & (self.ends.height > self.maxima.height[0] + SLOW)
+        return self.ends.point[is_above]
+
+    @property
     def unknown(self) -> float:
         """The chance that one more climb ends at a maximum like those seldom reached.
 
-        Of those so high that their like may count, and of those that climbs are on the way to.
+        Of those so high that their like may count.
         """
         reached = self.reached[self.within(NEAR)]
-        is_above = ~self.ends.has_arrived & (self.ends.height > self.maxima.height[0] + SLOW)
-        return float((reached[reached < SELDOM].sum() + is_above.sum()) / self.reached.sum())
+        return float(reached[reached < SELDOM].sum() / self.reached.sum())
+
+    @property
+    def repeats(self) -> bool:
+        """Whether climbs came to the highest maximum more than once, and nothing seldom counts."""
+        comes_back = self.reached[0] > 1 and not len(self.on_the_way)
+        return bool(comes_back and self.unknown <= UNKNOWN)
 
     @property
     def new(self) -> float:
@@ -272,7 +285,7 @@ class Found(NamedTuple):
 def climbs(
     target: Density, rng: np.random.Generator, near: NDArray[np.float64] | None = None
 ) -> Iterator[Found]:
-    """Climb from draws of the prior until the ends repeat, or climbs are many.
+    """Climb from draws of the prior until the best ends repeat, or climbs are many.
 
     Parameters
     ----------
@@ -306,13 +319,16 @@ def climbs(
     found = Found.of(climb(target, points, widths), widths)
     yield found
     further = further_climbs(target, found, rng)
-    while found.unknown > UNKNOWN and (more := next(further, None)) is not None:
+    while not found.repeats and (more := next(further, None)) is not None:
         found = more
         yield found
 
 
 def further_climbs(target: Density, found: Found, rng: np.random.Generator) -> Iterator[Found]:
-    """Climb from as many draws of the prior again, and again, until climbs are many.
+    """Climb from as many points again, and again, until climbs are many.
+
+    Half of them are draws of the prior, the others combinations of where climbs arrived; and
+    climbs that ended on the way above go on.
 
     Yields
     ------
@@ -321,10 +337,27 @@ def further_climbs(target: Density, found: Found, rng: np.random.Generator) -> I
     """
     n_climbs = FIRST_CLIMBS
     while n_climbs < MOST_CLIMBS:
-        points = _chosen(target, target.drawn(SCREENED, rng), n_climbs, rng)
+        drawn, combined = target.drawn(SCREENED, rng), found.maxima.point[:MOST_ENDS]
+        n_combined = n_climbs // 2 if len(combined) >= FEWEST_ENDS else 0
+        points = _chosen(target, drawn, n_climbs - n_combined, rng)
+        if n_combined:
+            low, high = drawn.min(axis=0), drawn.max(axis=0)
+            others = _combinations(combined, COMBINED * n_combined, rng).clip(low, high)
+            points = np.concatenate([points, _chosen(target, others, n_combined, rng)])
+        points = np.concatenate([points, found.on_the_way])
         found = found.with_climbs(target, points)
         n_climbs *= 2
         yield found
+
+
+def _combinations(points: NDArray[np.float64], n: int, rng) -> NDArray[np.float64]:
+    """Return points that have some coordinates of one and the others of three more.
+
+    Of these three it is the first and a part of the difference of the other two.
+    """
+    base, first, one, other = (points[rng.integers(len(points), size=n)] for _ in range(4))
+    moved = first + rng.uniform(0.3, 1.0, (n, 1)) * (one - other)
+    return np.where(rng.random(base.shape) < rng.random((n, 1)), moved, base)
 
 
 def _chosen(target: Density, drawn: NDArray[np.float64], n: int, rng) -> NDArray[np.float64]:
