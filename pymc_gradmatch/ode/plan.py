@@ -155,7 +155,6 @@ HUGE = (
 FAINTEST = 1e-100  # size that is not zero: squares of errors in its units are floats
 SHARE = 1e-2  # of the relative tolerance, that the absolute one of a state is of its size
 SENSITIVITY = 1e3  # times the tolerance of states: gradients need less accuracy than densities
-LEAST_EFFECT = 10 * np.finfo(float).eps  # of a relative change of a parameter, less is rounding
 SMALLEST = 10 * np.finfo(float).eps  # width of a step, relative to the time
 SAFETY, SHRINK, GROW = 0.9, 0.2, 10.0  # scipy's control of the step
 
@@ -172,14 +171,13 @@ def next_width(width, error, order):
 def faintest(plan, column, theta):
     """Return how small a column of sensitivities may be, in units of absolute tolerances.
 
-    Where a change of a parameter by itself moves no state by more than its rounding, as in
-    K / (K + u) where u is zero, the column is nothing but rounding.
+    An error that moves no state by more than its absolute tolerance, where the parameter changes
+    by itself, is none.  So of K / (K + u) where u is zero: the column is nothing but rounding.
     """
     parameter = integers_at(plan[PARAMETERS])[column]
     if parameter < 0 or theta[parameter] == 0:
         return FAINTEST
-    rtol = reals_at(plan[RTOL])[0]
-    return LEAST_EFFECT / (SHARE * SENSITIVITY * rtol * rtol * abs(theta[parameter]))
+    return 1 / (SENSITIVITY * reals_at(plan[RTOL])[0] * abs(theta[parameter]))
 
 
 @jitted(types.void(integers, *[types.int64] * 4, *[reals] * 3))
