@@ -1,7 +1,10 @@
 """Climbs from draws of the prior: which modes they find, and when they are enough."""
 
+import sys
+
 import numpy as np
 import pytest
+from scipy.special import logsumexp
 
 from pymc_gradmatch.exact.climb import FIRST_CLIMBS, MOST_CLIMBS, Found, climb
 from pymc_gradmatch.exact.importance import ImpossibleError
@@ -199,3 +202,43 @@ def test_further_climbs_are_added_to_what_is_found(six_modes, rng):
     found = Found.of(one, np.ones(2)).with_climbs(six_modes, np.array([[49.0, 1.0], [0.5, 0.0]]))
     np.testing.assert_allclose(sorted(found.modes.point.tolist()), [[0, 0], [50, 0]], atol=0.05)
     assert sorted(found.reached.tolist()) == [1, 2]
+
+
+def test_climbs_go_on_until_the_highest_end_comes_back(rng):
+    """Assert it of two modes of which the higher was reached once."""
+    two = together([(normal(1.0), 0.0), (normal(1.0, 50.0), 3.0)], everywhere(-10, 60))
+    ends = climb(two, np.array([[49.0, 49.0], *([[1.0, 1.0]] * 60)]), np.ones(2))
+    found = Found.of(ends, np.ones(2))
+    assert found.reached.tolist() == [1, 60]
+    assert found.unknown < 0.05
+    assert not found.repeats
+    assert found.with_climbs(two, np.array([[51.0, 50.0]])).repeats
+
+
+def test_climbs_that_steps_have_run_out_for_go_on(rng, monkeypatch):
+    """Assert it of one that is above all maxima."""
+    two = together([(normal(1.0), 0.0), (normal(30.0, 200.0), 5.0)], everywhere(-1, 1))
+    monkeypatch.setattr(sys.modules[climb.__module__], "MOST_STEPS", 2)
+    ends = climb(two, np.array([[160.0, 160.0], [0.0, 0.0], [0.0, 0.0]]), np.ones(2))
+    found = Found.of(ends, np.ones(2))
+    assert len(found.on_the_way) == 1
+    assert not found.repeats
+    monkeypatch.undo()
+    assert found.with_climbs(two, found.on_the_way).maxima.point[0] == pytest.approx([200, 200])
+
+
+def test_combinations_of_ends_lead_to_a_mode_that_draws_of_the_prior_do_not(rng):
+    """Assert it of a lattice of maxima in eight coordinates, of which each adds what it adds.
+
+    Each coordinate has four maxima; a draw is right in all eight once in 65 536 times.
+    """
+    levels, places = np.array([0.0, 5.0, 1.0, 2.0]), np.array([-9.0, -3.0, 3.0, 9.0])
+
+    def density(phi):
+        parts = levels - 0.5 * np.square(phi[..., None] - places)
+        return logsumexp(parts, axis=-1).sum(axis=-1)
+
+    prior = everywhere(-12, 12, n_coordinates=8)
+    found = modes_of(Density(density, prior), rng)
+    alone = climb(Density(density), prior(len(found.ends.height), rng), np.full(8, 8.0))
+    assert found.maxima.height[0] > alone.height.max() + 4

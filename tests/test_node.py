@@ -402,6 +402,25 @@ def test_gradients_by_a_pulse_long_after_a_start_at_zero(later):
     assert abs(slopes[1]) < 1e-4
 
 
+@pytest.mark.parametrize("fast", [1e3, 1e6])
+@pytest.mark.parametrize("constant", [1e-3, 0.37, 1e5])
+def test_rounding_that_a_fast_exchange_amplifies_is_no_error_of_a_gradient(constant, fast):
+    """Assert the limit of a fast exchange, of which no drug is there to shift the balance."""
+
+    def slopes(t, x, theta):
+        exchange = fast * (x.a * theta.constant / (theta.constant + theta.dose) - x.b)
+        return [-exchange - theta.rate * x.a, exchange]
+
+    ode = gm.ODE(slopes, ["a", "b"], ["rate", "constant", "dose"])
+    theta = pt.vector("theta", shape=(3,), dtype="float64")
+    end = ode.solve([0.0, 50.0], [1.0, 1.0], [theta[0], theta[1], theta[2]])[-1, 0]
+    value, by = pytensor.function([theta], [end, pytensor.grad(end, theta)])([0.02, constant, 0.0])
+    assert value == pytest.approx(np.exp(-0.5), rel=1e-5)  # half of both is a, which decays
+    by_log = by * [1, constant, constant]
+    expected = np.exp(-0.5) * np.array([-25, 0, 0.25])  # a dose moves a / (a + b) by d / (4 K)
+    np.testing.assert_allclose(by_log, expected, rtol=1e-4, atol=1e-9)
+
+
 @pytest.mark.parametrize("stiff", [False, True])
 @pytest.mark.parametrize("constant", [1e-3, 0.37, 1e5])
 def test_gradients_by_what_has_no_effect_but_for_rounding(constant, stiff):
