@@ -5,8 +5,8 @@ or of a whole model.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import Any, NamedTuple, Self, cast
 
@@ -163,6 +163,19 @@ def with_noise(gp: StateGP, noise: NDArray[np.float64]) -> StateGP:
     return gp.with_sigma(_like_the_others(sigma, n_observed == 0, gp.scale))
 
 
+@contextmanager
+def _derivatives() -> Iterator[None]:
+    """Say of a likelihood that cannot be differentiated what to do."""
+    try:
+        yield
+    except (NotImplementedError, NullTypeGradError) as error:
+        msg = (
+            f"the likelihood has no derivative by the states ({error}); expected operations "
+            "that PyTensor can differentiate twice. Without refine, pm.sample may do."
+        )
+        raise NoDerivativeError(msg) from error
+
+
 class Written(Likelihood):
     """A log likelihood that is a graph, of theta, of states and of other random variables.
 
@@ -215,23 +228,23 @@ class Written(Likelihood):
         [self._graph] = clone_replace([impossible_outside(log_density)], replaced)
 
     @cached_property
-    def _compiled(self) -> tuple[Callable, Callable, Callable]:
-        """The density with its gradient, its Hessian, and the same gradient by the others."""
-        try:
+    def _compiled(self) -> tuple[Callable, Callable]:
+        """The density with its gradient, and with that by the others."""
+        with _derivatives():
             by_z, by_v = (gradient(self._graph, wrt) for wrt in (self._z, self._v))
-            by_both = jacobian(by_z, self._z, vectorize=True, disconnected_inputs="ignore")
-        except (NotImplementedError, NullTypeGradError) as error:
-            msg = (
-                f"the likelihood has no derivative by the states ({error}); expected operations "
-                "that PyTensor can differentiate twice. Without refine, pm.sample may do."
-            )
-            raise NoDerivativeError(msg) from error
         given = [self._z, self._v]
-        return (
-            in_numpy(given, [self._graph, by_z]),
-            in_numpy(given, [by_both]),
-            in_numpy(given, [self._graph, by_v]),
-        )
+        return in_numpy(given, [self._graph, by_z]), in_numpy(given, [self._graph, by_v])
+
+    @cached_property
+    def _hessian(self) -> Callable:
+        """The Hessian: a solution at rest, which a likelihood may have, has no second derivatives.
+
+        So it is written where it is asked for alone.
+        """
+        with _derivatives():
+            by_z = gradient(self._graph, self._z)
+            by_both = jacobian(by_z, self._z, vectorize=True, disconnected_inputs="ignore")
+        return in_numpy([self._z, self._v], [by_both])
 
     def _flat(self, theta, x) -> NDArray[np.float64]:
         return np.concatenate([theta, x[self.rows].T.ravel()])
@@ -247,7 +260,7 @@ class Written(Likelihood):
     def curvature(self, theta, x):
         """Return it, also between times."""
         with np.errstate(all="ignore"):
-            [hessian] = self._compiled[1](self._flat(theta, x), self.others)
+            [hessian] = self._hessian(self._flat(theta, x), self.others)
         hessian = np.nan_to_num(hessian)
         diagonal = np.diag(np.diagonal(hessian))
         if np.array_equal(hessian, diagonal):
@@ -257,6 +270,7 @@ class Written(Likelihood):
 
     def around(self, theta, solution):
         """Return it with the most probable others given a solution."""
+        _ = self._hessian  # written once for all copies
         settled = self._copied()
         if len(self.others):
             settled.others = self._most_probable(self._flat(theta, solution))
@@ -274,7 +288,7 @@ class Written(Likelihood):
         return copied
 
     def _most_probable(self, z) -> NDArray[np.float64]:
-        *_, settle = self._compiled
+        _, settle = self._compiled
 
         def objective(v):
             with np.errstate(all="ignore"):
