@@ -190,7 +190,7 @@ def _solved(problem: Problem, draws, starts) -> list[tuple[NDArray, NDArray]]:
     starts = np.array([known.filled(*pair) for pair in zip(theta, starts, strict=True)])
     solutions = Solver(problem.ode.equations(), problem.gp.t)(starts, theta).x
     solved = np.flatnonzero(np.isfinite(solutions).all(axis=(1, 2)))
-    heights = np.array([problem.likelihood(theta[i], solutions[i]).log_density for i in solved])
+    heights = np.array([problem.likelihood.log_density(theta[i], solutions[i]) for i in solved])
     if known.priors:
         heights += [known.evaluated(theta[i], starts[i]).log_prior for i in solved]
     best = [solved[i] for i in np.argsort(-heights) if np.isfinite(heights[i])]

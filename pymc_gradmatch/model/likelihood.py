@@ -85,6 +85,10 @@ class Likelihood(ABC):
     def __call__(self, theta: NDArray[np.float64], x: NDArray[np.float64]) -> LogLikelihood:
         """Evaluate it at parameters, ``(param,)``, and states, ``(time, state)``."""
 
+    def log_density(self, theta: NDArray[np.float64], x: NDArray[np.float64]) -> float:
+        """Evaluate it without its gradient, which may cost more."""
+        return self(theta, x).log_density
+
     @abstractmethod
     def curvature(self, theta: NDArray[np.float64], x: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return minus the Hessian by theta and the states of ``rows``, state by state.
@@ -228,6 +232,10 @@ class Written(Likelihood):
         [self._graph] = clone_replace([impossible_outside(log_density)], replaced)
 
     @cached_property
+    def _density(self) -> Callable:
+        return in_numpy([self._z, self._v], [self._graph])
+
+    @cached_property
     def _compiled(self) -> tuple[Callable, Callable]:
         """The density with its gradient, and with that by the others."""
         with _derivatives():
@@ -256,6 +264,12 @@ class Written(Likelihood):
         by_states = np.zeros(self.gp.prior_mean.shape)
         by_states[self.rows] = gradient[len(theta) :].reshape(x.shape[1], -1).T
         return LogLikelihood(float(value), gradient[: len(theta)], by_states)
+
+    def log_density(self, theta, x):
+        """Evaluate it without its gradient."""
+        with np.errstate(all="ignore"):
+            [value] = self._density(self._flat(theta, x), self.others)
+        return float(value)
 
     def curvature(self, theta, x):
         """Return it, also between times."""
