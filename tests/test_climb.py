@@ -4,7 +4,6 @@ import sys
 
 import numpy as np
 import pytest
-from scipy.special import logsumexp
 
 from pymc_gradmatch.exact.climb import FIRST_CLIMBS, MOST_CLIMBS, Found, climb
 from pymc_gradmatch.exact.importance import ImpossibleError
@@ -226,20 +225,3 @@ def test_climbs_that_steps_have_run_out_for_go_on(rng, monkeypatch):
     monkeypatch.undo()
     more = found.with_climbs(two, found.on_the_way)
     assert more.maxima.point[0] == pytest.approx([200, 200], abs=3)
-
-
-def test_combinations_of_ends_lead_to_a_mode_that_draws_of_the_prior_do_not(rng):
-    """Assert it of a lattice of maxima in eight coordinates, of which each adds what it adds.
-
-    Each coordinate has four maxima; a draw is right in all eight once in 65 536 times.
-    """
-    levels, places = np.array([0.0, 5.0, 1.0, 2.0]), np.array([-9.0, -3.0, 3.0, 9.0])
-
-    def density(phi):
-        parts = levels - 0.5 * np.square(phi[..., None] - places)
-        return logsumexp(parts, axis=-1).sum(axis=-1)
-
-    prior = everywhere(-12, 12, n_coordinates=8)
-    found = modes_of(Density(density, prior), rng)
-    alone = climb(Density(density), prior(len(found.ends.height), rng), np.full(8, 8.0))
-    assert found.maxima.height[0] > alone.height.max() + 4

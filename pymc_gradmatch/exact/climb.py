@@ -10,7 +10,8 @@ which H has a unit diagonal, let parameters of which little is known run away.
 
 Which modes there are nobody knows beforehand.  So draws are climbed from until their ends repeat:
 of modes that matter, the share that a single climb reached estimates the chance that one more
-climb ends at another that is still unknown [1]_.
+climb ends at another that is still unknown [1]_.  That of low modes, which repeat soon, says
+nothing of a higher one that a single climb of hundreds came to: climbs go on until one more does.
 
 References
 ----------
@@ -38,8 +39,6 @@ SETTLED, SLOW, PATIENCE = 0.01, 1.0, 5  # rise of the log density, and steps tha
 SCREENED = 1_000  # draws of the prior
 FIRST_CLIMBS, MOST_CLIMBS = 32, 256  # half from the likeliest draws, half from any others
 NEAR = 20.0  # log evidence below the most, from which on there may be others like it that count
-FEWEST_ENDS, MOST_ENDS = 4, 20  # that are combined: a point, and a difference of two others
-COMBINED = 16  # combinations for each that is climbed from, half of which are the likeliest
 SELDOM = 3  # climbs that end at a maximum; fewer say that there are more such maxima
 UNKNOWN = 0.05  # chance that one more climb ends at one of these
 MATTERS = 0.005  # share of the evidence, from which on a mode counts
@@ -327,8 +326,7 @@ def climbs(
 def further_climbs(target: Density, found: Found, rng: np.random.Generator) -> Iterator[Found]:
     """Climb from as many points again, and again, until climbs are many.
 
-    Half of them are draws of the prior, the others combinations of where climbs arrived; and
-    climbs that ended on the way above go on.
+    They are draws of the prior; and climbs that ended on the way above go on.
 
     Yields
     ------
@@ -337,27 +335,10 @@ def further_climbs(target: Density, found: Found, rng: np.random.Generator) -> I
     """
     n_climbs = FIRST_CLIMBS
     while n_climbs < MOST_CLIMBS:
-        drawn, combined = target.drawn(SCREENED, rng), found.maxima.point[:MOST_ENDS]
-        n_combined = n_climbs // 2 if len(combined) >= FEWEST_ENDS else 0
-        points = _chosen(target, drawn, n_climbs - n_combined, rng)
-        if n_combined:
-            low, high = drawn.min(axis=0), drawn.max(axis=0)
-            others = _combinations(combined, COMBINED * n_combined, rng).clip(low, high)
-            points = np.concatenate([points, _chosen(target, others, n_combined, rng)])
-        points = np.concatenate([points, found.on_the_way])
-        found = found.with_climbs(target, points)
+        points = _chosen(target, target.drawn(SCREENED, rng), n_climbs, rng)
+        found = found.with_climbs(target, np.concatenate([points, found.on_the_way]))
         n_climbs *= 2
         yield found
-
-
-def _combinations(points: NDArray[np.float64], n: int, rng) -> NDArray[np.float64]:
-    """Return points that have some coordinates of one and the others of three more.
-
-    Of these three it is the first and a part of the difference of the other two.
-    """
-    base, first, one, other = (points[rng.integers(len(points), size=n)] for _ in range(4))
-    moved = first + rng.uniform(0.3, 1.0, (n, 1)) * (one - other)
-    return np.where(rng.random(base.shape) < rng.random((n, 1)), moved, base)
 
 
 def _chosen(target: Density, drawn: NDArray[np.float64], n: int, rng) -> NDArray[np.float64]:
