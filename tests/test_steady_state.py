@@ -164,3 +164,35 @@ def test_one_call_fits_from_rest_and_predicts_from_another_rest(expression):
     m = 2 * draws["a"] / draws["b"]
     np.testing.assert_allclose(x.isel(time=0, state=0), m, rtol=1e-6)
     np.testing.assert_allclose(x.isel(time=1, state=1), m / draws["c"], rtol=1e-6)
+
+
+def test_a_likelihood_that_contains_a_steady_state_is_fitted():
+    """Assert moments by quadrature: m = a / b (1 - exp(-b t)), at the end a / b."""
+    filling = gm.ODE(lambda t, x, theta: [theta.a - theta.b * x.m], ["m"], ["a", "b"])
+    t, y, at_end, sd = np.array([0.0, 0.5, 1.0]), np.array([0.55, 0.85]), 1.6, 0.1
+
+    def likelihood(x, theta):
+        rest = filling.steady_state([0.0], [theta.a, theta.b])[0]
+        pm.Normal("early", x.m[1:], sd, observed=y)
+        pm.Normal("late", rest, sd, observed=at_end)
+
+    fit = gm.fit(
+        filling,
+        t,
+        priors={name: pm.LogNormal.dist(0, 1) for name in "ab"},
+        likelihood=likelihood,
+        start={"m": 0.0},
+        random_seed=1,
+        progressbar=False,
+    )
+    log_a, log_b = np.meshgrid(np.linspace(-2, 2, 801), np.linspace(-3, 2, 801), indexing="ij")
+    a, b = np.exp(log_a), np.exp(log_b)
+    early = (a / b)[..., None] * (1 - np.exp(-b[..., None] * t[1:]))
+    away = np.square((early - y) / sd).sum(axis=-1) + np.square((a / b - at_end) / sd)
+    weight = np.exp(-0.5 * (away + log_a**2 + log_b**2))
+    assert fit.is_exact, fit.verdict
+    for name, values in {"a": a, "b": b}.items():
+        mean = np.average(values, weights=weight)
+        spread = np.sqrt(np.average(np.square(values - mean), weights=weight))
+        assert fit.table.loc[name, "mean"] == pytest.approx(mean, abs=0.1 * spread)
+        assert fit.table.loc[name, "sd"] == pytest.approx(spread, rel=0.1)
