@@ -17,7 +17,6 @@ import argparse
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -30,10 +29,8 @@ from benchmarks.zoo import known, study
 from benchmarks.zoo.__main__ import Lasting, in_pool, zoo
 from benchmarks.zoo.generator import problem
 from benchmarks.zoo.problem import Problem
-from pymc_gradmatch.exact import diagnostics, horizon, importance, modes, search
+from pymc_gradmatch.exact import diagnostics, horizon, importance, multistart, ridges, search
 from pymc_gradmatch.sampling import engine
-
-climb = import_module("pymc_gradmatch.exact.climb")  # a function has this name beside it
 
 WHOLE, OTHER_SEED = "whole", "another seed"
 GENERATED, ROTATIONS = "zoo", ("rotation", "22 like it")
@@ -95,14 +92,14 @@ def of_the_first(together: Callable) -> Callable:
 
 
 def likeliest(target, drawn, n, rng):
-    """Return the likeliest of draws, to climb from."""
+    """Return the likeliest of draws, as starts."""
     heights = target(drawn)
     return drawn[np.argsort(-heights)[: min(n, np.isfinite(heights).sum())]]
 
 
 def unwalked(target, local):
     """Return the mixture of the modes alone, as that of ridges."""
-    return modes.Ridges(modes.mixture_of(local), 0, local.height)
+    return ridges.Ridges(ridges.mixture_of_modes(local), 0, local.log_density)
 
 
 def of_constant(name: str, *places: Any) -> dict[str, Switch]:
@@ -119,46 +116,49 @@ PARTS = {
     WHOLE: Switch("nothing"),
     OTHER_SEED: Switch("nothing: what chance does", seed=SHIFT),
     "walks": Switch(
-        "Hamiltonian walks from the draws, which may object",
-        [Change(search, "walk", instead(lambda target, found, rng: found.walks))],
+        "HMC trajectories from the draws, which may leave them",
+        [Change(search, "hmc_check", instead(lambda target, found, rng: found.hmc))],
     ),
     "ridges": Switch(
-        "walks along ridges: the mixture of the modes alone is the start",
+        "ridge continuation: the mixture of the modes alone is the start",
         [
-            Change(search, "ridges_from", instead(unwalked)),
-            Change(search, "apart_from_ridges", instead(lambda target, local, say: local)),
+            Change(search, "follow_ridges", instead(unwalked)),
+            Change(search, "without_ridge_connected", instead(lambda target, local, say: local)),
         ],
     ),
     "wide start": Switch(
-        "the width of the second search's first proposal", [Change(search, "WIDER", instead(1.0))]
+        "the width of the second search's first proposal",
+        [Change(search, "WIDE_START", instead(1.0))],
     ),
     "second search": Switch(
         "the second search, and with it what the first is compared with",
-        [Change(search, "_search", one_of_two), Change(search, "_together", of_the_first)],
+        [Change(search, "_search", one_of_two), Change(search, "_combined", of_the_first)],
     ),
     "more climbs": Switch(
-        "climbs after the first 32", [Change(climb, "MOST_CLIMBS", instead(climb.FIRST_CLIMBS))]
+        "starts after the first 32",
+        [Change(multistart, "MAX_STARTS", instead(multistart.FIRST_STARTS))],
     ),
     "other climbs": Switch(
-        "climbs from other draws than the likeliest", [Change(climb, "_chosen", instead(likeliest))]
+        "starts from other draws than the likeliest",
+        [Change(multistart, "_starts", instead(likeliest))],
     ),
     "more draws": Switch(
         "the larger rounds of searches that start again",
-        [Change(search, "DRAWS", lambda before: before[:1] * len(before))],
+        [Change(search, "DRAWS_PER_ROUND", lambda before: before[:1] * len(before))],
     ),
     "restarts": Switch(
-        "searches that start again", [Change(search, "DRAWS", lambda before: before[:1])]
+        "searches that start again", [Change(search, "DRAWS_PER_ROUND", lambda before: before[:1])]
     ),
     "pooled one": Switch(
-        "all rounds of a search but the last", [Change(importance, "MOST_POOLED", instead(1))]
+        "all rounds of a search but the last", [Change(importance, "MAX_POOLED_ROUNDS", instead(1))]
     ),
     "pooled all": Switch(
         "the rule that a search forgets its first rounds",
-        [Change(importance, "MOST_POOLED", instead(None))],
+        [Change(importance, "MAX_POOLED_ROUNDS", instead(None))],
     ),
     "defence": Switch(
         "the wider part of the first search's first proposal",
-        [Change(importance.Mixture, "defended", instead(lambda mixture, other: mixture))],
+        [Change(importance.Mixture, "defensive", instead(lambda mixture, other: mixture))],
     ),
     "stretch": Switch(
         "the half of each proposal that is longer along its longest axis",
@@ -171,12 +171,12 @@ PARTS = {
 }
 SWITCHES = (
     PARTS
-    | of_constant("NEAR", climb, horizon)
-    | of_constant("UNKNOWN", climb, diagnostics)
-    | of_constant("SELDOM", climb)
-    | of_constant("CLOSE", search)
-    | of_constant("COARSE", search)
-    | of_constant("LOWEST", modes)
+    | of_constant("EVIDENCE_GAP", multistart, horizon)
+    | of_constant("MAX_CHANCE_OF_NEW", multistart, diagnostics)
+    | of_constant("MIN_REPEATS", multistart)
+    | of_constant("MAX_DISAGREEMENT", search)
+    | of_constant("MAX_ERROR", search)
+    | of_constant("MAX_FALL", ridges)
 )
 
 

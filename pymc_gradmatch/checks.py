@@ -9,7 +9,13 @@ import pymc as pm
 import xarray as xr
 from numpy.typing import NDArray
 
-from pymc_gradmatch.exact import Coverage, Diagnostics, ExactPosterior, Weighted, several
+from pymc_gradmatch.exact import (
+    Diagnostics,
+    ExactPosterior,
+    SearchResult,
+    WeightedDraws,
+    describe_modes,
+)
 from pymc_gradmatch.model import fixed_noise
 from pymc_gradmatch.reporting import Verdict, furthest, reporting
 from pymc_gradmatch.sampling import TRY, Exact, check_n_draws
@@ -58,7 +64,7 @@ class IntegrateCheck(Verdict):
         return self.verdict, [self.moved]
 
 
-def _compare(target: ExactPosterior, draws, weighted: Weighted) -> pd.DataFrame:
+def _compare(target: ExactPosterior, draws, weighted: WeightedDraws) -> pd.DataFrame:
     before = pd.DataFrame(target.scalars(draws))
     before = before.loc[:, np.ptp(before, axis=0) > 0]  # a start may be a known number
     after = pd.DataFrame(target.scalars(weighted.points))[before.columns]
@@ -76,10 +82,10 @@ def _compare(target: ExactPosterior, draws, weighted: Weighted) -> pd.DataFrame:
     return table
 
 
-def _verdict(found: Coverage, moved: pd.Series, diagnostics: Diagnostics) -> str:
+def _verdict(found: SearchResult, moved: pd.Series, diagnostics: Diagnostics) -> str:
     words, moves = diagnostics.in_words(), furthest(moved)
     if diagnostics.passed:
-        modes = several(found.modes.shares)
+        modes = describe_modes(found.modes.shares)
         far_away = FAR_AWAY if moved.abs().max() > JOURNEY and not modes else ""
         return (
             f"{words}{modes} It differs from the gradient-matching posterior most in {moves} "

@@ -3,8 +3,8 @@
 import numpy as np
 from scipy.special import logsumexp
 
-from pymc_gradmatch.exact.climb import climbs
-from pymc_gradmatch.exact.modes import Expansion
+from pymc_gradmatch.exact.multistart import find_modes
+from pymc_gradmatch.exact.posterior import Expansion
 
 STEP = 1e-4  # of differences, in the widths that are given
 ALONG = 0.02  # of differences along axes, a standard deviation long, of values alone
@@ -17,30 +17,30 @@ class Density:
     ----------
     log_density : callable
         Maps points ``(point, n)`` to values.
-    drawn : callable, optional
+    draw_prior : callable, optional
         Maps a number and a generator to draws of the prior.
     """
 
-    def __init__(self, log_density, drawn=None):
-        self.log_density, self.drawn = log_density, drawn
+    def __init__(self, log_density, draw_prior=None):
+        self.log_density, self.draw_prior = log_density, draw_prior
 
     def __call__(self, phi):
         """Evaluate it at points."""
         return self.log_density(phi)
 
-    screened = __call__
+    screen = __call__
 
-    def with_gradient(self, phi, widths):
+    def value_and_gradient(self, phi, widths):
         """Evaluate it and its gradient at points."""
         return self(phi), slopes(self, phi, widths)
 
-    def expanded(self, phi, widths):
+    def expand(self, phi, widths):
         """Expand it to second order at points."""
-        height, gradient = self.with_gradient(phi, widths)
+        height, gradient = self.value_and_gradient(phi, widths)
         hessian = slopes(lambda points: slopes(self, points, widths), phi, widths)
         return Expansion(height, gradient, (hessian + hessian.mT) / 2)
 
-    def along(self, phi, factor):
+    def expand_along(self, phi, factor):
         """Expand it to second order at points, along axes."""
         n_points, n = phi.shape
 
@@ -84,5 +84,5 @@ def together(parts, drawn=None):
 
 def modes_of(target, rng, near=None):
     """Return where climbs lead, when all of them are done."""
-    *_, found = climbs(target, rng, near)
+    *_, found = find_modes(target, rng, near)
     return found

@@ -130,7 +130,7 @@ def test_a_posterior_of_other_numbers_is_that_of_its_own_model(kind, rng):
         assert alike is fits._of_pattern((t, y, seed), told)
         one = alike.filled(told, np.random.default_rng(4))
         written.number.put(one)
-        written.hold([one])
+        written.set_data_sets([one])
         if "likelihood" in settings:  # scales are those of solutions, the same ones here
             y, of_data["likelihood"] = observed_by(settings["likelihood"], y)
         alone = ExactPosterior(
@@ -140,12 +140,14 @@ def test_a_posterior_of_other_numbers_is_that_of_its_own_model(kind, rng):
             )
         )  # fmt: skip
         own = written.written.with_data(one.data)
-        points = own.drawn(20, np.random.default_rng(3))
-        np.testing.assert_allclose(points, alone.drawn(20, np.random.default_rng(3)), rtol=1e-12)
+        points = own.draw_prior(20, np.random.default_rng(3))
+        np.testing.assert_allclose(
+            points, alone.draw_prior(20, np.random.default_rng(3)), rtol=1e-12
+        )
         widths = np.full(points.shape[1], 0.5)
-        expected = alone(points), *alone.expanded(points, widths)[1:]
+        expected = alone(points), *alone.expand(points, widths)[1:]
         for found in (own, written):
-            values = found(points), *found.expanded(points, widths)[1:]
+            values = found(points), *found.expand(points, widths)[1:]
             for value, right in zip(values, expected, strict=True):
                 np.testing.assert_allclose(value, right, rtol=1e-8, atol=1e-6)
 
@@ -191,7 +193,7 @@ def test_a_search_that_fails_is_on_record_and_the_others_end(monkeypatch):
 
     def failing(self, target, seed):
         if target.constraints[0].gp.y[0, 0] == ys[1, 0, 0]:
-            target(target.drawn(10, np.random.default_rng(1)))
+            target(target.draw_prior(10, np.random.default_rng(1)))
             msg = "of this one alone"
             raise ValueError(msg)
         return judged(self, target, seed)
@@ -210,7 +212,7 @@ def test_what_ends_the_process_of_evaluation_ends_all_searches(monkeypatch):
         raise KeyboardInterrupt
 
     before = threading.active_count()
-    monkeypatch.setattr(batch.Batch, "answers", pressed)
+    monkeypatch.setattr(batch.BatchPosterior, "respond", pressed)
     with pytest.raises(KeyboardInterrupt):
         fitted(chain(), decays())
     assert threading.active_count() == before

@@ -103,7 +103,7 @@ def test_a_spread_is_held_at_one_value_for_all_climbs():
     )
     target = ExactPosterior(model)
     rng = np.random.default_rng(1)
-    drawn = np.concatenate([target.drawn(50, rng), target.drawn(50, rng)])
+    drawn = np.concatenate([target.draw_prior(50, rng), target.draw_prior(50, rng)])
     assert target.spreads == ["spread"]
-    assert np.ptp(drawn, axis=0)[target.is_held] == 0
-    assert (np.ptp(drawn, axis=0)[~target.is_held] > 0).all()
+    assert np.ptp(drawn, axis=0)[target.is_fixed] == 0
+    assert (np.ptp(drawn, axis=0)[~target.is_fixed] > 0).all()

@@ -8,10 +8,10 @@ import pymc as pm
 import pytest
 
 import pymc_gradmatch as gm
-from pymc_gradmatch.exact.climb import FIRST_CLIMBS
 from pymc_gradmatch.exact.diagnostics import REASONS, Condition, Diagnostics
 from pymc_gradmatch.exact.importance import Mixture
-from pymc_gradmatch.exact.modes import Ridges
+from pymc_gradmatch.exact.multistart import FIRST_STARTS
+from pymc_gradmatch.exact.ridges import Ridges
 
 FAILED = {
     "finished": ("stopped by Ctrl-C", "stopped by Ctrl-C before the searches had ended"),
@@ -28,7 +28,7 @@ FAILED = {
     "effective": (120.0, "4 chains of NUTS have few effective draws"),
     "divergences": (40, "40 draws of 4 chains of NUTS diverged"),
     "tolerance": (0.8, "4 chains of NUTS solved the equations too roughly: weights leave 80%"),
-    "modes_repeat": (0.25, "there are more modes than climbs came to: 25% of them"),
+    "modes_repeat": (0.25, "there are more modes than local optimisations found: 25% of them"),
     "explained": (["'a'"], "a solution that leaves much of 'a' unexplained"),
 }
 
@@ -134,7 +134,7 @@ def test_a_fit_has_the_diagnostics_that_its_verdict_is_made_of(fit):
     assert found.n_searches == 2
     assert 44 <= found.n_walks <= 48
     assert found.modes["weight"].sum() == pytest.approx(1)
-    assert found.modes["reached"].tolist() == [FIRST_CLIMBS]
+    assert found.modes["reached"].tolist() == [FIRST_STARTS]
     assert {field.name for field in fields(found)} >= {"n_rounds", "conditions"}
 
 
@@ -162,13 +162,13 @@ def test_searches_that_are_cut_short_withhold_the_verdict(monkeypatch):
     """Assert it of weights that are too uneven, as the proposal is much too narrow."""
 
     def narrow(modes):
-        return Mixture.around(modes.point[0], 1e-4 * modes.covariance[0])
+        return Mixture.single(modes.point[0], 1e-4 * modes.covariance[0])
 
     monkeypatch.setattr("pymc_gradmatch.exact.importance.MAX_ROUNDS", 1)
-    monkeypatch.setattr("pymc_gradmatch.exact.search.mixture_of", narrow)
+    monkeypatch.setattr("pymc_gradmatch.exact.search.mixture_of_modes", narrow)
     monkeypatch.setattr(
-        "pymc_gradmatch.exact.search.ridges_from",
-        lambda _, modes: Ridges(narrow(modes), 0, modes.height[:1]),
+        "pymc_gradmatch.exact.search.follow_ridges",
+        lambda _, modes: Ridges(narrow(modes), 0, modes.log_density[:1]),
     )
     y = np.exp(-T)[:, None] + np.random.default_rng(1).normal(0, 0.1, (9, 1))
     fit = withheld("weights", T, y, {"rate": pm.HalfNormal.dist(2)}, sigma=0.1)

@@ -120,7 +120,7 @@ ALL = [pytest.param(case, id=name) for name, case in MODELS.items()] + [*OTHERS.
 def test_points_that_were_evaluated_are_not_solved_for_again(rng):
     """Assert it of points that come again in another order, and of one that is new."""
     target = ExactPosterior(built())
-    phi = target.starting_at() + 0.01 * rng.normal(size=(4, len(target.names)))
+    phi = target.start_point() + 0.01 * rng.normal(size=(4, len(target.names)))
     target(phi[:3])
     again = phi[[2, 0, 3, 2]]
     found, fresh = target.posterior(again), ExactPosterior(target.model).posterior(again)
@@ -134,7 +134,7 @@ def test_its_density_is_that_of_the_exact_posterior(build, rng):
     """Assert it at random points, to the solver's tolerance, Jacobians included."""
     model = build()
     exact, target = gm.exact_model(model), ExactPosterior(model)
-    there = target.starting_at()
+    there = target.start_point()
     phi = there + 0.02 * rng.normal(size=(4, len(there)))
     ours = target(phi)
     assert np.ptp(ours) > 0.01
@@ -309,7 +309,7 @@ def test_a_flat_prior_is_endless_where_nothing_tells_the_start(prior, state):
     target = ExactPosterior(
         gm.build_model(APART, T, y, priors=PRIORS, gp=gp, start=start, gamma=0.1, sigma="fixed")
     )
-    point = target.starting_at({"k": 1.0}, [np.array([3.0, 1.0])])
+    point = target.start_point({"k": 1.0}, [np.array([3.0, 1.0])])
     assert target.endless(point, np.full(len(point), 0.3)) == (["x0[b]"] if state == "b" else [])
 
 

@@ -11,7 +11,7 @@ from scipy import stats
 from scipy.optimize import minimize
 
 import pymc_gradmatch as gm
-from pymc_gradmatch.exact import ExactPosterior, comparison, glance
+from pymc_gradmatch.exact import ExactPosterior, compare_quickly, comparison
 from pymc_gradmatch.model.layout import RefinedSettings
 
 T = np.linspace(0, 2, 9)
@@ -272,7 +272,7 @@ def exact(gaussian_model, y):
 
 
 def test_draws_of_the_exact_posterior_raise_no_suspicion(exact, gaussian_model):
-    seen = glance(gaussian_model, exact.idata["posterior"].dataset)
+    seen = compare_quickly(gaussian_model, exact.idata["posterior"].dataset)
     assert not seen.is_suspicious
     assert "no more was checked" in seen.text
 
@@ -320,7 +320,7 @@ def test_an_sd_away_or_half_as_wide_again_raises_suspicion(
     x = (start[..., None] * np.exp(-np.exp(log_rate)[..., None] * T))[..., None]
     variables = {"rate": (("chain", "draw"), np.exp(log_rate))}
     variables["x"] = (("chain", "draw", "time", "state"), x)
-    seen = glance(gaussian_model, xr.Dataset(variables))
+    seen = compare_quickly(gaussian_model, xr.Dataset(variables))
     assert seen.is_suspicious == (said is not None)
     if said:
         name = ["rate_log__", "x0[mass]"][unknown]
@@ -328,8 +328,8 @@ def test_an_sd_away_or_half_as_wide_again_raises_suspicion(
 
 
 def test_more_unknowns_than_a_glance_can_take_are_not_compared(gaussian_model, y, monkeypatch):
-    monkeypatch.setattr(comparison, "MOST_COORDINATES", 1)
-    seen = glance(gaussian_model, made_up(a_gp(y))["posterior"].dataset)
+    monkeypatch.setattr(comparison, "MAX_COORDINATES", 1)
+    seen = compare_quickly(gaussian_model, made_up(a_gp(y))["posterior"].dataset)
     assert not seen.is_suspicious
     assert "was not compared with the exact one: it has 2 unknowns" in seen.text
     assert "gm.integrate_check" in seen.text
@@ -342,7 +342,7 @@ def test_draws_whose_mean_cannot_be_integrated_raise_suspicion(y):
         rate, x = pm.HalfNormal("rate", 2), gp.prior("x")
         pm.Normal("y", x, 1.0, observed=y)
         gm.GradientMatchingODE("gradient_match", explosive, x, [rate], gp=gp, gamma=0.1)
-    seen = glance(model, made_up(gp)["posterior"].dataset)
+    seen = compare_quickly(model, made_up(gp)["posterior"].dataset)
     assert seen.is_suspicious
     assert "ODE cannot be integrated from the mean of the gradient-matching posterior" in seen.text
 

@@ -8,7 +8,7 @@ from scipy.special import logsumexp
 
 import pymc_gradmatch as gm
 from benchmarks.paper import systems
-from pymc_gradmatch.exact import ExactPosterior, climbs
+from pymc_gradmatch.exact import ExactPosterior, find_modes
 from pymc_gradmatch.ode import Solver
 
 SIGMA = 0.03
@@ -258,14 +258,14 @@ def test_the_spread_of_a_population_stays_where_it_is_while_climbs_go_on():
         progressbar=False,
     )
     target = ExactPosterior(model)
-    held = [name for name, is_held in zip(target.names, target.is_held, strict=True) if is_held]
+    held = [name for name, is_held in zip(target.names, target.is_fixed, strict=True) if is_held]
     assert held == ["spread_log__"]
-    *_, found = climbs(target, np.random.default_rng(1))
+    *_, found = find_modes(target, np.random.default_rng(1))
     mode, median = found.maxima.point[0], stats.halfnorm(scale=0.5).ppf(0.5)
-    assert np.exp(mode[target.is_held]) == pytest.approx(median, rel=0.1)
-    slopes = target.with_gradient(mode[None], found.widths)[1][0]
+    assert np.exp(mode[target.is_fixed]) == pytest.approx(median, rel=0.1)
+    slopes = target.value_and_gradient(mode[None], found.widths)[1][0]
     sds = np.sqrt(np.diagonal(found.maxima.covariance[0]))
-    assert np.abs(slopes * sds)[~target.is_held].max() < 0.2
+    assert np.abs(slopes * sds)[~target.is_fixed].max() < 0.2
 
 
 def test_experiments_that_share_nothing_have_the_posteriors_of_single_fits():

@@ -6,8 +6,13 @@ import pytest
 
 import pymc_gradmatch as gm
 from benchmarks.magi import case_of
-from pymc_gradmatch.exact.climb import climb, climbs
-from pymc_gradmatch.exact.horizon import FOLLOWED, Piece, grown, pieces_of
+from pymc_gradmatch.exact.horizon import (
+    MAX_MODES_FOLLOWED,
+    HorizonPosterior,
+    grow_horizon,
+    horizons_of,
+)
+from pymc_gradmatch.exact.multistart import find_modes, optimise_locally
 from tests.test_expansion import DECAY, PREDATION, exact
 
 T = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5])
@@ -58,12 +63,12 @@ KINDS = {
 @pytest.mark.parametrize("of", KINDS.values(), ids=KINDS)
 def test_a_piece_is_the_posterior_given_the_first_data_alone(of, rng):
     """Assert density, gradient and Hessian of a model that was told no more."""
-    piece, alone = Piece(of(len(T)), N_FIRST / len(T)), of(N_FIRST)
-    points = alone.drawn(5, rng)
+    piece, alone = HorizonPosterior(of(len(T)), N_FIRST / len(T)), of(N_FIRST)
+    points = alone.draw_prior(5, rng)
     widths = np.ones(points.shape[1])
     np.testing.assert_allclose(piece(points), alone(points), rtol=1e-6)
     for part, expected in zip(
-        piece.expanded(points, widths), alone.expanded(points, widths), strict=True
+        piece.expand(points, widths), alone.expand(points, widths), strict=True
     ):
         np.testing.assert_allclose(part, expected, rtol=1e-5, atol=1e-4)
     assert piece.names == alone.names
@@ -76,7 +81,7 @@ def test_what_happens_after_the_horizon_does_not_matter():
     blown_up = np.array([[np.log(0.5), 0.0]])  # at time 2
     assert whole(blown_up) == -np.inf
     assert whole.failures == {"blew up": 1}
-    assert np.isfinite(Piece(whole, N_FIRST / len(T))(blown_up))
+    assert np.isfinite(HorizonPosterior(whole, N_FIRST / len(T))(blown_up))
     assert whole.failures == {"blew up": 1}
     assert whole.n_solutions == 2
 
@@ -90,8 +95,8 @@ def test_a_term_counts_where_no_later_state_has_a_part_in_it():
         pm.Potential("late", pm.math.switch(x.mass[-1] > 0.5, 0.0, -1.0))
 
     whole = exact(DECAY, T, None, sigma=None, priors=K, start=MASS, likelihood=likelihood)
-    piece = Piece(whole, N_FIRST / len(T))
-    counting = dict(zip(piece.single_terms, (c.sum() for c in piece.counts), strict=True))
+    piece = HorizonPosterior(whole, N_FIRST / len(T))
+    counting = dict(zip(piece.single_terms, (c.sum() for c in piece.is_counted), strict=True))
     assert counting == {
         "k": 1, "x0_mass": 1, "y": N_FIRST, "increments": N_FIRST - 1, "mean": 0, "early": 1,
         "late": 0,
@@ -103,7 +108,7 @@ def test_pieces_grow_from_just_enough_data_to_all():
     t = np.linspace(0, 6, 60)
     data = np.exp(-0.7 * t)[:, None] + np.random.default_rng(1).normal(0, 0.05, (60, 1))
     whole = exact(DECAY, t, data, priors=K)
-    *pieces, last = pieces_of(whole)
+    *pieces, last = horizons_of(whole)
     assert last is whole
     sizes = [piece.n_observed for piece in pieces]
     assert sizes == sorted(set(sizes))
@@ -113,10 +118,10 @@ def test_pieces_grow_from_just_enough_data_to_all():
 
 def test_few_data_have_no_pieces(rng):
     whole = until(len(T))
-    assert pieces_of(whole) == [whole]
-    *_, known = climbs(whole, rng)
-    assert grown(whole, rng, known) is known
-    assert grown(whole, rng) is None
+    assert horizons_of(whole) == [whole]
+    *_, known = find_modes(whole, rng)
+    assert grow_horizon(whole, rng, known) is known
+    assert grow_horizon(whole, rng) is None
 
 
 def predation_over_20_cycles():
@@ -132,7 +137,7 @@ def predation_over_20_cycles():
         sigma=0.1 * x.std(axis=0),
         priors={k: pm.LogNormal.dist(0, 1) for k in theta},
     )
-    return target, target.starting_at(theta, [np.array(x0)])
+    return target, target.start_point(theta, [np.array(x0)])
 
 
 def chaos():
@@ -141,26 +146,30 @@ def chaos():
     target = exact(given["ode"], given["t"], given["y"], sigma=None, priors=given["priors"])
     noise = 0.15 * np.ptp(case.ode.solve(case.t, case.x0, case.theta), axis=0)
     there = case.theta | {"sigma_": noise}
-    return target, target.starting_at(there, [np.array([*case.x0.values()])])
+    return target, target.start_point(there, [np.array([*case.x0.values()])])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("problem", [predation_over_20_cycles, chaos])
 def test_the_horizon_leads_where_a_climb_from_the_truth_does(problem):
     target, truth = problem()
-    found = grown(target, np.random.default_rng(1))
-    [height] = climb(target, truth[None], found.widths).height
-    assert found.maxima.height[0] > height - 0.5
-    np.testing.assert_array_less(found.reached, FOLLOWED)
+    found = grow_horizon(target, np.random.default_rng(1))
+    [height] = optimise_locally(target, truth[None], found.widths).log_density
+    assert found.maxima.log_density[0] > height - 0.5
+    np.testing.assert_array_less(found.reached, MAX_MODES_FOLLOWED)
 
 
 def test_the_horizon_is_one_climb_more_to_each_of_its_modes(rng):
     """Assert it beside 32 climbs from the prior, of which few end at the truth's mode."""
     target, _ = predation_over_20_cycles()
-    known = next(climbs(target, rng))
-    found = grown(target, rng, known)
-    assert len(known.ends.height) < len(found.ends.height) <= len(known.ends.height) + FOLLOWED
-    assert found.maxima.height[0] >= known.maxima.height[0]
+    known = next(find_modes(target, rng))
+    found = grow_horizon(target, rng, known)
+    assert (
+        len(known.end_points.log_density)
+        < len(found.end_points.log_density)
+        <= len(known.end_points.log_density) + MAX_MODES_FOLLOWED
+    )
+    assert found.maxima.log_density[0] >= known.maxima.log_density[0]
 
 
 @pytest.mark.slow

@@ -9,9 +9,9 @@ from scipy import stats
 
 import pymc_gradmatch as gm
 from benchmarks.paper import systems
-from pymc_gradmatch.exact import ExactPosterior, comparison, glance
+from pymc_gradmatch.exact import ExactPosterior, compare_quickly, comparison
 from pymc_gradmatch.exact.importance import Mixture
-from pymc_gradmatch.exact.modes import Ridges
+from pymc_gradmatch.exact.ridges import Ridges
 from pymc_gradmatch.ode import Solver
 
 T = np.linspace(0, 2, 9)
@@ -196,8 +196,8 @@ def test_a_further_likelihood_of_theta_counts(biased, decay, gp):
 
 def nowhere(_, modes):
     """Return a ridge that is much narrower than its mode."""
-    narrow = Mixture.around(modes.point[0], 1e-4 * modes.covariance[0])
-    return Ridges(narrow, 0, modes.height[:1])
+    narrow = Mixture.single(modes.point[0], 1e-4 * modes.covariance[0])
+    return Ridges(narrow, 0, modes.log_density[:1])
 
 
 @pytest.mark.slow
@@ -205,10 +205,10 @@ def test_a_target_out_of_reach_gets_a_k_that_says_so(biased, decay, gp, monkeypa
     """Assert the other verdict, with starts and a metric, where tails stay too heavy."""
     monkeypatch.setattr("pymc_gradmatch.exact.importance.MAX_ROUNDS", 1)
     monkeypatch.setattr(
-        "pymc_gradmatch.exact.search.mixture_of",
-        lambda modes: Mixture.around(modes.point[0], 1e-4 * modes.covariance[0]),
+        "pymc_gradmatch.exact.search.mixture_of_modes",
+        lambda modes: Mixture.single(modes.point[0], 1e-4 * modes.covariance[0]),
     )
-    monkeypatch.setattr("pymc_gradmatch.exact.search.ridges_from", nowhere)
+    monkeypatch.setattr("pymc_gradmatch.exact.search.follow_ridges", nowhere)
     sharp = gm.StateGP(gp.t, gp.y, gp.covs, sigma=3e-4)
     priors = {"rate": pm.HalfNormal.dist(PRIOR_SD)}
     model = gm.build_model(decay, gp.t, gp.y, priors=priors, gp=sharp, sigma="fixed")
@@ -310,7 +310,7 @@ def test_a_glance_that_fails_says_so_and_costs_no_draws(biased, simple_model, mo
     def fail(*_):
         raise error
 
-    monkeypatch.setattr(comparison, "climb", fail)
-    seen = glance(simple_model, biased["posterior"].dataset)
-    assert seen.text.startswith(comparison.UNCOMPARED)
+    monkeypatch.setattr(comparison, "optimise_locally", fail)
+    seen = compare_quickly(simple_model, biased["posterior"].dataset)
+    assert seen.text.startswith(comparison.NOT_COMPARED)
     assert not seen.is_suspicious

@@ -67,7 +67,7 @@ def test_our_exact_log_density_is_the_rivals_up_to_a_constant(case):
         values = dict(zip(case.theta, theta, strict=True))
         if sigma.size:
             values["sigma"] = sigma.reshape(target.model["sigma"].shape.eval())
-        ours.append(target(target.starting_at(values, [x0])[None])[0])
+        ours.append(target(target.start_point(values, [x0])[None])[0])
         theirs.append(float(rival.log_density(rival.at(theta, x0, sigma), data)))
     assert np.ptp(theirs) > 0.1
     np.testing.assert_allclose(np.diff(ours), np.diff(theirs), rtol=1e-3, atol=2e-3)

@@ -79,7 +79,7 @@ def test_a_fit_that_is_stopped_before_its_first_mode_has_the_mode_all_the_same(
     """Assert that the highest point that it came to is handed back, and climbed on from."""
 
     def stopped(target, rng, near):
-        target(target.drawn(50, rng))
+        target(target.draw_prior(50, rng))
         raise error
         yield
 
@@ -261,7 +261,7 @@ def test_noise_in_the_place_of_motion_gets_no_seal(start, rate, states, even_noi
         DECAY, t, data, priors={"rate": pm.HalfNormal.dist(20)}, gp=gp, sigma="fixed"
     )
     target = ExactPosterior(model)
-    over = target.starting_at({"rate": rate}, [np.array([start])])
+    over = target.start_point({"rate": rate}, [np.array([start])])
     assert unexplained(residuals(target, over)) == states
 
 
@@ -287,7 +287,7 @@ def test_one_datum_far_off_is_an_outlier(off, even_noise):
         DECAY, t, data, priors={"rate": pm.HalfNormal.dist(20)}, gp=gp, sigma="fixed"
     )
     target = ExactPosterior(model)
-    [left] = residuals(target, target.starting_at({"rate": 0.5}, [np.array([3.0])]))
+    [left] = residuals(target, target.start_point({"rate": 0.5}, [np.array([3.0])]))
     assert left.have_outlier == bool(off)
     assert not left.is_autocorrelated
 
@@ -327,7 +327,7 @@ def test_priors_that_cannot_be_drawn_from_stop_nothing(gp, y):
     assert fit.is_exact
     assert "sigma" not in fit.unidentified.index
     target = ExactPosterior(model)
-    points = target.drawn(300, np.random.default_rng(1))
+    points = target.draw_prior(300, np.random.default_rng(1))
     assert points.shape == (300, len(target.names))
     assert np.isfinite(points).all()
 
@@ -379,7 +379,7 @@ def test_data_that_were_set_anew_are_no_other_mode(gp, are_apart):
             pm.Normal(f"y{n}", x[half], NOISE, observed=pm.Data(f"data{n}", gp.y[half]))
         gm.GradientMatchingODE("gradient_match", DECAY, x, [rate], gp=gp, gamma=0.3)
     target = ExactPosterior(model)
-    point = target.starting_at({"rate": 3 * RATE}, [np.array([START])])
+    point = target.start_point({"rate": 3 * RATE}, [np.array([START])])
     assert unexplained(residuals(target, point)) == ["mass"]
     with model:
         pm.set_data({f"data{n}": gp.y[half] / 2 for n, half in enumerate(halves)})

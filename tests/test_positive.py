@@ -182,7 +182,7 @@ def test_a_prior_on_the_start_of_a_positive_state_is_one_in_natural_units():
         preset="refined", random_seed=1, progressbar=False,
     )  # fmt: skip
     target = ExactPosterior(model)
-    phi = target.starting_at()[None]
+    phi = target.start_point()[None]
     shifted = phi.copy()
     shifted[:, target.names.index("x0[a]")] += 0.3
     points = [target.scalars(p) for p in (phi, shifted)]

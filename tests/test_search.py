@@ -7,31 +7,31 @@ import pytest
 from scipy import stats
 from scipy.special import logsumexp
 
-from pymc_gradmatch.exact.climb import climb
 from pymc_gradmatch.exact.importance import (
-    LOOK,
+    GIVE_UP_AFTER,
     MAX_ROUNDS,
+    AdaptiveSearch,
     Mixture,
     Pool,
-    Search,
-    adapted,
+    adapt_components,
+    adaptive_search,
     fit_mixture,
+    pareto_smooth,
     reliable_k,
-    search,
-    weigh,
 )
-from pymc_gradmatch.exact.modes import apart_from_ridges, look_around, ridges_from
+from pymc_gradmatch.exact.multistart import optimise_locally
+from pymc_gradmatch.exact.ridges import approximate, follow_ridges, without_ridge_connected
 from pymc_gradmatch.exact.search import (
-    DRAWS,
-    FEWEST_TELLING,
-    FIRST_STEP,
-    TIME,
-    WALKERS,
-    Hamiltonian,
-    Walks,
-    cover,
-    sampled,
-    walk,
+    DRAWS_PER_ROUND,
+    HMC_STEP,
+    HMC_TIME,
+    MIN_VALID,
+    N_TRAJECTORIES,
+    HamiltonianDynamics,
+    HMCCheck,
+    hmc_check,
+    result_of_chains,
+    run_searches,
 )
 from tests.densities import Density, modes_of, normal, together
 
@@ -39,26 +39,28 @@ from tests.densities import Density, modes_of, normal, together
 def climbed(target, *points, width=1.0):
     """Return the modes that climbs from points lead to, the highest first."""
     points = np.array(points, dtype=float)
-    found = climb(target, points, np.full(points.shape[1], width))
-    return found.only(np.argsort(-found.height))
+    found = optimise_locally(target, points, np.full(points.shape[1], width))
+    return found.select(np.argsort(-found.log_density))
 
 
 def test_weights_are_uniform_where_the_proposal_is_the_target(rng):
     """Assert nearly constant weights for a mixture of t distributions that is its own target."""
     factor = np.tril(rng.normal(size=(5, 5))) + 2 * np.eye(5)
-    mixture = Mixture.of([Mixture.around(np.arange(5.0) + k, factor @ factor.T) for k in (0, 2)])
+    mixture = Mixture.combined(
+        [Mixture.single(np.arange(5.0) + k, factor @ factor.T) for k in (0, 2)]
+    )
     points = mixture.draw(1_000, rng)
     expected = stats.multivariate_t(np.arange(5), factor @ factor.T * 5 / 7, df=7).pdf(points) / 2
     shifted = stats.multivariate_t(np.arange(5) + 2, factor @ factor.T * 5 / 7, df=7).pdf(points)
     np.testing.assert_allclose(mixture.log_density(points), np.log(expected + shifted / 2))
-    weighted = weigh(points, np.log(expected + shifted / 2) - mixture.log_density(points))
+    weighted = pareto_smooth(points, np.log(expected + shifted / 2) - mixture.log_density(points))
     assert weighted.n_effective > 999
     assert weighted.log_evidence == pytest.approx(0, abs=1e-9)
 
 
 def test_draws_of_which_none_is_possible_are_weighed_without_an_error(rng):
     points = rng.normal(size=(1_000, 2))
-    weighted = weigh(points, np.full(1_000, -np.inf))
+    weighted = pareto_smooth(points, np.full(1_000, -np.inf))
     assert not weighted.is_reliable
     assert (weighted.n_effective, weighted.log_evidence) == (0, -np.inf)
     assert sorted(weighted.resampled(1_000, rng)) == [*range(1_000)]
@@ -75,9 +77,11 @@ def test_a_search_travels_to_a_far_and_narrow_target():
     A third of all searches have too few effective draws when their rounds are used up.
     """
     sd, target, n_there = 0.3, normal(0.3, 3), 0
-    start = Mixture.around(np.zeros(8), np.eye(8))
+    start = Mixture.single(np.zeros(8), np.eye(8))
     for seed in range(8):
-        weighted = search(target, start, 1_000, 1_000, np.random.default_rng(seed)).pool.weighted
+        weighted = adaptive_search(
+            target, start, 1_000, 1_000, np.random.default_rng(seed)
+        ).pool.weighted
         if weighted.n_effective < 1_000:
             continue
         n_there += 1
@@ -90,10 +94,10 @@ def test_a_search_travels_to_a_far_and_narrow_target():
 
 
 def test_a_search_keeps_all_of_its_draws_and_ends_when_they_are_enough(rng):
-    start = Mixture.around(np.zeros(2), np.eye(2))
-    one = search(normal(1.0), start, 1_000, 500, rng)
+    start = Mixture.single(np.zeros(2), np.eye(2))
+    one = adaptive_search(normal(1.0), start, 1_000, 500, rng)
     assert len(one.pool.proposals) == 1
-    more = search(normal(1.0), start, 1_000, 1_500, rng)
+    more = adaptive_search(normal(1.0), start, 1_000, 1_500, rng)
     assert 1 < more.pool.n_rounds == len(more.pool.proposals)
     assert len(more.pool.points) == 1_000 * len(more.pool.proposals)
     assert more.pool.weighted.n_effective >= 1_500
@@ -105,28 +109,30 @@ def of_copies(points):
 
 
 def test_a_search_without_hope_is_given_up_when_it_starts_from_earlier_ones(rng):
-    start, said = Mixture.around(np.ones(10), np.full(10, 0.05**2) * np.eye(10)), []
-    start = Mixture.of([start, start._replace(means=-start.means)])
+    start, said = Mixture.single(np.ones(10), np.full(10, 0.05**2) * np.eye(10)), []
+    start = Mixture.combined([start, start._replace(means=-start.means)])
     wide = start._replace(shapes=1e4 * start.shapes)
-    found = search(of_copies, wide, 1_000, 500, rng, gives_up=True, say=said.append)
+    found = adaptive_search(of_copies, wide, 1_000, 500, rng, gives_up=True, report=said.append)
     assert found.is_given_up
-    assert found.pool.n_rounds == len(said) == LOOK
-    assert said[-1] == f"round {LOOK} of {MAX_ROUNDS} at most"
-    assert not search(of_copies, start, 1_000, 200, rng, gives_up=True).is_given_up
+    assert found.pool.n_rounds == len(said) == GIVE_UP_AFTER
+    assert said[-1] == f"round {GIVE_UP_AFTER} of {MAX_ROUNDS} at most"
+    assert not adaptive_search(of_copies, start, 1_000, 200, rng, gives_up=True).is_given_up
 
 
 def test_searches_say_what_remains(rng):
     said = []
-    cover(Density(normal(1.0)), climbed(normal(1.0), [0.0, 0.0]), 1_000, rng, say=said.append)
-    assert said[0] == "walking along ridges from all of them"
-    assert said[1] == f"attempt 1 of {len(DRAWS)}, search 1 of 2, round 1 of 12 at most"
+    run_searches(
+        Density(normal(1.0)), climbed(normal(1.0), [0.0, 0.0]), 1_000, rng, report=said.append
+    )
+    assert said[0] == "following ridges from all modes"
+    assert said[1] == f"attempt 1 of {len(DRAWS_PER_ROUND)}, search 1 of 2, round 1 of 12 at most"
     assert any("search 2 of 2" in words for words in said)
 
 
 def test_a_pool_keeps_the_latest_of_its_rounds(rng):
     pool, all_of_them = Pool(2), Pool()
     for at in (5.0, 1.0, 0.0):
-        proposal = Mixture.around(np.full(2, at), np.eye(2))
+        proposal = Mixture.single(np.full(2, at), np.eye(2))
         points = proposal.draw(int(100 + 10 * at), rng)
         for one in (pool, all_of_them):
             one.add(proposal, points, normal(1.0)(points))
@@ -141,7 +147,7 @@ def test_a_pool_keeps_the_latest_of_its_rounds(rng):
 
 
 def test_draws_of_several_proposals_are_weighed_as_draws_of_their_mixture(rng):
-    first, second = (Mixture.around(np.full(2, at), np.eye(2)) for at in (-1.0, 1.0))
+    first, second = (Mixture.single(np.full(2, at), np.eye(2)) for at in (-1.0, 1.0))
     pool = Pool()
     for proposal in (first, second):
         points = proposal.draw(500, rng)
@@ -154,7 +160,7 @@ def test_a_target_that_is_zero_at_all_draws_is_refused_in_words(rng):
     nowhere = Density(lambda phi: np.full(len(phi), -np.inf))
     start = climbed(normal(1.0), [0.0, 0.0])
     with pytest.raises(ValueError, match="zero at all of 1000 draws around the given ones"):
-        cover(nowhere, start, 1_000, rng)
+        run_searches(nowhere, start, 1_000, rng)
 
 
 def test_a_search_whose_draws_are_all_impossible_starts_from_the_modes(rng, monkeypatch):
@@ -165,12 +171,12 @@ def test_a_search_whose_draws_are_all_impossible_starts_from_the_modes(rng, monk
         inside = (points > 0).all(axis=1)
         return np.where(inside, -0.5 * np.square((points - 1) / sd).sum(axis=1), -np.inf)
 
-    wide = Mixture.around(np.ones(60), np.square(5 * sd) * np.eye(60))
+    wide = Mixture.single(np.ones(60), np.square(5 * sd) * np.eye(60))
     with pytest.raises(ValueError, match="zero at all"):
-        search(positive, wide, 500, 100, rng)
+        adaptive_search(positive, wide, 500, 100, rng)
     mode = climbed(normal(sd, 1.0), np.ones(60))
-    monkeypatch.setattr("pymc_gradmatch.exact.search.DRAWS", (500, 500))
-    weighted = cover(Density(positive), mode, 1_000, rng).weighted
+    monkeypatch.setattr("pymc_gradmatch.exact.search.DRAWS_PER_ROUND", (500, 500))
+    weighted = run_searches(Density(positive), mode, 1_000, rng).weighted
     assert (weighted.points[weighted.weights > 0] > 0).all()
 
 
@@ -204,11 +210,11 @@ def test_a_bent_ridge_is_covered(bend, width, start, rng):
             modes = modes_of(target, rng).modes
         else:
             modes = climbed(target, on_banana(bend, 0.0 if start == "its mode" else -4.0))
-        found = cover(target, modes, 12_000, rng)
+        found = run_searches(target, modes, 12_000, rng)
         assert found.weighted.is_reliable
-        assert found.agrees
+        assert found.conditions["searches_agree"].passed
         assert found.is_reliable == (width > 0.1)
-        assert (found.walks.n_telling >= FEWEST_TELLING) == (width > 0.1)
+        assert (found.hmc.n_valid >= MIN_VALID) == (width > 0.1)
         weights, x = found.weighted.weights, found.weighted.points[:, 0]
         error = 5 / np.sqrt(found.weighted.n_effective)
         assert weights @ x == pytest.approx(0, abs=4 * error)
@@ -219,7 +225,7 @@ def test_walks_stay_on_a_ridge_to_both_of_its_ends():
     """Assert it from one end, for a ridge that turns a hundred times its width aside."""
     bend, width = 0.1, 0.05
     target = banana(bend, width)
-    ridges = ridges_from(target, climbed(target, on_banana(bend, -4.0)))
+    ridges = follow_ridges(target, climbed(target, on_banana(bend, -4.0)))
     x, y, _ = ridges.mixture.means.T
     assert x.min() < -12  # three standard deviations
     assert x.max() > 12
@@ -239,7 +245,7 @@ def rate_near_zero(phi):
 def test_walks_go_down_an_exponential_tail_beside_steep_slopes():
     """Assert that they get where one in 2 000 draws is, and are on the ridge wherever they pass."""
     modes = climbed(Density(rate_near_zero), [-2.0, 0.0, 0.0])
-    means = ridges_from(Density(rate_near_zero), modes).mixture.means
+    means = follow_ridges(Density(rate_near_zero), modes).mixture.means
     in_tail = means[means[:, 0] < -3]
     assert in_tail[:, 0].min() < -7.5
     follows = 0.3 * np.tanh(in_tail[:, 0] + 1.9)
@@ -254,7 +260,7 @@ def test_an_exponential_tail_beside_steep_slopes_has_its_share(rng):
     density = np.exp(grid - np.square((np.exp(grid) - 0.15) / 0.075) / 2)
     share = density[grid < -4].sum() / density.sum()
     for _ in range(4):
-        found = cover(target, climbed(target, [-2.0, 0.0, 0.0]), 4_000, rng)
+        found = run_searches(target, climbed(target, [-2.0, 0.0, 0.0]), 4_000, rng)
         assert found.is_reliable
         weights, log_rate = found.weighted.weights, found.weighted.points[:, 0]
         error = np.sqrt(share / found.weighted.n_effective)
@@ -270,7 +276,7 @@ def turning(phi):
 
 def test_walks_turn_with_a_ridge_and_are_on_it_wherever_they_pass():
     modes = climbed(Density(turning), [0.1, 0.0, 0.0])
-    ridges = ridges_from(Density(turning), modes)
+    ridges = follow_ridges(Density(turning), modes)
     x = ridges.mixture.means[:, 0]
     assert x.min() < -3.5
     assert x.max() > 3.5
@@ -292,11 +298,11 @@ def test_parts_along_a_ridge_are_adapted_to_it(rng):
     shares: dict[str, list[float]] = {"ridge": [], "found": []}
     for _ in range(7):
         mode = climbed(target, on_banana(bend, 0.0))
-        ridge = ridges_from(target, mode).mixture
-        found = search(target, ridge, 2_000, np.inf, rng).proposal
+        ridge = follow_ridges(target, mode).mixture
+        found = adaptive_search(target, ridge, 2_000, np.inf, rng).proposal
         for name, proposal in {"ridge": ridge, "found": found}.items():
             points = proposal.draw(4_000, rng)
-            weighted = weigh(points, target(points) - proposal.log_density(points))
+            weighted = pareto_smooth(points, target(points) - proposal.log_density(points))
             shares[name].append(weighted.n_effective / 4_000)
             assert weighted.weights @ points[:, 0] == pytest.approx(
                 0, abs=5 * 4 / np.sqrt(weighted.n_effective)
@@ -305,30 +311,31 @@ def test_parts_along_a_ridge_are_adapted_to_it(rng):
 
 
 def test_a_proposal_counts_points_as_often_as_they_are_different(rng):
-    mixture = Mixture.of([Mixture.around(np.full(3, at), np.eye(3)) for at in (-1.0, 2.0)])
+    mixture = Mixture.combined([Mixture.single(np.full(3, at), np.eye(3)) for at in (-1.0, 2.0)])
     points = rng.normal(size=(40, 3))
     one, fifty = np.ones(len(points), dtype=int), np.full(len(points), 50)
-    once = adapted(mixture, points, one, len(points))
-    repeated = adapted(mixture, points, fifty, len(points))
+    once = adapt_components(mixture, points, one, len(points))
+    repeated = adapt_components(mixture, points, fifty, len(points))
     for ours, theirs in zip(repeated, once, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
-    narrower = adapted(mixture, points, fifty, 50 * len(points))
+    narrower = adapt_components(mixture, points, fifty, 50 * len(points))
     assert np.linalg.det(narrower.shapes).min() < np.linalg.det(once.shapes).min()
 
 
 def walked(target, proposal, points, rng, parts=None):
     log_ratio = target(points) - proposal(points)
     found = SimpleNamespace(
-        weighted=weigh(points, log_ratio),
+        weighted=pareto_smooth(points, log_ratio),
         modes=SimpleNamespace(nearest=np.zeros(len(points), dtype=int) if parts is None else parts),
-        proposed=(SimpleNamespace(log_density=proposal), log_ratio),
+        proposal=SimpleNamespace(log_density=proposal),
+        log_ratio=log_ratio,
     )
-    return walk(target, found, rng)
+    return hmc_check(target, found, rng)
 
 
 @pytest.mark.parametrize("width", [1.0, 1.8])  # of the target: light tails of weights, and heavy
 def test_walks_stay_where_a_proposal_covers_the_target(rng, width):
-    proposal = Mixture.around(np.zeros(4), np.eye(4))
+    proposal = Mixture.single(np.zeros(4), np.eye(4))
     points = proposal.draw(4_000, rng)
     assert walked(normal(width), proposal.log_density, points, rng).n_leaving == 0
 
@@ -341,21 +348,21 @@ def test_walks_leave_a_proposal_that_ends_where_the_target_goes_on(rng):
 
     points = 1.1 * rng.normal(size=(4_000, 4))
     points[:, 0] = -np.abs(points[:, 0])
-    assert weigh(points, normal(1.0)(points) - half(points)).is_reliable
+    assert pareto_smooth(points, normal(1.0)(points) - half(points)).is_reliable
     walks = walked(normal(1.0), half, points, rng)
-    assert walks.n_leaving > WALKERS / 2
+    assert walks.n_leaving > N_TRAJECTORIES / 2
     assert (walks.points[:, 0] > 0).any()
 
 
 def test_leapfrog_steps_conserve_energy_to_their_square(rng):
     """Assert it for a normal density, whose gradients differences tell exactly."""
-    dynamics = Hamiltonian(
+    dynamics = HamiltonianDynamics(
         normal(np.array([1.0, 2.0, 0.5])), np.broadcast_to(np.eye(3), (500, 3, 3))
     )
     start, momentum = rng.normal(size=(2, 500, 3))
     lost = []
     for step in (0.1, 0.05):
-        *_, energy = dynamics.trajectory(start, momentum, step, int(0.7 / step))
+        *_, energy = dynamics.trajectories(start, momentum, step, int(0.7 / step))
         lost.append(np.abs(energy[-1] - energy[0]).mean())
     assert lost[0] / lost[1] == pytest.approx(4, rel=0.1)
 
@@ -370,7 +377,7 @@ def test_a_walk_that_runs_away_is_no_walk_that_leaves(rng):
 
     start, momentum = np.array([[[3.0, 0.0]], [[1.0, 0.0]]])
     target = Density(cliff)
-    *_, energy = Hamiltonian(target, np.eye(2)[None]).trajectory(start, momentum, 0.5, 2)
+    *_, energy = HamiltonianDynamics(target, np.eye(2)[None]).trajectories(start, momentum, 0.5, 2)
     assert energy[-1, 0] == np.inf
     points = rng.normal(size=(4_000, 2))
     points = points[np.abs(points[:, 0]) < 2.5]
@@ -386,18 +393,19 @@ def test_walks_go_by_the_widths_of_their_own_part(rng):
     points = proposal.draw(4_000, rng)
     parts = (points[:, 0] > 50).astype(int)
     walks = walked(target, proposal.log_density, points, rng, parts)
-    assert (walks.n_leaving, walks.n_telling) == (0, WALKERS)
-    assert len(walks.points) <= WALKERS * TIME / FIRST_STEP
+    assert (walks.n_leaving, walks.n_valid) == (0, N_TRAJECTORIES)
+    assert len(walks.points) <= N_TRAJECTORIES * HMC_TIME / HMC_STEP
 
 
 def test_walks_that_leave_start_the_searches_anew_from_where_they_went(rng, monkeypatch):
     """Assert it of a mode where nothing but walks has been."""
     two = together([(normal(1.0), 0.0), (normal(1.0, 40.0), 0.0)])
-    there = iter([Walks(rng.normal(40, 1, size=(500, 2)), WALKERS, WALKERS)])
+    there = iter([HMCCheck(rng.normal(40, 1, size=(500, 2)), N_TRAJECTORIES, N_TRAJECTORIES)])
     monkeypatch.setattr(
-        "pymc_gradmatch.exact.search.walk", lambda *given: next(there, None) or walk(*given)
+        "pymc_gradmatch.exact.search.hmc_check",
+        lambda *given: next(there, None) or hmc_check(*given),
     )
-    found = cover(two, climbed(two, [0.3, 0.3]), 4_000, rng)
+    found = run_searches(two, climbed(two, [0.3, 0.3]), 4_000, rng)
     assert_half_is_far_away(found)
 
 
@@ -412,8 +420,8 @@ def assert_half_is_far_away(found):
 def test_a_ridge_too_long_for_its_walks_gets_no_seal(rng, monkeypatch):
     """Assert it of one as long as a million times its width."""
     target = banana(5, 1e-4)
-    monkeypatch.setattr("pymc_gradmatch.exact.search.DRAWS", (1_500, 1_500))
-    found = cover(target, climbed(target, on_banana(5, -4.0)), 3_000, rng)
+    monkeypatch.setattr("pymc_gradmatch.exact.search.DRAWS_PER_ROUND", (1_500, 1_500))
+    found = run_searches(target, climbed(target, on_banana(5, -4.0)), 3_000, rng)
     assert found.n_unfinished
     assert not found.is_reliable
 
@@ -426,7 +434,7 @@ def test_a_tail_without_finite_volume_has_no_end(power, is_unfinished):
         return -(phi[:, 0] ** 2 + power * np.log1p(phi[:, 1] ** 2)) / 2
 
     modes = climbed(Density(heavy), [0.3, 0.3])
-    assert bool(ridges_from(Density(heavy), modes).n_unfinished) == is_unfinished
+    assert bool(follow_ridges(Density(heavy), modes).n_unfinished) == is_unfinished
 
 
 @pytest.mark.slow
@@ -435,7 +443,7 @@ def test_a_posterior_without_finite_volume_gets_no_seal(rng):
         return -(phi[:, 0] ** 2 + np.log1p(phi[:, 1] ** 2)) / 2
 
     target = Density(heavy)
-    assert not cover(target, climbed(target, [0.3, 0.3]), 4_000, rng).is_reliable
+    assert not run_searches(target, climbed(target, [0.3, 0.3]), 4_000, rng).is_reliable
 
 
 def test_searches_that_end_at_different_modes_disagree(rng, monkeypatch):
@@ -444,23 +452,23 @@ def test_searches_that_end_at_different_modes_disagree(rng, monkeypatch):
     ends = iter([-5.0, 5.0] * 3)
 
     def ended(target, *_, **settings):
-        proposal, pool = Mixture.around(np.full(2, next(ends)), np.eye(2)), Pool()
+        proposal, pool = Mixture.single(np.full(2, next(ends)), np.eye(2)), Pool()
         points = proposal.draw(3_000, rng)
         pool.add(proposal, points, target(points))
-        return Search(pool, proposal)
+        return AdaptiveSearch(pool, proposal)
 
-    monkeypatch.setattr("pymc_gradmatch.exact.search.search", ended)
-    found = cover(two_modes, climbed(two_modes, [5.0, 5.0]), 3_000, rng)
+    monkeypatch.setattr("pymc_gradmatch.exact.search.adaptive_search", ended)
+    found = run_searches(two_modes, climbed(two_modes, [5.0, 5.0]), 3_000, rng)
     assert found.weighted.is_reliable
     assert found.disagreement["mean"].max() > 1
-    assert not found.agrees
+    assert not found.conditions["searches_agree"].passed
     assert not found.is_reliable
 
 
 def test_modes_have_their_shares(rng):
     """Assert it of two, of shares 3 to 1."""
     two = together([(normal(1.0, 0.0), 0.0), (normal(1.0, 40.0), np.log(3))])
-    found = cover(two, climbed(two, [0.3, 0.3], [39.0, 39.0]), 3_000, rng)
+    found = run_searches(two, climbed(two, [0.3, 0.3], [39.0, 39.0]), 3_000, rng)
     assert found.is_reliable
     error = np.sqrt(0.75 * 0.25 / found.weighted.n_effective)
     share = found.weighted.weights @ (found.weighted.points[:, 0] > 20)
@@ -474,7 +482,7 @@ def test_a_mode_far_below_another_has_its_share_where_it_holds_more(rng):
     """Assert it of a normal in ten dimensions, and of one that is lower and five times as wide."""
     far = 60 * np.eye(10)[0]
     target = together([(normal(1.0), 0.0), (normal(5.0, far), -12.5)])
-    weighted = cover(target, climbed(target, np.zeros(10), far), 4_000, rng).weighted
+    weighted = run_searches(target, climbed(target, np.zeros(10), far), 4_000, rng).weighted
     share = 1 / (1 + np.exp(12.5) / 5**10)
     mean = weighted.weights @ weighted.points[:, 0]
     assert mean == pytest.approx(60 * share, abs=5 * 13 / np.sqrt(weighted.n_effective))
@@ -485,7 +493,7 @@ def test_draws_of_another_sampler_take_the_place_of_ridges(rng):
     two = together([(normal(1.0), 0.0), (normal(1.0, 40.0), 0.0)])
     chains = np.concatenate([rng.normal(at, 1, size=(500, 2)) for at in (0, 40)])
     around = fit_mixture(chains, rng)
-    assert_half_is_far_away(cover(two, climbed(two, [0.3, 0.3]), 4_000, rng, around=around))
+    assert_half_is_far_away(run_searches(two, climbed(two, [0.3, 0.3]), 4_000, rng, around=around))
 
 
 def chains(rng, n=1_000, away=0.0):
@@ -497,7 +505,7 @@ def chains(rng, n=1_000, away=0.0):
 
 def test_chains_are_draws_of_the_target_with_its_moments(rng):
     draws, height = chains(rng)
-    found = sampled(normal(1.0), climbed(normal(1.0), [0.3, 0.3]), draws, height, 0)
+    found = result_of_chains(normal(1.0), climbed(normal(1.0), [0.3, 0.3]), draws, height, 0)
     assert found.is_reliable
     assert found.weighted.n_effective == pytest.approx(4_000, rel=0.2)
     np.testing.assert_allclose(found.weighted.weights, 1 / 4_000)
@@ -511,15 +519,15 @@ def test_chains_are_draws_of_the_target_with_its_moments(rng):
 def test_chains_that_disagree_are_few_or_diverge_are_not_reliable(rng, away, n, n_divergences):
     draws, height = chains(rng, n, away)
     mode = climbed(normal(1.0), [0.3, 0.3])
-    assert not sampled(normal(1.0), mode, draws, height, n_divergences).is_reliable
+    assert not result_of_chains(normal(1.0), mode, draws, height, n_divergences).is_reliable
 
 
 def test_weights_make_up_for_chains_of_another_density(rng):
     """Assert the standard deviation of a target that is a twentieth narrower."""
     draws, height = chains(rng, 20_000)
     target = normal(0.95)
-    found = sampled(target, climbed(target, [0.3, 0.3]), draws, height, 0)
-    assert 0.9 < found.chained.worth < 1
+    found = result_of_chains(target, climbed(target, [0.3, 0.3]), draws, height, 0)
+    assert 0.9 < found.chains.remaining < 1
     np.testing.assert_allclose(np.sqrt(np.diagonal(found.covariance)), 0.95, rtol=0.01)
 
 
@@ -531,5 +539,5 @@ def test_a_ridge_too_narrow_for_its_covariance_leads_from_mode_to_mode():
         return -0.5 * (np.linalg.solve(factor, phi.T) ** 2).sum(axis=0)
 
     ends = np.array([[0.0, 0.0], [1.0, 1.0]])
-    modes = look_around(Density(narrow), ends, np.repeat(factor[None], 2, axis=0))
-    np.testing.assert_array_equal(apart_from_ridges(Density(narrow), modes).point, ends[:1])
+    modes = approximate(Density(narrow), ends, np.repeat(factor[None], 2, axis=0))
+    np.testing.assert_array_equal(without_ridge_connected(Density(narrow), modes).point, ends[:1])

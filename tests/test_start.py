@@ -244,7 +244,7 @@ def test_starts_with_positive_priors_are_searched_for_as_logarithms(chain_gp, ch
         CHAIN, T, chain_data, priors=PRIORS, gp=chain_gp, start=start, gamma=0.1, sigma="fixed"
     )
     target = ExactPosterior(model)
-    there = target.starting_at({}, [np.array([9.0, 1.0, 0.2])])
+    there = target.start_point({}, [np.array([9.0, 1.0, 0.2])])
     phi = np.array([there, there, there])
     phi[[1, 2], [target.names.index(f"x0[{state}]") for state in "ac"]] += 0.7
     a, b, c = (target.scalars(phi)[f"x0[{state}]"] for state in "abc")
@@ -266,7 +266,7 @@ def test_a_potential_of_a_trajectory_is_no_prior_of_its_start(chain_gp, chain_da
     with model:
         pm.Potential("above", pm.math.switch(model["x"][:, 2].min() > 0, 0.0, -np.inf))
     target = ExactPosterior(model)
-    there = target.starting_at({}, [np.array([9.0, 1.0, 0.2])])
+    there = target.start_point({}, [np.array([9.0, 1.0, 0.2])])
     phi = np.array([there, there])
     phi[1, target.names.index("x0[c]")] += 0.7
     np.testing.assert_allclose(np.diff(target.scalars(phi)["x0[c]"]), 0.7 * chain_gp.scale[2])

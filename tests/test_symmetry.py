@@ -106,7 +106,7 @@ def test_an_experiments_own_rates_change_places_by_themselves():
 def test_a_chain_that_knows_one_order_of_the_rates_learns_of_the_other(model):
     """Assert it of draws around one mode, as NUTS returns them, with nothing to warn of."""
     target = ExactPosterior(model)
-    start = target.starting_at()
+    start = target.start_point()
     width = 0.05 * np.random.default_rng(1).normal(size=(1_000, len(start)))
     drawn = target.idata(start + width, np.random.default_rng(1))
     check = gm.integrate_check(drawn, model=model, random_seed=1)

@@ -12,7 +12,7 @@ import rich.console
 
 import pymc_gradmatch as gm
 from pymc_gradmatch import reporting
-from pymc_gradmatch.exact import MOST_CLIMBS
+from pymc_gradmatch.exact import MAX_STARTS
 from pymc_gradmatch.model import constraints, fixed_noise
 from pymc_gradmatch.sampling import engine, one_call
 
@@ -295,7 +295,7 @@ def test_progress_says_how_many_climbs_were_done_of_how_many(monkeypatch):
     climbs = [re.search(r"(\d+) of (\d+) climbs at most, to a mode", words) for words in said]
     counts = [tuple(map(int, found.groups())) for found in climbs if found]
     assert counts
-    assert all(0 < n <= most == MOST_CLIMBS for n, most in counts)
+    assert all(0 < n <= most == MAX_STARTS for n, most in counts)
 
 
 def test_what_is_withheld_says_that_the_solution_is_told_where_parameters_are_not(monkeypatch):

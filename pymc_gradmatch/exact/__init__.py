@@ -1,107 +1,75 @@
 """The exact posterior: the user's own model, with the ODE integrated.
 
-:class:`Solutions` puts the numerical solution in the place of a model's states;
-:func:`predict` draws data around it, and :class:`ExactPosterior` is the density.  Climbs lead to
-its modes, searches draw around these, and :class:`Diagnostics` says whether to trust the draws.
+:class:`Solutions` integrates a model's ODEs at draws, :func:`predict` draws data around these, and
+:class:`ExactPosterior` is the density.  :func:`find_modes` finds its modes, :func:`run_searches`
+draws from it, and :class:`Diagnostics` are the verdict on the draws.
 """
 
-from pymc_gradmatch.exact.batch import Batch, side_by_side
-from pymc_gradmatch.exact.climb import (
-    FIRST_CLIMBS,
-    MOST_CLIMBS,
-    Found,
-    NoSlopesError,
-    climb,
-    climbs,
-    further_climbs,
+from pymc_gradmatch.exact.batch import BatchPosterior, run_batched
+from pymc_gradmatch.exact.comparison import NOT_CHECKED, NOT_COMPARED, compare_quickly
+from pymc_gradmatch.exact.diagnostics import Diagnostics, describe_modes, diagnose, residuals
+from pymc_gradmatch.exact.horizon import grow_horizon
+from pymc_gradmatch.exact.importance import Mixture, WeightedDraws, ZeroDensityError, fit_mixture
+from pymc_gradmatch.exact.model import exact_model
+from pymc_gradmatch.exact.multistart import (
+    FIRST_STARTS,
+    MAX_STARTS,
+    LocalApproximation,
+    ModeSearch,
+    NoGradientError,
+    find_modes,
+    further_starts,
+    optimise_locally,
 )
-from pymc_gradmatch.exact.comparison import (
-    UNCHECKED,
-    UNCOMPARED,
-    glance,
-)
-from pymc_gradmatch.exact.diagnostics import (
-    Diagnostics,
-    diagnosed,
-    residuals,
-    several,
-)
-from pymc_gradmatch.exact.horizon import (
-    grown,
-)
-from pymc_gradmatch.exact.importance import (
-    ImpossibleError,
-    Mixture,
-    Weighted,
-    fit_mixture,
-)
-from pymc_gradmatch.exact.model import (
-    exact_model,
-)
-from pymc_gradmatch.exact.modes import (
-    Local,
-    look_around,
-    rescaled,
-)
-from pymc_gradmatch.exact.posterior import (
-    N_PRIOR,
-    NO_DRAWS,
-    ExactPosterior,
-)
-from pymc_gradmatch.exact.prediction import (
-    predict,
-)
+from pymc_gradmatch.exact.posterior import N_PRIOR, PRIOR_ERRORS, ExactPosterior
+from pymc_gradmatch.exact.prediction import predict
+from pymc_gradmatch.exact.ridges import approximate
 from pymc_gradmatch.exact.search import (
-    EFFECTIVE,
-    Coverage,
-    cover,
-    sampled,
-    searched,
-    weighed_once,
+    MIN_EFFECTIVE,
+    SearchResult,
+    result_of_chains,
+    run_searches,
+    searches_dataset,
+    weight_normal_approximations,
 )
-from pymc_gradmatch.exact.solutions import (
-    OutOfTimeError,
-    Solutions,
-    with_draws,
-)
+from pymc_gradmatch.exact.solutions import OutOfTimeError, Solutions, broadcast_draws
 
 __all__ = [
-    "EFFECTIVE",
-    "FIRST_CLIMBS",
-    "MOST_CLIMBS",
-    "NO_DRAWS",
+    "FIRST_STARTS",
+    "MAX_STARTS",
+    "MIN_EFFECTIVE",
+    "NOT_CHECKED",
+    "NOT_COMPARED",
     "N_PRIOR",
-    "UNCHECKED",
-    "UNCOMPARED",
-    "Batch",
-    "Coverage",
+    "PRIOR_ERRORS",
+    "BatchPosterior",
     "Diagnostics",
     "ExactPosterior",
-    "Found",
-    "ImpossibleError",
-    "Local",
+    "LocalApproximation",
     "Mixture",
-    "NoSlopesError",
+    "ModeSearch",
+    "NoGradientError",
     "OutOfTimeError",
+    "SearchResult",
     "Solutions",
-    "Weighted",
-    "climb",
-    "climbs",
-    "cover",
-    "diagnosed",
+    "WeightedDraws",
+    "ZeroDensityError",
+    "approximate",
+    "broadcast_draws",
+    "compare_quickly",
+    "describe_modes",
+    "diagnose",
     "exact_model",
+    "find_modes",
     "fit_mixture",
-    "further_climbs",
-    "glance",
-    "grown",
-    "look_around",
+    "further_starts",
+    "grow_horizon",
+    "optimise_locally",
     "predict",
-    "rescaled",
     "residuals",
-    "sampled",
-    "searched",
-    "several",
-    "side_by_side",
-    "weighed_once",
-    "with_draws",
+    "result_of_chains",
+    "run_batched",
+    "run_searches",
+    "searches_dataset",
+    "weight_normal_approximations",
 ]

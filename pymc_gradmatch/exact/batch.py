@@ -1,253 +1,208 @@
-"""Exact posteriors of data sets of one pattern: searched side by side, evaluated together.
+"""Batched exact posteriors of data sets with the same observation pattern.
 
-Each search runs in a thread of its own, one at a time: it stops where it asks for log densities,
-and goes on when those that all searches have asked for are there.  So a search is written as if
-there were no other, and integrations, of which each has a few, are done by the hundred.
+Each search runs in its own thread, one thread at a time: it stops where it requests evaluations of
+its posterior, and goes on when the requests of all searches have been evaluated jointly.  So a
+search is written for a single data set, and integrations are done by the hundred.
 """
 
 from collections.abc import Callable, Sequence
-from threading import Semaphore, Thread
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pymc_gradmatch.exact.modes import Expansion
-from pymc_gradmatch.exact.posterior import MOST_NUMBERS, ExactPosterior
-from pymc_gradmatch.exact.solutions import compile_for_draws
+from pymc_gradmatch.exact.posterior import MAX_NUMBERS, ExactPosterior, Expansion
+from pymc_gradmatch.exact.solutions import Array, compile_for_draws
 from pymc_gradmatch.ode import Solution, in_words
 from pymc_gradmatch.replaceable import DataSet, Replaceable
 
 
-class Asked(NamedTuple):
-    """What a search asks for: a method of the posterior, points, and axes or widths of each."""
+class Request(NamedTuple):
+    """A method of the posterior, and arrays of arguments by point."""
 
     method: str
-    phi: NDArray[np.float64]
-    around: NDArray[np.float64]
+    arguments: tuple[Array, ...]
 
 
-class Batch(ExactPosterior):
-    """Posteriors of data sets of one pattern, as a function of points and whose they are.
+class Response(NamedTuple):
+    """How the solutions ended, and the values, at the points of a request."""
 
-    Parameters
-    ----------
-    written : ExactPosterior
-        That of one of them, with numbers that can be replaced.
-    number : Replaceable
-        What wrote these.
+    ended: NDArray[np.int64]
+    values: list[Array]
+
+
+class BatchPosterior(ExactPosterior):
+    """Posteriors of several data sets, evaluated at points of any of them at once.
+
+    Made from the posterior of one data set, written with numbers that can be replaced.
     """
 
     def __init__(self, written: ExactPosterior, number: Replaceable):
         vars(self).update(vars(written))
-        inputs, states = [*self._values], [*self._values, *self._x]
+        states = [*self._values, *self._x]
         self.written, self.number = written, number
-        self._tables: list[NDArray[np.float64]] = []
-        self._natural = self._by_rows(inputs, self._graphs)
-        total = self._gradient_graphs[:1]
-        self._log_density = self._by_rows(states, total)
-        vars(self)["_gradient"] = self._by_rows(states, self._gradient_graphs)
+        self._tables: list[Array] = []
         self._rows = np.zeros(1, dtype=int)
-        self._outcomes: list[NDArray[np.int64]] = []
+        self._ended: list[NDArray[np.int64]] = []
+        self._evaluate_graphs = self._compile_by_row([*self._values], self._graphs)
+        self._log_density = self._compile_by_row(states, self._gradient_graphs[:1])
+        self._gradient = self._compile_by_row(states, self._gradient_graphs)
 
-    def hold(self, data_sets: Sequence[DataSet]):
-        """Take the numbers of data sets, by which these have their rows."""
+    def set_data_sets(self, data_sets: Sequence[DataSet]):
+        """Set the data sets, to whose rows points belong."""
         self._tables = self.number.of_each(data_sets)
 
-    def put(self, row: int):
-        """Put the numbers of one of these into what is evaluated for it alone."""
+    def set_data_set(self, row: int):
+        """Set the numbers of one of them in the graphs that it evaluates itself."""
         self.number.put_row(self._tables, row)
 
-    def _by_rows(self, inputs: Sequence, graphs: Sequence) -> Callable:
-        """Compile graphs for points of any data sets."""
+    def _compile_by_row(self, inputs: Sequence, graphs: Sequence) -> Callable:
+        """Compile graphs for points of any data sets, whose rows are ``self._rows``."""
         places = self.number.within(graphs)
         evaluate = compile_for_draws([*inputs, *places], graphs)
 
-        def of_rows(*values):
+        def at_rows(*values):
             rows = np.repeat(self._rows, len(values[0]) // len(self._rows))
             return evaluate(*values, *(self._tables[place][rows] for place in places.values()))
 
-        return of_rows
+        return at_rows
 
-    def _weighed(self, values: list[NDArray], solved: NDArray[np.bool_]) -> NDArray[np.float64]:
+    def _log_density_where(self, solved: NDArray[np.bool_], values: list[NDArray]) -> Array:
         rows = self._rows
         self._rows = np.repeat(rows, len(solved) // len(rows))[solved]
         try:
-            return super()._weighed(values, solved)
+            return super()._log_density_where(solved, values)
         finally:
             self._rows = rows
 
     def _solution(self, *args) -> Solution:
         solution = super()._solution(*args)
-        self._outcomes.append(solution.ended)
+        self._ended.append(solution.ended)
         return solution
 
-    def answers(self, asked: Sequence[Asked], rows: Sequence[int]) -> list["Answer"]:
+    def respond(self, requests: Sequence[Request], rows: Sequence[int]) -> list[Response]:
         """Evaluate one method at the points of several data sets."""
-        method = asked[0].method
-        phi = np.concatenate([one.phi for one in asked])
-        around = np.concatenate([one.around for one in asked])
-        whose = np.repeat(rows, [len(one.phi) for one in asked])
+        method = requests[0].method
+        sizes = [len(request.arguments[0]) for request in requests]
+        arguments = [*map(np.concatenate, zip(*(one.arguments for one in requests), strict=True))]
+        row_of_point = np.repeat(rows, sizes)
         size = sum(x.get_value(borrow=True).size for x in self._x)
-        each = size if method == "height" else size * (1 + phi.shape[1])
-        n_parts = max(1, -(-len(phi) * each // MOST_NUMBERS))
-        self._outcomes, parts = [], []
-        for part in np.array_split(np.arange(len(phi)), n_parts):
-            self._rows = whose[part]
-            parts.append(getattr(self, f"_{method}_of")(phi[part], around[part]))
-        values = [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
-        ends = np.cumsum([len(one.phi) for one in asked])[:-1]
-        split = [np.split(array, ends) for array in (np.concatenate(self._outcomes), *values)]
-        return [Answer(ended, own) for ended, *own in zip(*split, strict=True)]
-
-    def _height_of(self, phi, around) -> tuple[NDArray[np.float64], ...]:
-        height, trajectories = self._evaluate(phi)
-        return height, *trajectories
-
-    def _expansion_of(self, phi, around) -> tuple[NDArray[np.float64], ...]:
-        return self.along(phi, around)
-
-    def _gradient_of(self, phi, around) -> tuple[NDArray[np.float64], ...]:
-        return self.with_gradient(phi, around)
+        if len(arguments) > 1:  # derivatives by each coordinate
+            size *= 1 + arguments[0].shape[1]
+        n_chunks = max(1, -(-sum(sizes) * size // MAX_NUMBERS))
+        self._ended, chunks = [], []
+        for chunk in np.array_split(np.arange(sum(sizes)), n_chunks):
+            self._rows = row_of_point[chunk]
+            chunks.append(getattr(self, method)(*(array[chunk] for array in arguments)))
+        values = [np.concatenate(arrays) for arrays in zip(*chunks, strict=True)]
+        ends = np.cumsum(sizes)[:-1]
+        split = [np.split(array, ends) for array in (np.concatenate(self._ended), *values)]
+        return [Response(ended, own) for ended, *own in zip(*split, strict=True)]
 
 
-class Answer(NamedTuple):
-    """What became of the solutions, and the values, at the points that were asked for."""
+class BatchMember(ExactPosterior):
+    """The posterior of one data set of a batch, which requests its evaluations."""
 
-    ended: NDArray[np.int64]
-    values: list[NDArray[np.float64]]
-
-
-class Stopped(BaseException):
-    """Ends a search from outside."""
-
-
-class Member(ExactPosterior):
-    """The posterior of one data set of a batch, which is evaluated when all searches have asked.
-
-    Parameters
-    ----------
-    own : ExactPosterior
-        Itself alone.
-    ask : callable
-        Asks the batch.
-    """
-
-    def __init__(self, own: ExactPosterior, ask: Callable[[Asked], Answer]):
+    def __init__(self, own: ExactPosterior, request: Callable[[Request], Response]):
         vars(self).update(vars(own))
-        self._ask = ask
+        self._request = request
 
-    def _evaluate(self, phi) -> tuple[NDArray[np.float64], list[NDArray[np.float64]]]:
-        height, *trajectories = self._asked("height", phi, phi)
-        return height, trajectories
+    def _evaluate(self, phi) -> tuple[Array, ...]:
+        return tuple(self._requested("_evaluate", phi))
 
-    def along(self, phi: NDArray[np.float64], factor: NDArray[np.float64]) -> Expansion:
-        """Expand the log density to second order at points, as the posterior alone does."""
-        return Expansion(*self._asked("expansion", phi, factor))
+    def expand_along(self, phi: Array, factor: Array) -> Expansion:
+        """Expand the log density to second order at points, along axes."""
+        return Expansion(*self._requested("expand_along", phi, factor))
 
-    def with_gradient(
-        self, phi: NDArray[np.float64], widths: NDArray[np.float64]
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Evaluate the log density and its gradient at points, as the posterior alone does."""
-        around = np.broadcast_to(widths, phi.shape)
-        height, gradient = self._asked("gradient", phi, around)
-        return height, gradient
+    def value_and_gradient(self, phi: Array, widths: Array) -> tuple[Array, Array]:
+        """Evaluate the log density and its gradient at points."""
+        widths = np.broadcast_to(widths, phi.shape)
+        log_density, gradient = self._requested("value_and_gradient", phi, widths)
+        return log_density, gradient
 
-    def _asked(self, method: str, phi, around) -> list[NDArray[np.float64]]:
-        ended, values = self._ask(Asked(method, phi, around))
+    def _requested(self, method: str, *arguments) -> list[Array]:
+        ended, values = self._request(Request(method, arguments))
         self.n_solutions += len(ended)
         self.failures.update({why: len(points) for why, points in in_words(ended).items()})
         return values
 
 
-class _Search:
-    """A search in a thread of its own, that runs while it has its turn."""
+class CancelledError(BaseException):
+    """Ends the thread of a search."""
 
-    def __init__(self, work: Callable[[Callable[[Asked], Answer]], Any]):
-        self.asked: Asked | None = None
-        self.answer: Answer | BaseException | None = None
+
+class SearchThread:
+    """A search in its own thread, which runs only while :meth:`resume` waits for it."""
+
+    def __init__(self, search: Callable[[Callable[[Request], Response]], Any]):
+        self.request: Request | None = None
         self.result: Any = None
         self.is_done = False
-        self._mine, self._back = Semaphore(0), Semaphore(0)
-        self._thread = Thread(target=self._run, args=(work,), daemon=True)
-        self._thread.start()
+        self._requests: SimpleQueue[Request | None] = SimpleQueue()
+        self._responses: SimpleQueue[Any] = SimpleQueue()
+        Thread(target=self._run, args=(search,), daemon=True).start()
 
-    def _run(self, work):
-        self._mine.acquire()
+    def _run(self, search):
         try:
-            if isinstance(self.answer, BaseException):
-                raise self.answer  # noqa: TRY301  stopped before it began
-            self.result = work(self._ask)
+            self._next_response()
+            self.result = search(self._evaluate)
         except BaseException as error:
             self.result = error
-        self.is_done = True
-        self._back.release()
+        self._requests.put(None)
 
-    def _ask(self, asked: Asked) -> Answer:
-        self.asked = asked
-        self._back.release()
-        self._mine.acquire()
-        if isinstance(self.answer, BaseException):
-            raise self.answer
-        assert self.answer is not None
-        return self.answer
+    def _evaluate(self, request: Request) -> Response:
+        self._requests.put(request)
+        return self._next_response()
 
-    def go_on(self, answer: Answer | BaseException | None):
-        """Let it run until it asks or ends."""
-        self.answer = answer
-        self._mine.release()
-        self._back.acquire()
+    def _next_response(self) -> Any:
+        response = self._responses.get()
+        if isinstance(response, BaseException):
+            raise response
+        return response
+
+    def resume(self, response: Response | BaseException | None = None):
+        """Run until the next request, or the end."""
+        self._responses.put(response)
+        self.request = self._requests.get()
+        self.is_done = self.request is None
 
 
-def side_by_side(
-    batch: Batch, data_sets: Sequence[DataSet], search: Callable[[ExactPosterior, int], Any]
+def run_batched(
+    batch: BatchPosterior,
+    data_sets: Sequence[DataSet],
+    search: Callable[[ExactPosterior, int], Any],
 ) -> list[Any]:
-    """Search for the posteriors of data sets, and return the results, or errors.
+    """Run a search for each data set, and return the results, or errors.
 
-    Parameters
-    ----------
-    batch : Batch
-        The posteriors.
-    data_sets : sequence of DataSet
-        Their numbers, with Gaussian processes as data.
-    search : callable
-        Is given the posterior of each, and its number.
+    The search is called with the posterior of a data set, and its number.
     """
-    batch.hold(data_sets)
+    batch.set_data_sets(data_sets)
 
-    def begun(number: int) -> _Search:
-        def work(ask):
-            return search(Member(batch.written.with_data(data_sets[number].data), ask), number)
+    def thread_of(number: int) -> SearchThread:
+        def run(request):
+            own = batch.written.with_data(data_sets[number].data)
+            return search(BatchMember(own, request), number)
 
-        return _Search(work)
+        return SearchThread(run)
 
-    searches = [begun(number) for number in range(len(data_sets))]
-    answers: dict[int, Any] = dict.fromkeys(range(len(data_sets)))
+    threads = [thread_of(number) for number in range(len(data_sets))]
+    responses: dict[int, Any] = dict.fromkeys(range(len(data_sets)))
     try:
-        while answers:
-            for number, answer in answers.items():
-                batch.put(number)
-                searches[number].go_on(answer)
-            going = [number for number in answers if not searches[number].is_done]
-            answers = _answered(batch, searches, going)
+        while responses:
+            by_method: dict[str, dict[int, Request]] = {}
+            for number, response in responses.items():
+                batch.set_data_set(number)
+                threads[number].resume(response)
+                if (request := threads[number].request) is not None:
+                    by_method.setdefault(request.method, {})[number] = request
+            responses = {}
+            for requests in by_method.values():
+                found = batch.respond([*requests.values()], [*requests])
+                responses |= dict(zip(requests, found, strict=True))
     finally:
-        for one in searches:
+        for one in threads:
             if not one.is_done:
-                one.go_on(Stopped())
-    return [one.result for one in searches]
-
-
-def _answered(
-    batch: Batch, searches: Sequence[_Search], going: Sequence[int]
-) -> dict[int, Answer | Exception]:
-    """Evaluate what searches have asked for: what is alike at once."""
-    by_method: dict[str, list[int]] = {}
-    for number in going:
-        asked = searches[number].asked
-        assert asked is not None
-        by_method.setdefault(asked.method, []).append(number)
-    answers: dict[int, Any] = {}
-    for numbers in by_method.values():
-        asked_for: list[Any] = [searches[number].asked for number in numbers]
-        answers |= dict(zip(numbers, batch.answers(asked_for, numbers), strict=True))
-    return {number: answers[number] for number in going}
+                one.resume(CancelledError())
+    return [one.result for one in threads]

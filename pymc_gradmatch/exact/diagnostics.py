@@ -1,42 +1,28 @@
-"""What a verdict on draws of the exact posterior is made of."""
+"""The verdict on draws of the exact posterior, and the conditions that it is made of."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 from scipy.signal import find_peaks
 
-from pymc_gradmatch.exact.climb import UNKNOWN, Found
 from pymc_gradmatch.exact.importance import reliable_k
+from pymc_gradmatch.exact.multistart import MAX_CHANCE_OF_NEW, ModeSearch
 from pymc_gradmatch.exact.posterior import ExactPosterior
-from pymc_gradmatch.exact.search import (
-    CONVERGED,
-    EFFECTIVE,
-    FEWEST_TELLING,
-    WALKERS,
-    WORTH_LEFT,
-    Chained,
-    Coverage,
-    Modes,
-)
+from pymc_gradmatch.exact.search import N_TRAJECTORIES, Condition, ModeShares, SearchResult
+from pymc_gradmatch.exact.solutions import Array
 from pymc_gradmatch.gp import Residuals, StateGP, unexplained
 from pymc_gradmatch.model import Constraint, equations
 from pymc_gradmatch.ode import ODE
-from pymc_gradmatch.reporting import furthest
 
-SEARCHED, CHAINED = "importance sampling", "NUTS"
-LITTLE = 0.01  # weight of a mode that need not be spoken of
-PLACES = np.array([0.0, 0.236, 0.472, 0.764])  # between two times of the grid
-LEAST_SWING = 0.05  # of a solution's range and of the data's scale, by which a turn counts
-UNSOLVED = 5e-3  # of draws of the prior: a share of the posterior of which this is counts, too
+MIN_MODE_WEIGHT = 0.01  # of a mode that is mentioned
+MAX_UNSOLVED = 5e-3  # share of the solutions of prior draws, which counts in a posterior, too
 
 
-def residuals(target: ExactPosterior, point: NDArray[np.float64]) -> list[Residuals]:
-    """Return what the solution at a point leaves of each state with data enough to tell.
+def residuals(target: ExactPosterior, point: Array) -> list[Residuals]:
+    """Return the residuals at a point of each state with enough data.
 
-    Nothing of data that are not those any more that the Gaussian process was given.
+    None if :func:`pymc.set_data` has replaced the data of the Gaussian process.
     """
     if target.has_other_data():
         return []
@@ -46,91 +32,74 @@ def residuals(target: ExactPosterior, point: NDArray[np.float64]) -> list[Residu
     return found
 
 
-def several(shares: NDArray[np.float64]) -> str:
-    """Say how many modes there are, and their weights, if more than one counts."""
-    counting = [share for share in shares if share > LITTLE]
-    if len(counting) < 2:
+def describe_modes(shares: Array) -> str:
+    """Return how many modes there are, and their weights, if there are several."""
+    weights = [f"{share:.2f}" for share in shares if share > MIN_MODE_WEIGHT]
+    if len(weights) < 2:
         return ""
-    listed = ", ".join(f"{share:.2f}" for share in counting)
-    return f" It has {len(counting)} modes, of weights {listed}."
-
-
-class Condition(NamedTuple):
-    """One condition of a passed verdict.
-
-    Attributes
-    ----------
-    passed : bool
-        Whether it holds.
-    figure : float, str, or list of str
-        What it was judged by.
-    """
-
-    passed: bool
-    figure: Any
+    return f" It has {len(weights)} modes, of weights {', '.join(weights)}."
 
 
 @dataclass(frozen=True)
 class Diagnostics:
-    """What a verdict is made of.
+    """The figures and conditions that a verdict is made of.
 
     Attributes
     ----------
     method : str
         ``"importance sampling"`` or ``"NUTS"``.
     pareto_k : float
-        Tail index of the weights; NaN of NUTS.
+        Tail index of the importance weights; NaN for NUTS.
     n_effective : float
-        One over the sum of the squared weights; of NUTS the least of bulk and tail effective
-        sample sizes.
+        One over the sum of the squared weights; for NUTS the smallest bulk or tail effective
+        sample size.
     n_weighted : int
-        How many draws there are before they are resampled.
+        Number of draws before resampling.
     r_hat : float
-        The largest of all unconstrained coordinates; NaN of importance sampling.
+        The largest of all unconstrained coordinates; NaN for importance sampling.
     n_divergences : int
         Of the chains.
     n_searches, n_rounds : int
         Independent searches, or chains, and rounds of draws in all searches.
     n_climbs : int
-        Climbs to modes, from draws of the prior and others.
+        Local optimisations, from draws of the prior and other starts.
     n_walks : int
-        Hamiltonian trajectories from the draws that kept their energy, of 48.
+        HMC trajectories from the draws that kept their energy, of 48.
     n_solutions : int
-        Solutions of the ODE that were computed, but for those of chains.
+        Solutions of the ODE, without those of chains.
     n_failed : dict of str to int
-        How many of them failed, by what happened.
+        How many of them failed, by reason.
     modes : pandas.DataFrame
-        One row each: ``weight``, its share of the posterior, and ``reached``, how many climbs
-        ended there.
+        One row each: ``weight``, its share of the posterior, and ``reached``, how many local
+        optimisations ended there.
     conditions : dict of str to Condition
         By name, whether each condition of a passed verdict holds, and its figure:
 
         - ``finished``: nothing stopped the search (what did);
 
-        of importance sampling
+        for importance sampling
 
-        - ``weights``: Pareto k is below what is reliable for so many draws;
+        - ``weights``: Pareto k is below the limit for so many draws;
         - ``searches_agree``: means, standard deviations and evidence of the searches differ by
-          no more than their errors (the furthest of them);
-        - ``errors``: these errors are small enough for that to mean something (the largest, in
-          standard deviations);
-        - ``walks``: none of these trajectories reaches a region without draws (how many do);
-        - ``walks_tell``: at least 44 of these 48 trajectories keep their energy (how many do);
-        - ``ridges``: less than half a percent of the posterior lies beyond the ends to which its
+          no more than their errors (the largest differences);
+        - ``errors``: these errors are small (the largest, in standard deviations);
+        - ``walks``: no HMC trajectory reaches a region without draws (how many do);
+        - ``walks_tell``: at least 44 of 48 HMC trajectories keep their energy (how many do);
+        - ``ridges``: less than half a percent of the posterior lies beyond the points to which its
           ridges were followed (at how many ends there is more);
 
-        of NUTS
+        for NUTS
 
         - ``r_hat``: it is below 1.01;
-        - ``effective``: there are 400 effective draws;
+        - ``effective``: there are at least 400 effective draws;
         - ``divergences``: at most one in a thousand draws diverged (how many did);
         - ``tolerance``: weights for more exact solutions leave nine tenths of the draws (the share
           that they leave);
 
-        and of both
+        and for both
 
-        - ``modes_repeat``: ends of climbs repeat (the estimated chance, below 0.05, that
-          one more climb would end at another one that counts);
+        - ``modes_repeat``: the end points of local optimisations repeat (the estimated chance,
+          below 0.05, that one more would end at a new mode that counts);
         - ``explained``: residuals are neither autocorrelated nor large (states where they are);
         - ``no_aliases``: no state oscillates faster than equally spaced times resolve, unless
           another state or an input confirms it;
@@ -162,8 +131,8 @@ class Diagnostics:
         return self.in_words()
 
     def in_words(self) -> str:
-        """Say whether draws are from the exact posterior, and if not, why."""
-        if self.method == CHAINED:
+        """Return the verdict: whether draws are from the exact posterior, and if not, why."""
+        if self.method == "NUTS":
             searches, agree = f"{self.n_searches} chains of NUTS", "have converged"
             figures = (
                 f"R-hat {self.r_hat:.3f}, {self.n_effective:.0f} effective draws of "
@@ -176,22 +145,18 @@ class Diagnostics:
                 f"{self.n_effective:.0f} effective draws of {self.n_weighted}, {self.n_rounds} "
                 "rounds"
             )
-        if self.passed:
+        failed = (n for n in REASONS if n in self.conditions and not self.conditions[n].passed)
+        if (name := next(failed, None)) is None:
             return f"These are draws from the exact posterior: {searches} {agree}, {figures}."
-        failed = next(name for name in REASONS if not self._holds(name))
-        figure = self.conditions[failed].figure
-        listed = ", ".join(figure) if isinstance(figure, list) else figure
-        why = REASONS[failed].format(
-            figure=figure, listed=listed, figures=figures, searches=searches, agree=agree,
-            walkers=WALKERS,
+        figure = self.conditions[name].figure
+        why = REASONS[name].format(
+            figure=figure, listed=", ".join(figure) if isinstance(figure, list) else figure,
+            figures=figures, searches=searches, agree=agree, walkers=N_TRAJECTORIES,
         )  # fmt: skip
         return f"These are not draws from the exact posterior: {why}."
 
-    def _holds(self, name: str) -> bool:
-        return name not in self.conditions or self.conditions[name].passed
 
-
-# Why a verdict is withheld, the first that holds.
+# Why a verdict is withheld: the first condition that fails gives the reason.
 REASONS = {
     "finished": (
         "{figure} before the searches had ended. They are draws of normal approximations at the "
@@ -241,8 +206,8 @@ REASONS = {
         "{searches} solved the equations too roughly: weights leave {figure:.0%} of them: {figures}"
     ),
     "modes_repeat": (
-        "there are more modes than climbs came to: {figure:.0%} of them ended at one that no "
-        "other reached: {figures}"
+        "there are more modes than local optimisations found: {figure:.0%} of them ended at one "
+        "that no other reached: {figures}"
     ),
     "explained": (
         "{searches} {agree}, {figures}, but on a solution that leaves much of {listed} "
@@ -252,152 +217,118 @@ REASONS = {
 }
 
 
-def diagnosed(
-    target: ExactPosterior, found: Coverage, climbed: Found, stopped: str = ""
+def diagnose(
+    target: ExactPosterior, found: SearchResult, modes: ModeSearch, stopped: str = ""
 ) -> Diagnostics:
-    """Judge draws by all that is known of them.
+    """Return the diagnostics of draws, from modes by multi-start optimisation.
 
-    Parameters
-    ----------
-    target : ExactPosterior
-        The posterior.
-    found : Coverage
-        The draws.
-    climbed : Found
-        Where climbs from draws of the prior led.
-    stopped : str
-        What stopped the searches before their end, if anything did.
+    ``stopped`` says what stopped the searches early, if anything did.
     """
-    weighted = found.weighted
-    strange = unexplained(residuals(target, found.modes.points[0]))
-    sds = np.sqrt(np.diagonal(found.covariance))
-    endless = target.endless(found.modes.points[0], sds)
+    weighted, chains, best = found.weighted, found.chains, found.modes.points[0]
+    poor_fit = unexplained(residuals(target, best))
+    improper = target.improper_coordinates(best, np.sqrt(np.diagonal(found.covariance)))
     aliases = _aliases(target, found.modes)
-    new, unsolved = climbed.new, target.unsolved
+    chance, unsolved = modes.chance_of_new_mode, target.unsolved
     conditions = {
         "finished": Condition(not stopped, stopped),
-        **(_of_searches(found) if found.chained is None else _of_chains(found, found.chained)),
-        "modes_repeat": Condition(new <= UNKNOWN, new),
-        "explained": Condition(not strange, [repr(name) for name in strange]),
+        **found.conditions,
+        "modes_repeat": Condition(chance <= MAX_CHANCE_OF_NEW, chance),
+        "explained": Condition(not poor_fit, [repr(name) for name in poor_fit]),
         "no_aliases": Condition(not aliases, aliases),
-        "proper": Condition(not endless, endless),
-        "solved": Condition(unsolved <= UNSOLVED, unsolved),
+        "proper": Condition(not improper, improper),
+        "solved": Condition(unsolved <= MAX_UNSOLVED, unsolved),
     }
     return Diagnostics(
-        method=SEARCHED if found.chained is None else CHAINED,
+        method="importance sampling" if chains is None else "NUTS",
         pareto_k=weighted.pareto_k,
         n_effective=weighted.n_effective,
         n_weighted=len(weighted.weights),
-        r_hat=np.nan if found.chained is None else found.chained.r_hat,
-        n_divergences=0 if found.chained is None else found.chained.n_divergences,
+        r_hat=np.nan if chains is None else chains.r_hat,
+        n_divergences=0 if chains is None else chains.n_divergences,
         n_searches=found.n_searches,
         n_rounds=found.n_rounds,
-        n_climbs=len(climbed.ends.height),
-        n_walks=found.walks.n_telling,
+        n_climbs=len(modes.end_points.point),
+        n_walks=found.hmc.n_valid,
         n_solutions=target.n_solutions,
         n_failed=dict(target.failures),
         modes=pd.DataFrame(
-            {"weight": found.modes.shares, "reached": climbed.near(found.modes.points)}
+            {"weight": found.modes.shares, "reached": modes.reached_near(found.modes.points)}
         ),
         conditions=conditions,
     )
 
 
-def _of_searches(found: Coverage) -> dict[str, Condition]:
-    """Return the conditions of draws of importance sampling."""
-    furthest_apart = found.disagreement[["mean", "log_sd"]].max(axis=1)
-    n_leaving, n_telling = found.walks.n_leaving, found.walks.n_telling
-    return {
-        "weights": Condition(found.weighted.is_reliable, found.weighted.pareto_k),
-        "searches_agree": Condition(found.agrees, furthest(furthest_apart)),
-        "errors": Condition(found.is_precise, found.largest_error),
-        "walks": Condition(not n_leaving, n_leaving),
-        "walks_tell": Condition(n_telling >= FEWEST_TELLING, n_telling),
-        "ridges": Condition(not found.n_unfinished, found.n_unfinished),
-    }
+def _aliases(target: ExactPosterior, modes: ModeShares) -> str:
+    """Describe modes at which a state oscillates faster than its equally spaced data resolve.
 
-
-def _of_chains(found: Coverage, chained: Chained) -> dict[str, Condition]:
-    """Return the conditions of draws of NUTS."""
-    n_effective = found.weighted.n_effective
-    return {
-        "r_hat": Condition(chained.r_hat < CONVERGED, chained.r_hat),
-        "effective": Condition(n_effective >= EFFECTIVE, n_effective),
-        "divergences": Condition(chained.few_diverged, chained.n_divergences),
-        "tolerance": Condition(chained.worth >= WORTH_LEFT, chained.worth),
-    }
-
-
-def _aliases(target: ExactPosterior, modes: Modes) -> str:
-    """Tell of modes at which a state turns more often than it was observed, at equal gaps.
-
-    A solution that turns once more in every gap, or twice, fits such data alike: there is no end
-    of them.  Of states that known inputs or doses may turn this says nothing.
+    Solutions with further oscillations in each gap fit such data equally well.  States of an ODE
+    with inputs or doses are not judged: these may cause the oscillations.
     """
-    counting = np.flatnonzero(modes.shares > LITTLE)
-    finer = [_finer(constraint.gp.t) for constraint in target.constraints]
-    solutions = target.trajectories(modes.points[counting], finer)
+    counted = np.flatnonzero(modes.shares > MIN_MODE_WEIGHT)
+    times = [_denser(constraint.gp.t) for constraint in target.constraints]
+    solutions = target.trajectories(modes.points[counted], times)
     fast = [
         (*one, mode)
-        for constraint, times, x in zip(target.constraints, finer, solutions, strict=True)
+        for constraint, t_each, x in zip(target.constraints, times, solutions, strict=True)
         for (ode, gp, by_mode), t in zip(
-            _experiments(constraint, x), np.atleast_2d(times), strict=True
+            _experiments(constraint, x), np.atleast_2d(t_each), strict=True
         )
         if not ode.is_driven
-        for mode, solution in zip(counting, gp.levels_of(by_mode), strict=True)
-        for one in _turning_unseen(gp, t, solution)
+        for mode, solution in zip(counted, gp.levels_of(by_mode), strict=True)
+        for one in _unresolved(gp, t, solution)
     ]
     share = modes.shares[[*{mode for *_, mode in fast}]].sum()
-    if share <= LITTLE:
+    if share <= MIN_MODE_WEIGHT:
         return ""
-    n_turns, n_gaps, state, _ = max(fast)
+    n_turning, n_gaps, state, _ = max(fast)
     return (
         f"at modes with {share:.2f} of the weight states oscillate faster than the times of the "
-        f"data resolve, {state!r} with {n_turns} turning points in {n_gaps} equal gaps"
+        f"data resolve, {state!r} with {n_turning} turning points in {n_gaps} equal gaps"
     )
 
 
-def _turning_unseen(gp: StateGP, t, solution) -> list[tuple[int, int, str]]:
-    """Return turns, gaps and names of states that turn more often than equal gaps resolve.
+def _unresolved(gp: StateGP, t, solution) -> list[tuple[int, int, str]]:
+    """Return turning points, gaps and names of states with more turning points than equal gaps.
 
-    But for those beside which another one, which is seen more finely, turns as often.
+    Not if another state, whose data resolve it, has as many.
     """
-    seen = {k: times for k, times in enumerate(gp.data.times_of_each) if len(times) > 1}
+    observed = {k: times for k, times in enumerate(gp.data.times_of_each) if len(times) > 1}
 
-    def n_turns(k: int, times) -> int:
-        return _turns(solution[(t >= times[0]) & (t <= times[-1]), k], gp.scale[k])
+    def n_turning(k: int, times) -> int:
+        return _turning_points(solution[(t >= times[0]) & (t <= times[-1]), k], gp.scale[k])
 
-    turning = {k: n_turns(k, times) for k, times in seen.items()}
-    fast = [k for k in seen if turning[k] > len(seen[k]) - 1 and _mostly_equal(seen[k])]
-    fine = [k for k in seen if turning[k] and k not in fast]
+    turning = {k: n_turning(k, times) for k, times in observed.items()}
+    fast = [k for k, times in observed.items() if turning[k] >= len(times) and _are_equal(times)]
+    resolved = [k for k in observed if turning[k] and k not in fast]
     return [
-        (turning[k], len(seen[k]) - 1, gp.states[k])
+        (turning[k], len(observed[k]) - 1, gp.states[k])
         for k in fast
-        if not any(n_turns(other, seen[k]) >= turning[k] - 1 for other in fine)
+        if not any(n_turning(other, observed[k]) >= turning[k] - 1 for other in resolved)
     ]
 
 
-def _mostly_equal(times) -> bool:
+def _are_equal(times) -> bool:
+    """Return whether most gaps between times are equal."""
     gaps = np.diff(times)
     return bool(np.isclose(gaps, np.median(gaps), rtol=1e-3).mean() > 0.5)
 
 
-def _experiments(constraint: Constraint, x) -> list[tuple[ODE, StateGP, NDArray[np.float64]]]:
+def _experiments(constraint: Constraint, x) -> list[tuple[ODE, StateGP, Array]]:
     """Return ODE, Gaussian process and solutions ``(mode, time, state)`` of each experiment."""
     ode, gp = constraint.ode, constraint.gp
     each = np.moveaxis(x, 1, 0) if gp.names else [x]
     return [*zip(equations(ode, gp), gp.members, each, strict=True)]
 
 
-def _finer(t: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return times with others between them, at uneven places: no turn hides between these."""
-    between = t[..., :-1, None] + np.diff(t)[..., None] * PLACES
+def _denser(t: Array) -> Array:
+    """Return times with three more in each gap, unequally spaced, to find all turning points."""
+    between = t[..., :-1, None] + np.diff(t)[..., None] * np.array([0.0, 0.236, 0.472, 0.764])
     return np.append(between.reshape(*t.shape[:-1], -1), t[..., -1:], axis=-1)
 
 
-def _turns(path: NDArray[np.float64], scale: float) -> int:
-    """Count how often a state turns, by more than a little of its range and the data's scale."""
+def _turning_points(path: Array, scale: float) -> int:
+    """Count extrema with a prominence of 5% of the range, and of the data's scale."""
     if not np.isfinite(path).all():
         return 0
-    swing = LEAST_SWING * max(np.ptp(path), scale)
-    return sum(len(find_peaks(side, prominence=swing)[0]) for side in (path, -path))
+    prominence = 0.05 * max(np.ptp(path), scale)
+    return sum(len(find_peaks(side, prominence=prominence)[0]) for side in (path, -path))

@@ -1,4 +1,4 @@
-"""The exact model: a model's own graph, with the ODE's solution in the place of its states."""
+"""The exact model: a model's own graph, whose states are the ODE's solution."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
-from numpy.typing import NDArray
 from pymc.distributions.transforms import Transform
 from pymc.model.fgraph import clone_model, fgraph_from_model, model_from_fgraph
 from pytensor.graph.basic import Variable
@@ -24,7 +23,7 @@ from pymc_gradmatch._pymc import (
     starting_at,
     without_starts,
 )
-from pymc_gradmatch.exact.solutions import Solutions, unused_name
+from pymc_gradmatch.exact.solutions import Array, Solutions, unused_name
 from pymc_gradmatch.gp import AnyStateGP, is_states, start_of
 from pymc_gradmatch.model import (
     Constraint,
@@ -37,15 +36,11 @@ from pymc_gradmatch.model import (
 from pymc_gradmatch.ode import TOLERANCE
 from pymc_gradmatch.replaceable import CONSTANT, Numbers
 
-WIDE = 5.0  # of what a state varies by: the default prior of x(t0)
-WIDER = 20.0  # the same of what was not seen at the first time, but for logarithms
-LEAST = 0.5  # of a logarithm that was not seen at the first time, what it may vary by
-
 Solving = Callable[[Constraint, TensorVariable, TensorVariable], TensorVariable]
 
 
-class Scaled(Transform):
-    """Samplers move (x(t0) - m) / s, with mean and scale of the data, as of all other states."""
+class StandardisedStart(Transform):
+    """The transform (x(t0) - m) / s, with mean and scale of the data, as of all other states."""
 
     name = "scaled"
     ndim_supp = 0
@@ -62,56 +57,46 @@ class Scaled(Transform):
         return self.mean + self.scale * value
 
     def log_jac_det(self, value, *inputs):
-        """Return the log of the scale, of the value's shape."""
+        """Return the log of the scale, with the value's shape."""
         return pt.zeros_like(value) + pt.log(self.scale)
 
 
-class Part(NamedTuple):
-    """A free variable that x(t0) is made of."""
+class StartVariable(NamedTuple):
+    """A free variable that some entries of x(t0) consist of."""
 
     name: str
-    number: int
-    """Of the constraint whose x(t0) it is."""
-    where: tuple[Any, ...]
-    """Which entries of x(t0), ``(..., state)``, it is."""
-    is_default: bool
-    """Whether its prior is ours."""
+    number: int  # of the constraint
+    where: tuple[Any, ...]  # index of the entries in x(t0), (..., state)
+    is_default: bool  # whether it has the default prior
 
 
-class Exact(NamedTuple):
-    """A model with something else in the place of its states.
+class SolvedModel(NamedTuple):
+    """A model whose states are solutions.
 
-    Attributes
-    ----------
-    model : pymc.Model
-        The model.
-    theta, x0 : list of TensorVariable
-        Parameters of each constraint and its x(t0), shapes ``(..., 1, param)`` and
-        ``(..., state)``.
-    parts : list of Part
-        The free variables of x(t0).
+    With the parameters of each constraint and its x(t0), shapes ``(..., 1, param)`` and
+    ``(..., state)``.
     """
 
     model: pm.Model
     theta: list[TensorVariable]
     x0: list[TensorVariable]
-    parts: list[Part]
+    parts: list[StartVariable]
 
 
 def exact_model(model: pm.Model | None = None, *, rtol: float = TOLERANCE) -> pm.Model:
-    r"""Return the same model with the ODE's solution in the place of the Gaussian process.
+    r"""Return the same model with the ODE's solution instead of the Gaussian process.
 
     .. math::
 
         p(\theta, x_0, u \mid y) \propto
         p(\theta)\, p(x_0)\, p(u)\; p\bigl(y \mid x(t; \theta, x_0), u\bigr)
 
-    with all else that the likelihood depends on, u: sigma, hierarchies and their priors,
+    with everything else that the likelihood depends on, u: sigma, hierarchies and their priors,
     potentials, ``pm.Data``.  It is a plain PyMC model, for :func:`pymc.sample`, :func:`pymc.do`,
-    :func:`pymc.observe` and predictive draws: theta under its own names, x(t0) as ``x0`` with dims
-    ``("state",)``, or ``("experiment", "state")``, and the states under their name, a
-    deterministic made by :meth:`ODE.solve <pymc_gradmatch.ODE.solve>`.  What served gradient
-    matching alone is left out: the prior of the states, the constraint, gamma.
+    :func:`pymc.observe` and predictive draws.  It has theta under its own names, x(t0) as ``x0``
+    with dims ``("state",)``, or ``("experiment", "state")``, and the states under their name as a
+    deterministic, computed by :meth:`ODE.solve <pymc_gradmatch.ODE.solve>`.  It has no prior of
+    the states, constraint or gamma.
 
     Parameters
     ----------
@@ -129,24 +114,23 @@ def exact_model(model: pm.Model | None = None, *, rtol: float = TOLERANCE) -> pm
     Raises
     ------
     ValueError
-        If the model has no ODE, its likelihood depends on more of the Gaussian process than the
-        states, or the ODE's parameters depend on the states.
+        If the model has no ODE, its likelihood depends on variables of the Gaussian process other
+        than the states, or the ODE's parameters depend on the states.
 
     Notes
     -----
-    x(t0) has a proper prior: normal around the first observation of each state, five of the
-    state's standard deviations wide; log-normal where the state is positive, with those of the
-    logarithm.  Of a state that was not observed at the first time the start may be far from
-    there: the normal is then twenty standard deviations wide, or twenty times the first
-    observation if that is more, and the log-normal at least 2.5.  Of one that was never observed
-    the mean of likely solutions of the ODE stands for the first observation, and what they vary
-    by for the standard deviation.  ``start=`` of :func:`~pymc_gradmatch.build_model` replaces
-    the prior; what the model observes or weighs of ``x[0]`` counts beside it.
+    x(t0) has a proper prior: normal around the first observation of each state, with five times
+    the state's standard deviation; log-normal where the state is positive, with that of the
+    logarithm.  If the state was not observed at the first time, the normal has twenty standard
+    deviations, or twenty times the first observation if that is more, and the log-normal at least
+    2.5.  If it was never observed, mean and standard deviation are those of likely solutions of
+    the ODE.  ``start=`` of :func:`~pymc_gradmatch.build_model` replaces the prior; likelihoods and
+    potentials of ``x[0]`` count as well.
 
     Where all states have this prior and none or all are positive, ``x0`` is one free variable.
     Where a start is known, some states are positive and others are not, or ``start=`` gives
-    priors, each state has a free variable of its own, ``x0_prey``, and ``x0`` is a deterministic
-    of them and of the known starts.  Experiments with different priors of a start have one each,
+    priors, each state has its own free variable, ``x0_prey``, and ``x0`` is a deterministic of
+    them and of the known starts.  Experiments with different priors of a start have one each,
     ``x0_prey_mutant``.
 
     Examples
@@ -166,27 +150,16 @@ def exact_model(model: pm.Model | None = None, *, rtol: float = TOLERANCE) -> pm
     return with_solutions(Solutions(pm.modelcontext(model)), partial(_as_node, rtol)).model
 
 
-def with_solutions(of: Solutions, solving: Solving, number: Numbers = CONSTANT) -> Exact:
-    """Put solutions in the place of the states; see :func:`exact_model`.
+def with_solutions(of: Solutions, solving: Solving, number: Numbers = CONSTANT) -> SolvedModel:
+    """Return a model whose states are replaced by solutions; see :func:`exact_model`.
 
-    Parameters
-    ----------
-    of : Solutions
-        The model.
-    solving : callable
-        Returns the states of a constraint at its x(t0) and its parameters.
-    number : callable, optional
-        Writes what comes from the data: mean and scale, and those of default priors.
-
-    Raises
-    ------
-    ValueError
-        As :func:`exact_model`.
+    ``solving`` returns the states of a constraint at its x(t0) and its parameters; ``number``
+    writes what comes from the data: mean and scale, and those of default priors.
     """
     _check_theta(of)
     model = clone_model(without_starts(of.model))
     left_out: set[str] = set()
-    parts: list[Part] = []
+    parts: list[StartVariable] = []
     states = {}
     with model:
         by_states = {known.x: known for known in known_starts(model)}
@@ -203,32 +176,32 @@ def with_solutions(of: Solutions, solving: Solving, number: Numbers = CONSTANT) 
     solved = _without(pm.do(model, states), of.model, left_out, of)
     _as_before(of.model, solved, [part.name for part in parts])
     theta = _renamed(of.theta_graphs, of.model.named_vars.values(), solved)
-    return Exact(solved, theta, [solved[name] for name in of.starts], parts)
+    return SolvedModel(solved, theta, [solved[name] for name in of.starts], parts)
 
 
 def _renamed(graphs: Sequence, variables: Any, model: pm.Model) -> list:
-    """Return graphs of some variables as graphs of those that have their names in a model."""
+    """Return graphs with variables replaced by those of the same names in a model."""
     known = {*variables} & {*ancestors(graphs)}
     replaced: dict[Any, Any] = {v: model[str(v.name)] for v in known if v.name in model.named_vars}
     return graph_replace([*graphs], replaced, strict=False) if replaced else [*graphs]
 
 
-def default_prior(gp: AnyStateGP) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return mean and standard deviation of the levels of x(t0), where nothing else is known.
+def default_prior(gp: AnyStateGP) -> tuple[Array, Array]:
+    """Return mean and standard deviation of the default prior of x(t0), of transformed states.
 
-    See :func:`exact_model`; shapes ``(..., state)``.
+    See the notes of :func:`exact_model`; shapes ``(..., state)``.
     """
     if gp.names:
         means, sds = zip(*map(default_prior, gp.members), strict=True)
         return np.stack(means), np.stack(sds)
-    levels, seen = gp.data.levels, gp.data.is_observed
+    levels, observed = gp.data.levels, gp.data.is_observed
     each = range(len(gp.scale))
-    first = seen.argmax(axis=0)
-    mean = np.where(seen.any(axis=0), levels[first, each], gp.mean)
-    at_once = seen.any(axis=0) & (gp.t_observed[first] == gp.t[0])
-    far = np.where(gp.data.positive, LEAST, np.abs(mean))
-    unseen = np.where(gp.data.positive, WIDE, WIDER) * np.maximum(gp.scale, far)
-    return mean, np.where(at_once, WIDE * gp.scale, unseen)
+    first = observed.argmax(axis=0)
+    mean = np.where(observed.any(axis=0), levels[first, each], gp.mean)
+    at_start = observed.any(axis=0) & (gp.t_observed[first] == gp.t[0])
+    least = np.where(gp.data.positive, 0.5, np.abs(mean))
+    unobserved = np.where(gp.data.positive, 5.0, 20.0) * np.maximum(gp.scale, least)
+    return mean, np.where(at_start, 5.0 * gp.scale, unobserved)
 
 
 def _add_start(
@@ -238,14 +211,14 @@ def _add_start(
     priors: list[Mapping],
     known: Known | None,
     number: Numbers,
-) -> tuple[list[Part], TensorVariable]:
-    """Add x(t0) to the model on the stack: its free variables, and itself where it is no such."""
+) -> tuple[list[StartVariable], TensorVariable]:
+    """Add x(t0) to the model on the stack: its free variables, and a deterministic of several."""
     gp, name = constraint.gp, of.starts[place]
     dims, n_batch = of.dims(name) or (), gp.mean.ndim - 1
-    parts: list[Part] = []
+    parts: list[StartVariable] = []
 
     def add(label: str, where: tuple, prior: TensorVariable | None, axes: Sequence):
-        parts.append(Part(label, place, where, prior is None))
+        parts.append(StartVariable(label, place, where, prior is None))
         return _add_part(gp, parts[-1], prior, tuple(axes) or None, number)
 
     if known is None and not any(priors) and len({*gp.data.positive}) == 1:
@@ -275,9 +248,13 @@ def _add_start(
 
 
 def _add_part(
-    gp: AnyStateGP, part: Part, prior: TensorVariable | None, dims: tuple | None, number: Numbers
+    gp: AnyStateGP,
+    part: StartVariable,
+    prior: TensorVariable | None,
+    dims: tuple | None,
+    number: Numbers,
 ) -> TensorVariable:
-    """Add a free variable of x(t0) to the model on the stack, which starts where the data do."""
+    """Add a free variable of x(t0) to the model on the stack, with the data as initial value."""
     model, label, where = pm.modelcontext(None), part.name, part.where
     positive = bool(np.broadcast_to(gp.data.positive, gp.mean.shape)[where].all())
     [start] = at_support_points([pt.as_tensor(gp.states_of(start_of(gp))[..., 0, :])])
@@ -294,16 +271,16 @@ def _add_part(
     alone = pm.Model(model=None)
     alone.register_rv(prior, label)
     own = alone.rvs_to_transforms[prior]
-    moves_levels = own is None or (positive and own.name == "log")
-    if not moves_levels:
+    is_replaced = own is None or (positive and own.name == "log")
+    if not is_replaced:
         return model.register_rv(prior, label, dims=dims)
     center = number.in_transform(lambda of: of.mean[where], gp)
     scale = number.in_transform(lambda of: of.scale[where], gp)
-    return model.register_rv(prior, label, dims=dims, transform=Scaled(center, scale))
+    return model.register_rv(prior, label, dims=dims, transform=StandardisedStart(center, scale))
 
 
 def _copied(prior: TensorVariable, model: pm.Model) -> TensorVariable:
-    """Return a distribution with generators of its own, of the variables of a model."""
+    """Return a distribution with its own generators, of the variables of a model."""
     upstream = {v for v in ancestors([prior]) if v is not prior}
     replaced: dict[Any, Any] = {
         v: pt.random.shared_rng(seed=None) for v in upstream if is_generator(v) and not v.owner
@@ -313,7 +290,7 @@ def _copied(prior: TensorVariable, model: pm.Model) -> TensorVariable:
     return copied[0]
 
 
-def _is_possible(prior: TensorVariable, start: NDArray[np.float64]) -> bool:
+def _is_possible(prior: TensorVariable, start: Array) -> bool:
     [density] = at_support_points([pm.logp(prior, start)])
     return bool(np.isfinite(density.eval(mode=EVALUATE_ONCE)).all())
 
@@ -321,7 +298,7 @@ def _is_possible(prior: TensorVariable, start: NDArray[np.float64]) -> bool:
 def _as_node(
     rtol: float, constraint: Constraint, x0: TensorVariable, theta: TensorVariable
 ) -> TensorVariable:
-    """Return the solution by :meth:`ODE.solve`; of like experiments in one call."""
+    """Return the solution by :meth:`ODE.solve`, called once for each different ODE and times."""
     gp, n_params = constraint.gp, len(constraint.ode.params)
     odes, parameters = equations(constraint.ode, gp), [theta[..., 0, k] for k in range(n_params)]
     if not gp.names:
@@ -338,13 +315,13 @@ def _as_node(
 
 
 def _without(model: pm.Model, before: pm.Model, left_out: set[str], of: Solutions) -> pm.Model:
-    """Return a model without what served the Gaussian process, or the matching, alone."""
+    """Return a model without the variables that only the Gaussian process or constraint needs."""
     terms = [v for v in [*model.observed_RVs, *model.potentials] if v.name not in left_out]
     theta = [constraint.theta for constraint in constraints(model)]
     needed = {*ancestors([*terms, *theta, *(model[name] for name in [*of.states, *of.starts])])}
-    serving = {*ancestors([before[name] for name in left_out])}
-    served = {rv.name for rv in before.free_RVs if rv in serving} | _state_variables(of)
-    lost = [rv for rv in model.free_RVs if rv.name in served and rv not in needed]
+    upstream = {*ancestors([before[name] for name in left_out])}
+    unneeded = {rv.name for rv in before.free_RVs if rv in upstream} | _state_variables(of)
+    lost = [rv for rv in model.free_RVs if rv.name in unneeded and rv not in needed]
     gone = left_out | {rv.name for rv in lost}
     gone |= {v.name for v in model.deterministics if not {*lost}.isdisjoint(ancestors([v]))}
     fgraph, _ = fgraph_from_model(model, inlined_views=True)
@@ -355,14 +332,14 @@ def _without(model: pm.Model, before: pm.Model, left_out: set[str], of: Solution
 
 
 def _state_variables(of: Solutions) -> set[str]:
-    """Return the names of the free variables that the states are made of, but for themselves."""
+    """Return the names of the free variables that the states are computed from."""
     free = of.model.free_RVs
     reached = {*truncated_graph_inputs([c.x for c in of.constraints], free)}
     return {str(rv.name) for rv in free if is_states(rv) or rv in reached} - {*of.states}
 
 
 def _as_before(before: pm.Model, model: pm.Model, new: list[str]):
-    """Put variables in the order of another model, new ones last, and let them start as there."""
+    """Order variables and set initial values as in another model, new ones last."""
     order = {name: place for place, name in enumerate([*before.named_vars, *new])}
     for variables in (model.free_RVs, model.observed_RVs, model.deterministics):
         variables.sort(key=lambda v: order.get(str(v.name), len(order)))
@@ -382,30 +359,30 @@ def _check_theta(of: Solutions):
         if constraint.theta.type.shape[-2] != 1:
             msg = (
                 f"the parameters of {constraint.name!r} have one value per time; expected "
-                "numbers. What changes with time belongs into the right-hand side."
+                "numbers. Write what changes with time into the right-hand side."
             )
             raise ValueError(msg)
 
 
 def _check_likelihood(of: Solutions, left_out: set[str]):
-    """Raise if no likelihood depends on the states, or one on more of the Gaussian process."""
+    """Raise if no likelihood depends on the states, or one on other Gaussian process variables."""
     terms = [*of.model.observed_RVs, *of.model.potentials]
     terms = [term for term in terms if term.name not in left_out]
     x = [constraint.x for constraint in of.constraints]
     left = [of.model[name] for name in _state_variables(of)]
-    seeing = [t.name for t in terms if not {*left}.isdisjoint(ancestors([t], blockers=x))]
-    if seeing:
+    dependent = [t.name for t in terms if not {*left}.isdisjoint(ancestors([t], blockers=x))]
+    if dependent:
         msg = (
-            f"{seeing} depend on {[rv.name for rv in left]} and not only on the states "
-            f"{of.states} of the ODE, whose place its solution takes. Write them as "
-            "functions of the variable that gm.GradientMatchingODE is given."
+            f"{dependent} depend on {[rv.name for rv in left]} and not only on the states "
+            f"{of.states}, which the ODE's solution replaces. Write them as functions of the "
+            "variable that gm.GradientMatchingODE is given."
         )
         raise ValueError(msg)
-    seen = {*ancestors(terms)}
-    blind = [name for name, states in zip(of.states, x, strict=True) if states not in seen]
-    if blind:
+    reached = {*ancestors(terms)}
+    unused = [name for name, states in zip(of.states, x, strict=True) if states not in reached]
+    if unused:
         msg = (
-            f"no likelihood depends on the states {blind}, only "
+            f"no likelihood depends on the states {unused}, only "
             f"{[term.name for term in terms]} were found; expected observations of the "
             "variable that gm.GradientMatchingODE is given."
         )

@@ -1,4 +1,4 @@
-"""What a model predicts: solutions at draws, also of other inputs and starts, and data around."""
+"""Predictions: solutions at draws, also with other inputs and starts, and data around them."""
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -14,10 +14,11 @@ from pytensor.graph.traversal import truncated_graph_inputs
 
 from pymc_gradmatch._pymc import EVALUATE_ONCE, draws_of, random_parents
 from pymc_gradmatch.exact.solutions import (
+    Array,
     Solutions,
+    broadcast_draws,
     compile_for_draws,
     of_each_experiment,
-    with_draws,
 )
 from pymc_gradmatch.model import Start, of_experiment
 
@@ -40,10 +41,9 @@ def predict(
         x^{(i)} = x(t;\, \theta^{(i)}, x_0^{(i)}), \qquad y^{(i)} \sim p(y \mid x^{(i)}, u^{(i)})
 
     with the model's own likelihood p.  :func:`pymc.sample_prior_predictive` and
-    :func:`pymc.sample_posterior_predictive` draw data around the states of the
-    model, which have a Gaussian process prior of their own: in the prior they
-    know nothing of the ODE, and an intervention on theta by :func:`pymc.do` does
-    not move them.
+    :func:`pymc.sample_posterior_predictive` draw data around the model's states, which have a
+    Gaussian process prior: in the prior they do not depend on the ODE, and an intervention on
+    theta by :func:`pymc.do` does not change them.
 
     Parameters
     ----------
@@ -55,33 +55,32 @@ def predict(
     model : pymc.Model, optional
         The model, if it is not the one on the stack.
     group : {"posterior", "prior"}, optional
-        Where the draws are; the posterior if there is one.
+        Group of the draws; the posterior if there is one.
     t : array_like of float, optional
         Times of trajectories, the first not before the first of the grid; also
         beyond the data: a forecast.  Without it, the model's grid.
     inputs : mapping of str to Input or callable, optional
-        Other inputs and doses, in the place of those of the same names; the rest stay as they
-        were.  No doses are ``gm.Input([t], [0.0], kind="dose")``.
+        Replacements of inputs and doses, by name; the others are unchanged.  No doses are
+        ``gm.Input([t], [0.0], kind="dose")``.
     start : mapping of str, callable or "steady state", optional
         Other x(t0), at the first time of the grid, of some states: numbers, distributions, or
-        functions of theta, as for :func:`~pymc_gradmatch.build_model`; the rest stay as drawn.
-        The steady state is that of the other inputs.
+        functions of theta, as for :func:`~pymc_gradmatch.build_model`; the others are unchanged.
+        The steady state is that with the given inputs.
     likelihood : callable, optional
-        ``likelihood(x, theta)``: lines of PyMC, as for :func:`~pymc_gradmatch.build_model`, in the
-        place of the model's own, and without ``observed=``.  ``x.prey`` has shape ``(time,)``.
-        Whatever they name comes back: a :class:`pymc.Deterministic`, and new data.  A random
-        variable of which there are draws, such as a ``sigma``, is taken from these.
+        ``likelihood(x, theta)``: lines of PyMC, as for :func:`~pymc_gradmatch.build_model`, that
+        replace the model's own, without ``observed=``.  ``x.prey`` has shape ``(time,)``.  All
+        variables that they name are returned: :class:`pymc.Deterministic` and new data.  A random
+        variable with draws, such as a ``sigma``, is taken from these.
     random_seed : int, optional
         Seed of the data, and of a start's distribution.
 
     Returns
     -------
     xarray.DataTree
-        The group ``posterior_predictive`` or ``prior_predictive``: trajectories under the
-        names of the states and, without ``t`` and ``likelihood``, data and each
-        :class:`pymc.Deterministic` of the states under the names that they have in the model.
-        A draw that cannot be integrated is NaN.  There is then also ``observed_data``, so that
-        ArviZ's predictive checks apply.
+        The group ``posterior_predictive`` or ``prior_predictive``: trajectories under the names of
+        the states; without ``t`` and ``likelihood`` also data and each
+        :class:`pymc.Deterministic` of the states under their names, and the group
+        ``observed_data`` for ArviZ's predictive checks.  A draw that cannot be integrated is NaN.
 
     Raises
     ------
@@ -91,12 +90,11 @@ def predict(
 
     Notes
     -----
-    The model's likelihood is written for its own times, so at other times there is what
-    ``likelihood`` writes.
+    The model's likelihood is written for its own times; at other times data need ``likelihood``.
 
-    Of several experiments ``inputs`` and ``start`` are for all, or mappings by the names of
-    some: ``inputs={"mutant": {"u": ...}}``.  ``likelihood`` is called for each, and what it names
-    has the experiment's name in front, ``mutant::total``.
+    With several experiments ``inputs`` and ``start`` are for all, or mappings by experiment:
+    ``inputs={"mutant": {"u": ...}}``.  ``likelihood`` is called for each, and the names of its
+    variables begin with the experiment's, ``mutant::total``.
 
     Examples
     --------
@@ -111,7 +109,7 @@ def predict(
     >>> forecast["prior_predictive"]["x"].sizes["time"]
     3
 
-    Twice the mass, half of it taken away after an hour, and what was lost by then:
+    Twice the mass, half of it removed after an hour, and the loss by then:
 
     >>> def lost(x, theta):
     ...     pm.Deterministic("lost", 2.0 - x.mass)
@@ -148,25 +146,24 @@ def predict(
     starts, theta = solutions.starts_at(draws), solutions.at_draws(draws, solutions.theta_graphs)
     flat = np.broadcast_to(theta[0][..., 0, :], (*starts[0].shape[:-1], theta[0].shape[-1]))
     if start:
-        starts = [_started(starts[0], flat, start, solutions, rng)]
-    trajectories = solutions.solve(starts, theta, times)
-    solved = _named(solutions, trajectories, times, draws)
+        starts = [_replace_start(starts[0], flat, start, solutions, rng)]
+    solved = _labelled(solutions, solutions.solve(starts, theta, times), times, draws)
     predictive = f"{group}_predictive"
     if likelihood is not None:
-        told = _told(likelihood, solutions, draws, solved, flat, times, rng)
-        return xr.DataTree.from_dict({predictive: told.merge(solved)})
-    if t is not None or not solutions.observed:  # a potential alone knows the data
+        drawn = _draw_lines(likelihood, solutions, draws, solved, flat, times[0], rng)
+        return xr.DataTree.from_dict({predictive: drawn.merge(solved)})
+    if t is not None or not solutions.observed:  # only potentials depend on the data
         return xr.DataTree.from_dict({predictive: solved})
-    made = solutions.made_of_states
-    data = _drawn(_given(draws, solved, solutions), model, [*solutions.observed, *made], rng)
+    names = [*solutions.observed, *solutions.deterministics_of_states]
+    data = _draw_data(_with_solutions(draws, solved, solutions), model, names, rng)
     drawn = data["posterior_predictive"].dataset.where(_has_solution(solved))
     observed = data["observed_data"].dataset[solutions.observed]
     return xr.DataTree.from_dict({predictive: drawn.merge(solved), "observed_data": observed})
 
 
-def _drawn(given: xr.Dataset, model: pm.Model, names: list[str], rng) -> xr.DataTree:
+def _draw_data(given: xr.Dataset, model: pm.Model, names: list[str], rng) -> xr.DataTree:
     with warnings.catch_warnings():
-        # What weighs draws has no say in data around given ones.
+        # Potentials do not change the distribution of data at given draws.
         warnings.filterwarnings("ignore", "The effect of Potentials", UserWarning)
         return pm.sample_posterior_predictive(
             xr.DataTree.from_dict({"posterior": given}),
@@ -182,11 +179,9 @@ def _has_solution(solved: xr.Dataset) -> xr.DataArray:
     return ~xr.concat(failed, "x").any("x")
 
 
-def _started(
-    x0: NDArray[np.float64], theta: NDArray[np.float64], given, solutions: Solutions, rng
-) -> NDArray[np.float64]:
-    """Return x(t0) at draws, ``(draw, ..., state)``, with what is given in its place."""
-    constraint = solutions.only("start")
+def _replace_start(x0: Array, theta: Array, given, solutions: Solutions, rng) -> Array:
+    """Return x(t0) at draws, ``(draw, ..., state)``, with some states replaced."""
+    constraint = solutions.only_constraint("start")
     of_each = of_each_experiment(given, constraint, "start")
     first = np.atleast_2d(constraint.gp.t)[:, 0]
     shape = x0.shape
@@ -207,32 +202,24 @@ def _started(
             states = pt.tensor("x0", shape=(len(ode.states),), dtype="float64")
             known = [start.values(params, states)]
             at_draws = compile_for_draws([*params, states], known)(*theta[:, number].T, own)
-            [own[:, start.places]] = with_draws(at_draws, known, len(own))
+            [own[:, start.places]] = broadcast_draws(at_draws, known, len(own))
     return x0.reshape(shape)
 
 
-def _told(likelihood: Callable, solutions: Solutions, draws, solved, theta, times, rng):
-    """Return what lines about the states name, at solutions."""
-    constraint = solutions.only("likelihood")
-    ode, gp, [states] = constraint.ode, constraint.gp, solutions.states
+def _draw_lines(likelihood: Callable, solutions: Solutions, draws, solved, theta, times, rng):
+    """Return draws of the variables that lines of PyMC name, given solutions."""
+    constraint = solutions.only_constraint("likelihood")
+    ode, labels, [states] = constraint.ode, constraint.gp.names, solutions.states
     known = solved[states]
     coords = {
-        dim: list(labels) for dim, labels in solutions.model.coords.items() if labels is not None
+        dim: list(values) for dim, values in solutions.model.coords.items() if values is not None
     }
-    labels = gp.names
-    at = {} if labels else dict.fromkeys(["time", "time_observed"], times[0])
+    at = {} if labels else dict.fromkeys(["time", "time_observed"], times)
     lines = pm.Model(coords=coords | at | {"state": ode.states}, model=None)
     n_draws = draws.sizes["chain"], draws.sizes["draw"]
-    given = {
-        name: xr.DataArray(
-            values.reshape(*n_draws, *values.shape[1:]),
-            dims=("chain", "draw", *(f"{name}_{k}" for k in range(values.ndim - 1))),
-        )
-        for name, values in [
-            (states, known.fillna(known.mean()).to_numpy().reshape(-1, *known.shape[2:])),
-            *zip(ode.params, np.moveaxis(theta, -1, 0), strict=True),
-        ]
-    }
+    given = {states: _as_draws(states, known.fillna(known.mean()).to_numpy())}
+    for name, values in zip(ode.params, np.moveaxis(theta, -1, 0), strict=True):
+        given[name] = _as_draws(name, values.reshape(*n_draws, *values.shape[1:]))
     with lines:
         x = pm.Flat(states, shape=known.shape[2:])
         parameters = {name: pm.Flat(name, shape=given[name].shape[2:]) for name in ode.params}
@@ -245,29 +232,35 @@ def _told(likelihood: Callable, solutions: Solutions, draws, solved, theta, time
     names = [name for name in lines.named_vars if name not in {*given, *drawn_before}]
     if not names:
         msg = (
-            "the likelihood names nothing that there are no draws of; expected lines such as "
+            "the likelihood names no variable without draws; expected lines such as "
             'pm.Deterministic("total", x.a + x.b), or pm.Poisson("counts", x.a).'
         )
         raise ValueError(msg)
     others = {name: draws[name] for name in drawn_before if name not in given}
-    drawn = _drawn(xr.Dataset(others | given), lines, names, rng)["posterior_predictive"].dataset
+    data = _draw_data(xr.Dataset(others | given), lines, names, rng)
+    drawn: Any = data["posterior_predictive"].dataset
     if not labels:
-        drawn = drawn.map(partial(_along, times[0]))
+        drawn = drawn.map(partial(_name_time_dim, times))
     return drawn.assign_coords({dim: draws[dim] for dim in ("chain", "draw")}).where(
         _has_solution(solved)
     )
 
 
-def _along(t: NDArray[np.float64], values: xr.DataArray) -> xr.DataArray:
-    """Name the dim of times of what is one number for each, where it has no dims of its own."""
+def _as_draws(name: str, values: NDArray) -> xr.DataArray:
+    dims = "chain", "draw", *(f"{name}_{k}" for k in range(values.ndim - 2))
+    return xr.DataArray(values, dims=dims)
+
+
+def _name_time_dim(t: Array, values: xr.DataArray) -> xr.DataArray:
+    """Name the dim of a vector with one number for each time, if it has no dims."""
     own = values.dims[2:]
     if own == (f"{values.name}_dim_0",) and values.shape[2:] == t.shape:
         return values.drop_vars(own).rename({own[0]: "time"}).assign_coords(time=t)
     return values
 
 
-def _checked(t: ArrayLike, grid: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return times at which solutions are asked for, a row for each experiment of several."""
+def _checked(t: ArrayLike, grid: Array) -> Array:
+    """Return the times of solutions, one row for each of several experiments."""
     times, first = np.asarray(t, dtype=float), grid[..., 0].max()
     wrong = ""
     if times.ndim != 1 or not len(times):
@@ -277,15 +270,12 @@ def _checked(t: ArrayLike, grid: NDArray[np.float64]) -> NDArray[np.float64]:
     elif times[0] < first:
         wrong = f"begins at {times[0]:g}; expected"
     if wrong:
-        msg = (
-            f"t {wrong} increasing times, none before {first:g}, where the states of the model "
-            "start."
-        )
+        msg = f"t {wrong} increasing times, none before {first:g}, the model's first time."
         raise ValueError(msg)
     return times if grid.ndim == 1 else np.tile(times, (len(grid), 1))
 
 
-def _named(solutions: Solutions, trajectories, times, draws: xr.Dataset) -> xr.Dataset:
+def _labelled(solutions: Solutions, trajectories, times, draws: xr.Dataset) -> xr.Dataset:
     """Return trajectories with the dims and coords of the model's states."""
     arrays = {}
     for name, values, constraint, at in zip(
@@ -306,18 +296,18 @@ def _named(solutions: Solutions, trajectories, times, draws: xr.Dataset) -> xr.D
     return xr.Dataset(arrays)
 
 
-def _given(draws: xr.Dataset, solved: xr.Dataset, solutions: Solutions) -> xr.Dataset:
-    """Return the draws with solutions in place of their states; where these failed, any states."""
-    old = [*solutions.states, *solutions.stale(draws), *solutions.made_of_states, "time"]
-    others = draws.drop_vars(old, errors="ignore")
-    filled = {name: values.fillna(values.mean()) for name, values in solved.items()}
-    # What states are computed from must be among the draws, or PyMC draws it and them anew.
+def _with_solutions(draws: xr.Dataset, solved: xr.Dataset, solutions: Solutions) -> xr.Dataset:
+    """Return draws whose states are solutions; where these failed, their mean."""
+    replaced = [
+        *solutions.states, *solutions.stale(draws), *solutions.deterministics_of_states, "time",
+    ]  # fmt: skip
+    filled = {str(name): values.fillna(values.mean()) for name, values in solved.items()}
+    # PyMC would draw variables behind the states, and the states again, if they were not given.
     free = solutions.model.free_RVs
     behind = truncated_graph_inputs([constraint.x for constraint in solutions.constraints], free)
-    n_draws = draws.sizes["chain"], draws.sizes["draw"]
     for rv in free:
         if rv in behind and rv.name not in {*draws, *filled}:
-            shape = *n_draws, *rv.shape.eval(mode=EVALUATE_ONCE)
-            dims = "chain", "draw", *(f"{rv.name}_{k}" for k in range(rv.ndim))
-            filled[rv.name] = xr.DataArray(np.zeros(shape), dims=dims)
+            shape = draws.sizes["chain"], draws.sizes["draw"], *rv.shape.eval(mode=EVALUATE_ONCE)
+            filled[str(rv.name)] = _as_draws(str(rv.name), np.zeros(shape))
+    others = draws.drop_vars(replaced, errors="ignore")
     return others.merge(xr.Dataset(filled), compat="override", join="override")

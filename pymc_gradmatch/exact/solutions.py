@@ -1,4 +1,4 @@
-"""The solutions of a model's ODEs at draws of its parameters."""
+"""Solutions of a model's ODEs at draws of its parameters."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -22,11 +22,12 @@ from pymc_gradmatch.gp import is_states
 from pymc_gradmatch.model import Constraint, constraints, equations, known_starts
 from pymc_gradmatch.ode import ODE, Solution, Solver, in_words
 
+type Array = NDArray[np.float64]
 type Wrt = Sequence[tuple[bool, ...]]
 
 
 class OutOfTimeError(TimeoutError):
-    """A search has had the time that it was given."""
+    """The time given for a search is over."""
 
 
 class Solutions:
@@ -37,32 +38,21 @@ class Solutions:
     model : pymc.Model
         Has a :class:`~pymc_gradmatch.GradientMatchingODE` or several, of states with a name.
     inputs : mapping of str to Input or callable, optional
-        Inputs and doses in the place of those of the same names; of several experiments a mapping
-        for all, or one for each of some by their names.
+        Replacements of inputs and doses, by name; for several experiments for all of them, or a
+        mapping by experiment.
 
     Attributes
     ----------
-    model : pymc.Model
-        The model.
-    constraints : list of Constraint
-        What it says of ODEs.
+    constraints, known : list
+        The ODE constraints, and the entries of each x(t0) that are known, or None.
     odes : list of list of ODE
-        The right-hand side of each, one for each of several experiments, with its inputs.
-    known : list of Known or None
-        What it knows exactly of the x(t0) of each.
+        The right-hand side of each, one per experiment, with its inputs.
     states, starts : list of str
         Names of the states of each, and of their x(t0): ``"x"`` and ``"x0"``.
-    n_solutions : int
-        How many draws have been solved from so far.
-    failures : Counter
-        How many of them have no solution, by what happened.
+    n_solutions, failures : int and Counter
+        How many solutions have been computed, and how many of them failed, by reason.
     deadline : float
-        By :func:`time.monotonic`, after which solving raises :class:`OutOfTimeError`.
-
-    Raises
-    ------
-    ValueError
-        If the model has no ODE, or states that cannot be replaced.
+        The :func:`time.monotonic` after which solving raises :class:`OutOfTimeError`.
     """
 
     def __init__(self, model: pm.Model, inputs: Mapping[str, Any] | None = None):
@@ -70,7 +60,7 @@ class Solutions:
         if not self.constraints:
             msg = (
                 f"the model observes {[rv.name for rv in model.observed_RVs]}; expected a "
-                "gm.GradientMatchingODE among these, which says what ODE the states obey."
+                "gm.GradientMatchingODE among these, for the ODE of the states."
             )
             raise ValueError(msg)
         self.states = [_name_of_states(model, constraint) for constraint in self.constraints]
@@ -84,20 +74,24 @@ class Solutions:
         self.deadline = np.inf
         self.odes = [equations(constraint.ode, constraint.gp) for constraint in self.constraints]
         if inputs:
-            of_each = of_each_experiment(inputs, self.only("inputs"), "inputs")
+            of_each = of_each_experiment(inputs, self.only_constraint("inputs"), "inputs")
             self.odes = [_with_inputs(self.odes[0], of_each)]
-        self._levels = [_levels_of_each(odes) for odes in self.odes]
+        # Of transformed states; experiments with the same ODE share one object.
+        self._transformed_odes = []
+        for odes in self.odes:
+            transformed = {id(ode): ode.of_levels for ode in odes}
+            self._transformed_odes.append([transformed[id(ode)] for ode in odes])
         self._solvers: dict[tuple, Solver] = {}  # by ODE, times and derivatives
 
     @property
     def observed(self) -> list[str]:
-        """Names of what the model observes beside the constraints."""
-        matched = [constraint.name for constraint in self.constraints]
-        matched += [known.name for known in self.known if known is not None]
-        return [rv.name for rv in self.model.observed_RVs if rv.name not in matched]
+        """Names of the observed variables other than constraints and known starts."""
+        others = [constraint.name for constraint in self.constraints]
+        others += [known.name for known in self.known if known is not None]
+        return [rv.name for rv in self.model.observed_RVs if rv.name not in others]
 
-    def only(self, what: str) -> Constraint:
-        """Return the only constraint, to which something is given."""
+    def only_constraint(self, what: str) -> Constraint:
+        """Return the only constraint, which an argument is for; raise if there are several."""
         if len(self.constraints) > 1:
             names = [constraint.name for constraint in self.constraints]
             msg = f"{what} is given, and the model has several ODEs, {names}; expected one of them."
@@ -105,8 +99,8 @@ class Solutions:
         return self.constraints[0]
 
     @property
-    def made_of_states(self) -> list[str]:
-        """Names of what the model computes from the states, and names."""
+    def deterministics_of_states(self) -> list[str]:
+        """Names of the deterministics of the states."""
         states = {constraint.x for constraint in self.constraints}
         return [
             v.name
@@ -114,8 +108,8 @@ class Solutions:
             if v not in states and states & {*ancestors([v])}
         ]
 
-    def starts_at(self, draws: xr.Dataset) -> list[NDArray[np.float64]]:
-        """Return x(t0) of each constraint at draws of it, or of the states."""
+    def starts_at(self, draws: xr.Dataset) -> list[Array]:
+        """Return x(t0) of each constraint, from draws of it or of the states."""
         return [
             _stacked(draws[name]) if name in draws else self.at_draws(draws, [graph])[0]
             for name, graph in zip(self.starts, self.start_graphs, strict=True)
@@ -136,7 +130,7 @@ class Solutions:
         return [constraint.theta for constraint in self.constraints]
 
     def dims(self, name: str) -> tuple[str | None, ...] | None:
-        """Return the dims of a variable, of the states or of x(t0), where the model names them."""
+        """Return the dims of a variable, also of x(t0), if the model names them."""
         by_name = self.model.named_vars_to_dims
         if name not in self.starts:
             return by_name.get(name)
@@ -144,8 +138,8 @@ class Solutions:
         return dims and (*dims[:-2], dims[-1])
 
     def labels(self, name: str, shape: tuple[int, ...]) -> list[Sequence]:
-        """Return labels along each axis of a variable: coords, names of states, or numbers."""
-        dims = self.dims(name) or self._dims_behind(name, shape) or (None,) * len(shape)
+        """Return labels along each axis of a variable: coords, names of states, or indices."""
+        dims = self.dims(name) or self._dims_of_value(name, shape) or (None,) * len(shape)
         coords = [self.model.coords.get(dim) for dim in dims]
         labels = [
             range(size) if coord is None else coord
@@ -157,8 +151,8 @@ class Solutions:
                 labels[-1] = constraint.ode.states
         return labels
 
-    def _dims_behind(self, name: str, shape: tuple[int, ...]) -> tuple[str | None, ...] | None:
-        """Return the dims of the variable behind a value, unless that has another shape."""
+    def _dims_of_value(self, name: str, shape: tuple[int, ...]) -> tuple[str | None, ...] | None:
+        """Return the dims of a value variable's random variable, if that has the same shape."""
         coords, values = self.model.coords, self.model.rvs_to_values
         for rv in [rv for rv, value in values.items() if value.name == name]:
             dims = self.model.named_vars_to_dims.get(str(rv.name), ())
@@ -176,9 +170,9 @@ class Solutions:
         ]
 
     def stale(self, posterior: xr.Dataset) -> set[str]:
-        """Return the names of draws that :func:`pymc.do` has overruled, and of what came of them.
+        """Return the names of draws that :func:`pymc.do` has replaced, and of functions of these.
 
-        States stay, which are solved for anew.
+        The states are not among them, since they are solved for again.
         """
         named = {v for name, v in self.model.named_vars.items() if name in posterior}
         fixed = {v for v in named if isinstance(v, SharedVariable | Constant)}
@@ -186,27 +180,11 @@ class Solutions:
         states |= {constraint.x for constraint in self.constraints}
         return {str(v.name) for v in named - states if fixed & {*ancestors([v])}}
 
-    def at_draws(
-        self, posterior: xr.Dataset, graphs: Sequence[TensorVariable]
-    ) -> list[NDArray[np.float64]]:
-        """Evaluate graphs of the model's variables at draws of these.
+    def at_draws(self, posterior: xr.Dataset, graphs: Sequence[TensorVariable]) -> list[Array]:
+        """Evaluate graphs of the model's random variables at draws, dims ``chain`` and ``draw``.
 
-        Parameters
-        ----------
-        posterior : xarray.Dataset
-            With dims ``chain`` and ``draw``.
-        graphs : sequence of TensorVariable
-            Graphs of random variables of the model.
-
-        Returns
-        -------
-        list of array
-            With ``(draw,)``, all chains in one, in front.
-
-        Raises
-        ------
-        ValueError
-            If the draws lack a variable that is needed, or have it in another shape.
+        Returns arrays of shape ``(draw, ...)``, all chains in one.  Raises ValueError if the draws
+        lack a variable, or have it with another shape.
         """
         drawn = [v for name, v in self.model.named_vars.items() if name in posterior]
         stale = self.stale(posterior)
@@ -235,101 +213,72 @@ class Solutions:
                 )
                 raise ValueError(msg)
         n_draws = posterior.sizes["chain"] * posterior.sizes["draw"]
-        return with_draws(compile_for_draws(inputs, graphs)(*values), graphs, n_draws)
+        return broadcast_draws(compile_for_draws(inputs, graphs)(*values), graphs, n_draws)
 
     def solve(
-        self,
-        starts: Sequence[NDArray[np.float64]],
-        theta: Sequence[NDArray[np.float64]],
-        times: Sequence[NDArray[np.float64]] | None = None,
-    ) -> list[NDArray[np.float64]]:
-        """Integrate each ODE from every draw.
+        self, starts: Sequence[Array], theta: Sequence[Array], times: Sequence[Array] | None = None
+    ) -> list[Array]:
+        """Integrate each ODE from every draw; the solution is NaN where that failed.
 
-        Parameters
-        ----------
-        starts, theta : sequence of array
-            Of each constraint, shapes ``(draw, ..., state)`` and ``(draw, ..., 1, param)``.
-        times : sequence of array, optional
-            Output times of each, none before its grid, at whose first time its start holds; the
-            grid if not given.  Where experiments have times of their own, one row for each.
-
-        Returns
-        -------
-        list of array
-            Shapes ``(draw, ..., time, state)``; NaN where an integration failed.
+        Starts and parameters of each have shapes ``(draw, ..., state)`` and ``(draw, ..., 1,
+        param)``, solutions ``(draw, ..., time, state)``.  Output times are the grid by default; one
+        row per experiment if these differ; none before the first time of the grid, where x(t0) is
+        given.
         """
-        if times is None:
-            times = [constraint.gp.t for constraint in self.constraints]
-        solutions = []
-        for odes, constraint, t, x0, parameters in zip(
-            self._levels, self.constraints, times, starts, theta, strict=True
-        ):
-            gp = constraint.gp
-            first, t = np.atleast_2d(gp.t)[:, 0], np.atleast_2d(t)
-            levels, flat = _by_experiment(gp.levels_of(x0), parameters)
-            solution = np.empty((len(x0), *t.shape, x0.shape[-1]))
-            for of in _alike(odes, first, t):
-                own = odes[of[0]], first[of[0]], t[of[0]]
-                solution[:, of] = self._solved_by(*own, levels[:, of], flat[:, of])
-            solutions.append(gp.states_of(solution.reshape(*x0.shape[:-1], *solution.shape[-2:])))
-        return solutions
+        gps = [constraint.gp for constraint in self.constraints]
+        levels = [gp.levels_of(x0) for gp, x0 in zip(gps, starts, strict=True)]
+        solved = self._integrate(levels, theta, times)
+        return [gp.states_of(x) for gp, (x, _) in zip(gps, solved, strict=True)]
 
-    def linearised(
-        self,
-        levels: Sequence[NDArray[np.float64]],
-        theta: Sequence[NDArray[np.float64]],
-        wrt: Wrt,
-        times: Sequence[NDArray[np.float64]] | None = None,
-    ) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-        """Integrate each ODE with its derivatives by x(t0) and parameters.
+    def solve_with_sensitivities(
+        self, levels: Sequence[Array], theta: Sequence[Array], wrt: Wrt
+    ) -> list[tuple[Array, Array]]:
+        """Integrate each ODE on its grid, with derivatives by x(t0) and parameters.
 
-        Parameters
-        ----------
-        levels, theta : sequence of array
-            As for :meth:`solve`, but levels of x(t0).
-        wrt : sequence of tuple of bool
-            Of each ODE: by which levels of x(t0), then by which parameters.
-        times : sequence of array, optional
-            The first times of each grid, if not all.
-
-        Returns
-        -------
-        list of (array, array)
-            Levels of each, ``(draw, ..., time, state)``, and their derivatives, with one more axis
-            for those that were asked for; NaN where an integration failed.
+        As :meth:`solve`, but of transformed states; ``wrt`` says by which entries of x(t0) and by
+        which parameters.  Returns the transformed states of each, and their derivatives, with one
+        more axis.
         """
-        if times is None:
-            times = [constraint.gp.t for constraint in self.constraints]
+        return self._integrate(levels, theta, None, wrt)
+
+    def _integrate(
+        self,
+        levels: Sequence[Array],
+        theta: Sequence[Array],
+        times: Sequence[Array] | None,
+        wrt: Wrt | None = None,
+    ) -> list[tuple[Array, Array]]:
+        """Return transformed states and sensitivities (without ``wrt``, to nothing)."""
         solved = []
-        for odes, t, x0, parameters, by in zip(
-            self._levels, times, levels, theta, wrt, strict=True
+        for k, (odes, constraint, x0, parameters) in enumerate(
+            zip(self._transformed_odes, self.constraints, levels, theta, strict=True)
         ):
-            t = np.atleast_2d(t)
-            own, flat = _by_experiment(x0, parameters)
-            shape = len(x0), *t.shape, x0.shape[-1]
-            x, sensitivities = np.empty(shape), np.empty((*shape, sum(by)))
-            for of in _alike(odes, t[:, 0], t):
-                one = self._solution(odes[of[0]], t[of[0]], own[:, of], flat[:, of], by)
-                x[:, of] = one.x.reshape(len(x0), len(of), *one.x.shape[1:])
-                sensitivities[:, of] = one.sensitivities.reshape(*x[:, of].shape, sum(by))
-            whole = *x0.shape[:-1], *shape[-2:]
-            solved.append((x.reshape(whole), sensitivities.reshape(*whole, sum(by))))
+            grid, by = constraint.gp.t, None if wrt is None else wrt[k]
+            first, t = np.atleast_2d(grid)[:, 0], np.atleast_2d(grid if times is None else times[k])
+            flat = np.broadcast_to(parameters[..., 0, :], (*x0.shape[:-1], parameters.shape[-1]))
+            start, flat = (x0, flat) if x0.ndim > 2 else (x0[:, None], flat[:, None])
+            x = np.empty((len(x0), *t.shape, x0.shape[-1]))
+            sensitivities = np.empty((*x.shape, sum(by or ())))
+            for of in _batches(odes, first, t):
+                at = t[of[0]]
+                whole = at if at[0] == first[of[0]] else np.append(first[of[0]], at)
+                found = self._solution(odes[of[0]], whole, start[:, of], flat[:, of], by)
+                shape = len(x0), len(of), *x.shape[2:]
+                x[:, of] = found.x[:, -len(at) :].reshape(shape)
+                if by is not None:
+                    sensitivities[:, of] = found.sensitivities.reshape(*shape, sum(by))
+            shape = *x0.shape[:-1], *x.shape[-2:]
+            solved.append((x.reshape(shape), sensitivities.reshape(*shape, sum(by or ()))))
         return solved
-
-    def _solved_by(self, ode: ODE, first: float, t, x0, theta) -> NDArray[np.float64]:
-        """Return solutions at some times, of starts at a first one that need not be among them."""
-        whole = t if t[0] == first else np.append(first, t)
-        solution = self._solution(ode, whole, x0, theta)
-        return solution.x[:, -len(t) :].reshape(*x0.shape[:-1], len(t), x0.shape[-1])
 
     def _solution(self, ode: ODE, t, x0, theta, wrt: tuple[bool, ...] | None = None) -> Solution:
         if monotonic() > self.deadline:
             msg = f"out of time after {self.n_solutions} solutions"
             raise OutOfTimeError(msg)
-        of = id(ode), t.tobytes(), wrt
-        if of not in self._solvers:
-            self._solvers[of] = Solver(ode.equations(wrt), t)
-        solution = self._solvers[of](
+        key = id(ode), t.tobytes(), wrt
+        if key not in self._solvers:
+            self._solvers[key] = Solver(ode.equations(wrt), t)
+        solution = self._solvers[key](
             x0.reshape(-1, x0.shape[-1]), theta.reshape(-1, theta.shape[-1])
         )
         self.n_solutions += len(solution.ended)
@@ -338,7 +287,7 @@ class Solutions:
 
 
 def of_each_experiment(given: Any, constraint: Constraint, what: str) -> list:
-    """Return what is given of each experiment: the same of all, or by the names of some."""
+    """Return what is given for each experiment: the same for all, or by experiment."""
     gp = constraint.gp
     names = gp.names or (None,)
     if what == "start" and (isinstance(given, str) or callable(given)):
@@ -357,7 +306,7 @@ def of_each_experiment(given: Any, constraint: Constraint, what: str) -> list:
 
 
 def _with_inputs(odes: Sequence[ODE], of_each: Sequence[Mapping]) -> list[ODE]:
-    """Return the ODEs with other inputs, the same object where they are the same."""
+    """Return the ODEs with other inputs, one object where ODE and inputs are the same."""
     changed = {
         (id(ode), id(inputs)): ode.with_inputs_changed(inputs) if inputs else ode
         for ode, inputs in zip(odes, of_each, strict=True)
@@ -365,20 +314,8 @@ def _with_inputs(odes: Sequence[ODE], of_each: Sequence[Mapping]) -> list[ODE]:
     return [changed[id(ode), id(inputs)] for ode, inputs in zip(odes, of_each, strict=True)]
 
 
-def _levels_of_each(odes: Sequence[ODE]) -> list[ODE]:
-    """Return the equations of the levels of each, the same object where they are the same."""
-    levels = {id(ode): ode.of_levels for ode in odes}
-    return [levels[id(ode)] for ode in odes]
-
-
-def _by_experiment(x0, theta) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return starts and parameters of each experiment, ``(draw, experiment, ...)``."""
-    flat = np.broadcast_to(theta[..., 0, :], (*x0.shape[:-1], theta.shape[-1]))
-    return (x0, flat) if x0.ndim > 2 else (x0[:, None], flat[:, None])
-
-
-def _alike(odes: Sequence[ODE], first, times) -> list[list[int]]:
-    """Return experiments in groups that are solved at once: of one ODE, first time and times."""
+def _batches(odes: Sequence[ODE], first, times) -> list[list[int]]:
+    """Return groups of experiments with the same ODE, first time and times."""
     groups: dict[tuple, list[int]] = {}
     for number, (ode, start, t) in enumerate(zip(odes, first, times, strict=True)):
         groups.setdefault((id(ode), start, t.tobytes()), []).append(number)
@@ -397,13 +334,13 @@ def _name_of_states(model: pm.Model, constraint: Constraint) -> str:
 
 
 def unused_name(name: str, model: pm.Model) -> str:
-    """Return a name, or one like it where the model has that already."""
+    """Return a name, with underscores added if the model has it already."""
     while name in model.named_vars:
         name += "_"
     return name
 
 
-def _stacked(draws: xr.DataArray) -> NDArray[np.float64]:
+def _stacked(draws: xr.DataArray) -> Array:
     values = draws.transpose("chain", "draw", ...).to_numpy()
     return values.reshape(-1, *values.shape[2:])
 
@@ -413,7 +350,7 @@ def _may_equal(static: int | None, size: int) -> bool:
 
 
 def compile_for_draws(inputs, outputs, random_seed: int | None = None) -> Callable:
-    """Compile graphs for inputs that have a draw axis in front; random ones take a seed."""
+    """Compile graphs of inputs for arrays with a leading draw axis; random graphs need a seed."""
     batched = [pt.tensor(dtype=v.dtype, shape=(None, *v.type.shape)) for v in inputs]
     graphs = vectorize_graph(outputs, dict(zip(inputs, batched, strict=True)))
     if random_seed is None:
@@ -423,8 +360,8 @@ def compile_for_draws(inputs, outputs, random_seed: int | None = None) -> Callab
     )
 
 
-def with_draws(values, graphs, *batch: int) -> list[NDArray[np.float64]]:
-    """Give values of graphs axes for draws where they depend on no draw."""
+def broadcast_draws(values, graphs, *batch: int) -> list[Array]:
+    """Broadcast values of graphs that do not depend on the draw."""
     return [
         np.broadcast_to(value, (*batch, *value.shape[value.ndim - graph.ndim :]))
         for value, graph in zip(values, graphs, strict=True)

@@ -12,7 +12,7 @@ from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch._pymc import beside, without_full_collections, without_traces
 from pymc_gradmatch.arguments import as_numbers
-from pymc_gradmatch.exact import Batch, Diagnostics, ExactPosterior, side_by_side
+from pymc_gradmatch.exact import BatchPosterior, Diagnostics, ExactPosterior, run_batched
 from pymc_gradmatch.gp import Data, Experiment, StateGP, levels_name, refilled, whitened_name
 from pymc_gradmatch.model import Given, Scales, Settings, formula_of, scales_of, unfitted_model
 from pymc_gradmatch.numerics import on_one_thread, one_at_a_time
@@ -98,7 +98,7 @@ class ExactFits:
             except ValueError as error:  # of its scales
                 outcomes[place] = error
         seeds = [data_sets[place][2] for place in ones]
-        found = side_by_side(
+        found = run_batched(
             alike.batch,
             [*ones.values()],
             lambda target, k: self._judged(target, seeds[k]),
@@ -191,7 +191,11 @@ class ExactFits:
             )  # fmt: skip
         target = ExactPosterior(model, number=number)
         return Alike(
-            Batch(target, number), first_given, scales, checked.numbers, not checked.numbers
+            BatchPosterior(target, number),
+            first_given,
+            scales,
+            checked.numbers,
+            not checked.numbers,
         )
 
     def _alone(self, t: ArrayLike, y: Any, seed: Any) -> xr.Dataset | Exception:
@@ -240,7 +244,7 @@ class Alike:
     to be right for another data set, or needs not be.
     """
 
-    batch: Batch
+    batch: BatchPosterior
     given: Given
     scales: Scales
     numbers: Sequence[NDArray]

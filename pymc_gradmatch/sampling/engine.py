@@ -15,31 +15,30 @@ from numpy.typing import NDArray
 from pymc_gradmatch._pymc import start_at
 from pymc_gradmatch.arguments import check_counts
 from pymc_gradmatch.exact import (
-    EFFECTIVE,
-    FIRST_CLIMBS,
-    MOST_CLIMBS,
+    FIRST_STARTS,
+    MAX_STARTS,
+    MIN_EFFECTIVE,
     N_PRIOR,
-    Coverage,
     Diagnostics,
     ExactPosterior,
-    Found,
-    ImpossibleError,
-    Local,
+    LocalApproximation,
     Mixture,
-    NoSlopesError,
-    climbs,
-    cover,
-    diagnosed,
+    ModeSearch,
+    NoGradientError,
+    SearchResult,
+    ZeroDensityError,
+    approximate,
+    diagnose,
     exact_model,
+    find_modes,
     fit_mixture,
-    further_climbs,
-    grown,
-    look_around,
-    rescaled,
+    further_starts,
+    grow_horizon,
     residuals,
-    sampled,
-    searched,
-    weighed_once,
+    result_of_chains,
+    run_searches,
+    searches_dataset,
+    weight_normal_approximations,
 )
 from pymc_gradmatch.numerics import Laplace
 from pymc_gradmatch.sampling.coordinates import centre_in_part, log_volume, members, shares_of_data
@@ -82,7 +81,7 @@ class Drawn:
     x(t0) at some of the draws.
     """
 
-    found: Coverage
+    found: SearchResult
     places: NDArray[np.int64]
     idata: xr.DataTree
     diagnostics: Diagnostics
@@ -108,8 +107,8 @@ class Exact:
     ):
         self.target, self.n_draws, self.rng, self.say = target, n_draws, rng, say
         self.near = near
-        self.climbed: Found | None = None
-        self.found: Coverage
+        self.climbed: ModeSearch | None = None
+        self.found: SearchResult
 
     def run(self):
         """Climb to modes, and draw around them.
@@ -122,9 +121,9 @@ class Exact:
         target = self.target
         also = "" if self.near is None else "the draws, and from "
         doing = f"climbing from {also}draws of the prior"
-        self.say(f"{doing}: the first {FIRST_CLIMBS} of {MOST_CLIMBS} climbs at most")
-        with suppress(ImpossibleError, NoSlopesError):  # the whole may be where a piece is not
-            for found in climbs(target, self.rng, self.near):
+        self.say(f"{doing}: the first {FIRST_STARTS} of {MAX_STARTS} climbs at most")
+        with suppress(ZeroDensityError, NoGradientError):  # the whole may be where a piece is not
+            for found in find_modes(target, self.rng, self.near):
                 self.climbed = found
                 self._say_climbs(doing, found)
         looks = self.near is None
@@ -134,14 +133,14 @@ class Exact:
         if looks and is_strange(target, self.modes):
             doing = "climbing from more draws of the prior"
             self.say(doing)
-            for found in further_climbs(target, self.climbed, self.rng):
+            for found in further_starts(target, self.climbed, self.rng):
                 self.climbed = found
                 self._say_climbs(doing, found)
                 if not is_strange(target, self.modes):
                     break
         is_hierarchy, n = bool(target.spreads), len(target.names)
         around: Mixture | None = None
-        by_chains = (n >= SEVERAL or is_hierarchy) and len(self.modes.height) == 1
+        by_chains = (n >= SEVERAL or is_hierarchy) and len(self.modes.point) == 1
         if by_chains and n < MANY and not is_hierarchy:
             self._search(attempts=ATTEMPTS)
             if self.found.is_reliable:
@@ -162,16 +161,16 @@ class Exact:
 
     def _search(self, **settings):
         """Draw around modes by importance sampling."""
-        self.found = cover(
+        self.found = run_searches(
             self.target, self.modes, self.n_draws, self.rng,
-            say=lambda words: self.say(f"searching: {words}"), **settings,
+            report=lambda words: self.say(f"searching: {words}"), **settings,
         )  # fmt: skip
 
-    def _say_climbs(self, doing: str, found: Found):
+    def _say_climbs(self, doing: str, found: ModeSearch):
         """Say how many climbs there were, of how many at most, and where they led."""
-        n, n_modes = len(found.ends.height), len(found.modes.height)
+        n, n_modes = len(found.end_points.point), len(found.modes.point)
         modes = "a mode" if n_modes == 1 else f"{n_modes} modes"
-        self.say(f"{doing}: {n} of {max(n, MOST_CLIMBS)} climbs at most, to {modes}")
+        self.say(f"{doing}: {n} of {max(n, MAX_STARTS)} climbs at most, to {modes}")
 
     def _say_chains(self, chains: Sequence):
         """Say how many draws of all chains there are, with those of their adaptation."""
@@ -179,7 +178,7 @@ class Exact:
         self.say(f"sampling by NUTS: {n} of {of} draws of {len(chains)} chains")
 
     @property
-    def modes(self) -> Local:
+    def modes(self) -> LocalApproximation:
         """The modes that were climbed to."""
         assert self.climbed is not None
         return self.climbed.modes
@@ -188,7 +187,7 @@ class Exact:
         """Return the exact posterior, compiled for chains, and its mode."""
         exact = exact_model(self.target.model, rtol=ROUGHLY)
         centre_in_part(exact, self._centred)
-        for name, value in self.target.natural(self.modes.point[0]).items():
+        for name, value in self.target.constrained(self.modes.point[0]).items():
             start_at(exact[name], value)
         posterior = compile_posterior(exact)
         return posterior, posterior.find_mode(self.rng)
@@ -199,7 +198,7 @@ class Exact:
         target, point = self.target, self.modes.point[:1]
         variance = np.diagonal(self.modes.covariance[0])
         levels, variances = target.unconstrained(point), target.unconstrained(variance[None])
-        at = {name: value[None, None] for name, value in target.natural(point[0]).items()}
+        at = {name: value[None, None] for name, value in target.constrained(point[0]).items()}
         here = from_dict({"posterior": at})["posterior"].dataset
         centred = {}
         for rv in members(target.model, {target.model[name] for name in target.spreads}):
@@ -211,11 +210,11 @@ class Exact:
     def _times_longer(self) -> int:
         """Return how much longer chains have to be for twice the effective draws that suffice."""
         n_effective = max(self.found.weighted.n_effective, 1)
-        return max(LONGER, int(np.ceil(2 * EFFECTIVE / n_effective)))
+        return max(LONGER, int(np.ceil(2 * MIN_EFFECTIVE / n_effective)))
 
     def _sampled(
         self, posterior: CompiledPosterior, start: Laplace, longer: int = 1, **settings: float
-    ) -> Coverage:
+    ) -> SearchResult:
         """Run chains of NUTS, so many times as long."""
         n_draws = longer * self.n_draws // N_CHAINS
         run = posterior.sample(
@@ -232,14 +231,14 @@ class Exact:
             height = height - volume.reshape(*height.shape, -1).sum(axis=-1)
         n_divergences = int(stats["diverging"].sum())
         chains = phi.reshape(*height.shape, -1)
-        return sampled(self.target, self.modes, chains, height, n_divergences)
+        return result_of_chains(self.target, self.modes, chains, height, n_divergences)
 
     def _grow(self):
         """Climb with a growing horizon, too."""
         self.say("climbing with a growing horizon")
         target, known = self.target, None if self.climbed is None else self.climbed
-        with suppress(ImpossibleError, NoSlopesError):
-            known = grown(target, self.rng, known)
+        with suppress(ZeroDensityError, NoGradientError):
+            known = grow_horizon(target, self.rng, known)
         if known is None:
             raise ValueError(_in_no_solution(target, self.rng))
         self.climbed = known
@@ -251,10 +250,10 @@ class Exact:
         """
         self.target.deadline = np.inf
         if self.climbed is None:
-            widths = self.target.drawn(N_PRIOR, self.rng).std(axis=0)
-            local = look_around(self.target, self.target.highest[1][None], np.diag(widths)[None])
-            self.climbed = Found.of(rescaled(local), widths)
-        self.found = weighed_once(self.target, self.modes, self.rng)
+            widths = self.target.draw_prior(N_PRIOR, self.rng).std(axis=0)
+            local = approximate(self.target, self.target.highest[1][None], np.diag(widths)[None])
+            self.climbed = ModeSearch.of(local, widths)
+        self.found = weight_normal_approximations(self.target, self.modes, self.rng)
 
     def resampled(self) -> NDArray[np.int64]:
         """Return the places of draws of equal weight."""
@@ -264,14 +263,14 @@ class Exact:
         """Return what the verdict is made of; what stopped the search withholds it."""
         assert self.climbed is not None
         self.found.disagreement.index = [*self.target.names, "evidence"]
-        return diagnosed(self.target, self.found, self.climbed, stopped)
+        return diagnose(self.target, self.found, self.climbed, stopped)
 
     def drawn(self, stopped: str = "") -> Drawn:
         """Return draws, of equal weight, with a verdict."""
         target, found, names = self.target, self.found, self.target.names
         places, points = self.resampled(), found.weighted.points
         idata = target.idata(points[places], self.rng)
-        idata["searches"] = xr.DataTree(searched(found, names))
+        idata["searches"] = xr.DataTree(searches_dataset(found, names))
         handed_on = points[list(dict.fromkeys(places))[:N_HANDED_ON]]
         starts = target.initial_points(handed_on)
         covariance = pd.DataFrame(found.covariance, names, names)
@@ -284,7 +283,7 @@ def verdict_of(diagnostics: Diagnostics) -> str:
     return f"{diagnostics.in_words()} {UNSEEN if diagnostics.passed else TRY}"
 
 
-def is_strange(target: ExactPosterior, modes: Local) -> bool:
+def is_strange(target: ExactPosterior, modes: LocalApproximation) -> bool:
     """Tell whether residuals at the highest mode are autocorrelated, or have outliers."""
     left = residuals(target, modes.point[0])
     return any(one.is_autocorrelated or one.have_outlier for one in left)
@@ -292,16 +291,16 @@ def is_strange(target: ExactPosterior, modes: Local) -> bool:
 
 def _in_no_solution(target: ExactPosterior, rng: np.random.Generator) -> str:
     """Say why there is nowhere to climb from: at the model's start, or at a draw of the prior."""
-    points = np.concatenate([target.starting_at()[None], target.drawn(N_EXAMINED, rng)])
+    points = np.concatenate([target.start_point()[None], target.draw_prior(N_EXAMINED, rng)])
     is_possible = np.isfinite(target(points))
     point = points[is_possible][0] if is_possible.any() else points[0]
     at = {label: float(f"{v[0]:.3g}") for label, v in target.scalars(point[None]).items()}
     if is_possible.any():
         return (
             "the exact density has no finite derivatives at draws of the prior, so that nothing "
-            f"climbs from there. At {at}: {target.without_slope(point)}"
+            f"climbs from there. At {at}: {target.why_no_gradient(point)}"
         )
-    why = target.impossible(point)
+    why = target.why_zero(point)
     where = f" From {at}: {why}" if why else ""
     return (
         "the exact density is zero at all draws of the prior: the ODE cannot be integrated from "

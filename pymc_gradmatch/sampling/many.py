@@ -19,7 +19,7 @@ from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch._pymc import beside
 from pymc_gradmatch.arguments import check_counts, in_order, refuse_reserved
-from pymc_gradmatch.exact import UNCOMPARED
+from pymc_gradmatch.exact import NOT_COMPARED
 from pymc_gradmatch.model import Start, build_model, densities_of
 from pymc_gradmatch.ode import ODE, Input
 from pymc_gradmatch.sampling.alike import SAID, ExactFits, observed_by
@@ -230,7 +230,7 @@ def fit_many(
             is_lost = isinstance(result, WorkersLostError)
             stack.fail(place, f"{NOT_YET}: {reason(result)}" if is_lost else reason(result))
     fits = _complete(stack, errors, names)
-    said = f"{UNCOMPARED}. With exact=True gm.fit_many draws from that."
+    said = f"{NOT_COMPARED}. With exact=True gm.fit_many draws from that."
     return fits if exact else fits.assign_attrs(exactness=said)
 
 

@@ -22,7 +22,7 @@ from pymc_gradmatch._pymc import (
     without_starts,
 )
 from pymc_gradmatch.arguments import as_numbers, check_counts
-from pymc_gradmatch.exact import UNCHECKED
+from pymc_gradmatch.exact import NOT_CHECKED
 from pymc_gradmatch.gp import is_states
 from pymc_gradmatch.model import fixed_noise, keep_observations
 
@@ -344,7 +344,7 @@ def sample_fgpgm(
             compute_convergence_checks=False,
         )
     keep_observations(idata, model)
-    idata["posterior"].attrs["exactness"] = UNCHECKED + fixed_noise(model)
+    idata["posterior"].attrs["exactness"] = NOT_CHECKED + fixed_noise(model)
     return idata
 
 

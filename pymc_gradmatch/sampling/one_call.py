@@ -26,14 +26,14 @@ from pymc_gradmatch._pymc import (
 from pymc_gradmatch.arguments import yielding
 from pymc_gradmatch.exact import (
     N_PRIOR,
-    NO_DRAWS,
+    PRIOR_ERRORS,
     Diagnostics,
     ExactPosterior,
     OutOfTimeError,
-    climb,
+    describe_modes,
     exact_model,
+    optimise_locally,
     predict,
-    several,
 )
 from pymc_gradmatch.gp import Experiment, is_states
 from pymc_gradmatch.model import (
@@ -159,7 +159,7 @@ class Fit(Verdict):
         """
         target, some = ExactPosterior(self.solved, has_volume=False), self.tops
         best = some[np.argsort(-target(some))[:N_CLIMBED]]
-        ends = climb(target, best, np.maximum(some.std(axis=0), NARROWEST))
+        ends = optimise_locally(target, best, np.maximum(some.std(axis=0), NARROWEST))
         points = np.concatenate([ends.point, best])
         highest = points[[np.argmax(target(points))]]
         return {name: value[0] for name, value in target.variables(highest).items()}
@@ -179,7 +179,7 @@ class Fit(Verdict):
 
     def shown(self) -> tuple[str, list[pd.DataFrame]]:
         """Return the verdict, with modes and what the data do not tell, and the table."""
-        modes = several(self.modes["weight"].to_numpy())
+        modes = describe_modes(self.modes["weight"].to_numpy())
         words = (
             f"{self.verdict}{modes}{_in_words(self.unidentified)}{self._determined}"
             f"{_of_starts(self.default_starts)}{fixed_noise(self.solved)}"
@@ -465,8 +465,8 @@ def _fit(search: Exact, model: pm.Model, refined: Callable[[], pm.Model], stoppe
     found, diagnostics = drawn.found, drawn.diagnostics
     largest = found.modes.nearest[drawn.places] == found.modes.shares.argmax()
     posterior = drawn.idata["posterior"].dataset
-    along = target.along_states - {name for name, v in posterior.items() if v.ndim == 2}
-    along |= {*target.behind_starts}
+    along = target.state_dependent - {name for name, v in posterior.items() if v.ndim == 2}
+    along |= {*target.start_variables}
     scalars = [name for name in posterior.data_vars if name not in along]
     modes = pd.DataFrame(target.scalars(found.modes.points))
     # Where draws are not to be trusted all the modes together say what is not known.
@@ -525,7 +525,7 @@ def _unidentified(target: ExactPosterior, posterior: xr.Dataset, rng) -> pd.Data
         for label, one, other in zip(labels, before.T, after.T, strict=True):
             if one.min() <= 0 or _is_hardly_narrower(_width(np.log(one)), _width(np.log(other))):
                 rows[label] = _width(one), _width(other)
-    drawn = target.drawn_starts(N_PRIOR, rng)
+    drawn = target.draw_prior_starts(N_PRIOR, rng)
     for start, states, prior in zip(target.starts, target.states, drawn, strict=True):
         after = posterior[start].to_numpy()[0]
         over_time = posterior[states].mean(["chain", "draw"]).to_numpy()
@@ -545,9 +545,9 @@ def _priors(free: list, rng) -> Iterator[tuple[TensorVariable, NDArray]]:
     try:
         draws = draws_of(free, N_PRIOR, rng) if free else []
         yield from zip(free, draws, strict=True)
-    except NO_DRAWS:
+    except PRIOR_ERRORS:
         for rv in free:
-            with suppress(*NO_DRAWS):
+            with suppress(*PRIOR_ERRORS):
                 yield rv, draws_of([rv], N_PRIOR, rng)[0]
 
 

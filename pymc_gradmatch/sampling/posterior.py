@@ -35,7 +35,7 @@ from pymc_gradmatch._pymc import (
     without_traces,
 )
 from pymc_gradmatch.arguments import check_counts, check_share
-from pymc_gradmatch.exact import glance, with_draws
+from pymc_gradmatch.exact import broadcast_draws, compare_quickly
 from pymc_gradmatch.gp import is_states
 from pymc_gradmatch.model import (
     constraints,
@@ -281,7 +281,7 @@ class CompiledPosterior:
             self.written.variables, dict(zip(self.written.inputs, points, strict=True))
         )
         evaluate = pytensor.function(points, graphs, mode=EVALUATE_ONCE, on_unused_input="ignore")
-        values = with_draws(evaluate(*cut(u, self.shapes)), self.written.variables, *batch)
+        values = broadcast_draws(evaluate(*cut(u, self.shapes)), self.written.variables, *batch)
         return dict(zip(self.written.names, values, strict=True))
 
     def _normal(self, joint: Density, start, rng) -> Laplace:
@@ -602,7 +602,7 @@ def sample(
 
 def _look_at(idata: DataTree, model: pm.Model):
     """Say whether the draws can be the exact posterior's, and at what the noise is fixed."""
-    seen = glance(model, idata["posterior"].dataset)
+    seen = compare_quickly(model, idata["posterior"].dataset)
     fixed = fixed_noise(model)
     words = idata["posterior"].attrs["exactness"] = seen.text + fixed
     if seen.is_suspicious:

@@ -5,9 +5,9 @@ import sys
 import numpy as np
 import pytest
 
-from pymc_gradmatch.exact.climb import FIRST_CLIMBS, MOST_CLIMBS, Found, climb
-from pymc_gradmatch.exact.importance import ImpossibleError
-from pymc_gradmatch.exact.modes import apart_from_ridges
+from pymc_gradmatch.exact.importance import ZeroDensityError
+from pymc_gradmatch.exact.multistart import FIRST_STARTS, MAX_STARTS, ModeSearch, optimise_locally
+from pymc_gradmatch.exact.ridges import without_ridge_connected
 from tests.densities import Density, modes_of, normal, together
 
 
@@ -33,17 +33,17 @@ def test_six_modes_are_found_with_how_often_each_was_reached(six_modes, rng):
     found = modes_of(six_modes, rng)
     corners = sorted(map(tuple, found.modes.point.round().tolist()))
     assert corners == CORNERS
-    assert found.reached.sum() == len(found.ends.height)
+    assert found.reached.sum() == len(found.end_points.log_density)
     assert found.reached.min() >= 3
-    assert found.unknown == 0
-    assert found.new == 0
-    np.testing.assert_array_equal(found.near(found.modes.point), found.reached)
+    assert found.chance_of_new_maximum == 0
+    assert found.chance_of_new_mode == 0
+    np.testing.assert_array_equal(found.reached_near(found.modes.point), found.reached)
 
 
 def test_climbs_stop_where_their_ends_agree(rng):
     one = modes_of(with_prior(normal(1.0), everywhere(-10, 60)), rng)
     np.testing.assert_allclose(one.modes.point, [[0.0, 0.0]], atol=0.05)
-    assert one.reached.tolist() == [FIRST_CLIMBS]
+    assert one.reached.tolist() == [FIRST_STARTS]
 
 
 def test_more_modes_than_climbs_can_count_are_said_to_be_unknown(rng):
@@ -51,8 +51,8 @@ def test_more_modes_than_climbs_can_count_are_said_to_be_unknown(rng):
     places = 10.0 * np.stack(np.meshgrid(range(20), range(20)), axis=-1).reshape(-1, 2)
     parts = [(normal(1.0, place), 0.0) for place in places]
     found = modes_of(together(parts, everywhere(-5, 195)), rng)
-    assert len(found.ends.height) == MOST_CLIMBS
-    assert found.new > 0.2
+    assert len(found.end_points.log_density) == MAX_STARTS
+    assert found.chance_of_new_mode > 0.2
 
 
 def test_ends_of_climbs_are_normal_approximations(rng):
@@ -62,8 +62,8 @@ def test_ends_of_climbs_are_normal_approximations(rng):
     def density(phi):
         return -0.5 * np.square(np.linalg.solve(factor, (phi - 3).T)).sum(axis=0)
 
-    ends = climb(Density(density), 10 * rng.normal(size=(8, 4)), np.full(4, 10.0))
-    assert ends.has_arrived.all()
+    ends = optimise_locally(Density(density), 10 * rng.normal(size=(8, 4)), np.full(4, 10.0))
+    assert ends.has_converged.all()
     covariance = factor @ factor.T
     for point, found in zip(ends.point, ends.covariance, strict=True):
         assert np.linalg.norm(np.linalg.solve(factor, point - 3)) < 0.2
@@ -78,9 +78,9 @@ def test_a_climb_goes_through_a_valley_that_is_no_normal(rng):
     def valley(phi):
         return -(np.square(1 - phi[:, 0]) + 100 * np.square(phi[:, 1] - phi[:, 0] ** 2))
 
-    ends = climb(Density(valley), rng.uniform(-2, 2, size=(20, 2)), np.ones(2))
+    ends = optimise_locally(Density(valley), rng.uniform(-2, 2, size=(20, 2)), np.ones(2))
     np.testing.assert_allclose(ends.point, 1, atol=0.3)
-    assert ends.height.min() > -0.02
+    assert ends.log_density.min() > -0.02
 
 
 def test_climbs_that_settle_on_a_curved_ridge_have_arrived():
@@ -91,8 +91,8 @@ def test_climbs_that_settle_on_a_curved_ridge_have_arrived():
         return phi[:, 0] / radius - 0.5 * ((radius - 1) / 0.01) ** 2
 
     starts = np.random.default_rng(1).normal(size=(32, 2), scale=2)
-    ends = climb(Density(ring), starts, np.full(2, 2.0))
-    assert ends.has_arrived.all()
+    ends = optimise_locally(Density(ring), starts, np.full(2, 2.0))
+    assert ends.has_converged.all()
     np.testing.assert_allclose(np.hypot(*ends.point.T), 1, atol=0.05)
 
 
@@ -102,12 +102,12 @@ def test_a_point_without_slope_is_a_mode_where_the_density_falls_beside_it(bend,
 
     class Inexact(Density):
         def expanded(self, phi, widths):
-            at = super().expanded(phi, widths)
+            at = super().expand(phi, widths)
             return at._replace(hessian=at.hessian + np.diag([error, 0.0]))
 
     density = Inexact(lambda phi: bend * phi[:, 0] ** 2 / 2 - phi[:, 1] ** 2 / 2)
-    ends = climb(density, np.zeros((1, 2)), np.ones(2))
-    assert ends.has_arrived.all() == (bend < 0)
+    ends = optimise_locally(density, np.zeros((1, 2)), np.ones(2))
+    assert ends.has_converged.all() == (bend < 0)
 
 
 def test_a_wall_does_not_stop_a_climb():
@@ -118,7 +118,7 @@ def test_a_wall_does_not_stop_a_climb():
         return np.where(phi[:, 0] > -edge, normal(sd)(phi), -np.inf)
 
     starts = np.array([[-0.99 * edge, 3 * sd], [-0.9 * edge, 500 * sd], [80 * sd, 0.0]])
-    ends = climb(Density(walled), starts, np.ones(2))
+    ends = optimise_locally(Density(walled), starts, np.ones(2))
     np.testing.assert_allclose(ends.point, np.zeros((3, 2)), atol=0.2 * sd)
     deviations = np.sqrt(np.diagonal(ends.covariance, axis1=1, axis2=2))
     np.testing.assert_allclose(deviations, sd, rtol=0.05)
@@ -131,7 +131,7 @@ def test_draws_of_density_zero_are_not_climbed_from(rng):
     found = modes_of(Density(half, everywhere(-10, 10)), rng)
     np.testing.assert_allclose(found.modes.point, [[2.0, 2.0]], atol=0.05)
     nowhere = Density(lambda phi: np.full(len(phi), -np.inf), everywhere(-10, 10))
-    with pytest.raises(ImpossibleError, match="zero at all"):
+    with pytest.raises(ZeroDensityError, match="zero at all"):
         modes_of(nowhere, rng)
 
 
@@ -147,7 +147,7 @@ def test_a_lower_mode_is_found_where_most_draws_are_near_the_higher(rng):
         return around + rng.normal(size=(n, 2))
 
     two = together([(normal(1.0), 3.0), (normal(1.0, lower), 0.0)], mostly_near)
-    n_found = [len(modes_of(two, rng).modes.height) for _ in range(20)]
+    n_found = [len(modes_of(two, rng).modes.log_density) for _ in range(20)]
     assert n_found.count(2) >= 17
 
 
@@ -167,7 +167,7 @@ def test_a_mode_far_below_another_counts_where_it_holds_more(rng):
 def test_a_mode_of_next_to_no_share_is_a_maximum_but_does_not_count(rng):
     parts = [(normal(1.0), 0.0), (normal(1.0, 20.0), -10.0)]
     found = modes_of(together(parts, everywhere(-5, 25)), rng)
-    assert len(found.maxima.height) == 2
+    assert len(found.maxima.log_density) == 2
     np.testing.assert_allclose(found.modes.point, [[0.0, 0.0]], atol=0.05)
 
 
@@ -182,23 +182,23 @@ def test_climbs_that_settle_along_a_ridge_are_one_mode(rng):
 
     density = Density(bent, drawn)
     modes = modes_of(density, rng).modes
-    assert len(modes.height) > 1
-    assert len(apart_from_ridges(density, modes).height) == 1
+    assert len(modes.log_density) > 1
+    assert len(without_ridge_connected(density, modes).log_density) == 1
 
 
 def test_points_of_another_posterior_are_climbed_from_too(rng):
     """Assert that a mode is found that no draw of the prior leads to."""
     narrow = normal(0.01, 500.0)
     two = together([(normal(1.0), 0.0), (narrow, 10.0)], everywhere(-3, 3))
-    assert len(modes_of(two, rng).maxima.height) == 1
+    assert len(modes_of(two, rng).maxima.log_density) == 1
     near = 500 + 0.01 * rng.normal(size=(100, 2))
     found = modes_of(two, rng, near)
     np.testing.assert_allclose(found.maxima.point, [[500, 500], [0, 0]], atol=0.05)
 
 
 def test_further_climbs_are_added_to_what_is_found(six_modes, rng):
-    one = climb(six_modes, np.array([[1.0, 1.0]]), np.ones(2))
-    found = Found.of(one, np.ones(2)).with_climbs(six_modes, np.array([[49.0, 1.0], [0.5, 0.0]]))
+    one = optimise_locally(six_modes, np.array([[1.0, 1.0]]), np.ones(2))
+    found = ModeSearch.of(one, np.ones(2)).extended(six_modes, np.array([[49.0, 1.0], [0.5, 0.0]]))
     np.testing.assert_allclose(sorted(found.modes.point.tolist()), [[0, 0], [50, 0]], atol=0.05)
     assert sorted(found.reached.tolist()) == [1, 2]
 
@@ -206,22 +206,24 @@ def test_further_climbs_are_added_to_what_is_found(six_modes, rng):
 def test_climbs_go_on_until_the_highest_end_comes_back(rng):
     """Assert it of two modes of which the higher was reached once."""
     two = together([(normal(1.0), 0.0), (normal(1.0, 50.0), 3.0)], everywhere(-10, 60))
-    ends = climb(two, np.array([[49.0, 49.0], *([[1.0, 1.0]] * 60)]), np.ones(2))
-    found = Found.of(ends, np.ones(2))
+    ends = optimise_locally(two, np.array([[49.0, 49.0], *([[1.0, 1.0]] * 60)]), np.ones(2))
+    found = ModeSearch.of(ends, np.ones(2))
     assert found.reached.tolist() == [1, 60]
-    assert found.unknown < 0.05
-    assert not found.repeats
-    assert found.with_climbs(two, np.array([[51.0, 50.0]])).repeats
+    assert found.chance_of_new_maximum < 0.05
+    assert not found.is_complete
+    assert found.extended(two, np.array([[51.0, 50.0]])).is_complete
 
 
 def test_climbs_that_steps_have_run_out_for_go_on(rng, monkeypatch):
     """Assert it of one that is above all maxima."""
     two = together([(normal(1.0), 0.0), (normal(30.0, 200.0), 5.0)], everywhere(-30, 30))
-    monkeypatch.setattr(sys.modules[climb.__module__], "MOST_STEPS", 1)
-    ends = climb(two, np.array([[160.0, 160.0], [0.0, 0.0], [0.0, 0.0]]), np.full(2, 20.0))
-    found = Found.of(ends, np.full(2, 20.0))
-    assert len(found.on_the_way) == 1
-    assert not found.repeats
+    monkeypatch.setattr(sys.modules[optimise_locally.__module__], "MAX_STEPS", 1)
+    ends = optimise_locally(
+        two, np.array([[160.0, 160.0], [0.0, 0.0], [0.0, 0.0]]), np.full(2, 20.0)
+    )
+    found = ModeSearch.of(ends, np.full(2, 20.0))
+    assert len(found.unfinished) == 1
+    assert not found.is_complete
     monkeypatch.undo()
-    more = found.with_climbs(two, found.on_the_way)
+    more = found.extended(two, found.unfinished)
     assert more.maxima.point[0] == pytest.approx([200, 200], abs=3)
