@@ -1,4 +1,4 @@
-"""Data sets of one pattern, searched side by side: each has the draws that it has alone."""
+"""Batched fits of data sets with the same pattern: each has the draws that it has alone."""
 
 import threading
 
@@ -115,7 +115,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_posterior_of_other_numbers_is_that_of_its_own_model(kind, rng):
+def test_a_posterior_with_replaced_numbers_is_that_of_its_own_model(kind, rng):
     """Assert the same draws of the prior, and the same density and derivatives there."""
     of_ode, settings, change = KINDS[kind]
     ode, ys = chain(**of_ode), change(decays(floor=0.02))
@@ -154,7 +154,7 @@ def test_a_posterior_of_other_numbers_is_that_of_its_own_model(kind, rng):
 
 @pytest.mark.parametrize("kind", ["as they are", "missing values", "positive states"])
 def test_draws_are_those_of_each_data_set_alone(kind):
-    """Assert it to Monte Carlo error: an adaptive search makes other draws of other rounding."""
+    """Assert it to Monte Carlo error: rounding changes the draws of an adaptive search."""
     of_ode, settings, change = KINDS[kind]
     ode, ys = chain(**of_ode), change(decays(floor=0.02))
     fits = fitted(ode, ys, draws=4_000, **settings)
@@ -183,12 +183,12 @@ def test_draws_are_the_same_to_the_last_bit_in_groups_of_any_size(monkeypatch, s
     ("settings", "words"),
     [({"max_seconds": 1e-6}, "out of time"), ({"preset": "fgpgm"}, "no argument preset")],
 )
-def test_what_only_a_fit_by_itself_knows_is_said_by_it(settings, words):
+def test_arguments_of_single_fits_are_refused_by_these(settings, words):
     with pytest.raises((TimeoutError, TypeError), match=words):
         fitted(chain(), decays(), **settings)
 
 
-def test_a_search_that_fails_is_on_record_and_the_others_end(monkeypatch):
+def test_the_error_of_a_search_is_reported_and_the_others_end(monkeypatch):
     judged = many.ExactFits._judged
 
     def failing(self, target, seed):
@@ -205,8 +205,8 @@ def test_a_search_that_fails_is_on_record_and_the_others_end(monkeypatch):
     assert np.isfinite(fits["k"][[0, 2]]).all()
 
 
-def test_what_ends_the_process_of_evaluation_ends_all_searches(monkeypatch):
-    """Assert that Ctrl-C, which the thread that evaluates gets, leaves no thread behind."""
+def test_an_interrupt_ends_all_searches(monkeypatch):
+    """Assert that Ctrl-C, which the main thread gets, leaves no thread behind."""
 
     def pressed(*args):
         raise KeyboardInterrupt
@@ -246,7 +246,7 @@ def test_a_likelihood_is_that_of_each_data_set(monkeypatch):
 
 
 class Above(Transform):
-    """Keeps a number in a place where no graph of the likelihood shows it."""
+    """Keeps a number that no graph of the likelihood contains."""
 
     name, ndim_supp = "above", 0
 
@@ -266,7 +266,7 @@ class Above(Transform):
         return value
 
 
-def test_a_likelihood_with_numbers_that_no_graph_shows_is_fitted_alone(monkeypatch):
+def test_a_likelihood_with_numbers_outside_graphs_is_fitted_alone(monkeypatch):
     """Assert that the first other data set is compared with its own model."""
     alone = []
     monkeypatch.setattr(
@@ -282,6 +282,6 @@ def test_a_likelihood_with_numbers_that_no_graph_shows_is_fitted_alone(monkeypat
     assert len(alone) == len(RATES)
 
 
-def test_a_likelihood_without_a_place_for_data_is_refused():
+def test_a_likelihood_without_an_argument_for_data_is_refused():
     with pytest.raises(TypeError, match=r"expected likelihood\(x, theta, y\)"):
         fitted(chain(), decays(), likelihood=lambda x, theta: None)

@@ -1,4 +1,4 @@
-"""What a verdict is made of: its conditions by name, their figures, and their sentences."""
+"""The verdict: its conditions by name, their figures, and their sentences."""
 
 from dataclasses import fields
 
@@ -82,7 +82,7 @@ def test_a_verdict_passes_where_all_conditions_hold():
     )
 
 
-def test_chains_that_converged_say_how_well():
+def test_a_passed_verdict_on_chains_has_their_figures():
     assert repr(judged(**CHAINS)) == (
         "These are draws from the exact posterior: 4 chains of NUTS have converged, R-hat 1.050, "
         "900 effective draws of 4000, 40 divergences."
@@ -90,7 +90,7 @@ def test_chains_that_converged_say_how_well():
 
 
 @pytest.mark.parametrize("name", FAILED)
-def test_a_condition_that_fails_withholds_the_verdict_and_says_so(name):
+def test_a_condition_that_fails_withholds_the_verdict_and_is_named(name):
     failed = judged(name, **CHAINS if name in OF_CHAINS else {})
     assert not failed.passed
     assert repr(failed).startswith("These are not draws from the exact posterior: ")
@@ -117,7 +117,7 @@ def fit():
     return gm.fit(DECAY, T, y, priors=priors, sigma=0.1, random_seed=1, progressbar=False)
 
 
-def test_a_fit_has_the_diagnostics_that_its_verdict_is_made_of(fit):
+def test_a_fit_has_the_diagnostics_of_its_verdict(fit):
     found = fit.diagnostics
     assert fit.is_exact
     assert found.passed
@@ -147,8 +147,8 @@ def withheld(condition, t, y, priors, ode=DECAY, **settings):
     return fit
 
 
-def test_what_an_equation_leaves_out_is_unexplained():
-    """Assert it of a decay that the data go through in waves."""
+def test_oscillations_that_the_equation_lacks_are_unexplained():
+    """Assert it of a decay with data that oscillate around it."""
     t = np.linspace(0, 6, 40)
     y = (np.exp(-t) + 0.3 * np.sin(3 * t))[:, None] + np.random.default_rng(1).normal(
         0, 0.02, (40, 1)

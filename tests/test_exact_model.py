@@ -30,7 +30,7 @@ def chain_data(ode=CHAIN, x0=(3.0, 0.2), seed=1, sigma=0.05):
 
 
 def quick_gp(ode, t, y):
-    """Return Gaussian processes that are not fitted: the exact model asks them for data alone."""
+    """Return Gaussian processes that are not fitted: the exact model uses only their data."""
     covs = [pm.gp.cov.Matern52(1, ls=1.0)] * y.shape[1]
     positive = ode.is_positive if ode.positive else False
     return gm.StateGP(t, y, covs, sigma=0.1, states=ode.states, positive=positive)
@@ -117,8 +117,8 @@ def at_points(exact, target, phi):
 ALL = [pytest.param(case, id=name) for name, case in MODELS.items()] + [*OTHERS.values()]
 
 
-def test_points_that_were_evaluated_are_not_solved_for_again(rng):
-    """Assert it of points that come again in another order, and of one that is new."""
+def test_points_that_were_evaluated_are_not_solved_again(rng):
+    """Assert it of points in another order, and of one that is new."""
     target = ExactPosterior(built())
     phi = target.start_point() + 0.01 * rng.normal(size=(4, len(target.names)))
     target(phi[:3])
@@ -161,7 +161,7 @@ def test_its_variables_are_the_models_own_and_the_start():
     assert "gamma" in model.named_vars  # which stays as it is
 
 
-def test_starts_that_are_not_alike_have_a_variable_each():
+def test_starts_of_different_kinds_have_a_variable_each():
     exact = gm.exact_model(built(start={"a": 3.0, "b": pm.LogNormal.dist(-1, 1)}))
     assert [rv.name for rv in exact.free_RVs] == ["k", "m", "x0_b"]
     text = exact.str_repr()
@@ -265,7 +265,7 @@ def test_one_call_has_draws_for_it():
 @pytest.mark.parametrize("first", [0, 2, None], ids=["at the first time", "later", "never"])
 @pytest.mark.parametrize("is_positive", [False, True])
 def test_the_default_prior_is_wide(first, is_positive):
-    """Assert where it is and how wide, for states that are seen at once, late or never."""
+    """Assert location and width, for states that are observed at the start, later or never."""
     ode = POSITIVE if is_positive else CHAIN
     y = chain_data(ode)
     y[:first, 0] = np.nan
@@ -299,7 +299,7 @@ APART = gm.ODE(lambda t, x, theta: [-theta.k * x.a, -theta.m * x.b], ["a", "b"],
 
 @pytest.mark.parametrize("prior", [pm.Flat, pm.HalfFlat])
 @pytest.mark.parametrize("state", ["a", "b"])
-def test_a_flat_prior_is_endless_where_nothing_tells_the_start(prior, state):
+def test_a_flat_prior_is_improper_where_no_data_determine_the_start(prior, state):
     """Assert it of a start that is observed, and of one that is not, nor drives what is."""
     y = chain_data(APART, x0=(3.0, 1.0))
     y[:, 1] = np.nan
@@ -315,7 +315,7 @@ def test_a_flat_prior_is_endless_where_nothing_tells_the_start(prior, state):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")  # draws go to 1e150
-def test_a_posterior_without_finite_volume_is_refused_in_words():
+def test_an_improper_posterior_is_named():
     y = chain_data(APART, x0=(3.0, 1.0))
     y[:, 1] = np.nan
     fit = gm.fit(
@@ -352,7 +352,7 @@ HIDDEN_SWING = gm.ODE(
 
 
 def fit_of_swing(rng, fastest):
-    """Fit data that say nothing of how fast a state swings which they hardly depend on."""
+    """Fit data that hardly depend on a state whose frequency is unknown."""
     t = np.linspace(0, 4, 13)
     x = HIDDEN_SWING.solve(t, [1.0, 1.0, 0.0], {"k": 0.5, "w": 1.0})
     y = pd.DataFrame({"y": x[:, 0] + rng.normal(0, 0.02, 13)})
@@ -373,7 +373,7 @@ def test_what_takes_many_steps_is_as_likely_as_it_is(rng):
 
 
 @pytest.mark.slow
-def test_where_draws_run_out_of_steps_the_verdict_says_so(rng, monkeypatch):
+def test_the_verdict_reports_draws_that_run_out_of_steps(rng, monkeypatch):
     monkeypatch.setattr(solving, "MOST_STEPS", 500)
     fit = fit_of_swing(rng, 500)
     assert not fit.is_exact

@@ -1,4 +1,4 @@
-"""What the exact posterior is of, what it is not, and what says so."""
+"""The exact posterior's density, the comparison with it, and predictions."""
 
 import logging
 import re
@@ -136,7 +136,7 @@ def test_two_experiments_count_both(y):
     np.testing.assert_allclose(target(phi), expected, rtol=1e-6)
 
 
-def test_data_set_anew_are_the_data(y):
+def test_replaced_data_are_the_data(y):
     with pm.Model() as model:
         data = pm.Data("data", y)
     with model:
@@ -151,7 +151,7 @@ def test_data_set_anew_are_the_data(y):
 
 
 @pytest.mark.slow
-def test_data_set_anew_do_not_lose_the_seal_for_the_old_ones(y):
+def test_replaced_data_do_not_fail_for_the_old_ones(y):
     """Assert that a solution which explains the new data is not asked to explain the old."""
     other = START * np.exp(-2.5 * T)[:, None] + np.random.default_rng(2).normal(0, 1.0, y.shape)
     with pm.Model() as model:
@@ -180,7 +180,7 @@ def test_labels_of_a_vector_are_its_own_and_not_those_of_states(y):
     assert ExactPosterior(model).names == names
 
 
-def test_potentials_of_the_states_weigh(y):
+def test_potentials_of_the_states_count(y):
     def likelihood(x):
         pm.Normal("y", x, 1.0, observed=y)
         pm.Potential("last", -0.5 * x[-1, 0] ** 2)
@@ -192,7 +192,7 @@ def test_potentials_of_the_states_weigh(y):
     )
 
 
-def test_a_likelihood_that_sees_the_states_by_another_way_is_refused(y):
+def test_a_likelihood_of_other_gaussian_process_variables_is_refused(y):
     gp = a_gp(np.log(np.maximum(y, 0.1)))
     with pm.Model() as model:
         rate = pm.HalfNormal("rate", 2)
@@ -327,7 +327,9 @@ def test_an_sd_away_or_half_as_wide_again_raises_suspicion(
         assert re.search(rf"{said}.*{re.escape(name)}.*gm\.integrate_check", seen.text)
 
 
-def test_more_unknowns_than_a_glance_can_take_are_not_compared(gaussian_model, y, monkeypatch):
+def test_more_unknowns_than_the_quick_comparison_takes_are_not_compared(
+    gaussian_model, y, monkeypatch
+):
     monkeypatch.setattr(comparison, "MAX_COORDINATES", 1)
     seen = compare_quickly(gaussian_model, made_up(a_gp(y))["posterior"].dataset)
     assert not seen.is_suspicious
@@ -348,7 +350,7 @@ def test_draws_whose_mean_cannot_be_integrated_raise_suspicion(y):
 
 
 @pytest.mark.slow
-def test_a_sample_says_what_was_seen_of_it(decay_model, caplog):
+def test_a_sample_has_the_result_of_its_comparison(decay_model, caplog):
     """Assert the attribute and the log line for the paper's settings, which smooth."""
     with caplog.at_level(logging.WARNING, logger="pymc.gradmatch"):
         idata = gm.sample(
@@ -389,7 +391,7 @@ def test_an_intervention_on_theta_moves_the_prediction(gaussian_model):
     assert float(np.abs(prior["prior"]["x"].isel(time=-1)).max()) > 1
 
 
-def test_what_pm_do_fixes_wins_over_draws_of_it(exact, gaussian_model):
+def test_pm_do_replaces_draws(exact, gaussian_model):
     done = pm.do(gaussian_model, {"rate": 3.0})
     predicted = gm.predict(exact.idata, model=done, t=[0.0, 1.0])["posterior_predictive"]["x"]
     start = exact.idata["posterior"]["x0"].to_numpy()
@@ -399,7 +401,7 @@ def test_what_pm_do_fixes_wins_over_draws_of_it(exact, gaussian_model):
     assert away == pytest.approx(1.0, abs=5 / np.sqrt(2 * data["y"].size))
 
 
-def test_what_was_computed_of_a_fixed_variable_is_computed_anew(y):
+def test_functions_of_a_fixed_variable_are_computed_again(y):
     """Assert it of a rate that is another one's double, and that a child's draws are refused."""
     gp = a_gp(y)
     with pm.Model() as model:
@@ -420,7 +422,7 @@ def test_what_was_computed_of_a_fixed_variable_is_computed_anew(y):
         gm.predict(idata, model=pm.do(model, {"half": 1.5}))
 
 
-def test_where_a_potential_knows_the_data_the_solutions_are_what_is_predicted(y):
+def test_predictions_are_solutions_where_only_a_potential_has_the_data(y):
     def likelihood(x):
         pm.Potential("y", -0.5 * pm.math.sqr(x - y).sum())
 
@@ -429,7 +431,7 @@ def test_where_a_potential_knows_the_data_the_solutions_are_what_is_predicted(y)
     assert predicted["posterior_predictive"]["x"].sizes["time"] == len(T)
 
 
-def test_a_fit_in_the_place_of_its_draws_is_refused(gaussian_model):
+def test_a_fit_instead_of_its_draws_is_refused(gaussian_model):
     with pytest.raises(TypeError, match=r"idata is a dict; expected a DataTree"):
         gm.predict({"rate": 1.0}, model=gaussian_model)
 

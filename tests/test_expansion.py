@@ -1,4 +1,4 @@
-"""What climbs and walks know of a model: derivatives of its exact posterior, and prior draws."""
+"""Derivatives of the exact posterior, and draws of its prior."""
 
 import numpy as np
 import pymc as pm
@@ -122,7 +122,7 @@ def test_an_expansion_has_the_gradient_of_differences_of_the_density(target, poi
     np.testing.assert_allclose(gradient, at.gradient, rtol=1e-8, atol=1e-8 * size)
 
 
-def test_an_expansion_has_a_symmetric_hessian_that_falls_where_data_decide(target, points):
+def test_an_expansion_has_a_symmetric_hessian(target, points):
     hessian = target.expand(points, np.ones(points.shape[1])).hessian
     np.testing.assert_allclose(hessian, hessian.mT)
     assert (np.linalg.eigvalsh(hessian)[:, 0] < 0).all()
@@ -155,7 +155,7 @@ def test_an_expansion_of_a_linear_ode_with_normal_noise_has_the_exact_hessian(n_
 
 
 def target_scale(target):
-    """Return what a unit of the coordinate of x(t0) is, in the units of x(t0)."""
+    """Return the unit of the coordinate of x(t0), in the units of x(t0)."""
     there = target.start_point()
     labels = [label for label in target.scalars(there[None]) if label.startswith("x0")]
     moved = there + np.eye(len(there))[-1]
@@ -164,7 +164,7 @@ def target_scale(target):
 
 
 def test_points_that_cannot_be_integrated_from_have_no_expansion():
-    """Assert it on x' = k x^2, which blows up, beside a point from where it does not."""
+    """Assert it on x' = k x^2, which blows up, and for a point where it does not."""
     ode = gm.ODE(lambda t, x, theta: [theta.k * x.mass**2], ["mass"], ["k"])
     target = exact(ode, T, decaying(), priors={"k": pm.Normal.dist(0, 1)}, start={"mass": 1.0})
     at = target.expand(np.array([[-0.5], [2.0]]), np.ones(1))
@@ -191,7 +191,7 @@ def test_half_of_the_draws_of_a_start_with_a_prior_are_of_that_prior():
     assert abs(np.median(x0[::2]) / decaying()[0, 0] - 1) < 0.2
 
 
-def test_draws_of_a_start_that_is_not_seen_are_of_its_prior():
+def test_draws_of_an_unobserved_start_are_of_its_prior():
     """Assert it of the second of two states, of which there are no data."""
     y = np.column_stack([predated()[:, 0], np.full(len(T), np.nan)])
     priors = {name: pm.LogNormal.dist(0, 0.5) for name in "abc"}
@@ -201,7 +201,7 @@ def test_draws_of_a_start_that_is_not_seen_are_of_its_prior():
     assert stats.kstest(x0, stats.norm(3.0, 0.5).cdf).pvalue > 1e-3
 
 
-def test_densities_are_the_same_in_small_pieces(monkeypatch):
+def test_densities_are_the_same_in_small_chunks(monkeypatch):
     target = MODELS["two states"]()
     points = target.start_point() + np.linspace(-0.1, 0.1, 7)[:, None]
     whole = target(points)

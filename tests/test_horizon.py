@@ -1,4 +1,4 @@
-"""A growing horizon: what a first piece of the data says, and where pieces lead."""
+"""A growing horizon: posteriors of the first data, and the modes that they lead to."""
 
 import numpy as np
 import pymc as pm
@@ -62,7 +62,7 @@ KINDS = {
 
 @pytest.mark.parametrize("of", KINDS.values(), ids=KINDS)
 def test_a_piece_is_the_posterior_given_the_first_data_alone(of, rng):
-    """Assert density, gradient and Hessian of a model that was told no more."""
+    """Assert density, gradient and Hessian of a model without the other data."""
     piece, alone = HorizonPosterior(of(len(T)), N_FIRST / len(T)), of(N_FIRST)
     points = alone.draw_prior(5, rng)
     widths = np.ones(points.shape[1])
@@ -86,7 +86,7 @@ def test_what_happens_after_the_horizon_does_not_matter():
     assert whole.n_solutions == 2
 
 
-def test_a_term_counts_where_no_later_state_has_a_part_in_it():
+def test_entries_of_terms_count_that_do_not_depend_on_later_states():
     def likelihood(x, theta):
         pm.Normal("y", x.mass, 0.1, observed=DATA[:, 0])
         pm.Normal("increments", x.mass[1:] - x.mass[:-1], 0.1, observed=np.diff(DATA[:, 0]))
@@ -151,7 +151,7 @@ def chaos():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("problem", [predation_over_20_cycles, chaos])
-def test_the_horizon_leads_where_a_climb_from_the_truth_does(problem):
+def test_the_horizon_leads_where_an_optimisation_from_the_truth_does(problem):
     target, truth = problem()
     found = grow_horizon(target, np.random.default_rng(1))
     [height] = optimise_locally(target, truth[None], found.widths).log_density
@@ -159,8 +159,8 @@ def test_the_horizon_leads_where_a_climb_from_the_truth_does(problem):
     np.testing.assert_array_less(found.reached, MAX_MODES_FOLLOWED)
 
 
-def test_the_horizon_is_one_climb_more_to_each_of_its_modes(rng):
-    """Assert it beside 32 climbs from the prior, of which few end at the truth's mode."""
+def test_the_horizon_is_one_more_start_for_each_of_its_modes(rng):
+    """Assert it with 32 starts from the prior, of which few end at the truth's mode."""
     target, _ = predation_over_20_cycles()
     known = next(find_modes(target, rng))
     found = grow_horizon(target, rng, known)

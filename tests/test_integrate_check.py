@@ -306,7 +306,7 @@ def test_draws_without_their_dims_are_refused_in_words(biased, simple_model):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, np.linalg.LinAlgError])
-def test_a_glance_that_fails_says_so_and_costs_no_draws(biased, simple_model, monkeypatch, error):
+def test_a_quick_comparison_that_fails_loses_no_draws(biased, simple_model, monkeypatch, error):
     def fail(*_):
         raise error
 

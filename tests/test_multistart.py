@@ -1,4 +1,4 @@
-"""Climbs from draws of the prior: which modes they find, and when they are enough."""
+"""Multi-start optimisation: which modes it finds, and when there are enough starts."""
 
 import sys
 
@@ -40,13 +40,13 @@ def test_six_modes_are_found_with_how_often_each_was_reached(six_modes, rng):
     np.testing.assert_array_equal(found.reached_near(found.modes.point), found.reached)
 
 
-def test_climbs_stop_where_their_ends_agree(rng):
+def test_no_more_starts_where_end_points_agree(rng):
     one = modes_of(with_prior(normal(1.0), everywhere(-10, 60)), rng)
     np.testing.assert_allclose(one.modes.point, [[0.0, 0.0]], atol=0.05)
     assert one.reached.tolist() == [FIRST_STARTS]
 
 
-def test_more_modes_than_climbs_can_count_are_said_to_be_unknown(rng):
+def test_more_modes_than_starts_give_a_high_chance_of_a_new_one(rng):
     """Assert it of 400 normals of equal shares."""
     places = 10.0 * np.stack(np.meshgrid(range(20), range(20)), axis=-1).reshape(-1, 2)
     parts = [(normal(1.0, place), 0.0) for place in places]
@@ -55,7 +55,7 @@ def test_more_modes_than_climbs_can_count_are_said_to_be_unknown(rng):
     assert found.chance_of_new_mode > 0.2
 
 
-def test_ends_of_climbs_are_normal_approximations(rng):
+def test_end_points_have_normal_approximations(rng):
     """Assert mean, covariance and evidence of a normal."""
     factor = np.tril(rng.normal(size=(4, 4))) + 2 * np.eye(4)
 
@@ -72,8 +72,8 @@ def test_ends_of_climbs_are_normal_approximations(rng):
     np.testing.assert_allclose(ends.log_evidence, 0.5 * log_det, atol=0.02)
 
 
-def test_a_climb_goes_through_a_valley_that_is_no_normal(rng):
-    """Assert it of Rosenbrock's, from all over."""
+def test_optimisation_follows_a_curved_valley(rng):
+    """Assert it of Rosenbrock's function, from many points."""
 
     def valley(phi):
         return -(np.square(1 - phi[:, 0]) + 100 * np.square(phi[:, 1] - phi[:, 0] ** 2))
@@ -83,7 +83,7 @@ def test_a_climb_goes_through_a_valley_that_is_no_normal(rng):
     assert ends.log_density.min() > -0.02
 
 
-def test_climbs_that_settle_on_a_curved_ridge_have_arrived():
+def test_optimisations_that_stall_on_a_curved_ridge_have_converged():
     """Assert it of a ring of width 0.01, along which the parabola rises and the density falls."""
 
     def ring(phi):
@@ -97,8 +97,8 @@ def test_climbs_that_settle_on_a_curved_ridge_have_arrived():
 
 
 @pytest.mark.parametrize(("bend", "error"), [(-0.05, 0.1), (0.05, 0.0)])
-def test_a_point_without_slope_is_a_mode_where_the_density_falls_beside_it(bend, error):
-    """Assert it where errors turn the sign of the curvature, and not of a saddle."""
+def test_a_stationary_point_is_a_mode_where_the_density_falls_nearby(bend, error):
+    """Assert it where errors change the sign of the curvature, and not of a saddle."""
 
     class Inexact(Density):
         def expanded(self, phi, widths):
@@ -110,8 +110,8 @@ def test_a_point_without_slope_is_a_mode_where_the_density_falls_beside_it(bend,
     assert ends.has_converged.all() == (bend < 0)
 
 
-def test_a_wall_does_not_stop_a_climb():
-    """Assert the mode of a narrow density, from beside an edge at which it ends."""
+def test_a_region_of_density_zero_does_not_stop_an_optimisation():
+    """Assert the mode of a narrow density, from near the edge of its support."""
     sd, edge = 0.01, 0.05
 
     def walled(phi):
@@ -124,7 +124,7 @@ def test_a_wall_does_not_stop_a_climb():
     np.testing.assert_allclose(deviations, sd, rtol=0.05)
 
 
-def test_draws_of_density_zero_are_not_climbed_from(rng):
+def test_draws_of_density_zero_are_no_starts(rng):
     def half(phi):
         return np.where(phi[:, 0] > 0, normal(1.0, 2.0)(phi), -np.inf)
 
@@ -136,9 +136,9 @@ def test_draws_of_density_zero_are_not_climbed_from(rng):
 
 
 def test_a_lower_mode_is_found_where_most_draws_are_near_the_higher(rng):
-    """Assert it of one with a twentieth of the posterior, and with a tenth of the prior's draws.
+    """Assert it of a mode with a 20th of the posterior, and a tenth of the prior's draws.
 
-    Of 32 climbs none begins there once in thirty times.
+    None of 32 starts is there in one run of thirty.
     """
     lower = np.full(2, 20.0)
 
@@ -151,7 +151,7 @@ def test_a_lower_mode_is_found_where_most_draws_are_near_the_higher(rng):
     assert n_found.count(2) >= 17
 
 
-def test_a_mode_far_below_another_counts_where_it_holds_more(rng):
+def test_a_mode_far_below_another_counts_if_it_has_more_evidence(rng):
     """Assert it of one in ten dimensions that is lower and five times as wide."""
     far = 60 * np.eye(10)[0]
 
@@ -164,14 +164,14 @@ def test_a_mode_far_below_another_counts_where_it_holds_more(rng):
     np.testing.assert_allclose(found.modes.point[:, 0], [0, 60], atol=0.5)
 
 
-def test_a_mode_of_next_to_no_share_is_a_maximum_but_does_not_count(rng):
+def test_a_mode_with_almost_no_evidence_is_a_maximum_but_does_not_count(rng):
     parts = [(normal(1.0), 0.0), (normal(1.0, 20.0), -10.0)]
     found = modes_of(together(parts, everywhere(-5, 25)), rng)
     assert len(found.maxima.log_density) == 2
     np.testing.assert_allclose(found.modes.point, [[0.0, 0.0]], atol=0.05)
 
 
-def test_climbs_that_settle_along_a_ridge_are_one_mode(rng):
+def test_end_points_along_a_ridge_are_one_mode(rng):
     def bent(phi):
         across = phi[:, 1] - 0.02 * np.square(phi[:, 0])
         return -0.5 * np.square(phi[:, 0] / 30) - 0.5 * np.square(across / 0.1)
@@ -186,7 +186,7 @@ def test_climbs_that_settle_along_a_ridge_are_one_mode(rng):
     assert len(without_ridge_connected(density, modes).log_density) == 1
 
 
-def test_points_of_another_posterior_are_climbed_from_too(rng):
+def test_points_of_another_posterior_are_starts_too(rng):
     """Assert that a mode is found that no draw of the prior leads to."""
     narrow = normal(0.01, 500.0)
     two = together([(normal(1.0), 0.0), (narrow, 10.0)], everywhere(-3, 3))
@@ -196,14 +196,14 @@ def test_points_of_another_posterior_are_climbed_from_too(rng):
     np.testing.assert_allclose(found.maxima.point, [[500, 500], [0, 0]], atol=0.05)
 
 
-def test_further_climbs_are_added_to_what_is_found(six_modes, rng):
+def test_further_starts_are_added(six_modes, rng):
     one = optimise_locally(six_modes, np.array([[1.0, 1.0]]), np.ones(2))
     found = ModeSearch.of(one, np.ones(2)).extended(six_modes, np.array([[49.0, 1.0], [0.5, 0.0]]))
     np.testing.assert_allclose(sorted(found.modes.point.tolist()), [[0, 0], [50, 0]], atol=0.05)
     assert sorted(found.reached.tolist()) == [1, 2]
 
 
-def test_climbs_go_on_until_the_highest_end_comes_back(rng):
+def test_a_search_is_complete_when_the_highest_maximum_was_reached_twice(rng):
     """Assert it of two modes of which the higher was reached once."""
     two = together([(normal(1.0), 0.0), (normal(1.0, 50.0), 3.0)], everywhere(-10, 60))
     ends = optimise_locally(two, np.array([[49.0, 49.0], *([[1.0, 1.0]] * 60)]), np.ones(2))
@@ -214,7 +214,7 @@ def test_climbs_go_on_until_the_highest_end_comes_back(rng):
     assert found.extended(two, np.array([[51.0, 50.0]])).is_complete
 
 
-def test_climbs_that_steps_have_run_out_for_go_on(rng, monkeypatch):
+def test_optimisations_that_reach_the_step_limit_go_on(rng, monkeypatch):
     """Assert it of one that is above all maxima."""
     two = together([(normal(1.0), 0.0), (normal(30.0, 200.0), 5.0)], everywhere(-30, 30))
     monkeypatch.setattr(sys.modules[optimise_locally.__module__], "MAX_STEPS", 1)

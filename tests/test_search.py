@@ -1,4 +1,4 @@
-"""Searches for densities in closed form: mixtures, weights, ridges, walks, and agreement."""
+"""Searches for densities in closed form: mixtures, weights, ridges, HMC, and agreement."""
 
 from types import SimpleNamespace
 
@@ -36,8 +36,8 @@ from pymc_gradmatch.exact.search import (
 from tests.densities import Density, modes_of, normal, together
 
 
-def climbed(target, *points, width=1.0):
-    """Return the modes that climbs from points lead to, the highest first."""
+def optimised(target, *points, width=1.0):
+    """Return the modes that local optimisations from points end at, the highest first."""
     points = np.array(points, dtype=float)
     found = optimise_locally(target, points, np.full(points.shape[1], width))
     return found.select(np.argsort(-found.log_density))
@@ -58,7 +58,7 @@ def test_weights_are_uniform_where_the_proposal_is_the_target(rng):
     assert weighted.log_evidence == pytest.approx(0, abs=1e-9)
 
 
-def test_draws_of_which_none_is_possible_are_weighed_without_an_error(rng):
+def test_draws_of_density_zero_are_weighted_without_an_error(rng):
     points = rng.normal(size=(1_000, 2))
     weighted = pareto_smooth(points, np.full(1_000, -np.inf))
     assert not weighted.is_reliable
@@ -71,7 +71,7 @@ def test_a_reliable_k_is_below_seven_tenths_and_less_for_few_draws():
     assert reliable_k(100) == 0.5
 
 
-def test_a_search_travels_to_a_far_and_narrow_target():
+def test_a_search_adapts_to_a_far_and_narrow_target():
     """Assert moments of a normal ten of its standard deviations away, in eight dimensions.
 
     A third of all searches have too few effective draws when their rounds are used up.
@@ -93,7 +93,7 @@ def test_a_search_travels_to_a_far_and_narrow_target():
     assert n_there >= 4
 
 
-def test_a_search_keeps_all_of_its_draws_and_ends_when_they_are_enough(rng):
+def test_a_search_keeps_its_draws_and_ends_when_there_are_enough(rng):
     start = Mixture.single(np.zeros(2), np.eye(2))
     one = adaptive_search(normal(1.0), start, 1_000, 500, rng)
     assert len(one.pool.proposals) == 1
@@ -108,7 +108,7 @@ def of_copies(points):
     return -0.5 * np.square((np.abs(points) - 1) / 0.05).sum(axis=1)
 
 
-def test_a_search_without_hope_is_given_up_when_it_starts_from_earlier_ones(rng):
+def test_a_search_with_almost_no_effective_draws_is_given_up(rng):
     start, said = Mixture.single(np.ones(10), np.full(10, 0.05**2) * np.eye(10)), []
     start = Mixture.combined([start, start._replace(means=-start.means)])
     wide = start._replace(shapes=1e4 * start.shapes)
@@ -119,10 +119,10 @@ def test_a_search_without_hope_is_given_up_when_it_starts_from_earlier_ones(rng)
     assert not adaptive_search(of_copies, start, 1_000, 200, rng, gives_up=True).is_given_up
 
 
-def test_searches_say_what_remains(rng):
+def test_searches_report_what_remains(rng):
     said = []
     run_searches(
-        Density(normal(1.0)), climbed(normal(1.0), [0.0, 0.0]), 1_000, rng, report=said.append
+        Density(normal(1.0)), optimised(normal(1.0), [0.0, 0.0]), 1_000, rng, report=said.append
     )
     assert said[0] == "following ridges from all modes"
     assert said[1] == f"attempt 1 of {len(DRAWS_PER_ROUND)}, search 1 of 2, round 1 of 12 at most"
@@ -146,7 +146,7 @@ def test_a_pool_keeps_the_latest_of_its_rounds(rng):
     np.testing.assert_allclose(pool.log_ratio, expected)
 
 
-def test_draws_of_several_proposals_are_weighed_as_draws_of_their_mixture(rng):
+def test_draws_of_several_proposals_are_weighted_as_draws_of_their_mixture(rng):
     first, second = (Mixture.single(np.full(2, at), np.eye(2)) for at in (-1.0, 1.0))
     pool = Pool()
     for proposal in (first, second):
@@ -156,15 +156,15 @@ def test_draws_of_several_proposals_are_weighed_as_draws_of_their_mixture(rng):
     np.testing.assert_allclose(pool.log_ratio, expected)
 
 
-def test_a_target_that_is_zero_at_all_draws_is_refused_in_words(rng):
+def test_a_target_that_is_zero_at_all_draws_is_refused(rng):
     nowhere = Density(lambda phi: np.full(len(phi), -np.inf))
-    start = climbed(normal(1.0), [0.0, 0.0])
+    start = optimised(normal(1.0), [0.0, 0.0])
     with pytest.raises(ValueError, match="zero at all of 1000 draws around the given ones"):
         run_searches(nowhere, start, 1_000, rng)
 
 
-def test_a_search_whose_draws_are_all_impossible_starts_from_the_modes(rng, monkeypatch):
-    """Assert it of sixty unknowns above zero, where a draw twice as wide never lies."""
+def test_a_search_whose_draws_all_have_density_zero_starts_from_the_modes(rng, monkeypatch):
+    """Assert it of sixty positive unknowns, where draws twice as wide never are."""
     sd = 0.25
 
     def positive(points):
@@ -174,7 +174,7 @@ def test_a_search_whose_draws_are_all_impossible_starts_from_the_modes(rng, monk
     wide = Mixture.single(np.ones(60), np.square(5 * sd) * np.eye(60))
     with pytest.raises(ValueError, match="zero at all"):
         adaptive_search(positive, wide, 500, 100, rng)
-    mode = climbed(normal(sd, 1.0), np.ones(60))
+    mode = optimised(normal(sd, 1.0), np.ones(60))
     monkeypatch.setattr("pymc_gradmatch.exact.search.DRAWS_PER_ROUND", (500, 500))
     weighted = run_searches(Density(positive), mode, 1_000, rng).weighted
     assert (weighted.points[weighted.weights > 0] > 0).all()
@@ -197,19 +197,24 @@ def on_banana(bend, x):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("bend", "width", "start"),
-    [(0.05, 0.3, "its mode"), (0.05, 0.3, "one end"), (0.05, 0.3, "climbs"), (0.5, 0.02, "climbs")],
+    [
+        (0.05, 0.3, "its mode"),
+        (0.05, 0.3, "one end"),
+        (0.05, 0.3, "optimisation"),
+        (0.5, 0.02, "optimisation"),
+    ],
 )
 def test_a_bent_ridge_is_covered(bend, width, start, rng):
-    """Assert the whole ridge's mean and standard deviation, which k alone would not ask for.
+    """Assert the whole ridge's mean and standard deviation, which k alone does not check.
 
-    No trajectory can move on the thinner one, so that its draws, though right, are not vouched for.
+    No HMC trajectory can move on the thinner one, so its draws, though right, are not reliable.
     """
     target = banana(bend, width)
     for _ in range(4):
-        if start == "climbs":
+        if start == "optimisation":
             modes = modes_of(target, rng).modes
         else:
-            modes = climbed(target, on_banana(bend, 0.0 if start == "its mode" else -4.0))
+            modes = optimised(target, on_banana(bend, 0.0 if start == "its mode" else -4.0))
         found = run_searches(target, modes, 12_000, rng)
         assert found.weighted.is_reliable
         assert found.conditions["searches_agree"].passed
@@ -221,11 +226,11 @@ def test_a_bent_ridge_is_covered(bend, width, start, rng):
         assert np.sqrt(weights @ x**2) == pytest.approx(4, rel=error)
 
 
-def test_walks_stay_on_a_ridge_to_both_of_its_ends():
-    """Assert it from one end, for a ridge that turns a hundred times its width aside."""
+def test_a_ridge_is_followed_to_both_of_its_ends():
+    """Assert it from one end, for a ridge that bends by a hundred times its width."""
     bend, width = 0.1, 0.05
     target = banana(bend, width)
-    ridges = follow_ridges(target, climbed(target, on_banana(bend, -4.0)))
+    ridges = follow_ridges(target, optimised(target, on_banana(bend, -4.0)))
     x, y, _ = ridges.mixture.means.T
     assert x.min() < -12  # three standard deviations
     assert x.max() > 12
@@ -234,7 +239,7 @@ def test_walks_stay_on_a_ridge_to_both_of_its_ends():
 
 
 def rate_near_zero(phi):
-    """Return the log density of a rate's log, and of two that hang together and follow it."""
+    """Return the log density of a rate's log, and of two correlated parameters that follow it."""
     log_rate, a, b = phi.T
     follows = 0.3 * np.tanh(log_rate + 1.9)
     tail = log_rate - np.square((np.exp(log_rate) - 0.15) / 0.075) / 2
@@ -242,9 +247,9 @@ def rate_near_zero(phi):
     return tail - (np.square(together) + np.square(apart)) / 2
 
 
-def test_walks_go_down_an_exponential_tail_beside_steep_slopes():
-    """Assert that they get where one in 2 000 draws is, and are on the ridge wherever they pass."""
-    modes = climbed(Density(rate_near_zero), [-2.0, 0.0, 0.0])
+def test_an_exponential_tail_between_steep_slopes_is_followed():
+    """Assert points where one in 2 000 draws is, all of them on the ridge."""
+    modes = optimised(Density(rate_near_zero), [-2.0, 0.0, 0.0])
     means = follow_ridges(Density(rate_near_zero), modes).mixture.means
     in_tail = means[means[:, 0] < -3]
     assert in_tail[:, 0].min() < -7.5
@@ -253,14 +258,14 @@ def test_walks_go_down_an_exponential_tail_beside_steep_slopes():
     assert (rate_near_zero(in_tail) > rate_near_zero(on_ridge) - 1).all()
 
 
-def test_an_exponential_tail_beside_steep_slopes_has_its_share(rng):
+def test_an_exponential_tail_between_steep_slopes_has_its_share(rng):
     """Assert the share of the tail against quadrature, along the rate alone."""
     target = Density(rate_near_zero)
     grid = np.linspace(-40, 2, 20_001)
     density = np.exp(grid - np.square((np.exp(grid) - 0.15) / 0.075) / 2)
     share = density[grid < -4].sum() / density.sum()
     for _ in range(4):
-        found = run_searches(target, climbed(target, [-2.0, 0.0, 0.0]), 4_000, rng)
+        found = run_searches(target, optimised(target, [-2.0, 0.0, 0.0]), 4_000, rng)
         assert found.is_reliable
         weights, log_rate = found.weighted.weights, found.weighted.points[:, 0]
         error = np.sqrt(share / found.weighted.n_effective)
@@ -274,8 +279,8 @@ def turning(phi):
     return -0.5 * (x**2 + np.square(tight / 3e-4) + np.square(loose / 0.02))
 
 
-def test_walks_turn_with_a_ridge_and_are_on_it_wherever_they_pass():
-    modes = climbed(Density(turning), [0.1, 0.0, 0.0])
+def test_points_along_a_bent_ridge_are_on_it():
+    modes = optimised(Density(turning), [0.1, 0.0, 0.0])
     ridges = follow_ridges(Density(turning), modes)
     x = ridges.mixture.means[:, 0]
     assert x.min() < -3.5
@@ -288,16 +293,16 @@ def test_walks_turn_with_a_ridge_and_are_on_it_wherever_they_pass():
 
 
 @pytest.mark.slow
-def test_parts_along_a_ridge_are_adapted_to_it(rng):
-    """Assert a proposal of which a good share counts, where one of a few parts has none.
+def test_components_along_a_ridge_are_adapted_to_it(rng):
+    """Assert a large effective share of a proposal, where one of few components has none.
 
-    The share hangs on the few draws that a search ends with: the median of several tells.
+    The share depends on few draws: assert the median of several searches.
     """
     bend, width = 0.1, 0.05
     target = banana(bend, width)
     shares: dict[str, list[float]] = {"ridge": [], "found": []}
     for _ in range(7):
-        mode = climbed(target, on_banana(bend, 0.0))
+        mode = optimised(target, on_banana(bend, 0.0))
         ridge = follow_ridges(target, mode).mixture
         found = adaptive_search(target, ridge, 2_000, np.inf, rng).proposal
         for name, proposal in {"ridge": ridge, "found": found}.items():
@@ -334,14 +339,14 @@ def walked(target, proposal, points, rng, parts=None):
 
 
 @pytest.mark.parametrize("width", [1.0, 1.8])  # of the target: light tails of weights, and heavy
-def test_walks_stay_where_a_proposal_covers_the_target(rng, width):
+def test_trajectories_stay_where_a_proposal_covers_the_target(rng, width):
     proposal = Mixture.single(np.zeros(4), np.eye(4))
     points = proposal.draw(4_000, rng)
     assert walked(normal(width), proposal.log_density, points, rng).n_leaving == 0
 
 
-def test_walks_leave_a_proposal_that_ends_where_the_target_goes_on(rng):
-    """Assert it where weights are nearly equal, and k sees nothing."""
+def test_trajectories_leave_a_proposal_that_covers_half_of_the_target(rng):
+    """Assert it where weights are nearly equal, and k is small."""
 
     def half(phi):
         return np.where(phi[:, 0] < 0, normal(1.1)(phi), -1e3)
@@ -355,7 +360,7 @@ def test_walks_leave_a_proposal_that_ends_where_the_target_goes_on(rng):
 
 
 def test_leapfrog_steps_conserve_energy_to_their_square(rng):
-    """Assert it for a normal density, whose gradients differences tell exactly."""
+    """Assert it for a normal density, whose gradients differences give exactly."""
     dynamics = HamiltonianDynamics(
         normal(np.array([1.0, 2.0, 0.5])), np.broadcast_to(np.eye(3), (500, 3, 3))
     )
@@ -367,7 +372,7 @@ def test_leapfrog_steps_conserve_energy_to_their_square(rng):
     assert lost[0] / lost[1] == pytest.approx(4, rel=0.1)
 
 
-def test_a_walk_that_runs_away_is_no_walk_that_leaves(rng):
+def test_a_divergent_trajectory_does_not_count_as_leaving(rng):
     """Assert it of a normal density that ends in cliffs, far steeper than steps allow."""
 
     def cliff(phi):
@@ -384,7 +389,7 @@ def test_a_walk_that_runs_away_is_no_walk_that_leaves(rng):
     assert walked(target, normal(1.0), points, rng).n_leaving == 0
 
 
-def test_walks_go_by_the_widths_of_their_own_part(rng):
+def test_trajectories_use_the_widths_of_their_own_mode(rng):
     """Assert that they need no more steps where one part is a thousand times as narrow."""
     means, widths = np.array([[0.0, 0.0], [100.0, 0.0]]), np.array([1.0, 1e-3])
     target = together([(normal(w, m), -2 * np.log(w)) for m, w in zip(means, widths, strict=True)])
@@ -397,15 +402,15 @@ def test_walks_go_by_the_widths_of_their_own_part(rng):
     assert len(walks.points) <= N_TRAJECTORIES * HMC_TIME / HMC_STEP
 
 
-def test_walks_that_leave_start_the_searches_anew_from_where_they_went(rng, monkeypatch):
-    """Assert it of a mode where nothing but walks has been."""
+def test_searches_start_again_from_trajectories_that_leave(rng, monkeypatch):
+    """Assert it of a mode that only trajectories reached."""
     two = together([(normal(1.0), 0.0), (normal(1.0, 40.0), 0.0)])
     there = iter([HMCCheck(rng.normal(40, 1, size=(500, 2)), N_TRAJECTORIES, N_TRAJECTORIES)])
     monkeypatch.setattr(
         "pymc_gradmatch.exact.search.hmc_check",
         lambda *given: next(there, None) or hmc_check(*given),
     )
-    found = run_searches(two, climbed(two, [0.3, 0.3]), 4_000, rng)
+    found = run_searches(two, optimised(two, [0.3, 0.3]), 4_000, rng)
     assert_half_is_far_away(found)
 
 
@@ -417,11 +422,11 @@ def assert_half_is_far_away(found):
 
 
 @pytest.mark.slow
-def test_a_ridge_too_long_for_its_walks_gets_no_seal(rng, monkeypatch):
+def test_a_ridge_too_long_to_be_followed_is_not_reliable(rng, monkeypatch):
     """Assert it of one as long as a million times its width."""
     target = banana(5, 1e-4)
     monkeypatch.setattr("pymc_gradmatch.exact.search.DRAWS_PER_ROUND", (1_500, 1_500))
-    found = run_searches(target, climbed(target, on_banana(5, -4.0)), 3_000, rng)
+    found = run_searches(target, optimised(target, on_banana(5, -4.0)), 3_000, rng)
     assert found.n_unfinished
     assert not found.is_reliable
 
@@ -433,21 +438,21 @@ def test_a_tail_without_finite_volume_has_no_end(power, is_unfinished):
     def heavy(phi):
         return -(phi[:, 0] ** 2 + power * np.log1p(phi[:, 1] ** 2)) / 2
 
-    modes = climbed(Density(heavy), [0.3, 0.3])
+    modes = optimised(Density(heavy), [0.3, 0.3])
     assert bool(follow_ridges(Density(heavy), modes).n_unfinished) == is_unfinished
 
 
 @pytest.mark.slow
-def test_a_posterior_without_finite_volume_gets_no_seal(rng):
+def test_an_improper_posterior_is_not_reliable(rng):
     def heavy(phi):
         return -(phi[:, 0] ** 2 + np.log1p(phi[:, 1] ** 2)) / 2
 
     target = Density(heavy)
-    assert not run_searches(target, climbed(target, [0.3, 0.3]), 4_000, rng).is_reliable
+    assert not run_searches(target, optimised(target, [0.3, 0.3]), 4_000, rng).is_reliable
 
 
 def test_searches_that_end_at_different_modes_disagree(rng, monkeypatch):
-    """Assert it with searches that are told where to end; each has a small k for itself."""
+    """Assert it with given results of searches, each with a small k."""
     two_modes = together([(normal(1.0, -5.0), 0.0), (normal(1.0, 5.0), 0.0)])
     ends = iter([-5.0, 5.0] * 3)
 
@@ -458,7 +463,7 @@ def test_searches_that_end_at_different_modes_disagree(rng, monkeypatch):
         return AdaptiveSearch(pool, proposal)
 
     monkeypatch.setattr("pymc_gradmatch.exact.search.adaptive_search", ended)
-    found = run_searches(two_modes, climbed(two_modes, [5.0, 5.0]), 3_000, rng)
+    found = run_searches(two_modes, optimised(two_modes, [5.0, 5.0]), 3_000, rng)
     assert found.weighted.is_reliable
     assert found.disagreement["mean"].max() > 1
     assert not found.conditions["searches_agree"].passed
@@ -468,7 +473,7 @@ def test_searches_that_end_at_different_modes_disagree(rng, monkeypatch):
 def test_modes_have_their_shares(rng):
     """Assert it of two, of shares 3 to 1."""
     two = together([(normal(1.0, 0.0), 0.0), (normal(1.0, 40.0), np.log(3))])
-    found = run_searches(two, climbed(two, [0.3, 0.3], [39.0, 39.0]), 3_000, rng)
+    found = run_searches(two, optimised(two, [0.3, 0.3], [39.0, 39.0]), 3_000, rng)
     assert found.is_reliable
     error = np.sqrt(0.75 * 0.25 / found.weighted.n_effective)
     share = found.weighted.weights @ (found.weighted.points[:, 0] > 20)
@@ -482,18 +487,20 @@ def test_a_mode_far_below_another_has_its_share_where_it_holds_more(rng):
     """Assert it of a normal in ten dimensions, and of one that is lower and five times as wide."""
     far = 60 * np.eye(10)[0]
     target = together([(normal(1.0), 0.0), (normal(5.0, far), -12.5)])
-    weighted = run_searches(target, climbed(target, np.zeros(10), far), 4_000, rng).weighted
+    weighted = run_searches(target, optimised(target, np.zeros(10), far), 4_000, rng).weighted
     share = 1 / (1 + np.exp(12.5) / 5**10)
     mean = weighted.weights @ weighted.points[:, 0]
     assert mean == pytest.approx(60 * share, abs=5 * 13 / np.sqrt(weighted.n_effective))
 
 
-def test_draws_of_another_sampler_take_the_place_of_ridges(rng):
-    """Assert it of a mode where nothing but these draws has been."""
+def test_draws_of_another_sampler_replace_ridges(rng):
+    """Assert it of a mode that only these draws reached."""
     two = together([(normal(1.0), 0.0), (normal(1.0, 40.0), 0.0)])
     chains = np.concatenate([rng.normal(at, 1, size=(500, 2)) for at in (0, 40)])
     around = fit_mixture(chains, rng)
-    assert_half_is_far_away(run_searches(two, climbed(two, [0.3, 0.3]), 4_000, rng, around=around))
+    assert_half_is_far_away(
+        run_searches(two, optimised(two, [0.3, 0.3]), 4_000, rng, around=around)
+    )
 
 
 def chains(rng, n=1_000, away=0.0):
@@ -505,7 +512,7 @@ def chains(rng, n=1_000, away=0.0):
 
 def test_chains_are_draws_of_the_target_with_its_moments(rng):
     draws, height = chains(rng)
-    found = result_of_chains(normal(1.0), climbed(normal(1.0), [0.3, 0.3]), draws, height, 0)
+    found = result_of_chains(normal(1.0), optimised(normal(1.0), [0.3, 0.3]), draws, height, 0)
     assert found.is_reliable
     assert found.weighted.n_effective == pytest.approx(4_000, rel=0.2)
     np.testing.assert_allclose(found.weighted.weights, 1 / 4_000)
@@ -518,15 +525,15 @@ def test_chains_are_draws_of_the_target_with_its_moments(rng):
 )
 def test_chains_that_disagree_are_few_or_diverge_are_not_reliable(rng, away, n, n_divergences):
     draws, height = chains(rng, n, away)
-    mode = climbed(normal(1.0), [0.3, 0.3])
+    mode = optimised(normal(1.0), [0.3, 0.3])
     assert not result_of_chains(normal(1.0), mode, draws, height, n_divergences).is_reliable
 
 
-def test_weights_make_up_for_chains_of_another_density(rng):
+def test_weights_correct_chains_of_another_density(rng):
     """Assert the standard deviation of a target that is a twentieth narrower."""
     draws, height = chains(rng, 20_000)
     target = normal(0.95)
-    found = result_of_chains(target, climbed(target, [0.3, 0.3]), draws, height, 0)
+    found = result_of_chains(target, optimised(target, [0.3, 0.3]), draws, height, 0)
     assert 0.9 < found.chains.remaining < 1
     np.testing.assert_allclose(np.sqrt(np.diagonal(found.covariance)), 0.95, rtol=0.01)
 

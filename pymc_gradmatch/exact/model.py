@@ -175,15 +175,10 @@ def with_solutions(of: Solutions, solving: Solving, number: Numbers = CONSTANT) 
     _check_likelihood(of, left_out)
     solved = _without(pm.do(model, states), of.model, left_out, of)
     _as_before(of.model, solved, [part.name for part in parts])
-    theta = _renamed(of.theta_graphs, of.model.named_vars.values(), solved)
+    reached = {*of.model.named_vars.values()} & {*ancestors(of.theta_graphs)}
+    same: dict[Any, Any] = {v: solved[str(v.name)] for v in reached if v.name in solved.named_vars}
+    theta: Any = graph_replace(of.theta_graphs, same, strict=False) if same else of.theta_graphs
     return SolvedModel(solved, theta, [solved[name] for name in of.starts], parts)
-
-
-def _renamed(graphs: Sequence, variables: Any, model: pm.Model) -> list:
-    """Return graphs with variables replaced by those of the same names in a model."""
-    known = {*variables} & {*ancestors(graphs)}
-    replaced: dict[Any, Any] = {v: model[str(v.name)] for v in known if v.name in model.named_vars}
-    return graph_replace([*graphs], replaced, strict=False) if replaced else [*graphs]
 
 
 def default_prior(gp: AnyStateGP) -> tuple[Array, Array]:

@@ -51,18 +51,10 @@ TAIL_SHARE = 0.01  # of the draws on each side of a coordinate, from which half 
 
 
 class Condition(NamedTuple):
-    """One condition of a passed verdict.
+    """One condition of a passed verdict."""
 
-    Attributes
-    ----------
-    passed : bool
-        Whether it holds.
-    figure : float, str, or list of str
-        What it was judged by.
-    """
-
-    passed: bool
-    figure: Any
+    passed: bool  # whether it holds
+    figure: Any  # the float, str, or list of str that it was judged by
 
 
 class ModeShares(NamedTuple):

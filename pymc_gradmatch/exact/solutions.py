@@ -33,13 +33,8 @@ class OutOfTimeError(TimeoutError):
 class Solutions:
     """The solutions of a model's ODEs at draws of its parameters and of x(t0).
 
-    Parameters
-    ----------
-    model : pymc.Model
-        Has a :class:`~pymc_gradmatch.GradientMatchingODE` or several, of states with a name.
-    inputs : mapping of str to Input or callable, optional
-        Replacements of inputs and doses, by name; for several experiments for all of them, or a
-        mapping by experiment.
+    ``inputs`` replace inputs and doses, by name; for several experiments all of them, or by
+    experiment.  Raises ValueError if the model has no ODE, or states that cannot be replaced.
 
     Attributes
     ----------
@@ -63,7 +58,15 @@ class Solutions:
                 "gm.GradientMatchingODE among these, for the ODE of the states."
             )
             raise ValueError(msg)
-        self.states = [_name_of_states(model, constraint) for constraint in self.constraints]
+        names = {variable: name for name, variable in model.named_vars.items()}
+        for constraint in self.constraints:
+            if constraint.x not in names:
+                msg = (
+                    f"the states of {constraint.name!r} are an expression without a name; expected "
+                    'a variable of the model, for example x = pm.Deterministic("x", ...).'
+                )
+                raise ValueError(msg)
+        self.states = [names[constraint.x] for constraint in self.constraints]
         if len(set(self.states)) < len(self.states):
             msg = f"two constraints share the states {self.states}; expected one ODE for each."
             raise ValueError(msg)
@@ -206,7 +209,10 @@ class Solutions:
         values = [_stacked(posterior[v.name]) for v in inputs]
         for variable, array in zip(inputs, values, strict=True):
             shape = variable.type.shape
-            if len(shape) != array.ndim - 1 or not all(map(_may_equal, shape, array.shape[1:])):
+            fits = len(shape) == array.ndim - 1 and all(
+                static in (None, size) for static, size in zip(shape, array.shape[1:], strict=True)
+            )
+            if not fits:
                 msg = (
                     f"the draws of {variable.name!r} have shape {array.shape[1:]}, the model's "
                     f"variable {shape}; expected the same. Take idata and model from the same run."
@@ -322,17 +328,6 @@ def _batches(odes: Sequence[ODE], first, times) -> list[list[int]]:
     return [*groups.values()]
 
 
-def _name_of_states(model: pm.Model, constraint: Constraint) -> str:
-    names = [name for name, variable in model.named_vars.items() if variable is constraint.x]
-    if not names:
-        msg = (
-            f"the states of {constraint.name!r} are an expression without a name; expected a "
-            'variable of the model, for example x = pm.Deterministic("x", ...).'
-        )
-        raise ValueError(msg)
-    return names[0]
-
-
 def unused_name(name: str, model: pm.Model) -> str:
     """Return a name, with underscores added if the model has it already."""
     while name in model.named_vars:
@@ -343,10 +338,6 @@ def unused_name(name: str, model: pm.Model) -> str:
 def _stacked(draws: xr.DataArray) -> Array:
     values = draws.transpose("chain", "draw", ...).to_numpy()
     return values.reshape(-1, *values.shape[2:])
-
-
-def _may_equal(static: int | None, size: int) -> bool:
-    return static in (None, size)
 
 
 def compile_for_draws(inputs, outputs, random_seed: int | None = None) -> Callable:

@@ -51,7 +51,9 @@ class ModelVariables(Solutions):
         needed = set(ancestors([*theta, *starts, *terms]))
         self._theta_and_starts = [*theta, *starts]
         self._free_rvs = free = [rv for rv in solved.free_RVs if rv in needed]
-        _check_continuous(free)
+        if discrete := [rv.name for rv in free if not np.issubdtype(rv.dtype, np.inexact)]:
+            msg = f"the free variables {discrete} are discrete; expected continuous ones."
+            raise ValueError(msg)
         self._free = [rv.name for rv in free]
         self._values = [solved.rvs_to_values[rv] for rv in free]
         of_starts = {*self.starts, *(part.name for part in self._parts)}
@@ -353,13 +355,6 @@ def _shared_states(constraint: Constraint, *_) -> TensorVariable:
     """Return a shared variable of the states' shape, which solutions replace."""
     shape = constraint.gp.prior_mean.shape
     return pytensor.shared(np.zeros(shape), shape=shape)
-
-
-def _check_continuous(free: Sequence):
-    discrete = [rv.name for rv in free if not np.issubdtype(rv.dtype, np.inexact)]
-    if discrete:
-        msg = f"the free variables {discrete} are discrete; expected continuous ones."
-        raise ValueError(msg)
 
 
 def _connected(model: pm.Model, seeds, x) -> list:
