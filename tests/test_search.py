@@ -27,9 +27,9 @@ from pymc_gradmatch.exact.search import (
     HMC_TIME,
     MIN_VALID,
     N_TRAJECTORIES,
-    HamiltonianDynamics,
     HMCCheck,
     hmc_check,
+    leapfrog,
     result_of_chains,
     run_searches,
 )
@@ -109,24 +109,24 @@ def of_copies(points):
 
 
 def test_a_search_with_almost_no_effective_draws_is_given_up(rng):
-    start, said = Mixture.single(np.ones(10), np.full(10, 0.05**2) * np.eye(10)), []
+    start, messages = Mixture.single(np.ones(10), np.full(10, 0.05**2) * np.eye(10)), []
     start = Mixture.combined([start, start._replace(means=-start.means)])
     wide = start._replace(shapes=1e4 * start.shapes)
-    found = adaptive_search(of_copies, wide, 1_000, 500, rng, gives_up=True, report=said.append)
+    found = adaptive_search(of_copies, wide, 1_000, 500, rng, gives_up=True, report=messages.append)
     assert found.is_given_up
-    assert found.pool.n_rounds == len(said) == GIVE_UP_AFTER
-    assert said[-1] == f"round {GIVE_UP_AFTER} of {MAX_ROUNDS} at most"
+    assert found.pool.n_rounds == len(messages) == GIVE_UP_AFTER
+    assert messages[-1] == f"round {GIVE_UP_AFTER} of {MAX_ROUNDS} at most"
     assert not adaptive_search(of_copies, start, 1_000, 200, rng, gives_up=True).is_given_up
 
 
 def test_searches_report_what_remains(rng):
-    said = []
+    messages = []
     run_searches(
-        Density(normal(1.0)), optimised(normal(1.0), [0.0, 0.0]), 1_000, rng, report=said.append
+        Density(normal(1.0)), optimised(normal(1.0), [0.0, 0.0]), 1_000, rng, report=messages.append
     )
-    assert said[0] == "following ridges from all modes"
-    assert said[1] == f"attempt 1 of {len(DRAWS_PER_ROUND)}, search 1 of 2, round 1 of 12 at most"
-    assert any("search 2 of 2" in words for words in said)
+    assert messages[0] == "following ridges from all modes"
+    assert messages[1] == f"attempt 1 of {len(DRAWS_PER_ROUND)}, search 1 of 2, round 1 of 12 at most"
+    assert any("search 2 of 2" in words for words in messages)
 
 
 def test_a_pool_keeps_the_latest_of_its_rounds(rng):
@@ -327,7 +327,7 @@ def test_a_proposal_counts_points_as_often_as_they_are_different(rng):
     assert np.linalg.det(narrower.shapes).min() < np.linalg.det(once.shapes).min()
 
 
-def walked(target, proposal, points, rng, parts=None):
+def checked(target, proposal, points, rng, parts=None):
     log_ratio = target(points) - proposal(points)
     found = SimpleNamespace(
         weighted=pareto_smooth(points, log_ratio),
@@ -342,7 +342,7 @@ def walked(target, proposal, points, rng, parts=None):
 def test_trajectories_stay_where_a_proposal_covers_the_target(rng, width):
     proposal = Mixture.single(np.zeros(4), np.eye(4))
     points = proposal.draw(4_000, rng)
-    assert walked(normal(width), proposal.log_density, points, rng).n_leaving == 0
+    assert checked(normal(width), proposal.log_density, points, rng).n_leaving == 0
 
 
 def test_trajectories_leave_a_proposal_that_covers_half_of_the_target(rng):
@@ -354,20 +354,18 @@ def test_trajectories_leave_a_proposal_that_covers_half_of_the_target(rng):
     points = 1.1 * rng.normal(size=(4_000, 4))
     points[:, 0] = -np.abs(points[:, 0])
     assert pareto_smooth(points, normal(1.0)(points) - half(points)).is_reliable
-    walks = walked(normal(1.0), half, points, rng)
-    assert walks.n_leaving > N_TRAJECTORIES / 2
-    assert (walks.points[:, 0] > 0).any()
+    result = checked(normal(1.0), half, points, rng)
+    assert result.n_leaving > N_TRAJECTORIES / 2
+    assert (result.points[:, 0] > 0).any()
 
 
 def test_leapfrog_steps_conserve_energy_to_their_square(rng):
     """Assert it for a normal density, whose gradients differences give exactly."""
-    dynamics = HamiltonianDynamics(
-        normal(np.array([1.0, 2.0, 0.5])), np.broadcast_to(np.eye(3), (500, 3, 3))
-    )
+    target, factor = normal(np.array([1.0, 2.0, 0.5])), np.broadcast_to(np.eye(3), (500, 3, 3))
     start, momentum = rng.normal(size=(2, 500, 3))
     lost = []
     for step in (0.1, 0.05):
-        *_, energy = dynamics.trajectories(start, momentum, step, int(0.7 / step))
+        *_, energy = leapfrog(target, factor, start, momentum, step, int(0.7 / step))
         lost.append(np.abs(energy[-1] - energy[0]).mean())
     assert lost[0] / lost[1] == pytest.approx(4, rel=0.1)
 
@@ -382,11 +380,11 @@ def test_a_divergent_trajectory_does_not_count_as_leaving(rng):
 
     start, momentum = np.array([[[3.0, 0.0]], [[1.0, 0.0]]])
     target = Density(cliff)
-    *_, energy = HamiltonianDynamics(target, np.eye(2)[None]).trajectories(start, momentum, 0.5, 2)
+    *_, energy = leapfrog(target, np.eye(2)[None], start, momentum, 0.5, 2)
     assert energy[-1, 0] == np.inf
     points = rng.normal(size=(4_000, 2))
     points = points[np.abs(points[:, 0]) < 2.5]
-    assert walked(target, normal(1.0), points, rng).n_leaving == 0
+    assert checked(target, normal(1.0), points, rng).n_leaving == 0
 
 
 def test_trajectories_use_the_widths_of_their_own_mode(rng):
@@ -397,9 +395,9 @@ def test_trajectories_use_the_widths_of_their_own_mode(rng):
     proposal = Mixture(np.array([0.5, 0.5]), means, shapes)
     points = proposal.draw(4_000, rng)
     parts = (points[:, 0] > 50).astype(int)
-    walks = walked(target, proposal.log_density, points, rng, parts)
-    assert (walks.n_leaving, walks.n_valid) == (0, N_TRAJECTORIES)
-    assert len(walks.points) <= N_TRAJECTORIES * HMC_TIME / HMC_STEP
+    result = checked(target, proposal.log_density, points, rng, parts)
+    assert (result.n_leaving, result.n_valid) == (0, N_TRAJECTORIES)
+    assert len(result.points) <= N_TRAJECTORIES * HMC_TIME / HMC_STEP
 
 
 def test_searches_start_again_from_trajectories_that_leave(rng, monkeypatch):

@@ -298,19 +298,15 @@ def _unresolved(gp: StateGP, t, solution) -> list[tuple[int, int, str]]:
         return _turning_points(solution[(t >= times[0]) & (t <= times[-1]), k], gp.scale[k])
 
     turning = {k: n_turning(k, times) for k, times in observed.items()}
-    fast = [k for k, times in observed.items() if turning[k] >= len(times) and _are_equal(times)]
+    gaps = {k: np.diff(times) for k, times in observed.items()}
+    equal = {k: np.isclose(gap, np.median(gap), rtol=1e-3).mean() > 0.5 for k, gap in gaps.items()}
+    fast = [k for k, times in observed.items() if turning[k] >= len(times) and equal[k]]
     resolved = [k for k in observed if turning[k] and k not in fast]
     return [
         (turning[k], len(observed[k]) - 1, gp.states[k])
         for k in fast
         if not any(n_turning(other, observed[k]) >= turning[k] - 1 for other in resolved)
     ]
-
-
-def _are_equal(times) -> bool:
-    """Return whether most gaps between times are equal."""
-    gaps = np.diff(times)
-    return bool(np.isclose(gaps, np.median(gaps), rtol=1e-3).mean() > 0.5)
 
 
 def _experiments(constraint: Constraint, x) -> list[tuple[ODE, StateGP, Array]]:

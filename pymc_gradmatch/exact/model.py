@@ -175,9 +175,10 @@ def with_solutions(of: Solutions, solving: Solving, number: Numbers = CONSTANT) 
     _check_likelihood(of, left_out)
     solved = _without(pm.do(model, states), of.model, left_out, of)
     _as_before(of.model, solved, [part.name for part in parts])
-    reached = {*of.model.named_vars.values()} & {*ancestors(of.theta_graphs)}
+    graphs = [constraint.theta for constraint in of.constraints]
+    reached = {*of.model.named_vars.values()} & {*ancestors(graphs)}
     same: dict[Any, Any] = {v: solved[str(v.name)] for v in reached if v.name in solved.named_vars}
-    theta: Any = graph_replace(of.theta_graphs, same, strict=False) if same else of.theta_graphs
+    theta: Any = graph_replace(graphs, same, strict=False) if same else graphs
     return SolvedModel(solved, theta, [solved[name] for name in of.starts], parts)
 
 

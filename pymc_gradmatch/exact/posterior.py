@@ -65,15 +65,9 @@ class ExactPosterior(ModelVariables):
     ``has_volume=False`` is the density of the constrained variables; ``number`` writes what depends
     on the data, see :meth:`with_data`.
 
-    Attributes
-    ----------
-    spreads : list of str
-        Names of the standard deviations of populations.  The joint mode with the members is
-        degenerate, at zero.
-    is_fixed : array of bool
-        Which coordinates local optimisation does not change: these.
-    highest : tuple of float and array of float
-        The highest log density evaluated so far, and its point.
+    ``spreads`` are names of the standard deviations of populations, ``is_fixed`` their coordinates,
+    which local optimisation does not change: the joint mode with the members is degenerate, at
+    zero.  ``highest`` are the highest log density evaluated so far, and its point.
     """
 
     def __init__(self, model: pm.Model, *, has_volume: bool = True, number: Numbers = CONSTANT):

@@ -143,7 +143,8 @@ def predict(
         for ode, rows in zip(odes, np.atleast_2d(at), strict=True):
             ode.check_times(rows)
     rng = np.random.default_rng(random_seed)
-    starts, theta = solutions.starts_at(draws), solutions.at_draws(draws, solutions.theta_graphs)
+    starts = solutions.starts_at(draws)
+    theta = solutions.at_draws(draws, [constraint.theta for constraint in solutions.constraints])
     flat = np.broadcast_to(theta[0][..., 0, :], (*starts[0].shape[:-1], theta[0].shape[-1]))
     if start:
         starts = [_replace_start(starts[0], flat, start, solutions, rng)]

@@ -98,7 +98,7 @@ class SearchResult(NamedTuple):
     """``mean`` and ``log_sd`` of each coordinate, and last the evidence, with their errors, by
     search: shape ``(search, coordinate + 1)``."""
     modes: ModeShares
-    hmc: HMCCheck
+    hmc: HMCCheck = HMCCheck(np.empty((0, 0)), 0, N_TRAJECTORIES)
     n_rounds: int = 0  # of all searches
     n_unfinished: int = 0  # ridges that were not followed to their end
     proposal: Mixture | None = None  # the mixture of all proposals of searches
@@ -241,8 +241,7 @@ def result_of_chains(
     }
     return SearchResult(
         weighted, _disagreement(estimates), n_chains, np.cov(points.T, aweights=weights), estimates,
-        _mode_shares(modes, weighted), HMCCheck(points[:0], 0, N_TRAJECTORIES),
-        chains=ChainDiagnostics(
+        _mode_shares(modes, weighted), chains=ChainDiagnostics(
             float(np.max(rhat(chains))), n_divergences, len(points), float(remaining)
         ),
     )  # fmt: skip
@@ -271,8 +270,7 @@ def _combined(pools: list[Pool], modes: LocalApproximation, n_unfinished: int = 
     estimates = {name: np.stack([of_run[name] for of_run in moments]) for name in moments[0]}
     return SearchResult(
         weighted, _disagreement(estimates), len(pools), covariance, estimates,
-        _mode_shares(modes, weighted), HMCCheck(points[:0], 0, N_TRAJECTORIES),
-        n_unfinished=n_unfinished, log_ratio=log_ratio,
+        _mode_shares(modes, weighted), n_unfinished=n_unfinished, log_ratio=log_ratio,
         proposal=Mixture.combined([pool.mixture for pool in pools], counts / counts.sum()),
     )  # fmt: skip
 
@@ -373,13 +371,13 @@ def hmc_check(target: ExactPosterior, found: SearchResult, rng: np.random.Genera
     chosen = rng.choice(len(weights), N_TRAJECTORIES - n_outer, p=weights)
     chosen = np.append(chosen, _tail_draws(weighted, n_outer, rng))
     start = weighted.points[chosen]
-    dynamics = HamiltonianDynamics(target, _covariance_factors(weighted, parts)[parts[chosen]])
+    factor = _covariance_factors(weighted, parts)[parts[chosen]]
     momentum = rng.normal(size=start.shape)
     step = HMC_STEP
-    while step > 0.01 and dynamics.acceptance(start, momentum, step) < 0.8:
+    while step > 0.01 and _acceptance(leapfrog(target, factor, start, momentum, step, 2)[2]) < 0.8:
         step /= 2
     n_steps = min(200, int(np.ceil(HMC_TIME / step)))
-    points, log_density, energy = dynamics.trajectories(start, momentum, step, n_steps)
+    points, log_density, energy = leapfrog(target, factor, start, momentum, step, n_steps)
     k = np.clip(weighted.pareto_k, 0.1, 0.9)
     margin = np.log(weights.max() * N_TRAJECTORIES / (TAIL_SHARE * 1e-3)) / (1 / k - 1)
     is_valid = energy[1:] - energy[0] < 3.0
@@ -419,50 +417,40 @@ def _covariance_factors(weighted: WeightedDraws, parts: NDArray[np.intp]) -> Arr
     return np.linalg.cholesky(np.reshape(covariances, (-1, n, n)))
 
 
-class HamiltonianDynamics:
-    """Leapfrog trajectories from many points at once.
+def leapfrog(
+    target: ExactPosterior, factor: Array, points: Array, momentum: Array, step: float, n_steps: int
+) -> tuple[Array, Array, Array]:
+    """Return points, log densities and energies of trajectories, the first axis by step.
 
-    The factors, shape ``(point, n, n)``, are those of the inverse mass matrices.
+    The factors, shape ``(point, n, n)``, are those of the inverse mass matrices.  The energy of a
+    trajectory that diverges is infinite.
     """
+    widths = np.sqrt(np.square(factor).sum(axis=2).mean(axis=0))
 
-    def __init__(self, target: ExactPosterior, factor: Array):
-        self.target, self.factor = target, factor
-        self.widths = np.sqrt(np.square(factor).sum(axis=2).mean(axis=0))
-
-    def _value_and_gradient(self, points: Array) -> tuple[Array, Array]:
-        """Return the log density and its gradient by z; zero where that is not finite."""
-        log_density, by = self.target.value_and_gradient(points, self.widths)
-        gradient = np.einsum("wij,wi->wj", self.factor, by)
+    def value_and_gradient(points: Array) -> tuple[Array, Array]:
+        log_density, by = target.value_and_gradient(points, widths)
+        gradient = np.einsum("wij,wi->wj", factor, by)
         is_known = np.isfinite(gradient).all(axis=1, keepdims=True)
-        return (
-            np.where(np.isfinite(log_density), log_density, -np.inf),
-            np.where(is_known, gradient, 0.0),
-        )
+        log_density = np.where(np.isfinite(log_density), log_density, -np.inf)
+        return log_density, np.where(is_known, gradient, 0.0)
 
-    def trajectories(
-        self, points: Array, momentum: Array, step: float, n_steps: int
-    ) -> tuple[Array, Array, Array]:
-        """Return points, log densities and energies of leapfrog steps, the first axis by step.
+    log_density, gradient = value_and_gradient(points)
+    passed, log_densities, momenta = [points], [log_density], [momentum]
+    with np.errstate(over="ignore", invalid="ignore"):
+        for _ in range(n_steps):
+            half = momentum + step / 2 * gradient
+            points = points + step * np.einsum("wij,wj->wi", factor, half)
+            log_density, gradient = value_and_gradient(points)
+            momentum = half + step / 2 * gradient
+            passed.append(points)
+            log_densities.append(log_density)
+            momenta.append(momentum)
+        kinetic = 0.5 * np.square(momenta).sum(axis=-1)
+    return np.stack(passed), np.stack(log_densities), kinetic - log_densities
 
-        The energy of a trajectory that diverges is infinite.
-        """
-        log_density, gradient = self._value_and_gradient(points)
-        passed, log_densities, momenta = [points], [log_density], [momentum]
-        with np.errstate(over="ignore", invalid="ignore"):
-            for _ in range(n_steps):
-                half = momentum + step / 2 * gradient
-                points = points + step * np.einsum("wij,wj->wi", self.factor, half)
-                log_density, gradient = self._value_and_gradient(points)
-                momentum = half + step / 2 * gradient
-                passed.append(points)
-                log_densities.append(log_density)
-                momenta.append(momentum)
-            kinetic = 0.5 * np.square(momenta).sum(axis=-1)
-        return np.stack(passed), np.stack(log_densities), kinetic - log_densities
 
-    def acceptance(self, points, momentum, step: float) -> float:
-        """Return the mean Metropolis acceptance probability of two steps."""
-        *_, energy = self.trajectories(points, momentum, step, 2)
-        with np.errstate(invalid="ignore"):
-            change = np.nan_to_num(energy[-1] - energy[0], nan=np.inf)
-        return float(np.exp(-np.maximum(change, 0)).mean())
+def _acceptance(energy: Array) -> float:
+    """Return the mean Metropolis acceptance probability at the end of trajectories."""
+    with np.errstate(invalid="ignore"):
+        change = np.nan_to_num(energy[-1] - energy[0], nan=np.inf)
+    return float(np.exp(-np.maximum(change, 0)).mean())

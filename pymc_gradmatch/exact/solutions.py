@@ -36,18 +36,11 @@ class Solutions:
     ``inputs`` replace inputs and doses, by name; for several experiments all of them, or by
     experiment.  Raises ValueError if the model has no ODE, or states that cannot be replaced.
 
-    Attributes
-    ----------
-    constraints, known : list
-        The ODE constraints, and the entries of each x(t0) that are known, or None.
-    odes : list of list of ODE
-        The right-hand side of each, one per experiment, with its inputs.
-    states, starts : list of str
-        Names of the states of each, and of their x(t0): ``"x"`` and ``"x0"``.
-    n_solutions, failures : int and Counter
-        How many solutions have been computed, and how many of them failed, by reason.
-    deadline : float
-        The :func:`time.monotonic` after which solving raises :class:`OutOfTimeError`.
+    ``constraints`` are its ODE constraints; of each, ``odes`` are the right-hand sides, one per
+    experiment, ``states`` and ``starts`` the names of the states and of their x(t0), such as
+    ``"x"`` and ``"x0"``, and ``known`` the known entries of x(t0), or None.  ``n_solutions`` have
+    been computed, of which ``failures`` failed, by reason; after the ``deadline``, by
+    :func:`time.monotonic`, solving raises :class:`OutOfTimeError`.
     """
 
     def __init__(self, model: pm.Model, inputs: Mapping[str, Any] | None = None):
@@ -126,11 +119,6 @@ class Solutions:
             x0 = constraint.x[..., 0, :]
             graphs.append(pt.set_subtensor(x0[..., known.places], known.values) if known else x0)
         return graphs
-
-    @property
-    def theta_graphs(self) -> list[TensorVariable]:
-        """The parameters of each constraint's ODE, shape ``(..., 1, param)``."""
-        return [constraint.theta for constraint in self.constraints]
 
     def dims(self, name: str) -> tuple[str | None, ...] | None:
         """Return the dims of a variable, also of x(t0), if the model names them."""

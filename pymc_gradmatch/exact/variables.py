@@ -245,15 +245,15 @@ class ModelVariables(Solutions):
 
     def _cached_or_solved(self, phi: Array) -> list[Array]:
         """Return the trajectories of points, most of which were evaluated before, or repeat."""
-        rows = _as_bytes(phi)
-        known = {row for points, _ in self._evaluated for row in _as_bytes(points)}
+        rows = [row.tobytes() for row in phi]
+        known = {row.tobytes() for points, _ in self._evaluated for row in points}
         places = {row: place for place, row in enumerate(rows)}
         left = [place for row, place in places.items() if row not in known]
         solved = [*self._evaluated]
         if left:
             solved.append((phi[left], self._solved(self._split(phi[left]))))
         points, trajectories = zip(*solved, strict=True)
-        places = {row: place for place, row in enumerate(_as_bytes(np.concatenate(points)))}
+        places = {row.tobytes(): place for place, row in enumerate(np.concatenate(points))}
         at = [places[row] for row in rows]
         return [np.concatenate(x)[at] for x in zip(*trajectories, strict=True)]
 
@@ -373,11 +373,3 @@ def _connected(model: pm.Model, seeds, x) -> list:
 def _is_function_of(variable, free, model: pm.Model, x) -> bool:
     roots = {*model.free_RVs, *x} & set(ancestors([variable]))
     return bool(roots) and roots <= set(free)
-
-
-def _as_bytes(phi: Array) -> list[bytes]:
-    """Return points as bytes, which can be compared."""
-    rows: list[bytes] = (
-        np.ascontiguousarray(phi).view(f"V{phi.itemsize * phi.shape[1]}")[:, 0].tolist()
-    )
-    return rows
