@@ -125,7 +125,9 @@ def test_searches_report_what_remains(rng):
         Density(normal(1.0)), optimised(normal(1.0), [0.0, 0.0]), 1_000, rng, report=messages.append
     )
     assert messages[0] == "following ridges from all modes"
-    assert messages[1] == f"attempt 1 of {len(DRAWS_PER_ROUND)}, search 1 of 2, round 1 of 12 at most"
+    assert (
+        messages[1] == f"attempt 1 of {len(DRAWS_PER_ROUND)}, search 1 of 2, round 1 of 12 at most"
+    )
     assert any("search 2 of 2" in words for words in messages)
 
 

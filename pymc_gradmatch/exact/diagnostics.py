@@ -79,7 +79,7 @@ class Diagnostics:
 
         for importance sampling
 
-        - ``weights``: Pareto k is below the limit for so many draws;
+        - ``weights``: Pareto k is below the limit for this number of draws;
         - ``searches_agree``: means, standard deviations and evidence of the searches differ by
           no more than their errors (the largest differences);
         - ``errors``: these errors are small (the largest, in standard deviations);
@@ -222,7 +222,7 @@ def diagnose(
 ) -> Diagnostics:
     """Return the diagnostics of draws, from modes by multi-start optimisation.
 
-    ``stopped`` says what stopped the searches early, if anything did.
+    ``stopped`` names what stopped the searches early, if anything did.
     """
     weighted, chains, best = found.weighted, found.chains, found.modes.points[0]
     poor_fit = unexplained(residuals(target, best))

@@ -54,7 +54,7 @@ class HorizonPosterior(ExactPosterior):
 
     Those entries of the log density count that do not depend on later states, whatever the
     likelihood is.  The posterior given all data counts the solutions.  ``n_times`` are the numbers
-    of times of each ODE's grid, ``is_counted`` says which entries of each term count.
+    of times of each ODE's grid, ``is_counted`` are masks of the entries of each term that count.
     """
 
     def __init__(self, whole: ExactPosterior, share: float, compiled: CompiledTerms | None = None):
@@ -116,12 +116,12 @@ class HorizonPosterior(ExactPosterior):
 
         return given
 
-    def _integrate(self, levels, theta, times, wrt: Wrt | None = None):
+    def _integrate(self, transformed, theta, times, wrt: Wrt | None = None):
         """Integrate up to the horizon; later states and sensitivities are set to those there."""
         if times is not None:
-            return super()._integrate(levels, theta, times, wrt)
+            return super()._integrate(transformed, theta, times, wrt)
         pairs = [*zip(self.constraints, self.n_times, strict=True)]
-        solved = super()._integrate(levels, theta, [c.gp.t[..., :n] for c, n in pairs], wrt)
+        solved = super()._integrate(transformed, theta, [c.gp.t[..., :n] for c, n in pairs], wrt)
         places = [np.minimum(np.arange(c.gp.t.shape[-1]), n - 1) for c, n in pairs]
         return [
             (np.take(x, at, axis=-2), np.take(sensitivities, at, axis=-3))

@@ -62,7 +62,7 @@ class Mixture(NamedTuple):
     def log_components(self, distances: Array) -> Array:
         """Return log weight plus log density of each component, from squared distances.
 
-        Shape ``(component, point)``, as of the distances.
+        Shape ``(component, point)``.
         """
         n, degrees = self.means.shape[1], DEGREES_OF_FREEDOM
         constant = (
@@ -299,7 +299,7 @@ def adaptive_search(
     r"""Adapt a mixture to a target by adaptive multiple importance sampling [1]_.
 
     Each round draws ``n_draws`` from the present mixture :math:`q_r`, weights the draws of the
-    latest rounds together,
+    latest rounds jointly,
 
     .. math:: w_i \propto p(\phi_i) \Big/ \textstyle\sum_r q_r(\phi_i)
 
@@ -356,7 +356,7 @@ def _tempered_weights(log_ratio, n_needed: float) -> Array:
 def fit_mixture(
     points: Array, rng: np.random.Generator, counts: NDArray[np.int64] | None = None
 ) -> Mixture:
-    """Fit a mixture to points, shape ``(point, n)``, each of which counts so often (once).
+    """Fit a mixture to points, shape ``(point, n)``, with counts (one by default).
 
     The number of components is doubled as long as that makes held-out points more probable.
     """
@@ -378,7 +378,7 @@ def adapt_components(
 ) -> Mixture:
     """Fit a mixture to points by three EM steps from where it is, with a prior at its components.
 
-    Each point counts so often; ``n_different`` of them are effectively different.
+    ``n_different`` of the points, which have counts, are effectively different.
     """
     # The present shape counts as much as two draws for each coordinate.
     weight = 2 * (points.shape[1] + 1) * max(counts.sum() / n_different, 1)
@@ -389,7 +389,7 @@ def adapt_components(
 
 
 def _fit_by_em(points, counts, n_components: int, rng) -> Mixture:
-    """Fit a mixture of so many components to points that count so often, by the EM algorithm."""
+    """Fit a mixture to points with counts by the EM algorithm."""
     n = points.shape[1]
     overall = np.atleast_2d(np.cov(points.T, fweights=counts)) + 1e-12 * np.eye(n)
     fit = Mixture.single(np.average(points, axis=0, weights=counts), overall)

@@ -40,7 +40,7 @@ Solving = Callable[[Constraint, TensorVariable, TensorVariable], TensorVariable]
 
 
 class StandardisedStart(Transform):
-    """The transform (x(t0) - m) / s, with mean and scale of the data, as of all other states."""
+    """The transform (x(t0) - m) / s, with mean and scale of the data, as for all other states."""
 
     name = "scaled"
     ndim_supp = 0
@@ -104,7 +104,7 @@ def exact_model(model: pm.Model | None = None, *, rtol: float = TOLERANCE) -> pm
         With a :class:`~pymc_gradmatch.GradientMatchingODE`, such as those of
         :func:`~pymc_gradmatch.build_model`; the one on the stack if not given.
     rtol : float, default 1e-9
-        Relative tolerance of the solver, as of :meth:`ODE.solve <pymc_gradmatch.ODE.solve>`.
+        Relative tolerance of the solver, see :meth:`ODE.solve <pymc_gradmatch.ODE.solve>`.
 
     Returns
     -------
@@ -190,10 +190,10 @@ def default_prior(gp: AnyStateGP) -> tuple[Array, Array]:
     if gp.names:
         means, sds = zip(*map(default_prior, gp.members), strict=True)
         return np.stack(means), np.stack(sds)
-    levels, observed = gp.data.levels, gp.data.is_observed
+    transformed, observed = gp.data.levels, gp.data.is_observed
     each = range(len(gp.scale))
     first = observed.argmax(axis=0)
-    mean = np.where(observed.any(axis=0), levels[first, each], gp.mean)
+    mean = np.where(observed.any(axis=0), transformed[first, each], gp.mean)
     at_start = observed.any(axis=0) & (gp.t_observed[first] == gp.t[0])
     least = np.where(gp.data.positive, 0.5, np.abs(mean))
     unobserved = np.where(gp.data.positive, 5.0, 20.0) * np.maximum(gp.scale, least)

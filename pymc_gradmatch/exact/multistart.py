@@ -9,7 +9,7 @@ for several dampings :math:`\lambda` at once, of which the best is kept.  (In Ma
 where H has a unit diagonal, poorly determined parameters diverge.)
 
 More starts are added until the end points repeat: the share of maxima that few starts reached
-estimates the chance that one more start ends at a maximum that is still unknown [1]_.  The highest
+estimates the chance that one more start ends at an unknown maximum [1]_.  The highest
 maximum must have been reached more than once.
 
 References
@@ -34,7 +34,7 @@ PATIENCE = 5  # steps of less gain, after which a local optimisation ends
 N_SCREENED = 1_000  # prior draws, from the likeliest of which half of the starts are taken
 FIRST_STARTS, MAX_STARTS = 32, 256
 EVIDENCE_GAP = 20.0  # log evidence below the largest, beyond which maxima are ignored
-MIN_REPEATS = 3  # a maximum that fewer starts reached says that there are more like it
+MIN_REPEATS = 3  # of a maximum: fewer suggest that there are more like it
 MAX_CHANCE_OF_NEW = 0.05  # that one more start ends at a new maximum
 MIN_SHARE = 0.005  # of the evidence, from which on a mode counts
 MODE_DISTANCE = 5.0  # local standard deviations between distinct modes
@@ -84,7 +84,7 @@ def mahalanobis(factor, move) -> Array:
 
 
 def distinct(local: LocalApproximation, min_distance: float) -> list[int]:
-    """Return indices of points at least so many standard deviations apart, the highest first."""
+    """Return indices of points at a distance from each other, the highest first."""
     chosen: list[int] = []
     for candidate in np.argsort(-local.log_density):
         away = local.point[candidate] - local.point[chosen]
@@ -186,7 +186,7 @@ def _approximation(
 
     It is less along axes that would otherwise be longer than the prior is wide.  Where the
     optimisation stalled, because steps of no damping gain anything, the point is taken for a mode,
-    whatever the derivatives say of flat axes: along a curved ridge the parabola goes on to rise
+    whatever the derivatives along flat axes are: along a curved ridge the parabola goes on to rise
     where the density falls.  So is a stationary point from which the density falls a local
     standard deviation away: the smallest curvatures of a long chaotic series are below the errors
     of its sensitivities.
@@ -240,7 +240,7 @@ class ModeSearch(NamedTuple):
 
     @property
     def modes(self) -> LocalApproximation:
-        """The maxima that hold at least half a percent of the evidence."""
+        """The maxima with at least half a percent of the evidence."""
         return self.maxima.select(self.within(-np.log(MIN_SHARE)))
 
     @property

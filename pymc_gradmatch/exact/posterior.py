@@ -87,7 +87,7 @@ class ExactPosterior(ModelVariables):
         self._varying = [
             np.zeros(len(c.ode.states) + len(c.ode.params), dtype=bool) for c in self.constraints
         ]
-        # And which the solution depends on: the likelihood may have parameters of its own.
+        # And which the solution depends on: the likelihood may have other parameters.
         self._used = [
             np.append(np.ones(len(c.ode.states), dtype=bool), c.ode.used) for c in self.constraints
         ]
@@ -208,9 +208,9 @@ class ExactPosterior(ModelVariables):
         n_points, n = phi.shape
         moved, solved = self._linearised(phi, factor)
         there = [np.concatenate([x[:, None], x[:, None] + STEP * by], axis=1) for x, by in solved]
-        levels, by_z = [x.reshape(-1, *x.shape[2:]) for x in there], [by for _, by in solved]
+        transformed, by_z = [x.reshape(-1, *x.shape[2:]) for x in there], [by for _, by in solved]
         ahead = moved[:, : 1 + n].reshape(-1, n)
-        both = self._value_and_gradient(ahead, levels, by_z, factor)
+        both = self._value_and_gradient(ahead, transformed, by_z, factor)
         log_density, gradient = (a.reshape(n_points, 1 + n, *a.shape[1:]) for a in both)
         with np.errstate(invalid="ignore"):
             hessian = (gradient[:, 1:] - gradient[:, :1]) / STEP
@@ -223,8 +223,8 @@ class ExactPosterior(ModelVariables):
         """
         factor = np.broadcast_to(widths, phi.shape)[:, :, None] * np.eye(phi.shape[1])
         _, solved = self._linearised(phi, factor)
-        levels, by_z = zip(*solved, strict=True)
-        log_density, gradient = self._value_and_gradient(phi, levels, by_z, factor)
+        transformed, by_z = zip(*solved, strict=True)
+        log_density, gradient = self._value_and_gradient(phi, transformed, by_z, factor)
         return log_density, gradient / widths
 
     def _linearised(self, phi, factor) -> tuple[Array, list[tuple[Array, Array]]]:
@@ -260,7 +260,7 @@ class ExactPosterior(ModelVariables):
                 for (x, sensitivities), by, varies in zip(solved, given, self._varying, strict=True)
             ]
 
-    def _value_and_gradient(self, phi, levels, by_z, factor) -> tuple[Array, Array]:
+    def _value_and_gradient(self, phi, transformed, by_z, factor) -> tuple[Array, Array]:
         """Return the log density, and its gradient along axes, from solutions.
 
         There may be fewer axes than points: each is that of as many consecutive points.
@@ -268,7 +268,7 @@ class ExactPosterior(ModelVariables):
         n_points, n = phi.shape
         u = self._split(phi)
         with np.errstate(all="ignore"):
-            states = [c.gp.states_of(x) for c, x in zip(self.constraints, levels, strict=True)]
+            states = [c.gp.states_of(x) for c, x in zip(self.constraints, transformed, strict=True)]
             values = self._gradient(*u, *states)
             log_density, *by = broadcast_draws(values, self._gradient_graphs, n_points)
             own = np.concatenate([one.reshape(n_points, -1) for one in by[: len(u)]], axis=1)
@@ -278,9 +278,9 @@ class ExactPosterior(ModelVariables):
             ):
                 is_log = np.broadcast_to(constraint.gp.data.positive, x.shape[1:])
                 slopes = slopes.reshape(len(slopes), n, -1)
-                by_levels = by_states * np.where(is_log, x, 1.0)
-                by_levels = by_levels.reshape(len(slopes), -1, slopes.shape[-1])
-                gradient += (by_levels @ slopes.mT).reshape(n_points, n)
+                by_transformed = by_states * np.where(is_log, x, 1.0)
+                by_transformed = by_transformed.reshape(len(slopes), -1, slopes.shape[-1])
+                gradient += (by_transformed @ slopes.mT).reshape(n_points, n)
         return log_density, gradient
 
     @cached_property
@@ -298,8 +298,8 @@ class ExactPosterior(ModelVariables):
     def draw_prior(self, n: int, rng: np.random.Generator) -> Array:
         """Return draws of the prior, with x(t0) near the first data, if there are any.
 
-        Where x(t0) has a prior of its own half of the draws are from that.  A prior that cannot be
-        drawn from is replaced by a wide normal.  Fixed coordinates are the median of the first
+        Where ``start=`` gives x(t0) a prior, half of the draws are from that.  A prior that cannot
+        be drawn from is replaced by a wide normal.  Fixed coordinates are the median of the first
         draws.
         """
         start = self._start
@@ -327,7 +327,7 @@ class ExactPosterior(ModelVariables):
         return phi
 
     def _prior_sampler(self, n: int) -> Callable[[np.random.Generator], list[NDArray]]:
-        """Return a function that draws so many points from their prior, compiled once."""
+        """Return a function that draws n points from their prior, compiled once."""
         if n not in self._prior_samplers:
             graphs = self._number.opened(self._unconstrained_graphs())
             self._prior_samplers[n] = drawing(graphs, n)
@@ -391,11 +391,13 @@ class ExactPosterior(ModelVariables):
         """Return the first message about the ODE, times, start and parameters of a solution."""
         theta, starts, _ = self._at(u)
         for constraint, parameters, x0 in zip(self.constraints, theta, starts, strict=True):
-            gp, levels = constraint.gp, np.atleast_2d(constraint.gp.levels_of(x0)[0])
+            gp, transformed = constraint.gp, np.atleast_2d(constraint.gp.levels_of(x0)[0])
             values = np.atleast_2d(parameters[0, ..., 0, :])
-            each = np.broadcast_to(values, (len(levels), values.shape[-1]))
+            each = np.broadcast_to(values, (len(transformed), values.shape[-1]))
             odes = equations(constraint.ode, gp)
-            for ode, start, own, t in zip(odes, levels, each, np.atleast_2d(gp.t), strict=True):
+            for ode, start, own, t in zip(
+                odes, transformed, each, np.atleast_2d(gp.t), strict=True
+            ):
                 if where := message(ode.of_levels, t, start, own):
                     return f"{where[0].upper()}{where[1:]}"
         return ""

@@ -220,24 +220,24 @@ class Solutions:
         given.
         """
         gps = [constraint.gp for constraint in self.constraints]
-        levels = [gp.levels_of(x0) for gp, x0 in zip(gps, starts, strict=True)]
-        solved = self._integrate(levels, theta, times)
+        transformed = [gp.levels_of(x0) for gp, x0 in zip(gps, starts, strict=True)]
+        solved = self._integrate(transformed, theta, times)
         return [gp.states_of(x) for gp, (x, _) in zip(gps, solved, strict=True)]
 
     def solve_with_sensitivities(
-        self, levels: Sequence[Array], theta: Sequence[Array], wrt: Wrt
+        self, transformed: Sequence[Array], theta: Sequence[Array], wrt: Wrt
     ) -> list[tuple[Array, Array]]:
         """Integrate each ODE on its grid, with derivatives by x(t0) and parameters.
 
-        As :meth:`solve`, but of transformed states; ``wrt`` says by which entries of x(t0) and by
-        which parameters.  Returns the transformed states of each, and their derivatives, with one
+        As :meth:`solve`, but for transformed states; ``wrt`` masks the entries of x(t0) and then
+        the parameters.  Returns the transformed states of each, and their derivatives, with one
         more axis.
         """
-        return self._integrate(levels, theta, None, wrt)
+        return self._integrate(transformed, theta, None, wrt)
 
     def _integrate(
         self,
-        levels: Sequence[Array],
+        transformed: Sequence[Array],
         theta: Sequence[Array],
         times: Sequence[Array] | None,
         wrt: Wrt | None = None,
@@ -245,7 +245,7 @@ class Solutions:
         """Return transformed states and sensitivities (without ``wrt``, to nothing)."""
         solved = []
         for k, (odes, constraint, x0, parameters) in enumerate(
-            zip(self._transformed_odes, self.constraints, levels, theta, strict=True)
+            zip(self._transformed_odes, self.constraints, transformed, theta, strict=True)
         ):
             grid, by = constraint.gp.t, None if wrt is None else wrt[k]
             first, t = np.atleast_2d(grid)[:, 0], np.atleast_2d(grid if times is None else times[k])
