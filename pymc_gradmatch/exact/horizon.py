@@ -71,7 +71,7 @@ class HorizonPosterior(ExactPosterior):
         return HorizonPosterior(self._whole, share, self._compiled)
 
     def _compile(self) -> CompiledTerms:
-        # Parameters are checked for all entries at once, which makes none depend on the others.
+        # A check of parameters is one for all entries, and would make each depend on all states.
         terms = [self._exact[name] for name in self.single_terms]
         unchecked = without_checks(self._number.opened(densities_of(self._exact, terms)))
         inputs, entries = [*self._values, *self._x], [*self.single_terms.values()]
