@@ -494,7 +494,7 @@ def cases(
 ) -> st.SearchStrategy:
     """Return Hypothesis' strategy of cases."""
     chosen = st.sampled_from
-    per_state = {
+    multiply = {
         "states": st.lists(chosen([*DERIVATIVES]), min_size=1, max_size=3).map(tuple),
         "missing": st.lists(
             chosen(["none", "none", "none", "some", "some", "few", "one", "hidden"]),
@@ -504,7 +504,7 @@ def cases(
     }
     return st.builds(
         Case,
-        **per_state,
+        **multiply,
         likelihood=chosen(["none", "none", "none", *LIKELIHOODS]),
         is_y_given=chosen([True, True, False]),
         start=chosen(["none", "none", *STARTS]),

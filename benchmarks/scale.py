@@ -123,7 +123,7 @@ def row(system: str, matrices: str, build, size: int) -> dict:
     """Build a model, measure it, and return a row of the table."""
     shortest = {"dense": np.inf, "structured": 0}[matrices]
     start = perf_counter()
-    with patch.object(derivatives, "MANY_TIMES", shortest):
+    with patch.object(derivatives, "LONG_SERIES", shortest):
         model = build(size)
     building = perf_counter() - start
     microseconds, compilation = cost(model)

@@ -339,7 +339,9 @@ def test_what_is_told_of_experiments_is_told_of_each(gps, what):
     "what", ["y", "observed", "breaks", "steps", "with_grid", "with_breaks", "with_mean"]
 )
 def test_what_each_experiment_has_for_itself_is_refused_of_all(gps, what):
-    with pytest.raises(AttributeError, match=rf"each has its own; take .members\[0\]\.{what}"):
+    with pytest.raises(
+        AttributeError, match=rf"each experiment separately: gp.members\[0\]\.{what}"
+    ):
         getattr(gps, what)
 
 

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pymc_gradmatch.data_values import DataSet, SharedValues
 from pymc_gradmatch.exact.modes import Expansion
 from pymc_gradmatch.exact.posterior import MOST_NUMBERS, ExactPosterior
 from pymc_gradmatch.exact.solutions import compile_for_draws
 from pymc_gradmatch.ode import Solution, in_words
-from pymc_gradmatch.replaceable import DataSet, Replaceable
 
 
 class Asked(NamedTuple):
@@ -34,11 +34,11 @@ class Batch(ExactPosterior):
     ----------
     written : ExactPosterior
         That of one of them, with numbers that can be replaced.
-    number : Replaceable
+    number : SharedValues
         What wrote these.
     """
 
-    def __init__(self, written: ExactPosterior, number: Replaceable):
+    def __init__(self, written: ExactPosterior, number: SharedValues):
         vars(self).update(vars(written))
         inputs, states = [*self._values], [*self._values, *self._x]
         self.written, self.number = written, number
@@ -52,15 +52,15 @@ class Batch(ExactPosterior):
 
     def hold(self, data_sets: Sequence[DataSet]):
         """Take the numbers of data sets, by which these have their rows."""
-        self._tables = self.number.of_each(data_sets)
+        self._tables = self.number.tables(data_sets)
 
     def put(self, row: int):
         """Put the numbers of one of these into what is evaluated for it alone."""
-        self.number.put_row(self._tables, row)
+        self.number.set_row(self._tables, row)
 
     def _by_rows(self, inputs: Sequence, graphs: Sequence) -> Callable:
         """Compile graphs for points of any data sets."""
-        places = self.number.within(graphs)
+        places = self.number.shared_in(graphs)
         evaluate = compile_for_draws([*inputs, *places], graphs)
 
         def of_rows(*values):

@@ -21,7 +21,7 @@ from pymc_gradmatch.exact.search import (
     Coverage,
     Modes,
 )
-from pymc_gradmatch.gp import Residuals, StateGP, unexplained
+from pymc_gradmatch.gp import Residuals, StateGP, poorly_fitted
 from pymc_gradmatch.model import Constraint, equations
 from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.reporting import furthest
@@ -269,7 +269,7 @@ def diagnosed(
         What stopped the searches before their end, if anything did.
     """
     weighted = found.weighted
-    strange = unexplained(residuals(target, found.modes.points[0]))
+    strange = poorly_fitted(residuals(target, found.modes.points[0]))
     sds = np.sqrt(np.diagonal(found.covariance))
     endless = target.endless(found.modes.points[0], sds)
     aliases = _aliases(target, found.modes)
@@ -344,7 +344,7 @@ def _aliases(target: ExactPosterior, modes: Modes) -> str:
             _experiments(constraint, x), np.atleast_2d(times), strict=True
         )
         if not ode.is_driven
-        for mode, solution in zip(counting, gp.levels_of(by_mode), strict=True)
+        for mode, solution in zip(counting, gp.transform_states(by_mode), strict=True)
         for one in _turning_unseen(gp, t, solution)
     ]
     share = modes.shares[[*{mode for *_, mode in fast}]].sum()

@@ -91,7 +91,7 @@ class Piece(ExactPosterior):
     def _compile(self) -> Compiled:
         # Parameters are checked for all entries at once, which makes none depend on the others.
         terms = [self._exact[name] for name in self.single_terms]
-        unchecked = without_checks(self._number.opened(densities_of(self._exact, terms)))
+        unchecked = without_checks(self._number.with_shared(densities_of(self._exact, terms)))
         inputs, entries = [*self._values, *self._x], [*self.single_terms.values()]
         counts = [pt.tensor(dtype=bool, shape=entry.type.shape) for entry in entries]
         pairs = zip(counts, entries, strict=True)
@@ -114,7 +114,7 @@ class Piece(ExactPosterior):
         u = self._split(np.repeat(self.starting_at()[None], len(ASIDE), axis=0))
         moved = []
         for constraint, n in zip(self.constraints, self.n_times, strict=True):
-            x = constraint.gp.states_of(constraint.gp.prior_mean)
+            x = constraint.gp.back_transform(constraint.gp.prior_mean)
             away = ASIDE.reshape(-1, *(1,) * x.ndim) * (1 + np.abs(x))
             is_later = np.arange(x.shape[-2]) >= n
             moved.append(np.where(is_later[:, None], x + away, x))

@@ -24,8 +24,9 @@ from pymc_gradmatch._pymc import (
     starting_at,
     without_starts,
 )
+from pymc_gradmatch.data_values import CONSTANT, DataValues
 from pymc_gradmatch.exact.solutions import Solutions, unused_name
-from pymc_gradmatch.gp import AnyStateGP, is_states, start_of
+from pymc_gradmatch.gp import AnyStateGP, is_states, sampling_start
 from pymc_gradmatch.model import (
     Constraint,
     Known,
@@ -35,7 +36,6 @@ from pymc_gradmatch.model import (
     start_priors,
 )
 from pymc_gradmatch.ode import TOLERANCE
-from pymc_gradmatch.replaceable import CONSTANT, Numbers
 
 WIDE = 5.0  # of what a state varies by: the default prior of x(t0)
 WIDER = 20.0  # the same of what was not seen at the first time, but for logarithms
@@ -166,7 +166,7 @@ def exact_model(model: pm.Model | None = None, *, rtol: float = TOLERANCE) -> pm
     return with_solutions(Solutions(pm.modelcontext(model)), partial(_as_node, rtol)).model
 
 
-def with_solutions(of: Solutions, solving: Solving, number: Numbers = CONSTANT) -> Exact:
+def with_solutions(of: Solutions, solving: Solving, number: DataValues = CONSTANT) -> Exact:
     """Put solutions in the place of the states; see :func:`exact_model`.
 
     Parameters
@@ -221,7 +221,7 @@ def default_prior(gp: AnyStateGP) -> tuple[NDArray[np.float64], NDArray[np.float
     if gp.names:
         means, sds = zip(*map(default_prior, gp.members), strict=True)
         return np.stack(means), np.stack(sds)
-    levels, seen = gp.data.levels, gp.data.is_observed
+    levels, seen = gp.data.transformed, gp.data.is_observed
     each = range(len(gp.scale))
     first = seen.argmax(axis=0)
     mean = np.where(seen.any(axis=0), levels[first, each], gp.mean)
@@ -237,7 +237,7 @@ def _add_start(
     constraint: Constraint,
     priors: list[Mapping],
     known: Known | None,
-    number: Numbers,
+    number: DataValues,
 ) -> tuple[list[Part], TensorVariable]:
     """Add x(t0) to the model on the stack: its free variables, and itself where it is no such."""
     gp, name = constraint.gp, of.starts[place]
@@ -275,12 +275,16 @@ def _add_start(
 
 
 def _add_part(
-    gp: AnyStateGP, part: Part, prior: TensorVariable | None, dims: tuple | None, number: Numbers
+    gp: AnyStateGP,
+    part: Part,
+    prior: TensorVariable | None,
+    dims: tuple | None,
+    number: DataValues,
 ) -> TensorVariable:
     """Add a free variable of x(t0) to the model on the stack, which starts where the data do."""
     model, label, where = pm.modelcontext(None), part.name, part.where
     positive = bool(np.broadcast_to(gp.data.positive, gp.mean.shape)[where].all())
-    [start] = at_support_points([pt.as_tensor(gp.states_of(start_of(gp))[..., 0, :])])
+    [start] = at_support_points([pt.as_tensor(gp.back_transform(sampling_start(gp))[..., 0, :])])
     start = start.eval(mode=EVALUATE_ONCE)[where]
     if prior is None:
         mean = number(lambda of: default_prior(of)[0][where], gp)

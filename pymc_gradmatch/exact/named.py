@@ -17,11 +17,11 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch._pymc import EVALUATE_ONCE, with_equal_parameters
+from pymc_gradmatch.data_values import DataValues
 from pymc_gradmatch.exact.model import Part
 from pymc_gradmatch.exact.solutions import Solutions, compile_for_draws, with_draws
-from pymc_gradmatch.gp import behind_states
+from pymc_gradmatch.gp import free_variable
 from pymc_gradmatch.model import changed_data
-from pymc_gradmatch.replaceable import Numbers
 
 
 class Named(Solutions):
@@ -48,7 +48,7 @@ class Named(Solutions):
     """Parameters and x(t0) of each constraint, and the named variables, of the values."""
     _natural: Callable
     """Evaluates these."""
-    _number: Numbers
+    _number: DataValues
     _kept: deque[tuple[NDArray, list[NDArray]]]
     """Points that were evaluated, and their trajectories."""
 
@@ -200,7 +200,7 @@ class Named(Solutions):
         """The free variables that states are made of, where these are not such themselves."""
         behind: dict[str, Any] = {}
         for name, constraint, x in zip(self.states, self.constraints, self._x, strict=True):
-            behind |= behind_states(name, constraint.gp, x, self.model.named_vars)
+            behind |= free_variable(name, constraint.gp, x, self.model.named_vars)
         return behind
 
     def _made_of_states(self, u, trajectories) -> dict[str, NDArray[np.float64]]:
@@ -214,7 +214,7 @@ class Named(Solutions):
         computed = [*self._of_states, *(self._exact[name] for name in self.behind_starts)]
         names = [*self._behind_states, *(str(v.name) for v in computed)]
         graphs = [*self._behind_states.values(), *self._exact.replace_rvs_by_values(computed)]
-        graphs = self._number.opened(graphs)
+        graphs = self._number.with_shared(graphs)
         return names, graphs, compile_for_draws([*self._values, *self._x], graphs)
 
     def has_other_data(self) -> bool:

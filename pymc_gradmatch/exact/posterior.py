@@ -27,11 +27,12 @@ from pymc_gradmatch._pymc import (
     random_ancestors,
     spreading,
 )
+from pymc_gradmatch.data_values import CONSTANT, DataValues
 from pymc_gradmatch.exact.model import with_solutions
 from pymc_gradmatch.exact.modes import Expansion
 from pymc_gradmatch.exact.named import Named
 from pymc_gradmatch.exact.solutions import compile_for_draws, with_draws
-from pymc_gradmatch.gp import StateGP, start_of
+from pymc_gradmatch.gp import StateGP, sampling_start
 from pymc_gradmatch.model import (
     Constraint,
     densities_of,
@@ -40,7 +41,6 @@ from pymc_gradmatch.model import (
     where_impossible,
 )
 from pymc_gradmatch.ode import ODE, OUT_OF_STEPS, ended, without_slope
-from pymc_gradmatch.replaceable import CONSTANT, Numbers
 
 MOST_NUMBERS = 4_000_000  # of trajectories that are held at once
 MOST_KEPT = 1_000_000  # of these, that are not solved for again where a result needs them
@@ -100,7 +100,7 @@ class ExactPosterior(Named):
         If the model cannot be written so; the message names what stands in the way.
     """
 
-    def __init__(self, model: pm.Model, *, has_volume: bool = True, number: Numbers = CONSTANT):
+    def __init__(self, model: pm.Model, *, has_volume: bool = True, number: DataValues = CONSTANT):
         super().__init__(model)
         self._number = number
         solved, theta, starts, self._parts = with_solutions(self, _to_be_given, number)
@@ -118,11 +118,13 @@ class ExactPosterior(Named):
         self._named = [v.name for v in named]
         upstream = set(ancestors([*theta, *starts]))
         self._parameters = [v.name for v in named if v in upstream]
-        self._graphs = number.opened(solved.replace_rvs_by_values([*theta, *starts, *named]))
+        self._graphs = number.with_shared(solved.replace_rvs_by_values([*theta, *starts, *named]))
         self._natural = compile_for_draws(self._values, self._graphs)
         # A draw outside of the likelihood's domain has density zero, and stops no other.
         weighed = [*free, *terms]
-        densities = impossible_outside(number.opened(densities_of(solved, weighed, has_volume)))
+        densities = impossible_outside(
+            number.with_shared(densities_of(solved, weighed, has_volume))
+        )
         terms_by_name = dict(zip([rv.name for rv in weighed], densities, strict=True))
         self.single_terms = number.masked(terms_by_name)
         self._log_density = compile_for_draws(
@@ -169,7 +171,7 @@ class ExactPosterior(Named):
             _held_at=None, _n_screened=0, _n_unsolved=0, _kept=deque(),
             _varying=[np.zeros_like(varying) for varying in self._varying],
         )  # fmt: skip
-        parts = self._at_start(gp.states_of(start_of(gp))[0])
+        parts = self._at_start(gp.back_transform(sampling_start(gp))[0])
         there, n_of_start = self._there.copy(), len(self.of_starts(self._labels))
         if n_of_start:
             own = np.concatenate([part.ravel() for part in parts])
@@ -185,7 +187,7 @@ class ExactPosterior(Named):
         graphs = self._coordinate_graphs([x0])[self._n_others :]
         free = random_ancestors(graphs)
         starting = at_starts(graphs, free, self.model.rvs_to_initial_values)
-        return in_numpy([x0], self._number.opened(starting))
+        return in_numpy([x0], self._number.with_shared(starting))
 
     def __call__(self, phi: NDArray[np.float64]) -> NDArray[np.float64]:
         """Evaluate the log density at points, shape ``(point, coordinate)``, up to a constant.
@@ -321,7 +323,7 @@ class ExactPosterior(Named):
         moves = STEP * factor.mT
         moved = np.concatenate([phi[:, None], phi[:, None] + moves, phi[:, None] - moves], axis=1)
         theta, starts, _ = self._at(self._split(moved.reshape(-1, n)))
-        starts = [c.gp.levels_of(x0) for c, x0 in zip(self.constraints, starts, strict=True)]
+        starts = [c.gp.transform_states(x0) for c, x0 in zip(self.constraints, starts, strict=True)]
         theta, starts = (
             [one.reshape(n_points, 1 + 2 * n, *one.shape[1:]) for one in each]
             for each in (theta, starts)
@@ -354,7 +356,7 @@ class ExactPosterior(Named):
         n_points, n = phi.shape
         u = self._split(phi)
         with np.errstate(all="ignore"):
-            states = [c.gp.states_of(x) for c, x in zip(self.constraints, levels, strict=True)]
+            states = [c.gp.back_transform(x) for c, x in zip(self.constraints, levels, strict=True)]
             height, *by = with_draws(self._gradient(*u, *states), self._gradient_graphs, n_points)
             own = np.concatenate([one.reshape(n_points, -1) for one in by[: len(u)]], axis=1)
             gradient = (own.reshape(len(factor), -1, n) @ factor).reshape(n_points, n)
@@ -444,7 +446,7 @@ class ExactPosterior(Named):
         """Return what draws the coordinates from their prior so many times, compiled once."""
         if n not in self._drawings:
             free = [self._exact[name] for name in self._free]
-            graphs = self._number.opened([_unconstrained(self._exact, rv) for rv in free])
+            graphs = self._number.with_shared([_unconstrained(self._exact, rv) for rv in free])
             self._drawings[n] = drawing(graphs, n)
         return self._drawings[n]
 
@@ -511,7 +513,7 @@ class ExactPosterior(Named):
         """Return the first that there is to say of levels, times, start and parameters."""
         theta, starts, _ = self._at(u)
         for constraint, parameters, x0 in zip(self.constraints, theta, starts, strict=True):
-            gp, levels = constraint.gp, np.atleast_2d(constraint.gp.levels_of(x0)[0])
+            gp, levels = constraint.gp, np.atleast_2d(constraint.gp.transform_states(x0)[0])
             values = np.atleast_2d(parameters[0, ..., 0, :])
             each = np.broadcast_to(values, (len(levels), values.shape[-1]))
             odes = equations(constraint.ode, gp)

@@ -266,12 +266,14 @@ class Solutions:
         ):
             gp = constraint.gp
             first, t = np.atleast_2d(gp.t)[:, 0], np.atleast_2d(t)
-            levels, flat = _by_experiment(gp.levels_of(x0), parameters)
+            levels, flat = _by_experiment(gp.transform_states(x0), parameters)
             solution = np.empty((len(x0), *t.shape, x0.shape[-1]))
             for of in _alike(odes, first, t):
                 own = odes[of[0]], first[of[0]], t[of[0]]
                 solution[:, of] = self._solved_by(*own, levels[:, of], flat[:, of])
-            solutions.append(gp.states_of(solution.reshape(*x0.shape[:-1], *solution.shape[-2:])))
+            solutions.append(
+                gp.back_transform(solution.reshape(*x0.shape[:-1], *solution.shape[-2:]))
+            )
         return solutions
 
     def linearised(
