@@ -1,4 +1,4 @@
-"""Long series: compressed matrices give the numbers of the dense ones, with nothing to type."""
+"""Long series: block low-rank matrices give the results of dense matrices."""
 
 import numpy as np
 import pymc as pm
@@ -9,13 +9,12 @@ from scipy.stats import multivariate_normal
 
 import pymc_gradmatch as gm
 from pymc_gradmatch import numerics as algebra
-from pymc_gradmatch.gp import StatePrior, derivatives
-from pymc_gradmatch.gp.derivatives import conditional_operators, state_blocks
+from pymc_gradmatch.gp import StatePrior, state_space
 from pymc_gradmatch.model.constraint import GradientMatchingODERV
 from pymc_gradmatch.sampling.posterior import compiled_for, held_variables
 
 GAMMA = 0.3
-N_TIME = derivatives.LONG_SERIES
+N_TIME = state_space.LONG_SERIES
 THETA = {"alpha": 1.7, "beta": 0.9, "gamma": 3.5, "delta": 1.1}
 KERNELS = {"Matern52": pm.gp.cov.Matern52, "ExpQuad": pm.gp.cov.ExpQuad}
 
@@ -229,20 +228,3 @@ def test_data_sets_whose_matrices_differ_in_shape_are_compiled_apart():
         expected = multivariate_normal(cov=np.eye(3 + len(numbers))).logpdf([0, 0, 0, *numbers])
         np.testing.assert_allclose(value, expected)
     assert len(compiled) == 2
-
-
-@pytest.mark.parametrize("irregular", [False, True])
-def test_operators_of_long_series_are_those_of_short_ones(irregular, monkeypatch):
-    """Assert that a Cholesky factor of C, and rewritten kernels, change rounding alone."""
-    monkeypatch.setattr(derivatives, "LONG_SERIES", 20)
-    t, covs = times(60, irregular), [pm.gp.cov.Matern52(1, ls=np.float64(0.7))]
-    blocks = state_blocks(covs, t)
-    fast = conditional_operators(blocks, 1e-4)
-    monkeypatch.setattr(derivatives, "LONG_SERIES", 1_000)
-    slow = conditional_operators(blocks, 1e-4)
-    for one, other in zip(fast, slow, strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-9 * np.abs(other).max())
-    monkeypatch.setattr(derivatives, "LONG_SERIES", 20)
-    too_smooth = state_blocks([pm.gp.cov.ExpQuad(1, ls=np.float64(50.0))], t)
-    with pytest.raises(ValueError, match=r"state \[0\] is not positive definite"):
-        conditional_operators(too_smooth, 0.0)

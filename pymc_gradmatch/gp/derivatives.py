@@ -18,14 +18,12 @@ from pytensor.gradient import DisconnectedInputError, pushforward, zero_grad
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
-from scipy.linalg import cho_solve, lapack
 
 from pymc_gradmatch._pymc import Pattern, in_numpy
 from pymc_gradmatch.gp.data import read_only
 from pymc_gradmatch.gp.kernels import Broken, describe
 from pymc_gradmatch.numerics import one_at_a_time, smallest_reliable, spectrum
 
-LONG_SERIES = 200  # times, from which on kernels are rewritten, Cholesky factors replace eigh
 MAX_CHECKED = 50  # times at which differentiability is checked
 
 type Matrix = NDArray[np.float64] | TensorVariable
@@ -139,7 +137,7 @@ def evaluate_blocks(cov: pm.gp.cov.BaseCovariance, t: NDArray[np.float64]) -> Bl
     """
     graphs = kernel_graphs(cov)
     try:
-        compiled = _compiled_blocks(graphs, is_long(t))
+        compiled = _compiled_blocks(graphs)
     except DisconnectedInputError:
         msg = (
             f"the kernel {describe(cov)} is constant in time: such a state has no slope to match. "
@@ -156,11 +154,6 @@ def evaluate_blocks(cov: pm.gp.cov.BaseCovariance, t: NDArray[np.float64]) -> Bl
     return blocks
 
 
-def is_long(t: NDArray[np.float64]) -> bool:
-    """Return whether a series is long, see :data:`LONG_SERIES`."""
-    return len(t) >= LONG_SERIES
-
-
 def kernel_graphs(cov: pm.gp.cov.BaseCovariance, hyperparameters: Sequence = ()) -> Pattern:
     """Return the kernel at times, and between these and others, as graphs of hyperparameters.
 
@@ -172,17 +165,12 @@ def kernel_graphs(cov: pm.gp.cov.BaseCovariance, hyperparameters: Sequence = ())
 
 
 @lru_cache(maxsize=16)
-def _compiled_blocks(graphs: Pattern, rewritten: bool) -> Callable:
-    """Compile the blocks of :func:`kernel_graphs` as a function of its inputs and numbers.
-
-    The function also returns the kernel matrix including white noise.  Rewriting the graphs
-    takes a quarter of a second and makes them ten times as fast.
-    """
+def _compiled_blocks(graphs: Pattern) -> Callable:
+    """Compile blocks of :func:`kernel_graphs`, and the kernel matrix including white noise."""
     k, between = graphs.outputs
     blocks = [*_blocks(between, *graphs.inputs[-2:]), k]
-    rewrites = ["canonicalize"] if rewritten else []
     inputs = [*graphs.inputs, *graphs.numbers]
-    return one_at_a_time(in_numpy(inputs, blocks, rewrites))  # threads share it
+    return one_at_a_time(in_numpy(inputs, blocks, rewrites=()))  # threads share it
 
 
 def _check_differentiable(cov, blocks, k_with_noise, evaluate, t):
@@ -254,12 +242,8 @@ def conditional_operators(blocks: Blocks, nugget: ArrayLike) -> Operators:
     n_states, n_times, _ = blocks.k.shape
     nuggets = np.broadcast_to(nugget, n_states)
     C = blocks.k + nuggets[:, None, None] * np.eye(n_times)
-    if n_times < LONG_SERIES:
-        vectors, variances = spectrum(C)
-        singular = (variances <= smallest_reliable(variances)).any(axis=-1)
-    else:
-        factors = [lapack.dpotrf(c, lower=True) for c in C]
-        singular = np.array([failed != 0 for _, failed in factors])
+    vectors, variances = spectrum(C)
+    singular = (variances <= smallest_reliable(variances)).any(axis=-1)
     if singular.any():
         msg = (
             f"the covariance C of state {np.flatnonzero(singular).tolist()} is not positive "
@@ -267,11 +251,7 @@ def conditional_operators(blocks: Blocks, nugget: ArrayLike) -> Operators:
             "Use a larger nugget (the paper's is 1e-4), or a shorter lengthscale."
         )
         raise ValueError(msg)
-    if n_times < LONG_SERIES:
-        D = (blocks.dk_dt1 @ vectors / variances[:, None, :]) @ vectors.mT
-    else:
-        pairs = zip(factors, blocks.dk_dt1, strict=True)
-        D = np.stack([cho_solve((factor, True), right.T).T for (factor, _), right in pairs])
+    D = (blocks.dk_dt1 @ vectors / variances[:, None, :]) @ vectors.mT
     A = blocks.d2k - D @ blocks.dk_dt2
     return Operators(*map(read_only, (C, D, (A + A.mT) / 2)))
 

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from pymc_gradmatch.gp.data import Residuals, read_only, residuals
+from pymc_gradmatch.gp.data import read_only
 from pymc_gradmatch.gp.derivatives import Operators
 from pymc_gradmatch.gp.processes import Processes, StateGPBase
 from pymc_gradmatch.gp.state_gp import StateGP, lengths_of
@@ -276,11 +276,6 @@ class StateGPs(StateGPBase):
     def processes(self) -> Any:
         """C, D and A and their eigenbases, stacked."""
         return StackedProcesses.of([gp.processes for gp in self.members])
-
-    def residuals(self, x: NDArray[np.float64], states: Sequence[str]) -> list[Residuals]:
-        """Return the residuals of states on the grids, of each state in all experiments."""
-        pairs = zip(self.members, x, strict=True)
-        return residuals([(gp.data.y, own[gp.observed]) for gp, own in pairs], states)
 
     @property
     def covs(self) -> tuple:

@@ -15,11 +15,11 @@ from scipy.stats import qmc
 from pymc_gradmatch._pymc import Pattern, in_numpy
 from pymc_gradmatch.arguments import check_counts
 from pymc_gradmatch.gp.data import Data, as_nugget, as_sigma
-from pymc_gradmatch.gp.derivatives import derivative, is_long, kernel_graphs
+from pymc_gradmatch.gp.derivatives import derivative, kernel_graphs
 from pymc_gradmatch.gp.kernels import NAMED, CovFunction, KernelFamily, kernel_family
 from pymc_gradmatch.gp.processes import Processes
 from pymc_gradmatch.gp.state_gp import StateGP
-from pymc_gradmatch.gp.state_space import kalman_likelihood
+from pymc_gradmatch.gp.state_space import is_long, kalman_likelihood
 from pymc_gradmatch.numerics import on_one_thread, one_at_a_time
 
 ROUGH_TOLERANCE = 1e-3  # relative, of the first optimisation from every start

@@ -20,16 +20,15 @@ from pymc_gradmatch._pymc import (
     rv_size_is_none,
     starting_at,
 )
-from pymc_gradmatch.gp.data import Data, back_transform, transform_states
+from pymc_gradmatch.gp.data import Data, Residuals, back_transform, residuals, transform_states
 from pymc_gradmatch.gp.derivatives import (
     Blocks,
     Operators,
     conditional_operators,
-    is_long,
     state_blocks,
 )
 from pymc_gradmatch.gp.kernels import describe
-from pymc_gradmatch.gp.state_space import StateSpace
+from pymc_gradmatch.gp.state_space import StateSpace, is_long
 from pymc_gradmatch.numerics import (
     Basis,
     BlockLowRank,
@@ -419,6 +418,11 @@ class StateGPBase:
         :func:`~pymc_gradmatch.gp.derivatives.conditional_operators`.
         """
         return self.processes.operators
+
+    def residuals(self, x: NDArray[np.float64], states: Sequence[str]) -> list[Residuals]:
+        """Return the residuals of states on the grid, of each state with enough data."""
+        pairs = zip(cast("AnyStateGP", self).members, self.per_experiment(x), strict=True)
+        return residuals([(gp.data.y, own[gp.observed]) for gp, own in pairs], states)
 
     def prior(
         self,

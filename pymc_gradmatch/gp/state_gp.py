@@ -15,7 +15,6 @@ from pytensor.tensor import TensorVariable
 from pymc_gradmatch.arguments import as_numbers
 from pymc_gradmatch.gp.data import (
     Data,
-    Residuals,
     as_nugget,
     as_positive,
     as_sigma,
@@ -25,7 +24,6 @@ from pymc_gradmatch.gp.data import (
     piecewise_mean,
     read_only,
     refined_grid,
-    residuals,
 )
 from pymc_gradmatch.gp.kernels import check_kernels, describe
 from pymc_gradmatch.gp.processes import Processes, Regression, StateGPBase
@@ -217,10 +215,6 @@ class StateGP(StateGPBase):
     def observed(self) -> NDArray[np.intp]:
         """Indices of the observations in the grid, shape ``(observation,)``."""
         return np.searchsorted(self.t, self.t_observed)
-
-    def residuals(self, x: NDArray[np.float64], states: Sequence[str]) -> list[Residuals]:
-        """Return the residuals of states on the grid, of each state with enough data."""
-        return residuals([(self.data.y, x[self.observed])], states)
 
     def at_observations(self, x):
         r"""Return states, noise or data at the observations, as a likelihood needs them.

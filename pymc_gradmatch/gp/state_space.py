@@ -45,8 +45,14 @@ from pymc_gradmatch.numerics import (
     compress_recursion,
 )
 
+LONG_SERIES = 200  # times, from which on the state-space form is cheaper than dense matrices
 VALUE, SLOPE = np.eye(3)[:2]  # of s
 IMAGINARY_STEP = 1e-30  # for derivatives without rounding
+
+
+def is_long(t: NDArray[np.float64]) -> bool:
+    """Return whether a series has at least :data:`LONG_SERIES` times."""
+    return len(t) >= LONG_SERIES
 
 
 class Filter(NamedTuple):
