@@ -494,7 +494,7 @@ def cases(
 ) -> st.SearchStrategy:
     """Return Hypothesis' strategy of cases."""
     chosen = st.sampled_from
-    multiply = {
+    per_state = {
         "states": st.lists(chosen([*DERIVATIVES]), min_size=1, max_size=3).map(tuple),
         "missing": st.lists(
             chosen(["none", "none", "none", "some", "some", "few", "one", "hidden"]),
@@ -504,7 +504,7 @@ def cases(
     }
     return st.builds(
         Case,
-        **multiply,
+        **per_state,
         likelihood=chosen(["none", "none", "none", *LIKELIHOODS]),
         is_y_given=chosen([True, True, False]),
         start=chosen(["none", "none", *STARTS]),
