@@ -51,7 +51,7 @@ from pymc.pytensorf import join_nonshared_inputs
 import pymc_gradmatch as gm
 from benchmarks import RESULTS, RUNS, runner, show
 from benchmarks.cases import ACCURACY, BREADTH, named
-from pymc_gradmatch.gp import derivatives
+from pymc_gradmatch.gp import state_space
 
 LV = named(ACCURACY, "LV low")
 LENGTHS = (20, 50, 100, 200, 500, 1000)
@@ -123,7 +123,7 @@ def row(system: str, matrices: str, build, size: int) -> dict:
     """Build a model, measure it, and return a row of the table."""
     shortest = {"dense": np.inf, "structured": 0}[matrices]
     start = perf_counter()
-    with patch.object(derivatives, "MANY_TIMES", shortest):
+    with patch.object(state_space, "LONG_SERIES", shortest):
         model = build(size)
     building = perf_counter() - start
     microseconds, compilation = cost(model)

@@ -51,7 +51,7 @@ from pytensor.tensor.random.utils import normalize_size_param
 from pytensor.tensor.rewriting.basic import register_specialize
 from xarray import DataTree
 
-from pymc_gradmatch.interpreted import Setting, in_numpy, without_traces
+from pymc_gradmatch.numpy_graphs import Setting, in_numpy, without_traces
 
 if TYPE_CHECKING:
     from nutpie.compile_pymc import CompiledPyMCModel

@@ -1,4 +1,4 @@
-"""What users give: names, numbers, counts and priors, and the words for what cannot be used."""
+"""Checks of users' arguments: names, numbers, counts and priors."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
@@ -16,8 +16,8 @@ from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch._pymc import is_drawn, is_generator
 
-DRAWS = {"chain": "an axis of draws in ArviZ", "draw": "an axis of draws in ArviZ"}
-RESERVED = DRAWS | {
+DRAW_DIMS = {"chain": "a dim of draws in ArviZ", "draw": "a dim of draws in ArviZ"}
+RESERVED = DRAW_DIMS | {
     "time": "a dim of the states",
     "experiment": "a dim of the states",
     "state": "a dim of the states",
@@ -28,7 +28,7 @@ RESERVED = DRAWS | {
 
 
 def usable_names(names: Sequence[str], what: str) -> tuple[str, ...]:
-    """Return the names, or say which cannot be fields of a named tuple."""
+    """Return the names; raise if some cannot be fields of a named tuple."""
     if isinstance(names, str | Set) or not isinstance(names, Iterable):
         msg = f"{what} is {names!r}; expected a list of names, in their order."
         raise TypeError(msg)
@@ -49,26 +49,26 @@ def usable_names(names: Sequence[str], what: str) -> tuple[str, ...]:
 
 
 def refuse_reserved(names: Collection[str], reserved: Mapping[str, str] = RESERVED):
-    """Raise if variables of a model would have names that something else needs."""
+    """Raise if variables of a model have reserved names."""
     clashes = {name: reserved[name] for name in names if name in reserved}
     if clashes:
         listed = ", ".join(f"{name!r} ({use})" for name, use in clashes.items())
         msg = (
-            f"variables have names that are taken: {listed}. Expected other names than "
+            f"variables have reserved names: {listed}. Expected other names than "
             f"{list(reserved)}; rename the parameters."
         )
         raise ValueError(msg)
 
 
-def yielding(name: str, taken: Collection[str]) -> str:
-    """Return a name of ours, with an underscore where a parameter has it: ``sigma_``."""
+def free_name(name: str, taken: Collection[str]) -> str:
+    """Return a name with underscores appended until it is not taken: ``sigma_``."""
     while name in taken:
         name += "_"
     return name
 
 
 def in_order(values: Mapping, names: Sequence[str], what: str) -> list:
-    """Return the values in the order of the names, which must be theirs exactly."""
+    """Return the values in the order of the names; raise if others are given."""
     if not hasattr(values, "keys"):
         msg = f"{what} a {type(values).__name__}; expected a mapping from each of {list(names)}."
         raise TypeError(msg)
@@ -85,7 +85,7 @@ def in_order(values: Mapping, names: Sequence[str], what: str) -> list:
 def labels_of(values: Any) -> tuple | None:
     """Return the names along the last axis of a table, a series or a labelled array, or None.
 
-    Names of a table's columns are always some; elsewhere positions and times are none.
+    A table's columns are always names; other labels only if they are text.
     """
     if isinstance(values, xr.DataArray):
         index = values.indexes.get(values.dims[-1]) if values.dims else None
@@ -102,7 +102,7 @@ def labels_of(values: Any) -> tuple | None:
 def columns_in_order(
     values: NDArray[np.float64], columns: tuple, states: tuple, name: str = "y"
 ) -> NDArray[np.float64]:
-    """Return what has these columns in the order of the states; NaN for those that it lacks."""
+    """Return columns in the order of the states, NaN for missing ones."""
     unknown = [name for name in columns if name not in states]
     repeated = sorted({str(name) for name in columns if columns.count(name) > 1})
     if unknown or repeated:
@@ -120,7 +120,7 @@ def columns_in_order(
 
 
 def listed(what: Mapping[str, Collection]) -> str:
-    """Return lists with words before each, without those that are empty."""
+    """Return the lists that are not empty, each after its key."""
     return " and ".join(f"{words} {list(found)}" for words, found in what.items() if found)
 
 
@@ -130,7 +130,7 @@ def with_values(names: Sequence[str], values: Any) -> str:
 
 
 def _is_number(value: Any) -> bool:
-    """Tell whether an entry of a table is a number, or missing: None and pd.NA are NaN."""
+    """Return whether an entry of a table is a number or missing."""
     try:
         is_missing = value is None or value is pd.NA
         return is_missing or (not isinstance(value, complex) and float(value) is not None)
@@ -139,7 +139,7 @@ def _is_number(value: Any) -> bool:
 
 
 def as_numbers(values: Any, name: str, expected: str = "numbers") -> NDArray[np.float64]:
-    """Return an array, or say what was expected of ``name``."""
+    """Return an array of floats; raise if the values of ``name`` are not numbers."""
     with suppress(TypeError, ValueError):
         array = np.asarray(values)
         if array.dtype.kind == "O":
@@ -164,7 +164,7 @@ def as_numbers(values: Any, name: str, expected: str = "numbers") -> NDArray[np.
 
 
 def check_counts(**counts: Any):
-    """Raise unless all are whole numbers from one on (``burn_in``: from zero), or None."""
+    """Raise unless all are None or whole numbers of at least one (``burn_in``: zero)."""
     for name, count in counts.items():
         least, word = (0, "zero") if name == "burn_in" else (1, "one")
         if count is None:
@@ -178,25 +178,21 @@ def check_counts(**counts: Any):
 
 
 def check_share(**shares: Any):
-    """Raise unless all are numbers between zero and one, or None."""
+    """Raise unless all are None or numbers between zero and one."""
     for name, share in shares.items():
-        if share is None:
-            continue
-        if isinstance(share, bool) or not isinstance(share, int | float | np.number):
+        is_number = isinstance(share, int | float | np.number) and not isinstance(share, bool)
+        if share is not None and not (is_number and 0 < share < 1):
             msg = f"{name} is {share!r}; expected a number between 0 and 1, such as 0.9."
-            raise TypeError(msg)
-        if not 0 < share < 1:
-            msg = f"{name} is {share}; expected a number between 0 and 1, such as 0.9."
-            raise ValueError(msg)
+            raise ValueError(msg) if is_number else TypeError(msg)
 
 
 def is_distribution(variable) -> bool:
-    """Tell whether a variable is drawn from a distribution, in a model or not."""
+    """Return whether a variable is random, in a model or not."""
     return isinstance(variable, TensorVariable) and is_drawn(variable)
 
 
 def is_registered(variable, model: pm.Model | None) -> bool:
-    """Tell whether a variable already belongs to a model."""
+    """Return whether a variable belongs to a model."""
     return model is not None and any(variable is known for known in model.named_vars.values())
 
 
@@ -206,7 +202,7 @@ def registered(
     prior: TensorVariable,
     dims: tuple[str, ...] | None = None,
 ) -> TensorVariable:
-    """Return the model's variable of a prior: itself, if it is there, or a new one."""
+    """Return a prior's variable in the model, added if it is not there."""
     return prior if is_registered(prior, model) else join(model, name, prior, dims)
 
 
@@ -214,8 +210,8 @@ def join(
     model: pm.Model, name: str, prior: TensorVariable, dims: tuple[str, ...] | None = None
 ) -> TensorVariable:
     """Add a copy of a distribution to a model."""
-    # The same .dist() object may serve several parameters and models: each
-    # gets a node, and a stream of random numbers, of its own.
+    # One .dist() object may serve several parameters and models: each gets its own node and
+    # random number generator.
     inputs = [
         pt.random.shared_rng(seed=None) if is_generator(variable) else variable
         for variable in prior.owner.inputs

@@ -1,42 +1,31 @@
-r"""Matrices, one per state, normal vectors in independent coordinates, and the mode of a density.
+r"""Matrices, one per state, normal vectors in independent coordinates, and modes of densities.
 
 Vectors over time have shape ``(..., time, state)``, matrices ``(..., state, time, time)``,
 eigenvalues ``(..., state, time)``.
-
-**Long series.**  Cut T times into N blocks of B.  The times of one block know the
-others through a few numbers alone: for a Matern kernel, whose process is Markov once
-its derivatives are counted in, the process' state at the block's borders.  So all
-that stands outside the diagonal blocks of D, or of an inverse Cholesky factor
-of C or A + gamma I, has a low rank r:
-
-.. math:: M = \mathrm{blockdiag}(M_{nn}) + P\,S\,Q^\top
-
-with P and Q block diagonal, of r columns per block, and S of ``(N r, N r)``.
-r is 3 for Matern52's factors and 6 for its D, whatever the times, the lengthscale and
-gamma.  A product costs T (B + 2 r) + (T r / B)^2 instead of T^2, which with the best B
-is about T^(4/3).
-
-Such matrices are known as quasi-separable or sequentially semi-separable; the
-state-space view of Gaussian processes [1]_ and celerite [2]_ rest on the same
-structure.  Both run through time step by step; two levels of blocks are a few
-array operations, which are faster at lengths up to thousands.
 
 **Normal vectors.**  Both normal factors of Theorem 1, the prior of the states and the
 mismatch of the gradients, are products over states of
 
 .. math:: N(r_k \mid 0, F_k\,\mathrm{diag}(v_k)\,F_k^\top)
 
-The coordinates :math:`F_k^{-1} r_k` are independent, of variance :math:`v_k`,
-so that a density needs one product and no factorisation.  Two choices of F:
+The coordinates :math:`F_k^{-1} r_k` are independent with variances :math:`v_k`, so a density
+needs one product and no factorisation.  F has the eigenvectors (:class:`Spectrum`), so that a
+random multiple of the identity, such as ``gamma I``, is added to v; or it is triangular
+(:class:`Innovations`), which is cheap for long series.
 
-- :class:`Spectrum`, eigenvectors.  A multiple of the identity, such as ``gamma I``, is
-  added to v alone: it can be random at no cost.
-- :class:`Innovations`, a triangular F.  A coordinate is what one time adds to
-  the times before it; the products are cheap for long series.
+**Long series.**  Cut T times into N blocks of B.  Outside the diagonal blocks D, and the
+triangular factors of C and A + gamma I, have low rank r, because blocks depend on each other
+only through the state of a Markov process at their borders:
 
-The matrices have tens to hundreds of rows.  On several threads BLAS gains nothing there
-where cores are free, and loses a factor of ten where others use them:
-:func:`on_one_thread`.
+.. math:: M = \mathrm{blockdiag}(M_{nn}) + P\,S\,Q^\top
+
+with block diagonal P and Q of r columns per block and S of ``(N r, N r)``; r is 3 for the
+factors of Matern52 and 6 for its D.  A product costs T (B + 2 r) + (T r / B)^2, with the best B
+about T^(4/3), in place of T^2.  Such matrices are called quasi-separable [1]_ [2]_; two levels
+of blocks need a few array operations, no recursion over time.
+
+BLAS gains nothing from several threads at tens to hundreds of rows, and is ten times slower
+where other processes use the cores: :func:`on_one_thread`.
 
 References
 ----------
@@ -71,11 +60,11 @@ class Spectrum(NamedTuple):
 
     def coordinates(self, residual: TensorVariable) -> TensorVariable:
         """Return the coordinates of vectors in the eigenbasis, ``(..., state, time)``."""
-        return per_state(_transposed(self.vectors), residual).mT
+        return multiply(_transposed(self.vectors), residual).mT
 
     def residual(self, coordinates: TensorVariable) -> TensorVariable:
         """Return the vectors with these coordinates, ``(..., time, state)``."""
-        return per_state(self.vectors, coordinates.mT)
+        return multiply(self.vectors, coordinates.mT)
 
 
 def spectrum(covariance: NDArray[np.float64]) -> Spectrum:
@@ -90,24 +79,15 @@ def smallest_reliable(variances: NDArray[np.float64]) -> NDArray[np.float64]:
     return n_time * np.finfo(float).eps * variances.max(axis=-1, keepdims=True)
 
 
-def per_state(matrices, x):
-    """Multiply each state's vector over time by its matrix: one batched product.
-
-    Works on NumPy arrays and on PyTensor variables alike.
-    """
-    return matvec(matrices, x.mT).mT
-
-
 def matvec(matrices, vectors):
     """Multiply vectors ``(..., n)`` by matrices ``(..., m, n)``, as :func:`numpy.matvec`.
 
-    Works on NumPy arrays and on PyTensor variables alike.
+    Works on NumPy arrays and on PyTensor variables.
     """
     if not isinstance(matrices, TensorVariable) and not isinstance(vectors, TensorVariable):
         return np.matvec(matrices, vectors)
-    # Sums of products instead of BLAS calls: they compile five times faster.
-    # A sum over rows is vectorised, one along a row is not, so the value and
-    # the derivative are each written in the form whose loop is fast; what is
+    # Sums of products compile five times faster than BLAS calls.  Sums over rows are vectorised,
+    # sums along a row are not, so value and derivative are written in two forms; what is
     # added and subtracted cancels when the graph is compiled.
     matrices, vectors = pt.as_tensor(matrices), pt.as_tensor(vectors)
     fast_value = (_transposed(matrices) * vectors[..., :, None]).sum(axis=-2)
@@ -121,21 +101,18 @@ def _transposed(matrices: TensorVariable) -> TensorVariable:
     return matrices.mT
 
 
-class Compressed(NamedTuple):
-    """A matrix per state: dense in diagonal blocks, of low rank outside of them.
+class BlockLowRank(NamedTuple):
+    """A matrix per state, dense in diagonal blocks and of low rank outside them."""
 
-    Arrays, or tensors of known shapes.
-    """
-
-    near: Any
+    blocks: Any
     """Diagonal blocks, and below each one its Q', shape ``(state, N, B + r, B)``."""
     coupling: Any
-    """S, from all blocks' r numbers to all blocks' r numbers, ``(state, N r, N r)``."""
-    far: Any
+    """S, shape ``(state, N r, N r)``."""
+    outputs: Any
     """P, shape ``(state, N, B, r)``."""
 
 
-def of_recursion(
+def compress_recursion(
     transition: NDArray[np.float64],
     entering: NDArray[np.float64],
     leaving: NDArray[np.float64],
@@ -143,97 +120,96 @@ def of_recursion(
     size: int,
     *,
     backward: bool = False,
-) -> Compressed:
-    r"""Compress what a linear recursion over time makes of its input, in time O(T B).
+) -> BlockLowRank:
+    r"""Return the matrix of a linear recursion from u to o, in time O(T B).
 
     .. math:: o_i = l_i^\top a_i + d_i u_i, \qquad a_{i+1} = M_i a_i + e_i u_i, \qquad a_0 = 0
 
-    as the matrix that maps u to o: lower triangular, or upper where time runs backward and
-    :math:`a_{i-1}` follows :math:`a_i`.  M, e, l and d are ``(state, time, r, r)``, twice
-    ``(state, time, r)``, and ``(state, time)``; the block size B is at most T.
+    It is lower triangular, or upper if time runs backward and :math:`a_{i-1}` follows
+    :math:`a_i`.  M, e, l and d have shapes ``(state, time, r, r)``, twice ``(state, time, r)``,
+    and ``(state, time)``; the block size B is at most T.
     """
     (n_state, n_time, rank), missing = entering.shape, -entering.shape[1] % size
     n_block = (n_time + missing) // size
-    turn = slice(None, None, -1 if backward else 1)
+    in_order = slice(None, None, -1 if backward else 1)
 
     def cut(array: NDArray) -> NDArray:
         padded = np.pad(array, [(0, 0), (0, missing), *[(0, 0)] * (array.ndim - 2)])
-        return padded[:, turn].reshape(n_state, n_block, size, *array.shape[2:])
+        return padded[:, in_order].reshape(n_state, n_block, size, *array.shape[2:])
 
     M, e, o, d = map(cut, (transition, entering, leaving, direct))
-    near = np.zeros((n_state, n_block, size + rank, size))
-    far = np.empty((n_state, n_block, size, rank))
-    # What the block's inputs, and what it began with, have made of a.
-    made = np.zeros((n_state, n_block, rank, size + rank))
-    made[..., size:] = np.eye(rank)
+    blocks = np.zeros((n_state, n_block, size + rank, size))
+    outputs = np.empty((n_state, n_block, size, rank))
+    # a as a linear function of the block's inputs and of a at its start.
+    a = np.zeros((n_state, n_block, rank, size + rank))
+    a[..., size:] = np.eye(rank)
     for i in range(size):
-        near[:, :, i], far[:, :, i] = np.split(np.matvec(made.mT, o[:, :, i]), [size], axis=-1)
-        near[:, :, i, i] += d[:, :, i]
-        made = M[:, :, i] @ made
-        made[..., i] += e[:, :, i]
-    near[:, :, size:] = made[..., :size]
+        blocks[:, :, i], outputs[:, :, i] = np.split(np.matvec(a.mT, o[:, :, i]), [size], axis=-1)
+        blocks[:, :, i, i] += d[:, :, i]
+        a = M[:, :, i] @ a
+        a[..., i] += e[:, :, i]
+    blocks[:, :, size:] = a[..., :size]
     coupling = np.zeros((n_state, n_block, rank, n_block, rank))
     for n in range(1, n_block):
-        coupling[:, n] = np.einsum("kij,kjmr->kimr", made[:, n - 1, :, size:], coupling[:, n - 1])
+        coupling[:, n] = np.einsum("kij,kjmr->kimr", a[:, n - 1, :, size:], coupling[:, n - 1])
         coupling[:, n, :, n - 1] += np.eye(rank)
     if backward:
-        near = near[:, ::-1, :, ::-1]
-        near = np.concatenate([near[:, :, size - 1 :: -1], near[:, :, size:]], axis=2)
-        coupling, far = coupling[:, ::-1, :, ::-1], far[:, ::-1, ::-1]
-    return Compressed(near, coupling.reshape(n_state, *(n_block * rank,) * 2), far)
+        blocks = blocks[:, ::-1, :, ::-1]
+        blocks = np.concatenate([blocks[:, :, size - 1 :: -1], blocks[:, :, size:]], axis=2)
+        coupling, outputs = coupling[:, ::-1, :, ::-1], outputs[:, ::-1, ::-1]
+    return BlockLowRank(blocks, coupling.reshape(n_state, *(n_block * rank,) * 2), outputs)
 
 
-def product(matrix: Compressed | NDArray[np.float64], x):
-    """Multiply each state's vector over time by its matrix; shape ``(..., time, state)``.
+def multiply(matrix: BlockLowRank | Any, x):
+    """Multiply each state's vector over time, ``(..., time, state)``, by its matrix.
 
-    Works on NumPy arrays and on PyTensor variables alike.
+    Works on NumPy arrays and on PyTensor variables.
     """
-    if not isinstance(matrix, Compressed):
-        return per_state(matrix, x)
+    if not isinstance(matrix, BlockLowRank):
+        return matvec(matrix, x.mT).mT
     on_numpy = all(isinstance(array, np.ndarray) for array in (*matrix, x))
     xp: Any = np if on_numpy else pt
-    near, coupling, far, x = (*matrix, x) if on_numpy else map(pt.as_tensor, (*matrix, x))
-    n_state, n_block, size, rank = _shape(far)
+    blocks, coupling, outputs, x = (*matrix, x) if on_numpy else map(pt.as_tensor, (*matrix, x))
+    n_state, n_block, size, rank = _shape(outputs)
     *batch, n_time, _ = _shape(x)
     padding = xp.zeros((*batch, n_state, n_block * size - n_time))
     vectors = xp.concatenate([x.mT, padding], axis=-1)
-    both = matvec(near, vectors.reshape((*batch, n_state, n_block, size)))
-    there = matvec(coupling, both[..., size:].reshape((*batch, n_state, n_block * rank)))
-    back = matvec(far, there.reshape((*batch, n_state, n_block, rank)))
-    total = (both[..., :size] + back).reshape((*batch, n_state, n_block * size))
+    within = matvec(blocks, vectors.reshape((*batch, n_state, n_block, size)))
+    coupled = matvec(coupling, within[..., size:].reshape((*batch, n_state, n_block * rank)))
+    across = matvec(outputs, coupled.reshape((*batch, n_state, n_block, rank)))
+    total = (within[..., :size] + across).reshape((*batch, n_state, n_block * size))
     return total[..., :n_time].mT
 
 
 def _shape(x) -> list:
-    """Return the shape in numbers, where these are known."""
+    """Return the shape, in numbers where these are known."""
     known = x.shape if isinstance(x, np.ndarray) else x.type.shape
     return [x.shape[i] if n is None else n for i, n in enumerate(known)]
 
 
-def best_size(n_time: int, rank: int) -> int:
+def block_size(n_time: int, rank: int) -> int:
     """Return the block size B with which a product of this rank costs the least."""
     return min(n_time, max(8, round((2 * n_time * rank**2) ** (1 / 3))))
 
 
 class Innovations(NamedTuple):
-    """Unit triangular F and v of one covariance per state: F's inverse and F itself, compressed."""
+    """v, and F's inverse and F itself in block low-rank form, of one covariance per state."""
 
     variances: Any
-    near: Any
-    coupling: Any
-    far: Any
-    factor_near: Any
+    inverse_blocks: Any
+    inverse_coupling: Any
+    inverse_outputs: Any
+    factor_blocks: Any
     factor_coupling: Any
-    factor_far: Any
+    factor_outputs: Any
 
     def coordinates(self, residual: TensorVariable) -> TensorVariable:
-        """Return what each time adds to those before it, or after, ``(..., state, time)``."""
-        return product(Compressed(self.near, self.coupling, self.far), residual).mT
+        """Return the innovations of vectors, ``(..., state, time)``."""
+        return multiply(BlockLowRank(*self[1:4]), residual).mT
 
     def residual(self, coordinates: TensorVariable) -> TensorVariable:
         """Return the vectors with these coordinates, ``(..., time, state)``."""
-        factor = Compressed(self.factor_near, self.factor_coupling, self.factor_far)
-        return product(factor, coordinates.mT)
+        return multiply(BlockLowRank(*self[4:]), coordinates.mT)
 
 
 Basis = Spectrum | Innovations
@@ -241,17 +217,14 @@ Basis = Spectrum | Innovations
 
 def basis_of(parameters) -> Basis:
     """Return the basis that was unpacked into the parameters of a random variable."""
-    kinds: dict[int, type] = {2: Spectrum, 7: Innovations}
-    return kinds[len(parameters)](*parameters)
+    return (Spectrum if len(parameters) == 2 else Innovations)(*parameters)
 
 
 def basis_signature(parameters) -> str:
     """Return the core shapes of a basis' parameters, as NumPy writes signatures."""
-    cores = {
-        2: ["(k,t,t)", "(k,t)"],
-        7: ["(k,t)", "(k,n,m,b)", "(k,q,q)", "(k,n,b,r)", "(k,n,i,b)", "(k,j,j)", "(k,n,b,h)"],
-    }
-    return ",".join(cores[len(parameters)])
+    if len(parameters) == 2:
+        return "(k,t,t),(k,t)"
+    return "(k,t),(k,n,m,b),(k,q,q),(k,n,b,r),(k,n,i,b),(k,j,j),(k,n,b,h)"
 
 
 def normal_log_density(residual: TensorVariable, basis: Basis) -> TensorVariable:
@@ -267,7 +240,7 @@ def normal_log_density(residual: TensorVariable, basis: Basis) -> TensorVariable
 
 
 def _reciprocal(variances: TensorVariable) -> TensorVariable:
-    # Of a constant at once: gradients would divide in their innermost loop.
+    # Computed now if constant: gradients would divide in their innermost loop.
     if isinstance(variances, TensorConstant):
         return pt.constant(1 / variances.data)
     return pt.reciprocal(variances)
@@ -282,13 +255,13 @@ def draw_normal(rng, size, basis: Basis):
 
 
 on_one_thread = Setting(partial(threadpool_limits, limits=1, user_api="blas"))
-"""Decorates a function so that the BLAS calls inside it use one thread."""
+"""Decorates a function whose BLAS calls use one thread."""
 
 
 def one_at_a_time[F: Callable](function: F) -> F:
-    """Decorate a function so that a second thread waits until the first has left it.
+    """Decorate a function that only one thread at a time may run.
 
-    A function compiled by PyTensor keeps its arguments where the next call overwrites them.
+    Such as those compiled by PyTensor, whose calls share their arguments' memory.
     """
     lock = RLock()
 
@@ -303,14 +276,14 @@ def one_at_a_time[F: Callable](function: F) -> F:
 type Density = Callable[[NDArray[np.float64]], tuple[Any, NDArray[np.float64]]]
 
 N_STARTS = 8  # of a search for the mode
-N_TOGETHER = 3  # the best of these, from which states and parameters climb together
-STEPS = 500
-ROUNDS = 2  # each climbs in coordinates made where the one before ended
-PROBES = 20  # random directions, from which the diagonal of a Hessian is estimated
-SMALLEST_CURVATURE = 1e-2  # no coordinate is stretched more than tenfold in a round
-MEMORY = 10  # steps that the L-BFGS of many starts remembers
-SUFFICIENT_RISE = 1e-4  # of the rise that the slope promises
-SHRINK = 0.3
+N_JOINT = 3  # best of these, from which states and parameters are optimised jointly
+MAX_STEPS = 500  # of one optimisation
+N_ROUNDS = 2  # of optimisation, each in coordinates made where the last ended
+N_PROBES = 20  # random directions, from which the diagonal of a Hessian is estimated
+SMALLEST_CURVATURE = 1e-2  # so that no coordinate is stretched more than tenfold in a round
+MEMORY = 10  # steps of the L-BFGS of many starts
+SUFFICIENT_INCREASE = 1e-4  # relative to the slope (Armijo)
+BACKTRACKING = 0.3  # factor of the step
 
 
 class Laplace(NamedTuple):
@@ -321,7 +294,7 @@ class Laplace(NamedTuple):
     factor: NDArray[np.float64]
     r"""W, with :math:`W W^\top` the inverse of the negative Hessian at the mode.
 
-    Of very many coordinates only a diagonal, as a vector.
+    Only a diagonal, as a vector, of very many coordinates.
     """
     log_density: float
     """The log density at the mode."""
@@ -331,20 +304,20 @@ def search_mode(
     starts: Iterable[NDArray[np.float64]],
     value: Callable[[NDArray[np.float64]], float],
     *,
-    alone: Callable[[NDArray[np.float64]], NDArray[np.float64]],
-    together: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+    parameters: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+    jointly: Callable[[NDArray[np.float64]], NDArray[np.float64]],
 ) -> NDArray[np.float64] | None:
-    """Return the best point reached from several starts, or None if none can be climbed from.
+    """Return the best point reached from several starts, or None if no start is possible.
 
-    From each start, where the density is finite, the parameters climb alone, given the states;
-    from the best of these points states and parameters climb together.
+    From each start of finite density ``parameters`` optimises the parameters given the states;
+    from the best of these points ``jointly`` optimises states and parameters.
     """
-    climbed = [alone(start) for start in starts if np.isfinite(value(start))]
-    climbed.sort(key=value, reverse=True)
-    return max(map(together, climbed[:N_TOGETHER]), key=value, default=None)
+    found = [parameters(start) for start in starts if np.isfinite(value(start))]
+    found.sort(key=value, reverse=True)
+    return max(map(jointly, found[:N_JOINT]), key=value, default=None)
 
 
-def ascend(density: Density, start: NDArray[np.float64]) -> NDArray[np.float64]:
+def optimise(density: Density, start: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the point that L-BFGS reaches."""
 
     def objective(point):
@@ -353,16 +326,16 @@ def ascend(density: Density, start: NDArray[np.float64]) -> NDArray[np.float64]:
             return np.inf, np.zeros_like(point)
         return -value, -gradient
 
-    return minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": STEPS}).x
+    options = {"maxiter": MAX_STEPS}
+    return minimize(objective, start, jac=True, method="L-BFGS-B", options=options).x
 
 
 def laplace(density: Density, start: NDArray[np.float64]) -> Laplace:
-    r"""Climb to the mode nearby and approximate the density by a normal there.
+    r"""Find a mode by local optimisation and approximate the density by a normal there.
 
-    Alternates between climbing in the present coordinates and choosing
-    coordinates by the Hessian at the point reached, so that badly scaled
-    densities need few steps.  Directions without curvature, along which the
-    density is not normal at all, keep a finite scale.
+    Alternates between optimisation in the present coordinates and choosing coordinates by the
+    Hessian at the point reached, so that badly scaled densities need few steps.  Directions
+    without curvature keep a finite scale.
 
     Parameters
     ----------
@@ -385,25 +358,25 @@ def laplace(density: Density, start: NDArray[np.float64]) -> Laplace:
     True
     """
     fit = Laplace(start, np.eye(len(start)), density(start)[0])
-    for _ in range(ROUNDS):
+    for _ in range(N_ROUNDS):
         fit = fit._replace(factor=_whitened(density, fit))
-        top = fit.location + fit.factor @ ascend(moved(density, fit), np.zeros(len(start)))
-        fit = fit._replace(location=top, log_density=density(top)[0])
+        location = fit.location + fit.factor @ optimise(moved(density, fit), np.zeros(len(start)))
+        fit = fit._replace(location=location, log_density=density(location)[0])
     return fit._replace(factor=_whitened(density, fit))
 
 
 def moved(density: Density, around: Laplace) -> Density:
     """Return the density as a function of q, where u = location + factor q."""
 
-    def rotated(q):
+    def of_q(q):
         value, gradient = density(around.location + around.factor @ q)
         return value, around.factor.T @ gradient
 
-    return rotated
+    return of_q
 
 
 def _whitened(density: Density, around: Laplace) -> NDArray[np.float64]:
-    """Return the factor that the Hessian at a point asks for, starting from another."""
+    """Return the factor in whose coordinates the Hessian is minus the identity."""
     curvature = -hessian(density, around.location, around.factor)
     variances, vectors = np.linalg.eigh(curvature)
     scale = 1 / np.sqrt(np.maximum(np.abs(variances), SMALLEST_CURVATURE))
@@ -413,7 +386,7 @@ def _whitened(density: Density, around: Laplace) -> NDArray[np.float64]:
 def hessian(
     density: Density, point: NDArray[np.float64], factor: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return the Hessian by q at zero, from differences of gradients; u is point + factor q."""
+    """Return the Hessian by q at zero, where u = point + factor q, from differences."""
     columns = np.array([_difference(density, point, column) for column in factor.T]) @ factor
     return np.nan_to_num((columns + columns.T) / 2)
 
@@ -421,7 +394,7 @@ def hessian(
 def conditional_sd(
     density: Density, point: NDArray[np.float64], rng: np.random.Generator
 ) -> NDArray[np.float64]:
-    r"""Estimate each coordinate's standard deviation given the others, at a handful of gradients.
+    r"""Estimate each coordinate's standard deviation given the others, from a few gradients.
 
     From the diagonal of the Hessian H by Hutchinson's estimate, the mean of
     :math:`z \circ H z` over vectors z of random signs.
@@ -435,7 +408,7 @@ def conditional_sd(
     >>> conditional_sd(lambda u: (0, -precision * u), np.zeros(2), rng).round(3)
     array([0.5, 0.1])
     """
-    signs = rng.choice([-1.0, 1.0], size=(PROBES, len(point)))
+    signs = rng.choice([-1.0, 1.0], size=(N_PROBES, len(point)))
     diagonal = np.mean([z * _difference(density, point, z) for z in signs], axis=0)
     return 1 / np.sqrt(np.maximum(np.abs(np.nan_to_num(diagonal)), SMALLEST_CURVATURE))
 
@@ -447,76 +420,76 @@ def _difference(density: Density, point, direction) -> NDArray[np.float64]:
     return (ahead - behind) / (2 * step)
 
 
-def settle(
+def optimise_many(
     density: Callable[[NDArray, NDArray], tuple[NDArray, NDArray]],
     starts: NDArray[np.float64],
     *,
     steps: int,
     tolerance: float,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Climb by L-BFGS from every start, in coordinates where the curvature is about one.
+    """Optimise by L-BFGS from every start, in coordinates of about unit curvature.
 
-    The density maps points, ``(point, n)``, and the places of their starts to log densities and
-    gradients.  A climb ends after so many steps, or where every entry of the gradient is within
-    the tolerance.  Returns where climbs end, ``(start, n)``, and the largest entry of the gradient
-    there.
+    The density maps points, ``(point, n)``, and the indices of their starts to log densities and
+    gradients.  An optimisation ends after ``steps``, or where no entry of the gradient exceeds
+    the tolerance.  Returns the end points, ``(start, n)``, and the largest entry of their
+    gradients.
 
     Examples
     --------
     >>> import numpy as np
-    >>> from pymc_gradmatch.numerics import settle
+    >>> from pymc_gradmatch.numerics import optimise_many
     >>> centers = np.array([[1.0], [2.0]])
-    >>> def density(z, place):
-    ...     away = z - centers[place]
+    >>> def density(z, index):
+    ...     away = z - centers[index]
     ...     return -np.square(away).sum(axis=1), -2 * away
-    >>> settle(density, np.zeros((2, 1)), steps=20, tolerance=1e-6)[0].round(3)
+    >>> optimise_many(density, np.zeros((2, 1)), steps=20, tolerance=1e-6)[0].round(3)
     array([[1.],
            [2.]])
     """
-    tops, slopes = starts.copy(), np.full(len(starts), np.inf)
-    place = np.arange(len(starts))
+    ends, slopes = starts.copy(), np.full(len(starts), np.inf)
+    index = np.arange(len(starts))
     z = starts
-    value, gradient = density(z, place)
+    value, gradient = density(z, index)
     width = np.ones(len(z))
     pairs = np.zeros((MEMORY, 2, *z.shape))
     direction = gradient
     for step in range(steps):
         slope = np.abs(gradient).max(axis=1)
-        tops[place], slopes[place] = z, np.where(np.isfinite(value), slope, np.inf)
-        going = np.isfinite(value) & (slope > tolerance)
-        if not going.any():
+        ends[index], slopes[index] = z, np.where(np.isfinite(value), slope, np.inf)
+        active = np.isfinite(value) & (slope > tolerance)
+        if not active.any():
             break
-        place, z, value, gradient = place[going], z[going], value[going], gradient[going]
-        width, direction, pairs = width[going], direction[going], pairs[:, :, going]
+        index, z, value, gradient = index[active], z[active], value[active], gradient[active]
+        width, direction, pairs = width[active], direction[active], pairs[:, :, active]
 
-        ahead = z + width[:, None] * direction
-        value_there, gradient_there = density(ahead, place)
+        new = z + width[:, None] * direction
+        new_value, new_gradient = density(new, index)
         promised = width * (gradient * direction).sum(axis=1)
-        accepted = value_there >= value + SUFFICIENT_RISE * promised
-        moved = accepted[:, None]
-        pairs[step % MEMORY, 0] = np.where(moved, ahead - z, 0)
-        pairs[step % MEMORY, 1] = np.where(moved, gradient - gradient_there, 0)
-        z = np.where(moved, ahead, z)
-        value = np.where(accepted, value_there, value)
-        gradient = np.where(moved, gradient_there, gradient)
+        accepted = new_value >= value + SUFFICIENT_INCREASE * promised
+        rows = accepted[:, None]
+        pairs[step % MEMORY, 0] = np.where(rows, new - z, 0)
+        pairs[step % MEMORY, 1] = np.where(rows, gradient - new_gradient, 0)
+        z = np.where(rows, new, z)
+        value = np.where(accepted, new_value, value)
+        gradient = np.where(rows, new_gradient, gradient)
         newest_first = np.roll(pairs[::-1], step % MEMORY + 1, axis=0)
-        direction = _uphill(gradient, newest_first)
-        width = np.where(accepted, 1.0, SHRINK * width)
-    return tops, slopes
+        direction = _lbfgs_direction(gradient, newest_first)
+        width = np.where(accepted, 1.0, BACKTRACKING * width)
+    return ends, slopes
 
 
-def _uphill(gradient, newest_first) -> NDArray[np.float64]:
-    """Apply the inverse Hessian that pairs of moves and changes of the gradient tell of."""
+def _lbfgs_direction(gradient, newest_first) -> NDArray[np.float64]:
+    """Apply the L-BFGS inverse Hessian of pairs (step, change of the gradient) to gradients."""
     curvatures = np.einsum("mpn,mpn->mp", newest_first[:, 0], newest_first[:, 1])
-    # A pair without curvature, such as that of a step not taken, is left out.
+    # Pairs without curvature, such as those of rejected steps, are left out.
     inverse = np.where(curvatures > 0, 1 / np.where(curvatures > 0, curvatures, 1), 0)
     direction, weights = gradient, []
-    for (move, change), scale in zip(newest_first, inverse, strict=True):
-        weight = scale * (move * direction).sum(axis=1)
+    for (step, change), scale in zip(newest_first, inverse, strict=True):
+        weight = scale * (step * direction).sum(axis=1)
         direction = direction - weight[:, None] * change
         weights.append(weight)
     oldest_first = zip(newest_first[::-1], inverse[::-1], weights[::-1], strict=True)
-    for (move, change), scale, weight in oldest_first:
+    for (step, change), scale, weight in oldest_first:
         correction = weight - scale * (change * direction).sum(axis=1)
-        direction = direction + correction[:, None] * move
+        direction = direction + correction[:, None] * step
     return direction

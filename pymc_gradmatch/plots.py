@@ -17,7 +17,7 @@ from pymc_gradmatch._pymc import EVALUATE_ONCE
 from pymc_gradmatch.arguments import (
     check_share,
 )
-from pymc_gradmatch.gp import AnyStateGP, StateGP, kernels, levels_of
+from pymc_gradmatch.gp import AnyStateGP, StateGP, kernels, transform_states
 from pymc_gradmatch.model import Constraint, constraints
 from pymc_gradmatch.plotted import (
     along_curve,
@@ -499,7 +499,7 @@ def _curves(gp: StateGP, away: float) -> xr.DataArray:
     ends = [end for spread in (sd, np.hypot(sd, gp.sigma)) for end in (-spread, spread)]
     levels = np.stack([mean, *(mean + away * end for end in ends)])
     coords = {"time": fine.t, "state": [*map(str, gp.states)]}
-    return xr.DataArray(gp.states_of(levels), coords, ("line", "time", "state"), "x")
+    return xr.DataArray(gp.back_transform(levels), coords, ("line", "time", "state"), "x")
 
 
 def _data_of(gp: StateGP) -> xr.DataArray:
@@ -540,7 +540,7 @@ def _slopes(
     theta = np.array([parameters(*(v[i] for v in values)).ravel() for i in range(len(x))])
     f = np.array([ode.linearised(gp.t, x[i], theta[i])[0] for i in range(len(x))])
     _, D, A = gp.operators()
-    standardised = (levels_of(x, gp.data.positive) - gp.prior_mean) / gp.scale
+    standardised = (transform_states(x, gp.data.positive) - gp.prior_mean) / gp.scale
     slope = gp.prior_slope + gp.scale * np.einsum("kij,njk->nik", D, standardised)
     sd = gp.scale * np.sqrt(np.diagonal(A, axis1=1, axis2=2)).T
     natural = np.where(gp.data.positive, x, 1.0)  # d log x / dt, times x

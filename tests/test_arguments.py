@@ -1,4 +1,4 @@
-"""Arguments, names, labels, data and priors: what is refused, and in which words."""
+"""Refused arguments, names, labels, data and priors, and their messages."""
 
 import warnings
 
@@ -61,7 +61,7 @@ def test_an_input_that_is_summed_over_times_is_refused():
         lambda x: pt.dot(np.ones(2), pt.tanh(pt.stack(x))),
     ],
 )
-def test_a_sum_over_states_is_none_over_times(of_all):
+def test_sums_over_states_are_accepted(of_all):
     gm.ODE(lambda t, x, theta: [theta.k * of_all(x), -x.b], ["a", "b"], ["k"])
 
 
@@ -84,7 +84,7 @@ def test_a_failing_call_in_odeints_order_is_told_the_order():
         gm.ODE(rhs, ["a", "b"], ["k"])
 
 
-def test_time_without_a_state_is_doubted_where_no_argument_is_called_t():
+def test_time_without_a_state_warns_unless_an_argument_is_named_t():
     with pytest.warns(UserWarning, match=r"time enters .* none of the states \['a'\] does"):
         gm.ODE(lambda y, s, p: [-p.k * y], ["a"], ["k"])
 
@@ -101,7 +101,7 @@ def test_time_without_a_state_is_doubted_where_no_argument_is_called_t():
         lambda *arguments: [arguments[2].k * arguments[1].a],
     ],
 )
-def test_a_right_model_is_neither_refused_nor_doubted(rhs):
+def test_correct_models_do_not_warn(rhs):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         gm.ODE(rhs, ["a"], ["k"])
@@ -326,7 +326,7 @@ def clashing():
 
 
 @pytest.mark.slow
-def test_our_names_yield_to_those_of_parameters(clashing, one):
+def test_names_of_parameters_take_precedence(clashing, one):
     priors = dict.fromkeys(CLASHING, pm.HalfNormal.dist(0.3))
     model = gm.build_model(
         clashing, TIMES, one, priors=priors, gp=process(one),
@@ -361,7 +361,7 @@ def test_parameters_with_our_names_are_moved_by_metropolis(clashing, one):
 
 
 @pytest.mark.slow
-def test_states_and_data_that_yielded_are_plotted(one):
+def test_renamed_states_and_data_are_plotted(one):
     ode = gm.ODE(lambda t, state, p: [-p.x * p.y * state.mass], ["mass"], ["x", "y"])
     known = {"x": pm.HalfNormal.dist(2), "y": pm.LogNormal.dist(0, 0.1)}
     fit = gm.fit(ode, TIMES, one, priors=known, n_draws=1_000, random_seed=1, progressbar=False)
@@ -373,7 +373,7 @@ def test_states_and_data_that_yielded_are_plotted(one):
 @pytest.mark.parametrize("name", ["chain", "draw", "time", "state", "time_observed"])
 def test_reserved_names_are_refused_before_anything_is_added(one, gp_of_one, name):
     ode = gm.ODE(lambda t, x, theta: [-theta[0] * x.a], ["a"], [name])
-    message = rf"names that are taken: '{name}' \(.*Expected other names than \['chain', 'draw'"
+    message = rf"reserved names: '{name}' \(.*Expected other names than \['chain', 'draw'"
     with pm.Model() as model:
         with pytest.raises(ValueError, match=message):
             gm.build_model(ode, TIMES, one, priors={name: PRIORS["r"]}, gp=gp_of_one)
@@ -426,8 +426,6 @@ def test_distributions_made_of_others_are_priors(decay, one, preset, prior):
 def test_distributions_outside_of_the_model_are_refused_in_the_four_lines(decay, one, gp_of_one):
     with pytest.raises(ValueError, match=r"gamma or sigma depend on 1 random .* not in the model"):
         four_lines(decay, gp_of_one, one, theta=half_normal, gamma=lambda: pm.HalfNormal.dist(0.3))
-    with pytest.raises(ValueError, match=r'sigma depends on 1 random .*pm.HalfNormal\("sigma", 1'):
-        four_lines(decay, process(one, sigma=pm.HalfNormal.dist(1)), one, theta=half_normal)
 
 
 FROZEN = scipy.stats.halfnorm(scale=2)
@@ -465,7 +463,7 @@ FROZEN = scipy.stats.halfnorm(scale=2)
         ({"state_box": 3.0}, TypeError, r"state_box= is gone; pm\.Potential bounds states"),
     ],
 )
-def test_what_cannot_be_used_is_refused_in_words_and_leaves_the_model_as_it_was(
+def test_unusable_arguments_are_refused_and_leave_the_model_unchanged(
     decay, one, gp_of_one, change, error, message
 ):
     with pm.Model() as model:
@@ -476,7 +474,7 @@ def test_what_cannot_be_used_is_refused_in_words_and_leaves_the_model_as_it_was(
     assert not model.coords
 
 
-def test_a_model_in_which_there_is_no_room_is_left_as_it_was(decay, one, gp_of_one):
+def test_a_failed_build_leaves_the_model_unchanged(decay, one, gp_of_one):
     for name in ("x", "y", "gradient_match", "r"):
         with pm.Model() as model:
             pm.Normal(name)
@@ -503,7 +501,7 @@ def test_a_prior_that_cannot_be_drawn_from_needs_a_start(decay, one, gp_of_one):
 
 
 @pytest.mark.slow
-def test_numbers_that_are_none_are_refused(decay, one, gp_of_one):
+def test_values_that_are_not_numbers_are_refused(decay, one, gp_of_one):
     with pytest.raises(TypeError, match=r"sigma is a rv_continuous_frozen.*expected one number"):
         process(one, sigma=FROZEN)
     with pytest.raises(TypeError, match="nugget is a str, 'small'; expected one number"):
@@ -575,7 +573,7 @@ TWO = gm.ODE(lambda t, x, theta: [-theta.k * x.a, theta.k * x.a], ["a", "b"], ["
 
 
 @pytest.mark.parametrize("kind", ["Int64", "pyarrow", "object"])
-def test_what_pandas_calls_missing_is_missing(kind):
+def test_pandas_missing_values_are_missing(kind):
     table = (table_of_two() * 10).round()
     with_nan = table.mask(table["a"] == 7.0, np.nan)
     as_kind = with_nan.astype("int64[pyarrow]" if kind == "pyarrow" else kind)
@@ -652,7 +650,7 @@ def test_a_right_hand_side_that_misreads_theta_is_told_what_it_is(rhs):
         gm.ODE(rhs, ["a", "b"], ["k"])
 
 
-def test_counts_whose_mean_starts_at_zero_are_told_so():
+def test_counts_whose_mean_starts_at_zero_are_refused():
     counted = [3, 2, 5, 6, 7, 9]
 
     def seen(x, theta):
@@ -674,7 +672,7 @@ def test_counts_whose_mean_starts_at_zero_are_told_so():
         ({}, "ode, priors, t, y"),
     ],
 )
-def test_what_a_fit_lacks_is_said(given, lacks):
+def test_missing_arguments_of_fit_are_named(given, lacks):
     with pytest.raises(TypeError, match=f"gm.fit was not given {lacks}; expected"):
         gm.fit(**given)
 

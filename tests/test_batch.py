@@ -129,7 +129,7 @@ def test_a_posterior_with_replaced_numbers_is_that_of_its_own_model(kind, rng):
         told = fits._read(t, y)
         assert alike is fits._of_pattern((t, y, seed), told)
         one = alike.filled(told, np.random.default_rng(4))
-        written.number.put(one)
+        written.number.set_values(one)
         written.set_data_sets([one])
         if "likelihood" in settings:  # scales are those of solutions, the same ones here
             y, of_data["likelihood"] = observed_by(settings["likelihood"], y)

@@ -80,7 +80,7 @@ def n_nodes(model):
     return len({v.owner for v in ancestors([model.logp()]) if v.owner})
 
 
-def test_ten_experiments_are_a_graph_of_as_many_nodes_as_two(experiments):
+def test_graph_size_does_not_depend_on_the_number_of_experiments(experiments):
     ten = {f"{name}{i}": one for i in range(5) for name, one in experiments.items()}
     assert n_nodes(built(ten)) == n_nodes(built(experiments))
 
@@ -100,7 +100,7 @@ def test_states_have_dims_of_experiment_time_and_state(experiments):
     assert model.coords["observation"][8] == "long: mass[0.0]"
 
 
-def test_grids_have_as_many_times_and_hold_the_observations(experiments):
+def test_grids_have_equal_lengths_and_contain_the_observation_times(experiments):
     [constraint] = constraints(built(experiments))
     assert constraint.gp.t.shape == (2, 14)
     for gp, one in zip(constraint.gp.members, experiments.values(), strict=True):
@@ -181,7 +181,7 @@ def test_inputs_and_doses_are_each_experiments_own():
     np.testing.assert_allclose(pm.logp(match, np.zeros(x.shape)).eval(), singles, rtol=1e-9)
 
 
-def test_what_one_experiment_did_not_observe_is_missing_there_alone():
+def test_a_state_may_be_unobserved_in_one_experiment():
     chain = gm.ODE(lambda t, x, p: [-p.k * x.a, p.k * x.a - x.b], ["a", "b"], ["k"])
     t = np.linspace(0, 6, 19)
     y = chain.solve(t, x0=[2.0, 0.1], theta=[0.8])
@@ -229,7 +229,7 @@ T, Y = np.linspace(0, 2, 5), np.exp(-np.linspace(0, 2, 5))[:, None]
         ),
     ],
 )
-def test_what_are_no_experiments_is_said_at_the_door(given, error, match):
+def test_unusable_experiments_are_refused(given, error, match):
     with pm.Model() as model, pytest.raises(error, match=match):
         built(given)
     assert not model.named_vars
@@ -283,7 +283,7 @@ def test_numbers_of_other_lengths_than_the_states_are_refused(experiments, numbe
 
 @pytest.mark.usefixtures("fast_compile")
 @pytest.mark.parametrize("settings", [{}, {"preset": "refined", "gamma": None}])
-def test_whitened_states_of_experiments_start_and_weigh_as_centred_ones(experiments, settings):
+def test_whitened_states_have_the_start_and_density_of_centred_ones(experiments, settings):
     """Assert that both densities differ by a constant, whatever the states."""
     whitened = built(experiments, parameterization="whitened", **settings)
     centred = built(experiments, **settings)
@@ -330,7 +330,7 @@ def test_kernels_of_all_members_are_scaled_together(gps):
 
 
 @pytest.mark.parametrize("what", ["posterior_sd", "slope_variance", "log_marginal_likelihood"])
-def test_what_is_told_of_experiments_is_told_of_each(gps, what):
+def test_methods_stack_those_of_the_experiments(gps, what):
     expected = [getattr(gp, what)() for gp in gps.members]
     np.testing.assert_array_equal(getattr(gps, what)(), expected)
 
@@ -338,8 +338,10 @@ def test_what_is_told_of_experiments_is_told_of_each(gps, what):
 @pytest.mark.parametrize(
     "what", ["y", "observed", "breaks", "steps", "with_grid", "with_breaks", "with_mean"]
 )
-def test_what_each_experiment_has_for_itself_is_refused_of_all(gps, what):
-    with pytest.raises(AttributeError, match=rf"each has its own; take .members\[0\]\.{what}"):
+def test_attributes_of_single_experiments_are_refused(gps, what):
+    with pytest.raises(
+        AttributeError, match=rf"each experiment separately: gp.members\[0\]\.{what}"
+    ):
         getattr(gps, what)
 
 
@@ -371,7 +373,7 @@ def test_a_start_lies_where_its_prior_allows_it_though_data_prefer_another(exper
     ],
     ids=["uniform", "beta", "of both signs", "half-normal", "normal"],
 )
-def test_a_climb_ends_where_the_support_of_a_prior_does(prior, lowest, highest):
+def test_optimisation_ends_at_the_bounds_of_a_prior(prior, lowest, highest):
     one, other = climbing_priors({"k": prior}, ["k"], 2, np.random.default_rng(1))
     assert one is other
     outer = np.array([-9.0, lowest - 0.01, highest + 0.01, 1e3])
@@ -401,7 +403,7 @@ def test_flat_priors_of_experiments_are_refused_only_where_draws_of_them_are_nee
 
 @pytest.mark.slow
 def test_an_experiment_alone_is_refined_as_its_data_are(experiments):
-    """Assert the densities, at the start and beside it: one axis more is all that differs."""
+    """Densities at the start and near it are equal; there is one more axis."""
     one = experiments["long"]
     alone = gm.build_model(DECAY, one.t, one.y, priors=PRIORS, preset="refined", random_seed=1)
     axis = built({"long": one}, preset="refined", gamma=None)
@@ -427,7 +429,7 @@ def test_a_likelihood_that_is_zero_at_the_start_is_named_with_its_experiment(exp
 
 
 @pytest.mark.slow
-def test_data_that_no_solution_explains_are_doubted_with_their_experiment(experiments):
+def test_poorly_fitted_data_are_named_with_their_experiment(experiments):
     """Assert it for a wave in the data of one of two decays."""
     t = np.linspace(0, 8, 41)
     given = experiments | {"wave": gm.Experiment(t, 2 + np.sin(3 * t)[:, None])}

@@ -10,8 +10,8 @@ from scipy.optimize import approx_fprime
 from scipy.stats import multivariate_normal
 
 import pymc_gradmatch as gm
-from pymc_gradmatch.gp import derivatives
-from pymc_gradmatch.gp.fit import filtered_likelihood, negative_log_marginal_likelihood
+from pymc_gradmatch.gp import state_space
+from pymc_gradmatch.gp.fit import kalman_likelihood, negative_log_marginal_likelihood
 
 STEP = 1e-6  # of differences
 
@@ -60,7 +60,7 @@ def test_a_filter_has_the_likelihood_of_all_data_at_once_and_its_gradient(rng, v
         pairs = zip(y.T, seen, strict=True)
         return sum(multivariate_normal(cov=K[np.ix_(o, o)]).logpdf(one[o]) for one, o in pairs)
 
-    value, gradient = filtered_likelihood(np.array(values), t, y, 1e-4)
+    value, gradient = kalman_likelihood(np.array(values), t, y, 1e-4)
     logs = np.log(values)
     np.testing.assert_allclose(value, -log_density(logs), rtol=1e-9)
     by_differences = -approx_fprime(logs, log_density, 1e-6)
@@ -68,10 +68,10 @@ def test_a_filter_has_the_likelihood_of_all_data_at_once_and_its_gradient(rng, v
 
 
 def test_long_series_are_fitted_as_short_ones_are(rng, monkeypatch):
-    t = np.linspace(0, 10, derivatives.MANY_TIMES)
+    t = np.linspace(0, 10, state_space.LONG_SERIES)
     y = np.sin(t)[:, None] + rng.normal(0, 0.1, (len(t), 1))
     filtered = gm.fit_gp(t, y, cov="Matern52", random_seed=1)
-    monkeypatch.setattr(derivatives, "MANY_TIMES", 10_000)
+    monkeypatch.setattr(state_space, "LONG_SERIES", 10_000)
     dense = gm.fit_gp(t, y, cov="Matern52", random_seed=1)
     np.testing.assert_allclose(filtered.sigma, dense.sigma, rtol=1e-3)
     for one, other in zip(filtered.operators(), dense.operators(), strict=True):

@@ -369,12 +369,6 @@ def test_another_seed_finds_the_same(decay, recentred):
     assert (np.abs(difference) < 0.05 * sd[:2]).all()
 
 
-def test_a_random_sigma_is_not_what_recentring_starts_from(decay):
-    ode, gp, priors, *_ = decay
-    with pytest.raises(ValueError, match=r"sigma of gp is a random variable.*gp\.with_sigma"):
-        gm.refine(ode, gp.with_sigma(pm.HalfNormal.dist(1)), priors=priors)
-
-
 @pytest.mark.slow
 def test_an_ode_that_cannot_be_integrated_warns_and_leaves_the_mean(decay):
     """Assert it for a right-hand side that explodes as soon as it is followed for long."""

@@ -73,7 +73,7 @@ def test_standardisation_and_operators_match(case, reference_gp):
         np.linalg.slogdet(total)[1], golden["logdet_A_plus_gamma"], rtol=1e-6
     )
     for point in golden["points"]:
-        slopes = algebra.per_state(D, states(gp, point["x"])).T
+        slopes = algebra.multiply(D, states(gp, point["x"])).T
         size = np.abs(point["Dx"]).max()
         np.testing.assert_allclose(slopes, point["Dx"], rtol=1e-6, atol=1e-6 * size)
 

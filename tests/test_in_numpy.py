@@ -1,4 +1,4 @@
-"""Graphs that run some hundred times are what PyTensor makes of them, bit for bit.
+"""Graphs evaluated by NumPy equal PyTensor's evaluation bit for bit.
 
 And garbage waits while graphs are written.
 """
@@ -13,7 +13,7 @@ import pytest
 from pytensor.conditional.op import ifelse
 from pytensor.graph.rewriting.utils import rewrite_graph
 
-from pymc_gradmatch import interpreted
+from pymc_gradmatch import numpy_graphs
 from pymc_gradmatch._pymc import in_numpy, without_full_collections
 
 
@@ -66,7 +66,7 @@ def walks_of(x, y):
 
 @pytest.mark.parametrize("graphs_of", [numbers_of, arrays_of, densities_of, walks_of])
 @pytest.mark.filterwarnings("ignore:Scan return signature:DeprecationWarning")
-def test_graphs_are_pytensors(graphs_of, rng):
+def test_values_equal_those_of_pytensor(graphs_of, rng):
     inputs = matrices(2)
     graphs = graphs_of(*inputs)
     values = rng.normal(size=(2, 3, 3))
@@ -78,7 +78,7 @@ def test_graphs_are_pytensors(graphs_of, rng):
             np.testing.assert_array_equal(found, known, strict=True)
 
 
-def test_what_was_returned_is_the_callers(rng):
+def test_results_are_not_overwritten(rng):
     """Assert that neither another call nor the caller's writing changes any other array."""
     x, y = matrices(2)
     evaluate = in_numpy([x, y], [graph for graph in arrays_of(x, y) if graph.owner or graph is x])
@@ -104,21 +104,21 @@ def test_shared_variables_are_read_anew():
 
 
 def test_lengths_that_do_not_agree_are_refused():
-    """As by PyTensor: a length of one that no one declared is no reason to repeat."""
+    """As PyTensor does: a length of one is broadcast only if declared."""
     inputs = matrices(2)
     evaluate = in_numpy(inputs, [inputs[0] * inputs[1]])
     with pytest.raises(ValueError, match="must agree"):
         evaluate(np.ones((2, 3)), np.ones((1, 3)))
 
 
-def test_checks_speak():
+def test_parameter_checks_raise():
     [x] = matrices(1)
     evaluate = in_numpy([x], [pm.logp(pm.Normal.dist(0, x), 1.0)])
     with pytest.raises(pm.logprob.utils.ParameterValueError, match="sigma > 0"):
         evaluate(-np.ones((1, 1)))
 
 
-def test_old_garbage_waits_until_a_decorated_function_is_left():
+def test_no_full_garbage_collection_in_a_decorated_function():
     """Assert no full collection in it, where there is one without, and thresholds as before."""
     before, generations = gc.get_threshold(), []
 
@@ -153,7 +153,7 @@ def test_rewritten_graphs_have_no_records_of_where_they_were_made(monkeypatch):
         graphs.append(graph)
         return rewrite_graph(graph, **given)
 
-    monkeypatch.setattr(interpreted, "rewrite_graph", rewritten)
+    monkeypatch.setattr(numpy_graphs, "rewrite_graph", rewritten)
     in_numpy([x, y], outputs)
     assert recorded
     assert outputs[0].tag.trace is recorded

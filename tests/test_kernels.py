@@ -91,14 +91,14 @@ def test_joint_covariance_of_state_and_derivative_is_symmetric_and_positive(cov)
 @given(lengthscale=st.floats(0.05, 5), offset=st.floats(-50, 50))
 @settings(max_examples=15, deadline=None, database=None)
 def test_variance_of_the_derivative_does_not_depend_on_the_origin_of_time(lengthscale, offset):
-    """Assert what PyMC's clipped distances break: d2k at zero distance is 1 / lengthscale^2."""
+    """PyMC clips distances; d2k at zero distance must be 1 / lengthscale^2."""
     cov = pm.gp.cov.ExpQuad(1, ls=np.float64(lengthscale))
     d2k = evaluate_blocks(cov, T + offset).d2k
     np.testing.assert_allclose(np.diagonal(d2k), lengthscale**-2, rtol=1e-9)
 
 
 def test_compiled_and_interpreted_graphs_give_the_same_derivatives():
-    """Assert that a negative rounding error of a zero distance does no harm under numba."""
+    """A negative rounding error of a zero distance is harmless under numba."""
     t = np.linspace(0, 2, 20)
     cov = pm.gp.cov.ExpQuad(1, ls=np.float64(0.5045))
     t1, t2 = pt.vectors("t1", "t2")
@@ -121,7 +121,7 @@ def test_compiled_and_interpreted_graphs_give_the_same_derivatives():
         lambda h: Separate(pm.gp.cov.ExpQuad(1, ls=h), [1.0]),
     ],
 )
-def test_hyperparameters_that_are_variables_are_refused_wherever_they_are(kernel):
+def test_variable_hyperparameters_are_refused(kernel):
     for free in (pm.HalfNormal.dist(1), pt.scalar("free")):
         with pytest.raises(ValueError, match=r"hyperparameters that are variables.*gm\.fit_gp"):
             gm.StateGP(T, np.sin(T)[:, None], [kernel(free)], sigma=0.1)

@@ -186,7 +186,10 @@ def test_a_trajectory_is_known_on_its_own_grid_only(all_levers):
     [
         (lambda gp: gp.with_amplitude(0.0), r"factor is \[0.0, 0.0\]; expected positive numbers"),
         (lambda gp: gp.with_amplitude([1, 2, 3]), r"factor has shape \(3,\); expected one number"),
-        (lambda gp: gp.with_nugget(-1.0), r"nugget is \[-1.0\]; expected numbers that are not"),
+        (
+            lambda gp: gp.with_nugget(-1.0),
+            r"nugget is \[-1.0, -1.0\]; expected numbers that are not",
+        ),
         (lambda gp: gp.with_sigma(np.inf), r"sigma is \[inf, inf\]; expected positive numbers"),
         (lambda gp: gp.with_covs(gp.covs[:1]), r"covs has 1 kernels for 2 states"),
         (lambda gp: gp.with_mean(gp.y[:3], gp.y), r"x has shape \(3, 2\); expected finite .*20, 2"),

@@ -1,4 +1,4 @@
-"""Long series: compressed matrices give the numbers of the dense ones, with nothing to type."""
+"""Long series: block low-rank matrices give the results of dense matrices."""
 
 import numpy as np
 import pymc as pm
@@ -9,13 +9,12 @@ from scipy.stats import multivariate_normal
 
 import pymc_gradmatch as gm
 from pymc_gradmatch import numerics as algebra
-from pymc_gradmatch.gp import StatePrior, derivatives
-from pymc_gradmatch.gp.derivatives import blocks_of, conditional_operators
+from pymc_gradmatch.gp import StatePrior, state_space
 from pymc_gradmatch.model.constraint import GradientMatchingODERV
 from pymc_gradmatch.sampling.posterior import compiled_for, held_variables
 
 GAMMA = 0.3
-N_TIME = derivatives.MANY_TIMES
+N_TIME = state_space.LONG_SERIES
 THETA = {"alpha": 1.7, "beta": 0.9, "gamma": 3.5, "delta": 1.1}
 KERNELS = {"Matern52": pm.gp.cov.Matern52, "ExpQuad": pm.gp.cov.ExpQuad}
 
@@ -50,12 +49,12 @@ def test_symbolic_product_and_its_gradient_are_the_numpy_ones_with_a_batch(lotka
     D = long_gp(lotka_volterra).processes.slope_operator
     at, weights = rng.normal(size=(2, 3, N_TIME, 2))
     x = pt.tensor("x", shape=(None, N_TIME, 2), dtype="float64")
-    product = algebra.product(D, x)
+    product = algebra.multiply(D, x)
     outputs = [product, pt.grad((weights * product).sum(), x)]
     evaluate = pytensor.function([x], outputs, mode="FAST_COMPILE")
     value, gradient = evaluate(at)
-    np.testing.assert_allclose(value, algebra.product(D, at), rtol=1e-12, atol=1e-12)
-    dense = algebra.product(D, np.eye(N_TIME)[..., None] * np.ones(2))
+    np.testing.assert_allclose(value, algebra.multiply(D, at), rtol=1e-12, atol=1e-12)
+    dense = algebra.multiply(D, np.eye(N_TIME)[..., None] * np.ones(2))
     expected = np.einsum("jik,bik->bjk", dense, weights)
     np.testing.assert_allclose(gradient, expected, rtol=1e-10, atol=1e-10)
 
@@ -65,7 +64,7 @@ def test_log_density_and_gradient_are_the_eigenbasis_ones(lotka_volterra, rng, i
     gp = long_gp(lotka_volterra, irregular=irregular)
     C, _, A = gp.operators()
     residual = pt.tensor("residual", shape=(N_TIME, 2), dtype="float64")
-    innovations = gp.processes.prior_basis, gp.processes.conditional_innovations((GAMMA, GAMMA))
+    innovations = gp.processes.prior_basis, gp.processes.conditional_innovations(np.full(2, GAMMA))
     for triangular, covariance in zip(innovations, (C, A + GAMMA * np.eye(N_TIME)), strict=True):
         at = np.stack([rng.multivariate_normal(np.zeros(N_TIME), c) for c in covariance], axis=1)
         outputs = []
@@ -229,20 +228,3 @@ def test_data_sets_whose_matrices_differ_in_shape_are_compiled_apart():
         expected = multivariate_normal(cov=np.eye(3 + len(numbers))).logpdf([0, 0, 0, *numbers])
         np.testing.assert_allclose(value, expected)
     assert len(compiled) == 2
-
-
-@pytest.mark.parametrize("irregular", [False, True])
-def test_operators_of_long_series_are_those_of_short_ones(irregular, monkeypatch):
-    """Assert that a Cholesky factor of C, and rewritten kernels, change rounding alone."""
-    monkeypatch.setattr(derivatives, "MANY_TIMES", 20)
-    t, covs = times(60, irregular), [pm.gp.cov.Matern52(1, ls=np.float64(0.7))]
-    blocks = blocks_of(covs, t)
-    fast = conditional_operators(blocks, 1e-4)
-    monkeypatch.setattr(derivatives, "MANY_TIMES", 1_000)
-    slow = conditional_operators(blocks, 1e-4)
-    for one, other in zip(fast, slow, strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-9 * np.abs(other).max())
-    monkeypatch.setattr(derivatives, "MANY_TIMES", 20)
-    too_smooth = blocks_of([pm.gp.cov.ExpQuad(1, ls=np.float64(50.0))], t)
-    with pytest.raises(ValueError, match=r"state \[0\] is not positive definite"):
-        conditional_operators(too_smooth, 0.0)

@@ -1,4 +1,4 @@
-"""Data as they come: missing values, states at times of their own, columns by name."""
+"""Missing values, states observed at different times, columns by name."""
 
 import warnings
 
@@ -23,7 +23,7 @@ NOISE = np.array([0.1, 0.3])
 
 
 def with_holes(noise):
-    """Return two states with three values missing each, and nothing at all observed at one time."""
+    """Return two states with three missing values each, and one time without observation."""
     y = PAIR.solve(T, [3.0, 1.0], [0.7]) + NOISE * noise
     y[[2, 5, 8], 0] = np.nan
     y[[0, 1, 5], 1] = np.nan
@@ -37,7 +37,7 @@ def table():
 
 @pytest.fixture(scope="module")
 def even_table(even_noise):
-    """Return data whose noise is estimated inside of its bounds, as of six values some is not."""
+    """Return data whose estimated noise is inside its bounds."""
     return with_holes(even_noise(len(T), 2))
 
 
@@ -84,8 +84,8 @@ def test_marginal_likelihood_and_smoothing_are_those_of_what_was_observed(gp, ta
         np.testing.assert_allclose(mean[:, k], smooth, rtol=1e-9)
 
 
-def test_what_a_likelihood_is_about(gp, table):
-    """Assert it for states, their grid, a per-state and a per-point sigma, and for the data."""
+def test_at_observations_selects_states_noise_and_data(gp, table):
+    """States, their grid, sigma per state and per observation, and the data."""
     places = [*zip(*np.nonzero(table.notna().to_numpy()), strict=True)]
     x = np.random.default_rng(1).normal(size=(3, *table.shape))
     np.testing.assert_array_equal(gp.at_observations(x), [[r[p] for p in places] for r in x])
@@ -132,8 +132,8 @@ def test_rows_of_shared_data_are_those_of_their_values(gp):
         ),
     ],
 )
-def test_what_has_neither_the_rows_of_states_nor_of_data_is_refused(gp, x, message):
-    """Assert it where they differ; where they do not, rows need not be known."""
+def test_arrays_of_other_lengths_are_refused(gp, x, message):
+    """If the lengths of grid and data differ; else the length may be unknown."""
     assert gp.at_observations(pt.matrix("x")).ndim == 1
     with pytest.raises(ValueError, match=message):
         gp.with_grid(2).at_observations(x)
@@ -156,8 +156,8 @@ def by_hand(gp, observed):
 
 
 @pytest.mark.usefixtures("fast_compile")
-def test_a_time_without_observations_adds_nothing_but_a_place_of_the_grid(gp, table):
-    """Assert the density of the data without that row, on the same grid."""
+def test_a_time_without_observations_only_adds_a_grid_time(gp, table):
+    """The density is that of the data without that row, on the same grid."""
     kept = table.notna().any(axis=1).to_numpy()
     assert kept.sum() == len(T) - 1
     other = gm.StateGP(T[kept], table[kept], gp.covs, NOISE).with_grid(T)
@@ -176,7 +176,7 @@ def test_a_time_without_observations_adds_nothing_but_a_place_of_the_grid(gp, ta
 
 
 @pytest.mark.usefixtures("fast_compile")
-def test_columns_come_in_any_order_by_name(table, gp):
+def test_columns_may_have_any_order(table, gp):
     swapped = table[["b", "a"]]
     other = gm.StateGP(T, swapped, gp.covs, NOISE, states=PAIR.states)
     np.testing.assert_array_equal(other.y, gp.y)
@@ -202,7 +202,7 @@ def test_missing_values_in_shared_data_are_refused(table):
 
 
 @pytest.mark.usefixtures("fast_compile")
-def test_data_are_drawn_over_their_own_states(table, gp):
+def test_data_are_plotted_over_their_states(table, gp):
     model = built(T, table, gp.with_grid(2))
     with model:
         idata = pm.sample_prior_predictive(20, random_seed=1)
@@ -282,8 +282,8 @@ def test_one_call_gives_the_posterior_of_numerical_integration(lotka_volterra, d
 
 
 @pytest.mark.slow
-def test_the_other_roads_take_missing_values(table, gp):
-    """Assert that each comes to the same rate: NUTS and the exact check, stacks."""
+def test_nuts_and_stacks_accept_missing_values(table, gp):
+    """NUTS, the exact check and stacks find the same rate."""
     quiet = {"random_seed": 1, "progressbar": False}
     fit = gm.fit(PAIR, T, table, priors=PRIOR, **quiet)
     mean, sd = fit.table.loc["rate", ["mean", "sd"]]

@@ -19,7 +19,7 @@ from scipy.special import logsumexp
 import pymc_gradmatch as gm
 from pymc_gradmatch.exact.diagnostics import residuals
 from pymc_gradmatch.exact.posterior import ExactPosterior
-from pymc_gradmatch.gp import unexplained
+from pymc_gradmatch.gp import poorly_fitted
 from pymc_gradmatch.sampling import engine
 
 T = np.linspace(0, 4, 9)
@@ -262,7 +262,7 @@ def test_noise_in_the_place_of_motion_gets_no_seal(start, rate, states, even_noi
     )
     target = ExactPosterior(model)
     over = target.start_point({"rate": rate}, [np.array([start])])
-    assert unexplained(residuals(target, over)) == states
+    assert poorly_fitted(residuals(target, over)) == states
 
 
 def test_of_a_model_of_ones_own_the_verdict_alone_says_what_is_unexplained():
@@ -380,7 +380,7 @@ def test_data_that_were_set_anew_are_no_other_mode(gp, are_apart):
         gm.GradientMatchingODE("gradient_match", DECAY, x, [rate], gp=gp, gamma=0.3)
     target = ExactPosterior(model)
     point = target.start_point({"rate": 3 * RATE}, [np.array([START])])
-    assert unexplained(residuals(target, point)) == ["mass"]
+    assert poorly_fitted(residuals(target, point)) == ["mass"]
     with model:
         pm.set_data({f"data{n}": gp.y[half] / 2 for n, half in enumerate(halves)})
     assert residuals(ExactPosterior(model), point) == []

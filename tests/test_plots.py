@@ -370,13 +370,6 @@ def test_the_fit_of_the_gaussian_processes_is_drawn_with_its_hyperparameters(gap
             assert high == pytest.approx(expected)
 
 
-def test_a_fit_with_a_random_sigma_is_not_drawn(gappy):
-    with pm.Model():
-        random = gappy.with_sigma(pm.HalfNormal("sigma", 1))
-        with pytest.raises(ValueError, match=r"gp\.posterior_sd needs numbers"):
-            gm.plot_gp_fit(random)
-
-
 @pytest.fixture
 def searches(rng):
     """Return what three searches found, of which the first has another mean of one unknown."""

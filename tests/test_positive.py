@@ -1,4 +1,4 @@
-"""Positive states: natural units outside, logarithms inside."""
+"""Positive states: natural units for users, logarithms internally."""
 
 import pickle
 
@@ -116,7 +116,7 @@ def test_lynx_and_hare_have_the_exact_posterior_of_logarithms_by_hand(natural, b
 
 
 @pytest.mark.slow
-def test_matched_draws_are_those_of_logarithms_by_hand(natural, by_hand):
+def test_gradient_matching_draws_are_those_of_logarithms_by_hand(natural, by_hand):
     draws = [gm.sample(1000, model=m, random_seed=1, progressbar=False) for m in (natural, by_hand)]
     for name in PARAMS:
         first, second = (d["posterior"][name] for d in draws)
@@ -196,7 +196,7 @@ def test_a_prior_on_the_start_of_a_positive_state_is_one_in_natural_units():
     assert change == pytest.approx(expected[1] - expected[0], abs=1e-5)
 
 
-def test_known_starts_of_positive_states_hold(pelts, years):
+def test_known_starts_of_positive_states_are_exact(pelts, years):
     start = {"hare": 33.0, "lynx": lambda theta: 250 * theta.delta}
     fit = gm.fit(
         NATURAL, years, pelts, priors=priors(), start=start, random_seed=1, progressbar=False

@@ -118,7 +118,7 @@ def test_a_start_that_noise_hides_comes_out_above_zero(seed, even_noise):
         warnings.simplefilter("always")
         found = gm.refine(ode, gp, priors=priors, random_seed=seed)
     fit = gm.fit(ode, t, y, priors=priors, random_seed=seed, progressbar=False)
-    matched = found.gp.states_of(found.gp.prior_mean)
+    matched = found.gp.back_transform(found.gp.prior_mean)
     assert matched[0, 1] > 0
     assert all(doubt.category is DoubtWarning for doubt in doubts)
     assert doubts or is_in_time(matched)

@@ -1,4 +1,4 @@
-"""Units: seconds or years, 1e-9 molar or 1e6 cells, the same answer up to rescaling."""
+"""Results do not depend on units, up to rescaling."""
 
 import numpy as np
 import pymc as pm
@@ -91,7 +91,7 @@ def moved(point, units, width, rng):
 @pytest.mark.parametrize("units", UNITS)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_samplers_see_the_same_density_in_any_units(model_of, preset, units, positive):
-    """Assert where they start, and what the log density differs by between two points."""
+    """The start, and the difference of the log density between two points."""
     starts, differences = [], []
     for these in (OLD, units):
         model = model_of(preset, these, positive)

@@ -1,4 +1,4 @@
-"""Data, starts and likelihoods that cannot be meant: refused in words, before sampling."""
+"""Unusable data, starts and likelihoods are refused before sampling."""
 
 import re
 
@@ -111,7 +111,7 @@ def test_a_likelihood_that_is_zero_at_the_start_names_the_observation(gp):
         gm.refine(DECAY, gp, priors=PRIOR, likelihood=uniform, random_seed=1, progressbar=False)
 
 
-def test_so_does_a_model_that_was_written_by_hand(gp):
+def test_zero_likelihood_of_a_handwritten_model_names_the_observation(gp):
     with pm.Model() as model:
         theta, x = {"rate": pm.HalfNormal("rate", 2)}, gp.prior("x")
         uniform(*DECAY.by_name(x, theta))
@@ -146,7 +146,7 @@ def test_a_state_that_drives_nothing_may_have_a_known_start(start):
 
 
 @pytest.mark.slow
-def test_a_start_that_nothing_tells_is_named_also_in_a_model_written_by_hand():
+def test_an_undetermined_start_is_named_also_in_a_handwritten_model():
     x = PAIR.solve(T, [3.0, 1.0], [0.7])
     y = x + np.random.default_rng(1).normal(0, 0.05, x.shape)
     gp = gm.StateGP(T, y, [pm.gp.cov.Matern52(1, ls=2.0)] * 2, sigma=0.05)
@@ -191,7 +191,7 @@ def test_times_without_an_observation_are_logged_but_for_the_first(y, caplog):
 
 
 def test_a_known_start_far_from_the_first_observation_is_named(gp):
-    """Assert an error where it cannot be, a warning where sigma says that it hardly can."""
+    """An error if it is impossible, a warning if it is unlikely given sigma."""
     with pytest.raises(ValueError, match=re.escape("start of 'mass' is 2000, but")):
         built(gp, start={"mass": 2000.0})
     with pytest.warns(UserWarning, match=r"start of 'mass' is 8, but .* 2\d times the noise"):
@@ -208,7 +208,7 @@ def test_a_variable_of_a_model_is_no_start():
 
 
 @pytest.mark.parametrize("share", [2.0, 0, -0.1, np.nan, 1.0])
-def test_an_acceptance_that_is_no_share_is_refused(share):
+def test_target_accept_outside_zero_to_one_is_refused(share):
     with pytest.raises(ValueError, match=r"target_accept is .*; expected a number between 0 and 1"):
         gm.sample(target_accept=share)
     with pytest.raises(TypeError, match=r"target_accept is '0.9'"):

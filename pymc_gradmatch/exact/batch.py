@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pymc_gradmatch.exact.posterior import MAX_NUMBERS, ExactPosterior, Expansion
 from pymc_gradmatch.exact.solutions import Array, compile_for_draws
 from pymc_gradmatch.ode import Solution, in_words
-from pymc_gradmatch.replaceable import DataSet, Replaceable
+from pymc_gradmatch.data_values import DataSet, SharedValues
 
 
 class Request(NamedTuple):
@@ -39,7 +39,7 @@ class BatchPosterior(ExactPosterior):
     Made from the posterior of one data set, written with numbers that can be replaced.
     """
 
-    def __init__(self, written: ExactPosterior, number: Replaceable):
+    def __init__(self, written: ExactPosterior, number: SharedValues):
         vars(self).update(vars(written))
         states = [*self._values, *self._x]
         self.written, self.number = written, number
@@ -52,15 +52,15 @@ class BatchPosterior(ExactPosterior):
 
     def set_data_sets(self, data_sets: Sequence[DataSet]):
         """Set the data sets, to whose rows points belong."""
-        self._tables = self.number.of_each(data_sets)
+        self._tables = self.number.tables(data_sets)
 
     def set_data_set(self, row: int):
         """Set the numbers of one of them in the graphs that it evaluates itself."""
-        self.number.put_row(self._tables, row)
+        self.number.set_row(self._tables, row)
 
     def _compile_by_row(self, inputs: Sequence, graphs: Sequence) -> Callable:
         """Compile graphs for points of any data sets, whose rows are ``self._rows``."""
-        places = self.number.within(graphs)
+        places = self.number.shared_in(graphs)
         evaluate = compile_for_draws([*inputs, *places], graphs)
 
         def at_rows(*values):

@@ -11,7 +11,7 @@ from pymc_gradmatch.exact.multistart import MAX_CHANCE_OF_NEW, ModeSearch
 from pymc_gradmatch.exact.posterior import ExactPosterior
 from pymc_gradmatch.exact.search import N_TRAJECTORIES, Condition, ModeShares, SearchResult
 from pymc_gradmatch.exact.solutions import Array
-from pymc_gradmatch.gp import Residuals, StateGP, unexplained
+from pymc_gradmatch.gp import Residuals, StateGP, poorly_fitted
 from pymc_gradmatch.model import Constraint, equations
 from pymc_gradmatch.ode import ODE
 
@@ -225,7 +225,7 @@ def diagnose(
     ``stopped`` names what stopped the searches early, if anything did.
     """
     weighted, chains, best = found.weighted, found.chains, found.modes.points[0]
-    poor_fit = unexplained(residuals(target, best))
+    poor_fit = poorly_fitted(residuals(target, best))
     improper = target.improper_coordinates(best, np.sqrt(np.diagonal(found.covariance)))
     aliases = _aliases(target, found.modes)
     chance, unsolved = modes.chance_of_new_mode, target.unsolved
@@ -274,7 +274,7 @@ def _aliases(target: ExactPosterior, modes: ModeShares) -> str:
             _experiments(constraint, x), np.atleast_2d(t_each), strict=True
         )
         if not ode.is_driven
-        for mode, solution in zip(counted, gp.levels_of(by_mode), strict=True)
+        for mode, solution in zip(counted, gp.transform_states(by_mode), strict=True)
         for one in _unresolved(gp, t, solution)
     ]
     share = modes.shares[[*{mode for *_, mode in fast}]].sum()

@@ -73,7 +73,7 @@ class HorizonPosterior(ExactPosterior):
     def _compile(self) -> CompiledTerms:
         # A check of parameters is one for all entries, and would make each depend on all states.
         terms = [self._exact[name] for name in self.single_terms]
-        unchecked = without_checks(self._number.opened(densities_of(self._exact, terms)))
+        unchecked = without_checks(self._number.with_shared(densities_of(self._exact, terms)))
         inputs, entries = [*self._values, *self._x], [*self.single_terms.values()]
         counts = [pt.tensor(dtype=bool, shape=entry.type.shape) for entry in entries]
         pairs = zip(counts, entries, strict=True)
@@ -98,7 +98,7 @@ class HorizonPosterior(ExactPosterior):
         u = self._split(np.repeat(self.start_point()[None], len(moves), axis=0))
         moved = []
         for constraint, n in zip(self.constraints, self.n_times, strict=True):
-            x = constraint.gp.states_of(constraint.gp.prior_mean)
+            x = constraint.gp.back_transform(constraint.gp.prior_mean)
             move = moves.reshape(-1, *(1,) * x.ndim) * (1 + np.abs(x))
             is_later = np.arange(x.shape[-2]) >= n
             moved.append(np.where(is_later[:, None], x + move, x))

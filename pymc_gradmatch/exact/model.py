@@ -24,7 +24,7 @@ from pymc_gradmatch._pymc import (
     without_starts,
 )
 from pymc_gradmatch.exact.solutions import Array, Solutions, unused_name
-from pymc_gradmatch.gp import AnyStateGP, is_states, start_of
+from pymc_gradmatch.gp import AnyStateGP, is_states, sampling_start
 from pymc_gradmatch.model import (
     Constraint,
     Known,
@@ -34,7 +34,7 @@ from pymc_gradmatch.model import (
     start_priors,
 )
 from pymc_gradmatch.ode import TOLERANCE
-from pymc_gradmatch.replaceable import CONSTANT, Numbers
+from pymc_gradmatch.data_values import CONSTANT, DataValues
 
 Solving = Callable[[Constraint, TensorVariable, TensorVariable], TensorVariable]
 
@@ -150,7 +150,7 @@ def exact_model(model: pm.Model | None = None, *, rtol: float = TOLERANCE) -> pm
     return with_solutions(Solutions(pm.modelcontext(model)), partial(_as_node, rtol)).model
 
 
-def with_solutions(of: Solutions, solving: Solving, number: Numbers = CONSTANT) -> SolvedModel:
+def with_solutions(of: Solutions, solving: Solving, number: DataValues = CONSTANT) -> SolvedModel:
     """Return a model whose states are replaced by solutions; see :func:`exact_model`.
 
     ``solving`` returns the states of a constraint at its x(t0) and its parameters; ``number``
@@ -190,7 +190,7 @@ def default_prior(gp: AnyStateGP) -> tuple[Array, Array]:
     if gp.names:
         means, sds = zip(*map(default_prior, gp.members), strict=True)
         return np.stack(means), np.stack(sds)
-    transformed, observed = gp.data.levels, gp.data.is_observed
+    transformed, observed = gp.data.transformed, gp.data.is_observed
     each = range(len(gp.scale))
     first = observed.argmax(axis=0)
     mean = np.where(observed.any(axis=0), transformed[first, each], gp.mean)
@@ -206,7 +206,7 @@ def _add_start(
     constraint: Constraint,
     priors: list[Mapping],
     known: Known | None,
-    number: Numbers,
+    number: DataValues,
 ) -> tuple[list[StartVariable], TensorVariable]:
     """Add x(t0) to the model on the stack: its free variables, and a deterministic of several."""
     gp, name = constraint.gp, of.starts[place]
@@ -248,12 +248,12 @@ def _add_part(
     part: StartVariable,
     prior: TensorVariable | None,
     dims: tuple | None,
-    number: Numbers,
+    number: DataValues,
 ) -> TensorVariable:
     """Add a free variable of x(t0) to the model on the stack, with the data as initial value."""
     model, label, where = pm.modelcontext(None), part.name, part.where
     positive = bool(np.broadcast_to(gp.data.positive, gp.mean.shape)[where].all())
-    [start] = at_support_points([pt.as_tensor(gp.states_of(start_of(gp))[..., 0, :])])
+    [start] = at_support_points([pt.as_tensor(gp.back_transform(sampling_start(gp))[..., 0, :])])
     start = start.eval(mode=EVALUATE_ONCE)[where]
     if prior is None:
         mean = number(lambda of: default_prior(of)[0][where], gp)

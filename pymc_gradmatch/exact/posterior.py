@@ -23,10 +23,10 @@ from pymc_gradmatch._pymc import (
 )
 from pymc_gradmatch.exact.solutions import Array, broadcast_draws, compile_for_draws
 from pymc_gradmatch.exact.variables import ModelVariables
-from pymc_gradmatch.gp import StateGP, start_of
+from pymc_gradmatch.gp import StateGP, sampling_start
 from pymc_gradmatch.model import equations, total_of, where_impossible
 from pymc_gradmatch.ode import ODE, OUT_OF_STEPS, ended, without_slope
-from pymc_gradmatch.replaceable import CONSTANT, Numbers
+from pymc_gradmatch.data_values import CONSTANT, DataValues
 
 MAX_NUMBERS = 4_000_000  # of trajectories in memory at once
 MAX_CACHED_NUMBERS = 1_000_000  # of trajectories kept for the result's draws
@@ -70,7 +70,7 @@ class ExactPosterior(ModelVariables):
     zero.  ``highest`` are the highest log density evaluated so far, and its point.
     """
 
-    def __init__(self, model: pm.Model, *, has_volume: bool = True, number: Numbers = CONSTANT):
+    def __init__(self, model: pm.Model, *, has_volume: bool = True, number: DataValues = CONSTANT):
         super().__init__(model, has_volume, number)
         solved, states = self._exact, [*self._values, *self._x]
         self._log_density = compile_for_draws(states, [total_of([*self.single_terms.values()])])
@@ -104,7 +104,7 @@ class ExactPosterior(ModelVariables):
         other.n_solutions, other.failures = 0, Counter()
         start, n_of_start = self._start.copy(), len(self._start_entries(self._start_labels))
         if n_of_start:
-            values = self._start_coordinates(gp.states_of(start_of(gp))[0])
+            values = self._start_coordinates(gp.back_transform(sampling_start(gp))[0])
             own = np.concatenate([value.ravel() for value in values])
             start[-n_of_start:] = np.where(np.isfinite(own), own, start[-n_of_start:])
         vars(other).update(
@@ -122,7 +122,7 @@ class ExactPosterior(ModelVariables):
         graphs = self._coordinate_graphs([x0])[self._n_others :]
         free = random_ancestors(graphs)
         starting = at_starts(graphs, free, self.model.rvs_to_initial_values)
-        return in_numpy([x0], self._number.opened(starting))
+        return in_numpy([x0], self._number.with_shared(starting))
 
     def __call__(self, phi: Array) -> Array:
         """Evaluate the log density at points, shape ``(point, coordinate)``, up to a constant.
@@ -237,7 +237,7 @@ class ExactPosterior(ModelVariables):
         moves = STEP * factor.mT
         moved = np.concatenate([phi[:, None], phi[:, None] + moves, phi[:, None] - moves], axis=1)
         theta, starts, _ = self._at(self._split(moved.reshape(-1, n)))
-        starts = [c.gp.levels_of(x0) for c, x0 in zip(self.constraints, starts, strict=True)]
+        starts = [c.gp.transform_states(x0) for c, x0 in zip(self.constraints, starts, strict=True)]
         theta, starts = (
             [one.reshape(n_points, 1 + 2 * n, *one.shape[1:]) for one in each]
             for each in (theta, starts)
@@ -268,7 +268,7 @@ class ExactPosterior(ModelVariables):
         n_points, n = phi.shape
         u = self._split(phi)
         with np.errstate(all="ignore"):
-            states = [c.gp.states_of(x) for c, x in zip(self.constraints, transformed, strict=True)]
+            states = [c.gp.back_transform(x) for c, x in zip(self.constraints, transformed, strict=True)]
             values = self._gradient(*u, *states)
             log_density, *by = broadcast_draws(values, self._gradient_graphs, n_points)
             own = np.concatenate([one.reshape(n_points, -1) for one in by[: len(u)]], axis=1)
@@ -329,7 +329,7 @@ class ExactPosterior(ModelVariables):
     def _prior_sampler(self, n: int) -> Callable[[np.random.Generator], list[NDArray]]:
         """Return a function that draws n points from their prior, compiled once."""
         if n not in self._prior_samplers:
-            graphs = self._number.opened(self._unconstrained_graphs())
+            graphs = self._number.with_shared(self._unconstrained_graphs())
             self._prior_samplers[n] = drawing(graphs, n)
         return self._prior_samplers[n]
 
@@ -391,7 +391,7 @@ class ExactPosterior(ModelVariables):
         """Return the first message about the ODE, times, start and parameters of a solution."""
         theta, starts, _ = self._at(u)
         for constraint, parameters, x0 in zip(self.constraints, theta, starts, strict=True):
-            gp, transformed = constraint.gp, np.atleast_2d(constraint.gp.levels_of(x0)[0])
+            gp, transformed = constraint.gp, np.atleast_2d(constraint.gp.transform_states(x0)[0])
             values = np.atleast_2d(parameters[0, ..., 0, :])
             each = np.broadcast_to(values, (len(transformed), values.shape[-1]))
             odes = equations(constraint.ode, gp)

@@ -220,9 +220,9 @@ class Solutions:
         given.
         """
         gps = [constraint.gp for constraint in self.constraints]
-        transformed = [gp.levels_of(x0) for gp, x0 in zip(gps, starts, strict=True)]
+        transformed = [gp.transform_states(x0) for gp, x0 in zip(gps, starts, strict=True)]
         solved = self._integrate(transformed, theta, times)
-        return [gp.states_of(x) for gp, (x, _) in zip(gps, solved, strict=True)]
+        return [gp.back_transform(x) for gp, (x, _) in zip(gps, solved, strict=True)]
 
     def solve_with_sensitivities(
         self, transformed: Sequence[Array], theta: Sequence[Array], wrt: Wrt

@@ -26,9 +26,9 @@ from pymc_gradmatch._pymc import (
 )
 from pymc_gradmatch.exact.model import with_solutions
 from pymc_gradmatch.exact.solutions import Array, Solutions, broadcast_draws, compile_for_draws
-from pymc_gradmatch.gp import behind_states
+from pymc_gradmatch.gp import free_variable
 from pymc_gradmatch.model import Constraint, changed_data, densities_of
-from pymc_gradmatch.replaceable import Numbers
+from pymc_gradmatch.data_values import DataValues
 
 
 class ModelVariables(Solutions):
@@ -40,7 +40,7 @@ class ModelVariables(Solutions):
     entry, by name.
     """
 
-    def __init__(self, model: pm.Model, has_volume: bool, number: Numbers):
+    def __init__(self, model: pm.Model, has_volume: bool, number: DataValues):
         super().__init__(model)
         self._number = number
         solved, theta, starts, self._parts = with_solutions(self, _shared_states, number)
@@ -62,11 +62,11 @@ class ModelVariables(Solutions):
         self._named = [v.name for v in named]
         upstream = set(ancestors([*theta, *starts]))
         self._parameters = [v.name for v in named if v in upstream]
-        self._graphs = number.opened(solved.replace_rvs_by_values([*theta, *starts, *named]))
+        self._graphs = number.with_shared(solved.replace_rvs_by_values([*theta, *starts, *named]))
         self._evaluate_graphs = compile_for_draws(self._values, self._graphs)
         # A draw outside the likelihood's domain has density zero; it must not stop the others.
         densities = impossible_outside(
-            number.opened(densities_of(solved, [*free, *terms], has_volume))
+            number.with_shared(densities_of(solved, [*free, *terms], has_volume))
         )
         names = [rv.name for rv in [*free, *terms]]
         self.single_terms = number.masked(dict(zip(names, densities, strict=True)))
@@ -136,7 +136,7 @@ class ModelVariables(Solutions):
         """The free variables that states are computed from, where these are not free themselves."""
         behind: dict[str, Any] = {}
         for name, constraint, x in zip(self.states, self.constraints, self._x, strict=True):
-            behind |= behind_states(name, constraint.gp, x, self.model.named_vars)
+            behind |= free_variable(name, constraint.gp, x, self.model.named_vars)
         return behind
 
     def _split(self, phi) -> list[NDArray]:
@@ -263,7 +263,7 @@ class ModelVariables(Solutions):
         others = [*self._of_states, *(self._exact[name] for name in self.start_variables)]
         names = [*self._behind_states, *(str(v.name) for v in others)]
         graphs = [*self._behind_states.values(), *self._exact.replace_rvs_by_values(others)]
-        graphs = self._number.opened(graphs)
+        graphs = self._number.with_shared(graphs)
         return names, graphs, compile_for_draws([*self._values, *self._x], graphs)
 
     def _dims_and_coords(

@@ -1,12 +1,9 @@
-"""What a Gaussian process says about slopes: derivatives of kernels, and C, D and A.
+"""Derivatives of kernels, and the matrices C, D and A of Theorem 1.
 
 If a state has covariance ``k(t, t')``, its derivative has covariance
-``d2k/dt dt'`` and the cross-covariances ``dk/dt`` and ``dk/dt'``.  PyMC's
-kernels carry no derivatives; :func:`covariance_blocks` adds them for any
-one-dimensional kernel by forward-mode differentiation, so that every
-:mod:`pymc.gp.cov` kernel that is differentiable at zero distance, and every sum or
-product of such, can be used.
-:func:`conditional_operators` makes of these blocks the matrices of Theorem 1.
+``d2k/dt dt'`` and the cross-covariances ``dk/dt`` and ``dk/dt'``.
+:func:`covariance_blocks` differentiates any one-dimensional kernel of :mod:`pymc.gp.cov`
+in forward mode; :func:`conditional_operators` computes C, D and A.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,15 +18,13 @@ from pytensor.gradient import DisconnectedInputError, pushforward, zero_grad
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
-from scipy.linalg import cho_solve, lapack
 
 from pymc_gradmatch._pymc import Pattern, in_numpy
 from pymc_gradmatch.gp.data import read_only
 from pymc_gradmatch.gp.kernels import Broken, describe
 from pymc_gradmatch.numerics import one_at_a_time, smallest_reliable, spectrum
 
-MANY_TIMES = 200  # times, from which on speed counts for more than the same last digit as ever
-CHECKED = 50  # times, at most, at which slopes are compared with their limits
+MAX_CHECKED = 50  # times at which differentiability is checked
 
 type Matrix = NDArray[np.float64] | TensorVariable
 
@@ -87,21 +82,20 @@ def covariance_blocks(
 
 
 def _blocks(k: TensorVariable, t1, t2) -> Blocks:
-    k = _without_clipping(k)
+    k = _differentiable_clip(k)
     dk_dt1 = derivative(k, t1)
     return Blocks(k, dk_dt1, derivative(k, t2), derivative(dk_dt1, t2))
 
 
 def derivative(k: TensorVariable, wrt: TensorVariable) -> TensorVariable:
-    """Differentiate every entry of k with respect to the one entry of ``wrt`` it depends on."""
+    """Differentiate every entry of k by the one entry of ``wrt`` that it depends on."""
     return cast("TensorVariable", pushforward(k, wrt, pt.ones_like(wrt)))
 
 
-def _without_clipping(k: TensorVariable) -> TensorVariable:
-    # PyMC clips squared distances at zero.  Rounding makes a zero distance
-    # slightly negative under some compilers (fused multiply-add), and there
-    # the clip's derivative, and with it the variance of x', would be zero.
-    # Within rounding of zero, keep the clip's value and let derivatives pass.
+def _differentiable_clip(k: TensorVariable) -> TensorVariable:
+    # PyMC clips squared distances at zero.  Some compilers (fused multiply-add) round a zero
+    # distance to slightly less, where the clip's derivative, and the variance of x', would be
+    # zero.  So within rounding of zero derivatives ignore the clip.
     rounding = 1e-8
     smooth = {}
     for clipped in ancestors([k]):
@@ -130,8 +124,8 @@ def evaluate_blocks(cov: pm.gp.cov.BaseCovariance, t: NDArray[np.float64]) -> Bl
     Raises
     ------
     ValueError
-        If the kernel has white noise in it or is not differentiable at zero
-        distance: such a process has no derivative to match.
+        If the kernel contains white noise or is not differentiable at zero
+        distance: such a process has no derivative.
 
     Examples
     --------
@@ -141,18 +135,29 @@ def evaluate_blocks(cov: pm.gp.cov.BaseCovariance, t: NDArray[np.float64]) -> Bl
            [-0.607, -0.   ,  0.607],
            [-0.271, -0.607, -0.   ]])
     """
-    return checked_blocks(formula(cov), cov, t)
+    graphs = kernel_graphs(cov)
+    try:
+        compiled = _compiled_blocks(graphs)
+    except DisconnectedInputError:
+        msg = (
+            f"the kernel {describe(cov)} is constant in time: such a state has no slope to match. "
+            "Expected a kernel of time, such as ExpQuad, alone or in a sum."
+        )
+        raise ValueError(msg) from None
+
+    def evaluate(t, other):
+        return compiled(t, other, *graphs.values)
+
+    *values, k_with_noise = evaluate(t, t)
+    blocks = Blocks(*values)
+    _check_differentiable(cov, blocks, k_with_noise, evaluate, t)
+    return blocks
 
 
-def is_long(t: NDArray[np.float64]) -> bool:
-    """Tell whether times are so many that graphs of their kernels are worth rewriting."""
-    return len(t) >= MANY_TIMES
-
-
-def formula(cov: pm.gp.cov.BaseCovariance, hyperparameters: Sequence = ()) -> Pattern:
+def kernel_graphs(cov: pm.gp.cov.BaseCovariance, hyperparameters: Sequence = ()) -> Pattern:
     """Return the kernel at times, and between these and others, as graphs of hyperparameters.
 
-    Kernels that differ in numbers alone, such as those of many experiments, have equal ones.
+    The graphs of kernels that differ only in numbers, such as those of many experiments, are equal.
     """
     t, other = pt.vector("t"), pt.vector("other")
     graphs = [cov(t[:, None]), cov(t[:, None], other[:, None])]
@@ -160,39 +165,12 @@ def formula(cov: pm.gp.cov.BaseCovariance, hyperparameters: Sequence = ()) -> Pa
 
 
 @lru_cache(maxsize=16)
-def compile_blocks(graphs: Pattern, rewritten: bool = False) -> Callable:
-    """Compile the blocks of a :func:`formula`, as a function of its inputs and numbers.
-
-    The function also returns the kernel matrix with white noise on its diagonal, if it has any.
-    Rewriting a graph takes a quarter of a second, and makes it ten times as fast.
-    """
+def _compiled_blocks(graphs: Pattern) -> Callable:
+    """Compile blocks of :func:`kernel_graphs`, and the kernel matrix including white noise."""
     k, between = graphs.outputs
     blocks = [*_blocks(between, *graphs.inputs[-2:]), k]
-    rewrites = ["canonicalize"] if rewritten else []
     inputs = [*graphs.inputs, *graphs.numbers]
-    return one_at_a_time(in_numpy(inputs, blocks, rewrites))  # threads share it
-
-
-def checked_blocks(
-    graphs: Pattern, cov: pm.gp.cov.BaseCovariance, t, hyperparameters: Sequence[float] = ()
-) -> Blocks:
-    """Evaluate the blocks of a formula at times, or say why the kernel ``cov`` cannot be used."""
-    try:
-        compiled = compile_blocks(graphs, is_long(t))
-    except DisconnectedInputError:
-        msg = (
-            f"the kernel {describe(cov)} is the same at all times: a state that never changes has "
-            "no slope to match. Expected a kernel of time, such as ExpQuad, alone or in a sum."
-        )
-        raise ValueError(msg) from None
-
-    def evaluate(t, other):
-        return compiled(*hyperparameters, t, other, *graphs.values)
-
-    *values, k_with_noise = evaluate(t, t)
-    blocks = Blocks(*values)
-    _check_differentiable(cov, blocks, k_with_noise, evaluate, t)
-    return blocks
+    return one_at_a_time(in_numpy(inputs, blocks, rewrites=()))  # threads share it
 
 
 def _check_differentiable(cov, blocks, k_with_noise, evaluate, t):
@@ -203,15 +181,14 @@ def _check_differentiable(cov, blocks, k_with_noise, evaluate, t):
     )
     if not np.allclose(blocks.k, k_with_noise):
         msg = (
-            f"the kernel {describe(cov)} has white noise in it, and a noisy process has no "
+            f"the kernel {describe(cov)} contains white noise, which has no "
             f"derivative. {advice}; observation noise is `sigma`, jitter is `nugget`."
         )
         raise ValueError(msg)
-    # The variance of x' must be the limit of the covariance of x'(t) with x'(t + h), from one
-    # side at least, as a warped clock has kinks; for a rough kernel the two have nothing to do
-    # with each other.
+    # Of a differentiable process the variance of x'(t) is the limit of its covariance with
+    # x'(t + h), at least from one side: warped inputs have kinks.
     step = 1e-2 * np.diff(t).min()
-    some = np.linspace(0, len(t) - 1, min(len(t), CHECKED)).round().astype(int)
+    some = np.linspace(0, len(t) - 1, min(len(t), MAX_CHECKED)).round().astype(int)
     at_zero = np.diagonal(blocks.d2k)[some]
     nearby = [np.diagonal(evaluate(t[some], t[some] + h)[3]) for h in (step, -step)]
     if not np.all(np.min(np.abs(nearby - at_zero), axis=0) <= 0.5 * np.abs(at_zero)):
@@ -242,8 +219,8 @@ def conditional_operators(blocks: Blocks, nugget: ArrayLike) -> Operators:
         A = C'' - {'C}\,C^{-1}\,C'
 
     so that :math:`p(\dot x \mid x) = N(D x, A)` (Wenk et al. 2019, eq. 6 to 9).
-    The nugget :math:`\epsilon` stands wherever C stands and on no derivative
-    block, as in the reference implementation.
+    The nugget :math:`\epsilon` is added to C and to no derivative block, as in the
+    reference implementation.
 
     Parameters
     ----------
@@ -265,12 +242,8 @@ def conditional_operators(blocks: Blocks, nugget: ArrayLike) -> Operators:
     n_states, n_times, _ = blocks.k.shape
     nuggets = np.broadcast_to(nugget, n_states)
     C = blocks.k + nuggets[:, None, None] * np.eye(n_times)
-    if n_times < MANY_TIMES:
-        vectors, variances = spectrum(C)
-        singular = (variances <= smallest_reliable(variances)).any(axis=-1)
-    else:
-        factors = [lapack.dpotrf(c, lower=True) for c in C]
-        singular = np.array([failed != 0 for _, failed in factors])
+    vectors, variances = spectrum(C)
+    singular = (variances <= smallest_reliable(variances)).any(axis=-1)
     if singular.any():
         msg = (
             f"the covariance C of state {np.flatnonzero(singular).tolist()} is not positive "
@@ -278,36 +251,27 @@ def conditional_operators(blocks: Blocks, nugget: ArrayLike) -> Operators:
             "Use a larger nugget (the paper's is 1e-4), or a shorter lengthscale."
         )
         raise ValueError(msg)
-    if n_times < MANY_TIMES:
-        D = (blocks.dk_dt1 @ vectors / variances[:, None, :]) @ vectors.mT
-    else:
-        pairs = zip(factors, blocks.dk_dt1, strict=True)
-        D = np.stack([cho_solve((factor, True), right.T).T for (factor, _), right in pairs])
+    D = (blocks.dk_dt1 @ vectors / variances[:, None, :]) @ vectors.mT
     A = blocks.d2k - D @ blocks.dk_dt2
     return Operators(*map(read_only, (C, D, (A + A.mT) / 2)))
 
 
-def blocks_of(
+def state_blocks(
     covs: Sequence[pm.gp.cov.BaseCovariance],
     t: NDArray[np.float64],
     breaks: Sequence[float] | NDArray[np.float64] = (),
     carried: NDArray[np.float64] | None = None,
 ) -> Blocks:
-    """Evaluate the blocks of one kernel per state; a kernel that is shared, only once.
+    """Evaluate the blocks of one kernel per state, a shared kernel only once.
 
-    At breaks slopes may jump, and states be multiplied by what is carried over, shape
-    ``(break, state)``.
+    At breaks slopes may jump, and states are multiplied by ``carried``, ``(break, state)``.
     """
-    over = np.ones((len(breaks), len(covs))) if carried is None else carried
-    keys = [(id(cov), *over[:, k].tolist()) for k, cov in enumerate(covs)]
+    factors = np.ones((len(breaks), len(covs))) if carried is None else carried
+    keys = [(id(cov), *factors[:, k].tolist()) for k, cov in enumerate(covs)]
     distinct = {
         key: Broken(cov, breaks, key[1:]) if len(breaks) else cov
         for key, cov in zip(keys, covs, strict=True)
     }
     evaluated = {key: evaluate_blocks(cov, t) for key, cov in distinct.items()}
-    return stacked([evaluated[key] for key in keys])
-
-
-def stacked(per_state: Sequence[Blocks]) -> Blocks:
-    """Return the blocks of all states in one, ``(state, time, time)`` each."""
+    per_state = [evaluated[key] for key in keys]
     return Blocks(*(np.stack(matrices) for matrices in zip(*per_state, strict=True)))

@@ -1,4 +1,4 @@
-"""Several experiments: what is given of each, and their Gaussian processes side by side."""
+"""Several experiments, and their Gaussian processes with an axis of experiments."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,44 +8,41 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch.gp.data import Residuals, read_only, residuals
+from pymc_gradmatch.gp.data import read_only
 from pymc_gradmatch.gp.derivatives import Operators
-from pymc_gradmatch.gp.processes import Parameterization, Processes, StateProcesses, add_states
+from pymc_gradmatch.gp.processes import Processes, StateGPBase
 from pymc_gradmatch.gp.state_gp import StateGP, lengths_of
 from pymc_gradmatch.numerics import Spectrum
-
-DIMS = ("experiment", "time", "state")
 
 
 @dataclass(frozen=True, eq=False)
 class Experiment:
-    """One experiment of several: its times and observations, and what was done to it.
+    """One experiment of several: its times and observations, inputs and start.
 
     Parameters
     ----------
     t : array_like of float
-        Times, shape ``(time,)``, its own.
+        Times, shape ``(time,)``.
     y : array_like of float
         Observations, shape ``(time, state)``, or a table: as for
         :func:`~pymc_gradmatch.build_model`.
     inputs : mapping of str to Input or callable, optional
-        What was done to it: inputs of the right-hand side, doses and resets of states.
+        Inputs of the right-hand side, doses and resets of states.
     start : mapping of str, callable or "steady state", optional
-        What is known of its x(t[0]), as for :func:`~pymc_gradmatch.build_model`; the steady state
-        is that of its own inputs.
+        What is known of x(t[0]), as for :func:`~pymc_gradmatch.build_model`; the steady state
+        is that of the experiment's inputs.
     likelihood : callable, optional
         ``likelihood(x, theta)`` in place of the normal likelihood of y, as for
         :func:`~pymc_gradmatch.build_model`, of this experiment's states and parameters.
-        What it adds to the model has the experiment's name in front: ``mutant::counts``.
+        Variables that it adds to the model have the name as a prefix: ``mutant::counts``.
     scales : mapping of str to float, optional
-        Roughly the standard deviation of states that were hardly observed.
+        Roughly the standard deviation of states with too few observations.
     sigma : array_like of float, optional
-        Its noise, where that is known: a standard deviation for all, one per state, or one for
-        each observation, in the shape of y or a table like it.
+        Known noise: a standard deviation for all, one per state, or one for each observation,
+        in the shape of y or a table like it.
     name : str, optional
-        What it is called, where experiments are a list; else they have their names as keys.
+        Name of the experiment in a list; in a mapping the key is the name.
 
     Examples
     --------
@@ -79,13 +76,7 @@ class Experiment:
 
 
 def as_experiments(given: Any) -> dict[str, Experiment]:
-    """Return experiments by name, or say what was expected.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If something is no experiment, or names are missing or repeated.
-    """
+    """Return experiments by name; raise if there are none, or names are missing or repeated."""
     example = '{"wild type": gm.Experiment(t, y), "mutant": gm.Experiment(t2, y2)}'
     if isinstance(given, Experiment | pd.DataFrame):
         msg = f"experiments are a {type(given).__name__}; expected several, {example}."
@@ -96,8 +87,8 @@ def as_experiments(given: Any) -> dict[str, Experiment]:
         named = {one.name: one for one in given}
         if "" in named or len(named) < len(given):
             msg = (
-                f"the experiments of the list are called {[one.name for one in given]}; expected "
-                f"a name of its own for each, gm.Experiment(t, y, name=...), or {example}."
+                f"the names of the experiments are {[one.name for one in given]}; expected "
+                f"distinct ones, gm.Experiment(t, y, name=...), or {example}."
             )
             raise ValueError(msg)
     else:
@@ -121,27 +112,31 @@ def _as_experiment(given: Any, name) -> Experiment:
     raise TypeError(msg)
 
 
-class _SideBySide(NamedTuple):
-    """What :class:`~pymc_gradmatch.gp.processes.Processes` offers, one experiment after another.
+class StackedProcesses(NamedTuple):
+    """The :class:`~pymc_gradmatch.gp.processes.Processes` of several experiments, stacked.
 
-    Dense matrices of shape ``(experiment, state, time, time)``.
+    Matrices have shape ``(experiment, state, time, time)``.
     """
 
     operators: Operators
     prior_spectrum: Spectrum
     conditional_spectrum: Spectrum
-    chain: None = None
+    state_space: None = None
 
     @property
     def prior_basis(self) -> Spectrum:
+        """Basis of independent coordinates of the states."""
         return self.prior_spectrum
 
     @property
     def slope_operator(self) -> NDArray[np.float64]:
+        """D."""
         return self.operators.D
 
     @classmethod
-    def of(cls, processes: Sequence[Processes]) -> "_SideBySide":
+    def of(cls, processes: Sequence[Processes]) -> "StackedProcesses":
+        """Stack processes of equal shapes."""
+
         def stacked(kind, parts):
             return kind(*(np.stack(arrays) for arrays in zip(*parts, strict=True)))
 
@@ -152,8 +147,8 @@ class _SideBySide(NamedTuple):
         )
 
 
-def _of_each(name: str, doc: str) -> Callable[[Any], NDArray[np.float64]]:
-    """Return a method that stacks what each experiment has, or what its method returns."""
+def _stacked(name: str, doc: str) -> Callable[[Any], NDArray[np.float64]]:
+    """Return a method that stacks an attribute, or the result of a method, of all experiments."""
 
     def stacked(self) -> NDArray[np.float64]:
         each = [getattr(gp, name) for gp in self.members]
@@ -164,29 +159,29 @@ def _of_each(name: str, doc: str) -> Callable[[Any], NDArray[np.float64]]:
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
-class StateGPs(StateProcesses):
-    r"""The Gaussian processes of several experiments on grids of as many times.
+class StateGPs(StateGPBase):
+    r"""The Gaussian processes of several experiments on grids of equal length.
 
-    A :class:`StateGP` with an axis of experiments in front of all arrays: states have
+    A :class:`StateGP` whose arrays have an axis of experiments first: states have
     shape ``(experiment, time, state)``, C, D and A ``(experiment, state, time, time)``, so that
-    each factor of Theorem 1 is one batched product, however many experiments there are.
+    each factor of Theorem 1 is one batched product.
 
     Parameters
     ----------
     members : mapping of str to StateGP
-        Of each experiment, by name: of the same states.  Where their grids have not as many
-        times, the shorter ones are divided further.
+        By name of the experiment, all of the same states.  Shorter grids are refined to the
+        length of the longest.
     inputs : mapping of str to mapping, optional
-        What was done to each, see :class:`Experiment`.
+        Inputs of each experiment, see :class:`Experiment`.
 
     Raises
     ------
     ValueError
-        If the states are not the same, or sigma is random.
+        If the states are not the same.
 
     Examples
     --------
-    The four lines for two experiments, of which each has its own rate:
+    The four lines for two experiments with separate rates:
 
     >>> import numpy as np, pymc as pm, pymc_gradmatch as gm
     >>> decay = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
@@ -213,7 +208,7 @@ class StateGPs(StateProcesses):
         inputs: Mapping[str, Mapping[str, Any] | None] | None = None,
     ):
         _check_members(members)
-        longest = max(len(gp.t) for gp in members.values())  # the shorter are divided further
+        longest = max(len(gp.t) for gp in members.values())
         each = tuple(
             gp if len(gp.t) == longest else gp.with_more_times(longest - len(gp.t))
             for gp in members.values()
@@ -223,7 +218,7 @@ class StateGPs(StateProcesses):
             names=tuple(members),
             members=each,
             inputs=tuple(given.get(name) for name in members),
-            data=each[0].data,  # of which only what all share is asked for: states and positive
+            data=each[0].data,  # only for what all share: states and positive
             sigma=np.stack([gp.sigma for gp in each]),
             prior_mean=read_only(np.stack([gp.prior_mean for gp in each])),
             prior_slope=read_only(np.stack([gp.prior_slope for gp in each])),
@@ -237,80 +232,70 @@ class StateGPs(StateProcesses):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str):
-            """Say of what each experiment has for itself where it is."""
+            """Raise, with advice for attributes that each experiment has separately."""
             msg = f"{type(self).__name__!r} has no attribute {name!r}"
             if name in {*dir(StateGP), *StateGP.__annotations__} and not name.startswith("_"):
                 msg = (
-                    f"gp.{name} is not that of several experiments, each has its own; take "
-                    f".members[0].{name}, and gp.of_members(changed) for others in their place."
+                    f"gp.{name} exists for each experiment separately: gp.members[0].{name}; "
+                    "gp.with_members(changed) returns a copy with changed members."
                 )
             raise AttributeError(msg)
 
-    t = property(_of_each("t", "The grids, shape ``(experiment, time)``."))
-    mean = property(_of_each("mean", "What is subtracted, shape ``(experiment, state)``."))
-    scale = property(_of_each("scale", "What states are divided by, ``(experiment, state)``."))
-    nugget = property(_of_each("nugget", "On the diagonal of every C, ``(experiment, state)``."))
-    posterior_mean = _of_each("posterior_mean", "Return the smoothed states of each.")
-    posterior_sd = _of_each("posterior_sd", "Return how uncertain the smoothed states are.")
-    slope_variance = _of_each("slope_variance", "Return the prior variance of each one's slopes.")
-    log_marginal_likelihood = _of_each("log_marginal_likelihood", "Return that of each state.")
+    t = property(_stacked("t", "The grids, shape ``(experiment, time)``."))
+    mean = property(_stacked("mean", "What is subtracted, shape ``(experiment, state)``."))
+    scale = property(_stacked("scale", "What states are divided by, ``(experiment, state)``."))
+    nugget = property(_stacked("nugget", "On the diagonal of every C, ``(experiment, state)``."))
+    posterior_mean = _stacked("posterior_mean", "Return the smoothed states.")
+    posterior_sd = _stacked("posterior_sd", "Return their standard deviation.")
+    slope_variance = _stacked("slope_variance", "Return the prior variance of the slopes.")
+    log_marginal_likelihood = _stacked("log_marginal_likelihood", "Return that of each state.")
 
-    def of_members(self, members: Sequence[StateGP]) -> Self:
+    def with_members(self, members: Sequence[StateGP]) -> Self:
         """Return the same experiments with other Gaussian processes."""
         inputs = dict(zip(self.names, self.inputs, strict=True))
         return type(self)(dict(zip(self.names, members, strict=True)), inputs)
 
     def with_sigma(self, sigma: Any) -> Self:
-        """Return the same with another noise: a number, per state, or per experiment and state."""
+        """Return a copy with another noise: a number, per state, or per experiment and state."""
         return self._with(StateGP.with_sigma, sigma)
 
     def with_nugget(self, nugget: Any) -> Self:
-        """Return the same with another nugget, in the shapes of :meth:`with_sigma`."""
+        """Return a copy with another nugget, in the shapes of :meth:`with_sigma`."""
         return self._with(StateGP.with_nugget, nugget)
 
     def with_amplitude(self, factor: Any) -> Self:
-        """Return the same with kernels times a factor, in the shapes of :meth:`with_sigma`."""
+        """Return a copy with kernels times a factor, in the shapes of :meth:`with_sigma`."""
         return self._with(StateGP.with_amplitude, factor)
 
     def _with(self, change: Callable[[StateGP, Any], StateGP], numbers: Any) -> Self:
-        is_of_each = np.shape(numbers) == self.scale.shape
-        each = np.asarray(numbers) if is_of_each else [numbers] * len(self.members)
-        return self.of_members([change(*pair) for pair in zip(self.members, each, strict=True)])
+        is_per_experiment = np.shape(numbers) == self.scale.shape
+        each = np.asarray(numbers) if is_per_experiment else [numbers] * len(self.members)
+        return self.with_members([change(*pair) for pair in zip(self.members, each, strict=True)])
 
     @cached_property
     def processes(self) -> Any:
-        """C, D and A and their eigenbases, each experiment's after the other's."""
-        return _SideBySide.of([gp.processes for gp in self.members])
-
-    def residuals(self, x: NDArray[np.float64], states: Sequence[str]) -> list[Residuals]:
-        """Return what states on the grids leave of each one's data, of all experiments together."""
-        pairs = zip(self.members, x, strict=True)
-        return residuals([(gp.data.y, own[gp.observed]) for gp, own in pairs], states)
+        """C, D and A and their eigenbases, stacked."""
+        return StackedProcesses.of([gp.processes for gp in self.members])
 
     @property
     def covs(self) -> tuple:
-        """The kernels of all experiments, one experiment after the other."""
+        """The kernels of all experiments, experiment by experiment."""
         return tuple(cov for gp in self.members for cov in gp.covs)
 
-    @property
-    def labels(self) -> tuple:
-        """The names of the experiments, and how many times each of their grids has."""
-        return self.names, self.t.shape[1]
-
     @cached_property
-    def places(self) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
-        """Places of the observations among experiments, on their grids, and among the states."""
+    def indices(self) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
+        """Indices of the observations among experiments, on their grids, and among the states."""
         found = []
         for number, gp in enumerate(self.members):
-            time, state = gp.data.places
+            time, state = gp.data.indices
             found.append(np.stack([np.full(len(time), number), gp.observed[time], state]))
         experiment, time, state = np.concatenate(found, axis=1)
         return experiment, time, state
 
     @property
     def observations(self) -> NDArray[np.float64]:
-        """What was observed, experiment by experiment and time by time, ``(observation,)``."""
-        return np.concatenate([gp.y[gp.data.places] for gp in self.members])
+        """The observations, experiment by experiment and time by time, ``(observation,)``."""
+        return np.concatenate([gp.y[gp.data.indices] for gp in self.members])
 
     @property
     def observation_labels(self) -> list[str]:
@@ -322,16 +307,16 @@ class StateGPs(StateProcesses):
         ]
 
     def at_observations(self, x):
-        """Return what a likelihood of the observations is about, one entry for each of these.
+        """Return states or noise at the observations, one entry for each observation.
 
-        Of states ``(..., experiment, time, state)``, of numbers per experiment and state, or per
-        state, such as sigma; one number for all comes back as it is.
+        x are states ``(..., experiment, time, state)``, numbers per experiment and state, or per
+        state, such as sigma; one number for all is returned unchanged.
         """
-        experiment, time, state = self.places
+        experiment, time, state = self.indices
         sizes = lengths_of(x)
         if len(sizes) == 0:
             return x
-        places = {1: (state,), 2: (experiment, state)}.get(len(sizes), (experiment, time, state))
+        indices = {1: (state,), 2: (experiment, state)}.get(len(sizes), (experiment, time, state))
         whole = self.prior_mean.shape
         expected = {1: whole[2:], 2: whole[::2]}.get(len(sizes), whole)
         given = sizes[-len(expected) :]
@@ -341,67 +326,32 @@ class StateGPs(StateProcesses):
                 "or numbers per experiment and state, or per state."
             )
             raise ValueError(msg)
-        return x[..., *places]
+        return x[..., *indices]
 
     def at_times(self, x):
-        """Return the rows of x that belong to times of observations, one experiment after another.
-
-        Shape ``(..., time_observed, state)``.
-        """
+        """Return the rows of x at observation times, ``(..., time_observed, state)``."""
         number = [np.full(len(gp.observed), n) for n, gp in enumerate(self.members)]
         observed = [gp.observed for gp in self.members]
         return x[..., np.concatenate(number), np.concatenate(observed), :]
 
     @property
     def t_observed(self) -> NDArray[np.float64]:
-        """Times of the observations of all, one experiment after the other."""
+        """Times of the observations, experiment by experiment."""
         return np.concatenate([gp.t_observed for gp in self.members])
 
-    def prior(
-        self,
-        name: str,
-        parameterization: Parameterization = "centered",
-        *,
-        dims: Sequence[str] = DIMS,
-    ) -> TensorVariable:
-        """Add the states of all experiments to the model on the stack.
-
-        As :meth:`StateGP.prior`, with dims ``("experiment", "time", "state")``: ``time`` counts
-        the times of each experiment's own grid, the rows of :attr:`t`.
-        """
-        return add_states(name, self, parameterization, dims)
-
     def summary(self) -> pd.DataFrame:
-        """Return the tables of :meth:`StateGP.summary` with the experiments as outer index."""
+        """Return the tables of :meth:`StateGP.summary`, the experiments as outer index."""
         tables = {name: gp.summary() for name, gp in zip(self.names, self.members, strict=True)}
         return pd.concat(tables, names=["experiment"])
-
-    def _headline(self) -> str:
-        return (
-            f"StateGPs: {len(self.names)} experiments, {len(self.states)} states, "
-            f"{self.t.shape[1]} times each"
-        )
-
-    def _in_words(self) -> pd.DataFrame:
-        parts = [gp.summary()[["kernel", "sigma"]] for gp in self.members]
-        table = pd.concat(dict(zip(self.names, parts, strict=True)))
-        table.index = [f"{name}, {state}" for name, state in table.index]
-        return table.assign(sigma=[f"{s:.4g}" for s in table["sigma"]])
 
 
 def _check_members(members: Mapping[str, StateGP]):
     first = next(iter(members.values()))
     for name, gp in members.items():
-        if isinstance(gp.sigma, TensorVariable):
-            msg = (
-                f"kernels or sigma of the experiment {name!r} are random; expected numbers where "
-                "there are several experiments."
-            )
-            raise ValueError(msg)  # noqa: TRY004  what sigma is made of is refused
         if gp.states != first.states or not np.array_equal(gp.data.positive, first.data.positive):
             msg = (
                 f"the experiment {name!r} has the states {list(gp.states)}, the first "
-                f"{list(first.states)}; expected the same: a state that one experiment did not "
-                "observe is a column of NaN, or missing in its table."
+                f"{list(first.states)}; expected the same. A state that was not observed in one "
+                "experiment is a column of NaN, or missing in its table."
             )
             raise ValueError(msg)

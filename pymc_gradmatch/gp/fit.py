@@ -1,7 +1,7 @@
 """Algorithm 1, step 1: kernel hyperparameters and noise by maximum marginal likelihood."""
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 
 import numpy as np
@@ -15,23 +15,16 @@ from scipy.stats import qmc
 from pymc_gradmatch._pymc import Pattern, in_numpy
 from pymc_gradmatch.arguments import check_counts
 from pymc_gradmatch.gp.data import Data, as_nugget, as_sigma
-from pymc_gradmatch.gp.derivatives import (
-    Blocks,
-    checked_blocks,
-    derivative,
-    formula,
-    is_long,
-    stacked,
-)
+from pymc_gradmatch.gp.derivatives import derivative, kernel_graphs
 from pymc_gradmatch.gp.kernels import NAMED, CovFunction, KernelFamily, kernel_family
-from pymc_gradmatch.gp.markov import filtered_likelihood
 from pymc_gradmatch.gp.processes import Processes
 from pymc_gradmatch.gp.state_gp import StateGP
+from pymc_gradmatch.gp.state_space import is_long, kalman_likelihood
 from pymc_gradmatch.numerics import on_one_thread, one_at_a_time
 
-ROUGH_DESCENT = 1e-3  # relative, of every start's descent; only the best go on to the end
-N_FINISHED = 3
-UNFITTED_NUGGET = 1e-4  # of Gaussian processes without data
+ROUGH_TOLERANCE = 1e-3  # relative, of the first optimisation from every start
+N_FINISHED = 3  # best of these, optimised to the end
+UNFITTED_NUGGET = 1e-4  # of Gaussian processes that are not fitted
 UNFITTED_SIGMA = 0.1  # the same, in units of scale
 
 
@@ -89,8 +82,8 @@ def fit_gp(
         Names of the states, ``ode.states``: of an array's columns, or where a table
         has its columns in another order.
     scales : mapping of str to float, optional
-        Roughly the standard deviation of states that were not observed, or hardly: all
-        NaN, or names without a column.  Their kernel is one that fits the others.
+        Roughly the standard deviation of states with too few observations: all
+        NaN, or names without a column.  Their kernel is fitted to the other states.
     standardize : bool, default True
         See :class:`StateGP`.
     positive : bool or sequence of bool, default False
@@ -114,7 +107,7 @@ def fit_gp(
 
     Notes
     -----
-    Several threads may call it; the fits are then made one after the other.
+    Calls from several threads are made one after the other.
 
     Examples
     --------
@@ -126,7 +119,7 @@ def fit_gp(
     >>> bool(np.all(abs(gp.sigma - 0.1) < 0.05))
     True
 
-    Measurements as they come, one a row: a table with a column for each state.
+    From a table with one measurement per row:
 
     >>> import pandas as pd
     >>> rows = {"hour": [0, 0, 1, 2, 2, 3, 4, 4], "value": [1, 0.9, 0.6, 0.4, 0.1, 0.2, 0.1, 0]}
@@ -161,16 +154,16 @@ def fit_data(
     random_seed: int | np.random.Generator | None = None,
     only_sigma: bool = False,
 ) -> StateGP:
-    """Fit as :func:`fit_gp` does, to data that have been checked.
+    """Fit as :func:`fit_gp` does, to checked data.
 
-    Where sigma alone will be used, kernels are not evaluated, and nothing is warned of.
+    With ``only_sigma`` kernels are not evaluated, and nothing is warned of.
     """
     data, n_states = data.scaled(), len(data.states)
     fitted = np.flatnonzero(~data.is_sparse)
     if len(fitted) == 0:
         msg = (
-            "y holds no state with three observations that differ, to which a Gaussian process "
-            "could be fitted; expected some, or a StateGP with kernels of your own."
+            "y has no state with three observations that differ, as fitting a Gaussian process "
+            "needs; expected some, or a StateGP with your own kernels."
         )
         raise ValueError(msg)
     choices = list(cov) if isinstance(cov, Sequence) and not isinstance(cov, str) else [cov]
@@ -191,20 +184,25 @@ def fit_data(
         msg = f"shared=True needs one nugget for all states; nugget is {nuggets.tolist()}."
         raise ValueError(msg)
     rng = np.random.default_rng(random_seed)
-    families = {choice: kernel_family(choice, data.t, bounds or {}) for choice in choices}
-    _check_bounds_are_used(bounds or {}, families.values())
+    bounds = bounds or {}
+    families = [kernel_family(choice, data.t, bounds) for choice in dict.fromkeys(choices)]
+    names = dict.fromkeys(name for family in families for name in family.bounds)
+    unknown = [name for name in bounds if name not in names]
+    if unknown:
+        msg = f"bounds are given for unknown {unknown}; the hyperparameters are {list(names)}."
+        raise ValueError(msg)
 
     groups = [list(range(n_states))] if shared else [[k] for k in range(n_states)]
-    covs, sigmas, evaluations, warn = [], [], [], []
+    covs, sigmas, warn = [], [], []
     for group in groups:
-        # What was not observed has the kernel that suits all that was.
+        # The kernel of states without enough data is fitted to all others.
         used = fitted[np.isin(fitted, group)] if np.isin(fitted, group).any() else fitted
-        seen = data.is_observed[:, used].any(axis=1)
-        family = kernel_family(choices[group[0]], data.t[seen], bounds or {})
+        observed = data.is_observed[:, used].any(axis=1)
+        family = kernel_family(choices[group[0]], data.t[observed], bounds)
         *hyperparameters, sigma = estimate = _maximise(
             family,
-            data.t[seen],
-            data.standardised[np.ix_(seen, used)],
+            data.t[observed],
+            data.standardised[np.ix_(observed, used)],
             float(nuggets[group[0]]),
             n_starts,
             rng,
@@ -212,30 +210,22 @@ def fit_data(
         kernel = family.kernel([pt.constant(value, dtype="float64") for value in hyperparameters])
         covs += [kernel] * len(group)
         sigmas += [sigma] * len(group)
-        evaluations.append((family, hyperparameters, kernel, len(group)))
         if np.isin(used, group).all():
             warn.append(partial(_warn_at_bounds, family, estimate, [data.states[k] for k in group]))
 
-    def blocks() -> Blocks:
-        evaluated: list[Blocks] = []
-        for family, hyperparameters, kernel, n_sharing in evaluations:
-            own = checked_blocks(_formula(family), kernel, data.t, hyperparameters)
-            evaluated += [own] * n_sharing
-        return stacked(evaluated)
-
-    processes = Processes(data.t, tuple(covs), nuggets, evaluated=blocks)
+    processes = Processes(data.t, tuple(covs), nuggets)
     gp = StateGP.of(data, processes, as_sigma(np.array(sigmas) * data.scale, data.states))
     if not only_sigma:
         processes.check()
-        for of_bounds in warn:
-            of_bounds()
+        for warn_at_bounds in warn:
+            warn_at_bounds()
     return gp
 
 
 def unfitted(data: Data) -> StateGP:
-    """Return Gaussian processes for which no data are needed, to start a search with.
+    """Return Gaussian processes with default kernels, to start a search with.
 
-    Where the scale of a state is unknown, it is the geometric mean of the others, or one.
+    An unknown scale is the geometric mean of the others, or one.
     """
     known = data.scale[~np.isnan(data.scale)]
     size = np.exp(np.log(known).mean()) if len(known) else 1.0
@@ -246,24 +236,21 @@ def unfitted(data: Data) -> StateGP:
     return StateGP.of(data.with_scale(data.mean, scale), processes, UNFITTED_SIGMA * scale)
 
 
-def refilled(gp: StateGP, data: Data) -> StateGP:
-    """Return the Gaussian processes of :func:`unfitted` with other data at the same times.
-
-    On the same grid; what was computed of kernels there is not computed again.
-    """
+def unfitted_with(gp: StateGP, data: Data) -> StateGP:
+    """Return the Gaussian processes of :func:`unfitted` on the same grid with other data."""
     return StateGP.of(data, gp.processes, UNFITTED_SIGMA * data.scale, gp.steps)
 
 
 def negative_log_marginal_likelihood(K, dK, y):
-    r"""Compute :math:`-\sum_k \log N(y_k \mid 0, K)` and its gradient, of what is not NaN.
+    r"""Compute :math:`-\sum_k \log N(y_k \mid 0, K)` and its gradient, ignoring NaN.
 
     K has shape ``(time, time)``, its derivatives dK ``(hyperparameter, time, time)``, and the
     independent columns of y ``(time, state)``.
     """
-    seen = ~np.isnan(y)
-    if seen.all():
+    observed = ~np.isnan(y)
+    if observed.all():
         return _complete_likelihood(K, dK, y)
-    patterns, which = np.unique(seen, axis=1, return_inverse=True)
+    patterns, which = np.unique(observed, axis=1, return_inverse=True)
     parts = [
         _complete_likelihood(K[np.ix_(o, o)], dK[:, o][..., o], y[np.ix_(o, which == k)])
         for k, o in enumerate(patterns.T)
@@ -282,22 +269,9 @@ def _complete_likelihood(K, dK, y):
     return value, 0.5 * np.einsum("ij,hij->h", inner, dK)
 
 
-def _check_bounds_are_used(bounds: Mapping, families: Iterable[KernelFamily]):
-    used = {name: None for family in families for name in family.bounds}
-    unknown = [name for name in bounds if name not in used]
-    if unknown:
-        msg = f"bounds are given for unknown {unknown}; the hyperparameters are {list(used)}."
-        raise ValueError(msg)
-
-
-def _formula(family: KernelFamily) -> Pattern:
-    hyperparameters = [pt.scalar(name) for name in family.hyperparameters]
-    return formula(family.kernel(hyperparameters), hyperparameters)
-
-
 @lru_cache(maxsize=16)
 def _compiled_kernel(graphs: Pattern) -> Callable:
-    """Compile the kernel matrix, and its derivative by each hyperparameter, at times."""
+    """Compile the kernel matrix and its derivative by each hyperparameter."""
     (*hyperparameters, t, _), (k, _) = graphs.inputs, graphs.outputs
     derivatives = [derivative(k, h) for h in hyperparameters]
     return in_numpy([*hyperparameters, t, *graphs.numbers], [k, *derivatives])
@@ -307,17 +281,17 @@ def _compiled_kernel(graphs: Pattern) -> Callable:
 def _maximise(family, t, y, nugget, n_starts, rng) -> NDArray[np.float64]:
     log_bounds = np.log(list(family.bounds.values()))
 
-    def filtered(log_values):
+    def by_kalman_filter(log_values):
         values = np.exp(log_values)
-        value, gradient = filtered_likelihood(values, t, y, nugget)
+        value, gradient = kalman_likelihood(values, t, y, nugget)
         return value, gradient * values
 
-    def factorised(log_values):
+    def by_cholesky(log_values):
         *hyperparameters, sigma = values = np.exp(log_values)
         k, *derivatives = evaluate(*hyperparameters, t, *graphs.values)
         K = k + (nugget + sigma**2) * identity
         dK = np.stack([*derivatives, 2 * sigma * identity])
-        if not (np.isfinite(K).all() and np.isfinite(dK).all()):  # a kernel that overflows there
+        if not (np.isfinite(K).all() and np.isfinite(dK).all()):  # the kernel overflows
             return np.inf, np.zeros_like(values)
         try:
             value, gradient = negative_log_marginal_likelihood(K, dK, y)
@@ -326,16 +300,17 @@ def _maximise(family, t, y, nugget, n_starts, rng) -> NDArray[np.float64]:
         return value, gradient * values
 
     if is_long(t) and family.build is NAMED["Matern52"]:
-        objective = filtered
+        objective = by_kalman_filter
     else:
-        objective, identity = factorised, np.eye(len(y))
-        graphs = _formula(family)
+        objective, identity = by_cholesky, np.eye(len(y))
+        symbols = [pt.scalar(name) for name in family.hyperparameters]
+        graphs = kernel_graphs(family.kernel(symbols), symbols)
         evaluate = _compiled_kernel(graphs)
     starts = qmc.scale(qmc.LatinHypercube(len(log_bounds), rng=rng).random(n_starts), *log_bounds.T)
-    descend = partial(minimize, objective, jac=True, method="L-BFGS-B", bounds=log_bounds)
-    rough = [descend(start, options={"ftol": ROUGH_DESCENT}) for start in starts]
+    optimise = partial(minimize, objective, jac=True, method="L-BFGS-B", bounds=log_bounds)
+    rough = [optimise(start, options={"ftol": ROUGH_TOLERANCE}) for start in starts]
     rough.sort(key=lambda fit: fit.fun)
-    best = min((descend(fit.x) for fit in rough[:N_FINISHED]), key=lambda fit: fit.fun)
+    best = min((optimise(fit.x) for fit in rough[:N_FINISHED]), key=lambda fit: fit.fun)
     if not np.isfinite(best.fun):
         msg = (
             f"the marginal likelihood is not finite from any of {n_starts} starts: the kernel is "

@@ -1,4 +1,4 @@
-"""Kernels: the one that PyMC lacks, what a state needs of any, and families that are fitted."""
+"""Kernels that PyMC lacks, checks of kernels, and kernel families that are fitted."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,14 +19,14 @@ from pymc_gradmatch.arguments import as_numbers
 
 
 class Sigmoid(pm.gp.cov.Covariance):
-    r"""The sigmoid (arcsine) kernel, for states that move fast at first and then settle.
+    r"""The sigmoid (arcsine) kernel, for states that change fast at first and then level off.
 
     .. math::
 
         k(t, t') = \arcsin\frac{a + b\,t\,t'}{\sqrt{(a + b\,t^2 + 1)(a + b\,t'^2 + 1)}}
 
     The kernel of an infinitely wide one-layer network of sigmoid units.  It is
-    not stationary: the place of ``t = 0`` matters.
+    not stationary: it depends on the origin of time.
 
     Parameters
     ----------
@@ -84,16 +84,16 @@ class Broken(pm.gp.cov.Covariance):
         x(t) = w_0(t)\, g_0(c_0(t)) + \sum_j w_j(t) \bigl( g_j(c_j(t)) - g_j(b_j) \bigr), \qquad
         c_j(t) = \min(\max(t, b_j), b_{j+1})
 
-    with independent processes :math:`g_j` of the same kernel, one for every piece between
-    two breaks :math:`b_j`.  The slope at a break is that of the piece which begins there.
-    At :math:`b_j` the state is multiplied by what is carried over, :math:`w_i(t) =
-    \prod_{i < j,\, b_j \le t} \rho_j`: by one where states are continuous.  Where this is
-    NaN, the piece begins anew: it is :math:`g_j(t)` alone.
+    with independent processes :math:`g_j` of the same kernel, one for each interval between
+    breaks :math:`b_j`.  The slope at a break is that of the interval which begins there.  At
+    :math:`b_j` the state is multiplied by :math:`\rho_j`, one where states are continuous:
+    :math:`w_i(t) = \prod_{i < j,\, b_j \le t} \rho_j`.  Where :math:`\rho_j` is NaN, the state
+    is :math:`g_j(t)` alone, independent of the past.
 
     Parameters
     ----------
     cov : pymc.gp.cov.BaseCovariance
-        The kernel within a piece.
+        The kernel within an interval.
     breaks : array_like of float
         Increasing times.
     carried : array_like of float, optional
@@ -127,20 +127,20 @@ class Broken(pm.gp.cov.Covariance):
         Xs = X if Xs is None else pt.as_tensor(Xs)
         edges = [-np.inf, *self.breaks, np.inf]
         first, *others = pairwise(edges)
-        total = self._weighed(self.cov(_held(X, *first), _held(Xs, *first)), X, Xs, 0)
+        total = self._weighted(self.cov(_clipped(X, *first), _clipped(Xs, *first)), X, Xs, 0)
         for j, piece in enumerate(others):
-            t1, t2, start = _held(X, *piece), _held(Xs, *piece), np.array([[piece[0]]])
+            t1, t2, start = _clipped(X, *piece), _clipped(Xs, *piece), np.array([[piece[0]]])
             added = self.cov(t1, t2)
             if np.isnan(self.carried[j]):
-                began = pt.ge(X, piece[0]) & pt.ge(Xs.T, piece[0])
-                added = pt.switch(began, added, 0.0)
+                has_begun = pt.ge(X, piece[0]) & pt.ge(Xs.T, piece[0])
+                added = pt.switch(has_begun, added, 0.0)
             else:
                 added = added - self.cov(t1, start) - self.cov(start, t2) + self.cov(start)
-            total += self._weighed(added, X, Xs, j + 1)
+            total += self._weighted(added, X, Xs, j + 1)
         return total
 
-    def _weighed(self, added, X, Xs, j: int):
-        """Multiply what a piece adds by what later breaks carry over of it."""
+    def _weighted(self, added, X, Xs, j: int):
+        """Multiply the contribution of an interval by rho of all later breaks."""
         if (self.carried[j:] == 1).all():
             return added
         rho = np.nan_to_num(self.carried[j:], nan=0.0)
@@ -156,16 +156,16 @@ class Broken(pm.gp.cov.Covariance):
 
 
 class Separate(pm.gp.cov.Covariance):
-    r"""A kernel of pieces of time that are independent of each other.
+    r"""A kernel of independent intervals of time.
 
-    .. math:: k'(t, t') = k(t, t') \text{ within a piece, and } 0 \text{ between two}
+    .. math:: k'(t, t') = k(t, t') \text{ within an interval, and } 0 \text{ between two}
 
     Parameters
     ----------
     cov : pymc.gp.cov.BaseCovariance
-        The kernel within a piece.
+        The kernel within an interval.
     begins : array_like of float
-        Increasing times at which pieces begin, but for the first.
+        Increasing times at which intervals begin, except the first.
 
     Examples
     --------
@@ -185,16 +185,16 @@ class Separate(pm.gp.cov.Covariance):
         """Evaluate the kernel between all rows of ``X`` and ``Xs``."""
         X = pt.as_tensor(X)
         Xs = X if Xs is None else pt.as_tensor(Xs)
-        piece, other = (pt.ge(t, self.begins).sum(axis=1) for t in (X, Xs))
-        return pt.switch(pt.eq(piece[:, None], other), self.cov(X, Xs), 0.0)
+        interval, other = (pt.ge(t, self.begins).sum(axis=1) for t in (X, Xs))
+        return pt.switch(pt.eq(interval[:, None], other), self.cov(X, Xs), 0.0)
 
     def diag(self, X):
         """Evaluate the kernel of each row of ``X`` with itself."""
         return self.cov(X, diag=True)
 
 
-def _held(t, start: float, end: float):
-    """Return times held at the ends of a piece; at its start they move, at its end they do not."""
+def _clipped(t, start: float, end: float):
+    """Clip times to an interval, with derivative one at its start and zero at its end."""
     return pt.switch(t < start, start, pt.switch(t < end, t, end))
 
 
@@ -232,7 +232,7 @@ def _check_closed(cov: pm.gp.cov.BaseCovariance):
     if free or random_ancestors([graph]):
         msg = (
             f"the kernel {describe(cov)} has hyperparameters that are variables; expected numbers, "
-            "such as those that gm.fit_gp finds. gm.fit draws from a posterior without a kernel."
+            "such as those of gm.fit_gp. The posterior of gm.fit has no kernel."
         )
         raise ValueError(msg)
 
@@ -298,11 +298,10 @@ NAMED: dict[str, CovFunction] = {
 
 
 def default_bounds(t: NDArray[np.float64]) -> dict[str, Bounds]:
-    """Return the bounds of every hyperparameter that a named kernel has.
+    """Return the bounds of every hyperparameter of the named kernels.
 
-    In standardised units: variances and sigma relative to the data's
-    variance and standard deviation, lengths relative to the grid of times, so
-    that neither the data's units nor the unit of time matter.
+    Variances and sigma are relative to the data's variance and standard deviation, lengths to
+    the grid of times, so that no unit matters.
     """
     step, span = np.median(np.diff(t)), t[-1] - t[0]
     return {
@@ -342,7 +341,7 @@ def kernel_family(
     t: NDArray[np.float64],
     bounds: Mapping[str, tuple[float, float]],
 ) -> KernelFamily:
-    """Look up a kernel by name, or take the user's function with its bounds."""
+    """Return the kernel family of a name, or of the user's function with its bounds."""
     known = default_bounds(t)
     if isinstance(cov, str):
         if cov not in NAMED:
@@ -385,7 +384,7 @@ def _as_bounds(name: str, pair) -> Bounds:
 
 
 def _hyperparameters(build: CovFunction, bounds: Mapping) -> list[str]:
-    """Return the names of a function's arguments; those of the bounds where it takes any."""
+    """Return the names of a function's arguments, or those of the bounds if it has ``**kwargs``."""
     arguments = inspect.signature(build).parameters.values()
     if any(argument.kind is argument.VAR_KEYWORD for argument in arguments):
         return [name for name in bounds if name != "sigma"]

@@ -1,15 +1,9 @@
-r"""Gaussian processes on a grid of times, and their states in a model, N(x | mu, C).
-
-Observations at some times o of the grid are those of Gaussian process regression,
-
-.. math:: r_k = \tilde x_{k,o} + \varepsilon_k, \quad \tilde x_k \sim N(0, C_k), \quad
-          \varepsilon_k \sim N(0, v_k I).
-"""
+r"""Gaussian processes on a grid of times, and states of a model with the prior N(x | mu, C)."""
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, cast, get_args
 
 import numpy as np
 import pandas as pd
@@ -20,26 +14,24 @@ from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch._pymc import (
     EVALUATE_ONCE,
-    at_support_points,
     check_parameters,
     label_dim,
     normalize_size_param,
-    random_ancestors,
     rv_size_is_none,
     starting_at,
 )
-from pymc_gradmatch.gp.data import Data, levels_of, states_of
+from pymc_gradmatch.gp.data import Data, Residuals, back_transform, residuals, transform_states
 from pymc_gradmatch.gp.derivatives import (
     Blocks,
     Operators,
-    blocks_of,
     conditional_operators,
-    is_long,
+    state_blocks,
 )
-from pymc_gradmatch.gp.markov import Chain
+from pymc_gradmatch.gp.kernels import describe
+from pymc_gradmatch.gp.state_space import StateSpace, is_long
 from pymc_gradmatch.numerics import (
     Basis,
-    Compressed,
+    BlockLowRank,
     Innovations,
     Spectrum,
     basis_of,
@@ -55,14 +47,25 @@ if TYPE_CHECKING:
     from pymc_gradmatch.gp.state_gp import StateGP
 
 
+class Regression(NamedTuple):
+    """Gaussian process regression, in standardised units."""
+
+    mean: NDArray[np.float64]
+    """Posterior mean on the grid, shape ``(time, state)``."""
+    variance: NDArray[np.float64]
+    """Posterior variance on the grid, shape ``(time, state)``."""
+    log_evidence: NDArray[np.float64]
+    """Log marginal likelihood of each state's data, shape ``(state,)``."""
+
+
 @dataclass(frozen=True, eq=False)
 class Processes:
-    """Kernels and nuggets on a grid of times, one per state, whatever the data.
+    """Kernels and nuggets, one per state, on a grid of times, in standardised units.
 
-    In standardised units.  All that follows from the kernels is computed when it is first asked
-    for; ``evaluated`` returns the :attr:`blocks`, where they are known otherwise.  At ``breaks``,
-    times of the grid, slopes may jump; what is ``carried`` over them, ``(break, state)``, is one
-    where states are continuous, see :class:`~pymc_gradmatch.kernels.Broken`.
+    What follows from the kernels is computed when first needed; ``evaluated`` returns the
+    :attr:`blocks` where they are known.  At ``breaks``, times of the grid, slopes may jump and
+    states are multiplied by ``carried``, ``(break, state)``, by default one; see
+    :class:`~pymc_gradmatch.kernels.Broken`.
     """
 
     t: NDArray[np.float64]
@@ -77,33 +80,23 @@ class Processes:
         """The kernels and their derivatives on the grid, each ``(state, time, time)``."""
         if self.evaluated:
             return self.evaluated()
-        return blocks_of(self.covs, self.t, self.breaks, self.carried)
+        return state_blocks(self.covs, self.t, self.breaks, self.carried)
 
     @cached_property
     def operators(self) -> Operators:
         """C, D and A, which follow from blocks and nugget."""
         return conditional_operators(self.blocks, self.nugget)
 
-    def with_covs(self, covs: tuple[pm.gp.cov.BaseCovariance, ...]) -> Self:
-        """Return other kernels on the same grid."""
-        return replace(self, covs=covs, evaluated=None)
-
-    def with_grid(self, t: NDArray[np.float64]) -> Self:
-        """Return the same kernels on another grid."""
-        return replace(self, t=t, evaluated=None)
-
-    def with_breaks(
-        self, breaks: NDArray[np.float64], carried: NDArray[np.float64] | None = None
-    ) -> Self:
-        """Return the same kernels with other breaks, which the grid must contain."""
-        return replace(self, breaks=breaks, carried=carried, evaluated=None)
+    def changed(self, **changes: Any) -> Self:
+        """Return a copy with another grid, other kernels or breaks."""
+        return replace(self, evaluated=None, **changes)
 
     def with_nugget(self, nugget: NDArray[np.float64]) -> Self:
         """Return the same kernels with other nuggets."""
         return replace(self, nugget=nugget, evaluated=lambda: self.blocks)
 
     def multiplied(self, factors: NDArray[np.float64]) -> Self:
-        """Return the kernels times one factor each, and the nugget as it is."""
+        """Return the kernels times one factor each, with the same nuggets."""
         covs = tuple(float(f) * cov for f, cov in zip(factors, self.covs, strict=True))
 
         def blocks() -> Blocks:
@@ -112,22 +105,22 @@ class Processes:
         return replace(self, covs=covs, evaluated=blocks)
 
     @cached_property
-    def chain(self) -> Chain | None:
-        """The processes one time after the other, where that is known and pays."""
+    def state_space(self) -> StateSpace | None:
+        """The state-space form of long series of Matern52 kernels without breaks."""
         if not is_long(self.t) or len(self.breaks):
             return None
-        return Chain.of(self.covs, self.t)
+        return StateSpace.of(self.covs, self.t)
 
     def check(self):
-        """Raise where a kernel has no derivative, or C is not positive definite."""
-        if self.chain is None:
+        """Raise if a kernel has no derivative, or C is not positive definite."""
+        if self.state_space is None:
             _ = self.operators
 
     @property
     def slope_variance(self) -> NDArray[np.float64]:
-        """The prior variance of the slopes, the median over time, shape ``(state,)``."""
-        if self.chain is not None:
-            return self.chain.slope_variance
+        """The prior variance of the slopes, median over time, shape ``(state,)``."""
+        if self.state_space is not None:
+            return self.state_space.slope_variance
         return np.median(np.diagonal(np.asarray(self.blocks.d2k), axis1=-2, axis2=-1), axis=-1)
 
     @cached_property
@@ -137,119 +130,87 @@ class Processes:
 
     @cached_property
     def prior_basis(self) -> Basis:
-        """Independent coordinates of the states, of a chain those of its misses."""
-        return self.chain.innovations(self.nugget) if self.chain else self.prior_spectrum
+        """Basis of independent coordinates of the states."""
+        return (
+            self.state_space.innovations(self.nugget) if self.state_space else self.prior_spectrum
+        )
 
     @cached_property
     def conditional_spectrum(self) -> Spectrum:
         """Eigenbasis of A."""
         return spectrum(self.operators.A)
 
-    def conditional_innovations(self, gamma: tuple[float, ...]) -> Innovations | None:
-        """Return a triangular basis of A + gamma I, of a chain."""
-        if self.chain is not None and gamma not in self._triangular:
-            found = self.chain.conditional_innovations(self.nugget, np.array(gamma))
-            self._triangular[gamma] = found
-        return self._triangular.get(gamma)
+    def conditional_innovations(self, gamma: NDArray[np.float64]) -> Innovations | None:
+        """Return a triangular basis of A + gamma I, if there is a state-space form."""
+        if self.state_space is None:
+            return None
+        return self.state_space.conditional_innovations(self.nugget, gamma)
 
     @cached_property
-    def _triangular(self) -> dict[tuple[float, ...], Innovations]:
-        return {}
+    def slope_operator(self) -> BlockLowRank | NDArray[np.float64]:
+        """D, in block low-rank form if there is a state-space form."""
+        return (
+            self.state_space.slope_operator(self.nugget) if self.state_space else self.operators.D
+        )
 
-    @cached_property
-    def slope_operator(self) -> Compressed | NDArray[np.float64]:
-        """D, of a chain compressed."""
-        return self.chain.slope_operator(self.nugget) if self.chain else self.operators.D
-
-    def smoothed(self, noise, residual: NDArray[np.float64], observed: NDArray[np.intp]):
-        r"""Return the posterior mean of every state on the grid, shape ``(time, state)``.
-
-        .. math:: C_{:o}\,(C_{oo} + v I)^{-1}\,r
-
-        Of the variance v of each state's noise, ``(state,)``, and observations less their prior
-        mean r, ``(observation, state)``, NaN where a state was not observed, which are at the
-        places ``observed`` of the grid.  A graph where the noise is one.
-        """
-        if self.chain is not None and not isinstance(noise, TensorVariable):
-            total, known = self._on_grid(noise, residual, observed)
-            mean, *_ = self.chain.smoothed(total, known)
-            # The nugget belongs to the state where one was seen.
-            return (mean + self.nugget[:, None] * (known - mean) / total).T
-        C = self.operators.C
-        K, known = _regression(C, noise, residual, observed)
-        solve = pt.linalg.solve if isinstance(K, TensorVariable) else np.linalg.solve
-        weights = solve(K, known[..., None])
-        return (C[:, :, observed] @ weights)[..., 0].T
-
-    def spread(
+    def regression(
         self,
         noise: NDArray[np.float64],
         residual: NDArray[np.float64],
         observed: NDArray[np.intp],
-    ) -> NDArray[np.float64]:
-        r"""Return the posterior variance of every state on the grid, shape ``(time, state)``.
+    ) -> Regression:
+        r"""Return the posterior of the states given observations, and their log evidence.
 
-        .. math:: \operatorname{diag}\bigl(C - C_{:o}\,(C_{oo} + v I)^{-1}\,C_{o:}\bigr)
+        .. math:: r_k = x_{k,o} + \varepsilon_k, \quad x_k \sim N(0, C_k), \quad
+                  \varepsilon_k \sim N(0, v_k I)
 
-        Parameters are those of :meth:`smoothed`, all of them numbers.
+        Parameters
+        ----------
+        noise : array of float
+            The variances v, shape ``(state,)``.
+        residual : array of float
+            Observations less their prior mean r, ``(observation, state)``, NaN where missing.
+        observed : array of int
+            Indices o of their times in the grid.
         """
-        if self.chain is not None:
-            total, known = self._on_grid(noise, residual, observed)
-            _, variance, _ = self.chain.smoothed(total, known)
+        is_observed = ~np.isnan(residual.T)
+        known = np.where(is_observed, residual.T, 0)
+        if self.state_space is not None:
+            shape = len(self.nugget), len(self.t)
+            total, on_grid = np.full(shape, np.inf), np.zeros(shape)
+            total[:, observed] = np.where(is_observed, (noise + self.nugget)[:, None], np.inf)
+            on_grid[:, observed] = known
+            mean, variance, log_evidence = self.state_space.smoothed(total, on_grid)
+            # The nugget is part of an observed state.
+            mean = mean + self.nugget[:, None] * (on_grid - mean) / total
             kept = 1 - self.nugget[:, None] / total
-            return (np.square(kept) * variance + self.nugget[:, None] * kept).T
-        C = self.operators.C
-        K, _ = _regression(C, noise, residual, observed)
-        across = C[:, :, observed] * ~np.isnan(residual.T)[:, None]
+            variance = np.square(kept) * variance + self.nugget[:, None] * kept
+            return Regression(mean.T, variance.T, log_evidence)
+        C, identity = self.operators.C, np.eye(len(observed))
+        K = C[:, observed[:, None], observed] + noise[:, None, None] * identity
+        across = C[:, :, observed]
+        if not is_observed.all():  # a missing value is an independent zero
+            K = (is_observed[:, :, None] & is_observed[:, None]) * K
+            K = K + (~is_observed)[:, :, None] * identity
+        weights = np.linalg.solve(K, known[..., None])[..., 0]
+        mean = (across @ weights[..., None])[..., 0]
+        across = across * is_observed[:, None]
         explained = (across * np.linalg.solve(K, across.mT).mT).sum(axis=-1)
-        return np.maximum(np.diagonal(C, axis1=1, axis2=2) - explained, 0).T
-
-    def log_evidence(
-        self,
-        noise: NDArray[np.float64],
-        residual: NDArray[np.float64],
-        observed: NDArray[np.intp],
-    ) -> NDArray[np.float64]:
-        r"""Return :math:`\log N(r_k \mid 0, C_{k,oo} + v_k I)` of each state, shape ``(state,)``.
-
-        Parameters are those of :meth:`smoothed`, all of them numbers.
-        """
-        if self.chain is not None:
-            *_, log_density = self.chain.smoothed(*self._on_grid(noise, residual, observed))
-            return log_density
-        K, known = _regression(self.operators.C, noise, residual, observed)
-        misfit = (known * np.linalg.solve(K, known[..., None])[..., 0]).sum(axis=-1)
-        constant = (~np.isnan(residual)).sum(axis=0) * np.log(2 * np.pi)
-        return -0.5 * (misfit + np.linalg.slogdet(K).logabsdet + constant)
-
-    def _on_grid(self, noise, residual, observed) -> tuple[NDArray, NDArray]:
-        """Return variances of noise, infinite where nothing was seen, and the data, on the grid."""
-        total, known = np.full((2, len(self.nugget), len(self.t)), np.inf)
-        seen = ~np.isnan(residual.T)
-        total[:, observed] = np.where(seen, (noise + self.nugget)[:, None], np.inf)
-        known[:, observed] = np.where(seen, residual.T, 0)
-        return total, np.where(np.isfinite(known), known, 0)
-
-
-def _regression(C, noise, residual, observed) -> tuple[Any, NDArray[np.float64]]:
-    """Return the covariance of the data and the data, with an independent zero for each NaN."""
-    identity = np.eye(len(observed))
-    K = C[:, observed[:, None], observed] + noise[:, None, None] * identity
-    seen = ~np.isnan(residual.T)
-    if not seen.all():
-        both = seen[:, :, None] & seen[:, None]
-        K = both * K + (~seen)[:, :, None] * identity
-    return K, np.where(seen, residual.T, 0)
+        variance = np.maximum(np.diagonal(C, axis1=1, axis2=2) - explained, 0)
+        constant = is_observed.sum(axis=1) * np.log(2 * np.pi)
+        misfit = (known * weights).sum(axis=-1)
+        log_evidence = -0.5 * (misfit + np.linalg.slogdet(K).logabsdet + constant)
+        return Regression(mean.T, variance.T, log_evidence)
 
 
 Parameterization = Literal["centered", "whitened"]
 
 
 class StatePriorRV(pm.SymbolicRandomVariable):
-    """The random variable behind :class:`StatePrior`; draws under every PyTensor backend.
+    """The random variable of :class:`StatePrior`.
 
-    How many parameters it has depends on the basis, so its signature belongs to
-    the instance and PyMC hands all inputs, ``rng`` and ``size`` too, to ``logp``.
+    The number of its parameters depends on the basis, so the signature belongs to
+    the instance, and PyMC passes all inputs, ``rng`` and ``size`` too, to ``logp``.
     """
 
     name = "StatePrior"
@@ -271,15 +232,12 @@ class StatePriorRV(pm.SymbolicRandomVariable):
 
 
 def is_states(rv) -> bool:
-    """Tell whether a variable of a model is a :class:`StatePrior`."""
+    """Return whether a variable of a model is a :class:`StatePrior`."""
     return isinstance(rv.owner.op, StatePriorRV)
 
 
 class Standardized(pm.distributions.transforms.Transform):
-    """Samplers move standardised states: one unit is one standard deviation of the data.
-
-    Step sizes and start-up jitter then mean the same in every problem.
-    """
+    """Samplers move standardised states, so step sizes and jitter have the same meaning."""
 
     name = "standardized"
     ndim_supp = 2
@@ -307,9 +265,8 @@ class StatePrior(pm.Continuous):
         \tilde x_k \sim N(0, C_k), \qquad C_k = F_k\,\mathrm{diag}(v_k)\,F_k^\top
 
     with the prior mean :math:`\mu_k(t)` and the scale :math:`s_k` of the data.
-    This is the second factor of Theorem 1 of Wenk et al. (2019) in the data's units.
-    :meth:`StateGP.prior <pymc_gradmatch.StateGP.prior>` makes it; it is rarely
-    needed by itself.
+    This is the second factor of Theorem 1 of Wenk et al. (2019) in the data's units,
+    which :meth:`StateGP.prior <pymc_gradmatch.StateGP.prior>` adds to a model.
 
     Parameters
     ----------
@@ -318,8 +275,8 @@ class StatePrior(pm.Continuous):
     scale : tensor_like of float
         Shape ``(state,)``, in the data's units, positive.
     start : tensor_like of float
-        Where samplers start, shape ``(time, state)``, in the data's units.  It
-        takes no part in the density.
+        Where samplers start, shape ``(time, state)``, in the data's units; not
+        part of the density.
     *basis : tensor_like of float
         A :class:`~pymc_gradmatch.numerics.Spectrum` of each C or its
         :class:`~pymc_gradmatch.numerics.Innovations`, unpacked: F of shape
@@ -368,35 +325,34 @@ class StatePrior(pm.Continuous):
 
 
 def check_coords(model: pm.Model, coords: Mapping[str, Sequence | NDArray | int]):
-    """Raise unless coords that the model has are these; a number is a length without labels."""
+    """Raise if the model has other coords of these dims; a number is a length without labels."""
     for dim, values in coords.items():
         advice = (
-            "Expected the same. Where they differ with reason (another experiment, a finer grid) "
+            "Expected the same. If they have to differ (another experiment, a finer grid), "
             'give one of them another name: gp.prior("x2", dims=("time2", "state2")).'
         )
         if dim in model.named_vars:
-            msg = f"the model has a variable {dim!r}, and the states a dim of that name. {advice}"
+            msg = f"the model has a variable {dim!r}, but the states a dim of that name. {advice}"
             raise ValueError(msg)
         if dim not in model.coords:
             continue
         labels = model.coords[dim]
-        there = (
-            range(int(model.dim_lengths[dim].eval(mode=EVALUATE_ONCE)))
-            if labels is None
-            else labels
-        )
-        wanted = range(values) if isinstance(values, int) else tuple(values)
+        if labels is None:
+            present = range(int(model.dim_lengths[dim].eval(mode=EVALUATE_ONCE)))
+        else:
+            present = labels
+        expected = range(values) if isinstance(values, int) else tuple(values)
         unnamed = labels is None or isinstance(values, int)
-        if len(there) != len(wanted) or not (unnamed or there == wanted):
+        if len(present) != len(expected) or not (unnamed or present == expected):
             msg = (
-                f"the model's coord {dim!r} has {len(there)} values, {_first(there)}; this "
-                f"Gaussian process {len(wanted)}, {_first(wanted)}. {advice}"
+                f"the model's coord {dim!r} has {len(present)} values, {_first(present)}; this "
+                f"Gaussian process {len(expected)}, {_first(expected)}. {advice}"
             )
             raise ValueError(msg)
 
 
 def add_coords(model: pm.Model, coords: Mapping[str, Sequence | NDArray | int]):
-    """Add coords that the model lacks, labels where it has none; others must be the same."""
+    """Add missing coords, and labels to dims without; raise if other coords differ."""
     check_coords(model, coords)
     for dim, values in coords.items():
         if dim not in model.coords:
@@ -414,11 +370,11 @@ def _first(values: Sequence | NDArray) -> str:
 type AnyStateGP = "StateGP | StateGPs"
 
 
-class StateProcesses:
-    """What :class:`StateGP`, of one data set, and :class:`StateGPs`, of several, have in common.
+class StateGPBase:
+    """Common part of :class:`StateGP`, of one data set, and :class:`StateGPs`, of several.
 
-    Arrays of several experiments have one more axis, the first; one data set has no ``names``. Of
-    ``inputs`` those are None that are the ODE's own.
+    Arrays of several experiments have one more axis, the first; ``names`` of one data set are
+    empty.  ``inputs`` are None where they are the ODE's own.
     """
 
     data: Data
@@ -436,23 +392,23 @@ class StateProcesses:
         """Names of the states."""
         return self.data.states
 
-    def levels_of(self, x):
-        """Return the logarithms of states that are positive, and the others as they are.
+    def transform_states(self, x):
+        """Return the logarithms of positive states, and the other states as they are.
 
-        Works on arrays and on PyTensor variables alike, shape ``(..., state)``.
+        Works on arrays and on PyTensor variables, shape ``(..., state)``.
         """
-        return levels_of(x, self.data.positive)
+        return transform_states(x, self.data.positive)
 
-    def states_of(self, levels):
-        """Return the states in the data's units, the inverse of :meth:`levels_of`."""
-        return states_of(levels, self.data.positive)
+    def back_transform(self, transformed):
+        """Return the states in the data's units, the inverse of :meth:`transform_states`."""
+        return back_transform(transformed, self.data.positive)
 
-    def of_each(self, x) -> list:
-        """Return the part of each experiment; of one data set, x itself."""
+    def per_experiment(self, x) -> list:
+        """Return the part of x of each experiment; of one data set, x alone."""
         return [x[number] for number in range(len(self.names))] if self.names else [x]
 
-    def together(self, parts: Sequence):
-        """Put the parts of :meth:`of_each` together again."""
+    def stack_experiments(self, parts: Sequence):
+        """Stack the parts of :meth:`per_experiment`."""
         return pt.stack([*parts]) if self.names else parts[0]
 
     def operators(self) -> Operators:
@@ -463,110 +419,162 @@ class StateProcesses:
         """
         return self.processes.operators
 
-    def _headline(self) -> str:
-        raise NotImplementedError
+    def residuals(self, x: NDArray[np.float64], states: Sequence[str]) -> list[Residuals]:
+        """Return the residuals of states on the grid, of each state with enough data."""
+        pairs = zip(cast("AnyStateGP", self).members, self.per_experiment(x), strict=True)
+        return residuals([(gp.data.y, own[gp.observed]) for gp, own in pairs], states)
 
-    def _in_words(self) -> pd.DataFrame:
-        raise NotImplementedError
+    def prior(
+        self,
+        name: str,
+        parameterization: Parameterization = "centered",
+        *,
+        dims: Sequence[str] | None = None,
+    ) -> TensorVariable:
+        r"""Add the states to the model on the stack: N(x | m, s^2 C), Theorem 1's second factor.
+
+        Parameters
+        ----------
+        name : str
+            Name of the states in the model.
+        parameterization : {"centered", "whitened"}
+            ``"centered"``: the states themselves are the free variable, which
+            is what the paper's sampler moves.  ``"whitened"``: the free variable
+            is a standard normal, ``name + "_whitened_"``, the coordinates of
+            the states in the eigenbasis of C, or of its Cholesky factor for long
+            series, and the states are a deterministic.  Both give the same posterior.
+        dims : sequence of str, optional
+            Names of the dims, by default ``("time", "state")``, of several experiments
+            ``("experiment", "time", "state")``, where time counts the rows of :attr:`t`.
+            Data sets with different times in one model need different dims, such as
+            ``dims=("time2", "state")``.
+
+        Returns
+        -------
+        TensorVariable
+            The states in the data's units, shape ``(time, state)``; missing coords are
+            added.  If neither the data nor the model name the states, the constraint names
+            them as the ODE does.  Samplers start at the posterior mean of the Gaussian process.
+            If states are positive, the free variable is ``name + "_log_"``, and the states are a
+            deterministic.
+
+        Raises
+        ------
+        ValueError
+            If the parameterization is unknown, or the model's coords do not fit
+            the data; nothing is added before.
+
+        Examples
+        --------
+        >>> import numpy as np, pymc as pm, pymc_gradmatch as gm
+        >>> t = np.linspace(0, 3, 7)
+        >>> gp = gm.StateGP(t, np.sin(t)[:, None], [pm.gp.cov.ExpQuad(1, ls=1.2)], sigma=0.1)
+        >>> with pm.Model() as model:
+        ...     x = gp.prior("x")
+        >>> x.type.shape
+        (7, 1)
+        """
+        gp, model = cast("AnyStateGP", self), pm.modelcontext(None)
+        dims = gp.dims if dims is None else dims
+        add_coords(model, check_new_states(model, gp, parameterization, dims))
+        dims, start = tuple(dims), sampling_start(gp)
+        if parameterization == "centered":
+            parameters = (gp.prior_mean, gp.scale, start, *gp.processes.prior_basis)
+            sizes = {"shape": gp.prior_mean.shape, "dims": dims}  # for a length of 1
+            if not gp.data.positive.any():
+                return StatePrior(name, *parameters, **sizes)
+            transformed = StatePrior(transformed_name(name), *parameters, **sizes)
+            return pm.Deterministic(name, gp.back_transform(transformed), dims=dims)
+        independent = pm.Normal.dist(shape=gp.prior_mean.shape)
+        starting = starting_at(independent, _whitened(gp, start).eval(mode=EVALUATE_ONCE))
+        whitened = model.register_rv(starting, whitened_name(name))
+        basis, sd = _white_basis(gp)
+        standardised = basis.residual((sd * whitened).mT)
+        transformed = gp.prior_mean + gp.scale[..., None, :] * standardised
+        return pm.Deterministic(name, gp.back_transform(transformed), dims=dims)
+
+    def _headline(self) -> str:
+        gp = cast("AnyStateGP", self)
+        if gp.names:
+            n_experiments, n_times = gp.t.shape
+            return f"{n_experiments} experiments, {len(gp.states)} states, {n_times} times each"
+        times = f"{len(gp.t)} times on [{gp.t[0]:g}, {gp.t[-1]:g}]"
+        return f"{len(gp.states)} states, {times}, nugget {gp.nugget.max():g}"
+
+    def _table(self) -> pd.DataFrame:
+        gp = cast("AnyStateGP", self)
+        several = [f"{name}, {state}" for name in self.names for state in self.states]
+        kernels = [describe(cov) for cov in gp.covs]
+        sigmas = [f"{s:.4g}" for s in np.ravel(gp.sigma)]
+        return pd.DataFrame({"kernel": kernels, "sigma": sigmas}, index=several or [*self.states])
 
     def __repr__(self) -> str:
-        rows = self._in_words().itertuples()
+        rows = self._table().itertuples()
         lines = [f"  {row.Index}: {row.kernel}, sigma {row.sigma}" for row in rows]
-        return "\n".join([self._headline(), *lines])
+        return "\n".join([f"{type(self).__name__}: {self._headline()}", *lines])
 
     def _repr_html_(self) -> str:
-        return as_html(self._headline(), self._in_words())
-
-
-def add_states(
-    name: str, gp: AnyStateGP, parameterization: Parameterization, dims: Sequence[str]
-) -> TensorVariable:
-    """Add the states of Gaussian processes to the model on the stack."""
-    model = pm.modelcontext(None)
-    coords = check_states_fit(model, gp, parameterization, dims)
-    add_coords(model, coords)
-    dims, start = tuple(dims), start_of(gp)
-    if parameterization == "centered":
-        parameters = (gp.prior_mean, gp.scale, start, *gp.processes.prior_basis)
-        sizes = {"shape": gp.prior_mean.shape, "dims": dims}  # for a length of 1
-        if not gp.data.positive.any():
-            return StatePrior(name, *parameters, **sizes)
-        levels = StatePrior(levels_name(name), *parameters, **sizes)
-        return pm.Deterministic(name, gp.states_of(levels), dims=dims)
-    coordinates = at_support_points([_whitened(gp, start)])[0]
-    independent = pm.Normal.dist(shape=gp.prior_mean.shape)
-    starting = starting_at(independent, coordinates.eval(mode=EVALUATE_ONCE))
-    whitened = model.register_rv(starting, whitened_name(name))
-    basis, sd = _white_basis(gp)
-    levels = gp.prior_mean + gp.scale[..., None, :] * basis.residual((sd * whitened).mT)
-    return pm.Deterministic(name, gp.states_of(levels), dims=dims)
+        return as_html(f"{type(self).__name__}: {self._headline()}", self._table())
 
 
 def _white_basis(gp: AnyStateGP):
-    """Return the basis of whitened states, and the standard deviations of coordinates in it."""
-    basis = gp.processes.prior_basis if gp.processes.chain else gp.processes.prior_spectrum
+    """Return the basis of whitened states, and the standard deviations of its coordinates."""
+    processes = gp.processes
+    basis = processes.prior_basis if processes.state_space else processes.prior_spectrum
     return basis, basis.variances.mT**0.5
 
 
-def _whitened(gp: AnyStateGP, levels) -> TensorVariable:
-    """Return the coordinates of levels in which the process is a standard normal."""
+def _whitened(gp: AnyStateGP, transformed) -> TensorVariable:
+    """Return the coordinates of transformed states in which their prior is standard normal."""
     basis, sd = _white_basis(gp)
-    standardised = (levels - gp.prior_mean) / gp.scale[..., None, :]
+    standardised = (transformed - gp.prior_mean) / gp.scale[..., None, :]
     return basis.coordinates(pt.as_tensor(standardised)).mT / sd
 
 
-def levels_name(name: str) -> str:
-    """Return the name of the free variable behind states of which some are positive."""
+def transformed_name(name: str) -> str:
+    """Return the name of the free variable of positive states."""
     return f"{name}_log_"
 
 
 def whitened_name(name: str) -> str:
-    """Return the name of the free variable behind whitened states."""
+    """Return the name of the free variable of whitened states."""
     return f"{name}_whitened_"
 
 
-def behind_states(
+def free_variable(
     name: str, gp: AnyStateGP, x: TensorVariable, known: Container[str]
 ) -> dict[str, TensorVariable]:
-    """Return the free variable behind states, if its name is known, as a function of these."""
-    levels = gp.levels_of(x)
-    if levels_name(name) in known:
-        return {levels_name(name): levels}
+    """Return the free variable of states, if its name is known, as a function of the states."""
+    transformed = gp.transform_states(x)
+    if transformed_name(name) in known:
+        return {transformed_name(name): transformed}
     if whitened_name(name) in known:
-        return {whitened_name(name): _whitened(gp, levels)}
+        return {whitened_name(name): _whitened(gp, transformed)}
     return {}
 
 
-def start_of(gp: AnyStateGP):
-    """Return where samplers start: the data smoothed, or a prior mean that is a trajectory."""
+def sampling_start(gp: AnyStateGP) -> NDArray[np.float64]:
+    """Return where samplers start: at a prior mean that is a trajectory, or the posterior mean."""
     return gp.prior_mean if (gp.prior_slope != 0).any() else gp.posterior_mean()
 
 
-def check_states_fit(
+def check_new_states(
     model: pm.Model, gp: AnyStateGP, parameterization: str, dims: Sequence[str]
 ) -> dict[str, Sequence | NDArray | int]:
-    """Raise if states cannot be added to a model; return the coords that they need."""
+    """Return the coords that states need; raise if they cannot be added to a model."""
     if parameterization not in get_args(Parameterization):
         msg = f"parameterization is {parameterization!r}; expected 'centered' or 'whitened'."
         raise ValueError(msg)
-    usual = gp.dims
     if (
         isinstance(dims, str)
-        or len(dims) != len(usual)
+        or len(dims) != len(gp.dims)
         or not all(isinstance(dim, str) for dim in dims)
     ):
-        msg = f"dims are {dims!r}; expected the names of {len(usual)}, for example {usual}."
-        raise ValueError(msg)
-    is_graph = isinstance(gp.sigma, TensorVariable)
-    stray = random_ancestors([gp.sigma], model.basic_RVs) if is_graph else []
-    if stray:
-        msg = (
-            f"sigma depends on {len(stray)} random variables that are not in the model, such "
-            'as pm.HalfNormal.dist(1); expected named ones: pm.HalfNormal("sigma", 1).'
-        )
+        msg = f"dims are {dims!r}; expected the names of {len(gp.dims)}, for example {gp.dims}."
         raise ValueError(msg)
     n_states = len(gp.states)
-    named = gp.states != tuple(range(n_states))
-    coords = dict(zip(dims, (*gp.labels, gp.states if named else n_states), strict=True))
+    states = n_states if gp.states == tuple(range(n_states)) else gp.states
+    times = (gp.names, gp.t.shape[1]) if gp.names else (gp.t,)
+    coords = dict(zip(dims, (*times, states), strict=True))
     check_coords(model, coords)
     return coords

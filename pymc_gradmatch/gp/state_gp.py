@@ -1,4 +1,4 @@
-"""Data, Gaussian processes and noise, all that Algorithm 1 fixes first."""
+"""Gaussian processes of one data set."""
 
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -15,30 +15,23 @@ from pytensor.tensor import TensorVariable
 from pymc_gradmatch.arguments import as_numbers
 from pymc_gradmatch.gp.data import (
     Data,
-    Residuals,
-    around_breaks,
     as_nugget,
     as_positive,
     as_sigma,
     breaks_within,
-    divided_further,
-    grid_around,
+    grid_with,
+    grid_with_breaks,
+    piecewise_mean,
     read_only,
-    residuals,
-    staircase,
+    refined_grid,
 )
 from pymc_gradmatch.gp.kernels import check_kernels, describe
-from pymc_gradmatch.gp.processes import (
-    Parameterization,
-    Processes,
-    StateProcesses,
-    add_states,
-)
+from pymc_gradmatch.gp.processes import Processes, Regression, StateGPBase
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
-class StateGP(StateProcesses):
-    r"""One Gaussian process per state, with everything fixed that Algorithm 1 fixes first.
+class StateGP(StateGPBase):
+    r"""One Gaussian process per state: data, kernels with fixed hyperparameters, and noise.
 
     .. math::
 
@@ -47,59 +40,54 @@ class StateGP(StateProcesses):
 
     with the mean :math:`m_k` and standard deviation :math:`s_k` of the data.
     :func:`~pymc_gradmatch.fit_gp` makes one by maximum marginal likelihood;
-    this constructor takes kernels that you already have.  Objects are
-    immutable.
+    this constructor takes given kernels.  Objects are immutable.
 
     Parameters
     ----------
     t : array_like of float
         Times, shape ``(time,)``, sorted, at least three.
     y : array_like of float
-        Observations, shape ``(time, state)``, NaN where nothing was measured.  A
-        table's column names become the names of the states.  Of ``pm.Data`` the
-        present values are taken.
+        Observations, shape ``(time, state)``, NaN where nothing was measured; ``pm.Data``
+        are read once.  A table's column names become the names of the states.
     covs : sequence of pymc.gp.cov.BaseCovariance
         One kernel per state, of one input dimension, on time in the units of
-        ``t`` and on standardised data.  Hyperparameters are numbers, or random
-        variables of a model: C, D and A are then graphs of them, factorised at
-        every evaluation.  PyTensor keeps a literal such as ``0.5`` in single
-        precision, ``np.float64(0.5)`` in double.
-    sigma : array_like of float or TensorVariable
+        ``t`` and on standardised data.  Hyperparameters are numbers; PyTensor keeps a
+        literal such as ``0.5`` in single precision, ``np.float64(0.5)`` in double.
+    sigma : array_like of float
         Standard deviation of the observation noise in the data's units, one
-        number or one per state; may be random.
+        number or one per state.
     nugget : float, default 1e-4
         Added to the diagonal of every C, in standardised units squared; acts
-        like an unseen noise of standard deviation ``sqrt(nugget)``.
+        like noise of standard deviation ``sqrt(nugget)`` in the states.
     states : sequence of str, optional
         Names of the states, in the order of the kernels: of an array's columns, or
-        where a table has its columns in another order.
+        if a table has its columns in another order.
     scales : mapping of str to float, optional
-        Roughly the standard deviation of states that were not observed, or hardly.
+        Roughly the standard deviation of states with too few observations.
     standardize : bool, default True
         Subtract the mean and divide by the standard deviation (ddof 0) of each
         state's data.  If False, kernels apply to the data as they are.
     positive : bool or sequence of bool, default False
-        Which states are positive: ``ode.is_positive``.  The Gaussian process of such a state
-        is one of its logarithm; sigma, mean, scale, prior mean and posterior mean are that
-        logarithm's.  ``y`` and :meth:`prior` are in the data's units all the same.
+        Which states are positive: ``ode.is_positive``.  The Gaussian process, sigma, mean,
+        scale, prior mean and posterior mean of such a state are those of its logarithm; ``y``
+        and :meth:`prior` are in the data's units.
 
     Attributes
     ----------
     data : Data
-        Times, observations, names of the states, and what standardises them.
+        Times, observations, and names, mean and scale of the states.
     processes : Processes
         Kernels on the grid, with C, D and A.
     prior_mean, prior_slope : array of float
-        The mean around which states vary and its derivative, shape ``(time,
-        state)``, in the data's units, and per unit of time.
+        The prior mean of the states and its derivative, shape ``(time, state)``, in the
+        data's units, and per unit of time.
     steps : (array, array)
         Factor and amount of each state at :attr:`breaks`, see :meth:`with_breaks`.
 
     Raises
     ------
     ValueError
-        If times, observations, kernels, sigma or nugget cannot be used; the
-        message says why.
+        If times, observations, kernels, sigma or nugget cannot be used.
 
     Examples
     --------
@@ -113,7 +101,7 @@ class StateGP(StateProcesses):
 
     data: Data
     processes: Processes
-    sigma: Any
+    sigma: NDArray[np.float64]
     prior_mean: NDArray[np.float64]
     prior_slope: NDArray[np.float64]
     steps: tuple[NDArray[np.float64], NDArray[np.float64]]
@@ -125,7 +113,7 @@ class StateGP(StateProcesses):
         t: ArrayLike,
         y: ArrayLike,
         covs: Sequence[pm.gp.cov.BaseCovariance],
-        sigma: ArrayLike | TensorVariable,
+        sigma: ArrayLike,
         *,
         nugget: ArrayLike = 1e-4,
         states: Sequence[str] | None = None,
@@ -136,11 +124,10 @@ class StateGP(StateProcesses):
         data = Data.of(
             t, y, states=states, scales=scales, standardize=standardize, positive=positive
         ).scaled()
-        n_states = len(data.states)
         nuggets = as_nugget(nugget, data.states)
-        checked = check_kernels(covs, n_states)
+        checked = check_kernels(covs, len(data.states))
         processes = Processes(data.t, checked, nuggets)
-        self._hold(data, processes, as_sigma(sigma, data.states))
+        self._set(data, processes, as_sigma(sigma, data.states))
         processes.check()
 
     @classmethod
@@ -148,19 +135,18 @@ class StateGP(StateProcesses):
         cls,
         data: Data,
         processes: Processes,
-        sigma: Any,
+        sigma: NDArray[np.float64],
         steps: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None,
     ) -> Self:
-        """Put together what has been checked; the prior mean is that of the data."""
+        """Return an object of checked parts; the prior mean is that of the data."""
         gp = object.__new__(cls)
-        gp._hold(data, processes, sigma, steps)
+        gp._set(data, processes, sigma, steps)
         return gp
 
-    def _hold(self, data: Data, processes: Processes, sigma, steps=None):
-        n_breaks, n_states = len(processes.breaks), len(data.states)
-        if steps is None:
-            steps = np.ones((n_breaks, n_states)), np.zeros((n_breaks, n_states))
-        mean = staircase(data.mean, processes.t, processes.breaks, steps, data.positive)
+    def _set(self, data: Data, processes: Processes, sigma, steps=None):
+        shape = len(processes.breaks), len(data.states)
+        steps = (np.ones(shape), np.zeros(shape)) if steps is None else steps
+        mean = piecewise_mean(data.mean, processes.t, processes.breaks, steps, data.positive)
         vars(self).update(
             data=data,
             processes=processes,
@@ -187,22 +173,17 @@ class StateGP(StateProcesses):
 
     @property
     def members(self) -> tuple[Self, ...]:
-        """Itself alone, as of :class:`StateGPs` each experiment's."""
+        """The Gaussian processes of each experiment; here this object alone."""
         return (self,)
 
-    def of_members(self, members: Sequence[Self]) -> Self:
-        """Return the only one, as of :class:`StateGPs` the same experiments."""
+    def with_members(self, members: Sequence[Self]) -> Self:
+        """Return the only one; :class:`StateGPs` stack them."""
         [one] = members
         return one
 
     @property
-    def labels(self) -> tuple:
-        """Labels along the axes of the states before the last, the times of the grid."""
-        return (self.t,)
-
-    @property
     def observations(self) -> NDArray[np.float64]:
-        """What was observed, in the shape of what :meth:`at_observations` returns of the states."""
+        """The observations in the shape that :meth:`at_observations` returns."""
         return self.at_observations(self.y)
 
     @property
@@ -232,18 +213,14 @@ class StateGP(StateProcesses):
 
     @property
     def observed(self) -> NDArray[np.intp]:
-        """Where in the grid the observations are, shape ``(observation,)``."""
+        """Indices of the observations in the grid, shape ``(observation,)``."""
         return np.searchsorted(self.t, self.t_observed)
 
-    def residuals(self, x: NDArray[np.float64], states: Sequence[str]) -> list[Residuals]:
-        """Return what states on the grid leave of each one's data, where these are enough."""
-        return residuals([(self.data.y, x[self.observed])], states)
-
     def at_observations(self, x):
-        r"""Return what a likelihood of the observations is about: of states, of noise, of data.
+        r"""Return states, noise or data at the observations, as a likelihood needs them.
 
-        With complete data the rows of x that belong to observations.  With missing
-        values one entry per observation, time by time:
+        The rows of x at observation times; one entry per observation, time by time, if
+        values are missing:
 
         .. code-block:: python
 
@@ -253,15 +230,15 @@ class StateGP(StateProcesses):
         Parameters
         ----------
         x : array_like of float or TensorVariable
-            States on the grid, shape ``(..., time, state)``; or numbers per
-            observation time and state, such as the data; or per state, such as
-            sigma, or one for all, which come back as they are where data are complete.
+            States on the grid, shape ``(..., time, state)``; numbers per observation time
+            and state, such as the data; or numbers per state, or one for all, such as sigma,
+            which are returned unchanged if the data are complete.
 
         Returns
         -------
         array of float or TensorVariable
-            Shape ``(..., observation time, state)``, or ``(..., observation)`` where
-            values are missing.  :attr:`observation_labels` are coords of these.
+            Shape ``(..., observation time, state)``, or ``(..., observation)`` if values
+            are missing, with coords :attr:`observation_labels`.
 
         Examples
         --------
@@ -278,7 +255,7 @@ class StateGP(StateProcesses):
         >>> y.type.shape
         (10,)
         """
-        sizes, (_, states) = lengths_of(x), self.data.places
+        sizes, (_, states) = lengths_of(x), self.data.indices
         if len(sizes) == 0:
             return x
         if len(sizes) == 1:
@@ -286,22 +263,22 @@ class StateGP(StateProcesses):
             is_one_for_all = sizes[0] == 1 < len(self.states)
             return x if self.data.is_complete or is_one_for_all else x[states]
         at_times = x if self._is_at_observations(sizes) else self.at_times(x)
-        return at_times if self.data.is_complete else at_times[..., *self.data.places]
+        return at_times if self.data.is_complete else at_times[..., *self.data.indices]
 
     def _is_at_observations(self, sizes: Sequence[int | None]) -> bool:
-        """Tell whether rows belong to times of observations, and not to those of the grid."""
+        """Return whether rows belong to the observation times, not to those of the grid."""
         n_grid, n_observed = len(self.t), len(self.t_observed)
         if n_grid != n_observed and sizes[-2] not in (n_grid, n_observed):
             msg = (
                 f"x has shape {(*sizes,)}; expected (..., {n_grid}, state), states on the grid, or "
-                f"(..., {n_observed}, state), numbers per observation time. Where a length is "
-                f"None, say which: pt.specify_shape(x, ({n_grid}, {len(self.states)}))."
+                f"(..., {n_observed}, state), numbers per observation time. If a length is "
+                f"None, specify it: pt.specify_shape(x, ({n_grid}, {len(self.states)}))."
             )
             raise ValueError(msg)
         return sizes[-2] == n_observed != n_grid
 
     def at_times(self, x):
-        """Return the rows of x, ``(..., time, state)``, that belong to times of observations."""
+        """Return the rows of x, ``(..., time, state)``, at the observation times."""
         observed = self.observed
         if len(observed) == len(self.t):
             return x
@@ -313,52 +290,51 @@ class StateGP(StateProcesses):
 
     @property
     def observation_labels(self) -> list[str]:
-        """Labels such as ``prey[0.5]``, coords of what :meth:`at_observations` makes of states."""
+        """Labels such as ``prey[0.5]``, coords of what :meth:`at_observations` returns."""
         return self.data.labels(self.states)
 
     def with_grid(self, grid: int | ArrayLike) -> Self:
         r"""Return a copy with states on a finer grid than the observations.
 
-        Theorem 1 holds on any grid; observations are of some of its times.
+        Theorem 1 holds on any grid that contains the observation times.
 
         Parameters
         ----------
         grid : int or array_like of float
-            Steps between one observation and the next (1: the observation
-            times alone), or sorted times with the observation times among them.
+            Steps between consecutive observations, or sorted times with the
+            observation times among them.
 
         Raises
         ------
         ValueError
-            If an observation time is missing, or the prior mean is a
-            trajectory, which is known on its own grid only.
+            If an observation time is missing, or the prior mean is a trajectory.
         """
         return self._on(grid, self.processes, self.steps)
 
     def _on(self, grid: int | ArrayLike, processes: Processes, steps) -> Self:
-        plain = staircase(self.mean, self.t, self.breaks, self.steps, self.data.positive)
+        plain = piecewise_mean(self.mean, self.t, self.breaks, self.steps, self.data.positive)
         if (self.prior_slope != 0).any() or (self.prior_mean != plain).any():
-            msg = "the prior mean is a trajectory on the present grid; call with_grid before it."
+            msg = "the prior mean is a trajectory on this grid; change the grid before with_mean."
             raise ValueError(msg)
-        times = around_breaks(grid_around(self.t_observed, grid), processes.breaks)
-        return self.of(self.data, processes.with_grid(times), self.sigma, steps)
+        times = grid_with_breaks(grid_with(self.t_observed, grid), processes.breaks)
+        return self.of(self.data, processes.changed(t=times), self.sigma, steps)
 
     def with_breaks(
         self, times: ArrayLike, factor: ArrayLike = 1.0, amount: ArrayLike = 0.0
     ) -> Self:
-        r"""Return a copy whose slopes may jump at some times, and whose states do as is known.
+        r"""Return a copy whose slopes, and by known steps states, may jump at some times.
 
         For inputs that jump: ``gp.with_breaks(ode.jumps)``, and with doses
-        ``gp.with_breaks(ode.jumps, *ode.steps)``.  From one break to the next the
-        kernels are what they were, and the slopes of different pieces are independent
-        (:class:`~pymc_gradmatch.kernels.Broken`).  A break joins the grid, where it has the
-        slope to its right, and so does a time shortly before it, for the slope to its left.
-        The prior mean jumps as states do, and what deviates from it is carried over.
+        ``gp.with_breaks(ode.jumps, *ode.steps)``.  Between breaks kernels are unchanged; the
+        slopes of different intervals are independent
+        (:class:`~pymc_gradmatch.kernels.Broken`).  Each break is added to the grid, with the
+        slope to its right, and a time shortly before it, for the slope to its left.
+        The prior mean jumps as the states do.
 
         Parameters
         ----------
         times : array_like of float
-            Those outside of the grid do not count; those that only rounding parts are one.
+            Times outside the grid are ignored; times that differ by rounding are merged.
         factor, amount : array_like of float
             At each of the times a state becomes ``factor * x + amount``, shape ``(break,
             state)``, in the data's units; continuous if not given.
@@ -366,7 +342,7 @@ class StateGP(StateProcesses):
         Raises
         ------
         ValueError
-            If the prior mean is a trajectory, which is known on its own grid only.
+            If the prior mean is a trajectory.
         """
         times = as_numbers(times, "times of breaks").ravel()
         shape = len(times), len(self.states)
@@ -382,10 +358,10 @@ class StateGP(StateProcesses):
             step[np.searchsorted(inside, times)] = after
         if all(map(np.array_equal, steps, self.steps)):
             return self
-        # The logarithm of a dosed state jumps by what it was before: nothing is carried over
-        # until a solution is the prior mean.
+        # The jump of a dosed state's logarithm depends on the state: the process starts anew
+        # there until a solution is the prior mean.
         carried = np.where(self.data.positive & (steps[1] != 0) & (steps[0] != 0), np.nan, steps[0])
-        processes = self.processes.with_breaks(read_only(inside), carried)
+        processes = self.processes.changed(breaks=read_only(inside), carried=carried)
         return self._on(self.t, processes, steps)
 
     @property
@@ -394,10 +370,10 @@ class StateGP(StateProcesses):
         return self.processes.breaks
 
     def with_more_times(self, n_more: int) -> Self:
-        """Return a copy on a grid of so many more times, where it was widest."""
-        # The times shortly before breaks come back with the breaks.
-        shortly = np.searchsorted(self.t, self.breaks) - 1
-        times = divided_further(np.delete(self.t, shortly), n_more)
+        """Return a copy on a grid with ``n_more`` times added in the widest gaps."""
+        # The times shortly before breaks are added again with the breaks.
+        before_breaks = np.searchsorted(self.t, self.breaks) - 1
+        times = refined_grid(np.delete(self.t, before_breaks), n_more)
         return self._on(times, self.processes, self.steps)
 
     def with_mean(self, x: ArrayLike, slope: ArrayLike) -> Self:
@@ -425,14 +401,14 @@ class StateGP(StateProcesses):
         factor, amount = self.steps
         processes, dosed = self.processes, self.data.positive & (amount != 0) & (factor != 0)
         if dosed.any():
-            left = 1 - amount / self.states_of(x[np.searchsorted(self.t, self.breaks)])
-            processes = processes.with_breaks(self.breaks, np.where(dosed, left, factor))
+            left = 1 - amount / self.back_transform(x[np.searchsorted(self.t, self.breaks)])
+            processes = processes.changed(carried=np.where(dosed, left, factor))
         return self._with(prior_mean=x, prior_slope=trajectories["slope"], processes=processes)
 
     def with_covs(self, covs: Sequence[pm.gp.cov.BaseCovariance]) -> Self:
         """Return a copy with other kernels, one per state."""
         checked = check_kernels(covs, len(self.states))
-        return self._with(processes=self.processes.with_covs(checked))
+        return self._with(processes=self.processes.changed(covs=checked))
 
     def with_nugget(self, nugget: ArrayLike) -> Self:
         """Return a copy with another nugget, one number or one per state."""
@@ -442,22 +418,21 @@ class StateGP(StateProcesses):
     def with_amplitude(self, factor: ArrayLike) -> Self:
         """Return a copy whose kernels are multiplied by a factor, one number or one per state.
 
-        C without its nugget, and with it A, is ``factor`` times as large: the
-        prior is weaker for the states and for their slopes.
+        C without its nugget, and A, are ``factor`` times as large: the prior of states and
+        slopes is weaker.
         """
         factors = as_positive(factor, self.states, "factor")
         return self._with(processes=self.processes.multiplied(factors))
 
-    def with_sigma(self, sigma: ArrayLike | TensorVariable) -> Self:
+    def with_sigma(self, sigma: ArrayLike) -> Self:
         """Return a copy with another noise, in the data's units, one number or one per state."""
         return self._with(sigma=as_sigma(sigma, self.states))
 
     def slope_variance(self) -> NDArray[np.float64]:
         """Return the prior variance of the slopes, the median over time, shape ``(state,)``.
 
-        In (standardised state / time) squared: what gamma is to be compared with.
+        In (standardised state / time) squared, the units of gamma.
         """
-        self._check_numbers("slope_variance")
         return self.processes.slope_variance
 
     def posterior_mean(self) -> NDArray[np.float64]:
@@ -465,92 +440,29 @@ class StateGP(StateProcesses):
 
         .. math:: m + s\,C_{:o}\,(C_{oo} + \sigma^2 I)^{-1}\,(\tilde y - \tilde m_o)
 
-        where o are the times of the observations.  A graph where sigma is one.
+        where o are the times of the observations.
         """
-        return self.prior_mean + self.scale * self.processes.smoothed(*self._regression)
+        return self.prior_mean + self.scale * self._regression().mean
 
     def posterior_sd(self) -> NDArray[np.float64]:
-        r"""Return how uncertain the smoothed states are, shape ``(time, state)``.
+        r"""Return the standard deviation of the smoothed states, shape ``(time, state)``.
 
         .. math:: s\,\operatorname{diag}(C - C_{:o}\,(C_{oo} + \sigma^2 I)^{-1}\,C_{o:})^{1/2}
 
-        In the units of :meth:`posterior_mean`, without the noise of observations.
+        In the units of :meth:`posterior_mean`, without observation noise.
         """
-        self._check_numbers("posterior_sd")
-        return self.scale * np.sqrt(self.processes.spread(*self._regression))
+        return self.scale * np.sqrt(self._regression().variance)
 
     def log_marginal_likelihood(self) -> NDArray[np.float64]:
         r"""Return log N(y_k | m_k, s_k^2 (C_k + sigma_k^2 I)) of each state's data.
 
-        On the standardised data, without the constant that the scale brings.
+        On the standardised data, without the constant of the scale.
         """
-        self._check_numbers("log_marginal_likelihood")
-        return self.processes.log_evidence(*self._regression)
+        return self._regression().log_evidence
 
-    @property
-    def _regression(self) -> tuple:
-        residual = (self.data.levels - self.prior_mean[self.observed]) / self.scale
-        return (self.sigma / self.scale) ** 2, residual, self.observed
-
-    def _check_numbers(self, method: str):
-        if isinstance(self.sigma, TensorVariable):
-            msg = (
-                f"gp.{method} needs numbers, but sigma of this StateGP is a random variable. "
-                "Call it on a fitted one: gm.fit_gp(t, y, cov=...)."
-            )
-            raise ValueError(msg)  # noqa: TRY004
-
-    def prior(
-        self,
-        name: str,
-        parameterization: Parameterization = "centered",
-        *,
-        dims: Sequence[str] = ("time", "state"),
-    ) -> TensorVariable:
-        r"""Add the states to the model on the stack: N(x | m, s^2 C), Theorem 1's second factor.
-
-        Parameters
-        ----------
-        name : str
-            Name of the states in the model.
-        parameterization : {"centered", "whitened"}
-            ``"centered"``: the states themselves are the free variable, which
-            is what the paper's sampler moves.  ``"whitened"``: the free variable
-            is a standard normal, ``name + "_whitened_"``, the coordinates of
-            the states in the eigenbasis of C, and the states are a
-            deterministic.  Both give the same posterior.  Where times
-            are many, the coordinates are those of C's Cholesky factor.
-        dims : (str, str), default ("time", "state")
-            Names of the dims.  Experiments with times of their own in one model
-            have dims of their own: ``dims=("time2", "state")``.
-
-        Returns
-        -------
-        TensorVariable
-            The states in the data's units, shape ``(time, state)``; coords are
-            added where the model lacks them.  Where neither the data nor the
-            model name the states, the constraint does, after those of the ODE.
-            Samplers start at the posterior mean of the Gaussian process.  Where states are
-            positive, the free variable is ``name + "_log_"``, and the states a deterministic.
-
-        Raises
-        ------
-        ValueError
-            If the parameterization is unknown, the model's coords do not fit
-            the data, or sigma depends on a random variable that is
-            not in the model; nothing is added before.
-
-        Examples
-        --------
-        >>> import numpy as np, pymc as pm, pymc_gradmatch as gm
-        >>> t = np.linspace(0, 3, 7)
-        >>> gp = gm.StateGP(t, np.sin(t)[:, None], [pm.gp.cov.ExpQuad(1, ls=1.2)], sigma=0.1)
-        >>> with pm.Model() as model:
-        ...     x = gp.prior("x")
-        >>> x.type.shape
-        (7, 1)
-        """
-        return add_states(name, self, parameterization, dims)
+    def _regression(self) -> Regression:
+        residual = (self.data.transformed - self.prior_mean[self.observed]) / self.scale
+        return self.processes.regression((self.sigma / self.scale) ** 2, residual, self.observed)
 
     def summary(self) -> pd.DataFrame:
         """Return a table with one row per state.
@@ -570,21 +482,9 @@ class StateGP(StateProcesses):
             index=pd.Index(self.states, name="state"),
         )
 
-    def _headline(self) -> str:
-        return (
-            f"StateGP: {len(self.states)} states, {len(self.t)} times on "
-            f"[{self.t[0]:g}, {self.t[-1]:g}], nugget {self.nugget.max():g}"
-        )
-
-    def _in_words(self) -> pd.DataFrame:
-        random = isinstance(self.sigma, TensorVariable)
-        sigmas = ["random"] * len(self.states) if random else [f"{s:.4g}" for s in self.sigma]
-        kernels = [describe(cov) for cov in self.covs]
-        return pd.DataFrame({"kernel": kernels, "sigma": sigmas}, index=[*self.states])
-
 
 def lengths_of(x) -> tuple[int | None, ...]:
-    """Return the shape of numbers or of a variable, None where a graph does not tell."""
+    """Return the shape of numbers or of a variable, None where it is unknown."""
     if isinstance(x, SharedVariable):
         return x.get_value(borrow=True).shape
     return x.type.shape if isinstance(x, TensorVariable) else np.shape(x)

@@ -15,12 +15,13 @@ from xarray import DataTree
 
 from pymc_gradmatch._pymc import beside, start_at, starting_at
 from pymc_gradmatch.arguments import (
+    free_name,
     is_distribution,
     is_registered,
     refuse_reserved,
     registered,
-    yielding,
 )
+from pymc_gradmatch.data_values import CONSTANT, DataValues
 from pymc_gradmatch.gp import (
     AnyStateGP,
     Experiment,
@@ -28,12 +29,12 @@ from pymc_gradmatch.gp import (
     StateGPs,
     add_coords,
     as_experiments,
+    back_transform,
     check_coords,
-    check_states_fit,
-    levels_name,
-    levels_of,
-    start_of,
-    states_of,
+    check_new_states,
+    sampling_start,
+    transform_states,
+    transformed_name,
     whitened_name,
 )
 from pymc_gradmatch.model.constraint import (
@@ -65,7 +66,6 @@ from pymc_gradmatch.model.presets import Preset, Settings, UnfittedPreset, prese
 from pymc_gradmatch.model.priors import climbing_priors, made_by, of_vectors
 from pymc_gradmatch.model.start import add_starts, is_known_start, of_experiment
 from pymc_gradmatch.ode import ODE, Input
-from pymc_gradmatch.replaceable import CONSTANT, Numbers
 from pymc_gradmatch.reporting import reporting
 
 OURS = ("x", "y", "sigma", "gamma", "gradient_match", "start", "start_prior")
@@ -261,7 +261,7 @@ def unfitted_model(
 
 
 def scales_of(
-    ode: ODE, one: Experiment, priors: Any, number: Numbers, rng: np.random.Generator
+    ode: ODE, one: Experiment, priors: Any, number: DataValues, rng: np.random.Generator
 ) -> tuple[Given, Scales]:
     """Check a data set as :func:`written` does, and return what finds scales of such ones."""
     home, made = _made(of_vectors(ode, priors), beside(pm.Model.get_context(False)), ode, {})
@@ -288,7 +288,7 @@ def written(
     gp: StateGP | None = None,
     random_seed: int | np.random.Generator | None = None,
     progressbar: bool = True,
-    number: Numbers = CONSTANT,
+    number: DataValues = CONSTANT,
 ) -> pm.Model:
     """Write the model of :func:`build_model` with the settings of a preset.
 
@@ -328,7 +328,7 @@ def written(
         chosen = replace(chosen, sigma=parts[0].noise)  # known, of each as its own is
     if of_data and gp is None and isinstance(chosen.sigma, str):
         check_noise_is_identifiable([one.data for one in parts])
-    names = {ours: yielding(ours, ode.params) for ours in OURS}
+    names = {ours: free_name(ours, ode.params) for ours in OURS}
     variables = {**made, names["sigma"]: chosen.sigma, names["gamma"]: chosen.gamma}
     to_come: dict[str, Any] = {
         n: v for n, v in variables.items() if is_distribution(v) and not is_registered(v, home)
@@ -346,7 +346,7 @@ def written(
     is_centered = chosen.parameterization == "centered"
     added += [name for one in parts for name in one.names]
     added += [names[n] for n, is_added in ours.items() if is_added]
-    added += [levels_name(names["x"])] if ode.positive and is_centered else []
+    added += [transformed_name(names["x"])] if ode.positive and is_centered else []
     added += [] if is_centered else [whitened_name(names["x"])]
     _check_room(model, added)
     check_labels(model, ode, ("time", "state"))
@@ -403,7 +403,7 @@ class _Lines:
     gamma: Any
     names: Mapping[str, str]
     """Of our variables, where parameters have the usual ones."""
-    number: Numbers
+    number: DataValues
     """Writes numbers that come from the data."""
 
     @property
@@ -430,7 +430,7 @@ class _Lines:
     def coords(self, model: pm.Model) -> dict[str, Any]:
         """Return the coords that the model will have, or say why it cannot."""
         gp = self.gp
-        coords = check_states_fit(model, gp, self.chosen.parameterization, gp.dims)
+        coords = check_new_states(model, gp, self.chosen.parameterization, gp.dims)
         is_random = isinstance(self.chosen.sigma, str) and self.chosen.sigma == "random"
         if self._of_data and is_random and not self._seen.all():
             states = [self.ode.states[k] for k in np.flatnonzero(self._seen)]
@@ -440,13 +440,13 @@ class _Lines:
     def check(self, home: pm.Model, priors: Mapping[str, TensorVariable], to_come: Sequence):
         """Raise if the density is not finite where samplers start."""
         gp, ode, chosen = self.gp, self.ode, self.chosen
-        levels = start_of(gp)
+        levels = sampling_start(gp)
         if chosen.has_mismatch:
             others = [self.gamma, chosen.sigma]
-            check_start(home, ode, gp.states_of(levels), priors, gp, others, to_come)
+            check_start(home, ode, gp.back_transform(levels), priors, gp, others, to_come)
             check_possible(self.parts, home, priors, gp, levels)
             unit = [np.float64(1)] * len(ode.params)
-            mean = gp.states_of(gp.prior_mean)
+            mean = gp.back_transform(gp.prior_mean)
             GradientMatchingODE.dist(ode, mean, unit, gp=gp, gamma=self.gamma)
         else:
             check_known(home, [*priors.values(), chosen.sigma], to_come)
@@ -475,7 +475,7 @@ class _Lines:
                 observed=observed,
                 dims=self._observed[0],
             )
-            self.number.mask(
+            self.number.set_mask(
                 names["y"], partial(_at_data, gp, lambda member: member.data.is_observed), gp
             )
         else:
@@ -488,7 +488,7 @@ class _Lines:
             add_equations(names["gradient_match"], ode, x, theta, gp)
 
     def _write_likelihoods(self, x: TensorVariable, theta: Mapping[str, TensorVariable]):
-        each = zip(self.parts, self.gp.members, self.gp.of_each(x), strict=True)
+        each = zip(self.parts, self.gp.members, self.gp.per_experiment(x), strict=True)
         for number, (one, member, own) in enumerate(each):
             likelihood = cast("LikelihoodFunction", one.likelihood)
             arguments = self.ode.by_name(
@@ -530,7 +530,7 @@ def _at_data(
 ) -> NDArray[np.float64]:
     """Return what is made of each experiment's data, where those are that were written."""
     on_grid = np.zeros(written.prior_mean.shape)
-    each = zip(written.of_each(on_grid), written.members, gp.members, strict=True)
+    each = zip(written.per_experiment(on_grid), written.members, gp.members, strict=True)
     for values, of, member in each:
         values[of.observed] = made(member)
     return written.at_observations(on_grid)
@@ -538,7 +538,7 @@ def _at_data(
 
 def _filled(gp: StateGP) -> NDArray[np.float64]:
     """Return the data, some number where there are none."""
-    return np.where(gp.data.is_observed, gp.data.y, states_of(gp.mean, gp.data.positive))
+    return np.where(gp.data.is_observed, gp.data.y, back_transform(gp.mean, gp.data.positive))
 
 
 def _of_all(each: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -616,13 +616,13 @@ def _observe(name: str, gp: AnyStateGP, x, sigma, **settings):
         return
 
     def log_density(value, levels, sigma):
-        at = levels_of(value, positive)
+        at = transform_states(value, positive)
         return pm.logp(pm.Normal.dist(levels, sigma), at) - pt.switch(positive, at, 0.0)
 
     def draw(levels, sigma, rng=None, size=None):
-        return states_of(rng.normal(levels, sigma, size=size), positive)
+        return back_transform(rng.normal(levels, sigma, size=size), positive)
 
-    levels = levels_of(x, positive)
+    levels = transform_states(x, positive)
     pm.CustomDist(name, levels, sigma, logp=log_density, random=draw, **settings)
 
 

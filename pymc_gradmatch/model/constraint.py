@@ -26,7 +26,7 @@ from pymc_gradmatch._pymc import (
     random_parents,
     rv_size_is_none,
 )
-from pymc_gradmatch.arguments import DRAWS, as_numbers, refuse_reserved, with_values
+from pymc_gradmatch.arguments import DRAW_DIMS, as_numbers, refuse_reserved, with_values
 from pymc_gradmatch.gp import AnyStateGP, StateGP, breaks_within, fits_states
 from pymc_gradmatch.numerics import (
     Basis,
@@ -34,8 +34,8 @@ from pymc_gradmatch.numerics import (
     basis_of,
     basis_signature,
     draw_normal,
+    multiply,
     normal_log_density,
-    product,
     smallest_reliable,
 )
 from pymc_gradmatch.ode import ODE, cure, in_experiments
@@ -315,7 +315,7 @@ def residuals(f, x, gp: AnyStateGP):
     """
     scale = gp.scale[..., None, :]
     deviation = (x - gp.prior_mean) / scale
-    return (f - gp.prior_slope) / scale - product(gp.processes.slope_operator, deviation)
+    return (f - gp.prior_slope) / scale - multiply(gp.processes.slope_operator, deviation)
 
 
 class GradientMatchingODERV(pm.SymbolicRandomVariable):
@@ -485,7 +485,7 @@ class GradientMatchingODE(pm.Continuous):
         x = pt.as_tensor(x)
         check_states(ode, gp.states)
         check_shape(x, gp)
-        refuse_reserved(model.named_vars, DRAWS)
+        refuse_reserved(model.named_vars, DRAW_DIMS)
         dims = dims_of(model, x) if dims is None else dims
         check_labels(model, ode, dims)
         check_start(model, ode, x, theta, gp, [gamma])
@@ -513,7 +513,7 @@ class GradientMatchingODE(pm.Continuous):
         check_positive(ode, gp)
         check_breaks(ode, gp)
         basis = _tolerant_basis(gamma, gp)
-        levels = gp.levels_of(x)
+        levels = gp.transform_states(x)
         values = parameters_of_each(ode.ordered_params(theta), gp, ode.params)
         written = _on_grid(ode, gp).of_levels
         mismatch = residuals(written(gp.t, levels, values), levels, gp)
@@ -580,7 +580,7 @@ def _tolerant_basis(gamma, gp: AnyStateGP) -> Basis:
         _check_positive(gamma.data)
     if is_constant and not gp.names:
         tolerance = np.broadcast_to(gamma.data, n_states)
-        triangular = gp.processes.conditional_innovations(tuple(tolerance.tolist()))
+        triangular = gp.processes.conditional_innovations(tolerance)
         if triangular:
             return triangular
     vectors, variances = gp.processes.conditional_spectrum

@@ -130,8 +130,8 @@ def climb_from_prior(problem: Problem, x: NDArray[np.float64], rng: np.random.Ge
     best = search_mode(
         [theorem.flat(*start) for start in starts],
         lambda point: -theorem.value(point)[0],
-        alone=lambda point: _climb([theorem], [point], none, free)[0][0],
-        together=lambda point: _climb([theorem], [point], none)[0][0],
+        parameters=lambda point: _climb([theorem], [point], none, free)[0][0],
+        jointly=lambda point: _climb([theorem], [point], none)[0][0],
     )
     if best is None:
         theta = problem.theta(draws[0])

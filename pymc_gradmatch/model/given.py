@@ -18,14 +18,15 @@ from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch._pymc import EVALUATE_ONCE, at_starts
 from pymc_gradmatch.arguments import in_order, is_distribution, is_registered
+from pymc_gradmatch.data_values import CONSTANT, DataValues
 from pymc_gradmatch.gp import (
     AnyStateGP,
     Data,
     Experiment,
     StateGP,
     as_noise,
-    staircase,
-    states_of,
+    back_transform,
+    piecewise_mean,
     unfitted,
 )
 from pymc_gradmatch.model.constraint import check_states
@@ -34,7 +35,6 @@ from pymc_gradmatch.model.likelihood import LikelihoodFunction, Normal, Written,
 from pymc_gradmatch.model.priors import parameters_of
 from pymc_gradmatch.model.start import Start
 from pymc_gradmatch.ode import ODE
-from pymc_gradmatch.replaceable import CONSTANT, Numbers
 
 _log = logging.getLogger("pymc.gradmatch")  # follows PyMC's level and handlers
 
@@ -64,7 +64,7 @@ class Given:
         *,
         several: bool = False,
         fits: bool = True,
-        number: Numbers = CONSTANT,
+        number: DataValues = CONSTANT,
     ) -> "Given":
         """Check one experiment; of one among several errors say its name.
 
@@ -256,7 +256,7 @@ def check_possible(
     *values, levels = pytensor.function([], there, mode=EVALUATE_ONCE)()
     theta = dict(zip(priors, values, strict=True))
     for number, (one, member, own) in enumerate(
-        zip(parts, gp.members, gp.of_each(levels), strict=True)
+        zip(parts, gp.members, gp.per_experiment(levels), strict=True)
     ):
         if one.written is None:
             continue
@@ -334,7 +334,7 @@ def _scaled(
 
 
 def _unscaled(
-    one: Given, data: Data, priors: Mapping[str, TensorVariable], number: Numbers = CONSTANT
+    one: Given, data: Data, priors: Mapping[str, TensorVariable], number: DataValues = CONSTANT
 ) -> Problem:
     """Return the problem of which solutions tell scales."""
     gp = unfitted(data)
@@ -352,7 +352,7 @@ class Scales:
     in a likelihood is where that of the first starts.
     """
 
-    def __init__(self, one: Given, priors: Mapping[str, TensorVariable], number: Numbers):
+    def __init__(self, one: Given, priors: Mapping[str, TensorVariable], number: DataValues):
         self._is_normal = one.likelihood is None
         self._problem = _unscaled(one, one.data, priors, number)
 
@@ -374,8 +374,8 @@ def _without_steps(data: Data, ode: ODE) -> Data:
         return data
     later = ode.jumps > data.t[0]  # what is given before is in x(t0)
     steps = ode.steps.factor[later], ode.steps.amount[later]
-    jumped = staircase(data.mean, data.t, ode.jumps[later], steps, data.positive)
-    return replace(data, y=states_of(data.levels - jumped + data.mean, data.positive))
+    jumped = piecewise_mean(data.mean, data.t, ode.jumps[later], steps, data.positive)
+    return replace(data, y=back_transform(data.transformed - jumped + data.mean, data.positive))
 
 
 def _check_doses(ode: ODE, data: Data, known: Start):
@@ -399,9 +399,9 @@ def _without_rest(data: Data, ode: ODE, known: Start) -> Data:
     Each is this number: they say nothing of parameters, and no noise is in them.
     """
     numbers = np.array([known.numbers.get(name, np.nan) for name in ode.states])
-    if not data.are_all(numbers).any():
+    if not data.are_constant_at(numbers).any():
         return data
-    at_rest = data.are_all(known.at_rest(ode, data.t))
+    at_rest = data.are_constant_at(known.at_rest(ode, data.t))
     if at_rest.any():
         _log.info(
             "the states %s never change from their start, and their data are these numbers: they "

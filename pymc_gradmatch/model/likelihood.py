@@ -34,9 +34,9 @@ from pymc_gradmatch._pymc import (
     without_starts,
 )
 from pymc_gradmatch.arguments import as_numbers
+from pymc_gradmatch.data_values import CONSTANT, DataValues, Formula
 from pymc_gradmatch.gp import StateGP
 from pymc_gradmatch.ode import ODE
-from pymc_gradmatch.replaceable import CONSTANT, Formula, Numbers
 
 COUNTS = tuple(
     type(distribution.rv_op)
@@ -122,7 +122,7 @@ class Normal(Likelihood):
         self.noise = noise
         shape = gp.prior_mean.shape
         self.data, self.precision = np.zeros(shape), np.zeros(shape)
-        self.data[gp.observed] = np.nan_to_num(gp.data.levels)
+        self.data[gp.observed] = np.nan_to_num(gp.data.transformed)
         each = gp.sigma if noise is None else np.nan_to_num(noise, nan=np.inf)
         self.precision[gp.observed] = gp.data.is_observed / np.square(each)
 
@@ -146,7 +146,7 @@ class Normal(Likelihood):
         if self.noise is not None:
             return self
         gp = self.gp
-        residual = gp.data.levels - solution[gp.observed]
+        residual = gp.data.transformed - solution[gp.observed]
         n_observed = gp.data.is_observed.sum(axis=0)
         # What was estimated from all states, each has paid for by its share of the observations.
         n_states = len(n_observed)
@@ -217,7 +217,7 @@ class Written(Likelihood):
         self._z = pt.vector("z", shape=(len(theta) + len(self.rows) * n_states,), dtype="float64")
         self._v = pt.vector("v", shape=(len(self.others),), dtype="float64")
         states = self._z[len(theta) :].reshape((n_states, len(self.rows))).T
-        replaced: dict[Any, Any] = {x: gp.states_of(states)}
+        replaced: dict[Any, Any] = {x: gp.back_transform(states)}
         replaced |= {parameter: self._z[i] for i, parameter in enumerate(theta)}
         ends = np.cumsum([int(np.prod(shape)) for shape in shapes])
         for value, shape, end in zip(others, shapes, ends, strict=True):
@@ -497,11 +497,15 @@ def lines_in(model: pm.Model, before: Collection[Variable]) -> list[Variable]:
     return [*added, *(model.rvs_to_values[v] for v in added if v in model.observed_RVs)]
 
 
-def open_lines(model: pm.Model, before: Collection[Variable], arguments: Sequence, number: Numbers):
+def open_lines(
+    model: pm.Model, before: Collection[Variable], arguments: Sequence, number: DataValues
+):
     """Let numbers of a data set be replaced in what lines have added to a model."""
     lines = lines_in(model, before)
     observed = [v for v in lines if v in model.observed_RVs]
-    opened = number.in_lines(lines, [*arguments, *_lengths(model)])[len(lines) - len(observed) :]
+    opened = number.in_likelihood(lines, [*arguments, *_lengths(model)])[
+        len(lines) - len(observed) :
+    ]
     for rv, value in zip(observed, opened, strict=True):
         del model.values_to_rvs[model.rvs_to_values[rv]]
         model.rvs_to_values[rv] = value
@@ -546,7 +550,7 @@ def rehearsed(
     gp: StateGP,
     *,
     several: bool = False,
-    number: Numbers = CONSTANT,
+    number: DataValues = CONSTANT,
 ) -> Written:
     """Call a user's likelihood beside the model on the stack, and return what it writes.
 

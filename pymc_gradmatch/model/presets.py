@@ -88,7 +88,7 @@ class Preset:
     def prepare(self, fits: Fits, rng: np.random.Generator, progressbar: bool) -> Prepared:
         """Choose grids, amplitudes and prior means."""
         each = zip(fits.parts, fits.gp.members, strict=True)
-        return Prepared(fits.gp.of_members([self._on_grid(*one) for one in each]), self.gamma, {})
+        return Prepared(fits.gp.with_members([self._on_grid(*one) for one in each]), self.gamma, {})
 
     def _on_grid(self, one: Given, gp: StateGP) -> StateGP:
         gp = gp if self.grid is None else gp.with_grid(self.grid)
@@ -122,7 +122,7 @@ class RefinedPreset(Preset):
             )
             raise ValueError(msg)
         found = refine_all(fits, grid=self.grid, random_seed=rng, progressbar=progressbar)
-        refined = gp.of_members([problem.gp for problem in found.problems])
+        refined = gp.with_members([problem.gp for problem in found.problems])
         if self.gamma is not None:
             return Prepared(refined, self.gamma, found.theta)
         gammas = [problem.gamma for problem in found.problems]
@@ -146,7 +146,7 @@ class UnfittedPreset(RefinedPreset):
             gp.with_grid(grid).with_breaks(one.ode.jumps, *one.ode.steps)
             for one, gp, grid in zip(fits.parts, fits.gp.members, grids, strict=True)
         ]
-        return Prepared(fits.gp.of_members(members), self.gamma, {})
+        return Prepared(fits.gp.with_members(members), self.gamma, {})
 
 
 PRESETS = {"fgpgm": Preset(), "refined": RefinedPreset()}

@@ -40,7 +40,7 @@ from pytensor.tensor import TensorVariable
 from scipy.linalg import expm
 
 from pymc_gradmatch.arguments import in_order
-from pymc_gradmatch.gp import StateGP, as_noise, unexplained
+from pymc_gradmatch.gp import StateGP, as_noise, poorly_fitted
 from pymc_gradmatch.model.constraint import check_positive, check_states, constraints
 from pymc_gradmatch.model.gauss_newton import (
     Mode,
@@ -434,7 +434,7 @@ def _refined_by_fewer(
     """Refine by fewer observations, and put all of them around the solution that these lead to."""
     [one] = fits.parts
     data = gp.data.thinned(settings.most)
-    fewer = StateGP.of(data, gp.processes.with_grid(data.t), gp.sigma)
+    fewer = StateGP.of(data, gp.processes.changed(t=data.t), gp.sigma)
     noise = None if one.noise is None else one.noise[np.isin(gp.data.t, data.t)]
     by_fewer = replace(fits, parts=[replace(one, data=data, noise=noise)], gp=fewer)
     found = refine_all(by_fewer, settings=settings._replace(most=len(data.t)), **given)
@@ -517,7 +517,7 @@ def seen_by_all(
 def _unexplained(problem: Problem) -> list[str]:
     """Return the states whose data the solution that processes are centred on does not explain."""
     gp = problem.gp
-    return unexplained(gp.residuals(gp.states_of(gp.prior_mean), problem.ode.states))
+    return poorly_fitted(gp.residuals(gp.back_transform(gp.prior_mean), problem.ode.states))
 
 
 def _warn_of_doubts(name: str, problem: Problem, mode: Mode, theta: Mapping[str, float]):

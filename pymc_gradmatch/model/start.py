@@ -30,7 +30,7 @@ from pymc_gradmatch._pymc import (
     rv_size_is_none,
 )
 from pymc_gradmatch.arguments import in_order, is_distribution, is_registered
-from pymc_gradmatch.gp import AnyStateGP, StateGP, levels_of, states_of
+from pymc_gradmatch.gp import AnyStateGP, StateGP, back_transform, transform_states
 from pymc_gradmatch.model.priors import given_parents
 from pymc_gradmatch.ode import ODE, named
 
@@ -226,12 +226,12 @@ class Start:
     def possible(self, levels: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return levels of the states on the grid, x(t0) moved to where its priors allow it."""
         levels, positive = levels.copy(), np.array(self.ode.is_positive)
-        x0 = states_of(levels[0], positive)
+        x0 = back_transform(levels[0], positive)
         for name, prior in self.settled.items():
             k = self.ode.states.index(name)
             if not np.isfinite(pm.logp(prior, x0[k]).eval(mode=EVALUATE_ONCE)):
                 x0[k] = at_support_points([prior])[0].eval(mode=EVALUATE_ONCE)
-                levels[0] = levels_of(x0, positive)
+                levels[0] = transform_states(x0, positive)
         return levels
 
     def drawn(
@@ -244,11 +244,11 @@ class Start:
         if not of_hidden:
             return levels
         positive = np.array(self.ode.is_positive)
-        x0 = states_of(levels, positive).copy()
+        x0 = back_transform(levels, positive).copy()
         for k in of_hidden:
             with suppress(NotImplementedError):  # flat ones cannot be drawn from
                 [x0[:, k]] = draws_of([self.settled[self.ode.states[k]]], len(x0), rng)
-        return levels_of(x0, positive)
+        return transform_states(x0, positive)
 
     def filled(
         self, theta: NDArray[np.float64], levels: NDArray[np.float64]
@@ -273,9 +273,9 @@ class Start:
         theta, levels = self._arguments
         positive = np.array(self.ode.is_positive)
         each = [theta[i] for i in range(len(self.ode.params))]
-        values = self.values(each, states_of(levels, positive))
+        values = self.values(each, back_transform(levels, positive))
         return cast(
-            "TensorVariable", levels[self.places] - levels_of(values, positive[self.places])
+            "TensorVariable", levels[self.places] - transform_states(values, positive[self.places])
         )
 
     @cached_property
@@ -286,7 +286,7 @@ class Start:
     @cached_property
     def _compiled(self) -> Callable:
         theta, levels = self._arguments
-        x0 = states_of(levels, np.array(self.ode.is_positive))
+        x0 = back_transform(levels, np.array(self.ode.is_positive))
         residual, by = pt.zeros(0), [pt.zeros((0, *one.type.shape)) for one in (theta, levels)]
         if self.known:
             residual, rows = self._away, range(len(self.places))
@@ -314,7 +314,7 @@ class Start:
         for name, number in self.numbers.items():
             k = self.ode.states.index(name)
             one, observed = gp.data.positive[k], gp.y[0, k]
-            levels = levels_of(np.array([observed, number]), np.array(one))
+            levels = transform_states(np.array([observed, number]), np.array(one))
             apart = abs(levels[0] - levels[1]) / gp.scale[k]
             if gp.t_observed[0] == gp.t[0] and apart > REFUSED_SDS:
                 msg = (
@@ -477,7 +477,7 @@ class KnownStart(pm.Continuous):
     def dist(cls, x, known, width, *, places, positive, **kwargs):
         """Make the distribution outside a model."""
         there = x[..., 0, list(places)]
-        distance = levels_of(there, positive) - levels_of(known, positive)
+        distance = transform_states(there, positive) - transform_states(known, positive)
         parameters = [distance, pt.as_tensor(width), x, known]
         return super().dist(parameters, places=tuple(places), **kwargs)
 
@@ -559,14 +559,14 @@ def add_starts(names: tuple[str, str], starts: Sequence[Start], gp: AnyStateGP, 
     """
     known, prior = names
     places, ode = starts[0].places, starts[0].ode
-    each = [own[0] for own in gp.of_each(x)]
+    each = [own[0] for own in gp.per_experiment(x)]
     if places:
         if all(len(start.numbers) == len(start.known) for start in starts):
             in_order = [ode.states[k] for k in places]
             numbers = [np.array([start.numbers[n] for n in in_order]) for start in starts]
             values = pt.constant(numbers if gp.names else numbers[0])
         else:
-            values = gp.together(
+            values = gp.stack_experiments(
                 [
                     start.values(of_experiment(theta, ode, number), x0)
                     for number, (start, x0) in enumerate(zip(starts, each, strict=True))
@@ -584,7 +584,7 @@ def add_starts(names: tuple[str, str], starts: Sequence[Start], gp: AnyStateGP, 
         )
     if any(start.priors for start in starts):
         densities = [start.log_prior(x0) for start, x0 in zip(starts, each, strict=True)]
-        potential = pm.Potential(prior, gp.together(densities))
+        potential = pm.Potential(prior, gp.stack_experiments(densities))
         potential.tag.start_priors = [start.priors for start in starts]  # copies have it too
 
 

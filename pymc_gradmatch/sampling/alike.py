@@ -13,11 +13,11 @@ from pytensor.tensor import TensorVariable
 from pymc_gradmatch._pymc import beside, without_full_collections, without_traces
 from pymc_gradmatch.arguments import as_numbers
 from pymc_gradmatch.exact import BatchPosterior, Diagnostics, ExactPosterior, run_batched
-from pymc_gradmatch.gp import Data, Experiment, StateGP, levels_name, refilled, whitened_name
+from pymc_gradmatch.gp import Data, Experiment, StateGP, transformed_name, unfitted_with, whitened_name
 from pymc_gradmatch.model import Given, Scales, Settings, formula_of, scales_of, unfitted_model
 from pymc_gradmatch.numerics import on_one_thread, one_at_a_time
 from pymc_gradmatch.ode import ODE
-from pymc_gradmatch.replaceable import DataSet, OtherFormulaError, Replaceable
+from pymc_gradmatch.data_values import DataSet, OtherFormulaError, SharedValues
 from pymc_gradmatch.reporting import silence
 from pymc_gradmatch.sampling.engine import MANY, Exact, verdict_of
 from pymc_gradmatch.sampling.one_call import fit
@@ -178,7 +178,7 @@ class ExactFits:
         one, rng = self._experiment(t, y), np.random.default_rng(seed)
         if checked.given is not None and np.ndim(one.sigma) < BY_ENTRY:
             one = replace(one, y=_completed(checked.given.data))
-        number = Replaceable() if one.likelihood is None else Replaceable(
+        number = SharedValues() if one.likelihood is None else SharedValues(
             formula_of(one.likelihood, self.ode, as_numbers(t, "t"))
         )  # fmt: skip
         settings = {name: v for name, v in self.settings.items() if name not in GIVEN}
@@ -260,13 +260,13 @@ class Alike:
 
     def put(self, one: Checked):
         """Put numbers into the likelihood."""
-        self.batch.number.put(DataSet(self._gp, one.numbers))
+        self.batch.number.set_values(DataSet(self._gp, one.numbers))
 
     def filled(self, one: Checked, rng: np.random.Generator) -> DataSet:
         """Return the numbers of a data set."""
         given = one.given or self.given
         self.put(one)
-        other = refilled(self._gp, self.scales(given.data, rng))
+        other = unfitted_with(self._gp, self.scales(given.data, rng))
         other = other if given.noise is None else other.with_sigma(self._gp.sigma)
         return DataSet(other, one.numbers)
 
@@ -293,6 +293,6 @@ def _completed(data: Data) -> NDArray[np.float64]:
 
 def _with_verdict(posterior: xr.Dataset, verdict: str, diagnostics: Diagnostics) -> xr.Dataset:
     """Return draws without what stands behind the states, with what the verdict says."""
-    behind = [f(str(name)) for name in posterior.data_vars for f in (levels_name, whitened_name)]
+    behind = [f(str(name)) for name in posterior.data_vars for f in (transformed_name, whitened_name)]
     said = (verdict, diagnostics.passed, diagnostics.pareto_k)
     return posterior.drop_vars(behind, errors="ignore").assign_attrs(zip(SAID, said, strict=True))

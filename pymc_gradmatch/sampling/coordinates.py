@@ -58,7 +58,7 @@ from pytensor.tensor import TensorVariable
 from scipy.linalg import LinAlgError, cho_solve_banded, cholesky_banded
 from scipy.linalg.lapack import dtbtrs
 
-from pymc_gradmatch.numerics import Density, Laplace, ascend, hessian, settle
+from pymc_gradmatch.numerics import Density, Laplace, hessian, optimise, optimise_many
 
 MOST_DENSE = 1_000  # coordinates; with more, W and its Hessians cost more than they save
 MOST_TOGETHER = 400  # of several experiments; with more, an arrow takes the place of W
@@ -260,7 +260,7 @@ def climb_in_band(density: Density, around: Laplace, split: Split) -> Laplace:
             value, gradient = density(band(np.where(free, q, 0)))
             return value, np.where(free, band.back(gradient), 0)
 
-        top = band(ascend(rotated, np.zeros(len(free))))
+        top = band(optimise(rotated, np.zeros(len(free))))
         around = around._replace(location=top, log_density=density(top)[0])
     return around
 
@@ -378,7 +378,7 @@ def climb_in_blocks(density: Density, start: NDArray[np.float64], split: Split) 
             value, gradient = held(around(q))
             return value, around.back(gradient)
 
-        around = around._replace(location=around(ascend(rotated, np.zeros(len(start)))))
+        around = around._replace(location=around(optimise(rotated, np.zeros(len(start)))))
     within = around.joined(*(np.square(w).sum(axis=-1) for w in (around.shared, around.own)))
     return Laplace(around.location, np.sqrt(within), density(around.location)[0])
 
@@ -526,7 +526,7 @@ def _settled(density: Density, flat: Coordinates, hard, points, starts):
         values, gradients = density(origins[place] + z @ hard.T)
         return values, gradients @ hard
 
-    ridge, slopes = settle(along, starts, steps=STEPS, tolerance=SETTLED)
+    ridge, slopes = optimise_many(along, starts, steps=STEPS, tolerance=SETTLED)
     return ridge, slopes < CONVERGED
 
 

@@ -23,7 +23,7 @@ from pymc_gradmatch._pymc import (
     without_full_collections,
     without_traces,
 )
-from pymc_gradmatch.arguments import yielding
+from pymc_gradmatch.arguments import free_name
 from pymc_gradmatch.exact import (
     N_PRIOR,
     PRIOR_ERRORS,
@@ -193,7 +193,7 @@ class Fit(Verdict):
             return ""
         posterior, widest = self.idata["posterior"].dataset, 0.0
         for constraint in constraints(self.solved):
-            levels = constraint.gp.levels_of(posterior[constraint.x.name].to_numpy()[0])
+            levels = constraint.gp.transform_states(posterior[constraint.x.name].to_numpy()[0])
             deviations = levels.std(axis=0) / np.expand_dims(constraint.gp.scale, -2)
             widest = max(widest, float(deviations.max()))
         if not widest < WELL_DETERMINED:
@@ -242,7 +242,7 @@ class Fit(Verdict):
         from pymc_gradmatch.plots import plot_states  # here: it imports matplotlib
 
         constraint = constraints(self.solved)[0]
-        data = yielding("y", constraint.ode.params)
+        data = free_name("y", constraint.ode.params)
         given = {
             "model": self.solved,
             "var_name": constraint.x.name,

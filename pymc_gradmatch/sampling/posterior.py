@@ -50,10 +50,10 @@ from pymc_gradmatch.numerics import (
     N_STARTS,
     Density,
     Laplace,
-    ascend,
     conditional_sd,
     laplace,
     on_one_thread,
+    optimise,
     search_mode,
 )
 from pymc_gradmatch.ode import Solve, ended
@@ -180,8 +180,8 @@ class CompiledPosterior:
             best = search_mode(
                 starts,
                 lambda u: self.density(u)[0],
-                alone=lambda u: self._climbed(u, parameters),
-                together=lambda u: self._climbed(u, free),
+                parameters=lambda u: self._climbed(u, parameters),
+                jointly=lambda u: self._climbed(u, free),
             )
         if best is None or not np.isfinite(self.density(best)[0]):
             msg = (
@@ -195,7 +195,7 @@ class CompiledPosterior:
         return mode if self.split.is_dense else climb_in_band(self.density, mode, self.split)
 
     def _climbed(self, u, entries) -> NDArray[np.float64]:
-        return _with_entries(u, entries, ascend(self.along(u, entries), u[entries]))
+        return _with_entries(u, entries, optimise(self.along(u, entries), u[entries]))
 
     def sample(
         self,
@@ -288,7 +288,7 @@ class CompiledPosterior:
         """Climb from a start, and approximate the density there by a normal."""
         if self.split.is_dense:
             return laplace(joint, start)
-        top = ascend(joint, start)
+        top = optimise(joint, start)
         return Laplace(top, conditional_sd(joint, top, rng), joint(top)[0])
 
     def _with_held(self, start, mode: Laplace) -> Laplace:

@@ -1,4 +1,4 @@
-"""Graphs evaluated one call of numpy after the other, where compiling them does not pay."""
+"""Evaluation of PyTensor graphs by NumPy, where compiling them does not pay."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ContextDecorator
@@ -20,10 +20,9 @@ from pytensor.tensor.elemwise import DimShuffle, Elemwise
 
 
 class Setting(ContextDecorator):
-    """A setting of the process that is changed while anything is inside; a decorator, too.
+    """A process-wide setting as a context manager and decorator, for several threads.
 
-    The first that enters changes it, in the context that ``changed`` returns; the last that leaves
-    puts back what was there before, in whatever order threads come and go.
+    The first thread to enter enters the context that ``changed`` returns; the last one leaves it.
     """
 
     def __init__(self, changed: Callable[[], AbstractContextManager]):
@@ -43,8 +42,8 @@ class Setting(ContextDecorator):
                 self.context.__exit__(*error)
 
 
-# Where graphs were made is not recorded: PyTensor does so for its own error messages, which takes
-# a tenth of gm.fit.  What it rewrites has the records of all that it was, added up: gigabytes.
+# PyTensor records for its error messages where graphs were made, which takes a tenth of gm.fit;
+# rewritten graphs accumulate these records, up to gigabytes.
 without_traces = Setting(partial(pytensor.config.change_flags, traceback__limit=0))
 
 
@@ -53,12 +52,11 @@ def in_numpy(
     outputs: Sequence[Variable],
     rewrites: Sequence[str] = ("fast_compile", "py_only"),
 ) -> Callable:
-    """Return a function of arrays that evaluates graphs, one call of numpy after the other.
+    """Return a function of arrays that evaluates graphs by calls of NumPy.
 
     For graphs that run some hundred times.  The values are those of ``mode="FAST_COMPILE"``, whose
-    own steps cost several times what numpy's do.  Shared variables are read anew at each call.
-    Graphs are first rewritten, as by :func:`~pytensor.graph.rewriting.rewrite_graph`.  Not for two
-    threads at once.
+    steps cost several times more: ``gm.fit`` would take half as long again.  Shared variables are
+    read at each call.  Graphs are first rewritten.  Not thread-safe.
     """
     shared = [leaf for leaf in graph_inputs(outputs) if isinstance(leaf, SharedVariable)]
     graph = FunctionGraph([*inputs, *shared], [*outputs], clone=True)
@@ -72,7 +70,7 @@ def in_numpy(
         cells |= {v: [v.data] for v in node.inputs if isinstance(v, Constant)}
         cells |= {v: [None] for v in node.outputs}
     cells |= {v: [v.data] for v in graph.outputs if isinstance(v, Constant)}
-    known = {v: [True] for v in cells}  # as seen by what computes on demand
+    known = {v: [True] for v in cells}  # for lazy operations: inputs are always computed
     steps: list[tuple[Callable, list[list]]] = []
     wanted = {*graph.inputs, *graph.outputs}
     for node in reversed(nodes):
@@ -103,7 +101,7 @@ def in_numpy(
 def _step(
     node: Apply, cells: dict[Variable, list], known: dict[Variable, list]
 ) -> Callable[[], Any]:
-    """Return what computes a node from the cells of its inputs into that of its output."""
+    """Return a function that computes a node from the cells of its inputs into its output's."""
     function = _numpy_function(node)
     if function is None:
         return node.op.make_thunk(node, cells, known, [], impl="py")
@@ -112,10 +110,10 @@ def _step(
     if len(sources) == 1:
         [only] = sources
 
-        def of_one():
+        def unary():
             target[0] = np.asarray(function(only[0]), dtype=dtype)
 
-        return of_one
+        return unary
     lengths = [
         (source, axis)
         for source, variable in zip(sources, node.inputs, strict=True)
@@ -123,7 +121,7 @@ def _step(
         if length is None
     ]
 
-    def of_some():
+    def nary():
         result = np.asarray(function(*[source[0] for source in sources]), dtype=dtype)
         for source, axis in lengths:
             if source[0].shape[axis] != result.shape[axis]:
@@ -131,11 +129,11 @@ def _step(
                 raise ValueError(msg)
         target[0] = result
 
-    return of_some
+    return nary
 
 
 def _numpy_function(node: Apply) -> Callable | None:
-    """Return numpy's function of a node, if there is one that is as good as its own."""
+    """Return NumPy's equivalent of a node, or None."""
     if isinstance(node.op, DimShuffle):
         new_order, drop = node.op.new_order, node.op.drop
         order = [*(axis for axis in new_order if axis != "x"), *drop]
@@ -155,7 +153,7 @@ def _numpy_function(node: Apply) -> Callable | None:
     module, _, name = name.rpartition(".")
     function = getattr(import_module(module or "numpy"), name)
     floats = [v.type.dtype.startswith("float") for v in (node.inputs[0], node.outputs[0])]
-    if isinstance(function, np.ufunc) and floats == [False, True]:  # in a precision of its own
+    if isinstance(function, np.ufunc) and floats == [False, True]:  # NumPy's precision may differ
         return None
     if n_inputs == len(node.inputs):
         return function

@@ -1,4 +1,4 @@
-"""The matrices of long series, made one time after the other, are those that are made at once."""
+"""Matrices of long series from state-space models equal the dense matrices."""
 
 import numpy as np
 import pymc as pm
@@ -7,13 +7,13 @@ import pytest
 
 import pymc_gradmatch as gm
 from pymc_gradmatch import numerics as algebra
-from pymc_gradmatch.gp import derivatives, processes
-from pymc_gradmatch.gp.markov import Chain
+from pymc_gradmatch.gp import derivatives, processes, state_space
+from pymc_gradmatch.gp.state_space import StateSpace
 from pymc_gradmatch.model import constraints
 from pymc_gradmatch.model.gauss_newton import Mode, Problem, climb
 from pymc_gradmatch.model.priors import parameters_of
 
-N_TIME = derivatives.MANY_TIMES
+N_TIME = state_space.LONG_SERIES
 GAMMA = np.array([0.3, 1e-4])
 NUGGET = np.array([1e-4, 1e-3])
 
@@ -35,42 +35,44 @@ def t(request, rng):
 def dense(matrix):
     """Return the product with every unit vector, ``(state, time, time)``."""
     columns = np.eye(N_TIME)[..., None] * np.ones(len(COVS))
-    return np.moveaxis(algebra.product(matrix, columns), 0, -1).swapaxes(0, 1)
+    return np.moveaxis(algebra.multiply(matrix, columns), 0, -1).swapaxes(0, 1)
 
 
 def covariance(basis):
-    factor = dense(algebra.Compressed(*basis[4:]))
+    factor = dense(algebra.BlockLowRank(*basis[4:]))
     np.testing.assert_allclose(
-        factor @ dense(algebra.Compressed(*basis[1:4])), [np.eye(N_TIME)] * 2, atol=1e-10
+        factor @ dense(algebra.BlockLowRank(*basis[1:4])), [np.eye(N_TIME)] * 2, atol=1e-10
     )
     return factor * basis.variances[:, None] @ factor.mT
 
 
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("size", [4, 5, 23])
-def test_a_recursion_is_a_product(rng, size, backward):
+def test_compressed_recursion_equals_the_recursion(rng, size, backward):
     n_state, n_time, rank = 2, 23, 3
     transition = 0.4 * rng.normal(size=(n_state, n_time, rank, rank))
     entering, leaving = rng.normal(size=(2, n_state, n_time, rank))
     direct, u = rng.normal(size=(n_state, n_time)), rng.normal(size=(n_time, n_state))
-    matrix = algebra.of_recursion(transition, entering, leaving, direct, size, backward=backward)
+    matrix = algebra.compress_recursion(
+        transition, entering, leaving, direct, size, backward=backward
+    )
     expected = np.empty_like(u)
     for k in range(n_state):
         a = np.zeros(rank)
         for i in reversed(range(n_time)) if backward else range(n_time):
             expected[i, k] = leaving[k, i] @ a + direct[k, i] * u[i, k]
             a = transition[k, i] @ a + entering[k, i] * u[i, k]
-    np.testing.assert_allclose(algebra.product(matrix, u), expected, rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(algebra.multiply(matrix, u), expected, rtol=1e-10, atol=1e-10)
 
 
 def test_the_matrices_of_theorem_1(t):
-    chain = Chain.of(COVS, t)
-    C, D, A = derivatives.conditional_operators(derivatives.blocks_of(COVS, t), NUGGET)
+    model = StateSpace.of(COVS, t)
+    C, D, A = derivatives.conditional_operators(derivatives.state_blocks(COVS, t), NUGGET)
     tolerant = A + GAMMA[:, None, None] * np.eye(N_TIME)
     for found, expected in [
-        (covariance(chain.innovations(NUGGET)), C),
-        (dense(chain.slope_operator(NUGGET)), D),
-        (covariance(chain.conditional_innovations(NUGGET, GAMMA)), tolerant),
+        (covariance(model.innovations(NUGGET)), C),
+        (dense(model.slope_operator(NUGGET)), D),
+        (covariance(model.conditional_innovations(NUGGET, GAMMA)), tolerant),
     ]:
         np.testing.assert_allclose(found, expected, atol=1e-8 * np.abs(expected).max())
 
@@ -93,28 +95,28 @@ def test_a_tiny_nugget_costs_fewer_digits_than_a_matrix_does():
     exact = half.T
 
     cov, nugget = pm.gp.cov.Matern52(1, ls=np.float64(2.0)), np.array([1e-9])
-    blocks = derivatives.blocks_of([cov], t.astype(float))
-    at_once = derivatives.conditional_operators(blocks, nugget).D[0]
-    operator = Chain.of([cov], t.astype(float)).slope_operator(nugget)
-    in_turn = np.stack(
-        [algebra.product(operator, one[:, None])[:, 0] for one in np.eye(60)], axis=1
+    blocks = derivatives.state_blocks([cov], t.astype(float))
+    dense_D = derivatives.conditional_operators(blocks, nugget).D[0]
+    operator = StateSpace.of([cov], t.astype(float)).slope_operator(nugget)
+    state_space_D = np.stack(
+        [algebra.multiply(operator, one[:, None])[:, 0] for one in np.eye(60)], axis=1
     )
-    error, of_matrices = (float(abs(D - exact).max()) for D in (in_turn, at_once))
+    error, of_matrices = (float(abs(D - exact).max()) for D in (state_space_D, dense_D))
     assert error < 0.1 * of_matrices
     assert error < 1e-8 * float(abs(exact).max())
 
 
 @pytest.mark.parametrize("is_observed", ["everywhere", "here and there"])
-def test_what_data_say_of_the_states(t, rng, monkeypatch, is_observed):
+def test_regression_equals_the_dense_one(t, rng, monkeypatch, is_observed):
     y = np.stack([np.sin(t), np.cos(t)], axis=1) + rng.normal(0, 0.1, (N_TIME, 2))
     if is_observed != "everywhere":
         y[3:9] = y[-1] = y[::7, 0] = np.nan
     found = {}
-    for how, long in [("in turn", N_TIME), ("at once", 10 * N_TIME)]:
-        monkeypatch.setattr(derivatives, "MANY_TIMES", long)
+    for how, long in [("state space", N_TIME), ("dense", 10 * N_TIME)]:
+        monkeypatch.setattr(state_space, "LONG_SERIES", long)
         gp = gm.StateGP(t, y, COVS, sigma=[0.1, 0.3], nugget=1e-3)
         finer = gp.with_grid(2)
-        assert (finer.processes.chain is not None) == (how == "in turn")
+        assert (finer.processes.state_space is not None) == (how == "state space")
         found[how] = [
             each
             for one in (gp, finer)
@@ -140,13 +142,13 @@ def test_the_density_of_a_model_makes_no_matrix_of_all_times(lotka_volterra, rng
         return model.compile_logp()(point), model
 
     with monkeypatch.context() as patch:
-        patch.setattr(derivatives, "MANY_TIMES", 10 * N_TIME)
+        patch.setattr(state_space, "LONG_SERIES", 10 * N_TIME)
         expected, _ = log_density()
 
     def refuse(*_):
         raise AssertionError
 
-    monkeypatch.setattr(processes, "blocks_of", refuse)
+    monkeypatch.setattr(processes, "state_blocks", refuse)
     monkeypatch.setattr(processes, "conditional_operators", refuse)
     found, model = log_density()
     np.testing.assert_allclose(found, expected, rtol=1e-8)
@@ -186,8 +188,8 @@ def test_whitened_states_of_a_long_series_have_the_prior_of_centred_ones(rng):
     ],
     ids=["Matern32", "sum", "product", "constant kernel", "warped"],
 )
-def test_other_kernels_are_no_chain(cov):
-    assert Chain.of([COVS[0], cov], np.arange(5.0)) is None
+def test_other_kernels_have_no_state_space_form(cov):
+    assert StateSpace.of([COVS[0], cov], np.arange(5.0)) is None
 
 
 @pytest.mark.parametrize(
@@ -195,30 +197,30 @@ def test_other_kernels_are_no_chain(cov):
     [lambda t: -t - t**2 / 80, lambda t: pt.sin(t / 4)],
     ids=["runs back", "turns"],
 )
-def test_a_clock_that_does_not_go_on_makes_no_chain(rng, monkeypatch, warp):
+def test_a_warp_that_does_not_increase_has_no_state_space_form(rng, monkeypatch, warp):
     cov = pm.gp.cov.WarpedInput(1, matern52(1.0, 1.0), warp)
     t = np.linspace(0, 20, N_TIME)
     y = np.sin(t)[:, None] + rng.normal(0, 0.1, (N_TIME, 1))
     evidence = []
     for long in (N_TIME, 10 * N_TIME):
-        monkeypatch.setattr(derivatives, "MANY_TIMES", long)
+        monkeypatch.setattr(state_space, "LONG_SERIES", long)
         evidence += [*gm.StateGP(t, y, [cov], sigma=0.1).log_marginal_likelihood()]
     assert evidence[0] == pytest.approx(evidence[1], rel=1e-9)
 
 
-def test_factors_of_a_kernel_count(t):
-    one = Chain.of([2.0 * (np.float64(1.5) * pm.gp.cov.Matern52(1, ls=np.float64(0.7)))], t)
-    np.testing.assert_array_equal(one.added, Chain.of([matern52(3.0, 0.7)], t).added)
+def test_factors_of_a_kernel_multiply_its_variance(t):
+    one = StateSpace.of([2.0 * (np.float64(1.5) * pm.gp.cov.Matern52(1, ls=np.float64(0.7)))], t)
+    np.testing.assert_array_equal(one.added, StateSpace.of([matern52(3.0, 0.7)], t).added)
 
 
-def test_kernels_with_breaks_are_matrices(rng):
+def test_kernels_with_breaks_are_dense(rng):
     t = np.linspace(0, 20, N_TIME)
     gp = gm.StateGP(t, rng.normal(size=(N_TIME, 2)), COVS, sigma=0.1)
-    assert gp.processes.chain is not None
-    assert gp.with_breaks([10.0]).processes.chain is None
+    assert gp.processes.state_space is not None
+    assert gp.with_breaks([10.0]).processes.state_space is None
 
 
-def test_fewer_observations_are_some_of_each_state():
+def test_thinned_data_keep_every_nth_observation_of_each_state():
     t = np.arange(1000.0)
     y = np.sin(t)[:, None] * np.ones(3)
     y[1::2, 0], y[np.arange(1000) % 90 != 7, 1], y[:, 2] = np.nan, np.nan, np.nan
@@ -232,7 +234,7 @@ def test_fewer_observations_are_some_of_each_state():
 
 @pytest.mark.slow
 def test_a_long_series_whose_noise_is_known_is_refined_with_it(rng):
-    """Assert it of noise for each observation: three parts in four of these have hardly any."""
+    """Noise per observation, tiny in three of four."""
     decay = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
     t = np.linspace(0, 4, 900)
     noise = np.where(np.arange(900) % 4, 0.01, 3.0)[:, None]
@@ -258,7 +260,7 @@ def long_fit(lotka_volterra):
 def test_a_long_series_is_fitted_without_a_matrix_of_all_times(long_fit):
     ode, _, truth, fit = long_fit
     [constraint] = constraints(fit.model)
-    assert constraint.gp.processes.chain is not None
+    assert constraint.gp.processes.state_space is not None
     assert "operators" not in vars(constraint.gp.processes)
     found = fit.table.loc[list(ode.params)]
     assert fit.is_exact
@@ -267,7 +269,7 @@ def test_a_long_series_is_fitted_without_a_matrix_of_all_times(long_fit):
 
 @pytest.mark.slow
 def test_theorem_1_of_a_long_series_is_close_to_the_exact_posterior(long_fit):
-    """Assert that its mode and curvature are: within 0.3 sd, and as wide up to a tenth."""
+    """Its mode within 0.3 sd, its sd within 10 %."""
     ode, priors, _, fit = long_fit
     [constraint] = constraints(fit.model)
     gp, parameters = constraint.gp, parameters_of(priors, ode.params)
