@@ -268,7 +268,9 @@ class ExactPosterior(ModelVariables):
         n_points, n = phi.shape
         u = self._split(phi)
         with np.errstate(all="ignore"):
-            states = [c.gp.back_transform(x) for c, x in zip(self.constraints, transformed, strict=True)]
+            states = [
+                c.gp.back_transform(x) for c, x in zip(self.constraints, transformed, strict=True)
+            ]
             values = self._gradient(*u, *states)
             log_density, *by = broadcast_draws(values, self._gradient_graphs, n_points)
             own = np.concatenate([one.reshape(n_points, -1) for one in by[: len(u)]], axis=1)

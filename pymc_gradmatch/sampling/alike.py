@@ -13,7 +13,14 @@ from pytensor.tensor import TensorVariable
 from pymc_gradmatch._pymc import beside, without_full_collections, without_traces
 from pymc_gradmatch.arguments import as_numbers
 from pymc_gradmatch.exact import BatchPosterior, Diagnostics, ExactPosterior, run_batched
-from pymc_gradmatch.gp import Data, Experiment, StateGP, transformed_name, unfitted_with, whitened_name
+from pymc_gradmatch.gp import (
+    Data,
+    Experiment,
+    StateGP,
+    transformed_name,
+    unfitted_with,
+    whitened_name,
+)
 from pymc_gradmatch.model import Given, Scales, Settings, formula_of, scales_of, unfitted_model
 from pymc_gradmatch.numerics import on_one_thread, one_at_a_time
 from pymc_gradmatch.ode import ODE
@@ -293,6 +300,8 @@ def _completed(data: Data) -> NDArray[np.float64]:
 
 def _with_verdict(posterior: xr.Dataset, verdict: str, diagnostics: Diagnostics) -> xr.Dataset:
     """Return draws without what stands behind the states, with what the verdict says."""
-    behind = [f(str(name)) for name in posterior.data_vars for f in (transformed_name, whitened_name)]
+    behind = [
+        f(str(name)) for name in posterior.data_vars for f in (transformed_name, whitened_name)
+    ]
     said = (verdict, diagnostics.passed, diagnostics.pareto_k)
     return posterior.drop_vars(behind, errors="ignore").assign_attrs(zip(SAID, said, strict=True))
