@@ -44,7 +44,7 @@ def built(given, priors=PRIORS, **settings):
         priors=priors,
         random_seed=1,
         progressbar=False,
-        **{"gamma": 0.1} | settings,
+        **{"preset": "fgpgm", "gamma": 0.1} | settings,
     )
 
 
@@ -168,7 +168,13 @@ def test_inputs_and_doses_are_each_experiments_own():
         given[str(number)] = gm.Experiment(t, y + rng.normal(0, SIGMA, y.shape), inputs=fed(number))
     priors = {"k": pm.HalfNormal.dist(2)}
     model = gm.build_model(
-        DOSED, experiments=given, priors=priors, random_seed=1, gamma=0.1, sigma="fixed"
+        DOSED,
+        experiments=given,
+        priors=priors,
+        random_seed=1,
+        gamma=0.1,
+        sigma="fixed",
+        preset="fgpgm",
     )
     [constraint] = constraints(model)
     for number, gp in enumerate(constraint.gp.members):
@@ -190,7 +196,13 @@ def test_what_one_experiment_did_not_observe_is_missing_there_alone():
     given = {"both": both, "only b": both[["b"]]}
     priors = {"k": pm.HalfNormal.dist(2)}
     model = gm.build_model(
-        chain, experiments=given, priors=priors, random_seed=1, gamma=0.1, sigma="fixed"
+        chain,
+        experiments=given,
+        priors=priors,
+        random_seed=1,
+        gamma=0.1,
+        sigma="fixed",
+        preset="fgpgm",
     )
     assert len(model.coords["observation"]) == 38 + 19
     assert model.coords["observation"][-1] == "only b: b[6.0]"
@@ -238,9 +250,9 @@ def test_what_are_no_experiments_is_said_at_the_door(given, error, match):
 
 def test_times_beside_experiments_are_refused(experiments):
     with pytest.raises(TypeError, match=r"\['t', 'y'\] are given, and so are experiments"):
-        gm.build_model(DECAY, T, Y, experiments=experiments, priors=PRIORS)
+        gm.build_model(DECAY, T, Y, experiments=experiments, priors=PRIORS, preset="fgpgm")
     with pytest.raises(TypeError, match="expected times t"):
-        gm.build_model(DECAY, priors=PRIORS)
+        gm.build_model(DECAY, priors=PRIORS, preset="fgpgm")
 
 
 def test_a_prior_of_another_length_is_refused(experiments):
@@ -253,7 +265,7 @@ def test_data_that_could_be_set_anew_are_refused_in_an_experiment(experiments):
     with pm.Model():
         shared = gm.Experiment(one.t, pm.Data("Y", one.y))
     with pytest.raises(TypeError, match=r"experiment 'a': y is a shared variable"):
-        gm.build_model(DECAY, experiments={"a": shared}, priors=PRIORS)
+        gm.build_model(DECAY, experiments={"a": shared}, priors=PRIORS, preset="fgpgm")
 
 
 def test_dims_of_an_experiments_own_times_are_refused_before_anything_is_added(experiments):
@@ -263,7 +275,9 @@ def test_dims_of_an_experiments_own_times_are_refused_before_anything_is_added(e
     one = gm.Experiment(experiments["short"].t, likelihood=likelihood)
     with pm.Model() as model:
         with pytest.raises(ValueError, match=r"experiment 'a': .* dim 'time_observed'"):
-            gm.build_model(DECAY, experiments={"a": one, "b": one}, priors=PRIORS, gamma=0.1)
+            gm.build_model(
+                DECAY, experiments={"a": one, "b": one}, priors=PRIORS, gamma=0.1, preset="fgpgm"
+            )
         assert not model.named_vars
 
 

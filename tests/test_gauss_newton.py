@@ -55,7 +55,7 @@ def climbing(lotka_volterra, two_kernel_gp, priors):
     slope, *_ = ode.linearised(gp.t, solution, np.array([*lotka_volterra.theta.values()]))
     gp = gp.with_mean(solution + 0.1, slope)
     model = gm.build_model(
-        ode, gp.t_observed, gp.y, priors=priors, gp=gp, gamma=GAMMA, sigma="fixed"
+        ode, gp.t_observed, gp.y, priors=priors, gp=gp, gamma=GAMMA, sigma="fixed", preset="fgpgm"
     )
     return gp, model, parameters_of(priors, ode.params)
 

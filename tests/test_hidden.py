@@ -157,9 +157,9 @@ def test_scales_that_are_missing_or_wrong_are_named(table, settings, message):
 
 def test_data_that_say_nothing_are_refused(table):
     with pytest.raises(ValueError, match=r"states \['b'\] are neither observed, nor do they enter"):
-        gm.build_model(PAIR, T, table.rename(columns={"b": "a"}), priors=PRIOR)
+        gm.build_model(PAIR, T, table.rename(columns={"b": "a"}), priors=PRIOR, preset="fgpgm")
     with pytest.raises(ValueError, match=r"no observation at all"):
-        gm.build_model(PAIR, T, np.full((13, 2), np.nan), priors=PRIOR)
+        gm.build_model(PAIR, T, np.full((13, 2), np.nan), priors=PRIOR, preset="fgpgm")
     with pytest.raises(ValueError, match=r"no observation at all"):
         gm.fit_gp(T, np.full((13, 2), np.nan), cov="Matern52")
 

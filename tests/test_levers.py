@@ -262,7 +262,7 @@ def test_time_is_counted_in_observations(unit):
 
 
 def built(lotka_volterra, data, gp, priors, **settings):
-    settings = {"sigma": "fixed"} | settings
+    settings = {"preset": "fgpgm", "sigma": "fixed"} | settings
     return gm.build_model(lotka_volterra.ode, data.t, data.y, priors=priors, gp=gp, **settings)
 
 
@@ -375,7 +375,14 @@ def test_predictive_draws_of_a_fine_grid_are_where_the_data_are(
     table = pd.DataFrame(data.y, columns=["prey", "predator"])
     named = gm.StateGP(data.t, table, gp.covs, gp.sigma)
     model = gm.build_model(
-        lotka_volterra.ode, data.t, table, priors=priors, gp=named, grid=2, sigma="random"
+        lotka_volterra.ode,
+        data.t,
+        table,
+        priors=priors,
+        gp=named,
+        grid=2,
+        sigma="random",
+        preset="fgpgm",
     )
     for group in predictive_draws(model, 4):
         assert group["y"].dims == ("chain", "draw", "time_observed", "state")

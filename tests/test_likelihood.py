@@ -155,7 +155,7 @@ def test_the_model_is_the_lines_written_by_hand(gp, grid):
         pm.Poisson("counts", mean, observed=COUNTS, dims="time_observed")
 
     model = gm.build_model(
-        DECAY, T, gp.y, priors=PRIOR, gp=gp, likelihood=scaled, gamma=0.1, grid=grid
+        DECAY, T, gp.y, priors=PRIOR, gp=gp, likelihood=scaled, gamma=0.1, grid=grid, preset="fgpgm"
     )
     fine = gp.with_grid(grid)
     with pm.Model() as by_hand:
@@ -253,7 +253,15 @@ def test_a_sum_a_ratio_and_an_estimated_factor(lotka_volterra, data):
 def test_what_cannot_be_a_likelihood_is_refused(gp):
     def built(likelihood, **settings):
         gm.build_model(
-            DECAY, T, gp.y, priors=PRIOR, gp=gp, likelihood=likelihood, gamma=0.1, **settings
+            DECAY,
+            T,
+            gp.y,
+            priors=PRIOR,
+            gp=gp,
+            likelihood=likelihood,
+            gamma=0.1,
+            **settings,
+            preset="fgpgm",
         )
 
     with pytest.raises(ValueError, match="likelihood observes nothing"):

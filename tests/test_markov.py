@@ -132,7 +132,9 @@ def test_the_density_of_a_model_makes_no_matrix_of_all_times(lotka_volterra, rng
 
     def log_density():
         gp = gm.StateGP(t, y, [matern52(1.0, 0.5)] * 2, sigma=0.1)
-        model = gm.build_model(ode, t, y, priors=priors, gp=gp, gamma=0.3, sigma="fixed")
+        model = gm.build_model(
+            ode, t, y, priors=priors, gp=gp, gamma=0.3, sigma="fixed", preset="fgpgm"
+        )
         point = model.initial_point()
         point["x_standardized__"] = (
             point["x_standardized__"] + 0.01 * np.sin(np.arange(N_TIME))[:, None]

@@ -258,7 +258,13 @@ def test_noise_in_the_place_of_motion_gets_no_seal(start, rate, states, even_noi
     data = start * np.exp(-t / 2)[:, None] + 0.05 * even_noise(17, 1)
     gp = gm.StateGP(t, data, [pm.gp.cov.Matern52(1, ls=1.0)], states=["mass"], sigma=0.1)
     model = gm.build_model(
-        DECAY, t, data, priors={"rate": pm.HalfNormal.dist(20)}, gp=gp, sigma="fixed"
+        DECAY,
+        t,
+        data,
+        priors={"rate": pm.HalfNormal.dist(20)},
+        gp=gp,
+        sigma="fixed",
+        preset="fgpgm",
     )
     target = ExactPosterior(model)
     over = target.starting_at({"rate": rate}, [np.array([start])])
@@ -284,7 +290,13 @@ def test_one_datum_far_off_is_an_outlier(off, even_noise):
     data[8] += off
     gp = gm.StateGP(t, data, [pm.gp.cov.Matern52(1, ls=1.0)], states=["mass"], sigma=0.1)
     model = gm.build_model(
-        DECAY, t, data, priors={"rate": pm.HalfNormal.dist(20)}, gp=gp, sigma="fixed"
+        DECAY,
+        t,
+        data,
+        priors={"rate": pm.HalfNormal.dist(20)},
+        gp=gp,
+        sigma="fixed",
+        preset="fgpgm",
     )
     target = ExactPosterior(model)
     [left] = residuals(target, target.starting_at({"rate": 0.5}, [np.array([3.0])]))

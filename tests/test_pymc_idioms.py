@@ -43,7 +43,12 @@ def decay():
 def built(decay):
     """Return a function that builds a model of a decaying state."""
     return partial(
-        gm.build_model, DECAY, *decay, priors={"rate": pm.HalfNormal.dist(3)}, random_seed=1
+        gm.build_model,
+        DECAY,
+        *decay,
+        priors={"rate": pm.HalfNormal.dist(3)},
+        random_seed=1,
+        preset="fgpgm",
     )
 
 
@@ -351,7 +356,7 @@ def test_something_else_in_the_place_of_the_ode_is_refused(decay):
     t, y = decay
     for arguments in ((exponential_decay, t, y), (t, y, DECAY), (None, t, y)):
         with pytest.raises(TypeError, match=r"ode is a .*; expected a gm.ODE"):
-            gm.build_model(*arguments, priors={"rate": pm.HalfNormal.dist(1)})
+            gm.build_model(*arguments, priors={"rate": pm.HalfNormal.dist(1)}, preset="fgpgm")
     gp = gm.StateGP(t, y, [pm.gp.cov.Matern52(1, ls=1.0)], sigma=0.1)
     with pytest.raises(TypeError, match=r"expected a gm\.ODE"):
         gm.refine(exponential_decay, gp, priors={"rate": pm.HalfNormal.dist(1)})

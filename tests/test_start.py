@@ -139,7 +139,7 @@ def test_matched_draws_know_the_start_too(y, case):
 def test_the_papers_preset_knows_the_start(y):
     model = gm.build_model(
         DECAY, T, y, priors={"rate": pm.HalfNormal.dist(2)}, start={"mass": 20.0}, gamma=0.01,
-        random_seed=1, sigma="fixed",
+        random_seed=1, sigma="fixed", preset="fgpgm",
     )  # fmt: skip
     draws = gm.sample(500, model=model, random_seed=1, progressbar=False)["posterior"]
     assert abs(draws["x"].isel(time=0) - 20).max() < 0.1
@@ -241,7 +241,15 @@ def test_starts_with_positive_priors_are_searched_for_as_logarithms(chain_gp, ch
     rest = {"b": lambda theta, x0: theta.total - x0.a - x0.c}
     start = {"a": pm.Normal.dist(9, 1), "c": pm.LogNormal.dist(-1, 1)} | rest
     model = gm.build_model(
-        CHAIN, T, chain_data, priors=PRIORS, gp=chain_gp, start=start, gamma=0.1, sigma="fixed"
+        CHAIN,
+        T,
+        chain_data,
+        priors=PRIORS,
+        gp=chain_gp,
+        start=start,
+        gamma=0.1,
+        sigma="fixed",
+        preset="fgpgm",
     )
     target = ExactPosterior(model)
     there = target.starting_at({}, [np.array([9.0, 1.0, 0.2])])
@@ -261,7 +269,15 @@ def test_a_potential_of_a_trajectory_is_no_prior_of_its_start(chain_gp, chain_da
     """Assert coordinates in the data's units where a whole trajectory is kept above zero."""
     rest = {"b": lambda theta, x0: theta.total - x0.a - x0.c}
     model = gm.build_model(
-        CHAIN, T, chain_data, priors=PRIORS, gp=chain_gp, start=rest, gamma=0.1, sigma="fixed"
+        CHAIN,
+        T,
+        chain_data,
+        priors=PRIORS,
+        gp=chain_gp,
+        start=rest,
+        gamma=0.1,
+        sigma="fixed",
+        preset="fgpgm",
     )
     with model:
         pm.Potential("above", pm.math.switch(model["x"][:, 2].min() > 0, 0.0, -np.inf))
@@ -295,7 +311,15 @@ def test_a_start_whose_prior_depends_on_a_variable_is_climbed_given_where_that_s
 def test_a_climb_knows_the_starts_of_a_model_written_before(chain_data, chain_gp):
     """Assert what the same start= says, by value and derivatives, and sigma without it."""
     model = gm.build_model(
-        CHAIN, T, chain_data, priors=PRIORS, gp=chain_gp, start=LAW, gamma=0.1, sigma="fixed"
+        CHAIN,
+        T,
+        chain_data,
+        priors=PRIORS,
+        gp=chain_gp,
+        start=LAW,
+        gamma=0.1,
+        sigma="fixed",
+        preset="fgpgm",
     )
     told, found = of_model(model, CHAIN, chain_gp)
     given = Start.of(CHAIN, LAW)
@@ -324,7 +348,15 @@ def test_states_of_a_model_without_a_name_are_not_what_a_climb_can_take(y):
 def test_the_one_call_hands_the_starts_of_a_users_model_on(chain_data, chain_gp):
     """Assert the posterior of start=, from a model with the paper's settings."""
     model = gm.build_model(
-        CHAIN, T, chain_data, priors=PRIORS, gp=chain_gp, start=LAW, gamma=0.1, sigma="fixed"
+        CHAIN,
+        T,
+        chain_data,
+        priors=PRIORS,
+        gp=chain_gp,
+        start=LAW,
+        gamma=0.1,
+        sigma="fixed",
+        preset="fgpgm",
     )
     one = gm.fit(model=model, random_seed=1, progressbar=False)
     other = gm.fit(

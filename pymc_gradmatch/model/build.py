@@ -83,7 +83,7 @@ def build_model(
     scales: Mapping[str, float] | None = None,
     inputs: Mapping[str, Input | Callable] | None = None,
     start: Mapping[str, Any] | Callable | str | None = None,
-    preset: str = "fgpgm",
+    preset: str = "refined",
     gp: StateGP | None = None,
     random_seed: int | np.random.Generator | None = None,
     progressbar: bool = True,
@@ -161,13 +161,10 @@ def build_model(
         Or one function of theta that returns all states; or ``"steady state"``, where all rest
         under the inputs that hold at t[0] (:meth:`ODE.steady_state`, from one in every state).
         In lines of one's own: ``pm.Normal("start", x[0, k], narrow, observed=number)``.
-    preset : {"fgpgm", "refined"}
-        Where the settings that are not given come from.  ``"fgpgm"``: the
-        paper's, an ``"ExpQuad"`` kernel per state, gamma 0.3, nugget 1e-4, sigma
-        fixed at its estimate.  What the paper sets for one system only is in the
-        repository, in benchmarks/paper/systems.py.
-        ``"refined"``: no smoothing bias and sigma sampled, close to the exact
-        posterior; see :func:`~pymc_gradmatch.refine` and docs/history/accuracy.md.
+    preset : {"refined", "fgpgm"}
+        Defaults of the settings below.  ``"refined"``: grid, kernels, prior mean and gamma by
+        :func:`~pymc_gradmatch.refine`, without smoothing bias and close to the exact posterior.
+        ``"fgpgm"``: the paper's, an ``"ExpQuad"`` kernel for each state and gamma 0.3.
     gp : StateGP, optional
         Gaussian processes to use as they are, in place of a fit.
     random_seed : int or numpy.random.Generator, optional
@@ -225,7 +222,7 @@ def build_model(
     >>> decay = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
     >>> t = np.linspace(0, 4, 9)
     >>> y = np.exp(-t)[:, None] + np.random.default_rng(1).normal(0, 0.05, (9, 1))
-    >>> model = gm.build_model(decay, t, y, priors={"rate": pm.HalfNormal.dist(1)}, gamma=0.1)
+    >>> model = gm.build_model(decay, t, y, priors={"rate": pm.HalfNormal.dist(1)}, random_seed=1)
     >>> [variable.name for variable in model.basic_RVs]
     ['rate', 'x', 'sigma', 'y', 'gradient_match']
 
@@ -234,9 +231,7 @@ def build_model(
     >>> def losses(x, theta):
     ...     pm.Poisson("lost", x.mass[:-1] - x.mass[1:], observed=[39, 24, 15, 9])
     >>> priors = {"rate": pm.HalfNormal.dist(1)}
-    >>> model = gm.build_model(
-    ...     decay, range(5), priors=priors, likelihood=losses, preset="refined", random_seed=1
-    ... )
+    >>> model = gm.build_model(decay, range(5), priors=priors, likelihood=losses, random_seed=1)
     >>> [variable.name for variable in model.observed_RVs]
     ['lost', 'gradient_match']
     """

@@ -310,7 +310,7 @@ def sample_fgpgm(
     --------
     .. code-block:: python
 
-        model = gm.build_model(ode, t, y, priors=priors, shared=True, gamma=0.3, sigma="fixed")
+        model = gm.build_model(ode, t, y, priors=priors, preset="fgpgm", sigma="fixed")
         idata = gm.sample_fgpgm(model, state_step=0.075, param_step=0.09, random_seed=1)
         az.plot_trace(idata, var_names=list(ode.params))
     """
