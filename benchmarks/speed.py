@@ -85,7 +85,8 @@ import resource, pymc_gradmatch as gm
 system = systems.protein_transduction
 data, paper = system.simulate("low", random_seed={seed}), system.paper
 model = gm.build_model(system.ode, data.t, data.y, priors=system.priors(),
-                       preset="fgpgm", cov=paper.cov, gamma=paper.gamma, sigma="fixed", random_seed=1)
+                       preset="fgpgm", cov=paper.cov, gamma=paper.gamma, sigma="fixed",
+                       random_seed=1)
 systems.keep_within(model, paper.state_box)
 gm.sample_fgpgm(model, paper.draws, state_step=paper.state_step, param_step=paper.param_step,
                 random_seed=1, progressbar=False)
