@@ -17,10 +17,11 @@ import pandas as pd
 import pymc_gradmatch as gm
 from benchmarks import RESULTS
 from benchmarks.cases import ACCURACY, Case
-from pymc_gradmatch.model.gauss_newton import Mode, Problem, climb_from_prior
+from pymc_gradmatch.model.gauss_newton import Mode, Problem
 from pymc_gradmatch.model.layout import REFINED, RefinedSettings
 from pymc_gradmatch.model.priors import parameters_of
-from pymc_gradmatch.model.recentring import as_it_is, recentre
+from pymc_gradmatch.model.refinement import recentre
+from pymc_gradmatch.model.starting_points import optimise_from_prior
 
 
 class Levers(NamedTuple):
@@ -57,7 +58,7 @@ def most_probable(
     """Return what Theorem 1 makes of a process, and its most probable states and parameters."""
     gammas = np.full(len(ode.states), gamma)
     problem = Problem.of(ode, gp, parameters_of(priors, ode.params), gammas)
-    return problem, climb_from_prior(problem, gp.posterior_mean(), rng)
+    return problem, optimise_from_prior(problem, gp.posterior_mean(), rng)
 
 
 class Recentred(NamedTuple):
@@ -72,7 +73,7 @@ def recentred(ode: gm.ODE, gp: gm.StateGP, priors: dict, gamma: float, seed: int
     """Make a solution of the ODE the prior mean, kernels and gamma as they are."""
     rng = np.random.default_rng(seed)
     problem, found = most_probable(ode, gp, priors, gamma, rng)
-    settled = recentre([problem], [found], [as_it_is], say=lambda _: None, rng=rng)
+    settled = recentre([problem], [found], report=lambda _: None, rng=rng)
     [problem], [found] = settled.problems, settled.modes
     return Recentred(problem.gp, problem.parameters.by_name(found.u), settled.moves)
 

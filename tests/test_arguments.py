@@ -481,7 +481,6 @@ FROZEN = scipy.stats.halfnorm(scale=2)
         ),
         ({"preset": ["fgpgm"]}, ValueError, r"preset is \['fgpgm'\]; expected one of"),
         ({"parameterization": "round"}, ValueError, "parameterization is 'round'; expected"),
-        ({"state_box": 3.0}, TypeError, r"state_box= is gone; pm\.Potential bounds states"),
     ],
 )
 def test_what_cannot_be_used_is_refused_in_words_and_leaves_the_model_as_it_was(

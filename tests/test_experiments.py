@@ -13,7 +13,7 @@ from pytensor.graph.traversal import ancestors
 import pymc_gradmatch as gm
 from pymc_gradmatch.gp import as_experiments
 from pymc_gradmatch.model import DoubtWarning, constraints
-from pymc_gradmatch.model.priors import climbing_priors
+from pymc_gradmatch.model.priors import scalar_priors
 
 SIGMA = 0.03
 DECAY = gm.ODE(lambda t, x, theta: [theta.b - theta.k * x.mass], ["mass"], ["k", "b"])
@@ -386,7 +386,7 @@ def test_a_start_lies_where_its_prior_allows_it_though_data_prefer_another(exper
     ids=["uniform", "beta", "of both signs", "half-normal", "normal"],
 )
 def test_a_climb_ends_where_the_support_of_a_prior_does(prior, lowest, highest):
-    one, other = climbing_priors({"k": prior}, ["k"], 2, np.random.default_rng(1))
+    one, other = scalar_priors({"k": prior}, ["k"], 2, np.random.default_rng(1))
     assert one is other
     outer = np.array([-9.0, lowest - 0.01, highest + 0.01, 1e3])
     inner = np.clip([-8.0, 8.0], lowest + 0.05, highest - 0.05)  # ends are outermost draws

@@ -1,6 +1,5 @@
 """Climbing to the most probable point, and re-centring the prior mean on the ODE's solution."""
 
-import re
 from itertools import count
 
 import numpy as np
@@ -12,12 +11,12 @@ from scipy.stats import norm
 
 import pymc_gradmatch as gm
 from benchmarks import levers
-from pymc_gradmatch.model import gauss_newton, recentring
+from pymc_gradmatch.model import gauss_newton, refinement
 from pymc_gradmatch.model import priors as prior_densities
-from pymc_gradmatch.model.gauss_newton import Mode, Problem, Theorem1, climb, climb_from_prior
-from pymc_gradmatch.model.likelihood import Normal, Written
+from pymc_gradmatch.model.gauss_newton import Mode, Problem, Theorem1, optimise
+from pymc_gradmatch.model.likelihood import GraphLikelihood, NormalLikelihood
 from pymc_gradmatch.model.priors import parameters_of
-from pymc_gradmatch.model.recentring import _advice
+from pymc_gradmatch.model.starting_points import optimise_from_prior
 
 GAMMA = np.array([0.05, 0.2])
 PRIORS = {
@@ -162,7 +161,7 @@ def test_objective_is_minus_the_models_log_density(climbing, lotka_volterra, rng
 def written(gp, log_density):
     """Return a log density of the states on the grid as a likelihood, of four parameters."""
     x = pt.matrix("x", shape=gp.prior_mean.shape)
-    return Written(log_density(x), x, [pt.scalar(name) for name in "abcd"], gp=gp)
+    return GraphLikelihood(log_density(x), x, [pt.scalar(name) for name in "abcd"], gp=gp)
 
 
 def test_a_climb_rises_by_a_hessian_that_rounding_has_made_singular(
@@ -175,7 +174,7 @@ def test_a_climb_rises_by_a_hessian_that_rounding_has_made_singular(
     n = len(theorem.flat(start.u, start.x))
     monkeypatch.setattr(Theorem1, "hessian", lambda *_: np.ones((n, n)))
     monkeypatch.setattr(Theorem1, "sd", lambda *_: np.ones(4))
-    [top] = gauss_newton.climb([problem], [start])
+    [top] = gauss_newton.optimise([problem], [start])
     heights = [-theorem.value(theorem.flat(one.u, one.x))[0] for one in (start, top)]
     assert heights[1] > heights[0] + 1
 
@@ -218,7 +217,7 @@ def test_a_climb_takes_any_likelihood_of_the_states(climbing, counted, lotka_vol
         np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6 * np.abs(theirs).max())
     np.testing.assert_allclose(totals, totals[0], rtol=1e-8)
     problem = Problem.of(lotka_volterra.ode, gp, parameters, GAMMA, likelihood)
-    [top] = climb([problem], [Mode(u, x, np.ones(len(u)))])
+    [top] = optimise([problem], [Mode(u, x, np.ones(len(u)))])
     gradient = dlogp(as_point(model, gp, top.u, top.x))
     assert np.abs(gradient[:4] * top.sd).max() < 1e-2
 
@@ -245,7 +244,7 @@ def test_the_normal_likelihood_is_the_one_of_its_graph(climbing, rng):
         gp, lambda x: pm.logp(pm.Normal.dist(gp.at_observations(x), gp.sigma), gp.y).sum()
     )
     x, theta = gp.prior_mean + rng.normal(0, 0.3, gp.prior_mean.shape), np.ones(4)
-    one = Normal(gp)
+    one = NormalLikelihood(gp)
     np.testing.assert_allclose(one(theta, x).by_states, other(theta, x).by_states, rtol=1e-9)
     whole = np.zeros((4 + x.size,) * 2)
     places = [4 + k * len(x) + row for k in range(x.shape[1]) for row in one.rows]
@@ -259,8 +258,8 @@ def test_the_point_reached_is_stationary_in_the_models_density(climbing, lotka_v
     """Assert a gradient of the PyMC graph that is small against the posterior's widths."""
     gp, model, parameters = climbing
     sought = Problem.of(lotka_volterra.ode, gp, parameters, GAMMA)
-    start = climb_from_prior(sought, gp.posterior_mean(), np.random.default_rng(1))
-    [top] = climb([sought], [start])
+    start = optimise_from_prior(sought, gp.posterior_mean(), np.random.default_rng(1))
+    [top] = optimise([sought], [start])
     gradient = model.compile_dlogp(mode="FAST_COMPILE")(as_point(model, gp, top.u, top.x))
     assert np.abs(gradient[:4] * top.sd).max() < 1e-3
     problem = Theorem1(Problem.of(lotka_volterra.ode, gp, parameters, GAMMA))
@@ -325,7 +324,7 @@ def test_two_climbs_in_a_row_that_are_cut_short_are_the_last(
         [(u, x, *_)] = starts
         return [Mode(u + 1e-3, x, np.full(len(u), 1e-3), next(numbers) in on_the_way)]
 
-    monkeypatch.setattr(recentring, "climb", climbs_on)
+    monkeypatch.setattr(refinement, "optimise", climbs_on)
     found = levers.recentred(ode, gp, priors, 1e-6, 1)
     np.testing.assert_allclose(found.moves, np.ones(rounds), rtol=1e-6)
 
@@ -337,11 +336,11 @@ def test_a_climb_that_is_cut_short_says_so(decay, recentred, monkeypatch):
     at = parameters_of(priors, ode.params)
     problem = Problem.of(ode, away, at, np.array([1e-6]))
     start = Mode(np.array([2.0, 1.0]), away.prior_mean, np.ones(2))
-    [whole] = climb([problem], [start])
+    [whole] = optimise([problem], [start])
     monkeypatch.setattr(gauss_newton, "MOST_CLIMB_STEPS", 2)
-    [cut] = climb([problem], [start])
+    [cut] = optimise([problem], [start])
     assert (whole.reached_limit, cut.reached_limit) == (False, True)
-    [again] = climb([problem], [whole])
+    [again] = optimise([problem], [whole])
     assert not again.reached_limit
 
 
@@ -389,13 +388,6 @@ def test_an_ode_that_cannot_be_integrated_warns_and_leaves_the_mean(decay):
     np.testing.assert_array_equal(found.gp.sigma, gp.sigma)
     assert found.moves == []
     assert np.isfinite(found.theta["a"])
-
-
-def test_an_estimate_below_zero_of_data_above_it_is_named(decay):
-    ode, gp, *_ = decay
-    assert (gp.y > 0).all()
-    assert re.match(r"The state 'mass' at -0.1 starts below zero", _advice(ode, gp, [-0.1]))
-    assert "below" not in _advice(ode, gp, [0.1])
 
 
 def test_no_finite_start_is_an_error(decay):

@@ -10,7 +10,7 @@ from pymc_gradmatch import numerics as algebra
 from pymc_gradmatch.gp import derivatives, processes
 from pymc_gradmatch.gp.markov import Chain
 from pymc_gradmatch.model import constraints
-from pymc_gradmatch.model.gauss_newton import Mode, Problem, climb
+from pymc_gradmatch.model.gauss_newton import Mode, Problem, optimise
 from pymc_gradmatch.model.priors import parameters_of
 
 N_TIME = derivatives.MANY_TIMES
@@ -276,7 +276,7 @@ def test_theorem_1_of_a_long_series_is_close_to_the_exact_posterior(long_fit):
     found = fit.table.loc[list(ode.params)]
     problem = Problem.of(ode, gp, parameters, 1e-6 * gp.slope_variance())
     start = Mode(np.log(found["mean"]), gp.prior_mean, np.ones(2))
-    [matched] = climb([problem], [start])
+    [matched] = optimise([problem], [start])
     theta, slope = parameters.natural(matched.u)
     assert (np.abs(theta - found["mean"]) < 0.3 * found["sd"]).all()
     np.testing.assert_allclose(matched.sd * slope, found["sd"], rtol=0.1)

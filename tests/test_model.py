@@ -42,12 +42,13 @@ def test_one_call_is_the_four_lines(lotka_volterra, data, gp, priors):
     assert model.compile_logp()(point) == pytest.approx(by_hand.compile_logp()(point), rel=1e-10)
 
 
-def test_the_default_preset_is_the_refined_one(exponential_decay):
+def test_the_default_preset_is_the_refined_one():
+    ode = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
     t = np.linspace(0, 2, 6)
     y = np.exp(-t)[:, None] + np.random.default_rng(1).normal(0, 0.02, (6, 1))
     given = {"priors": {"rate": pm.HalfNormal.dist(1)}, "random_seed": 1, "progressbar": False}
     default, named = (
-        constraints(gm.build_model(exponential_decay, t, y, **given, **preset))[0].gp
+        constraints(gm.build_model(ode, t, y, **given, **preset))[0].gp
         for preset in ({}, {"preset": "refined"})
     )
     np.testing.assert_array_equal(default.t, named.t)

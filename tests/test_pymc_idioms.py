@@ -20,7 +20,7 @@ from pymc_gradmatch._pymc import starting_at
 from pymc_gradmatch.model import constraints
 from pymc_gradmatch.model.gauss_newton import Mode, Problem, Theorem1
 from pymc_gradmatch.model.priors import parameters_of
-from pymc_gradmatch.model.recentring import integrated
+from pymc_gradmatch.model.refinement import with_solution
 from pymc_gradmatch.sampling.posterior import has_start
 
 FAST = {"mode": "FAST_COMPILE"}
@@ -374,6 +374,6 @@ def test_a_solution_that_grows_without_bound_is_no_prior_mean(decay):
     parameters = parameters_of({"rate": pm.Normal.dist()}, ["rate"])
     found = Mode(np.array([110.0]), gp.posterior_mean(), np.ones(1))
     problem = Problem.of(growth, gp, parameters)
-    assert integrated(problem, found) is None
+    assert with_solution(problem, found) is None
     found = found._replace(u=np.array([1.0]))
-    assert integrated(problem, found) is not None
+    assert with_solution(problem, found) is not None

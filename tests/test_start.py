@@ -9,7 +9,7 @@ from scipy.special import logsumexp
 
 import pymc_gradmatch as gm
 from pymc_gradmatch.exact import ExactPosterior
-from pymc_gradmatch.model import constraints, of_model
+from pymc_gradmatch.model import constraints
 from pymc_gradmatch.model.gauss_newton import Problem, Theorem1
 from pymc_gradmatch.model.priors import parameters_of
 from pymc_gradmatch.model.start import Start
@@ -169,7 +169,7 @@ def test_gradient_and_hessian_of_theorem_1_count_what_is_known(chain_gp, chain_d
     gp = chain_gp.with_sigma(10.0)
     gamma = np.full(3, 0.1)
     problem, without = (
-        Theorem1(Problem.of(CHAIN, gp, parameters, gamma, known=known)) for known in (start, None)
+        Theorem1(Problem.of(CHAIN, gp, parameters, gamma, start=known)) for known in (start, None)
     )
     rng = np.random.default_rng(1)
     point = problem.flat(np.array([0.1, -0.8, 2.2]), gp.posterior_mean())
@@ -201,7 +201,7 @@ def test_circles_are_refused():
 
 def test_one_known_start_may_be_written_by_another():
     start = Start.of(CHAIN, {"a": lambda theta, x0: 3 * x0.b, "b": lambda theta: theta.k})
-    filled = start.filled(np.array([2.0, 1.0, 1.0]), np.array([0.0, 0.0, 5.0]))
+    filled = start.with_known(np.array([2.0, 1.0, 1.0]), np.array([0.0, 0.0, 5.0]))
     np.testing.assert_allclose(filled, [6.0, 2.0, 5.0])
 
 
@@ -292,7 +292,7 @@ def test_a_start_whose_prior_excludes_the_first_observation_is_climbed_from_with
     start = Start.of(CHAIN, {"c": pm.LogNormal.dist(-1, 1)})
     x = chain_gp.posterior_mean()
     x[0, 2] = -0.5
-    moved = start.possible(x)
+    moved = start.within_support(x)
     assert moved[0, 2] > 0
     np.testing.assert_array_equal(np.delete(moved, 2, axis=1), np.delete(x, 2, axis=1))
 
@@ -305,43 +305,7 @@ def test_a_start_whose_prior_depends_on_a_variable_is_climbed_given_where_that_s
     told = start.evaluated(np.array([1.0]), np.array([5.0]))
     assert told.log_prior == pytest.approx(stats.norm.logpdf(5, 3, 2))
     np.testing.assert_allclose(told.gradient, [-0.5])
-    np.testing.assert_allclose(kept.possible(np.zeros((2, 1)))[0], [4.0])
-
-
-def test_a_climb_knows_the_starts_of_a_model_written_before(chain_data, chain_gp):
-    """Assert what the same start= says, by value and derivatives, and sigma without it."""
-    model = gm.build_model(
-        CHAIN,
-        T,
-        chain_data,
-        priors=PRIORS,
-        gp=chain_gp,
-        start=LAW,
-        gamma=0.1,
-        sigma="fixed",
-        preset="fgpgm",
-    )
-    told, found = of_model(model, CHAIN, chain_gp)
-    given = Start.of(CHAIN, LAW)
-    theta, levels = np.array([1.1, 0.3, 9.0]), np.array([8.0, 0.7, 0.2])
-    for one, other in zip(
-        found.evaluated(theta, levels), given.evaluated(theta, levels), strict=True
-    ):
-        np.testing.assert_allclose(one, other, rtol=1e-12)
-    assert found.places == [0, 2]
-    sigma = told.around(theta, chain_gp.posterior_mean()).sigma
-    np.testing.assert_allclose(sigma, chain_gp.sigma, rtol=1e-6)
-
-
-def test_states_of_a_model_without_a_name_are_not_what_a_climb_can_take(y):
-    gp = gm.StateGP(T, y, [pm.gp.cov.Matern52(1, ls=2.0)], sigma=NOISE)
-    with pm.Model() as model:
-        theta = {"rate": pm.HalfNormal("rate", 2)}
-        x = pm.math.exp(gp.prior("logs"))
-        pm.Normal("y", x, NOISE, observed=y)
-        gm.GradientMatchingODE("match", DECAY, x, theta, gp=gp, gamma=0.1)
-    with pytest.raises(ValueError, match=r"'match' are no variable.*pm\.Deterministic"):
-        of_model(model, DECAY, gp)
+    np.testing.assert_allclose(kept.within_support(np.zeros((2, 1)))[0], [4.0])
 
 
 @pytest.mark.slow

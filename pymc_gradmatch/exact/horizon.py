@@ -28,7 +28,7 @@ from pymc_gradmatch.exact.importance import check_possible
 from pymc_gradmatch.exact.modes import Local
 from pymc_gradmatch.exact.posterior import ExactPosterior
 from pymc_gradmatch.exact.solutions import Wrt, compile_for_draws, with_draws
-from pymc_gradmatch.model import densities_of, total_of
+from pymc_gradmatch.model import log_densities_of, sum_of_entries
 from pymc_gradmatch.ode import Solution
 
 GROWTH = 1.3  # of the number of times, from piece to piece
@@ -91,11 +91,11 @@ class Piece(ExactPosterior):
     def _compile(self) -> Compiled:
         # Parameters are checked for all entries at once, which makes none depend on the others.
         terms = [self._exact[name] for name in self.single_terms]
-        unchecked = without_checks(self._number.opened(densities_of(self._exact, terms)))
+        unchecked = without_checks(self._number.opened(log_densities_of(self._exact, terms)))
         inputs, entries = [*self._values, *self._x], [*self.single_terms.values()]
         counts = [pt.tensor(dtype=bool, shape=entry.type.shape) for entry in entries]
         pairs = zip(counts, entries, strict=True)
-        total = total_of([pt.switch(one, entry, 0.0) for one, entry in pairs])
+        total = sum_of_entries([pt.switch(one, entry, 0.0) for one, entry in pairs])
         gradient: Any = pytensor.grad(total, inputs, disconnected_inputs="ignore")
         return Compiled(
             compile_for_draws(inputs, unchecked),

@@ -34,9 +34,9 @@ from pymc_gradmatch.exact.solutions import compile_for_draws, with_draws
 from pymc_gradmatch.gp import StateGP, start_of
 from pymc_gradmatch.model import (
     Constraint,
-    densities_of,
     equations,
-    total_of,
+    log_densities_of,
+    sum_of_entries,
     where_impossible,
 )
 from pymc_gradmatch.ode import ODE, OUT_OF_STEPS, ended, without_slope
@@ -122,11 +122,11 @@ class ExactPosterior(Named):
         self._natural = compile_for_draws(self._values, self._graphs)
         # A draw outside of the likelihood's domain has density zero, and stops no other.
         weighed = [*free, *terms]
-        densities = impossible_outside(number.opened(densities_of(solved, weighed, has_volume)))
+        densities = impossible_outside(number.opened(log_densities_of(solved, weighed, has_volume)))
         terms_by_name = dict(zip([rv.name for rv in weighed], densities, strict=True))
         self.single_terms = number.masked(terms_by_name)
         self._log_density = compile_for_draws(
-            [*self._values, *self._x], [total_of([*self.single_terms.values()])]
+            [*self._values, *self._x], [sum_of_entries([*self.single_terms.values()])]
         )
         self._observed = [term for term in terms if term in solved.observed_RVs]
         there = self._start_parts({}, None)
@@ -372,7 +372,7 @@ class ExactPosterior(Named):
     def _gradient_graphs(self) -> list:
         """The log density and its gradient by the values and by the states."""
         inputs: list[Any] = [*self._values, *self._x]
-        total = total_of([*self.single_terms.values()])
+        total = sum_of_entries([*self.single_terms.values()])
         gradient: Any = pytensor.grad(total, inputs, disconnected_inputs="ignore")
         return [total, *gradient]
 

@@ -19,7 +19,7 @@ from pymc_gradmatch.exact.solutions import (
     of_each_experiment,
     with_draws,
 )
-from pymc_gradmatch.model import Start, of_experiment
+from pymc_gradmatch.model import Start, parameters_of_experiment
 
 
 def predict(
@@ -240,7 +240,9 @@ def _told(likelihood: Callable, solutions: Solutions, draws, solved, theta, time
             likelihood(*ode.by_name(x, parameters))
         for number, label in enumerate(labels):
             with pm.Model(name=label):
-                likelihood(*ode.by_name(x[number], of_experiment(parameters, ode, number)))
+                likelihood(
+                    *ode.by_name(x[number], parameters_of_experiment(parameters, ode, number))
+                )
     drawn_before = [str(rv.name) for rv in lines.free_RVs if rv.name in draws]
     names = [name for name in lines.named_vars if name not in {*given, *drawn_before}]
     if not names:

@@ -1,4 +1,4 @@
-"""The gradient-matching term of Theorem 1 as a PyMC distribution, and what it needs of a model."""
+"""The gradient-matching term of Theorem 1 as a PyMC distribution, with its checks."""
 
 import warnings
 import weakref
@@ -118,7 +118,7 @@ def _check_breaks(ode: ODE, gp: StateGP):
         np.array_equal(one, other[there]) for one, other in zip(steps, gp.steps, strict=True)
     ):
         msg = (
-            "states of the ODE jump by doses of which the Gaussian process does not know; expected "
+            "states of the ODE jump by doses that the Gaussian process does not have; expected "
             "gp = gp.with_breaks(ode.jumps, *ode.steps)."
         )
         raise ValueError(msg)
@@ -172,7 +172,7 @@ def equations(ode: ODE, gp: AnyStateGP) -> list[ODE]:
 
 
 def _on_grid(ode: ODE, gp: AnyStateGP) -> ODE:
-    """Return the right-hand side as it is written at ``gp.t``."""
+    """Return the right-hand side at ``gp.t``, of all experiments."""
     return in_experiments(equations(ode, gp)) if gp.names else ode
 
 
@@ -196,13 +196,13 @@ def parameters_of_each(theta: Sequence, gp: AnyStateGP, params: Sequence[str]) -
     return [value[:, None] if value.ndim else value for value in values]
 
 
-def remember_data(match: TensorVariable, model: pm.Model):
-    """Note with the constraint what ``pm.Data`` there were when it was written."""
+def record_data(match: TensorVariable, model: pm.Model):
+    """Record the values of ``pm.Data`` when the constraint is written."""
     match.tag.written_with = {data.name: data.get_value() for data in model.data_vars}
 
 
 def changed_data(model: pm.Model) -> dict[str, NDArray]:
-    """Return what ``pm.Data`` were before they were set anew, since a constraint was written."""
+    """Return former values of ``pm.Data`` that were set since a constraint was written."""
     return {
         name: before
         for rv in model.observed_RVs
@@ -212,7 +212,7 @@ def changed_data(model: pm.Model) -> dict[str, NDArray]:
     }
 
 
-def warn_of_other_data(model: pm.Model):
+def warn_of_changed_data(model: pm.Model):
     """Warn if ``pm.Data`` were set after the Gaussian processes had been fitted to them."""
     members = [gp for one in constraints(model) for gp in one.gp.members]
     used = [values for gp in members for values in (gp.y, gp.t_observed)]
@@ -242,8 +242,8 @@ def check_start(
 ):
     """Raise where the right-hand side or its slopes are not finite where samplers start.
 
-    Gamma and sigma, the ``others``, may be random by variables of the model alone; distributions
-    ``to_come`` are about to join it.
+    The ``others``, gamma and sigma, may depend on random variables of the model only, and on
+    distributions ``to_come``, which will join it.
     """
     x, theta = pt.as_tensor(x), [pt.as_tensor(value) for value in ode.ordered_params(theta)]
     check_known(model, [x, *theta, *others], to_come)
@@ -285,7 +285,7 @@ def check_start(
 
 
 def check_known(model: pm.Model, given: Sequence, to_come: Sequence[TensorVariable]):
-    """Raise if graphs, or distributions that are about to join a model, have others behind them."""
+    """Raise if graphs depend on random variables neither in the model nor ``to_come``."""
     drawn = [graph for graph in given if isinstance(graph, Variable)]
     stray = random_ancestors(drawn, [*model.basic_RVs, *to_come])
     stray += [parent for rv in to_come for parent in random_parents(rv, model.basic_RVs)]
@@ -299,7 +299,7 @@ def check_known(model: pm.Model, given: Sequence, to_come: Sequence[TensorVariab
 
 
 def _slopes(f: TensorVariable, variables: list[TensorVariable]) -> list[TensorVariable]:
-    """Write the gradient of all that f adds up to; nothing, if an operation has none."""
+    """Write the gradient of the sum of f; an empty list if an operation has none."""
     try:
         return [gradient(f.sum(), variable) for variable in variables]
     except (NotImplementedError, NullTypeGradError):
@@ -309,9 +309,8 @@ def _slopes(f: TensorVariable, variables: list[TensorVariable]) -> list[TensorVa
 def residuals(f, x, gp: AnyStateGP):
     r"""Return :math:`(f - \dot m) / s - D \tilde x`, :math:`\tilde x = (x - m) / s`.
 
-    The mismatch of Theorem 1, in standardised units per time: behind the graph of
-    :class:`GradientMatchingODE` and behind the climb of :func:`~pymc_gradmatch.refine`. Works on
-    arrays and on PyTensor variables alike, f and x of shape ``(..., time, state)``.
+    The mismatch of Theorem 1, in standardised units per time, of arrays or of PyTensor variables
+    f and x of shape ``(..., time, state)``.
     """
     scale = gp.scale[..., None, :]
     deviation = (x - gp.prior_mean) / scale
@@ -322,12 +321,10 @@ class GradientMatchingODERV(pm.SymbolicRandomVariable):
     """The random variable behind :class:`GradientMatchingODE`; draws under every backend.
 
     States and parameters are among its inputs, the ODE is its attribute, and each
-    node that applies it holds the Gaussian processes, so that a model shows which
-    equations it holds: see :func:`constraints`.  They take no part in the
-    density, which is that of the mismatch.  PyTensor keeps every ``Op`` that it
-    ever rewrote, so that matrices held by the ``Op`` would outlive their model.
-    How many parameters it has depends on the basis, so its signature belongs to
-    the instance and PyMC hands all inputs, ``rng`` and ``size`` too, to ``logp``.
+    node that applies it holds the Gaussian processes, for :func:`constraints`; the density
+    depends on the mismatch only.  PyTensor keeps every ``Op`` that it ever rewrote, so that
+    matrices held by the ``Op`` would outlive their model.  The number of inputs depends on the
+    basis, so the signature belongs to the instance, and ``logp`` gets all inputs.
     """
 
     name = "GradientMatchingODE"
@@ -339,15 +336,15 @@ class GradientMatchingODERV(pm.SymbolicRandomVariable):
 
     @property
     def gp(self) -> AnyStateGP:
-        """The Gaussian processes, as long as a node holds them."""
+        """The Gaussian processes, while a node holds them."""
         return cast("AnyStateGP", self._gp())
 
     def __getstate__(self):
-        """Return what is pickled, with the processes themselves."""
+        """Return the state with the processes themselves."""
         return self.__dict__ | {"_gp": self.gp}
 
     def __setstate__(self, state):
-        """Take what was pickled; the node, which is pickled with it, holds the processes."""
+        """Restore the state; the node, which is pickled with it, holds the processes."""
         self.__dict__ |= state | {"_gp": weakref.ref(state["_gp"])}
 
     def make_node(self, *inputs):
@@ -379,7 +376,7 @@ class GradientMatchingODERV(pm.SymbolicRandomVariable):
 
 
 class Constraint(NamedTuple):
-    """One :class:`GradientMatchingODE` of a model: which states obey which equations."""
+    """One :class:`GradientMatchingODE` of a model."""
 
     name: str
     ode: ODE
@@ -501,7 +498,7 @@ class GradientMatchingODE(pm.Continuous):
             cls, name, ode, x, theta, gp=gp, gamma=gamma, observed=observed, dims=dims, **kwargs
         )
         label_states(model, ode, dims)
-        remember_data(match, model)
+        record_data(match, model)
         return match
 
     @classmethod
@@ -517,7 +514,7 @@ class GradientMatchingODE(pm.Continuous):
         values = parameters_of_each(ode.ordered_params(theta), gp, ode.params)
         written = _on_grid(ode, gp).of_levels
         mismatch = residuals(written(gp.t, levels, values), levels, gp)
-        parameters = [mismatch, x, _in_one(values, gp), *map(pt.as_tensor, basis)]
+        parameters = [mismatch, x, _stacked(values, gp), *map(pt.as_tensor, basis)]
         return super().dist(parameters, ode=ode, gp=gp, **kwargs)
 
     def support_point(rv, rng, size, mismatch, x, theta, *basis):
@@ -537,24 +534,24 @@ class GradientMatchingODE(pm.Continuous):
 
 
 def add_equations(name: str, ode: ODE, x: TensorVariable, theta, gp: AnyStateGP):
-    """Add which ODE states obey, without a mismatch, for the exact posterior, which has none."""
+    """Add the ODE of the states without a mismatch, for the exact posterior."""
     model = pm.modelcontext(None)
     values = parameters_of_each(ode.ordered_params(theta), gp, ode.params)
     shape = gp.prior_mean.mT.shape
-    basis = Spectrum(pt.eye(shape[-1])[None], pt.ones(shape))  # graphs that are never evaluated
-    rv = GradientMatchingODERV.rv_op(x, x, _in_one(values, gp), *basis, ode=ode, gp=gp)
+    basis = Spectrum(pt.eye(shape[-1])[None], pt.ones(shape))  # is never evaluated
+    rv = GradientMatchingODERV.rv_op(x, x, _stacked(values, gp), *basis, ode=ode, gp=gp)
     dims = dims_of(model, x)
     match = model.register_rv(rv, name, observed=np.zeros(gp.prior_mean.shape), dims=dims)
     label_states(model, ode, dims)
-    remember_data(match, model)
+    record_data(match, model)
 
 
 def is_constraint(rv) -> bool:
-    """Tell whether a variable of a model is a :class:`GradientMatchingODE`."""
+    """Return whether a variable of a model is a :class:`GradientMatchingODE`."""
     return isinstance(rv.owner.op, GradientMatchingODERV)
 
 
-def _in_one(theta, gp: AnyStateGP) -> TensorVariable:
+def _stacked(theta, gp: AnyStateGP) -> TensorVariable:
     """Return parameters that broadcast against ``(..., time)`` as ``(..., time or 1, param)``."""
     if gp.names:
         theta = [pt.broadcast_to(value, (len(gp.names), 1)) for value in theta]
