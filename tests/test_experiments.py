@@ -385,7 +385,7 @@ def test_a_start_lies_where_its_prior_allows_it_though_data_prefer_another(exper
     ],
     ids=["uniform", "beta", "of both signs", "half-normal", "normal"],
 )
-def test_a_climb_ends_where_the_support_of_a_prior_does(prior, lowest, highest):
+def test_scalar_priors_end_where_the_support_of_a_prior_does(prior, lowest, highest):
     one, other = scalar_priors({"k": prior}, ["k"], 2, np.random.default_rng(1))
     assert one is other
     outer = np.array([-9.0, lowest - 0.01, highest + 0.01, 1e3])
@@ -436,8 +436,9 @@ def test_a_likelihood_that_is_zero_at_the_start_is_named_with_its_experiment(exp
         pm.Normal("seen", x.mass, SIGMA, observed=Y[:, 0])
 
     given = {n: gm.Experiment(T, Y, likelihood=f) for n, f in {"a": seen, "b": counted}.items()}
+    model = built(given)
     with pytest.raises(ValueError, match=r"likelihood is zero at b::lost\[0\] = 1"):
-        built(given)
+        gm.find_map(model=model, random_seed=1, progressbar=False)
 
 
 @pytest.mark.slow

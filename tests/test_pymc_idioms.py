@@ -328,7 +328,7 @@ def test_data_as_they_come_end_in_a_model_or_a_message():
     assert [fuzz.describe(o) for o in outcomes if o.result == "failure"] == []
 
 
-def test_a_heavy_tailed_prior_leaves_the_hessian_of_a_climb_positive(decay):
+def test_a_heavy_tailed_prior_leaves_the_hessian_positive(decay):
     gp = gm.StateGP(*decay, [pm.gp.cov.Matern52(1, ls=1.0)], sigma=0.1)
     parameters = parameters_of({"rate": pm.StudentT.dist(3)}, ["rate"])
     problem = Theorem1(Problem.of(DECAY, gp, parameters, np.array([1e9])))
@@ -337,7 +337,7 @@ def test_a_heavy_tailed_prior_leaves_the_hessian_of_a_climb_positive(decay):
     assert np.linalg.eigvalsh(hessian)[0] >= 0
 
 
-def test_a_climb_survives_a_step_to_where_the_right_hand_side_is_infinite(decay):
+def test_optimisation_survives_a_step_to_where_the_right_hand_side_is_infinite(decay):
     gp = gm.StateGP(*decay, [pm.gp.cov.Matern52(1, ls=1.0)], sigma=0.1)
     steep = gm.ODE(lambda t, x, theta: [pm.math.exp(theta.rate * x.mass)], ["mass"], ["rate"])
     problem = Theorem1(

@@ -288,7 +288,7 @@ def test_a_potential_of_a_trajectory_is_no_prior_of_its_start(chain_gp, chain_da
     np.testing.assert_allclose(np.diff(target.scalars(phi)["x0[c]"]), 0.7 * chain_gp.scale[2])
 
 
-def test_a_start_whose_prior_excludes_the_first_observation_is_climbed_from_within(chain_gp):
+def test_a_start_whose_prior_excludes_the_first_observation_is_optimised_from_within(chain_gp):
     start = Start.of(CHAIN, {"c": pm.LogNormal.dist(-1, 1)})
     x = chain_gp.posterior_mean()
     x[0, 2] = -0.5
@@ -297,7 +297,7 @@ def test_a_start_whose_prior_excludes_the_first_observation_is_climbed_from_with
     np.testing.assert_array_equal(np.delete(moved, 2, axis=1), np.delete(x, 2, axis=1))
 
 
-def test_a_start_whose_prior_depends_on_a_variable_is_climbed_given_where_that_starts():
+def test_a_start_whose_prior_depends_on_a_variable_is_optimised_given_its_initial_value():
     with pm.Model():
         middle = pm.Normal("middle", 0, 1, initval=3.0)
         start = Start.of(DECAY, {"mass": pm.Normal.dist(middle, 2.0)})

@@ -52,17 +52,15 @@ from pymc_gradmatch.model.given import (
     check_agreement,
     check_given_gp,
     check_noise_is_identifiable,
-    check_not_with_experiments,
-    check_possible,
     check_priors,
     fit_states,
     noise_on_grid,
     warn_of_unseen,
     warn_of_unused,
 )
-from pymc_gradmatch.model.likelihood import LikelihoodFunction, make_replaceable, with_noise
+from pymc_gradmatch.model.likelihood import LikelihoodFunction, make_replaceable
 from pymc_gradmatch.model.presets import Preset, Settings, UnfittedPreset, preset_of
-from pymc_gradmatch.model.priors import call_priors, priors_by_entry, scalar_priors
+from pymc_gradmatch.model.priors import call_priors, priors_by_entry, scalar_priors, variable_of
 from pymc_gradmatch.model.start import add_starts, is_known_start, parameters_of_experiment
 from pymc_gradmatch.ode import ODE, Input
 from pymc_gradmatch.replaceable import CONSTANT, Numbers
@@ -350,10 +348,6 @@ def write_model(
         else:
             with reporting(FITTING, enabled=progressbar):
                 fits = fit_states(chosen.fit, parts, scalar, rng)
-            fits = [
-                fit if one.noise is None else with_noise(fit, one.noise)
-                for one, fit in zip(parts, fits, strict=True)
-            ]
         for one, fit in zip(parts, fits, strict=True):
             one.start.check_data(fit)
         fitted = StateGPs(
@@ -433,7 +427,6 @@ class _ModelLines:
         if chosen.has_mismatch:
             others = [self.gamma, chosen.sigma]
             check_start(home, ode, gp.states_of(levels), priors, gp, others, to_come)
-            check_possible(self.parts, home, priors, gp, levels)
             unit = [np.float64(1)] * len(ode.params)
             mean = gp.states_of(gp.prior_mean)
             GradientMatchingODE.dist(ode, mean, unit, gp=gp, gamma=self.gamma)
@@ -446,7 +439,7 @@ class _ModelLines:
         gp, ode, names = self.gp, self.ode, self.names
         coords = self.coords(model)
         theta = {
-            n: _variable_of(model, n, priors[n], ("experiment",) if priors[n].ndim else None)
+            n: variable_of(model, n, priors[n], ("experiment",) if priors[n].ndim else None)
             for n in ode.params
         }
         x = gp.prior(names["x"], parameterization=self.chosen.parameterization)
@@ -543,8 +536,13 @@ def _experiments(
     given: Mapping[str, Experiment] | Sequence[Experiment], whole: Experiment, gp: StateGP | None
 ) -> dict[str, Experiment]:
     """Return experiments by name, with the arguments for all as their defaults."""
-    singular = {"t": whole.t, "y": whole.y, "likelihood": whole.likelihood, "gp": gp}
-    check_not_with_experiments({n: v for n, v in singular.items() if v is not None})
+    single = {"t": whole.t, "y": whole.y, "likelihood": whole.likelihood, "gp": gp}
+    if any(value is not None for value in single.values()):
+        msg = (
+            f"{[n for n, v in single.items() if v is not None]} are given, and so are experiments, "
+            "which have their own; expected one of them: gm.Experiment(t, y, likelihood=...)."
+        )
+        raise TypeError(msg)
     return {
         name: replace(
             one,
@@ -565,11 +563,6 @@ class _ExperimentModel(pm.Model):
             return super().__getitem__(key)
         except KeyError:
             return self.parent[key]
-
-
-def _variable_of(model: pm.Model, name: str, prior: TensorVariable, dims=None) -> TensorVariable:
-    """Return the model's variable of a prior; an expression is returned as it is."""
-    return registered(model, name, prior, dims) if is_distribution(prior) else prior
 
 
 def _priors_in_model(

@@ -402,29 +402,26 @@ def constraints(model: pm.Model) -> list[Constraint]:
 class GradientMatchingODE(pm.Continuous):
     r"""The ODE as a constraint on the states: the last factor of Theorem 1.
 
-    The slopes of the states are given twice: by the ODE, as :math:`f(x, \theta)`,
-    and by the Gaussian process, as :math:`N(D x, A)`.  They may differ by a
-    tolerance :math:`\gamma`.  Their mismatch, per state and in standardised
-    units, is
+    The ODE gives the slopes of the states as :math:`f(x, \theta)`, the Gaussian process as
+    :math:`N(D x, A)`.  They may differ by a tolerance :math:`\gamma`.  Their mismatch, per state
+    and in standardised units, is
 
     .. math::
 
         g = (f(x, \theta) - \dot m) / s - D \tilde x \;\sim\; N(0, A + \gamma I), \qquad
         \tilde x = (x - m) / s
 
-    (Wenk et al. 2019, Theorem 1, with the scale :math:`s` of the data and the
-    prior mean :math:`m`, a constant or a trajectory; of the logarithms of positive states
-    and their derivatives).  The variable is
-    ``N(g, A + gamma I)``, observed at zero, normalising constants included, so
-    that :math:`\gamma` may be random.
+    (Wenk et al. 2019, Theorem 1, with the scale :math:`s` of the data and the prior mean
+    :math:`m`, a constant or a trajectory; for positive states of logarithms).  The variable is
+    ``N(g, A + gamma I)``, observed at zero, with normalising constants, so that
+    :math:`\gamma` may be random.
 
     Parameters
     ----------
     ode : ODE
         The right-hand side.
     x : tensor_like of float
-        States in the data's units, shape ``(time, state)`` or ``(..., time,
-        state)``: what ``gp.prior("x")`` returns.
+        States in the data's units, shape ``(..., time, state)``: what ``gp.prior("x")`` returns.
     theta : mapping of str to tensor_like of float
         One scalar for each of ``ode.params``; with several experiments also one for each of
         these.
@@ -446,11 +443,9 @@ class GradientMatchingODE(pm.Continuous):
     -----
     Where an input of the ODE jumps, the states have a kink: ``gp.with_breaks(ode.jumps)``; with
     doses ``gp.with_breaks(ode.jumps, *ode.steps)``.
-    In a model, ``observed`` is zero and ``dims`` are those of x by default.
-    The labels of their state dim must be ``ode.states``, and become so where
-    there are none.  Posterior predictive draws of the variable are replicated
-    mismatches.  To PyMC it is one observed variable among others: name the data,
-    ``pm.compute_log_likelihood(idata, var_names=["y"])``, for ``az.loo``.
+    ``observed`` is zero, and ``dims`` those of x, by default.  The labels of their state dim must
+    be ``ode.states``, and become so where there are none.  To PyMC the constraint is an observed
+    variable: name the data, ``pm.compute_log_likelihood(idata, var_names=["y"])``, for ``az.loo``.
 
     References
     ----------

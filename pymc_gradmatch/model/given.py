@@ -10,14 +10,11 @@ from typing import Any
 
 import numpy as np
 import pymc as pm
-import pytensor
-import pytensor.tensor as pt
 from numpy.typing import NDArray
 from pytensor.compile import SharedVariable
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch._pymc import EVALUATE_ONCE, at_starts
 from pymc_gradmatch.arguments import in_order, is_distribution, is_registered
 from pymc_gradmatch.gp import (
     AnyStateGP,
@@ -36,6 +33,7 @@ from pymc_gradmatch.model.likelihood import (
     LikelihoodFunction,
     NormalLikelihood,
     graph_likelihood,
+    with_noise,
 )
 from pymc_gradmatch.model.priors import parameters_of
 from pymc_gradmatch.model.start import Start
@@ -80,13 +78,11 @@ class CheckedExperiment:
         """
         try:
             ode = ode if one.inputs is None else ode.with_inputs(one.inputs)
-            if several:
-                _refuse_shared(one.y)
             positive = ode.is_positive if ode.positive else False
             data = Data.of(one.t, one.y, states=ode.states, scales=one.scales, positive=positive)
             check_states(ode, data.states)
             ode.check_times(data.t)
-            _check_shared(one.y, data)
+            _check_shared(one.y, data, several)
             start = Start.of(ode, one.start, data.t[0])
             if fits and not isinstance(one.y, SharedVariable):
                 data = _without_constant_states(data, ode, start)
@@ -244,39 +240,6 @@ def warn_of_unseen(parts: Sequence[CheckedExperiment]):
             )
 
 
-def check_possible(
-    parts: Sequence[CheckedExperiment],
-    model: pm.Model,
-    priors: Mapping[str, TensorVariable],
-    gp: AnyStateGP,
-    levels: NDArray[np.float64] | TensorVariable,
-):
-    """Raise if a likelihood is zero where samplers start, at levels of the states on the grid."""
-    variables = [*priors.values()]
-    upstream = set(ancestors(variables))
-    to_come = [prior for prior in variables if is_distribution(prior)]
-    free = [rv for rv in dict.fromkeys([*model.free_RVs, *to_come]) if rv in upstream]
-    there = at_starts([*variables, pt.as_tensor(levels)], free, model.rvs_to_initial_values)
-    *values, levels = pytensor.function([], there, mode=EVALUATE_ONCE)()
-    theta = dict(zip(priors, values, strict=True))
-    for number, (one, member, own) in enumerate(
-        zip(parts, gp.members, gp.of_each(levels), strict=True)
-    ):
-        if one.graph is None:
-            continue
-        of_one = [float(np.atleast_1d(value)[number * np.ndim(value)]) for value in theta.values()]
-        zero = one.graph.impossible(np.array(of_one), member.at_times(own))
-        if zero:
-            where = f"{one.name}::{zero}" if one.name else zero
-            msg = (
-                f"the likelihood is zero at {where}, where sampling starts (states at the Gaussian "
-                "process' posterior mean, parameters at their support point). Check the data and "
-                "the likelihood, start elsewhere with `initval`, or take preset 'refined', which "
-                "starts from solutions of the ODE."
-            )
-            raise ValueError(msg)
-
-
 def noise_on_grid(parts: Sequence[CheckedExperiment], gp: AnyStateGP) -> NDArray[np.float64]:
     """Return known noise of each experiment on its grid, one where nothing was observed."""
     on_grid = np.ones(gp.prior_mean.shape)
@@ -312,7 +275,8 @@ def fit_states(
     fits = []
     for one, data in zip(parts, _with_scales_of_zeros(scaled), strict=True):
         gp = fit(_without_doses(data, one.ode), rng)
-        fits.append(StateGP.of(data, gp.processes, gp.sigma))
+        gp = StateGP.of(data, gp.processes, gp.sigma)
+        fits.append(gp if one.noise is None else with_noise(gp, one.noise))
     return fits
 
 
@@ -446,32 +410,22 @@ def _log_empty_times(data: Data):
         )
 
 
-def _check_shared(y, data: Data):
-    if isinstance(y, SharedVariable) and not data.is_complete:
-        msg = (
-            "y is a shared variable with missing values (NaN), but the likelihood is of the others "
-            "alone; expected an array, y.get_value(), or complete pm.Data."
-        )
-        raise ValueError(msg)
-
-
-def _refuse_shared(y):
-    if isinstance(y, SharedVariable):
+def _check_shared(y, data: Data, several: bool):
+    """Raise if y is a shared variable that the likelihood could not follow."""
+    if not isinstance(y, SharedVariable):
+        return
+    if several:
         msg = (
             "y is a shared variable, such as pm.Data, which several experiments do not follow "
             "where it is set anew; expected an array, y.get_value()."
         )
         raise TypeError(msg)
-
-
-def check_not_with_experiments(given: Mapping[str, Any]):
-    """Raise if an argument is given that each experiment has separately."""
-    if given:
+    if not data.is_complete:
         msg = (
-            f"{list(given)} are given, and so are experiments, which have their own; expected one "
-            "of them: gm.Experiment(t, y, likelihood=...)."
+            "y is a shared variable with missing values (NaN), but the likelihood is of the others "
+            "alone; expected an array, y.get_value(), or complete pm.Data."
         )
-        raise TypeError(msg)
+        raise ValueError(msg)
 
 
 def check_given_gp(gp: StateGP, data: Data, settings: Mapping[str, Any]):

@@ -15,41 +15,22 @@ from pymc_gradmatch.gp import StateGP
 from pymc_gradmatch.model.likelihood import Likelihood
 from pymc_gradmatch.ode import ODE
 
+# The numbers of the rule, which benchmarks/levers.py varies.
+STEPS = 4  # grid steps from one observation to the next
+MIN_STEPS, MAX_STEPS = 56, 160  # grid steps in all, below and above which gaps have more or fewer
+WIDE_LENGTHSCALE = 4.0  # observations
+WIDE_AMPLITUDE = 10.0  # standard deviations of the data
+NARROW_LENGTHSCALE = 2.0  # grid steps
+NARROW_AMPLITUDE = 30.0  # sigma
+ALL_DATA = 4.0  # times the noise of all data replaces a state's own sigma, if that is larger
+TOLERANCE = 1e-6  # gamma, relative to the prior variance of the slopes
+MAX_OBSERVATIONS = 400  # beyond which a subset of them leads to the solution
+MARKOV_LENGTHSCALE = 18.0  # grid steps, of the narrow Matern52 process of more observations
 RELATIVE_NUGGET = 1e-9  # of the kernel's variance
 MIN_END_SLOPE = 0.1  # of the count, relative to the outermost gap's: below, the count would stop
-LONG_GAP = 3.0  # median gaps, beyond which the grid of a solution divides a gap by its length
+LONG_GAP = 3.0  # median gaps, or mean paths of the solution in other gaps
 MAX_GAP_COUNT = 16.0  # median gaps that a longer one counts as at most
 MAX_CLOCK_KNOTS = 400
-
-
-class RefinedSettings(NamedTuple):
-    """Numbers of the refined rule."""
-
-    steps: int = 4
-    """Grid steps from one observation to the next."""
-    shortest: int = 56
-    """Grid steps in all, below which gaps are divided further."""
-    longest: int = 160
-    """Grid steps in all, beyond which gaps are divided no further."""
-    wide_lengthscale: float = 4.0
-    """In observations."""
-    wide_amplitude: float = 10.0
-    """In standard deviations of the data."""
-    narrow_lengthscale: float = 2.0
-    """In grid steps."""
-    most: int = 400
-    """Observations, beyond which a subset of them leads to the solution."""
-    markov_lengthscale: float = 18.0
-    """In grid steps, of the narrow Matern52 process of more observations than that."""
-    narrow_amplitude: float = 30.0
-    """In sigma."""
-    all_data: float = 4.0
-    """Times the noise of all data replaces a state's own sigma, if that is larger."""
-    tolerance: float = 1e-6
-    """gamma, relative to the prior variance of the slopes."""
-
-
-REFINED = RefinedSettings()
 
 
 class ProcessPair(NamedTuple):
@@ -61,47 +42,64 @@ class ProcessPair(NamedTuple):
     """For the distance from it, of unit amplitude."""
 
 
-def is_long(gp: StateGP, settings: RefinedSettings) -> bool:
-    """Return whether a subset of the observations leads to the solution."""
-    return len(gp.t_observed) > settings.most
-
-
 def process_pair(
-    gp: StateGP, ode: ODE, settings: RefinedSettings, grid: int | ArrayLike | None
+    gp: StateGP, ode: ODE, grid: int | ArrayLike | None, is_markov: bool = False
 ) -> ProcessPair:
     """Return Gaussian processes of the data on the rule's grid, or on a given one."""
     times, counts, states = gp.t_observed, gp.data.counted, range(len(gp.states))
     n_gaps = counts[-1] - counts[0]
-    steps = _steps_per_gap(settings, n_gaps)
+    steps = _steps_per_gap(n_gaps)
     clock = _clock(times, counts)
-    wide = kernel_in_observations(pm.gp.cov.Matern52, settings.wide_lengthscale, *clock)
+    wide = kernel_in_observations(pm.gp.cov.Matern52, WIDE_LENGTHSCALE, *clock)
     divided = _divided(times, counts, steps) if grid is None else grid
     smooth = gp.with_covs([wide for _ in states]).with_grid(divided)
     on_grid = smooth.with_breaks(ode.jumps, *ode.steps)
     step = 1 / steps if grid is None else n_gaps / (len(smooth.t) - 1)
     family, lengthscale = (
-        (pm.gp.cov.Matern52, settings.markov_lengthscale)
-        if is_long(gp, settings)
-        else (pm.gp.cov.ExpQuad, settings.narrow_lengthscale)
+        (pm.gp.cov.Matern52, MARKOV_LENGTHSCALE)
+        if is_markov
+        else (pm.gp.cov.ExpQuad, NARROW_LENGTHSCALE)
     )
     narrow = kernel_in_observations(family, lengthscale * step, *clock)
-    wide_enough = with_amplitude(on_grid, settings.wide_amplitude)
+    wide_enough = with_amplitude(on_grid, WIDE_AMPLITUDE)
     return ProcessPair(wide_enough, on_grid.with_covs([narrow for _ in states]))
+
+
+def narrow_process(
+    unit: StateGP, ode: ODE, gp: StateGP, theta: NDArray[np.float64], likelihood: Likelihood
+) -> StateGP:
+    """Return processes of unit amplitude around the prior mean of gp, as wide as the noise."""
+    around = unit.with_sigma(likelihood.sigma).with_mean(gp.prior_mean, gp.prior_slope)
+    noise = np.fmin(likelihood.sigma, ALL_DATA * noise_of_all_data(ode, gp, theta, likelihood))
+    return with_amplitude(around, NARROW_AMPLITUDE * noise / gp.scale)
+
+
+def gamma_of(gp: StateGP) -> NDArray[np.float64]:
+    """Return the rule's gamma, which only keeps A positive definite."""
+    return TOLERANCE * gp.slope_variance()
 
 
 def grid_of(gp: StateGP) -> int | NDArray[np.float64]:
     """Return the grid of a solution at the times of the data, long gaps divided by their length."""
     times, counts = gp.t_observed, gp.data.counted
-    steps = _steps_per_gap(REFINED, counts[-1] - counts[0])
+    steps = _steps_per_gap(counts[-1] - counts[0])
     gaps = np.diff(times)
     longer = np.minimum(gaps / np.median(gaps), MAX_GAP_COUNT)
     counted = np.where(longer > LONG_GAP, np.maximum(longer, np.diff(counts)), np.diff(counts))
     return _divided(times, np.append(0.0, np.cumsum(counted)), steps)
 
 
-def _steps_per_gap(settings: RefinedSettings, n_gaps: float) -> int:
-    fewest, most = ceil(settings.shortest / n_gaps), round(settings.longest / n_gaps)
-    return max(fewest, min(settings.steps, most))
+def moves_in_long_gap(gp: StateGP) -> bool:
+    """Return whether the prior mean, a solution, moves far in a long gap, compared with others."""
+    steps = np.linalg.norm(np.diff(gp.prior_mean / gp.scale, axis=0), axis=1)
+    is_long_gap = gp.data.is_long_gap
+    gap = np.clip(np.searchsorted(gp.t_observed, gp.t[1:]) - 1, 0, len(is_long_gap) - 1)
+    paths = np.bincount(gap, steps, len(is_long_gap))
+    return bool((paths[is_long_gap] > LONG_GAP * paths[~is_long_gap].mean()).any())
+
+
+def _steps_per_gap(n_gaps: float) -> int:
+    return max(ceil(MIN_STEPS / n_gaps), min(STEPS, round(MAX_STEPS / n_gaps)))
 
 
 def _divided(times: NDArray, counts: NDArray, steps: int) -> int | NDArray:

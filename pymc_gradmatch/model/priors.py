@@ -149,12 +149,14 @@ def call_priors(priors: Callable, ode: ODE) -> dict[str, TensorVariable]:
         for name, prior in made.items()
     }
     vectors = [name for name in named if ode.lengths.get(name) is not None]
-    return dict(ode.by_entry(named | {name: _joined(model, name, named[name]) for name in vectors}))
+    return dict(
+        ode.by_entry(named | {name: variable_of(model, name, named[name]) for name in vectors})
+    )
 
 
-def _joined(model: pm.Model, name: str, prior: TensorVariable) -> TensorVariable:
-    """Return the prior of a vector as a variable of the model, or itself if it is an expression."""
-    return registered(model, name, prior) if is_distribution(prior) else prior
+def variable_of(model: pm.Model, name: str, prior: TensorVariable, dims=None) -> TensorVariable:
+    """Return the model's variable of a prior; an expression is returned as it is."""
+    return registered(model, name, prior, dims) if is_distribution(prior) else prior
 
 
 def priors_by_entry(ode: ODE, priors: Mapping | Callable) -> Mapping | Callable:

@@ -7,25 +7,19 @@ Theorem 1 holds for any prior mean m of the states:
 If m is a solution of the ODE, the Gaussian process describes the distance from that solution, and
 nothing pulls the states towards a constant.  docs/history/accuracy.md has the study of the rule:
 
-1. *Grid*: four steps from one observation to the next (more for short series, fewer for long
-   ones).
-2. *Time* is counted in observations: people observe where things change.  Where values are
-   missing, each state counts its own, and time is the mean of these counts.
-3. A wide Gaussian process finds a solution: Matern52 with a lengthscale of four observations and
-   an amplitude of ten standard deviations of the data.  The ODE is integrated from the most
-   probable parameters and first states, the solution becomes the prior mean, and so on until
-   theta settles.  If this solution does not explain the data, or these have a long gap, others
-   from draws of the prior may fit better.
-4. A narrow one describes the distance from the solution: ExpQuad with a lengthscale of two grid
-   steps and an amplitude of 30 sigma, so that A follows the noise.  It is re-centred again.  For a
-   state that the data of other states determine much better than its own data do, sigma is
-   replaced by four times :func:`noise_of_all_data`.  Where the likelihood is not normal, sigma is
-   that of a normal observation with the same information; a state that nothing is observed of
-   takes the median of the others.
+1. *Grid*: four steps from one observation to the next.
+2. *Time* is counted in observations: people observe where things change.
+3. A wide Matern52 process finds a solution: the ODE is integrated from the most probable
+   parameters and first states, the solution becomes the prior mean, until theta settles.  If this
+   solution does not explain the data, or moves far in a long gap, others from draws of the
+   prior may fit better.
+4. A narrow ExpQuad process, with an amplitude of 30 sigma, describes the distance from the
+   solution, so that A follows the noise.  It is re-centred again.  For a state that the data of
+   other states determine much better than its own do, sigma is replaced by four times
+   :func:`noise_of_all_data`.
 5. gamma is a millionth of the prior variance of the slopes.
 6. Of more than 400 observations a subset leads to the solution, and the narrow process is
-   Matern52 with a lengthscale of eighteen grid steps, which determines slopes as well and is
-   Markov: the cost of the model is then linear in the number of times.
+   Matern52, which is Markov: the cost of the model is then linear in the number of times.
 
 Where an input jumps, or a state by a dose, the Gaussian process is broken
 (:meth:`StateGP.with_breaks`).
@@ -48,12 +42,12 @@ from pymc_gradmatch.model.constraint import check_positive, check_states
 from pymc_gradmatch.model.gauss_newton import Mode, Problem, SharedParameters, optimise
 from pymc_gradmatch.model.given import CheckedExperiment, Fits
 from pymc_gradmatch.model.layout import (
-    REFINED,
+    MAX_OBSERVATIONS,
     RELATIVE_NUGGET,
     ProcessPair,
-    RefinedSettings,
-    is_long,
-    noise_of_all_data,
+    gamma_of,
+    moves_in_long_gap,
+    narrow_process,
     process_pair,
     with_amplitude,
 )
@@ -113,7 +107,6 @@ def refine(
     start: Mapping[str, Any] | Callable | str | None = None,
     sigma: ArrayLike | None = None,
     grid: int | ArrayLike | None = None,
-    settings: RefinedSettings = REFINED,
     random_seed: int | np.random.Generator | None = None,
     progressbar: bool = True,
 ) -> Refined:
@@ -141,8 +134,6 @@ def refine(
     grid : int or array_like of float, optional
         Steps between observations or sorted times, see
         :meth:`StateGP.with_grid`; the rule's if not given.
-    settings : RefinedSettings
-        Numbers of the rule.
     random_seed : int or numpy.random.Generator, optional
         Seed of the starting points.
     progressbar : bool, default True
@@ -191,7 +182,7 @@ def refine(
     )
     found = refine_experiments(
         Fits([one], gp, [priors], np.zeros(len(ode.params), dtype=bool)), grid=grid,
-        settings=settings, random_seed=random_seed, progressbar=progressbar,
+        random_seed=random_seed, progressbar=progressbar,
     )  # fmt: skip
     [problem] = found.problems
     return Refined(problem.gp, problem.gamma, found.theta, found.moves)
@@ -224,38 +215,36 @@ def refine_experiments(
     fits: Fits,
     *,
     grid: int | ArrayLike | None = None,
-    settings: RefinedSettings = REFINED,
     random_seed: int | np.random.Generator | None = None,
     progressbar: bool = True,
+    by_subset: bool = True,
 ) -> RefinedExperiments:
     """Apply the rule of :func:`refine` to one or several experiments that share parameters.
 
     A solution is first sought for each experiment separately; then all are optimised jointly, and
-    re-centred on the solutions for their shared parameters.
+    re-centred on the solutions for their shared parameters.  ``by_subset`` is whether a subset of
+    many observations leads to the solution.
     """
     members = [_with_known_noise(*one) for one in zip(fits.parts, fits.gp.members, strict=True)]
     first, is_single = fits.parts[0], len(fits.parts) == 1
-    if is_single and first.likelihood is None and is_long(members[0], settings):
+    is_long = [by_subset and len(gp.t_observed) > MAX_OBSERVATIONS for gp in members]
+    if is_single and is_long[0] and first.likelihood is None:
         return _refined_by_subset(
-            fits, members[0], grid=grid, settings=settings, random_seed=random_seed,
-            progressbar=progressbar,
-        )  # fmt: skip
+            fits, members[0], grid, random_seed=random_seed, progressbar=progressbar
+        )
     rng, params = np.random.default_rng(random_seed), first.ode.params
     of_each = {id(priors): priors for priors in fits.priors}
     compiled = {key: parameters_of(priors, params) for key, priors in of_each.items()}
-    pairs = [
-        process_pair(gp, one.ode, settings, grid)
-        for one, gp in zip(fits.parts, members, strict=True)
-    ]
+    pairs = [process_pair(gp, one.ode, grid) for one, gp in zip(fits.parts, members, strict=True)]
     longest = max(len(one.wide.t) for one in pairs)
     for number, one in enumerate(pairs):
         if more := longest - len(one.wide.t):
             pairs[number] = ProcessPair(*(gp.with_more_times(more) for gp in one))
     problems = [
-        _problem(part, one.wide, compiled[id(priors)], settings)
+        _problem(part, one.wide, compiled[id(priors)])
         for part, one, priors in zip(fits.parts, pairs, fits.priors, strict=True)
     ]
-    narrow = [partial(_with_narrow_process, one.narrow, settings) for one in pairs]
+    narrow = [partial(_with_narrow_process, one.narrow) for one in pairs]
     with reporting(SEARCHING, enabled=progressbar) as report:
         found = []
         for part, problem in zip(fits.parts, problems, strict=True):
@@ -295,17 +284,14 @@ def _with_known_noise(one: CheckedExperiment, gp: StateGP) -> StateGP:
     return gp
 
 
-def _problem(
-    one: CheckedExperiment, gp: StateGP, parameters: Parameters, settings: RefinedSettings
-) -> Problem:
+def _problem(one: CheckedExperiment, gp: StateGP, parameters: Parameters) -> Problem:
     """Return the problem of one experiment with wide processes."""
     likelihood: Likelihood
     if one.likelihood is None:
         likelihood = NormalLikelihood(gp, len(one.start.places), one.noise)
     else:
         likelihood = graph_likelihood(one.likelihood, one.ode, gp)
-    gamma = settings.tolerance * gp.slope_variance()
-    return Problem(one.ode.of_levels, gp, parameters, gamma, likelihood, one.start)
+    return Problem(one.ode.of_levels, gp, parameters, gamma_of(gp), likelihood, one.start)
 
 
 def _shared_parameters(fits: Fits) -> SharedParameters:
@@ -344,9 +330,9 @@ def _find_solution(
     mode = optimise_from_prior(problem, smoothed, rng)
     best, reached = recentred(mode)
     [around] = best.problems
-    if not (_unexplained(around) or around.gp.data.is_long_gap.any()):
+    if not (_unexplained(around) or moves_in_long_gap(around.gp)):
         return best
-    report("seeking other solutions: this one leaves more than noise, or crosses a long gap")
+    report("seeking other solutions: this one leaves more than noise, or moves in a long gap")
     others: list[tuple[float, Mode]] = []  # with their log likelihoods
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # about solutions that are not taken
@@ -477,36 +463,29 @@ def _with_common_noise(problems: Sequence[Problem]) -> list[Problem]:
     ]
 
 
-def _with_narrow_process(
-    unit: StateGP, settings: RefinedSettings, problem: Problem, theta: NDArray[np.float64]
-) -> Problem:
+def _with_narrow_process(unit: StateGP, problem: Problem, theta: NDArray[np.float64]) -> Problem:
     """Return a problem around a solution with the rule's narrow processes, and their gamma."""
-    gp, likelihood = problem.gp, problem.likelihood
-    around = unit.with_sigma(likelihood.sigma).with_mean(gp.prior_mean, gp.prior_slope)
-    all_data = settings.all_data * noise_of_all_data(problem.ode, gp, theta, likelihood)
-    noise = np.fmin(likelihood.sigma, all_data)
-    around = with_amplitude(around, settings.narrow_amplitude * noise / gp.scale)
-    return replace(problem, gp=around, gamma=settings.tolerance * around.slope_variance())
+    around = narrow_process(unit, problem.ode, problem.gp, theta, problem.likelihood)
+    return replace(problem, gp=around, gamma=gamma_of(around))
 
 
 def _refined_by_subset(
-    fits: Fits, gp: StateGP, *, grid, settings: RefinedSettings, **given
+    fits: Fits, gp: StateGP, grid: int | ArrayLike | None, **given: Any
 ) -> RefinedExperiments:
     """Refine by a subset of the observations, and centre the whole series on the solution."""
     [one] = fits.parts
-    data = gp.data.thinned(settings.most)
+    data = gp.data.thinned(MAX_OBSERVATIONS)
     subset = StateGP.of(data, gp.processes.with_grid(data.t), gp.sigma)
     noise = None if one.noise is None else one.noise[np.isin(gp.data.t, data.t)]
-    by_subset = replace(fits, parts=[replace(one, data=data, noise=noise)], gp=subset)
-    found = refine_experiments(by_subset, settings=settings._replace(most=len(data.t)), **given)
+    fewer = replace(fits, parts=[replace(one, data=data, noise=noise)], gp=subset)
+    found = refine_experiments(fewer, by_subset=False, **given)
     [before], [at] = found.problems, found.modes
-    unit = process_pair(gp, one.ode, settings, grid).narrow
-    problem = _problem(one, unit, before.parameters, settings)
+    unit = process_pair(gp, one.ode, grid, is_markov=True).narrow
+    problem = _problem(one, unit, before.parameters)
     x = problem.ode.solve(unit.t, before.gp.prior_mean[0], before.theta(at.u))
     problem = _centred(problem, at._replace(x=x))
     around = with_amplitude(problem.gp, np.sqrt(before.gp.nugget / RELATIVE_NUGGET))
-    problem = replace(problem, gp=around, gamma=settings.tolerance * around.slope_variance())
-    return replace(found, problems=[problem])
+    return replace(found, problems=[replace(problem, gp=around, gamma=gamma_of(around))])
 
 
 def _unexplained(problem: Problem) -> list[str]:

@@ -304,28 +304,31 @@ class Start:
             self.values([pt.scalar(name, dtype="float64") for name in self.ode.params], x0)
 
     def check_data(self, gp: StateGP):
-        """Raise if a number is far from what was observed at that time."""
+        """Raise if a number is far from the first observation, and warn if it is unlikely."""
+        if gp.t_observed[0] != gp.t[0]:
+            return
         for name, number in self.numbers.items():
             k = self.ode.states.index(name)
-            one, observed = gp.data.positive[k], gp.y[0, k]
-            levels = levels_of(np.array([observed, number]), np.array(one))
-            apart = abs(levels[0] - levels[1]) / gp.scale[k]
-            if gp.t_observed[0] == gp.t[0] and apart > REFUSED_SDS:
+            observed = gp.y[0, k]
+            levels = levels_of(np.array([observed, number]), np.array(gp.data.positive[k]))
+            distance = abs(levels[0] - levels[1])
+            in_sds, unit = (
+                distance / gp.scale[k],
+                "the value at the first time, in the data's units",
+            )
+            given = f"the start of {name!r} is {number:g}, but {observed:g} was observed at t = "
+            if in_sds > REFUSED_SDS:
                 msg = (
-                    f"the start of {name!r} is {number:g}, but {observed:g} was observed at "
-                    f"t = {gp.t[0]:g}, {apart:.0f} standard deviations of the "
-                    "data away; expected the value at the first time, in the "
-                    "data's units."
+                    f"{given}{gp.t[0]:g}, {in_sds:.0f} standard deviations of the data away; "
+                    f"expected {unit}."
                 )
                 raise ValueError(msg)
-            noise = np.asarray(gp.sigma)[k] if not isinstance(gp.sigma, TensorVariable) else np.inf
-            in_sigma = apart * gp.scale[k] / noise
-            if gp.t_observed[0] == gp.t[0] and in_sigma > DOUBTED_SIGMAS and apart > DOUBTED_SDS:
+            noise = np.inf if isinstance(gp.sigma, TensorVariable) else np.asarray(gp.sigma)[k]
+            if distance / noise > DOUBTED_SIGMAS and in_sds > DOUBTED_SDS:
                 warnings.warn(
-                    f"the start of {name!r} is {number:g}, but {observed:g} was observed at "
-                    f"t = {gp.t[0]:g}: {in_sigma:.0f} times the noise away. Is it the value at the "
-                    "first time, in the data's units? A start that is not known exactly has a "
-                    f"prior: start={{{name!r}: pm.Normal.dist({number:g}, ...)}}.",
+                    f"{given}{gp.t[0]:g}: {distance / noise:.0f} times the noise away. Is it "
+                    f"{unit}? A start that is not known exactly has a prior: "
+                    f"start={{{name!r}: pm.Normal.dist({number:g}, ...)}}.",
                     UserWarning,
                     stacklevel=3,
                 )
