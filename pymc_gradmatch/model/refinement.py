@@ -235,7 +235,10 @@ def refine_experiments(
     rng, params = np.random.default_rng(random_seed), first.ode.params
     of_each = {id(priors): priors for priors in fits.priors}
     compiled = {key: parameters_of(priors, params) for key, priors in of_each.items()}
-    pairs = [process_pair(gp, one.ode, grid) for one, gp in zip(fits.parts, members, strict=True)]
+    pairs = [
+        process_pair(gp, one.ode, grid, is_markov)
+        for one, gp, is_markov in zip(fits.parts, members, is_long, strict=True)
+    ]
     longest = max(len(one.wide.t) for one in pairs)
     for number, one in enumerate(pairs):
         if more := longest - len(one.wide.t):
