@@ -27,7 +27,6 @@ from pymc_gradmatch.gp import (
     StateGP,
     StateGPs,
     add_coords,
-    as_experiments,
     check_coords,
     check_states_fit,
     levels_name,
@@ -53,6 +52,7 @@ from pymc_gradmatch.model.given import (
     check_given_gp,
     check_noise_is_identifiable,
     check_priors,
+    experiments_by_name,
     fit_states,
     noise_on_grid,
     warn_of_unseen,
@@ -235,11 +235,7 @@ def build_model(
 def unfitted_model(
     ode: ODE, t=None, y=None, *, settings: Mapping[str, Any], **given: Any
 ) -> pm.Model:
-    """Write the model of :func:`build_model` with Gaussian processes that are not fitted.
-
-    For the exact posterior, which depends on data, priors and likelihood only.  ``number`` may
-    be given, see :func:`write_model`.
-    """
+    """Write the model of :func:`build_model` for the exact posterior: nothing is fitted."""
     preset_of("refined", settings)
     kept = {name: value for name, value in settings.items() if value is not None}
     return write_model(replace(UnfittedPreset(), **kept), settings, ode, t, y, **given)
@@ -285,7 +281,7 @@ def write_model(
     check_ode(ode)
     whole = Experiment(t, y, inputs, start, likelihood, scales, chosen.noise)
     several = experiments is not None
-    each = {"": whole} if experiments is None else _experiments(experiments, whole, gp)
+    each = {"": whole} if experiments is None else experiments_by_name(experiments, whole, gp)
     if not several and t is None:
         msg = "expected times t with observations y, or experiments={name: gm.Experiment(t, y)}."
         raise TypeError(msg)
@@ -530,29 +526,6 @@ def _filled(gp: StateGP) -> NDArray[np.float64]:
 def _rms(each: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the root mean square over experiments, for each state."""
     return np.sqrt(np.mean(np.square(np.atleast_2d(each)), axis=0))
-
-
-def _experiments(
-    given: Mapping[str, Experiment] | Sequence[Experiment], whole: Experiment, gp: StateGP | None
-) -> dict[str, Experiment]:
-    """Return experiments by name, with the arguments for all as their defaults."""
-    single = {"t": whole.t, "y": whole.y, "likelihood": whole.likelihood, "gp": gp}
-    if any(value is not None for value in single.values()):
-        msg = (
-            f"{[n for n, v in single.items() if v is not None]} are given, and so are experiments, "
-            "which have their own; expected one of them: gm.Experiment(t, y, likelihood=...)."
-        )
-        raise TypeError(msg)
-    return {
-        name: replace(
-            one,
-            inputs=whole.inputs if one.inputs is None else one.inputs or None,
-            start=whole.start if one.start is None else one.start,
-            scales=whole.scales if one.scales is None else one.scales,
-            sigma=whole.sigma if one.sigma is None else one.sigma,
-        )
-        for name, one in as_experiments(given).items()
-    }
 
 
 class _ExperimentModel(pm.Model):

@@ -27,7 +27,7 @@ from pymc_gradmatch._pymc import (
     rv_size_is_none,
 )
 from pymc_gradmatch.arguments import DRAWS, as_numbers, refuse_reserved, with_values
-from pymc_gradmatch.gp import AnyStateGP, StateGP, breaks_within, fits_states
+from pymc_gradmatch.gp import AnyStateGP, breaks_within, fits_states
 from pymc_gradmatch.numerics import (
     Basis,
     Spectrum,
@@ -97,31 +97,28 @@ def check_positive(ode: ODE, gp: AnyStateGP):
 def check_breaks(ode: ODE, gp: AnyStateGP):
     """Raise if an input or a state jumps where the Gaussian process is smooth."""
     for one, member in zip(equations(ode, gp), gp.members, strict=True):
-        _check_breaks(one, member)
-
-
-def _check_breaks(ode: ODE, gp: StateGP):
-    inside, steps = breaks_within(gp.t, ode.jumps, ode.steps)
-    smooth = [
-        f"{time:g}" for time in inside if not np.isclose(time, gp.breaks, rtol=1e-12, atol=0).any()
-    ]
-    if smooth:
-        jumps = "ode.jumps, *ode.steps" if (steps[0] != 1).any() or steps[1].any() else "ode.jumps"
-        msg = (
-            f"inputs of the ODE jump at t = {', '.join(smooth)}, where the states have a kink or a "
-            f"jump and the Gaussian process is smooth; expected gp = gp.with_breaks({jumps}), "
-            "after with_grid if it has a finer grid."
-        )
-        raise ValueError(msg)
-    there = [int(np.abs(gp.breaks - time).argmin()) for time in inside]
-    if not all(
-        np.array_equal(one, other[there]) for one, other in zip(steps, gp.steps, strict=True)
-    ):
-        msg = (
-            "states of the ODE jump by doses that the Gaussian process does not have; expected "
-            "gp = gp.with_breaks(ode.jumps, *ode.steps)."
-        )
-        raise ValueError(msg)
+        inside, steps = breaks_within(member.t, one.jumps, one.steps)
+        smooth = [
+            f"{time:g}"
+            for time in inside
+            if not np.isclose(time, member.breaks, rtol=1e-12, atol=0).any()
+        ]
+        if smooth:
+            has_steps = (steps[0] != 1).any() or steps[1].any()
+            jumps = "ode.jumps, *ode.steps" if has_steps else "ode.jumps"
+            msg = (
+                f"inputs of the ODE jump at t = {', '.join(smooth)}, where the states have a kink "
+                "or a jump and the Gaussian process is smooth; expected gp = "
+                f"gp.with_breaks({jumps}), after with_grid if it has a finer grid."
+            )
+            raise ValueError(msg)
+        there = [int(np.abs(member.breaks - time).argmin()) for time in inside]
+        if not all(map(np.array_equal, steps, [other[there] for other in member.steps])):
+            msg = (
+                "states of the ODE jump by doses that the Gaussian process does not have; expected "
+                "gp = gp.with_breaks(ode.jumps, *ode.steps)."
+            )
+            raise ValueError(msg)
 
 
 def dims_of(model: pm.Model, x: TensorVariable) -> tuple[str, ...] | None:
@@ -320,9 +317,8 @@ def residuals(f, x, gp: AnyStateGP):
 class GradientMatchingODERV(pm.SymbolicRandomVariable):
     """The random variable behind :class:`GradientMatchingODE`; draws under every backend.
 
-    States and parameters are among its inputs, the ODE is its attribute, and each
-    node that applies it holds the Gaussian processes, for :func:`constraints`; the density
-    depends on the mismatch only.  PyTensor keeps every ``Op`` that it ever rewrote, so that
+    Its inputs include states and parameters, its attribute is the ODE, and each node that applies
+    it holds the Gaussian processes: all for :func:`constraints`.  PyTensor keeps every ``Op`` that it ever rewrote, so that
     matrices held by the ``Op`` would outlive their model.  The number of inputs depends on the
     basis, so the signature belongs to the instance, and ``logp`` gets all inputs.
     """
@@ -441,8 +437,7 @@ class GradientMatchingODE(pm.Continuous):
 
     Notes
     -----
-    Where an input of the ODE jumps, the states have a kink: ``gp.with_breaks(ode.jumps)``; with
-    doses ``gp.with_breaks(ode.jumps, *ode.steps)``.
+    Where an input jumps, or a dose is given: ``gp.with_breaks(ode.jumps, *ode.steps)``.
     ``observed`` is zero, and ``dims`` those of x, by default.  The labels of their state dim must
     be ``ode.states``, and become so where there are none.  To PyMC the constraint is an observed
     variable: name the data, ``pm.compute_log_likelihood(idata, var_names=["y"])``, for ``az.loo``.

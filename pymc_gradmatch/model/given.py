@@ -21,6 +21,7 @@ from pymc_gradmatch.gp import (
     Data,
     Experiment,
     StateGP,
+    as_experiments,
     as_noise,
     staircase,
     states_of,
@@ -109,6 +110,29 @@ class CheckedExperiment:
         """Names of all that its likelihood adds to a model."""
         added = () if self.graph is None else self.graph.names
         return [f"{self.name}::{name}" if self.name else name for name in added]
+
+
+def experiments_by_name(
+    given: Mapping[str, Experiment] | Sequence[Experiment], whole: Experiment, gp: StateGP | None
+) -> dict[str, Experiment]:
+    """Return experiments by name, with the arguments for all as their defaults."""
+    single = {"t": whole.t, "y": whole.y, "likelihood": whole.likelihood, "gp": gp}
+    if any(value is not None for value in single.values()):
+        msg = (
+            f"{[n for n, v in single.items() if v is not None]} are given, and so are experiments, "
+            "which have their own; expected one of them: gm.Experiment(t, y, likelihood=...)."
+        )
+        raise TypeError(msg)
+    return {
+        name: replace(
+            one,
+            inputs=whole.inputs if one.inputs is None else one.inputs or None,
+            start=whole.start if one.start is None else one.start,
+            scales=whole.scales if one.scales is None else one.scales,
+            sigma=whole.sigma if one.sigma is None else one.sigma,
+        )
+        for name, one in as_experiments(given).items()
+    }
 
 
 @dataclass(frozen=True, eq=False)
