@@ -318,9 +318,9 @@ class GradientMatchingODERV(pm.SymbolicRandomVariable):
     """The random variable behind :class:`GradientMatchingODE`; draws under every backend.
 
     Its inputs include states and parameters, its attribute is the ODE, and each node that applies
-    it holds the Gaussian processes: all for :func:`constraints`.  PyTensor keeps every ``Op`` that it ever rewrote, so that
-    matrices held by the ``Op`` would outlive their model.  The number of inputs depends on the
-    basis, so the signature belongs to the instance, and ``logp`` gets all inputs.
+    it holds the Gaussian processes: all for :func:`constraints`.  PyTensor keeps every ``Op`` that
+    it ever rewrote, so that matrices held by the ``Op`` would outlive their model.  The number of
+    inputs depends on the basis, so the signature belongs to the instance, and ``logp`` gets all.
     """
 
     name = "GradientMatchingODE"
