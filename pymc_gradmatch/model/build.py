@@ -252,7 +252,7 @@ def scales_finder(
     with home:
         checked = CheckedExperiment.of(ode, one, number=number)
         [scalar] = scalar_priors(made, ode.params, 1, rng)
-        return checked, ScalesFromSolutions(checked, scalar, number)
+        return checked, ScalesFromSolutions(checked, checked.data, scalar, number)
 
 
 def write_model(

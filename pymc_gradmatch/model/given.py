@@ -5,7 +5,6 @@ import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -294,7 +293,9 @@ def fit_states(
                     means[number, k] = np.median(means[known, k])
                 scales[number, k] = np.median(scales[known, k])
         data = one.data.with_scale(means[number], scales[number])
-        scaled.append(ScalesFromSolutions(one, prior).of(data, rng))
+        if data.unscaled:
+            data = ScalesFromSolutions(one, data, prior).of(data, rng)
+        scaled.append(data)
         means[number], scales[number] = scaled[-1].mean, scaled[-1].scale
     fits = []
     for one, data in zip(parts, _with_scales_of_zeros(scaled), strict=True):
@@ -314,28 +315,27 @@ class ScalesFromSolutions:
     def __init__(
         self,
         one: CheckedExperiment,
+        data: Data,
         priors: Mapping[str, TensorVariable],
         number: Numbers = CONSTANT,
     ):
-        self._one, self._priors, self._number = one, priors, number
-
-    @cached_property
-    def _problem(self) -> Problem:
-        one, gp = self._one, unfitted(self._one.data)
+        self._is_normal, gp = one.likelihood is None, unfitted(data)
         likelihood = (
             NormalLikelihood(gp)
             if one.likelihood is None
-            else graph_likelihood(one.likelihood, one.ode, gp, number=self._number)
+            else graph_likelihood(one.likelihood, one.ode, gp, number=number)
         )
-        parameters = parameters_of(self._priors, one.ode.params)
-        return Problem.of(one.ode.of_levels, gp, parameters, None, likelihood, one.start)
+        parameters = parameters_of(priors, one.ode.params)
+        self._problem = Problem.of(
+            one.ode.of_levels, gp, parameters, likelihood=likelihood, start=one.start
+        )
 
     def of(self, data: Data, rng: np.random.Generator) -> Data:
         """Return data with a scale for each state, but for states that are zero."""
         if not data.unscaled:
             return data
         problem = self._problem
-        if self._one.likelihood is None:
+        if self._is_normal:
             gp = unfitted(data)
             problem = replace(problem, gp=gp, likelihood=NormalLikelihood(gp))
         return scaled_by_solutions(problem, data, rng)

@@ -401,15 +401,6 @@ class _CheckedModel(pm.Model):
         _check_observed(rv_var, name, observed)
         return super().register_rv(rv_var, name, *args, observed=observed, **settings)
 
-    def add_named_variable(self, var, *args, **settings):
-        if var.name in self.named_vars:
-            msg = (
-                f"the model already has variables or dims called {[var.name]}, a name that the "
-                "likelihood adds; expected another one in its lines."
-            )
-            raise ValueError(msg)
-        return super().add_named_variable(var, *args, **settings)
-
 
 def _check_observed(rv: TensorVariable, name: str, observed: Any):
     """Raise if observations are missing, or counts are not whole numbers."""
