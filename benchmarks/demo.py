@@ -96,6 +96,7 @@ def fit_lotka_volterra(
         gamma=0.3,
         random_seed=random_seed,
         sigma="fixed",
+        preset="fgpgm",
     )
     keep_within(model, 3.0)
     idata = gm.sample_fgpgm(

@@ -105,6 +105,7 @@ def recovery(seeds: int) -> float:
         case.t,
         np.stack([data.y for data in stack]),
         priors=case.priors(),
+        preset="fgpgm",
         cov=case.paper.cov,
         shared=case.paper.shared,
         gamma=case.paper.gamma,

@@ -607,7 +607,7 @@ def by_hand(posed: Problem, ode, t, y) -> pm.Model:
 
 def together(posed: Problem, ode, t, y) -> pm.Model:
     """Build the model of two experiments, one of which ends earlier, but with a likelihood."""
-    settings = {"priors": posed.priors, "random_seed": 1} | posed.settings
+    settings = {"preset": "fgpgm", "priors": posed.priors, "random_seed": 1} | posed.settings
     own = {
         name: settings.pop(name) for name in ("inputs", "start", "likelihood") if name in settings
     }
@@ -621,7 +621,7 @@ def together(posed: Problem, ode, t, y) -> pm.Model:
 
 BY_HAND = ("four lines", "by hand")
 ROADS: dict[str, Callable] = {
-    "fgpgm": build,
+    "fgpgm": partial(build, preset="fgpgm"),
     "refined": partial(build, preset="refined"),
     "four lines": four_lines,
     "by hand": by_hand,

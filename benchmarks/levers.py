@@ -10,6 +10,7 @@ import argparse
 import warnings
 from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
@@ -17,10 +18,11 @@ import pandas as pd
 import pymc_gradmatch as gm
 from benchmarks import RESULTS
 from benchmarks.cases import ACCURACY, Case
-from pymc_gradmatch.model.gauss_newton import Mode, Problem, climb_from_prior
-from pymc_gradmatch.model.layout import REFINED, RefinedSettings
+from pymc_gradmatch.model import layout
+from pymc_gradmatch.model.gauss_newton import Mode, Problem
 from pymc_gradmatch.model.priors import parameters_of
-from pymc_gradmatch.model.recentring import as_it_is, recentre
+from pymc_gradmatch.model.refinement import recentre
+from pymc_gradmatch.model.starting_points import optimise_from_prior
 
 
 class Levers(NamedTuple):
@@ -32,22 +34,22 @@ class Levers(NamedTuple):
     recentred: bool = False
 
 
-VARIANTS: dict[str, Levers | RefinedSettings] = {
+VARIANTS: dict[str, Levers | dict[str, float]] = {  # or numbers of the refined rule
     "Matern52, gamma 0.3": Levers(),
     "gamma 1e-4": Levers(gamma=1e-4),
     "grid 4": Levers(grid=4),
     "amplitude x 100": Levers(amplitude=100),
     "grid 4, amplitude x 100, gamma 1e-4": Levers(4, 100, 1e-4),
     "the same, re-centred": Levers(4, 100, 1e-4, recentred=True),
-    "refined": REFINED,
-    "refined, steps 2": REFINED._replace(steps=2),
-    "refined, steps 8": REFINED._replace(steps=8, longest=400),
-    "refined, amplitude 10 sigma": REFINED._replace(narrow_amplitude=10.0),
-    "refined, amplitude 100 sigma": REFINED._replace(narrow_amplitude=100.0),
-    "refined, lengthscale 1.5 steps": REFINED._replace(narrow_lengthscale=1.5),
-    "refined, lengthscale 3 steps": REFINED._replace(narrow_lengthscale=3.0),
-    "refined, gamma x 100": REFINED._replace(tolerance=1e-4),
-    "refined, gamma / 10": REFINED._replace(tolerance=1e-7),
+    "refined": {},
+    "refined, steps 2": {"STEPS": 2},
+    "refined, steps 8": {"STEPS": 8, "MAX_STEPS": 400},
+    "refined, amplitude 10 sigma": {"NARROW_AMPLITUDE": 10.0},
+    "refined, amplitude 100 sigma": {"NARROW_AMPLITUDE": 100.0},
+    "refined, lengthscale 1.5 steps": {"NARROW_LENGTHSCALE": 1.5},
+    "refined, lengthscale 3 steps": {"NARROW_LENGTHSCALE": 3.0},
+    "refined, gamma x 100": {"TOLERANCE": 1e-4},
+    "refined, gamma / 10": {"TOLERANCE": 1e-7},
 }
 
 
@@ -57,7 +59,7 @@ def most_probable(
     """Return what Theorem 1 makes of a process, and its most probable states and parameters."""
     gammas = np.full(len(ode.states), gamma)
     problem = Problem.of(ode, gp, parameters_of(priors, ode.params), gammas)
-    return problem, climb_from_prior(problem, gp.posterior_mean(), rng)
+    return problem, optimise_from_prior(problem, gp.posterior_mean(), rng)
 
 
 class Recentred(NamedTuple):
@@ -72,17 +74,18 @@ def recentred(ode: gm.ODE, gp: gm.StateGP, priors: dict, gamma: float, seed: int
     """Make a solution of the ODE the prior mean, kernels and gamma as they are."""
     rng = np.random.default_rng(seed)
     problem, found = most_probable(ode, gp, priors, gamma, rng)
-    settled = recentre([problem], [found], [as_it_is], say=lambda _: None, rng=rng)
+    settled = recentre([problem], [found], report=lambda _: None, rng=rng)
     [problem], [found] = settled.problems, settled.modes
     return Recentred(problem.gp, problem.parameters.by_name(found.u), settled.moves)
 
 
-def error(case: Case, replicate: int, variant: Levers | RefinedSettings) -> float:
+def error(case: Case, replicate: int, variant: Levers | dict[str, float]) -> float:
     """Return the trajectory RMSE from the estimated parameters and first states."""
     ode, data, priors = case.ode, case.simulate(replicate), case.priors()
     gp = gm.fit_gp(data.t, data.y, cov="Matern52", random_seed=1)
-    if isinstance(variant, RefinedSettings):
-        centred, _, theta, _ = gm.refine(ode, gp, priors=priors, settings=variant, random_seed=1)
+    if isinstance(variant, dict):
+        with patch.multiple(layout, **variant):
+            centred, _, theta, _ = gm.refine(ode, gp, priors=priors, random_seed=1)
         x0 = centred.prior_mean[0]
     else:
         gp = gp.with_grid(variant.grid).with_amplitude(variant.amplitude)

@@ -104,7 +104,7 @@ def long_series(n_time: int) -> pm.Model:
     """Return a model of Lotka-Volterra at n_time times between 0 and 20."""
     data = replace(LV, t=np.linspace(0, 20, n_time)).simulate(1)
     gp = gm.StateGP(data.t, data.y, [pm.gp.cov.Matern52(1, ls=np.float64(2.0))] * 2, sigma=0.1)
-    return LV.model(data, gp=gp, gamma=0.3, sigma="fixed")
+    return LV.model(data, gp=gp, gamma=0.3, sigma="fixed", preset="fgpgm")
 
 
 def lorenz_96(n_state: int, n_time: int = 50) -> pm.Model:
@@ -116,7 +116,9 @@ def lorenz_96(n_state: int, n_time: int = 50) -> pm.Model:
     noise = np.random.default_rng(1).normal(0, 0.3, (n_time, n_state))
     y = ode.solve(t, start, case.theta) + noise
     gp = gm.StateGP(t, y, [pm.gp.cov.Matern52(1, ls=np.float64(0.5))] * n_state, sigma=0.3)
-    return gm.build_model(ode, t, y, priors=case.priors(), gp=gp, gamma=0.3, sigma="fixed")
+    return gm.build_model(
+        ode, t, y, priors=case.priors(), gp=gp, gamma=0.3, sigma="fixed", preset="fgpgm"
+    )
 
 
 def row(system: str, matrices: str, build, size: int) -> dict:
@@ -161,7 +163,7 @@ def built(n_time: int) -> dict:
     start = process_time()
     gp = gm.fit_gp(data.t, data.y, cov="Matern52", random_seed=1)
     fitted = process_time()
-    model = LV.model(data, gp=gp, gamma=0.3)
+    model = LV.model(data, gp=gp, gamma=0.3, preset="fgpgm")
     done = process_time()
     microseconds, compilation = cost(model)
     return {
@@ -259,7 +261,8 @@ def by_four_lines(ode: gm.ODE, t: NDArray, y: NDArray, *, priors, **settings) ->
     gp = gp.with_grid(4 if y.shape[1] <= MOST_FITTED else 2).with_amplitude(100)
     gamma = 1e-4 * gp.slope_variance()
     return sampled(
-        gm.build_model(ode, t, y, priors=priors, gp=gp, gamma=gamma, **settings), settings
+        gm.build_model(ode, t, y, priors=priors, gp=gp, gamma=gamma, **settings, preset="fgpgm"),
+        settings,
     )
 
 

@@ -148,6 +148,7 @@ def exact() -> Figure:
         gamma=3e-4,
         random_seed=1,
         sigma="fixed",
+        preset="fgpgm",
     )
     settings = {"chains": 2, "random_seed": 1, "progressbar": False}
     idata = gm.sample(1_000, model=matched, **settings)

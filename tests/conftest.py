@@ -94,7 +94,14 @@ def decay_model():
         y = np.exp(-t)[:, None] + np.random.default_rng(1).normal(0, 0.1, (n_time, 1))
         gp = gm.StateGP(t, y, [pm.gp.cov.Matern52(1, ls=lengthscale)], sigma=0.1)
         return gm.build_model(
-            ode, t, y, priors={"rate": pm.HalfNormal.dist(2)}, gp=gp, gamma=gamma, sigma="fixed"
+            ode,
+            t,
+            y,
+            priors={"rate": pm.HalfNormal.dist(2)},
+            gp=gp,
+            gamma=gamma,
+            sigma="fixed",
+            preset="fgpgm",
         )
 
     return make

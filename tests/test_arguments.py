@@ -176,7 +176,9 @@ def test_swapped_labels_of_states_are_refused_whoever_makes_the_states(exchange,
         with pytest.raises(ValueError, match=message):
             gm.GradientMatchingODE("match", exchange, x, theta, gp=gp, gamma=0.1)
     with pm.Model(coords=coords) as model, pytest.raises(ValueError, match=message):
-        gm.build_model(exchange, TIMES, two, priors={"r": pm.HalfNormal.dist()}, gp=gp)
+        gm.build_model(
+            exchange, TIMES, two, priors={"r": pm.HalfNormal.dist()}, gp=gp, preset="fgpgm"
+        )
     assert not model.named_vars
 
 
@@ -184,7 +186,13 @@ def test_states_without_labels_get_those_of_the_ode(exchange, two):
     gp = process(two)
     by_hand = four_lines(exchange, gp, two, theta=half_normal)
     built = gm.build_model(
-        exchange, TIMES, two, priors={"r": pm.HalfNormal.dist()}, gp=gp, sigma="fixed"
+        exchange,
+        TIMES,
+        two,
+        priors={"r": pm.HalfNormal.dist()},
+        gp=gp,
+        sigma="fixed",
+        preset="fgpgm",
     )
     for model in (by_hand, built):
         assert model.coords["state"] == ("a", "b")
@@ -280,7 +288,7 @@ def test_pm_data_are_fitted_and_stay_what_is_observed(decay, one, road):
         t, y = pm.Data("t", TIMES), pm.Data("pelts", one)
         gp = gm.fit_gp(t, y, cov="ExpQuad", random_seed=1)
         if road == "build_model":
-            gm.build_model(decay, t, y, priors=PRIORS, gp=gp)
+            gm.build_model(decay, t, y, priors=PRIORS, gp=gp, preset="fgpgm")
         else:
             x = gp.prior("x")
             pm.Normal("y", x, gp.sigma, observed=y)
@@ -302,7 +310,7 @@ def test_data_that_were_not_set_anew_are_no_reason_to_warn(decay, one, gp_of_one
     with pm.Model() as model:
         y = pm.Data("pelts", one)
         pm.Data("other", one[:3])
-        gm.build_model(decay, TIMES, y, priors=PRIORS, gp=gp_of_one)
+        gm.build_model(decay, TIMES, y, priors=PRIORS, gp=gp_of_one, preset="fgpgm")
         pm.set_data({"other": one[:3] + 1})
     gm.find_map(model=model, random_seed=1)  # warnings are errors
 
@@ -330,7 +338,7 @@ def test_names_of_parameters_take_precedence(clashing, one):
     priors = dict.fromkeys(CLASHING, pm.HalfNormal.dist(0.3))
     model = gm.build_model(
         clashing, TIMES, one, priors=priors, gp=process(one),
-        sigma="random", gamma=pm.HalfNormal.dist(0.1),
+        sigma="random", gamma=pm.HalfNormal.dist(0.1), preset="fgpgm",
     )  # fmt: skip
     names = ["x_", "sigma_", "gamma_", "y_", "gradient_match_"]
     assert sorted(model.named_vars) == sorted(CLASHING + names)
@@ -355,7 +363,9 @@ def test_parameters_with_our_names_are_refined_and_fitted_many_times(clashing, o
 @pytest.mark.slow
 def test_parameters_with_our_names_are_moved_by_metropolis(clashing, one):
     priors = dict.fromkeys(CLASHING, pm.HalfNormal.dist(0.3))
-    model = gm.build_model(clashing, TIMES, one, priors=priors, gp=process(one), sigma="random")
+    model = gm.build_model(
+        clashing, TIMES, one, priors=priors, gp=process(one), sigma="random", preset="fgpgm"
+    )
     chain = gm.sample_fgpgm(model, 5, burn_in=5, progressbar=False, random_seed=1)
     assert {"sigma", "sigma_", "x", "x_"} <= set(chain["posterior"])
 
@@ -376,12 +386,14 @@ def test_reserved_names_are_refused_before_anything_is_added(one, gp_of_one, nam
     message = rf"reserved names: '{name}' \(.*Expected other names than \['chain', 'draw'"
     with pm.Model() as model:
         with pytest.raises(ValueError, match=message):
-            gm.build_model(ode, TIMES, one, priors={name: PRIORS["r"]}, gp=gp_of_one)
+            gm.build_model(
+                ode, TIMES, one, priors={name: PRIORS["r"]}, gp=gp_of_one, preset="fgpgm"
+            )
         assert not model.named_vars
         assert not model.coords
         # Under another name in the model it is welcome.
         theta = {name: pm.HalfNormal("other")}
-        gm.build_model(ode, TIMES, one, priors=theta, gp=gp_of_one)
+        gm.build_model(ode, TIMES, one, priors=theta, gp=gp_of_one, preset="fgpgm")
 
 
 def test_a_variable_that_arviz_would_lose_is_refused_in_the_four_lines(decay, one, gp_of_one):
@@ -400,7 +412,14 @@ def test_fit_many_refuses_no_data_and_names_of_its_result(decay, one):
 
 def test_a_prior_of_gamma_becomes_a_variable(decay, one, gp_of_one):
     model = gm.build_model(
-        decay, TIMES, one, priors=PRIORS, gp=gp_of_one, gamma=pm.HalfNormal.dist(0.3), sigma="fixed"
+        decay,
+        TIMES,
+        one,
+        priors=PRIORS,
+        gp=gp_of_one,
+        gamma=pm.HalfNormal.dist(0.3),
+        sigma="fixed",
+        preset="fgpgm",
     )
     assert [rv.name for rv in model.free_RVs] == ["r", "x", "gamma"]
     assert np.isfinite(model.compile_logp(mode="FAST_COMPILE")(model.initial_point()))
@@ -460,7 +479,6 @@ FROZEN = scipy.stats.halfnorm(scale=2)
         ),
         ({"preset": ["fgpgm"]}, ValueError, r"preset is \['fgpgm'\]; expected one of"),
         ({"parameterization": "round"}, ValueError, "parameterization is 'round'; expected"),
-        ({"state_box": 3.0}, TypeError, r"state_box= is gone; pm\.Potential bounds states"),
     ],
 )
 def test_unusable_arguments_are_refused_and_leave_the_model_unchanged(
@@ -469,7 +487,9 @@ def test_unusable_arguments_are_refused_and_leave_the_model_unchanged(
     with pm.Model() as model:
         pm.Normal("mine")
         with pytest.raises(error, match=message):
-            gm.build_model(decay, TIMES, one, **{"priors": PRIORS, "gp": gp_of_one} | change)
+            gm.build_model(
+                decay, TIMES, one, **{"priors": PRIORS, "gp": gp_of_one, "preset": "fgpgm"} | change
+            )
     assert list(model.named_vars) == ["mine"]
     assert not model.coords
 
@@ -479,12 +499,12 @@ def test_a_failed_build_leaves_the_model_unchanged(decay, one, gp_of_one):
         with pm.Model() as model:
             pm.Normal(name)
             with pytest.raises(ValueError, match=rf"already has variables .*called \['{name}'\]"):
-                gm.build_model(decay, TIMES, one, priors=PRIORS, gp=gp_of_one)
+                gm.build_model(decay, TIMES, one, priors=PRIORS, gp=gp_of_one, preset="fgpgm")
         assert list(model.named_vars) == [name]
         assert not model.coords
     for coords in ({"time": [0, 1, 2]}, {"state": ["a", "b"]}, {"state": ["b"]}):
         with pm.Model(coords=coords) as model, pytest.raises(ValueError, match="the model's coord"):
-            gm.build_model(decay, TIMES, one, priors=PRIORS, gp=gp_of_one)
+            gm.build_model(decay, TIMES, one, priors=PRIORS, gp=gp_of_one, preset="fgpgm")
         assert not model.named_vars
         assert set(model.coords) == set(coords)
 
@@ -492,7 +512,13 @@ def test_a_failed_build_leaves_the_model_unchanged(decay, one, gp_of_one):
 @pytest.mark.slow
 def test_a_prior_that_cannot_be_drawn_from_needs_a_start(decay, one, gp_of_one):
     model = gm.build_model(
-        decay, TIMES, one, priors={"r": pm.HalfFlat.dist()}, gp=gp_of_one, sigma="fixed"
+        decay,
+        TIMES,
+        one,
+        priors={"r": pm.HalfFlat.dist()},
+        gp=gp_of_one,
+        sigma="fixed",
+        preset="fgpgm",
     )
     with pytest.raises(ValueError, match=r"cannot be drawn from its prior .*`initval`"):
         gm.sample(model=model)
@@ -524,7 +550,9 @@ def test_values_that_are_not_numbers_are_refused(decay, one, gp_of_one):
 def test_counts_are_checked_before_anything_is_compiled(
     decay, one, gp_of_one, counts, error, message
 ):
-    model = gm.build_model(decay, TIMES, one, priors=PRIORS, gp=gp_of_one, sigma="fixed")
+    model = gm.build_model(
+        decay, TIMES, one, priors=PRIORS, gp=gp_of_one, sigma="fixed", preset="fgpgm"
+    )
     with pytest.raises(error, match=message):
         gm.sample(model=model, **counts)
     with pytest.raises(error, match=message):
@@ -548,7 +576,9 @@ def test_a_start_whose_gradient_is_nan_is_refused(gp_of_one, one):
     with pytest.raises(ValueError, match="is finite, but its derivative by r is not"):
         four_lines(ode, gp_of_one, one, theta=lambda: {"r": pm.Normal("r", 2, 1)})
     with pm.Model() as model, pytest.raises(ValueError, match="its derivative by r is not"):
-        gm.build_model(ode, TIMES, one, priors={"r": pm.Normal.dist(2, 1)}, gp=gp_of_one)
+        gm.build_model(
+            ode, TIMES, one, priors={"r": pm.Normal.dist(2, 1)}, gp=gp_of_one, preset="fgpgm"
+        )
     assert not model.named_vars
     four_lines(ode, gp_of_one, one, theta=lambda: {"r": 2.0})  # known: no slope is needed
 
@@ -580,7 +610,9 @@ def test_pandas_missing_values_are_missing(kind):
     if kind == "object":
         as_kind = as_kind.where(with_nan.notna(), pd.NA)
     assert as_kind.isna().any(axis=None)
-    members = [gm.build_model(TWO, y.index, y, priors=RATE) for y in (with_nan, as_kind)]
+    members = [
+        gm.build_model(TWO, y.index, y, priors=RATE, preset="fgpgm") for y in (with_nan, as_kind)
+    ]
     one, other = (model.rvs_to_values[model["y"]].eval() for model in members)
     np.testing.assert_array_equal(one, other)
 
@@ -624,13 +656,14 @@ def test_a_table_in_another_unit_of_time_or_with_rows_as_index_is_taken(times_of
     t = times_of(table)
     if index is not None:
         table.index = index
-    assert "y" in gm.build_model(TWO, np.asarray(t), table, priors=RATE).named_vars
+    assert "y" in gm.build_model(TWO, np.asarray(t), table, priors=RATE, preset="fgpgm").named_vars
 
 
 def test_a_series_is_a_table_of_one_column():
     table = table_of_two()
     as_table, as_series = (
-        gm.build_model(TWO, table.index, y, priors=RATE) for y in (table[["b"]], table["b"])
+        gm.build_model(TWO, table.index, y, priors=RATE, preset="fgpgm")
+        for y in (table[["b"]], table["b"])
     )
     one, other = (model.rvs_to_values[model["y"]].eval() for model in (as_table, as_series))
     np.testing.assert_array_equal(one, other)

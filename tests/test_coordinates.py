@@ -43,7 +43,9 @@ def banana_model():
     y = (0.5 + 2 * np.exp(-t) + noise)[:, None]
     gp = gm.StateGP(t, y, [pm.gp.cov.ExpQuad(1, ls=np.float64(1.2))], sigma=0.1).with_amplitude(9.0)
     priors = {"rate": pm.HalfNormal.dist(1.0), "floor": pm.Normal.dist(0.5, 0.5)}
-    return gm.build_model(ode, t, y, priors=priors, gp=gp, gamma=1e-3, sigma="fixed")
+    return gm.build_model(
+        ode, t, y, priors=priors, gp=gp, gamma=1e-3, sigma="fixed", preset="fgpgm"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -552,7 +554,7 @@ def test_draws_in_a_band_are_those_in_dense_coordinates(monkeypatch):
     gp = gm.fit_gp(t, y, cov="Matern52", random_seed=1)
     model = gm.build_model(
         ode, t, y, priors={"rate": pm.HalfNormal.dist(2)}, gp=gp, gamma=1e-2,
-        sigma=pm.HalfNormal.dist(0.1),
+        sigma=pm.HalfNormal.dist(0.1), preset="fgpgm",
     )  # fmt: skip
     settings = {"chains": 4, "model": model, **QUIET}
     dense = gm.sample(2_000, **settings)

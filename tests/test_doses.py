@@ -190,7 +190,15 @@ def test_the_four_lines_are_the_built_model_with_doses(drug):
     t, y = drug
     fitted = gm.StateGP(t, y, [pm.gp.cov.Matern52(1, ls=3.0)], sigma=2.0)
     built = gm.build_model(
-        ELIMINATION, t, y, priors=PRIORS, inputs=SCHEDULE, gp=fitted, gamma=0.1, sigma="fixed"
+        ELIMINATION,
+        t,
+        y,
+        priors=PRIORS,
+        inputs=SCHEDULE,
+        gp=fitted,
+        gamma=0.1,
+        sigma="fixed",
+        preset="fgpgm",
     )
     ode = ELIMINATION.with_inputs(SCHEDULE)
     gp = fitted.with_breaks(ode.jumps, *ode.steps)
@@ -257,7 +265,9 @@ def test_a_dose_and_a_start_at_the_same_time_are_refused(drug):
     t, y = drug
     doses = {"amount": gm.Input([0.0, 6.0], [60.0, 80.0], kind="dose")}
     with pytest.raises(ValueError, match=r"\['amount'\] are given a dose at t = 0, the first time"):
-        gm.build_model(ELIMINATION, t, y, priors=PRIORS, inputs=doses, start={"amount": 0.0})
+        gm.build_model(
+            ELIMINATION, t, y, priors=PRIORS, inputs=doses, start={"amount": 0.0}, preset="fgpgm"
+        )
 
 
 def least_squares_posterior(t, y, sigma):
@@ -386,7 +396,9 @@ def test_what_was_given_before_the_first_time_moves_no_data():
     y = 100 * np.exp(-0.4 * t)[:, None] + np.random.default_rng(1).normal(0, 2, (17, 1))
     settings = {"priors": {"k": pm.HalfNormal.dist(1)}, "random_seed": 1, "progressbar": False}
     fitted = [
-        constraints(gm.build_model(DECAY, t, y, inputs=inputs, **settings))[0].gp.sigma
+        constraints(gm.build_model(DECAY, t, y, inputs=inputs, **settings, preset="fgpgm"))[
+            0
+        ].gp.sigma
         for inputs in (None, {"mass": gm.Input([-24.0, 0.0], [100.0, 100.0], kind="dose")})
     ]
     np.testing.assert_array_equal(*fitted)
@@ -412,6 +424,6 @@ def test_positive_states_of_several_experiments_take_inputs():
         experiments[name] = gm.Experiment(t, y * np.exp(noise), inputs=given)
     priors = {"k": pm.HalfNormal.dist(1)}
     model = gm.build_model(
-        ode, experiments=experiments, priors=priors, random_seed=1, sigma="fixed"
+        ode, experiments=experiments, priors=priors, random_seed=1, sigma="fixed", preset="fgpgm"
     )
     assert np.isfinite(model.compile_logp(mode="FAST_COMPILE")(model.initial_point()))

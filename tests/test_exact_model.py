@@ -39,7 +39,7 @@ def quick_gp(ode, t, y):
 def built(ode=CHAIN, start=None, **settings):
     y = chain_data(ode)
     gp = quick_gp(ode, T, y)
-    settings = {"gamma": 0.1, "sigma": "fixed"} | settings
+    settings = {"preset": "fgpgm", "gamma": 0.1, "sigma": "fixed"} | settings
     return gm.build_model(ode, T, y, priors=PRIORS, gp=gp, start=start, **settings)
 
 
@@ -61,7 +61,7 @@ def together(**given):
 def breadth(name):
     case = named([*BREADTH, *ACCURACY], name)
     data = case.simulate(0)
-    return case.model(data, gp=quick_gp(case.ode, data.t, data.y), gamma=0.1)
+    return case.model(data, gp=quick_gp(case.ode, data.t, data.y), gamma=0.1, preset="fgpgm")
 
 
 def messy(name):
@@ -180,7 +180,7 @@ def test_priors_of_starts_may_depend_on_variables():
         y = chain_data()
         gm.build_model(
             CHAIN, T, y, priors=PRIORS, gp=quick_gp(CHAIN, T, y), gamma=0.1,
-            start={"b": pm.Normal.dist(middle, 0.1)}, sigma="fixed",
+            start={"b": pm.Normal.dist(middle, 0.1)}, sigma="fixed", preset="fgpgm",
         )  # fmt: skip
     exact = gm.exact_model(model)
     assert "middle" in [rv.name for rv in exact.free_RVs]
@@ -204,6 +204,7 @@ def test_everything_else_that_is_written_stays():
             gp=quick_gp(CHAIN, T, y),
             gamma=0.1,
             sigma="fixed",
+            preset="fgpgm",
         )
         pm.Deterministic("total", model["x"].sum(axis=-1))
         pm.Potential("bounded", pm.math.switch(model["x"].max() < 100, 0.0, -np.inf))
@@ -307,7 +308,9 @@ def test_a_flat_prior_is_improper_where_no_data_determine_the_start(prior, state
     gp = gm.StateGP(T, y, covs, sigma=0.1, states=APART.states, scales={"b": 1.0})
     start = {"b": pm.Normal.dist(1, 1)} | {state: prior.dist()}
     target = ExactPosterior(
-        gm.build_model(APART, T, y, priors=PRIORS, gp=gp, start=start, gamma=0.1, sigma="fixed")
+        gm.build_model(
+            APART, T, y, priors=PRIORS, gp=gp, start=start, gamma=0.1, sigma="fixed", preset="fgpgm"
+        )
     )
     point = target.start_point({"k": 1.0}, [np.array([3.0, 1.0])])
     assert target.endless(point, np.full(len(point), 0.3)) == (["x0[b]"] if state == "b" else [])

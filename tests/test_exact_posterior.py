@@ -12,7 +12,7 @@ from scipy.optimize import minimize
 
 import pymc_gradmatch as gm
 from pymc_gradmatch.exact import ExactPosterior, compare_quickly, comparison
-from pymc_gradmatch.model.layout import RefinedSettings
+from pymc_gradmatch.model import layout
 
 T = np.linspace(0, 2, 9)
 DECAY = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
@@ -244,16 +244,16 @@ def test_parameters_with_which_no_ode_is_integrated_are_refused(y, added, messag
 
 
 @pytest.mark.slow
-def test_refine_warns_where_matched_states_are_no_solution():
+def test_refine_warns_where_matched_states_are_no_solution(monkeypatch):
     """Assert it for data that no solution follows, with a constraint that allows for that."""
     y = np.cos(4 * T)[:, None] + 2
     gp = gm.StateGP(T, y, [pm.gp.cov.Matern52(1, ls=1.0)], sigma=0.05)
-    loose = RefinedSettings(tolerance=10.0)
+    monkeypatch.setattr(layout, "TOLERANCE", 10.0)
     with (
         pytest.warns(UserWarning, match="leaves much of 'mass' unexplained"),
         pytest.warns(UserWarning, match="differ in state 'mass' by .*gm.integrate_check"),
     ):
-        gm.refine(DECAY, gp, priors={"rate": pm.HalfNormal.dist(2)}, settings=loose, random_seed=1)
+        gm.refine(DECAY, gp, priors={"rate": pm.HalfNormal.dist(2)}, random_seed=1)
 
 
 # 5. Widths.

@@ -13,7 +13,7 @@ from pytensor.graph.traversal import ancestors
 import pymc_gradmatch as gm
 from pymc_gradmatch.gp import as_experiments
 from pymc_gradmatch.model import DoubtWarning, constraints
-from pymc_gradmatch.model.priors import climbing_priors
+from pymc_gradmatch.model.priors import scalar_priors
 
 SIGMA = 0.03
 DECAY = gm.ODE(lambda t, x, theta: [theta.b - theta.k * x.mass], ["mass"], ["k", "b"])
@@ -44,7 +44,7 @@ def built(given, priors=PRIORS, **settings):
         priors=priors,
         random_seed=1,
         progressbar=False,
-        **{"gamma": 0.1} | settings,
+        **{"preset": "fgpgm", "gamma": 0.1} | settings,
     )
 
 
@@ -168,7 +168,13 @@ def test_inputs_and_doses_are_each_experiments_own():
         given[str(number)] = gm.Experiment(t, y + rng.normal(0, SIGMA, y.shape), inputs=fed(number))
     priors = {"k": pm.HalfNormal.dist(2)}
     model = gm.build_model(
-        DOSED, experiments=given, priors=priors, random_seed=1, gamma=0.1, sigma="fixed"
+        DOSED,
+        experiments=given,
+        priors=priors,
+        random_seed=1,
+        gamma=0.1,
+        sigma="fixed",
+        preset="fgpgm",
     )
     [constraint] = constraints(model)
     for number, gp in enumerate(constraint.gp.members):
@@ -190,7 +196,13 @@ def test_a_state_may_be_unobserved_in_one_experiment():
     given = {"both": both, "only b": both[["b"]]}
     priors = {"k": pm.HalfNormal.dist(2)}
     model = gm.build_model(
-        chain, experiments=given, priors=priors, random_seed=1, gamma=0.1, sigma="fixed"
+        chain,
+        experiments=given,
+        priors=priors,
+        random_seed=1,
+        gamma=0.1,
+        sigma="fixed",
+        preset="fgpgm",
     )
     assert len(model.coords["observation"]) == 38 + 19
     assert model.coords["observation"][-1] == "only b: b[6.0]"
@@ -238,9 +250,9 @@ def test_unusable_experiments_are_refused(given, error, match):
 
 def test_times_beside_experiments_are_refused(experiments):
     with pytest.raises(TypeError, match=r"\['t', 'y'\] are given, and so are experiments"):
-        gm.build_model(DECAY, T, Y, experiments=experiments, priors=PRIORS)
+        gm.build_model(DECAY, T, Y, experiments=experiments, priors=PRIORS, preset="fgpgm")
     with pytest.raises(TypeError, match="expected times t"):
-        gm.build_model(DECAY, priors=PRIORS)
+        gm.build_model(DECAY, priors=PRIORS, preset="fgpgm")
 
 
 def test_a_prior_of_another_length_is_refused(experiments):
@@ -253,7 +265,7 @@ def test_data_that_could_be_set_anew_are_refused_in_an_experiment(experiments):
     with pm.Model():
         shared = gm.Experiment(one.t, pm.Data("Y", one.y))
     with pytest.raises(TypeError, match=r"experiment 'a': y is a shared variable"):
-        gm.build_model(DECAY, experiments={"a": shared}, priors=PRIORS)
+        gm.build_model(DECAY, experiments={"a": shared}, priors=PRIORS, preset="fgpgm")
 
 
 def test_dims_of_an_experiments_own_times_are_refused_before_anything_is_added(experiments):
@@ -263,7 +275,9 @@ def test_dims_of_an_experiments_own_times_are_refused_before_anything_is_added(e
     one = gm.Experiment(experiments["short"].t, likelihood=likelihood)
     with pm.Model() as model:
         with pytest.raises(ValueError, match=r"experiment 'a': .* dim 'time_observed'"):
-            gm.build_model(DECAY, experiments={"a": one, "b": one}, priors=PRIORS, gamma=0.1)
+            gm.build_model(
+                DECAY, experiments={"a": one, "b": one}, priors=PRIORS, gamma=0.1, preset="fgpgm"
+            )
         assert not model.named_vars
 
 
@@ -374,7 +388,7 @@ def test_a_start_lies_where_its_prior_allows_it_though_data_prefer_another(exper
     ids=["uniform", "beta", "of both signs", "half-normal", "normal"],
 )
 def test_optimisation_ends_at_the_bounds_of_a_prior(prior, lowest, highest):
-    one, other = climbing_priors({"k": prior}, ["k"], 2, np.random.default_rng(1))
+    one, other = scalar_priors({"k": prior}, ["k"], 2, np.random.default_rng(1))
     assert one is other
     outer = np.array([-9.0, lowest - 0.01, highest + 0.01, 1e3])
     inner = np.clip([-8.0, 8.0], lowest + 0.05, highest - 0.05)  # ends are outermost draws
@@ -424,8 +438,9 @@ def test_a_likelihood_that_is_zero_at_the_start_is_named_with_its_experiment(exp
         pm.Normal("seen", x.mass, SIGMA, observed=Y[:, 0])
 
     given = {n: gm.Experiment(T, Y, likelihood=f) for n, f in {"a": seen, "b": counted}.items()}
+    model = built(given)
     with pytest.raises(ValueError, match=r"likelihood is zero at b::lost\[0\] = 1"):
-        built(given)
+        gm.find_map(model=model, random_seed=1, progressbar=False)
 
 
 @pytest.mark.slow

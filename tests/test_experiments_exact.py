@@ -164,7 +164,7 @@ def test_experiments_of_the_same_times_are_solved_at_once_to_the_last_bit(monkey
     given = decays([0.8, 0.8])
     model = gm.build_model(
         DECAY, experiments=given | {"again": given["e0"]}, priors={"k": pm.HalfNormal.dist(2)},
-        random_seed=1, progressbar=False,
+        random_seed=1, progressbar=False, preset="fgpgm",
     )  # fmt: skip
     target, calls = ExactPosterior(model), []
     starts, rates = np.array([[[1.0], [2.0], [4.0]]]), np.full((1, 3, 1, 1), 0.8)
@@ -256,6 +256,7 @@ def test_the_spread_of_a_population_stays_where_it_is_while_climbs_go_on():
         priors=population,
         random_seed=1,
         progressbar=False,
+        preset="fgpgm",
     )
     target = ExactPosterior(model)
     held = [name for name, is_held in zip(target.names, target.is_fixed, strict=True) if is_held]

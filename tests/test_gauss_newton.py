@@ -1,6 +1,5 @@
-"""Climbing to the most probable point, and re-centring the prior mean on the ODE's solution."""
+"""The mode of Theorem 1, and re-centring the prior mean on the ODE's solution."""
 
-import re
 from itertools import count
 
 import numpy as np
@@ -12,12 +11,12 @@ from scipy.stats import norm
 
 import pymc_gradmatch as gm
 from benchmarks import levers
-from pymc_gradmatch.model import gauss_newton, recentring
+from pymc_gradmatch.model import gauss_newton, refinement
 from pymc_gradmatch.model import priors as prior_densities
-from pymc_gradmatch.model.gauss_newton import Mode, Problem, Theorem1, climb, climb_from_prior
-from pymc_gradmatch.model.likelihood import Normal, Written
+from pymc_gradmatch.model.gauss_newton import Mode, Problem, Theorem1, optimise
+from pymc_gradmatch.model.likelihood import GraphLikelihood, NormalLikelihood
 from pymc_gradmatch.model.priors import parameters_of
-from pymc_gradmatch.model.recentring import _advice
+from pymc_gradmatch.model.starting_points import optimise_from_prior
 
 GAMMA = np.array([0.05, 0.2])
 PRIORS = {
@@ -47,7 +46,7 @@ def priors(lotka_volterra):
 
 
 @pytest.fixture(scope="module")
-def climbing(lotka_volterra, two_kernel_gp, priors):
+def model_and_gp(lotka_volterra, two_kernel_gp, priors):
     """Return the model, and its Gauss-Newton twin, on a grid with a trajectory as prior mean."""
     ode = lotka_volterra.ode
     gp = two_kernel_gp.with_grid(2).with_amplitude([4.0, 2.0])
@@ -55,7 +54,7 @@ def climbing(lotka_volterra, two_kernel_gp, priors):
     slope, *_ = ode.linearised(gp.t, solution, np.array([*lotka_volterra.theta.values()]))
     gp = gp.with_mean(solution + 0.1, slope)
     model = gm.build_model(
-        ode, gp.t_observed, gp.y, priors=priors, gp=gp, gamma=GAMMA, sigma="fixed"
+        ode, gp.t_observed, gp.y, priors=priors, gp=gp, gamma=GAMMA, sigma="fixed", preset="fgpgm"
     )
     return gp, model, parameters_of(priors, ode.params)
 
@@ -141,9 +140,9 @@ def test_a_variable_that_depends_on_another_has_its_prior_given_the_others_start
     assert list(model.named_vars) == ["width", "rate"]
 
 
-def test_objective_is_minus_the_models_log_density(climbing, lotka_volterra, rng):
+def test_objective_is_minus_the_models_log_density(model_and_gp, lotka_volterra, rng):
     """Assert one constant across random points, and the gradient, against the PyMC graph."""
-    gp, model, parameters = climbing
+    gp, model, parameters = model_and_gp
     problem = Theorem1(Problem.of(lotka_volterra.ode, gp, parameters, GAMMA))
     logp, dlogp = (f(mode="FAST_COMPILE") for f in (model.compile_logp, model.compile_dlogp))
     totals = []
@@ -162,28 +161,28 @@ def test_objective_is_minus_the_models_log_density(climbing, lotka_volterra, rng
 def written(gp, log_density):
     """Return a log density of the states on the grid as a likelihood, of four parameters."""
     x = pt.matrix("x", shape=gp.prior_mean.shape)
-    return Written(log_density(x), x, [pt.scalar(name) for name in "abcd"], gp=gp)
+    return GraphLikelihood(log_density(x), x, [pt.scalar(name) for name in "abcd"], gp=gp)
 
 
-def test_a_climb_rises_by_a_hessian_that_rounding_has_made_singular(
-    lotka_volterra, climbing, monkeypatch
+def test_optimisation_survives_a_hessian_that_rounding_has_made_singular(
+    lotka_volterra, model_and_gp, monkeypatch
 ):
-    gp, _, parameters = climbing
+    gp, _, parameters = model_and_gp
     problem = Problem.of(lotka_volterra.ode, gp, parameters, GAMMA)
     start = Mode(np.zeros(4), gp.prior_mean, np.ones(4))
     theorem = Theorem1(problem)
     n = len(theorem.flat(start.u, start.x))
     monkeypatch.setattr(Theorem1, "hessian", lambda *_: np.ones((n, n)))
     monkeypatch.setattr(Theorem1, "sd", lambda *_: np.ones(4))
-    [top] = gauss_newton.climb([problem], [start])
+    [top] = gauss_newton.optimise([problem], [start])
     heights = [-theorem.value(theorem.flat(one.u, one.x))[0] for one in (start, top)]
     assert heights[1] > heights[0] + 1
 
 
 @pytest.fixture(scope="module")
-def counted(lotka_volterra, climbing, priors):
+def counted(lotka_volterra, model_and_gp, priors):
     """Return a model of counts, and what they say of the states."""
-    gp, *_ = climbing
+    gp, *_ = model_and_gp
     counts = np.random.default_rng(1).poisson(10 * gp.y.clip(0.1))
 
     def counting(x):
@@ -201,9 +200,11 @@ def counted(lotka_volterra, climbing, priors):
 
 
 @pytest.mark.slow
-def test_a_climb_takes_any_likelihood_of_the_states(climbing, counted, lotka_volterra, rng):
+def test_optimisation_takes_any_likelihood_of_the_states(
+    model_and_gp, counted, lotka_volterra, rng
+):
     """Assert the model's density, up to a constant, and its gradient, for Poisson counts."""
-    gp, _, parameters = climbing
+    gp, _, parameters = model_and_gp
     model, likelihood = counted
     problem = Theorem1(Problem.of(lotka_volterra.ode, gp, parameters, GAMMA, likelihood))
     logp, dlogp = (f(mode="FAST_COMPILE") for f in (model.compile_logp, model.compile_dlogp))
@@ -218,13 +219,13 @@ def test_a_climb_takes_any_likelihood_of_the_states(climbing, counted, lotka_vol
         np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6 * np.abs(theirs).max())
     np.testing.assert_allclose(totals, totals[0], rtol=1e-8)
     problem = Problem.of(lotka_volterra.ode, gp, parameters, GAMMA, likelihood)
-    [top] = climb([problem], [Mode(u, x, np.ones(len(u)))])
+    [top] = optimise([problem], [Mode(u, x, np.ones(len(u)))])
     gradient = dlogp(as_point(model, gp, top.u, top.x))
     assert np.abs(gradient[:4] * top.sd).max() < 1e-2
 
 
-def test_curvature_of_a_likelihood_is_that_of_differences(climbing, counted, rng):
-    gp, *_ = climbing
+def test_curvature_of_a_likelihood_is_that_of_differences(model_and_gp, counted, rng):
+    gp, *_ = model_and_gp
     _, likelihood = counted
     x = gp.prior_mean + rng.normal(0, 0.3, gp.prior_mean.shape)
     theta, step = np.ones(4), 1e-5
@@ -239,13 +240,13 @@ def test_curvature_of_a_likelihood_is_that_of_differences(climbing, counted, rng
         np.testing.assert_allclose(curvature[4 + entry, 4:], expected, rtol=1e-4, atol=1e-6)
 
 
-def test_the_normal_likelihood_is_the_one_of_its_graph(climbing, rng):
-    gp, *_ = climbing
+def test_the_normal_likelihood_is_the_one_of_its_graph(model_and_gp, rng):
+    gp, *_ = model_and_gp
     other = written(
         gp, lambda x: pm.logp(pm.Normal.dist(gp.at_observations(x), gp.sigma), gp.y).sum()
     )
     x, theta = gp.prior_mean + rng.normal(0, 0.3, gp.prior_mean.shape), np.ones(4)
-    one = Normal(gp)
+    one = NormalLikelihood(gp)
     np.testing.assert_allclose(one(theta, x).by_states, other(theta, x).by_states, rtol=1e-9)
     whole = np.zeros((4 + x.size,) * 2)
     places = [4 + k * len(x) + row for k in range(x.shape[1]) for row in one.rows]
@@ -255,12 +256,12 @@ def test_the_normal_likelihood_is_the_one_of_its_graph(climbing, rng):
 
 
 @pytest.mark.slow
-def test_the_point_reached_is_stationary_in_the_models_density(climbing, lotka_volterra):
+def test_the_point_reached_is_stationary_in_the_models_density(model_and_gp, lotka_volterra):
     """Assert a gradient of the PyMC graph that is small against the posterior's widths."""
-    gp, model, parameters = climbing
+    gp, model, parameters = model_and_gp
     sought = Problem.of(lotka_volterra.ode, gp, parameters, GAMMA)
-    start = climb_from_prior(sought, gp.posterior_mean(), np.random.default_rng(1))
-    [top] = climb([sought], [start])
+    start = optimise_from_prior(sought, gp.posterior_mean(), np.random.default_rng(1))
+    [top] = optimise([sought], [start])
     gradient = model.compile_dlogp(mode="FAST_COMPILE")(as_point(model, gp, top.u, top.x))
     assert np.abs(gradient[:4] * top.sd).max() < 1e-3
     problem = Theorem1(Problem.of(lotka_volterra.ode, gp, parameters, GAMMA))
@@ -312,36 +313,36 @@ def test_recentring_ends_at_the_least_squares_estimate(decay, recentred):
 
 
 @pytest.mark.parametrize(
-    ("on_the_way", "rounds"), [([], 10), ([0, 1], 2), ([0, 2, 4, 5], 6), ([8, 9], 10)]
+    ("reached_limit", "rounds"), [([], 10), ([0, 1], 2), ([0, 2, 4, 5], 6), ([8, 9], 10)]
 )
-def test_two_climbs_in_a_row_that_are_cut_short_are_the_last(
-    decay, recentred, monkeypatch, on_the_way, rounds
+def test_recentring_ends_after_two_optimisations_at_their_step_limit(
+    decay, recentred, monkeypatch, reached_limit, rounds
 ):
-    """Assert it for climbs that would move theta by its standard deviation for ever."""
+    """Assert it for steps that move theta by its standard deviation for ever."""
     ode, gp, priors, *_ = decay
     numbers = count()
 
-    def climbs_on(problems, starts, shared):
+    def keep_moving(problems, starts, shared):
         [(u, x, *_)] = starts
-        return [Mode(u + 1e-3, x, np.full(len(u), 1e-3), next(numbers) in on_the_way)]
+        return [Mode(u + 1e-3, x, np.full(len(u), 1e-3), next(numbers) in reached_limit)]
 
-    monkeypatch.setattr(recentring, "climb", climbs_on)
+    monkeypatch.setattr(refinement, "optimise", keep_moving)
     found = levers.recentred(ode, gp, priors, 1e-6, 1)
     np.testing.assert_allclose(found.moves, np.ones(rounds), rtol=1e-6)
 
 
-def test_a_climb_that_is_cut_short_says_so(decay, recentred, monkeypatch):
+def test_an_optimisation_at_its_step_limit_says_so(decay, recentred, monkeypatch):
     ode, _, priors, *_ = decay
     gp, (mean, slope) = recentred.gp, (recentred.gp.prior_mean, recentred.gp.prior_slope)
     away = gp.with_mean(1.1 * mean, 1.1 * slope)
     at = parameters_of(priors, ode.params)
     problem = Problem.of(ode, away, at, np.array([1e-6]))
     start = Mode(np.array([2.0, 1.0]), away.prior_mean, np.ones(2))
-    [whole] = climb([problem], [start])
-    monkeypatch.setattr(gauss_newton, "MOST_CLIMB_STEPS", 2)
-    [cut] = climb([problem], [start])
+    [whole] = optimise([problem], [start])
+    monkeypatch.setattr(gauss_newton, "MAX_STEPS", 2)
+    [cut] = optimise([problem], [start])
     assert (whole.reached_limit, cut.reached_limit) == (False, True)
-    [again] = climb([problem], [whole])
+    [again] = optimise([problem], [whole])
     assert not again.reached_limit
 
 
@@ -383,13 +384,6 @@ def test_an_ode_that_cannot_be_integrated_warns_and_leaves_the_mean(decay):
     np.testing.assert_array_equal(found.gp.sigma, gp.sigma)
     assert found.moves == []
     assert np.isfinite(found.theta["a"])
-
-
-def test_an_estimate_below_zero_of_data_above_it_is_named(decay):
-    ode, gp, *_ = decay
-    assert (gp.y > 0).all()
-    assert re.match(r"The state 'mass' at -0.1 starts below zero", _advice(ode, gp, [-0.1]))
-    assert "below" not in _advice(ode, gp, [0.1])
 
 
 def test_no_finite_start_is_an_error(decay):

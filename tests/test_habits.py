@@ -51,7 +51,7 @@ def built(**settings):
 
 MODELS = {
     "the four lines": four_lines,
-    '`preset="fgpgm"`': lambda: built(gamma=0.1, sigma=NOISE),
+    '`preset="fgpgm"`': lambda: built(preset="fgpgm", gamma=0.1, sigma=NOISE),
     '`preset="refined"`': lambda: built(preset="refined"),
 }
 FIT = "`gm.fit`"

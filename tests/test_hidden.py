@@ -11,10 +11,11 @@ import pymc_gradmatch as gm
 from benchmarks.paper import systems
 from pymc_gradmatch.gp import Data, unfitted
 from pymc_gradmatch.model import constraints
-from pymc_gradmatch.model.gauss_newton import Problem, scaled_by_solutions, solutions_of_prior
-from pymc_gradmatch.model.likelihood import Normal
+from pymc_gradmatch.model.gauss_newton import Problem
+from pymc_gradmatch.model.likelihood import NormalLikelihood
 from pymc_gradmatch.model.priors import parameters_of
 from pymc_gradmatch.model.start import Start
+from pymc_gradmatch.model.starting_points import scaled_by_solutions, solutions_of_prior
 
 PAIR = gm.ODE(
     lambda t, x, theta: [-theta.rate * x.a, theta.rate * (x.a - x.b)], ["a", "b"], ["rate"]
@@ -157,9 +158,9 @@ def test_scales_that_are_missing_or_wrong_are_named(table, settings, message):
 
 def test_data_that_say_nothing_are_refused(table):
     with pytest.raises(ValueError, match=r"states \['b'\] are neither observed, nor do they enter"):
-        gm.build_model(PAIR, T, table.rename(columns={"b": "a"}), priors=PRIOR)
+        gm.build_model(PAIR, T, table.rename(columns={"b": "a"}), priors=PRIOR, preset="fgpgm")
     with pytest.raises(ValueError, match=r"no observation at all"):
-        gm.build_model(PAIR, T, np.full((13, 2), np.nan), priors=PRIOR)
+        gm.build_model(PAIR, T, np.full((13, 2), np.nan), priors=PRIOR, preset="fgpgm")
     with pytest.raises(ValueError, match=r"no observation at all"):
         gm.fit_gp(T, np.full((13, 2), np.nan), cov="Matern52")
 
@@ -180,21 +181,21 @@ def test_what_is_hidden_has_the_size_that_the_prior_of_its_start_says(prior, pre
 
 
 def test_solutions_start_where_priors_of_starts_allow_it_and_are_weighed_by_these(table):
-    """Assert the order of heights; of what is seen too, whose smoothed data are excluded."""
+    """Assert their order, also for an observed state whose smoothed data are excluded."""
     gp = gm.StateGP(T, np.column_stack([np.full(len(T), np.nan), table["b"]]), COV, 0.05,
                     scales={0: 1.0})  # fmt: skip
     priors = {"a": pm.Normal.dist(5, 0.3), "b": pm.Uniform.dist(2, 3)}
-    known, told = Start.of(PAIR, priors), Normal(gp)
+    known, log_likelihood = Start.of(PAIR, priors), NormalLikelihood(gp)
     parameters = parameters_of(PRIOR, PAIR.params)
-    problem = Problem.of(PAIR, gp, parameters, likelihood=told, known=known)
+    problem = Problem.of(PAIR, gp, parameters, likelihood=log_likelihood, start=known)
     found = solutions_of_prior(problem, np.random.default_rng(1))
     starts = np.array([x[0] for _, x in found])
     assert abs(starts[:, 0].mean() - 5) < 0.1
     np.testing.assert_allclose(starts[:, 1], 2.5)
-    heights = [told(parameters.natural(u)[0], x).log_density for u, x in found]
-    heights += stats.norm.logpdf(starts[:, 0], 5, 0.3)
+    log_densities = [log_likelihood(parameters.natural(u)[0], x).log_density for u, x in found]
+    log_densities += stats.norm.logpdf(starts[:, 0], 5, 0.3)
     assert len(found) > 400
-    assert (np.diff(heights) < 1e-9).all()
+    assert (np.diff(log_densities) < 1e-9).all()
 
 
 def test_only_what_lacks_a_scale_takes_that_of_solutions(table):

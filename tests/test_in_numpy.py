@@ -53,7 +53,7 @@ def arrays_of(x, y):
     ]
 
 
-def densities_of(x, y):
+def log_densities_of(x, y):
     logp = pm.logp(pm.StudentT.dist(nu=4, mu=x, sigma=1 + pt.sqr(y)), y)
     return [logp, pt.grad(logp.sum(), x), pm.logp(pm.Poisson.dist(pt.exp(x)), pt.constant(3))]
 
@@ -64,7 +64,7 @@ def walks_of(x, y):
     return [walk if isinstance(walk, pt.TensorVariable) else walk[0], either]
 
 
-@pytest.mark.parametrize("graphs_of", [numbers_of, arrays_of, densities_of, walks_of])
+@pytest.mark.parametrize("graphs_of", [numbers_of, arrays_of, log_densities_of, walks_of])
 @pytest.mark.filterwarnings("ignore:Scan return signature:DeprecationWarning")
 def test_values_equal_those_of_pytensor(graphs_of, rng):
     inputs = matrices(2)

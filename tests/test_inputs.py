@@ -250,7 +250,7 @@ def test_the_four_lines_are_the_built_model_with_inputs(tank):
     ode, inputs, t, y = tank
     fitted = gm.fit_gp(t, y, cov="ExpQuad", random_seed=1)
     built = gm.build_model(
-        ode, t, y, priors=PRIORS, inputs=inputs, gp=fitted, gamma=0.1, sigma="fixed"
+        ode, t, y, priors=PRIORS, inputs=inputs, gp=fitted, gamma=0.1, sigma="fixed", preset="fgpgm"
     )
     ode = ode.with_inputs(inputs)
     gp = fitted.with_breaks(ode.jumps)

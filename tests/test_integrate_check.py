@@ -46,7 +46,7 @@ def model(decay, gp):
 @pytest.fixture(scope="module")
 def simple_model(decay, gp):
     priors = {"rate": pm.HalfNormal.dist(PRIOR_SD)}
-    return gm.build_model(decay, gp.t, gp.y, priors=priors, gp=gp, sigma="fixed")
+    return gm.build_model(decay, gp.t, gp.y, priors=priors, gp=gp, sigma="fixed", preset="fgpgm")
 
 
 def matched(gp, n=2_000, **variables):
@@ -107,7 +107,7 @@ def test_data_on_part_of_the_grid_count_at_their_own_times(decay, gp):
     """Assert the moments of brute force for states on a grid that goes on beyond the data."""
     fine = gp.with_grid(np.append(gp.with_grid(3).t, [2.2, 2.5]))
     priors = {"rate": pm.HalfNormal.dist(PRIOR_SD)}
-    model = gm.build_model(decay, gp.t, gp.y, priors=priors, gp=fine, sigma="fixed")
+    model = gm.build_model(decay, gp.t, gp.y, priors=priors, gp=fine, sigma="fixed", preset="fgpgm")
     draws = matched(fine, rate=lognormal(1.4, 0.25))
     check = gm.integrate_check(draws, model=model, n_draws=4_000, random_seed=1)
     means, sds = quadrature(gp)
@@ -178,6 +178,7 @@ def test_the_exact_posterior_does_not_know_how_states_were_parameterized(biased,
         gamma=0.1,
         parameterization="whitened",
         sigma="fixed",
+        preset="fgpgm",
     )
     same = gm.integrate_check(biased, model=other, n_draws=4_000, random_seed=1)
     np.testing.assert_allclose(same.weights, check.weights, atol=1e-12)
@@ -188,7 +189,9 @@ def test_a_further_likelihood_of_theta_counts(biased, decay, gp):
     """Assert that a precise second measurement of the rate decides where it goes."""
     with pm.Model():
         rate = pm.HalfNormal("rate", PRIOR_SD)
-        gm.build_model(decay, gp.t, gp.y, priors={"rate": rate}, gp=gp, sigma="fixed")
+        gm.build_model(
+            decay, gp.t, gp.y, priors={"rate": rate}, gp=gp, sigma="fixed", preset="fgpgm"
+        )
         pm.Normal("measured", rate, 0.001, observed=1.3)
         check = gm.integrate_check(biased, random_seed=1)
     assert check.moved["exact_mean"]["rate"] == pytest.approx(1.3, abs=0.01)
@@ -211,7 +214,9 @@ def test_a_target_out_of_reach_gets_a_k_that_says_so(biased, decay, gp, monkeypa
     monkeypatch.setattr("pymc_gradmatch.exact.search.follow_ridges", nowhere)
     sharp = gm.StateGP(gp.t, gp.y, gp.covs, sigma=3e-4)
     priors = {"rate": pm.HalfNormal.dist(PRIOR_SD)}
-    model = gm.build_model(decay, gp.t, gp.y, priors=priors, gp=sharp, sigma="fixed")
+    model = gm.build_model(
+        decay, gp.t, gp.y, priors=priors, gp=sharp, sigma="fixed", preset="fgpgm"
+    )
     check = gm.integrate_check(biased, model=model, n_draws=3_000, random_seed=1)
     assert not check.is_exact
     assert check.pareto_k > 0.7
@@ -225,7 +230,7 @@ def test_a_failed_integration_has_weight_zero(gp, rng):
     """Assert it on x' = r x^2, which blows up at t = 1 / (r x0), with draws on both sides."""
     ode = gm.ODE(lambda t, x, theta: [theta.rate * x.mass**2], ["mass"], ["rate"])
     priors = {"rate": pm.Normal.dist(0, 1)}
-    model = gm.build_model(ode, gp.t, gp.y, priors=priors, gp=gp, sigma="fixed")
+    model = gm.build_model(ode, gp.t, gp.y, priors=priors, gp=gp, sigma="fixed", preset="fgpgm")
     draws = matched(gp, rate=([], lambda rng, size: rng.normal(0, 0.8, size)))
     target = ExactPosterior(model)
     phi = target.coordinates(draws["posterior"].dataset)

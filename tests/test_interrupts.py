@@ -91,7 +91,9 @@ def decay_models(*priors):
     y = np.exp(-t)[:, None] + np.random.default_rng(1).normal(0, 0.02, (8, 1))
     gp = gm.StateGP(t, y, [pm.gp.cov.Matern52(1, ls=1.0)], sigma=0.02)
     return [
-        gm.build_model(ode, t, y, priors={"rate": p}, gp=gp, gamma=0.1, sigma="fixed")
+        gm.build_model(
+            ode, t, y, priors={"rate": p}, gp=gp, gamma=0.1, sigma="fixed", preset="fgpgm"
+        )
         for p in priors
     ]
 
@@ -311,10 +313,10 @@ def test_building_and_checking_say_what_they_do(shown):
     y = np.exp(-T)[:, None] + np.random.default_rng(1).normal(0, 0.02, (15, 1))
     ode = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
     settings = {"priors": {"rate": pm.HalfNormal.dist(1)}, "gamma": 1e-3, "random_seed": 1}
-    gm.build_model(ode, experiments=[gm.Experiment(T, y, name="only")], **settings)
+    gm.build_model(ode, experiments=[gm.Experiment(T, y, name="only")], **settings, preset="fgpgm")
     assert shown == ["fitting Gaussian processes", "writing the model"]
     shown.clear()
-    model = gm.build_model(ode, T, y, sigma="fixed", **settings)
+    model = gm.build_model(ode, T, y, sigma="fixed", **settings, preset="fgpgm")
     assert shown == ["fitting Gaussian processes", "writing the model"]
     shown.clear()
     rate, start = np.random.default_rng(1).normal(1, 0.02, (2, 2, 200, 1))

@@ -91,7 +91,7 @@ def test_the_likelihood_is_that_of_known_noise(pair, preset, sigma):
 
 def test_a_sigma_that_cannot_be_meant_is_named(pair):
     def built(sigma, **settings):
-        return gm.build_model(PAIR, T, pair, priors=PRIOR, sigma=sigma, **settings)
+        return gm.build_model(PAIR, T, pair, priors=PRIOR, sigma=sigma, **settings, preset="fgpgm")
 
     with pytest.raises(ValueError, match=r"sigma has shape \(9,\); expected a number, one for"):
         built(np.full(9, 0.1))

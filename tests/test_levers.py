@@ -9,7 +9,7 @@ from scipy.stats import multivariate_normal
 
 import pymc_gradmatch as gm
 from pymc_gradmatch.gp.derivatives import evaluate_blocks
-from pymc_gradmatch.model.layout import _counted
+from pymc_gradmatch.model.layout import kernel_in_observations
 
 GAMMA = np.array([0.3, 0.02])
 THETA = {"alpha": 1.7, "beta": 0.9, "gamma": 3.5, "delta": 1.1}
@@ -231,7 +231,7 @@ T_IRREGULAR = np.array([0.0, 1.0, 2.0, 4.0, 7.0, 20.0, 50.0, 100.0])
 @pytest.mark.usefixtures("fast_compile")
 @pytest.mark.parametrize("family", [pm.gp.cov.ExpQuad, pm.gp.cov.Matern52])
 def test_derivatives_of_a_kernel_in_warped_time_are_finite_differences(family):
-    cov = _counted(family, 2.0, T_IRREGULAR, np.arange(len(T_IRREGULAR)))
+    cov = kernel_in_observations(family, 2.0, T_IRREGULAR, np.arange(len(T_IRREGULAR)))
     t = np.union1d(T_IRREGULAR, [0.3, 3.0, 5.1, 12.0, 33.0, 77.0])
     blocks = evaluate_blocks(cov, t)
     h = 1e-4
@@ -251,13 +251,17 @@ def test_derivatives_of_a_kernel_in_warped_time_are_finite_differences(family):
 @pytest.mark.parametrize("unit", [1.0, 1e-10])
 def test_time_is_counted_in_observations(unit):
     """Assert unit steps at the observations, whatever their gaps, and no warp where they agree."""
-    warped = _counted(pm.gp.cov.ExpQuad, 2.0, unit * T_IRREGULAR, np.arange(len(T_IRREGULAR)))
+    warped = kernel_in_observations(
+        pm.gp.cov.ExpQuad, 2.0, unit * T_IRREGULAR, np.arange(len(T_IRREGULAR))
+    )
     plain = pm.gp.cov.ExpQuad(1, ls=np.float64(2.0))
     counted = np.arange(8.0)[:, None]
     np.testing.assert_allclose(
         warped(unit * T_IRREGULAR[:, None]).eval(), plain(counted).eval(), rtol=1e-12
     )
-    regular = _counted(pm.gp.cov.ExpQuad, 2.0, unit * np.linspace(0, 3.5, 8), np.arange(8))
+    regular = kernel_in_observations(
+        pm.gp.cov.ExpQuad, 2.0, unit * np.linspace(0, 3.5, 8), np.arange(8)
+    )
     assert isinstance(regular, pm.gp.cov.ExpQuad)
     np.testing.assert_allclose(
         regular(0.5 * unit * counted).eval(), plain(counted).eval(), rtol=1e-12
@@ -265,7 +269,7 @@ def test_time_is_counted_in_observations(unit):
 
 
 def built(lotka_volterra, data, gp, priors, **settings):
-    settings = {"sigma": "fixed"} | settings
+    settings = {"preset": "fgpgm", "sigma": "fixed"} | settings
     return gm.build_model(lotka_volterra.ode, data.t, data.y, priors=priors, gp=gp, **settings)
 
 
@@ -378,7 +382,14 @@ def test_predictive_draws_of_a_fine_grid_are_where_the_data_are(
     table = pd.DataFrame(data.y, columns=["prey", "predator"])
     named = gm.StateGP(data.t, table, gp.covs, gp.sigma)
     model = gm.build_model(
-        lotka_volterra.ode, data.t, table, priors=priors, gp=named, grid=2, sigma="random"
+        lotka_volterra.ode,
+        data.t,
+        table,
+        priors=priors,
+        gp=named,
+        grid=2,
+        sigma="random",
+        preset="fgpgm",
     )
     for group in predictive_draws(model, 4):
         assert group["y"].dims == ("chain", "draw", "time_observed", "state")
@@ -397,5 +408,5 @@ def test_what_is_gone_says_what_is_in_its_place(lotka_volterra, data, gp, priors
     }.items():
         with pytest.raises(AttributeError, match=rf"gm\.{name} is gone: {instead} "):
             getattr(gm, name)
-    with pytest.raises(TypeError, match=r"recentred= is gone; preset='refined'"):
+    with pytest.raises(TypeError, match="no argument 'recentred'; expected priors"):
         built(lotka_volterra, data, gp, priors, recentred=True)

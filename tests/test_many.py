@@ -44,7 +44,7 @@ T = np.linspace(0, 2, 8)
 # Processes of the tests import what the tests import.
 ROOT = str(Path(__file__).parents[1])
 PATH = {"PYTHONPATH": os.pathsep.join([ROOT, os.environ.get("PYTHONPATH", "")])}
-SETTINGS = {"cov": "Matern52", "gamma": 0.1, "sigma": "fixed"}
+SETTINGS = {"preset": "fgpgm", "cov": "Matern52", "gamma": 0.1, "sigma": "fixed"}
 
 
 @pytest.fixture(scope="module")

@@ -82,7 +82,9 @@ def test_log_density_and_gradient_are_the_eigenbasis_ones(lotka_volterra, rng, i
 def test_posterior_density_is_theorem_1_in_scipy(lotka_volterra, rng, irregular):
     ode, gp = lotka_volterra.ode, long_gp(lotka_volterra, irregular=irregular)
     priors = {name: pm.HalfNormal.dist(5) for name in ode.params}
-    model = gm.build_model(ode, gp.t, gp.y, priors=priors, gp=gp, gamma=GAMMA, sigma="fixed")
+    model = gm.build_model(
+        ode, gp.t, gp.y, priors=priors, gp=gp, gamma=GAMMA, sigma="fixed", preset="fgpgm"
+    )
     assert isinstance(basis(model["x"], 3), algebra.Innovations)
     assert isinstance(basis(model["gradient_match"], 3), algebra.Innovations)
     C, D, A = gp.operators()
@@ -141,7 +143,9 @@ def test_draws_have_the_covariance_of_the_states_and_of_the_mismatch(lotka_volte
 def test_predictive_draws_of_a_long_series(lotka_volterra, predictive_draws):
     ode, gp = lotka_volterra.ode, long_gp(lotka_volterra)
     priors = {name: pm.HalfNormal.dist(5) for name in ode.params}
-    model = gm.build_model(ode, gp.t, gp.y, priors=priors, gp=gp, gamma=GAMMA, sigma="fixed")
+    model = gm.build_model(
+        ode, gp.t, gp.y, priors=priors, gp=gp, gamma=GAMMA, sigma="fixed", preset="fgpgm"
+    )
     for group in predictive_draws(model, 3):
         assert group["gradient_match"].shape == (1, 3, N_TIME, 2)
         assert np.isfinite(group["gradient_match"]).all()

@@ -141,7 +141,13 @@ def test_arrays_of_other_lengths_are_refused(gp, x, message):
 
 def built(t, y, gp, **settings):
     return gm.build_model(
-        PAIR, t, y, priors=PRIOR, gp=gp, gamma=0.1, **{"sigma": "fixed"} | settings
+        PAIR,
+        t,
+        y,
+        priors=PRIOR,
+        gp=gp,
+        gamma=0.1,
+        **{"preset": "fgpgm", "sigma": "fixed"} | settings,
     )
 
 
@@ -190,15 +196,15 @@ def test_columns_may_have_any_order(table, gp):
 
 def test_names_that_are_no_states_are_refused(table):
     with pytest.raises(ValueError, match=r"'c'\] \(unknown \['c'\]\); .*\['a', 'b'\]"):
-        gm.build_model(PAIR, T, table.rename(columns={"b": "c"}), priors=PRIOR)
+        gm.build_model(PAIR, T, table.rename(columns={"b": "c"}), priors=PRIOR, preset="fgpgm")
     twice = pd.concat([table, table[["a"]]], axis=1)
     with pytest.raises(ValueError, match=r"\(repeated \['a'\]\); "):
-        gm.build_model(PAIR, T, twice, priors=PRIOR)
+        gm.build_model(PAIR, T, twice, priors=PRIOR, preset="fgpgm")
 
 
 def test_missing_values_in_shared_data_are_refused(table):
     with pytest.raises(ValueError, match=r"shared variable with missing values.*get_value"):
-        gm.build_model(PAIR, T, pytensor.shared(table.to_numpy()), priors=PRIOR)
+        gm.build_model(PAIR, T, pytensor.shared(table.to_numpy()), priors=PRIOR, preset="fgpgm")
 
 
 @pytest.mark.usefixtures("fast_compile")
@@ -297,6 +303,8 @@ def test_nuts_and_stacks_accept_missing_values(table, gp):
     ] == len(gp.observations)
     other = table.copy()
     other.loc[4, "a"] = np.nan
-    many = gm.fit_many(PAIR, T, [table, other], priors=PRIOR, gp=None, draws=200, chains=1, **quiet)
+    many = gm.fit_many(
+        PAIR, T, [table, other], priors=PRIOR, preset="fgpgm", draws=200, chains=1, **quiet
+    )
     assert (many["failure"] == "").all()
     assert not many["x"].isnull().any()

@@ -7,6 +7,7 @@ import pytest
 
 import pymc_gradmatch as gm
 from benchmarks.paper.systems import keep_within
+from pymc_gradmatch.model import constraints
 
 
 @pytest.fixture
@@ -33,6 +34,7 @@ def test_one_call_is_the_four_lines(lotka_volterra, data, gp, priors):
         gamma=0.3,
         random_seed=1,
         sigma="fixed",
+        preset="fgpgm",
     )
     point = by_hand.initial_point()
     here, there = model.point_logps(point), by_hand.point_logps(point)
@@ -40,8 +42,23 @@ def test_one_call_is_the_four_lines(lotka_volterra, data, gp, priors):
     assert model.compile_logp()(point) == pytest.approx(by_hand.compile_logp()(point), rel=1e-10)
 
 
+def test_the_default_preset_is_the_refined_one():
+    ode = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
+    t = np.linspace(0, 2, 6)
+    y = np.exp(-t)[:, None] + np.random.default_rng(1).normal(0, 0.02, (6, 1))
+    given = {"priors": {"rate": pm.HalfNormal.dist(1)}, "random_seed": 1, "progressbar": False}
+    default, named = (
+        constraints(gm.build_model(ode, t, y, **given, **preset))[0].gp
+        for preset in ({}, {"preset": "refined"})
+    )
+    np.testing.assert_array_equal(default.t, named.t)
+    np.testing.assert_array_equal(default.prior_mean, named.prior_mean)
+
+
 def test_names_dims_and_coords_are_stable(lotka_volterra, data, gp, priors):
-    model = gm.build_model(lotka_volterra.ode, data.t, data.y, priors=priors, gp=gp, sigma="fixed")
+    model = gm.build_model(
+        lotka_volterra.ode, data.t, data.y, priors=priors, gp=gp, sigma="fixed", preset="fgpgm"
+    )
     assert [rv.name for rv in model.free_RVs] == ["alpha", "beta", "gamma", "delta", "x"]
     assert [rv.name for rv in model.observed_RVs] == ["y", "gradient_match"]
     assert model.coords["state"] == ("prey", "predator")
@@ -56,7 +73,7 @@ def test_inside_a_model_it_adds_to_it(lotka_volterra, data, gp):
         shared_prior = pm.HalfNormal.dist(rate)
         priors = dict.fromkeys(lotka_volterra.ode.params, shared_prior) | {"beta": rate}
         returned = gm.build_model(
-            lotka_volterra.ode, data.t, data.y, priors=priors, gp=gp, sigma="fixed"
+            lotka_volterra.ode, data.t, data.y, priors=priors, gp=gp, sigma="fixed", preset="fgpgm"
         )
     assert returned is model
     assert [rv.name for rv in model.free_RVs] == ["rate", "alpha", "gamma", "delta", "x"]
@@ -65,7 +82,9 @@ def test_inside_a_model_it_adds_to_it(lotka_volterra, data, gp):
 def test_one_prior_for_all_parameters_gives_independent_draws(lotka_volterra, data, gp):
     priors = dict.fromkeys(lotka_volterra.ode.params, pm.HalfNormal.dist(5))
     models = [
-        gm.build_model(lotka_volterra.ode, data.t, data.y, priors=priors, gp=gp, sigma="fixed")
+        gm.build_model(
+            lotka_volterra.ode, data.t, data.y, priors=priors, gp=gp, sigma="fixed", preset="fgpgm"
+        )
         for _ in range(2)
     ]
     for model in models:
@@ -92,7 +111,14 @@ def test_preset_is_the_papers_settings(lotka_volterra, data, priors):
         sigma="fixed",
     )
     explicit = gm.build_model(
-        lotka_volterra.ode, data.t, data.y, priors=priors, gp=gp, gamma=0.3, sigma="fixed"
+        lotka_volterra.ode,
+        data.t,
+        data.y,
+        priors=priors,
+        gp=gp,
+        gamma=0.3,
+        sigma="fixed",
+        preset="fgpgm",
     )
     point = explicit.initial_point()
     logps = [model.compile_logp(mode="FAST_COMPILE")(point) for model in (preset, explicit)]
@@ -100,7 +126,9 @@ def test_preset_is_the_papers_settings(lotka_volterra, data, priors):
 
 
 def test_the_papers_box_forbids_states_outside(lotka_volterra, data, gp, priors):
-    model = gm.build_model(lotka_volterra.ode, data.t, data.y, priors=priors, gp=gp, sigma="fixed")
+    model = gm.build_model(
+        lotka_volterra.ode, data.t, data.y, priors=priors, gp=gp, sigma="fixed", preset="fgpgm"
+    )
     keep_within(model, 3.0)
     logp = model.compile_logp(mode="FAST_COMPILE")
     point = model.initial_point()
@@ -112,19 +140,23 @@ def test_the_papers_box_forbids_states_outside(lotka_volterra, data, gp, priors)
 def test_table_must_have_the_odes_columns(lotka_volterra, data, priors):
     table = pd.DataFrame(data.y, columns=["prey", "cat"])
     with pytest.raises(ValueError, match=r"columns of y are \['prey', 'cat'\]"):
-        gm.build_model(lotka_volterra.ode, data.t, table, priors=priors, random_seed=1)
+        gm.build_model(
+            lotka_volterra.ode, data.t, table, priors=priors, random_seed=1, preset="fgpgm"
+        )
 
 
 def test_data_with_other_columns_than_the_ode_fail_before_the_fit(lotka_volterra, data, priors):
     with pytest.raises(ValueError, match=r"ODE has 2 states .* the data 1"):
-        gm.build_model(lotka_volterra.ode, data.t, data.y[:, :1], priors=priors)
+        gm.build_model(lotka_volterra.ode, data.t, data.y[:, :1], priors=priors, preset="fgpgm")
 
 
 def test_unusable_gamma_leaves_the_users_model_as_it_was(lotka_volterra, data, gp, priors):
     with pm.Model() as model:
         pm.Normal("mine")
         with pytest.raises(ValueError, match="gamma is -1"):
-            gm.build_model(lotka_volterra.ode, data.t, data.y, priors=priors, gp=gp, gamma=-1.0)
+            gm.build_model(
+                lotka_volterra.ode, data.t, data.y, priors=priors, gp=gp, gamma=-1.0, preset="fgpgm"
+            )
     assert list(model.named_vars) == ["mine"]
 
 
@@ -147,17 +179,21 @@ def test_unusable_gamma_leaves_the_users_model_as_it_was(lotka_volterra, data, g
 )
 def test_unusable_priors_are_named(lotka_volterra, data, gp, priors, change, error, message):
     with pytest.raises(error, match=message):
-        gm.build_model(lotka_volterra.ode, data.t, data.y, priors=priors | change, gp=gp)
+        gm.build_model(
+            lotka_volterra.ode, data.t, data.y, priors=priors | change, gp=gp, preset="fgpgm"
+        )
 
 
 def test_missing_prior_is_named(lotka_volterra, data, gp, priors):
     del priors["delta"]
     with pytest.raises(ValueError, match=r"missing for \['delta'\]; expected one"):
-        gm.build_model(lotka_volterra.ode, data.t, data.y, priors=priors, gp=gp)
+        gm.build_model(lotka_volterra.ode, data.t, data.y, priors=priors, gp=gp, preset="fgpgm")
 
 
 def test_given_gp_must_be_of_the_same_data_and_alone(lotka_volterra, data, gp, priors):
     with pytest.raises(ValueError, match="gp was made from other data"):
-        gm.build_model(lotka_volterra.ode, data.t, data.y + 1, priors=priors, gp=gp)
+        gm.build_model(lotka_volterra.ode, data.t, data.y + 1, priors=priors, gp=gp, preset="fgpgm")
     with pytest.raises(ValueError, match="gp is given, and so is cov or shared"):
-        gm.build_model(lotka_volterra.ode, data.t, data.y, priors=priors, gp=gp, cov="ExpQuad")
+        gm.build_model(
+            lotka_volterra.ode, data.t, data.y, priors=priors, gp=gp, cov="ExpQuad", preset="fgpgm"
+        )

@@ -147,6 +147,7 @@ def test_fitzhugh_nagumo_ends_in_the_right_mode_from_prior_starts(even_noise):
         gamma=3e-4,
         random_seed=0,
         sigma="fixed",
+        preset="fgpgm",
     )
     posterior = compile_posterior(model)
     modes = [posterior.find_mode(np.random.default_rng(seed)) for seed in range(10)]
@@ -161,7 +162,14 @@ def test_fitzhugh_nagumo_ends_in_the_right_mode_from_prior_starts(even_noise):
 def test_find_map_is_at_least_as_good_as_pymc(lotka_volterra, data, gp):
     priors = {name: pm.HalfNormal.dist(5) for name in lotka_volterra.ode.params}
     model = gm.build_model(
-        lotka_volterra.ode, data.t, data.y, priors=priors, gp=gp, gamma=0.3, sigma="fixed"
+        lotka_volterra.ode,
+        data.t,
+        data.y,
+        priors=priors,
+        gp=gp,
+        gamma=0.3,
+        sigma="fixed",
+        preset="fgpgm",
     )
     found = gm.find_map(model=model, random_seed=1)
     assert found["x"].shape == data.y.shape
@@ -272,7 +280,9 @@ def test_noise_starts_at_the_center_of_its_prior_where_states_are_solutions():
     t, y = np.linspace(0, 2, 9), np.exp(-np.linspace(0, 2, 9))[:, None]
     gp = gm.StateGP(t, y, [pm.gp.cov.Matern52(1, ls=np.float64(1.5))], sigma=0.1)
     sigma = pm.HalfNormal.dist(np.array([0.3]))
-    model = gm.build_model(decay, t, y, priors={"rate": pm.HalfNormal.dist(2)}, gp=gp, sigma=sigma)
+    model = gm.build_model(
+        decay, t, y, priors={"rate": pm.HalfNormal.dist(2)}, gp=gp, sigma=sigma, preset="fgpgm"
+    )
     posterior = compile_posterior(gm.exact_model(model))
     names = [rv.name for rv in posterior.model.free_RVs]
     starts = np.array([posterior.draw_start(seed) for seed in range(3)])

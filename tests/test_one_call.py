@@ -83,7 +83,7 @@ def test_a_fit_that_is_stopped_before_its_first_mode_has_the_mode_all_the_same(
         raise error
         yield
 
-    monkeypatch.setattr(engine, "climbs", stopped)
+    monkeypatch.setattr(engine, "find_modes", stopped)
     settings = {"priors": {"rate": pm.HalfNormal.dist(2)}, "random_seed": 1, "progressbar": False}
     fit = gm.fit(DECAY, T, y, **settings)
     assert not fit.is_exact
@@ -258,7 +258,13 @@ def test_noise_in_the_place_of_motion_gets_no_seal(start, rate, states, even_noi
     data = start * np.exp(-t / 2)[:, None] + 0.05 * even_noise(17, 1)
     gp = gm.StateGP(t, data, [pm.gp.cov.Matern52(1, ls=1.0)], states=["mass"], sigma=0.1)
     model = gm.build_model(
-        DECAY, t, data, priors={"rate": pm.HalfNormal.dist(20)}, gp=gp, sigma="fixed"
+        DECAY,
+        t,
+        data,
+        priors={"rate": pm.HalfNormal.dist(20)},
+        gp=gp,
+        sigma="fixed",
+        preset="fgpgm",
     )
     target = ExactPosterior(model)
     over = target.start_point({"rate": rate}, [np.array([start])])
@@ -284,7 +290,13 @@ def test_one_datum_far_off_is_an_outlier(off, even_noise):
     data[8] += off
     gp = gm.StateGP(t, data, [pm.gp.cov.Matern52(1, ls=1.0)], states=["mass"], sigma=0.1)
     model = gm.build_model(
-        DECAY, t, data, priors={"rate": pm.HalfNormal.dist(20)}, gp=gp, sigma="fixed"
+        DECAY,
+        t,
+        data,
+        priors={"rate": pm.HalfNormal.dist(20)},
+        gp=gp,
+        sigma="fixed",
+        preset="fgpgm",
     )
     target = ExactPosterior(model)
     [left] = residuals(target, target.start_point({"rate": 0.5}, [np.array([3.0])]))

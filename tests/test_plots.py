@@ -283,7 +283,9 @@ def decaying(request):
     cov = pm.gp.cov.ExpQuad(1, ls=1.0)
     gp = gm.StateGP(t, y, [cov], sigma=0.05, states=ode.states, positive=bool(positive))
     priors = {"rate": pm.HalfNormal.dist(2)}
-    model = gm.build_model(ode, t, y, priors=priors, gp=gp, gamma=0.1, sigma="fixed")
+    model = gm.build_model(
+        ode, t, y, priors=priors, gp=gp, gamma=0.1, sigma="fixed", preset="fgpgm"
+    )
     coords = {"time": t, "state": ["mass"]}
     x = xr.DataArray(
         y * np.exp(rng.normal(0, 0.02, (1, 50, 8, 1))), coords, ("chain", "draw", "time", "state")

@@ -20,7 +20,7 @@ from pymc_gradmatch._pymc import starting_at
 from pymc_gradmatch.model import constraints
 from pymc_gradmatch.model.gauss_newton import Mode, Problem, Theorem1
 from pymc_gradmatch.model.priors import parameters_of
-from pymc_gradmatch.model.recentring import integrated
+from pymc_gradmatch.model.refinement import with_solution
 from pymc_gradmatch.sampling.posterior import has_start
 
 FAST = {"mode": "FAST_COMPILE"}
@@ -43,7 +43,12 @@ def decay():
 def built(decay):
     """Return a function that builds a model of a decaying state."""
     return partial(
-        gm.build_model, DECAY, *decay, priors={"rate": pm.HalfNormal.dist(3)}, random_seed=1
+        gm.build_model,
+        DECAY,
+        *decay,
+        priors={"rate": pm.HalfNormal.dist(3)},
+        random_seed=1,
+        preset="fgpgm",
     )
 
 
@@ -323,7 +328,7 @@ def test_data_as_they_come_end_in_a_model_or_a_message():
     assert [fuzz.describe(o) for o in outcomes if o.result == "failure"] == []
 
 
-def test_a_heavy_tailed_prior_leaves_the_hessian_of_a_climb_positive(decay):
+def test_a_heavy_tailed_prior_leaves_the_hessian_positive(decay):
     gp = gm.StateGP(*decay, [pm.gp.cov.Matern52(1, ls=1.0)], sigma=0.1)
     parameters = parameters_of({"rate": pm.StudentT.dist(3)}, ["rate"])
     problem = Theorem1(Problem.of(DECAY, gp, parameters, np.array([1e9])))
@@ -332,7 +337,7 @@ def test_a_heavy_tailed_prior_leaves_the_hessian_of_a_climb_positive(decay):
     assert np.linalg.eigvalsh(hessian)[0] >= 0
 
 
-def test_a_climb_survives_a_step_to_where_the_right_hand_side_is_infinite(decay):
+def test_optimisation_survives_a_step_to_where_the_right_hand_side_is_infinite(decay):
     gp = gm.StateGP(*decay, [pm.gp.cov.Matern52(1, ls=1.0)], sigma=0.1)
     steep = gm.ODE(lambda t, x, theta: [pm.math.exp(theta.rate * x.mass)], ["mass"], ["rate"])
     problem = Theorem1(
@@ -351,7 +356,7 @@ def test_something_else_in_the_place_of_the_ode_is_refused(decay):
     t, y = decay
     for arguments in ((exponential_decay, t, y), (t, y, DECAY), (None, t, y)):
         with pytest.raises(TypeError, match=r"ode is a .*; expected a gm.ODE"):
-            gm.build_model(*arguments, priors={"rate": pm.HalfNormal.dist(1)})
+            gm.build_model(*arguments, priors={"rate": pm.HalfNormal.dist(1)}, preset="fgpgm")
     gp = gm.StateGP(t, y, [pm.gp.cov.Matern52(1, ls=1.0)], sigma=0.1)
     with pytest.raises(TypeError, match=r"expected a gm\.ODE"):
         gm.refine(exponential_decay, gp, priors={"rate": pm.HalfNormal.dist(1)})
@@ -369,6 +374,6 @@ def test_a_solution_that_grows_without_bound_is_no_prior_mean(decay):
     parameters = parameters_of({"rate": pm.Normal.dist()}, ["rate"])
     found = Mode(np.array([110.0]), gp.posterior_mean(), np.ones(1))
     problem = Problem.of(growth, gp, parameters)
-    assert integrated(problem, found) is None
+    assert with_solution(problem, found) is None
     found = found._replace(u=np.array([1.0]))
-    assert integrated(problem, found) is not None
+    assert with_solution(problem, found) is not None

@@ -11,10 +11,11 @@ from scipy.optimize import least_squares
 import pymc_gradmatch as gm
 from benchmarks.paper import systems
 from pymc_gradmatch.model import DoubtWarning
-from pymc_gradmatch.model.gauss_newton import Problem, climb_from_prior
-from pymc_gradmatch.model.likelihood import Normal
+from pymc_gradmatch.model.gauss_newton import Problem
+from pymc_gradmatch.model.layout import noise_of_all_data
+from pymc_gradmatch.model.likelihood import NormalLikelihood
 from pymc_gradmatch.model.priors import parameters_of
-from pymc_gradmatch.model.refinement import seen_by_all
+from pymc_gradmatch.model.starting_points import optimise_from_prior
 
 
 def priors_of(system):
@@ -76,7 +77,7 @@ def test_estimate_is_that_of_numerical_integration(lotka_volterra, data, lv_fit,
     parameters = parameters_of(priors_of(lotka_volterra), ode.params)
     gamma, rng = np.full(2, 0.3), np.random.default_rng(1)
     problem = Problem.of(ode, gp, parameters, gamma)
-    paper = climb_from_prior(problem, gp.posterior_mean(), rng)
+    paper = optimise_from_prior(problem, gp.posterior_mean(), rng)
     bias = (parameters.natural(paper.u)[0] - theta) / sd
     assert np.abs(bias).max() > 10 * np.abs(error).max()
 
@@ -186,7 +187,7 @@ def test_an_ode_that_does_not_explain_the_data_is_warned_of(decay):
     t = np.linspace(0, 4, 17)
     gp = gm.StateGP(t, 2 + np.sin(3 * t)[:, None], [pm.gp.cov.Matern52(1, ls=1.0)], sigma=0.1)
     with pytest.warns(
-        UserWarning, match="leaves much of 'mass' unexplained, and what it leaves is"
+        UserWarning, match="leaves much of 'mass' unexplained, and the residuals are not noise"
     ):
         gm.refine(ode, gp, priors=priors, random_seed=1)
 
@@ -430,13 +431,13 @@ def test_modes_that_fit_alike_after_a_long_gap_all_have_their_share(lotka_volter
     assert (shares > 0.05).sum() >= 2
 
 
-def test_states_see_each_other_by_the_ode():
+def test_data_of_one_state_determine_another_by_the_ode():
     """Assert the closed form for one rate: a state that is the integral of another."""
     ode = gm.ODE(lambda t, x, theta: [theta.k * 0 * x.a, x.a], ["a", "b"], ["k"])
     t, noise = np.linspace(0, 3, 7), np.array([2.0, 0.1])
     y = np.random.default_rng(1).normal(size=(7, 2))
     gp = gm.StateGP(t, y, [pm.gp.cov.ExpQuad(1, ls=1.0)] * 2, sigma=noise)
-    found = seen_by_all(ode, gp, np.array([1.0]), Normal(gp))
+    found = noise_of_all_data(ode, gp, np.array([1.0]), NormalLikelihood(gp))
     later = [t[t >= s] - s for s in t]
     count = sum(map(len, later))
     squares = sum(np.square(span).sum() for span in later)

@@ -106,16 +106,16 @@ def test_a_state_rests_that_only_resting_states_feed_and_one_that_a_dose_moves_d
 
     ode = gm.ODE(cascade, ["gut", "blood", "cells", "skin"], ["k"])
     start = gm.model.Start.of(ode, {"gut": 0.0, "blood": 0.0, "skin": 37.0})
-    np.testing.assert_array_equal(start.at_rest(ode, T), [0, 0, np.nan, 37])
+    np.testing.assert_array_equal(start.constant_values(ode, T), [0, 0, np.nan, 37])
     dosed = ode.with_inputs({"gut": gm.Input([5.0], [1.0], kind="dose")})
-    np.testing.assert_array_equal(start.at_rest(dosed, T), [np.nan, np.nan, np.nan, 37])
+    np.testing.assert_array_equal(start.constant_values(dosed, T), [np.nan, np.nan, np.nan, 37])
 
 
 def test_an_input_that_comes_late_moves_a_state():
     ode = gm.ODE(lambda t, x, theta, u: [u.flow - x.a], ["a"], ["k"], inputs=["flow"])
     late = gm.Input([0.0, 8.1, 8.2], [0.0, 1.0, 0.0], kind="previous")
     start = gm.model.Start.of(ode, {"a": 0.0})
-    assert np.isnan(start.at_rest(ode.with_inputs({"flow": late}), T)).all()
+    assert np.isnan(start.constant_values(ode.with_inputs({"flow": late}), T)).all()
 
 
 def test_data_without_any_noise_that_nobody_knows_are_named_with_what_to_do():

@@ -13,7 +13,14 @@ from pymc_gradmatch.sampling import metropolis as chain
 def model(lotka_volterra, data, gp):
     priors = {name: pm.HalfNormal.dist(5) for name in lotka_volterra.ode.params}
     return gm.build_model(
-        lotka_volterra.ode, data.t, data.y, priors=priors, gp=gp, gamma=0.3, sigma="fixed"
+        lotka_volterra.ode,
+        data.t,
+        data.y,
+        priors=priors,
+        gp=gp,
+        gamma=0.3,
+        sigma="fixed",
+        preset="fgpgm",
     )
 
 
@@ -169,6 +176,7 @@ def test_whitened_states_cannot_be_moved_one_by_one(lotka_volterra, data, gp):
         gp=gp,
         parameterization="whitened",
         sigma="fixed",
+        preset="fgpgm",
     )
     with pytest.raises(ValueError, match=r"'x_whitened_'.*parameterization=\"centered\""):
         gm.sample_fgpgm(model)

@@ -9,7 +9,7 @@ from scipy.special import logsumexp
 
 import pymc_gradmatch as gm
 from pymc_gradmatch.exact import ExactPosterior
-from pymc_gradmatch.model import constraints, of_model
+from pymc_gradmatch.model import constraints
 from pymc_gradmatch.model.gauss_newton import Problem, Theorem1
 from pymc_gradmatch.model.priors import parameters_of
 from pymc_gradmatch.model.start import Start
@@ -139,7 +139,7 @@ def test_matched_draws_know_the_start_too(y, case):
 def test_the_papers_preset_knows_the_start(y):
     model = gm.build_model(
         DECAY, T, y, priors={"rate": pm.HalfNormal.dist(2)}, start={"mass": 20.0}, gamma=0.01,
-        random_seed=1, sigma="fixed",
+        random_seed=1, sigma="fixed", preset="fgpgm",
     )  # fmt: skip
     draws = gm.sample(500, model=model, random_seed=1, progressbar=False)["posterior"]
     assert abs(draws["x"].isel(time=0) - 20).max() < 0.1
@@ -169,7 +169,7 @@ def test_gradient_and_hessian_of_theorem_1_count_what_is_known(chain_gp, chain_d
     gp = chain_gp.with_sigma(10.0)
     gamma = np.full(3, 0.1)
     problem, without = (
-        Theorem1(Problem.of(CHAIN, gp, parameters, gamma, known=known)) for known in (start, None)
+        Theorem1(Problem.of(CHAIN, gp, parameters, gamma, start=known)) for known in (start, None)
     )
     rng = np.random.default_rng(1)
     point = problem.flat(np.array([0.1, -0.8, 2.2]), gp.posterior_mean())
@@ -201,7 +201,7 @@ def test_circles_are_refused():
 
 def test_one_known_start_may_be_written_by_another():
     start = Start.of(CHAIN, {"a": lambda theta, x0: 3 * x0.b, "b": lambda theta: theta.k})
-    filled = start.filled(np.array([2.0, 1.0, 1.0]), np.array([0.0, 0.0, 5.0]))
+    filled = start.with_known(np.array([2.0, 1.0, 1.0]), np.array([0.0, 0.0, 5.0]))
     np.testing.assert_allclose(filled, [6.0, 2.0, 5.0])
 
 
@@ -241,7 +241,15 @@ def test_starts_with_positive_priors_are_searched_for_as_logarithms(chain_gp, ch
     rest = {"b": lambda theta, x0: theta.total - x0.a - x0.c}
     start = {"a": pm.Normal.dist(9, 1), "c": pm.LogNormal.dist(-1, 1)} | rest
     model = gm.build_model(
-        CHAIN, T, chain_data, priors=PRIORS, gp=chain_gp, start=start, gamma=0.1, sigma="fixed"
+        CHAIN,
+        T,
+        chain_data,
+        priors=PRIORS,
+        gp=chain_gp,
+        start=start,
+        gamma=0.1,
+        sigma="fixed",
+        preset="fgpgm",
     )
     target = ExactPosterior(model)
     there = target.start_point({}, [np.array([9.0, 1.0, 0.2])])
@@ -261,7 +269,15 @@ def test_a_potential_of_a_trajectory_is_no_prior_of_its_start(chain_gp, chain_da
     """Assert coordinates in the data's units where a whole trajectory is kept above zero."""
     rest = {"b": lambda theta, x0: theta.total - x0.a - x0.c}
     model = gm.build_model(
-        CHAIN, T, chain_data, priors=PRIORS, gp=chain_gp, start=rest, gamma=0.1, sigma="fixed"
+        CHAIN,
+        T,
+        chain_data,
+        priors=PRIORS,
+        gp=chain_gp,
+        start=rest,
+        gamma=0.1,
+        sigma="fixed",
+        preset="fgpgm",
     )
     with model:
         pm.Potential("above", pm.math.switch(model["x"][:, 2].min() > 0, 0.0, -np.inf))
@@ -272,16 +288,16 @@ def test_a_potential_of_a_trajectory_is_no_prior_of_its_start(chain_gp, chain_da
     np.testing.assert_allclose(np.diff(target.scalars(phi)["x0[c]"]), 0.7 * chain_gp.scale[2])
 
 
-def test_a_start_whose_prior_excludes_the_first_observation_is_climbed_from_within(chain_gp):
+def test_a_start_whose_prior_excludes_the_first_observation_is_optimised_from_within(chain_gp):
     start = Start.of(CHAIN, {"c": pm.LogNormal.dist(-1, 1)})
     x = chain_gp.posterior_mean()
     x[0, 2] = -0.5
-    moved = start.possible(x)
+    moved = start.within_support(x)
     assert moved[0, 2] > 0
     np.testing.assert_array_equal(np.delete(moved, 2, axis=1), np.delete(x, 2, axis=1))
 
 
-def test_a_start_whose_prior_depends_on_a_variable_is_climbed_given_where_that_starts():
+def test_a_start_whose_prior_depends_on_a_variable_is_optimised_given_its_initial_value():
     with pm.Model():
         middle = pm.Normal("middle", 0, 1, initval=3.0)
         start = Start.of(DECAY, {"mass": pm.Normal.dist(middle, 2.0)})
@@ -289,42 +305,22 @@ def test_a_start_whose_prior_depends_on_a_variable_is_climbed_given_where_that_s
     told = start.evaluated(np.array([1.0]), np.array([5.0]))
     assert told.log_prior == pytest.approx(stats.norm.logpdf(5, 3, 2))
     np.testing.assert_allclose(told.gradient, [-0.5])
-    np.testing.assert_allclose(kept.possible(np.zeros((2, 1)))[0], [4.0])
-
-
-def test_a_climb_knows_the_starts_of_a_model_written_before(chain_data, chain_gp):
-    """Assert what the same start= says, by value and derivatives, and sigma without it."""
-    model = gm.build_model(
-        CHAIN, T, chain_data, priors=PRIORS, gp=chain_gp, start=LAW, gamma=0.1, sigma="fixed"
-    )
-    told, found = of_model(model, CHAIN, chain_gp)
-    given = Start.of(CHAIN, LAW)
-    theta, levels = np.array([1.1, 0.3, 9.0]), np.array([8.0, 0.7, 0.2])
-    for one, other in zip(
-        found.evaluated(theta, levels), given.evaluated(theta, levels), strict=True
-    ):
-        np.testing.assert_allclose(one, other, rtol=1e-12)
-    assert found.places == [0, 2]
-    sigma = told.around(theta, chain_gp.posterior_mean()).sigma
-    np.testing.assert_allclose(sigma, chain_gp.sigma, rtol=1e-6)
-
-
-def test_states_of_a_model_without_a_name_are_not_what_a_climb_can_take(y):
-    gp = gm.StateGP(T, y, [pm.gp.cov.Matern52(1, ls=2.0)], sigma=NOISE)
-    with pm.Model() as model:
-        theta = {"rate": pm.HalfNormal("rate", 2)}
-        x = pm.math.exp(gp.prior("logs"))
-        pm.Normal("y", x, NOISE, observed=y)
-        gm.GradientMatchingODE("match", DECAY, x, theta, gp=gp, gamma=0.1)
-    with pytest.raises(ValueError, match=r"'match' are no variable.*pm\.Deterministic"):
-        of_model(model, DECAY, gp)
+    np.testing.assert_allclose(kept.within_support(np.zeros((2, 1)))[0], [4.0])
 
 
 @pytest.mark.slow
 def test_the_one_call_hands_the_starts_of_a_users_model_on(chain_data, chain_gp):
     """Assert the posterior of start=, from a model with the paper's settings."""
     model = gm.build_model(
-        CHAIN, T, chain_data, priors=PRIORS, gp=chain_gp, start=LAW, gamma=0.1, sigma="fixed"
+        CHAIN,
+        T,
+        chain_data,
+        priors=PRIORS,
+        gp=chain_gp,
+        start=LAW,
+        gamma=0.1,
+        sigma="fixed",
+        preset="fgpgm",
     )
     one = gm.fit(model=model, random_seed=1, progressbar=False)
     other = gm.fit(

@@ -10,7 +10,7 @@ from pymc_gradmatch import numerics as algebra
 from pymc_gradmatch.gp import derivatives, processes, state_space
 from pymc_gradmatch.gp.state_space import StateSpace
 from pymc_gradmatch.model import constraints
-from pymc_gradmatch.model.gauss_newton import Mode, Problem, climb
+from pymc_gradmatch.model.gauss_newton import Mode, Problem, optimise
 from pymc_gradmatch.model.priors import parameters_of
 
 N_TIME = state_space.LONG_SERIES
@@ -134,7 +134,9 @@ def test_the_density_of_a_model_makes_no_matrix_of_all_times(lotka_volterra, rng
 
     def log_density():
         gp = gm.StateGP(t, y, [matern52(1.0, 0.5)] * 2, sigma=0.1)
-        model = gm.build_model(ode, t, y, priors=priors, gp=gp, gamma=0.3, sigma="fixed")
+        model = gm.build_model(
+            ode, t, y, priors=priors, gp=gp, gamma=0.3, sigma="fixed", preset="fgpgm"
+        )
         point = model.initial_point()
         point["x_standardized__"] = (
             point["x_standardized__"] + 0.01 * np.sin(np.arange(N_TIME))[:, None]
@@ -276,7 +278,7 @@ def test_theorem_1_of_a_long_series_is_close_to_the_exact_posterior(long_fit):
     found = fit.table.loc[list(ode.params)]
     problem = Problem.of(ode, gp, parameters, 1e-6 * gp.slope_variance())
     start = Mode(np.log(found["mean"]), gp.prior_mean, np.ones(2))
-    [matched] = climb([problem], [start])
+    [matched] = optimise([problem], [start])
     theta, slope = parameters.natural(matched.u)
     assert (np.abs(theta - found["mean"]) < 0.3 * found["sd"]).all()
     np.testing.assert_allclose(matched.sd * slope, found["sd"], rtol=0.1)

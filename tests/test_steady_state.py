@@ -116,7 +116,15 @@ def test_an_exact_model_starts_at_rest_with_the_gradient_of_the_closed_form(expr
     densities = []
     for start in ("steady state", by_hand):
         model = gm.build_model(
-            expression, t, y, priors=priors, inputs=inputs, start=start, gp=gp, sigma="fixed"
+            expression,
+            t,
+            y,
+            priors=priors,
+            inputs=inputs,
+            start=start,
+            gp=gp,
+            sigma="fixed",
+            preset="fgpgm",
         )
         exact = gm.exact_model(model)
         point = {f"{name}_log__": np.log(value) for name, value in theta.items()}
@@ -130,7 +138,7 @@ def test_a_total_that_stays_is_named_where_no_start_says_it(exchange):
     with pytest.raises(ValueError, match=r"a total of \['a', 'b'\] never changes"):
         gm.build_model(
             exchange, t, np.ones((4, 2)), priors={"k": pm.HalfNormal.dist(1)},
-            start="steady state",
+            start="steady state", preset="fgpgm",
         )  # fmt: skip
 
 
@@ -142,7 +150,12 @@ def test_other_words_and_functions_are_refused(exchange, start, message):
     t = np.linspace(0, 1, 4)
     with pytest.raises(ValueError, match=message):
         gm.build_model(
-            exchange, t, np.ones((4, 2)), priors={"k": pm.HalfNormal.dist(1)}, start=start
+            exchange,
+            t,
+            np.ones((4, 2)),
+            priors={"k": pm.HalfNormal.dist(1)},
+            start=start,
+            preset="fgpgm",
         )
 
 

@@ -49,7 +49,7 @@ def test_where_samplers_start_the_state_has_its_value():
     with pytest.raises(
         ValueError, match=r"state 'a' is nan at t = .* There a = -.*" + CURE.format("a")
     ):
-        gm.build_model(ODE, T, Y, priors=priors(), **QUIET)
+        gm.build_model(ODE, T, Y, priors=priors(), **QUIET, preset="fgpgm")
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,15 @@ def gp(y):
 
 def built(gp, likelihood=None, ode=DECAY, priors=PRIOR, **settings):
     return gm.build_model(
-        ode, T, gp.y, priors=priors, gp=gp, likelihood=likelihood, gamma=0.1, **settings
+        ode,
+        T,
+        gp.y,
+        priors=priors,
+        gp=gp,
+        likelihood=likelihood,
+        gamma=0.1,
+        **settings,
+        preset="fgpgm",
     )
 
 
@@ -105,8 +113,9 @@ def uniform(x, theta):
 
 
 def test_a_likelihood_that_is_zero_at_the_start_names_the_observation(gp):
-    with pytest.raises(ValueError, match=r"zero at near\[2\] = 99, where sampling starts"):
-        built(gp, uniform)
+    model = built(gp, uniform)
+    with pytest.raises(ValueError, match=r"zero at near\[2\] = 99 where the model starts"):
+        gm.find_map(model=model, random_seed=1, progressbar=False)
     with pytest.raises(ValueError, match=r"zero at near\[2\] = 99, at the states' posterior"):
         gm.refine(DECAY, gp, priors=PRIOR, likelihood=uniform, random_seed=1, progressbar=False)
 
@@ -182,10 +191,10 @@ def test_times_without_an_observation_are_logged_but_for_the_first(y, caplog):
     empty = y.copy()
     empty[0] = np.nan
     settings = {"priors": PRIOR, "random_seed": 1, "gamma": 0.1, "start": {"mass": 20.0}}
-    gm.build_model(DECAY, T, empty, **settings)
+    gm.build_model(DECAY, T, empty, **settings, preset="fgpgm")
     assert not caplog.messages
     empty[[2, 5]] = np.nan
-    gm.build_model(DECAY, T, empty, **settings)
+    gm.build_model(DECAY, T, empty, **settings, preset="fgpgm")
     [said] = caplog.messages
     assert said.startswith("nothing was observed at t = 1, 2.5: ")
 
@@ -261,7 +270,9 @@ def test_names_of_whatever_is_labelled_count_in_any_order():
         np.testing.assert_array_equal(gp.sigma, [0.1, 0.2])
         np.testing.assert_array_equal(gp.processes.nugget, [0.1, 0.2])
         for sigma in [noise, xr.DataArray(noise.to_numpy(), coords={"state": ["b", "a"]})]:
-            model = gm.build_model(PAIR, T, y, priors=PRIOR, gp=gp, sigma=sigma, gamma=0.1)
+            model = gm.build_model(
+                PAIR, T, y, priors=PRIOR, gp=gp, sigma=sigma, gamma=0.1, preset="fgpgm"
+            )
             told = model["y"].owner.inputs[-1].eval()
             np.testing.assert_array_equal(np.unique(told.reshape(-1, 2), axis=0), [[0.1, 0.2]])
     with pytest.raises(ValueError, match=r"of sigma are \['a', 'c'\] \(unknown \['c'\]\); "):

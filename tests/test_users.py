@@ -50,7 +50,7 @@ CALLS = {
         DECAY, T, [Y, Y], priors=priors(), exact=True, n_jobs=1, **QUIET
     ),
     "fit_many": lambda fit: gm.fit_many(
-        DECAY, T, [Y, Y], priors=priors(), gamma=0.3, draws=50, n_jobs=1, **QUIET
+        DECAY, T, [Y, Y], priors=priors(), preset="fgpgm", gamma=0.3, draws=50, n_jobs=1, **QUIET
     ),
     "predict": lambda fit: gm.predict(fit.idata, model=fit.model, t=T),
     "integrate_check": lambda fit: gm.integrate_check(fit.idata, model=fit.model, **QUIET),
@@ -176,7 +176,7 @@ def test_an_unknown_that_each_experiment_draws_for_itself_is_warned_of():
     experiments = pair(lambda theta: pm.HalfNormal("s", 0.1))
     said = r"draw \['s'\]: each experiment has one of its own, such as 'one::s'.*params of gm.ODE"
     with pytest.warns(UserWarning, match=said):
-        gm.build_model(DECAY, experiments=experiments, priors=priors(), **QUIET)
+        gm.build_model(DECAY, experiments=experiments, priors=priors(), **QUIET, preset="fgpgm")
 
 
 @pytest.mark.slow
@@ -222,7 +222,7 @@ def test_known_noise_of_experiments_is_that_of_likelihoods_with_these_numbers():
 def test_known_noise_of_some_experiments_alone_is_refused():
     some = {"one": gm.Experiment(T, Y, sigma=0.03), "other": gm.Experiment(T, OTHER_Y)}
     with pytest.raises(ValueError, match=r"known, that of 'other' or .* sigma= for each"):
-        gm.build_model(DECAY, experiments=some, priors=priors(), **QUIET)
+        gm.build_model(DECAY, experiments=some, priors=priors(), **QUIET, preset="fgpgm")
 
 
 @pytest.mark.slow
@@ -270,7 +270,7 @@ def test_the_matched_model_of_the_pelts_leads_to_the_posterior_of_the_one_call()
     widths = dict(zip(ode.params, [1, 0.1, 1, 0.1], strict=True))
     given = {"priors": {n: pm.HalfNormal.dist(width) for n, width in widths.items()}}
     fit = gm.fit(ode, pelts.index, pelts, **given, **QUIET)
-    model = gm.build_model(ode, pelts.index, pelts, **given, gamma=0.01, **QUIET)
+    model = gm.build_model(ode, pelts.index, pelts, **given, gamma=0.01, **QUIET, preset="fgpgm")
     idata = gm.sample(500, chains=2, cores=1, model=model, **QUIET)
     check = gm.integrate_check(idata, model=model, **QUIET)
     assert fit.is_exact
@@ -304,7 +304,7 @@ def test_what_is_withheld_says_that_the_solution_is_told_where_parameters_are_no
     def stopped(*args, **given):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(engine, "cover", stopped)
+    monkeypatch.setattr(engine, "run_searches", stopped)
     ode = gm.ODE(lambda t, x, theta: [-sum(theta.k[i] for i in range(4)) * x.a], ["a"], {"k": 4})
     fit = gm.fit(ode, T, Y, priors={"k": pm.Normal.dist(0.25, 1, shape=4)}, **QUIET)
     assert not fit.is_exact

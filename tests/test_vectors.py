@@ -180,7 +180,7 @@ def test_experiments_share_a_vector_or_have_one_each():
         (lambda: gm.ODE(flows, NAMES, {"k": N}).solve(T, X0, {"k": RATES[:3]}),
          r"'k' has shape \(3,\); expected \(\.\.\., 8\)"),
         (lambda: gm.build_model(gm.ODE(flows, NAMES, {"k": N}), T, measured(),
-                                priors={"k": pm.LogNormal.dist(0, 1)}),
+                                priors={"k": pm.LogNormal.dist(0, 1)}, preset="fgpgm"),
          r"'k' has shape \(\); expected \(\.\.\., 8\)"),
     ],
 )  # fmt: skip

@@ -132,7 +132,9 @@ class Case:
     def paper_model(self, data: systems.Simulation, random_seed: int, **settings) -> pm.Model:
         """Build the paper's density: its kernel and gamma, sigma at its estimate."""
         gp = self.paper_gp(data, random_seed)
-        return self.model(data, gp=gp, gamma=self.paper.gamma, sigma="fixed", **settings)
+        return self.model(
+            data, gp=gp, gamma=self.paper.gamma, sigma="fixed", preset="fgpgm", **settings
+        )
 
 
 def named(cases: Iterable[Case], name: str) -> Case:

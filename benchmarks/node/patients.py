@@ -26,6 +26,7 @@ def measured(n: int, _: str) -> dict[str, Any]:
         random_seed=1,
         progressbar=False,
         sigma="fixed",
+        preset="fgpgm",
     )
     row = {"build_s": process_time() - start}
     start = process_time()

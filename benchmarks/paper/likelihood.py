@@ -9,8 +9,9 @@ from scipy.optimize import least_squares
 import pymc_gradmatch as gm
 from benchmarks.cases import Case
 from benchmarks.paper import systems
-from pymc_gradmatch.model.gauss_newton import Problem, climb_from_prior
+from pymc_gradmatch.model.gauss_newton import Problem
 from pymc_gradmatch.model.priors import Parameters, parameters_of
+from pymc_gradmatch.model.starting_points import optimise_from_prior
 from pymc_gradmatch.ode import Solver
 
 __all__ = ["LikelihoodFit", "maximum_likelihood"]
@@ -142,7 +143,7 @@ def _starts(case: Case, gp: gm.StateGP, seed: int) -> list[np.ndarray]:
     ode, parameters = case.ode, _parameters(case)
     gamma = np.full(len(ode.states), case.paper.gamma)
     problem = Problem.of(ode, gp, parameters, gamma)
-    mode = climb_from_prior(problem, gp.posterior_mean(), rng)
+    mode = optimise_from_prior(problem, gp.posterior_mean(), rng)
     theta = parameters.natural(mode.u)[0]
     around = [theta * np.exp(0.5 * rng.normal(size=len(theta))) for _ in range(N_STARTS - 1)]
     return [np.r_[start, mode.x[0]] for start in (theta, *around)]

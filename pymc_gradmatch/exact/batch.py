@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pymc_gradmatch.data_values import DataSet, SharedValues
 from pymc_gradmatch.exact.posterior import MAX_NUMBERS, ExactPosterior, Expansion
 from pymc_gradmatch.exact.solutions import Array, compile_for_draws
 from pymc_gradmatch.ode import Solution, in_words
-from pymc_gradmatch.data_values import DataSet, SharedValues
 
 
 class Request(NamedTuple):

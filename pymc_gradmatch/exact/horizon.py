@@ -33,7 +33,7 @@ from pymc_gradmatch.exact.multistart import (
 )
 from pymc_gradmatch.exact.posterior import ExactPosterior
 from pymc_gradmatch.exact.solutions import Array, Wrt, broadcast_draws, compile_for_draws
-from pymc_gradmatch.model import densities_of, total_of
+from pymc_gradmatch.model import log_densities_of, sum_of_entries
 from pymc_gradmatch.ode import Solution
 
 HORIZON_GROWTH = 1.3  # factor of the number of times, from piece to piece
@@ -73,11 +73,11 @@ class HorizonPosterior(ExactPosterior):
     def _compile(self) -> CompiledTerms:
         # A check of parameters is one for all entries, and would make each depend on all states.
         terms = [self._exact[name] for name in self.single_terms]
-        unchecked = without_checks(self._number.with_shared(densities_of(self._exact, terms)))
+        unchecked = without_checks(self._number.with_shared(log_densities_of(self._exact, terms)))
         inputs, entries = [*self._values, *self._x], [*self.single_terms.values()]
         counts = [pt.tensor(dtype=bool, shape=entry.type.shape) for entry in entries]
         pairs = zip(counts, entries, strict=True)
-        total = total_of([pt.switch(one, entry, 0.0) for one, entry in pairs])
+        total = sum_of_entries([pt.switch(one, entry, 0.0) for one, entry in pairs])
         gradient: Any = pytensor.grad(total, inputs, disconnected_inputs="ignore")
         return CompiledTerms(
             compile_for_draws(inputs, unchecked),

@@ -23,6 +23,7 @@ from pymc_gradmatch._pymc import (
     starting_at,
     without_starts,
 )
+from pymc_gradmatch.data_values import CONSTANT, DataValues
 from pymc_gradmatch.exact.solutions import Array, Solutions, unused_name
 from pymc_gradmatch.gp import AnyStateGP, is_states, sampling_start
 from pymc_gradmatch.model import (
@@ -34,7 +35,6 @@ from pymc_gradmatch.model import (
     start_priors,
 )
 from pymc_gradmatch.ode import TOLERANCE
-from pymc_gradmatch.data_values import CONSTANT, DataValues
 
 Solving = Callable[[Constraint, TensorVariable, TensorVariable], TensorVariable]
 

@@ -21,12 +21,12 @@ from pymc_gradmatch._pymc import (
     random_ancestors,
     spreading,
 )
+from pymc_gradmatch.data_values import CONSTANT, DataValues
 from pymc_gradmatch.exact.solutions import Array, broadcast_draws, compile_for_draws
 from pymc_gradmatch.exact.variables import ModelVariables
 from pymc_gradmatch.gp import StateGP, sampling_start
-from pymc_gradmatch.model import equations, total_of, where_impossible
+from pymc_gradmatch.model import equations, sum_of_entries, where_impossible
 from pymc_gradmatch.ode import ODE, OUT_OF_STEPS, ended, without_slope
-from pymc_gradmatch.data_values import CONSTANT, DataValues
 
 MAX_NUMBERS = 4_000_000  # of trajectories in memory at once
 MAX_CACHED_NUMBERS = 1_000_000  # of trajectories kept for the result's draws
@@ -73,7 +73,9 @@ class ExactPosterior(ModelVariables):
     def __init__(self, model: pm.Model, *, has_volume: bool = True, number: DataValues = CONSTANT):
         super().__init__(model, has_volume, number)
         solved, states = self._exact, [*self._values, *self._x]
-        self._log_density = compile_for_draws(states, [total_of([*self.single_terms.values()])])
+        self._log_density = compile_for_draws(
+            states, [sum_of_entries([*self.single_terms.values()])]
+        )
         self._prior_samplers: dict[int, Callable] = {}
         terms = [solved[name] for name in self.likelihood]
         fixed = spreading(solved, [*self._theta_and_starts, *terms])
@@ -289,7 +291,7 @@ class ExactPosterior(ModelVariables):
     def _gradient_graphs(self) -> list:
         """The log density and its gradient by the values and by the states."""
         inputs: list[Any] = [*self._values, *self._x]
-        total = total_of([*self.single_terms.values()])
+        total = sum_of_entries([*self.single_terms.values()])
         gradient: Any = pytensor.grad(total, inputs, disconnected_inputs="ignore")
         return [total, *gradient]
 

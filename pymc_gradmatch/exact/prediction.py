@@ -20,7 +20,7 @@ from pymc_gradmatch.exact.solutions import (
     compile_for_draws,
     of_each_experiment,
 )
-from pymc_gradmatch.model import Start, of_experiment
+from pymc_gradmatch.model import Start, parameters_of_experiment
 
 
 def predict(
@@ -228,7 +228,9 @@ def _draw_lines(likelihood: Callable, solutions: Solutions, draws, solved, theta
             likelihood(*ode.by_name(x, parameters))
         for number, label in enumerate(labels):
             with pm.Model(name=label):
-                likelihood(*ode.by_name(x[number], of_experiment(parameters, ode, number)))
+                likelihood(
+                    *ode.by_name(x[number], parameters_of_experiment(parameters, ode, number))
+                )
     drawn_before = [str(rv.name) for rv in lines.free_RVs if rv.name in draws]
     names = [name for name in lines.named_vars if name not in {*given, *drawn_before}]
     if not names:

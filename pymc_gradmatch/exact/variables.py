@@ -24,11 +24,11 @@ from pymc_gradmatch._pymc import (
     impossible_outside,
     with_equal_parameters,
 )
+from pymc_gradmatch.data_values import DataValues
 from pymc_gradmatch.exact.model import with_solutions
 from pymc_gradmatch.exact.solutions import Array, Solutions, broadcast_draws, compile_for_draws
 from pymc_gradmatch.gp import free_variable
-from pymc_gradmatch.model import Constraint, changed_data, densities_of
-from pymc_gradmatch.data_values import DataValues
+from pymc_gradmatch.model import Constraint, changed_data, log_densities_of
 
 
 class ModelVariables(Solutions):
@@ -66,7 +66,7 @@ class ModelVariables(Solutions):
         self._evaluate_graphs = compile_for_draws(self._values, self._graphs)
         # A draw outside the likelihood's domain has density zero; it must not stop the others.
         densities = impossible_outside(
-            number.with_shared(densities_of(solved, [*free, *terms], has_volume))
+            number.with_shared(log_densities_of(solved, [*free, *terms], has_volume))
         )
         names = [rv.name for rv in [*free, *terms]]
         self.single_terms = number.masked(dict(zip(names, densities, strict=True)))

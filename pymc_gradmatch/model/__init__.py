@@ -7,8 +7,8 @@ smoothing bias, by Gauss-Newton on the same residuals.  Nothing here samples.
 
 from pymc_gradmatch.model.build import (
     build_model,
-    keep_observations,
-    scales_of,
+    drop_zero_observations,
+    scales_finder,
     unfitted_model,
 )
 from pymc_gradmatch.model.constraint import (
@@ -18,58 +18,53 @@ from pymc_gradmatch.model.constraint import (
     constraints,
     equations,
     is_constraint,
-    warn_of_other_data,
+    warn_of_changed_data,
 )
-from pymc_gradmatch.model.given import Given, Scales
+from pymc_gradmatch.model.given import CheckedExperiment, ScalesFromSolutions
 from pymc_gradmatch.model.likelihood import (
-    densities_of,
-    density_of,
     fixed_noise,
-    formula_of,
-    total_of,
+    likelihood_formula,
+    log_densities_of,
+    log_density_of,
+    sum_of_entries,
     where_impossible,
 )
 from pymc_gradmatch.model.presets import Settings
-from pymc_gradmatch.model.refinement import (
-    DoubtWarning,
-    of_model,
-    refine,
-)
+from pymc_gradmatch.model.refinement import DoubtWarning, refine
 from pymc_gradmatch.model.start import (
     Known,
     Start,
     known_starts,
-    of_experiment,
+    parameters_of_experiment,
     start_priors,
 )
 
 __all__ = [
+    "CheckedExperiment",
     "Constraint",
     "DoubtWarning",
-    "Given",
     "GradientMatchingODE",
     "Known",
-    "Scales",
+    "ScalesFromSolutions",
     "Settings",
     "Start",
     "build_model",
     "changed_data",
     "constraints",
-    "densities_of",
-    "density_of",
+    "drop_zero_observations",
     "equations",
     "fixed_noise",
-    "formula_of",
     "is_constraint",
-    "keep_observations",
     "known_starts",
-    "of_experiment",
-    "of_model",
+    "likelihood_formula",
+    "log_densities_of",
+    "log_density_of",
+    "parameters_of_experiment",
     "refine",
-    "scales_of",
+    "scales_finder",
     "start_priors",
-    "total_of",
+    "sum_of_entries",
     "unfitted_model",
-    "warn_of_other_data",
+    "warn_of_changed_data",
     "where_impossible",
 ]

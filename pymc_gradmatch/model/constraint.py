@@ -1,4 +1,4 @@
-"""The gradient-matching term of Theorem 1 as a PyMC distribution, and what it needs of a model."""
+"""The gradient-matching term of Theorem 1 as a PyMC distribution, with its checks."""
 
 import warnings
 import weakref
@@ -27,7 +27,7 @@ from pymc_gradmatch._pymc import (
     rv_size_is_none,
 )
 from pymc_gradmatch.arguments import DRAW_DIMS, as_numbers, refuse_reserved, with_values
-from pymc_gradmatch.gp import AnyStateGP, StateGP, breaks_within, fits_states
+from pymc_gradmatch.gp import AnyStateGP, breaks_within, fits_states
 from pymc_gradmatch.numerics import (
     Basis,
     Spectrum,
@@ -97,31 +97,28 @@ def check_positive(ode: ODE, gp: AnyStateGP):
 def check_breaks(ode: ODE, gp: AnyStateGP):
     """Raise if an input or a state jumps where the Gaussian process is smooth."""
     for one, member in zip(equations(ode, gp), gp.members, strict=True):
-        _check_breaks(one, member)
-
-
-def _check_breaks(ode: ODE, gp: StateGP):
-    inside, steps = breaks_within(gp.t, ode.jumps, ode.steps)
-    smooth = [
-        f"{time:g}" for time in inside if not np.isclose(time, gp.breaks, rtol=1e-12, atol=0).any()
-    ]
-    if smooth:
-        jumps = "ode.jumps, *ode.steps" if (steps[0] != 1).any() or steps[1].any() else "ode.jumps"
-        msg = (
-            f"inputs of the ODE jump at t = {', '.join(smooth)}, where the states have a kink or a "
-            f"jump and the Gaussian process is smooth; expected gp = gp.with_breaks({jumps}), "
-            "after with_grid if it has a finer grid."
-        )
-        raise ValueError(msg)
-    there = [int(np.abs(gp.breaks - time).argmin()) for time in inside]
-    if not all(
-        np.array_equal(one, other[there]) for one, other in zip(steps, gp.steps, strict=True)
-    ):
-        msg = (
-            "states of the ODE jump by doses of which the Gaussian process does not know; expected "
-            "gp = gp.with_breaks(ode.jumps, *ode.steps)."
-        )
-        raise ValueError(msg)
+        inside, steps = breaks_within(member.t, one.jumps, one.steps)
+        smooth = [
+            f"{time:g}"
+            for time in inside
+            if not np.isclose(time, member.breaks, rtol=1e-12, atol=0).any()
+        ]
+        if smooth:
+            has_steps = (steps[0] != 1).any() or steps[1].any()
+            jumps = "ode.jumps, *ode.steps" if has_steps else "ode.jumps"
+            msg = (
+                f"inputs of the ODE jump at t = {', '.join(smooth)}, where the states have a kink "
+                "or a jump and the Gaussian process is smooth; expected gp = "
+                f"gp.with_breaks({jumps}), after with_grid if it has a finer grid."
+            )
+            raise ValueError(msg)
+        there = [int(np.abs(member.breaks - time).argmin()) for time in inside]
+        if not all(map(np.array_equal, steps, [other[there] for other in member.steps])):
+            msg = (
+                "states of the ODE jump by doses that the Gaussian process does not have; expected "
+                "gp = gp.with_breaks(ode.jumps, *ode.steps)."
+            )
+            raise ValueError(msg)
 
 
 def dims_of(model: pm.Model, x: TensorVariable) -> tuple[str, ...] | None:
@@ -172,7 +169,7 @@ def equations(ode: ODE, gp: AnyStateGP) -> list[ODE]:
 
 
 def _on_grid(ode: ODE, gp: AnyStateGP) -> ODE:
-    """Return the right-hand side as it is written at ``gp.t``."""
+    """Return the right-hand side at ``gp.t``, of all experiments."""
     return in_experiments(equations(ode, gp)) if gp.names else ode
 
 
@@ -196,13 +193,13 @@ def parameters_of_each(theta: Sequence, gp: AnyStateGP, params: Sequence[str]) -
     return [value[:, None] if value.ndim else value for value in values]
 
 
-def remember_data(match: TensorVariable, model: pm.Model):
-    """Note with the constraint what ``pm.Data`` there were when it was written."""
+def record_data(match: TensorVariable, model: pm.Model):
+    """Record the values of ``pm.Data`` when the constraint is written."""
     match.tag.written_with = {data.name: data.get_value() for data in model.data_vars}
 
 
 def changed_data(model: pm.Model) -> dict[str, NDArray]:
-    """Return what ``pm.Data`` were before they were set anew, since a constraint was written."""
+    """Return former values of ``pm.Data`` that were set since a constraint was written."""
     return {
         name: before
         for rv in model.observed_RVs
@@ -212,7 +209,7 @@ def changed_data(model: pm.Model) -> dict[str, NDArray]:
     }
 
 
-def warn_of_other_data(model: pm.Model):
+def warn_of_changed_data(model: pm.Model):
     """Warn if ``pm.Data`` were set after the Gaussian processes had been fitted to them."""
     members = [gp for one in constraints(model) for gp in one.gp.members]
     used = [values for gp in members for values in (gp.y, gp.t_observed)]
@@ -242,8 +239,8 @@ def check_start(
 ):
     """Raise where the right-hand side or its slopes are not finite where samplers start.
 
-    Gamma and sigma, the ``others``, may be random by variables of the model alone; distributions
-    ``to_come`` are about to join it.
+    The ``others``, gamma and sigma, may depend on random variables of the model only, and on
+    distributions ``to_come``, which will join it.
     """
     x, theta = pt.as_tensor(x), [pt.as_tensor(value) for value in ode.ordered_params(theta)]
     check_known(model, [x, *theta, *others], to_come)
@@ -285,7 +282,7 @@ def check_start(
 
 
 def check_known(model: pm.Model, given: Sequence, to_come: Sequence[TensorVariable]):
-    """Raise if graphs, or distributions that are about to join a model, have others behind them."""
+    """Raise if graphs depend on random variables neither in the model nor ``to_come``."""
     drawn = [graph for graph in given if isinstance(graph, Variable)]
     stray = random_ancestors(drawn, [*model.basic_RVs, *to_come])
     stray += [parent for rv in to_come for parent in random_parents(rv, model.basic_RVs)]
@@ -299,7 +296,7 @@ def check_known(model: pm.Model, given: Sequence, to_come: Sequence[TensorVariab
 
 
 def _slopes(f: TensorVariable, variables: list[TensorVariable]) -> list[TensorVariable]:
-    """Write the gradient of all that f adds up to; nothing, if an operation has none."""
+    """Write the gradient of the sum of f; an empty list if an operation has none."""
     try:
         return [gradient(f.sum(), variable) for variable in variables]
     except (NotImplementedError, NullTypeGradError):
@@ -309,9 +306,8 @@ def _slopes(f: TensorVariable, variables: list[TensorVariable]) -> list[TensorVa
 def residuals(f, x, gp: AnyStateGP):
     r"""Return :math:`(f - \dot m) / s - D \tilde x`, :math:`\tilde x = (x - m) / s`.
 
-    The mismatch of Theorem 1, in standardised units per time: behind the graph of
-    :class:`GradientMatchingODE` and behind the climb of :func:`~pymc_gradmatch.refine`. Works on
-    arrays and on PyTensor variables alike, f and x of shape ``(..., time, state)``.
+    The mismatch of Theorem 1, in standardised units per time, of arrays or of PyTensor variables
+    f and x of shape ``(..., time, state)``.
     """
     scale = gp.scale[..., None, :]
     deviation = (x - gp.prior_mean) / scale
@@ -321,13 +317,10 @@ def residuals(f, x, gp: AnyStateGP):
 class GradientMatchingODERV(pm.SymbolicRandomVariable):
     """The random variable behind :class:`GradientMatchingODE`; draws under every backend.
 
-    States and parameters are among its inputs, the ODE is its attribute, and each
-    node that applies it holds the Gaussian processes, so that a model shows which
-    equations it holds: see :func:`constraints`.  They take no part in the
-    density, which is that of the mismatch.  PyTensor keeps every ``Op`` that it
-    ever rewrote, so that matrices held by the ``Op`` would outlive their model.
-    How many parameters it has depends on the basis, so its signature belongs to
-    the instance and PyMC hands all inputs, ``rng`` and ``size`` too, to ``logp``.
+    Its inputs include states and parameters, its attribute is the ODE, and each node that applies
+    it holds the Gaussian processes: all for :func:`constraints`.  PyTensor keeps every ``Op`` that
+    it ever rewrote, so that matrices held by the ``Op`` would outlive their model.  The number of
+    inputs depends on the basis, so the signature belongs to the instance, and ``logp`` gets all.
     """
 
     name = "GradientMatchingODE"
@@ -339,15 +332,15 @@ class GradientMatchingODERV(pm.SymbolicRandomVariable):
 
     @property
     def gp(self) -> AnyStateGP:
-        """The Gaussian processes, as long as a node holds them."""
+        """The Gaussian processes, while a node holds them."""
         return cast("AnyStateGP", self._gp())
 
     def __getstate__(self):
-        """Return what is pickled, with the processes themselves."""
+        """Return the state with the processes themselves."""
         return self.__dict__ | {"_gp": self.gp}
 
     def __setstate__(self, state):
-        """Take what was pickled; the node, which is pickled with it, holds the processes."""
+        """Restore the state; the node, which is pickled with it, holds the processes."""
         self.__dict__ |= state | {"_gp": weakref.ref(state["_gp"])}
 
     def make_node(self, *inputs):
@@ -379,7 +372,7 @@ class GradientMatchingODERV(pm.SymbolicRandomVariable):
 
 
 class Constraint(NamedTuple):
-    """One :class:`GradientMatchingODE` of a model: which states obey which equations."""
+    """One :class:`GradientMatchingODE` of a model."""
 
     name: str
     ode: ODE
@@ -405,29 +398,26 @@ def constraints(model: pm.Model) -> list[Constraint]:
 class GradientMatchingODE(pm.Continuous):
     r"""The ODE as a constraint on the states: the last factor of Theorem 1.
 
-    The slopes of the states are given twice: by the ODE, as :math:`f(x, \theta)`,
-    and by the Gaussian process, as :math:`N(D x, A)`.  They may differ by a
-    tolerance :math:`\gamma`.  Their mismatch, per state and in standardised
-    units, is
+    The ODE gives the slopes of the states as :math:`f(x, \theta)`, the Gaussian process as
+    :math:`N(D x, A)`.  They may differ by a tolerance :math:`\gamma`.  Their mismatch, per state
+    and in standardised units, is
 
     .. math::
 
         g = (f(x, \theta) - \dot m) / s - D \tilde x \;\sim\; N(0, A + \gamma I), \qquad
         \tilde x = (x - m) / s
 
-    (Wenk et al. 2019, Theorem 1, with the scale :math:`s` of the data and the
-    prior mean :math:`m`, a constant or a trajectory; of the logarithms of positive states
-    and their derivatives).  The variable is
-    ``N(g, A + gamma I)``, observed at zero, normalising constants included, so
-    that :math:`\gamma` may be random.
+    (Wenk et al. 2019, Theorem 1, with the scale :math:`s` of the data and the prior mean
+    :math:`m`, a constant or a trajectory; for positive states of logarithms).  The variable is
+    ``N(g, A + gamma I)``, observed at zero, with normalising constants, so that
+    :math:`\gamma` may be random.
 
     Parameters
     ----------
     ode : ODE
         The right-hand side.
     x : tensor_like of float
-        States in the data's units, shape ``(time, state)`` or ``(..., time,
-        state)``: what ``gp.prior("x")`` returns.
+        States in the data's units, shape ``(..., time, state)``: what ``gp.prior("x")`` returns.
     theta : mapping of str to tensor_like of float
         One scalar for each of ``ode.params``; with several experiments also one for each of
         these.
@@ -447,13 +437,10 @@ class GradientMatchingODE(pm.Continuous):
 
     Notes
     -----
-    Where an input of the ODE jumps, the states have a kink: ``gp.with_breaks(ode.jumps)``; with
-    doses ``gp.with_breaks(ode.jumps, *ode.steps)``.
-    In a model, ``observed`` is zero and ``dims`` are those of x by default.
-    The labels of their state dim must be ``ode.states``, and become so where
-    there are none.  Posterior predictive draws of the variable are replicated
-    mismatches.  To PyMC it is one observed variable among others: name the data,
-    ``pm.compute_log_likelihood(idata, var_names=["y"])``, for ``az.loo``.
+    Where an input jumps, or a dose is given: ``gp.with_breaks(ode.jumps, *ode.steps)``.
+    ``observed`` is zero, and ``dims`` those of x, by default.  The labels of their state dim must
+    be ``ode.states``, and become so where there are none.  To PyMC the constraint is an observed
+    variable: name the data, ``pm.compute_log_likelihood(idata, var_names=["y"])``, for ``az.loo``.
 
     References
     ----------
@@ -501,7 +488,7 @@ class GradientMatchingODE(pm.Continuous):
             cls, name, ode, x, theta, gp=gp, gamma=gamma, observed=observed, dims=dims, **kwargs
         )
         label_states(model, ode, dims)
-        remember_data(match, model)
+        record_data(match, model)
         return match
 
     @classmethod
@@ -517,7 +504,7 @@ class GradientMatchingODE(pm.Continuous):
         values = parameters_of_each(ode.ordered_params(theta), gp, ode.params)
         written = _on_grid(ode, gp).of_levels
         mismatch = residuals(written(gp.t, levels, values), levels, gp)
-        parameters = [mismatch, x, _in_one(values, gp), *map(pt.as_tensor, basis)]
+        parameters = [mismatch, x, _stacked(values, gp), *map(pt.as_tensor, basis)]
         return super().dist(parameters, ode=ode, gp=gp, **kwargs)
 
     def support_point(rv, rng, size, mismatch, x, theta, *basis):
@@ -537,24 +524,24 @@ class GradientMatchingODE(pm.Continuous):
 
 
 def add_equations(name: str, ode: ODE, x: TensorVariable, theta, gp: AnyStateGP):
-    """Add which ODE states obey, without a mismatch, for the exact posterior, which has none."""
+    """Add the ODE of the states without a mismatch, for the exact posterior."""
     model = pm.modelcontext(None)
     values = parameters_of_each(ode.ordered_params(theta), gp, ode.params)
     shape = gp.prior_mean.mT.shape
-    basis = Spectrum(pt.eye(shape[-1])[None], pt.ones(shape))  # graphs that are never evaluated
-    rv = GradientMatchingODERV.rv_op(x, x, _in_one(values, gp), *basis, ode=ode, gp=gp)
+    basis = Spectrum(pt.eye(shape[-1])[None], pt.ones(shape))  # is never evaluated
+    rv = GradientMatchingODERV.rv_op(x, x, _stacked(values, gp), *basis, ode=ode, gp=gp)
     dims = dims_of(model, x)
     match = model.register_rv(rv, name, observed=np.zeros(gp.prior_mean.shape), dims=dims)
     label_states(model, ode, dims)
-    remember_data(match, model)
+    record_data(match, model)
 
 
 def is_constraint(rv) -> bool:
-    """Tell whether a variable of a model is a :class:`GradientMatchingODE`."""
+    """Return whether a variable of a model is a :class:`GradientMatchingODE`."""
     return isinstance(rv.owner.op, GradientMatchingODERV)
 
 
-def _in_one(theta, gp: AnyStateGP) -> TensorVariable:
+def _stacked(theta, gp: AnyStateGP) -> TensorVariable:
     """Return parameters that broadcast against ``(..., time)`` as ``(..., time or 1, param)``."""
     if gp.names:
         theta = [pt.broadcast_to(value, (len(gp.names), 1)) for value in theta]

@@ -1,10 +1,10 @@
-r"""The most probable states and parameters of Theorem 1, by Gauss-Newton.
+r"""The mode of Theorem 1 by Gauss-Newton.
 
-Given hyperparameters, minus the log of Theorem 1 is half a sum of squares
-(prior and mismatch, each whitened), minus what the observations say and the prior
-of theta.  Its Hessian without the second derivatives of f is exact where the
-mismatch is small, however tight the constraint: Levenberg and Marquardt's method needs a
-handful of steps where a gradient method would need thousands.
+Given hyperparameters, minus the log of Theorem 1 is half a sum of squares (prior and mismatch,
+each whitened), minus the log likelihood and the log prior of theta.  Its Hessian without the
+second derivatives of f is exact where the mismatch is small, however tight the constraint:
+Levenberg and Marquardt's method needs a handful of steps where a gradient method would need
+thousands.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,26 +14,25 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pymc_gradmatch.gp import Data, StateGP
+from pymc_gradmatch.gp import StateGP
 from pymc_gradmatch.model.constraint import residuals
-from pymc_gradmatch.model.likelihood import Likelihood, Normal
+from pymc_gradmatch.model.likelihood import Likelihood, NormalLikelihood
 from pymc_gradmatch.model.priors import Parameters
-from pymc_gradmatch.model.start import KnownOfStart, Start
-from pymc_gradmatch.numerics import N_STARTS, matvec, on_one_thread, search_mode
-from pymc_gradmatch.ode import ODE, Solver, ended, undefined_at
+from pymc_gradmatch.model.start import Start, StartTerms
+from pymc_gradmatch.numerics import matvec, on_one_thread
+from pymc_gradmatch.ode import ODE
 
-N_SURVEYED = 500  # solutions from draws, where climbs have nothing else to start from
-MOST_CLIMB_STEPS = 100  # of a climb
-SOFTEST = 1e-10  # of the largest curvature, that draws around a point follow
-MOST_DAMPING, RISING = 1e10, 1e-4  # a climb ends: no damping helps, or it rises by less
+MAX_STEPS = 100  # of an optimisation
+MAX_DAMPING = 1e10  # beyond which a step is within rounding
+MIN_DECREASE = 1e-4  # of minus the log density: less ends the optimisation
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """States and parameters that are sought: those of one experiment.
+    """Theorem 1 of one experiment, as a function of parameters and states.
 
-    The ODE is that of levels.  Gamma, the variance of the mismatch, ``(state,)``, is empty where
-    none is needed; ``known`` is what is known of x(t0).
+    The ODE is that of levels (:attr:`ODE.of_levels`).  Gamma, the variance of the mismatch, has
+    the shape ``(state,)``, and is empty where none is needed.
     """
 
     ode: ODE
@@ -41,7 +40,7 @@ class Problem:
     parameters: Parameters
     gamma: NDArray[np.float64]
     likelihood: Likelihood
-    known: Start
+    start: Start
 
     @classmethod
     def of(
@@ -51,44 +50,44 @@ class Problem:
         parameters: Parameters,
         gamma: NDArray[np.float64] | None = None,
         likelihood: Likelihood | None = None,
-        known: Start | None = None,
+        start: Start | None = None,
     ) -> "Problem":
-        """Put one together; the likelihood is that of the data by default."""
-        likelihood = Normal(gp) if likelihood is None else likelihood
+        """Return a problem, by default with the normal likelihood of the data."""
+        likelihood = NormalLikelihood(gp) if likelihood is None else likelihood
         gamma = np.zeros(0) if gamma is None else gamma
-        return cls(ode, gp, parameters, gamma, likelihood, known or Start(ode))
+        return cls(ode, gp, parameters, gamma, likelihood, start or Start(ode))
 
     def theta(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the parameters at unconstrained ones."""
         return self.parameters.natural(u)[0]
 
-    def height(self, u: NDArray[np.float64], solution: NDArray[np.float64]) -> float:
-        """Return the log likelihood of a solution; minus infinity where it is none."""
+    def log_likelihood(self, u: NDArray[np.float64], solution: NDArray[np.float64]) -> float:
+        """Return the log likelihood of a solution; minus infinity where it is NaN."""
         value = self.likelihood(self.theta(u), solution).log_density
         return -np.inf if np.isnan(value) else value
 
 
 @dataclass(frozen=True, eq=False)
-class Shared:
-    """Which parameters several experiments have in common.
+class SharedParameters:
+    """Which parameters several experiments share, and the log prior of these.
 
-    ``log_prior`` is the log density of these, with its gradient and curvature.
+    ``log_prior`` returns the log density with its gradient and curvature.
     """
 
-    among: NDArray[np.bool_]
+    is_shared: NDArray[np.bool_]
     log_prior: Callable[[NDArray], tuple[NDArray, NDArray, NDArray]]
 
     @classmethod
-    def nothing(cls, n_params: int) -> "Shared":
+    def none(cls, n_params: int) -> "SharedParameters":
         """Return that none of so many parameters is shared."""
         return cls(np.zeros(n_params, dtype=bool), lambda _: (np.array(0.0), *np.zeros((2, 0))))
 
-    def counted_again(self, points: Sequence[NDArray]) -> tuple:
-        """Return what adds their prior, which each of some experiments subtracts, all but once.
+    def excess_prior(self, points: Sequence[NDArray]) -> tuple:
+        """Return their log prior, gradient and curvature, once less than there are experiments.
 
-        The log density at points, its gradient and curvature.
+        Each experiment's density contains this prior, but it counts once.
         """
-        u = points[0][: len(self.among)][self.among]
+        u = points[0][: len(self.is_shared)][self.is_shared]
         return tuple((len(points) - 1) * part for part in self.log_prior(u))
 
 
@@ -102,144 +101,7 @@ class Mode(NamedTuple):
     sd: NDArray[np.float64]
     """Posterior standard deviations of u, from the Hessian."""
     reached_limit: bool = False
-    """Whether the climb to them was cut short, after so many steps."""
-
-
-@on_one_thread
-def climb_from_prior(problem: Problem, x: NDArray[np.float64], rng: np.random.Generator) -> Mode:
-    """Climb from prior draws, the parameters alone at first, given the states x.
-
-    Where states are hidden, or the density is zero at x, climbs start from solutions of the ODE
-    (:func:`solutions_of_prior`).  Hidden states climb with the parameters.
-    """
-    theorem = Theorem1(problem)
-    draws = [problem.parameters.draw(seed) for seed in rng.integers(2**31, size=N_STARTS)]
-    starts = [(u, x) for u in draws]
-    hidden = problem.gp.data.is_sparse
-
-    def is_possible(start) -> bool:
-        return bool(np.isfinite(theorem.value(theorem.flat(*start))[0]))
-
-    if hidden.any() or not any(map(is_possible, starts)):
-        found = solutions_of_prior(problem, rng)[:N_STARTS]
-        starts = [(u, np.where(hidden, solution, x)) for u, solution in found]
-        if not any(map(is_possible, starts)):
-            starts = found
-    free = np.append(np.full(theorem.n_params, True), np.repeat(hidden, len(problem.gp.t)))
-    none = Shared.nothing(theorem.n_params)
-    best = search_mode(
-        [theorem.flat(*start) for start in starts],
-        lambda point: -theorem.value(point)[0],
-        parameters=lambda point: _climb([theorem], [point], none, free)[0][0],
-        jointly=lambda point: _climb([theorem], [point], none)[0][0],
-    )
-    if best is None:
-        theta = problem.theta(draws[0])
-        zero = problem.likelihood.impossible(theta, x)
-        msg = (
-            f"the right-hand side is finite for none of {N_STARTS} draws of the parameters from "
-            "their prior, at the states' posterior mean; check the priors and the ODE. "
-            f"{_why_none(problem, x, x[0], theta)}"
-        )
-        if zero:
-            msg = (
-                f"the likelihood is zero at {zero}, at the states' posterior mean as at all of "
-                f"{N_SURVEYED} solutions from draws of the prior; check priors and likelihood."
-            )
-        raise ValueError(msg)
-    return theorem.mode(best)
-
-
-def solutions_around(problem: Problem, mode: Mode, rng: np.random.Generator) -> list[Mode]:
-    """Return draws of the parameters with solutions of the ODE, the most probable first.
-
-    Draws of parameters and x(t0) of the normal approximation of Theorem 1 around a point.
-    """
-    theorem, gp = Theorem1(problem), problem.gp
-    point = theorem.flat(mode.u, mode.x)
-    variances, axes = np.linalg.eigh(theorem.hessian(point))
-    n_params, n_times = theorem.n_params, len(gp.t)
-    needed = np.append(np.arange(n_params), np.arange(n_params, len(point), n_times))
-    factor = axes[needed] / np.sqrt(np.maximum(variances, variances.max() * SOFTEST))
-    drawn = point[needed] + rng.normal(size=(N_SURVEYED, len(point))) @ factor.T
-    draws, deviation = drawn[:, :n_params], drawn[:, n_params:]
-    starts = gp.prior_mean[0] + gp.scale * deviation
-    found = _solved(problem, draws, starts)
-    return [Mode(u, solution, mode.sd) for u, solution in found]
-
-
-def solutions_of_prior(problem: Problem, rng: np.random.Generator) -> list[tuple[NDArray, NDArray]]:
-    """Return draws of the parameters with solutions of the ODE, the most probable first.
-
-    A solution starts where the data, smoothed, do; what is hidden, at random, within two
-    powers of ten of its scale, unless it is known or has a prior, of which it is a draw.
-    """
-    gp, known = problem.gp, problem.known
-    seeds = rng.integers(2**31, size=N_SURVEYED)
-    draws = np.array([problem.parameters.draw(seed) for seed in seeds])
-    shape = (N_SURVEYED, len(gp.states))
-    size = gp.scale * 10 ** rng.uniform(-1.5, 1, size=shape) * rng.choice([1, 1, 1, -1], size=shape)
-    hidden = gp.data.is_sparse
-    smoothed = known.possible(gp.posterior_mean())
-    starts = known.drawn(np.where(hidden, gp.mean + size, smoothed[0]), hidden, rng)
-    return _solved(problem, draws, starts)
-
-
-def _solved(problem: Problem, draws, starts) -> list[tuple[NDArray, NDArray]]:
-    known, theta = problem.known, np.array([problem.theta(u) for u in draws])
-    starts = np.array([known.filled(*pair) for pair in zip(theta, starts, strict=True)])
-    solutions = Solver(problem.ode.equations(), problem.gp.t)(starts, theta).x
-    solved = np.flatnonzero(np.isfinite(solutions).all(axis=(1, 2)))
-    heights = np.array([problem.likelihood.log_density(theta[i], solutions[i]) for i in solved])
-    if known.priors:
-        heights += [known.evaluated(theta[i], starts[i]).log_prior for i in solved]
-    best = [solved[i] for i in np.argsort(-heights) if np.isfinite(heights[i])]
-    return [(draws[i], solutions[i]) for i in best]
-
-
-def scaled_by_solutions(problem: Problem, data: Data, rng: np.random.Generator) -> Data:
-    """Return data with mean and scale of states that lack a scale, from probable solutions.
-
-    A state that was never seen takes its mean from these also where its scale is given.  The scale
-    of one that is zero in all of them stays unknown.  The problem has the same data in Gaussian
-    processes that are not fitted.
-    """
-    found = solutions_of_prior(problem, rng)[:N_STARTS]
-    if not found:
-        known, likelihood, gp = problem.known, problem.likelihood, problem.gp
-        theta = problem.theta(problem.parameters.draw(int(rng.integers(2**31))))
-        smoothed = known.possible(gp.posterior_mean())
-        why = _why_none(problem, None, smoothed[0], theta)
-        start = known.filled(theta, smoothed[0])
-        if not why and (zero := likelihood.impossible(theta, np.tile(start, (len(gp.t), 1)))):
-            why = (
-                f"For one, the likelihood is zero at {zero} where the solution starts. Where a "
-                "count or a positive number has a state that starts at zero as its mean, give the "
-                "start a prior, or write pm.math.maximum(x.state, 1e-9)."
-            )
-        msg = (
-            f"none of {N_SURVEYED} solutions from draws of the prior is finite where the data "
-            f"are; check priors, starts and the ODE: the scale of {data.unscaled} stays unknown. "
-            f"{why} Expected scales={{...}}, roughly their standard deviation, if all is right."
-        )
-        raise ValueError(msg)
-    solutions = np.array([solution for _, solution in found])
-    mean = np.median(solutions.mean(axis=1), axis=0)
-    sizes = np.maximum(solutions.std(axis=1), 0.1 * np.abs(solutions).mean(axis=1))
-    scale = [np.median(size[size > 0]) if size.any() else np.nan for size in sizes.T]
-    unknown = np.isnan(data.scale)
-    unseen = ~data.is_observed.any(axis=0) & (data.mean == 0)
-    return data.with_scale(
-        np.where(unknown | unseen, mean, data.mean), np.where(unknown, scale, data.scale)
-    )
-
-
-def _why_none(problem: Problem, x, start, theta) -> str:
-    """Say where slopes at states x, or a solution from a start, are not finite, with a draw."""
-    ode, t = problem.ode, problem.gp.t
-    where = "" if x is None else undefined_at(ode, t, x, theta)
-    where = where or ended(ode, t, problem.known.filled(theta, start), theta)
-    return f"For one, {where}" if where else ""
+    """Whether the optimisation ended at its step limit."""
 
 
 class _Linearised(NamedTuple):
@@ -253,8 +115,8 @@ class _Linearised(NamedTuple):
     """Derivatives of f, not whitened, by the states of the same time, ``(state, state, time)``."""
 
 
-class Squares(NamedTuple):
-    r"""What the prior of the states and their mismatch are half a sum of squares of.
+class SquaredTerms(NamedTuple):
+    r"""Matrices of the squares that the log prior of the states and the mismatch consist of.
 
     With W such that :math:`W^T W = (A + \gamma I)^{-1}` and :math:`\tilde x` in standard
     deviations of the data from the prior mean, the squares are those of :math:`W g` and of
@@ -272,8 +134,8 @@ class Squares(NamedTuple):
     fixed: NDArray[np.float64]
 
     @classmethod
-    def of(cls, gp: StateGP, gamma: NDArray[np.float64]) -> "Squares":
-        """Return those of Gaussian processes and a tolerance, shape ``(state,)``."""
+    def of(cls, gp: StateGP, gamma: NDArray[np.float64]) -> "SquaredTerms":
+        """Return them for Gaussian processes and gamma, shape ``(state,)``."""
         vectors, variances = gp.processes.conditional_spectrum
         spread = np.sqrt(np.maximum(variances, 0) + gamma[:, None])
         whiten = (vectors / spread[:, None]).mT
@@ -316,13 +178,13 @@ class Theorem1:
 
     def __init__(self, problem: Problem):
         self.ode, self.gp, self.parameters = problem.ode, problem.gp, problem.parameters
-        self.likelihood, self.known = problem.likelihood, problem.known
+        self.likelihood, self.start = problem.likelihood, problem.start
         self.shape = self.gp.prior_mean.shape
         self.n_params = len(self.parameters.names)
         n_times, n_states = self.shape
         places = np.arange(n_states)[:, None] * n_times + self.likelihood.rows
         self.observed_entries = np.append(np.arange(self.n_params), self.n_params + places.ravel())
-        self.squares = Squares.of(self.gp, problem.gamma)
+        self.squares = SquaredTerms.of(self.gp, problem.gamma)
         self.at: tuple = (None, None)
 
     def flat(self, u, x) -> NDArray:
@@ -356,10 +218,10 @@ class Theorem1:
         self.at = (point.copy(), _Linearised(mismatch, by_u, by_x))
         return self.at[1]
 
-    def _started(self, point) -> tuple[KnownOfStart, NDArray, NDArray]:
-        """Return what is known of x(t0), and its residuals' derivatives by u and by the states."""
+    def _start_terms(self, point) -> tuple[StartTerms, NDArray, NDArray]:
+        """Return the terms of x(t0), and their residuals' derivatives by u and by the states."""
         theta, dtheta = self.parameters.natural(point[: self.n_params])
-        start = self.known.evaluated(theta, self.states(point)[0])
+        start = self.start.evaluated(theta, self.states(point)[0])
         return start, start.by_theta * dtheta, start.by_start * self.gp.scale
 
     def value(self, point) -> tuple[float, NDArray]:
@@ -379,9 +241,9 @@ class Theorem1:
             by_states -= matvec(self.squares.slope.mT, mismatch)
             by_params = np.einsum("ktp,kt->p", by_u, mismatch) - prior_gradient
             by_params -= likelihood.by_theta * dtheta
-            if self.known:
-                start, start_by_u, start_by_x = self._started(point)
-                pull = start.residual / np.square(self.known.width(self.gp))
+            if self.start:
+                start, start_by_u, start_by_x = self._start_terms(point)
+                pull = start.residual / np.square(self.start.width(self.gp))
                 value += 0.5 * np.sum(start.residual * pull) - start.log_prior
                 by_params += pull @ start_by_u
                 by_states[:, 0] += pull @ start_by_x - start.gradient * self.gp.scale
@@ -390,9 +252,9 @@ class Theorem1:
         return (float(value), gradient) if finite else (np.inf, np.zeros_like(gradient))
 
     def hessian(self, point) -> NDArray:
-        """Return the Hessian without the second derivatives of f; of one where it is not finite.
+        """Return the Hessian without the second derivatives of f; the identity if not finite.
 
-        A climb may need it at a point at which the value is infinite.
+        Optimisation may start where the value is infinite.
         """
         with np.errstate(all="ignore"):
             hessian = self._hessian(point)
@@ -408,9 +270,9 @@ class Theorem1:
             entering = np.flatnonzero(by_x[m].any(axis=1))
             mixed[:, entering] += (by_u[m].T @ self.squares.whiten[m])[:, None] * by_x[m, entering]
         by_params = np.einsum("ktp,ktq->pq", by_u, by_u)
-        if self.known:
-            start, *by = self._started(point)
-            start_by_u, start_by_x = (one / self.known.width(self.gp)[:, None] for one in by)
+        if self.start:
+            start, *by = self._start_terms(point)
+            start_by_u, start_by_x = (one / self.start.width(self.gp)[:, None] for one in by)
             by_params += start_by_u.T @ start_by_u
             mixed[:, :, 0] += start_by_u.T @ start_by_x
             prior = np.diag(start.curvature * np.square(self.gp.scale))
@@ -439,10 +301,10 @@ class Theorem1:
 
 
 @on_one_thread
-def climb(
-    problems: Sequence[Problem], starts: Sequence[Mode], shared: Shared | None = None
+def optimise(
+    problems: Sequence[Problem], starts: Sequence[Mode], shared: SharedParameters | None = None
 ) -> list[Mode]:
-    r"""Climb in the parameters and states of one or several experiments at once.
+    r"""Return the local optimum in parameters and states of one or several experiments, jointly.
 
     The Hessian is an arrow: a block for each experiment's own unknowns, and a border of what all
     share.  Each step of Levenberg and Marquardt eliminates the blocks one by one,
@@ -456,33 +318,41 @@ def climb(
     points = [
         theorem.flat(start.u, start.x) for theorem, start in zip(theorems, starts, strict=True)
     ]
-    points, reached_limit = _climb(theorems, points, shared or Shared.nothing(theorems[0].n_params))
+    none = SharedParameters.none(theorems[0].n_params)
+    points, reached_limit = _local_optimum(theorems, points, shared or none)
     if shared is None:
         sds = [theorem.sd(point) for theorem, point in zip(theorems, points, strict=True)]
     else:
         parts, _, hessian = _blocks(theorems, points, shared)
-        sds = [*np.sqrt(_marginal(parts, hessian, shared.among))]
+        sds = [*np.sqrt(_marginal(parts, hessian, shared.is_shared))]
     return [
         Mode(point[: theorem.n_params], theorem.states(point), sd, reached_limit)
         for theorem, point, sd in zip(theorems, points, sds, strict=True)
     ]
 
 
-def _climb(theorems, points, shared: Shared, free=None) -> tuple[list[NDArray], bool]:
-    """Return where a climb ends, and whether that is after as many steps as there may be.
+def local_optimum(
+    theorem: Theorem1, point: NDArray[np.float64], free: NDArray[np.bool_] | None = None
+) -> NDArray[np.float64]:
+    """Return the local optimum of one experiment, perhaps in some entries of the point alone."""
+    points, _ = _local_optimum([theorem], [point], SharedParameters.none(theorem.n_params), free)
+    return points[0]
 
-    Of one experiment perhaps in some entries alone, which are free.
-    """
+
+def _local_optimum(
+    theorems, points, shared: SharedParameters, free=None
+) -> tuple[list[NDArray], bool]:
+    """Return the points of a local optimum, and whether the step limit was reached."""
 
     def value_at(points) -> float:
         values = [theorem.value(point)[0] for theorem, point in zip(theorems, points, strict=True)]
-        return float(sum(values) + shared.counted_again(points)[0])
+        return float(sum(values) + shared.excess_prior(points)[0])
 
     places = _places(points, shared, free)
     value, damping = value_at(points), 1e-3
-    for _ in range(MOST_CLIMB_STEPS):
+    for _ in range(MAX_STEPS):
         parts, gradient, hessian = _blocks(theorems, points, shared, free)
-        while damping < MOST_DAMPING:
+        while damping < MAX_DAMPING:
             moves = _arrow_step(parts, gradient, hessian, damping)
             tried = [_moved(*one) for one in zip(points, places, moves, strict=True)]
             with np.errstate(all="ignore"):
@@ -492,28 +362,30 @@ def _climb(theorems, points, shared: Shared, free=None) -> tuple[list[NDArray], 
             damping *= 5
         else:
             return points, False
-        risen, points, value = value - there, tried, there
+        decrease, points, value = value - there, tried, there
         damping = max(damping / 10, 1e-12)
-        if risen < RISING:
+        if decrease < MIN_DECREASE:
             return points, False
     return points, True
 
 
-def _places(points, shared: Shared, free=None) -> list[tuple[NDArray[np.bool_], NDArray[np.bool_]]]:
+def _places(
+    points, shared: SharedParameters, free=None
+) -> list[tuple[NDArray[np.bool_], NDArray[np.bool_]]]:
     """Return which entries of each point are shared, and which its own."""
-    among = shared.among
-    border = [np.append(among, np.zeros(len(p) - len(among), dtype=bool)) for p in points]
+    is_shared = shared.is_shared
+    border = [np.append(is_shared, np.zeros(len(p) - len(is_shared), dtype=bool)) for p in points]
     return [(s, ~s if free is None else free) for s in border]
 
 
-def _blocks(theorems, points, shared: Shared, free=None):
+def _blocks(theorems, points, shared: SharedParameters, free=None):
     """Return each experiment's parts of gradient and Hessian, and these of what is shared."""
     parts = []
     for theorem, point, (s, o) in zip(theorems, points, _places(points, shared, free), strict=True):
         gradient, hessian = theorem.value(point)[1], theorem.hessian(point)
         blocks = hessian[np.ix_(s, s)], hessian[np.ix_(s, o)], hessian[np.ix_(o, o)]
         parts.append((gradient[s], gradient[o], *blocks))
-    _, gradient, curvature = shared.counted_again(points)
+    _, gradient, curvature = shared.excess_prior(points)
     hessian = np.diag(np.minimum(curvature, 0))
     return parts, gradient + sum(p[0] for p in parts), hessian + sum(p[2] for p in parts)
 

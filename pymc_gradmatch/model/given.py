@@ -1,4 +1,4 @@
-"""What is given of each experiment, checked before anything is fitted."""
+"""Checks of experiments, priors and likelihoods before anything is fitted, and the fit."""
 
 import itertools
 import logging
@@ -9,14 +9,11 @@ from typing import Any
 
 import numpy as np
 import pymc as pm
-import pytensor
-import pytensor.tensor as pt
 from numpy.typing import NDArray
 from pytensor.compile import SharedVariable
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch._pymc import EVALUATE_ONCE, at_starts
 from pymc_gradmatch.arguments import in_order, is_distribution, is_registered
 from pymc_gradmatch.data_values import CONSTANT, DataValues
 from pymc_gradmatch.gp import (
@@ -24,35 +21,43 @@ from pymc_gradmatch.gp import (
     Data,
     Experiment,
     StateGP,
+    as_experiments,
     as_noise,
     back_transform,
     piecewise_mean,
     unfitted,
 )
 from pymc_gradmatch.model.constraint import check_states
-from pymc_gradmatch.model.gauss_newton import Problem, scaled_by_solutions
-from pymc_gradmatch.model.likelihood import LikelihoodFunction, Normal, Written, rehearsed
+from pymc_gradmatch.model.gauss_newton import Problem
+from pymc_gradmatch.model.likelihood import (
+    GraphLikelihood,
+    LikelihoodFunction,
+    NormalLikelihood,
+    graph_likelihood,
+    with_noise,
+)
 from pymc_gradmatch.model.priors import parameters_of
 from pymc_gradmatch.model.start import Start
+from pymc_gradmatch.model.starting_points import scaled_by_solutions
 from pymc_gradmatch.ode import ODE
 
 _log = logging.getLogger("pymc.gradmatch")  # follows PyMC's level and handlers
 
 
 @dataclass(frozen=True, eq=False)
-class Given:
-    """One experiment, checked.
-
-    The ODE has its inputs; ``likelihood`` is there in place of the normal one of the data, and
-    ``written`` what it writes; ``noise`` is sigma of each observation, where it is known.
-    """
+class CheckedExperiment:
+    """One experiment, checked."""
 
     ode: ODE
+    """With the inputs of the experiment."""
     data: Data
-    known: Start
-    likelihood: LikelihoodFunction | pm.Model | None = None
-    written: Written | None = None
+    start: Start
+    likelihood: LikelihoodFunction | None = None
+    """In place of the normal one of the data."""
+    graph: GraphLikelihood | None = None
+    """The graph of this likelihood."""
     noise: NDArray[np.float64] | None = None
+    """Sigma of each observation, where it is known."""
     name: str = ""
 
     @classmethod
@@ -65,70 +70,91 @@ class Given:
         several: bool = False,
         fits: bool = True,
         number: DataValues = CONSTANT,
-    ) -> "Given":
-        """Check one experiment; of one among several errors say its name.
+    ) -> "CheckedExperiment":
+        """Check one experiment; errors about one of several contain its name.
 
-        ``fits`` says whether Gaussian processes are still to be fitted; ``number`` writes numbers
-        of the data into the likelihood.
+        ``fits`` is whether Gaussian processes will be fitted; ``number`` writes numbers of the
+        data into the likelihood.
         """
         try:
             ode = ode if one.inputs is None else ode.with_inputs(one.inputs)
-            if several:
-                _refuse_shared(one.y)
             positive = ode.is_positive if ode.positive else False
             data = Data.of(one.t, one.y, states=ode.states, scales=one.scales, positive=positive)
             check_states(ode, data.states)
             ode.check_times(data.t)
-            _check_shared(one.y, data)
-            known = Start.of(ode, one.start, data.t[0])
+            _check_shared(one.y, data, several)
+            start = Start.of(ode, one.start, data.t[0])
             if fits and not isinstance(one.y, SharedVariable):
-                data = _without_rest(data, ode, known)
-            written = None
+                data = _without_constant_states(data, ode, start)
+            graph = None
             if one.likelihood is not None:
-                written = rehearsed(
+                graph = graph_likelihood(
                     one.likelihood, ode, unfitted(data), several=several, number=number
                 )
                 if one.sigma is not None:
                     msg = "sigma is given, and so is a likelihood; expected sigma in its lines."
                     raise ValueError(msg)  # noqa: TRY301
-            _check_doses(ode, data, known)
-            _check_reached(ode, data, written, known)
+            _check_doses(ode, data, start)
+            _check_reached(ode, data, graph, start)
             noise = None if one.sigma is None else as_noise(one.sigma, data)
         except (TypeError, ValueError) as error:
             if not several:
                 raise
             msg = f"experiment {name!r}: {error}"
             raise type(error)(msg) from error
-        return cls(ode, data, known, one.likelihood, written, noise, name)
+        return cls(ode, data, start, one.likelihood, graph, noise, name)
 
     @property
     def names(self) -> list[str]:
         """Names of all that its likelihood adds to a model."""
-        added = () if self.written is None else self.written.names
+        added = () if self.graph is None else self.graph.names
         return [f"{self.name}::{name}" if self.name else name for name in added]
+
+
+def experiments_by_name(
+    given: Mapping[str, Experiment] | Sequence[Experiment], whole: Experiment, gp: StateGP | None
+) -> dict[str, Experiment]:
+    """Return experiments by name, with the arguments for all as their defaults."""
+    single = {"t": whole.t, "y": whole.y, "likelihood": whole.likelihood, "gp": gp}
+    if any(value is not None for value in single.values()):
+        msg = (
+            f"{[n for n, v in single.items() if v is not None]} are given, and so are experiments, "
+            "which have their own; expected one of them: gm.Experiment(t, y, likelihood=...)."
+        )
+        raise TypeError(msg)
+    return {
+        name: replace(
+            one,
+            inputs=whole.inputs if one.inputs is None else one.inputs or None,
+            start=whole.start if one.start is None else one.start,
+            scales=whole.scales if one.scales is None else one.scales,
+            sigma=whole.sigma if one.sigma is None else one.sigma,
+        )
+        for name, one in as_experiments(given).items()
+    }
 
 
 @dataclass(frozen=True, eq=False)
 class Fits:
-    """Experiments with what was fitted to them."""
+    """Experiments with the Gaussian processes fitted to them."""
 
-    parts: Sequence[Given]
+    parts: Sequence[CheckedExperiment]
     gp: AnyStateGP
     priors: Sequence[Mapping[str, TensorVariable]]
-    """Scalar ones of each experiment."""
+    """Scalar priors of each experiment."""
     is_local: NDArray[np.bool_]
-    """Which parameters each experiment has for itself."""
+    """Which parameters are separate for each experiment."""
 
 
-def check_alike(parts: Sequence[Given]):
-    """Raise unless what is known of starts, and what is observed, is alike in all experiments.
+def check_agreement(parts: Sequence[CheckedExperiment]):
+    """Raise unless all experiments have known starts, noise and likelihoods of the same kind.
 
-    Warn of unknowns that each of them has for itself by the same lines.
+    Warn of random variables that the same lines draw separately for each of them.
     """
     first = parts[0]
     for one in parts:
-        if one.known.places != first.known.places:
-            both = [list(start.known) for start in (one.known, first.known)]
+        if one.start.places != first.start.places:
+            both = [list(start.known) for start in (one.start, first.start)]
             msg = (
                 f"the starts of {both[0]} are known in the experiment {one.name!r}, of {both[1]} "
                 "in the first; expected the same states in all. What is known roughly has a prior."
@@ -140,7 +166,7 @@ def check_alike(parts: Sequence[Given]):
         if (one.likelihood is None) != (first.likelihood is None):
             msg = f"some experiments have a likelihood, {one.name!r} or the first has not; "
             raise ValueError(msg + "expected one for each, or for none.")
-    each = [one.written.drawn for one in parts if one.written is not None]
+    each = [one.graph.drawn for one in parts if one.graph is not None]
     repeated = [n for n in dict.fromkeys(itertools.chain(*each)) if sum(n in o for o in each) > 1]
     if repeated:
         name = repeated[0]
@@ -180,9 +206,9 @@ def check_priors(ode: ODE, priors, model: pm.Model, n_experiments: int | None = 
 
 
 def check_noise_is_identifiable(parts: Sequence[Data]):
-    """Raise if the noise of a state is sought in data that are all the same.
+    """Raise if the noise of a state is to be estimated from data that are all the same.
 
-    A solution that runs through all of them leaves none: the density grows without a bound.
+    A solution through all of them leaves no residual, and the density has no bound.
     """
     seen = np.array([data.is_observed.any(axis=0) for data in parts])
     constant = np.array([data.is_constant for data in parts])
@@ -192,19 +218,19 @@ def check_noise_is_identifiable(parts: Sequence[Data]):
         value = next(data.y[data.is_observed[:, k], k][0] for data in parts if data.is_constant[k])
         names = [name for name, one in zip(parts[0].states, silent, strict=True) if one]
         msg = (
-            f"the data of the states {names} are the same at all times, and do not tell their "
-            "noise; expected data that vary, or sigma, as numbers or with a prior. Where a state "
-            f"is known to stay where it is, say so: start={{{names[0]!r}: {value:g}}}. What was "
+            f"the data of the states {names} are the same at all times, and do not determine "
+            "their noise; expected data that vary, or sigma, as numbers or with a prior. Where a "
+            f"state is constant, give its start: start={{{names[0]!r}: {value:g}}}. What was "
             "not measured is NaN."
         )
         raise ValueError(msg)
 
 
-def warn_of_unused(ode: ODE, priors: Mapping, parts: Sequence[Given]):
+def warn_of_unused(ode: ODE, priors: Mapping, parts: Sequence[CheckedExperiment]):
     """Warn of parameters that nothing depends on."""
     used = [name for name, is_used in zip(ode.params, ode.used, strict=True) if is_used]
     for one in parts:
-        used += [*one.known.uses, *(() if one.written is None else one.written.depends_on)]
+        used += [*one.start.uses, *(() if one.graph is None else one.graph.depends_on)]
     nodes = [priors[name].owner for name in used if name in ode.params]
     parents = [variable for node in nodes if node is not None for variable in node.inputs]
     upstream = set(ancestors(parents))
@@ -212,69 +238,33 @@ def warn_of_unused(ode: ODE, priors: Mapping, parts: Sequence[Given]):
     if unused:
         warnings.warn(
             f"the parameters {unused} enter neither the derivatives, nor a start, nor a "
-            "likelihood: data say nothing about them, and their posterior is their prior. See "
+            "likelihood: data say nothing about them, and their posterior is their prior. Check "
             "whether the right-hand side was meant to use them, or leave them out of params.",
             UserWarning,
             stacklevel=3,
         )
 
 
-def warn_of_unseen(parts: Sequence[Given]):
-    """Warn of data in y that no line of a likelihood observes, and that count for nothing."""
+def warn_of_unseen(parts: Sequence[CheckedExperiment]):
+    """Warn of data in y that no line of a likelihood observes: they have no effect."""
     for one in parts:
-        if one.written is None:
+        if one.graph is None:
             continue
         columns = zip(one.data.states, one.data.y.T, strict=True)
-        unseen = [k for k, y in columns if not one.written.observes(y[~np.isnan(y)])]
+        unseen = [k for k, y in columns if not one.graph.observes(y[~np.isnan(y)])]
         if unseen:
             where = f"experiment {one.name!r}: " if one.name else ""
             warnings.warn(
                 f"{where}y has data of {unseen} that no line of the likelihood observes. A "
-                "likelihood takes the place of that of y, so they tell nothing. Observe them in "
+                "likelihood takes the place of that of y, so they have no effect. Observe them in "
                 "its lines too, or leave them out of y.",
                 UserWarning,
                 stacklevel=5,
             )
 
 
-def check_possible(
-    parts: Sequence[Given],
-    model: pm.Model,
-    priors: Mapping[str, TensorVariable],
-    gp: AnyStateGP,
-    levels: NDArray[np.float64] | TensorVariable,
-):
-    """Raise if a likelihood is zero where samplers start: at levels of the states on the grid.
-
-    Priors are those of the parameters, numbers or one for each experiment.
-    """
-    variables = [*priors.values()]
-    upstream = set(ancestors(variables))
-    to_come = [prior for prior in variables if is_distribution(prior)]
-    free = [rv for rv in dict.fromkeys([*model.free_RVs, *to_come]) if rv in upstream]
-    there = at_starts([*variables, pt.as_tensor(levels)], free, model.rvs_to_initial_values)
-    *values, levels = pytensor.function([], there, mode=EVALUATE_ONCE)()
-    theta = dict(zip(priors, values, strict=True))
-    for number, (one, member, own) in enumerate(
-        zip(parts, gp.members, gp.per_experiment(levels), strict=True)
-    ):
-        if one.written is None:
-            continue
-        of_one = [float(np.atleast_1d(value)[number * np.ndim(value)]) for value in theta.values()]
-        zero = one.written.impossible(np.array(of_one), member.at_times(own))
-        if zero:
-            where = f"{one.name}::{zero}" if one.name else zero
-            msg = (
-                f"the likelihood is zero at {where}, where sampling starts (states at the Gaussian "
-                "process' posterior mean, parameters at their support point). Check the data and "
-                "the likelihood, start elsewhere with `initval`, or take preset 'refined', which "
-                "starts from solutions of the ODE."
-            )
-            raise ValueError(msg)
-
-
-def known_noise(parts: Sequence[Given], gp: AnyStateGP) -> NDArray[np.float64]:
-    """Return known noise of each experiment at the times of its grid, one where nothing was."""
+def noise_on_grid(parts: Sequence[CheckedExperiment], gp: AnyStateGP) -> NDArray[np.float64]:
+    """Return known noise of each experiment on its grid, one where nothing was observed."""
     on_grid = np.ones(gp.prior_mean.shape)
     noises = [one.noise for one in parts if one.noise is not None]
     for each, noise, member in zip(on_grid, noises, gp.members, strict=True):
@@ -284,11 +274,11 @@ def known_noise(parts: Sequence[Given], gp: AnyStateGP) -> NDArray[np.float64]:
 
 def fit_states(
     fit: Callable[[Data, np.random.Generator], StateGP],
-    parts: Sequence[Given],
+    parts: Sequence[CheckedExperiment],
     priors: Sequence[Mapping[str, TensorVariable]],
     rng: np.random.Generator,
 ) -> list[StateGP]:
-    """Fit a Gaussian process to every state of every experiment, without what doses add to it.
+    """Fit a Gaussian process to each state of each experiment, with the jumps of doses removed.
 
     A scale that an experiment's data do not determine is that of the others, or of solutions.
     """
@@ -303,20 +293,61 @@ def fit_states(
                     means[number, k] = np.median(means[known, k])
                 scales[number, k] = np.median(scales[known, k])
         data = one.data.with_scale(means[number], scales[number])
-        scaled.append(_scaled(one, data, prior, rng))
+        if data.unscaled:
+            data = ScalesFromSolutions(one, data, prior).of(data, rng)
+        scaled.append(data)
         means[number], scales[number] = scaled[-1].mean, scaled[-1].scale
     fits = []
-    for one, data in zip(parts, _sized(scaled), strict=True):
-        gp = fit(_without_steps(data, one.ode), rng)
-        fits.append(StateGP.of(data, gp.processes, gp.sigma))
+    for one, data in zip(parts, _with_scales_of_zeros(scaled), strict=True):
+        gp = fit(_without_doses(data, one.ode), rng)
+        gp = StateGP.of(data, gp.processes, gp.sigma)
+        fits.append(gp if one.noise is None else with_noise(gp, one.noise))
     return fits
 
 
-def _sized(parts: Sequence[Data]) -> list[Data]:
-    """Return the data with a scale also for states that are zero: that of others, or one.
+class ScalesFromSolutions:
+    """Finds scales that data lack from solutions of the ODE, for data sets of the same pattern.
 
-    Any will do for what does not move.
+    ``number`` sets the numbers of each data set in the likelihood, before it is called; other
+    unknowns of a likelihood have the initial values of the first data set.
     """
+
+    def __init__(
+        self,
+        one: CheckedExperiment,
+        data: Data,
+        priors: Mapping[str, TensorVariable],
+        number: DataValues = CONSTANT,
+    ):
+        self._is_normal, gp = one.likelihood is None, unfitted(data)
+        likelihood = (
+            NormalLikelihood(gp)
+            if one.likelihood is None
+            else graph_likelihood(one.likelihood, one.ode, gp, number=number)
+        )
+        parameters = parameters_of(priors, one.ode.params)
+        self._problem = Problem.of(
+            one.ode.of_levels, gp, parameters, likelihood=likelihood, start=one.start
+        )
+
+    def of(self, data: Data, rng: np.random.Generator) -> Data:
+        """Return data with a scale for each state, but for states that are zero."""
+        if not data.unscaled:
+            return data
+        problem = self._problem
+        if self._is_normal:
+            gp = unfitted(data)
+            problem = replace(problem, gp=gp, likelihood=NormalLikelihood(gp))
+        return scaled_by_solutions(problem, data, rng)
+
+    def __call__(self, data: Data, rng: np.random.Generator) -> Data:
+        """Return data with a scale for every state."""
+        [scaled] = _with_scales_of_zeros([self.of(data, rng)])
+        return scaled
+
+
+def _with_scales_of_zeros(parts: Sequence[Data]) -> list[Data]:
+    """Return data in which states that are zero have the scale of other experiments, or one."""
     scales = np.array([data.scale for data in parts])
     sizes = [np.median(one[one > 0]) if (one > 0).any() else 1.0 for one in scales.T]
     return [
@@ -324,52 +355,8 @@ def _sized(parts: Sequence[Data]) -> list[Data]:
     ]
 
 
-def _scaled(
-    one: Given, data: Data, priors: Mapping[str, TensorVariable], rng: np.random.Generator
-) -> Data:
-    """Return the data with a scale for every state, if need be from solutions of the ODE."""
-    if not data.unscaled:
-        return data
-    return scaled_by_solutions(_unscaled(one, data, priors), data, rng)
-
-
-def _unscaled(
-    one: Given, data: Data, priors: Mapping[str, TensorVariable], number: DataValues = CONSTANT
-) -> Problem:
-    """Return the problem of which solutions tell scales."""
-    gp = unfitted(data)
-    told = Normal(gp) if one.likelihood is None else rehearsed(
-        one.likelihood, one.ode, gp, number=number
-    )  # fmt: skip
-    parameters = parameters_of(priors, one.ode.params)
-    return Problem.of(one.ode.of_levels, gp, parameters, None, told, one.known)
-
-
-class Scales:
-    """Finds scales for data sets that lack some, which are alike but for their numbers.
-
-    ``number`` puts those of each into the likelihood, before it is asked for; what else is unknown
-    in a likelihood is where that of the first starts.
-    """
-
-    def __init__(self, one: Given, priors: Mapping[str, TensorVariable], number: DataValues):
-        self._is_normal = one.likelihood is None
-        self._problem = _unscaled(one, one.data, priors, number)
-
-    def __call__(self, data: Data, rng: np.random.Generator) -> Data:
-        """Return data with a scale for every state."""
-        if not data.unscaled:
-            return data
-        problem = self._problem
-        if self._is_normal:
-            gp = unfitted(data)
-            problem = replace(problem, gp=gp, likelihood=Normal(gp))
-        [scaled] = _sized([scaled_by_solutions(problem, data, rng)])
-        return scaled
-
-
-def _without_steps(data: Data, ode: ODE) -> Data:
-    """Return the data less what doses have added to each state so far."""
+def _without_doses(data: Data, ode: ODE) -> Data:
+    """Return the data minus the sum of the doses so far."""
     if np.isnan(data.scale).any() or not (ode.steps.amount != 0).any():
         return data
     later = ode.jumps > data.t[0]  # what is given before is in x(t0)
@@ -378,11 +365,11 @@ def _without_steps(data: Data, ode: ODE) -> Data:
     return replace(data, y=back_transform(data.transformed - jumped + data.mean, data.positive))
 
 
-def _check_doses(ode: ODE, data: Data, known: Start):
-    """Raise if a dose falls on the first time, at which the state is said to start otherwise."""
+def _check_doses(ode: ODE, data: Data, start: Start):
+    """Raise if a state has both a dose at the first time and a given start."""
     first = ode.jumps == data.t[0]
     dosed = (ode.steps.factor[first] != 1) | (ode.steps.amount[first] != 0)
-    given = [*known.known, *known.priors]
+    given = [*start.known, *start.priors]
     both = [n for n, one in zip(ode.states, dosed.any(axis=0), strict=True) if one and n in given]
     if both:
         msg = (
@@ -393,35 +380,35 @@ def _check_doses(ode: ODE, data: Data, known: Start):
         raise ValueError(msg)
 
 
-def _without_rest(data: Data, ode: ODE, known: Start) -> Data:
-    """Return the data without those of states that stay where they are known to start.
+def _without_constant_states(data: Data, ode: ODE, start: Start) -> Data:
+    """Return the data without those of states that stay at their known start.
 
-    Each is this number: they say nothing of parameters, and no noise is in them.
+    Each is this number: they have no noise, and no information about parameters.
     """
-    numbers = np.array([known.numbers.get(name, np.nan) for name in ode.states])
+    numbers = np.array([start.numbers.get(name, np.nan) for name in ode.states])
     if not data.are_constant_at(numbers).any():
         return data
-    at_rest = data.are_constant_at(known.at_rest(ode, data.t))
-    if at_rest.any():
+    is_constant = data.are_constant_at(start.constant_values(ode, data.t))
+    if is_constant.any():
         _log.info(
             "the states %s never change from their start, and their data are these numbers: they "
             "carry no information, and are left out.",
-            ", ".join(name for name, one in zip(ode.states, at_rest, strict=True) if one),
+            ", ".join(name for name, one in zip(ode.states, is_constant, strict=True) if one),
         )
-    return data.without(at_rest) if at_rest.any() else data
+    return data.without(is_constant) if is_constant.any() else data
 
 
-def _check_reached(ode: ODE, data: Data, written: Written | None, known: Start):
-    """Raise if nothing is observed, or a state has no effect on what is, and an unknown start."""
-    if written is None:
+def _check_reached(ode: ODE, data: Data, graph: GraphLikelihood | None, start: Start):
+    """Raise if nothing is observed, or if a state with unknown start affects no observed one."""
+    if graph is None:
         reached = data.is_observed.any(axis=0)
         if not reached.any():
             msg = "y holds no observation at all (all NaN); expected some, or a likelihood."
             raise ValueError(msg)
-        _tell_empty_times(data)
+        _log_empty_times(data)
     else:
-        reached = np.array([name in written.depends_on for name in ode.states])
-    reached = reached | np.isin(ode.states, [*known.known, *known.priors, *known.uses])
+        reached = np.array([name in graph.depends_on for name in ode.states])
+    reached = reached | np.isin(ode.states, [*start.known, *start.priors, *start.uses])
     for _ in ode.states:
         reached = reached | ode.enters[reached].any(axis=0)
     unreached = [
@@ -431,14 +418,14 @@ def _check_reached(ode: ODE, data: Data, written: Written | None, known: Start):
         msg = (
             f"the states {unreached} are neither observed, nor do they enter the equations of "
             "observed ones: data say nothing about them. Leave them out, and integrate them "
-            "afterwards, observe them in a likelihood, or say where they start: "
+            "afterwards, observe them in a likelihood, or give their start: "
             f"start={{{unreached[0]!r}: 0.0}}."
         )
         raise ValueError(msg)
 
 
-def _tell_empty_times(data: Data):
-    """Log times at which nothing was observed, but for the first, where x(t0) is."""
+def _log_empty_times(data: Data):
+    """Log times without observations, but for the first, that of x(t0)."""
     empty = data.t[1:][~data.is_observed[1:].any(axis=1)]
     if len(empty):
         _log.info(
@@ -447,32 +434,22 @@ def _tell_empty_times(data: Data):
         )
 
 
-def _check_shared(y, data: Data):
-    if isinstance(y, SharedVariable) and not data.is_complete:
-        msg = (
-            "y is a shared variable with missing values (NaN), but the likelihood is of the others "
-            "alone; expected an array, y.get_value(), or complete pm.Data."
-        )
-        raise ValueError(msg)
-
-
-def _refuse_shared(y):
-    if isinstance(y, SharedVariable):
+def _check_shared(y, data: Data, several: bool):
+    """Raise if y is a shared variable that the likelihood could not follow."""
+    if not isinstance(y, SharedVariable):
+        return
+    if several:
         msg = (
             "y is a shared variable, such as pm.Data, which several experiments do not follow "
             "where it is set anew; expected an array, y.get_value()."
         )
         raise TypeError(msg)
-
-
-def refuse_beside_experiments(given: Mapping[str, Any]):
-    """Raise if something is given that each experiment has for itself."""
-    if given:
+    if not data.is_complete:
         msg = (
-            f"{list(given)} are given, and so are experiments, which have their own; expected one "
-            "of them: gm.Experiment(t, y, likelihood=...)."
+            "y is a shared variable with missing values (NaN), but the likelihood is of the others "
+            "alone; expected an array, y.get_value(), or complete pm.Data."
         )
-        raise TypeError(msg)
+        raise ValueError(msg)
 
 
 def check_given_gp(gp: StateGP, data: Data, settings: Mapping[str, Any]):

@@ -1,6 +1,5 @@
-"""The grid and the kernels of the refined rule: time is counted in observations."""
+"""Grid and kernels of the refined rule, in which time is counted in observations."""
 
-import warnings
 from functools import reduce
 from math import ceil
 from typing import NamedTuple
@@ -10,146 +9,97 @@ import pymc as pm
 import pytensor.tensor as pt
 from numpy.typing import ArrayLike, NDArray
 from scipy.interpolate import PchipInterpolator
+from scipy.linalg import expm
 
-from pymc_gradmatch.gp import StateGP, kernels
+from pymc_gradmatch.gp import StateGP
+from pymc_gradmatch.model.likelihood import Likelihood
 from pymc_gradmatch.ode import ODE
 
+# The numbers of the rule, which benchmarks/levers.py varies.
+STEPS = 4  # grid steps from one observation to the next
+MIN_STEPS, MAX_STEPS = 56, 160  # grid steps in all, below and above which gaps have more or fewer
+WIDE_LENGTHSCALE = 4.0  # observations
+WIDE_AMPLITUDE = 10.0  # standard deviations of the data
+NARROW_LENGTHSCALE = 2.0  # grid steps
+NARROW_AMPLITUDE = 30.0  # sigma
+ALL_DATA = 4.0  # times the noise of all data replaces a state's own sigma, if that is larger
+TOLERANCE = 1e-6  # gamma, relative to the prior variance of the slopes
+MAX_OBSERVATIONS = 400  # beyond which a subset of them leads to the solution
+MARKOV_LENGTHSCALE = 18.0  # grid steps, of the narrow Matern52 process of more observations
 RELATIVE_NUGGET = 1e-9  # of the kernel's variance
-STILL_SLOPE = 0.1  # of its slope in the outermost gap, below which a clock stops at the end
-MOST_IN_GAP = 16.0  # median gaps that a longer one counts as, for a solution to be drawn by
-MOST_CLOCK_KNOTS = 400  # of a clock
-POINTS_PER_GAP = 32  # points in a gap, to measure a solution's way
+MIN_END_SLOPE = 0.1  # of the count, relative to the outermost gap's: below, the count would stop
+LONG_GAP = 3.0  # median gaps, or mean paths of the solution in other gaps
+MAX_GAP_COUNT = 16.0  # median gaps that a longer one counts as at most
+MAX_CLOCK_KNOTS = 400
 
 
-class RefinedSettings(NamedTuple):
-    """What the rule fixes; lengths are in observations or in grid steps."""
-
-    steps: int = 4
-    """Grid steps from one observation to the next."""
-    shortest: int = 56
-    """Grid steps in all below which gaps are divided further."""
-    longest: int = 160
-    """Grid steps in all beyond which gaps are divided no further."""
-    wide_lengthscale: float = 4.0
-    """In observations."""
-    wide_amplitude: float = 10.0
-    """In standard deviations of the data."""
-    narrow_lengthscale: float = 2.0
-    """In grid steps."""
-    long_gap: float = 3.0
-    """Mean ways of the solution in other gaps, from which on much happens in a long one."""
-    most: int = 400
-    """Observations, beyond which a solution is sought by fewer of them."""
-    markov_lengthscale: float = 18.0
-    """In grid steps, of the narrow Matern52 process of so many."""
-    narrow_amplitude: float = 30.0
-    """In sigma."""
-    others: float = 4.0
-    """How many times less than sigma the noise is with which all states see one, before that
-    counts in place of sigma."""
-    tolerance: float = 1e-6
-    """gamma, relative to the prior variance of the slopes."""
-
-
-REFINED = RefinedSettings()
-
-
-class LaidOut(NamedTuple):
+class ProcessPair(NamedTuple):
     """Gaussian processes on the rule's grid."""
 
     wide: StateGP
-    """In which a solution is sought."""
+    """To find a solution."""
     narrow: StateGP
     """For the distance from it, of unit amplitude."""
 
 
-def is_long(gp: StateGP, settings: RefinedSettings) -> bool:
-    """Tell whether a solution is sought by fewer of the observations."""
-    return len(gp.t_observed) > settings.most
-
-
-def laid_out(
-    gp: StateGP, ode: ODE, settings: RefinedSettings, counts: NDArray, grid: int | ArrayLike | None
-) -> LaidOut:
+def process_pair(
+    gp: StateGP, ode: ODE, grid: int | ArrayLike | None, is_markov: bool = False
+) -> ProcessPair:
     """Return Gaussian processes of the data on the rule's grid, or on a given one."""
-    times, states = gp.t_observed, range(len(gp.states))
+    times, counts, states = gp.t_observed, gp.data.counted, range(len(gp.states))
     n_gaps = counts[-1] - counts[0]
-    steps = _steps_per_gap(settings, n_gaps)
+    steps = _steps_per_gap(n_gaps)
     clock = _clock(times, counts)
-    wide = _counted(pm.gp.cov.Matern52, settings.wide_lengthscale, *clock)
+    wide = kernel_in_observations(pm.gp.cov.Matern52, WIDE_LENGTHSCALE, *clock)
     divided = _divided(times, counts, steps) if grid is None else grid
     smooth = gp.with_covs([wide for _ in states]).with_grid(divided)
     on_grid = smooth.with_breaks(ode.jumps, *ode.steps)
     step = 1 / steps if grid is None else n_gaps / (len(smooth.t) - 1)
     family, lengthscale = (
-        (pm.gp.cov.Matern52, settings.markov_lengthscale)
-        if is_long(gp, settings)
-        else (pm.gp.cov.ExpQuad, settings.narrow_lengthscale)
+        (pm.gp.cov.Matern52, MARKOV_LENGTHSCALE)
+        if is_markov
+        else (pm.gp.cov.ExpQuad, NARROW_LENGTHSCALE)
     )
-    narrow = _counted(family, lengthscale * step, *clock)
-    wide_enough = with_amplitude(on_grid, settings.wide_amplitude)
-    return LaidOut(wide_enough, on_grid.with_covs([narrow for _ in states]))
+    narrow = kernel_in_observations(family, lengthscale * step, *clock)
+    wide_enough = with_amplitude(on_grid, WIDE_AMPLITUDE)
+    return ProcessPair(wide_enough, on_grid.with_covs([narrow for _ in states]))
 
 
-def separated(gp: StateGP, settings: RefinedSettings) -> StateGP:
-    """Return wide processes of the pieces between long gaps, independent of each other."""
-    times, counts, is_long_gap = gp.t_observed, gp.data.counted, gp.data.is_long_gap
-    # The clock of a piece goes on in the gap: nothing is smoother at its edges than inside.
-    rates = np.diff(counts) / np.diff(times)
-    going = np.where(is_long_gap, np.median(rates[~is_long_gap]), rates) * np.diff(times)
-    clock = _clock(times, np.append(counts[0], counts[0] + np.cumsum(going)))
-    within = _counted(pm.gp.cov.Matern52, settings.wide_lengthscale, *clock)
-    in_gap = (gp.t[:, None] > times[:-1][is_long_gap]) & (gp.t[:, None] <= times[1:][is_long_gap])
-    pieces = kernels.Separate(within, gp.t[in_gap.any(axis=1)])
-    return with_amplitude(gp.with_covs([pieces] * len(gp.states)), settings.wide_amplitude)
+def narrow_process(
+    unit: StateGP, ode: ODE, gp: StateGP, theta: NDArray[np.float64], likelihood: Likelihood
+) -> StateGP:
+    """Return processes of unit amplitude around the prior mean of gp, as wide as the noise."""
+    around = unit.with_sigma(likelihood.sigma).with_mean(gp.prior_mean, gp.prior_slope)
+    noise = np.fmin(likelihood.sigma, ALL_DATA * noise_of_all_data(ode, gp, theta, likelihood))
+    return with_amplitude(around, NARROW_AMPLITUDE * noise / gp.scale)
 
 
-def stretched(
-    ode: ODE, gp: StateGP, theta: NDArray, counts: NDArray, settings: RefinedSettings
-) -> NDArray:
-    """Return the counts of the observations' times, more for long gaps with much in them.
-
-    The solution is the prior mean of gp, with the parameters theta.
-    """
-    times_longer = ways_in_long_gaps(ode, gp, gp.prior_mean[0], theta)
-    counted = np.diff(counts)
-    longer = np.where(times_longer > settings.long_gap, counted * times_longer, counted)
-    return np.append(counts[0], counts[0] + np.cumsum(longer))
-
-
-def ways_in_long_gaps(ode: ODE, gp: StateGP, start: NDArray, theta: NDArray) -> NDArray:
-    """Return a solution's ways in long gaps, in mean ways of the others; zero for the others.
-
-    NaN where it cannot be integrated.
-    """
-    times, is_long = gp.t_observed, gp.data.is_long_gap
-    if not is_long.any():
-        return np.zeros(len(is_long))
-    fine = np.linspace(times[:-1], times[1:], POINTS_PER_GAP, endpoint=False, axis=1).ravel()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        solution = ode.solve(np.append(fine, times[-1]), start, theta) / gp.scale
-    if not np.isfinite(solution).all():
-        return np.where(is_long, np.nan, 0)
-    way = np.linalg.norm(np.diff(solution, axis=0), axis=1).reshape(-1, POINTS_PER_GAP).sum(axis=1)
-    return np.where(is_long, way / way[~is_long].mean(), 0)
+def gamma_of(gp: StateGP) -> NDArray[np.float64]:
+    """Return the rule's gamma, which only keeps A positive definite."""
+    return TOLERANCE * gp.slope_variance()
 
 
 def grid_of(gp: StateGP) -> int | NDArray[np.float64]:
-    """Return the rule's grid for the times of the data, long gaps divided by their length."""
+    """Return the grid of a solution at the times of the data, long gaps divided by their length."""
     times, counts = gp.t_observed, gp.data.counted
-    steps = _steps_per_gap(REFINED, counts[-1] - counts[0])
+    steps = _steps_per_gap(counts[-1] - counts[0])
     gaps = np.diff(times)
-    longer = np.minimum(gaps / np.median(gaps), MOST_IN_GAP)
-    counted = np.where(
-        longer > REFINED.long_gap, np.maximum(longer, np.diff(counts)), np.diff(counts)
-    )
+    longer = np.minimum(gaps / np.median(gaps), MAX_GAP_COUNT)
+    counted = np.where(longer > LONG_GAP, np.maximum(longer, np.diff(counts)), np.diff(counts))
     return _divided(times, np.append(0.0, np.cumsum(counted)), steps)
 
 
-def _steps_per_gap(settings: RefinedSettings, n_gaps: float) -> int:
-    fewest, most = ceil(settings.shortest / n_gaps), round(settings.longest / n_gaps)
-    return max(fewest, min(settings.steps, most))
+def moves_in_long_gap(gp: StateGP) -> bool:
+    """Return whether the prior mean, a solution, moves far in a long gap, compared with others."""
+    steps = np.linalg.norm(np.diff(gp.prior_mean / gp.scale, axis=0), axis=1)
+    is_long_gap = gp.data.is_long_gap
+    gap = np.clip(np.searchsorted(gp.t_observed, gp.t[1:]) - 1, 0, len(is_long_gap) - 1)
+    paths = np.bincount(gap, steps, len(is_long_gap))
+    return bool((paths[is_long_gap] > LONG_GAP * paths[~is_long_gap].mean()).any())
+
+
+def _steps_per_gap(n_gaps: float) -> int:
+    return max(ceil(MIN_STEPS / n_gaps), min(STEPS, round(MAX_STEPS / n_gaps)))
 
 
 def _divided(times: NDArray, counts: NDArray, steps: int) -> int | NDArray:
@@ -168,31 +118,69 @@ def with_amplitude(gp: StateGP, amplitude) -> StateGP:
     return gp.with_amplitude(variance).with_nugget(RELATIVE_NUGGET * variance)
 
 
+def noise_of_all_data(
+    ode: ODE, gp: StateGP, theta: NDArray[np.float64], likelihood: Likelihood
+) -> NDArray[np.float64]:
+    r"""Return the noise with which all data determine each state by the ODE, shape ``(state,)``.
+
+    .. math::
+
+        \sigma_k^{-2} = \frac{\sum_s \sum_i \sum_{t \ge s} \Phi_{ik}(t, s)^2 / \sigma_i^2}
+                            {\sum_s \sum_{t \ge s} \Phi_{kk}(t, s)^2}
+
+    with the flow :math:`\Phi(t, s) = \partial x(t) / \partial x(s)` along the prior mean, a
+    solution, times t of observations, and any times s.  For a state that affects no other it is
+    its own sigma.  The curvature of the likelihood is the precision of each state.
+    """
+    n_times, n_states = gp.prior_mean.shape
+    _, by_state, _ = ode.linearised(gp.t, gp.prior_mean, theta)
+    curvature = np.diagonal(likelihood.curvature(theta, gp.prior_mean))[len(theta) :]
+    precision, is_observed = np.zeros((n_times, n_states)), np.zeros(n_times)
+    precision[likelihood.rows] = curvature.reshape(n_states, -1).T
+    is_observed[likelihood.rows] = 1
+    # Precision of each state at a time, from all states at later times and from its own, backwards.
+    places = np.arange(n_states)
+    unit = np.eye(n_states)[:, :, None] * np.eye(n_states)[:, None, :]
+    by_all, by_own = np.zeros((n_states,) * 2), np.zeros((n_states,) * 3)
+    from_all, from_own = np.zeros(n_states), np.zeros(n_states)
+    with np.errstate(all="ignore"):
+        flow = expm(np.diff(gp.t)[:, None, None] * np.nan_to_num(by_state[:-1]))
+        for s in reversed(range(n_times)):
+            if s < n_times - 1:
+                by_all = flow[s].T @ by_all @ flow[s]
+                by_own = flow[s].T @ by_own @ flow[s]
+            by_all = by_all + np.diag(precision[s])
+            by_own = by_own + is_observed[s] * unit
+            from_all += np.diagonal(by_all)
+            from_own += by_own[places, places, places]
+        return np.sqrt(from_own / from_all)
+
+
 def _clock(times: NDArray, counts: NDArray) -> tuple[NDArray, NDArray]:
     """Return times that are one observation apart, and their counts: smoother than every time's."""
-    n_gaps = min(max(round(counts[-1] - counts[0]), 2), MOST_CLOCK_KNOTS)
+    n_gaps = min(max(round(counts[-1] - counts[0]), 2), MAX_CLOCK_KNOTS)
     even = np.linspace(counts[0], counts[-1], n_gaps + 1)
     return np.interp(even, counts, times), even
 
 
-def _counted(
+def kernel_in_observations(
     family, lengthscale: float, times: NDArray, counts: NDArray
 ) -> pm.gp.cov.BaseCovariance:
     """Return a kernel of unit variance whose lengthscale is counted in observations."""
     gaps = np.diff(times) / np.diff(counts)
     if np.allclose(gaps, gaps[0], atol=0):
         return family(1, ls=np.float64(lengthscale * gaps[0]))
-    counted = _never_still(times, counts)
+    count = _strictly_increasing(times, counts)
     return pm.gp.cov.WarpedInput(
-        1, family(1, ls=np.float64(lengthscale)), lambda t: _piecewise(counted, t)
+        1, family(1, ls=np.float64(lengthscale)), lambda t: _piecewise(count, t)
     )
 
 
-def _never_still(times: NDArray, counts: NDArray) -> PchipInterpolator:
-    """Interpolate the counts; where they would stop at an end, go on as in the outermost gap."""
+def _strictly_increasing(times: NDArray, counts: NDArray) -> PchipInterpolator:
+    """Interpolate the counts; beyond an end without slope as in the outermost gap."""
     slopes = np.diff(counts) / np.diff(times)
     at_ends = PchipInterpolator(times, counts).derivative()(times[[0, -1]])
-    stops = at_ends < STILL_SLOPE * slopes[[0, -1]]
+    stops = at_ends < MIN_END_SLOPE * slopes[[0, -1]]
     for at, sign in ((0, -1), (-1, 1)):
         if stops[at]:
             gap = np.diff(times)[at]

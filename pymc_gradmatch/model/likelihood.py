@@ -1,8 +1,4 @@
-"""What observations say of states and parameters: the data's normal likelihood, or any other.
-
-Every other is a graph that PyMC wrote: of a user's function, rehearsed in a model of its own,
-or of a whole model.
-"""
+"""Log likelihoods of states and parameters: the normal one of the data, or lines of a user."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -31,7 +27,6 @@ from pymc_gradmatch._pymc import (
     impossible_outside,
     in_numpy,
     random_ancestors,
-    without_starts,
 )
 from pymc_gradmatch.arguments import as_numbers
 from pymc_gradmatch.data_values import CONSTANT, DataValues, Formula
@@ -49,16 +44,12 @@ COUNTS = tuple(
     )
 )
 NORMAL = type(pm.Normal.rv_op), type(pm.LogNormal.rv_op)
-MOST_NUMBERS = 4  # that are named one by one
-DIMS = "time_observed", "time", "state"  # that lines of a likelihood may use
-N_COMPARED = 5  # points at which two likelihoods are compared
-UNSEEN = 0.1  # sigma of a state that nothing is known of, in standard deviations
+MAX_LISTED = 4  # numbers that a message lists one by one
+DIMS = "time_observed", "time", "state"  # dims that lines of a likelihood may use
+N_COMPARED = 5  # random points at which two likelihoods are compared
+DEFAULT_NOISE = 0.1  # standard deviations of a state, its sigma where that of no state is known
 
 type LikelihoodFunction = Callable[[Any, Any], Any]
-
-
-class NoDerivativeError(ValueError):
-    """A likelihood that can be evaluated, but not climbed."""
 
 
 class LogLikelihood(NamedTuple):
@@ -75,7 +66,7 @@ class Likelihood(ABC):
     """A log likelihood of parameters and of the levels of states on a grid.
 
     It depends on states at the times ``rows``.  ``sigma``, ``(state,)`` in the data's units, is
-    what one observation leaves open of each state: that of a normal one which says as much.
+    that of a normal observation with as much information on each state as one of the data.
     """
 
     rows: NDArray[np.intp]
@@ -93,28 +84,28 @@ class Likelihood(ABC):
     def curvature(self, theta: NDArray[np.float64], x: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return minus the Hessian by theta and the states of ``rows``, state by state.
 
-        Where the density bends upwards, as heavy tails do, curvature is left out, so that a
-        Hessian made of it stays positive.
+        Negative curvature, as of heavy tails, is left out, so that the result is positive
+        semidefinite.
         """
 
     @abstractmethod
     def around(self, theta: NDArray[np.float64], solution: NDArray[np.float64]) -> Self:
-        """Return it with what else is unknown in it, such as sigma, estimated given a solution."""
+        """Return it with other unknowns, such as sigma, estimated given a solution."""
 
     def impossible(self, theta: NDArray[np.float64], x: NDArray[np.float64]) -> str:
-        """Say which observation has density zero; nothing where none has."""
+        """Return which observation has density zero; an empty text if none."""
         return ""
 
     def estimates(self) -> dict[str, Any]:
-        """Return the random variables that it has beside states and parameters, by name."""
+        """Return random variables other than states and parameters, by name."""
         return {}
 
 
-class Normal(Likelihood):
-    """N(y | x, sigma^2 I) of what was observed, as a function of the states on the grid.
+class NormalLikelihood(Likelihood):
+    """N(y | x, sigma^2 I) of the observations, as a function of the states on the grid.
 
-    So many of the starts are known, and need not be estimated; noise that is known, shape
-    ``(observation time, state)``, stays what it is.
+    ``n_known`` starts are known, and need not be estimated.  Known noise, shape
+    ``(observation time, state)``, stays as it is.
     """
 
     def __init__(self, gp: StateGP, n_known: int = 0, noise: NDArray[np.float64] | None = None):
@@ -128,7 +119,7 @@ class Normal(Likelihood):
 
     def __call__(self, theta, x):
         """Evaluate it."""
-        with np.errstate(over="ignore"):  # of states far away
+        with np.errstate(over="ignore"):  # states far from the data
             pull = self.precision * (self.data - x)
             log_density = float(0.5 * np.sum(pull * (x - self.data)))
         return LogLikelihood(log_density, np.zeros(len(theta)), pull)
@@ -140,21 +131,21 @@ class Normal(Likelihood):
     def around(self, theta, solution):
         """Return it with sigma from the residuals, if it is not known.
 
-        A state with hardly an observation takes the median of the others, in standard
-        deviations of its own.
+        A state with hardly an observation takes the median of the others, in its own standard
+        deviations.
         """
         if self.noise is not None:
             return self
         gp = self.gp
         residual = gp.data.transformed - solution[gp.observed]
         n_observed = gp.data.is_observed.sum(axis=0)
-        # What was estimated from all states, each has paid for by its share of the observations.
+        # Degrees of freedom: estimates are spread over the states by their observations.
         n_states = len(n_observed)
         n_estimated = len(theta) + n_states - self.n_known
-        spent = n_estimated / n_states * n_observed / n_observed.mean()
+        n_spent = n_estimated / n_states * n_observed / n_observed.mean()
         with np.errstate(over="ignore"):
-            variance = np.nansum(np.square(residual), axis=0) / np.maximum(n_observed - spent, 1)
-        sigma = _like_the_others(np.sqrt(variance), gp.data.is_sparse, gp.scale)
+            variance = np.nansum(np.square(residual), axis=0) / np.maximum(n_observed - n_spent, 1)
+        sigma = _median_where_unknown(np.sqrt(variance), gp.data.is_sparse, gp.scale)
         return type(self)(gp.with_sigma(sigma), self.n_known) if np.isfinite(sigma).all() else self
 
 
@@ -164,12 +155,12 @@ def with_noise(gp: StateGP, noise: NDArray[np.float64]) -> StateGP:
     precision = np.nansum(np.square(1 / noise), axis=0)
     with np.errstate(divide="ignore", invalid="ignore"):
         sigma = np.sqrt(n_observed / precision)
-    return gp.with_sigma(_like_the_others(sigma, n_observed == 0, gp.scale))
+    return gp.with_sigma(_median_where_unknown(sigma, n_observed == 0, gp.scale))
 
 
 @contextmanager
 def _derivatives() -> Iterator[None]:
-    """Say of a likelihood that cannot be differentiated what to do."""
+    """Raise an error that says what to do if a likelihood cannot be differentiated."""
     try:
         yield
     except (NotImplementedError, NullTypeGradError) as error:
@@ -177,18 +168,18 @@ def _derivatives() -> Iterator[None]:
             f"the likelihood has no derivative by the states ({error}); expected operations "
             "that PyTensor can differentiate twice. Without refine, pm.sample may do."
         )
-        raise NoDerivativeError(msg) from error
+        raise ValueError(msg) from error
 
 
-class Written(Likelihood):
-    """A log likelihood that is a graph, of theta, of states and of other random variables.
+class GraphLikelihood(Likelihood):
+    """A log likelihood that is a graph of theta, states and other random variables.
 
-    The log density, a scalar, has the prior of the others in it.  Of ``x``, states at the times
-    ``rows`` (all of the grid, if not given), and theta, scalars, it is a function.  ``others`` are
-    unconstrained values of other random variables, and where they start, ``natural`` these
-    themselves.  By name of what is observed there are the log densities of single observations,
-    ``terms``, and what is ``observed``; ``names`` are all that it would add to a model, and
-    ``depends_on`` those of states and parameters that enter it.
+    ``log_density`` is a scalar, with the prior of the others, and a function of theta, scalars,
+    and of the states ``x`` at the times ``rows`` (by default all of the grid).  ``others`` are
+    unconstrained values of the other random variables, with their initial values; ``natural``
+    are these variables themselves.  ``terms`` and ``observed`` are log densities of single
+    observations and the observations, by observed variable; ``names`` all variables that the
+    lines add to a model, and ``depends_on`` the states and parameters that enter.
     """
 
     def __init__(
@@ -245,10 +236,7 @@ class Written(Likelihood):
 
     @cached_property
     def _hessian(self) -> Callable:
-        """The Hessian: a solution at rest, which a likelihood may have, has no second derivatives.
-
-        So it is written where it is asked for alone.
-        """
+        """The Hessian, compiled on demand: a steady state in a likelihood has none."""
         with _derivatives():
             by_z = gradient(self._graph, self._z)
             by_both = jacobian(by_z, self._z, vectorize=True, disconnected_inputs="ignore")
@@ -258,7 +246,7 @@ class Written(Likelihood):
         return np.concatenate([theta, x[self.rows].T.ravel()])
 
     def __call__(self, theta, x):
-        """Evaluate it, others where they are."""
+        """Evaluate it at the current values of the others."""
         with np.errstate(all="ignore"):
             value, gradient = self._compiled[0](self._flat(theta, x), self.others)
         by_states = np.zeros(self.gp.prior_mean.shape)
@@ -272,7 +260,7 @@ class Written(Likelihood):
         return float(value)
 
     def curvature(self, theta, x):
-        """Return it, also between times."""
+        """Return it, with entries between different times."""
         with np.errstate(all="ignore"):
             [hessian] = self._hessian(self._flat(theta, x), self.others)
         hessian = np.nan_to_num(hessian)
@@ -284,17 +272,17 @@ class Written(Likelihood):
 
     def around(self, theta, solution):
         """Return it with the most probable others given a solution."""
-        _ = self._hessian  # written once for all copies
-        settled = self._copied()
+        _ = self._hessian  # compiled once for all copies
+        estimated = self._copied()
         if len(self.others):
-            settled.others = self._most_probable(self._flat(theta, solution))
-        each = np.diagonal(settled.curvature(theta, solution))[len(theta) :]
+            estimated.others = self._most_probable(self._flat(theta, solution))
+        each = np.diagonal(estimated.curvature(theta, solution))[len(theta) :]
         precision = each.reshape(solution.shape[1], -1) * np.square(self.gp.scale)[:, None]
-        n_seen = np.maximum((precision > 0).sum(axis=1), 1)
+        n_observed = np.maximum((precision > 0).sum(axis=1), 1)
         with np.errstate(divide="ignore"):
-            sigma = self.gp.scale / np.sqrt(precision.sum(axis=1) / n_seen)
-        settled.sigma = _like_the_others(sigma, sigma > self.gp.scale, self.gp.scale)
-        return settled
+            sigma = self.gp.scale / np.sqrt(precision.sum(axis=1) / n_observed)
+        estimated.sigma = _median_where_unknown(sigma, sigma > self.gp.scale, self.gp.scale)
+        return estimated
 
     def _copied(self) -> Self:
         copied = object.__new__(type(self))
@@ -302,11 +290,11 @@ class Written(Likelihood):
         return copied
 
     def _most_probable(self, z) -> NDArray[np.float64]:
-        _, settle = self._compiled
+        _, evaluate = self._compiled
 
         def objective(v):
             with np.errstate(all="ignore"):
-                value, gradient = settle(z, v)
+                value, gradient = evaluate(z, v)
             if not (np.isfinite(value) and np.isfinite(gradient).all()):
                 return np.inf, np.zeros_like(v)
             return -float(value), -gradient
@@ -315,23 +303,23 @@ class Written(Likelihood):
         return found.x if np.isfinite(found.fun) else self.others
 
     def estimates(self):
-        """Return the other random variables as they are."""
+        """Return the current values of the other random variables."""
         graphs = [*self._natural.values()]
         evaluate = pytensor.function(
             [self._v], graphs, mode=EVALUATE_ONCE, on_unused_input="ignore"
         )
         return dict(zip(self._natural, evaluate(self.others), strict=True))
 
-    def is_same(self, other: "Written", rng: np.random.Generator) -> bool:
-        """Tell whether another one has the same values, at points that are likely for none.
+    def is_same(self, other: "GraphLikelihood", rng: np.random.Generator) -> bool:
+        """Return whether another likelihood has the same values at random points.
 
-        Not where these have no density at all.
+        False if all of them have density zero.
         """
         z, v = np.exp(rng.normal(size=(N_COMPARED, *self._z.type.shape))), self.others
         points = [(one, v + rng.normal(size=v.shape)) for one in z]
         mine, others = self._flat_values(points), other._flat_values(points)
-        are_known = mine.shape == others.shape and bool(np.isfinite(mine).any())
-        return are_known and np.allclose(mine, others, rtol=1e-10, atol=1e-10, equal_nan=True)
+        are_finite = mine.shape == others.shape and bool(np.isfinite(mine).any())
+        return are_finite and np.allclose(mine, others, rtol=1e-10, atol=1e-10, equal_nan=True)
 
     def _flat_values(self, points) -> NDArray[np.float64]:
         with np.errstate(all="ignore"):
@@ -353,21 +341,21 @@ class Written(Likelihood):
         )
 
     def impossible(self, theta, x):
-        """Say which observation has density zero."""
+        """Return which observation has density zero."""
         with np.errstate(all="ignore"):
             densities = self._pointwise(self._flat(theta, x), self.others)
         return where_impossible(dict(zip(self._terms, densities, strict=True)), self._observed)
 
     def observes(self, y: NDArray[np.float64]) -> bool:
-        """Tell whether these numbers are among what is observed; a potential may hold any."""
-        told = np.concatenate([np.zeros(0), *map(np.ravel, self._observed.values())])
-        return self._terms.keys() != self._observed.keys() or bool(np.isin(y, told).all())
+        """Return whether these numbers are observed; a potential may contain any."""
+        values = np.concatenate([np.zeros(0), *map(np.ravel, self._observed.values())])
+        return self._terms.keys() != self._observed.keys() or bool(np.isin(y, values).all())
 
 
 def where_impossible(
     log_densities: Mapping[str, NDArray], observed: Mapping[str, NDArray] | None = None
 ) -> str:
-    """Say which entry of which observed variable has density zero, the first of each, and why."""
+    """Return the first entry of density zero of each observed variable, with its observation."""
     places = []
     for name, values in log_densities.items():
         outside = np.argwhere(~np.isfinite(values))
@@ -384,8 +372,8 @@ def where_impossible(
 
 
 def fixed_noise(model: pm.Model) -> str:
-    """Say at which numbers the noise of normal, or log-normal, data is fixed, if it is."""
-    said = []
+    """Return sentences about normal and log-normal data whose noise is fixed, if any."""
+    sentences = []
     for rv in model.observed_RVs:
         if not isinstance(rv.owner.op, NORMAL):
             continue
@@ -394,37 +382,28 @@ def fixed_noise(model: pm.Model) -> str:
             continue
         values = np.unique(np.ravel(sigma.eval(mode=EVALUATE_ONCE)).round(12))
         numbers = ", ".join(f"{v:.3g}" for v in values)
-        if len(values) > MOST_NUMBERS:
+        if len(values) > MAX_LISTED:
             numbers = f"{values[0]:.3g} to {values[-1]:.3g}"
-        said.append(f" The noise of {rv.name} is fixed, at {numbers}.")
-    return "".join(said)
+        sentences.append(f" The noise of {rv.name} is fixed, at {numbers}.")
+    return "".join(sentences)
 
 
-def _like_the_others(sigma, unknown, scale) -> NDArray[np.float64]:
-    """Give states of which nothing is known the median noise of the others, relative to scale."""
+def _median_where_unknown(sigma, unknown, scale) -> NDArray[np.float64]:
+    """Return sigma with the others' median, relative to scale, where it is unknown."""
     known = (sigma / scale)[~unknown]
-    return np.where(unknown, scale * (np.median(known) if len(known) else UNSEEN), sigma)
+    return np.where(unknown, scale * (np.median(known) if len(known) else DEFAULT_NOISE), sigma)
 
 
-class _Rehearsal(pm.Model):
-    """A model that looks at what is observed before PyMC rounds it, or imputes it."""
+class _CheckedModel(pm.Model):
+    """A model that checks observations before PyMC rounds or imputes them."""
 
     def register_rv(self, rv_var, name, *args, observed=None, **settings):
         _check_observed(rv_var, name, observed)
         return super().register_rv(rv_var, name, *args, observed=observed, **settings)
 
-    def add_named_variable(self, var, *args, **settings):
-        if var.name in self.named_vars:
-            msg = (
-                f"the model already has variables or dims called {[var.name]}, a name that the "
-                "likelihood adds; expected another one in its lines."
-            )
-            raise ValueError(msg)
-        return super().add_named_variable(var, *args, **settings)
-
 
 def _check_observed(rv: TensorVariable, name: str, observed: Any):
-    """Raise if something is missing in what is observed, or if counts are none."""
+    """Raise if observations are missing, or counts are not whole numbers."""
     given = observed.get_value() if isinstance(observed, SharedVariable) else observed
     if given is None or isinstance(given, Variable):
         return
@@ -452,23 +431,23 @@ def _check_observed(rv: TensorVariable, name: str, observed: Any):
             raise ValueError(msg)
 
 
-def density_of(model: pm.Model) -> TensorVariable:
-    """Return the graph of a model's log density, see :func:`densities_of`."""
-    return total_of(densities_of(model))
+def log_density_of(model: pm.Model) -> TensorVariable:
+    """Return the graph of a model's log density."""
+    return sum_of_entries(log_densities_of(model))
 
 
-def total_of(densities: Sequence[TensorVariable]) -> TensorVariable:
+def sum_of_entries(densities: Sequence[TensorVariable]) -> TensorVariable:
     """Return the sum of log densities over all their entries."""
     return variadic_add(*(density.sum() for density in densities))
 
 
-def densities_of(
+def log_densities_of(
     model: pm.Model, variables: Sequence[Variable] | None = None, has_volume: bool = True
 ) -> list[TensorVariable]:
-    """Return the graphs of log densities of variables, entry by entry; of all, if none are named.
+    """Return the graphs of log densities of variables, by default all, entry by entry.
 
-    Of what samplers move, or, without the volume of transforms, of the variables as they are.
-    What observes something of another shape than the model says is refused in words.
+    ``has_volume`` includes the Jacobian of transforms, as for samplers.  Observations of another
+    shape than their variable raise an error that says so.
     """
     try:
         return model.logp(vars=variables, jacobian=has_volume, sum=False)
@@ -480,8 +459,8 @@ def densities_of(
                 continue
             msg = (
                 f"what {rv.name!r} observes has shape {observed.type.shape}, which "
-                f"does not go with what the model says of it ({error}); expected one observation "
-                "for each entry of the states that it is about: x.prey[seen] takes some of them."
+                f"does not fit its distribution ({error}); expected one observation for each entry "
+                "of the distribution: x.prey[seen] takes some times of a state."
             )
             raise ValueError(msg) from error
         raise
@@ -492,15 +471,15 @@ def _first(mask: NDArray[np.bool_]) -> str:
 
 
 def lines_in(model: pm.Model, before: Collection[Variable]) -> list[Variable]:
-    """Return what lines have added to a model, and then what they observe."""
+    """Return the variables that lines have added to a model, and then their observations."""
     added = [v for v in model.named_vars.values() if v not in before]
     return [*added, *(model.rvs_to_values[v] for v in added if v in model.observed_RVs)]
 
 
-def open_lines(
+def make_replaceable(
     model: pm.Model, before: Collection[Variable], arguments: Sequence, number: DataValues
 ):
-    """Let numbers of a data set be replaced in what lines have added to a model."""
+    """Make the numbers of a data set replaceable in what lines have added to a model."""
     lines = lines_in(model, before)
     observed = [v for v in lines if v in model.observed_RVs]
     opened = number.in_likelihood(lines, [*arguments, *_lengths(model)])[
@@ -512,11 +491,11 @@ def open_lines(
         model.values_to_rvs[value] = rv
 
 
-def formula_of(function: LikelihoodFunction, ode: ODE, t: NDArray[np.float64]) -> Formula:
-    """Return what a likelihood of states at some times writes, and the numbers in it."""
-    scratch = _stage(dict(zip(DIMS, (t, t, ode.states), strict=True)))
+def likelihood_formula(function: LikelihoodFunction, ode: ODE, t: NDArray[np.float64]) -> Formula:
+    """Return the formula of a likelihood, and the numbers in it."""
+    scratch = _scratch_model(dict(zip(DIMS, (t, t, ode.states), strict=True)))
     before = {*scratch.named_vars.values()}
-    _, _, states, parameters = _called(function, ode, len(t), scratch)
+    _, _, states, parameters = _call(function, ode, len(t), scratch)
     return Formula.of(lines_in(scratch, before), [*states, *parameters, *_lengths(scratch)])
 
 
@@ -525,17 +504,17 @@ def _lengths(model: pm.Model) -> list[Variable]:
     return [cast("Variable", model.dim_lengths[dim]) for dim in DIMS]
 
 
-def _stage(coords: Mapping[str, Any]) -> pm.Model:
-    """Return a model to rehearse in, beside the one on the stack, with coords."""
-    scratch = beside(pm.Model.get_context(error_if_none=False), _Rehearsal)
+def _scratch_model(coords: Mapping[str, Any]) -> pm.Model:
+    """Return a model with coords in which lines are tried, a copy of the one on the stack."""
+    scratch = beside(pm.Model.get_context(error_if_none=False), _CheckedModel)
     for dim, labels in coords.items():
         scratch.coords.pop(dim, None)
         scratch.add_coord(dim, labels)
     return scratch
 
 
-def _called(function: LikelihoodFunction, ode: ODE, n_times: int, model: pm.Model):
-    """Call a likelihood in a model; return states and parameters, whole and as it sees them."""
+def _call(function: LikelihoodFunction, ode: ODE, n_times: int, model: pm.Model):
+    """Call a likelihood in a model; return states and parameters as arrays and as named tuples."""
     theta = [pt.scalar(name, dtype="float64") for name in ode.params]
     x = pt.matrix("x", shape=(n_times, len(ode.states)), dtype="float64")
     states, parameters = ode.by_name(x, theta)
@@ -544,24 +523,24 @@ def _called(function: LikelihoodFunction, ode: ODE, n_times: int, model: pm.Mode
     return x, theta, states, parameters
 
 
-def rehearsed(
+def graph_likelihood(
     function: LikelihoodFunction,
     ode: ODE,
     gp: StateGP,
     *,
     several: bool = False,
     number: DataValues = CONSTANT,
-) -> Written:
-    """Call a user's likelihood beside the model on the stack, and return what it writes.
+) -> GraphLikelihood:
+    """Call a user's likelihood in a copy of the model on the stack, and return its graph.
 
-    Random variables of that model, which it may read, stay where they start.  Refused are lines
-    that observe nothing, counts that are none, discrete random variables, and, of one of several
-    experiments, dims of its own times.
+    Random variables of that model, which it may read, have their initial values.  Raises for lines
+    without observations, counts that are not whole, discrete random variables, and, for one of
+    several experiments, the dim of its times.
     """
-    scratch = _stage(dict(zip(DIMS, (gp.t_observed, gp.t, ode.states), strict=True)))
+    scratch = _scratch_model(dict(zip(DIMS, (gp.t_observed, gp.t, ode.states), strict=True)))
     before = {*scratch.named_vars.values()}
-    x, theta, states, parameters = _called(function, ode, len(gp.t_observed), scratch)
-    open_lines(scratch, before, [*states, *parameters], number)
+    x, theta, states, parameters = _call(function, ode, len(gp.t_observed), scratch)
+    make_replaceable(scratch, before, [*states, *parameters], number)
     own = {name: v for name, v in scratch.named_vars.items() if v not in before}
     dims = [scratch.named_vars_to_dims.get(name, ()) for name in own]
     if several and any("time_observed" in of_one for of_one in dims):
@@ -570,8 +549,8 @@ def rehearsed(
             "expected lines without it."
         )
         raise ValueError(msg)
-    weighed = [v for v in [*scratch.observed_RVs, *scratch.potentials] if v not in before]
-    if not weighed:
+    terms = [v for v in [*scratch.observed_RVs, *scratch.potentials] if v not in before]
+    if not terms:
         msg = (
             "the likelihood observes nothing; expected lines such as "
             'pm.Poisson("y", x.prey, observed=counts), or a pm.Potential.'
@@ -582,10 +561,10 @@ def rehearsed(
     if discrete:
         msg = f"the random variables {discrete} of the likelihood are discrete; sum over them."
         raise ValueError(msg)
-    upstream = set(ancestors(weighed))
+    upstream = set(ancestors(terms))
     named = [*zip(ode.states, states, strict=True), *zip(ode.params, theta, strict=True)]
-    densities = densities_of(scratch, [*free, *weighed])
-    graphs = [total_of(densities), *densities[len(free) :]]
+    densities = log_densities_of(scratch, [*free, *terms])
+    graphs = [sum_of_entries(densities), *densities[len(free) :]]
     starts = scratch.initial_point()
     values = {rv: scratch.rvs_to_values[rv] for rv in scratch.free_RVs}
     known: dict[Any, Any] = {
@@ -593,56 +572,16 @@ def rehearsed(
     }
     graphs = cast("list", graph_replace(graphs, known, strict=False)) if known else graphs
     natural = scratch.replace_rvs_by_values(free)
-    return Written(
+    return GraphLikelihood(
         graphs[0], x, theta, gp=gp, rows=gp.observed,
         others={values[rv]: starts[values[rv].name] for rv in free},
-        terms=dict(zip([rv.name for rv in weighed], graphs[1:], strict=True)),
+        terms=dict(zip([rv.name for rv in terms], graphs[1:], strict=True)),
         natural={rv.name: v for rv, v in zip(free, natural, strict=True)},
         observed={
             rv.name: scratch.rvs_to_values[rv].eval(mode=EVALUATE_ONCE)
             for rv in scratch.observed_RVs
-            if rv in weighed
+            if rv in terms
         },
         names=[*own],
         depends_on=[name for name, variable in named if variable in upstream],
-    )  # fmt: skip
-
-
-def of_graph(
-    model: pm.Model,
-    states: str,
-    params: Sequence[str],
-    *,
-    grid: NDArray[np.float64],
-    gp: StateGP,
-    without: Collection[str],
-) -> Written:
-    """Return what a model observes, and weighs, as a likelihood of its states and parameters.
-
-    These are the variables of the names ``states``, at the times ``grid``, and ``params``; ``gp``
-    has a grid that contains these.  Observed variables ``without`` do not count: the constraints.
-    """
-    shape = len(grid), len(gp.states)
-    values = {states: pytensor.shared(np.zeros(shape), shape=shape)}
-    values |= {name: pytensor.shared(np.float64(1)) for name in params}
-    given = pm.do(without_starts(model), values)
-    roots = {given[name] for name in values}
-    terms = [rv for rv in given.observed_RVs if rv.name not in without] + given.potentials
-    terms = [term for term in terms if roots & set(ancestors([term]))]
-    upstream = set(ancestors(terms))
-    free = [rv for rv in given.free_RVs if rv in upstream]
-    start = model.initial_point()
-    initial = {rv.name: start[model.rvs_to_values[model[rv.name]].name] for rv in free}
-    densities = densities_of(given, [*free, *terms])
-    natural = given.replace_rvs_by_values(free)
-    x = pt.matrix("x", shape=shape, dtype="float64")
-    theta = [pt.scalar(name, dtype="float64") for name in params]
-    placeholders = dict(zip([given[name] for name in values], [x, *theta], strict=True))
-    whole = [total_of(densities), *densities[len(free) :], *natural]
-    total, *graphs = cast("list[TensorVariable]", clone_replace(whole, placeholders))
-    return Written(
-        total, x, theta, gp=gp, rows=np.searchsorted(gp.t, grid),
-        others={given.rvs_to_values[rv]: initial[rv.name] for rv in free},
-        terms={rv.name: graph for rv, graph in zip(terms, graphs, strict=False)},
-        natural={rv.name: v for rv, v in zip(free, graphs[len(terms) :], strict=True)},
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Presets: settings of the gradient-matching model, and what they make of data."""
+"""Presets: settings of the gradient-matching model, and the processes that they lead to."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -18,9 +18,9 @@ from pymc_gradmatch.gp import (
     fits_states,
     unfitted,
 )
-from pymc_gradmatch.model.given import Fits, Given
+from pymc_gradmatch.model.given import CheckedExperiment, Fits
 from pymc_gradmatch.model.layout import grid_of
-from pymc_gradmatch.model.refinement import refine_all
+from pymc_gradmatch.model.refinement import refine_experiments
 
 
 class Settings(TypedDict, total=False):
@@ -37,17 +37,17 @@ class Settings(TypedDict, total=False):
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """What a preset makes of data and settings."""
+    """Gaussian processes and gamma of a model, before it is written."""
 
     gp: AnyStateGP
     gamma: Any
     start: Mapping[str, Any]
-    """Parameters that samplers start from; the others start where their priors say."""
+    """Initial values of parameters; others have those of their priors."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """Settings with their defaults, and what is made of them: here the paper's, sigma unknown."""
+    """The paper's settings, with sigma unknown, and how they are applied to fits."""
 
     cov: str | CovFunction | Sequence[str | CovFunction] = "ExpQuad"
     shared: bool = False
@@ -58,11 +58,11 @@ class Preset:
     parameterization: Parameterization = "centered"
 
     has_mismatch: ClassVar[bool] = True
-    """Whether the model has the mismatch of slopes, which the exact posterior does without."""
+    """Whether the model has the mismatch of slopes; the exact posterior has none."""
 
     @property
     def noise(self) -> Any:
-        """Sigma, where it is known: neither a word nor a prior."""
+        """Sigma where it is known, else None."""
         return None if isinstance(self.sigma, str | TensorVariable) else self.sigma
 
     def check(self, n_states: int):
@@ -90,7 +90,7 @@ class Preset:
         each = zip(fits.parts, fits.gp.members, strict=True)
         return Prepared(fits.gp.with_members([self._on_grid(*one) for one in each]), self.gamma, {})
 
-    def _on_grid(self, one: Given, gp: StateGP) -> StateGP:
+    def _on_grid(self, one: CheckedExperiment, gp: StateGP) -> StateGP:
         gp = gp if self.grid is None else gp.with_grid(self.grid)
         gp = gp.with_breaks(one.ode.jumps, *one.ode.steps)
         return gp if self.amplitude is None else gp.with_amplitude(self.amplitude)
@@ -104,13 +104,13 @@ class RefinedPreset(Preset):
     gamma: Any = None
 
     def fit(self, data: Data, rng: np.random.Generator) -> StateGP:
-        """Fit the Gaussian processes, of which the rule takes sigma and nothing else."""
+        """Fit sigma, which is all that the rule uses of a fit."""
         if data.is_sparse.all():
             return unfitted(data)
         return fit_data(data, cov=self.cov, shared=self.shared, random_seed=rng, only_sigma=True)
 
     def prepare(self, fits: Fits, rng: np.random.Generator, progressbar: bool) -> Prepared:
-        """Apply the rule; a given grid or gamma stands."""
+        """Apply the rule, with a grid or gamma if given."""
         if self.amplitude is not None:
             msg = "preset 'refined' sets the amplitude itself; expected none."
             raise ValueError(msg)
@@ -121,7 +121,7 @@ class RefinedPreset(Preset):
                 "observations, if any grid."
             )
             raise ValueError(msg)
-        found = refine_all(fits, grid=self.grid, random_seed=rng, progressbar=progressbar)
+        found = refine_experiments(fits, grid=self.grid, random_seed=rng, progressbar=progressbar)
         refined = gp.with_members([problem.gp for problem in found.problems])
         if self.gamma is not None:
             return Prepared(refined, self.gamma, found.theta)
@@ -131,16 +131,16 @@ class RefinedPreset(Preset):
 
 @dataclass(frozen=True, kw_only=True)
 class UnfittedPreset(RefinedPreset):
-    """The data and the grid alone: all that the exact posterior has of Gaussian processes."""
+    """Data and grid without a fit, for the exact posterior."""
 
     has_mismatch: ClassVar[bool] = False
 
     def fit(self, data: Data, rng: np.random.Generator) -> StateGP:
-        """Return Gaussian processes that no data have been used for."""
+        """Return Gaussian processes that are not fitted."""
         return unfitted(data)
 
     def prepare(self, fits: Fits, rng: np.random.Generator, progressbar: bool) -> Prepared:
-        """Lay out the rule's grids; a given one stands."""
+        """Return the grids of solutions, or the given one."""
         grids = [grid_of(gp) if self.grid is None else self.grid for gp in fits.gp.members]
         members = [
             gp.with_grid(grid).with_breaks(one.ode.jumps, *one.ode.steps)
@@ -150,22 +150,15 @@ class UnfittedPreset(RefinedPreset):
 
 
 PRESETS = {"fgpgm": Preset(), "refined": RefinedPreset()}
-GONE = {
-    "recentred": "preset='refined' makes a solution of the ODE the prior mean",
-    "state_box": "pm.Potential bounds states of the model, as in benchmarks/paper/systems.py",
-}
 
 
 def preset_of(name: str, settings: Mapping[str, Any]) -> Preset:
-    """Return a preset with the settings that are given, None being as good as none."""
+    """Return a preset with the settings that are given and not None."""
     if name not in tuple(PRESETS):
         msg = f"preset is {name!r}; expected one of {list(PRESETS)}."
         raise ValueError(msg)
     known = [field.name for field in fields(Preset)]
     unknown = [setting for setting in settings if setting not in known]
-    for gone in GONE.keys() & unknown:
-        msg = f"{gone}= is gone; {GONE[gone]}."
-        raise TypeError(msg)
     if unknown:
         msg = (
             f"there is no argument {' or '.join(map(repr, unknown))}; expected priors, "

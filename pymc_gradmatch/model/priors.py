@@ -47,10 +47,9 @@ class Parameters:
 
 
 def parameters_of(priors: Mapping[str, TensorVariable], names: Sequence[str]) -> Parameters:
-    """Compile what :class:`Parameters` holds, from scalar priors by name.
+    """Compile :class:`Parameters` from scalar priors by name, or raise if these cannot be used.
 
-    Or say what is wrong with these.  A variable of the user's model has its prior given the
-    initial values of the variables that it depends on.
+    A variable of the user's model has its prior given the initial values of its parents.
     """
     outer = pm.Model.get_context(error_if_none=False)
     model = pm.Model(model=None)
@@ -60,14 +59,14 @@ def parameters_of(priors: Mapping[str, TensorVariable], names: Sequence[str]) ->
                 msg = (
                     f"the prior of {name!r} is a {type(priors[name]).__name__}, not drawn; "
                     "expected a distribution, such as pm.HalfNormal.dist(5): re-centring starts "
-                    "from draws of it. What is computed goes into the right-hand side, or into the "
-                    "four lines, for gm.fit(model=model)."
+                    "from draws of it. Compute in the right-hand side, or write the four lines, "
+                    "for gm.fit(model=model)."
                 )
                 raise TypeError(msg)
             if not np.issubdtype(priors[name].dtype, np.inexact):
                 msg = (
                     f"the prior of {name!r} is discrete; expected a continuous one: re-centring "
-                    "climbs by gradients. Use preset 'fgpgm' and pm.sample for discrete parameters."
+                    "needs gradients. Use preset 'fgpgm' and pm.sample for discrete parameters."
                 )
                 raise TypeError(msg)
             if random_parents(priors[name], outer.basic_RVs if outer else ()):
@@ -77,7 +76,7 @@ def parameters_of(priors: Mapping[str, TensorVariable], names: Sequence[str]) ->
                     'with pm.Model() block: pm.HalfNormal("width", 1).'
                 )
                 raise ValueError(msg)
-            join(model, name, given_parents(priors[name], outer))
+            join(model, name, conditional_prior(priors[name], outer))
     variables = [model[name] for name in names]
     each = zip(
         [model.rvs_to_values[variable] for variable in variables],
@@ -130,10 +129,10 @@ def _compiled(pattern: Pattern) -> tuple[Callable, Callable]:
     return one_at_a_time(density), one_at_a_time(transform)  # threads share them
 
 
-def made_by(priors: Callable, ode: ODE) -> dict[str, TensorVariable]:
-    """Call a function of priors; what it computes becomes a variable of the model on the stack.
+def call_priors(priors: Callable, ode: ODE) -> dict[str, TensorVariable]:
+    """Call a function of priors; expressions become variables of the model on the stack.
 
-    But for the entries of vectors of parameters, each of which is an expression.
+    Entries of vectors of parameters remain expressions.
     """
     made, model = priors(), pm.modelcontext(None)
     if not hasattr(made, "keys"):
@@ -150,24 +149,26 @@ def made_by(priors: Callable, ode: ODE) -> dict[str, TensorVariable]:
         for name, prior in made.items()
     }
     vectors = [name for name in named if ode.lengths.get(name) is not None]
-    return dict(ode.by_entry(named | {name: _joined(model, name, named[name]) for name in vectors}))
+    return dict(
+        ode.by_entry(named | {name: variable_of(model, name, named[name]) for name in vectors})
+    )
 
 
-def _joined(model: pm.Model, name: str, prior: TensorVariable) -> TensorVariable:
-    """Return the prior of a vector as a variable of the model, unless it is no distribution."""
-    return registered(model, name, prior) if is_distribution(prior) else prior
+def variable_of(model: pm.Model, name: str, prior: TensorVariable, dims=None) -> TensorVariable:
+    """Return the model's variable of a prior; an expression is returned as it is."""
+    return registered(model, name, prior, dims) if is_distribution(prior) else prior
 
 
-def of_vectors(ode: ODE, priors: Mapping | Callable) -> Mapping | Callable:
-    """Return priors as a function that makes them, where some are those of vectors."""
+def priors_by_entry(ode: ODE, priors: Mapping | Callable) -> Mapping | Callable:
+    """Return priors as a function that makes them, if some are vectors."""
     if not isinstance(priors, Mapping):
         return priors
     has_vectors = any(ode.lengths.get(name) is not None for name in priors)
     return partial(dict, priors) if has_vectors else priors
 
 
-def given_parents(prior: TensorVariable, outer: pm.Model | None) -> TensorVariable:
-    """Return a distribution given the initial values of a model's variables that it depends on."""
+def conditional_prior(prior: TensorVariable, outer: pm.Model | None) -> TensorVariable:
+    """Return a distribution given the initial values of its parents in a model."""
     upstream = set(ancestors(prior.owner.inputs))
     parents = [] if outer is None else [rv for rv in outer.free_RVs if rv in upstream]
     if outer is None or not parents:
@@ -176,9 +177,9 @@ def given_parents(prior: TensorVariable, outer: pm.Model | None) -> TensorVariab
     return prior.owner.clone_with_new_inputs(inputs).outputs[prior.owner.outputs.index(prior)]
 
 
-N_DRAWN = 1_000  # draws, from which the width of a prior is estimated
-ALIKE = 0.3  # of a width, up to which priors differ by the chance of their draws
-NORMAL_IQR = 1.349  # of a normal of unit standard deviation
+N_WIDTH_DRAWS = 1_000  # from which the width of a prior is estimated
+SAME_PRIOR = 0.3  # widths, up to which priors of experiments differ by the chance of their draws
+NORMAL_IQR = 1.349  # interquartile range of a standard normal
 
 
 def _can_be_drawn(prior: TensorVariable) -> bool:
@@ -186,35 +187,35 @@ def _can_be_drawn(prior: TensorVariable) -> bool:
     return not any(isinstance(rv.owner.op, flat) for rv in random_ancestors([prior]))
 
 
-def climbing_priors(
+def scalar_priors(
     priors: Mapping[str, TensorVariable], names: Sequence[str], n_experiments: int, rng
 ) -> list[dict[str, TensorVariable]]:
-    """Return scalar priors for each of several experiments, for climbs that look for a start.
+    """Return scalar priors for each of several experiments, for the search for starting points.
 
-    A scalar of no model is its own; in the place of any other, such as a local parameter of a
-    hierarchy, stands a normal or log-normal with the median and quartiles of its draws, which
-    ends at the outermost of these where the support of the other ends.
-    Experiments whose parameters are alike share one mapping.  What cannot be drawn is flat,
-    which :func:`parameters_of` refuses in words where draws are needed.
+    A scalar distribution of no model is returned.  Any other, such as that of a local parameter
+    of a hierarchy, is replaced by a normal or log-normal with the median and quartiles of its
+    draws, truncated at the outermost draw where the support ends.  Experiments with the same
+    priors share one mapping.  A prior that cannot be drawn from becomes flat, which
+    :func:`parameters_of` refuses if draws are needed.
     """
     outer = pm.Model.get_context(error_if_none=False)
     plain = {n for n in names if is_distribution(priors[n]) and not is_registered(priors[n], outer)}
     others = [n for n in names if priors[n].ndim or n not in plain]
     flat = [n for n in others if not _can_be_drawn(priors[n])]
     others = [n for n in others if n not in flat]
-    drawn = pm.draw([priors[n] for n in others], N_DRAWN, random_seed=rng) if others else []
-    shape = N_DRAWN, n_experiments
+    drawn = pm.draw([priors[n] for n in others], N_WIDTH_DRAWS, random_seed=rng) if others else []
+    shape = N_WIDTH_DRAWS, n_experiments
     families, settings = {}, {}
     for name, values in zip(others, drawn, strict=True):
         draws = np.broadcast_to(values if values.ndim == 2 else values[:, None], shape)
         lowest, highest = np.broadcast_to(
-            _ends(priors[name], values, outer).T, (n_experiments, 2)
+            _support_ends(priors[name], values, outer).T, (n_experiments, 2)
         ).T
         families[name] = pm.LogNormal if (draws > 0).all() else pm.Normal
         draws = np.log(draws) if families[name] is pm.LogNormal else draws
         low, middle, high = np.quantile(draws, [0.25, 0.5, 0.75], axis=0)
         width = np.maximum(high - low, 1e-6) / NORMAL_IQR
-        if np.ptp(middle) < ALIKE * width.mean() and np.ptp(width) < ALIKE * width.mean():
+        if np.ptp(middle) < SAME_PRIOR * width.mean() and np.ptp(width) < SAME_PRIOR * width.mean():
             common = middle.mean(), width.mean(), lowest.max(), highest.min()
             middle, width, lowest, highest = np.full((n_experiments, 4), common).T
         settings[name] = np.array([middle, width, lowest, highest]).T.tolist()
@@ -227,7 +228,7 @@ def climbing_priors(
             continue
         before = numbers
         made = {
-            n: _between(families[n].dist(middle, width), lowest, highest)
+            n: _truncated(families[n].dist(middle, width), lowest, highest)
             for n, (middle, width, lowest, highest) in zip(others, numbers, strict=True)
         }
         made |= {n: pm.Flat.dist() for n in flat}
@@ -235,35 +236,42 @@ def climbing_priors(
     return chosen
 
 
-def _ends(
+def _support_ends(
     prior: TensorVariable, draws: NDArray[np.float64], outer: pm.Model | None
 ) -> NDArray[np.float64]:
-    """Return the outermost draws below and above which a prior is zero, infinite where it is not.
+    """Return the outermost draws, where a prior is zero beyond, else infinity, ``(2, ...)``.
 
-    Given the initial values of what it depends on; shape ``(2, ...)`` for a prior's ``(...)``.
+    Given the initial values of its parents.
     """
     low, high = draws.min(axis=0), draws.max(axis=0)
-    nowhere = np.stack([np.full_like(low, -np.inf), np.full_like(high, np.inf)])
+    no_ends = np.stack([np.full_like(low, -np.inf), np.full_like(high, np.inf)])
     if not (is_distribution(prior) and np.issubdtype(prior.dtype, np.inexact)):
-        return nowhere
+        return no_ends
     span = high - low
-    beyond = (low / N_DRAWN, high * N_DRAWN) if (low > 0).all() else (low - span, high + span)
-    density = pm.logp(given_parents(prior, outer), np.stack([*beyond, *draws]), warn_rvs=False)
+    beyond = (
+        (low / N_WIDTH_DRAWS, high * N_WIDTH_DRAWS)
+        if (low > 0).all()
+        else (low - span, high + span)
+    )
+    density = pm.logp(conditional_prior(prior, outer), np.stack([*beyond, *draws]), warn_rvs=False)
     [log_density] = at_support_points([density])
     is_possible = np.isfinite(log_density.eval(mode=EVALUATE_ONCE))
-    if is_possible.shape != (N_DRAWN + 2, *low.shape) or not is_possible[2:].any(axis=0).all():
-        return nowhere
+    if (
+        is_possible.shape != (N_WIDTH_DRAWS + 2, *low.shape)
+        or not is_possible[2:].any(axis=0).all()
+    ):
+        return no_ends
     inside = np.where(is_possible[2:], draws, np.nan)
     ends = np.stack([np.nanmin(inside, axis=0), np.nanmax(inside, axis=0)])
-    return np.where(is_possible[:2], nowhere, ends)
+    return np.where(is_possible[:2], no_ends, ends)
 
 
-def _between(prior: TensorVariable, lowest: float, highest: float) -> TensorVariable:
-    """Truncate a normal or log-normal, where it has an end."""
+def _truncated(prior: TensorVariable, lowest: float, highest: float) -> TensorVariable:
+    """Truncate a normal or log-normal at finite ends."""
     if np.isinf([lowest, highest]).all():
         return prior
     is_positive = isinstance(prior.owner.op, type(pm.LogNormal.rv_op))
-    least = 0.0 if is_positive else None  # else climbs go below, where the density is zero
+    least = 0.0 if is_positive else None  # PyMC would allow values below zero otherwise
     return pm.Truncated.dist(
         prior,
         lower=least if np.isinf(lowest) else lowest,

@@ -1,27 +1,25 @@
-r"""Theorem 1 without its smoothing bias: one rule for all settings of ``preset="refined"``.
+r"""Gradient matching without smoothing bias: the rule of ``preset="refined"``.
 
-docs/history/accuracy.md has the study behind it.
+Theorem 1 holds for any prior mean m of the states:
 
-1. *Grid*: four steps from one observation to the next (more for short series,
-   fewer for long ones).
-2. *Time* is counted in observations: people observe where things change.  Where values
-   are missing, each state counts its own, and time is the mean of these counts.  A long gap
-   in which the solution moves on counts as many as its way there is longer than elsewhere.
-3. A wide Gaussian process finds the solution: Matern52 with a lengthscale of
-   four observations and an amplitude of ten standard deviations of the data,
-   re-centred until theta settles.  If that one does not explain the data, others from draws
-   of the prior may.
-4. A narrow one describes the distance from it: ExpQuad with a lengthscale of
-   two grid steps and an amplitude of 30 sigma, so that A, the tolerance that
-   the Gaussian process itself has, follows the noise.  Re-centred again.
-   Of a noisy state that the other states' data determine by the ODE much better than its own do
-   (:func:`seen_by_all`), it is 120 of the noise of all data together, if that is less.
-   Where the likelihood is not the data's, sigma is that of a normal observation which would
-   say as much; a state of which nothing is said takes the median of the others.
+.. math:: N(x \mid m, C)\; N(f(x, \theta) \mid \dot m + D (x - m), A + \gamma I)
+
+If m is a solution of the ODE, the Gaussian process describes the distance from that solution, and
+nothing pulls the states towards a constant.  docs/history/accuracy.md has the study of the rule:
+
+1. *Grid*: four steps from one observation to the next.
+2. *Time* is counted in observations: people observe where things change.
+3. A wide Matern52 process finds a solution: the ODE is integrated from the most probable
+   parameters and first states, the solution becomes the prior mean, until theta settles.  If this
+   solution does not explain the data, or moves far in a long gap, others from draws of the
+   prior may fit better.
+4. A narrow ExpQuad process, with an amplitude of 30 sigma, describes the distance from the
+   solution, so that A follows the noise.  It is re-centred again.  For a state that the data of
+   other states determine much better than its own do, sigma is replaced by four times
+   :func:`noise_of_all_data`.
 5. gamma is a millionth of the prior variance of the slopes.
-6. Of more than 400 observations every so many-th leads to the solution, and the narrow
-   process is Matern52 with a lengthscale of eighteen grid steps, which says as much of
-   slopes, and is Markov: the model of all then costs in proportion to its times.
+6. Of more than 400 observations a subset leads to the solution, and the narrow process is
+   Matern52, which is Markov: the cost of the model is then linear in the number of times.
 
 Where an input jumps, or a state by a dose, the Gaussian process is broken
 (:meth:`StateGP.with_breaks`).
@@ -30,90 +28,74 @@ Where an input jumps, or a state by a dose, the Gaussian process is broken
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
-import pymc as pm
 from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor import TensorVariable
-from scipy.linalg import expm
 
 from pymc_gradmatch.arguments import in_order
 from pymc_gradmatch.gp import StateGP, as_noise, poorly_fitted
-from pymc_gradmatch.model.constraint import check_positive, check_states, constraints
-from pymc_gradmatch.model.gauss_newton import (
-    Mode,
-    Problem,
-    Shared,
-    climb,
-    climb_from_prior,
-    solutions_around,
-    solutions_of_prior,
-)
-from pymc_gradmatch.model.given import Fits, Given
+from pymc_gradmatch.model.constraint import check_positive, check_states
+from pymc_gradmatch.model.gauss_newton import Mode, Problem, SharedParameters, optimise
+from pymc_gradmatch.model.given import CheckedExperiment, Fits
 from pymc_gradmatch.model.layout import (
-    REFINED,
+    MAX_OBSERVATIONS,
     RELATIVE_NUGGET,
-    LaidOut,
-    RefinedSettings,
-    is_long,
-    laid_out,
-    separated,
-    stretched,
-    ways_in_long_gaps,
+    ProcessPair,
+    gamma_of,
+    moves_in_long_gap,
+    narrow_process,
+    process_pair,
     with_amplitude,
 )
 from pymc_gradmatch.model.likelihood import (
     Likelihood,
     LikelihoodFunction,
-    Normal,
-    Written,
-    of_graph,
-    rehearsed,
+    NormalLikelihood,
+    graph_likelihood,
     with_noise,
 )
 from pymc_gradmatch.model.priors import Parameters, parameters_of
-from pymc_gradmatch.model.recentring import (
-    Recentred,
-    around_solutions,
-    as_it_is,
-    centre,
-    integrated,
-    recentre,
-    solution,
+from pymc_gradmatch.model.start import Start
+from pymc_gradmatch.model.starting_points import (
+    optimise_from_prior,
+    solutions_around,
+    solutions_of_prior,
 )
-from pymc_gradmatch.model.start import Start, known_starts, start_in
 from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.reporting import reporting
 
 SEARCHING = "seeking the ODE's solution from draws of the prior"
-N_OTHERS = 3  # solutions of a kind, from which one that fits better is sought
-BETTER_BY = 1.0  # log likelihood, by which it does
-MOST_DISTANCE = (
-    0.3  # sigma, of the most probable states from the solution; below 0.12 where it was studied
-)
+MAX_ROUNDS = 10  # of re-centring
+SETTLED_MOVE = 0.1  # posterior standard deviations of theta, below which re-centring ends
+MAX_CUT_SHORT = 2  # optimisations in a row at their step limit: where the ODE is stiff, all are
+N_OTHER_SOLUTIONS = 3  # that are tried where the first does not explain the data
+MIN_GAIN = 1.0  # of the log likelihood, for another solution to replace the first
+MAX_DISTANCE = 0.3  # sigma, of the states from the solution; below 0.12 in all of the study
 
 
 class DoubtWarning(UserWarning):
-    """What :func:`refine` doubts of what it found: its solution, or how much that explains.
+    """A result of :func:`refine` that may be wrong: no solution, or one that does not fit.
 
-    A verdict on draws of the exact posterior takes the place of these.
+    The verdict on draws of the exact posterior supersedes it.
     """
 
 
 class Refined(NamedTuple):
-    """What :func:`refine` found; the first two go into the four lines of the model."""
+    """Result of :func:`refine`; the first two go into the four lines of the model."""
 
     gp: StateGP
     """Grid, kernels, prior mean and sigma."""
     gamma: NDArray[np.float64]
     """One per state."""
     theta: dict[str, float]
-    """The most probable parameters, a start for samplers; with what else is random in the
+    """The most probable parameters, a start for samplers, with other random variables of the
     likelihood."""
     moves: list[float]
-    """How far each round moved theta, in posterior standard deviations, the most of all."""
+    """How far each round moved theta, in posterior standard deviations, the largest of all."""
 
 
 def refine(
@@ -121,45 +103,41 @@ def refine(
     gp: StateGP,
     *,
     priors: Mapping[str, TensorVariable],
-    likelihood: LikelihoodFunction | pm.Model | None = None,
-    start: Mapping[str, Any] | Callable | str | Start | None = None,
+    likelihood: LikelihoodFunction | None = None,
+    start: Mapping[str, Any] | Callable | str | None = None,
     sigma: ArrayLike | None = None,
     grid: int | ArrayLike | None = None,
-    settings: RefinedSettings = REFINED,
     random_seed: int | np.random.Generator | None = None,
     progressbar: bool = True,
 ) -> Refined:
-    """Choose grid, kernels, prior mean and gamma so that the smoothing bias goes.
+    """Choose grid, kernels, prior mean and gamma so that there is no smoothing bias.
 
-    What ``build_model(preset="refined")`` does before it writes the model; call
-    it to write the four lines yourself, with another likelihood for example.
+    ``build_model(preset="refined")`` calls it before it writes the model.  Call it yourself to
+    write the four lines.
 
     Parameters
     ----------
     ode : ODE
         The right-hand side.
     gp : StateGP
-        A fit to the data, of which sigma counts.
+        A fit to the data, of which only sigma is used.
     priors : mapping of str to TensorVariable
         As for :func:`~pymc_gradmatch.build_model`.
-    likelihood : callable or pymc.Model, optional
+    likelihood : callable, optional
         As for :func:`~pymc_gradmatch.build_model`, in place of the normal likelihood of
-        the data; or a model that has been written already, with all that it observes and
-        the starts that it knows.
+        the data.
     start : mapping of str, callable or "steady state", optional
         As for :func:`~pymc_gradmatch.build_model`.
     sigma : array_like of float, optional
-        Noise that is known, as for :func:`~pymc_gradmatch.build_model`; otherwise it is that
-        of the residuals.
+        Known noise, as for :func:`~pymc_gradmatch.build_model`; if not given, that of the
+        residuals.
     grid : int or array_like of float, optional
         Steps between observations or sorted times, see
         :meth:`StateGP.with_grid`; the rule's if not given.
-    settings : RefinedSettings
-        The rule.
     random_seed : int or numpy.random.Generator, optional
-        Seed of the starts.
+        Seed of the starting points.
     progressbar : bool, default True
-        Show what is being done, from the first second on.
+        Show progress, from the first second on.
 
     Returns
     -------
@@ -169,14 +147,14 @@ def refine(
     Raises
     ------
     ValueError
-        If names do not fit, or the right-hand side is finite at no start.
+        If names do not fit, or the right-hand side is finite at no starting point.
 
     Warns
     -----
     UserWarning
         If the ODE cannot be integrated at an estimate; if the most probable states are not
         its solution, where it is faster than the grid; or if the solution leaves much of the
-        data unexplained that is no mere noise.
+        data unexplained.
 
     Examples
     --------
@@ -199,87 +177,91 @@ def refine(
         msg = "sigma is given, and so is a likelihood; expected sigma in the lines of the latter."
         raise ValueError(msg)
     noise = None if sigma is None else as_noise(sigma, gp.data)
-    one = Given(ode, gp.data, Start.of(ode, start, gp.t[0]), likelihood, noise=noise)
-    found = refine_all(
+    one = CheckedExperiment(
+        ode, gp.data, Start.of(ode, start, gp.t[0]), likelihood=likelihood, noise=noise
+    )
+    found = refine_experiments(
         Fits([one], gp, [priors], np.zeros(len(ode.params), dtype=bool)), grid=grid,
-        settings=settings, random_seed=random_seed, progressbar=progressbar,
+        random_seed=random_seed, progressbar=progressbar,
     )  # fmt: skip
     [problem] = found.problems
     return Refined(problem.gp, problem.gamma, found.theta, found.moves)
 
 
 @dataclass(frozen=True, eq=False)
-class FoundByRule(Recentred):
-    """What the rule found for all experiments.
+class Recentred:
+    """Each experiment's problem, with a solution as its prior mean, and its mode.
 
-    ``theta`` are the most probable parameters, numbers or one for each experiment; of a single one
-    also what else is random in its likelihood.
+    ``moves`` are how far each round moved theta, in posterior standard deviations.
+    """
+
+    problems: list[Problem]
+    modes: list[Mode]
+    moves: list[float]
+
+
+@dataclass(frozen=True, eq=False)
+class RefinedExperiments(Recentred):
+    """Result of the rule for all experiments.
+
+    ``theta`` are the most probable parameters, numbers or one for each experiment; for a single
+    experiment also other random variables of its likelihood.
     """
 
     theta: dict[str, Any]
 
 
-def refine_all(
+def refine_experiments(
     fits: Fits,
     *,
     grid: int | ArrayLike | None = None,
-    settings: RefinedSettings = REFINED,
     random_seed: int | np.random.Generator | None = None,
     progressbar: bool = True,
-) -> FoundByRule:
+    by_subset: bool = True,
+) -> RefinedExperiments:
     """Apply the rule of :func:`refine` to one or several experiments that share parameters.
 
-    Solutions are first sought for each experiment by itself; then all climb together, and
-    are centred on the solutions for the parameters that they share.
+    A solution is first sought for each experiment separately; then all are optimised jointly, and
+    re-centred on the solutions for their shared parameters.  ``by_subset`` is whether a subset of
+    many observations leads to the solution.
     """
     members = [_with_known_noise(*one) for one in zip(fits.parts, fits.gp.members, strict=True)]
     first, is_single = fits.parts[0], len(fits.parts) == 1
-    if is_single and first.likelihood is None and is_long(members[0], settings):
-        return _refined_by_fewer(
-            fits, members[0], grid=grid, settings=settings, random_seed=random_seed,
-            progressbar=progressbar,
-        )  # fmt: skip
+    is_long = [by_subset and len(gp.t_observed) > MAX_OBSERVATIONS for gp in members]
+    if is_single and is_long[0] and first.likelihood is None:
+        return _refined_by_subset(
+            fits, members[0], grid, random_seed=random_seed, progressbar=progressbar
+        )
     rng, params = np.random.default_rng(random_seed), first.ode.params
     of_each = {id(priors): priors for priors in fits.priors}
     compiled = {key: parameters_of(priors, params) for key, priors in of_each.items()}
-    laid = [
-        laid_out(gp, one.ode, settings, gp.data.counted, grid)
-        for one, gp in zip(fits.parts, members, strict=True)
+    pairs = [
+        process_pair(gp, one.ode, grid, is_markov)
+        for one, gp, is_markov in zip(fits.parts, members, is_long, strict=True)
     ]
-    longest = max(len(one.wide.t) for one in laid)
-    for number, one in enumerate(laid):
+    longest = max(len(one.wide.t) for one in pairs)
+    for number, one in enumerate(pairs):
         if more := longest - len(one.wide.t):
-            laid[number] = LaidOut(*(gp.with_more_times(more) for gp in one))
+            pairs[number] = ProcessPair(*(gp.with_more_times(more) for gp in one))
     problems = [
-        _problem(part, one.wide, compiled[id(priors)], settings)
-        for part, one, priors in zip(fits.parts, laid, fits.priors, strict=True)
+        _problem(part, one.wide, compiled[id(priors)])
+        for part, one, priors in zip(fits.parts, pairs, fits.priors, strict=True)
     ]
-    shared = None if is_single else _shared(fits)
-    with reporting(SEARCHING, enabled=progressbar) as say:
+    narrow = [partial(_with_narrow_process, one.narrow) for one in pairs]
+    with reporting(SEARCHING, enabled=progressbar) as report:
         found = []
         for part, problem in zip(fits.parts, problems, strict=True):
             if part.name:
-                say(f"seeking solutions of experiment {part.name!r}")
-            found.append(_solution_of(problem, settings, say, rng))
-        if shared is None:
-            fewest, wide = 1, found[0]
-            longer = _with_gaps_divided(first, members[0], wide, settings) if grid is None else None
-            if longer:
-                say("dividing the gaps in which the solution moves on")
-                laid = [longer]
-                problem = _problem(first, longer.wide, problems[0].parameters, settings)
-                at = wide.modes[0]._replace(x=solution(problem, wide.modes[0]))
-                again = recentre([problem], [at], [as_it_is], say=say, rng=rng)
-                wide = replace(again, moves=wide.moves + again.moves)
-        else:
-            fewest = 2
-            wide = _agreeing(problems, found, shared)
-        narrow = [_Narrow(one.narrow, settings) for one in laid]
+                report(f"seeking solutions of experiment {part.name!r}")
+            found.append(_find_solution(problem, report, rng))
+        shared = None if is_single else _shared_parameters(fits)
+        wide = found[0] if shared is None else _optimised_jointly(problems, found, shared)
         settled = recentre(
-            wide.problems, wide.modes, narrow, say=say, rng=rng, shared=shared, fewest=fewest
-        )
+            wide.problems, wide.modes, narrow, report=report, rng=rng, shared=shared,
+            min_rounds=1 if is_single else 2,
+        )  # fmt: skip
         problems, modes = settled.problems, settled.modes
-        if shared is not None and (last := around_solutions(problems, modes, narrow, rng)):
+        if not is_single and (last := _centred_on_solutions(problems, modes, narrow, rng)):
             problems, _ = last
     natural = [one.theta(at.u) for one, at in zip(problems, modes, strict=True)]
     theta: dict[str, Any] = {
@@ -290,10 +272,10 @@ def refine_all(
         _warn_of_doubts(part.name, problem, at, dict(zip(params, values, strict=True)))
     if is_single:
         theta |= problems[0].likelihood.estimates()
-    return FoundByRule(problems, modes, wide.moves + settled.moves, theta)
+    return RefinedExperiments(problems, modes, wide.moves + settled.moves, theta)
 
 
-def _with_known_noise(one: Given, gp: StateGP) -> StateGP:
+def _with_known_noise(one: CheckedExperiment, gp: StateGP) -> StateGP:
     gp = gp if one.noise is None else with_noise(gp, one.noise)
     if isinstance(gp.sigma, TensorVariable):
         msg = (
@@ -305,217 +287,212 @@ def _with_known_noise(one: Given, gp: StateGP) -> StateGP:
     return gp
 
 
-def _problem(one: Given, gp: StateGP, parameters: Parameters, settings: RefinedSettings) -> Problem:
-    """Return what is sought on the grid of wide processes."""
+def _problem(one: CheckedExperiment, gp: StateGP, parameters: Parameters) -> Problem:
+    """Return the problem of one experiment with wide processes."""
     likelihood: Likelihood
-    known = one.known
-    if isinstance(one.likelihood, pm.Model):
-        likelihood, of_this_model = of_model(one.likelihood, one.ode, gp)
-        known = known or of_this_model
-    elif one.likelihood is None:
-        likelihood = Normal(gp, len(known.places), one.noise)
+    if one.likelihood is None:
+        likelihood = NormalLikelihood(gp, len(one.start.places), one.noise)
     else:
-        likelihood = rehearsed(one.likelihood, one.ode, gp)
-    gamma = settings.tolerance * gp.slope_variance()
-    return Problem(one.ode.of_levels, gp, parameters, gamma, likelihood, known)
+        likelihood = graph_likelihood(one.likelihood, one.ode, gp)
+    return Problem(one.ode.of_levels, gp, parameters, gamma_of(gp), likelihood, one.start)
 
 
-def _shared(fits: Fits) -> Shared:
-    """Return what experiments have in common."""
+def _shared_parameters(fits: Fits) -> SharedParameters:
     names = [n for n, own in zip(fits.parts[0].ode.params, fits.is_local, strict=True) if not own]
     if not names:
-        return Shared.nothing(len(fits.is_local))
-    return Shared(~fits.is_local, parameters_of(fits.priors[0], names).log_prior)
+        return SharedParameters.none(len(fits.is_local))
+    return SharedParameters(~fits.is_local, parameters_of(fits.priors[0], names).log_prior)
 
 
-def _agreeing(problems: Sequence[Problem], found: Sequence[Recentred], shared: Shared) -> Recentred:
-    """Return the most probable states and parameters of wide processes that share parameters."""
-    alone = [one.modes[0] for one in found]
+def _optimised_jointly(
+    problems: Sequence[Problem], found: Sequence[Recentred], shared: SharedParameters
+) -> Recentred:
+    """Return the joint mode of wide processes, from the modes of the separate experiments."""
+    separate = [one.modes[0] for one in found]
     problems = [
         replace(problem, likelihood=one.problems[0].likelihood)
         for problem, one in zip(problems, found, strict=True)
     ]
-    u = np.array([one.u for one in alone])
-    weights = 1 / np.square(np.maximum([one.sd for one in alone], 1e-8))
-    u[:, shared.among] = np.average(u, axis=0, weights=weights)[shared.among]
-    starts = [one._replace(u=own) for one, own in zip(alone, u, strict=True)]
-    return Recentred([*problems], climb(problems, starts, shared), [])
+    u = np.array([one.u for one in separate])
+    weights = 1 / np.square(np.maximum([one.sd for one in separate], 1e-8))
+    u[:, shared.is_shared] = np.average(u, axis=0, weights=weights)[shared.is_shared]
+    starts = [one._replace(u=own) for one, own in zip(separate, u, strict=True)]
+    return Recentred([*problems], optimise(problems, starts, shared), [])
 
 
-@dataclass(frozen=True, eq=False)
-class _Narrow:
-    """Gives a problem around a solution the narrow processes of the rule."""
+def _find_solution(
+    problem: Problem, report: Callable[[str], None], rng: np.random.Generator
+) -> Recentred:
+    """Return the wide processes of one experiment around the solution that fits its data best."""
 
-    unit: StateGP
-    settings: RefinedSettings
+    def recentred(mode: Mode) -> tuple[Recentred, float]:
+        end = recentre([problem], [mode], report=report, rng=rng)
+        return end, problem.log_likelihood(end.modes[0].u, end.problems[0].gp.prior_mean)
 
-    def __call__(self, problem: Problem, theta: NDArray[np.float64]) -> Problem:
-        gp, likelihood = problem.gp, problem.likelihood
-        around = self.unit.with_sigma(likelihood.sigma).with_mean(gp.prior_mean, gp.prior_slope)
-        others = self.settings.others * seen_by_all(problem.ode, gp, theta, likelihood)
-        noise = np.fmin(likelihood.sigma, others)
-        around = with_amplitude(around, self.settings.narrow_amplitude * noise / gp.scale)
-        return replace(problem, gp=around, gamma=self.settings.tolerance * around.slope_variance())
-
-
-def _solution_of(problem: Problem, settings: RefinedSettings, say, rng) -> Recentred:
-    """Return the wide processes of one experiment around the solution that explains most.
-
-    One that leaves more than noise, or moves on in long gaps, has others beside it.
-    """
-
-    def searched(found: Mode) -> tuple[Recentred, float]:
-        end = recentre([problem], [found], [as_it_is], say=say, rng=rng)
-        return end, problem.height(end.modes[0].u, end.problems[0].gp.prior_mean)
-
-    def once(found: Mode) -> Mode | None:
-        """Return the solution that a single climb from one leads to."""
-        around = centre(problem, found)
-        [end] = climb([around], [found])
-        return integrated(around, end)
-
-    smoothed = problem.known.possible(problem.gp.posterior_mean())
-    found = climb_from_prior(problem, smoothed, rng)
-    best, reached = searched(found)
-    [around], [at] = best.problems, best.modes
-    ways = ways_in_long_gaps(around.ode, around.gp, around.gp.prior_mean[0], around.theta(at.u))
-    others: list[tuple[float, Mode]] = []  # with what they promise
-    if not (ways <= settings.long_gap).all():
-        say("seeking solutions that oscillate more often in the gaps")
-        crossed = _across_gaps(problem, settings, rng.spawn(1)[0])
-        others += [(np.inf, one) for one in crossed[:N_OTHERS]]
+    smoothed = problem.start.within_support(problem.gp.posterior_mean())
+    mode = optimise_from_prior(problem, smoothed, rng)
+    best, reached = recentred(mode)
+    [around] = best.problems
+    if not (_unexplained(around) or moves_in_long_gap(around.gp)):
+        return best
+    report("seeking other solutions: this one leaves more than noise, or moves in a long gap")
+    others: list[tuple[float, Mode]] = []  # with their log likelihoods
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of solutions that are not taken
-        if _unexplained(around):
-            say("seeking other solutions: this one leaves more than noise")
-            for u, x in solutions_of_prior(problem, rng.spawn(1)[0])[:N_OTHERS]:
-                one = once(Mode(u, x, found.sd))
-                others += [] if one is None else [(problem.height(one.u, one.x), one)]
-        for promised, one in sorted(others, key=itemgetter(0), reverse=True):
-            if promised < reached:
+        warnings.simplefilter("ignore", UserWarning)  # about solutions that are not taken
+        for u, x in solutions_of_prior(problem, rng.spawn(1)[0])[:N_OTHER_SOLUTIONS]:
+            start = Mode(u, x, mode.sd)
+            centred = _centred(problem, start)
+            [end] = optimise([centred], [start])
+            if one := with_solution(centred, end):
+                others.append((problem.log_likelihood(one.u, one.x), one))
+        for value, other in sorted(others, key=itemgetter(0), reverse=True):
+            if value < reached:
                 break
-            end, risen = searched(one)
-            if risen > reached + BETTER_BY:
-                best, reached = end, risen
+            there, value_at_end = recentred(other)
+            if value_at_end > reached + MIN_GAIN:
+                best, reached = there, value_at_end
     return best
 
 
-def _across_gaps(
-    problem: Problem, settings: RefinedSettings, rng: np.random.Generator
-) -> list[Mode]:
-    """Return parameters with solutions of the ODE, the most probable first, for data with gaps.
+def recentre(
+    problems: Sequence[Problem],
+    modes: Sequence[Mode],
+    narrow: Sequence[Callable[[Problem, NDArray], Problem]] | None = None,
+    *,
+    report: Callable[[str], None],
+    rng: np.random.Generator,
+    shared: SharedParameters | None = None,
+    min_rounds: int = 1,
+) -> Recentred:
+    """Make the ODE's solution from the mode the prior mean, and repeat until theta settles.
 
-    In a long gap a solution may turn round more often than smoothed data do.  So processes
-    of the pieces between gaps, which say nothing of each other, match the ODE with the same
-    parameters; draws from around the most probable of these are integrated across the gaps.
+    ``narrow`` gives a problem around a solution, with theta, its kernel and gamma; by default
+    these stay.  Where the ODE cannot be integrated from an estimate of a single experiment, such
+    as a start below zero, the most probable solution of draws around the estimate is taken.
     """
-    pieces = separated(problem.gp, settings)
-    gamma = settings.tolerance * pieces.slope_variance()
-    within = replace(problem, gp=pieces, gamma=gamma)
-    found = climb_from_prior(within, problem.known.possible(pieces.posterior_mean()), rng)
-    return solutions_around(within, found, rng)
+    problems, modes = [*problems], [*modes]
+    narrow = [lambda problem, _: problem] * len(problems) if narrow is None else narrow
+    moves: list[float] = []
+    n_cut_short = 0
+    for number in range(MAX_ROUNDS):
+        last = f", the last moved theta by {moves[-1]:.1g} sd" if moves else ""
+        report(f"re-centring on the ODE's solution: round {number + 1}{last}")
+        centred = _centred_on_solutions(problems, modes, narrow, rng)
+        if centred is None:
+            break
+        problems, starts = centred
+        modes = optimise(problems, starts, shared)
+        moves.append(
+            max(
+                float(np.max(np.abs(start.u - mode.u) / np.maximum(mode.sd, 1e-12)))
+                for start, mode in zip(starts, modes, strict=True)
+            )
+        )
+        n_cut_short = n_cut_short + 1 if modes[0].reached_limit else 0
+        is_settled = moves[-1] < SETTLED_MOVE and number + 1 >= min_rounds
+        if is_settled or n_cut_short == MAX_CUT_SHORT:
+            break
+    return Recentred(problems, modes, moves)
 
 
-def _with_gaps_divided(
-    one: Given, gp: StateGP, found: Recentred, settings: RefinedSettings
-) -> LaidOut | None:
-    """Return a grid on which long gaps are divided further, if the solution moves on in them."""
-    [problem], [at] = found.problems, found.modes
-    counts = gp.data.counted
-    longer = stretched(problem.ode, problem.gp, problem.theta(at.u), counts, settings)
-    if np.array_equal(longer, counts):
-        return None
-    return laid_out(gp, one.ode, settings, longer, None)
+def _centred_on_solutions(
+    problems: Sequence[Problem],
+    modes: Sequence[Mode],
+    narrow: Sequence[Callable[[Problem, NDArray], Problem]],
+    rng: np.random.Generator,
+) -> tuple[list[Problem], list[Mode]] | None:
+    """Return problems with solutions as prior means, and starting points there; None if none."""
+    solved = [with_solution(*one) for one in zip(problems, modes, strict=True)]
+    if solved == [None]:
+        [problem], [mode], [narrowed] = problems, modes, narrow
+        gamma = narrowed(problem, problem.theta(mode.u)).gamma
+        solved = [*solutions_around(replace(problem, gamma=gamma), mode, rng)[:1]] or [None]
+    there = []
+    for problem, mode, one in zip(problems, modes, solved, strict=True):
+        if one is None:
+            _warn_of_no_solution(problem, mode)
+            return None
+        there.append(one)
+    centred = _with_common_noise([_centred(*one) for one in zip(problems, there, strict=True)])
+    narrowed_ones = [
+        narrowed(problem, problem.theta(one.u))
+        for problem, one, narrowed in zip(centred, there, narrow, strict=True)
+    ]
+    starts = [
+        one._replace(x=problem.gp.prior_mean)
+        for one, problem in zip(there, narrowed_ones, strict=True)
+    ]
+    return narrowed_ones, starts
 
 
-def _refined_by_fewer(
-    fits: Fits, gp: StateGP, *, grid, settings: RefinedSettings, **given
-) -> FoundByRule:
-    """Refine by fewer observations, and put all of them around the solution that these lead to."""
+def _solution(problem: Problem, mode: Mode) -> NDArray[np.float64]:
+    """Return the solution from an estimate, NaN where it cannot be integrated."""
+    theta = problem.theta(mode.u)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        start = problem.start.with_known(theta, mode.x[0])
+        return problem.ode.solve(problem.gp.t, start, theta)
+
+
+def with_solution(problem: Problem, mode: Mode) -> Mode | None:
+    """Return an estimate with the ODE's solution from its start, if that is finite."""
+    x = _solution(problem, mode)
+    with np.errstate(over="ignore"):
+        is_bounded = np.isfinite(np.square(x)).all()
+    return mode._replace(x=x) if is_bounded else None
+
+
+def _centred(problem: Problem, there: Mode) -> Problem:
+    """Return a problem with a solution as prior mean, and sigma from its residuals."""
+    theta = problem.theta(there.u)
+    likelihood = problem.likelihood.around(theta, there.x)
+    slope, *_ = problem.ode.linearised(problem.gp.t, there.x, theta)
+    gp = problem.gp.with_mean(there.x, slope).with_sigma(likelihood.sigma)
+    return replace(problem, gp=gp, likelihood=likelihood)
+
+
+def _with_common_noise(problems: Sequence[Problem]) -> list[Problem]:
+    """Return problems with the same sigma in all experiments, where it is estimated in all."""
+    normals = [o.likelihood for o in problems if isinstance(o.likelihood, NormalLikelihood)]
+    is_known = any(one.noise is not None for one in normals)
+    if len(problems) == 1 or len(normals) < len(problems) or is_known:
+        return [*problems]
+    n_observed = np.array([one.gp.data.is_observed.sum(axis=0) for one in normals])
+    squares = np.square([one.sigma for one in normals])
+    sigma = np.sqrt(np.average(squares, axis=0, weights=np.maximum(n_observed, 1e-3)))
+    return [
+        replace(one, likelihood=NormalLikelihood(normal.gp.with_sigma(sigma), normal.n_known))
+        for one, normal in zip(problems, normals, strict=True)
+    ]
+
+
+def _with_narrow_process(unit: StateGP, problem: Problem, theta: NDArray[np.float64]) -> Problem:
+    """Return a problem around a solution with the rule's narrow processes, and their gamma."""
+    around = narrow_process(unit, problem.ode, problem.gp, theta, problem.likelihood)
+    return replace(problem, gp=around, gamma=gamma_of(around))
+
+
+def _refined_by_subset(
+    fits: Fits, gp: StateGP, grid: int | ArrayLike | None, **given: Any
+) -> RefinedExperiments:
+    """Refine by a subset of the observations, and centre the whole series on the solution."""
     [one] = fits.parts
-    data = gp.data.thinned(settings.most)
-    fewer = StateGP.of(data, gp.processes.changed(t=data.t), gp.sigma)
+    data = gp.data.thinned(MAX_OBSERVATIONS)
+    subset = StateGP.of(data, gp.processes.changed(t=data.t), gp.sigma)
     noise = None if one.noise is None else one.noise[np.isin(gp.data.t, data.t)]
-    by_fewer = replace(fits, parts=[replace(one, data=data, noise=noise)], gp=fewer)
-    found = refine_all(by_fewer, settings=settings._replace(most=len(data.t)), **given)
+    fewer = replace(fits, parts=[replace(one, data=data, noise=noise)], gp=subset)
+    found = refine_experiments(fewer, by_subset=False, **given)
     [before], [at] = found.problems, found.modes
-    unit = laid_out(gp, one.ode, settings, gp.data.counted, grid).narrow
-    problem = _problem(one, unit, before.parameters, settings)
+    unit = process_pair(gp, one.ode, grid, is_markov=True).narrow
+    problem = _problem(one, unit, before.parameters)
     x = problem.ode.solve(unit.t, before.gp.prior_mean[0], before.theta(at.u))
-    problem = centre(problem, at._replace(x=x))
+    problem = _centred(problem, at._replace(x=x))
     around = with_amplitude(problem.gp, np.sqrt(before.gp.nugget / RELATIVE_NUGGET))
-    problem = replace(problem, gp=around, gamma=settings.tolerance * around.slope_variance())
-    return replace(found, problems=[problem])
-
-
-def of_model(model: pm.Model, ode: ODE, gp: StateGP) -> tuple[Written, Start]:
-    """Return what a model observes, and weighs, beside its constraints, and what starts it knows.
-
-    One of these is of this ODE, and its data are those of ``gp``, the grid of which contains its
-    own.
-    """
-    known = constraints(model)
-    fitting = [one for one in known if one.ode is ode and one.gp.data.is_same(gp.data)]
-    if not fitting:
-        msg = (
-            f"the model has the constraints {[one.name for one in known]}; expected one of this "
-            "ODE, with Gaussian processes of the same data as gp."
-        )
-        raise ValueError(msg)
-    constraint = fitting[0]
-    names = [name for name, v in model.named_vars.items() if v is constraint.x]
-    if not names:
-        msg = (
-            f"the states of the constraint {constraint.name!r} are no variable of the model; "
-            "expected a named one, of which the likelihood is written too: x = gp.prior('x'), or "
-            "x = pm.Deterministic('x', ...)."
-        )
-        raise ValueError(msg)
-    beside = [one.name for one in known] + [one.name for one in known_starts(model)]
-    likelihood = of_graph(model, names[0], ode.params, grid=constraint.gp.t, gp=gp, without=beside)
-    return likelihood, start_in(model, ode, constraint.x)
-
-
-def seen_by_all(
-    ode: ODE, gp: StateGP, theta: NDArray[np.float64], likelihood: Likelihood
-) -> NDArray[np.float64]:
-    r"""Return the noise with which all data see each state by the ODE, shape ``(state,)``.
-
-    .. math::
-
-        \sigma_k^{-2} = \frac{\sum_s \sum_i \sum_{t \ge s} \Phi_{ik}(t, s)^2 / \sigma_i^2}
-                            {\sum_s \sum_{t \ge s} \Phi_{kk}(t, s)^2}
-
-    with the flow :math:`\Phi(t, s) = \partial x(t) / \partial x(s)` along the prior mean, a
-    solution, times t of observations, and any times s.  That is sigma, where one state alone sees
-    itself.  The curvature of the likelihood counts as precision, state by state.
-    """
-    n_times, n_states = gp.prior_mean.shape
-    _, by_state, _ = ode.linearised(gp.t, gp.prior_mean, theta)
-    curvature = np.diagonal(likelihood.curvature(theta, gp.prior_mean))[len(theta) :]
-    precision, is_seen = np.zeros((n_times, n_states)), np.zeros(n_times)
-    precision[likelihood.rows] = curvature.reshape(n_states, -1).T
-    is_seen[likelihood.rows] = 1
-    # Precision that later times give each state at a time, by all and by itself, backwards.
-    places = np.arange(n_states)
-    of_each = np.eye(n_states)[:, :, None] * np.eye(n_states)[:, None, :]
-    by_all, by_itself = np.zeros((n_states,) * 2), np.zeros((n_states,) * 3)
-    from_all, from_itself = np.zeros(n_states), np.zeros(n_states)
-    with np.errstate(all="ignore"):
-        flow = expm(np.diff(gp.t)[:, None, None] * np.nan_to_num(by_state[:-1]))
-        for s in reversed(range(n_times)):
-            if s < n_times - 1:
-                by_all = flow[s].T @ by_all @ flow[s]
-                by_itself = flow[s].T @ by_itself @ flow[s]
-            by_all = by_all + np.diag(precision[s])
-            by_itself = by_itself + is_seen[s] * of_each
-            from_all += np.diagonal(by_all)
-            from_itself += by_itself[places, places, places]
-        return np.sqrt(from_itself / from_all)
+    return replace(found, problems=[replace(problem, gp=around, gamma=gamma_of(around))])
 
 
 def _unexplained(problem: Problem) -> list[str]:
-    """Return the states whose data the solution that processes are centred on does not explain."""
+    """Return the states whose data the prior mean, a solution, does not explain."""
     gp = problem.gp
     return poorly_fitted(gp.residuals(gp.back_transform(gp.prior_mean), problem.ode.states))
 
@@ -525,31 +502,49 @@ def _warn_of_doubts(name: str, problem: Problem, mode: Mode, theta: Mapping[str,
     rounded = {name: float(f"{value:.4g}") for name, value in theta.items()}
     where = f"experiment {name!r}: " if name else ""
     with np.errstate(over="ignore"):
-        apart = (mode.x - solution(problem, mode)) / problem.gp.sigma
-        distance = np.sqrt(np.square(apart).mean(axis=0))
-    far = [
+        distances = (mode.x - _solution(problem, mode)) / problem.gp.sigma
+        rms = np.sqrt(np.square(distances).mean(axis=0))
+    distant = [
         f"{state!r} by {by:.2g}"
-        for state, by in zip(problem.ode.states, distance, strict=True)
-        if not by <= MOST_DISTANCE
+        for state, by in zip(problem.ode.states, rms, strict=True)
+        if not by <= MAX_DISTANCE
     ]
-    if far:
+    if distant:
         warnings.warn(
             f"{where}the most probable states and the ODE's solution from the same start, with "
-            f"{rounded}, differ in state {', '.join(far)} (sigma, root mean square; at most "
-            f"{MOST_DISTANCE} is expected): between the times of the grid the system is faster "
-            "than the grid, or than the data resolve. Do not trust this fit by itself: take a "
-            "finer grid, give fast parameters narrow priors or eliminate them (quasi-steady "
+            f"{rounded}, differ in state {', '.join(distant)} (sigma, root mean square; at most "
+            f"{MAX_DISTANCE} is expected): between the times of the grid the system is faster "
+            "than the grid, or than the data resolve. Do not trust this fit without a check: take "
+            "a finer grid, give fast parameters narrow priors or eliminate them (quasi-steady "
             "state), and follow it with gm.integrate_check.",
             DoubtWarning,
             stacklevel=4,
         )
-    if strange := _unexplained(problem):
+    if poor := _unexplained(problem):
         warnings.warn(
             f"{where}the ODE's solution with {rounded} leaves much of "
-            f"{', '.join(map(repr, strange))} unexplained, and what it leaves is no mere noise: "
+            f"{', '.join(map(repr, poor))} unexplained, and the residuals are not noise: "
             "another solution may fit better, or the data follow other equations. Do not trust "
-            "this fit by itself: narrower priors or another random_seed may lead elsewhere, and "
-            "gm.fit looks for other modes.",
+            "this fit without a check: narrower priors or another random_seed may lead elsewhere, "
+            "and gm.fit looks for other modes.",
             DoubtWarning,
             stacklevel=4,
         )
+
+
+def _warn_of_no_solution(problem: Problem, mode: Mode):
+    ode = problem.ode
+    theta = dict(zip(ode.params, problem.theta(mode.u).round(4).tolist(), strict=True))
+    start = ", ".join(
+        f"{name} = {value:.3g}"
+        for name, value in zip(ode.states, problem.gp.back_transform(mode.x)[0], strict=True)
+    )
+    warnings.warn(
+        f"the ODE could not be integrated at the estimate {theta} from {start}: the prior mean "
+        "stays as it is, and so does the smoothing bias. Where a state starts below zero although "
+        "its data never are, noise hides a small start: give what is known of it (start=), or "
+        "write the ODE for its logarithm. Otherwise check the priors, and start elsewhere with "
+        "another random_seed.",
+        UserWarning,
+        stacklevel=5,
+    )

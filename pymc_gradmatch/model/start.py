@@ -1,4 +1,4 @@
-"""Where states start: x(t0) as numbers, with priors, or as functions of parameters."""
+"""Initial states x(t0): numbers, priors, or functions of parameters."""
 
 import inspect
 import warnings
@@ -13,41 +13,39 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 from numpy.typing import NDArray
-from pytensor.graph.replace import clone_replace, graph_replace
+from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch._pymc import (
     EVALUATE_ONCE,
-    at_starts,
     at_support_points,
     draws_of,
     gradient,
     in_numpy,
     normalize_size_param,
-    random_ancestors,
     random_parents,
     rv_size_is_none,
 )
 from pymc_gradmatch.arguments import in_order, is_distribution, is_registered
 from pymc_gradmatch.gp import AnyStateGP, StateGP, back_transform, transform_states
-from pymc_gradmatch.model.priors import given_parents
+from pymc_gradmatch.model.priors import conditional_prior
 from pymc_gradmatch.ode import ODE, named
 
-KNOWN_WIDTH = 0.01  # sigma
-KNOWN_WIDTH_OF_SCALE = 1e-3  # of what the data vary by, where sigma is random
-REFUSED_SDS = 5.0  # standard deviations of the data
-DOUBTED_SIGMAS, DOUBTED_SDS = 10.0, 0.25  # sigma, and standard deviations of the data
+KNOWN_WIDTH = 0.01  # sigma of a known start among the states: next to nothing beside the data
+KNOWN_WIDTH_OF_SCALE = 1e-3  # standard deviations of the data, where sigma is random
+REFUSED_SDS = 5.0  # standard deviations of the data, from the first observation: a mistake
+DOUBTED_SIGMAS, DOUBTED_SDS = 10.0, 0.25  # sigma, and standard deviations of the data, warned of
 STEADY = "steady state"
-UNCHANGED = 1e-9  # of the slopes that it is a sum of: a total that stays as it is
+CONSERVED = 1e-9  # relative slope of a total, up to which it is constant but for rounding
 EXAMPLE = '{"prey": 30.0, "predator": pm.LogNormal.dist(1, 1)}'
 
 
-class KnownOfStart(NamedTuple):
-    """What is known of the levels of x(t0): logarithms where states are positive."""
+class StartTerms(NamedTuple):
+    """Residuals and log prior of x(t0), of the logarithms of positive states."""
 
     residual: NDArray[np.float64]
-    """x(t0) less what it is known to be, shape ``(known,)``."""
+    """x(t0) minus the known starts, shape ``(known,)``."""
     by_theta: NDArray[np.float64]
     """Shape ``(known, param)``."""
     by_start: NDArray[np.float64]
@@ -57,38 +55,36 @@ class KnownOfStart(NamedTuple):
     gradient: NDArray[np.float64]
     """Shape ``(state,)``."""
     curvature: NDArray[np.float64]
-    """Minus the second derivatives, those above zero, shape ``(state,)``."""
+    """Minus the second derivatives, at least zero, shape ``(state,)``."""
 
 
 @dataclass(frozen=True, eq=False)
 class Start:
-    """What is known of x(t0): by state a number, a prior, or a function; :meth:`of` checks it.
+    """Knowledge of x(t0): by state a number, a prior, or a function; :meth:`of` checks it.
 
-    ``known`` are functions of theta and x(t0), named tuples of graphs both, for states that are
-    known exactly; ``numbers`` those that are given as such.  Priors are distributions, and
-    ``settled`` the same given the initial values of the variables of a model that they depend on.
+    ``known`` are functions of theta and x(t0), both named tuples of graphs, for states that are
+    known exactly; ``numbers`` those that are given as numbers.  ``conditional_priors`` are the
+    priors given the initial values of the model's variables that they depend on.
     """
 
     ode: ODE
     known: Mapping[str, Callable] = field(default_factory=dict)
     priors: Mapping[str, TensorVariable] = field(default_factory=dict)
     numbers: Mapping[str, float] = field(default_factory=dict)
-    settled: Mapping[str, TensorVariable] = field(default_factory=dict)
+    conditional_priors: Mapping[str, TensorVariable] = field(default_factory=dict)
 
     @classmethod
     def of(
-        cls, ode: ODE, given: "Mapping[str, Any] | Callable | str | Start | None", t: float = 0.0
+        cls, ode: ODE, given: Mapping[str, Any] | Callable | str | None, t: float = 0.0
     ) -> "Start":
-        """Check what a user gives: by state, or a function of theta that returns all, or a word.
+        """Check the argument ``start``: by state, a function of theta, or "steady state".
 
-        A steady state is that of the first time t, with the inputs of the ODE.
+        A steady state is that under the ODE's inputs at the first time t.
         """
         if given is None:
             return cls(ode)
-        if isinstance(given, Start):
-            return given
         if isinstance(given, str):
-            given = _at_rest(ode, given, t)
+            given = _steady_state(ode, given, t)
         if callable(given):
             given = {name: _state_of(given, ode, name) for name in ode.states}
         if not hasattr(given, "keys"):
@@ -115,8 +111,8 @@ class Start:
                 numbers[name] = _as_number(value, name)
                 known[name] = _constant(numbers[name])
         model = pm.Model.get_context(error_if_none=False)
-        settled = {name: given_parents(prior, model) for name, prior in priors.items()}
-        start = cls(ode, known, priors, numbers, settled)
+        conditional = {name: conditional_prior(prior, model) for name, prior in priors.items()}
+        start = cls(ode, known, priors, numbers, conditional)
         start._check()
         return start
 
@@ -137,12 +133,11 @@ class Start:
         upstream = set(ancestors([known]))
         return [n for n, scalar in [*theta.items(), *x0.items()] if scalar in upstream]
 
-    def at_rest(self, ode: ODE, t: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the numbers at which states start and stay, shape ``(state,)``; NaN of others.
+    def constant_values(self, ode: ODE, t: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the known starts of states that are constant, shape ``(state,)``; NaN of others.
 
-        Their slopes are zero there whatever parameters, times (also between breaks of inputs) and
-        other states are: at draws of these.  So is a drug that is not given, and all that is made
-        of it alone.
+        Their slopes are zero at draws of parameters, other states and times (also between breaks
+        of inputs): a drug that is not given, say, and what is made of it alone.
         """
         numbers = np.array([self.numbers.get(name, np.nan) for name in ode.states])
         factor, amount = ode.steps.factor, ode.steps.amount
@@ -162,9 +157,9 @@ class Start:
         return np.where(stays, numbers, np.nan)
 
     def values(self, theta: Sequence, x0: TensorVariable | Sequence) -> TensorVariable:
-        """Write the known starts as a graph of parameters, in order, and of x(t0).
+        """Write the known starts as a graph of parameters, in order, and of x(t0), ``(state,)``.
 
-        Of x(t0) of all states, ``(state,)``, those that are known do not enter.
+        Entries of x(t0) that are known do not enter.
         """
         names = self.ode.states
         parameters = self.ode.named_params([*map(pt.as_tensor, theta)], pt.stack)
@@ -197,7 +192,7 @@ class Start:
     def log_prior(self, x0: TensorVariable) -> TensorVariable:
         """Write the log density of the priors, a scalar, at x(t0) of all states.
 
-        As a density of levels: what else there is of x(t0) is flat in these.
+        It is a density of levels, in which x(t0) of the other states is flat.
         """
         return self._log_density(self.priors, x0)
 
@@ -210,34 +205,33 @@ class Start:
         return cast("TensorVariable", sum(terms))
 
     def width(self, gp: StateGP) -> NDArray[np.float64]:
-        """Return the standard deviation within which a known start holds among the states.
+        """Return the standard deviation of known starts among the states, ``(known,)``.
 
-        A hundredth of sigma: a ten thousandth of what one observation says, by variance, and no
-        narrower than neighbours on the grid are given each other.
+        A hundredth of sigma adds a ten thousandth to the variance of one observation.
         """
         random = isinstance(gp.sigma, TensorVariable)
         widths = KNOWN_WIDTH_OF_SCALE * gp.scale if random else KNOWN_WIDTH * np.asarray(gp.sigma)
         return widths[self.places]
 
-    def evaluated(self, theta: NDArray[np.float64], levels: NDArray[np.float64]) -> KnownOfStart:
-        """Evaluate what is known, at parameters and the levels of x(t0)."""
-        return KnownOfStart(*self._compiled(theta, levels))
+    def evaluated(self, theta: NDArray[np.float64], levels: NDArray[np.float64]) -> StartTerms:
+        """Evaluate the terms at parameters and the levels of x(t0)."""
+        return StartTerms(*self._compiled(theta, levels))
 
-    def possible(self, levels: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return levels of the states on the grid, x(t0) moved to where its priors allow it."""
+    def within_support(self, levels: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return levels of the states on the grid, x(t0) moved into the support of its priors."""
         levels, positive = levels.copy(), np.array(self.ode.is_positive)
         x0 = back_transform(levels[0], positive)
-        for name, prior in self.settled.items():
+        for name, prior in self.conditional_priors.items():
             k = self.ode.states.index(name)
             if not np.isfinite(pm.logp(prior, x0[k]).eval(mode=EVALUATE_ONCE)):
                 x0[k] = at_support_points([prior])[0].eval(mode=EVALUATE_ONCE)
                 levels[0] = transform_states(x0, positive)
         return levels
 
-    def drawn(
+    def with_prior_draws(
         self, levels: NDArray[np.float64], hidden: NDArray[np.bool_], rng: np.random.Generator
     ) -> NDArray[np.float64]:
-        """Return levels of many x(t0), ``(draw, state)``, with priors' draws of what is hidden."""
+        """Return levels of many x(t0), ``(draw, state)``, with prior draws of hidden states."""
         of_hidden = [
             k for k, name in enumerate(self.ode.states) if name in self.priors and hidden[k]
         ]
@@ -247,13 +241,13 @@ class Start:
         x0 = back_transform(levels, positive).copy()
         for k in of_hidden:
             with suppress(NotImplementedError):  # flat ones cannot be drawn from
-                [x0[:, k]] = draws_of([self.settled[self.ode.states[k]]], len(x0), rng)
+                [x0[:, k]] = draws_of([self.conditional_priors[self.ode.states[k]]], len(x0), rng)
         return transform_states(x0, positive)
 
-    def filled(
+    def with_known(
         self, theta: NDArray[np.float64], levels: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Return levels of x(t0) with what is known in its place."""
+        """Return levels of x(t0) in which known starts have their values."""
         if not self.known:
             return levels
         levels = levels.copy()
@@ -262,14 +256,14 @@ class Start:
 
     @cached_property
     def _arguments(self) -> tuple[TensorVariable, TensorVariable]:
-        """Parameters and levels of x(t0), of which all is a function."""
+        """Parameters and levels of x(t0), the inputs of the compiled functions."""
         sizes = {"theta": len(self.ode.params), "levels": len(self.ode.states)}
         theta, levels = (pt.tensor(k, shape=(n,), dtype="float64") for k, n in sizes.items())
         return theta, levels
 
     @cached_property
-    def _away(self) -> TensorVariable:
-        """Levels of x(t0) from what is known of them."""
+    def _residual_graph(self) -> TensorVariable:
+        """Levels of x(t0) minus those of the known starts."""
         theta, levels = self._arguments
         positive = np.array(self.ode.is_positive)
         each = [theta[i] for i in range(len(self.ode.params))]
@@ -280,8 +274,8 @@ class Start:
 
     @cached_property
     def _residual(self) -> Callable:
-        """Without the derivatives, which cost most where a start is a long formula."""
-        return in_numpy([*self._arguments], [self._away])
+        """The residual without derivatives, which cost most where a start is a long formula."""
+        return in_numpy([*self._arguments], [self._residual_graph])
 
     @cached_property
     def _compiled(self) -> Callable:
@@ -289,9 +283,9 @@ class Start:
         x0 = back_transform(levels, np.array(self.ode.is_positive))
         residual, by = pt.zeros(0), [pt.zeros((0, *one.type.shape)) for one in (theta, levels)]
         if self.known:
-            residual, rows = self._away, range(len(self.places))
+            residual, rows = self._residual_graph, range(len(self.places))
             by = [pt.stack([gradient(residual[i], wrt) for i in rows]) for wrt in (theta, levels)]
-        log_prior = self._log_density(self.settled, x0)
+        log_prior = self._log_density(self.conditional_priors, x0)
         slope = gradient(log_prior, levels)
         curvature = pt.maximum(-gradient(slope.sum(), levels), 0)  # one prior for each: diagonal
         return in_numpy([theta, levels], [residual, *by, log_prior, slope, curvature])
@@ -310,28 +304,31 @@ class Start:
             self.values([pt.scalar(name, dtype="float64") for name in self.ode.params], x0)
 
     def check_data(self, gp: StateGP):
-        """Raise if a number is far from what was observed at that time."""
+        """Raise if a number is far from the first observation, and warn if it is unlikely."""
+        if gp.t_observed[0] != gp.t[0]:
+            return
         for name, number in self.numbers.items():
             k = self.ode.states.index(name)
-            one, observed = gp.data.positive[k], gp.y[0, k]
-            levels = transform_states(np.array([observed, number]), np.array(one))
-            apart = abs(levels[0] - levels[1]) / gp.scale[k]
-            if gp.t_observed[0] == gp.t[0] and apart > REFUSED_SDS:
+            observed = gp.y[0, k]
+            levels = transform_states(np.array([observed, number]), np.array(gp.data.positive[k]))
+            distance = abs(levels[0] - levels[1])
+            in_sds, unit = (
+                distance / gp.scale[k],
+                "the value at the first time, in the data's units",
+            )
+            given = f"the start of {name!r} is {number:g}, but {observed:g} was observed at t = "
+            if in_sds > REFUSED_SDS:
                 msg = (
-                    f"the start of {name!r} is {number:g}, but {observed:g} was observed at "
-                    f"t = {gp.t[0]:g}, {apart:.0f} standard deviations of the "
-                    "data away; expected the value at the first time, in the "
-                    "data's units."
+                    f"{given}{gp.t[0]:g}, {in_sds:.0f} standard deviations of the data away; "
+                    f"expected {unit}."
                 )
                 raise ValueError(msg)
-            noise = np.asarray(gp.sigma)[k] if not isinstance(gp.sigma, TensorVariable) else np.inf
-            in_sigma = apart * gp.scale[k] / noise
-            if gp.t_observed[0] == gp.t[0] and in_sigma > DOUBTED_SIGMAS and apart > DOUBTED_SDS:
+            noise = np.inf if isinstance(gp.sigma, TensorVariable) else np.asarray(gp.sigma)[k]
+            if distance / noise > DOUBTED_SIGMAS and in_sds > DOUBTED_SDS:
                 warnings.warn(
-                    f"the start of {name!r} is {number:g}, but {observed:g} was observed at "
-                    f"t = {gp.t[0]:g}: {in_sigma:.0f} times the noise away. Is it the value at the "
-                    "first time, in the data's units? A start that is not known exactly has a "
-                    f"prior: start={{{name!r}: pm.Normal.dist({number:g}, ...)}}.",
+                    f"{given}{gp.t[0]:g}: {distance / noise:.0f} times the noise away. Is it "
+                    f"{unit}? A start that is not known exactly has a prior: "
+                    f"start={{{name!r}: pm.Normal.dist({number:g}, ...)}}.",
                     UserWarning,
                     stacklevel=3,
                 )
@@ -385,8 +382,8 @@ def _state_of(function: Callable, ode: ODE, name: str) -> Callable:
     return state
 
 
-def _at_rest(ode: ODE, word: str, t: float) -> Callable:
-    """Return the steady state as a function of theta, or say why there is no such."""
+def _steady_state(ode: ODE, word: str, t: float) -> Callable:
+    """Return the steady state as a function of theta, or raise if it depends on totals."""
     if word != STEADY:
         msg = f"start is {word!r}; expected {STEADY!r}, or a mapping by state, {EXAMPLE}."
         raise ValueError(msg)
@@ -398,13 +395,13 @@ def _at_rest(ode: ODE, word: str, t: float) -> Callable:
     sizes = np.abs(slopes).max(axis=0, initial=0.0)
     moving = slopes / np.where(sizes > 0, sizes, 1.0)
     _, values, rows = np.linalg.svd(np.vstack([moving, np.zeros((n_states, n_states))]))
-    kept = np.abs(rows[values <= UNCHANGED * max(values[0], 1.0)]).max(axis=0, initial=0.0)
+    kept = np.abs(rows[values <= CONSERVED * max(values[0], 1.0)]).max(axis=0, initial=0.0)
     if len(slopes) and kept.any():
-        names = [name for name, share in zip(ode.states, kept, strict=True) if share > UNCHANGED]
+        names = [name for name, share in zip(ode.states, kept, strict=True) if share > CONSERVED]
         some = ", ".join(f"{name!r}: 1.0" for name in ode.states)
         msg = (
-            f"start is {STEADY!r}, but a total of {names} never changes, so that it depends on "
-            "where the system comes from; expected a function that says this: "
+            f"start is {STEADY!r}, but a total of {names} is conserved, so that the steady state "
+            "depends on this total; expected a function that sets it: "
             f"start=lambda theta: ode.steady_state({{{some}}}, theta, inputs=...)."
         )
         raise ValueError(msg)
@@ -435,7 +432,7 @@ def _scalar(value, name: str) -> TensorVariable:
 
 
 class KnownStartRV(pm.SymbolicRandomVariable):
-    """The random variable behind :class:`KnownStart`; a model finds its known starts by it."""
+    """The random variable behind :class:`KnownStart`, by which :func:`known_starts` finds it."""
 
     name = "KnownStart"
     _print_name = ("KnownStart", r"\operatorname{KnownStart}")
@@ -465,9 +462,8 @@ class KnownStartRV(pm.SymbolicRandomVariable):
 class KnownStart(pm.Continuous):
     r"""States that start where it is known: :math:`x(t_0) - v \sim N(0, w^2)`, observed at zero.
 
-    Of positive states the logarithms.  The width w, ``(n,)``, is small; the exact posterior takes
-    v itself, ``(n,)`` in the data's units, in the place of x(t0).  Known are the states at
-    ``places``.
+    In logarithms for positive states.  The width w, ``(n,)``, is small; the exact posterior puts
+    v, ``(n,)`` in the data's units, in the place of x(t0).  ``places`` are the known states.
     """
 
     rv_type = KnownStartRV
@@ -501,47 +497,21 @@ class Known(NamedTuple):
 
 
 def is_known_start(rv) -> bool:
-    """Tell whether a variable of a model is a :class:`KnownStart`."""
+    """Return whether a variable of a model is a :class:`KnownStart`."""
     return isinstance(rv.owner.op, KnownStartRV)
 
 
 def known_starts(model: pm.Model) -> list[Known]:
-    """Return what a model knows exactly of x(t0)."""
+    """Return the known starts of a model."""
     found = [rv for rv in model.observed_RVs if is_known_start(rv)]
     return [Known(rv.name, rv.owner.op.places, *rv.owner.inputs[4:6]) for rv in found]
 
 
-def start_in(model: pm.Model, ode: ODE, x: TensorVariable) -> Start:
-    """Return what a model knows exactly of x(t0), for climbs that it takes no part in.
-
-    Parameters of the ODE are among its free variables; others stay where they start.
-    """
-    entries = {
-        ode.states[k]: known.values[i]
-        for known in known_starts(model)
-        if known.x is x
-        for i, k in enumerate(known.places)
-    }
-
-    def written(entry: TensorVariable) -> Callable:
-        def function(theta, x0):
-            free = [0.0 if name in entries else start for name, start in x0._asdict().items()]
-            at_start = pt.zeros(x.type.shape) + pt.stack([pt.as_tensor(one) for one in free])
-            replaced = {x: at_start} | {model[n]: p for n, p in theta._asdict().items()}
-            [graph] = clone_replace([entry], replaced)
-            left = random_ancestors([graph])
-            return at_starts([graph], left, model.rvs_to_initial_values)[0]
-
-        return function
-
-    return Start(ode, {name: written(entry) for name, entry in entries.items()})
-
-
 def start_priors(model: pm.Model, x: TensorVariable) -> tuple[list[str], list[Mapping]]:
-    """Return the names of a model's potentials that are priors of x(t0) of states, and the priors.
+    """Return the names of a model's potentials that are priors of x(t0), and the priors.
 
-    By state, one mapping for each experiment; none where no prior was given.  Variables that they
-    depend on are those of the model in which they were written, and have the same names.
+    One mapping by state for each experiment.  Variables that the priors depend on are those of
+    the model in which they were written, and have the same names.
     """
     found = [
         potential
@@ -552,10 +522,9 @@ def start_priors(model: pm.Model, x: TensorVariable) -> tuple[list[str], list[Ma
 
 
 def add_starts(names: tuple[str, str], starts: Sequence[Start], gp: AnyStateGP, x, theta):
-    """Add what is known of x(t0) to the model on the stack: an observation, and a potential.
+    """Add knowledge of x(t0) to the model on the stack: an observation, and a potential.
 
-    These two have the names.  There is a start for each experiment, of the same states; theta has
-    numbers or one for each experiment.
+    ``names`` are theirs.  There is one start for each experiment, of the same states.
     """
     known, prior = names
     places, ode = starts[0].places, starts[0].ode
@@ -568,7 +537,7 @@ def add_starts(names: tuple[str, str], starts: Sequence[Start], gp: AnyStateGP, 
         else:
             values = gp.stack_experiments(
                 [
-                    start.values(of_experiment(theta, ode, number), x0)
+                    start.values(parameters_of_experiment(theta, ode, number), x0)
                     for number, (start, x0) in enumerate(zip(starts, each, strict=True))
                 ]
             )
@@ -588,7 +557,7 @@ def add_starts(names: tuple[str, str], starts: Sequence[Start], gp: AnyStateGP, 
         potential.tag.start_priors = [start.priors for start in starts]  # copies have it too
 
 
-def of_experiment(theta: Mapping[str, Any], ode: ODE, number: int) -> list:
+def parameters_of_experiment(theta: Mapping[str, Any], ode: ODE, number: int) -> list:
     """Return the parameters of one of several experiments, in the order of the ODE."""
     values = [pt.as_tensor(theta[name]) for name in ode.params]
     return [value[number] if value.ndim else value for value in values]

@@ -316,7 +316,7 @@ class Problem:
         Parameters
         ----------
         **settings
-            As for that; ``preset="refined"`` if not given.
+            As for that.
 
         Examples
         --------
@@ -326,7 +326,7 @@ class Problem:
         >>> [rv.name for rv in model.free_RVs]
         ['log10_k1', 'log10_k2', 'sigma', 'x']
         """
-        given = {"preset": "refined", "priors": self.priors, **self._given, **settings}
+        given = {"priors": self.priors, **self._given, **settings}
         return build_model(self.ode, **given)
 
     def fit(self, **settings) -> Fit:

@@ -12,6 +12,7 @@ from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch._pymc import beside, without_full_collections, without_traces
 from pymc_gradmatch.arguments import as_numbers
+from pymc_gradmatch.data_values import DataSet, OtherFormulaError, SharedValues
 from pymc_gradmatch.exact import BatchPosterior, Diagnostics, ExactPosterior, run_batched
 from pymc_gradmatch.gp import (
     Data,
@@ -21,10 +22,16 @@ from pymc_gradmatch.gp import (
     unfitted_with,
     whitened_name,
 )
-from pymc_gradmatch.model import Given, Scales, Settings, formula_of, scales_of, unfitted_model
+from pymc_gradmatch.model import (
+    CheckedExperiment,
+    ScalesFromSolutions,
+    Settings,
+    likelihood_formula,
+    scales_finder,
+    unfitted_model,
+)
 from pymc_gradmatch.numerics import on_one_thread, one_at_a_time
 from pymc_gradmatch.ode import ODE
-from pymc_gradmatch.data_values import DataSet, OtherFormulaError, SharedValues
 from pymc_gradmatch.reporting import silence
 from pymc_gradmatch.sampling.engine import MANY, Exact, verdict_of
 from pymc_gradmatch.sampling.one_call import fit
@@ -127,11 +134,11 @@ class ExactFits:
         for (t, y, _), one in zip(data_sets, checked, strict=True):
             if not alike.is_of(one):
                 try:
-                    own = Given.of(self.ode, self._experiment(t, y)).written
+                    own = CheckedExperiment.of(self.ode, self._experiment(t, y)).graph
                 except (TypeError, ValueError):  # which a fit by itself says of it
                     return False
                 alike.put(one)
-                opened, rng = alike.given.written, np.random.default_rng(0)
+                opened, rng = alike.given.graph, np.random.default_rng(0)
                 assert own is not None
                 assert opened is not None
                 alike.is_compared = opened.is_same(own, rng)
@@ -161,10 +168,10 @@ class ExactFits:
         """Check a data set, and tell it apart from others by its pattern and its numbers."""
         one = self._experiment(t, y)
         if one.likelihood is None:
-            given = Given.of(self.ode, one)
+            given = CheckedExperiment.of(self.ode, one)
             return Checked(_pattern(given.data, np.ndim(one.sigma) == BY_ENTRY), given)
         times = as_numbers(t, "t")
-        form, _, numbers = formula_of(one.likelihood, self.ode, times)
+        form, _, numbers = likelihood_formula(one.likelihood, self.ode, times)
         return Checked((times.tobytes(), form), None, numbers)
 
     def _of_pattern(self, first: tuple, checked: "Checked") -> "Alike | None":
@@ -186,12 +193,12 @@ class ExactFits:
         if checked.given is not None and np.ndim(one.sigma) < BY_ENTRY:
             one = replace(one, y=_completed(checked.given.data))
         number = SharedValues() if one.likelihood is None else SharedValues(
-            formula_of(one.likelihood, self.ode, as_numbers(t, "t"))
+            likelihood_formula(one.likelihood, self.ode, as_numbers(t, "t"))
         )  # fmt: skip
         settings = {name: v for name, v in self.settings.items() if name not in GIVEN}
         given = {name: getattr(one, name) for name in GIVEN}
         with beside(pm.Model.get_context(error_if_none=False)):
-            first_given, scales = scales_of(self.ode, one, self.priors, number, rng)
+            first_given, scales = scales_finder(self.ode, one, self.priors, number, rng)
             model = unfitted_model(
                 self.ode, t, one.y, priors=self.priors, settings=settings, number=number,
                 random_seed=rng, progressbar=False, **given,
@@ -227,7 +234,7 @@ class Checked(NamedTuple):
     """
 
     pattern: Hashable
-    given: Given | None
+    given: CheckedExperiment | None
     numbers: Sequence[NDArray] = ()
 
 
@@ -252,8 +259,8 @@ class Alike:
     """
 
     batch: BatchPosterior
-    given: Given
-    scales: Scales
+    given: CheckedExperiment
+    scales: ScalesFromSolutions
     numbers: Sequence[NDArray]
     is_compared: bool
 

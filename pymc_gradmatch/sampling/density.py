@@ -30,7 +30,7 @@ from xarray import DataTree
 
 from pymc_gradmatch._pymc import nutpie_model
 from pymc_gradmatch.machine import Native, Writer, assembled, solved
-from pymc_gradmatch.model import density_of
+from pymc_gradmatch.model import log_density_of
 from pymc_gradmatch.sampling.coordinates import Arrow, Band, Coordinates, Split, monomials
 
 STEPS_BEFORE_CHECK = 100_000  # after which a run is given up that has
@@ -56,7 +56,7 @@ class Written(NamedTuple):
 def write(model: pm.Model) -> Written:
     """Write a model's graphs, with ``pm.Data`` as it is now, and constant parts computed."""
     named = [*model.free_RVs, *model.deterministics]
-    graphs = [density_of(model), *model.replace_rvs_by_values(named)]
+    graphs = [log_density_of(model), *model.replace_rvs_by_values(named)]
     values: dict[Variable, Variable] = {
         variable: pt.constant(variable.get_value(), dtype=variable.type.dtype)
         for variable in ancestors(graphs)

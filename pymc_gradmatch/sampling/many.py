@@ -20,7 +20,7 @@ from pytensor.tensor import TensorVariable
 from pymc_gradmatch._pymc import beside
 from pymc_gradmatch.arguments import check_counts, in_order, refuse_reserved
 from pymc_gradmatch.exact import NOT_COMPARED
-from pymc_gradmatch.model import Start, build_model, densities_of
+from pymc_gradmatch.model import Start, build_model, log_densities_of
 from pymc_gradmatch.ode import ODE, Input
 from pymc_gradmatch.sampling.alike import SAID, ExactFits, observed_by
 from pymc_gradmatch.sampling.engine import check_n_draws
@@ -268,7 +268,7 @@ def _as_written(ode: ODE, t: ArrayLike, y: Any, given: Mapping[str, Any]) -> dic
             written["priors"] = priors()
         if given.get("likelihood") is not None:
             given["likelihood"](*ode.by_name(x, theta), y)
-            written["likelihood"] = densities_of(lines)
+            written["likelihood"] = log_densities_of(lines)
     if given.get("start") is not None:
         start = Start.of(ode, given["start"], t[0])
         values = [start.values(theta, x[0])] if start.known else []

@@ -24,7 +24,7 @@ from pymc_gradmatch._pymc import (
 from pymc_gradmatch.arguments import as_numbers, check_counts
 from pymc_gradmatch.exact import NOT_CHECKED
 from pymc_gradmatch.gp import is_states
-from pymc_gradmatch.model import fixed_noise, keep_observations
+from pymc_gradmatch.model import drop_zero_observations, fixed_noise
 
 TUNE_INTERVAL = 100
 
@@ -343,7 +343,7 @@ def sample_fgpgm(
             quiet=not progressbar,
             compute_convergence_checks=False,
         )
-    keep_observations(idata, model)
+    drop_zero_observations(idata, model)
     idata["posterior"].attrs["exactness"] = NOT_CHECKED + fixed_noise(model)
     return idata
 

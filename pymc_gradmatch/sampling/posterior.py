@@ -39,11 +39,11 @@ from pymc_gradmatch.exact import broadcast_draws, compare_quickly
 from pymc_gradmatch.gp import is_states
 from pymc_gradmatch.model import (
     constraints,
+    drop_zero_observations,
     fixed_noise,
     is_constraint,
-    keep_observations,
     known_starts,
-    warn_of_other_data,
+    warn_of_changed_data,
     where_impossible,
 )
 from pymc_gradmatch.numerics import (
@@ -345,7 +345,7 @@ def compile_posterior(model: pm.Model) -> CompiledPosterior:
             "ones. Use pm.sample, which has samplers for discrete variables."
         )
         raise ValueError(msg)
-    warn_of_other_data(model)
+    warn_of_changed_data(model)
     held = held_variables(model)
     start = _starts(model)
     try:
@@ -592,7 +592,7 @@ def sample(
     except Interrupted as interrupt:
         idata = interrupt.draws
     patch_nutpie_idata(idata, model, sampling_time=time.perf_counter() - start)
-    keep_observations(idata, model)
+    drop_zero_observations(idata, model)
     if constraints(model):
         _look_at(idata, model)
     with suppress(KeyboardInterrupt):  # the draws are there
