@@ -12,7 +12,7 @@ from pymc_gradmatch import numerics as algebra
 from pymc_gradmatch.gp import StatePrior, derivatives
 from pymc_gradmatch.gp.derivatives import blocks_of, conditional_operators
 from pymc_gradmatch.model.constraint import GradientMatchingODERV
-from pymc_gradmatch.sampling.posterior import compiled_for, held_variables
+from pymc_gradmatch.sampling.posterior import compiled_for, fixed_variables
 
 GAMMA = 0.3
 N_TIME = derivatives.MANY_TIMES
@@ -199,7 +199,7 @@ def test_a_random_tolerance_is_found_in_both_bases(lotka_volterra):
             gamma = pm.HalfNormal("tolerance", 1.0) if random else GAMMA
             gm.GradientMatchingODE("g", ode, gp.prior("x"), theta, gp=gp, gamma=gamma)
         assert isinstance(model["g"].owner.op, GradientMatchingODERV)
-        held = held_variables(model)
+        held = fixed_variables(model)
         assert held == ({gamma} if random else set())
 
 

@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import arviz as az
 import numpy as np
 import pandas as pd
 import pymc as pm
@@ -104,6 +105,16 @@ def test_a_search_that_ended_in_time_is_not_lost_after_it(y, monkeypatch):
     priors = {"rate": pm.HalfNormal.dist(2)}
     fit = gm.fit(DECAY, T, y, priors=priors, max_seconds=1e3, random_seed=1, progressbar=False)
     assert fit.is_exact
+
+
+def test_a_summary_is_arviz_s_of_the_unknowns(fitted):
+    shown = fitted.summary(kind="stats", ci_prob=0.5)
+    expected = az.summary(
+        fitted.idata, var_names=["rate", "x0", "sigma"], kind="stats", ci_prob=0.5
+    )
+    pd.testing.assert_frame_equal(shown, expected)
+    assert [*shown.index] == [*fitted.table.index]
+    assert [*fitted.summary(var_names=["rate"]).index] == ["rate"]
 
 
 def test_modes_are_reported_with_their_weights(fitted):

@@ -65,7 +65,7 @@ def test_counts_of_fewer_times_than_the_states_are_refused_by_their_shape(gp):
         built(gp, counted(np.array([3, 2])))
 
 
-@pytest.mark.parametrize("start", [gm.find_map, gm.fit])
+@pytest.mark.parametrize("start", [gm.find_MAP, gm.fit])
 def test_data_of_another_shape_in_a_model_written_by_hand_are_named(gp, start):
     with pm.Model() as model:
         rate = pm.HalfNormal("rate", 2)
@@ -117,7 +117,7 @@ def test_so_does_a_model_that_was_written_by_hand(gp):
         uniform(*DECAY.by_name(x, theta))
         gm.GradientMatchingODE("gradient_match", DECAY, x, theta, gp=gp, gamma=0.1)
     with pytest.raises(ValueError, match=r"zero at near\[2\] = 99 where the model starts"):
-        gm.find_map(model=model, random_seed=1, progressbar=False)
+        gm.find_MAP(model=model, random_seed=1, progressbar=False)
 
 
 def test_a_state_that_no_likelihood_reaches_is_named():

@@ -116,7 +116,7 @@ def build_model(
         observes in the model.
         :func:`pymc.set_data` changes the likelihood alone: kernels, times, mean and
         scale, and what was estimated from the data, stay; ``gm.sample`` and
-        ``gm.find_map`` say so.
+        ``gm.find_MAP`` say so.
     priors : mapping of str to TensorVariable
         For each parameter of the ODE a scalar ``.dist()`` object, or a variable
         that the model already has; for a vector of parameters one of its length.  Parameters

@@ -14,7 +14,7 @@ from pymc_gradmatch.sampling.many import fit_many
 from pymc_gradmatch.sampling.metropolis import CompiledMetropolis, sample_fgpgm
 from pymc_gradmatch.sampling.one_call import Fit, fit
 from pymc_gradmatch.sampling.parallel import in_parallel
-from pymc_gradmatch.sampling.posterior import find_map, sample
+from pymc_gradmatch.sampling.posterior import find_MAP, sample
 
 __all__ = [
     "TRY",
@@ -22,7 +22,7 @@ __all__ = [
     "Exact",
     "Fit",
     "check_n_draws",
-    "find_map",
+    "find_MAP",
     "fit",
     "fit_many",
     "in_parallel",
