@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pymc_gradmatch.exact import Coverage, Diagnostics, ExactPosterior, Weighted, several
 from pymc_gradmatch.model import fixed_noise
 from pymc_gradmatch.reporting import Verdict, furthest, reporting
-from pymc_gradmatch.sampling import TRY, Exact, check_n_draws
+from pymc_gradmatch.sampling import TRY, ExactSearch, check_n_draws
 
 # Moves beyond so many gradient-matching sds may end in a minor mode.
 MAX_MOVE = 4.0
@@ -182,7 +182,7 @@ def integrate_check(
     with reporting("writing the exact posterior", enabled=progressbar) as report:
         target = ExactPosterior(model)
         draws = target.coordinates(_posterior(idata))
-        search = Exact(target, n_draws, rng, report, near=draws)
+        search = ExactSearch(target, n_draws, rng, report, initial_draws=draws)
         search.run()
         report("drawing")
         drawn = search.drawn()

@@ -95,13 +95,13 @@ def test_a_fit_that_is_stopped_before_its_first_mode_has_the_mode_all_the_same(
 
 def test_a_search_that_ended_in_time_is_not_lost_after_it(y, monkeypatch):
     """Assert draws and verdict where the time is over while the draws are being made."""
-    run = engine.Exact.run
+    run = engine.ExactSearch.run
 
     def just_in_time(search):
         run(search)
         search.target.deadline = 0.0
 
-    monkeypatch.setattr(engine.Exact, "run", just_in_time)
+    monkeypatch.setattr(engine.ExactSearch, "run", just_in_time)
     priors = {"rate": pm.HalfNormal.dist(2)}
     fit = gm.fit(DECAY, T, y, priors=priors, max_seconds=1e3, random_seed=1, progressbar=False)
     assert fit.is_exact

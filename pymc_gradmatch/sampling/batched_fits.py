@@ -19,7 +19,7 @@ from pymc_gradmatch.numerics import on_one_thread, one_at_a_time
 from pymc_gradmatch.ode import ODE
 from pymc_gradmatch.replaceable import DataSet, OtherFormulaError, Replaceable
 from pymc_gradmatch.reporting import silence
-from pymc_gradmatch.sampling.engine import NUTS_FIRST, Exact, verdict_of
+from pymc_gradmatch.sampling.engine import NUTS_FIRST, ExactSearch, verdict_of
 from pymc_gradmatch.sampling.one_call import fit
 
 DATA_SETTINGS = "likelihood", "scales", "inputs", "start"  # arguments of gm.fit beyond Settings
@@ -228,7 +228,7 @@ class NeedsChainsError(Exception):
     """A data set needs chains of NUTS, which are compiled for it alone."""
 
 
-class BatchedSearch(Exact):
+class BatchedSearch(ExactSearch):
     """The search for an exact posterior in a batch, which raises where chains would be run."""
 
     def _compiled(self):

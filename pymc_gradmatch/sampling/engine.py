@@ -92,11 +92,11 @@ class Drawn:
     starts: list[dict[str, Any]]
 
 
-class Exact:
+class ExactSearch:
     """The search for ``n_draws`` draws of the exact posterior ``target``.
 
-    ``near``: draws ``(draw, n)`` of the gradient-matching posterior, further starting points of the
-    optimisation.  ``climbed`` is the result of the optimisation so far, ``found`` the weighted
+    ``initial_draws``: draws ``(draw, n)`` of the gradient-matching posterior, further starts of the
+    optimisation.  ``optimised`` is the result of the optimisation so far, ``found`` the weighted
     draws.
     """
 
@@ -106,11 +106,11 @@ class Exact:
         n_draws: int,
         rng: np.random.Generator,
         report: Callable[[str], None],
-        near: NDArray[np.float64] | None = None,
+        initial_draws: NDArray[np.float64] | None = None,
     ):
         self.target, self.n_draws, self.rng, self.report = target, n_draws, rng, report
-        self.near = near
-        self.climbed: Found | None = None
+        self.initial_draws = initial_draws
+        self.optimised: Found | None = None
         self.found: Coverage
 
     def run(self):
@@ -123,22 +123,22 @@ class Exact:
         no proposal covers its neck.
         """
         target = self.target
-        also = "" if self.near is None else "the draws, and from "
+        also = "" if self.initial_draws is None else "the draws, and from "
         doing = f"optimising from {also}prior draws"
         self.report(f"{doing}: the first {FIRST_CLIMBS} of {MOST_CLIMBS} starts at most")
         with suppress(ImpossibleError, NoSlopesError):  # a first piece of the data may do
-            for found in climbs(target, self.rng, self.near):
-                self.climbed = found
+            for found in climbs(target, self.rng, self.initial_draws):
+                self.optimised = found
                 self._report_modes(doing, found)
-        from_prior_alone = self.near is None
-        if self.climbed is None or (from_prior_alone and fits_poorly(target, self.modes)):
+        from_prior_alone = self.initial_draws is None
+        if self.optimised is None or (from_prior_alone and fits_poorly(target, self.modes)):
             self._grow()
-        assert self.climbed is not None
+        assert self.optimised is not None
         if from_prior_alone and fits_poorly(target, self.modes):
             doing = "optimising from more prior draws"
             self.report(doing)
-            for found in further_climbs(target, self.climbed, self.rng):
-                self.climbed = found
+            for found in further_climbs(target, self.optimised, self.rng):
+                self.optimised = found
                 self._report_modes(doing, found)
                 if not fits_poorly(target, self.modes):
                     break
@@ -184,8 +184,8 @@ class Exact:
     @property
     def modes(self) -> Local:
         """The modes found so far."""
-        assert self.climbed is not None
-        return self.climbed.modes
+        assert self.optimised is not None
+        return self.optimised.modes
 
     def _compiled(self) -> tuple[CompiledPosterior, Laplace]:
         """Return the exact posterior, compiled for NUTS, and its mode."""
@@ -226,26 +226,26 @@ class Exact:
             progress=self._report_chains, **settings,
         )  # fmt: skip
         draws, stats = run["posterior"].dataset, run["sample_stats"].dataset
-        phi, height = self.target.coordinates(draws), stats["logp"].to_numpy()
+        phi, log_density = self.target.coordinates(draws), stats["logp"].to_numpy()
         graphs = [
             log_volume(centred, self.target.model[name].owner.inputs[-1])
             for name, centred in self._centred.items()
         ]
-        for volume in self.target.at_draws(draws, graphs):  # from a density of z to one of phi
-            height = height - volume.reshape(*height.shape, -1).sum(axis=-1)
+        for volume in self.target.at_draws(draws, graphs):  # z to phi
+            log_density = log_density - volume.reshape(*log_density.shape, -1).sum(axis=-1)
         n_divergences = int(stats["diverging"].sum())
-        chains = phi.reshape(*height.shape, -1)
-        return sampled(self.target, self.modes, chains, height, n_divergences)
+        chains = phi.reshape(*log_density.shape, -1)
+        return sampled(self.target, self.modes, chains, log_density, n_divergences)
 
     def _grow(self):
         """Optimise with a growing horizon."""
         self.report("optimising with a growing horizon")
-        target, known = self.target, None if self.climbed is None else self.climbed
+        target, known = self.target, None if self.optimised is None else self.optimised
         with suppress(ImpossibleError, NoSlopesError):
             known = grown(target, self.rng, known)
         if known is None:
             raise ValueError(_no_start(target, self.rng))
-        self.climbed = known
+        self.optimised = known
 
     def approximate(self):
         """Weight draws of the normal approximations at the modes, after the search was stopped.
@@ -253,10 +253,10 @@ class Exact:
         Before any mode was found, of the approximation at the best point.
         """
         self.target.deadline = np.inf
-        if self.climbed is None:
+        if self.optimised is None:
             widths = self.target.drawn(N_PRIOR, self.rng).std(axis=0)
             local = look_around(self.target, self.target.highest[1][None], np.diag(widths)[None])
-            self.climbed = Found.of(rescaled(local), widths)
+            self.optimised = Found.of(rescaled(local), widths)
         self.found = weighed_once(self.target, self.modes, self.rng)
 
     def resampled(self) -> NDArray[np.int64]:
@@ -265,9 +265,9 @@ class Exact:
 
     def judged(self, stopped: str = "") -> Diagnostics:
         """Return the diagnostics; the reason why a search was stopped withholds the verdict."""
-        assert self.climbed is not None
+        assert self.optimised is not None
         self.found.disagreement.index = [*self.target.names, "evidence"]
-        return diagnosed(self.target, self.found, self.climbed, stopped)
+        return diagnosed(self.target, self.found, self.optimised, stopped)
 
     def drawn(self, stopped: str = "") -> Drawn:
         """Return resampled draws with their diagnostics."""

@@ -47,7 +47,7 @@ from pymc_gradmatch.model import (
 from pymc_gradmatch.numerics import on_one_thread, one_at_a_time
 from pymc_gradmatch.ode import ODE, Input
 from pymc_gradmatch.reporting import Verdict, reporting
-from pymc_gradmatch.sampling.engine import Exact, check_n_draws, verdict_of
+from pymc_gradmatch.sampling.engine import ExactSearch, check_n_draws, verdict_of
 
 if TYPE_CHECKING:
     from arviz import PlotCollection
@@ -461,7 +461,7 @@ def fit(
     with reporting("writing the exact posterior", enabled=progressbar) as report:
         target = ExactPosterior(model)
         target.deadline = np.inf if max_seconds is None else monotonic() + max_seconds
-        search = Exact(target, n_draws, rng, report)
+        search = ExactSearch(target, n_draws, rng, report)
         stopped = ""
         try:
             search.run()
@@ -478,7 +478,9 @@ def fit(
         return _fit(search, model, refined, stopped)
 
 
-def _fit(search: Exact, model: pm.Model, refined: Callable[[], pm.Model], stopped: str) -> Fit:
+def _fit(
+    search: ExactSearch, model: pm.Model, refined: Callable[[], pm.Model], stopped: str
+) -> Fit:
     """Return the result of a search."""
     target, drawn = search.target, search.drawn(stopped)
     found, diagnostics = drawn.found, drawn.diagnostics

@@ -337,7 +337,7 @@ def compile_posterior(model: pm.Model) -> CompiledPosterior:
         )
         raise ValueError(msg)
     warn_of_other_data(model)
-    held = fixed_variables(model)
+    fixed = fixed_variables(model)
     start = _starts(model)
     try:
         shapes = [np.shape(value) for value in start(0).values()]
@@ -356,7 +356,7 @@ def compile_posterior(model: pm.Model) -> CompiledPosterior:
     data = flat(constant.data for constant in written.constants)
     n_states = sum(rv.type.shape[-1] for rv in model.free_RVs if is_states(rv))
     roles = Roles(
-        entries(is_states), entries(lambda rv: rv in held), n_states, _experiments(model, shapes)
+        entries(is_states), entries(lambda rv: rv in fixed), n_states, _experiments(model, shapes)
     )
     standard = _standard(roles)
     return CompiledPosterior(
@@ -391,14 +391,14 @@ def _starts(model: pm.Model) -> Callable:
     In a model with solutions of an ODE only what these depend on is drawn; noise starts at the
     center of its prior.
     """
-    held = fixed_variables(model)
+    fixed = fixed_variables(model)
     terms = ancestors([*model.observed_RVs, *model.potentials])
     solved = [v.owner for v in terms if v.owner and isinstance(v.owner.op, Solve)]
     behind = {*ancestors([given for node in solved for given in node.inputs])}
     drawn = [
         rv.name
         for rv in model.free_RVs
-        if not (is_states(rv) or rv in held or has_start(model, rv))
+        if not (is_states(rv) or rv in fixed or has_start(model, rv))
         and (rv in behind or not solved)
     ]
     with as_written():
