@@ -122,27 +122,8 @@ class ExactSearch:
         importance sampling; those of a hierarchy are run once more in shorter steps instead, since
         no proposal covers its neck.
         """
-        target = self.target
-        also = "" if self.initial_draws is None else "the draws, and from "
-        doing = f"optimising from {also}prior draws"
-        self.report(f"{doing}: the first {FIRST_CLIMBS} of {MOST_CLIMBS} starts at most")
-        with suppress(ImpossibleError, NoSlopesError):  # a first piece of the data may do
-            for found in climbs(target, self.rng, self.initial_draws):
-                self.optimised = found
-                self._report_modes(doing, found)
-        from_prior_alone = self.initial_draws is None
-        if self.optimised is None or (from_prior_alone and fits_poorly(target, self.modes)):
-            self._grow()
-        assert self.optimised is not None
-        if from_prior_alone and fits_poorly(target, self.modes):
-            doing = "optimising from more prior draws"
-            self.report(doing)
-            for found in further_climbs(target, self.optimised, self.rng):
-                self.optimised = found
-                self._report_modes(doing, found)
-                if not fits_poorly(target, self.modes):
-                    break
-        is_hierarchy, n = bool(target.spreads), len(target.names)
+        self._optimise()
+        is_hierarchy, n = bool(self.target.spreads), len(self.target.names)
         around: Mixture | None = None
         by_nuts = (n >= NUTS_SECOND or is_hierarchy) and len(self.modes.height) == 1
         if by_nuts and n < NUTS_FIRST and not is_hierarchy:
@@ -162,6 +143,30 @@ class ExactSearch:
                     return
                 around = fit_mixture(self.found.weighted.points, self.rng)
         self._search(around=around)
+
+    def _optimise(self):
+        """Optimise to the modes; where they fit poorly with a growing horizon and more starts."""
+        target = self.target
+        also = "" if self.initial_draws is None else "the draws, and from "
+        doing = f"optimising from {also}prior draws"
+        self.report(f"{doing}: the first {FIRST_CLIMBS} of {MOST_CLIMBS} starts at most")
+        with suppress(ImpossibleError, NoSlopesError):  # a first piece of the data may do
+            for found in climbs(target, self.rng, self.initial_draws):
+                self.optimised = found
+                self._report_modes(doing, found)
+        if self.optimised is not None and self.initial_draws is not None:
+            return
+        if self.optimised is None or fits_poorly(target, self.modes):
+            self._grow()
+        assert self.optimised is not None
+        if self.initial_draws is None and fits_poorly(target, self.modes):
+            doing = "optimising from more prior draws"
+            self.report(doing)
+            for found in further_climbs(target, self.optimised, self.rng):
+                self.optimised = found
+                self._report_modes(doing, found)
+                if not fits_poorly(target, self.modes):
+                    break
 
     def _search(self, **settings):
         """Draw around the modes by importance sampling."""
@@ -240,7 +245,7 @@ class ExactSearch:
     def _grow(self):
         """Optimise with a growing horizon."""
         self.report("optimising with a growing horizon")
-        target, known = self.target, None if self.optimised is None else self.optimised
+        target, known = self.target, self.optimised
         with suppress(ImpossibleError, NoSlopesError):
             known = grown(target, self.rng, known)
         if known is None:
