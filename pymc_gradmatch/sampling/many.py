@@ -70,7 +70,7 @@ def fit_many(
     n_jobs: int = -1,
     scheduler: str | None = None,
     out: str | PathLike | None = None,
-    random_seed: int | np.random.SeedSequence | None = None,
+    random_seed: int | np.random.Generator | None = None,
     progressbar: bool = True,
     **settings,
 ) -> xr.Dataset:
@@ -222,7 +222,7 @@ def fit_many(
         for place, result in with_progress(running, len(left), progressbar):
             if isinstance(result, xr.Dataset):
                 try:
-                    stack.put(place, result)
+                    stack.add(place, result)
                     continue
                 except ValueError as error:  # its variables do not fit the stack's
                     result = error

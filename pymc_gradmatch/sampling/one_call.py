@@ -488,7 +488,7 @@ def _fit(
     posterior = drawn.idata["posterior"].dataset
     along = target.along_states - {name for name, v in posterior.items() if v.ndim == 2}
     along |= {*target.behind_starts}
-    scalars = [name for name in posterior.data_vars if name not in along]
+    unknowns = [str(name) for name in posterior.data_vars if name not in along]
     modes = pd.DataFrame(target.scalars(found.modes.points))
     # Where the verdict is withheld the shares of the modes are not reliable.
     used = posterior.isel(draw=np.flatnonzero(largest)) if diagnostics.passed else posterior
@@ -496,7 +496,7 @@ def _fit(
         verdict=verdict_of(diagnostics),
         is_exact=diagnostics.passed,
         diagnostics=diagnostics,
-        unknowns=scalars,
+        unknowns=unknowns,
         idata=drawn.idata,
         solved=model,
         build_model=refined,

@@ -147,7 +147,7 @@ def with_progress[T](running: Generator[T], total: int, progressbar: bool) -> It
 def entropy_of(random_seed: int | np.random.Generator | None) -> int:
     """Return the integer from which the seeds of all jobs are made."""
     if random_seed is None:
-        return np.random.SeedSequence().entropy
+        random_seed = np.random.default_rng()
     if isinstance(random_seed, np.random.Generator):
         return int(random_seed.integers(2**63))
     if not isinstance(random_seed, int | np.integer):
