@@ -240,7 +240,7 @@ def test_what_does_not_go_together_is_refused(y, fitted):
         gm.fit(DECAY, T, y)
     with pytest.raises(TypeError, match="expected one of these alone"):
         gm.fit(DECAY, T, y, priors=priors, model=fitted.model)
-    with pytest.raises(TypeError, match="no argument 'chains' or 'draws': n_draws says"):
+    with pytest.raises(TypeError, match="no argument 'chains' or 'draws': n_draws is"):
         gm.fit(DECAY, T, y, priors=priors, draws=500, chains=4)
     with pytest.raises(ValueError, match="n_draws is 10; expected at least 1000"):
         gm.fit(DECAY, T, y, priors=priors, n_draws=10)

@@ -214,27 +214,31 @@ class CompiledPosterior:
         Interrupted
             After Ctrl-C, with the draws so far.
         """
-        around: Coordinates | BandCoordinates = straight_coordinates(mode, self.roles)
+        around: Coordinates | BandCoordinates
         with reporting("fitting coordinates to the posterior", enabled=progressbar):
             if self.roles.is_dense:
                 around = curved_coordinates(self.density, mode, self.roles, rng)
                 settings = {"target_accept": TARGET_ACCEPT} | settings
+            elif (band := band_coordinates(self.density, mode, self.roles)) is not None:
+                around = band
             else:
-                around = band_coordinates(self.density, mode, self.roles) or around
-        if isinstance(around, Coordinates) and not self.roles.is_dense:
-            _log.info(LOW_RANK, len(self.roles.is_state))
-            settings["adaptation"] = "low_rank"
-        return self._named(self._draw(around, rng, progressbar, settings, progress), around)
+                around = straight_coordinates(mode, self.roles)
+                _log.info(LOW_RANK, len(self.roles.is_state))
+                settings["adaptation"] = "low_rank"
+        return self.sample_around(
+            around, rng, progressbar=progressbar, progress=progress, **settings
+        )
 
     def sample_around(
-        self, around: Coordinates | BandCoordinates, rng: np.random.Generator, **settings
+        self,
+        around: Coordinates | BandCoordinates,
+        rng: np.random.Generator,
+        *,
+        progressbar: Any = False,
+        progress: Callable[[Sequence], None] | None = None,
+        **settings,
     ) -> xr.DataTree:
-        """Run nutpie's NUTS in given coordinates."""
-        return self._named(self._draw(around, rng, False, settings), around)
-
-    def _draw(
-        self, around: Coordinates | BandCoordinates, rng, progressbar, settings, progress=None
-    ) -> xr.DataTree:
+        """Run nutpie's NUTS in given coordinates, see :meth:`sample`."""
         native = self.native
         if isinstance(around, BandCoordinates):  # the code depends on the width
             native = compile_written(self.written, self.shapes, self.roles, around.width)
@@ -243,30 +247,27 @@ class CompiledPosterior:
         seed = int(rng.integers(2**31))
         try:
             with bars:
-                return native.sample(
+                trace = native.sample(
                     seed=seed, progress_callback=progress or bars.update, **settings
                 )
         except Interrupted as interrupt:
             raise Interrupted(self._named(interrupt.draws, around)) from None
+        return self._named(trace, around)
 
     def _named(self, trace: xr.DataTree, around: Coordinates | BandCoordinates) -> xr.DataTree:
         """Return a trace with draws of the model's variables in place of coordinates."""
-        q = trace["posterior"][COORDINATES]
-        posterior = self._dataset(around(q.to_numpy()), q["chain"].to_numpy())
-        return trace.assign(posterior=xr.DataTree(posterior))
-
-    def _dataset(self, u: NDArray[np.float64], chain: NDArray) -> xr.Dataset:
-        """Return points of shape ``(chain, draw, n)`` as a dataset of the model's variables."""
         import nutpie  # here: it is large
 
+        q = trace["posterior"][COORDINATES]
         coords = {dim: np.array(v) for dim, v in self.model.coords.items() if v is not None}
-        named: dict[Any, Any] = coords | {"chain": chain}
-        return dict_to_dataset(
-            self.variables(u),
+        named: dict[Any, Any] = coords | {"chain": q["chain"].to_numpy()}
+        posterior = dict_to_dataset(
+            self.variables(around(q.to_numpy())),
             coords=named,
             dims=self.model.named_vars_to_dims,
             inference_library=nutpie,
         )
+        return trace.assign(posterior=xr.DataTree(posterior))
 
     def variables(self, u: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
         """Return the model's variables by name, from points of shape ``(..., n)``."""
