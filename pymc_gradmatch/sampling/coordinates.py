@@ -208,7 +208,8 @@ class BandCoordinates(NamedTuple):
 def optimise_in_band(density: Density, around: Laplace, roles: Roles) -> Laplace:
     """Optimise to the mode nearby in band coordinates, which are computed again in each round.
 
-    The normal approximations have diagonal factors.  Without band coordinates it stays.
+    The normal approximations have diagonal factors.  Returns the given one where the band or its
+    border would be too wide.
     """
     start = around.location
 

@@ -38,7 +38,7 @@ STEPS_BEFORE_CHECK, MIN_SHARE, MAX_STEPS_PER_DRAW = 100_000, 0.05, 500
 CHECK_INTERVAL = 0.5  # seconds between two looks at the number of steps
 
 
-class Written(NamedTuple):
+class ModelGraphs(NamedTuple):
     """The log density and the variables of a model, as graphs."""
 
     inputs: list[Variable]
@@ -52,7 +52,7 @@ class Written(NamedTuple):
     """Constants that may differ between data sets: arrays, and numbers that are no factors."""
 
 
-def write(model: pm.Model) -> Written:
+def graphs_of(model: pm.Model) -> ModelGraphs:
     """Write a model's graphs, with present values of ``pm.Data``, and constants folded."""
     named = [*model.free_RVs, *model.deterministics]
     graphs = [density_of(model), *model.replace_rvs_by_values(named)]
@@ -64,7 +64,7 @@ def write(model: pm.Model) -> Written:
     frozen = clone_replace(graphs, values, rebuild_strict=False)
     rewritten = rewrite_graph(frozen, include=("canonicalize", "stabilize"))
     log_density, *variables = cast("list[TensorVariable]", rewritten)
-    return Written(
+    return ModelGraphs(
         [model.rvs_to_values[rv] for rv in model.free_RVs],
         log_density,
         variables,
@@ -82,17 +82,17 @@ def _is_data(variable) -> bool:
     )
 
 
-def same_but_for_constants(one: Written, other: Written) -> bool:
+def same_but_for_constants(one: ModelGraphs, other: ModelGraphs) -> bool:
     """Return whether two models have the same formula with different data."""
     if [c.type for c in one.constants] != [c.type for c in other.constants]:
         return False
     slots = [constant.type() for constant in one.constants]
     first, second = (
         graph_replace(
-            [written.log_density, *written.variables],
-            dict(zip(written.constants, slots, strict=True)),
+            [graphs.log_density, *graphs.variables],
+            dict(zip(graphs.constants, slots, strict=True)),
         )
-        for written in (one, other)
+        for graphs in (one, other)
     )
     return one.names == other.names and equal_computations(
         [*first], [*second], in_xs=one.inputs, in_ys=other.inputs
@@ -381,16 +381,16 @@ def _band(given: BandNumbers, roles: Roles) -> tuple[Callable, Callable]:
     return moved, back
 
 
-def compile_written(written: Written, shapes, roles: Roles, width: int = 0) -> NativeDensity:
+def compile_graphs(graphs: ModelGraphs, shapes, roles: Roles, width: int = 0) -> NativeDensity:
     """Compile a model's log density as a function of q and the vector from :func:`pack`."""
     n = sum(int(np.prod(shape)) for shape in shapes)
-    slots = [constant.data.shape for constant in written.constants]
+    slots = [constant.data.shape for constant in graphs.constants]
     u = pt.tensor("u", dtype="float64", shape=(n,))
     data = pt.tensor("data", dtype="float64", shape=(sum(int(np.prod(shape)) for shape in slots),))
-    parts = [*zip(written.inputs, cut(u, shapes), strict=True)]
-    parts += zip(written.constants, cut(data, slots), strict=True)
+    parts = [*zip(graphs.inputs, cut(u, shapes), strict=True)]
+    parts += zip(graphs.constants, cut(data, slots), strict=True)
     log_density = cast(
-        "TensorVariable", graph_replace(written.log_density, dict(parts), strict=False)
+        "TensorVariable", graph_replace(graphs.log_density, dict(parts), strict=False)
     )
     return compile_density(log_density, u, data, roles, width)
 

@@ -31,7 +31,7 @@ from pymc_gradmatch.sampling.parallel import (
     in_parallel,
     with_progress,
 )
-from pymc_gradmatch.sampling.posterior import sampled
+from pymc_gradmatch.sampling.posterior import build_and_sample
 from pymc_gradmatch.sampling.stack import NOT_YET, TIMES, InFile, InMemory, Stack, open_file
 
 MAX_BATCH = 32  # data sets that are searched in one batch: more save little, and take memory
@@ -54,7 +54,7 @@ def _by_gradient_matching(
             return build(random_seed=rng)
 
     rng = np.random.default_rng(seed)
-    return sampled(built, rng, draws=draws, tune=tune, chains=chains)
+    return build_and_sample(built, rng, draws=draws, tune=tune, chains=chains)
 
 
 def fit_many(

@@ -70,14 +70,14 @@ from pymc_gradmatch.sampling.coordinates import (
 from pymc_gradmatch.sampling.density import (
     COORDINATES,
     Interrupted,
+    ModelGraphs,
     NativeDensity,
-    Written,
-    compile_written,
+    compile_graphs,
     cut,
     flat,
+    graphs_of,
     pack,
     same_but_for_constants,
-    write,
 )
 
 
@@ -132,7 +132,7 @@ class CompiledPosterior:
     draw_start: Callable[[int], NDArray[np.float64]]
     roles: Roles
     shapes: list[tuple[int, ...]]
-    written: Written
+    graphs: ModelGraphs
     data: NDArray[np.float64]
 
     def for_model(self, model: pm.Model) -> Self:
@@ -140,8 +140,8 @@ class CompiledPosterior:
 
         Raises :class:`AnotherFormulaError` for any other model.
         """
-        other = write(model)
-        if not same_but_for_constants(self.written, other):
+        other = graphs_of(model)
+        if not same_but_for_constants(self.graphs, other):
             msg = "the model differs from the compiled one in more than its data."
             raise AnotherFormulaError(msg)
         data = flat(constant.data for constant in other.constants)
@@ -151,7 +151,7 @@ class CompiledPosterior:
             model=model,
             native=self.native.with_numbers(pack(_standard(self.roles), data)),
             draw_start=lambda seed: flat(start(seed).values()),
-            written=other,
+            graphs=other,
             data=data,
         )
 
@@ -241,7 +241,7 @@ class CompiledPosterior:
         """Run nutpie's NUTS in given coordinates, see :meth:`sample`."""
         native = self.native
         if isinstance(around, BandCoordinates):  # the code depends on the width
-            native = compile_written(self.written, self.shapes, self.roles, around.width)
+            native = compile_graphs(self.graphs, self.shapes, self.roles, around.width)
         native = native.with_numbers(pack(around, self.data))
         bars = NutpieProgressBarManager(settings["chains"], settings["draws"], progressbar)
         seed = int(rng.integers(2**31))
@@ -275,12 +275,14 @@ class CompiledPosterior:
         points = [
             pt.tensor(dtype="float64", shape=(None,) * len(batch) + shape) for shape in self.shapes
         ]
-        graphs = vectorize_graph(
-            self.written.variables, dict(zip(self.written.inputs, points, strict=True))
+        values_of = vectorize_graph(
+            self.graphs.variables, dict(zip(self.graphs.inputs, points, strict=True))
         )
-        evaluate = pytensor.function(points, graphs, mode=EVALUATE_ONCE, on_unused_input="ignore")
-        values = with_draws(evaluate(*cut(u, self.shapes)), self.written.variables, *batch)
-        return dict(zip(self.written.names, values, strict=True))
+        evaluate = pytensor.function(
+            points, values_of, mode=EVALUATE_ONCE, on_unused_input="ignore"
+        )
+        values = with_draws(evaluate(*cut(u, self.shapes)), self.graphs.variables, *batch)
+        return dict(zip(self.graphs.names, values, strict=True))
 
     def _with_fixed(self, start, mode: Laplace) -> Laplace:
         """Return a normal approximation of free entries with the fixed ones at their start."""
@@ -353,8 +355,8 @@ def compile_posterior(model: pm.Model) -> CompiledPosterior:
     def entries(chosen):
         return np.repeat([chosen(rv) for rv in model.free_RVs], sizes)
 
-    written = write(model)
-    data = flat(constant.data for constant in written.constants)
+    graphs = graphs_of(model)
+    data = flat(constant.data for constant in graphs.constants)
     n_states = sum(rv.type.shape[-1] for rv in model.free_RVs if is_states(rv))
     roles = Roles(
         entries(is_states), entries(lambda rv: rv in fixed), n_states, _experiments(model, shapes)
@@ -362,11 +364,11 @@ def compile_posterior(model: pm.Model) -> CompiledPosterior:
     standard = _standard(roles)
     return CompiledPosterior(
         model,
-        compile_written(written, shapes, roles).with_numbers(pack(standard, data)),
+        compile_graphs(graphs, shapes, roles).with_numbers(pack(standard, data)),
         draw_start=lambda seed: flat(start(seed).values()),
         roles=roles,
         shapes=shapes,
-        written=written,
+        graphs=graphs,
         data=data,
     )
 
@@ -429,7 +431,7 @@ MAX_COMPILED = 8  # posteriors that a process keeps
 
 
 @on_one_thread
-def sampled(
+def build_and_sample(
     build: Callable[[np.random.Generator], pm.Model], rng: np.random.Generator, **settings
 ) -> xr.Dataset:
     """Build a model and sample it by NUTS; models that differ only in numbers compile once.
