@@ -36,7 +36,7 @@ def test_a_random_seed_is_an_int_a_generator_or_none(name):
 
 
 CALLS = {
-    "fit_gp": lambda _, seed: gm.fit_gp(T, Y, random_seed=seed).sigma,
+    "fit_gp": lambda _, seed: gm.fit_gp(T, Y, cov="Matern52", random_seed=seed).sigma,
     "check_ode": lambda _, seed: gm.check_ode(DECAY, T, [1.0], PRIORS, random_seed=seed).trajectory,
     "predict": lambda fitted, seed: fitted.predict(random_seed=seed)["posterior_predictive"]["y"],
     "fit_many": lambda _, seed: gm.fit_many(
