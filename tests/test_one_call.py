@@ -238,7 +238,7 @@ def test_what_does_not_go_together_is_refused(y, fitted):
     priors = {"rate": pm.HalfNormal.dist(2)}
     with pytest.raises(TypeError, match=r"not given .*; expected an ODE, t, y and priors.* model="):
         gm.fit(DECAY, T, y)
-    with pytest.raises(TypeError, match="expected one of these alone"):
+    with pytest.raises(TypeError, match="expected either model= or ode"):
         gm.fit(DECAY, T, y, priors=priors, model=fitted.model)
     with pytest.raises(TypeError, match="no argument 'chains' or 'draws': n_draws is"):
         gm.fit(DECAY, T, y, priors=priors, draws=500, chains=4)
