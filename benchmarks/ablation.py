@@ -165,8 +165,8 @@ PARTS = {
         [Change(importance.Mixture, "stretched", instead(lambda mixture: mixture))],
     ),
     "horizon": Switch(
-        "the growing horizon where residuals are strange",
-        [Change(engine, "is_strange", instead(lambda target, local: False))],
+        "the growing horizon where the fit is poor",
+        [Change(engine, "fits_poorly", instead(lambda target, local: False))],
     ),
 }
 SWITCHES = (

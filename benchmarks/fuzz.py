@@ -8,7 +8,7 @@ states, likelihoods, starts, inputs and doses.
 There may be two outcomes: a model whose log density and gradient are finite where samplers
 start, or a message of ours.  Another exception, a warning that is not ours, a density that is
 not finite, or more than a minute of work is a failure.  Lines that a user wrote by hand are
-PyMC's until they are sampled: of those that have no finite density, `gm.find_map` must say why.
+PyMC's until they are sampled: of those that have no finite density, `gm.find_MAP` must say why.
 The table counts them, and a second one what problems without a mistake were told: there a wrong
 message would hide.  The seed of a failure runs that problem alone, ``--seed SEED --n 1``, and
 Hypothesis shrinks its failures to the simplest ``Case(...)`` that fails in the same way;
@@ -882,7 +882,7 @@ def judged_by_find_map(model: pm.Model) -> tuple[str, str]:
     """Ask where samplers of ours would start."""
     try:
         with limited(LONGEST):
-            gm.find_map(model=model, progressbar=False)
+            gm.find_MAP(model=model, progressbar=False)
     except Exception as error:
         return judge(error)
     return "finite", ""

@@ -55,8 +55,8 @@ from benchmarks.jax_rival import (
     until_agreed,
 )
 from pymc_gradmatch.sampling import in_parallel
-from pymc_gradmatch.sampling.alike import observed_by
-from pymc_gradmatch.sampling.many import SAID
+from pymc_gradmatch.sampling.batched_fits import bind_data
+from pymc_gradmatch.sampling.many import VERDICT_FIELDS
 from pymc_gradmatch.sampling.stack import InFile, Stack, open_file
 
 LV = named(ACCURACY, "LV low")
@@ -118,16 +118,16 @@ def run(times, ys, folder: Path, **settings) -> Run:
 @contextmanager
 def a_kill_after(n: int, cluster: LocalCluster) -> Iterator[list[int]]:
     """Kill one of the cluster's processes when so many fits are written."""
-    put, done, killed = Stack.put, [], []
+    add, done, killed = Stack.add, [], []
 
-    def put_and_kill(stack, place, posterior):
-        put(stack, place, posterior)
+    def add_and_kill(stack, place, posterior):
+        add(stack, place, posterior)
         done.append(place)
         if len(done) == n:
             killed.append(cluster.workers[0].process.pid)
             os.kill(killed[0], signal.SIGKILL)
 
-    with patch.object(Stack, "put", put_and_kill):
+    with patch.object(Stack, "add", add_and_kill):
         yield killed
 
 
@@ -162,15 +162,15 @@ def share_of_each(folder: Path, n: int = 200, first: int = 50) -> float:
     """
     data = LV.simulate(0)
     fit = gm.fit(LV.ode, data.t, data.y, priors=LV.priors(), n_draws=1_000, progressbar=False)
-    said = {name: getattr(fit, name) for name in SAID}
-    posterior = fit.idata["posterior"].dataset.assign_attrs(said)
-    stack = Stack(n, InFile(open_file(folder / "share.zarr", {"random_seed": "1"})), SAID)
+    verdict = {name: getattr(fit, name) for name in VERDICT_FIELDS}
+    posterior = fit.idata["posterior"].dataset.assign_attrs(verdict)
+    stack = Stack(n, InFile(open_file(folder / "share.zarr", {"random_seed": "1"})), VERDICT_FIELDS)
     jobs = {place: (place,) for place in range(n)}
     with two_processes(folder) as cluster:
         work = partial(_given, posterior)
         fits = in_parallel(work, jobs, scheduler=cluster.scheduler_address)
         for done, (place, result) in enumerate(fits):
-            stack.put(place, result)
+            stack.add(place, result)
             if done == first:
                 start = process_time()
         return (process_time() - start) / (n - 1 - first)
@@ -317,7 +317,7 @@ def beside_fit(name: str, n: int, has_rival: bool) -> dict:
     seeds = np.random.SeedSequence(1).spawn(n)
     names, before, apart, alike = [*ode.params], process_time(), [], []
     for place, (y, seed) in enumerate(zip(ys, seeds, strict=True)):
-        observed, likelihood = observed_by(settings.get("likelihood"), y)
+        observed, likelihood = bind_data(settings.get("likelihood"), y)
         alone = gm.fit(
             ode, t, observed, n_draws=N_DRAWS, random_seed=np.random.default_rng(seed),
             progressbar=False, **{**settings, "likelihood": likelihood},

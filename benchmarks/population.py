@@ -126,11 +126,10 @@ def matched(n: int, note: Note) -> dict[str, float]:
 
 
 def low_rank(n: int, note: Note) -> dict[str, float]:
-    """Measure the same without arrows, and without bands."""
+    """Measure the same without band coordinates."""
     with (
-        patch.object(coordinates, "MOST_TOGETHER", 10**9),
-        patch.object(coordinates, "MOST_DENSE", 0),
-        patch.object(coordinates, "MOST_IN_BAND", 0),
+        patch.object(coordinates, "MAX_DENSE_OF_EXPERIMENTS", 0),
+        patch.object(coordinates, "MAX_BORDER", -1),
     ):
         return matched(n, note)
 

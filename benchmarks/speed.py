@@ -27,7 +27,7 @@ from benchmarks import RESULTS, caches_in, machine, show
 from benchmarks.cases import ACCURACY, BREADTH, SPEED, Case, named
 from benchmarks.gradients import in_machine_code, microseconds
 from pymc_gradmatch.numerics import Laplace
-from pymc_gradmatch.sampling.coordinates import straight
+from pymc_gradmatch.sampling.coordinates import straight_coordinates
 from pymc_gradmatch.sampling.posterior import CompiledPosterior, compile_posterior
 
 
@@ -110,10 +110,10 @@ def coordinates(posterior: CompiledPosterior, gp: gm.StateGP, mode: Laplace) -> 
             states = np.zeros((n_time, n_states, n_time, n_states))
             for k in range(n_states):
                 states[:, k, :, k] = vectors[k] * width[k]
-            where = np.flatnonzero(posterior.split.is_state)
+            where = np.flatnonzero(posterior.roles.is_state)
             factor[np.ix_(where, where)] = states.reshape(n_time * n_states, -1)
-        yield name, straight(mode._replace(factor=factor), posterior.split)
-    yield "Laplace", straight(mode, posterior.split)
+        yield name, straight_coordinates(mode._replace(factor=factor), posterior.roles)
+    yield "Laplace", straight_coordinates(mode, posterior.roles)
 
 
 def ess_per_second(case: Case, draw) -> tuple[float, float]:

@@ -7,7 +7,7 @@ from .model import GradientMatchingODE, build_model, refine
 from .ode import ODE, Input, check_ode
 from .plots import plot_gp_fit, plot_gradient_match, plot_states, plot_verdict
 from .population import add_fits, plot_fits, tabulate
-from .sampling import Fit, find_map, fit, fit_many, sample, sample_fgpgm
+from .sampling import Fit, find_MAP, fit, fit_many, sample, sample_fgpgm
 
 __version__: str
 
@@ -26,7 +26,7 @@ __all__ = [
     "datasets",
     "derivatives",
     "exact_model",
-    "find_map",
+    "find_MAP",
     "fit",
     "fit_gp",
     "fit_many",

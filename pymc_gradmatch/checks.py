@@ -1,4 +1,4 @@
-"""From a gradient-matching posterior to the exact one, with a verdict."""
+"""From draws of a gradient-matching posterior to draws of the exact one, with a verdict."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -18,9 +18,10 @@ from pymc_gradmatch.exact import (
 )
 from pymc_gradmatch.model import fixed_noise
 from pymc_gradmatch.reporting import Verdict, furthest, reporting
-from pymc_gradmatch.sampling import TRY, Exact, check_n_draws
+from pymc_gradmatch.sampling import TRY, ExactSearch, check_n_draws
 
-JOURNEY = 4.0  # matched standard deviations; so far away a proposal may end in a lesser mode
+# Moves beyond so many gradient-matching sds may end in a minor mode.
+MAX_MOVE = 4.0
 FAR_AWAY = " So far away there may be several modes: see whether the trajectories fit the data."
 
 
@@ -33,17 +34,17 @@ class IntegrateCheck(Verdict):
     verdict, is_exact, diagnostics, weights, pareto_k, n_effective, covariance, starts
         As of :class:`~pymc_gradmatch.Fit`.
     moved : pandas.DataFrame
-        One row per parameter, x(t0) and sigma: mean and sd of the gradient-matching
-        and of the exact posterior, and ``moved``, the difference of the means in units of the
-        former's sd.
+        One row per parameter, x(t0) and sigma: mean and sd of the gradient-matching posterior
+        (``matched_mean``, ``matched_sd``) and of the exact one, and ``moved``, the difference of
+        the means in units of the former's sd.
     disagreement : pandas.DataFrame
-        One row per unconstrained coordinate: by how much the searches differ at most
-        in its ``mean`` (standard deviations) and in its ``log_sd``, beyond four Monte
-        Carlo errors, and these errors.
+        One row per unconstrained coordinate: the largest difference between the searches in its
+        ``mean`` (in standard deviations) and its ``log_sd``, beyond four Monte Carlo errors, and
+        these errors.
     idata : xarray.DataTree
         As of :class:`~pymc_gradmatch.Fit`, the states under their name in the model.
     n_rounds : int
-        Proposals that were tried, in all searches.
+        Number of proposals in all searches.
     """
 
     verdict: str
@@ -65,6 +66,7 @@ class IntegrateCheck(Verdict):
 
 
 def _compare(target: ExactPosterior, draws, weighted: WeightedDraws) -> pd.DataFrame:
+    """Return moments of the gradient-matching and the exact posterior."""
     before = pd.DataFrame(target.scalars(draws))
     before = before.loc[:, np.ptp(before, axis=0) > 0]  # a start may be a known number
     after = pd.DataFrame(target.scalars(weighted.points))[before.columns]
@@ -86,7 +88,7 @@ def _verdict(found: SearchResult, moved: pd.Series, diagnostics: Diagnostics) ->
     words, moves = diagnostics.in_words(), furthest(moved)
     if diagnostics.passed:
         modes = describe_modes(found.modes.shares)
-        far_away = FAR_AWAY if moved.abs().max() > JOURNEY and not modes else ""
+        far_away = FAR_AWAY if moved.abs().max() > MAX_MOVE and not modes else ""
         return (
             f"{words}{modes} It differs from the gradient-matching posterior most in {moves} "
             f"(standard deviations of the latter).{far_away}"
@@ -105,26 +107,24 @@ def integrate_check(
     random_seed: int | np.random.Generator | None = None,
     progressbar: bool = True,
 ) -> IntegrateCheck:
-    r"""Turn draws of a gradient-matching posterior into draws of the exact one, if they allow it.
+    r"""Draw from the exact posterior, starting from draws of a gradient-matching posterior.
 
     .. math::
 
         w_i \propto \frac{p(u_i)\; p\bigl(y \mid x(t; \theta_i, x_{0,i}), u_i\bigr)}{q(\phi_i)},
         \qquad \phi_i \sim q, \qquad \phi = (u, x_0)
 
-    The numerator is the model's own graph with the numerical solution of the ODE in
-    the place of its states: their Gaussian process and the constraint are left
-    out, and everything else that the model observes or weighs stays, whatever its
-    likelihood, at the present values of its ``pm.Data``.  u are the model's variables
-    that count, unconstrained; x(t0), where states start, has a wide prior around the first data
-    unless ``start=`` gives another, see :func:`~pymc_gradmatch.exact_model`, which is this
-    posterior as a plain PyMC model.
+    The numerator is the model's graph with the numerical solution of the ODE in the place of its
+    states: their Gaussian process and the constraint are left out; all other observed variables and
+    potentials stay, with the present values of ``pm.Data``.  u are the remaining variables,
+    unconstrained; x(t0) has a wide prior around the first data unless ``start=`` replaces it, see
+    :func:`~pymc_gradmatch.exact_model`, which is this posterior as a plain PyMC model.
 
-    The proposal q is a mixture of Student t distributions.  Two searches for it start from the
-    exact posterior's modes, climbed to from the given draws and from draws of the prior, and
-    the ridges that lead away from these, and move to the exact posterior (adaptive multiple
-    importance sampling [1]_).  Where they disagree, each starts again from all that was found.
-    Weights are Pareto-smoothed [2]_.
+    The proposal q is a mixture of Student t distributions, adapted by adaptive multiple importance
+    sampling [1]_ in two independent searches.  They start from the exact posterior's modes, found
+    by local optimisation from the given draws and from prior draws, and from the ridges through
+    these.  Where they disagree, each is run again from all draws found.  Weights are
+    Pareto-smoothed [2]_.
 
     Parameters
     ----------
@@ -133,11 +133,11 @@ def integrate_check(
     model : pymc.Model, optional
         The model, if it is not the one on the stack.
     n_draws : int, default 12_000
-        Draws of the result, of all searches together; at least 1 000.
+        Number of draws of the result, from all searches; at least 1 000.
     random_seed : int or numpy.random.Generator, optional
         Seed of the draws.
     progressbar : bool, default True
-        Show what is being done where that takes long, from the first second on.
+        Show what is being done, after the first half second.
 
     Returns
     -------
@@ -146,19 +146,18 @@ def integrate_check(
     Raises
     ------
     ValueError
-        If draws and model do not belong together; if the model's likelihood depends
-        on the states otherwise than through the variable that
-        :class:`~pymc_gradmatch.GradientMatchingODE` is given; or if the ODE can be
-        integrated from none of the draws.
+        If the draws are not of the model; if the likelihood depends on states other than the
+        variable that :class:`~pymc_gradmatch.GradientMatchingODE` is given; or if the ODE can be
+        integrated at none of the draws.
 
     Notes
     -----
-    "These are draws from the exact posterior" says that all conditions of
-    :class:`~pymc_gradmatch.Diagnostics` hold.  Nothing is proved: a mode whose basin is so small
-    that no climb began in it goes unseen.  Of many unknowns with one mode, and of hierarchies,
-    chains of NUTS take the place of searches.
+    "These are draws from the exact posterior" means that all conditions of
+    :class:`~pymc_gradmatch.Diagnostics` hold.  That is no proof: a mode is missed if no
+    optimisation started in its basin.  With many unknowns and one mode, and for hierarchies, NUTS
+    replaces the searches.
 
-    Draws whose integration fails have weight zero.  All draws are integrated at once
+    Draws whose integration fails have weight zero.  All draws are integrated in one batch
     by :class:`~pymc_gradmatch.ode.Solver`.
 
     References
@@ -186,12 +185,12 @@ def integrate_check(
     model = pm.modelcontext(model)
     check_n_draws(n_draws)
     rng = np.random.default_rng(random_seed)
-    with reporting("writing the exact posterior", enabled=progressbar) as say:
+    with reporting("writing the exact posterior", enabled=progressbar) as report:
         target = ExactPosterior(model)
         draws = target.coordinates(_posterior(idata))
-        search = Exact(target, n_draws, rng, say, near=draws)
+        search = ExactSearch(target, n_draws, rng, report, initial_draws=draws)
         search.run()
-        say("drawing")
+        report("drawing")
         drawn = search.drawn()
     found, diagnostics = drawn.found, drawn.diagnostics
     moved = _compare(target, draws, found.weighted)

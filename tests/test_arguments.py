@@ -127,7 +127,7 @@ def test_an_ode_without_a_state_in_it_is_fitted(growth, rng):
     model = gm.build_model(
         growth, t, y, priors={"k": pm.Normal.dist(0, 5)}, preset="refined", random_seed=1
     )
-    found = gm.find_map(model=model, random_seed=1)
+    found = gm.find_MAP(model=model, random_seed=1)
     assert abs(found["k"] - 2) < 0.3  # five standard errors of a line's slope are 0.19
 
 
@@ -302,7 +302,7 @@ def test_pm_data_are_fitted_and_stay_what_is_observed(decay, one, road):
         pm.set_data({"pelts": one + 0.1})
     assert logp(point) < before - 1
     with pytest.warns(UserWarning, match=r"pm.Data \['pelts'\] were set after .* Build the model"):
-        gm.find_map(model=model, random_seed=1)
+        gm.find_MAP(model=model, random_seed=1)
 
 
 @pytest.mark.slow
@@ -312,7 +312,7 @@ def test_data_that_were_not_set_anew_are_no_reason_to_warn(decay, one, gp_of_one
         pm.Data("other", one[:3])
         gm.build_model(decay, TIMES, y, priors=PRIORS, gp=gp_of_one, preset="fgpgm")
         pm.set_data({"other": one[:3] + 1})
-    gm.find_map(model=model, random_seed=1)  # warnings are errors
+    gm.find_MAP(model=model, random_seed=1)  # warnings are errors
 
 
 def test_symbols_without_a_value_are_no_data(one):
@@ -343,7 +343,7 @@ def test_names_of_parameters_take_precedence(clashing, one):
     names = ["x_", "sigma_", "gamma_", "y_", "gradient_match_"]
     assert sorted(model.named_vars) == sorted(CLASHING + names)
     assert model.named_vars_to_dims["x_"] == ("time", "state")
-    found = gm.find_map(model=model, random_seed=1)
+    found = gm.find_MAP(model=model, random_seed=1)
     assert found["x_"].shape == (9, 1)
     assert found["x"].shape == ()
 
@@ -439,7 +439,7 @@ def test_distributions_made_of_others_are_priors(decay, one, preset, prior):
     settings = {"preset": preset, "random_seed": 1, "progressbar": False}
     model = gm.build_model(decay, TIMES, one, priors={"r": prior}, **settings, sigma="fixed")
     assert np.isfinite(model.compile_logp(mode="FAST_COMPILE")(model.initial_point()))
-    assert 0 < gm.find_map(model=model, progressbar=False)["r"] < 3
+    assert 0 < gm.find_MAP(model=model, progressbar=False)["r"] < 3
 
 
 def test_distributions_outside_of_the_model_are_refused_in_the_four_lines(decay, one, gp_of_one):
@@ -523,7 +523,7 @@ def test_a_prior_that_cannot_be_drawn_from_needs_a_start(decay, one, gp_of_one):
     with pytest.raises(ValueError, match=r"cannot be drawn from its prior .*`initval`"):
         gm.sample(model=model)
     started = four_lines(decay, gp_of_one, one, theta=lambda: {"r": pm.HalfFlat("r", initval=1.0)})
-    assert abs(gm.find_map(model=started, random_seed=1)["r"] - 1) < 0.5
+    assert abs(gm.find_MAP(model=started, random_seed=1)["r"] - 1) < 0.5
 
 
 @pytest.mark.slow

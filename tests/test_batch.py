@@ -13,7 +13,7 @@ import pymc_gradmatch as gm
 from pymc_gradmatch.exact import ExactPosterior, batch
 from pymc_gradmatch.model import unfitted_model
 from pymc_gradmatch.sampling import many
-from pymc_gradmatch.sampling.alike import ExactFits, observed_by
+from pymc_gradmatch.sampling.batched_fits import ExactFits, bind_data
 
 T = np.linspace(0, 3, 10)
 RATES = (0.5, 1.0, 1.7)
@@ -121,18 +121,18 @@ def test_a_posterior_with_replaced_numbers_is_that_of_its_own_model(kind, rng):
     ode, ys = chain(**of_ode), change(decays(floor=0.02))
     fits = ExactFits(ode, priors(), 1_000, settings)
     first, *others = [(T, y, 1) for y in ys]
-    alike = fits._of_pattern(first, fits._read(*first[:2]))
-    written = alike.batch
+    posterior = fits._batched_posterior(first, fits._check(*first[:2]))
+    written = posterior.batch
     of_model = {name: value for name, value in settings.items() if name == "sigma"}
     of_data = {name: value for name, value in settings.items() if name != "sigma"}
     for t, y, seed in others:
-        told = fits._read(t, y)
-        assert alike is fits._of_pattern((t, y, seed), told)
-        one = alike.filled(told, np.random.default_rng(4))
+        told = fits._check(t, y)
+        assert posterior is fits._batched_posterior((t, y, seed), told)
+        one = posterior.data_set(told, np.random.default_rng(4))
         written.number.set_values(one)
         written.set_data_sets([one])
         if "likelihood" in settings:  # scales are those of solutions, the same ones here
-            y, of_data["likelihood"] = observed_by(settings["likelihood"], y)
+            y, of_data["likelihood"] = bind_data(settings["likelihood"], y)
         alone = ExactPosterior(
             unfitted_model(
                 ode, t, y, priors=priors(), settings=of_model, random_seed=4, progressbar=False,
@@ -173,7 +173,7 @@ def test_draws_are_those_of_each_data_set_alone(kind):
 def test_draws_are_the_same_to_the_last_bit_in_groups_of_any_size(monkeypatch, size):
     ys = missing(decays())
     together = fitted(chain(), ys)
-    monkeypatch.setattr(many, "MOST_TOGETHER", size)
+    monkeypatch.setattr(many, "MAX_BATCH", size)
     apart = fitted(chain(), ys)
     for name in ("k", "m", "x0", "sigma", "x", "pareto_k", "verdict"):
         np.testing.assert_array_equal(together[name], apart[name])
@@ -189,7 +189,7 @@ def test_arguments_of_single_fits_are_refused_by_these(settings, words):
 
 
 def test_the_error_of_a_search_is_reported_and_the_others_end(monkeypatch):
-    judged = many.ExactFits._judged
+    judged = many.ExactFits._search
 
     def failing(self, target, seed):
         if target.constraints[0].gp.y[0, 0] == ys[1, 0, 0]:
@@ -199,7 +199,7 @@ def test_the_error_of_a_search_is_reported_and_the_others_end(monkeypatch):
         return judged(self, target, seed)
 
     ys = decays()
-    monkeypatch.setattr(many.ExactFits, "_judged", failing)
+    monkeypatch.setattr(many.ExactFits, "_search", failing)
     fits = fitted(chain(), ys)
     assert list(fits["failure"].values) == ["", "ValueError: of this one alone", ""]
     assert np.isfinite(fits["k"][[0, 2]]).all()
@@ -270,7 +270,7 @@ def test_a_likelihood_with_numbers_outside_graphs_is_fitted_alone(monkeypatch):
     """Assert that the first other data set is compared with its own model."""
     alone = []
     monkeypatch.setattr(
-        ExactFits, "_alone", lambda self, *one: alone.append(one) or ValueError("-")
+        ExactFits, "_fit_separately", lambda self, *one: alone.append(one) or ValueError("-")
     )
 
     def bounded(x, theta, y):

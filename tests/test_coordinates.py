@@ -14,18 +14,14 @@ from pymc_gradmatch.numerics import Laplace, laplace
 from pymc_gradmatch.sampling import coordinates
 from pymc_gradmatch.sampling import posterior as compiled_posteriors
 from pymc_gradmatch.sampling.coordinates import (
-    Arrow,
-    Band,
+    BandCoordinates,
     Coordinates,
-    Split,
-    banded,
-    climb_in_band,
-    climb_in_blocks,
-    curve,
+    Roles,
+    band_coordinates,
+    curved_coordinates,
     monomials,
-    rounded,
-    straight,
-    upright,
+    optimise_in_band,
+    straight_coordinates,
 )
 from pymc_gradmatch.sampling.density import compile_density, pack
 from pymc_gradmatch.sampling.posterior import compile_posterior
@@ -61,7 +57,7 @@ def posterior(model):
 @pytest.fixture(scope="module")
 def around(posterior):
     rng = np.random.default_rng(1)
-    return curve(posterior.density, posterior.find_mode(rng), posterior.split, rng)
+    return curved_coordinates(posterior.density, posterior.find_mode(rng), posterior.roles, rng)
 
 
 def determinant(coordinates, q):
@@ -74,7 +70,7 @@ def determinant(coordinates, q):
 @pytest.mark.slow
 def test_coordinates_preserve_volume(around, rng):
     """Assert one Jacobian determinant everywhere, though the coordinates are bent."""
-    assert np.abs(around.bent).max() > 1e-3
+    assert np.abs(around.polynomial).max() > 1e-3
     sign, expected = np.linalg.slogdet(around.linear.T)
     for q in rng.normal(scale=1.5, size=(4, len(around.location))):
         here = determinant(around, q)
@@ -82,25 +78,25 @@ def test_coordinates_preserve_volume(around, rng):
         assert here.logabsdet == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.parametrize(("n_curved", "degrees"), [(0, ()), (3, (2, 3)), (13, (2,)), (30, ())])
-def test_monomials_are_all_products_of_degrees_with_few_enough(rng, n_curved, degrees):
-    q = rng.normal(size=(2, 4, n_curved + 1))
+@pytest.mark.parametrize(("n_ridge", "degrees"), [(0, ()), (3, (2, 3)), (13, (2,)), (30, ())])
+def test_monomials_are_all_products_of_degrees_with_few_enough(rng, n_ridge, degrees):
+    q = rng.normal(size=(2, 4, n_ridge + 1))
     chosen = [
         list(indices)
         for degree in degrees
-        for indices in combinations_with_replacement(range(n_curved), degree)
+        for indices in combinations_with_replacement(range(n_ridge), degree)
     ]
     expected = np.array([q[..., indices].prod(axis=-1) for indices in chosen])
-    found = monomials(q, n_curved)
+    found = monomials(q, n_ridge)
     assert found.shape == (2, 4, len(chosen))
     np.testing.assert_allclose(found, np.moveaxis(expected.reshape(-1, 2, 4), 0, -1))
 
 
 def test_parameters_and_one_direction_per_state_are_straight(around, posterior):
     """Assert that the monomials move states alone, and depend on the curved coordinates alone."""
-    assert (posterior.split.n_curved, posterior.split.n_states) == (4, 1)
-    np.testing.assert_array_equal(around.bent[~posterior.split.is_state], 0)
-    assert posterior.split.n_monomials == around.bent.shape[1] == 10 + 20
+    assert (posterior.roles.n_ridge, posterior.roles.n_states) == (4, 1)
+    np.testing.assert_array_equal(around.polynomial[~posterior.roles.is_state], 0)
+    assert posterior.roles.n_monomials == around.polynomial.shape[1] == 10 + 20
 
 
 def test_compiled_density_of_q_is_the_density_of_u(around, posterior, rng):
@@ -122,46 +118,46 @@ def test_map_of_many_points_is_the_map_of_each(around, rng):
 def test_the_bent_ridge_runs_through_the_most_probable_states(posterior, around):
     """Assert that across it a hundredth is left to climb of what there is without the bend."""
     points = np.zeros((50, len(around.location)))
-    points[:, : around.n_curved] = np.random.default_rng(5).normal(size=(50, around.n_curved))
+    points[:, : around.n_ridge] = np.random.default_rng(5).normal(size=(50, around.n_ridge))
 
     def left(coordinates):
-        slopes = posterior.density(coordinates(points))[1] @ around.linear[:, around.n_curved :]
+        slopes = posterior.density(coordinates(points))[1] @ around.linear[:, around.n_ridge :]
         return np.square(slopes).sum(axis=1).mean()
 
-    assert left(around) < 0.01 * left(around._replace(bent=np.zeros_like(around.bent)))
+    assert left(around) < 0.01 * left(around._replace(polynomial=np.zeros_like(around.polynomial)))
 
 
 @pytest.mark.parametrize("n_held", [0, 2])
 def test_a_cubic_ridge_is_found(rng, n_held):
     """Assert that a normal bent by known cubic polynomials becomes the standard normal again."""
     n_params, n_state = 2, 6
-    split = Split(
+    roles = Roles(
         np.repeat([False, True, False], [n_params, n_state, n_held]),
         np.repeat([False, True], [n_params + n_state, n_held]),
         n_states=1,
         experiment=np.full(n_params + n_state + n_held, -1),
     )
-    n, n_curved = n_params + n_state + n_held, 4
-    order = [*range(n_curved), *range(n_params + n_state, n)]
-    order += range(n_curved, n_params + n_state)  # curved, held, hard
-    scales = np.repeat([1.0, 0.02], [n_curved + n_held, n_state - 2])
-    bent = np.zeros((n, split.n_monomials))
-    bent[n_curved : n_params + n_state] = rng.normal(0, 0.03, (n_state - 2, split.n_monomials))
+    n, n_ridge = n_params + n_state + n_held, 4
+    order = [*range(n_ridge), *range(n_params + n_state, n)]
+    order += range(n_ridge, n_params + n_state)  # curved, held, hard
+    scales = np.repeat([1.0, 0.02], [n_ridge + n_held, n_state - 2])
+    bent = np.zeros((n, roles.n_monomials))
+    bent[n_ridge : n_params + n_state] = rng.normal(0, 0.03, (n_state - 2, roles.n_monomials))
     linear = np.zeros((n, n))
     linear[order, range(n)] = scales
     location = rng.normal(size=n)
 
     def density(u):
-        curved = (u - location)[order][:n_curved]
+        curved = (u - location)[order][:n_ridge]
         total = u - location
         for k, row in enumerate(bent):
-            total[k] -= row @ monomials(curved, n_curved)
+            total[k] -= row @ monomials(curved, n_ridge)
         z = total[order] / scales
         gradient = np.zeros(n)
         gradient[order] = -z / scales
         h = 1e-5
-        for i, step in enumerate(h * np.eye(n_curved)):
-            ahead, behind = (bent @ monomials(curved + s * step, n_curved) for s in (1, -1))
+        for i, step in enumerate(h * np.eye(n_ridge)):
+            ahead, behind = (bent @ monomials(curved + s * step, n_ridge) for s in (1, -1))
             gradient[order[i]] -= gradient @ (ahead - behind) / (2 * h)
         return -0.5 * z @ z, gradient
 
@@ -169,10 +165,10 @@ def test_a_cubic_ridge_is_found(rng, n_held):
     np.testing.assert_allclose(density(location + 0.1)[1], numeric, rtol=1e-3, atol=1e-2)
     mode = laplace(density, location)
     everywhere = np.vectorize(density, signature="(n)->(),(n)")
-    found = curve(everywhere, mode, split, np.random.default_rng(2))
+    found = curved_coordinates(everywhere, mode, roles, np.random.default_rng(2))
     assert isinstance(found, Coordinates)
     points = np.random.default_rng(3).normal(size=(40, n))
-    flat = straight(mode, split)
+    flat = straight_coordinates(mode, roles)
     for around, worst in ((found, 1.0), (flat, np.inf)):
         height = density(around(np.zeros(n)))[0]
         misfit = [density(around(q))[0] - height + 0.5 * q @ q for q in points]
@@ -211,16 +207,16 @@ def test_without_states_of_their_own_coordinates_are_straight(rng):
     """Assert those of a normal, as in a whitened model, for parameters and a random sigma."""
     root = rng.normal(size=(6, 6))
     precision = root @ root.T + np.eye(6)
-    is_held = np.arange(6) >= 4
-    split = Split(np.zeros(6, dtype=bool), is_held, n_states=0, experiment=np.full(6, -1))
+    is_fixed = np.arange(6) >= 4
+    roles = Roles(np.zeros(6, dtype=bool), is_fixed, n_states=0, experiment=np.full(6, -1))
 
     def density(u):
         return -0.5 * u @ precision @ u, -precision @ u
 
-    around = curve(density, laplace(density, np.zeros(6)), split, rng)
-    assert around.bent.size == 0
+    around = curved_coordinates(density, laplace(density, np.zeros(6)), roles, rng)
+    assert around.polynomial.size == 0
     expected = np.zeros((6, 6))
-    for block in (is_held, ~is_held):  # each given the other
+    for block in (is_fixed, ~is_fixed):  # each given the other
         expected[np.ix_(block, block)] = np.linalg.inv(precision[np.ix_(block, block)])
     np.testing.assert_allclose(around.linear @ around.linear.T, expected, atol=1e-6)
 
@@ -297,11 +293,11 @@ EXPERIMENT = np.array([-1, 0, 1, 2, 0, 0, 1, 1, 2, 2, -1])  # each owns three, t
 
 
 @pytest.fixture
-def arrows(monkeypatch):
-    """Return what entries are of three experiments, whose W is an arrow."""
-    monkeypatch.setattr(coordinates, "MOST_TOGETHER", 0)
+def experiments(monkeypatch):
+    """Return the roles of entries of three experiments, whose Hessian has a block for each."""
+    monkeypatch.setattr(coordinates, "MAX_DENSE_OF_EXPERIMENTS", 0)
     nothing = np.zeros(len(EXPERIMENT), dtype=bool)
-    return Split(nothing, nothing, n_states=1, experiment=EXPERIMENT)
+    return Roles(nothing, nothing, n_states=1, experiment=EXPERIMENT)
 
 
 @pytest.fixture
@@ -322,50 +318,53 @@ def normal(location, precision):
     return density
 
 
-def test_an_arrow_makes_experiments_that_share_a_standard_normal(arrows, precision, rng):
-    """Assert the mode, and W W^T = H^-1 where no entry of another experiment was looked at."""
-    location = rng.normal(size=len(EXPERIMENT))
-    density = normal(location, precision)
-    mode = climb_in_blocks(density, np.zeros(len(EXPERIMENT)), arrows)
-    np.testing.assert_allclose(mode.location, location, atol=1e-6)
-    around = rounded(density, upright(mode, arrows), arrows)
-    linear = np.array([around(e) for e in np.eye(len(EXPERIMENT))]).T - around.location[:, None]
+def assert_standard_normal(around, precision, rng):
+    """Assert W W^T = H^-1, the gradient with respect to q, and the map of many points."""
+    n = len(precision)
+    linear = np.array([around(e) for e in np.eye(n)]).T - around.location[:, None]
     np.testing.assert_allclose(linear @ linear.T, np.linalg.inv(precision), atol=1e-8)
-    gradient = rng.normal(size=len(EXPERIMENT))
-    np.testing.assert_allclose(around.back(gradient), linear.T @ gradient)
-    batch = rng.normal(size=(2, 3, len(EXPERIMENT)))
+    gradient = rng.normal(size=n)
+    np.testing.assert_allclose(around.pull_back(gradient), linear.T @ gradient)
+    batch = rng.normal(size=(2, 3, n))
     np.testing.assert_allclose(around(batch), around.location + batch @ linear.T)
 
 
-def test_what_is_held_stays_where_it_is_and_keeps_its_scale(arrows, precision, rng):
+def test_blocks_of_experiments_make_a_standard_normal(experiments, precision, rng):
+    """Assert it where no entry of another experiment was looked at."""
+    n = len(EXPERIMENT)
+    location = rng.normal(size=n)
+    density = normal(location, precision)
+    mode = optimise_in_band(density, Laplace(np.zeros(n), rng.uniform(0.1, 1, n), 0.0), experiments)
+    np.testing.assert_allclose(mode.location, location, atol=1e-6)
+    around = band_coordinates(density, mode, experiments)
+    assert around.width == 2
+    assert_standard_normal(around, precision, rng)
+
+
+def test_fixed_entries_stay_where_they_are(experiments, precision, rng):
     """Assert it of one shared entry and one of each experiment: the mode is the one given these."""
-    held = np.isin(np.arange(len(EXPERIMENT)), [10, 3, 4, 6])
-    split = arrows._replace(is_held=held)
-    start = rng.normal(size=len(EXPERIMENT))
-    mode = climb_in_blocks(normal(np.zeros(len(start)), precision), start, split)
-    np.testing.assert_allclose(mode.location[held], start[held], rtol=1e-12)
-    np.testing.assert_allclose(mode.factor[held], 1)
-    free = ~held
+    n = len(EXPERIMENT)
+    fixed = np.isin(np.arange(n), [10, 3, 4, 6])
+    roles = experiments._replace(is_fixed=fixed)
+    start = rng.normal(size=n)
+    mode = optimise_in_band(normal(np.zeros(n), precision), Laplace(start, np.ones(n), 0.0), roles)
+    np.testing.assert_array_equal(mode.location[fixed], start[fixed])
+    free = ~fixed
     expected = -np.linalg.solve(
-        precision[np.ix_(free, free)], precision[np.ix_(free, held)] @ start[held]
+        precision[np.ix_(free, free)], precision[np.ix_(free, fixed)] @ start[fixed]
     )
     np.testing.assert_allclose(mode.location[free], expected, atol=1e-6)
 
 
-def test_a_compiled_arrow_is_the_one_that_draws_are_moved_by(arrows, precision, rng):
+def test_a_block_without_a_factor_leaves_the_others_as_they_are(experiments):
+    """Assert it of one with negative curvature: it alone is damped."""
     n = len(EXPERIMENT)
-    n_shared, *own = arrows.sizes
-    given = [(n,), (n_shared, n_shared), (*own, own[1]), (*own, n_shared)]
-    around = Arrow(*(rng.normal(size=shape) for shape in given), arrows.order)
-    u, data = (pt.tensor(dtype="float64", shape=(n,)) for _ in range(2))
-    log_density = -0.5 * (u * (precision @ u)).sum() + (data * u).sum()
-    slope = rng.normal(size=n)
-    native = compile_density(log_density, u, data, arrows).with_numbers(pack(around, slope))
-    q = rng.normal(size=n)
-    value, gradient = native(q)
-    expected = -0.5 * around(q) @ precision @ around(q) + slope @ around(q)
-    assert value == pytest.approx(expected, rel=1e-10)
-    np.testing.assert_allclose(gradient, around.back(slope - precision @ around(q)), atol=1e-8)
+    curvatures = np.where(EXPERIMENT == 1, -1.0, 4.0)
+    mode = Laplace(*np.zeros((1, n)), np.ones(n), 0.0)
+    around = band_coordinates(normal(np.zeros(n), np.diag(curvatures)), mode, experiments)
+    moved = around(np.ones(n))
+    np.testing.assert_allclose(moved[EXPERIMENT != 1], 0.5)
+    assert np.isfinite(moved).all()
 
 
 def population():
@@ -398,12 +397,12 @@ def test_what_an_experiment_owns_is_told_from_what_all_share():
     compiled = compile_posterior(model := patients(4))
     names = [rv.name for rv in model.free_RVs]
     ends = np.cumsum([np.prod(shape, dtype=int) for shape in compiled.shapes])[:-1]
-    found = dict(zip(names, np.split(compiled.split.experiment, ends), strict=True))
+    found = dict(zip(names, np.split(compiled.roles.experiment, ends), strict=True))
     assert set(found["mean"]) == set(found["spread"]) == {-1}
     np.testing.assert_array_equal(found["rate"], np.arange(4))
     np.testing.assert_array_equal(found["x"], np.repeat(np.arange(4), 15))
-    held = zip(names, np.split(compiled.split.is_held, ends), strict=True)
-    assert [name for name, is_held in held if is_held.any()] == ["spread"]
+    fixed = zip(names, np.split(compiled.roles.is_fixed, ends), strict=True)
+    assert [name for name, is_fixed in fixed if is_fixed.any()] == ["spread"]
 
 
 def assert_same_draws(dense, other, names):
@@ -419,28 +418,27 @@ def assert_same_draws(dense, other, names):
 
 
 @pytest.mark.slow
-def test_draws_in_arrows_are_those_in_dense_coordinates(monkeypatch):
+def test_draws_in_blocks_are_those_in_dense_coordinates(monkeypatch):
     """Assert means and sds of a population within five Monte Carlo errors, and no worse mixing."""
     model = patients(6)
     settings = {"chains": 4, "model": model, **QUIET}
     dense = gm.sample(2_000, **settings)
-    monkeypatch.setattr(coordinates, "MOST_TOGETHER", 0)
-    assert compile_posterior(model).split.is_arrow
-    arrow = gm.sample(2_000, **settings)
-    assert_same_draws(dense, arrow, ("mean", "spread", "rate", "x"))
+    monkeypatch.setattr(coordinates, "MAX_DENSE_OF_EXPERIMENTS", 0)
+    assert not compile_posterior(model).roles.is_dense
+    assert_same_draws(dense, gm.sample(2_000, **settings), ("mean", "spread", "rate", "x"))
 
 
-N_TIME, N_BESIDE = 60, 3  # two states at so many times, and what is beside them
+N_TIME, N_BORDER = 60, 3  # two states at so many times, and what is beside them
 
 
 @pytest.fixture
 def chains(monkeypatch):
     """Return what entries of a long series are, the states between two of the others."""
-    monkeypatch.setattr(coordinates, "MOST_DENSE", 0)
-    monkeypatch.setattr(coordinates, "FIRST_REACH", 1)
+    monkeypatch.setattr(coordinates, "MAX_DENSE", 0)
+    monkeypatch.setattr(coordinates, "FIRST_WIDTH", 1)
     is_state = np.array([False, *[True] * (2 * N_TIME), False, False])
     nothing = np.zeros(len(is_state), dtype=bool)
-    return Split(is_state, nothing, n_states=2, experiment=np.full(len(is_state), -1))
+    return Roles(is_state, nothing, n_states=2, experiment=np.full(len(is_state), -1))
 
 
 @pytest.fixture
@@ -460,31 +458,28 @@ def test_a_band_makes_a_series_a_standard_normal(chains, of_chains, rng):
     n = len(of_chains)
     location = rng.normal(size=n)
     density = normal(location, of_chains)
-    mode = climb_in_band(density, Laplace(np.zeros(n), rng.uniform(0.1, 1, n), 0.0), chains)
+    mode = optimise_in_band(density, Laplace(np.zeros(n), rng.uniform(0.1, 1, n), 0.0), chains)
     np.testing.assert_allclose(mode.location, location, atol=1e-5)
-    around = banded(density, mode, chains)
-    assert around.reach == 10
-    linear = np.array([around(e) for e in np.eye(n)]).T - around.location[:, None]
-    np.testing.assert_allclose(linear @ linear.T, np.linalg.inv(of_chains), atol=1e-8)
-    gradient = rng.normal(size=n)
-    np.testing.assert_allclose(around.back(gradient), linear.T @ gradient)
-    batch = rng.normal(size=(2, 3, n))
-    np.testing.assert_allclose(around(batch), around.location + batch @ linear.T)
+    around = band_coordinates(density, mode, chains)
+    assert around.width == 10
+    assert_standard_normal(around, of_chains, rng)
 
 
-def test_a_band_leaves_what_is_held_where_it_is(chains, of_chains, rng):
+def test_a_band_leaves_fixed_entries_where_they_are(chains, of_chains, rng):
     """Assert that all else goes to its mode given that, and that it keeps its own coordinate."""
     n = len(of_chains)
-    held = np.arange(n) == n - 1
+    fixed = np.arange(n) == n - 1
     start = rng.normal(size=n)
-    split = chains._replace(is_held=held)
+    roles = chains._replace(is_fixed=fixed)
     density = normal(np.zeros(n), of_chains)
-    around = banded(density, climb_in_band(density, Laplace(start, np.ones(n), 0.0), split), split)
+    around = band_coordinates(
+        density, optimise_in_band(density, Laplace(start, np.ones(n), 0.0), roles), roles
+    )
     assert around.location[-1] == start[-1]
     expected = -np.linalg.solve(of_chains[:-1, :-1], of_chains[:-1, -1] * start[-1])
     np.testing.assert_allclose(around.location[:-1], expected, atol=1e-5)
-    assert not around.shared[np.ix_([0, 1], [2])].any()
-    assert not around.shared[np.ix_([2], [0, 1])].any()
+    assert not around.border[np.ix_([0, 1], [2])].any()
+    assert not around.border[np.ix_([2], [0, 1])].any()
 
 
 def test_states_that_see_all_others_have_no_band(chains, of_chains, rng, monkeypatch):
@@ -492,24 +487,24 @@ def test_states_that_see_all_others_have_no_band(chains, of_chains, rng, monkeyp
     n = len(of_chains)
     root = rng.normal(size=(n, n))
     density, start = normal(np.zeros(n), root @ root.T + np.eye(n)), Laplace(*np.ones((2, n)), 0.0)
-    whole = banded(density, start, chains)
-    assert whole.reach == 2 * N_TIME - 1
+    whole = band_coordinates(density, start, chains)
+    assert whole.width == 2 * N_TIME - 1
     linear = np.array([whole(e) for e in np.eye(n)]).T - whole.location[:, None]
     np.testing.assert_allclose(
         linear.T @ (root @ root.T + np.eye(n)) @ linear, np.eye(n), atol=1e-5
     )
-    monkeypatch.setattr(coordinates, "MOST_IN_BAND", 40 * N_TIME)
-    assert banded(density, start, chains) is None
-    assert banded(normal(np.zeros(n), of_chains), start, chains).reach == 10
-    monkeypatch.setattr(coordinates, "MOST_BESIDE", N_BESIDE - 1)
-    assert banded(normal(np.zeros(n), of_chains), start, chains) is None
+    monkeypatch.setattr(coordinates, "MAX_BAND_SIZE", 40 * N_TIME)
+    assert band_coordinates(density, start, chains) is None
+    assert band_coordinates(normal(np.zeros(n), of_chains), start, chains).width == 10
+    monkeypatch.setattr(coordinates, "MAX_BORDER", N_BORDER - 1)
+    assert band_coordinates(normal(np.zeros(n), of_chains), start, chains) is None
 
 
 def test_a_band_without_a_factor_gets_one(chains):
     """Assert it at a saddle, where a climb that sees no slope stays."""
     n = len(chains.is_state)
     curvatures = np.where(np.arange(n) == 5, -1.0, 2.0)
-    around = banded(
+    around = band_coordinates(
         normal(np.zeros(n), np.diag(curvatures)),
         Laplace(*np.zeros((1, n)), np.ones(n), 0.0),
         chains,
@@ -520,8 +515,8 @@ def test_a_band_without_a_factor_gets_one(chains):
 def test_a_band_of_what_nothing_is_known_of_is_its_diagonal(chains):
     n = len(chains.is_state)
     start = Laplace(*np.ones((2, n)), 0.0)
-    around = banded(normal(np.zeros(n), np.zeros((n, n))), start, chains)
-    assert around.reach == 1
+    around = band_coordinates(normal(np.zeros(n), np.zeros((n, n))), start, chains)
+    assert around.width == 1
     np.testing.assert_array_equal(around.follow, 0)
     assert np.isfinite(around(np.ones(n))).all()
 
@@ -529,20 +524,20 @@ def test_a_band_of_what_nothing_is_known_of_is_its_diagonal(chains):
 def test_a_compiled_band_is_the_one_that_draws_are_moved_by(chains, of_chains, rng):
     n, m = len(of_chains), 2 * N_TIME
     factor = np.concatenate([rng.uniform(1, 2, (1, m)), 0.1 * rng.normal(size=(10, m))])
-    around = Band(
-        rng.normal(size=n), rng.normal(size=(N_BESIDE, N_BESIDE)), factor,
-        rng.normal(size=(m, N_BESIDE)), chains.order,
+    around = BandCoordinates(
+        rng.normal(size=n), rng.normal(size=(N_BORDER, N_BORDER)), factor,
+        rng.normal(size=(m, N_BORDER)), chains.order,
     )  # fmt: skip
     u, data = (pt.tensor(dtype="float64", shape=(n,)) for _ in range(2))
     log_density = -0.5 * (u * (of_chains @ u)).sum() + (data * u).sum()
     slope = rng.normal(size=n)
-    native = compile_density(log_density, u, data, chains, around.reach)
+    native = compile_density(log_density, u, data, chains, around.width)
     native = native.with_numbers(pack(around, slope))
     q = rng.normal(size=n)
     value, gradient = native(q)
     expected = -0.5 * around(q) @ of_chains @ around(q) + slope @ around(q)
     assert value == pytest.approx(expected, rel=1e-10)
-    np.testing.assert_allclose(gradient, around.back(slope - of_chains @ around(q)), atol=1e-8)
+    np.testing.assert_allclose(gradient, around.pull_back(slope - of_chains @ around(q)), atol=1e-8)
 
 
 @pytest.mark.slow
@@ -558,8 +553,8 @@ def test_draws_in_a_band_are_those_in_dense_coordinates(monkeypatch):
     )  # fmt: skip
     settings = {"chains": 4, "model": model, **QUIET}
     dense = gm.sample(2_000, **settings)
-    monkeypatch.setattr(coordinates, "MOST_DENSE", 0)
-    assert not compile_posterior(model).split.is_dense
+    monkeypatch.setattr(coordinates, "MAX_DENSE", 0)
+    assert not compile_posterior(model).roles.is_dense
     series = gm.sample(2_000, **settings)
     assert_same_draws(dense, series, ("rate", "sigma", "x"))
 
@@ -567,7 +562,7 @@ def test_draws_in_a_band_are_those_in_dense_coordinates(monkeypatch):
 @pytest.mark.slow
 def test_states_with_nothing_beside_them_are_sampled_in_a_band(monkeypatch):
     """Assert the smoothed curve's mean and sd, which are known, within five Monte Carlo errors."""
-    monkeypatch.setattr(coordinates, "MOST_DENSE", 0)
+    monkeypatch.setattr(coordinates, "MAX_DENSE", 0)
     t = np.linspace(0, 10, 60)
     y = np.sin(t)[:, None] + np.random.default_rng(1).normal(0, 0.1, (60, 1))
     gp = gm.fit_gp(t, y, cov="Matern52", random_seed=1)

@@ -440,7 +440,7 @@ def test_a_likelihood_that_is_zero_at_the_start_is_named_with_its_experiment(exp
     given = {n: gm.Experiment(T, Y, likelihood=f) for n, f in {"a": seen, "b": counted}.items()}
     model = built(given)
     with pytest.raises(ValueError, match=r"likelihood is zero at b::lost\[0\] = 1"):
-        gm.find_map(model=model, random_seed=1, progressbar=False)
+        gm.find_MAP(model=model, random_seed=1, progressbar=False)
 
 
 @pytest.mark.slow

@@ -323,7 +323,7 @@ def own(function):
 
 
 SAMPLERS: dict[str, Callable] = {
-    "`gm.find_map`": own(gm.find_map),
+    "`gm.find_MAP`": own(gm.find_MAP),
     "`gm.sample_fgpgm`": lambda: gm.sample_fgpgm(
         pm.modelcontext(None), draws=5, burn_in=5, **QUIET
     ),

@@ -219,7 +219,7 @@ def test_a_sampler_that_makes_no_headway_ends_in_words(decay, monkeypatch):
     A chain that waits for its turn counts too.
     """
     monkeypatch.setattr(density, "STEPS_BEFORE_CHECK", 1_000)
-    monkeypatch.setattr(density, "MOST_STEPS_A_DRAW", 0)
+    monkeypatch.setattr(density, "MAX_STEPS_PER_DRAW", 0)
     with pytest.raises(RuntimeError, match=r"no progress: \d+ of 4000200 draws .* narrower priors"):
         gm.sample(chains=2, cores=1, model=decay, **ENDLESS)
 
@@ -227,9 +227,9 @@ def test_a_sampler_that_makes_no_headway_ends_in_words(decay, monkeypatch):
 @pytest.mark.slow
 def test_a_sampler_gives_up_by_work_not_by_the_clock(decay, monkeypatch):
     """Assert it of one that is looked at often: it has not done enough to be judged."""
-    monkeypatch.setattr(density, "CHECK_EVERY", 0.01)
-    monkeypatch.setattr(density, "MOST_STEPS_A_DRAW", 0)
-    monkeypatch.setattr(density, "LEAST_SHARE", 1.0)
+    monkeypatch.setattr(density, "CHECK_INTERVAL", 0.01)
+    monkeypatch.setattr(density, "MAX_STEPS_PER_DRAW", 0)
+    monkeypatch.setattr(density, "MIN_SHARE", 1.0)
     idata = gm.sample(50, tune=50, chains=2, cores=1, model=decay, random_seed=1, progressbar=False)
     assert idata["posterior"].sizes["draw"] == 50
 
@@ -291,7 +291,7 @@ def test_sampling_and_climbing_say_what_they_do(decay, shown):
         "fitting coordinates to the posterior",
     ]
     shown.clear()
-    gm.find_map(model=decay, random_seed=1)
+    gm.find_MAP(model=decay, random_seed=1)
     assert shown == ["compiling the model", "finding the mode"]
 
 
@@ -325,7 +325,7 @@ def test_building_and_checking_say_what_they_do(shown):
     gm.integrate_check(drawn, model=model, n_draws=1_000, random_seed=1)
     assert [*dict.fromkeys(words.split(":")[0] for words in shown)] == [
         "writing the exact posterior",
-        "climbing from the draws, and from draws of the prior",
+        "optimising from the draws, and from prior draws",
         "searching",
         "drawing",
     ]
@@ -394,8 +394,8 @@ def test_very_many_coordinates_are_sampled_without_any_matrix(monkeypatch, caplo
     [model] = decay_models(pm.HalfNormal.dist(1))
     settings = {"chains": 2, "cores": 1, "random_seed": 1, "progressbar": False, "model": model}
     dense = gm.sample(2_000, **settings)
-    monkeypatch.setattr(coordinates, "MOST_DENSE", 5)
-    monkeypatch.setattr(coordinates, "MOST_IN_BAND", 5)
+    monkeypatch.setattr(coordinates, "MAX_DENSE", 5)
+    monkeypatch.setattr(coordinates, "MAX_BAND_SIZE", 5)
     monkeypatch.setattr(numerics, "hessian", None)
     monkeypatch.setattr(coordinates, "hessian", None)
     with caplog.at_level("INFO", "pymc.gradmatch"):

@@ -239,7 +239,7 @@ def test_a_sum_a_ratio_and_an_estimated_factor(lotka_volterra, data):
     truth = {**lotka_volterra.theta, "factor": 2.5}
     found = fit.table.loc[list(truth)]
     assert (np.abs(found["mean"] - [*truth.values()]) < 4 * found["sd"]).all()
-    check = gm.find_map(model=fit.model, random_seed=1, progressbar=False)
+    check = gm.find_MAP(model=fit.model, random_seed=1, progressbar=False)
     assert set(truth) <= set(check)
 
 

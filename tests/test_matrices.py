@@ -11,7 +11,7 @@ import pymc_gradmatch as gm
 from pymc_gradmatch import numerics as algebra
 from pymc_gradmatch.gp import StatePrior, state_space
 from pymc_gradmatch.model.constraint import GradientMatchingODERV
-from pymc_gradmatch.sampling.posterior import compiled_for, held_variables
+from pymc_gradmatch.sampling.posterior import compiled_for, fixed_variables
 
 GAMMA = 0.3
 N_TIME = state_space.LONG_SERIES
@@ -202,7 +202,7 @@ def test_a_random_tolerance_is_found_in_both_bases(lotka_volterra):
             gamma = pm.HalfNormal("tolerance", 1.0) if random else GAMMA
             gm.GradientMatchingODE("g", ode, gp.prior("x"), theta, gp=gp, gamma=gamma)
         assert isinstance(model["g"].owner.op, GradientMatchingODERV)
-        held = held_variables(model)
+        held = fixed_variables(model)
         assert held == ({gamma} if random else set())
 
 

@@ -9,7 +9,7 @@ import pytest
 from pymc.step_methods.metropolis import tune
 
 from pymc_gradmatch.sampling import CompiledMetropolis
-from pymc_gradmatch.sampling.metropolis import _stretch
+from pymc_gradmatch.sampling.metropolis import _tuning_factor
 
 MEAN = np.array([1.0, -2.0, 0.5])
 COV = np.array([[1.0, 0.6, 0.0], [0.6, 2.0, -0.3], [0.0, -0.3, 0.5]])
@@ -234,4 +234,4 @@ def test_variables_of_another_model_are_refused():
 
 def test_widths_are_tuned_by_the_rule_of_pm_metropolis():
     rates = np.arange(101) / 100
-    np.testing.assert_array_equal(_stretch(rates), tune(1.0, rates))
+    np.testing.assert_array_equal(_tuning_factor(rates), tune(1.0, rates))

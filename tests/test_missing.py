@@ -297,7 +297,7 @@ def test_nuts_and_stacks_accept_missing_values(table, gp):
     check = gm.integrate_check(refined, model=fit.model, n_draws=2_000, random_seed=1)
     assert check.is_exact
     assert check.moved.loc["rate", "exact_mean"] == pytest.approx(mean, abs=0.3 * sd)
-    assert gm.find_map(model=fit.model, **quiet)["rate"] == pytest.approx(mean, abs=sd)
+    assert gm.find_MAP(model=fit.model, **quiet)["rate"] == pytest.approx(mean, abs=sd)
     assert gm.predict(fit.idata, model=fit.model)["posterior_predictive"]["y"].sizes[
         "observation"
     ] == len(gp.observations)

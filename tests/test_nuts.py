@@ -9,7 +9,7 @@ from scipy.optimize import approx_fprime
 import pymc_gradmatch as gm
 from benchmarks.paper import systems
 from pymc_gradmatch.numerics import laplace
-from pymc_gradmatch.sampling.posterior import compile_posterior, held_variables
+from pymc_gradmatch.sampling.posterior import compile_posterior, fixed_variables
 
 QUIET = {"cores": 1, "random_seed": 1, "progressbar": False}
 
@@ -122,7 +122,7 @@ def test_compiled_density_is_that_of_pymc(model):
 def test_variances_are_not_climbed(model):
     """Assert that sigma and gamma keep their start, while states and parameters reach a mode."""
     posterior = compile_posterior(model)
-    held = posterior.split.is_held
+    held = posterior.roles.is_fixed
     assert held.sum() == 2
     mode = posterior.find_mode(np.random.default_rng(1))
     start = posterior.draw_start(0)
@@ -171,7 +171,7 @@ def test_find_map_is_at_least_as_good_as_pymc(lotka_volterra, data, gp):
         sigma="fixed",
         preset="fgpgm",
     )
-    found = gm.find_map(model=model, random_seed=1)
+    found = gm.find_MAP(model=model, random_seed=1)
     assert found["x"].shape == data.y.shape
     posterior = compile_posterior(model)
     mode = posterior.find_mode(np.random.default_rng(1))
@@ -210,7 +210,7 @@ def test_climbing_without_a_finite_start_says_so():
     with pm.Model() as model:
         pm.Potential("never", pm.math.switch(pm.Normal("a") > 1e9, 0.0, -np.inf))
     with pytest.raises(ValueError, match=r"not finite at any start.*initval"):
-        gm.find_map(model=model, progressbar=False)
+        gm.find_MAP(model=model, progressbar=False)
 
 
 def test_variables_that_are_the_same_in_every_draw_keep_their_shape(ours):
@@ -226,7 +226,7 @@ def test_variables_that_are_the_same_in_every_draw_keep_their_shape(ours):
 
 def test_points_of_another_length_are_refused(model):
     compiled = compile_posterior(model)
-    n = len(compiled.split.is_state)
+    n = len(compiled.roles.is_state)
     with pytest.raises(ValueError, match=f"{n + 1} coordinates; expected {n}"):
         compiled.density(np.zeros((2, n + 1)))
 
@@ -267,7 +267,7 @@ def test_the_spread_of_a_population_stays_where_it_starts_in_the_climb_of_an_exa
         rate = pm.LogNormal("rate", center, spread, shape=6)
         x = decay.solve(t, [1.0], {"rate": rate})
         pm.Normal("y", x[..., 0], pm.HalfNormal("sigma", 1), observed=y)
-    assert held_variables(model) == {spread}
+    assert fixed_variables(model) == {spread}
     mode = compile_posterior(model).find_mode(rng)
     assert mode.location[1] == np.log(0.5)
     idata = gm.sample(200, chains=2, model=model, **QUIET)

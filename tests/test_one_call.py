@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import arviz as az
 import numpy as np
 import pandas as pd
 import pymc as pm
@@ -94,16 +95,26 @@ def test_a_fit_that_is_stopped_before_its_first_mode_has_the_mode_all_the_same(
 
 def test_a_search_that_ended_in_time_is_not_lost_after_it(y, monkeypatch):
     """Assert draws and verdict where the time is over while the draws are being made."""
-    run = engine.Exact.run
+    run = engine.ExactSearch.run
 
     def just_in_time(search):
         run(search)
         search.target.deadline = 0.0
 
-    monkeypatch.setattr(engine.Exact, "run", just_in_time)
+    monkeypatch.setattr(engine.ExactSearch, "run", just_in_time)
     priors = {"rate": pm.HalfNormal.dist(2)}
     fit = gm.fit(DECAY, T, y, priors=priors, max_seconds=1e3, random_seed=1, progressbar=False)
     assert fit.is_exact
+
+
+def test_a_summary_is_arviz_s_of_the_unknowns(fitted):
+    shown = fitted.summary(kind="stats", ci_prob=0.5)
+    expected = az.summary(
+        fitted.idata, var_names=["rate", "x0", "sigma"], kind="stats", ci_prob=0.5
+    )
+    pd.testing.assert_frame_equal(shown, expected)
+    assert [*shown.index] == [*fitted.table.index]
+    assert [*fitted.summary(var_names=["rate"]).index] == ["rate"]
 
 
 def test_modes_are_reported_with_their_weights(fitted):
@@ -227,9 +238,9 @@ def test_what_does_not_go_together_is_refused(y, fitted):
     priors = {"rate": pm.HalfNormal.dist(2)}
     with pytest.raises(TypeError, match=r"not given .*; expected an ODE, t, y and priors.* model="):
         gm.fit(DECAY, T, y)
-    with pytest.raises(TypeError, match="expected one of these alone"):
+    with pytest.raises(TypeError, match="expected either model= or ode"):
         gm.fit(DECAY, T, y, priors=priors, model=fitted.model)
-    with pytest.raises(TypeError, match="no argument 'chains' or 'draws': n_draws says"):
+    with pytest.raises(TypeError, match="no argument 'chains' or 'draws': n_draws is"):
         gm.fit(DECAY, T, y, priors=priors, draws=500, chains=4)
     with pytest.raises(ValueError, match="n_draws is 10; expected at least 1000"):
         gm.fit(DECAY, T, y, priors=priors, n_draws=10)

@@ -239,10 +239,10 @@ def test_evidence_climbs_to_its_maximum_and_is_the_integral():
         value = -(z**2 + (h - 1) ** 2) / 2 - np.log(2 * np.pi * s)
         return value, np.array([z / s - (h - 1), -z / s])
 
-    is_held = np.array([True, False])
-    posterior = SimpleNamespace(density=density, split=SimpleNamespace(is_held=is_held))
+    is_fixed = np.array([True, False])
+    posterior = SimpleNamespace(density=density, roles=SimpleNamespace(is_fixed=is_fixed))
     posterior.along = partial(CompiledPosterior.along, posterior)
-    evidence, mode = climb(posterior, np.array([-2.0, 0.0]), is_held)
+    evidence, mode = climb(posterior, np.array([-2.0, 0.0]), is_fixed)
     np.testing.assert_allclose(mode, [1, 1], atol=0.02)
     np.testing.assert_allclose(evidence, -np.log(2 * np.pi) / 2, atol=1e-3)
 

@@ -97,8 +97,8 @@ def steep(x, theta):
     ("ode", "given", "said"),
     [
         (ROOT, {"y": 0.1 * (FROM_ONE - 1), "start": {"a": 0.0}},
-         r"no finite derivatives at draws .* 'a' has no finite slope by 'a' at t = 0, where a = 0 "
-         r"and k = .*pm\.math\.maximum\(x\.a, 1e-9\).*positive=\['a'\]"),
+         r"no finite derivatives at prior draws.* 'a' has no finite slope by 'a' at t = 0, "
+         r"where a = 0 and k = .*pm\.math\.maximum\(x\.a, 1e-9\).*positive=\['a'\]"),
         (PLAIN, {"likelihood": steep, "start": {"a": 1.0}, "scales": {"a": 1.0}},
          r"no finite derivatives .* The likelihood has no finite derivative by the states"),
     ],

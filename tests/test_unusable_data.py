@@ -73,7 +73,7 @@ def test_counts_of_fewer_times_than_the_states_are_refused_by_their_shape(gp):
         built(gp, counted(np.array([3, 2])))
 
 
-@pytest.mark.parametrize("start", [gm.find_map, gm.fit])
+@pytest.mark.parametrize("start", [gm.find_MAP, gm.fit])
 def test_data_of_another_shape_in_a_model_written_by_hand_are_named(gp, start):
     with pm.Model() as model:
         rate = pm.HalfNormal("rate", 2)
@@ -115,7 +115,7 @@ def uniform(x, theta):
 def test_a_likelihood_that_is_zero_at_the_start_names_the_observation(gp):
     model = built(gp, uniform)
     with pytest.raises(ValueError, match=r"zero at near\[2\] = 99 where the model starts"):
-        gm.find_map(model=model, random_seed=1, progressbar=False)
+        gm.find_MAP(model=model, random_seed=1, progressbar=False)
     with pytest.raises(ValueError, match=r"zero at near\[2\] = 99, at the states' posterior"):
         gm.refine(DECAY, gp, priors=PRIOR, likelihood=uniform, random_seed=1, progressbar=False)
 
@@ -126,7 +126,7 @@ def test_zero_likelihood_of_a_handwritten_model_names_the_observation(gp):
         uniform(*DECAY.by_name(x, theta))
         gm.GradientMatchingODE("gradient_match", DECAY, x, theta, gp=gp, gamma=0.1)
     with pytest.raises(ValueError, match=r"zero at near\[2\] = 99 where the model starts"):
-        gm.find_map(model=model, random_seed=1, progressbar=False)
+        gm.find_MAP(model=model, random_seed=1, progressbar=False)
 
 
 def test_a_state_that_no_likelihood_reaches_is_named():

@@ -66,20 +66,20 @@ def adaptive_model(case: Case, data: systems.Simulation, fitted: gm.StateGP) -> 
 
 
 def with_roles(posterior: CompiledPosterior, params: Sequence[str]) -> CompiledPosterior:
-    """Tell a compiled posterior which entries are states, and that hyperparameters are held.
+    """Return a posterior that knows which entries are states, and that hyperparameters are fixed.
 
     Their joint mode with the states runs to zero; NUTS moves them like all others.
     """
     names = [rv.name for rv in posterior.model.free_RVs]
     sizes = [int(np.prod(shape)) for shape in posterior.shapes]
-    is_state, is_held = (
+    is_state, is_fixed = (
         np.repeat(one, sizes)
         for one in (
             [name == STATES for name in names],
             [name not in (STATES, *params) for name in names],
         )
     )
-    return replace(posterior, split=posterior.split._replace(is_state=is_state, is_held=is_held))
+    return replace(posterior, roles=posterior.roles._replace(is_state=is_state, is_fixed=is_fixed))
 
 
 def _log_normal(residuals: TensorVariable, covariances: TensorVariable) -> TensorVariable:

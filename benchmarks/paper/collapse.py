@@ -46,7 +46,7 @@ def climb(
     mode : array of float
         Where it is largest, with the most probable states and parameters.
     """
-    free = ~posterior.split.is_held
+    free = ~posterior.roles.is_fixed
     best, mode = -np.inf, start
 
     def cost(values):
@@ -82,7 +82,7 @@ def evidence_along(case: Case, replicates: int) -> pd.DataFrame:
         names = np.repeat([rv.name for rv in model.free_RVs], [*map(np.prod, posterior.shapes)])
         start = posterior.find_mode(np.random.default_rng(replicate)).location
         kept, before = climb(posterior, start, names == "log tolerance")
-        best, after = climb(posterior, before, posterior.split.is_held)
+        best, after = climb(posterior, before, posterior.roles.is_fixed)
         rows[case.name, replicate] = {
             "gain": best - kept,
             **_described(posterior, before, data, "kernel held"),

@@ -18,7 +18,7 @@ from benchmarks.paper import systems
 from benchmarks.paper.adaptive import adaptive_model, with_roles
 from benchmarks.paper.likelihood import maximum_likelihood
 from benchmarks.paper.meanfield import fit_mean_field
-from pymc_gradmatch.sampling.coordinates import straight
+from pymc_gradmatch.sampling.coordinates import straight_coordinates
 from pymc_gradmatch.sampling.posterior import CompiledPosterior, compiled_for
 
 __all__ = ["FULL", "METHODS", "QUICK", "Draws", "Effort", "Method"]
@@ -115,7 +115,7 @@ def agm(case: Case, data: systems.Simulation, seed: int, effort: Effort) -> Draw
     model = adaptive_model(case, data, case.paper_gp(data, random_seed=0))
     posterior = with_roles(compiled_for(model, _compiled[case.name, "agm"]), case.ode.params)
     rng = np.random.default_rng(seed)
-    around = straight(posterior.find_mode(rng), posterior.split)
+    around = straight_coordinates(posterior.find_mode(rng), posterior.roles)
     idata = posterior.sample_around(around, rng, draws=effort.draws // 2, chains=2, **ALONE)
     return _nuts_draws(case, idata)
 

@@ -32,7 +32,7 @@ def predict(
     inputs: Mapping[str, Any] | None = None,
     start: Mapping[str, Any] | Callable | str | None = None,
     likelihood: Callable[[Any, Any], Any] | None = None,
-    random_seed: int | None = None,
+    random_seed: int | np.random.Generator | None = None,
 ) -> xr.DataTree:
     r"""Integrate the ODE from draws of theta and x(t0), and draw data around the solutions.
 
@@ -71,7 +71,7 @@ def predict(
         replace the model's own, without ``observed=``.  ``x.prey`` has shape ``(time,)``.  All
         variables that they name are returned: :class:`pymc.Deterministic` and new data.  A random
         variable with draws, such as a ``sigma``, is taken from these.
-    random_seed : int, optional
+    random_seed : int or numpy.random.Generator, optional
         Seed of the data, and of a start's distribution.
 
     Returns

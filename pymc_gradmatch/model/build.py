@@ -111,7 +111,7 @@ def build_model(
         xarray with such labels, in any order.  A state without observations is hidden.  Where
         states are positive the data are log-normal, with sigma of the logarithm.  If ``y`` is
         ``pm.Data``, :func:`pymc.set_data` changes the likelihood, but not kernels, times, scale
-        and other estimates from the data; ``gm.sample`` and ``gm.find_map`` warn of that.
+        and other estimates from the data; ``gm.sample`` and ``gm.find_MAP`` warn of that.
     priors : mapping of str to TensorVariable
         For each parameter of the ODE a scalar ``.dist()`` object, or a variable
         of the model; for a vector of parameters one of its length; with experiments also a vector

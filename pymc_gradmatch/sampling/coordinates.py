@@ -1,37 +1,31 @@
-r"""Coordinates in which a posterior with a curved ridge looks like a standard normal.
+r"""Coordinates q in which a posterior is nearly a standard normal.
 
-States that obey an ODE follow their parameters: given the parameters, and one
-direction of freedom per state, they are known almost exactly, but along a
-curve.  In coordinates
+**Dense.** States that obey an ODE are known almost exactly given the parameters and one direction
+of freedom per state, but along a curved ridge.  In
 
 .. math::
 
     u = \hat u + W q + Q\, p(q_1, \dots, q_d)
 
-the first d entries of q are parameters and the softest directions of the
-states, p are the monomials of degree two and three in them, and the last
-entries of q are what is left of the states around the ridge that they
-describe.  Such a shear preserves volume, so it needs no Jacobian.
+the first d entries of q, the ridge coordinates, are parameters and the widest directions of the
+states, p are the monomials of degree two and three in them, and the last entries of q are the
+narrow directions of the states around the ridge.  The map preserves volume, so it needs no
+Jacobian.  Where the ridge is straight Q is zero.
 
-Where the ridge is straight the monomials are skipped.
+**Band.** For many coordinates the negative Hessian is a band with a border (an arrowhead), and W
+is made of its Cholesky factors.  States of a Markov process depend on those of times nearby alone,
+so the Hessian of a long series is a band, with a border for all else.  Experiments are independent
+given what they share, so the Hessian of several experiments has a block for each, with a border for
+what is shared.  Cost and memory grow in proportion to the number of times or experiments.
 
-Of several experiments W need not be a matrix of all states.  Given what experiments share they
-are independent, so the Hessian is an arrow, a block for each experiment and a border for what is
-shared, and so is W: cost and memory grow in proportion to the number of experiments.
-
-Nor of a long series.  States of a Markov process depend on those of times nearby alone, so the
-Hessian is a band with a border, and W one over its Cholesky factor: a row after the other is
-solved for, and cost and memory grow in proportion to the number of times.
-
-**Hierarchies.**  Members :math:`u_i \sim N(c, s^2)` of a population with an unknown spread s are
-close together where s is small: a funnel, for whose narrow part no step length is right.  Chains
-move
+**Hierarchies.** Members :math:`u_i \sim N(c, s^2)` of a population with an unknown spread s are
+close together where s is small: a funnel, in which no step size is right everywhere.  NUTS moves
 
 .. math:: z_i, \qquad u_i = c + s^{1 - \lambda_i} (z_i - \lambda_i c)
 
-instead [1]_: the members themselves with :math:`\lambda = 1`, which is right where the data
-determine each of them, and standard normal numbers with :math:`\lambda = 0`, where only the
-population does.  So :math:`\lambda_i` is the share of the data in what is known of a member.
+instead [1]_: centred with :math:`\lambda = 1`, which is right where the data determine each
+member, non-centred with :math:`\lambda = 0`, where only the population does.  So
+:math:`\lambda_i` is the share of the data in what is known of a member.
 
 References
 ----------
@@ -60,90 +54,96 @@ from scipy.linalg.lapack import dtbtrs
 
 from pymc_gradmatch.numerics import Density, Laplace, hessian, optimise, optimise_many
 
-MOST_DENSE = 1_000  # coordinates; with more, W and its Hessians cost more than they save
-MOST_TOGETHER = 400  # of several experiments; with more, an arrow takes the place of W
-MOST_BESIDE = 400  # all but states, beside a band
-FIRST_REACH, NEGLIGIBLE = 8, 1e-4  # times that a band begins with; of the Hessian at its end
-MOST_IN_BAND = 5_000_000  # numbers, which every gradient reads twice
-DAMPING = (0, 1e-6, 1e-4, 1e-2, 1)  # of the diagonal, added until the band has a factor
-CLIMBS, STEP = 2, 1e-4  # in coordinates made anew; of differences, in those coordinates
-MOST_CURVED = 11
-PROBES, STRAIGHT = 32, 0.1  # points along the ridge, and the log density a bend must gain
-SPREADS = (0.5, 1.0, 1.5)  # posterior standard deviations; each sweep starts from the one before
-STEPS = 60
-TYPICAL = 8  # points at which the thickness of the ridge is measured
-SETTLED, CONVERGED = 1e-3, 0.3  # conditional standard deviations; aimed at, and good enough
-MOST_MONOMIALS = 400
+# Coordinates up to which W is dense; of more, W and its Hessians cost more than they save.
+MAX_DENSE, MAX_DENSE_OF_EXPERIMENTS = 1_000, 400
+MAX_BORDER = 400  # coordinates in the border of a band: each takes two gradients
+FIRST_WIDTH = 8  # times: the first width tried for the band of a long series
+NEGLIGIBLE = 1e-4  # correlation below which an entry of the Hessian is outside the band
+MAX_BAND_SIZE = 5_000_000  # numbers in the band of a long series, read twice by every gradient
+DAMPING = (0, 1e-6, 1e-4, 1e-2, 1)  # relative to the diagonal, until a Cholesky factor exists
+ROUNDS = 2  # of optimisation in band coordinates
+STEP = 1e-4  # of differences of gradients, in conditional standard deviations
+MAX_RIDGE_COORDINATES = 11  # when two directions for each state are among them
+MAX_MONOMIALS = 400
+N_PROBES = 32  # points at which it is checked whether the ridge is straight
+MIN_GAIN = 0.1  # mean log density to be gained by a curved ridge, below which it is straight
+SPREADS = (0.5, 1.0, 1.5)  # sds of the points of the three successive fits of the polynomial
+MAX_STEPS = 60  # of the optimisation to the ridge
+SLOPE_TARGET, MAX_SLOPE = 1e-3, 0.3  # per conditional sd: where it ends, and where it succeeded
+MIN_POINTS = 1.3  # per coefficient of the polynomial, for a fit
+N_WIDTH_POINTS = 8  # points of the ridge at which the narrow directions are measured
+MIN_PRECISION = 1e-2  # of a normal approximation, relative to the present coordinates
 NORMAL, LOGNORMAL = type(pm.Normal.rv_op), type(pm.LogNormal.rv_op)
-CENTRING_STEPS = 100  # of expectation and maximisation
+EM_STEPS = 100  # of expectation-maximisation for the spread of a population
 
 
-class Split(NamedTuple):
-    """What the entries of u are; those that are neither are parameters."""
+class Roles(NamedTuple):
+    """Which entries of u are states, which are fixed variables, and whose experiment they are."""
 
     is_state: NDArray[np.bool_]
-    is_held: NDArray[np.bool_]
-    """Neither states nor parameters of an ODE, such as a random sigma or gamma."""
+    is_fixed: NDArray[np.bool_]
+    """Fixed in the search for the mode: a random sigma or gamma, the spread of a population."""
     n_states: int
     experiment: NDArray[np.int64]
-    """The number of the experiment that an entry belongs to; -1 of what all share, or of one."""
+    """The number of the entry's experiment; -1 if it is shared or there is one experiment."""
 
     @property
-    def is_arrow(self) -> bool:
-        """Whether W has a block for each experiment, and a border."""
-        return len(self.is_state) > MOST_TOGETHER and bool(self.experiment.max() > 0)
+    def n_blocks(self) -> int:
+        """Number of diagonal blocks of the band: one for each experiment."""
+        return max(int(self.experiment.max()) + 1, 1)
 
     @property
     def is_dense(self) -> bool:
-        """Whether W is a matrix; of very many coordinates of one experiment it is a band."""
-        return not self.is_arrow and len(self.is_state) <= MOST_DENSE
+        """Whether W is a matrix; of more coordinates the Hessian is a band with a border."""
+        limit = MAX_DENSE if self.n_blocks == 1 else MAX_DENSE_OF_EXPERIMENTS
+        return len(self.is_state) <= limit
+
+    @property
+    def is_in_band(self) -> NDArray[np.bool_]:
+        """What an experiment owns, or the states; all else is the border."""
+        return self.is_state if self.n_blocks == 1 else self.experiment >= 0
 
     @property
     def order(self) -> NDArray[np.int64]:
-        """Places of what is shared, then of each experiment's own, or of states by time."""
-        return np.argsort(self.experiment if self.is_arrow else self.is_state, stable=True)
+        """Places of the border, then of the band: by experiment, or by time."""
+        return np.argsort(self.is_state if self.n_blocks == 1 else self.experiment, stable=True)
 
     @property
-    def sizes(self) -> tuple[int, int, int]:
-        """How many entries are shared, how many experiments there are, how many each one owns."""
-        n_shared, n_experiments = int((self.experiment < 0).sum()), int(self.experiment.max()) + 1
-        return n_shared, n_experiments, (len(self.is_state) - n_shared) // n_experiments
+    def n_ridge(self) -> int:
+        """Number of ridge coordinates.
 
-    @property
-    def n_curved(self) -> int:
-        """How many coordinates the ridge is a polynomial of.
-
-        The parameters and, where not too many, two soft directions per state:
-        one for the freedom that a solution has when the parameters are known, one
-        for where the tolerance is widest.
+        The parameters and one direction for each state, the freedom of a solution given the
+        parameters; where not too many a second one, for where the tolerance is widest.
         """
-        n_parameters = int((~self.is_state & ~self.is_held).sum())
+        n_parameters = int((~self.is_state & ~self.is_fixed).sum())
         if self.n_states == 0:
             return 0
-        return n_parameters + max(self.n_states, min(2 * self.n_states, MOST_CURVED - n_parameters))
+        return n_parameters + max(
+            self.n_states, min(2 * self.n_states, MAX_RIDGE_COORDINATES - n_parameters)
+        )
 
     @property
     def n_monomials(self) -> int:
-        """How many monomials p there are."""
-        n = self.n_curved
+        """Number of monomials p."""
+        n = self.n_ridge
         return sum(comb(n + k - 1, k) for k in _degrees(n)) if self.is_dense else 0
 
 
-def _degrees(n_curved: int) -> list[int]:
-    """Return the degrees of the monomials, without a degree that has too many."""
-    squares, cubes = (comb(n_curved + k - 1, k) for k in (2, 3))
-    return [k for k, count in ((2, squares), (3, squares + cubes)) if 0 < count <= MOST_MONOMIALS]
+def _degrees(n_ridge: int) -> list[int]:
+    """Return the degrees of the monomials, as long as these are not too many."""
+    squares, cubes = (comb(n_ridge + k - 1, k) for k in (2, 3))
+    return [k for k, count in ((2, squares), (3, squares + cubes)) if 0 < count <= MAX_MONOMIALS]
 
 
-def monomials(q, n_curved: int):
-    """Return the products of two and of three of the first coordinates, ``(..., monomials)``.
+def monomials(q, n_ridge: int):
+    """Return the products of two and of three ridge coordinates, ``(..., monomials)``.
 
-    Works on NumPy arrays and on PyTensor variables alike.
+    Works on NumPy arrays and on PyTensor variables.
     """
     xp: Any = np if isinstance(q, np.ndarray) else pt
-    products = [] if _degrees(n_curved) else [q[..., :0]]
-    for degree in _degrees(n_curved):
-        factors = np.array([*combinations_with_replacement(range(n_curved), degree)]).T
+    products = [] if _degrees(n_ridge) else [q[..., :0]]
+    for degree in _degrees(n_ridge):
+        factors = np.array([*combinations_with_replacement(range(n_ridge), degree)]).T
         products.append(reduce(mul, [q[..., places] for places in factors]))
     return xp.concatenate(products, axis=-1)
 
@@ -154,89 +154,50 @@ class Coordinates(NamedTuple):
     location: NDArray[np.float64]
     linear: NDArray[np.float64]
     """W, shape ``(n, n)``, or its diagonal, shape ``(n,)``."""
-    bent: NDArray[np.float64]
+    polynomial: NDArray[np.float64]
     """Q, shape ``(n, monomials)``."""
-    n_curved: int
+    n_ridge: int
 
     def __call__(self, q: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return u at points of shape ``(..., n)``."""
         u = self.location + (q * self.linear if self.linear.ndim == 1 else q @ self.linear.T)
-        if self.bent.size:
-            u += monomials(q, self.n_curved) @ self.bent.T
+        if self.polynomial.size:
+            u += monomials(q, self.n_ridge) @ self.polynomial.T
         return u
 
 
-class Arrow(NamedTuple):
-    """The map from q to u of experiments that are independent given what they share."""
+class BandCoordinates(NamedTuple):
+    """The map from q to u where the negative Hessian is a band with a border."""
 
     location: NDArray[np.float64]
-    shared: NDArray[np.float64]
-    """W of what is shared, shape ``(shared, shared)``."""
-    own: NDArray[np.float64]
-    """That of each experiment's own, shape ``(experiment, own, own)``."""
-    follow: NDArray[np.float64]
-    """How these follow q of what is shared, shape ``(experiment, own, shared)``."""
-    order: NDArray[np.int64]
-    """Places, in u and q, of what is shared, then of each experiment's own."""
-
-    def __call__(self, q: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return u at points of shape ``(..., n)``."""
-        shared, own = self.cut(q)
-        moved = np.einsum("eij,...ej->...ei", self.own, own, optimize=True)
-        moved += np.einsum("eis,...s->...ei", self.follow, shared, optimize=True)
-        return self.location + self.joined(shared @ self.shared.T, moved)
-
-    def back(self, gradient: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return a gradient by q, shape ``(n,)``, from one by u."""
-        shared, own = self.cut(gradient)
-        by_shared = shared @ self.shared + np.einsum("eis,ei->s", self.follow, own)
-        return self.joined(by_shared, np.einsum("eij,ei->ej", self.own, own))
-
-    def cut(self, q: NDArray[np.float64]) -> tuple[NDArray, NDArray]:
-        """Cut vectors into what is shared, ``(..., n)``, and own, ``(..., experiment, n)``."""
-        shared, own = np.split(q[..., self.order], [len(self.shared)], axis=-1)
-        return shared, own.reshape(*q.shape[:-1], *self.own.shape[:2])
-
-    def joined(self, shared: NDArray[np.float64], own: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Join what was cut."""
-        joined = np.empty((*shared.shape[:-1], len(self.order)))
-        own = own.reshape(*shared.shape[:-1], -1)
-        joined[..., self.order] = np.concatenate([shared, own], axis=-1)
-        return joined
-
-
-class Band(NamedTuple):
-    """The map from q to u of a long series, whose states depend on those of times nearby alone."""
-
-    location: NDArray[np.float64]
-    shared: NDArray[np.float64]
-    """W of all but the states, shape ``(shared, shared)``."""
+    border: NDArray[np.float64]
+    """W of the border, shape ``(border, border)``."""
     factor: NDArray[np.float64]
-    """Cholesky factor of the Hessian of the states, LAPACK's lower band ``(1 + width, own)``."""
+    """Cholesky factor of the band, as LAPACK's lower band, shape ``(1 + width, band)``."""
     follow: NDArray[np.float64]
-    """How states follow q of all else, shape ``(own, shared)``."""
+    """How the band depends on q of the border, shape ``(band, border)``."""
     order: NDArray[np.int64]
-    """Places, in u and q, of all but the states, then of these, by time."""
+    """Places in u and q of the border, then of the band."""
 
     @property
-    def reach(self) -> int:
-        """How far away entries of the states depend on each other."""
+    def width(self) -> int:
+        """Number of subdiagonals of the band."""
         return len(self.factor) - 1
 
     def __call__(self, q: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return u at points of shape ``(..., n)``."""
-        shared, own = np.split(q[..., self.order], [len(self.shared)], axis=-1)
-        moved = self._solved(own, "T") + shared @ self.follow.T
-        return self.location + self._joined(shared @ self.shared.T, moved)
+        border, band = np.split(q[..., self.order], [len(self.border)], axis=-1)
+        moved = self._solved(band, "T") + border @ self.follow.T
+        return self.location + self._joined(border @ self.border.T, moved)
 
-    def back(self, gradient: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return a gradient by q, shape ``(n,)``, from one by u."""
-        shared, own = np.split(gradient[self.order], [len(self.shared)])
-        return self._joined(shared @ self.shared + own @ self.follow, self._solved(own, "N"))
+    def pull_back(self, gradient: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the gradient with respect to q, shape ``(n,)``, from that with respect to u."""
+        border, band = np.split(gradient[self.order], [len(self.border)])
+        return self._joined(border @ self.border + band @ self.follow, self._solved(band, "N"))
 
-    def _solved(self, own: NDArray[np.float64], transposed: str) -> NDArray[np.float64]:
-        columns = own.reshape(-1, own.shape[-1]).T
-        return dtbtrs(self.factor, columns, uplo="L", trans=transposed)[0].T.reshape(own.shape)
+    def _solved(self, band: NDArray[np.float64], transposed: str) -> NDArray[np.float64]:
+        columns = band.reshape(-1, band.shape[-1]).T
+        return dtbtrs(self.factor, columns, uplo="L", trans=transposed)[0].T.reshape(band.shape)
 
     def _joined(self, *parts: NDArray[np.float64]) -> NDArray[np.float64]:
         joined = np.empty((*parts[0].shape[:-1], len(self.order)))
@@ -244,87 +205,115 @@ class Band(NamedTuple):
         return joined
 
 
-def climb_in_band(density: Density, around: Laplace, split: Split) -> Laplace:
-    """Climb to the mode nearby in bands that are made anew on the way; some entries are held.
+def optimise_in_band(density: Density, around: Laplace, roles: Roles) -> Laplace:
+    """Optimise to the mode nearby in band coordinates, which are computed again in each round.
 
-    The normal approximations have diagonal factors: standard deviations given all the others.
-    What depends on times too far away for a band stays where it is.
+    The normal approximations have diagonal factors.  Returns the given one where the band or its
+    border would be too wide.
     """
-    free = ~split.is_held
-    for _ in range(CLIMBS):
-        band = banded(density, around, split)
+    start = around.location
+
+    def fixed(u):
+        value, gradient = density(np.where(roles.is_fixed, start, u))
+        return value, np.where(roles.is_fixed, 0, gradient)
+
+    for _ in range(ROUNDS):
+        band = band_coordinates(fixed, around, roles)
         if band is None:
             break
 
-        def rotated(q, band=band):
-            value, gradient = density(band(np.where(free, q, 0)))
-            return value, np.where(free, band.back(gradient), 0)
+        def of_q(q, band=band):
+            value, gradient = fixed(band(q))
+            return value, band.pull_back(gradient)
 
-        top = band(optimise(rotated, np.zeros(len(free))))
+        top = np.where(roles.is_fixed, start, band(optimise(of_q, np.zeros(len(start)))))
         around = around._replace(location=top, log_density=density(top)[0])
     return around
 
 
-def banded(density: Density, mode: Laplace, split: Split) -> Band | None:
+def band_coordinates(density: Density, mode: Laplace, roles: Roles) -> BandCoordinates | None:
     """Return coordinates in which the Hessian at a mode is that of a standard normal.
 
-    The mode's diagonal factor is the unit of differences.  None where states depend on others too
-    far away, or too much stands beside them.
+    The mode's diagonal factor is the unit of differences.  Returns None where the band or its
+    border would be too wide.
     """
-    order, n_own = split.order, int(split.is_state.sum())
-    n_shared = len(order) - n_own
-    if n_shared > MOST_BESIDE:
+    order, n_band = roles.order, int(roles.is_in_band.sum())
+    n_border = len(order) - n_band
+    if n_border > MAX_BORDER:
         return None
     location, widths = mode.location, mode.factor[order]
 
     def columns(places) -> NDArray[np.float64]:
-        """Return the sum of some columns of minus the Hessian, in units of the widths."""
+        """Return the sum of some columns of the negative Hessian, in units of the widths."""
         direction = np.zeros(len(order))
         direction[order[places]] = widths[places]
         ahead, behind = (density(location + step * direction)[1] for step in (STEP, -STEP))
         found = widths * (behind - ahead)[order] / (2 * STEP)
         return np.where(np.isfinite(found), found, 0)
 
-    band = _band_of(lambda places: columns(n_shared + places)[n_shared:], n_own, split.n_states)
-    if band is None:
-        return None
-    factor = _factor(band)
-    border = np.array([columns([place]) for place in range(n_shared)]).reshape(n_shared, len(order))
-    shared, beside = border[:, :n_shared], border[:, n_shared:].T
-    follow = -cho_solve_banded((factor, True), beside)
-    scale = _apart(shared + beside.T @ follow, split.is_held[order[:n_shared]])
-    rows = np.arange(len(band))[:, None] + np.arange(n_own)
-    return Band(
+    def columns_in_band(places) -> NDArray[np.float64]:
+        return columns(n_border + places)[n_border:]
+
+    if roles.n_blocks == 1:
+        band = _band(columns_in_band, n_band, roles.n_states)
+        if band is None:
+            return None
+    else:
+        band = _band_of_blocks(columns_in_band, n_band, roles.n_blocks)
+    factor = np.concatenate([_factor(part) for part in np.split(band, roles.n_blocks, 1)], axis=1)
+    rows = np.array([columns([place]) for place in range(n_border)]).reshape(n_border, len(order))
+    border, coupling = rows[:, :n_border], rows[:, n_border:].T
+    follow = -cho_solve_banded((factor, True), coupling)
+    scale = _factor_of_border(border + coupling.T @ follow, roles.is_fixed[order[:n_border]])
+    in_band = np.arange(len(band))[:, None] + np.arange(n_band)
+    return BandCoordinates(
         location,
-        widths[:n_shared, None] * scale,
-        factor / np.take(widths[n_shared:], rows, mode="clip"),
-        widths[n_shared:, None] * (follow @ scale),
+        widths[:n_border, None] * scale,
+        factor / np.take(widths[n_border:], in_band, mode="clip"),
+        widths[n_border:, None] * (follow @ scale),
         order,
     )
 
 
-def _band_of(columns: Callable, n: int, n_states: int) -> NDArray[np.float64] | None:
-    """Return the lower band of a matrix outside of which nothing counts, from sums of columns."""
-    reach = FIRST_REACH * n_states
-    while (reach := min(reach, n - 1)) * n <= MOST_IN_BAND:
-        # Columns that are further apart than the band is wide are told apart by their places.
-        found = np.zeros((2 * reach + 1, n))
-        for first in range(min(2 * reach + 1, n)):
-            places = np.arange(first, n, 2 * reach + 1)
-            total = np.pad(columns(places), reach)
-            found[:, places] = sliding_window_view(total, 2 * reach + 1)[places].T
-        band = np.zeros((reach + 1, n))
+def _band_of_blocks(columns: Callable, n: int, n_blocks: int) -> NDArray[np.float64]:
+    """Return the lower band of a block-diagonal matrix, from sums of columns of all blocks."""
+    size = n // n_blocks
+    found = np.stack(
+        [columns(np.arange(place, n, size)).reshape(n_blocks, size) for place in range(size)],
+        axis=2,
+    )
+    blocks = (found + found.mT) / 2
+    band = np.zeros((size, n_blocks, size))
+    for away in range(size):
+        band[away, :, : size - away] = np.diagonal(blocks, -away, axis1=1, axis2=2)
+    return band.reshape(size, n)
+
+
+def _band(columns: Callable, n: int, n_states: int) -> NDArray[np.float64] | None:
+    """Return the lower band of a matrix outside of which entries are negligible.
+
+    From sums of columns that are further apart than the band is wide.
+    """
+    width = FIRST_WIDTH * n_states
+    while (width := min(width, n - 1)) * n <= MAX_BAND_SIZE:
+        spacing = 2 * width + 1
+        found = np.zeros((spacing, n))
+        for first in range(min(spacing, n)):
+            places = np.arange(first, n, spacing)
+            total = np.pad(columns(places), width)
+            found[:, places] = sliding_window_view(total, spacing)[places].T
+        band = np.zeros((width + 1, n))
         for away, row in enumerate(band):
-            row[: n - away] = (found[reach + away, : n - away] + found[reach - away, away:]) / 2
+            row[: n - away] = (found[width + away, : n - away] + found[width - away, away:]) / 2
         sizes = _sizes(band)
-        left = [
+        largest = [
             np.abs(row[: n - away] / sizes[away:] / sizes[: n - away]).max()
             for away, row in enumerate(band)
         ]
-        needed = max((away for away, size in enumerate(left) if size > NEGLIGIBLE), default=0)
-        if reach == n - 1 or needed <= reach - n_states:
+        needed = max((away for away, size in enumerate(largest) if size > NEGLIGIBLE), default=0)
+        if width == n - 1 or needed <= width - n_states:
             return band[: max(needed, 1) + 1]
-        reach *= 2
+        width *= 2
     return None
 
 
@@ -333,215 +322,134 @@ def _sizes(band: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _factor(band: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the Cholesky factor of a band, to which as little is added as lets it have one."""
+    """Return the Cholesky factor of a band, with the least damping that makes it positive."""
     for damping in DAMPING:
         damped = band.copy()
-        damped[0] = np.maximum(band[0], 0) + damping * np.square(_sizes(band))
+        damped[0] = np.where(band[0] == 0, 1, np.maximum(band[0], 0))
+        damped[0] += damping * np.square(_sizes(band))
         with suppress(LinAlgError):
             return cholesky_banded(damped, lower=True)
     return np.concatenate([[_sizes(band)], np.zeros_like(band[1:])])
 
 
-def _apart(precision: NDArray[np.float64], is_held: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Return W of a Hessian by what all share, of which what is held keeps its own coordinates."""
+def _factor_of_border(
+    precision: NDArray[np.float64], is_fixed: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    """Return W of the border, in which fixed entries have coordinates of their own."""
+    precision = (precision + precision.T) / 2 + np.diag(1.0 * (np.diag(precision) == 0))
     scale = np.zeros_like(precision)
-    for kind in (~is_held, is_held):
-        variances, axes = _inverse(_standing(precision[np.ix_(kind, kind)]))
+    for kind in (~is_fixed, is_fixed):
+        variances, axes = _inverse(precision[np.ix_(kind, kind)])
         scale[np.ix_(kind, kind)] = axes * np.sqrt(variances)
     return scale
 
 
-def upright(normal: Laplace, split: Split) -> Arrow:
-    """Return the arrow that moves every entry by itself, as far as a normal's diagonal."""
-    n_shared, n_experiments, n_own = split.sizes
-    shared, own = np.split(normal.factor[split.order], [n_shared])
-    follow = np.zeros((n_experiments, n_own, n_shared))
-    blocks = own.reshape(n_experiments, n_own, 1) * np.eye(n_own)
-    return Arrow(normal.location, np.diag(shared), blocks, follow, split.order)
+def straight_coordinates(normal: Laplace, roles: Roles) -> Coordinates:
+    """Return the coordinates of a normal approximation."""
+    polynomial = np.zeros((len(normal.location), roles.n_monomials))
+    return Coordinates(normal.location, normal.factor, polynomial, roles.n_ridge)
 
 
-def climb_in_blocks(density: Density, start: NDArray[np.float64], split: Split) -> Laplace:
-    """Climb to the mode nearby in arrows that are made anew on the way; some entries are held.
-
-    The normal approximation has a diagonal factor: standard deviations given all the others.
-    """
-
-    def held(u):
-        value, gradient = density(np.where(split.is_held, start, u))
-        return value, np.where(split.is_held, 0, gradient)
-
-    around = upright(Laplace(start, np.ones(len(start)), 0.0), split)
-    for _ in range(CLIMBS):
-        around = rounded(held, around, split)
-
-        def rotated(q, around=around):
-            value, gradient = held(around(q))
-            return value, around.back(gradient)
-
-        around = around._replace(location=around(optimise(rotated, np.zeros(len(start)))))
-    within = around.joined(*(np.square(w).sum(axis=-1) for w in (around.shared, around.own)))
-    return Laplace(around.location, np.sqrt(within), density(around.location)[0])
-
-
-def rounded(density: Density, around: Arrow, split: Split) -> Arrow:
-    """Return coordinates in which the Hessian at the location is that of a standard normal.
-
-    Differences of gradients give a column of every block at once: experiments are independent.
-    """
-    (n_shared, n_own), n_experiments = around.follow.shape[:0:-1], len(around.own)
-
-    def column(shared, own):
-        direction = around(around.joined(shared, own)) - around.location
-        ahead, behind = (density(around.location + step * direction)[1] for step in (STEP, -STEP))
-        return around.cut(around.back(np.nan_to_num(behind - ahead)) / (2 * STEP))
-
-    nothing = np.zeros((n_experiments, n_own))
-    border, shared = np.zeros((n_experiments, n_own, n_shared)), np.zeros((n_shared, n_shared))
-    blocks = np.zeros((n_experiments, n_own, n_own))
-    for place, row in enumerate(np.eye(n_shared)):
-        shared[:, place], border[:, :, place] = column(row, nothing)
-    for place, row in enumerate(np.eye(n_own)):
-        _, blocks[:, :, place] = column(np.zeros(n_shared), nothing + row)
-    own, follow = np.zeros_like(blocks), np.zeros_like(border)
-    for place, (block, beside) in enumerate(zip(blocks, border, strict=True)):
-        variances, axes = _inverse(_standing(block))
-        own[place] = axes * np.sqrt(variances)
-        follow[place] = -(axes * variances) @ (axes.T @ beside)
-        shared += beside.T @ follow[place]
-    scale = _apart(shared, split.is_held[around.order[:n_shared]])
-    return around._replace(
-        shared=around.shared @ scale,
-        own=around.own @ own,
-        follow=(around.own @ follow + around.follow) @ scale,
-    )
-
-
-def _standing(precision: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the symmetric part; what does not count at all has a precision of one."""
-    return (precision + precision.T) / 2 + np.diag(1.0 * (np.diag(precision) == 0))
-
-
-def straight(normal: Laplace, split: Split) -> Coordinates:
-    """Return the coordinates of a normal approximation, without curvature."""
-    bent = np.zeros((len(normal.location), split.n_monomials))
-    return Coordinates(normal.location, normal.factor, bent, split.n_curved)
-
-
-def curve(density: Density, mode: Laplace, split: Split, rng: np.random.Generator) -> Coordinates:
-    """Fit coordinates to the ridge through a mode, in whose own the Hessian there can be computed.
+def curved_coordinates(
+    density: Density, mode: Laplace, roles: Roles, rng: np.random.Generator
+) -> Coordinates:
+    """Fit coordinates to the ridge through a mode.
 
     The density returns log densities and gradients at points u, shape ``(..., n)``.
     """
     n = len(mode.location)
     backward = np.linalg.inv(mode.factor)
     precision = -backward.T @ hessian(density, mode.location, mode.factor) @ backward
-    chosen, held, states = (
+    parameters, fixed, states = (
         np.flatnonzero(mask)
-        for mask in (~(split.is_state | split.is_held), split.is_held, split.is_state)
+        for mask in (~(roles.is_state | roles.is_fixed), roles.is_fixed, roles.is_state)
     )
-    given, n_chosen = np.concatenate([chosen, held]), len(chosen)
+    given, n_parameters, n_fixed = np.concatenate([parameters, fixed]), len(parameters), len(fixed)
     variances, vectors = _inverse(precision[np.ix_(states, states)])
     follow = -(vectors * variances) @ (vectors.T @ precision[np.ix_(states, given)])
     marginal = precision[np.ix_(given, given)] + precision[np.ix_(given, states)] @ follow
-    # Columns: parameters, soft directions of the states, held variables, the rest of the states.
-    n_before_held = max(n_chosen, split.n_curved)
-    columns = np.concatenate([np.arange(n_chosen), n_before_held + np.arange(len(held))])
+    # Columns of W: parameters, widest directions of states, fixed variables, narrow directions.
+    n_before_fixed = max(n_parameters, roles.n_ridge)
+    columns = np.concatenate([np.arange(n_parameters), n_before_fixed + np.arange(n_fixed)])
     linear = np.zeros((n, n))
-    for block in (slice(n_chosen), slice(n_chosen, len(given))):
+    for block in (slice(n_parameters), slice(n_parameters, len(given))):
         spread, axes = _inverse(marginal[block, block])
         linear[np.ix_(given[block], columns[block])] = axes * np.sqrt(spread)
     linear[np.ix_(states, columns)] = follow @ linear[np.ix_(given, columns)]
     others = np.setdiff1d(np.arange(n), columns)
-    linear[np.ix_(states, others)] = vectors * np.sqrt(variances)  # the softest first
-    flat = straight(Laplace(mode.location, linear, mode.log_density), split)
-    if flat.bent.size == 0:
-        return flat
-    is_straight = _is_straight(density, flat, len(held), rng)
-    ridge = flat if is_straight else _bent(density, flat, len(held), rng)
-    hard = slice(flat.n_curved + len(held), None)
-    ridge.linear[:, hard] = _typical(density, ridge, ridge.linear[:, hard], rng)
+    linear[np.ix_(states, others)] = vectors * np.sqrt(variances)  # the widest first
+    straight = straight_coordinates(mode._replace(factor=linear), roles)
+    if straight.polynomial.size == 0:
+        return straight
+    narrow = slice(straight.n_ridge + n_fixed, None)
+    if _is_straight(density, straight, narrow, rng):
+        ridge = straight
+    else:
+        ridge = _with_polynomial(density, straight, narrow, rng)
+    ridge.linear[:, narrow] = _rescaled(density, ridge, ridge.linear[:, narrow], rng)
     return ridge
 
 
-def _is_straight(density: Density, flat: Coordinates, n_held: int, rng) -> bool:
-    """Tell whether the most probable states along the straight ridge lie on it."""
-    q = np.zeros((PROBES, len(flat.location)))
-    q[:, : flat.n_curved] = rng.normal(size=(PROBES, flat.n_curved))
-    values, gradients = density(flat(q))
-    # Across the ridge the curvature is about one: half a squared slope is what a bend gains.
-    gains = 0.5 * np.square(gradients @ flat.linear[:, flat.n_curved + n_held :]).sum(axis=1)
-    return bool(np.isfinite(values).all() and gains.mean() < STRAIGHT)
+def _is_straight(density: Density, straight: Coordinates, narrow: slice, rng) -> bool:
+    """Return whether the most probable states along the straight ridge lie on it."""
+    q = np.zeros((N_PROBES, len(straight.location)))
+    q[:, : straight.n_ridge] = rng.normal(size=(N_PROBES, straight.n_ridge))
+    values, gradients = density(straight(q))
+    # The curvature across the ridge is about one: half a squared slope is the gain there.
+    gains = 0.5 * np.square(gradients @ straight.linear[:, narrow]).sum(axis=1)
+    return bool(np.isfinite(values).all() and gains.mean() < MIN_GAIN)
 
 
-def _bent(density: Density, flat: Coordinates, n_held: int, rng) -> Coordinates:
-    n_curved, count = flat.n_curved, flat.bent.shape[1]
-    hard = flat.linear[:, n_curved + n_held :]
-    coefficients = np.zeros((1 + n_curved + count, hard.shape[1]))
+def _with_polynomial(density: Density, straight: Coordinates, narrow: slice, rng) -> Coordinates:
+    """Fit the polynomial to the most probable states at points further and further out."""
+    n_ridge, directions = straight.n_ridge, straight.linear[:, narrow]
+    coefficients = np.zeros((1 + n_ridge + straight.polynomial.shape[1], directions.shape[1]))
     for spread in SPREADS:
-        points = rng.normal(scale=spread, size=(2 * len(coefficients), n_curved))
-        ridge = _settled(density, flat, hard, points, _features(points) @ coefficients)
-        fit = _fitted(points, *ridge)
-        if fit is None:
+        points = rng.normal(scale=spread, size=(2 * len(coefficients), n_ridge))
+        features = np.hstack([np.ones((len(points), 1)), points, monomials(points, n_ridge)])
+        origins = straight.location + points @ straight.linear[:, :n_ridge].T
+
+        def across(z, place, origins=origins):
+            values, gradients = density(origins[place] + z @ directions.T)
+            return values, gradients @ directions
+
+        ridge, slopes = optimise_many(
+            across, features @ coefficients, steps=MAX_STEPS, tolerance=SLOPE_TARGET
+        )
+        found = slopes < MAX_SLOPE
+        if found.sum() < MIN_POINTS * len(coefficients):
             break
-        coefficients = fit
-    return _with_ridge(flat, hard, coefficients)
+        coefficients = np.linalg.lstsq(features[found], ridge[found])[0]
+    constant, slopes, curvatures = np.split(coefficients, [1, 1 + n_ridge])
+    linear = straight.linear.copy()
+    linear[:, :n_ridge] += directions @ slopes.T
+    location = straight.location + directions @ constant[0]
+    return Coordinates(location, linear, directions @ curvatures.T, n_ridge)
 
 
-def _fitted(points, ridge, found) -> NDArray[np.float64] | None:
-    """Return coefficients of the ridge over points where it was found, if these are enough."""
-    features = _features(points[found])
-    if len(features) < 1.3 * features.shape[1]:
-        return None
-    return np.linalg.lstsq(features, ridge[found])[0]
-
-
-def _with_ridge(flat: Coordinates, hard, coefficients) -> Coordinates:
-    constant, slopes, curvatures = np.split(coefficients, [1, 1 + flat.n_curved])
-    linear = flat.linear.copy()
-    linear[:, : flat.n_curved] += hard @ slopes.T
-    location = flat.location + hard @ constant[0]
-    return Coordinates(location, linear, hard @ curvatures.T, flat.n_curved)
-
-
-def _typical(density: Density, bent: Coordinates, hard, rng) -> NDArray[np.float64]:
-    """Rescale the hard directions to their mean precision along the ridge."""
-    n = len(hard)
+def _rescaled(density: Density, ridge: Coordinates, narrow, rng) -> NDArray[np.float64]:
+    """Rescale the narrow directions to their mean precision along the ridge."""
+    n = len(narrow)
     curvatures = []
-    for point in rng.normal(size=(TYPICAL, bent.n_curved)):
-        q = np.concatenate([point, np.zeros(n - bent.n_curved)])
-        curvatures.append(-hessian(density, bent(q), hard))
+    for point in rng.normal(size=(N_WIDTH_POINTS, ridge.n_ridge)):
+        q = np.concatenate([point, np.zeros(n - ridge.n_ridge)])
+        curvatures.append(-hessian(density, ridge(q), narrow))
     variances, axes = _inverse(np.mean(curvatures, axis=0))
-    return hard @ (axes * np.sqrt(variances))
-
-
-def _features(points) -> NDArray[np.float64]:
-    return np.hstack([np.ones((len(points), 1)), points, monomials(points, points.shape[1])])
-
-
-def _settled(density: Density, flat: Coordinates, hard, points, starts):
-    """Find the most probable hard coordinates at given curved ones, and tell where it worked."""
-    origins = flat.location + points @ flat.linear[:, : points.shape[1]].T
-
-    def along(z, place):
-        values, gradients = density(origins[place] + z @ hard.T)
-        return values, gradients @ hard
-
-    ridge, slopes = optimise_many(along, starts, steps=STEPS, tolerance=SETTLED)
-    return ridge, slopes < CONVERGED
+    return narrow @ (axes * np.sqrt(variances))
 
 
 def _inverse(precision) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return variances and axes of a normal with a given precision, the widest first."""
     values, vectors = np.linalg.eigh(precision)
-    precisions = np.maximum(np.abs(values), 1e-2)
+    precisions = np.maximum(np.abs(values), MIN_PRECISION)
     order = np.argsort(precisions, stable=True)
     return 1 / precisions[order], vectors[:, order]
 
 
 class PartlyCentred(Transform):
-    """From members of a population, or, where it is these that are normal, their logarithms, to z.
+    """The transform from members of a population to z, with lambda of each member.
 
-    ``centred`` is lambda of each member.
+    Of log-normal members the logarithms are transformed.
     """
 
     name = "partly_centred"
@@ -562,7 +470,7 @@ class PartlyCentred(Transform):
         return pt.exp(level) if self.is_log else level
 
     def log_jac_det(self, value, *inputs):
-        """Return the log of what a unit of z is of a member."""
+        """Return the log derivative of a member with respect to z."""
         volume = log_volume(self.centred, inputs[-1]) + pt.zeros_like(value)
         return volume + self._level(value, *inputs) if self.is_log else volume
 
@@ -572,14 +480,14 @@ class PartlyCentred(Transform):
 
 
 def log_volume(centred: NDArray[np.float64], spread):
-    """Return the log of what a unit of z is of a member, or of its logarithm."""
+    """Return the log derivative of a member, or of its logarithm, with respect to z."""
     return (1 - centred) * pt.log(spread)
 
 
 def members(model: pm.Model, spreads: set) -> list[TensorVariable]:
-    """Return the normal and log-normal free variables that some spreads are those of.
+    """Return the normal and log-normal free variables with one of these spreads.
 
-    Center and spread are the last two inputs of each.
+    The last two inputs of each are center and spread.
     """
     return [
         rv
@@ -595,30 +503,31 @@ def shares_of_data(
     center: NDArray[np.float64],
     spread: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    r"""Return lambda of members at a mode at which their spread was held.
+    r"""Return lambda of members from a mode at which their spread was fixed.
 
     .. math::
 
         \lambda_i = \frac{h_i}{h_i + 1 / \hat s^2}, \qquad h_i = 1 / v_i - 1 / s^2
 
-    with what the data say about a member, h, and the spread :math:`\hat s` that is then the
-    likeliest, by expectation and maximisation.  Level and variance are u and v of the normal
-    approximation, center and spread c and s, as it was held.
+    with the precision h that the data give a member, and the maximum-likelihood estimate
+    :math:`\hat s` of the spread, by expectation-maximisation.  Level and variance are u and v of
+    the normal approximation, center and spread c and the fixed s.
     """
-    held = np.square(spread)
-    by_data = np.maximum(1 / variance - 1 / held, 0)
-    seen = (level - center) / variance  # what the data say, which the prior has drawn to c, by h
-    shared = (1,) * (level.ndim - held.ndim) + held.shape
-    along = tuple(axis for axis, size in enumerate(shared) if size == 1)
-    squared = held
-    for _ in range(CENTRING_STEPS):
-        after = squared / (by_data * squared + 1)
-        squared = (np.square(seen * after) + after).mean(axis=along, keepdims=True)
+    fixed = np.square(spread)
+    by_data = np.maximum(1 / variance - 1 / fixed, 0)
+    weighted = (level - center) / variance  # h times the member's estimate from its data, minus c
+    shape = (1,) * (level.ndim - fixed.ndim) + fixed.shape
+    along = tuple(axis for axis, size in enumerate(shape) if size == 1)
+    squared = fixed
+    for _ in range(EM_STEPS):
+        conditional = squared / (by_data * squared + 1)
+        squared = np.square(weighted * conditional) + conditional
+        squared = squared.mean(axis=along, keepdims=True)
     return by_data * squared / (by_data * squared + 1)
 
 
 def centre_in_part(model: pm.Model, centred: Mapping[str, NDArray[np.float64]]):
-    """Let samplers move z of members of populations, the names of which are given with lambda."""
+    """Set :class:`PartlyCentred` as the transform of members, given by name with lambda."""
     for name, shares in centred.items():
         rv = model[name]
         del model.values_to_rvs[model.rvs_to_values[rv]]

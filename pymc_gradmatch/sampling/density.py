@@ -1,9 +1,8 @@
-"""A model's log density as machine code that nutpie calls, with numbers that can be exchanged.
+"""A model's log density as machine code that nutpie calls, with numbers that can be replaced.
 
-nutpie's own compilation of a PyMC model spends most of its time on shared
-variables and on the variables that it stores.  A density needs neither: here the
-numbers in a model's graphs are told from the formula, all of them are one vector
-behind one pointer, and draws are turned into the model's variables afterwards.
+nutpie's own compilation of a PyMC model spends most of its time on shared variables and on the
+variables that it stores.  Here all numbers in a model's graphs are one vector behind one pointer,
+so that data sets share the code, and draws are turned into the model's variables afterwards.
 """
 
 import ctypes
@@ -31,15 +30,15 @@ from xarray import DataTree
 from pymc_gradmatch._pymc import nutpie_model
 from pymc_gradmatch.machine import Native, Writer, assembled, solved
 from pymc_gradmatch.model import log_density_of
-from pymc_gradmatch.sampling.coordinates import Arrow, Band, Coordinates, Split, monomials
+from pymc_gradmatch.sampling.coordinates import BandCoordinates, Coordinates, Roles, monomials
 
-STEPS_BEFORE_CHECK = 100_000  # after which a run is given up that has
-LEAST_SHARE = 0.05  # of its draws at most,
-MOST_STEPS_A_DRAW = 500  # with more steps for each (nutpie's most are 1023)
-CHECK_EVERY = 0.5  # seconds
+# A run is given up after STEPS_BEFORE_CHECK leapfrog steps if it then has at most MIN_SHARE of its
+# draws, with at least MAX_STEPS_PER_DRAW steps for each; nutpie's limit is 1023 steps.
+STEPS_BEFORE_CHECK, MIN_SHARE, MAX_STEPS_PER_DRAW = 100_000, 0.05, 500
+CHECK_INTERVAL = 0.5  # seconds between two looks at the number of steps
 
 
-class Written(NamedTuple):
+class ModelGraphs(NamedTuple):
     """The log density and the variables of a model, as graphs."""
 
     inputs: list[Variable]
@@ -48,13 +47,13 @@ class Written(NamedTuple):
     variables: list[TensorVariable]
     """The free variables and deterministics, untransformed."""
     names: list[str]
-    """Their names."""
+    """The names of these."""
     constants: list[Any]
-    """What may differ from one data set to the next: arrays, and numbers that are no factors."""
+    """Constants that may differ between data sets: arrays, and numbers that are no factors."""
 
 
-def write(model: pm.Model) -> Written:
-    """Write a model's graphs, with ``pm.Data`` as it is now, and constant parts computed."""
+def graphs_of(model: pm.Model) -> ModelGraphs:
+    """Write a model's graphs, with present values of ``pm.Data``, and constants folded."""
     named = [*model.free_RVs, *model.deterministics]
     graphs = [log_density_of(model), *model.replace_rvs_by_values(named)]
     values: dict[Variable, Variable] = {
@@ -65,7 +64,7 @@ def write(model: pm.Model) -> Written:
     frozen = clone_replace(graphs, values, rebuild_strict=False)
     rewritten = rewrite_graph(frozen, include=("canonicalize", "stabilize"))
     log_density, *variables = cast("list[TensorVariable]", rewritten)
-    return Written(
+    return ModelGraphs(
         [model.rvs_to_values[rv] for rv in model.free_RVs],
         log_density,
         variables,
@@ -75,7 +74,7 @@ def write(model: pm.Model) -> Written:
 
 
 def _is_data(variable) -> bool:
-    # Factors such as 0.5 belong to the formula.
+    # Multiples of a quarter, such as the factor 0.5, belong to the formula.
     return (
         isinstance(variable, TensorConstant)
         and variable.dtype == "float64"
@@ -83,17 +82,17 @@ def _is_data(variable) -> bool:
     )
 
 
-def same_but_for_constants(one: Written, other: Written) -> bool:
-    """Tell whether two models are one formula, applied to other data."""
+def same_but_for_constants(one: ModelGraphs, other: ModelGraphs) -> bool:
+    """Return whether two models have the same formula with different data."""
     if [c.type for c in one.constants] != [c.type for c in other.constants]:
         return False
     slots = [constant.type() for constant in one.constants]
     first, second = (
         graph_replace(
-            [written.log_density, *written.variables],
-            dict(zip(written.constants, slots, strict=True)),
+            [graphs.log_density, *graphs.variables],
+            dict(zip(graphs.constants, slots, strict=True)),
         )
-        for written in (one, other)
+        for graphs in (one, other)
     )
     return one.names == other.names and equal_computations(
         [*first], [*second], in_xs=one.inputs, in_ys=other.inputs
@@ -102,7 +101,7 @@ def same_but_for_constants(one: Written, other: Written) -> bool:
 
 COORDINATES = "coordinates"
 
-# What nutpie calls: a density, and what is stored of a vector, which is the vector itself.
+# nutpie calls a density, and a function that copies a point into what it stores.
 _EVALUATE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_uint64, *[ctypes.c_void_p] * 4)
 _ARGUMENTS = "i64 %n, " + ", ".join(
     f"ptr noalias %{name}" for name in ("q", "gradient", "value", "numbers")
@@ -115,58 +114,45 @@ define i64 @store(i64 %n, i64 %stored, ptr %q, ptr %to, ptr %numbers) {
   ret i64 0
 }
 """
-_NOT_FINITE = 3
+_NOT_FINITE = 3  # the code that a density returns where it is not finite
 
 
 @cache
-def stored_as_it_is() -> Native:
-    """Return nutpie's map from q to what it stores."""
+def stored_unchanged() -> Native:
+    """Return nutpie's map from q to what it stores, the identity."""
     return assembled(_STORE, "store")
 
 
 class Numbers(NamedTuple):
-    """What a density depends on beside q, in the order of its vector; or the sizes of these.
+    """The numbers that a density in :class:`Coordinates` depends on, besides q; or their shapes.
 
-    Matrices stand there twice, by columns and by rows: a matrix times a vector is a sum of
-    its columns, a loop that is fast in the order written.
+    Each matrix is stored twice, by columns and by rows, because the code computes a product with a
+    vector as a sum of columns, which is fastest in memory order.
     """
 
-    is_bent: Any
+    is_curved: Any
     location: Any
     linear: Any
     linear_back: Any
-    bent: Any
-    bent_back: Any
-    data: Any
-
-
-class ArrowNumbers(NamedTuple):
-    """The same of an :class:`Arrow`; W that moves forward stands there with its axes swapped."""
-
-    location: Any
-    shared: Any
-    own: Any
-    follow: Any
-    shared_back: Any
-    own_back: Any
-    follow_back: Any
+    polynomial: Any
+    polynomial_back: Any
     data: Any
 
 
 class BandNumbers(NamedTuple):
-    """The same of a :class:`Band`, of which a row after the other is solved for."""
+    """The numbers that a density in :class:`BandCoordinates` depends on, besides q."""
 
     location: Any
-    shared: Any
+    border: Any
     follow: Any
-    shared_back: Any
+    border_back: Any
     follow_back: Any
     scale: Any
-    """One over the diagonal of its factor."""
+    """One over the diagonal of the Cholesky factor."""
     later: Any
-    """What of those that follow goes into each entry of u; the nearest comes first."""
+    """Coefficients of later entries in the solution with the transposed factor, nearest first."""
     earlier: Any
-    """What of those before goes into each entry of a gradient by q; the nearest comes last."""
+    """Coefficients of earlier entries in the solution with the factor, nearest last."""
     data: Any
 
 
@@ -182,8 +168,8 @@ class Interrupted(KeyboardInterrupt):
 class NativeDensity:
     """A log density of a vector q of length n and its gradient, given a vector of numbers.
 
-    The code is called as nutpie does: with the length of q, pointers to q, to where gradient and
-    value go, and to the numbers; it returns not zero where there is no density.
+    The code has nutpie's signature: the length of q, pointers to q, to the results gradient and
+    value, and to the numbers; it returns a nonzero code where the density is zero.
     """
 
     code: Native
@@ -191,7 +177,7 @@ class NativeDensity:
     n: int
 
     def with_numbers(self, numbers: NDArray[np.float64]) -> Self:
-        """Return the same density of other numbers; nothing is compiled."""
+        """Return the same density with other numbers; compiles nothing."""
         return replace(self, numbers=np.ascontiguousarray(numbers))
 
     @property
@@ -200,7 +186,7 @@ class NativeDensity:
         return _EVALUATE(self.code.address)
 
     def __call__(self, q: NDArray[np.float64]) -> tuple[NDArray, NDArray]:
-        """Return values and gradients at points ``(..., n)``; minus infinity where none."""
+        """Return values and gradients at points ``(..., n)``; minus infinity where it is zero."""
         if q.shape[-1] != self.n:
             msg = f"points have {q.shape[-1]} coordinates; expected {self.n}."
             raise ValueError(msg)
@@ -224,12 +210,12 @@ class NativeDensity:
         Interrupted
             After Ctrl-C; a plain KeyboardInterrupt if there are no draws yet.
         RuntimeError
-            If the first hundred thousand steps bring next to nothing, with trees as long as can be.
+            If the first hundred thousand steps give few draws, of many steps each.
         """
         model = nutpie_model(
             COORDINATES,
             self.code,
-            stored_as_it_is(),
+            stored_unchanged(),
             self.numbers,
             start=lambda seed: np.random.default_rng(seed).uniform(-1, 1, self.n),
             n=self.n,
@@ -240,7 +226,7 @@ class NativeDensity:
             progress[:] = chains
             progress_callback(chains)
 
-        import nutpie  # here: it is large, and fits by importance sampling do without it
+        import nutpie  # here: it is large, and importance sampling does not need it
 
         run = nutpie.sample(
             model,
@@ -252,25 +238,25 @@ class NativeDensity:
         )
         try:
             steps = 0
-            while steps < STEPS_BEFORE_CHECK:  # by work, not by the clock: it is reproducible
+            while steps < STEPS_BEFORE_CHECK:  # not by time: reproducible
                 with suppress(TimeoutError):
-                    return run.wait(timeout=CHECK_EVERY)
+                    return run.wait(timeout=CHECK_INTERVAL)
                 steps = sum(chain.total_num_steps for chain in progress)
-            # Chains that wait for a core count too: the run takes as long as all of them.
+            # Of all chains, also those that wait for a core.
             finished = sum(chain.finished_draws for chain in progress)
             total = sum(chain.total_draws for chain in progress)
-            if finished <= LEAST_SHARE * total and steps >= MOST_STEPS_A_DRAW * finished:
-                _cut_short(run)
+            if finished <= MIN_SHARE * total and steps >= MAX_STEPS_PER_DRAW * finished:
+                _aborted(run)
                 raise RuntimeError(_no_progress(finished, total, steps))
             return run.wait()
         except KeyboardInterrupt:
-            draws = _complete(_cut_short(run))
+            draws = _complete(_aborted(run))
             if draws["posterior"].sizes["draw"] == 0:
                 raise
             raise Interrupted(draws) from None
 
 
-def _cut_short(run) -> DataTree:
+def _aborted(run) -> DataTree:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Found chain dimension to be longer", UserWarning)
         return run.abort()
@@ -279,15 +265,15 @@ def _cut_short(run) -> DataTree:
 def _no_progress(finished: int, total: int, steps: int) -> str:
     return (
         f"NUTS makes no progress: {finished} of {total} draws in {steps} steps. The posterior is "
-        "far from normal in the coordinates made for it: the data leave parameters open over "
-        "orders of magnitude, or the system is faster than its grid of times. Give such parameters "
-        "narrower priors, eliminate the fast ones (quasi-steady state), or take fewer times or "
-        "states; pm.sample waits as long as it takes."
+        "far from normal even in adapted coordinates: the data do not determine the order of "
+        "magnitude of some parameters, or the system is faster than its grid of times. Use "
+        "narrower priors for such parameters, eliminate fast states (quasi-steady state), or use "
+        "fewer times or states. pm.sample has no such limit."
     )
 
 
 def _complete(trace: DataTree) -> DataTree:
-    """Return the chains and draws of a run cut short that are complete, as many as can be."""
+    """Return the largest set of complete chains and draws of an interrupted run."""
     lengths = np.isfinite(trace["posterior"][COORDINATES].to_numpy()[..., 0]).sum(axis=1)
     length = max(lengths, key=lambda length: length * (lengths >= length).sum())
     return trace.isel(chain=np.flatnonzero(lengths >= length), draw=slice(length))
@@ -297,29 +283,25 @@ def compile_density(
     log_density: TensorVariable,
     u: TensorVariable,
     data: TensorVariable,
-    split: Split,
-    reach: int = 0,
+    roles: Roles,
+    width: int = 0,
 ) -> NativeDensity:
     """Compile a graph of two vectors of known length, u and data, as a function of q.
 
-    ``split`` says how many coordinates the map from q to u bends along, or what belongs to which
-    experiment; ``reach`` how far away entries of a band depend on each other, 0 of what is none.
+    ``roles`` gives the ridge coordinates, or the band and its border; ``width`` is the number of
+    subdiagonals of the band, 0 without one.
     """
-    (n,), count = u.type.shape, split.n_monomials
-    shapes: Numbers | ArrowNumbers | BandNumbers
+    (n,), count = u.type.shape, roles.n_monomials
+    shapes: Numbers | BandNumbers
     moved: Callable
     back: Callable
-    if reach:
-        m = int(split.is_state.sum())
-        s = n - m
-        band = ((m,), (m, reach), (m, reach))
-        shapes = BandNumbers((n,), (s, s), (s, m), (s, s), (m, s), *band, data.type.shape)
-    elif split.is_arrow:
-        s, e, m = split.sizes
-        blocks = ((s, s), (e, m, m))
-        shapes = ArrowNumbers((n,), *blocks, (e, s, m), *blocks, (e, m, s), data.type.shape)
+    if width:
+        m = int(roles.is_in_band.sum())
+        b = n - m
+        band = ((m,), (m, width), (m, width))
+        shapes = BandNumbers((n,), (b, b), (b, m), (b, b), (m, b), *band, data.type.shape)
     else:
-        square = (n, n) if split.is_dense else (n,)
+        square = (n, n) if roles.is_dense else (n,)
         shapes = Numbers((), (n,), square, square, (count, n), (n, count), data.type.shape)
     ends = np.cumsum([math.prod(shape) for shape in shapes]).tolist()
 
@@ -343,26 +325,24 @@ def compile_density(
     def fill(symbol, graph):
         writer.fill(arrays[symbol], *written(graph))
 
-    bending = given if isinstance(given, Numbers) and count else None
+    curved = given if isinstance(given, Numbers) and count else None
     match given:
         case Numbers():
             moved, back = partial(_times, given.linear), partial(_times, given.linear_back)
-        case ArrowNumbers():
-            moved, back = _arrow(given, split)
         case BandNumbers():
-            moved, back = _band(given, split)
+            moved, back = _band(given, roles)
     arrays[u] = writer.copied(*written(given.location + moved(q)))
-    if bending:
-        p = monomials(q, split.n_curved)
-        with writer.when(arrays[bending.is_bent]):
-            fill(u, u + _times(bending.bent, p))
+    if curved:
+        p = monomials(q, roles.n_ridge)
+        with writer.when(arrays[curved.is_curved]):
+            fill(u, u + _times(curved.polynomial, p))
     density, slopes = written(log_density, pytensor.grad(log_density, u))
     arrays[slope] = writer.stored(slopes)
     writer.fill(arrays[value], density)
     fill(gradient, back(slope))
-    if bending:
-        with writer.when(arrays[bending.is_bent]):
-            along = pytensor.grad((p * _times(bending.bent_back, slope)).sum(), q)
+    if curved:
+        with writer.when(arrays[curved.is_curved]):
+            along = pytensor.grad((p * _times(curved.polynomial_back, slope)).sum(), q)
             fill(gradient, gradient + along)
     for result in (value, gradient):
         (finite,) = written(pt.all(~(pt.isnan(result) | pt.isinf(result))))
@@ -371,102 +351,72 @@ def compile_density(
 
 
 def _times(matrix, vector):
-    """Return a product with a matrix by columns, or with a diagonal."""
+    """Return the product with a matrix given by columns, or with a diagonal."""
     return matrix * vector if matrix.ndim == 1 else (matrix * vector[:, None]).sum(axis=0)
 
 
-def _arrow(given: ArrowNumbers, split: Split) -> tuple[Callable, Callable]:
-    """Return how W of several experiments moves q, and how it brings a gradient back."""
-    n, *own = split.sizes
-    order, back_in_order = split.order, np.argsort(split.order)
+def _band(given: BandNumbers, roles: Roles) -> tuple[Callable, Callable]:
+    """Return how W of band coordinates moves q, and how it pulls a gradient back."""
+    order, back_in_order = roles.order, np.argsort(roles.order)
+    n_border = int((~roles.is_in_band).sum())
 
     def cut(vector):
         ordered = vector[order]
-        return ordered[:n], ordered[n:].reshape(own)
-
-    def joined(shared, each):
-        return pt.concatenate([shared, each.ravel()])[back_in_order]
-
-    def moved(q):
-        shared, each = cut(q)
-        following = (given.follow * shared[None, :, None]).sum(axis=1)
-        ones = (given.own * each[:, :, None]).sum(axis=1) + following
-        return joined(_times(given.shared, shared), ones)
-
-    def back(slope):
-        shared, each = cut(slope)
-        followed = (given.follow_back * each[:, :, None]).sum(axis=(0, 1))
-        ones = (given.own_back * each[:, :, None]).sum(axis=1)
-        return joined(_times(given.shared_back, shared) + followed, ones)
-
-    return moved, back
-
-
-def _band(given: BandNumbers, split: Split) -> tuple[Callable, Callable]:
-    """Return the same of a long series."""
-    order, back_in_order = split.order, np.argsort(split.order)
-    n = int((~split.is_state).sum())
-
-    def cut(vector):
-        ordered = vector[order]
-        return ordered[:n], ordered[n:]
+        return ordered[:n_border], ordered[n_border:]
 
     def joined(*parts):
         return pt.concatenate(parts)[back_in_order]
 
     def moved(q):
-        shared, own = cut(q)
-        own = solved(given.scale * own, given.later, from_last=True)
-        return joined(_times(given.shared, shared), own + _times(given.follow, shared))
+        border, band = cut(q)
+        band = solved(given.scale * band, given.later, from_last=True)
+        return joined(_times(given.border, border), band + _times(given.follow, border))
 
     def back(slope):
-        shared, own = cut(slope)
-        followed = _times(given.follow_back, own)
-        own = solved(given.scale * own, given.earlier, from_last=False)
-        return joined(_times(given.shared_back, shared) + followed, own)
+        border, band = cut(slope)
+        followed = _times(given.follow_back, band)
+        band = solved(given.scale * band, given.earlier, from_last=False)
+        return joined(_times(given.border_back, border) + followed, band)
 
     return moved, back
 
 
-def compile_written(written: Written, shapes, split: Split, reach: int = 0) -> NativeDensity:
-    """Compile a model's log density as a function of q and of what :func:`pack` returns."""
+def compile_graphs(graphs: ModelGraphs, shapes, roles: Roles, width: int = 0) -> NativeDensity:
+    """Compile a model's log density as a function of q and the vector from :func:`pack`."""
     n = sum(int(np.prod(shape)) for shape in shapes)
-    slots = [constant.data.shape for constant in written.constants]
+    slots = [constant.data.shape for constant in graphs.constants]
     u = pt.tensor("u", dtype="float64", shape=(n,))
     data = pt.tensor("data", dtype="float64", shape=(sum(int(np.prod(shape)) for shape in slots),))
-    parts = [*zip(written.inputs, cut(u, shapes), strict=True)]
-    parts += zip(written.constants, cut(data, slots), strict=True)
+    parts = [*zip(graphs.inputs, cut(u, shapes), strict=True)]
+    parts += zip(graphs.constants, cut(data, slots), strict=True)
     log_density = cast(
-        "TensorVariable", graph_replace(written.log_density, dict(parts), strict=False)
+        "TensorVariable", graph_replace(graphs.log_density, dict(parts), strict=False)
     )
-    return compile_density(log_density, u, data, split, reach)
+    return compile_density(log_density, u, data, roles, width)
 
 
-def pack(around: Coordinates | Arrow | Band, data) -> NDArray[np.float64]:
-    """Return coordinates and data as one vector."""
-    if isinstance(around, Band):
-        location, shared, factor, follow, _ = around
+def pack(around: Coordinates | BandCoordinates, data) -> NDArray[np.float64]:
+    """Return coordinates and data as the vector of numbers of a density."""
+    if isinstance(around, BandCoordinates):
+        location, border, factor, follow, _ = around
         scale, off = 1 / factor[0], factor[1:]
         earlier = [np.pad(row[: len(scale) - k], (k, 0)) for k, row in enumerate(off, start=1)]
         return flat(
             BandNumbers(
                 location,
-                *(shared.T, follow.T, shared, follow, scale),
+                *(border.T, follow.T, border, follow, scale),
                 later=-(scale * off).T,
                 earlier=-(scale * np.array(earlier[::-1])).T,
                 data=data,
             )
         )
-    if isinstance(around, Arrow):
-        _, shared, own, follow, _ = around
-        forward = (shared.T, own.mT, follow.mT)
-        return flat(ArrowNumbers(around.location, *forward, shared, own, follow, data))
-    linear, bent = around.linear, around.bent
-    return flat(Numbers(bent.any(), around.location, linear.T, linear, bent.T, bent, data))
+    linear, polynomial = around.linear, around.polynomial
+    matrices = linear.T, linear, polynomial.T, polynomial
+    return flat(Numbers(polynomial.any(), around.location, *matrices, data))
 
 
 def flat(arrays) -> NDArray[np.float64]:
-    """Return arrays, one after the other, as one vector."""
+    """Concatenate arrays to one vector."""
     return np.concatenate([np.ravel(array) for array in arrays]).astype(float)
 
 

@@ -1,4 +1,4 @@
-"""Draws of an exact posterior: climbs to its modes, then chains or searches around them."""
+"""Draws of an exact posterior: optimisation to its modes, then importance sampling or NUTS."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -44,15 +44,17 @@ from pymc_gradmatch.numerics import Laplace
 from pymc_gradmatch.sampling.coordinates import centre_in_part, log_volume, members, shares_of_data
 from pymc_gradmatch.sampling.posterior import CompiledPosterior, compile_posterior
 
-MANY = 20  # unknowns, from which on chains are run first
-SEVERAL, ATTEMPTS = 15, 2  # from which on they are run where so many attempts of searches fail
+NUTS_FIRST = 20  # unknowns from which on NUTS comes before importance sampling
+NUTS_SECOND = 15  # unknowns from which on NUTS comes after failed importance sampling
+ATTEMPTS = 2  # of importance sampling, before NUTS
 N_CHAINS = 4
-LONGER, LONGEST = 2, 8  # times as long, that chains are run once more
-ACCEPTED = 0.99  # mean acceptance of these, of a hierarchy
-ROUGHLY = 1e-6  # relative tolerance of their solutions; weights make up for it
-MIN_DRAWS = 1_000
-N_HANDED_ON = 4
-N_EXAMINED = 100  # draws of the prior, where no climb can begin
+# A second run of the chains is longer by a factor between these.
+LEAST_FACTOR, MOST_FACTOR = 2, 8
+HIERARCHY_TARGET_ACCEPT = 0.99  # of the second run for a hierarchy, whose neck needs short steps
+NUTS_RTOL = 1e-6  # of the ODE's solutions in NUTS; importance weights correct for it
+MIN_DRAWS = 1_000  # fewer are too few to fit the tail index k
+N_STARTS_RETURNED = 4
+N_EXAMINED = 100  # prior draws examined for an error message
 UNSEEN = "A solution that none of the searches found cannot be ruled out."
 TRY = (
     "Try more draws (n_draws), narrower priors where the data leave parameters open, or sample the "
@@ -62,7 +64,7 @@ TRY = (
 
 
 def check_n_draws(n_draws: int):
-    """Raise if draws are too few for a verdict."""
+    """Raise unless there are enough draws for a verdict."""
     check_counts(n_draws=n_draws)
     if n_draws is None:
         msg = "n_draws is None; expected a whole number."
@@ -74,11 +76,11 @@ def check_n_draws(n_draws: int):
 
 @dataclass(frozen=True)
 class Drawn:
-    """Draws of an exact posterior and what is known of them.
+    """Draws of an exact posterior with their diagnostics.
 
-    ``found`` are weighted ones, before they are resampled, and ``places`` those of the draws among
-    these; the covariance is that of unconstrained coordinates; ``starts`` are free variables and
-    x(t0) at some of the draws.
+    ``found`` has the weighted draws, ``places`` the places of the resampled ones among them,
+    ``covariance`` is of the unconstrained coordinates, ``starts`` are free variables and x(t0) at
+    some draws.
     """
 
     found: SearchResult
@@ -89,12 +91,12 @@ class Drawn:
     starts: list[dict[str, Any]]
 
 
-class Exact:
-    """The search for an exact posterior, in steps that each leave something behind.
+class ExactSearch:
+    """The search for ``n_draws`` draws of the exact posterior ``target``.
 
-    So many draws of the posterior ``target`` are wanted; draws of the gradient-matching posterior,
-    ``(draw, n)``, may be ``near``, to climb from as well.  ``climbed`` is where climbs led, as
-    soon as there are some, and ``found`` the weighted draws.
+    ``initial_draws``: draws ``(draw, n)`` of the gradient-matching posterior, further starts of the
+    optimisation.  ``optimised`` is the result of the optimisation so far, ``found`` the weighted
+    draws.
     """
 
     def __init__(
@@ -102,90 +104,96 @@ class Exact:
         target: ExactPosterior,
         n_draws: int,
         rng: np.random.Generator,
-        say: Callable[[str], None],
-        near: NDArray[np.float64] | None = None,
+        report: Callable[[str], None],
+        initial_draws: NDArray[np.float64] | None = None,
     ):
-        self.target, self.n_draws, self.rng, self.say = target, n_draws, rng, say
-        self.near = near
-        self.climbed: ModeSearch | None = None
+        self.target, self.n_draws, self.rng, self.report = target, n_draws, rng, report
+        self.initial_draws = initial_draws
+        self.optimised: ModeSearch | None = None
         self.found: SearchResult
 
     def run(self):
-        """Climb to modes, and draw around them.
+        """Optimise to the modes, and draw around them.
 
-        Of many unknowns with one mode, of several where searches fail, and of a hierarchy, chains
-        of NUTS are run, and once more where they have too few effective draws: as long as that
-        takes.  Where they do not converge, searches go on from them; but not for a hierarchy, which
-        has a neck that no proposal covers: its chains are run once more in shorter steps.
+        By NUTS with twenty unknowns or more and one mode, with fifteen or more where importance
+        sampling fails, and for hierarchies; by importance sampling otherwise.  Chains with too few
+        effective draws are run once more, longer.  Chains that do not converge become the start of
+        importance sampling; those of a hierarchy are run once more in shorter steps instead, since
+        no proposal covers its neck.
         """
-        target = self.target
-        also = "" if self.near is None else "the draws, and from "
-        doing = f"climbing from {also}draws of the prior"
-        self.say(f"{doing}: the first {FIRST_STARTS} of {MAX_STARTS} climbs at most")
-        with suppress(ZeroDensityError, NoGradientError):  # the whole may be where a piece is not
-            for found in find_modes(target, self.rng, self.near):
-                self.climbed = found
-                self._say_climbs(doing, found)
-        looks = self.near is None
-        if self.climbed is None or (looks and is_strange(target, self.modes)):
-            self._grow()
-        assert self.climbed is not None
-        if looks and is_strange(target, self.modes):
-            doing = "climbing from more draws of the prior"
-            self.say(doing)
-            for found in further_starts(target, self.climbed, self.rng):
-                self.climbed = found
-                self._say_climbs(doing, found)
-                if not is_strange(target, self.modes):
-                    break
-        is_hierarchy, n = bool(target.spreads), len(target.names)
+        self._optimise()
+        is_hierarchy, n = bool(self.target.spreads), len(self.target.names)
         around: Mixture | None = None
-        by_chains = (n >= SEVERAL or is_hierarchy) and len(self.modes.point) == 1
-        if by_chains and n < MANY and not is_hierarchy:
+        by_nuts = (n >= NUTS_SECOND or is_hierarchy) and len(self.modes.point) == 1
+        if by_nuts and n < NUTS_FIRST and not is_hierarchy:
             self._search(attempts=ATTEMPTS)
             if self.found.is_reliable:
                 return
-        if by_chains:
-            self.say("sampling by NUTS")
-            with suppress(RuntimeError):  # where they make no headway searches may
+        if by_nuts:
+            self.report("sampling by NUTS")
+            with suppress(RuntimeError):  # NUTS makes no progress; importance sampling may
                 posterior, start = self._compiled()
                 self.found = self._sampled(posterior, start)
-                longer = self._times_longer()
-                if not self.found.is_reliable and (is_hierarchy or longer <= LONGEST):
-                    steps = {"target_accept": ACCEPTED} if is_hierarchy else {}
-                    self.found = self._sampled(posterior, start, min(longer, LONGEST), **steps)
+                factor = self._factor_of_second_run()
+                if not self.found.is_reliable and (is_hierarchy or factor <= MOST_FACTOR):
+                    steps = {"target_accept": HIERARCHY_TARGET_ACCEPT} if is_hierarchy else {}
+                    self.found = self._sampled(posterior, start, min(factor, MOST_FACTOR), **steps)
                 if is_hierarchy or self.found.is_reliable:
                     return
                 around = fit_mixture(self.found.weighted.points, self.rng)
         self._search(around=around)
 
+    def _optimise(self):
+        """Optimise to the modes; where they fit poorly with a growing horizon and more starts."""
+        target = self.target
+        also = "" if self.initial_draws is None else "the draws, and from "
+        doing = f"optimising from {also}prior draws"
+        self.report(f"{doing}: the first {FIRST_STARTS} of {MAX_STARTS} starts at most")
+        with suppress(ZeroDensityError, NoGradientError):  # a first piece of the data may do
+            for found in find_modes(target, self.rng, self.initial_draws):
+                self.optimised = found
+                self._report_modes(doing, found)
+        if self.optimised is not None and self.initial_draws is not None:
+            return
+        if self.optimised is None or fits_poorly(target, self.modes):
+            self._grow()
+        assert self.optimised is not None
+        if self.initial_draws is None and fits_poorly(target, self.modes):
+            doing = "optimising from more prior draws"
+            self.report(doing)
+            for found in further_starts(target, self.optimised, self.rng):
+                self.optimised = found
+                self._report_modes(doing, found)
+                if not fits_poorly(target, self.modes):
+                    break
+
     def _search(self, **settings):
-        """Draw around modes by importance sampling."""
+        """Draw around the modes by importance sampling."""
         self.found = run_searches(
             self.target, self.modes, self.n_draws, self.rng,
-            report=lambda words: self.say(f"searching: {words}"), **settings,
+            report=lambda words: self.report(f"searching: {words}"), **settings,
         )  # fmt: skip
 
-    def _say_climbs(self, doing: str, found: ModeSearch):
-        """Say how many climbs there were, of how many at most, and where they led."""
+    def _report_modes(self, doing: str, found: ModeSearch):
+        """Report how many starts were optimised, and to how many modes."""
         n, n_modes = len(found.end_points.point), len(found.modes.point)
         modes = "a mode" if n_modes == 1 else f"{n_modes} modes"
-        self.say(f"{doing}: {n} of {max(n, MAX_STARTS)} climbs at most, to {modes}")
+        self.report(f"{doing}: {n} of {max(n, MAX_STARTS)} starts at most, to {modes}")
 
-    def _say_chains(self, chains: Sequence):
-        """Say how many draws of all chains there are, with those of their adaptation."""
+    def _report_chains(self, chains: Sequence):
+        """Report the number of draws of all chains, warm-up included."""
         n, of = sum(one.finished_draws for one in chains), sum(one.total_draws for one in chains)
-        self.say(f"sampling by NUTS: {n} of {of} draws of {len(chains)} chains")
+        self.report(f"sampling by NUTS: {n} of {of} draws of {len(chains)} chains")
 
     @property
     def modes(self) -> LocalApproximation:
-        """The modes that were climbed to."""
-        assert self.climbed is not None
-        return self.climbed.modes
+        """The modes found so far."""
+        assert self.optimised is not None
+        return self.optimised.modes
 
     def _compiled(self) -> tuple[CompiledPosterior, Laplace]:
-        """Return the exact posterior, compiled for chains, and its mode."""
-        exact = exact_model(self.target.model, rtol=ROUGHLY)
+        """Return the exact posterior, compiled for NUTS, and its mode."""
+        exact = exact_model(self.target.model, rtol=NUTS_RTOL)
         centre_in_part(exact, self._centred)
         for name, value in self.target.constrained(self.modes.point[0]).items():
             start_at(exact[name], value)
@@ -194,7 +202,7 @@ class Exact:
 
     @cached_property
     def _centred(self) -> dict[str, NDArray[np.float64]]:
-        """How far members of populations are centred, by name; see :mod:`.coordinates`."""
+        """The centring lambda of members of populations, by name; see :mod:`.coordinates`."""
         target, point = self.target, self.modes.point[:1]
         variance = np.diagonal(self.modes.covariance[0])
         levels, variances = target.unconstrained(point), target.unconstrained(variance[None])
@@ -207,102 +215,101 @@ class Exact:
             centred[name] = shares_of_data(levels[name][0], variances[name][0], center, spread)
         return centred
 
-    def _times_longer(self) -> int:
-        """Return how much longer chains have to be for twice the effective draws that suffice."""
+    def _factor_of_second_run(self) -> int:
+        """Return by how much longer chains have twice the effective draws that are needed."""
         n_effective = max(self.found.weighted.n_effective, 1)
-        return max(LONGER, int(np.ceil(2 * MIN_EFFECTIVE / n_effective)))
+        return max(LEAST_FACTOR, int(np.ceil(2 * MIN_EFFECTIVE / n_effective)))
 
     def _sampled(
-        self, posterior: CompiledPosterior, start: Laplace, longer: int = 1, **settings: float
+        self, posterior: CompiledPosterior, start: Laplace, factor: int = 1, **settings: float
     ) -> SearchResult:
-        """Run chains of NUTS, so many times as long."""
-        n_draws = longer * self.n_draws // N_CHAINS
+        """Run chains of NUTS with ``factor`` times ``n_draws`` draws in all."""
+        n_draws = factor * self.n_draws // N_CHAINS
         run = posterior.sample(
             start, self.rng, draws=n_draws, tune=None, chains=N_CHAINS, cores=1,
-            progress=self._say_chains, **settings,
+            progress=self._report_chains, **settings,
         )  # fmt: skip
         draws, stats = run["posterior"].dataset, run["sample_stats"].dataset
-        phi, height = self.target.coordinates(draws), stats["logp"].to_numpy()
+        phi, log_density = self.target.coordinates(draws), stats["logp"].to_numpy()
         graphs = [
             log_volume(centred, self.target.model[name].owner.inputs[-1])
             for name, centred in self._centred.items()
         ]
-        for volume in self.target.at_draws(draws, graphs):  # of z, in the place of phi
-            height = height - volume.reshape(*height.shape, -1).sum(axis=-1)
+        for volume in self.target.at_draws(draws, graphs):  # z to phi
+            log_density = log_density - volume.reshape(*log_density.shape, -1).sum(axis=-1)
         n_divergences = int(stats["diverging"].sum())
-        chains = phi.reshape(*height.shape, -1)
-        return result_of_chains(self.target, self.modes, chains, height, n_divergences)
+        chains = phi.reshape(*log_density.shape, -1)
+        return result_of_chains(self.target, self.modes, chains, log_density, n_divergences)
 
     def _grow(self):
-        """Climb with a growing horizon, too."""
-        self.say("climbing with a growing horizon")
-        target, known = self.target, None if self.climbed is None else self.climbed
+        """Optimise with a growing horizon."""
+        self.report("optimising with a growing horizon")
+        target, known = self.target, self.optimised
         with suppress(ZeroDensityError, NoGradientError):
             known = grow_horizon(target, self.rng, known)
         if known is None:
-            raise ValueError(_in_no_solution(target, self.rng))
-        self.climbed = known
+            raise ValueError(_no_start(target, self.rng))
+        self.optimised = known
 
     def approximate(self):
-        """Weigh draws of the modes' normal approximations: the best that a stopped search has.
+        """Weight draws of the normal approximations at the modes, after the search was stopped.
 
-        Before there are modes, of that of the highest point.
+        Before any mode was found, of the approximation at the best point.
         """
         self.target.deadline = np.inf
-        if self.climbed is None:
+        if self.optimised is None:
             widths = self.target.draw_prior(N_PRIOR, self.rng).std(axis=0)
             local = approximate(self.target, self.target.highest[1][None], np.diag(widths)[None])
-            self.climbed = ModeSearch.of(local, widths)
+            self.optimised = ModeSearch.of(local, widths)
         self.found = weight_normal_approximations(self.target, self.modes, self.rng)
 
     def resampled(self) -> NDArray[np.int64]:
-        """Return the places of draws of equal weight."""
+        """Return the places of resampled draws."""
         return self.found.weighted.resampled(self.n_draws, self.rng)
 
     def judged(self, stopped: str = "") -> Diagnostics:
-        """Return what the verdict is made of; what stopped the search withholds it."""
-        assert self.climbed is not None
+        """Return the diagnostics; the reason why a search was stopped withholds the verdict."""
+        assert self.optimised is not None
         self.found.disagreement.index = [*self.target.names, "evidence"]
-        return diagnose(self.target, self.found, self.climbed, stopped)
+        return diagnose(self.target, self.found, self.optimised, stopped)
 
     def drawn(self, stopped: str = "") -> Drawn:
-        """Return draws, of equal weight, with a verdict."""
+        """Return resampled draws with their diagnostics."""
         target, found, names = self.target, self.found, self.target.names
         places, points = self.resampled(), found.weighted.points
         idata = target.idata(points[places], self.rng)
         idata["searches"] = xr.DataTree(searches_dataset(found, names))
-        handed_on = points[list(dict.fromkeys(places))[:N_HANDED_ON]]
-        starts = target.initial_points(handed_on)
+        starts = target.initial_points(points[list(dict.fromkeys(places))[:N_STARTS_RETURNED]])
         covariance = pd.DataFrame(found.covariance, names, names)
         diagnostics = self.judged(stopped)
         return Drawn(found, places, idata, diagnostics, covariance, starts)
 
 
 def verdict_of(diagnostics: Diagnostics) -> str:
-    """Return a verdict in words, with what it says nothing of, or what to do."""
+    """Return the verdict as text, with its limits, or with what to do."""
     return f"{diagnostics.in_words()} {UNSEEN if diagnostics.passed else TRY}"
 
 
-def is_strange(target: ExactPosterior, modes: LocalApproximation) -> bool:
-    """Tell whether residuals at the highest mode are autocorrelated, or have outliers."""
+def fits_poorly(target: ExactPosterior, modes: LocalApproximation) -> bool:
+    """Return whether residuals at the best mode are autocorrelated, or have outliers."""
     left = residuals(target, modes.point[0])
     return any(one.is_autocorrelated or one.have_outlier for one in left)
 
 
-def _in_no_solution(target: ExactPosterior, rng: np.random.Generator) -> str:
-    """Say why there is nowhere to climb from: at the model's start, or at a draw of the prior."""
+def _no_start(target: ExactPosterior, rng: np.random.Generator) -> str:
+    """Return why no optimisation can start, at the model's start or at a prior draw."""
     points = np.concatenate([target.start_point()[None], target.draw_prior(N_EXAMINED, rng)])
     is_possible = np.isfinite(target(points))
     point = points[is_possible][0] if is_possible.any() else points[0]
     at = {label: float(f"{v[0]:.3g}") for label, v in target.scalars(point[None]).items()}
     if is_possible.any():
         return (
-            "the exact density has no finite derivatives at draws of the prior, so that nothing "
-            f"climbs from there. At {at}: {target.why_no_gradient(point)}"
+            "the exact density has no finite derivatives at prior draws, so that no optimisation "
+            f"can start there. At {at}: {target.why_no_gradient(point)}"
         )
     why = target.why_zero(point)
     where = f" From {at}: {why}" if why else ""
     return (
-        "the exact density is zero at all draws of the prior: the ODE cannot be integrated from "
+        "the exact density is zero at all prior draws: the ODE cannot be integrated from "
         f"there, or the likelihood excludes them.{where} Check the priors."
     )

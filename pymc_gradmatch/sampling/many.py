@@ -1,4 +1,4 @@
-"""A stack of data sets: each fitted, on one machine or many, with what failed on record."""
+"""Fit a stack of data sets, on one machine or many; failures are recorded."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
@@ -22,24 +22,29 @@ from pymc_gradmatch.arguments import check_counts, in_order, refuse_reserved
 from pymc_gradmatch.exact import NOT_COMPARED
 from pymc_gradmatch.model import Start, build_model, log_densities_of
 from pymc_gradmatch.ode import ODE, Input
-from pymc_gradmatch.sampling.alike import SAID, ExactFits, observed_by
+from pymc_gradmatch.sampling.batched_fits import VERDICT_FIELDS, ExactFits, bind_data
 from pymc_gradmatch.sampling.engine import check_n_draws
 from pymc_gradmatch.sampling.parallel import (
     WorkersLostError,
-    as_seeds,
+    described,
+    entropy_of,
     in_parallel,
-    reason,
-    shown,
+    with_progress,
 )
-from pymc_gradmatch.sampling.posterior import sampled
+from pymc_gradmatch.sampling.posterior import build_and_sample
 from pymc_gradmatch.sampling.stack import NOT_YET, TIMES, InFile, InMemory, Stack, open_file
 
-MOST_TOGETHER = 32  # data sets: more save little, and take memory
-RESULTS = dict.fromkeys(("replicate", "diverging", "failure", TIMES, *SAID), "part of the result")
+MAX_BATCH = 32  # data sets that are searched in one batch: more save little, and take memory
+RESULT_NAMES = dict.fromkeys(
+    ("replicate", "diverging", "failure", TIMES, *VERDICT_FIELDS), "part of the result"
+)
 
 
-def _matched(t, y, seed, *, ode, priors, draws, tune, chains, likelihood=None, **settings):
-    y, likelihood = observed_by(likelihood, y)
+def _by_gradient_matching(
+    t, y, seed, *, ode, priors, draws, tune, chains, likelihood=None, **settings
+) -> xr.Dataset:
+    """Sample the gradient-matching posterior of one data set."""
+    y, likelihood = bind_data(likelihood, y)
     build = partial(
         build_model, ode, t, y, priors=priors, likelihood=likelihood, progressbar=False, **settings
     )
@@ -49,7 +54,7 @@ def _matched(t, y, seed, *, ode, priors, draws, tune, chains, likelihood=None, *
             return build(random_seed=rng)
 
     rng = np.random.default_rng(seed)
-    return sampled(built, rng, draws=draws, tune=tune, chains=chains)
+    return build_and_sample(built, rng, draws=draws, tune=tune, chains=chains)
 
 
 def fit_many(
@@ -65,17 +70,17 @@ def fit_many(
     n_jobs: int = -1,
     scheduler: str | None = None,
     out: str | PathLike | None = None,
-    random_seed: int | np.random.SeedSequence | None = None,
+    random_seed: int | np.random.Generator | None = None,
     progressbar: bool = True,
     **settings,
 ) -> xr.Dataset:
     """Fit an ODE to every data set of a stack, on one machine or many.
 
     Each is fitted as by :func:`~pymc_gradmatch.build_model` and
-    :func:`~pymc_gradmatch.sample`, with one compilation for each process: only the numbers
-    in the compiled density change from one to the next.  ``exact=True`` fits each as by
+    :func:`~pymc_gradmatch.sample`.  Each process compiles one density, in which it sets the
+    numbers of one data set after the other.  ``exact=True`` fits each as by
     :func:`~pymc_gradmatch.fit`, with a verdict; data sets with the same times and observed states
-    are searched side by side, some at a time.
+    are evaluated in batches.
 
     Parameters
     ----------
@@ -86,30 +91,28 @@ def fit_many(
         ``ys`` has names.
     ys : array_like of float, or sequence or mapping of tables
         Observations, shape ``(replicate, time, state)``; or tables by name, which are then the
-        labels of ``replicate``.  What is missing may differ; without ``exact`` each pattern is a
-        formula of its own, and compiled.  With a ``likelihood`` whatever this is about, one for
-        each data set.
+        labels of ``replicate``.  Missing values may differ; without ``exact`` each pattern of
+        them is compiled.  With a ``likelihood``, a sequence of whatever it takes as ``y``.
     priors : mapping of str to TensorVariable
         As for :func:`~pymc_gradmatch.build_model`; the same for all.
     draws, tune, chains : int
         As for :func:`~pymc_gradmatch.sample`, for every data set.
     exact : bool, default False
-        Draw from the exact posterior, ``draws`` of each (at least 1 000, as one chain, and
-        none of ``tune``).
+        Draw from the exact posterior: ``draws`` for each, at least 1 000, as one chain;
+        ``tune`` and ``chains`` are not used.
     n_jobs : int, default -1
-        Data sets that are fitted at the same time; -1 is one per core.  By the backend of
-        joblib (:class:`joblib.parallel_config`): threads by default, processes if
-        ``exact``.
+        Data sets fitted at the same time; -1 is one per core.  The backend is joblib's
+        (:class:`joblib.parallel_config`): threads by default, processes if ``exact``.
     scheduler : str, optional
-        Address of a Dask scheduler, such as ``"tcp://10.0.0.1:8786"``: its workers do the work.
+        Address of a Dask scheduler, such as ``"tcp://10.0.0.1:8786"``, whose workers run the fits.
     out : path, optional
         A zarr file, into which each fit is written as it ends.  After a run that was killed,
-        the same call goes on where it stopped; of functions what they write is compared.  Needs
-        zarr.
-    random_seed : int or numpy.random.SeedSequence, optional
-        A data set's draws depend on this seed and on its place in the stack.
+        the same call continues where it stopped; functions count as the same if they write the
+        same graphs.  Needs zarr.
+    random_seed : int or numpy.random.Generator, optional
+        The draws of a data set depend on this seed and on its place in the stack.
     progressbar : bool, default True
-        Show how many are done.
+        Show how many fits are done.
     **settings
         Other arguments of :func:`~pymc_gradmatch.build_model`: ``inputs``, ``start``, ``scales``,
         ``sigma``, and without ``exact`` ``preset``, ``cov``, ``shared``, ``gamma``;
@@ -122,16 +125,16 @@ def fit_many(
         ``("replicate", "chain", "draw", ...)``, and ``failure``, dims
         ``("replicate",)``: empty, or why there are no draws; these are NaN then.
         ``replicate`` has the names of the data sets as labels where they have some.
-        With ``exact`` also ``verdict``, ``is_exact`` and ``pareto_k``; without, its attribute
-        ``exactness`` says that nothing was checked.  Where times differ,
+        With ``exact`` also ``verdict``, ``is_exact`` and ``pareto_k``; without, the attribute
+        ``exactness`` states that nothing was checked.  Where times differ,
         ``times``, dims ``("replicate", "time")``, has them; shorter ones end with NaN.
-        With ``out`` it is the file, of which is read what is asked for.  After Ctrl-C no more
-        fits are begun, and those that are done, with all of their group, come back.
+        With ``out`` the file, opened lazily.  After Ctrl-C no more fits are begun, and those that
+        are done are returned.
 
     Raises
     ------
     ValueError, TypeError
-        If none can be fitted: what went wrong with the first, and which that is.  If names are
+        If no data set can be fitted: the error of the first, with its name.  If names are
         neither text nor whole numbers, or ``t`` has others.  If ``out`` holds fits of another
         problem.
     ImportError
@@ -139,9 +142,9 @@ def fit_many(
 
     Notes
     -----
-    The results are the same on any number of processes and machines of one kind.  A process
-    that is killed loses nothing: what it had begun is begun again.  A data set that kills
-    three processes in a row, the last with nothing beside it, fails.
+    The results are the same on any number of processes and machines of one kind.  Fits whose
+    process was killed are run again.  A data set whose processes are killed three times in a row,
+    the last time without other data sets, fails.
 
     Examples
     --------
@@ -181,7 +184,7 @@ def fit_many(
             "single state, or gm.fit(ode, t, y) for one data set."
         )
         raise ValueError(msg)
-    refuse_reserved([*ode.lengths, *ode.params], RESULTS)
+    refuse_reserved([*ode.lengths, *ode.params], RESULT_NAMES)
     check_counts(draws=draws, tune=tune, chains=chains)
     given: dict[str, Any] = {"ode": ode, "priors": priors, "draws": draws}
     if exact:
@@ -194,55 +197,52 @@ def fit_many(
         t = in_order(t, names, "times of data sets are") if isinstance(t, Mapping) else t
         ys = [*ys.values()]
     times, n = _times_of_each(t, len(ys)), len(ys)
-    seeds = as_seeds(random_seed)
+    entropy = entropy_of(random_seed)
     arrays: InMemory | InFile = InMemory()
     if out is not None:
-        told = None if random_seed is None else [seeds.entropy, seeds.spawn_key]
-        problem = {"t": times, "ys": [*ys], "exact": exact, "random_seed": told}
+        seed = None if random_seed is None else entropy
+        problem = {"t": times, "ys": [*ys], "exact": exact, "random_seed": seed}
         named = {} if names is None else {"names": names}
         group = open_file(
-            out, problem | named | _as_written(ode, times[0], ys[0], given | settings)
+            out, problem | named | _functions_as_graphs(ode, times[0], ys[0], given | settings)
         )
-        arrays = InFile(group)
-        if random_seed is None:
-            entropy, spawn_key = group.attrs["random_seed"]
-            seeds = np.random.SeedSequence(entropy, spawn_key=spawn_key)
-    stack = Stack(n, arrays, SAID if exact else {}, names)
-    each = [*zip(times, ys, seeds.spawn(n), strict=True)]
+        arrays, entropy = InFile(group), group.attrs["random_seed"]
+    stack = Stack(n, arrays, VERDICT_FIELDS if exact else {}, names)
+    each = [*zip(times, ys, np.random.SeedSequence(entropy).spawn(n), strict=True)]
     left = {place: each[place] for place in stack.missing()}
     places: dict[str, Any] = {"n_jobs": n_jobs, "scheduler": scheduler}
     running: Generator[tuple[int, Any]]
     if exact:
-        running = _together(ExactFits(ode, priors, draws, settings), left, **places)
+        running = _in_batches(ExactFits(ode, priors, draws, settings), left, **places)
     else:
-        work = partial(_matched, **given, **settings)
+        work = partial(_by_gradient_matching, **given, **settings)
         running = in_parallel(work, left, prefer="threads", **places)
     errors: dict[int, Exception] = {}
-    with suppress(KeyboardInterrupt):  # also while a fit is written: it is begun again
-        for place, result in shown(running, len(left), progressbar):
+    with suppress(KeyboardInterrupt):  # a fit that is being written then counts as not done
+        for place, result in with_progress(running, len(left), progressbar):
             if isinstance(result, xr.Dataset):
                 try:
-                    stack.put(place, result)
+                    stack.add(place, result)
                     continue
-                except ValueError as error:  # a posterior of another kind; the others stay
+                except ValueError as error:  # its variables do not fit the stack's
                     result = error
             errors[place] = result
             is_lost = isinstance(result, WorkersLostError)
-            stack.fail(place, f"{NOT_YET}: {reason(result)}" if is_lost else reason(result))
-    fits = _complete(stack, errors, names)
-    said = f"{NOT_COMPARED}. With exact=True gm.fit_many draws from that."
-    return fits if exact else fits.assign_attrs(exactness=said)
+            stack.fail(place, f"{NOT_YET}: {described(result)}" if is_lost else described(result))
+    fits = _fits_or_error(stack, errors, names)
+    exactness = f"{NOT_COMPARED}. With exact=True gm.fit_many draws from that."
+    return fits if exact else fits.assign_attrs(exactness=exactness)
 
 
-def _together(
+def _in_batches(
     work: Callable[..., list], left: Mapping[int, tuple], **settings: Any
 ) -> Generator[tuple[int, Any]]:
-    """Fit data sets some at a time; yield the place and the result of each, or its error.
+    """Fit data sets in batches; yield the place and the result, or the error, of each.
 
-    Those of which processes were lost are fitted again, each by itself: one may be the reason.
+    Data sets of a batch whose processes were killed are fitted again separately.
     """
     places, n_jobs = [*left], cpu_count() if settings["n_jobs"] < 0 else settings["n_jobs"]
-    n_groups = max(-(-len(places) // MOST_TOGETHER), min(len(places), n_jobs), 1)
+    n_groups = max(-(-len(places) // MAX_BATCH), min(len(places), n_jobs), 1)
     groups = [tuple(group.tolist()) for group in np.array_split(places, n_groups)]
     jobs = {group: tuple(left[place] for place in group) for group in groups if group}
     alone: dict[tuple[int, ...], tuple] = {}
@@ -255,10 +255,12 @@ def _together(
             yield from zip(group, each, strict=True)
 
 
-def _as_written(ode: ODE, t: ArrayLike, y: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments with what functions write in their place.
+def _functions_as_graphs(
+    ode: ODE, t: ArrayLike, y: Any, given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return arguments with functions replaced by the graphs that they write.
 
-    So whatever they read from outside of themselves, globals and settings, counts.
+    So globals and settings that they read count too.
     """
     t, written = np.asarray(t, dtype=float), dict(given)
     theta = [pt.scalar(name, dtype="float64") for name in ode.params]
@@ -283,7 +285,7 @@ def _as_written(ode: ODE, t: ArrayLike, y: Any, given: Mapping[str, Any]) -> dic
 
 
 def _check_likelihood(likelihood: Callable):
-    """Raise unless a likelihood can be given a data set."""
+    """Raise unless a likelihood takes a data set as its third argument."""
     try:
         signature(likelihood).bind("x", "theta", "y")
     except TypeError as error:
@@ -296,7 +298,7 @@ def _check_likelihood(likelihood: Callable):
 
 
 def _usable_names(ys: Mapping) -> list:
-    """Return the names of data sets: all text, or all whole numbers."""
+    """Return the names of data sets, which must be all text or all whole numbers."""
     names = [*ys]
     if not any(all(isinstance(name, kind) for name in names) for kind in (str, int | np.integer)):
         msg = (
@@ -320,7 +322,8 @@ def _times_of_each(t, n: int) -> list:
     return [*t]
 
 
-def _complete(stack: Stack, errors: Mapping[int, Exception], names: list | None) -> xr.Dataset:
+def _fits_or_error(stack: Stack, errors: Mapping[int, Exception], names: list | None) -> xr.Dataset:
+    """Return the fits; where there are none raise the error of the first data set."""
     failures = stack.failures
     if (failures == "").any():
         return stack.dataset()

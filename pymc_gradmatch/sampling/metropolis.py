@@ -1,4 +1,4 @@
-"""Algorithm 1, step 2: one Metropolis chain over states and parameters, a sweep a call."""
+"""Algorithm 1, step 2 of Wenk et al. (2019): a Metropolis chain over states and parameters."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,12 +26,12 @@ from pymc_gradmatch.exact import NOT_CHECKED
 from pymc_gradmatch.gp import is_states
 from pymc_gradmatch.model import drop_zero_observations, fixed_noise
 
-TUNE_INTERVAL = 100
+TUNE_INTERVAL = 100  # sweeps, as pymc.Metropolis
 
 
 @dataclass(kw_only=True)
 class CompiledMetropolisState(StepMethodState):
-    """What changes while a chain runs, and the initial widths, which do not."""
+    """The state of a chain, and the initial widths, which do not change."""
 
     tune: bool
     scaling: NDArray[np.float64]
@@ -42,7 +42,7 @@ class CompiledMetropolisState(StepMethodState):
 
 
 class CompiledMetropolis(ArrayStep):
-    r"""Metropolis, one coordinate at a time in random order, a sweep per compiled call.
+    r"""Metropolis, one coordinate at a time in random order, with compiled sweeps.
 
     Every coordinate :math:`i` of the variables is proposed once per sweep,
 
@@ -58,20 +58,19 @@ class CompiledMetropolis(ArrayStep):
     vars : sequence of TensorVariable, optional
         Continuous variables of the model; all free variables by default.
     width : float or mapping of str to array_like of float, optional
-        Standard deviations :math:`w` of the proposals, on the scale that
-        samplers see, fixed throughout: one for all coordinates, or by name of
-        the variable, each a number or an array of the variable's shape.
-        Variables without one, or with None, start from 1 and are tuned.
+        Standard deviations :math:`w` of the proposals for the transformed variables,
+        not tuned: one for all coordinates, or by name of the variable a number or an
+        array of the variable's shape.  Variables without one, or with None, start
+        from 1 and are tuned.
     model : pymc.Model, optional
         Taken from the context by default.
 
     Notes
     -----
-    This is :class:`pymc.Metropolis`: the same proposals, the same rule of
-    tuning (every 100 sweeps, :math:`\lambda_i` by the coordinate's rate of
-    acceptance) and, as long as no proposal has density zero, the same chain
-    from the same seed.  It differs in that a sweep is one call of machine code
-    and that the density of the current point is carried along.
+    Proposals and tuning (every 100 sweeps, :math:`\lambda_i` by the coordinate's
+    acceptance rate) are those of :class:`pymc.Metropolis`, and so is the chain from
+    the same seed as long as no proposal has density zero.  It is faster because a
+    sweep is one call of machine code, which keeps the density of the current point.
 
     Statistics per sweep: ``accept``, the mean probability of acceptance;
     ``accepted``, the share of coordinates that moved; ``scaling``, the mean of
@@ -102,7 +101,7 @@ class CompiledMetropolis(ArrayStep):
 
     def __init__(
         self,
-        vars: Sequence[TensorVariable] | None = None,  # noqa: A002  PyMC looks for it by this name
+        vars: Sequence[TensorVariable] | None = None,  # noqa: A002  PyMC's name
         *,
         width: float | Mapping[str, ArrayLike | None] | None = None,
         model: pm.Model | None = None,
@@ -123,20 +122,20 @@ class CompiledMetropolis(ArrayStep):
 
     @cached_property
     def sweep(self) -> Callable:
-        """The compiled sweep; made at the first use, also after unpickling."""
+        """The compiled sweep; compiled when first used, also after unpickling."""
         return _compile_sweep(machine_code(self.log_density))
 
     def __getstate__(self) -> dict:
         return {name: value for name, value in vars(self).items() if name != "sweep"}
 
     def setup_chain(self, rng, tune: int, draws: int) -> None:
-        """Start a chain afresh, so that it depends on nothing but its seed."""
+        """Reset all state, so that a chain depends only on its seed."""
         super().setup_chain(rng, tune, draws)
         self.tune = tune > 0
         self.reset_tuning()
 
     def reset_tuning(self) -> None:
-        """Return to the initial widths."""
+        """Reset the widths to the initial ones."""
         self.scaling = np.ones(self.width.size)
         self.accepted_sum = np.zeros(self.width.size)
         self.sweeps_until_tune = TUNE_INTERVAL
@@ -150,8 +149,8 @@ class CompiledMetropolis(ArrayStep):
         delta = self.rng.standard_normal(q.size) * self.width * self.scaling
         self.rng.shuffle(self.order)
         log_uniform = np.log(self.rng.uniform(size=q.size))
-        # Copied because a value that is read-only or in another memory order
-        # would compile the sweep anew.
+        # Copied because the sweep would be compiled again for a read-only value or another
+        # memory order.
         shared = tuple(
             np.array(variable.get_value(borrow=True), order="C")
             for variable in self.log_density.get_shared()
@@ -168,19 +167,19 @@ class CompiledMetropolis(ArrayStep):
 
     def _tune(self) -> None:
         rate = self.accepted_sum / TUNE_INTERVAL
-        self.scaling = np.where(self.fixed, 1.0, self.scaling * _stretch(rate))
+        self.scaling = np.where(self.fixed, 1.0, self.scaling * _tuning_factor(rate))
         self.accepted_sum = np.zeros(self.width.size)
         self.sweeps_until_tune = TUNE_INTERVAL
 
 
-def _stretch(rate: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return what :class:`pymc.Metropolis` multiplies widths by, given rates of acceptance."""
+def _tuning_factor(rate: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the factor by which :class:`pymc.Metropolis` tunes widths, from acceptance rates."""
     ranges = [rate < 0.001, rate < 0.05, rate < 0.2, rate > 0.95, rate > 0.75, rate > 0.5]
     return np.select(ranges, [0.1, 0.5, 0.9, 10.0, 2.0, 1.1], 1.0)
 
 
 def _compile_sweep(log_density: Callable) -> Callable:
-    """Compile a sweep of a density that is itself compiled."""
+    """Compile a sweep that calls a compiled density."""
 
     @numba.njit
     def sweep(q, delta, order, log_uniform, shared):
@@ -206,7 +205,7 @@ def _compile_sweep(log_density: Callable) -> Callable:
 
 
 def _values_of(variables: Sequence[TensorVariable], model: pm.Model) -> list[TensorVariable]:
-    """Return what samplers see of variables of a model."""
+    """Return the value variables of variables of a model."""
     values = [model.rvs_to_values.get(variable, variable) for variable in variables]
     foreign = [value.name for value in values if value not in model.value_vars]
     if foreign:
@@ -225,7 +224,7 @@ def _check_continuous(values: Sequence[TensorVariable]) -> None:
 def _widths(
     width: float | Mapping[str, ArrayLike | None] | None, shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return the initial width of every coordinate, and whether it stays."""
+    """Return the initial width of every coordinate, and whether it is fixed."""
     by_name = width if isinstance(width, Mapping) else dict.fromkeys(shapes, width)
     unknown = [name for name in by_name if name not in shapes]
     if unknown:
@@ -256,13 +255,11 @@ def sample_fgpgm(
 ) -> DataTree:
     r"""Sample states and parameters in the paper's single Metropolis chain.
 
-    :class:`pymc.Metropolis`, one coordinate at a time in random order, with
-    every sweep compiled (:class:`~pymc_gradmatch.sampling.CompiledMetropolis`):
-    step 2 of Algorithm 1 of Wenk et al. (2019).  Parameters move on their own
-    scale, without PyMC's transformations; proposals outside a prior's support
-    are rejected.  The chain starts at the states' initial point, the posterior
-    mean of the Gaussian process, and at the most probable parameters given
-    these states.
+    Step 2 of Algorithm 1 of Wenk et al. (2019): Metropolis, one coordinate at a
+    time in random order (:class:`~pymc_gradmatch.sampling.CompiledMetropolis`).
+    Parameters are not transformed; proposals outside a prior's support are
+    rejected.  The chain starts at the states' initial point, the posterior mean of
+    the Gaussian process, and at the most probable parameters given these states.
 
     Parameters
     ----------
@@ -270,16 +267,16 @@ def sample_fgpgm(
         A model whose states are ``"centered"``, as made by
         :func:`~pymc_gradmatch.build_model`.
     draws : int, default 100_000
-        Sweeps kept.  The paper uses 100 000 for Lotka-Volterra, 300 000 else.
-        All are held in memory: 0.3 GB for 300 000 of protein transduction.
+        Sweeps kept.  The paper uses 100 000 for Lotka-Volterra, 300 000 otherwise.
+        All are kept in memory: 0.3 GB for 300 000 of protein transduction.
     burn_in : int, default 1_000
-        Sweeps discarded.
+        Sweeps discarded before.
     state_step : float, optional
-        Standard deviation of the proposals for the states, in standardised
-        units; fixed throughout.  None: tuned during burn-in by PyMC's rule.
+        Standard deviation of the proposals for the standardised states.
+        None: tuned during burn-in by PyMC's rule.
     param_step : float, optional
         Standard deviation of the proposals for all other variables, in their
-        own units; fixed throughout.  None: tuned during burn-in by PyMC's rule.
+        own units.  None: tuned during burn-in by PyMC's rule.
     random_seed : int or numpy.random.Generator, optional
         Seed of the chain.
     progressbar : bool, default True
@@ -297,9 +294,9 @@ def sample_fgpgm(
 
     Notes
     -----
-    The posterior of a noisy system can need far more sweeps than the paper's;
-    look at ``az.ess``.  :func:`~pymc_gradmatch.sample` (NUTS) on the same model
-    is the better tool; this function is there to reproduce the paper.
+    This function reproduces the paper; :func:`~pymc_gradmatch.sample` (NUTS) is
+    better on the same model.  The posterior of a noisy system can need far more
+    sweeps than the paper's: check ``az.ess``.
 
     References
     ----------
@@ -336,7 +333,7 @@ def sample_fgpgm(
             cores=1,
             step=CompiledMetropolis(width=width),
             initvals=start,
-            # Without the states as the sampler sees them, a second copy.
+            # Without the transformed states, a second copy.
             var_names=[rv.name for rv in plain.unobserved_RVs],
             random_seed=random_seed,
             progressbar=progressbar,
@@ -349,7 +346,7 @@ def sample_fgpgm(
 
 
 def _start(model: pm.Model) -> dict[str, np.ndarray]:
-    """Return the states' start and the most probable other variables given these states."""
+    """Return the states' initial point and the most probable other variables given it."""
     parameters = [rv for rv in model.free_RVs if not is_states(rv)]
     if not parameters:
         return {}
@@ -362,6 +359,6 @@ def _start(model: pm.Model) -> dict[str, np.ndarray]:
 
 
 def _with_plain_parameters(model: pm.Model) -> pm.Model:
-    """Copy the model without its parameters' transforms and without initial values."""
+    """Return a copy of the model without transforms of parameters and without initial values."""
     parameters = [rv for rv in model.free_RVs if not is_states(rv)]
     return remove_value_transforms(without_starts(model), parameters)

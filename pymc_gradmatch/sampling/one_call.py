@@ -47,16 +47,17 @@ from pymc_gradmatch.model import (
 from pymc_gradmatch.numerics import on_one_thread, one_at_a_time
 from pymc_gradmatch.ode import ODE, Input
 from pymc_gradmatch.reporting import Verdict, reporting
-from pymc_gradmatch.sampling.engine import Exact, check_n_draws, verdict_of
+from pymc_gradmatch.sampling.engine import ExactSearch, check_n_draws, verdict_of
 
 if TYPE_CHECKING:
     from arviz import PlotCollection
 
-NARROWEST = 1e-3  # widths of the draws, which steps of differences follow
-N_TOPS, N_CLIMBED = 100, 8  # draws, and of these: from which the most probable point is climbed to
-MOST_SHARE_OF_PRIOR = 0.7  # of the prior's width, that a posterior has where the data say little
-WELL_DETERMINED = 0.1  # standard deviations of the data, by which solutions of draws differ at most
-MOST_NAMED = 4  # entries of x(t0) in one sentence
+MIN_WIDTH = 1e-3  # of the draws in a coordinate, which scales steps of differences
+N_CANDIDATES = 100  # draws among which starts of the optimisation for Fit.mode are chosen
+N_MODE_STARTS = 8  # starts of that optimisation
+MIN_SHARE_OF_PRIOR_WIDTH = 0.7  # from which on the data are said to say little about an unknown
+MAX_SD_OF_SOLUTION = 0.1  # in sds of the data, of a solution that the data are said to determine
+MAX_NAMED = 4  # entries of x(t0) listed in a sentence
 
 
 @dataclass(frozen=True, repr=False)
@@ -68,83 +69,87 @@ class Fit(Verdict):
     verdict : str
         Whether ``idata`` are draws from the exact posterior, and what to do if not.
     is_exact : bool
-        Whether they are: all conditions of ``diagnostics`` hold.
+        Whether all conditions of ``diagnostics`` hold.
     diagnostics : Diagnostics
-        What the verdict is made of, field by field.
-    table : pandas.DataFrame
-        Mean, standard deviation and interval of every parameter, of x(t0) and of
+        The conditions and figures behind the verdict.
+    unknowns : list of str
+        Variables of ``idata`` that :attr:`table` and :meth:`summary` show: parameters, x(t0) and
         what else is random.
     idata : xarray.DataTree
-        Equally weighted draws as one chain, resampled, so that some are repeated:
+        Equally weighted draws as one chain, resampled, so that some are repeated, with
         groups ``posterior`` (parameters, ``x0``, the integrated states on their grid),
         ``posterior_predictive``, ``log_likelihood``, ``observed_data`` and ``searches``,
         for :func:`~pymc_gradmatch.plot_verdict`.
     solved : pymc.Model
-        The model whose exact posterior this is; its Gaussian processes are not fitted.
-    matched : callable
+        The model whose exact posterior was sampled; its Gaussian processes are not fitted.
+    build_model : callable
         Returns :attr:`model`.
     weights : array of float
-        Of the draws before resampling, of which there may be more, smoothed, sum one.
+        Smoothed weights of the draws before resampling, which may be more; their sum is one.
     pareto_k : float
         Tail index of the weights before smoothing.
     n_effective : float
-        One over the sum of the squared weights: what the draws are worth.  ArviZ's ``ess`` of
-        ``idata`` takes repeated draws for different ones, and says more.
+        Effective sample size, one over the sum of the squared weights.  ArviZ's ``ess`` of
+        ``idata`` is too large, since it counts repeated draws as different ones.
     covariance : pandas.DataFrame
         Covariance of the unconstrained coordinates by their names: a metric for
         another sampler.
     starts : list of dict
-        Free variables and ``x0`` at up to four draws: where a sampler of the exact posterior
-        may begin.  ``model`` has states in the place of ``x0``.
+        Free variables and ``x0`` at up to four draws: starting points for another sampler of the
+        exact posterior.  ``model`` has states in the place of ``x0``.
     modes : pandas.DataFrame
-        What climbs arrived at, the highest first, one row each: every parameter, x(t0), and
+        The modes, the most probable first, one row each: every parameter, x(t0), and
         ``weight``, the share of the posterior that belongs to it.
-    tops : array of float
-        Unconstrained coordinates of the modes, of the highest point that the search came to, and
-        of some draws: where climbs to :attr:`mode` start.
+    mode_starts : array of float
+        Unconstrained coordinates of the modes, of the most probable point seen, and of some
+        draws: starting points of the optimisation for :attr:`mode`.
     unidentified : pandas.DataFrame
-        Of which unknowns the data say little: the range of the middle half of
-        draws, ``prior_width`` and ``posterior_width``; of several modes the largest one's, if
-        the verdict is passed.
-        x(t0) has the range over time of its state in place of the former, where that is less.
+        Unknowns about which the data say little, with ``prior_width`` and ``posterior_width``,
+        interquartile ranges; with several modes those of the largest one, if the verdict is
+        passed.  For x(t0) ``prior_width`` is at most the range of its state over time.
     default_starts : list of str
         Entries of x(t0) with the default prior, wide around the first data, which
         :func:`~pymc_gradmatch.exact_model` describes and ``exact_model`` shows; ``start``
         replaces it.
     n_solutions : int
-        How many solutions of the ODE were computed.
+        Number of solutions of the ODE that were computed.
     failures : dict of str to int
-        How many of them failed, by what happened: ``"blew up"``, ``"out of steps"``, ...
+        Number of solutions that failed, by reason: ``"blew up"``, ``"out of steps"``, ...
         (:meth:`ODE.failures <pymc_gradmatch.ODE.failures>`).
     """
 
     verdict: str
     is_exact: bool
     diagnostics: Diagnostics
-    table: pd.DataFrame
+    unknowns: list[str]
     idata: xr.DataTree
     solved: pm.Model
-    matched: Callable[[], pm.Model]
+    build_model: Callable[[], pm.Model]
     weights: NDArray[np.float64]
     pareto_k: float
     n_effective: float
     covariance: pd.DataFrame
     starts: list[dict[str, Any]]
     modes: pd.DataFrame
-    tops: NDArray[np.float64]
+    mode_starts: NDArray[np.float64]
     unidentified: pd.DataFrame
     default_starts: list[str]
     n_solutions: int
     failures: dict[str, int]
 
     @cached_property
-    def model(self) -> pm.Model:
-        """The model of the four lines: what was given, or built by the refined preset when asked.
+    def table(self) -> pd.DataFrame:
+        """Mean, standard deviation and interval of every unknown, unrounded."""
+        return self.summary(kind="stats", round_to="none")
 
-        For :func:`~pymc_gradmatch.sample`, whose draws :func:`~pymc_gradmatch.integrate_check`
-        compares with the exact posterior.
+    @cached_property
+    def model(self) -> pm.Model:
+        """The gradient-matching model: the one given, or one built by the refined preset.
+
+        Built when first used.  :func:`~pymc_gradmatch.sample` draws from it, and
+        :func:`~pymc_gradmatch.integrate_check` compares these draws with the exact posterior.
         """
-        return self.matched()
+        return self.build_model()
 
     @cached_property
     @on_one_thread
@@ -153,24 +158,22 @@ class Fit(Verdict):
     def mode(self) -> dict[str, NDArray[np.float64]]:
         """The most probable point: parameters, x(t0), all else and the states, by name.
 
-        Where the posterior density of the unknowns as they are, not of what samplers transform
-        them to, is highest, as of :func:`pymc.find_MAP`: climbed to from the modes of
-        :attr:`modes` and the best of some draws, in a number of solutions that is bounded.
+        Maximises the posterior density of the untransformed unknowns, as :func:`pymc.find_MAP`
+        does, from :attr:`modes` and the best of some draws, with a bounded number of solutions.
         """
-        target, some = ExactPosterior(self.solved, has_volume=False), self.tops
-        best = some[np.argsort(-target(some))[:N_CLIMBED]]
-        ends = optimise_locally(target, best, np.maximum(some.std(axis=0), NARROWEST))
+        target, some = ExactPosterior(self.solved, has_volume=False), self.mode_starts
+        best = some[np.argsort(-target(some))[:N_MODE_STARTS]]
+        ends = optimise_locally(target, best, np.maximum(some.std(axis=0), MIN_WIDTH))
         points = np.concatenate([ends.point, best])
         highest = points[[np.argmax(target(points))]]
         return {name: value[0] for name, value in target.variables(highest).items()}
 
     @cached_property
     def exact_model(self) -> pm.Model:
-        """The model with the solution in the place of its states: a plain PyMC model.
+        """The model with the ODE's solution in the place of its states, a plain PyMC model.
 
-        See :func:`~pymc_gradmatch.exact_model`, where the prior of x(t0) is written too.  It
-        starts at one of the draws, so that :func:`~pymc_gradmatch.sample` and
-        :func:`pymc.sample` go on from there.
+        See :func:`~pymc_gradmatch.exact_model`, also for the prior of x(t0).  Its initial values
+        are one of the draws, where :func:`~pymc_gradmatch.sample` and :func:`pymc.sample` start.
         """
         exact, drawn = exact_model(self.solved), self.idata["posterior"].isel(chain=0, draw=0)
         for rv in exact.free_RVs:
@@ -178,7 +181,7 @@ class Fit(Verdict):
         return exact
 
     def shown(self) -> tuple[str, list[pd.DataFrame]]:
-        """Return the verdict, with modes and what the data do not tell, and the table."""
+        """Return the verdict, with modes and unidentified unknowns, and the table."""
         modes = describe_modes(self.modes["weight"].to_numpy())
         words = (
             f"{self.verdict}{modes}{_in_words(self.unidentified)}{self._determined}"
@@ -188,7 +191,7 @@ class Fit(Verdict):
 
     @property
     def _determined(self) -> str:
-        """Say, where the verdict is withheld, that the data determine the solution all the same."""
+        """A sentence where the verdict is withheld but the data determine the solution."""
         if self.is_exact or self.unidentified.empty:
             return ""
         posterior, widest = self.idata["posterior"].dataset, 0.0
@@ -196,7 +199,7 @@ class Fit(Verdict):
             levels = constraint.gp.transform_states(posterior[constraint.x.name].to_numpy()[0])
             deviations = levels.std(axis=0) / np.expand_dims(constraint.gp.scale, -2)
             widest = max(widest, float(deviations.max()))
-        if not widest < WELL_DETERMINED:
+        if not widest < MAX_SD_OF_SOLUTION:
             return ""
         return (
             " But they determine the solution: among these draws it differs by at most "
@@ -212,15 +215,15 @@ class Fit(Verdict):
         inputs: Mapping[str, Any] | None = None,
         start: Mapping[str, Any] | Callable | str | None = None,
         likelihood: Callable | None = None,
-        random_seed: int | None = None,
+        random_seed: int | np.random.Generator | None = None,
     ) -> xr.DataTree:
         """Predict from the draws, by :func:`~pymc_gradmatch.predict`.
 
         Parameters
         ----------
         t, inputs, start, likelihood, random_seed
-            As for that: other times, other inputs and doses, other starts, and what is computed
-            from the solutions or observed of them.
+            Other times, inputs and doses, starts, and lines of PyMC that compute something from
+            the solutions or observe them; see there.
 
         Returns
         -------
@@ -232,12 +235,29 @@ class Fit(Verdict):
             random_seed=random_seed,
         )  # fmt: skip
 
-    def plot(self, **kwargs) -> "PlotCollection":
-        """Plot the states with bands, by :func:`~pymc_gradmatch.plot_states`.
+    def summary(self, **kwargs: Any) -> pd.DataFrame:
+        """Summarise the unknowns by :func:`arviz.summary`.
 
-        Over the data; of a likelihood of one's own over those of one state, at all or some of the
-        times, with panels for others that have one number for each time.  ``new_data=True`` adds
-        the band of new data.
+        Parameters
+        ----------
+        **kwargs
+            As for that, such as ``kind``, ``round_to`` or other ``var_names``.
+
+        Returns
+        -------
+        pandas.DataFrame
+            One row for each parameter, entry of x(t0), and whatever else is random.  Effective
+            sample sizes and R-hat are of draws that were resampled: use :attr:`n_effective` and
+            :attr:`diagnostics` instead.
+        """
+        return summary(self.idata, **{"var_names": self.unknowns} | kwargs)
+
+    def plot(self, **kwargs) -> "PlotCollection":
+        """Plot states with bands and the data, by :func:`~pymc_gradmatch.plot_states`.
+
+        With a ``likelihood`` the data of one state are shown with it, at all or some of the times,
+        and other observations with one number for each time in panels of their own.
+        ``new_data=True`` adds the band of new data.
         """
         from pymc_gradmatch.plots import plot_states  # here: it imports matplotlib
 
@@ -273,40 +293,40 @@ def fit(
     progressbar: bool = True,
     **settings: Unpack[Settings],
 ) -> Fit:
-    r"""Fit an ODE to data: draws of the posterior that integrates it, with a verdict.
+    r"""Fit an ODE to data: draws of the posterior of the ODE's solution, with a verdict.
 
     .. math::
 
         p(\theta, x_0, \sigma \mid y) \propto
         p(\theta)\, p(\sigma)\, N\bigl(y \mid x(t; \theta, x_0), \sigma^2 I\bigr)
 
-    Some thousand draws of the prior are solved; from the likeliest and from others
-    Levenberg-Marquardt climbs lead to modes of the exact posterior, side by side, with the
-    solutions' sensitivities, until the ends of climbs repeat.  Where the best solution does not
-    explain the data, as of long series and of chaos, climbs of a first piece lead to those of
+    The ODE is solved for some thousand prior draws.  Multi-start optimisation
+    (Levenberg-Marquardt with forward sensitivities) from the likeliest and from others leads to
+    the modes of the exact posterior, and ends when its end points repeat.  Where the best solution
+    fits the data poorly, as for long series and chaos, a first piece of the data is fitted, then
     longer and longer ones.  Two independent searches then draw around all modes by adaptive
-    importance sampling.  Of twenty unknowns or more with one mode, of fifteen or more where that
-    fails, and of a hierarchy, the draws are four chains of NUTS on the exact model.  Of a new
-    problem nothing is compiled to machine code but its right-hand side, and the model where chains
-    are run.
+    importance sampling.  With twenty unknowns or more and one mode, with fifteen or more where
+    importance sampling fails, and for hierarchies the draws are four chains of NUTS on the exact
+    model.  Only the right-hand side is compiled to machine code, and the model where NUTS is run.
 
     Parameters
     ----------
     ode, t, y, priors, experiments, likelihood, scales, inputs, start
         As for :func:`~pymc_gradmatch.build_model`.
     model : pymc.Model, optional
-        A model of one's own with a :class:`~pymc_gradmatch.GradientMatchingODE`, in
-        place of these: any likelihood.
+        A model with a :class:`~pymc_gradmatch.GradientMatchingODE` and any likelihood, in place
+        of these.
     n_draws : int, default 4_000
-        Draws of the result, at least 1 000.
+        Number of draws of the result, at least 1 000.
     max_seconds : float, optional
-        Wall-clock seconds after which it stops, as after Ctrl-C: with the draws of the modes'
-        normal approximations, weighted, and without a verdict; before there are modes, of that of
-        the highest point.  :attr:`Fit.mode` climbs on from there.  Running chains end first.
+        Wall-clock seconds after which it stops, as after Ctrl-C.  The result then has weighted
+        draws of the normal approximations at the modes, or at the best point where no mode was
+        found, and no passed verdict; :attr:`Fit.mode` optimises further.  Chains that run end
+        first.
     random_seed : int or numpy.random.Generator, optional
         Seed of starts and draws.
     progressbar : bool, default True
-        Show what is being done, from the first second on.
+        Show what is being done, after the first half second.
 
     Returns
     -------
@@ -320,17 +340,15 @@ def fit(
     Raises
     ------
     OutOfTimeError
-        If ``max_seconds`` have passed before any point of positive density is found; it is a
-        :class:`TimeoutError`.
+        A :class:`TimeoutError`, if no point of positive density was found in ``max_seconds``.
     TypeError, ValueError
-        If data, priors or model do not fit, or the ODE can be integrated from nowhere
-        near the estimate.
+        If data, priors or model do not fit together, or the ODE cannot be integrated at prior
+        draws.
 
     Notes
     -----
-    What the verdict means is in :class:`~pymc_gradmatch.Diagnostics`, condition by
-    condition; docs/accuracy.md says what it cannot see.  x(t0) has a wide prior
-    around the first data unless ``start`` says what is known of it, see
+    :class:`~pymc_gradmatch.Diagnostics` explains the conditions of the verdict, docs/accuracy.md
+    its limits.  x(t0) has a wide prior around the first data unless ``start`` replaces it, see
     :func:`~pymc_gradmatch.exact_model`.
 
     Examples
@@ -345,7 +363,7 @@ def fit(
     >>> bool(abs(fit.table.loc["rate", "mean"] - 1) < 0.3)
     True
 
-    It is known that all began with 1.0:
+    A known initial condition:
 
     >>> known = gm.fit(
     ...     decay, t, y, priors={"rate": pm.HalfNormal.dist(2)}, start={"mass": 1.0}, random_seed=1
@@ -367,8 +385,7 @@ def fit(
     >>> bool(abs(x0["mean"] - 3) < 5 * x0["sd"])
     True
 
-    Data that are another function of the states, here scaled counts; without ``y`` it is
-    solutions of the ODE that climbs start from:
+    Another likelihood, here of counts:
 
     >>> def likelihood(x, theta):
     ...     pm.Poisson("counts", 100 * x.b, observed=np.round(100 * b))
@@ -389,13 +406,13 @@ def fit(
     if "preset" in settings:
         msg = (
             "gm.fit has no argument preset: its model is always the refined one. Models of other "
-            "presets are made by gm.build_model and sampled by gm.sample."
+            "presets are built by gm.build_model and sampled by gm.sample."
         )
         raise TypeError(msg)
     if others := sorted({"draws", "tune", "chains", "cores"} & {*settings}):
         msg = (
-            f"gm.fit has no argument {' or '.join(map(repr, others))}: n_draws says how many "
-            "draws there are; gm.sample runs chains."
+            f"gm.fit has no argument {' or '.join(map(repr, others))}: n_draws is the number of "
+            "draws; gm.sample runs chains."
         )
         raise TypeError(msg)
     rng = np.random.default_rng(random_seed)
@@ -424,8 +441,8 @@ def fit(
             random_seed=rng.spawn(1)[0], **given, **settings,
         )  # fmt: skip
         is_fixed = isinstance(settings.get("sigma"), str) and settings["sigma"] == "fixed"
-        if is_fixed:  # the noise is an estimate around a solution
-            # A verdict on the exact posterior follows: doubts about the matched one are left out.
+        if is_fixed:  # the noise is estimated around a solution
+            # These warnings are about the gradient-matching posterior, which is not sampled.
             with warnings.catch_warnings(action="ignore", category=DoubtWarning):
                 model = refined()
             refined = partial(_itself, model)
@@ -434,65 +451,69 @@ def fit(
                 on_stack, unfitted_model, ode, t, y, settings=settings, random_seed=rng, **given
             )
     elif settings or any(given is not None for given in (ode, t, y, priors, *written.values())):
-        msg = "a model was given and what models are made of; expected one of these alone."
+        msg = (
+            "gm.fit was given model= and arguments from which models are built; expected either "
+            "model= or ode, t, y and priors."
+        )
         raise TypeError(msg)
     else:
         refined = partial(_itself, model)
-    with reporting("writing the exact posterior", enabled=progressbar) as say:
+    with reporting("writing the exact posterior", enabled=progressbar) as report:
         target = ExactPosterior(model)
         target.deadline = np.inf if max_seconds is None else monotonic() + max_seconds
-        search = Exact(target, n_draws, rng, say)
+        search = ExactSearch(target, n_draws, rng, report)
         stopped = ""
         try:
             search.run()
         except (KeyboardInterrupt, OutOfTimeError) as error:
             if not np.isfinite(target.highest[0]):
                 if isinstance(error, OutOfTimeError):
-                    msg = (
-                        f"{error}, none of which has a positive density; expected more max_seconds."
-                    )
+                    msg = f"{error}, none with a positive density; expected a larger max_seconds."
                     raise OutOfTimeError(msg) from None
                 raise
             stopped = str(error) or "stopped by Ctrl-C"
             search.approximate()
-        target.deadline = np.inf  # a search that ended in time must not be lost after it
-        say("drawing")
+        target.deadline = np.inf  # of the search alone
+        report("drawing")
         return _fit(search, model, refined, stopped)
 
 
-def _fit(search: Exact, model: pm.Model, refined: Callable[[], pm.Model], stopped: str) -> Fit:
+def _fit(
+    search: ExactSearch, model: pm.Model, refined: Callable[[], pm.Model], stopped: str
+) -> Fit:
+    """Return the result of a search."""
     target, drawn = search.target, search.drawn(stopped)
     found, diagnostics = drawn.found, drawn.diagnostics
     largest = found.modes.nearest[drawn.places] == found.modes.shares.argmax()
     posterior = drawn.idata["posterior"].dataset
     along = target.state_dependent - {name for name, v in posterior.items() if v.ndim == 2}
     along |= {*target.start_variables}
-    scalars = [name for name in posterior.data_vars if name not in along]
+    unknowns = [str(name) for name in posterior.data_vars if name not in along]
     modes = pd.DataFrame(target.scalars(found.modes.points))
-    # Where draws are not to be trusted all the modes together say what is not known.
-    telling = posterior.isel(draw=np.flatnonzero(largest)) if diagnostics.passed else posterior
+    # Where the verdict is withheld the shares of the modes are not reliable.
+    used = posterior.isel(draw=np.flatnonzero(largest)) if diagnostics.passed else posterior
     return Fit(
         verdict=verdict_of(diagnostics),
         is_exact=diagnostics.passed,
         diagnostics=diagnostics,
-        table=summary(drawn.idata, var_names=scalars, kind="stats", round_to="none"),
+        unknowns=unknowns,
         idata=drawn.idata,
         solved=model,
-        matched=refined,
+        build_model=refined,
         weights=found.weighted.weights,
         pareto_k=found.weighted.pareto_k,
         n_effective=found.weighted.n_effective,
         covariance=drawn.covariance,
         starts=drawn.starts,
         modes=modes.assign(weight=found.modes.shares),
-        tops=np.concatenate(
+        mode_starts=np.concatenate(
             [
                 found.modes.points,
                 target.highest[1][None],
-                found.weighted.points[np.unique(drawn.places[:N_TOPS])],
+                found.weighted.points[np.unique(drawn.places[:N_CANDIDATES])],
             ]
         ),
-        unidentified=_unidentified(target, telling, search.rng),
+        unidentified=_unidentified(target, used, search.rng),
         default_starts=target.default_starts,
         n_solutions=target.n_solutions,
         failures=dict(target.failures),
@@ -500,7 +521,7 @@ def _fit(search: Exact, model: pm.Model, refined: Callable[[], pm.Model], stoppe
 
 
 def _beside(on_stack: pm.Model, write: Callable[..., pm.Model], *args, **given) -> pm.Model:
-    """Write a model with the variables of another, which stays as it is."""
+    """Write a model with variables of another, which is not changed."""
     with beside(on_stack):
         return write(*args, **given)
 
@@ -510,10 +531,10 @@ def _itself[T](one: T) -> T:
 
 
 def _unidentified(target: ExactPosterior, posterior: xr.Dataset, rng) -> pd.DataFrame:
-    """Compare what is known of each scalar before the data and after.
+    """Return the unknowns whose posterior is hardly narrower than their prior.
 
-    Of a positive one its logarithm may be known better: the range of 10 +- 2 is wide beside that of
-    a prior around one, but not its ratio.
+    For positive ones on the logarithmic scale, too: 10 +- 2 is wide relative to a prior around one,
+    but its logarithm is not.
     """
     model = target.model
     free = [rv for rv in model.free_RVs if rv.name in posterior and not is_states(rv)]
@@ -537,11 +558,11 @@ def _unidentified(target: ExactPosterior, posterior: xr.Dataset, rng) -> pd.Data
 
 
 def _is_hardly_narrower(before: Any, after: Any) -> Any:
-    return after > MOST_SHARE_OF_PRIOR * before
+    return after > MIN_SHARE_OF_PRIOR_WIDTH * before
 
 
 def _priors(free: list, rng) -> Iterator[tuple[TensorVariable, NDArray]]:
-    """Draw variables from their priors, but for those of which there are no draws."""
+    """Draw variables from their priors, except those that cannot be drawn."""
     try:
         draws = draws_of(free, N_PRIOR, rng) if free else []
         yield from zip(free, draws, strict=True)
@@ -552,6 +573,7 @@ def _priors(free: list, rng) -> Iterator[tuple[TensorVariable, NDArray]]:
 
 
 def _width(draws: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the interquartile range."""
     low, high = np.quantile(draws, [0.25, 0.75], axis=0)
     return high - low
 
@@ -572,6 +594,6 @@ def _in_words(unidentified: pd.DataFrame) -> str:
 def _of_starts(default: list[str]) -> str:
     if not default:
         return ""
-    which = ", ".join(default) if len(default) <= MOST_NAMED else "x(t0)"
-    verb = "have" if len(default) > 1 and len(default) <= MOST_NAMED else "has"
+    which = ", ".join(default) if len(default) <= MAX_NAMED else "x(t0)"
+    verb = "have" if len(default) > 1 and len(default) <= MAX_NAMED else "has"
     return f" {which} {verb} a wide default prior, shown by .exact_model; start= replaces it."

@@ -1,4 +1,4 @@
-"""Many jobs at the same time, by joblib's backend; killed workers lose nothing."""
+"""Run many jobs by joblib, and again those whose workers were killed."""
 
 import gc
 import warnings
@@ -13,21 +13,18 @@ import numpy as np
 from joblib import Parallel, delayed, parallel_config
 from rich.progress import track
 
-ATTEMPTS = 3  # times in a row that workers end before any of their jobs is done
-# Jobs between two collections, of 0.2 s: a model is a cycle of megabytes, of which Python counts
-# only the objects, and joblib stops a process that has grown by 300 MB.
-KEPT = 16
+ATTEMPTS = 3  # losses of workers with no job done between them, until a job is given up
+# Jobs between two garbage collections (0.2 s each). A model is a reference cycle of megabytes but
+# of few objects, and joblib stops a process that has grown by 300 MB.
+COLLECT_EVERY = 16
 
 
 class WorkersLostError(RuntimeError):
-    """Processes ended again and again before what they were given was done."""
+    """The processes that ran a job were killed repeatedly."""
 
 
-class Once:
-    """A value that each process unpickles once, however often it is sent there.
-
-    So right-hand sides are compiled once in a process, not once for each data set.
-    """
+class UnpickledOnce:
+    """A value that each process unpickles only once, so that right-hand sides compile once."""
 
     def __init__(self, value: Any):
         self.value = value
@@ -41,8 +38,8 @@ class Once:
 
 
 @lru_cache(maxsize=2)
-def _unpickled(pickled: bytes) -> Once:
-    return Once(cloudpickle.loads(pickled))
+def _unpickled(pickled: bytes) -> UnpickledOnce:
+    return UnpickledOnce(cloudpickle.loads(pickled))
 
 
 def in_parallel[Key: Hashable](
@@ -53,20 +50,20 @@ def in_parallel[Key: Hashable](
     scheduler: str | None = None,
     prefer: str | None = None,
 ) -> Generator[tuple[Key, Any]]:
-    """Do many jobs by joblib; yield the key and the result of each as it ends, or its error.
+    """Run jobs by joblib; yield the key and the result, or the error, of each as it ends.
 
-    Arguments of each job are in the order in which they begin.  ``scheduler`` is the address of a
-    Dask scheduler, whose workers then do the work.  Where processes are killed, what they had
-    begun is begun again; a job that is lost three times in a row, at last by itself, ends in a
+    Jobs start in the order of ``arguments``.  With ``scheduler``, the address of a Dask scheduler,
+    its workers run them.  Jobs whose process was killed are run again; a job whose processes were
+    killed three times in a row, the last time without other jobs, ends in a
     :class:`WorkersLostError`.
     """
-    left, once = dict(arguments), Once(work)
+    left, once = dict(arguments), UnpickledOnce(work)
     deaths, n_done, n_given_up = 0, 0, 0
-    with _on(scheduler):
-        # Where nothing is ever done, it is not the jobs.
+    with _dask_client(scheduler):
+        # Where no job is ever done the cause is not the jobs.
         while left and (n_done or n_given_up < ATTEMPTS):
-            # At last one by itself: what it takes with it is then no other job, nor another's
-            # result, which joblib throws away if nobody has looked at it by then.
+            # The last attempt is of one job, so that its death loses no other job and no result
+            # of another that was not fetched yet.
             batch = list(left)[: 1 if deaths == ATTEMPTS - 1 else None]
             jobs = [delayed(_outcome)(once, key, left[key]) for key in batch]
             parallel = Parallel(
@@ -79,11 +76,11 @@ def in_parallel[Key: Hashable](
                         del left[key]
                         n_done, deaths = n_done + 1, 0
                         yield key, outcome
-                except Exception as error:  # of the workers: those of the work are outcomes
+                except Exception as error:  # of the workers: errors of the jobs are outcomes
                     deaths = deaths + 1 if n_done == before else 0
-                    lost = WorkersLostError(f"{ATTEMPTS} times in a row: {reason(error)}")
+                    lost = WorkersLostError(f"{ATTEMPTS} times in a row: {described(error)}")
                     first = next(iter(left))
-                    left[first] = left.pop(first)  # the others before it, if it is the one
+                    left[first] = left.pop(first)  # to the end: it may have been the cause
                     if deaths == ATTEMPTS:
                         yield first, lost
                         del left[first]
@@ -97,7 +94,7 @@ def _closing(outcomes: Generator) -> Iterator[Generator]:
     try:
         yield outcomes
     finally:
-        with warnings.catch_warnings():  # of jobs that are given up, as they should be
+        with warnings.catch_warnings():  # jobs that are given up are given up on purpose
             warnings.filterwarnings("ignore", ".*still being processed by the workers")
             outcomes.close()
 
@@ -105,17 +102,18 @@ def _closing(outcomes: Generator) -> Iterator[Generator]:
 _done = count(1)
 
 
-def _outcome(once: Once, key, given: tuple):
+def _outcome(once: UnpickledOnce, key, given: tuple):
     try:
         return key, once.value(*given)
     except Exception as error:
         return key, error
     finally:
-        if next(_done) % KEPT == 0:
+        if next(_done) % COLLECT_EVERY == 0:
             gc.collect()
 
 
-def _on(scheduler: str | None) -> AbstractContextManager:
+def _dask_client(scheduler: str | None) -> AbstractContextManager:
+    """Return a context in which joblib uses a Dask scheduler, if one is given."""
     if scheduler is None:
         return nullcontext()
     try:
@@ -137,8 +135,8 @@ def _on(scheduler: str | None) -> AbstractContextManager:
     return stack
 
 
-def shown[T](running: Generator[T], total: int, progressbar: bool) -> Iterator[T]:
-    """Show how many are done; Ctrl-C ends it."""
+def with_progress[T](running: Generator[T], total: int, progressbar: bool) -> Iterator[T]:
+    """Yield results with a progress bar; Ctrl-C ends the iteration."""
     with closing(running):
         try:
             yield from track(running, "Fitting", total=total, disable=not progressbar)
@@ -146,17 +144,21 @@ def shown[T](running: Generator[T], total: int, progressbar: bool) -> Iterator[T
             return
 
 
-def as_seeds(random_seed: int | np.random.SeedSequence | None) -> np.random.SeedSequence:
-    """Return what the seed of each job is made from."""
-    if isinstance(random_seed, np.random.SeedSequence):  # a copy: one that spawns is another
-        return type(random_seed)(
-            random_seed.entropy,
-            spawn_key=random_seed.spawn_key,
-            pool_size=random_seed.pool_size,
+def entropy_of(random_seed: int | np.random.Generator | None) -> int:
+    """Return the integer from which the seeds of all jobs are made."""
+    if random_seed is None:
+        random_seed = np.random.default_rng()
+    if isinstance(random_seed, np.random.Generator):
+        return int(random_seed.integers(2**63))
+    if not isinstance(random_seed, int | np.integer):
+        msg = (
+            f"random_seed is a {type(random_seed).__name__}; expected an int, a numpy Generator "
+            "or None."
         )
-    return np.random.SeedSequence(random_seed)
+        raise TypeError(msg)
+    return int(random_seed)
 
 
-def reason(error: Exception) -> str:
-    """Return an error in words."""
+def described(error: Exception) -> str:
+    """Return the type and the message of an error."""
     return f"{type(error).__name__}: {error}"

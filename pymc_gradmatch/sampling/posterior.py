@@ -1,6 +1,6 @@
-"""NUTS in coordinates made for a posterior, which is compiled once: its density, its mode.
+"""The density of a model, compiled once, its mode, and NUTS in coordinates adapted to it.
 
-Models that are one formula with different numbers share it.
+Models that differ only in their numbers share the compiled density.
 """
 
 import logging
@@ -59,43 +59,40 @@ from pymc_gradmatch.numerics import (
 from pymc_gradmatch.ode import Solve, ended
 from pymc_gradmatch.reporting import reporting
 from pymc_gradmatch.sampling.coordinates import (
-    Arrow,
-    Band,
+    BandCoordinates,
     Coordinates,
-    Split,
-    banded,
-    climb_in_band,
-    climb_in_blocks,
-    curve,
-    rounded,
-    straight,
-    upright,
+    Roles,
+    band_coordinates,
+    curved_coordinates,
+    optimise_in_band,
+    straight_coordinates,
 )
 from pymc_gradmatch.sampling.density import (
     COORDINATES,
     Interrupted,
+    ModelGraphs,
     NativeDensity,
-    Written,
-    compile_written,
+    compile_graphs,
     cut,
     flat,
+    graphs_of,
     pack,
     same_but_for_constants,
-    write,
 )
 
 
 def has_start(model: pm.Model, rv) -> bool:
-    """Return whether a variable was given a start."""
+    """Return whether a variable has an initial value of its own."""
     return starts_by_itself(rv) or model.rvs_to_initial_values[rv] is not None
 
 
-def held_variables(model: pm.Model) -> set:
-    """Return the free variables of which the joint mode with what varies runs to zero.
+def fixed_variables(model: pm.Model) -> set:
+    """Return the free variables that are fixed in the search for the mode.
 
-    Sigma and gamma, which are neither states nor parameters of a right-hand side, and the spread
-    of a population: what has a bound, and moves parameters by their prior alone.  In a model
-    without a constraint, as with the ODE's solution, such a spread alone.
+    Their joint mode with the variables that they scale is zero: sigma and gamma, which are neither
+    states nor parameters of a right-hand side, and the spread of a population, which is bounded and
+    moves parameters through their prior alone.  In a model without a constraint, such as one with
+    the ODE's solution, only such a spread.
     """
     matches = [rv for rv in model.observed_RVs if is_constraint(rv)]
     if not matches:
@@ -113,39 +110,38 @@ def held_variables(model: pm.Model) -> set:
 
 
 _log = logging.getLogger("pymc.gradmatch")  # follows PyMC's level and handlers
-NOT_ROUND = "%d coordinates: sampled with nutpie's low-rank mass matrix, from the mode."
-ACCEPTED = 0.9  # in bent coordinates; at 0.8 up to ten times as many draws diverge, as dear each
+LOW_RANK = "%d coordinates: sampled with nutpie's low-rank mass matrix, from the mode."
+TARGET_ACCEPT = 0.9  # in dense coordinates; with 0.8 up to ten times as many draws diverge
 
 
 class AnotherFormulaError(ValueError):
-    """A model differs from the one that was compiled in more than its numbers."""
+    """A model differs from the compiled one in more than its numbers."""
 
 
 @dataclass(frozen=True)
 class CompiledPosterior:
-    """A posterior in flat, unconstrained coordinates; :func:`compile_posterior` makes it.
+    """A compiled posterior of u, the vector of all value variables of a model.
 
-    Names and dims come from ``model``.  The density is a function of q, where ``u = location +
-    factor @ q`` is the vector of all value variables; its numbers are the location, the factor and
-    ``data``, every number that may differ between data sets, in that order. ``draw_start`` maps a
-    seed to a start u, parameters drawn from their prior.
+    The density is a function of q, from which coordinates give u; its numbers are those of the
+    coordinates and ``data``, all numbers that may differ between data sets.  ``draw_start`` maps a
+    seed to a start u, with parameters drawn from their prior.
     """
 
     model: pm.Model
     native: NativeDensity
     draw_start: Callable[[int], NDArray[np.float64]]
-    split: Split
+    roles: Roles
     shapes: list[tuple[int, ...]]
-    written: Written
+    graphs: ModelGraphs
     data: NDArray[np.float64]
 
     def for_model(self, model: pm.Model) -> Self:
-        """Return the posterior of a model that differs in its numbers only; compiles nothing.
+        """Return the posterior of a model that differs only in its numbers; compiles nothing.
 
-        Of any other model it raises :class:`AnotherFormulaError`.
+        Raises :class:`AnotherFormulaError` for any other model.
         """
-        other = write(model)
-        if not same_but_for_constants(self.written, other):
+        other = graphs_of(model)
+        if not same_but_for_constants(self.graphs, other):
             msg = "the model differs from the compiled one in more than its data."
             raise AnotherFormulaError(msg)
         data = flat(constant.data for constant in other.constants)
@@ -153,35 +149,34 @@ class CompiledPosterior:
         return replace(
             self,
             model=model,
-            native=self.native.with_numbers(pack(_standard(self.split), data)),
+            native=self.native.with_numbers(pack(_standard(self.roles), data)),
             draw_start=lambda seed: flat(start(seed).values()),
-            written=other,
+            graphs=other,
             data=data,
         )
 
     def density(self, u: NDArray[np.float64]) -> tuple[Any, NDArray[np.float64]]:
-        """Return the log density and its gradient at value variables, shape ``(..., n)``."""
+        """Return the log density and its gradient at u, shape ``(..., n)``."""
         return self.native(u)
 
     def find_mode(self, rng: np.random.Generator) -> Laplace:
         """Find the most probable u, and a normal approximation there.
 
-        From every start the parameters climb alone, given the states; from
-        the best of these points states and parameters climb together.  A
-        random sigma or gamma and the spread of a population stay where they
-        start: the joint mode of a variance and what varies runs to zero.
+        From every start the parameters are optimised given the states; from the best of these
+        points states and parameters are optimised jointly.  A random sigma or gamma and the spread
+        of a population are fixed at their start.
         """
-        free = ~self.split.is_held
+        free = ~self.roles.is_fixed
         starts = [self.draw_start(seed) for seed in rng.integers(2**31, size=N_STARTS)]
         if all(np.array_equal(start, starts[0]) for start in starts):
             best: NDArray[np.float64] | None = starts[0]
         else:
-            parameters = ~(self.split.is_state | self.split.is_held)
+            parameters = ~(self.roles.is_state | self.roles.is_fixed)
             best = search_mode(
                 starts,
                 lambda u: self.density(u)[0],
-                parameters=lambda u: self._climbed(u, parameters),
-                jointly=lambda u: self._climbed(u, free),
+                parameters=lambda u: self._optimised(u, parameters),
+                jointly=lambda u: self._optimised(u, free),
             )
         if best is None or not np.isfinite(self.density(best)[0]):
             msg = (
@@ -189,12 +184,16 @@ class CompiledPosterior:
                 "and priors, or pass `initval` for the parameters."
             )
             raise ValueError(msg)
-        if self.split.is_arrow:
-            return climb_in_blocks(self.density, best, self.split)
-        mode = self._with_held(best, self._normal(self.along(best, free), best[free], rng))
-        return mode if self.split.is_dense else climb_in_band(self.density, mode, self.split)
+        joint = self.along(best, free)
+        if self.roles.is_dense:
+            return self._with_fixed(best, laplace(joint, best[free]))
+        top = optimise(joint, best[free])
+        widths = conditional_sd(joint, top, rng)
+        mode = self._with_fixed(best, Laplace(top, widths, joint(top)[0]))
+        return optimise_in_band(self.density, mode, self.roles)
 
-    def _climbed(self, u, entries) -> NDArray[np.float64]:
+    def _optimised(self, u, entries) -> NDArray[np.float64]:
+        """Return u with some entries optimised, the others fixed."""
         return _with_entries(u, entries, optimise(self.along(u, entries), u[entries]))
 
     def sample(
@@ -208,68 +207,67 @@ class CompiledPosterior:
     ) -> xr.DataTree:
         """Run nutpie's NUTS in coordinates around the mode.
 
-        ``progress``, in the place of a bar, takes the chains as they are.
+        ``progress`` is called with the state of the chains, instead of a progress bar.
 
         Raises
         ------
         Interrupted
             After Ctrl-C, with the draws so far.
         """
-        around: Coordinates | Arrow | Band = _upright(mode, self.split)
+        around: Coordinates | BandCoordinates
         with reporting("fitting coordinates to the posterior", enabled=progressbar):
-            if isinstance(around, Arrow):
-                around = rounded(self.density, around, self.split)
-            elif self.split.is_dense:
-                around = curve(self.density, mode, self.split, rng)
-                settings = {"target_accept": ACCEPTED} | settings
+            if self.roles.is_dense:
+                around = curved_coordinates(self.density, mode, self.roles, rng)
+                settings = {"target_accept": TARGET_ACCEPT} | settings
+            elif (band := band_coordinates(self.density, mode, self.roles)) is not None:
+                around = band
             else:
-                around = banded(self.density, mode, self.split) or around
-        if isinstance(around, Coordinates) and not self.split.is_dense:
-            _log.info(NOT_ROUND, len(self.split.is_state))
-            settings["adaptation"] = "low_rank"
-        return self._named(self._draw(around, rng, progressbar, settings, progress), around)
+                around = straight_coordinates(mode, self.roles)
+                _log.info(LOW_RANK, len(self.roles.is_state))
+                settings["adaptation"] = "low_rank"
+        return self.sample_around(
+            around, rng, progressbar=progressbar, progress=progress, **settings
+        )
 
     def sample_around(
-        self, around: Coordinates | Arrow | Band, rng: np.random.Generator, **settings
+        self,
+        around: Coordinates | BandCoordinates,
+        rng: np.random.Generator,
+        *,
+        progressbar: Any = False,
+        progress: Callable[[Sequence], None] | None = None,
+        **settings,
     ) -> xr.DataTree:
-        """Run nutpie's NUTS in the coordinates given, once."""
-        return self._named(self._draw(around, rng, False, settings), around)
-
-    def _draw(
-        self, around: Coordinates | Arrow | Band, rng, progressbar, settings, progress=None
-    ) -> xr.DataTree:
+        """Run nutpie's NUTS in given coordinates, see :meth:`sample`."""
         native = self.native
-        if isinstance(around, Band):  # of which the width is part of the code
-            native = compile_written(self.written, self.shapes, self.split, around.reach)
+        if isinstance(around, BandCoordinates):  # the code depends on the width
+            native = compile_graphs(self.graphs, self.shapes, self.roles, around.width)
         native = native.with_numbers(pack(around, self.data))
         bars = NutpieProgressBarManager(settings["chains"], settings["draws"], progressbar)
         seed = int(rng.integers(2**31))
         try:
             with bars:
-                return native.sample(
+                trace = native.sample(
                     seed=seed, progress_callback=progress or bars.update, **settings
                 )
         except Interrupted as interrupt:
             raise Interrupted(self._named(interrupt.draws, around)) from None
+        return self._named(trace, around)
 
-    def _named(self, trace: xr.DataTree, around: Coordinates | Arrow | Band) -> xr.DataTree:
-        """Return a run's draws as the model's variables."""
-        q = trace["posterior"][COORDINATES]
-        posterior = self._dataset(around(q.to_numpy()), q["chain"].to_numpy())
-        return trace.assign(posterior=xr.DataTree(posterior))
-
-    def _dataset(self, u: NDArray[np.float64], chain: NDArray) -> xr.Dataset:
-        """Return points of shape ``(chain, draw, n)`` as the model's variables."""
+    def _named(self, trace: xr.DataTree, around: Coordinates | BandCoordinates) -> xr.DataTree:
+        """Return a trace with draws of the model's variables in place of coordinates."""
         import nutpie  # here: it is large
 
+        q = trace["posterior"][COORDINATES]
         coords = {dim: np.array(v) for dim, v in self.model.coords.items() if v is not None}
-        named: dict[Any, Any] = coords | {"chain": chain}
-        return dict_to_dataset(
-            self.variables(u),
+        named: dict[Any, Any] = coords | {"chain": q["chain"].to_numpy()}
+        posterior = dict_to_dataset(
+            self.variables(around(q.to_numpy())),
             coords=named,
             dims=self.model.named_vars_to_dims,
             inference_library=nutpie,
         )
+        return trace.assign(posterior=xr.DataTree(posterior))
 
     def variables(self, u: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
         """Return the model's variables by name, from points of shape ``(..., n)``."""
@@ -277,23 +275,19 @@ class CompiledPosterior:
         points = [
             pt.tensor(dtype="float64", shape=(None,) * len(batch) + shape) for shape in self.shapes
         ]
-        graphs = vectorize_graph(
-            self.written.variables, dict(zip(self.written.inputs, points, strict=True))
+        values_of = vectorize_graph(
+            self.graphs.variables, dict(zip(self.graphs.inputs, points, strict=True))
         )
-        evaluate = pytensor.function(points, graphs, mode=EVALUATE_ONCE, on_unused_input="ignore")
-        values = broadcast_draws(evaluate(*cut(u, self.shapes)), self.written.variables, *batch)
-        return dict(zip(self.written.names, values, strict=True))
+        evaluate = pytensor.function(
+            points, values_of, mode=EVALUATE_ONCE, on_unused_input="ignore"
+        )
+        values = broadcast_draws(evaluate(*cut(u, self.shapes)), self.graphs.variables, *batch)
+        return dict(zip(self.graphs.names, values, strict=True))
 
-    def _normal(self, joint: Density, start, rng) -> Laplace:
-        """Climb from a start, and approximate the density there by a normal."""
-        if self.split.is_dense:
-            return laplace(joint, start)
-        top = optimise(joint, start)
-        return Laplace(top, conditional_sd(joint, top, rng), joint(top)[0])
-
-    def _with_held(self, start, mode: Laplace) -> Laplace:
-        free = ~self.split.is_held
-        factor = _identity(self.split)
+    def _with_fixed(self, start, mode: Laplace) -> Laplace:
+        """Return a normal approximation of free entries with the fixed ones at their start."""
+        free = ~self.roles.is_fixed
+        factor = _identity(self.roles)
         factor[np.ix_(free, free) if factor.ndim == 2 else free] = mode.factor
         return Laplace(_with_entries(start, free, mode.location), factor, mode.log_density)
 
@@ -308,7 +302,7 @@ class CompiledPosterior:
 
 
 def _impossible(model: pm.Model) -> str:
-    """Say which solution ends where a model starts, or which observation has density zero."""
+    """Return which solution fails at a model's start, or which observation has density zero."""
     there, values = model.initial_point(), model.rvs_to_values
 
     def at_start(graphs: Sequence) -> list:
@@ -334,9 +328,9 @@ def _impossible(model: pm.Model) -> str:
 
 
 def compile_posterior(model: pm.Model) -> CompiledPosterior:
-    """Compile a model's log density, in coordinates and with numbers that can be chosen later.
+    """Compile a model's log density; coordinates and numbers are set later.
 
-    Free variables must be continuous, and at least one.
+    There must be free variables, and all must be continuous.
     """
     if not model.free_RVs or model.discrete_value_vars:
         msg = (
@@ -346,14 +340,14 @@ def compile_posterior(model: pm.Model) -> CompiledPosterior:
         )
         raise ValueError(msg)
     warn_of_changed_data(model)
-    held = held_variables(model)
+    fixed = fixed_variables(model)
     start = _starts(model)
     try:
         shapes = [np.shape(value) for value in start(0).values()]
     except NotImplementedError as error:
         msg = (
-            f"a parameter cannot be drawn from its prior ({error}), which is where climbs start. "
-            "Give it an `initval`, or a proper prior such as pm.HalfNormal."
+            f"a parameter cannot be drawn from its prior ({error}), which is where optimisation "
+            "starts. Give it an `initval`, or a proper prior such as pm.HalfNormal."
         )
         raise ValueError(msg) from error
     sizes = [int(np.prod(shape)) for shape in shapes]
@@ -361,26 +355,26 @@ def compile_posterior(model: pm.Model) -> CompiledPosterior:
     def entries(chosen):
         return np.repeat([chosen(rv) for rv in model.free_RVs], sizes)
 
-    written = write(model)
-    data = flat(constant.data for constant in written.constants)
+    graphs = graphs_of(model)
+    data = flat(constant.data for constant in graphs.constants)
     n_states = sum(rv.type.shape[-1] for rv in model.free_RVs if is_states(rv))
-    split = Split(
-        entries(is_states), entries(lambda rv: rv in held), n_states, _experiments(model, shapes)
+    roles = Roles(
+        entries(is_states), entries(lambda rv: rv in fixed), n_states, _experiments(model, shapes)
     )
-    standard = _standard(split)
+    standard = _standard(roles)
     return CompiledPosterior(
         model,
-        compile_written(written, shapes, split).with_numbers(pack(standard, data)),
+        compile_graphs(graphs, shapes, roles).with_numbers(pack(standard, data)),
         draw_start=lambda seed: flat(start(seed).values()),
-        split=split,
+        roles=roles,
         shapes=shapes,
-        written=written,
+        graphs=graphs,
         data=data,
     )
 
 
 def _experiments(model: pm.Model, shapes) -> NDArray[np.int64]:
-    """Return which experiment the entries of u belong to; -1 of what all share, or of one."""
+    """Return the experiment of each entry of u; -1 if it is shared or there is one experiment."""
     dims = {rv: model.named_vars_to_dims.get(rv.name) or (None,) for rv in model.free_RVs}
     several = [rv for rv in model.free_RVs if is_states(rv) and rv.type.ndim == 3]
     owners = []
@@ -388,25 +382,26 @@ def _experiments(model: pm.Model, shapes) -> NDArray[np.int64]:
         owner = np.full(shape, -1)
         if len(several) == 1 and dims[rv][0] == dims[several[0]][0]:
             n = several[0].type.shape[0]
-            if shape[:1] == (n,):  # and no transform took an entry away
+            if shape[:1] == (n,):  # and no transform removed an entry
                 owner = np.arange(n).reshape(-1, *[1] * (len(shape) - 1)) + np.zeros(shape, int)
         owners.append(owner.ravel())
     return np.concatenate(owners)
 
 
 def _starts(model: pm.Model) -> Callable:
-    """Return a function of a seed that draws the parameters to which nobody gave a start.
+    """Return a function of a seed that draws parameters without an initial value of their own.
 
-    Where there are solutions of an ODE, what they depend on; noise starts at its prior's center.
+    In a model with solutions of an ODE only what these depend on is drawn; noise starts at the
+    center of its prior.
     """
-    held = held_variables(model)
+    fixed = fixed_variables(model)
     terms = ancestors([*model.observed_RVs, *model.potentials])
     solved = [v.owner for v in terms if v.owner and isinstance(v.owner.op, Solve)]
     behind = {*ancestors([given for node in solved for given in node.inputs])}
     drawn = [
         rv.name
         for rv in model.free_RVs
-        if not (is_states(rv) or rv in held or has_start(model, rv))
+        if not (is_states(rv) or rv in fixed or has_start(model, rv))
         and (rv in behind or not solved)
     ]
     with as_written():
@@ -419,41 +414,39 @@ def _with_entries(u, entries, part):
     return result
 
 
-def _standard(split: Split) -> Coordinates | Arrow:
-    return _upright(Laplace(np.zeros(len(split.is_state)), _identity(split), 0.0), split)
+def _standard(roles: Roles) -> Coordinates:
+    return straight_coordinates(
+        Laplace(np.zeros(len(roles.is_state)), _identity(roles), 0.0), roles
+    )
 
 
-def _upright(mode: Laplace, split: Split) -> Coordinates | Arrow:
-    return upright(mode, split) if split.is_arrow else straight(mode, split)
+def _identity(roles: Roles) -> NDArray[np.float64]:
+    n = len(roles.is_state)
+    return np.eye(n) if roles.is_dense else np.ones(n)
 
 
-def _identity(split: Split) -> NDArray[np.float64]:
-    n = len(split.is_state)
-    return np.eye(n) if split.is_dense else np.ones(n)
-
-
-_BUILDING = Lock()  # graphs are written in Python, one at a time
+_BUILDING = Lock()  # models are built by one thread at a time
 _COMPILED: list[CompiledPosterior] = []
-MOST_FORMULAS = 8  # that a process keeps
+MAX_COMPILED = 8  # posteriors that a process keeps
 
 
 @on_one_thread
-def sampled(
+def build_and_sample(
     build: Callable[[np.random.Generator], pm.Model], rng: np.random.Generator, **settings
 ) -> xr.Dataset:
-    """Build a model and sample it by NUTS; each process compiles every formula once.
+    """Build a model and sample it by NUTS; models that differ only in numbers compile once.
 
     Settings are ``draws``, ``tune`` and ``chains``.  Returns the posterior with ``diverging``.
     """
     with _BUILDING, without_traces:
         posterior = compiled_for(build(rng), _COMPILED)
-        del _COMPILED[:-MOST_FORMULAS]
+        del _COMPILED[:-MAX_COMPILED]
     idata = posterior.sample(posterior.find_mode(rng), rng, cores=1, **settings)
     return idata["posterior"].dataset.assign(diverging=idata["sample_stats"]["diverging"])
 
 
 def compiled_for(model: pm.Model, compiled: list[CompiledPosterior]) -> CompiledPosterior:
-    """Return one of the compiled posteriors with this model's numbers, or one more if none fits."""
+    """Return a model's posterior, compiled only if none of the compiled ones has its formula."""
     for posterior in compiled:
         with suppress(AnotherFormulaError):
             return posterior.for_model(model)
@@ -474,22 +467,20 @@ def sample(
     model: pm.Model | None = None,
     **others: object,
 ) -> DataTree:
-    r"""Sample the model on the stack by NUTS, from a good start and in coordinates made for it.
+    r"""Sample the model on the stack by NUTS, from its mode and in coordinates adapted to it.
 
-    A model of gradient matching; or one whose states are the ODE's solution, from
+    The model is one of gradient matching, or one whose states are the ODE's solution, from
     :func:`~pymc_gradmatch.exact_model` or written with
     :meth:`ODE.solve <pymc_gradmatch.ODE.solve>`.
 
     .. math:: u = \hat u + W q + Q\, p(q_1, \dots, q_d)
 
-    where u are all free variables, unconstrained, in one vector,
-    :math:`\hat u` is their most probable value, W comes from the Hessian there,
-    and the monomials p of degree two and three in the parameters and the softest
-    directions of the states follow the curve along which states and parameters
-    depend on each other.  In q the posterior is nearly a standard normal, in
-    which NUTS needs a handful of steps; the map preserves volume.  The posterior is
-    the same as that of :func:`pymc.sample`, and so are names, dims and groups of the
-    result.
+    u is the vector of all free variables, unconstrained, :math:`\hat u` its mode, W comes from the
+    Hessian there, and the monomials p of degree two and three in the parameters and the widest
+    directions of the states follow the curved ridge along which states and parameters are
+    dependent.  In q the posterior is nearly a standard normal, which NUTS samples with few steps a
+    draw; the map preserves volume.  The posterior is that of :func:`pymc.sample`, and so are names,
+    dims and groups of the result.
 
     Parameters
     ----------
@@ -502,14 +493,14 @@ def sample(
     cores : int, optional
         Chains that run at the same time; None is all cores.
     target_accept : float, optional
-        Mean acceptance that the step width is tuned for; None is 0.9 in coordinates that
-        can bend, and nutpie's own in all others.
+        Mean acceptance for which the step size is tuned; None is 0.9 with up to 1 000
+        coordinates (400 with several experiments), and nutpie's default with more.
     random_seed : int or numpy.random.Generator, optional
-        Seed of starts and chains.  It fixes the draws on one machine with the same
-        versions; elsewhere they are others of the same posterior (docs/speed.md).
+        Seed of starts and chains.  It determines the draws on one machine with the same
+        versions; on others they differ (docs/speed.md).
     progressbar : bool, default True
         Show what is being done, then PyMC's progress bar.  PyMC's convergence
-        warnings are logged anyway.
+        warnings are always logged.
     model : pymc.Model, optional
         The model, if it is not the one on the stack.
 
@@ -524,36 +515,31 @@ def sample(
         If the model has discrete free variables, or if its log density is not
         finite at any start.
     RuntimeError
-        If the sampler makes no progress: a twentieth of all draws at most in the first hundred
-        thousand steps, and more than 500 of these for each.
+        If the sampler makes no progress: at most a twentieth of all draws in the first hundred
+        thousand steps, with more than 500 steps for each.
     TypeError
         If arguments are given that only :func:`pymc.sample` has.
 
     Notes
     -----
     The posterior of a model with a constraint is that of gradient matching.  After sampling it
-    is compared with a normal
-    approximation of the exact posterior, at its mode: where it lies elsewhere, or is
-    much narrower or wider, or could not be compared, the log says so, and
-    ``idata["posterior"].attrs["exactness"]`` what was seen.  The verdict is
-    :func:`~pymc_gradmatch.integrate_check`'s.
+    is compared with a normal approximation of the exact posterior at its mode.  If it has another
+    location or a much smaller or larger width, or cannot be compared, the log reports it;
+    ``idata["posterior"].attrs["exactness"]`` has the result, and
+    :func:`~pymc_gradmatch.integrate_check` a verdict.  Where chains disagree PyMC's warnings are
+    logged; :func:`~pymc_gradmatch.fit` draws from the exact posterior by other algorithms.
 
-    Where chains disagree PyMC's warnings say so; :func:`~pymc_gradmatch.fit` then has the exact
-    posterior by another way.
+    The start is the best mode found from eight prior draws of the parameters, see
+    :func:`find_MAP`.  A random sigma or gamma and the spread of a population keep coordinates of
+    their own.
 
-    The start is the best mode found from eight draws of the parameters from
-    their prior, see :func:`find_map`.  What is neither a state nor a parameter of
-    an ODE (a random sigma or gamma), and the spread of a population, keeps its own
-    coordinate.
-
-    W has one row per coordinate.  Of several experiments with more than 400 coordinates
-    it has a block for each and a border for what they share, and nothing is bent: the
-    cost grows in proportion to the number of experiments.  Of one with more than 1 000
-    it is made of the Hessian's Cholesky factor, a band with a border, since states of
-    a Matern process depend on those of times nearby alone: the cost grows in proportion
-    to the number of times.  With other kernels, or many states, W is a diagonal, and
-    nutpie learns the rest with its low-rank mass matrix, as the log says; that is not
-    enough for the refined model: take fewer observations there.
+    W is a dense matrix up to 1 000 coordinates, or 400 with several experiments.  With more
+    nothing is curved, and W is made of Cholesky factors of the Hessian, a band with a border: of
+    several experiments one block each; of a long series the band of a Matern process, whose states
+    depend on those of times nearby alone.  The cost grows in proportion to the number of
+    experiments or times.  For long series with other kernels, or many states, W is a diagonal, and
+    nutpie adapts its low-rank mass matrix, as the log reports; that is not enough for the refined
+    model: use fewer observations there.
 
     Examples
     --------
@@ -569,8 +555,8 @@ def sample(
     if others:
         msg = (
             f"gm.sample has no argument {' or '.join(map(repr, others))}: it finds its own start, "
-            "and its sampler is nutpie's NUTS. Call pm.sample, which has all of them, on the same "
-            "model; gm.find_map returns what is good as its initvals."
+            "and its sampler is nutpie's NUTS. Call pm.sample, which has these arguments, on the "
+            "same model; gm.find_MAP returns initvals for it."
         )
         raise TypeError(msg)
     model = pm.modelcontext(model)
@@ -594,14 +580,14 @@ def sample(
     patch_nutpie_idata(idata, model, sampling_time=time.perf_counter() - start)
     drop_zero_observations(idata, model)
     if constraints(model):
-        _look_at(idata, model)
-    with suppress(KeyboardInterrupt):  # the draws are there
+        _report_exactness(idata, model)
+    with suppress(KeyboardInterrupt):  # the draws are returned
         log_convergence(idata, model)
     return idata
 
 
-def _look_at(idata: DataTree, model: pm.Model):
-    """Say whether the draws can be the exact posterior's, and at what the noise is fixed."""
+def _report_exactness(idata: DataTree, model: pm.Model):
+    """Log whether the draws can be the exact posterior's, and where the noise is fixed."""
     seen = compare_quickly(model, idata["posterior"].dataset)
     fixed = fixed_noise(model)
     words = idata["posterior"].attrs["exactness"] = seen.text + fixed
@@ -612,7 +598,7 @@ def _look_at(idata: DataTree, model: pm.Model):
 
 
 @on_one_thread
-def find_map(
+def find_MAP(  # noqa: N802  PyMC's name
     *,
     random_seed: int | np.random.Generator | None = None,
     progressbar: bool = True,
@@ -620,11 +606,10 @@ def find_map(
 ) -> dict[str, NDArray]:
     """Find the most probable states and parameters, from several starts.
 
-    The mode of the density of the unconstrained variables.
-    Parameters start from eight draws of their prior and climb given the
-    states' start, the posterior mean of their Gaussian process; the best three
-    then climb together with the states.  This keeps clear of the wrong modes
-    that a climb from one prior draw ends in.
+    The mode of the density of the unconstrained variables.  Parameters start from eight prior
+    draws and are optimised given the states' start, the posterior mean of their Gaussian process;
+    the best three are then optimised jointly with the states.  Optimisation from one prior draw
+    would often end in a minor mode.
 
     Parameters
     ----------
@@ -638,8 +623,7 @@ def find_map(
     Returns
     -------
     dict of str to array
-        Free variables and deterministics by name; good as ``initvals`` of
-        :func:`pymc.sample`.
+        Free variables and deterministics by name, for ``initvals`` of :func:`pymc.sample`.
 
     Raises
     ------
@@ -648,16 +632,15 @@ def find_map(
 
     Notes
     -----
-    What is neither a state nor a parameter of an ODE, such as a random sigma or
-    gamma, and the spread of a population stay at their start: the joint mode of a
-    variance and what varies runs to zero.
+    A random sigma or gamma and the spread of a population are fixed at their start, since their
+    joint mode with the variables that they scale is zero.
 
     Examples
     --------
     .. code-block:: python
 
         with model:
-            start = gm.find_map(random_seed=1)
+            start = gm.find_MAP(random_seed=1)
             idata = pm.sample(initvals={name: start[name] for name in ode.params})
     """
     model = pm.modelcontext(model)
@@ -666,7 +649,8 @@ def find_map(
 
 
 def _mode(model: pm.Model, rng, progressbar) -> tuple[CompiledPosterior, Laplace]:
-    with reporting("compiling the model", enabled=progressbar) as say:
+    """Compile a model's posterior, and find its mode."""
+    with reporting("compiling the model", enabled=progressbar) as report:
         posterior = compile_posterior(model)
-        say("finding the mode")
+        report("finding the mode")
         return posterior, posterior.find_mode(rng)

@@ -1,8 +1,8 @@
-"""Posteriors of many data sets, side by side: in memory, or in a file that grows fit by fit.
+"""A stack of posteriors of many data sets, in memory or in a file to which fits are added.
 
-The file is a zarr group of a chunk for each data set and variable.  A chunk is whole or not
-there, and what says that a data set is done, its ``failure``, is written last: of a fit that
-was cut short nothing counts.  One process writes.
+The file is a zarr group with one chunk for each data set and variable.  A chunk is written as a
+whole, and ``failure``, which marks a data set as done, is written last, so that a fit that was
+interrupted does not count.  One process writes.
 """
 
 import hashlib
@@ -30,12 +30,12 @@ from pymc_gradmatch.ode import ODE
 
 REPLICATE, TIME, TIMES = "replicate", "time", "times"
 NOT_YET = "not fitted yet"
-MOST_IN_CHUNK = 1_000  # numbers and words of which every data set has one
-DEPTH = 6  # of what functions and objects are made of
+CHUNK_OF_SCALARS = 1_000  # data sets in one chunk of a variable with one value for each
+MAX_DEPTH = 6  # nested attributes of functions and objects that a fingerprint reads
 
 
 class InMemory:
-    """Arrays of numpy."""
+    """Named arrays in memory."""
 
     def __init__(self) -> None:
         self.arrays: dict[str, tuple[tuple[str, ...], NDArray, Any]] = {}
@@ -53,7 +53,7 @@ class InMemory:
         del self.arrays[name]
 
     def create(self, name: str, dims: tuple, shape: tuple, dtype: Any, fill: Any):
-        """Add an array that is the same everywhere."""
+        """Add an array filled with one value."""
         kind = object if dtype is str else dtype
         self.arrays[name] = (tuple(dims), np.full(shape, fill, dtype=kind), fill)
 
@@ -62,7 +62,7 @@ class InMemory:
         return self.arrays[name][0]
 
     def grow(self, name: str, shape: tuple[int, ...]):
-        """Lengthen an array at its ends."""
+        """Extend an array to a larger shape."""
         dims, array, fill = self.arrays[name]
         more = [(0, new - old) for new, old in zip(shape, array.shape, strict=True)]
         self.arrays[name] = (dims, np.pad(array, more, constant_values=fill), fill)
@@ -78,11 +78,11 @@ class InMemory:
 
 
 class InFile:
-    """Arrays of a zarr group."""
+    """Named arrays of a zarr group."""
 
     def __init__(self, group):
         self.group = group
-        self.arrays = dict(group.arrays())  # asked of the group, each is read from its file
+        self.arrays = dict(group.arrays())  # group[name] would read its metadata each time
 
     def __contains__(self, name: str) -> bool:
         return name in self.arrays
@@ -98,9 +98,9 @@ class InFile:
         del self.arrays[name]
 
     def create(self, name: str, dims: tuple, shape: tuple, dtype: Any, fill: Any):
-        """Add an array that is the same everywhere, of a chunk for each data set's draws."""
+        """Add an array filled with one value; draws have one chunk for each data set."""
         of_each = dims[0] == REPLICATE and len(dims) > 1
-        first = 1 if of_each else min(shape[0], MOST_IN_CHUNK)
+        first = 1 if of_each else min(shape[0], CHUNK_OF_SCALARS)
         self.arrays[name] = self.group.create_array(
             name,
             shape=shape,
@@ -115,44 +115,44 @@ class InFile:
         return tuple(self.arrays[name].metadata.dimension_names)
 
     def grow(self, name: str, shape: tuple[int, ...]):
-        """Lengthen an array at its ends."""
+        """Extend an array to a larger shape."""
         self.arrays[name].resize(shape)
 
     def dataset(self) -> xr.Dataset:
-        """Return all arrays, each of which is read when it is asked for."""
+        """Return all arrays, read lazily."""
         import zarr
 
-        with warnings.catch_warnings():  # zarr says that its format does not describe them yet
+        with warnings.catch_warnings():  # its metadata are not part of zarr's format 3 yet
             warnings.simplefilter("ignore")
             zarr.consolidate_metadata(self.group.store)
         return xr.open_dataset(self.group.store, engine="zarr", consolidated=True, chunks=None)
 
 
 class Stack:
-    """Posteriors of ``n`` data sets, filled as they come.
+    """Posteriors of ``n`` data sets, added one by one.
 
     Parameters
     ----------
     n : int
-        How many there will be.
+        Number of data sets.
     arrays : InMemory or InFile
-        Where they are, some of them perhaps from an earlier run.
-    said : mapping of str to number or str
-        What posteriors have among their attributes, with what is said of those that fail.
+        Where they are stored; may have fits of an earlier run.
+    attributes : mapping of str to number or str
+        Attributes of posteriors that become variables, with their values where a fit fails.
     names : sequence of str or int, optional
-        What the data sets are called.
+        Labels of the data sets.
     """
 
     def __init__(
         self,
         n: int,
         arrays: InMemory | InFile,
-        said: Mapping[str, Any],
+        attributes: Mapping[str, Any],
         names: Sequence | None = None,
     ):
-        self.n, self.arrays, self.said = n, arrays, said
-        self._known: dict[str, list] = {}  # labels, which a file is not asked for each time
-        for name, value in {"failure": NOT_YET, **said}.items():
+        self.n, self.arrays, self.attributes = n, arrays, attributes
+        self._known_labels: dict[str, list] = {}  # read from the file once
+        for name, value in {"failure": NOT_YET, **attributes}.items():
             if name not in arrays:
                 arrays.create(name, (REPLICATE,), (n,), type(value), value)
         if names is not None and REPLICATE not in arrays:
@@ -162,19 +162,19 @@ class Stack:
 
     @property
     def failures(self) -> NDArray:
-        """Why there are no draws, empty where there are some; shape ``(replicate,)``."""
+        """Why a data set has no draws; empty where it has; shape ``(replicate,)``."""
         return np.array([str(failure) for failure in self.arrays["failure"][:]])
 
     def missing(self) -> list[int]:
-        """Return the places of data sets that were not fitted yet."""
+        """Return the places of data sets that are not fitted yet."""
         return np.flatnonzero(np.char.startswith(self.failures, NOT_YET)).tolist()
 
     def fail(self, place: int, why: str):
-        """Note that a data set has no draws."""
+        """Record why a data set has no draws."""
         self.arrays["failure"][place] = why
 
-    def put(self, place: int, posterior: xr.Dataset):
-        """Put the draws of a data set in their place."""
+    def add(self, place: int, posterior: xr.Dataset):
+        """Store the draws of a data set."""
         variables = self._prepare(posterior)
         arrays = self.arrays
         if TIMES in arrays:
@@ -188,39 +188,39 @@ class Stack:
                 block = np.array(arrays[name][place])
                 block[np.ix_(*places)] = variable
                 arrays[name][place] = block
-        for name in self.said:
+        for name in self.attributes:
             arrays[name][place] = posterior.attrs[name]
         arrays["failure"][place] = ""
 
     def _places(self, dim: Hashable, variable: xr.DataArray) -> NDArray[np.int64]:
-        """Return where labels of a dim are in an array, which may be of more."""
+        """Return the places of a variable's labels among all labels of a dim."""
         if not _has_labels(variable, dim):
             return np.arange(variable.sizes[dim])
         known, labels = self._labels(str(dim)), variable[dim].to_numpy().tolist()
         return np.arange(len(known)) if labels == known else pd.Index(known).get_indexer(labels)
 
     def _labels(self, dim: str) -> list:
-        if dim not in self._known:
-            self._known[dim] = self.arrays[dim][:].tolist()
-        return self._known[dim]
+        if dim not in self._known_labels:
+            self._known_labels[dim] = self.arrays[dim][:].tolist()
+        return self._known_labels[dim]
 
     def dataset(self) -> xr.Dataset:
-        """Return what is there."""
+        """Return all that is stored."""
         found = self.arrays.dataset()
         return found.set_coords([TIMES]) if TIMES in found else found
 
     def _prepare(self, posterior: xr.Dataset) -> dict[str, xr.DataArray]:
-        """Make room for a posterior, labels and times that are new; return its variables.
+        """Create or extend arrays for a posterior; return its variables.
 
-        These have the dims that they had in the first posterior: what is observed of all states
-        there may be of some here.
+        Dims are renamed to those of the first posterior, which may be observed in all states
+        where this one is observed in some.
         """
         arrays, variables = self.arrays, {}
         for name, variable in _named(posterior.data_vars):
             dims = arrays.dims(name)[1:] if name in arrays else variable.dims
             pairs = zip(variable.dims, dims, strict=True)
             others = {old: new for old, new in pairs if old != new}
-            variables[name] = variable.rename(others) if others else variable  # which copies it
+            variables[name] = variable.rename(others) if others else variable  # renaming copies
         for name, coord in [pair for v in variables.values() for pair in _named(v.coords)]:
             values = coord.to_numpy()
             if name in arrays and coord.dims == (name,) and name != TIME:
@@ -238,7 +238,7 @@ class Stack:
                     for dim in variable.dims
                 ]
                 is_bool = variable.dtype == bool
-                kind = bool if is_bool else np.result_type(variable.dtype, float)  # for NaN
+                kind = bool if is_bool else np.result_type(variable.dtype, float)  # which has NaN
                 dims, fill = (REPLICATE, *variable.dims), False if is_bool else np.nan
                 arrays.create(name, dims, (self.n, *shape), kind, fill)
         if TIME in posterior.sizes:
@@ -246,18 +246,18 @@ class Stack:
         return variables
 
     def _prepare_labels(self, dim: str, labels: list):
-        """Make room for labels that no posterior had until now, the coord last."""
+        """Extend a dim by labels that no posterior had until now."""
         known = self._labels(dim)
         if labels == known:
             return
         more = list(dict.fromkeys([*known, *labels]))
         if len(more) > len(known):
-            self._lengthen(dim, len(more))
+            self._extend(dim, len(more))
             self.arrays[dim][:] = np.array(more, dtype=object if isinstance(more[0], str) else None)
-            self._known[dim] = more
+            self._known_labels[dim] = more
 
-    def _lengthen(self, dim: str, size: int):
-        """Lengthen all arrays along a dim, what it is recognised by last: a kill may come."""
+    def _extend(self, dim: str, size: int):
+        """Extend all arrays along a dim, its coordinate last, so that a killed run can resume."""
         arrays = self.arrays
         for name in sorted(arrays, key=lambda name: name in {dim, TIMES}):
             if dim in arrays.dims(name):
@@ -265,7 +265,7 @@ class Stack:
                 arrays.grow(name, tuple(size if d == dim else n for d, n in longer))
 
     def _prepare_times(self, t: NDArray[np.float64]):
-        # In an order that a kill at any place leaves something to go on with.
+        # In an order in which a run that is killed at any point can resume.
         arrays = self.arrays
         if TIME in arrays:
             known = arrays[TIME][:]
@@ -278,7 +278,7 @@ class Stack:
                 arrays[TIMES][place, : len(known)] = known
             del arrays[TIME]
         if len(t) > arrays[TIMES].shape[1]:
-            self._lengthen(TIME, len(t))
+            self._extend(TIME, len(t))
 
 
 def _has_labels(variable: xr.DataArray, dim: Hashable) -> bool:
@@ -290,19 +290,19 @@ def _named(variables: Mapping) -> list[tuple[str, xr.DataArray]]:
 
 
 def open_file(out: str | PathLike, problem: Mapping[str, Any]) -> Any:
-    """Open the zarr group of a problem, or make it.
+    """Open the zarr group of a problem, or create it.
 
     Parameters
     ----------
     out : path
-        A folder that is not there yet, or one that an earlier call made.
+        A new folder, or one that an earlier call created.
     problem : mapping of str to anything
-        The arguments whose fits it holds.  A ``random_seed`` of None is that of the file.
+        The arguments of the fits.  With a ``random_seed`` of None that of the file is used.
 
     Returns
     -------
     zarr.Group
-        With the seed's entropy and spawn key in ``attrs["random_seed"]``.
+        With the seed's entropy in ``attrs["random_seed"]``.
 
     Raises
     ------
@@ -321,7 +321,7 @@ def open_file(out: str | PathLike, problem: Mapping[str, Any]) -> Any:
     entries = [p for p in path.iterdir() if p.suffix != ".partial"] if path.is_dir() else []
     if not entries and not path.is_file():
         seed = problem["random_seed"]
-        entropy = [np.random.SeedSequence().entropy, []] if seed is None else seed
+        entropy = np.random.SeedSequence().entropy if seed is None else seed
         about = {"problem": described, "random_seed": entropy}
         return zarr.create_group(path, attributes=about, overwrite=path.is_dir())
     there: Any = None
@@ -330,8 +330,8 @@ def open_file(out: str | PathLike, problem: Mapping[str, Any]) -> Any:
         there = group.attrs.get("problem")
     if there is None:
         msg = (
-            f"{path} is there and holds no fits of gm.fit_many; expected the name of a new file, "
-            "or one that an earlier call with the same arguments made."
+            f"{path} exists and holds no fits of gm.fit_many; expected the name of a new file, "
+            "or one that an earlier call with the same arguments created."
         )
         raise ValueError(msg)
     seed = "random_seed"
@@ -340,18 +340,18 @@ def open_file(out: str | PathLike, problem: Mapping[str, Any]) -> Any:
     if others:
         msg = (
             f"{path} holds fits of another problem: it was made with other {', '.join(others)}. "
-            "Expected the same arguments, so that they can be gone on with, or the name of a new "
-            "file; delete it to begin anew."
+            "Expected the same arguments, to continue, or the name of a new file; delete it to "
+            "start again."
         )
         raise ValueError(msg)
     return group
 
 
 def fingerprint(value: Any) -> str:
-    """Return a few letters that differ where arguments do, the same in every process.
+    """Return a hash of arguments that is the same in every process.
 
-    Of functions what they do counts, not what they read from outside of themselves: give what
-    they write.
+    Of functions it covers code, defaults and closures, but not globals that they read: pass the
+    graphs that they write instead.
 
     Examples
     --------
@@ -366,11 +366,11 @@ def fingerprint(value: Any) -> str:
 
 
 def _as_json(value: Any, depth: int = 0) -> Any:
-    """Return what a value is made of, as JSON."""
+    """Return the contents of a value as JSON."""
     kind, again = type(value).__name__, depth + 1
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if depth > DEPTH:
+    if depth > MAX_DEPTH:
         return kind
     if isinstance(value, Variable):
         text = cast("str", pytensor.dprint(value, file="str", id_type="CHAR"))
@@ -416,7 +416,7 @@ def _as_json(value: Any, depth: int = 0) -> Any:
 
 
 def _parts(value: Any) -> dict[str, Any]:
-    """Return the attributes of an object, those in slots too."""
+    """Return the attributes of an object, including those in slots."""
     slots = [np.atleast_1d(vars(base).get("__slots__", ())) for base in type(value).__mro__]
     in_slots = {slot: getattr(value, slot, None) for slot in np.concatenate(slots).tolist()}
     return in_slots | getattr(value, "__dict__", {})

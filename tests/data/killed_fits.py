@@ -43,15 +43,15 @@ if __name__ == "__main__":
     from pymc_gradmatch.sampling.stack import Stack
 
     out, last = sys.argv[1], int(sys.argv[2])
-    put = Stack.put
+    add = Stack.add
 
-    def put_or_die(stack, place, posterior):
+    def add_or_die(stack, place, posterior):
         """Die when all but the last thing of a fit is written."""
         if place == last:
             stack.arrays["rate"][place] = -1.0
             os.kill(os.getpid(), signal.SIGKILL)
-        put(stack, place, posterior)
+        add(stack, place, posterior)
 
-    Stack.put = put_or_die
+    Stack.add = add_or_die
     data, settings = arguments()
     gm.fit_many(*data, out=out, n_jobs=1, **settings)
