@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pymc_gradmatch.exact import Coverage, Diagnostics, ExactPosterior, Weighted, several
 from pymc_gradmatch.model import fixed_noise
-from pymc_gradmatch.reporting import Verdict, furthest, reporting
+from pymc_gradmatch.reporting import Report, largest_changes, reporting
 from pymc_gradmatch.sampling import TRY, Exact, check_n_draws
 
 JOURNEY = 4.0  # matched standard deviations; so far away a proposal may end in a lesser mode
@@ -19,7 +19,7 @@ FAR_AWAY = " So far away there may be several modes: see whether the trajectorie
 
 
 @dataclass(frozen=True, repr=False)
-class IntegrateCheck(Verdict):
+class IntegrateCheck(Report):
     """What :func:`~pymc_gradmatch.integrate_check` found; ``repr`` is the verdict and the table.
 
     Attributes
@@ -53,7 +53,7 @@ class IntegrateCheck(Verdict):
     starts: list[dict[str, Any]]
     diagnostics: Diagnostics
 
-    def shown(self) -> tuple[str, list[pd.DataFrame]]:
+    def report_parts(self) -> tuple[str, list[pd.DataFrame]]:
         """Return the verdict and its table."""
         return self.verdict, [self.moved]
 
@@ -77,7 +77,7 @@ def _compare(target: ExactPosterior, draws, weighted: Weighted) -> pd.DataFrame:
 
 
 def _verdict(found: Coverage, moved: pd.Series, diagnostics: Diagnostics) -> str:
-    words, moves = diagnostics.in_words(), furthest(moved)
+    words, moves = diagnostics.in_words(), largest_changes(moved)
     if diagnostics.passed:
         modes = several(found.modes.shares)
         far_away = FAR_AWAY if moved.abs().max() > JOURNEY and not modes else ""

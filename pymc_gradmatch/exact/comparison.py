@@ -9,7 +9,7 @@ import xarray as xr
 
 from pymc_gradmatch.exact.climb import climb
 from pymc_gradmatch.exact.posterior import ExactPosterior
-from pymc_gradmatch.reporting import furthest
+from pymc_gradmatch.reporting import largest_changes
 
 ELSEWHERE = 1.0  # exact standard deviations
 NARROW, WIDE = 2 / 3, 3 / 2  # standard deviations by gradient matching, in exact ones
@@ -89,7 +89,7 @@ def glance(model: pm.Model, posterior: xr.Dataset) -> Glance:
     if (far := table["moved"].abs() > ELSEWHERE).any():
         seen.append(
             f"its mean is away from the exact posterior's mode, most in "
-            f"{furthest(table['moved'][far])} of the exact standard deviations"
+            f"{largest_changes(table['moved'][far])} of the exact standard deviations"
         )
     if (other := (table["sd_ratio"] < NARROW) | (table["sd_ratio"] > WIDE)).any():
         most = np.log(table["sd_ratio"][other]).abs().sort_values(ascending=False).index[:3]

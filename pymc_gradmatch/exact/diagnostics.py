@@ -24,7 +24,7 @@ from pymc_gradmatch.exact.search import (
 from pymc_gradmatch.gp import Residuals, StateGP, unexplained
 from pymc_gradmatch.model import Constraint, equations
 from pymc_gradmatch.ode import ODE
-from pymc_gradmatch.reporting import furthest
+from pymc_gradmatch.reporting import largest_changes
 
 SEARCHED, CHAINED = "importance sampling", "NUTS"
 LITTLE = 0.01  # weight of a mode that need not be spoken of
@@ -111,7 +111,7 @@ class Diagnostics:
 
         - ``weights``: Pareto k is below what is reliable for so many draws;
         - ``searches_agree``: means, standard deviations and evidence of the searches differ by
-          no more than their errors (the furthest of them);
+          no more than their errors (the largest_changes of them);
         - ``errors``: these errors are small enough for that to mean something (the largest, in
           standard deviations);
         - ``walks``: none of these trajectories reaches a region without draws (how many do);
@@ -309,7 +309,7 @@ def _of_searches(found: Coverage) -> dict[str, Condition]:
     n_leaving, n_telling = found.walks.n_leaving, found.walks.n_telling
     return {
         "weights": Condition(found.weighted.is_reliable, found.weighted.pareto_k),
-        "searches_agree": Condition(found.agrees, furthest(furthest_apart)),
+        "searches_agree": Condition(found.agrees, largest_changes(furthest_apart)),
         "errors": Condition(found.is_precise, found.largest_error),
         "walks": Condition(not n_leaving, n_leaving),
         "walks_tell": Condition(n_telling >= FEWEST_TELLING, n_telling),
