@@ -163,8 +163,8 @@ class Model:
     ``slopes`` and ``initial`` are the derivatives and initial values of states.  ``constants`` are
     parameters, compartments and constant species: numbers, or initial assignments.  ``rules`` are
     assignment rules and reaction rates.  ``alias`` maps the name of a constant's value before
-    events to the constant.  ``jumps`` are events that change a state: its name, ``"reset"`` or
-    ``"dose"``, the comparison with time, and the new or added value.
+    events to the constant.  ``state_events`` are events that change a state: its name,
+    ``"reset"`` or ``"dose"``, the comparison with time, and the new or added value.
     """
 
     name: str
@@ -173,7 +173,7 @@ class Model:
     constants: dict[str, sp.Expr]
     rules: dict[str, sp.Expr]
     alias: dict[str, str] = field(default_factory=dict)
-    jumps: list[tuple[str, str, sp.Basic, sp.Expr]] = field(default_factory=list)
+    state_events: list[tuple[str, str, sp.Basic, sp.Expr]] = field(default_factory=list)
 
     @property
     def states(self) -> list[str]:
@@ -200,7 +200,7 @@ class Model:
             ahead += [self.formulas[name] for name in names if name in self.formulas]
         return found
 
-    def constant(self, given: Mapping) -> Scope:
+    def initial_scope(self, given: Mapping) -> Scope:
         """Return the scope of constants and initial values, given the values of some names."""
         return Scope({TIME: 0.0, **given}, self.formulas | self.initial)
 
@@ -212,12 +212,12 @@ class Model:
         found: dict[sp.Basic, sp.Expr] = {}
         for formula in reached:
             for relation in formula.atoms(sp.core.relational.Relational):
-                when = self.when(relation)
+                when = self.switch_time(relation)
                 if when is not None:
                     found[relation] = when
         return found
 
-    def when(self, relation: sp.Basic) -> sp.Expr | None:
+    def switch_time(self, relation: sp.Basic) -> sp.Expr | None:
         """Return the time when a comparison changes, if it is linear in time and has no states."""
         left, right = relation.args
         difference, time = left - right, sp.Symbol(TIME)
@@ -246,7 +246,7 @@ class RightHandSide:
     def slopes(self, t, x, given: Mapping[str, Any], relations: Mapping) -> list:
         """Return the slopes as graphs, given constants and comparisons."""
         model = self.model
-        constants = model.constant(given)
+        constants = model.initial_scope(given)
         fixed = {name: constants[name] for name in model.needed if name in model.constants}
         states = dict(zip(model.states, x, strict=True))
         scope = Scope({TIME: t, **given, **fixed, **states}, model.rules, relations)
@@ -264,11 +264,11 @@ def read_right_hand_side(path: str | Path) -> tuple[RightHandSide, list, list, d
     Returns the right-hand side, the names of states and parameters, x(0), and nominal values.
     """
     model = read_sbml(path)
-    if model.alias or model.jumps:
+    if model.alias or model.state_events:
         msg = f"{path}: has events; expected none. Use inputs of gm.ODE, or a PEtab problem."
         raise NotImplementedError(msg)
     names = sorted(model.needed & {*model.constants})
-    at_zero = model.constant({})
+    at_zero = model.initial_scope({})
     start, values = (
         {valid_name(name): as_number(at_zero[name]) for name in which}
         for which in (model.states, names)
@@ -423,7 +423,7 @@ class _Reader:
             place = f"event {event.getId() or number + 1!r}"
             trigger = self.formula(event.getTrigger(), f"the trigger of {place}")
             is_comparison = isinstance(trigger, sp.core.relational.Relational)
-            when = model.when(trigger) if is_comparison else None
+            when = model.switch_time(trigger) if is_comparison else None
             if when is None:
                 by_states = not model.names_in([trigger]).isdisjoint(model.states)
                 why = (
@@ -446,7 +446,7 @@ class _Reader:
                 if name in model.slopes:
                     if happens_at_zero:
                         self.refuse(f"{what} at time zero, which is an initial condition,", place)
-                    model.jumps.append((name, kind, after, value))
+                    model.state_events.append((name, kind, after, value))
                 elif name in model.constants:
                     pieces.setdefault(name, []).append((when, value, after))
                 else:

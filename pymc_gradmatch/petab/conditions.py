@@ -80,7 +80,10 @@ class Parameter:
         """The prior on the scale of estimation, truncated at the bounds."""
         lower, upper = self.bounds
         first, second = self.prior_parameters
-        return PRIORS[self.prior_type](first, second, lower, upper)
+        distribution = PRIORS[self.prior_type]
+        if distribution is pm.Uniform:
+            return pm.Uniform.dist(max(first, lower), min(second, upper))
+        return pm.Truncated.dist(distribution.dist(first, second), lower=lower, upper=upper)
 
     def scaled(self, natural: Any) -> Any:
         """Convert natural values to the scale of estimation."""
@@ -107,27 +110,11 @@ def text_or_default(value: Any, default: str) -> str:
     return default if value is None or pd.isna(value) or value == "" else str(value)
 
 
-def _uniform(first: float, last: float, lower: float, upper: float) -> TensorVariable:
-    return pm.Uniform.dist(max(first, lower), min(last, upper))
-
-
-def _normal(mean: float, sd: float, lower: float, upper: float) -> TensorVariable:
-    return pm.TruncatedNormal.dist(mean, sd, lower=lower, upper=upper)
-
-
-def _laplace(mean: float, scale: float, lower: float, upper: float) -> TensorVariable:
-    return pm.Truncated.dist(pm.Laplace.dist(mean, scale), lower=lower, upper=upper)
-
-
-def _log_normal(mean: float, sd: float, lower: float, upper: float) -> TensorVariable:
-    return pm.Truncated.dist(pm.LogNormal.dist(mean, sd), lower=lower, upper=upper)
-
-
 PRIORS = {
-    "uniform": _uniform, "parameterScaleUniform": _uniform,
-    "normal": _normal, "parameterScaleNormal": _normal,
-    "laplace": _laplace, "parameterScaleLaplace": _laplace,
-    "logNormal": _log_normal,
+    "uniform": pm.Uniform, "parameterScaleUniform": pm.Uniform,
+    "normal": pm.Normal, "parameterScaleNormal": pm.Normal,
+    "laplace": pm.Laplace, "parameterScaleLaplace": pm.Laplace,
+    "logNormal": pm.LogNormal,
 }  # fmt: skip
 
 
@@ -207,7 +194,7 @@ class ProblemDefinition:
         }
         if depends & {*self.parameters}:
             return None
-        value = self.model.constant(self.given(condition, {})).tensor(formula)
+        value = self.model.initial_scope(self.given(condition, {})).tensor(formula)
         return as_number(value)
 
     def inputs_in(self, condition: str, until: float) -> dict[str, Input]:
@@ -225,14 +212,14 @@ class ProblemDefinition:
             when = self.number(self.model.switches[relation], condition)
             assert when is not None  # by definition of switches
             if 0 < when <= until:
-                levels = [self._holds(relation, side, condition) for side in (-1, 1)]
+                levels = [self._is_true(relation, side, condition) for side in (-1, 1)]
                 inputs[called] = Input([0.0, when], levels, kind="previous")
             else:
-                level = self._holds(relation, 0, condition)
+                level = self._is_true(relation, 0, condition)
                 inputs[called] = Input([0.0], [level], kind="previous")
-        return inputs | self._jumps(condition, until)
+        return inputs | self._doses_and_resets(condition, until)
 
-    def _holds(self, relation: sp.Basic, side: int, condition: str) -> float:
+    def _is_true(self, relation: sp.Basic, side: int, condition: str) -> float:
         """Return whether a comparison is true: at time zero (side 0), before (-1) or after (1)."""
         left, right = relation.args
         difference = left - right
@@ -243,11 +230,13 @@ class ProblemDefinition:
         assert size is not None
         return float(bool(relation.func(sp.Float(side * size if side else size), 0)))
 
-    def _jumps(self, condition: str, until: float) -> dict[str, Input]:
+    def _doses_and_resets(self, condition: str, until: float) -> dict[str, Input]:
         """Return doses and resets by state; doses at the same time are added."""
         found: dict[str, tuple[str, dict[float, float]]] = {}
-        for state, kind, after, value in self.model.jumps:
-            when, to = (self.number(one, condition) for one in (self.model.when(after), value))
+        for state, kind, after, value in self.model.state_events:
+            when, to = (
+                self.number(one, condition) for one in (self.model.switch_time(after), value)
+            )
             if when is None or to is None:
                 msg = (
                     f"an event of {self.model.name} changes {state!r} at an estimated time, or by "
@@ -291,19 +280,15 @@ class ProblemRightHandSide:
             value = definition.value(name, one)
             if value is not None:
                 given[name] = natural[value] if isinstance(value, str) else value
-        of_model = model.constant(given)
+        of_model = model.initial_scope(given)
         for name, kinds in definition.inputs.items():
             total: Any = 0.0
             for kind, called in kinds.items():
                 level = getattr(u, called)
-                by = (
-                    of_model[name]
-                    if kind == ""
-                    else natural[kind]
-                    if isinstance(kind, str)
-                    else 1.0
-                )
-                total = total + by * level
+                if kind == "":
+                    total = total + of_model[name] * level
+                else:
+                    total = total + (natural[kind] if isinstance(kind, str) else 1.0) * level
             given[name] = total
         relations = {one: getattr(u, called) for one, called in definition.switches.items()}
         return RightHandSide(model, ()).slopes(t, x, given, relations)
@@ -400,7 +385,7 @@ class Simulation:
             pair = formulas["observable"], formulas["noise"]
             others = {name: one["observable"] for name, one in definition.observables.items()}
             needed = model.names_in([*pair, *(others[n] for n in others if n in _names(pair))])
-            constants = model.constant(known | {TIME: 0.0})
+            constants = model.initial_scope(known | {TIME: 0.0})
             for name in needed & {*model.constants} - {*known}:
                 known[name] = constants[name]
             known |= {n: column[at] for n, column in columns_of.items() if n in needed}
@@ -443,7 +428,7 @@ def _starts(simulation: Simulation, theta: tuple) -> dict[str, Any]:
     definition, states = simulation.definition, simulation.definition.model.states
     natural = definition.natural(theta)
     first = simulation.before or simulation.condition
-    scope = definition.model.constant(definition.given(first, natural))
+    scope = definition.model.initial_scope(definition.given(first, natural))
     x0 = [scope[name] for name in states]
     if not simulation.before:
         return dict(zip(states, x0, strict=True))
