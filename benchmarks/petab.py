@@ -193,7 +193,7 @@ def multistart(problem: Problem, seconds: float) -> Row:
     Jacobians are differences, as scipy makes them.
     """
     rng, end = np.random.default_rng(SEED), process_time() + seconds
-    low, high = np.transpose([one.bounds for one in problem.setting.parameters.values()])
+    low, high = np.transpose([one.bounds for one in problem.definition.parameters.values()])
     residuals = residuals_of(problem)
     point, least, ends = (low + high) / 2, np.inf, []
 
@@ -230,13 +230,13 @@ def residuals_of(problem: Problem) -> Callable[[NDArray], NDArray]:
     """
     theta = [pt.scalar(name, dtype="float64") for name in problem.ode.params]
     parts = []
-    for one in problem.courses:
+    for one in problem.simulations:
         _, given = problem.ode.by_name(pt.zeros((1, len(problem.ode.states))), theta)
         x0 = [*one.starts(given).values()]
         x = problem.ode.solve(one.t, x0, theta, inputs=one.inputs or None)
         states, _ = problem.ode.by_name(x, theta)
         for rows, mean, noise in one.predictions(states, given):
-            said = problem.setting.observables[rows["observableId"].iloc[0]]
+            said = problem.definition.observables[rows["observableId"].iloc[0]]
             if said["distribution"] != "normal":
                 msg = f"the noise is {said['distribution']}; expected a normal one."
                 raise NotImplementedError(msg)

@@ -17,7 +17,7 @@ from pymc_gradmatch.exact import (
     describe_modes,
 )
 from pymc_gradmatch.model import fixed_noise
-from pymc_gradmatch.reporting import Verdict, furthest, reporting
+from pymc_gradmatch.reporting import Report, largest_changes, reporting
 from pymc_gradmatch.sampling import TRY, ExactSearch, check_n_draws
 
 # Moves beyond so many gradient-matching sds may end in a minor mode.
@@ -26,7 +26,7 @@ FAR_AWAY = " So far away there may be several modes: see whether the trajectorie
 
 
 @dataclass(frozen=True, repr=False)
-class IntegrateCheck(Verdict):
+class IntegrateCheck(Report):
     """What :func:`~pymc_gradmatch.integrate_check` found; ``repr`` is the verdict and the table.
 
     Attributes
@@ -60,7 +60,7 @@ class IntegrateCheck(Verdict):
     starts: list[dict[str, Any]]
     diagnostics: Diagnostics
 
-    def shown(self) -> tuple[str, list[pd.DataFrame]]:
+    def report_parts(self) -> tuple[str, list[pd.DataFrame]]:
         """Return the verdict and its table."""
         return self.verdict, [self.moved]
 
@@ -85,7 +85,7 @@ def _compare(target: ExactPosterior, draws, weighted: WeightedDraws) -> pd.DataF
 
 
 def _verdict(found: SearchResult, moved: pd.Series, diagnostics: Diagnostics) -> str:
-    words, moves = diagnostics.in_words(), furthest(moved)
+    words, moves = diagnostics.in_words(), largest_changes(moved)
     if diagnostics.passed:
         modes = describe_modes(found.modes.shares)
         far_away = FAR_AWAY if moved.abs().max() > MAX_MOVE and not modes else ""

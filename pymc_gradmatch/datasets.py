@@ -1,4 +1,4 @@
-"""Real data that come with the package."""
+"""Real data sets in the package."""
 
 import json
 from importlib import resources
@@ -8,14 +8,14 @@ import pandas as pd
 
 
 class LynxHare(NamedTuple):
-    """The pelt counts and what an exact analysis says of them."""
+    """Pelt counts and the posterior of an exact analysis."""
 
     pelts: pd.DataFrame
     """Pelts traded per year, in thousands; columns ``hare`` and ``lynx``, index ``year``."""
     reference: pd.DataFrame
-    """Exact posterior, by numerical integration: columns ``mean`` and ``sd`` by parameter."""
+    """Exact posterior by numerical integration: columns ``mean`` and ``sd`` by parameter."""
     source: str
-    """Where the counts and the posterior come from."""
+    """Source of the counts and of the posterior."""
 
 
 def lynx_hare() -> LynxHare:
@@ -64,7 +64,7 @@ class Theophylline(NamedTuple):
     """Columns ``subject``, ``weight`` (kg), ``dose`` (mg per kg, by mouth at time zero), ``time``
     (hours) and ``concentration`` (mg per litre of serum)."""
     source: str
-    """Where the numbers come from."""
+    """Source of the data."""
 
 
 def theophylline() -> Theophylline:

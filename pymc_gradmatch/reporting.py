@@ -1,4 +1,4 @@
-"""What people are shown: a line while something runs, verdicts with their tables, formulas."""
+"""Output for users: progress lines, results as text and tables, formulas."""
 
 import html
 import re
@@ -16,72 +16,72 @@ from rich.console import Console
 from rich.errors import LiveError
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-DELAY = 0.5  # seconds; what is done by then needs no words
-DIGITS, MOST_DIGITS = 3, 12
+DISPLAY_DELAY = 0.5  # seconds; faster work shows no progress line
+DIGITS, MAX_DIGITS = 3, 12  # significant digits of numbers in tables
 GREEK = re.compile(
     "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|pi|rho|sigma|tau|"
     "upsilon|phi|chi|psi|omega|Gamma|Delta|Theta|Lambda|Xi|Pi|Sigma|Upsilon|Phi|Psi|Omega"
 )
-SUM, PRODUCT, POWER, ATOM = range(4)  # how tightly the parts of a formula hold together
-LOGARITHMS = {"log10_": r"\log_{10}", "log_": r"\log"}  # what names on a scale begin with
+SUM, PRODUCT, POWER, ATOM = range(4)  # operator precedence, lowest first
+LOGARITHMS = {"log10_": r"\log_{10}", "log_": r"\log"}  # prefixes of names on a log scale
 RELATIONS = {"LT": "<", "GT": ">", "LE": r"\le", "GE": r"\ge", "EQ": "=", "NEQ": r"\ne"}
 
 
 @contextmanager
 def reporting(doing: str, *, enabled: object = True) -> Iterator[Callable[[str], None]]:
-    """Show what is being done, and for how long, while a block runs; gone when it ends.
+    """Show a message and the elapsed time while a block runs.
 
     Parameters
     ----------
     doing : str
-        What the block does, for example ``"finding the mode"``.
+        The first message, for example ``"finding the mode"``.
     enabled : object, default True
-        False, or a ``progressbar`` that is: shows nothing.
+        If false, nothing is shown.
 
     Yields
     ------
     callable
-        Takes what is being done from now on.
+        Replaces the message by its argument.
 
     Examples
     --------
     >>> from pymc_gradmatch.reporting import reporting
-    >>> with reporting("finding the mode", enabled=False) as say:
-    ...     say("finding the mode: the second climb")
+    >>> with reporting("finding the mode", enabled=False) as report:
+    ...     report("finding the mode: second optimisation")
     """
     display = Progress(
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),  # experiments may have [brackets]
         TimeElapsedColumn(),
-        console=_console(),
+        console=_progress_console(),
         transient=True,
         disable=not enabled,
     )
     task = display.add_task(doing, total=None)
 
     def show():
-        with suppress(LiveError):  # before rich 14.1, where another display is on
+        with suppress(LiveError):  # rich before 14.1 allows only one display
             display.start()
 
-    timer = Timer(DELAY, show)
+    timer = Timer(DISPLAY_DELAY, show)
     timer.daemon = True
     timer.start()
     try:
-        yield lambda words: display.update(task, description=words)
+        yield lambda message: display.update(task, description=message)
     finally:
         timer.cancel()
         timer.join()
         display.stop()
 
 
-def silence(words: str):
-    """Take what is being done, and show nothing."""
+def silence(message: str):
+    """Ignore a message: the callback if no progress is shown."""
 
 
-def _console() -> Console:
-    """Return where words are shown: in notebooks without ipywidgets as a line of text.
+def _progress_console() -> Console:
+    """Return rich's console; in notebooks without ipywidgets one that writes text.
 
-    rich would show nothing there, and warn each time.
+    There rich would show nothing and warn each time.
     """
     console = Console(stderr=True)
     if console.is_jupyter and find_spec("ipywidgets") is None:
@@ -89,50 +89,48 @@ def _console() -> Console:
     return console
 
 
-def furthest(moved: pd.Series, decimals: int = 1) -> str:
-    """Name the three largest moves, with their sizes."""
+def largest_changes(moved: pd.Series, decimals: int = 1) -> str:
+    """Return the three largest changes as text, with their names and sizes."""
     most = moved[moved.abs().sort_values(ascending=False).index[:3]]
     return ", ".join(f"{name} by {value:+.{decimals}f}" for name, value in most.items())
 
 
-class Verdict:
-    """A result that shows itself by what :meth:`shown` returns, as text and in notebooks.
+class Report:
+    """A result that is displayed as text and tables, also in notebooks.
 
-    Any pickle stores it, with the functions that a user wrote: by value where they are in no
-    module, such as lambdas and what a notebook has.
+    It can be pickled with the functions that a user wrote, which are stored by value if they are
+    not in a module, such as lambdas and functions of a notebook.
     """
 
     def __reduce__(self):
         return _restored, (type(self), cloudpickle.dumps(vars(self)))
 
-    def shown(self) -> tuple[str, list[pd.DataFrame]]:
-        """Return the words and the tables that stand for the result."""
+    def report_parts(self) -> tuple[str, list[pd.DataFrame]]:
+        """Return the text and the tables that are displayed."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
-        words, tables = self.shown()
-        return "\n\n".join([words, *(rounded(table).to_string() for table in tables)])
+        text, tables = self.report_parts()
+        return "\n\n".join([text, *(rounded(table).to_string() for table in tables)])
 
     def _repr_html_(self) -> str:
-        words, tables = self.shown()
-        return as_html(words, *tables)
+        text, tables = self.report_parts()
+        return as_html(text, *tables)
 
 
-def _restored(kind: type[Verdict], pickled: bytes) -> Verdict:
+def _restored(kind: type[Report], pickled: bytes) -> Report:
     result = object.__new__(kind)
     vars(result).update(cloudpickle.loads(pickled))
     return result
 
 
-def as_html(words: str, *tables: pd.DataFrame) -> str:
-    """Return words and tables for a notebook."""
-    return "".join(
-        [f"<p>{html.escape(words)}</p>", *(rounded(table).to_html() for table in tables)]
-    )
+def as_html(text: str, *tables: pd.DataFrame) -> str:
+    """Return text and tables as HTML."""
+    return "".join([f"<p>{html.escape(text)}</p>", *(rounded(table).to_html() for table in tables)])
 
 
 def rounded(table: pd.DataFrame) -> pd.DataFrame:
-    """Return numbers as text: three digits, or more where standard deviations are smaller yet.
+    """Format numbers with three digits, or more if the standard deviation is smaller than that.
 
     Examples
     --------
@@ -144,22 +142,22 @@ def rounded(table: pd.DataFrame) -> pd.DataFrame:
     1  20010    5.58
     """
     numbers = table.select_dtypes("floating")
-    wide = numbers.filter(regex=r"(^|_)sd$").min(axis=1).reindex(table.index)
+    sds = numbers.filter(regex=r"(^|_)sd$").min(axis=1).reindex(table.index)
     text = table.copy()
     for name, column in numbers.items():
         is_located = re.search(r"mean$|^(eti|hdi)", str(name))
-        beside = wide if is_located else wide * inf
-        text[name] = [_in_digits(*pair) for pair in zip(column, beside, strict=True)]
+        compared = sds if is_located else sds * inf
+        text[name] = [_in_digits(*pair) for pair in zip(column, compared, strict=True)]
     return text
 
 
 def _in_digits(value: float, sd: float) -> str:
     least = log10(abs(value) / sd) if value and 0 < sd < inf and abs(value) < inf else 0
-    return f"{value:.{min(max(DIGITS, ceil(least + DIGITS - 2)), MOST_DIGITS)}g}"
+    return f"{value:.{min(max(DIGITS, ceil(least + DIGITS - 2)), MAX_DIGITS)}g}"
 
 
 def latex_name(name: str) -> str:
-    r"""Return the name of a variable for a formula.
+    r"""Return the name of a variable in LaTeX.
 
     Examples
     --------
@@ -174,10 +172,10 @@ def latex_name(name: str) -> str:
             return f"{written}({latex_name(name.removeprefix(scale))})"
     stem = "".join(takewhile(str.isalpha, name))
     below = name[len(stem) :].lstrip("_")
-    return _letters(stem) + (f"_{{{_letters(below)}}}" if below else "")
+    return _latex_letters(stem) + (f"_{{{_latex_letters(below)}}}" if below else "")
 
 
-def _letters(name: str) -> str:
+def _latex_letters(name: str) -> str:
     if GREEK.fullmatch(name):
         return f"\\{name}"
     plain = name.replace("_", r"\_")
@@ -185,19 +183,19 @@ def _letters(name: str) -> str:
 
 
 def latex(graph: Variable, names: Mapping[Variable, str]) -> str:
-    r"""Return a graph of scalar operations as a formula.
+    r"""Return a graph of scalar operations as a LaTeX formula.
 
     Parameters
     ----------
     graph : Variable
-        Written with operations on single elements.
+        A graph of elementwise operations.
     names : mapping of Variable to str
-        What stands for the variables that it is made of.
+        The LaTeX names of its variables.
 
     Raises
     ------
     NotImplementedError
-        If it is made of anything else, such as a loop or a matrix.
+        If it contains other operations, such as a loop or a matrix product.
 
     Examples
     --------
@@ -207,7 +205,7 @@ def latex(graph: Variable, names: Mapping[Variable, str]) -> str:
     >>> print(latex(-V * s**2 / (K + s), {V: "V", s: "s", K: "K"}))
     \frac{-V\,{s}^{2}}{K + s}
 
-    Powers of ten are written so:
+    Powers of ten:
 
     >>> print(latex(pt.exp(2.302585092994046 * V), {V: "V"}))
     10^{V}
@@ -216,12 +214,12 @@ def latex(graph: Variable, names: Mapping[Variable, str]) -> str:
 
 
 def _formula(graph: Variable, names: Mapping[Variable, str]) -> tuple[str, int]:
-    """Return a formula, and how tightly its parts hold together."""
-    graph = graph if graph in names else _unshaped(graph)
+    """Return a formula and the precedence of its outermost operation."""
+    graph = graph if graph in names else _without_dimshuffles(graph)
     if graph in names:
         return names[graph], ATOM
     if isinstance(graph, Constant) and graph.data.size == 1:
-        return _number(graph.data.item())
+        return _latex_number(graph.data.item())
     if graph.owner is None:
         msg = f"{graph} has no formula"
         raise NotImplementedError(msg)
@@ -231,29 +229,29 @@ def _formula(graph: Variable, names: Mapping[Variable, str]) -> tuple[str, int]:
         msg = f"{op} has no formula"
         raise NotImplementedError(msg)
     parts = [_formula(part, names) for part in inputs]
-    if type(kind).__name__ == "Exp" and (power := _of_ten(inputs[0])) is not None:
+    if type(kind).__name__ == "Exp" and (power := _power_of_ten(inputs[0])) is not None:
         return f"10^{{{_formula(power, names)[0]}}}", POWER
     match type(kind).__name__, parts:
         case "Identity" | "Cast", [part]:
             return part
         case "Add", _:
-            terms = [_within(part, SUM) for part in parts]
-            return "".join([terms[0], *map(_added, terms[1:])]), SUM
+            terms = [_parenthesised(part, SUM) for part in parts]
+            return "".join([terms[0], *map(_added_term, terms[1:])]), SUM
         case "Sub", [first, second]:
-            return f"{_within(first, SUM)} - {_factor(second)}", SUM
+            return f"{_parenthesised(first, SUM)} - {_factor(second)}", SUM
         case "Mul", _:
             first, *others = parts
             if first[0] == "-1" and others:
-                return f"-{_joined(others)}", PRODUCT
-            return _joined(parts), PRODUCT
+                return f"-{_product(others)}", PRODUCT
+            return _product(parts), PRODUCT
         case "TrueDiv", [(above, _), (below, _)]:
             return rf"\frac{{{above}}}{{{below}}}", POWER
         case "Neg", [part]:
-            return f"-{_within(part, PRODUCT)}", PRODUCT
+            return f"-{_parenthesised(part, PRODUCT)}", PRODUCT
         case "Sqr", [part]:
-            return f"{{{_within(part, ATOM)}}}^{{2}}", POWER
+            return f"{{{_parenthesised(part, ATOM)}}}^{{2}}", POWER
         case "Pow", [base, (exponent, _)]:
-            return f"{{{_within(base, ATOM)}}}^{{{exponent}}}", POWER
+            return f"{{{_parenthesised(base, ATOM)}}}^{{{exponent}}}", POWER
         case "Sqrt", [(inside, _)]:
             return rf"\sqrt{{{inside}}}", ATOM
         case "Abs", [(inside, _)]:
@@ -261,38 +259,41 @@ def _formula(graph: Variable, names: Mapping[Variable, str]) -> tuple[str, int]:
         case (name, [(left, _), (right, _)]) if name in RELATIONS:
             return f"{left} {RELATIONS[name]} {right}", SUM
         case name, _:
-            return rf"{_function(name)}\left({', '.join(part for part, _ in parts)}\right)", ATOM
+            return (
+                rf"{_latex_function(name)}\left({', '.join(part for part, _ in parts)}\right)",
+                ATOM,
+            )
 
 
-def _joined(factors: list[tuple[str, int]]) -> str:
+def _product(factors: list[tuple[str, int]]) -> str:
     """Return a product, with a dot before a number."""
     first, *others = factors
     written = [_factor(other) for other in others]
     dotted = [rf" \cdot {one}" if one[0].isdigit() else rf"\,{one}" for one in written]
-    return "".join([_within(first, PRODUCT), *dotted])
+    return "".join([_parenthesised(first, PRODUCT), *dotted])
 
 
-def _of_ten(exponent: Variable) -> Variable | None:
-    """Return to which power an exponential raises ten, if it has log(10) as a factor."""
-    product = _unshaped(exponent)
+def _power_of_ten(exponent: Variable) -> Variable | None:
+    """Return y if an exponent is log(10) * y, so that its exponential is 10 ** y."""
+    product = _without_dimshuffles(exponent)
     kind = getattr(product.owner and product.owner.op, "scalar_op", None)
     if type(kind).__name__ != "Mul" or len(product.owner.inputs) != 2:
         return None
-    first, second = map(_unshaped, product.owner.inputs)
+    first, second = map(_without_dimshuffles, product.owner.inputs)
     factor, power = (first, second) if isinstance(first, Constant) else (second, first)
     if not isinstance(factor, Constant) or factor.data.size != 1:
         return None
     return power if isclose(factor.data.item(), log(10), rel_tol=1e-12) else None
 
 
-def _unshaped(graph: Variable) -> Variable:
-    """Return what was given other axes."""
+def _without_dimshuffles(graph: Variable) -> Variable:
+    """Return a variable without its DimShuffles."""
     while graph.owner is not None and type(graph.owner.op).__name__ == "DimShuffle":
         graph = graph.owner.inputs[0]
     return graph
 
 
-def _number(value: float) -> tuple[str, int]:
+def _latex_number(value: float) -> tuple[str, int]:
     text = f"{value:.6g}"
     mantissa, _, exponent = text.partition("e")
     if exponent:
@@ -301,21 +302,21 @@ def _number(value: float) -> tuple[str, int]:
     return text, PRODUCT if value < 0 else ATOM
 
 
-def _within(part: tuple[str, int], tightness: int) -> str:
+def _parenthesised(part: tuple[str, int], precedence: int) -> str:
     text, own = part
-    return text if own >= tightness else rf"\left({text}\right)"
+    return text if own >= precedence else rf"\left({text}\right)"
 
 
 def _factor(part: tuple[str, int]) -> str:
-    """Return what stands behind another factor, or a minus: no sign of its own."""
+    """Return a factor after another factor or a minus, in parentheses if it has a sign."""
     text, own = part
     return rf"\left({text}\right)" if own < PRODUCT or text.startswith("-") else text
 
 
-def _added(term: str) -> str:
+def _added_term(term: str) -> str:
     return f" - {term[1:]}" if term.startswith("-") else f" + {term}"
 
 
-def _function(name: str) -> str:
+def _latex_function(name: str) -> str:
     known = name.lower() in ("exp", "log", "sin", "cos", "tan", "tanh", "sinh", "cosh")
     return f"\\{name.lower()}" if known else rf"\operatorname{{{name.lower()}}}"

@@ -1,8 +1,7 @@
-"""SBML: a model of systems biology as names, numbers and formulas, and these as graphs.
+"""SBML: a model of systems biology as names, numbers and formulas, and formulas as graphs.
 
-:func:`read_sbml` takes the equations out of a file (python-libsbml and sbmlmath, sympy);
-:class:`Scope` writes formulas with PyTensor.  Nothing here knows that an ODE is solved, or of
-data.  Needs ``pip install 'pymc_gradmatch[petab]'``.
+:func:`read_sbml` reads the equations from a file (by python-libsbml, sbmlmath and sympy);
+:class:`Scope` converts formulas to PyTensor graphs.  Needs ``pip install 'pymc_gradmatch[petab]'``.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,8 +29,8 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(msg, name=error.name) from error
 
 TIME = "time"
-AVOGADRO = 6.02214179e23  # as SBML has it
-BEFORE = "_before_events"
+AVOGADRO = 6.02214179e23  # defined by SBML
+BEFORE_EVENTS = "_before_events"  # suffix: the value of a constant before events change it
 NOT_SUPPORTED = {"delay": "a delay", "rateOf": "rateOf"}
 
 FUNCTIONS: dict[str, Callable] = {
@@ -44,13 +43,13 @@ RELATIONS: dict[type, Callable] = {
     sp.StrictGreaterThan: pt.gt, sp.GreaterThan: pt.ge, sp.StrictLessThan: pt.lt,
     sp.LessThan: pt.le, sp.Equality: pt.eq, sp.Unequality: pt.neq,
 }  # fmt: skip
-SMALL = 4  # the largest exponent that is written as a product
+MAX_PRODUCT_EXPONENT = 4  # up to which a power is written as a product
 
 
 class Scope(dict):
-    """What names in formulas stand for: numbers and tensors, or formulas that are written once.
+    """The values of names in formulas: numbers and tensors, or formulas, converted once.
 
-    Comparisons that are known otherwise, such as those of time with a number, are ``relations``.
+    ``relations`` are comparisons with a known value, such as those of time with a number.
     """
 
     def __init__(self, given: Mapping, formulas: Mapping, relations: Mapping | None = None):
@@ -60,13 +59,15 @@ class Scope(dict):
 
     def __missing__(self, name: str):
         if name not in self.formulas:
-            msg = f"nothing is known of {name!r}, which a formula contains."
+            msg = (
+                f"a formula contains {name!r}, which has no value; expected a number or a formula."
+            )
             raise ValueError(msg)
         self[name] = value = self.tensor(self.formulas[name])
         return value
 
     def tensor(self, formula: sp.Basic) -> Any:
-        """Write a formula as a graph, or as a number where it is one."""
+        """Return a formula as a graph, or as a number if it is constant."""
         if isinstance(formula, sp.Symbol):
             return self[formula.name]
         if formula.is_Number or formula.is_NumberSymbol:
@@ -84,7 +85,7 @@ class Scope(dict):
             return self._pieces(formula)
         parts = [self.tensor(part) for part in formula.args]
         if isinstance(formula, sp.Add | sp.Mul):
-            return reduce(sum_of if formula.is_Add else product_of, parts)
+            return reduce(simplified_sum if formula.is_Add else simplified_product, parts)
         if isinstance(formula, sp.Pow):
             return _power(*parts)
         if isinstance(formula, sp.exp):  # of any spelling
@@ -117,18 +118,18 @@ class Scope(dict):
         return value
 
 
-def number_of(value: Any) -> float:
-    """Return a number that was written as one, or as a graph of numbers."""
+def as_number(value: Any) -> float:
+    """Return the value of a number or of a constant graph."""
     return float(value if isinstance(value, float) else value.eval(mode=EVALUATE_ONCE))
 
 
-def sum_of(a: Any, b: Any) -> Any:
-    """Add, but for zeros that are numbers."""
+def simplified_sum(a: Any, b: Any) -> Any:
+    """Return a + b; a zero that is a number is left out."""
     return b if _is(a, 0) else a if _is(b, 0) else a + b
 
 
-def product_of(a: Any, b: Any) -> Any:
-    """Multiply, but by zeros and ones that are numbers."""
+def simplified_product(a: Any, b: Any) -> Any:
+    """Return a * b; zeros and ones that are numbers are simplified."""
     if _is(a, 0) or _is(b, 0):
         return 0.0
     return b if _is(a, 1) else a if _is(b, 1) else a * b
@@ -143,28 +144,27 @@ def _power(base: Any, exponent: Any) -> Any:
         return pt.pow(base, exponent)
     if exponent == 0.5:
         return pt.sqrt(base)
-    if exponent.is_integer() and 0 < abs(exponent) <= SMALL:
-        product = reduce(product_of, [base] * int(abs(exponent)))
+    if exponent.is_integer() and 0 < abs(exponent) <= MAX_PRODUCT_EXPONENT:
+        product = reduce(simplified_product, [base] * int(abs(exponent)))
         return product if exponent > 0 else 1.0 / product
     return base**exponent
 
 
-def usable(name: str) -> str:
-    """Return an SBML name as one that a field of a named tuple can have."""
+def valid_name(name: str) -> str:
+    """Return an SBML name as a valid name of a named tuple's field."""
     name = name.strip("_") if name.startswith("_") else name
     return f"{name}_" if iskeyword(name) or name in RESERVED else name
 
 
 @dataclass(frozen=True)
 class Model:
-    """What an SBML file says, in formulas by name.
+    """The content of an SBML file, as formulas by name.
 
-    Of states there are the slopes, and what they are at time zero.  ``constants`` are parameters,
-    compartments and species that nothing changes: numbers, or initial assignments.  ``rules`` hold
-    at every time: assignment rules and rates of reactions.  ``alias`` says what the value before
-    events is called, of constants that events change.  ``jumps`` are events that change a state:
-    its name, ``"reset"`` or ``"dose"``, the comparison with time, and the value that it is set to,
-    or that is added.
+    ``slopes`` and ``initial`` are the derivatives and initial values of states.  ``constants`` are
+    parameters, compartments and constant species: numbers, or initial assignments.  ``rules`` are
+    assignment rules and reaction rates.  ``alias`` maps the name of a constant's value before
+    events to the constant.  ``state_events`` are events that change a state: its name,
+    ``"reset"`` or ``"dose"``, the comparison with time, and the new or added value.
     """
 
     name: str
@@ -173,7 +173,7 @@ class Model:
     constants: dict[str, sp.Expr]
     rules: dict[str, sp.Expr]
     alias: dict[str, str] = field(default_factory=dict)
-    jumps: list[tuple[str, str, sp.Basic, sp.Expr]] = field(default_factory=list)
+    state_events: list[tuple[str, str, sp.Basic, sp.Expr]] = field(default_factory=list)
 
     @property
     def states(self) -> list[str]:
@@ -182,16 +182,16 @@ class Model:
 
     @property
     def formulas(self) -> dict[str, sp.Expr]:
-        """All that follows from states and time, and the constants."""
+        """Constants and rules."""
         return self.constants | self.rules
 
     @cached_property
     def needed(self) -> set[str]:
-        """Names that slopes depend on."""
+        """Names on which the slopes depend."""
         return self.names_in(self.slopes.values())
 
     def names_in(self, formulas) -> set[str]:
-        """Return the names that formulas depend on, directly or by rules."""
+        """Return the names on which formulas depend, directly or through rules."""
         found: set[str] = set()
         ahead = [*formulas]
         while ahead:
@@ -200,25 +200,25 @@ class Model:
             ahead += [self.formulas[name] for name in names if name in self.formulas]
         return found
 
-    def constant(self, given: Mapping) -> Scope:
-        """Return what is known at time zero, with some names given."""
+    def initial_scope(self, given: Mapping) -> Scope:
+        """Return the scope of constants and initial values, given the values of some names."""
         return Scope({TIME: 0.0, **given}, self.formulas | self.initial)
 
     @cached_property
     def switches(self) -> dict[sp.Basic, sp.Expr]:
-        """Comparisons of time in the slopes, and when they change: formulas of constants."""
+        """Comparisons with time in the slopes, and the formulas of the times when they change."""
         reached = [*self.slopes.values()]
         reached += [self.rules[name] for name in self.needed if name in self.rules]
         found: dict[sp.Basic, sp.Expr] = {}
         for formula in reached:
             for relation in formula.atoms(sp.core.relational.Relational):
-                when = self.when(relation)
+                when = self.switch_time(relation)
                 if when is not None:
                     found[relation] = when
         return found
 
-    def when(self, relation: sp.Basic) -> sp.Expr | None:
-        """Return when a comparison changes, if it is linear in time and has no state in it."""
+    def switch_time(self, relation: sp.Basic) -> sp.Expr | None:
+        """Return the time when a comparison changes, if it is linear in time and has no states."""
         left, right = relation.args
         difference, time = left - right, sp.Symbol(TIME)
         slope = sp.diff(difference, time)
@@ -232,21 +232,21 @@ class Model:
 class RightHandSide:
     """The slopes of a model, as a right-hand side of :class:`~pymc_gradmatch.ODE`.
 
-    Constants that are parameters of the ODE have their usable names there.
+    ``constants`` are the parameters of the ODE.
     """
 
     model: Model
     constants: tuple[str, ...]
 
     def __call__(self, t, x, theta) -> list:
-        """Write the slopes."""
-        given = {name: getattr(theta, usable(name)) for name in self.constants}
+        """Return the slopes as graphs."""
+        given = {name: getattr(theta, valid_name(name)) for name in self.constants}
         return self.slopes(t, x, given, {})
 
     def slopes(self, t, x, given: Mapping[str, Any], relations: Mapping) -> list:
-        """Write the slopes, with constants and comparisons given."""
+        """Return the slopes as graphs, given constants and comparisons."""
         model = self.model
-        constants = model.constant(given)
+        constants = model.initial_scope(given)
         fixed = {name: constants[name] for name in model.needed if name in model.constants}
         states = dict(zip(model.states, x, strict=True))
         scope = Scope({TIME: t, **given, **fixed, **states}, model.rules, relations)
@@ -254,23 +254,23 @@ class RightHandSide:
 
 
 def read_sbml(path: str | Path) -> Model:
-    """Read a model from a file, or say what in it, and where, is not supported."""
+    """Read a model from a file; raise an error that names unsupported elements."""
     return _Reader(Path(path).read_text("utf-8"), str(path)).model()
 
 
-def equations_of(path: str | Path) -> tuple[RightHandSide, list, list, dict, dict]:
-    """Read a model as a right-hand side of its own constants.
+def read_right_hand_side(path: str | Path) -> tuple[RightHandSide, list, list, dict, dict]:
+    """Read a model as a right-hand side, with its constants as parameters.
 
-    Returns it, usable names of states and parameters, and x(0) and the values by these.
+    Returns the right-hand side, the names of states and parameters, x(0), and nominal values.
     """
     model = read_sbml(path)
-    if model.alias or model.jumps:
-        msg = f"{path}: has events, which an ODE has as inputs; expected none, or a PEtab problem."
+    if model.alias or model.state_events:
+        msg = f"{path}: has events; expected none. Use inputs of gm.ODE, or a PEtab problem."
         raise NotImplementedError(msg)
     names = sorted(model.needed & {*model.constants})
-    at_zero = model.constant({})
+    at_zero = model.initial_scope({})
     start, values = (
-        {usable(name): number_of(at_zero[name]) for name in which}
+        {valid_name(name): as_number(at_zero[name]) for name in which}
         for which in (model.states, names)
     )
     return RightHandSide(model, tuple(names)), [*start], [*values], start, values
@@ -283,7 +283,7 @@ class _Reader:
         self.sbml = self.document.getModel()
         if self.sbml is None:
             errors = self.document.getErrorLog().toString().strip()
-            msg = f"{place} holds no SBML model; expected one. libSBML says: {errors[:300]}"
+            msg = f"{place} contains no SBML model; expected one. libSBML says: {errors[:300]}"
             raise ValueError(msg)
         for change in ("promoteLocalParameters", "expandFunctionDefinitions"):
             options = libsbml.ConversionProperties()
@@ -298,7 +298,7 @@ class _Reader:
         raise NotImplementedError(msg)
 
     def formula(self, element: Any, what: str) -> sp.Expr:
-        """Return the formula of an element, of plain symbols."""
+        """Return the formula of an element."""
         if element is None or element.getMath() is None:
             self.refuse("no formula", what)
         read = sbmlmath.sbml_math_to_sympy(element)
@@ -337,7 +337,7 @@ class _Reader:
         )
         self._events(model)
         if not slopes:
-            self.refuse("no reaction and no rate rule, and so no state", "the model")
+            self.refuse("no reaction and no rate rule, so no states", "the model")
         return model
 
     def _rules(self) -> tuple[dict, dict]:
@@ -352,7 +352,7 @@ class _Reader:
         return rules, slopes
 
     def _values(self) -> dict[str, sp.Expr]:
-        """Return the values of all that has a name, as the attributes have them."""
+        """Return the values in the attributes of all named elements."""
         sbml, values = self.sbml, {}
         for one in sbml.getListOfCompartments():
             values[one.getId()] = _number(one.getSize() if one.isSetSize() else 1.0)
@@ -377,7 +377,7 @@ class _Reader:
         return values
 
     def _reactions(self, rules: Mapping, slopes: Mapping) -> dict[str, list]:
-        """Return what reactions do to each species that is theirs to change."""
+        """Return the terms of reactions in the slope of each species that they change."""
         sbml = self.sbml
         of: dict[str, list] = {
             one.getId(): []
@@ -417,19 +417,21 @@ class _Reader:
         return _number(reference.getStoichiometry() if reference.isSetStoichiometry() else 1.0)
 
     def _events(self, model: Model):
-        """Write events at known times into rules of constants, and doses and resets of states."""
+        """Convert events at known times to rules of constants, and doses and resets of states."""
         pieces: dict[str, list] = {}
         for number, event in enumerate(self.sbml.getListOfEvents()):
             place = f"event {event.getId() or number + 1!r}"
             trigger = self.formula(event.getTrigger(), f"the trigger of {place}")
             is_comparison = isinstance(trigger, sp.core.relational.Relational)
-            when = model.when(trigger) if is_comparison else None
+            when = model.switch_time(trigger) if is_comparison else None
             if when is None:
                 by_states = not model.names_in([trigger]).isdisjoint(model.states)
-                why = "states decide" if by_states else "is no comparison of time with constants"
+                why = (
+                    "depends on states" if by_states else "is no comparison of time with constants"
+                )
                 self.refuse(f"the trigger {trigger}, which {why}", place)
-            if _is_over(trigger):
-                self.refuse(f"the trigger {trigger}, which holds up to its time", place)
+            if _is_true_before(trigger):
+                self.refuse(f"the trigger {trigger}, which is true before its time", place)
             happens_at_zero = when.is_nonpositive and not event.getTrigger().getInitialValue()
             if event.isSetDelay():
                 when = when + self.formula(event.getDelay(), f"the delay of {place}")
@@ -440,25 +442,25 @@ class _Reader:
                 if name in model.slopes and sp.diff(value, sp.Symbol(name)) == 1:
                     value, kind = sp.expand(value - sp.Symbol(name)), "dose"
                 if model.names_in([value]) & {*model.states, TIME}:
-                    self.refuse(f"{what}, {value}, which states or time decide,", place)
+                    self.refuse(f"{what}, {value}, which depends on states or time,", place)
                 if name in model.slopes:
                     if happens_at_zero:
-                        self.refuse(f"{what} at time zero, which is a start,", place)
-                    model.jumps.append((name, kind, after, value))
+                        self.refuse(f"{what} at time zero, which is an initial condition,", place)
+                    model.state_events.append((name, kind, after, value))
                 elif name in model.constants:
                     pieces.setdefault(name, []).append((when, value, after))
                 else:
-                    self.refuse(f"{what}, which a rule decides,", place)
+                    self.refuse(f"{what}, which a rule determines,", place)
         for name, changes in pieces.items():
-            model.alias[name + BEFORE] = name
-            model.constants[name + BEFORE] = model.constants.pop(name)
+            model.alias[name + BEFORE_EVENTS] = name
+            model.constants[name + BEFORE_EVENTS] = model.constants.pop(name)
             ordered = sorted(changes, key=lambda one: float(one[0]) if one[0].is_Number else 0.0)
             later = [(value, after) for _, value, after in reversed(ordered)]
-            model.rules[name] = sp.Piecewise(*later, (sp.Symbol(name + BEFORE), True))
+            model.rules[name] = sp.Piecewise(*later, (sp.Symbol(name + BEFORE_EVENTS), True))
 
 
-def _is_over(trigger: sp.Basic) -> bool:
-    """Tell whether a comparison with time holds before its time, and no longer after it."""
+def _is_true_before(trigger: sp.Basic) -> bool:
+    """Return whether a comparison with time is true before its time and false after it."""
     left, right = trigger.args
     slope = sp.diff(left - right, sp.Symbol(TIME))
     falls = isinstance(trigger, sp.StrictLessThan | sp.LessThan)

@@ -337,7 +337,7 @@ def test_building_and_checking_say_what_they_do(shown):
 def test_what_is_done_within_a_second_needs_no_words(monkeypatch):
     shows = []
     monkeypatch.setattr(reporting.Progress, "start", lambda _: shows.append(1))
-    monkeypatch.setattr(reporting, "DELAY", 3600)
+    monkeypatch.setattr(reporting, "DISPLAY_DELAY", 3600)
     with reporting.reporting("finding the mode") as say:
         say("the second climb")
     assert not shows

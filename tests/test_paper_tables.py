@@ -14,7 +14,8 @@ from benchmarks.paper.markdown import markdown_tables
 from benchmarks.paper.methods import Draws
 from benchmarks.paper.summary import summarise
 
-DOCS = Path(__file__).parents[1] / "docs" / "paper.md"
+SUMMARY = Path(__file__).parents[1] / "docs" / "paper.md"
+DOCS = SUMMARY.parent / "history" / "paper.md"
 
 
 def made_up(method, errors, shift=0.0):
@@ -107,6 +108,14 @@ def test_the_tables_of_the_docs_are_those_of_the_saved_results():
     assert set(written) == {"summary", "reference", "table1", "agreement", "costs"}
     missing = [name for name, table in written.items() if table not in text]
     assert not missing
+
+
+def test_the_rows_of_the_summary_page_are_those_of_the_full_tables():
+    rows = [line for line in SUMMARY.read_text("utf-8").splitlines() if line.startswith("|")]
+    rows = [row for row in rows if any(one.isdigit() for one in row)]
+    full = DOCS.read_text("utf-8").splitlines()
+    assert len(rows) > 40
+    assert [row for row in rows if row not in full] == []
 
 
 def test_the_docs_say_whether_fits_failed():

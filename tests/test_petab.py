@@ -269,10 +269,10 @@ def test_events_that_add_to_a_state_are_doses(files):
 @pytest.mark.parametrize(
     ("events", "words"),
     [
-        ([("time < 2", "x", "3")], "holds up to its time"),
+        ([("time < 2", "x", "3")], "is true before its time"),
         ([("(time > 2) && (time < 3)", "x", "3")], "no comparison of time"),
         ([("time >= 0", "x", "3", False)], "at time zero"),
-        ([("time >= 2", "x", "2 * x")], "which states or time decide"),
+        ([("time >= 2", "x", "2 * x")], "which depends on states or time"),
         ([("time >= 2", "x", "x + 1"), ("time >= 3", "x", "1")], "set 'x' and add to it"),
     ],
 )
@@ -325,7 +325,7 @@ def test_an_estimated_parameter_may_differ_by_condition(files):
 def test_priors_of_the_table_are_those_of_the_model(files):
     files.state("x", 1.0, "-k * x")
     problem = files.load()
-    read = type(problem.setting.parameters["k"]).of_row
+    read = type(problem.definition.parameters["k"]).of_row
     row = {"parameterScale": "log10", "lowerBound": 0.01, "upperBound": 100, "nominalValue": 1}
     prior = {"objectivePriorType": "parameterScaleNormal", "objectivePriorParameters": "0.5;0.2"}
     draws = pm.draw(read("k", row | prior, "here").prior, 4_000, mode=EVALUATE_ONCE, random_seed=1)

@@ -150,7 +150,7 @@ def test_a_hierarchy_of_fits_is_that_of_the_data(fits, measured):
 @pytest.mark.parametrize(
     ("population", "priors", "error", "words"),
     [
-        ({"k": pm.Normal.dist()}, {}, ValueError, r"of which there are no draws"),
+        ({"k": pm.Normal.dist()}, {}, ValueError, r"but there are no draws of it"),
         ({"rate": pm.Normal.dist()}, {}, ValueError, r"expected the prior"),
         ({"rate": 1.0}, {"rate": pm.Normal.dist()}, TypeError, r"expected distributions"),
     ],

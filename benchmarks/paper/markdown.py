@@ -1,4 +1,4 @@
-"""The tables of a study in Markdown, as ``docs/paper.md`` has them, from their CSV files."""
+"""The tables of ``docs/history/paper.md`` in Markdown, from the CSV files of a study."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -9,7 +9,7 @@ import xarray as xr
 
 from pymc_gradmatch.exact.multistart import optimise_locally
 from pymc_gradmatch.exact.posterior import ExactPosterior
-from pymc_gradmatch.reporting import furthest
+from pymc_gradmatch.reporting import largest_changes
 
 MAX_COORDINATES = 40  # the Hessian takes as many solutions as the square of their number
 ADVICE = "Check it: gm.integrate_check(idata, model=model)."
@@ -55,8 +55,8 @@ def compare_quickly(model: pm.Model, posterior: xr.Dataset) -> QuickComparison:
     differences = []
     if (is_far := moved.abs() > 1).any():
         differences.append(
-            f"its mean is away from the exact posterior's mode, most in {furthest(moved[is_far])} "
-            "of the exact standard deviations"
+            "its mean is away from the exact posterior's mode, most in "
+            f"{largest_changes(moved[is_far])} of the exact standard deviations"
         )
     if len(other := ratio[(ratio < 2 / 3) | (ratio > 3 / 2)]):
         most = other.iloc[np.argsort(-np.log(other).abs(), kind="stable")[:3]]

@@ -32,7 +32,7 @@ from pymc_gradmatch.exact.multistart import LocalApproximation
 from pymc_gradmatch.exact.posterior import ExactPosterior
 from pymc_gradmatch.exact.ridges import follow_ridges, mixture_of_modes, without_ridge_connected
 from pymc_gradmatch.exact.solutions import Array
-from pymc_gradmatch.reporting import furthest, silence
+from pymc_gradmatch.reporting import largest_changes, silence
 
 WIDE_START = 2.0  # width of the second search's first proposal, in standard deviations of the whole
 DRAWS_PER_ROUND = (1_000, 6_000, 6_000, 6_000)  # of each attempt, at least
@@ -128,7 +128,7 @@ class SearchResult(NamedTuple):
         agree = bool((differences.to_numpy() <= MAX_DISAGREEMENT).all())
         return {
             "weights": Condition(self.weighted.is_reliable, self.weighted.pareto_k),
-            "searches_agree": Condition(agree, furthest(differences.max(axis=1))),
+            "searches_agree": Condition(agree, largest_changes(differences.max(axis=1))),
             "errors": Condition(error <= MAX_ERROR, error),
             "walks": Condition(not n_leaving, n_leaving),
             "walks_tell": Condition(n_valid >= MIN_VALID, n_valid),

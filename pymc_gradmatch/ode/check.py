@@ -15,7 +15,7 @@ from pymc_gradmatch.arguments import in_order, is_distribution, with_values
 from pymc_gradmatch.ode.inputs import Input
 from pymc_gradmatch.ode.system import ODE
 from pymc_gradmatch.ode.undefined import cure, ended
-from pymc_gradmatch.reporting import Verdict
+from pymc_gradmatch.reporting import Report
 
 type Array = NDArray[np.float64]
 
@@ -29,7 +29,7 @@ STIFF = 1_000.0  # fastest decays in the whole time
 
 
 @dataclass(frozen=True, repr=False)
-class ODECheck(Verdict):
+class ODECheck(Report):
     """What :func:`~pymc_gradmatch.check_ode` found; ``repr`` is the verdict and two tables.
 
     Attributes
@@ -56,7 +56,7 @@ class ODECheck(Verdict):
     params: pd.DataFrame
     trajectory: pd.DataFrame
 
-    def shown(self) -> tuple[str, list[pd.DataFrame]]:
+    def report_parts(self) -> tuple[str, list[pd.DataFrame]]:
         """Return the verdict and both tables."""
         return self.verdict, [self.states, self.params]
 

@@ -172,9 +172,9 @@ class ODE:
         >>> ode.solve([0.0, 1.0], ode.nominal_start, ode.nominal)[1].round(4)
         array([0.5695, 0.4305])
         """
-        from pymc_gradmatch.sbml import equations_of  # here: it needs an extra
+        from pymc_gradmatch.sbml import read_right_hand_side  # here: it needs an extra
 
-        rhs, states, params, nominal_start, nominal = equations_of(path)
+        rhs, states, params, nominal_start, nominal = read_right_hand_side(path)
         ode = cls(rhs, states, params)
         vars(ode).update(nominal=nominal, nominal_start=nominal_start)
         return ode

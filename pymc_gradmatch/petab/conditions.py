@@ -1,4 +1,4 @@
-"""Estimated parameters, and what constants and starts are in each condition."""
+"""Estimated parameters, conditions, and simulations of a PEtab problem."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch.ode import ODE, Input
-from pymc_gradmatch.sbml import TIME, Model, RightHandSide, Scope, number_of, usable
+from pymc_gradmatch.sbml import TIME, Model, RightHandSide, Scope, as_number, valid_name
 
-FOREVER = 1e30  # a time long after all others
-Value = float | str | None  # a number, the name of an estimated parameter, or what the model says
+LATE_TIME = 1e30  # in any unit of time, later than all events and switches
+Value = float | str | None  # a number, an estimated parameter's name, or the model's own value
 LOG10 = np.log(10.0)
 
 
@@ -25,8 +25,8 @@ LOG10 = np.log(10.0)
 class Parameter:
     """One estimated parameter of a problem.
 
-    ``scale`` is that on which it is estimated: the table's, but natural where its prior is.
-    Bounds and nominal value are natural; ``prior_type`` is PEtab's word.
+    ``scale`` is the scale of estimation: that of the table, but natural if the prior is on the
+    natural scale.  Bounds and nominal value are natural; ``prior_type`` is PEtab's name.
     """
 
     id: str
@@ -40,14 +40,14 @@ class Parameter:
     @classmethod
     def of_row(cls, name: str, row: Mapping[str, Any], place: str) -> "Parameter":
         """Read a row of the parameter table."""
-        scale = text(row.get("parameterScale"), "lin")
+        scale = text_or_default(row.get("parameterScale"), "lin")
         bounds = float(row["lowerBound"]), float(row["upperBound"])
-        prior = text(row.get("objectivePriorType"), "parameterScaleUniform")
-        numbers = text(row.get("objectivePriorParameters"), "")
+        prior = text_or_default(row.get("objectivePriorType"), "parameterScaleUniform")
+        numbers = text_or_default(row.get("objectivePriorParameters"), "")
         parameters = tuple(float(one) for one in numbers.split(";")) if numbers else ()
         if not prior.startswith("parameterScale"):
-            scale = "lin"  # where its density is written
-        if not parameters:  # between the bounds
+            scale = "lin"  # PEtab defines this prior on the natural scale
+        if not parameters:  # PEtab's default: between the bounds
             parameters = tuple(float(one) for one in _scaled(np.array(bounds), scale))
         if prior not in PRIORS:
             msg = (
@@ -67,27 +67,30 @@ class Parameter:
 
     @property
     def name(self) -> str:
-        """What it is called in the ODE and in the model: with its scale."""
-        return usable(self.id if self.scale == "lin" else f"{self.scale}_{self.id}")
+        """The name in the ODE and in the model, with the scale as prefix."""
+        return valid_name(self.id if self.scale == "lin" else f"{self.scale}_{self.id}")
 
     @property
     def bounds(self) -> np.ndarray:
-        """Lower and upper bound on its scale."""
+        """Lower and upper bound, on the scale of estimation."""
         return _scaled(np.array([self.lower, self.upper]), self.scale)
 
     @property
     def prior(self) -> TensorVariable:
-        """The prior on its scale, cut off at the bounds."""
+        """The prior on the scale of estimation, truncated at the bounds."""
         lower, upper = self.bounds
         first, second = self.prior_parameters
-        return PRIORS[self.prior_type](first, second, lower, upper)
+        distribution = PRIORS[self.prior_type]
+        if distribution is pm.Uniform:
+            return pm.Uniform.dist(max(first, lower), min(second, upper))
+        return pm.Truncated.dist(distribution.dist(first, second), lower=lower, upper=upper)
 
     def scaled(self, natural: Any) -> Any:
-        """Return a natural value, or values, on the scale."""
+        """Convert natural values to the scale of estimation."""
         return _scaled(natural, self.scale)
 
     def natural(self, value: Any) -> Any:
-        """Return a value on the scale as a natural one: numbers or a tensor."""
+        """Convert values from the scale of estimation to natural ones: numbers or a tensor."""
         if self.scale == "lin":
             return value
         factor = LOG10 if self.scale == "log10" else 1.0
@@ -102,41 +105,25 @@ def _scaled(value: Any, scale: str) -> Any:
         return np.log10(value) if scale == "log10" else np.log(value)
 
 
-def text(value: Any, default: str) -> str:
-    """Return an entry of a table, or what an empty one means."""
+def text_or_default(value: Any, default: str) -> str:
+    """Return an entry of a table as text, or the default if it is empty."""
     return default if value is None or pd.isna(value) or value == "" else str(value)
 
 
-def _uniform(first: float, last: float, lower: float, upper: float) -> TensorVariable:
-    return pm.Uniform.dist(max(first, lower), min(last, upper))
-
-
-def _normal(mean: float, sd: float, lower: float, upper: float) -> TensorVariable:
-    return pm.TruncatedNormal.dist(mean, sd, lower=lower, upper=upper)
-
-
-def _laplace(mean: float, scale: float, lower: float, upper: float) -> TensorVariable:
-    return pm.Truncated.dist(pm.Laplace.dist(mean, scale), lower=lower, upper=upper)
-
-
-def _log_normal(mean: float, sd: float, lower: float, upper: float) -> TensorVariable:
-    return pm.Truncated.dist(pm.LogNormal.dist(mean, sd), lower=lower, upper=upper)
-
-
 PRIORS = {
-    "uniform": _uniform, "parameterScaleUniform": _uniform,
-    "normal": _normal, "parameterScaleNormal": _normal,
-    "laplace": _laplace, "parameterScaleLaplace": _laplace,
-    "logNormal": _log_normal,
+    "uniform": pm.Uniform, "parameterScaleUniform": pm.Uniform,
+    "normal": pm.Normal, "parameterScaleNormal": pm.Normal,
+    "laplace": pm.Laplace, "parameterScaleLaplace": pm.Laplace,
+    "logNormal": pm.LogNormal,
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What all conditions of a problem have in common.
+class ProblemDefinition:
+    """The model, parameters, conditions and observables of a problem.
 
-    ``parameters`` are the estimated ones, ``fixed`` those of the table that are not,
-    ``conditions`` what each condition overrides: numbers, or names of estimated parameters.
+    ``parameters`` are the estimated parameters, ``fixed`` the others of the parameter table, and
+    ``conditions`` the overrides of each condition: numbers, or names of estimated parameters.
     """
 
     model: Model
@@ -151,7 +138,7 @@ class Setting:
         return dict(zip(self.parameters, values, strict=True))
 
     def value(self, name: str, condition: str) -> Value:
-        """Return what a constant is in a condition."""
+        """Return the value of a constant in a condition."""
         name = self.model.alias.get(name, name)
         override = self.conditions[condition].get(name)
         if override is not None:
@@ -161,7 +148,7 @@ class Setting:
         return self.fixed.get(name)
 
     def given(self, condition: str, natural: Mapping[str, Any]) -> dict[str, Any]:
-        """Return all that is known in a condition, with estimated parameters given."""
+        """Return all known values in a condition, given the estimated parameters."""
         known = {**self.fixed, **natural}
         for name in self.conditions[condition]:
             value = self.value(name, condition)
@@ -176,7 +163,7 @@ class Setting:
 
     @cached_property
     def inputs(self) -> dict[str, dict[Value, str]]:
-        """Constants that conditions change, and the input that stands for each kind of value."""
+        """Constants that differ between conditions, with an ODE input for each kind of value."""
         found: dict[str, dict[Value, str]] = {}
         for name in sorted(self.model.needed & {*self.model.constants}):
             values = {self.value(name, condition) for condition in self.conditions}
@@ -185,7 +172,7 @@ class Setting:
                 if None in values:
                     kinds.add("")
                 found[name] = {
-                    kind: usable(name if kind is None else f"{name}__{kind or 'model'}")
+                    kind: valid_name(name if kind is None else f"{name}__{kind or 'model'}")
                     for kind in sorted(kinds, key=str)
                     if kind is not None or any(isinstance(v, float) for v in values)
                 }
@@ -193,7 +180,7 @@ class Setting:
 
     @cached_property
     def switches(self) -> dict[sp.Basic, str]:
-        """Comparisons of time that are inputs, since their times are known in all conditions."""
+        """Comparisons with time that become inputs: their times are known in all conditions."""
         known = {}
         for number, (relation, when) in enumerate(self.model.switches.items()):
             if all(self.number(when, one) is not None for one in self.conditions):
@@ -201,17 +188,17 @@ class Setting:
         return known
 
     def number(self, formula: sp.Expr, condition: str) -> float | None:
-        """Return the value of a formula of constants in a condition, None if it is estimated."""
+        """Return the value of a formula of constants in a condition; None if it is estimated."""
         depends = {
             self.value(name, condition) for name in self.model.names_in([formula]) if name != TIME
         }
         if depends & {*self.parameters}:
             return None
-        value = self.model.constant(self.given(condition, {})).tensor(formula)
-        return number_of(value)
+        value = self.model.initial_scope(self.given(condition, {})).tensor(formula)
+        return as_number(value)
 
-    def given_inputs(self, condition: str, until: float) -> dict[str, Input]:
-        """Return the inputs of a condition, and what happens at known times up to the last."""
+    def inputs_in(self, condition: str, until: float) -> dict[str, Input]:
+        """Return the inputs, doses and resets of a condition up to a time."""
         inputs = {}
         for name, kinds in self.inputs.items():
             value = self.value(name, condition)
@@ -223,17 +210,17 @@ class Setting:
                 inputs[called] = Input([0.0], [level], kind="previous")
         for relation, called in self.switches.items():
             when = self.number(self.model.switches[relation], condition)
-            assert when is not None  # that of a switch
+            assert when is not None  # by definition of switches
             if 0 < when <= until:
-                levels = [self._holds(relation, side, condition) for side in (-1, 1)]
+                levels = [self._is_true(relation, side, condition) for side in (-1, 1)]
                 inputs[called] = Input([0.0, when], levels, kind="previous")
             else:
-                level = self._holds(relation, 0, condition)
+                level = self._is_true(relation, 0, condition)
                 inputs[called] = Input([0.0], [level], kind="previous")
-        return inputs | self._jumps(condition, until)
+        return inputs | self._doses_and_resets(condition, until)
 
-    def _holds(self, relation: sp.Basic, side: int, condition: str) -> float:
-        """Tell whether a comparison holds at time zero, or before and after it changes."""
+    def _is_true(self, relation: sp.Basic, side: int, condition: str) -> float:
+        """Return whether a comparison is true: at time zero (side 0), before (-1) or after (1)."""
         left, right = relation.args
         difference = left - right
         if side == 0:
@@ -243,11 +230,13 @@ class Setting:
         assert size is not None
         return float(bool(relation.func(sp.Float(side * size if side else size), 0)))
 
-    def _jumps(self, condition: str, until: float) -> dict[str, Input]:
-        """Return doses and resets by the state, those of one kind at one time together."""
+    def _doses_and_resets(self, condition: str, until: float) -> dict[str, Input]:
+        """Return doses and resets by state; doses at the same time are added."""
         found: dict[str, tuple[str, dict[float, float]]] = {}
-        for state, kind, after, value in self.model.jumps:
-            when, to = (self.number(one, condition) for one in (self.model.when(after), value))
+        for state, kind, after, value in self.model.state_events:
+            when, to = (
+                self.number(one, condition) for one in (self.model.switch_time(after), value)
+            )
             if when is None or to is None:
                 msg = (
                     f"an event of {self.model.name} changes {state!r} at an estimated time, or by "
@@ -259,64 +248,60 @@ class Setting:
             of_kind, at = found.setdefault(state, (kind, {}))
             if of_kind != kind:
                 msg = (
-                    f"events of {self.model.name} set {state!r} and add to it, which is not "
-                    "supported together; expected one of these."
+                    f"events of {self.model.name} both set {state!r} and add to it, which is not "
+                    "supported; expected only one of these."
                 )
                 raise NotImplementedError(msg)
             at[when] = to + (at.get(when, 0.0) if kind == "dose" else 0.0)
         return {
-            usable(state): Input(sorted(at), [at[t] for t in sorted(at)], kind=kind)
+            valid_name(state): Input(sorted(at), [at[t] for t in sorted(at)], kind=kind)
             for state, (kind, at) in found.items()
         }
 
 
-@lru_cache(maxsize=4)  # conditions of one problem ask for the same
+@lru_cache(maxsize=4)  # all conditions of a problem use the same graphs
 def _natural(parameters: tuple[Parameter, ...], theta: tuple) -> list:
     return [one.natural(value) for one, value in zip(parameters, theta, strict=True)]
 
 
 @dataclass(frozen=True)
-class Slopes:
-    """The right-hand side of a problem: of states, estimated parameters and inputs."""
+class ProblemRightHandSide:
+    """The right-hand side of a problem, as a function of states, estimated parameters, inputs."""
 
-    setting: Setting
+    definition: ProblemDefinition
 
     def __call__(self, t, x, theta, u=None) -> list:
-        """Write the slopes."""
-        setting, model = self.setting, self.setting.model
-        natural = setting.natural(theta)
-        given = {**setting.fixed, **natural}
-        one = next(iter(setting.conditions))
-        for name in model.needed & {*model.constants} - {*setting.inputs}:
-            value = setting.value(name, one)
+        """Return the slopes as graphs."""
+        definition, model = self.definition, self.definition.model
+        natural = definition.natural(theta)
+        given = {**definition.fixed, **natural}
+        one = next(iter(definition.conditions))
+        for name in model.needed & {*model.constants} - {*definition.inputs}:
+            value = definition.value(name, one)
             if value is not None:
                 given[name] = natural[value] if isinstance(value, str) else value
-        of_model = model.constant(given)
-        for name, kinds in setting.inputs.items():
+        of_model = model.initial_scope(given)
+        for name, kinds in definition.inputs.items():
             total: Any = 0.0
             for kind, called in kinds.items():
                 level = getattr(u, called)
-                by = (
-                    of_model[name]
-                    if kind == ""
-                    else natural[kind]
-                    if isinstance(kind, str)
-                    else 1.0
-                )
-                total = total + by * level
+                if kind == "":
+                    total = total + of_model[name] * level
+                else:
+                    total = total + (natural[kind] if isinstance(kind, str) else 1.0) * level
             given[name] = total
-        relations = {one: getattr(u, called) for one, called in setting.switches.items()}
+        relations = {one: getattr(u, called) for one, called in definition.switches.items()}
         return RightHandSide(model, ()).slopes(t, x, given, relations)
 
 
 @dataclass(frozen=True, eq=False)
-class Course:
-    """One experiment: a condition, and perhaps another, ``before``, from whose rest it comes.
+class Simulation:
+    """One experiment: a condition, and possibly one of pre-equilibration, ``before``.
 
     ``rows`` are its rows of the measurement table.
     """
 
-    setting: Setting = field(repr=False)
+    definition: ProblemDefinition = field(repr=False)
     ode: ODE = field(repr=False)
     condition: str
     before: str
@@ -324,18 +309,18 @@ class Course:
 
     @property
     def name(self) -> str:
-        """What the experiment is called."""
+        """The name of the experiment."""
         return f"{self.condition} after {self.before}" if self.before else self.condition
 
     @cached_property
     def t(self) -> NDArray[np.float64]:
-        """Times of the measurements, with the start and with others, to be at least three.
+        """Times of the measurements, with time zero, and at least three.
 
-        Where some are at infinity nothing changes after the last.
+        With measurements at infinity, the last time is not before the last change of an input.
         """
         t = np.union1d(0.0, self.measured[np.isfinite(self.measured)])
         if np.isinf(self.measured).any():
-            given = self.setting.given_inputs(self.condition, np.inf).values()
+            given = self.definition.inputs_in(self.condition, np.inf).values()
             t = np.union1d(t, max(one.times[-1] for one in given)) if given else t
         if len(t) < 3:
             t = np.union1d(t, (t[-1] or 1.0) * np.array([0.5, 1.0]))
@@ -343,72 +328,72 @@ class Course:
 
     @property
     def measured(self) -> NDArray[np.float64]:
-        """The time of each row."""
+        """The time of each measurement."""
         return self.rows["time"].to_numpy(float)
 
     @property
     def inputs(self) -> dict[str, Input]:
         """Inputs, doses and resets."""
-        return self.setting.given_inputs(self.condition, float(self.t[-1]))
+        return self.definition.inputs_in(self.condition, float(self.t[-1]))
 
     @property
     def start(self) -> dict[str, Any]:
-        """What each state starts from: a number, or a function of the parameters."""
-        return {usable(name): self._start_of(name) for name in self.setting.model.states}
+        """The initial condition of each state: a number, or a function of the parameters."""
+        return {valid_name(name): self._start_of(name) for name in self.definition.model.states}
 
     def _start_of(self, state: str) -> Any:
-        setting = self.setting
+        definition = self.definition
         if self.before:
-            return Start(self, state)
-        override = setting.conditions[self.condition].get(state)
+            return InitialState(self, state)
+        override = definition.conditions[self.condition].get(state)
         formula = (
-            setting.model.initial[state]
+            definition.model.initial[state]
             if override is None
             else sp.sympify(sp.Symbol(override) if isinstance(override, str) else override)
         )
-        number = setting.number(formula, self.condition)
-        return Start(self, state) if number is None else number
+        number = definition.number(formula, self.condition)
+        return InitialState(self, state) if number is None else number
 
     def starts(self, theta: Any) -> dict[str, Any]:
-        """Write x(t0) as a graph of the parameters, by state."""
+        """Return x(t0) as a graph of the parameters, by state."""
         return _starts(self, (*theta,))
 
     def predictions(self, x: Any, theta: Any) -> list[tuple[pd.DataFrame, Any, Any]]:
-        """Write what is observed, and its noise, of rows that have the same formulas."""
-        setting, model = self.setting, self.setting.model
-        natural = setting.natural(theta)
-        given = setting.given(self.condition, natural)
-        places = np.searchsorted(self.t, self.measured)  # that at infinity comes last
-        columns_of = {name: getattr(x, usable(name)) for name in model.states}
+        """Return rows with the same formulas, with graphs of their means and noise."""
+        definition, model = self.definition, self.definition.model
+        natural = definition.natural(theta)
+        given = definition.given(self.condition, natural)
+        places = np.searchsorted(self.t, self.measured)  # infinity is the last
+        columns_of = {name: getattr(x, valid_name(name)) for name in model.states}
         if np.isinf(self.measured).any():
             ends = [column[-1] for column in columns_of.values()]
-            rest = self.ode.steady_state(ends, [*theta], inputs=self.inputs or None, t=FOREVER)
+            steady = self.ode.steady_state(ends, [*theta], inputs=self.inputs or None, t=LATE_TIME)
             columns_of = {
-                name: pt.concatenate([column, rest[k : k + 1]])
+                name: pt.concatenate([column, steady[k : k + 1]])
                 for k, (name, column) in enumerate(columns_of.items())
             }
         columns = [c for c in ("observableParameters", "noiseParameters") if c in self.rows]
         rows = self.rows.assign(_place=places)
-        said = []
+        predictions = []
         for key, part in rows.groupby(["observableId", *columns], dropna=False, sort=False):
             observable, *overrides = key
             at = part["_place"].to_numpy()
             known = {**given, TIME: part["time"].to_numpy(float)}
             for column, override in zip(columns, overrides, strict=True):
                 known |= self._overrides(column[:-1], observable, override, known)
-            formulas = setting.observables[observable]
+            formulas = definition.observables[observable]
             pair = formulas["observable"], formulas["noise"]
-            others = {name: one["observable"] for name, one in setting.observables.items()}
+            others = {name: one["observable"] for name, one in definition.observables.items()}
             needed = model.names_in([*pair, *(others[n] for n in others if n in _names(pair))])
-            constants = model.constant(known | {TIME: 0.0})
+            constants = model.initial_scope(known | {TIME: 0.0})
             for name in needed & {*model.constants} - {*known}:
                 known[name] = constants[name]
             known |= {n: column[at] for n, column in columns_of.items() if n in needed}
             scope = Scope(known, model.rules | others)
             zeros = np.zeros(len(part))
             mean, noise = (pt.as_tensor(scope.tensor(one)) + zeros for one in pair)
-            said.append((part, mean, noise))
-        return said
+            predictions.append((part, mean, noise))
+        return predictions
 
     def _overrides(self, kind: str, observable: str, override: Any, known: Mapping) -> dict:
         if isinstance(override, str):
@@ -422,14 +407,14 @@ class Course:
         }
 
     def likelihood(self, x: Any, theta: Any):
-        """Write the likelihood of the measurements."""
+        """Add the likelihood of the measurements to the model."""
         self.observe(self.predictions(x, theta))
 
     def observe(self, predictions: list[tuple[pd.DataFrame, Any, Any]]):
-        """Write the likelihood of the measurements, given what is predicted."""
+        """Add the likelihood of the measurements, given their predictions."""
         parts: dict[tuple[str, str], list] = {}
         for rows, mean, noise in predictions:
-            formulas = self.setting.observables[rows["observableId"].iloc[0]]
+            formulas = self.definition.observables[rows["observableId"].iloc[0]]
             key = formulas["distribution"], formulas["transformation"]
             parts.setdefault(key, []).append((rows["measurement"].to_numpy(float), mean, noise))
         for (distribution, transformation), given in parts.items():
@@ -438,34 +423,34 @@ class Course:
             _observe(distribution, transformation, observed, mean, noise)
 
 
-@lru_cache(maxsize=4)  # states ask for the same
-def _starts(course: Course, theta: tuple) -> dict[str, Any]:
-    setting, states = course.setting, course.setting.model.states
-    natural = setting.natural(theta)
-    first = course.before or course.condition
-    scope = setting.model.constant(setting.given(first, natural))
+@lru_cache(maxsize=4)  # all states use the same graphs
+def _starts(simulation: Simulation, theta: tuple) -> dict[str, Any]:
+    definition, states = simulation.definition, simulation.definition.model.states
+    natural = definition.natural(theta)
+    first = simulation.before or simulation.condition
+    scope = definition.model.initial_scope(definition.given(first, natural))
     x0 = [scope[name] for name in states]
-    if not course.before:
+    if not simulation.before:
         return dict(zip(states, x0, strict=True))
-    inputs = setting.given_inputs(first, 0.0) or None
-    rest = course.ode.steady_state(x0, [*theta], inputs=inputs)
-    given = setting.given(course.condition, natural)
-    overridden = setting.conditions[course.condition]
+    inputs = definition.inputs_in(first, 0.0) or None
+    steady = simulation.ode.steady_state(x0, [*theta], inputs=inputs)
+    given = definition.given(simulation.condition, natural)
+    overridden = definition.conditions[simulation.condition]
     return {
-        name: given[name] if name in overridden else rest[..., k] for k, name in enumerate(states)
+        name: given[name] if name in overridden else steady[..., k] for k, name in enumerate(states)
     }
 
 
 @dataclass(frozen=True)
-class Start:
-    """Where one state starts, as a function of the parameters."""
+class InitialState:
+    """The initial condition of one state, as a function of the parameters."""
 
-    course: Course
+    simulation: Simulation
     state: str
 
     def __call__(self, theta) -> Any:
-        """Write it."""
-        return self.course.starts(theta)[self.state]
+        """Return it as a graph."""
+        return self.simulation.starts(theta)[self.state]
 
 
 def _names(formulas: Sequence[sp.Expr]) -> set[str]:

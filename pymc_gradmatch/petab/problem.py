@@ -1,4 +1,4 @@
-"""A PEtab problem, read from its files, as what :func:`gm.fit <pymc_gradmatch.fit>` takes."""
+"""A PEtab problem, read from its files, as arguments of :func:`gm.fit <pymc_gradmatch.fit>`."""
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -19,9 +19,15 @@ from pymc_gradmatch._pymc import ParameterValueError, gradient, in_numpy, withou
 from pymc_gradmatch.gp import Experiment
 from pymc_gradmatch.model import build_model
 from pymc_gradmatch.ode import ODE
-from pymc_gradmatch.petab.conditions import Course, Parameter, Setting, Slopes, text
+from pymc_gradmatch.petab.conditions import (
+    Parameter,
+    ProblemDefinition,
+    ProblemRightHandSide,
+    Simulation,
+    text_or_default,
+)
 from pymc_gradmatch.sampling import Fit, fit
-from pymc_gradmatch.sbml import Model, read_sbml, usable
+from pymc_gradmatch.sbml import Model, read_sbml, valid_name
 
 if TYPE_CHECKING:
     import petab.v1 as petab
@@ -33,7 +39,7 @@ def load(path: str | Path) -> "Problem":
     Parameters
     ----------
     path : str or Path
-        The YAML file, which names the others.
+        The YAML file, which names the other files.
 
     Returns
     -------
@@ -42,9 +48,9 @@ def load(path: str | Path) -> "Problem":
     Raises
     ------
     FileNotFoundError, ValueError
-        If files are missing or are no PEtab problem.
+        If files are missing or are not a PEtab problem.
     NotImplementedError
-        If the problem contains what is not supported, by its name and place.
+        If the problem contains an unsupported element; the message names it and its place.
 
     Examples
     --------
@@ -62,11 +68,11 @@ def load(path: str | Path) -> "Problem":
         msg = f"{path}: the model is not in SBML; expected an SBML model."
         raise NotImplementedError(msg)
     model = read_sbml(_file_of_model(path, config))
-    return Problem(path, source, _setting(source, model, path))
+    return Problem(path, source, _definition_of(source, model, path))
 
 
 def _config_of(path: Path) -> dict[str, Any]:
-    """Return what the YAML file says, without the files of pictures, which need not be there."""
+    """Return the content of the YAML file, without visualization files, which may be missing."""
     import yaml
 
     config = yaml.safe_load(path.read_text("utf-8"))
@@ -87,15 +93,17 @@ def _file_of_model(path: Path, config: Mapping[str, Any]) -> Path:
 class Problem:
     """A parameter estimation problem: equations, experiments, likelihoods and priors.
 
-    Parameters are on the scale of the problem: ``log10_k`` is the decimal logarithm of ``k``.
-    :func:`load` makes it.
+    Parameters are on the scale of estimation: ``log10_k`` is the decimal logarithm of ``k``.
+    :func:`load` returns it.
 
     Attributes
     ----------
     path : Path
-        Of its YAML file.
+        The YAML file.
     source : petab.v1.Problem
         The tables.
+    definition : ProblemDefinition
+        Model, parameters, conditions and observables.
 
     Examples
     --------
@@ -109,72 +117,77 @@ class Problem:
 
     path: Path
     source: "petab.Problem" = field(repr=False)
-    setting: Setting = field(repr=False)
+    definition: ProblemDefinition = field(repr=False)
 
     @property
     def name(self) -> str:
-        """That of its file."""
+        """The name of the YAML file."""
         return self.path.stem
 
     @cached_property
     def ode(self) -> ODE:
-        """The equations: of all states and all estimated parameters, on their scales."""
-        setting = self.setting
-        names = [usable(name) for name in setting.model.states]
-        inputs = [called for kinds in setting.inputs.values() for called in kinds.values()]
-        params = [one.name for one in setting.parameters.values()]
-        return ODE(Slopes(setting), names, params, inputs=[*inputs, *setting.switches.values()])
+        """The equations, with all states and all estimated parameters on their scales."""
+        definition = self.definition
+        names = [valid_name(name) for name in definition.model.states]
+        inputs = [called for kinds in definition.inputs.values() for called in kinds.values()]
+        params = [one.name for one in definition.parameters.values()]
+        return ODE(
+            ProblemRightHandSide(definition),
+            names,
+            params,
+            inputs=[*inputs, *definition.switches.values()],
+        )
 
     @cached_property
-    def courses(self) -> list[Course]:
-        """The experiments, as the files have them: each pair of conditions with its rows."""
+    def simulations(self) -> list[Simulation]:
+        """The experiments: each pair of conditions with its rows of the measurement table."""
         table = self.source.measurement_df
         before = table.get("preequilibrationConditionId", pd.Series("", table.index)).astype(object)
         before = before.where(before.notna(), "")
         groups = table.groupby([table["simulationConditionId"], before], sort=False)
         return [
-            Course(self.setting, self.ode, condition, first, rows)
+            Simulation(self.definition, self.ode, condition, first, rows)
             for (condition, first), rows in groups
         ]
 
     @cached_property
     def experiments(self) -> dict[str, Experiment]:
-        """The experiments by name: a condition, and where another comes first, that too."""
+        """The experiments, by the name of their condition and of their pre-equilibration."""
         return {
             one.name: Experiment(
                 one.t, inputs=one.inputs or None, start=one.start, likelihood=one.likelihood
             )
-            for one in self.courses
+            for one in self.simulations
         }
 
     @property
     def priors(self) -> dict[str, TensorVariable]:
-        """A prior of each parameter, on its scale: PEtab's, or uniform between the bounds."""
-        return {one.name: one.prior for one in self.setting.parameters.values()}
+        """The prior of each parameter, on its scale: PEtab's, or uniform between the bounds."""
+        return {one.name: one.prior for one in self.definition.parameters.values()}
 
     @property
     def nominal(self) -> dict[str, float]:
-        """The values in the file, natural, by the names in the file."""
-        return {name: one.nominal for name, one in self.setting.parameters.items()}
+        """The nominal values in the files, natural, by the names in the files."""
+        return {name: one.nominal for name, one in self.definition.parameters.items()}
 
     def scaled(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return natural values by the names in the file as those of the model."""
+        """Convert natural values, by the names in the files, to values of the model."""
         return {
             one.name: one.scaled(np.asarray(values[name], float))
-            for name, one in self.setting.parameters.items()
+            for name, one in self.definition.parameters.items()
         }
 
     def natural(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return values of the model as natural ones, by the names in the file."""
+        """Convert values of the model to natural ones, by the names in the files."""
         return {
             name: one.natural(np.asarray(values[one.name], float))
-            for name, one in self.setting.parameters.items()
+            for name, one in self.definition.parameters.items()
         }
 
     def log_likelihood(self, values: Mapping[str, float]) -> float:
-        """Return the log likelihood of the measurements, as PEtab has it.
+        """Return the log likelihood of the measurements, as PEtab defines it.
 
-        Minus infinity where the ODE cannot be integrated, or noise is not positive.
+        It is minus infinity if the ODE cannot be integrated or a noise is not positive.
 
         Parameters
         ----------
@@ -211,7 +224,7 @@ class Problem:
         >>> def falling(point):
         ...     value, gradient = problem.value_and_gradient(point)
         ...     return -value, -gradient
-        >>> bounds = [one.bounds for one in problem.setting.parameters.values()]
+        >>> bounds = [one.bounds for one in problem.definition.parameters.values()]
         >>> found = minimize(falling, [0.0, 0.0, 0.1], jac=True, bounds=bounds)
         >>> bool(-found.fun > problem.log_likelihood(problem.nominal))
         True
@@ -220,14 +233,14 @@ class Problem:
         return -np.inf if np.isnan(value) else float(value), np.array(gradient, dtype=float)
 
     def _evaluated(self, function: Callable, point: Sequence[float] | NDArray) -> Any:
-        """Call a compiled function; where noise is not positive it says nothing."""
+        """Call a compiled function; return NaN if a noise is not positive."""
         try:
             return function(*point)
         except ParameterValueError:
             return np.full(1 + len(self.ode.params), np.nan)
 
     def simulate(self, values: Mapping[str, float]) -> pd.DataFrame:
-        """Return the table of measurements with what the model says in their place.
+        """Return the measurement table with simulations instead of measurements.
 
         Parameters
         ----------
@@ -251,11 +264,11 @@ class Problem:
         return table.drop(columns=["_place", "measurement"]).sort_index()
 
     def _in_order(self, values: Mapping[str, float]) -> list:
-        unknown = [name for name in values if name not in self.setting.parameters]
+        unknown = [name for name in values if name not in self.definition.parameters]
         if unknown:
             msg = (
                 f"values are given for {unknown}; expected some of the estimated parameters "
-                f"{[*self.setting.parameters]}."
+                f"{[*self.definition.parameters]}."
             )
             raise ValueError(msg)
         return [*self.scaled({**self.nominal, **values}).values()]
@@ -263,24 +276,24 @@ class Problem:
     @cached_property
     @without_traces
     def _written(self) -> tuple:
-        """What was observed as graphs of the parameters, with no Gaussian process."""
+        """Simulations and log likelihood as graphs of the parameters, without Gaussian process."""
         theta = [pt.scalar(name, dtype="float64") for name in self.ode.params]
         total, tables, simulated = pt.zeros(()), [], []
-        for one in self.courses:
+        for one in self.simulations:
             _, given = self.ode.by_name(pt.zeros((1, len(self.ode.states))), theta)
             x0 = [*one.starts(given).values()]
             x = self.ode.solve(one.t, x0, theta, inputs=one.inputs or None)
             states, _ = self.ode.by_name(x, theta)
-            said = one.predictions(states, given)
-            tables.append([rows for rows, _, _ in said])
-            simulated += [mean for _, mean, _ in said]
-            # PyMC rewrites all that a model is made of: here what is predicted is given.
-            given_as = [(rows, mean.type(), noise.type()) for rows, mean, noise in said]
+            predictions = one.predictions(states, given)
+            tables.append([rows for rows, _, _ in predictions])
+            simulated += [mean for _, mean, _ in predictions]
+            # PyMC rewrites the whole graph of a model: keep the solutions out of it
+            given_as = [(rows, mean.type(), noise.type()) for rows, mean, noise in predictions]
             with pm.Model(model=None) as model:
                 one.observe(given_as)
             known = {
                 own: value
-                for parts in zip(given_as, said, strict=True)
+                for parts in zip(given_as, predictions, strict=True)
                 for own, value in zip(*(part[1:] for part in parts), strict=True)
             }
             total += graph_replace(model.observedlogp, known, strict=False)
@@ -304,19 +317,19 @@ class Problem:
 
     @property
     def _given(self) -> dict[str, Any]:
-        """What :func:`gm.fit <pymc_gradmatch.fit>` is told, of one experiment or of several."""
+        """Arguments of :func:`gm.fit <pymc_gradmatch.fit>`, for one experiment or several."""
         if len(self.experiments) > 1:
             return {"experiments": self.experiments}
         [one] = self.experiments.values()
         return {"t": one.t, "inputs": one.inputs, "start": one.start, "likelihood": one.likelihood}
 
     def build_model(self, **settings) -> pm.Model:
-        """Write the model of Theorem 1, by :func:`~pymc_gradmatch.build_model`.
+        """Build the gradient-matching model, by :func:`~pymc_gradmatch.build_model`.
 
         Parameters
         ----------
         **settings
-            As for that.
+            Its arguments; ``preset="refined"`` by default.
 
         Examples
         --------
@@ -326,16 +339,16 @@ class Problem:
         >>> [rv.name for rv in model.free_RVs]
         ['log10_k1', 'log10_k2', 'sigma', 'x']
         """
-        given = {"priors": self.priors, **self._given, **settings}
+        given = {"preset": "refined", "priors": self.priors, **self._given, **settings}
         return build_model(self.ode, **given)
 
     def fit(self, **settings) -> Fit:
-        """Fit it, by :func:`~pymc_gradmatch.fit`.
+        """Fit the problem, by :func:`~pymc_gradmatch.fit`.
 
         Parameters
         ----------
         **settings
-            As for that: ``n_draws``, ``max_seconds``, ``random_seed``.
+            Its arguments, such as ``n_draws``, ``max_seconds``, ``random_seed``.
 
         Examples
         --------
@@ -363,19 +376,19 @@ class Problem:
         return table
 
     def to_petab(self, folder: str | Path, values: Mapping[str, float]) -> Path:
-        """Write the problem with estimates as nominal values, for other tools to go on with.
+        """Write the problem with estimates as nominal values, for other tools.
 
         Parameters
         ----------
         folder : str or Path
-            Gets all files but those of pictures; it may not be the problem's own.
+            The folder for all files except visualization files; not the problem's own folder.
         values : mapping of str to float
             By the names of the model, on its scales, such as ``fit.mode``.
 
         Returns
         -------
         Path
-            The YAML file there.
+            The YAML file in the folder.
 
         Examples
         --------
@@ -411,19 +424,19 @@ class Problem:
         return written
 
     def __repr__(self) -> str:
-        model = self.setting.model
-        rest = sum(bool(one.before) for one in self.courses)
-        after = f", {rest} of them from a steady state" if rest else ""
+        model = self.definition.model
+        n_steady = sum(bool(one.before) for one in self.simulations)
+        after = f", {n_steady} of them from a steady state" if n_steady else ""
         observables = self.source.measurement_df["observableId"].nunique()
         return (
             f"PEtab problem {self.name!r}: {len(model.states)} states, "
-            f"{len(self.setting.parameters)} estimated parameters, {len(self.courses)} "
-            f"experiment{'s' * (len(self.courses) != 1)}{after}, {observables} "
+            f"{len(self.definition.parameters)} estimated parameters, {len(self.simulations)} "
+            f"experiment{'s' * (len(self.simulations) != 1)}{after}, {observables} "
             f"observable{'s' * (observables != 1)}, {len(self.source.measurement_df)} measurements"
         )
 
 
-def _setting(source: "petab.Problem", model: Model, path: Path) -> Setting:
+def _definition_of(source: "petab.Problem", model: Model, path: Path) -> ProblemDefinition:
     table = source.parameter_df
     is_estimated = table["estimate"].astype(int) == 1
     parameters = {
@@ -439,7 +452,7 @@ def _setting(source: "petab.Problem", model: Model, path: Path) -> Setting:
         for name, row in source.condition_df.iterrows()
         if name in set(used.to_numpy().ravel())
     }
-    return Setting(model, parameters, fixed, conditions, _observables(source))
+    return ProblemDefinition(model, parameters, fixed, conditions, _observables(source))
 
 
 def _overrides(row, fixed: Mapping, place: str, model: Model, parameters: Mapping) -> dict:
@@ -457,8 +470,8 @@ def _overrides(row, fixed: Mapping, place: str, model: Model, parameters: Mappin
                 )
                 raise NotImplementedError(msg) from None
             found[name] = fixed.get(value, value)
-        if name in model.rules and name not in model.alias.values():  # events' constants may be
-            msg = f"{place}: {name!r} is set, which a rule of the model decides; expected neither."
+        if name in model.rules and name not in model.alias.values():  # except constants of events
+            msg = f"{place}: {name!r} is set, and a rule determines it; expected only one of these."
             raise NotImplementedError(msg)
     return found
 
@@ -469,8 +482,8 @@ def _observables(source: "petab.Problem") -> dict[str, dict[str, Any]]:
     found = {}
     for name, row in source.observable_df.iterrows():
         found[name] = {
-            "distribution": text(row.get("noiseDistribution"), "normal"),
-            "transformation": text(row.get("observableTransformation"), "lin"),
+            "distribution": text_or_default(row.get("noiseDistribution"), "normal"),
+            "transformation": text_or_default(row.get("observableTransformation"), "lin"),
             "observable": sympify_petab(row["observableFormula"]),
             "noise": sympify_petab(row["noiseFormula"]),
         }  # fmt: skip

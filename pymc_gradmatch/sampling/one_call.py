@@ -46,7 +46,7 @@ from pymc_gradmatch.model import (
 )
 from pymc_gradmatch.numerics import on_one_thread, one_at_a_time
 from pymc_gradmatch.ode import ODE, Input
-from pymc_gradmatch.reporting import Verdict, reporting
+from pymc_gradmatch.reporting import Report, reporting
 from pymc_gradmatch.sampling.engine import ExactSearch, check_n_draws, verdict_of
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ MAX_NAMED = 4  # entries of x(t0) listed in a sentence
 
 
 @dataclass(frozen=True, repr=False)
-class Fit(Verdict):
+class Fit(Report):
     """What :func:`~pymc_gradmatch.fit` found; ``repr`` is the verdict and the table.
 
     Attributes
@@ -180,7 +180,7 @@ class Fit(Verdict):
             start_at(rv, drawn[rv.name].to_numpy())
         return exact
 
-    def shown(self) -> tuple[str, list[pd.DataFrame]]:
+    def report_parts(self) -> tuple[str, list[pd.DataFrame]]:
         """Return the verdict, with modes and unidentified unknowns, and the table."""
         modes = describe_modes(self.modes["weight"].to_numpy())
         words = (
