@@ -83,7 +83,7 @@ def test_a_fit_that_is_stopped_before_its_first_mode_has_the_mode_all_the_same(
         raise error
         yield
 
-    monkeypatch.setattr(engine, "climbs", stopped)
+    monkeypatch.setattr(engine, "find_modes", stopped)
     settings = {"priors": {"rate": pm.HalfNormal.dist(2)}, "random_seed": 1, "progressbar": False}
     fit = gm.fit(DECAY, T, y, **settings)
     assert not fit.is_exact

@@ -304,7 +304,7 @@ def test_what_is_withheld_says_that_the_solution_is_told_where_parameters_are_no
     def stopped(*args, **given):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(engine, "cover", stopped)
+    monkeypatch.setattr(engine, "run_searches", stopped)
     ode = gm.ODE(lambda t, x, theta: [-sum(theta.k[i] for i in range(4)) * x.a], ["a"], {"k": 4})
     fit = gm.fit(ode, T, Y, priors={"k": pm.Normal.dist(0.25, 1, shape=4)}, **QUIET)
     assert not fit.is_exact
