@@ -341,6 +341,21 @@ def test_blocks_of_experiments_make_a_standard_normal(experiments, precision, rn
     assert_standard_normal(around, precision, rng)
 
 
+def test_compiled_blocks_are_those_that_draws_are_moved_by(experiments, precision, rng):
+    n = len(EXPERIMENT)
+    mode = Laplace(rng.normal(size=n), np.ones(n), 0.0)
+    around = band_coordinates(normal(np.zeros(n), precision), mode, experiments)
+    u, data = (pt.tensor(dtype="float64", shape=(n,)) for _ in range(2))
+    log_density = -0.5 * (u * (precision @ u)).sum() + (data * u).sum()
+    slope, q = rng.normal(size=(2, n))
+    native = compile_density(log_density, u, data, experiments, around.width)
+    value, gradient = native.with_numbers(pack(around, slope))(q)
+    expected = -0.5 * around(q) @ precision @ around(q) + slope @ around(q)
+    assert value == pytest.approx(expected, rel=1e-10)
+    expected = around.pull_back(slope - precision @ around(q))
+    np.testing.assert_allclose(gradient, expected, atol=1e-8)
+
+
 def test_fixed_entries_stay_where_they_are(experiments, precision, rng):
     """Assert it of one shared entry and one of each experiment: the mode is the one given these."""
     n = len(EXPERIMENT)
