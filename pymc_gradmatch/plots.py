@@ -39,6 +39,7 @@ MAX_UNKNOWNS = 20  # more names are not readable along one axis
 INCHES_PER_CHARACTER = 0.085  # of a title or a tick label at 10 points
 SHORT_NAME = 10  # characters of a tick label that fit below a panel of normal height
 TITLE_POINTS = 10
+LEGEND_HANDLE_CHARACTERS = 6  # width of a legend's handle and gaps
 
 type Labels = tuple[str, str | Mapping[str, str]]
 
@@ -618,8 +619,10 @@ def _wrap_titles_and_add_legend(pc: az.PlotCollection):
     legends = [panel.get_legend_handles_labels() for panel in panels]
     entries = {label: handle for legend in legends for handle, label in zip(*legend, strict=True)}
     if entries:
+        widest = INCHES_PER_CHARACTER * (max(map(len, entries)) + LEGEND_HANDLE_CHARACTERS)
+        n_fitting = max(int(figure.get_figwidth() / widest), 1)
         figure.legend(
-            entries.values(), entries.keys(), loc="outside lower center", ncols=min(n_columns, 4)
+            entries.values(), entries.keys(), loc="outside lower center", ncols=min(n_fitting, 4)
         )
 
 
