@@ -374,7 +374,7 @@ def test_what_takes_many_steps_is_as_likely_as_it_is(rng):
 
 @pytest.mark.slow
 def test_where_draws_run_out_of_steps_the_verdict_says_so(rng, monkeypatch):
-    monkeypatch.setattr(solving, "MOST_STEPS", 500)
+    monkeypatch.setattr(solving, "MAX_STEPS", 500)
     fit = fit_of_swing(rng, 500)
     assert not fit.is_exact
     assert "of the solutions of draws of the prior were out of steps" in fit.verdict

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pymc_gradmatch.exact.modes import Expansion
 from pymc_gradmatch.exact.posterior import MOST_NUMBERS, ExactPosterior
 from pymc_gradmatch.exact.solutions import compile_for_draws
-from pymc_gradmatch.ode import Solution, in_words
+from pymc_gradmatch.ode import Solution, failures_by_reason
 from pymc_gradmatch.replaceable import DataSet, Replaceable
 
 
@@ -156,7 +156,9 @@ class Member(ExactPosterior):
     def _asked(self, method: str, phi, around) -> list[NDArray[np.float64]]:
         ended, values = self._ask(Asked(method, phi, around))
         self.n_solutions += len(ended)
-        self.failures.update({why: len(points) for why, points in in_words(ended).items()})
+        self.failures.update(
+            {why: len(points) for why, points in failures_by_reason(ended).items()}
+        )
         return values
 
 

@@ -343,7 +343,7 @@ def _aliases(target: ExactPosterior, modes: Modes) -> str:
         for (ode, gp, by_mode), t in zip(
             _experiments(constraint, x), np.atleast_2d(times), strict=True
         )
-        if not ode.is_driven
+        if not ode.is_nonautonomous
         for mode, solution in zip(counting, gp.levels_of(by_mode), strict=True)
         for one in _turning_unseen(gp, t, solution)
     ]

@@ -19,13 +19,13 @@ from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch._pymc import (
     EVALUATE_ONCE,
-    at_starts,
-    drawing,
-    draws_of,
-    impossible_outside,
+    at_initial_values,
+    compile_draws,
+    draw_values,
+    hierarchical_scales,
     in_numpy,
+    minus_inf_if_invalid,
     random_ancestors,
-    spreading,
 )
 from pymc_gradmatch.exact.model import with_solutions
 from pymc_gradmatch.exact.modes import Expansion
@@ -39,7 +39,7 @@ from pymc_gradmatch.model import (
     total_of,
     where_impossible,
 )
-from pymc_gradmatch.ode import ODE, OUT_OF_STEPS, ended, without_slope
+from pymc_gradmatch.ode import ODE, OUT_OF_STEPS, explain_failure, explain_nonfinite_slope
 from pymc_gradmatch.replaceable import CONSTANT, Numbers
 
 MOST_NUMBERS = 4_000_000  # of trajectories that are held at once
@@ -122,7 +122,7 @@ class ExactPosterior(Named):
         self._natural = compile_for_draws(self._values, self._graphs)
         # A draw outside of the likelihood's domain has density zero, and stops no other.
         weighed = [*free, *terms]
-        densities = impossible_outside(number.opened(densities_of(solved, weighed, has_volume)))
+        densities = minus_inf_if_invalid(number.opened(densities_of(solved, weighed, has_volume)))
         terms_by_name = dict(zip([rv.name for rv in weighed], densities, strict=True))
         self.single_terms = number.masked(terms_by_name)
         self._log_density = compile_for_draws(
@@ -133,7 +133,7 @@ class ExactPosterior(Named):
         self._shapes = [part.shape for part in there]
         self._there = np.concatenate([part.ravel() for part in there])
         self._drawings: dict[int, Callable] = {}
-        held = spreading(solved, [*theta, *starts, *terms])
+        held = hierarchical_scales(solved, [*theta, *starts, *terms])
         sizes = [int(np.prod(shape)) for shape in self._shapes]
         self.spreads = [str(rv.name) for rv in free if rv in held]
         self.is_held = np.repeat(np.array([rv in held for rv in free], dtype=bool), sizes)
@@ -147,7 +147,8 @@ class ExactPosterior(Named):
         ]
         # Scales and noise that the likelihood alone has do not move a solution.
         self._entering = [
-            np.append(np.ones(len(c.ode.states), dtype=bool), c.ode.used) for c in self.constraints
+            np.append(np.ones(len(c.ode.states), dtype=bool), c.ode.used_params)
+            for c in self.constraints
         ]
 
     def with_data(self, gp: StateGP) -> Self:
@@ -184,7 +185,7 @@ class ExactPosterior(Named):
         x0 = pt.tensor(shape=constraint.gp.mean.shape, dtype="float64")
         graphs = self._coordinate_graphs([x0])[self._n_others :]
         free = random_ancestors(graphs)
-        starting = at_starts(graphs, free, self.model.rvs_to_initial_values)
+        starting = at_initial_values(graphs, free, self.model.rvs_to_initial_values)
         return in_numpy([x0], self._number.opened(starting))
 
     def __call__(self, phi: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -403,11 +404,13 @@ class ExactPosterior(Named):
         }
         free = [rv for rv in self.model.free_RVs if rv in reached]
         with np.errstate(all="ignore"):
-            parts = pytensor.function([], at_starts(graphs, free, initial), mode=EVALUATE_ONCE)()
+            parts = pytensor.function(
+                [], at_initial_values(graphs, free, initial), mode=EVALUATE_ONCE
+            )()
         if all(np.isfinite(part).all() for part in parts):
             return parts
         free = [self._exact[name] for name in self._free]  # a prior excludes where the states start
-        own = at_starts([_unconstrained(self._exact, rv) for rv in free], free, {})
+        own = at_initial_values([_unconstrained(self._exact, rv) for rv in free], free, {})
         instead = pytensor.function([], own, mode=EVALUATE_ONCE)()
         return [np.where(np.isfinite(p), p, one) for p, one in zip(parts, instead, strict=True)]
 
@@ -445,7 +448,7 @@ class ExactPosterior(Named):
         if n not in self._drawings:
             free = [self._exact[name] for name in self._free]
             graphs = self._number.opened([_unconstrained(self._exact, rv) for rv in free])
-            self._drawings[n] = drawing(graphs, n)
+            self._drawings[n] = compile_draws(graphs, n)
         return self._drawings[n]
 
     def drawn_starts(self, n: int, rng: np.random.Generator) -> list[NDArray[np.float64]]:
@@ -453,7 +456,7 @@ class ExactPosterior(Named):
         starts = [np.full((n, *c.gp.mean.shape), np.nan) for c in self.constraints]
         for part in self._parts:
             with suppress(*NO_DRAWS):
-                [draws] = draws_of([self._exact[part.name]], n, rng)
+                [draws] = draw_values([self._exact[part.name]], n, rng)
                 starts[part.number][(slice(None), *part.where)] = draws
         return starts
 
@@ -498,14 +501,14 @@ class ExactPosterior(Named):
         [x, *_] = self._solved(u)
 
         def said(ode: ODE, t, start, theta) -> str:
-            return without_slope(ode, t, ode.solve(t, start, theta), theta)
+            return explain_nonfinite_slope(ode, t, ode.solve(t, start, theta), theta)
 
         where = self._of_solutions(u, said) if np.isfinite(x).all() else self._ended(u)
         return where or "The likelihood has no finite derivative by the states or parameters there."
 
     def _ended(self, u) -> str:
         """Say where the first solution ends that does, of one point."""
-        return self._of_solutions(u, ended)
+        return self._of_solutions(u, explain_failure)
 
     def _of_solutions(self, u, say: Callable[..., str]) -> str:
         """Return the first that there is to say of levels, times, start and parameters."""
@@ -516,7 +519,7 @@ class ExactPosterior(Named):
             each = np.broadcast_to(values, (len(levels), values.shape[-1]))
             odes = equations(constraint.ode, gp)
             for ode, start, own, t in zip(odes, levels, each, np.atleast_2d(gp.t), strict=True):
-                if where := say(ode.of_levels, t, start, own):
+                if where := say(ode.transformed, t, start, own):
                     return f"{where[0].upper()}{where[1:]}"
         return ""
 

@@ -20,7 +20,7 @@ from pytensor.tensor import TensorVariable
 from pymc_gradmatch._pymc import in_numpy, random_ancestors
 from pymc_gradmatch.gp import is_states
 from pymc_gradmatch.model import Constraint, constraints, equations, known_starts
-from pymc_gradmatch.ode import ODE, Solution, Solver, in_words
+from pymc_gradmatch.ode import ODE, Solution, Solver, failures_by_reason
 
 type Wrt = Sequence[tuple[bool, ...]]
 
@@ -333,7 +333,9 @@ class Solutions:
             x0.reshape(-1, x0.shape[-1]), theta.reshape(-1, theta.shape[-1])
         )
         self.n_solutions += len(solution.ended)
-        self.failures.update({why: len(draws) for why, draws in in_words(solution.ended).items()})
+        self.failures.update(
+            {why: len(draws) for why, draws in failures_by_reason(solution.ended).items()}
+        )
         return solution
 
 
@@ -367,7 +369,7 @@ def _with_inputs(odes: Sequence[ODE], of_each: Sequence[Mapping]) -> list[ODE]:
 
 def _levels_of_each(odes: Sequence[ODE]) -> list[ODE]:
     """Return the equations of the levels of each, the same object where they are the same."""
-    levels = {id(ode): ode.of_levels for ode in odes}
+    levels = {id(ode): ode.transformed for ode in odes}
     return [levels[id(ode)] for ode in odes]
 
 

@@ -23,7 +23,7 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
 from scipy.linalg import cho_solve, lapack
 
-from pymc_gradmatch._pymc import Pattern, in_numpy
+from pymc_gradmatch._pymc import GraphTemplate, in_numpy
 from pymc_gradmatch.gp.data import read_only
 from pymc_gradmatch.gp.kernels import Broken, describe
 from pymc_gradmatch.numerics import one_at_a_time, smallest_reliable, spectrum
@@ -149,18 +149,18 @@ def is_long(t: NDArray[np.float64]) -> bool:
     return len(t) >= MANY_TIMES
 
 
-def formula(cov: pm.gp.cov.BaseCovariance, hyperparameters: Sequence = ()) -> Pattern:
+def formula(cov: pm.gp.cov.BaseCovariance, hyperparameters: Sequence = ()) -> GraphTemplate:
     """Return the kernel at times, and between these and others, as graphs of hyperparameters.
 
     Kernels that differ in numbers alone, such as those of many experiments, have equal ones.
     """
     t, other = pt.vector("t"), pt.vector("other")
     graphs = [cov(t[:, None]), cov(t[:, None], other[:, None])]
-    return Pattern([*hyperparameters, t, other], graphs)
+    return GraphTemplate([*hyperparameters, t, other], graphs)
 
 
 @lru_cache(maxsize=16)
-def compile_blocks(graphs: Pattern, rewritten: bool = False) -> Callable:
+def compile_blocks(graphs: GraphTemplate, rewritten: bool = False) -> Callable:
     """Compile the blocks of a :func:`formula`, as a function of its inputs and numbers.
 
     The function also returns the kernel matrix with white noise on its diagonal, if it has any.
@@ -174,7 +174,7 @@ def compile_blocks(graphs: Pattern, rewritten: bool = False) -> Callable:
 
 
 def checked_blocks(
-    graphs: Pattern, cov: pm.gp.cov.BaseCovariance, t, hyperparameters: Sequence[float] = ()
+    graphs: GraphTemplate, cov: pm.gp.cov.BaseCovariance, t, hyperparameters: Sequence[float] = ()
 ) -> Blocks:
     """Evaluate the blocks of a formula at times, or say why the kernel ``cov`` cannot be used."""
     try:

@@ -12,7 +12,7 @@ from scipy.linalg import LinAlgError, cho_factor, cho_solve
 from scipy.optimize import minimize
 from scipy.stats import qmc
 
-from pymc_gradmatch._pymc import Pattern, in_numpy
+from pymc_gradmatch._pymc import GraphTemplate, in_numpy
 from pymc_gradmatch.arguments import check_counts
 from pymc_gradmatch.gp.data import Data, as_nugget, as_sigma
 from pymc_gradmatch.gp.derivatives import (
@@ -290,13 +290,13 @@ def _check_bounds_are_used(bounds: Mapping, families: Iterable[KernelFamily]):
         raise ValueError(msg)
 
 
-def _formula(family: KernelFamily) -> Pattern:
+def _formula(family: KernelFamily) -> GraphTemplate:
     hyperparameters = [pt.scalar(name) for name in family.hyperparameters]
     return formula(family.kernel(hyperparameters), hyperparameters)
 
 
 @lru_cache(maxsize=16)
-def _compiled_kernel(graphs: Pattern) -> Callable:
+def _compiled_kernel(graphs: GraphTemplate) -> Callable:
     """Compile the kernel matrix, and its derivative by each hyperparameter, at times."""
     (*hyperparameters, t, _), (k, _) = graphs.inputs, graphs.outputs
     derivatives = [derivative(k, h) for h in hyperparameters]

@@ -26,7 +26,7 @@ from pymc_gradmatch._pymc import (
     normalize_size_param,
     random_ancestors,
     rv_size_is_none,
-    starting_at,
+    with_start,
 )
 from pymc_gradmatch.gp.data import Data, levels_of, states_of
 from pymc_gradmatch.gp.derivatives import (
@@ -495,7 +495,7 @@ def add_states(
         return pm.Deterministic(name, gp.states_of(levels), dims=dims)
     coordinates = at_support_points([_whitened(gp, start)])[0]
     independent = pm.Normal.dist(shape=gp.prior_mean.shape)
-    starting = starting_at(independent, coordinates.eval(mode=EVALUATE_ONCE))
+    starting = with_start(independent, coordinates.eval(mode=EVALUATE_ONCE))
     whitened = model.register_rv(starting, whitened_name(name))
     basis, sd = _white_basis(gp)
     levels = gp.prior_mean + gp.scale[..., None, :] * basis.residual((sd * whitened).mT)

@@ -13,7 +13,7 @@ from pytensor.compile import SharedVariable
 from pytensor.tensor import TensorVariable
 from xarray import DataTree
 
-from pymc_gradmatch._pymc import beside, start_at, starting_at
+from pymc_gradmatch._pymc import extendable_copy, set_start, with_start
 from pymc_gradmatch.arguments import (
     is_distribution,
     is_registered,
@@ -264,7 +264,9 @@ def scales_of(
     ode: ODE, one: Experiment, priors: Any, number: Numbers, rng: np.random.Generator
 ) -> tuple[Given, Scales]:
     """Check a data set as :func:`written` does, and return what finds scales of such ones."""
-    home, made = _made(of_vectors(ode, priors), beside(pm.Model.get_context(False)), ode, {})
+    home, made = _made(
+        of_vectors(ode, priors), extendable_copy(pm.Model.get_context(False)), ode, {}
+    )
     check_priors(ode, made, home)
     with home:
         given = Given.of(ode, one, number=number)
@@ -372,7 +374,7 @@ def written(
         ) if several else fits[0]  # fmt: skip
         is_local = np.array([made[n].ndim > 0 for n in ode.params])
         found = chosen.prepare(Fits(parts, beside, apart, is_local), rng, progressbar)
-    started = {n: starting_at(made[n], v) for n, v in found.start.items() if n in to_come}
+    started = {n: with_start(made[n], v) for n, v in found.start.items() if n in to_come}
     made, to_come = {**made, **started}, to_come | started
     lines = _Lines(chosen, ode, parts, found.gp, found.gamma, names, number)
     # Fails, if it must, before anything is added to a model of the user's.
@@ -518,7 +520,7 @@ class _Lines:
         start, seen = _of_all(gp.sigma), self._seen
         dims = ("state",) if seen.all() else ("observed_state",)  # a hidden state has no noise
         width = self.number(lambda of: _of_all(of.scale)[seen], gp)
-        prior = starting_at(pm.HalfNormal.dist(width), start[seen])
+        prior = with_start(pm.HalfNormal.dist(width), start[seen])
         some = registered(model, name, prior, dims=dims)
         if seen.all():
             return some
@@ -585,7 +587,7 @@ def _made(
     """Return priors, and the model that they are in: one beside it, where a function makes them."""
     if not callable(priors):
         return model, priors
-    home = beside(model)
+    home = extendable_copy(model)
     with home:
         add_coords(home, labels)
         return home, made_by(priors, ode)
@@ -595,7 +597,7 @@ def _started_anew(made: Mapping, model: pm.Model, starts: Mapping[str, Any]) -> 
     """Let parameters that a function has just made start where gradient matching leads to."""
     for name, value in starts.items():
         if made[name] in model.free_RVs and model.rvs_to_initial_values[made[name]] is None:
-            start_at(made[name], value)
+            set_start(made[name], value)
     return made
 
 

@@ -20,7 +20,7 @@ from pymc_gradmatch.model.likelihood import Likelihood, Normal
 from pymc_gradmatch.model.priors import Parameters
 from pymc_gradmatch.model.start import KnownOfStart, Start
 from pymc_gradmatch.numerics import N_STARTS, matvec, on_one_thread, search_mode
-from pymc_gradmatch.ode import ODE, Solver, ended, undefined_at
+from pymc_gradmatch.ode import ODE, Solver, explain_failure, explain_nonfinite
 
 N_SURVEYED = 500  # solutions from draws, where climbs have nothing else to start from
 MOST_CLIMB_STEPS = 100  # of a climb
@@ -237,8 +237,8 @@ def scaled_by_solutions(problem: Problem, data: Data, rng: np.random.Generator) 
 def _why_none(problem: Problem, x, start, theta) -> str:
     """Say where slopes at states x, or a solution from a start, are not finite, with a draw."""
     ode, t = problem.ode, problem.gp.t
-    where = "" if x is None else undefined_at(ode, t, x, theta)
-    where = where or ended(ode, t, problem.known.filled(theta, start), theta)
+    where = "" if x is None else explain_nonfinite(ode, t, x, theta)
+    where = where or explain_failure(ode, t, problem.known.filled(theta, start), theta)
     return f"For one, {where}" if where else ""
 
 

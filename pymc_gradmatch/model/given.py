@@ -16,7 +16,7 @@ from pytensor.compile import SharedVariable
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch._pymc import EVALUATE_ONCE, at_starts
+from pymc_gradmatch._pymc import EVALUATE_ONCE, at_initial_values
 from pymc_gradmatch.arguments import in_order, is_distribution, is_registered
 from pymc_gradmatch.gp import (
     AnyStateGP,
@@ -158,7 +158,7 @@ def check_priors(ode: ODE, priors, model: pm.Model, n_experiments: int | None = 
     """Raise unless there is one prior for each parameter, or one per experiment."""
     in_order(priors, ode.params, "priors are")
     for name, prior in priors.items():
-        is_entry = name not in ode.lengths and isinstance(prior, TensorVariable)
+        is_entry = name not in ode.param_lengths and isinstance(prior, TensorVariable)
         if not (is_entry or is_distribution(prior) or is_registered(prior, model)):
             msg = (
                 f"the prior of {name!r} is a {type(prior).__name__}; expected a distribution of "
@@ -202,7 +202,7 @@ def check_noise_is_identifiable(parts: Sequence[Data]):
 
 def warn_of_unused(ode: ODE, priors: Mapping, parts: Sequence[Given]):
     """Warn of parameters that nothing depends on."""
-    used = [name for name, is_used in zip(ode.params, ode.used, strict=True) if is_used]
+    used = [name for name, is_used in zip(ode.params, ode.used_params, strict=True) if is_used]
     for one in parts:
         used += [*one.known.uses, *(() if one.written is None else one.written.depends_on)]
     nodes = [priors[name].owner for name in used if name in ode.params]
@@ -252,7 +252,7 @@ def check_possible(
     upstream = set(ancestors(variables))
     to_come = [prior for prior in variables if is_distribution(prior)]
     free = [rv for rv in dict.fromkeys([*model.free_RVs, *to_come]) if rv in upstream]
-    there = at_starts([*variables, pt.as_tensor(levels)], free, model.rvs_to_initial_values)
+    there = at_initial_values([*variables, pt.as_tensor(levels)], free, model.rvs_to_initial_values)
     *values, levels = pytensor.function([], there, mode=EVALUATE_ONCE)()
     theta = dict(zip(priors, values, strict=True))
     for number, (one, member, own) in enumerate(
@@ -342,7 +342,7 @@ def _unscaled(
         one.likelihood, one.ode, gp, number=number
     )  # fmt: skip
     parameters = parameters_of(priors, one.ode.params)
-    return Problem.of(one.ode.of_levels, gp, parameters, None, told, one.known)
+    return Problem.of(one.ode.transformed, gp, parameters, None, told, one.known)
 
 
 class Scales:
@@ -423,7 +423,7 @@ def _check_reached(ode: ODE, data: Data, written: Written | None, known: Start):
         reached = np.array([name in written.depends_on for name in ode.states])
     reached = reached | np.isin(ode.states, [*known.known, *known.priors, *known.uses])
     for _ in ode.states:
-        reached = reached | ode.enters[reached].any(axis=0)
+        reached = reached | ode.jacobian_pattern[reached].any(axis=0)
     unreached = [
         name for name, is_reached in zip(ode.states, reached, strict=True) if not is_reached
     ]

@@ -317,7 +317,7 @@ def _problem(one: Given, gp: StateGP, parameters: Parameters, settings: RefinedS
     else:
         likelihood = rehearsed(one.likelihood, one.ode, gp)
     gamma = settings.tolerance * gp.slope_variance()
-    return Problem(one.ode.of_levels, gp, parameters, gamma, likelihood, known)
+    return Problem(one.ode.transformed, gp, parameters, gamma, likelihood, known)
 
 
 def _shared(fits: Fits) -> Shared:

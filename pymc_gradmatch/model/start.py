@@ -19,9 +19,9 @@ from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch._pymc import (
     EVALUATE_ONCE,
-    at_starts,
+    at_initial_values,
     at_support_points,
-    draws_of,
+    draw_values,
     gradient,
     in_numpy,
     normalize_size_param,
@@ -32,7 +32,7 @@ from pymc_gradmatch._pymc import (
 from pymc_gradmatch.arguments import in_order, is_distribution, is_registered
 from pymc_gradmatch.gp import AnyStateGP, StateGP, levels_of, states_of
 from pymc_gradmatch.model.priors import given_parents
-from pymc_gradmatch.ode import ODE, named
+from pymc_gradmatch.ode import ODE, as_namedtuple
 
 KNOWN_WIDTH = 0.01  # sigma
 KNOWN_WIDTH_OF_SCALE = 1e-3  # of what the data vary by, where sigma is random
@@ -168,7 +168,9 @@ class Start:
         """
         names = self.ode.states
         parameters = self.ode.named_params([*map(pt.as_tensor, theta)], pt.stack)
-        stand_ins = named("Start", names, (pt.scalar(name, dtype="float64") for name in names))
+        stand_ins = as_namedtuple(
+            "Start", names, (pt.scalar(name, dtype="float64") for name in names)
+        )
         written = {
             name: _scalar(function(parameters, stand_ins), name)
             for name, function in self.known.items()
@@ -247,7 +249,7 @@ class Start:
         x0 = states_of(levels, positive).copy()
         for k in of_hidden:
             with suppress(NotImplementedError):  # flat ones cannot be drawn from
-                [x0[:, k]] = draws_of([self.settled[self.ode.states[k]]], len(x0), rng)
+                [x0[:, k]] = draw_values([self.settled[self.ode.states[k]]], len(x0), rng)
         return levels_of(x0, positive)
 
     def filled(
@@ -390,7 +392,7 @@ def _at_rest(ode: ODE, word: str, t: float) -> Callable:
     if word != STEADY:
         msg = f"start is {word!r}; expected {STEADY!r}, or a mapping by state, {EXAMPLE}."
         raise ValueError(msg)
-    held = ode.held_at(t)
+    held = ode.at_fixed_time(t)
     rng, n_states = np.random.default_rng(0), len(ode.states)
     x, theta = (rng.lognormal(size=(4 * n_states + 9, n)) for n in (n_states, len(ode.params)))
     slopes = held.slopes(t, x, theta)
@@ -530,7 +532,7 @@ def start_in(model: pm.Model, ode: ODE, x: TensorVariable) -> Start:
             replaced = {x: at_start} | {model[n]: p for n, p in theta._asdict().items()}
             [graph] = clone_replace([entry], replaced)
             left = random_ancestors([graph])
-            return at_starts([graph], left, model.rvs_to_initial_values)[0]
+            return at_initial_values([graph], left, model.rvs_to_initial_values)[0]
 
         return function
 

@@ -10,7 +10,7 @@ import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch._pymc import beside, without_full_collections, without_traces
+from pymc_gradmatch._pymc import extendable_copy, without_traces, young_generation_gc
 from pymc_gradmatch.arguments import as_numbers
 from pymc_gradmatch.exact import Batch, Diagnostics, ExactPosterior, side_by_side
 from pymc_gradmatch.gp import Data, Experiment, StateGP, levels_name, refilled, whitened_name
@@ -51,7 +51,7 @@ class ExactFits:
     @one_at_a_time
     @on_one_thread
     @without_traces
-    @without_full_collections
+    @young_generation_gc
     def __call__(self, *data_sets: tuple) -> list[xr.Dataset | Exception]:
         """Fit data sets, tuples of times, observations and seed: draws, or the error, of each."""
         if not self._are_alike:
@@ -183,7 +183,7 @@ class ExactFits:
         )  # fmt: skip
         settings = {name: v for name, v in self.settings.items() if name not in GIVEN}
         given = {name: getattr(one, name) for name in GIVEN}
-        with beside(pm.Model.get_context(error_if_none=False)):
+        with extendable_copy(pm.Model.get_context(error_if_none=False)):
             first_given, scales = scales_of(self.ode, one, self.priors, number, rng)
             model = unfitted_model(
                 self.ode, t, one.y, priors=self.priors, settings=settings, number=number,

@@ -29,7 +29,7 @@ from pytensor.tensor import TensorConstant, TensorVariable
 from xarray import DataTree
 
 from pymc_gradmatch._pymc import nutpie_model
-from pymc_gradmatch.machine import Native, Writer, assembled, solved
+from pymc_gradmatch.machine import MachineCode, Writer, compile_llvm, solve_banded
 from pymc_gradmatch.model import density_of
 from pymc_gradmatch.sampling.coordinates import Arrow, Band, Coordinates, Split, monomials
 
@@ -119,9 +119,9 @@ _NOT_FINITE = 3
 
 
 @cache
-def stored_as_it_is() -> Native:
+def stored_as_it_is() -> MachineCode:
     """Return nutpie's map from q to what it stores."""
-    return assembled(_STORE, "store")
+    return compile_llvm(_STORE, "store")
 
 
 class Numbers(NamedTuple):
@@ -186,7 +186,7 @@ class NativeDensity:
     value go, and to the numbers; it returns not zero where there is no density.
     """
 
-    code: Native
+    code: MachineCode
     numbers: NDArray[np.float64]
     n: int
 
@@ -416,13 +416,13 @@ def _band(given: BandNumbers, split: Split) -> tuple[Callable, Callable]:
 
     def moved(q):
         shared, own = cut(q)
-        own = solved(given.scale * own, given.later, from_last=True)
+        own = solve_banded(given.scale * own, given.later, from_last=True)
         return joined(_times(given.shared, shared), own + _times(given.follow, shared))
 
     def back(slope):
         shared, own = cut(slope)
         followed = _times(given.follow_back, own)
-        own = solved(given.scale * own, given.earlier, from_last=False)
+        own = solve_banded(given.scale * own, given.earlier, from_last=False)
         return joined(_times(given.shared_back, shared) + followed, own)
 
     return moved, back

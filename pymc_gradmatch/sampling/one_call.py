@@ -17,11 +17,11 @@ from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch._pymc import (
-    beside,
-    draws_of,
-    start_at,
-    without_full_collections,
+    draw_values,
+    extendable_copy,
+    set_start,
     without_traces,
+    young_generation_gc,
 )
 from pymc_gradmatch.arguments import yielding
 from pymc_gradmatch.exact import (
@@ -149,7 +149,7 @@ class Fit(Verdict):
     @cached_property
     @on_one_thread
     @without_traces
-    @without_full_collections
+    @young_generation_gc
     def mode(self) -> dict[str, NDArray[np.float64]]:
         """The most probable point: parameters, x(t0), all else and the states, by name.
 
@@ -174,7 +174,7 @@ class Fit(Verdict):
         """
         exact, drawn = exact_model(self.solved), self.idata["posterior"].isel(chain=0, draw=0)
         for rv in exact.free_RVs:
-            start_at(rv, drawn[rv.name].to_numpy())
+            set_start(rv, drawn[rv.name].to_numpy())
         return exact
 
     def shown(self) -> tuple[str, list[pd.DataFrame]]:
@@ -254,7 +254,7 @@ class Fit(Verdict):
 @one_at_a_time
 @on_one_thread
 @without_traces
-@without_full_collections
+@young_generation_gc
 def fit(
     ode: ODE | None = None,
     t: ArrayLike | None = None,
@@ -418,7 +418,7 @@ def fit(
             raise TypeError(msg)
         given: dict[str, Any] = {"priors": priors, "progressbar": progressbar, **written}
         # Priors may be variables of a model on the stack, to which nothing is added.
-        on_stack = beside(pm.Model.get_context(error_if_none=False))
+        on_stack = extendable_copy(pm.Model.get_context(error_if_none=False))
         refined = partial(
             _beside, on_stack, build_model, ode, t, y, preset="refined",
             random_seed=rng.spawn(1)[0], **given, **settings,
@@ -501,7 +501,7 @@ def _fit(search: Exact, model: pm.Model, refined: Callable[[], pm.Model], stoppe
 
 def _beside(on_stack: pm.Model, write: Callable[..., pm.Model], *args, **given) -> pm.Model:
     """Write a model with the variables of another, which stays as it is."""
-    with beside(on_stack):
+    with extendable_copy(on_stack):
         return write(*args, **given)
 
 
@@ -543,12 +543,12 @@ def _is_hardly_narrower(before: Any, after: Any) -> Any:
 def _priors(free: list, rng) -> Iterator[tuple[TensorVariable, NDArray]]:
     """Draw variables from their priors, but for those of which there are no draws."""
     try:
-        draws = draws_of(free, N_PRIOR, rng) if free else []
+        draws = draw_values(free, N_PRIOR, rng) if free else []
         yield from zip(free, draws, strict=True)
     except NO_DRAWS:
         for rv in free:
             with suppress(*NO_DRAWS):
-                yield rv, draws_of([rv], N_PRIOR, rng)[0]
+                yield rv, draw_values([rv], N_PRIOR, rng)[0]
 
 
 def _width(draws: NDArray[np.float64]) -> NDArray[np.float64]:
