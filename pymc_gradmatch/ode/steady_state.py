@@ -34,7 +34,7 @@ SMALL_STATE = 1e-3  # of the size that a state had, below which relative errors 
 ROUNDING = 1e-13  # relative size of a move that is rounding
 
 
-@jitted(types.boolean(SETUP, types.float64, types.float64, *[reals] * 7))
+@jitted(types.boolean(SETUP, types.float64, types.float64, *[reals] * 6))
 def newton(setup, time, long_step, x, theta, absolute, matrix, memory, target):
     r"""Step from a solution to its steady state, by :math:`(I / \tau - J) \Delta = f`.
 
