@@ -1,10 +1,8 @@
-"""What PyMC, PyTensor and nutpie do not document and the package leans on, in one place.
+"""What the package uses of PyMC, PyTensor and nutpie that these do not document, in one place.
 
-And how graphs are compiled where PyTensor's default is not what is wanted.
-
-Where these libraries have a public function, it is used where it is needed.  What has none stands
-here, behind one name each, so that a new version of theirs changes this module alone.
-tests/test_pymc_internals.py says of each why it is needed and what to do when it breaks.
+Each stands behind one function or class here, so that a new version of these libraries changes
+this module alone.  tests/test_pymc_internals.py says why each is needed and what to do when it
+breaks.  Documented functions are used directly where they are needed.
 """
 
 import gc
@@ -21,21 +19,22 @@ import pytensor.tensor as pt
 from llvmlite.binding import add_symbol
 from numba import types
 from numpy.typing import ArrayLike, NDArray
-from pymc.backends.arviz import patch_nutpie_idata
-from pymc.distributions.dist_math import check_parameters
+from pymc.backends.arviz import patch_nutpie_idata as patch_nutpie_idata
+from pymc.distributions.dist_math import check_parameters as check_parameters
 from pymc.distributions.distribution import _support_point
-from pymc.distributions.shape_utils import change_dist_size, rv_size_is_none
+from pymc.distributions.shape_utils import change_dist_size as change_dist_size
+from pymc.distributions.shape_utils import rv_size_is_none as rv_size_is_none
 from pymc.initial_point import make_initial_point_expression, make_initial_point_fn
+from pymc.logprob.utils import ParameterValueError as ParameterValueError
 from pymc.logprob.utils import (
-    ParameterValueError,
     local_check_parameter_to_ninf_switch,
     local_remove_check_parameter,
 )
-from pymc.progress_bar import NutpieProgressBarManager
+from pymc.progress_bar import NutpieProgressBarManager as NutpieProgressBarManager
 from pymc.pytensorf import reseed_rngs
 from pymc.stats.convergence import log_warnings, run_convergence_checks
 from pymc.step_methods.arraystep import ArrayStepShared
-from pymc.step_methods.compound import StepMethodState
+from pymc.step_methods.compound import StepMethodState as StepMethodState
 from pytensor.compile import get_mode, optdb
 from pytensor.graph import Apply, Op
 from pytensor.graph.basic import Variable, equal_computations
@@ -47,75 +46,28 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorConstant, TensorVariable
 from pytensor.tensor.random.op import RandomVariable, RNGConsumerOp
 from pytensor.tensor.random.type import RandomType
-from pytensor.tensor.random.utils import normalize_size_param
+from pytensor.tensor.random.utils import normalize_size_param as normalize_size_param
 from pytensor.tensor.rewriting.basic import register_specialize
 from xarray import DataTree
 
-from pymc_gradmatch.numpy_graphs import Setting, in_numpy, without_traces
+from pymc_gradmatch.numpy_graphs import Setting as Setting
+from pymc_gradmatch.numpy_graphs import in_numpy as in_numpy
+from pymc_gradmatch.numpy_graphs import without_traces as without_traces
 
 if TYPE_CHECKING:
     from nutpie.compile_pymc import CompiledPyMCModel
 
-__all__ = [
-    "EVALUATE_ONCE",
-    "ArrayStep",
-    "NutpieProgressBarManager",
-    "ParameterValueError",
-    "Pattern",
-    "Setting",
-    "StepMethodState",
-    "as_written",
-    "at_starts",
-    "at_support_points",
-    "beside",
-    "change_dist_size",
-    "check_parameters",
-    "compile_starts",
-    "draws_of",
-    "external_function",
-    "factors",
-    "gradient",
-    "impossible_outside",
-    "in_numpy",
-    "is_drawn",
-    "is_generator",
-    "jax_function",
-    "label_dim",
-    "log_convergence",
-    "machine_code",
-    "normalize_size_param",
-    "numba_function",
-    "nutpie_model",
-    "patch_nutpie_idata",
-    "random_ancestors",
-    "random_parents",
-    "replaces",
-    "rv_size_is_none",
-    "start_at",
-    "starting_at",
-    "starts_by_itself",
-    "when_compiled_by_jax",
-    "when_compiled_by_numba",
-    "when_vectorized",
-    "with_equal_parameters",
-    "without_checks",
-    "without_full_collections",
-    "without_numbers",
-    "without_starts",
-    "without_traces",
-]
-
-# A graph that runs a handful of times: evaluated in Python, without rewriting it.
+# For graphs that are evaluated a few times: in Python, without rewriting.
 EVALUATE_ONCE = pytensor.Mode(linker="py", optimizer="None")
 
 
 class Starting:
-    """Mixed into the class of a distribution's op: density, transform and draws stay its own."""
+    """Mixin of the class of a distribution's op: it changes the support point alone."""
 
     start: Any = None
 
     def __reduce__(self):
-        # Its class is made at run time, so pickle would not find it.
+        # The class is made at run time: pickle cannot find it by name.
         return _blank, (type(self).__bases__[1],), vars(self)
 
 
@@ -130,71 +82,70 @@ def _blank(kind: type[Op]) -> Op:
 
 @_support_point.register(Starting)
 def _start(op, rv, *inputs):
-    if op.start is None:  # PyMC built the op anew, for another shape
+    if op.start is None:  # PyMC has made the op again, for another shape
         return _support_point.dispatch(type(op).__bases__[1])(op, rv, *inputs)
     start = pt.as_tensor(op.start)
     return start if start.type.shape == rv.type.shape else pt.broadcast_to(start, rv.shape)
 
 
-def starting_at(rv: TensorVariable, start: ArrayLike) -> TensorVariable:
-    """Return the same random variable with a support point of its own, which copies of it keep."""
+def with_start(rv: TensorVariable, start: ArrayLike) -> TensorVariable:
+    """Return the random variable with another support point, which copies of it keep."""
     node = rv.owner
     kind = type(node.op)
     op = _blank(kind.__bases__[1] if issubclass(kind, Starting) else kind)
     given = np.asarray(start)
-    is_known = None not in rv.type.shape  # not where a dim's length may change
+    is_known = None not in rv.type.shape  # a dim's length may change later
     at = np.broadcast_to(given, rv.type.shape) if is_known else given
     vars(op).update(vars(node.op), start=at)
     outputs = [output.clone() for output in node.outputs]
     return Apply(op, node.inputs, outputs).outputs[node.outputs.index(rv)]
 
 
-def start_at(rv: TensorVariable, start: ArrayLike):
-    """Let a random variable of a model start elsewhere, as :func:`starting_at` does, in place."""
-    rv.owner.op = starting_at(rv, start).owner.op
+def set_start(rv: TensorVariable, start: ArrayLike):
+    """Change the support point of a random variable in place, see :func:`with_start`."""
+    rv.owner.op = with_start(rv, start).owner.op
 
 
-def starts_by_itself(rv: TensorVariable) -> bool:
-    """Tell whether a variable was made by :func:`starting_at`."""
+def has_own_start(rv: TensorVariable) -> bool:
+    """Return whether a variable was made by :func:`with_start`."""
     return isinstance(rv.owner.op, Starting)
 
 
-_AS_WRITTEN = Setting(partial(pytensor.config.change_flags, numba__fastmath=False))
+_WITHOUT_FASTMATH = Setting(partial(pytensor.config.change_flags, numba__fastmath=False))
 
 
-def as_written() -> AbstractContextManager:
+def without_fastmath() -> AbstractContextManager:
     """Return a context in which PyTensor compiles sums in the order in which they are written.
 
-    By default LLVM may reorder sums and fuse products with them, and does so in another way
-    wherever it inlines a function.  Which of the resulting copies runs depends on what was
-    compiled in this process and what came from a cache, and so would the last digit.
+    By default LLVM may reorder sums and fuse products with them, differently wherever it inlines
+    a function.  The last digit would then depend on what else was compiled or came from a cache.
     """
-    return _AS_WRITTEN
+    return _WITHOUT_FASTMATH
 
 
 def without_starts(model: pm.Model) -> pm.Model:
-    """Return a view of a model without its initial values: PyMC copies no other."""
+    """Return a view of a model without initial values: PyMC cannot copy a model that has some."""
     view = object.__new__(type(model))
     vars(view).update(vars(model))
     view.rvs_to_initial_values = dict.fromkeys(model.rvs_to_initial_values)
     return view
 
 
-def beside(model: pm.Model | None, kind: type[pm.Model] = pm.Model) -> pm.Model:
-    """Return a model that has all that another has, and to which more is added without changing it.
+def extendable_copy(model: pm.Model | None, kind: type[pm.Model] = pm.Model) -> pm.Model:
+    """Return a copy of a model to which variables can be added without changing the original.
 
-    An empty one, in no other, where there is none.
+    An empty model if there is none.
     """
     if model is None:
         return kind(model=None)
     own = kind(model.name, check_bounds=model.check_bounds, model=None)
-    held = {n: part for n, part in vars(model).items() if isinstance(part, dict | list)}
-    vars(own).update({name: type(part)(part) for name, part in held.items()})
+    containers = {n: part for n, part in vars(model).items() if isinstance(part, dict | list)}
+    vars(own).update({name: type(part)(part) for name, part in containers.items()})
     return own
 
 
-def at_starts(graphs: Iterable, random: Sequence, initial_values: Mapping) -> list:
-    """Replace random variables by where they start: an initial value, or their support point."""
+def at_initial_values(graphs: Iterable, random: Sequence, initial_values: Mapping) -> list:
+    """Replace random variables by their initial values, or else by their support points."""
     starts = make_initial_point_expression(
         free_rvs=random, rvs_to_transforms={}, initval_strategies={**initial_values}
     )
@@ -203,29 +154,28 @@ def at_starts(graphs: Iterable, random: Sequence, initial_values: Mapping) -> li
 
 def at_support_points(graphs: Sequence) -> list:
     """Replace all random variables by the support points of their distributions."""
-    return at_starts(graphs, random_ancestors(graphs), {})
+    return at_initial_values(graphs, random_ancestors(graphs), {})
 
 
 def compile_starts(model: pm.Model, drawn: Iterable[str]) -> Callable[[int], dict[str, NDArray]]:
-    """Return a function of a seed that draws some variables, by name, and starts the others.
+    """Return a function of a seed: prior draws of some variables, initial values of the others.
 
-    Its values are unconstrained, in the order of the model's free variables.
+    The values are unconstrained, in the order of the model's free variables.
     """
     return make_initial_point_fn(model=model, overrides=dict.fromkeys(drawn, "prior"))
 
 
-def spreading(model: pm.Model, given: Sequence) -> set:
-    """Return what has a bound, and moves given graphs by the prior of other variables alone.
+def hierarchical_scales(model: pm.Model, given: Sequence) -> set:
+    """Return bounded variables that graphs depend on through priors of other variables alone.
 
-    Such as the spread of a population: the joint mode of it and its members is where these are all
-    the same.
+    Such as the spread of a population, which is zero at the joint mode with its members.
     """
-    moving = set(ancestors(given, blockers=model.free_RVs))
-    return {rv for rv in set(ancestors(given)) - moving if model.rvs_to_transforms.get(rv)}
+    direct = set(ancestors(given, blockers=model.free_RVs))
+    return {rv for rv in set(ancestors(given)) - direct if model.rvs_to_transforms.get(rv)}
 
 
 def with_equal_parameters(rv: TensorVariable) -> TensorVariable:
-    """Return the same random variable with its parameters broadcast, so that it vectorizes."""
+    """Return the random variable with its parameters broadcast, so that it can be vectorized."""
     node = rv.owner
     if not isinstance(node.op, RandomVariable) or node.op.ndim_supp:
         return rv
@@ -235,17 +185,17 @@ def with_equal_parameters(rv: TensorVariable) -> TensorVariable:
 
 
 def is_generator(variable: Variable) -> bool:
-    """Tell whether a variable is a generator of random numbers."""
+    """Return whether a variable is a generator of random numbers."""
     return isinstance(variable.type, RandomType)
 
 
 def parameters_of(node: Apply) -> Sequence[Variable]:
-    """Return the parameters of a distribution, none of what is no such."""
+    """Return the parameters of a distribution; none for other nodes."""
     return node.op.dist_params(node) if isinstance(node.op, RandomVariable) else ()
 
 
-def is_drawn(variable: Variable) -> bool:
-    """Tell whether a variable is random itself, not computed from what is."""
+def is_random_variable(variable: Variable) -> bool:
+    """Return whether a variable is random itself, not computed from random variables."""
     return (
         variable.owner is not None
         and isinstance(variable.owner.op, RNGConsumerOp)
@@ -254,94 +204,89 @@ def is_drawn(variable: Variable) -> bool:
 
 
 def random_ancestors(graphs: Sequence, known: Collection = ()) -> list:
-    """Return the random variables that graphs depend on, up to known ones and without these."""
+    """Return the random variables that graphs depend on, up to known ones and without them."""
     return [
         variable
         for variable in ancestors(graphs, blockers=known)
-        if is_drawn(variable) and variable not in known
+        if is_random_variable(variable) and variable not in known
     ]
 
 
 def random_parents(rv: TensorVariable, known: Collection = ()) -> list:
-    """Return the random variables that a distribution's density depends on, but for known ones.
+    """Return the random variables that a distribution's density depends on, without known ones.
 
-    The components of a mixture are none: the density is written by theirs.
+    Components of a mixture are not among them: their densities are part of its density.
     """
     if not random_ancestors(rv.owner.inputs, known):
         return []
     return random_ancestors([pm.logp(rv, rv.type(), warn_rvs=False)], known)
 
 
-def draws_of(graphs: Sequence, n: int, rng: np.random.Generator) -> list[NDArray]:
-    """Draw graphs of random variables so many times; see :func:`drawing`."""
-    return drawing(graphs, n)(rng)
+def draw_values(graphs: Sequence, n: int, rng: np.random.Generator) -> list[NDArray]:
+    """Return n draws of graphs of random variables; see :func:`compile_draws`."""
+    return compile_draws(graphs, n)(rng)
 
 
-def drawing(graphs: Sequence, n: int) -> Callable[[np.random.Generator], list[NDArray]]:
-    """Return a function that draws graphs of random variables so many times.
+def compile_draws(graphs: Sequence, n: int) -> Callable[[np.random.Generator], list[NDArray]]:
+    """Return a function of a generator that draws graphs of random variables n times.
 
-    At once, if none depends on another.
+    All at once, if no random variable depends on another.
     """
-    random, times = random_ancestors(graphs), n
+    random, n_calls = random_ancestors(graphs), n
     if not any(random_ancestors(variable.owner.inputs) for variable in random):
-        together = {variable: change_dist_size(variable, (n,), expand=True) for variable in random}
-        graphs, times = vectorize_graph([*graphs], together), 1
+        many = {variable: change_dist_size(variable, (n,), expand=True) for variable in random}
+        graphs, n_calls = vectorize_graph([*graphs], many), 1
     draw, updates = pm.compile(
         [], [*graphs], random_seed=False, mode=EVALUATE_ONCE, return_updates=True
     )
 
     def draw_all(rng: np.random.Generator) -> list[NDArray]:
         reseed_rngs([*updates], rng.integers(2**30, dtype=np.int64))
-        each = [draw() for _ in range(times)]
-        return each[0] if times == 1 else [np.stack(v) for v in zip(*each, strict=True)]
+        each = [draw() for _ in range(n_calls)]
+        return each[0] if n_calls == 1 else [np.stack(v) for v in zip(*each, strict=True)]
 
     return draw_all
 
 
 def gradient(scalar: Any, wrt: Any) -> Any:
-    """Differentiate a graph; by what it does not depend on its derivative is zero."""
+    """Differentiate a graph; the derivative by a variable that it does not depend on is zero."""
     return pytensor.grad(scalar, wrt, disconnected_inputs="ignore")
 
 
-def without_numbers(graphs: Sequence) -> tuple[list, list, list[NDArray]]:
-    """Return graphs with their floating-point constants as inputs, these, and the constants."""
-    constants = [v for v in ancestors(graphs) if isinstance(v, TensorConstant)]
-    constants = [constant for constant in constants if constant.type.dtype == "float64"]
-    inputs = [constant.type() for constant in constants]
-    replaced: Any = graph_replace(graphs, [*zip(constants, inputs, strict=True)])
-    return replaced, inputs, [constant.data for constant in constants]
+class GraphTemplate:
+    """Graphs with their constants as further inputs: equal if they differ in constants alone.
 
-
-class Pattern:
-    """Graphs of some inputs, equal to all others that differ from them in numbers alone.
-
-    So what is compiled for one, as a function of its :attr:`numbers` too, serves for others;
-    :attr:`values` are those of the numbers.
+    A function compiled of :attr:`inputs` and :attr:`numbers` serves for all equal ones;
+    :attr:`values` are the numbers of this one.
     """
 
     def __init__(self, inputs: Sequence, outputs: Sequence):
         self.inputs = inputs
-        self.outputs, self.numbers, self.values = without_numbers(outputs)
+        constants = [v for v in ancestors(outputs) if isinstance(v, TensorConstant)]
+        constants = [constant for constant in constants if constant.type.dtype == "float64"]
+        self.numbers = [constant.type() for constant in constants]
+        self.values = [constant.data for constant in constants]
+        self.outputs: Any = graph_replace(outputs, [*zip(constants, self.numbers, strict=True)])
 
     def __hash__(self) -> int:
         return hash((len(self.inputs), len(self.numbers)))
 
     def __eq__(self, other) -> bool:
-        ours, theirs = ([*pattern.inputs, *pattern.numbers] for pattern in (self, other))
+        ours, theirs = ([*graphs.inputs, *graphs.numbers] for graphs in (self, other))
         return [v.type for v in ours] == [v.type for v in theirs] and equal_computations(
             self.outputs, other.outputs, in_xs=ours, in_ys=theirs
         )
 
 
-def impossible_outside(log_density: Any) -> Any:
-    """Return a log density that is minus infinity where ``check_parameters`` would raise."""
+def minus_inf_if_invalid(log_density: Any) -> Any:
+    """Return a log density that is minus infinity where ``check_parameters`` raises."""
     return rewrite_graph(
         log_density, include=("canonicalize", local_check_parameter_to_ninf_switch.__name__)
     )
 
 
 def without_checks(log_density: Any) -> Any:
-    """Return a log density that is anything at all where ``check_parameters`` would raise."""
+    """Return a log density without ``check_parameters``; where it raises, any value comes out."""
     return rewrite_graph(
         log_density, include=("canonicalize", local_remove_check_parameter.__name__)
     )
@@ -352,22 +297,22 @@ def label_dim(model: pm.Model, dim: str, labels: Iterable):
     model.coords[dim] = tuple(labels)
 
 
-def factors(cov: pm.gp.cov.Combination) -> list:
+def kernel_parts(cov: pm.gp.cov.Combination) -> list:
     """Return the terms of a sum of kernels, or the factors of a product."""
     return cov._factor_list
 
 
-def machine_code(function: Any) -> Callable:
+def numba_code(function: Any) -> Callable:
     """Return the function that numba made of a graph compiled with ``mode="NUMBA"``."""
     return function.vm.jit_fn
 
 
-def when_vectorized(kind: type[Op]) -> Callable:
-    """Decorate what PyTensor calls for an operation whose inputs get more axes in front."""
+def register_vectorized(kind: type[Op]) -> Callable:
+    """Decorate the function that PyTensor calls to vectorize an operation."""
     return _vectorize_node.register(kind)
 
 
-def replaces(kind: type[Op]) -> Callable:
+def register_replacement(kind: type[Op]) -> Callable:
     """Decorate a rewrite of nodes of an operation, which returns their replacements or None."""
 
     def registered(function: Callable) -> Callable:
@@ -378,46 +323,56 @@ def replaces(kind: type[Op]) -> Callable:
     return registered
 
 
-class _Registering(GraphRewriter):
-    """Tells numba or JAX of an operation once a graph with it is compiled: they are large."""
+class _RegisterWhenNeeded(GraphRewriter):
+    """Registers an operation with numba or JAX when a graph with it is compiled.
+
+    Importing their dispatch takes half a second.
+    """
 
     def __init__(self, kind: type[Op], register: Callable[[], None]):
-        self.kind, self.register, self.is_done = kind, register, False
+        self.kind, self.register, self.is_registered = kind, register, False
 
     def apply(self, fgraph):
-        if not self.is_done and any(isinstance(node.op, self.kind) for node in fgraph.apply_nodes):
+        if not self.is_registered and any(
+            isinstance(node.op, self.kind) for node in fgraph.apply_nodes
+        ):
             self.register()
-            self.is_done = True
+            self.is_registered = True
 
 
-def when_compiled_by_numba(kind: type[Op]) -> Callable:
+def _register_when_needed(backend: str, kind: type[Op], register: Callable[[], None]):
+    rewriter = _RegisterWhenNeeded(kind, register)
+    optdb.register(f"{kind.__name__}_in_{backend}", rewriter, backend, position=0)
+
+
+def register_for_numba(kind: type[Op]) -> Callable:
     """Decorate what returns numba's function of an operation, and a name for its cache."""
-    return partial(_when_compiled, "numba", kind, register_in_numba)
+
+    def decorate(function: Callable) -> Callable:
+        def register():
+            from pytensor.link.numba.dispatch.basic import register_funcify_and_cache_key
+
+            register_funcify_and_cache_key(kind)(function)
+
+        _register_when_needed("numba", kind, register)
+        return function
+
+    return decorate
 
 
-def when_compiled_by_jax(kind: type[Op]) -> Callable:
+def register_for_jax(kind: type[Op]) -> Callable:
     """Decorate what returns JAX's function of an operation."""
-    return partial(_when_compiled, "jax", kind, register_in_jax)
 
+    def decorate(function: Callable) -> Callable:
+        def register():
+            from pytensor.link.jax.dispatch import jax_funcify
 
-def _when_compiled(by: str, kind: type[Op], register: Callable, function: Callable) -> Callable:
-    rewriter = _Registering(kind, partial(register, kind, function))
-    optdb.register(f"{kind.__name__}_in_{by}", rewriter, by, position=0)
-    return function
+            jax_funcify.register(kind)(function)
 
+        _register_when_needed("jax", kind, register)
+        return function
 
-def register_in_numba(kind: type[Op], function: Callable):
-    """Tell numba what the function of an operation is, at once."""
-    from pytensor.link.numba.dispatch.basic import register_funcify_and_cache_key
-
-    register_funcify_and_cache_key(kind)(function)
-
-
-def register_in_jax(kind: type[Op], function: Callable):
-    """Tell JAX what the function of an operation is, at once."""
-    from pytensor.link.jax.dispatch import jax_funcify
-
-    jax_funcify.register(kind)(function)
+    return decorate
 
 
 def jax_function(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> Callable:
@@ -437,9 +392,9 @@ def numba_function(function: Callable) -> Callable:
 
 
 def external_function(name: str, address: int, n_pointers: int) -> Any:
-    """Return machine code for numba, which finds it by its name: so what calls it can be cached.
+    """Return machine code for numba, which finds it by name, so that callers can be cached.
 
-    It takes a whole number and so many pointers, and returns nothing.
+    Its arguments are an integer and ``n_pointers`` pointers; it returns nothing.
     """
     add_symbol(name, address)
     pointers = [types.voidptr] * n_pointers
@@ -447,7 +402,7 @@ def external_function(name: str, address: int, n_pointers: int) -> Any:
 
 
 class ArrayStep(ArrayStepShared):
-    """A step on one vector of values, ``astep``, which shows of itself what Metropolis does."""
+    """A step method on one vector of values, ``astep``, with the progress bar of Metropolis."""
 
     @staticmethod
     def _progressbar_config(n_chains: int = 1):
@@ -461,11 +416,11 @@ class ArrayStep(ArrayStepShared):
 def nutpie_model(
     name: str, density: Any, identity: Any, numbers: NDArray, *, start: Callable, n: int
 ) -> "CompiledPyMCModel":
-    """Return a model of one vector, of a name and of length n, for :func:`nutpie.sample`.
+    """Return a model of one vector, with a name and of length n, for :func:`nutpie.sample`.
 
     ``density`` and ``identity`` have the ``address`` of a C function: the log density with its
-    gradient, and what is stored of a vector, which is the vector itself; both are given
-    ``numbers`` beside it.  ``start`` maps a seed to a vector.
+    gradient, and what is stored of a vector, which is the vector itself.  Both also get
+    ``numbers``.  ``start`` maps a seed to a vector.
     """
     from nutpie.compile_pymc import CompiledPyMCModel
 
@@ -490,12 +445,12 @@ def nutpie_model(
 
 
 def log_convergence(idata: DataTree, model: pm.Model):
-    """Log what PyMC finds wrong with draws: divergences, R-hat, too few effective draws."""
+    """Log PyMC's convergence warnings: divergences, R-hat, few effective draws."""
     log_warnings(run_convergence_checks(idata, model))
 
 
 @contextmanager
-def _young_garbage_alone() -> Iterator[None]:
+def _young_generation_gc() -> Iterator[None]:
     youngest, young, old = gc.get_threshold()
     gc.set_threshold(youngest, young, 2**30)
     try:
@@ -504,6 +459,6 @@ def _young_garbage_alone() -> Iterator[None]:
         gc.set_threshold(youngest, young, old)
 
 
-# Python looks for its old garbage afterwards: graphs and compilers make so many objects that all
-# which a process has imported is looked through again and again, a tenth to a fifth of gm.fit.
-without_full_collections = Setting(_young_garbage_alone)
+# Collections of the old generation are postponed: graphs and compilers make so many objects that
+# Python would search all imported ones again and again, a tenth to a fifth of the time of gm.fit.
+young_generation_gc = Setting(_young_generation_gc)

@@ -14,7 +14,7 @@ import xarray as xr
 from numpy.typing import NDArray
 from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch._pymc import is_drawn, is_generator
+from pymc_gradmatch._pymc import is_generator, is_random_variable
 
 DRAW_DIMS = {"chain": "a dim of draws in ArviZ", "draw": "a dim of draws in ArviZ"}
 RESERVED = DRAW_DIMS | {
@@ -188,7 +188,7 @@ def check_share(**shares: Any):
 
 def is_distribution(variable) -> bool:
     """Return whether a variable is random, in a model or not."""
-    return isinstance(variable, TensorVariable) and is_drawn(variable)
+    return isinstance(variable, TensorVariable) and is_random_variable(variable)
 
 
 def is_registered(variable, model: pm.Model | None) -> bool:

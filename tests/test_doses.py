@@ -41,7 +41,7 @@ def test_solutions_with_repeated_doses_are_the_closed_form(ode, t):
     dosed = ode.with_inputs(SCHEDULE)
     expected = bolus(t, 50.0, 0.2)
     np.testing.assert_allclose(dosed.solve(t, [50.0], [0.2])[:, 0], expected, rtol=1e-6)
-    levels = dosed.of_levels
+    levels = dosed.transformed
     start = [[np.log(50.0) if ode.positive else 50.0]] * 2
     found = Solver(levels.equations(), t)(start, [[0.2], [0.3]]).x[0, :, 0]
     np.testing.assert_allclose(np.exp(found) if ode.positive else found, expected, rtol=1e-8)

@@ -377,7 +377,7 @@ def test_what_takes_many_steps_is_as_likely_as_it_is(rng):
 
 @pytest.mark.slow
 def test_the_verdict_reports_draws_that_run_out_of_steps(rng, monkeypatch):
-    monkeypatch.setattr(solving, "MOST_STEPS", 500)
+    monkeypatch.setattr(solving, "MAX_STEPS", 500)
     fit = fit_of_swing(rng, 500)
     assert not fit.is_exact
     assert "of the solutions of draws of the prior were out of steps" in fit.verdict

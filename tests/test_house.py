@@ -193,13 +193,13 @@ def test_no_private_attribute_of_what_is_made_elsewhere_is_used(module):
 
 
 def compiled_otherwise(source):
-    """Return the calls that compile to machine code, but not within ``as_written()``."""
+    """Return the calls that compile to machine code, but not within ``without_fastmath()``."""
     nodes = [*ast.walk(ast.parse(source))]
     within = {
         inner
         for node in nodes
         if isinstance(node, ast.With)
-        and "as_written()" in [ast.unparse(item.context_expr) for item in node.items]
+        and "without_fastmath()" in [ast.unparse(item.context_expr) for item in node.items]
         for inner in ast.walk(node)
     }
     return [
@@ -218,13 +218,13 @@ def test_what_becomes_machine_code_is_compiled_as_written(module):
 
 
 def test_what_is_compiled_otherwise_is_found():
-    """Assert it of each place of the package, were it not ``as_written()``."""
+    """Assert it of each place of the package, were it not ``without_fastmath()``."""
     sources = [path.read_text("utf-8") for path in MODULES.values()]
-    sources = [source for source in sources if " as_written():" in source]
+    sources = [source for source in sources if " without_fastmath():" in source]
     assert sources
     for source in sources:
-        found = compiled_otherwise(source.replace(" as_written():", " nullcontext():"))
-        assert len(found) >= source.count(" as_written():")
+        found = compiled_otherwise(source.replace(" without_fastmath():", " nullcontext():"))
+        assert len(found) >= source.count(" without_fastmath():")
 
 
 def test_public_names_are_all_that_is_seen():

@@ -14,7 +14,7 @@ from pytensor.conditional.op import ifelse
 from pytensor.graph.rewriting.utils import rewrite_graph
 
 from pymc_gradmatch import numpy_graphs
-from pymc_gradmatch._pymc import in_numpy, without_full_collections
+from pymc_gradmatch._pymc import in_numpy, young_generation_gc
 
 
 def matrices(n):
@@ -134,7 +134,7 @@ def test_no_full_garbage_collection_in_a_decorated_function():
         raise ValueError(len(many))
 
     with pytest.raises(ValueError, match="1000000"):
-        without_full_collections(make)()
+        young_generation_gc(make)()
     assert set(generations) == {0, 1}
     assert gc.get_threshold() == before
     with pytest.raises(ValueError, match="1000000"):

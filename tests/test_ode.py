@@ -185,7 +185,7 @@ def test_unusable_names_are_refused(states, params, message):
         (([1.0, 0.0], [1.0, 0.0], [2.0]), r"strictly increasing"),
         (
             ([0.0, 1.0], np.ones((2, 2)), np.ones((3, 1))),
-            r"shapes .*; expected as many draws",
+            r"shapes .*; expected the same number of draws",
         ),
     ],
 )
@@ -264,7 +264,7 @@ MACHINE = {
             "feed": gm.Input([0.0, 1.2], [1.0, 3.0], kind="previous"),
         }
     ),
-    "logarithms": gm.ODE(kinetics, ["a", "b"], ["k"], positive=["a"]).of_levels,
+    "logarithms": gm.ODE(kinetics, ["a", "b"], ["k"], positive=["a"]).transformed,
 }
 
 

@@ -70,15 +70,15 @@ def test_solutions_are_those_of_the_equations_in_natural_units():
     expected = PLAIN.solve(t, x0, THETA)
     for ode in (NATURAL, HALF):
         np.testing.assert_allclose(ode.solve(t, x0, THETA), expected, rtol=1e-5)
-    logs = Solver(NATURAL.of_levels.equations(), t)([np.log(x0)], [THETA]).x[0]
+    logs = Solver(NATURAL.transformed.equations(), t)([np.log(x0)], [THETA]).x[0]
     np.testing.assert_allclose(np.exp(logs), expected, rtol=1e-5)
 
 
 def test_the_chain_rule_is_what_one_writes_by_hand(fast_compile):
     t, logs = np.arange(4.0), np.random.default_rng(1).normal(2, 1, (4, 2))
-    by_rule = NATURAL.of_levels(t, logs, THETA).eval()
+    by_rule = NATURAL.transformed(t, logs, THETA).eval()
     np.testing.assert_allclose(by_rule, LOGS(t, logs, THETA).eval(), rtol=1e-10)
-    mixed = HALF.of_levels(t, np.stack([np.exp(logs[:, 0]), logs[:, 1]], axis=1), THETA).eval()
+    mixed = HALF.transformed(t, np.stack([np.exp(logs[:, 0]), logs[:, 1]], axis=1), THETA).eval()
     np.testing.assert_allclose(mixed[:, 0], by_rule[:, 0] * np.exp(logs[:, 0]), rtol=1e-10)
     np.testing.assert_allclose(mixed[:, 1], by_rule[:, 1], rtol=1e-10)
 

@@ -16,7 +16,7 @@ import pymc_gradmatch as gm
 from benchmarks import fuzz
 from benchmarks.paper import results, study, systems
 from benchmarks.paper.methods import METHODS, QUICK, Draws
-from pymc_gradmatch._pymc import starting_at
+from pymc_gradmatch._pymc import with_start
 from pymc_gradmatch.model import constraints
 from pymc_gradmatch.model.gauss_newton import Mode, Problem, Theorem1
 from pymc_gradmatch.model.priors import parameters_of
@@ -88,7 +88,7 @@ PRIORS = {
 @pytest.mark.parametrize("make", PRIORS.values(), ids=PRIORS)
 def test_a_prior_with_a_start_differs_in_its_start_alone(make):
     models = [pm.Model(), pm.Model()]
-    for model, prior in zip(models, (make(), starting_at(make(), 0.7)), strict=True):
+    for model, prior in zip(models, (make(), with_start(make(), 0.7)), strict=True):
         model.register_rv(prior, "rate")
     plain, started = models
     assert plain.str_repr() == started.str_repr()
@@ -103,7 +103,7 @@ def test_a_prior_with_a_start_differs_in_its_start_alone(make):
 
 
 def test_starts_survive_a_second_start_and_plain_pickle():
-    prior = starting_at(starting_at(pm.HalfNormal.dist(1), 0.7), 0.3)
+    prior = with_start(with_start(pm.HalfNormal.dist(1), 0.7), 0.3)
     op = pickle.loads(pickle.dumps(prior.owner.op))
     assert op == prior.owner.op
     assert op.start == 0.3
@@ -112,7 +112,7 @@ def test_starts_survive_a_second_start_and_plain_pickle():
 @pytest.mark.parametrize("make", PRIORS.values(), ids=PRIORS)
 def test_a_prior_with_a_start_takes_another_shape(make):
     with pm.Model() as model:
-        model.register_rv(change_dist_size(starting_at(make(), 0.7), (3,)), "rates")
+        model.register_rv(change_dist_size(with_start(make(), 0.7), (3,)), "rates")
     assert [np.shape(value) for value in model.initial_point().values()] == [(3,)]
 
 

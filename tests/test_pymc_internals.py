@@ -209,7 +209,7 @@ def test_where_a_test_fails_it_says_why_the_internal_is_needed():
 @leans_on("pymc.distributions.distribution._support_point")
 def test_a_start_of_the_variable_itself_is_kept_by_copies_of_a_model():
     with pm.Model() as model:
-        model.register_rv(_pymc.starting_at(pm.HalfNormal.dist(1), 0.7), "x")
+        model.register_rv(_pymc.with_start(pm.HalfNormal.dist(1), 0.7), "x")
         pm.Normal("z")
     copied = pm.do(model, {"z": 1.0})
     assert copied.initial_point()["x_log__"] == pytest.approx(np.log(0.7))
@@ -217,7 +217,7 @@ def test_a_start_of_the_variable_itself_is_kept_by_copies_of_a_model():
 
 @leans_on("pymc.pytensorf.reseed_rngs")
 def test_what_is_compiled_once_can_be_drawn_with_any_seed():
-    draw = _pymc.drawing([pm.Normal.dist()], 3)
+    draw = _pymc.compile_draws([pm.Normal.dist()], 3)
     [first], [again], [other] = (draw(np.random.default_rng(seed)) for seed in (1, 1, 2))
     assert np.array_equal(first, again)
     assert not np.isclose(first, other).any()
@@ -251,7 +251,7 @@ def test_variables_in_no_model_are_replaced_by_where_they_start():
     scale = pm.HalfNormal.dist(2.0)
     x = pm.Normal.dist(scale, 1.0)
     for initial_values, expected in [({}, 4.0), ({scale: 0.5}, 1.0)]:
-        [there] = _pymc.at_starts([2 * x], [scale, x], initial_values)
+        [there] = _pymc.at_initial_values([2 * x], [scale, x], initial_values)
         assert there.eval(mode=EVALUATE_ONCE) == expected
 
 
@@ -283,7 +283,7 @@ def test_a_density_that_does_not_exist_says_why_and_samplers_see_minus_infinity(
 def test_one_draw_outside_of_the_domain_does_not_raise():
     value = pt.scalar("value")
     density = _pymc.check_parameters(value, value > 0, msg="value > 0")
-    evaluate = _pymc.impossible_outside(density)
+    evaluate = _pymc.minus_inf_if_invalid(density)
     assert evaluate.eval({value: -1.0}, mode=EVALUATE_ONCE) == -np.inf
     assert evaluate.eval({value: 2.0}, mode=EVALUATE_ONCE) == 2.0
 
@@ -315,9 +315,9 @@ def test_draws_at_once_are_draws(rng):
     mixture = pm.Mixture.dist([0.5, 0.5], [pm.Normal.dist(-9.0), pm.Normal.dist(9.0)])
     several = pm.Normal.dist([0.0, 5.0, 10.0])
     for draws in (
-        _pymc.draws_of([vector, pm.Normal.dist(0, 9), pt.log(pt.exp(several))], 400, rng),
-        _pymc.draws_of([vector, mixture, several], 400, rng),
-        _pymc.draws_of([vector, mixture, pm.Normal.dist(several)], 400, rng),
+        _pymc.draw_values([vector, pm.Normal.dist(0, 9), pt.log(pt.exp(several))], 400, rng),
+        _pymc.draw_values([vector, mixture, several], 400, rng),
+        _pymc.draw_values([vector, mixture, pm.Normal.dist(several)], 400, rng),
     ):
         assert [draw.shape for draw in draws] == [(400, 2), (400,), (400, 3)]
         assert draws[0].std(axis=0) == pytest.approx([0.1, 2.0], rel=0.2)
@@ -336,7 +336,7 @@ def test_what_is_drawn_is_told_from_what_it_is_drawn_with():
     assert {x, walk} <= set(_pymc.random_ancestors([walk.sum()]))
     assert _pymc.random_ancestors([walk.sum()], known=[walk]) == []
     with pm.Model(coords={"state": ["prey"]}):
-        assert _pymc.is_drawn(dims.Normal("x", dims="state"))
+        assert _pymc.is_random_variable(dims.Normal("x", dims="state"))
 
 
 @leans_on("pytensor.tensor.random.op.RandomVariable")
@@ -354,8 +354,8 @@ def test_draws_vectorize_whichever_parameter_differs():
 @leans_on("pymc.gp.cov.Combination._factor_list")
 def test_a_sum_or_product_of_kernels_has_parts():
     one, other = pm.gp.cov.ExpQuad(1, ls=1.0), pm.gp.cov.Constant(2.0)
-    assert _pymc.factors(one + other) == [one, other]
-    assert _pymc.factors(3.0 * one) == [one, 3.0]
+    assert _pymc.kernel_parts(one + other) == [one, other]
+    assert _pymc.kernel_parts(3.0 * one) == [one, 3.0]
 
 
 @dataclass(kw_only=True)
@@ -413,7 +413,7 @@ def test_a_step_shows_its_acceptance_and_scaling():
 @leans_on("pytensor.function.vm.jit_fn")
 def test_machine_code_calls_a_compiled_graph():
     x = pt.vector("x", dtype="float64", shape=(2,))
-    total = _pymc.machine_code(pytensor.function([x], [x.sum(), 2 * x], mode="NUMBA"))
+    total = _pymc.numba_code(pytensor.function([x], [x.sum(), 2 * x], mode="NUMBA"))
 
     @numba.njit
     def called(q):
@@ -437,7 +437,7 @@ def test_numba_knows_an_operation_once_it_is_compiled():
         def perform(self, node, inputs, outputs):
             pytest.fail("in Python")
 
-    @_pymc.when_compiled_by_numba(Twice)
+    @_pymc.register_for_numba(Twice)
     def in_numba(op, node, **kwargs):
         @_pymc.numba_function
         def twice(x):
@@ -466,7 +466,7 @@ def test_jax_knows_an_operation_once_it_is_compiled_also_by_pymc():
 
     x = pt.vector("x", dtype="float64")
     function = _pymc.jax_function([x], [3 * x])
-    _pymc.when_compiled_by_jax(Thrice)(lambda op, node, **kwargs: lambda x: function(x)[0])
+    _pymc.register_for_jax(Thrice)(lambda op, node, **kwargs: lambda x: function(x)[0])
     for compiled in (
         pytensor.function([x], [Thrice()(x)], mode="JAX"),
         get_jaxified_graph([x], [Thrice()(x)]),
@@ -485,7 +485,7 @@ def test_an_operation_says_what_it_does_with_more_axes():
         def perform(self, node, inputs, outputs):
             pytest.fail("for each draw")
 
-    _pymc.when_vectorized(Total)(lambda op, node, x: [x.sum(axis=-1)])
+    _pymc.register_vectorized(Total)(lambda op, node, x: [x.sum(axis=-1)])
     x, many = pt.vector("x", dtype="float64"), pt.matrix("many", dtype="float64")
     total = vectorize_graph(Total()(x), {x: many})
     np.testing.assert_array_equal(total.eval({many: np.ones((2, 3))}), [3.0, 3.0])
@@ -505,7 +505,7 @@ def test_nodes_are_replaced_where_graphs_are_compiled():
         def perform(self, node, inputs, outputs):
             pytest.fail("not replaced")
 
-    _pymc.replaces(Half)(lambda fgraph, node: [0.5 * node.inputs[0]])
+    _pymc.register_replacement(Half)(lambda fgraph, node: [0.5 * node.inputs[0]])
     x = pt.vector("x", dtype="float64")
     for mode in ("FAST_RUN", "NUMBA"):
         assert pytensor.function([x], Half()(x), mode=mode)([2.0]) == [1.0]

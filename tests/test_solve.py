@@ -14,6 +14,7 @@ from benchmarks.cases import ACCURACY, BREADTH
 from benchmarks.paper import systems
 from pymc_gradmatch.ode import Solver, explicit, implicit
 from pymc_gradmatch.ode import solve as solving
+from pymc_gradmatch.ode.solver_data import setup_at
 
 
 def _robertson(t, x, theta):
@@ -176,8 +177,8 @@ def test_a_stiff_forced_decay_follows_its_known_solution(tracking):
     np.testing.assert_allclose(solution[:, 1:], np.tile(np.cos(t[1:]), (4, 1)), atol=1e-8)
 
 
-def test_a_stiff_state_is_seen_beside_larger_ones_and_follows_its_known_solution():
-    """Assert it of one of size 1e-14 with the fastest rate, beside two of 1e5: linear equations."""
+def test_a_small_stiff_state_among_larger_ones_follows_its_known_solution():
+    """Assert it of one of size 1e-14 with the fastest rate and two of 1e5, of linear equations."""
     ode = gm.ODE(
         lambda t, x, theta: [
             -0.1 * x.slow,
@@ -222,7 +223,7 @@ def _step(width, slope):
 @njit
 def _implicit_step(plan, width, x, jacobian, theta, absolute, memory, after):
     return implicit.implicit_step(
-        plan.ctypes, 0.0, width, x.ctypes, jacobian.ctypes, theta.ctypes, absolute.ctypes,
+        setup_at(plan.ctypes), 0.0, width, x.ctypes, jacobian.ctypes, theta.ctypes, absolute.ctypes,
         memory.ctypes, after.ctypes,
     )  # fmt: skip
 
@@ -239,7 +240,7 @@ def test_the_implicit_step_has_order_nine_whatever_the_jacobian(slope):
     assert 2**9 < wide / narrow < 2**11
 
 
-def test_steps_of_stiff_draws_know_the_jacobian_and_that_it_is_zero_where_there_is_none():
+def test_the_jacobian_of_stiff_steps_is_zero_where_it_is_not_finite():
     ode = gm.ODE(
         lambda t, x, theta: [theta.k * x.a * x.b, pm.math.sqrt(x.a - 1) * theta.k],
         ["a", "b"],
@@ -266,7 +267,7 @@ def test_a_draw_in_a_mixed_batch_is_the_same_as_alone(rng):
     np.testing.assert_allclose(together, alone, rtol=0, atol=1e-8)
 
 
-def test_stiff_draws_change_the_road_early_and_the_others_never(rng):
+def test_stiff_draws_switch_to_the_implicit_method_early_and_others_never(rng):
     case = CASES["Robertson"]
     x0, theta = _draws(case, 20, rng)
     trajectories, n_steps = solved(of_case(case), case.t, x0, theta)
@@ -281,7 +282,7 @@ def test_stiff_draws_change_the_road_early_and_the_others_never(rng):
 
 
 def test_draws_that_blow_up_are_nan_after_few_steps(growing):
-    """Assert that the draw beside them goes on."""
+    """Assert that another draw of the batch is solved."""
     t, x0 = np.linspace(0, 3, 7), np.full((3, 2), 0.5)
     theta = np.array([[1e5, 1.0], [1.0, 1.0], [1e5, -1.0]])
     solution, n_steps = solved(growing, t, x0, theta)
@@ -292,7 +293,7 @@ def test_draws_that_blow_up_are_nan_after_few_steps(growing):
 
 def test_no_draw_takes_more_steps_than_allowed(monkeypatch):
     """Assert that ten thousand swings, on which no method can save steps, are given up."""
-    monkeypatch.setattr(solving, "MOST_STEPS", 100)
+    monkeypatch.setattr(solving, "MAX_STEPS", 100)
     swing = gm.ODE(lambda t, x, theta: [x.v, -theta.k * x.u], ["u", "v"], ["k"])
     t, x0 = np.linspace(0, 62832, 5), np.array([[1.0, 0.0], [0.0, 0.0]])
     solution, n_steps = solved(swing, t, x0, [[1.0], [1.0]])
@@ -315,7 +316,7 @@ def test_a_small_difference_of_large_states_does_not_stop_the_integration():
 
 
 def test_a_step_whose_matrix_is_singular_fails():
-    """Assert it for x' = x at h = 1, where I - h J is zero, and not beside it."""
+    """Assert it for x' = x at h = 1, where I - h J is zero, and not at another h."""
     assert np.isnan(_step(2.0, slope=1.0)[1])
     np.testing.assert_allclose(_step(0.5, slope=1.0)[0], np.exp(0.5), rtol=1e-9)
 
@@ -372,4 +373,4 @@ def test_equations_of_the_literature_are_straight_line_code(case):
     """Assert that nothing in them, or in their derivatives, has to be compiled otherwise."""
     n = len(case.ode.states) + len(case.ode.params)
     for wrt in (None, (True,) * n):
-        assert len(case.ode.of_levels.equations(wrt).code.owners) == 1
+        assert len(case.ode.transformed.equations(wrt).code.owners) == 1

@@ -61,7 +61,7 @@ def test_a_saddle_is_left_and_the_stable_state_is_reached():
     assert logistic.steady_state([0.0], [2.0])[0] == 0.0
 
 
-def test_time_and_inputs_are_held_at_a_time(expression):
+def test_time_and_inputs_are_fixed_at_a_time(expression):
     ramp = {"s": gm.Input([0.0, 5.0], [3.0, 9.0], kind="linear")}
     rest = expression.steady_state([0.0, 0.0], [1.0, 0.5, 2.0], inputs=ramp, t=2.5)
     np.testing.assert_allclose(rest, [12.0, 6.0], rtol=1e-8)
@@ -87,11 +87,11 @@ def test_levels_of_an_input_may_be_random(expression):
 )
 def test_what_grows_or_oscillates_has_none_and_this_is_said(rhs):
     ode = gm.ODE(rhs, ["a", "b"], ["k"])
-    with pytest.warns(UserWarning, match="did not come to rest"):
+    with pytest.warns(UserWarning, match="reached no steady state"):
         assert np.isnan(ode.steady_state([0.0, 1.0], [2.0])).all()
 
 
-def test_many_draws_come_to_rest_at_once(exchange):
+def test_many_draws_reach_their_steady_states_at_once(exchange):
     k = np.geomspace(1e-3, 1e3, 50)
     rest = exchange.steady_state([1.0, 0.0], {"k": k})
     np.testing.assert_allclose(rest[:, 0], k / (1 + k), rtol=1e-7)
@@ -102,7 +102,7 @@ def test_infinite_times_of_solve_are_sent_to_steady_state(exchange):
         exchange.solve([0.0, np.inf], [1.0, 0.0], [1.0])
 
 
-def test_an_exact_model_starts_at_rest_with_the_gradient_of_the_closed_form(expression):
+def test_an_exact_model_starts_in_the_steady_state_with_the_gradient_of_the_closed_form(expression):
     t, theta = np.linspace(0, 4, 5), {"a": 1.5, "b": 0.8, "c": 0.4}
     inputs = stepped(1.0, 3.0)
     y = np.random.default_rng(1).normal(2, 1, (5, 2))
@@ -160,7 +160,7 @@ def test_other_words_and_functions_are_refused(exchange, start, message):
 
 
 @pytest.mark.slow
-def test_one_call_fits_from_rest_and_predicts_from_another_rest(expression):
+def test_one_call_fits_from_a_steady_state_and_predicts_from_another(expression):
     theta, t, rng = [1.5, 0.8, 0.4], np.linspace(0, 6, 13), np.random.default_rng(1)
     before, inputs = [1.5 / 0.8, 1.5 / 0.8 / 0.4], stepped(1.0, 3.0)
     y = expression.solve(t, before, theta, inputs=inputs) + rng.normal(0, 0.1, (13, 2))

@@ -87,9 +87,9 @@ def test_threads_that_overlap_leave_the_settings_of_the_process_as_they_were(las
 
     @on_one_thread
     @_pymc.without_traces
-    @_pymc.without_full_collections
+    @_pymc.young_generation_gc
     def work(entered, leave):
-        with _pymc.as_written():
+        with _pymc.without_fastmath():
             seen = settings()
             entered.set()
             leave.wait(10)

@@ -11,7 +11,7 @@ from scipy.linalg import expm
 import pymc_gradmatch as gm
 from pymc_gradmatch.model import unfitted_model
 from pymc_gradmatch.ode import Solver
-from pymc_gradmatch.ode.elements import elements
+from pymc_gradmatch.ode.scalarize import elements
 
 N = 8
 NAMES = [f"s{k}" for k in range(N)]
@@ -60,7 +60,7 @@ def test_a_chain_of_eight_compartments_is_the_exponential_of_its_matrix(rhs):
 @pytest.mark.parametrize("rhs", VECTORS)
 def test_what_is_zero_in_a_matrix_is_no_dependence(rhs):
     ode = gm.ODE(VECTORS[rhs], NAMES, {"k": N})
-    np.testing.assert_array_equal(ode.enters, np.eye(N) + np.eye(N, k=-1) > 0)
+    np.testing.assert_array_equal(ode.jacobian_pattern, np.eye(N) + np.eye(N, k=-1) > 0)
     x = by_exponential(RATES)
     for one, other in zip(ode.linearised(T, x, RATES), PLAIN.linearised(T, x, RATES), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-12)
@@ -176,7 +176,7 @@ def test_experiments_share_a_vector_or_have_one_each():
         (lambda: gm.ODE(lambda t, x, theta: theta.k[:, None] * pt.stack(x), NAMES, {"k": N}),
          r"a tensor of shape \(8, 8\); expected a vector .* numbers of one time"),
         (lambda: gm.ODE(lambda t, x, theta: pt.cumsum(pt.stack(x)), ["a", "b"], ["k"]),
-         r"Cumsum\{axis=0\} is not known here; expected elementwise"),
+         r"Cumsum\{axis=0\} is not supported; expected elementwise"),
         (lambda: gm.ODE(flows, NAMES, {"k": N}).solve(T, X0, {"k": RATES[:3]}),
          r"'k' has shape \(3,\); expected \(\.\.\., 8\)"),
         (lambda: gm.build_model(gm.ODE(flows, NAMES, {"k": N}), T, measured(),

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pymc_gradmatch.data_values import DataSet, SharedValues
 from pymc_gradmatch.exact.posterior import MAX_NUMBERS, ExactPosterior, Expansion
 from pymc_gradmatch.exact.solutions import Array, compile_for_draws
-from pymc_gradmatch.ode import Solution, in_words
+from pymc_gradmatch.ode import Solution, failures_by_reason
 
 
 class Request(NamedTuple):
@@ -125,7 +125,9 @@ class BatchMember(ExactPosterior):
     def _requested(self, method: str, *arguments) -> list[Array]:
         ended, values = self._request(Request(method, arguments))
         self.n_solutions += len(ended)
-        self.failures.update({why: len(points) for why, points in in_words(ended).items()})
+        self.failures.update(
+            {why: len(points) for why, points in failures_by_reason(ended).items()}
+        )
         return values
 
 

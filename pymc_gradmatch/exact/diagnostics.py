@@ -273,7 +273,7 @@ def _aliases(target: ExactPosterior, modes: ModeShares) -> str:
         for (ode, gp, by_mode), t in zip(
             _experiments(constraint, x), np.atleast_2d(t_each), strict=True
         )
-        if not ode.is_driven
+        if not ode.is_nonautonomous
         for mode, solution in zip(counted, gp.transform_states(by_mode), strict=True)
         for one in _unresolved(gp, t, solution)
     ]

@@ -19,8 +19,8 @@ from pymc_gradmatch._pymc import (
     at_support_points,
     change_dist_size,
     is_generator,
-    start_at,
-    starting_at,
+    set_start,
+    with_start,
     without_starts,
 )
 from pymc_gradmatch.data_values import CONSTANT, DataValues
@@ -34,7 +34,7 @@ from pymc_gradmatch.model import (
     known_starts,
     start_priors,
 )
-from pymc_gradmatch.ode import TOLERANCE
+from pymc_gradmatch.ode import DEFAULT_RTOL
 
 Solving = Callable[[Constraint, TensorVariable, TensorVariable], TensorVariable]
 
@@ -83,7 +83,7 @@ class SolvedModel(NamedTuple):
     parts: list[StartVariable]
 
 
-def exact_model(model: pm.Model | None = None, *, rtol: float = TOLERANCE) -> pm.Model:
+def exact_model(model: pm.Model | None = None, *, rtol: float = DEFAULT_RTOL) -> pm.Model:
     r"""Return the same model with the ODE's solution instead of the Gaussian process.
 
     .. math::
@@ -263,7 +263,7 @@ def _add_part(
         prior = _copied(prior, model)
         prior = change_dist_size(prior, start.shape, expand=True) if start.shape else prior
     if _is_possible(prior, start):
-        prior = starting_at(prior, start)
+        prior = with_start(prior, start)
     alone = pm.Model(model=None)
     alone.register_rv(prior, label)
     own = alone.rvs_to_transforms[prior]
@@ -341,7 +341,7 @@ def _as_before(before: pm.Model, model: pm.Model, new: list[str]):
         variables.sort(key=lambda v: order.get(str(v.name), len(order)))
     for rv, start in before.rvs_to_initial_values.items():
         if rv.name in model.named_vars and not isinstance(start, str | Variable | None):
-            start_at(model[rv.name], start)
+            set_start(model[rv.name], start)
 
 
 def _check_theta(of: Solutions):

@@ -14,19 +14,19 @@ import pytensor.tensor as pt
 from numpy.typing import NDArray
 
 from pymc_gradmatch._pymc import (
-    at_starts,
-    drawing,
-    draws_of,
+    at_initial_values,
+    compile_draws,
+    draw_values,
+    hierarchical_scales,
     in_numpy,
     random_ancestors,
-    spreading,
 )
 from pymc_gradmatch.data_values import CONSTANT, DataValues
 from pymc_gradmatch.exact.solutions import Array, broadcast_draws, compile_for_draws
 from pymc_gradmatch.exact.variables import ModelVariables
 from pymc_gradmatch.gp import StateGP, sampling_start
 from pymc_gradmatch.model import equations, sum_of_entries, where_impossible
-from pymc_gradmatch.ode import ODE, OUT_OF_STEPS, ended, without_slope
+from pymc_gradmatch.ode import ODE, OUT_OF_STEPS, explain_failure, explain_nonfinite_slope
 
 MAX_NUMBERS = 4_000_000  # of trajectories in memory at once
 MAX_CACHED_NUMBERS = 1_000_000  # of trajectories kept for the result's draws
@@ -78,7 +78,7 @@ class ExactPosterior(ModelVariables):
         )
         self._prior_samplers: dict[int, Callable] = {}
         terms = [solved[name] for name in self.likelihood]
-        fixed = spreading(solved, [*self._theta_and_starts, *terms])
+        fixed = hierarchical_scales(solved, [*self._theta_and_starts, *terms])
         sizes = [int(np.prod(shape)) for shape in self._shapes]
         self.spreads = [str(rv.name) for rv in self._free_rvs if rv in fixed]
         self.is_fixed = np.repeat(np.array([rv in fixed for rv in self._free_rvs], bool), sizes)
@@ -91,7 +91,8 @@ class ExactPosterior(ModelVariables):
         ]
         # And which the solution depends on: the likelihood may have other parameters.
         self._used = [
-            np.append(np.ones(len(c.ode.states), dtype=bool), c.ode.used) for c in self.constraints
+            np.append(np.ones(len(c.ode.states), dtype=bool), c.ode.used_params)
+            for c in self.constraints
         ]
 
     def with_data(self, gp: StateGP) -> Self:
@@ -123,7 +124,7 @@ class ExactPosterior(ModelVariables):
         x0 = pt.tensor(shape=constraint.gp.mean.shape, dtype="float64")
         graphs = self._coordinate_graphs([x0])[self._n_others :]
         free = random_ancestors(graphs)
-        starting = at_starts(graphs, free, self.model.rvs_to_initial_values)
+        starting = at_initial_values(graphs, free, self.model.rvs_to_initial_values)
         return in_numpy([x0], self._number.with_shared(starting))
 
     def __call__(self, phi: Array) -> Array:
@@ -334,7 +335,7 @@ class ExactPosterior(ModelVariables):
         """Return a function that draws n points from their prior, compiled once."""
         if n not in self._prior_samplers:
             graphs = self._number.with_shared(self._unconstrained_graphs())
-            self._prior_samplers[n] = drawing(graphs, n)
+            self._prior_samplers[n] = compile_draws(graphs, n)
         return self._prior_samplers[n]
 
     def draw_prior_starts(self, n: int, rng: np.random.Generator) -> list[Array]:
@@ -342,7 +343,7 @@ class ExactPosterior(ModelVariables):
         starts = [np.full((n, *c.gp.mean.shape), np.nan) for c in self.constraints]
         for part in self._parts:
             with suppress(*PRIOR_ERRORS):
-                [draws] = draws_of([self._exact[part.name]], n, rng)
+                [draws] = draw_values([self._exact[part.name]], n, rng)
                 starts[part.number][(slice(None), *part.where)] = draws
         return starts
 
@@ -371,7 +372,7 @@ class ExactPosterior(ModelVariables):
         u = self._split(phi[None])
         trajectories = self._solved(u)
         if not all(np.isfinite(x).all() for x in trajectories):
-            return self._first_message(u, ended)
+            return self._first_message(u, explain_failure)
         graphs = [self.single_terms[name] for name in self.likelihood]
         with np.errstate(all="ignore"):
             evaluate = compile_for_draws([*self._values, *self._x], graphs)
@@ -386,9 +387,9 @@ class ExactPosterior(ModelVariables):
         [x, *_] = self._solved(u)
 
         def message(ode: ODE, t, start, theta) -> str:
-            return without_slope(ode, t, ode.solve(t, start, theta), theta)
+            return explain_nonfinite_slope(ode, t, ode.solve(t, start, theta), theta)
 
-        where = self._first_message(u, message if np.isfinite(x).all() else ended)
+        where = self._first_message(u, message if np.isfinite(x).all() else explain_failure)
         return where or "The likelihood has no finite derivative by the states or parameters there."
 
     def _first_message(self, u, message: Callable[..., str]) -> str:
@@ -402,7 +403,7 @@ class ExactPosterior(ModelVariables):
             for ode, start, own, t in zip(
                 odes, transformed, each, np.atleast_2d(gp.t), strict=True
             ):
-                if where := message(ode.of_levels, t, start, own):
+                if where := message(ode.transformed, t, start, own):
                     return f"{where[0].upper()}{where[1:]}"
         return ""
 

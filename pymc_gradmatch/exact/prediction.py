@@ -12,7 +12,7 @@ import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 from pytensor.graph.traversal import truncated_graph_inputs
 
-from pymc_gradmatch._pymc import EVALUATE_ONCE, draws_of, random_parents
+from pymc_gradmatch._pymc import EVALUATE_ONCE, draw_values, random_parents
 from pymc_gradmatch.exact.solutions import (
     Array,
     Solutions,
@@ -197,7 +197,7 @@ def _replace_start(x0: Array, theta: Array, given, solutions: Solutions, rng) ->
                     "expected numbers for these, or a function of theta."
                 )
                 raise ValueError(msg)
-            [own[:, ode.states.index(name)]] = draws_of([prior], len(own), rng)
+            [own[:, ode.states.index(name)]] = draw_values([prior], len(own), rng)
         if start.known:
             params = [pt.scalar(name, dtype="float64") for name in ode.params]
             states = pt.tensor("x0", shape=(len(ode.states),), dtype="float64")

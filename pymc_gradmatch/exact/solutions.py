@@ -20,7 +20,7 @@ from pytensor.tensor import TensorVariable
 from pymc_gradmatch._pymc import in_numpy, random_ancestors
 from pymc_gradmatch.gp import is_states
 from pymc_gradmatch.model import Constraint, constraints, equations, known_starts
-from pymc_gradmatch.ode import ODE, Solution, Solver, in_words
+from pymc_gradmatch.ode import ODE, Solution, Solver, failures_by_reason
 
 type Array = NDArray[np.float64]
 type Wrt = Sequence[tuple[bool, ...]]
@@ -75,7 +75,7 @@ class Solutions:
         # Of transformed states; experiments with the same ODE share one object.
         self._transformed_odes = []
         for odes in self.odes:
-            transformed = {id(ode): ode.of_levels for ode in odes}
+            transformed = {id(ode): ode.transformed for ode in odes}
             self._transformed_odes.append([transformed[id(ode)] for ode in odes])
         self._solvers: dict[tuple, Solver] = {}  # by ODE, times and derivatives
 
@@ -276,7 +276,9 @@ class Solutions:
             x0.reshape(-1, x0.shape[-1]), theta.reshape(-1, theta.shape[-1])
         )
         self.n_solutions += len(solution.ended)
-        self.failures.update({why: len(draws) for why, draws in in_words(solution.ended).items()})
+        self.failures.update(
+            {why: len(draws) for why, draws in failures_by_reason(solution.ended).items()}
+        )
         return solution
 
 

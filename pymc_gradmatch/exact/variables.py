@@ -20,8 +20,8 @@ from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch._pymc import (
     EVALUATE_ONCE,
-    at_starts,
-    impossible_outside,
+    at_initial_values,
+    minus_inf_if_invalid,
     with_equal_parameters,
 )
 from pymc_gradmatch.data_values import DataValues
@@ -65,7 +65,7 @@ class ModelVariables(Solutions):
         self._graphs = number.with_shared(solved.replace_rvs_by_values([*theta, *starts, *named]))
         self._evaluate_graphs = compile_for_draws(self._values, self._graphs)
         # A draw outside the likelihood's domain has density zero; it must not stop the others.
-        densities = impossible_outside(
+        densities = minus_inf_if_invalid(
             number.with_shared(log_densities_of(solved, [*free, *terms], has_volume))
         )
         names = [rv.name for rv in [*free, *terms]]
@@ -316,11 +316,13 @@ class ModelVariables(Solutions):
         }
         free = [rv for rv in self.model.free_RVs if rv in reached]
         with np.errstate(all="ignore"):
-            found = pytensor.function([], at_starts(graphs, free, initial), mode=EVALUATE_ONCE)()
+            found = pytensor.function(
+                [], at_initial_values(graphs, free, initial), mode=EVALUATE_ONCE
+            )()
         if all(np.isfinite(value).all() for value in found):
             return found
         # A prior excludes the point where the states start: its own initial value then.
-        own = at_starts(self._unconstrained_graphs(), self._free_rvs, {})
+        own = at_initial_values(self._unconstrained_graphs(), self._free_rvs, {})
         instead = pytensor.function([], own, mode=EVALUATE_ONCE)()
         return [np.where(np.isfinite(v), v, one) for v, one in zip(found, instead, strict=True)]
 

@@ -19,7 +19,7 @@ from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch._pymc import Pattern, in_numpy
+from pymc_gradmatch._pymc import GraphTemplate, in_numpy
 from pymc_gradmatch.gp.data import read_only
 from pymc_gradmatch.gp.kernels import Broken, describe
 from pymc_gradmatch.numerics import one_at_a_time, smallest_reliable, spectrum
@@ -154,18 +154,18 @@ def evaluate_blocks(cov: pm.gp.cov.BaseCovariance, t: NDArray[np.float64]) -> Bl
     return blocks
 
 
-def kernel_graphs(cov: pm.gp.cov.BaseCovariance, hyperparameters: Sequence = ()) -> Pattern:
+def kernel_graphs(cov: pm.gp.cov.BaseCovariance, hyperparameters: Sequence = ()) -> GraphTemplate:
     """Return the kernel at times, and between these and others, as graphs of hyperparameters.
 
     The graphs of kernels that differ only in numbers, such as those of many experiments, are equal.
     """
     t, other = pt.vector("t"), pt.vector("other")
     graphs = [cov(t[:, None]), cov(t[:, None], other[:, None])]
-    return Pattern([*hyperparameters, t, other], graphs)
+    return GraphTemplate([*hyperparameters, t, other], graphs)
 
 
 @lru_cache(maxsize=16)
-def _compiled_blocks(graphs: Pattern) -> Callable:
+def _compiled_blocks(graphs: GraphTemplate) -> Callable:
     """Compile blocks of :func:`kernel_graphs`, and the kernel matrix including white noise."""
     k, between = graphs.outputs
     blocks = [*_blocks(between, *graphs.inputs[-2:]), k]

@@ -12,7 +12,7 @@ from scipy.linalg import LinAlgError, cho_factor, cho_solve
 from scipy.optimize import minimize
 from scipy.stats import qmc
 
-from pymc_gradmatch._pymc import Pattern, in_numpy
+from pymc_gradmatch._pymc import GraphTemplate, in_numpy
 from pymc_gradmatch.arguments import check_counts
 from pymc_gradmatch.gp.data import Data, as_nugget, as_sigma
 from pymc_gradmatch.gp.derivatives import derivative, kernel_graphs
@@ -270,7 +270,7 @@ def _complete_likelihood(K, dK, y):
 
 
 @lru_cache(maxsize=16)
-def _compiled_kernel(graphs: Pattern) -> Callable:
+def _compiled_kernel(graphs: GraphTemplate) -> Callable:
     """Compile the kernel matrix and its derivative by each hyperparameter."""
     (*hyperparameters, t, _), (k, _) = graphs.inputs, graphs.outputs
     derivatives = [derivative(k, h) for h in hyperparameters]

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from pytensor.graph.traversal import explicit_graph_inputs
 from pytensor.tensor import TensorConstant, TensorVariable
 
-from pymc_gradmatch._pymc import factors, random_ancestors
+from pymc_gradmatch._pymc import kernel_parts, random_ancestors
 from pymc_gradmatch.arguments import as_numbers
 
 
@@ -252,9 +252,9 @@ def describe(cov: pm.gp.cov.BaseCovariance) -> str:
     '2 * ExpQuad(ls=0.5) + Constant(c=1)'
     """
     if isinstance(cov, pm.gp.cov.Add):
-        return " + ".join(describe(term) for term in factors(cov))
+        return " + ".join(describe(term) for term in kernel_parts(cov))
     if isinstance(cov, pm.gp.cov.Prod):
-        ordered = sorted(factors(cov), key=lambda f: isinstance(f, pm.gp.cov.BaseCovariance))
+        ordered = sorted(kernel_parts(cov), key=lambda f: isinstance(f, pm.gp.cov.BaseCovariance))
         return " * ".join(describe(factor) for factor in ordered)
     if isinstance(cov, pm.gp.cov.Exponentiated):
         return f"{describe(cov.kernel)} ** {_number(cov.power)}"

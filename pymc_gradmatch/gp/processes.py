@@ -18,7 +18,7 @@ from pymc_gradmatch._pymc import (
     label_dim,
     normalize_size_param,
     rv_size_is_none,
-    starting_at,
+    with_start,
 )
 from pymc_gradmatch.gp.data import Data, Residuals, back_transform, residuals, transform_states
 from pymc_gradmatch.gp.derivatives import (
@@ -486,7 +486,7 @@ class StateGPBase:
             transformed = StatePrior(transformed_name(name), *parameters, **sizes)
             return pm.Deterministic(name, gp.back_transform(transformed), dims=dims)
         independent = pm.Normal.dist(shape=gp.prior_mean.shape)
-        starting = starting_at(independent, _whitened(gp, start).eval(mode=EVALUATE_ONCE))
+        starting = with_start(independent, _whitened(gp, start).eval(mode=EVALUATE_ONCE))
         whitened = model.register_rv(starting, whitened_name(name))
         basis, sd = _white_basis(gp)
         standardised = basis.residual((sd * whitened).mT)

@@ -37,7 +37,7 @@ import pytensor.tensor as pt
 from numpy.typing import NDArray
 from pytensor.tensor import TensorConstant, TensorVariable
 
-from pymc_gradmatch._pymc import EVALUATE_ONCE, factors
+from pymc_gradmatch._pymc import EVALUATE_ONCE, kernel_parts
 from pymc_gradmatch.numerics import (
     BlockLowRank,
     Innovations,
@@ -292,7 +292,9 @@ def _kalman_likelihood(variance, lengthscale, sigma, t, y, nugget):
 def _matern52(cov) -> tuple[float, float, Callable | None] | None:
     """Return variance, lengthscale and warp of a multiple of Matern52, or None."""
     if isinstance(cov, pm.gp.cov.Prod):
-        parts = sorted(factors(cov), key=lambda part: isinstance(part, pm.gp.cov.BaseCovariance))
+        parts = sorted(
+            kernel_parts(cov), key=lambda part: isinstance(part, pm.gp.cov.BaseCovariance)
+        )
         *numbers, known = *map(_number, parts[:-1]), _matern52(parts[-1])
         if known is None or None in numbers:
             return None

@@ -1,29 +1,28 @@
-"""Graphs as machine code, by way of LLVM's own language.
+"""Graphs as machine code, written in LLVM's own language.
 
-:class:`Writer` writes graphs of arrays whose shapes are known; :func:`straight_line` writes
-elementwise graphs of numbers, without a loop or a place in memory.  :func:`assembled` compiles
-what was written.
+:class:`Writer` writes graphs of arrays of known shapes; :func:`straight_line` writes elementwise
+graphs of scalars, without loops or memory.  :func:`compile_llvm` compiles what was written.
 """
 
-from pymc_gradmatch.machine.loops import (
-    Loops,
-    Native,
-    NotNativeError,
-    assembled,
+from pymc_gradmatch.machine.llvm_ir import (
+    FunctionBuilder,
+    MachineCode,
+    UnsupportedOpError,
+    compile_llvm,
     literal,
     straight_line,
 )
-from pymc_gradmatch.machine.operations import lower, solved
+from pymc_gradmatch.machine.operations import lower, solve_banded
 from pymc_gradmatch.machine.writer import Writer
 
 __all__ = [
-    "Loops",
-    "Native",
-    "NotNativeError",
+    "FunctionBuilder",
+    "MachineCode",
+    "UnsupportedOpError",
     "Writer",
-    "assembled",
+    "compile_llvm",
     "literal",
     "lower",
-    "solved",
+    "solve_banded",
     "straight_line",
 ]

@@ -1,4 +1,4 @@
-"""Operations of graphs as LLVM writes them: one ``lower`` for each kind that has a loop of ours."""
+"""Operations of graphs in LLVM's language: one ``lower`` for each supported kind."""
 
 import math
 from collections.abc import Iterable
@@ -32,15 +32,15 @@ from pytensor.tensor.subtensor import (
     indices_from_subtensor,
 )
 
-from pymc_gradmatch.machine.loops import (
+from pymc_gradmatch.machine.llvm_ir import (
     Array,
     Call,
+    FunctionBuilder,
     Leaf,
-    Loops,
-    NotNativeError,
     Number,
+    UnsupportedOpError,
+    check_available,
     contiguous,
-    is_available,
     reduction_by,
     scalar,
 )
@@ -51,17 +51,17 @@ if TYPE_CHECKING:
 
 @singledispatch
 def lower(op, node: Apply, writer: "Writer") -> list[Array]:
-    """Write one operation of a graph, and return its outputs."""
-    raise NotNativeError(op)
+    """Write one operation of a graph; returns its outputs."""
+    raise UnsupportedOpError(op)
 
 
 @lower.register
 def _(op: Elemwise, node, writer):
     if len(node.outputs) > 1:
-        raise NotNativeError(op)
+        raise UnsupportedOpError(op)
     given = [writer[variable] for variable in node.inputs]
     shape = np.broadcast_shapes(*(array.shape for array in given))
-    # What is read several times is computed once.
+    # What is broadcast is computed once.
     given = [
         (array if array.shape == shape else writer.stored(array)).broadcast(shape)
         for array in given
@@ -70,14 +70,12 @@ def _(op: Elemwise, node, writer):
 
 
 def checked(op, dtype: str, given: Iterable[Array]) -> Call:
-    """Return a scalar operation on arrays, if it can be written."""
+    """Return a scalar operation on arrays; raises if it cannot be written."""
     call = Call(op, dtype, tuple(array.tree for array in given))
-    trial = Loops()
+    trial = FunctionBuilder()
     dtypes = [argument.dtype for argument in call.arguments]
     scalar(trial, op, dtypes, dtype, [f"%{i}" for i in range(len(dtypes))])
-    for declaration in trial.functions:
-        if not is_available(declaration.split("@")[1].split("(")[0]):
-            raise NotNativeError(op)
+    check_available(trial)
     return call
 
 
@@ -94,12 +92,12 @@ def _(op: CAReduce, node, writer):
     dtype = node.outputs[0].type.dtype
     reduction = reduction_by(op.scalar_op, dtype)
     shape = tuple(n for axis, n in enumerate(x.shape) if axis not in axes)
-    room = writer.room(shape, dtype)
-    writer.fill(room, Array((), Number(reduction.start, dtype)).broadcast(shape))
-    kept = iter(room.tree.strides)
+    out = writer.allocate(shape, dtype)
+    writer.fill(out, Array((), Number(reduction.start, dtype)).broadcast(shape))
+    kept = iter(out.tree.strides)
     strides = tuple(0 if axis in axes else next(kept) for axis in range(len(x.shape)))
-    writer.fill(Array(x.shape, room.tree._replace(strides=strides)), x, reduction)
-    return [room]
+    writer.fill(Array(x.shape, out.tree._replace(strides=strides)), x, reduction)
+    return [out]
 
 
 def _product(x: Array, y: Array, writer: "Writer") -> Array:
@@ -111,18 +109,18 @@ def _product(x: Array, y: Array, writer: "Writer") -> Array:
         x.moved(shape, lambda strides: (0, [*strides, 0])),
         y.moved(shape, lambda strides: (0, [*strides[:-2], 0, *strides[-2:]])),
     ]
-    room = writer.copied(Array((), Number(0, "float64")).broadcast((*batch, m, n)))
-    into = room.moved(shape, lambda strides: (0, [*strides[:-1], 0, strides[-1]]))
+    out = writer.copied(Array((), Number(0, "float64")).broadcast((*batch, m, n)))
+    into = out.moved(shape, lambda strides: (0, [*strides[:-1], 0, strides[-1]]))
     terms = Array(shape, checked(ps.mul, "float64", pair))
     writer.fill(into, terms, reduction_by(ps.add, "float64"))
-    return room
+    return out
 
 
 @lower.register
 def _(op: Dot | BatchedDot, node, writer):
     x, y = (writer.stored(writer[variable]) for variable in node.inputs)
     if node.outputs[0].type.dtype != "float64":
-        raise NotNativeError(op)
+        raise UnsupportedOpError(op)
     return [_product(x, y, writer)]
 
 
@@ -131,7 +129,7 @@ def _(op: ExtractDiag, node, writer):
     x = writer[node.inputs[0]]
     one, other = op.axis1, op.axis2
     if op.offset:
-        raise NotNativeError(op)
+        raise UnsupportedOpError(op)
     kept = [axis for axis in range(len(x.shape)) if axis not in (one, other)]
     shape = [*(x.shape[axis] for axis in kept), min(x.shape[one], x.shape[other])]
 
@@ -156,8 +154,8 @@ def _reshaped(shape, node: Apply, writer: "Writer") -> tuple[int, ...]:
     if None not in node.outputs[0].type.shape:
         return node.outputs[0].type.shape
     wanted = [int(n) for n in writer.known(node.inputs[1])]
-    rest = -math.prod(wanted)  # of which one may be -1
-    return tuple(math.prod(shape) // rest if n == -1 else n for n in wanted)
+    known = -math.prod(wanted)  # one length may be -1
+    return tuple(math.prod(shape) // known if n == -1 else n for n in wanted)
 
 
 @lower.register
@@ -205,16 +203,16 @@ def _(op: Alloc, node, writer):
 
 @lower.register
 def _(op: AllocEmpty, node, writer):
-    return [writer.room(_sizes(node.inputs, writer), node.outputs[0].type.dtype)]
+    return [writer.allocate(_sizes(node.inputs, writer), node.outputs[0].type.dtype)]
 
 
 @lower.register
 def _(op: MakeVector, node, writer):
-    room = writer.room((len(node.inputs),), node.outputs[0].type.dtype)
+    out = writer.allocate((len(node.inputs),), node.outputs[0].type.dtype)
     for i, variable in enumerate(node.inputs):
-        part = room.tree._replace(offset=i, strides=())
+        part = out.tree._replace(offset=i, strides=())
         writer.fill(Array((), part), writer[variable])
-    return [room]
+    return [out]
 
 
 @lower.register
@@ -222,13 +220,13 @@ def _(op: Join, node, writer):
     given = [writer[variable] for variable in node.inputs]
     shape = [*given[0].shape]
     shape[op.axis] = sum(array.shape[op.axis] for array in given)
-    room = writer.room(shape, node.outputs[0].type.dtype)
+    out = writer.allocate(shape, node.outputs[0].type.dtype)
     at = 0
     for array in given:
-        offset = at * room.tree.strides[op.axis]
-        writer.fill(Array(array.shape, room.tree._replace(offset=offset)), array)
+        offset = at * out.tree.strides[op.axis]
+        writer.fill(Array(array.shape, out.tree._replace(offset=offset)), array)
         at += array.shape[op.axis]
-    return [room]
+    return [out]
 
 
 @lower.register
@@ -243,7 +241,7 @@ def _(op: Split, node, writer):
 
 
 def _keys(op, variables, writer: "Writer") -> tuple:
-    """Return the indices of a subtensor, as numbers."""
+    """Return the indices of a subtensor as numbers and slices."""
 
     def number(index):
         return None if index is None else writer.known(index)
@@ -257,7 +255,7 @@ def _keys(op, variables, writer: "Writer") -> tuple:
 
 
 def _cut(x: Array, keys: tuple) -> Array:
-    """Return what basic indices leave of an array."""
+    """Return the view of an array at basic indices."""
     shape, chosen, start = [], [], []
     for axis, n in enumerate(x.shape):
         entry = keys[axis] if axis < len(keys) else slice(None)
@@ -277,9 +275,9 @@ def _cut(x: Array, keys: tuple) -> Array:
 
 
 def _gathered(x: Array, keys: tuple, writer: "Writer") -> Array:
-    """Return what any constant indices leave of an array in memory."""
+    """Return the view of an array in memory at any constant indices."""
     if not isinstance(x.tree, Leaf) or x.tree.table:
-        raise NotNativeError(keys)
+        raise UnsupportedOpError(keys)
     at = np.full(x.shape, x.tree.offset)
     for axis, (n, stride) in enumerate(zip(x.shape, x.tree.strides, strict=True)):
         at += (stride * np.arange(n)).reshape([-1 if k == axis else 1 for k in range(at.ndim)])
@@ -312,7 +310,7 @@ def _(op: IncSubtensor | AdvancedIncSubtensor, node, writer):
     was_changed = x.owner and isinstance(x.owner.op, IncSubtensor | AdvancedIncSubtensor)
     total = writer[x]
     if not (was_changed and writer.uses[x] == 1 and isinstance(total.tree, Leaf)):
-        total = writer.copied(total)  # and else in its place, since nothing else reads it
+        total = writer.copied(total)  # otherwise changed in place: nothing else reads it
     is_basic = isinstance(op, IncSubtensor)
     part = _cut(total, keys) if is_basic else _gathered(total, keys, writer)
     given = writer.stored(given) if given.shape != part.shape else given
@@ -323,13 +321,13 @@ def _(op: IncSubtensor | AdvancedIncSubtensor, node, writer):
     return [total]
 
 
-class SolveBand(Op):
-    r"""Row after row of triangular equations with a band.
+class SolveBanded(Op):
+    r"""Solution of triangular equations with a band, row after row.
 
     .. math:: x_i = b_i + \sum_k R_{ik} x_{i \pm k}
 
-    from the first row on with what is before it, the nearest last in R, or from the last row on
-    with what is after it, the nearest first.
+    From the first row on, with the rows before, the nearest last in R; or from the last row on,
+    with the rows after, the nearest first.
     """
 
     __props__ = ("from_last",)
@@ -352,31 +350,31 @@ class SolveBand(Op):
         outputs[0][0] = x[reach : reach + n]
 
 
-def solved(right, rows, *, from_last: bool):
-    """Return the solution of triangular equations with a band, see :class:`SolveBand`."""
-    return SolveBand(from_last=from_last)(right, rows)
+def solve_banded(right, rows, *, from_last: bool):
+    """Return the solution of triangular equations with a band, see :class:`SolveBanded`."""
+    return SolveBanded(from_last=from_last)(right, rows)
 
 
 @lower.register
-def _(op: SolveBand, node, writer):
+def _(op: SolveBanded, node, writer):
     right, rows = (writer[variable] for variable in node.inputs)
     n, reach = rows.shape
     if not isinstance(rows.tree, Leaf) or rows.tree.strides != contiguous(rows.shape):
-        rows = writer.copied(rows)  # loops go along what is read, and have to go row by row
-    room = writer.copied(Array((), Number(0, "float64")).broadcast((n + reach,)))
+        rows = writer.copied(rows)  # loops follow the memory, and must go row by row
+    out = writer.copied(Array((), Number(0, "float64")).broadcast((n + reach,)))
     begin = 0 if op.from_last else reach
-    found = Array((n,), room.tree._replace(offset=begin))
+    found = Array((n,), out.tree._replace(offset=begin))
     writer.fill(found, right)
-    # Each sum is in its place before the next one is begun, which reads it.
+    # Each sum is stored before the next row reads it.
     step, first = (-1, n - 1) if op.from_last else (1, 0)
 
     def row_by_row(leaf: Leaf, offset: int, along: int, across: int) -> Array:
         moved = leaf._replace(offset=leaf.offset + offset, strides=(step * along, across))
         return Array((n, reach), moved)
 
-    others = row_by_row(room.tree, n if op.from_last else 0, 1, 1)
+    others = row_by_row(out.tree, n if op.from_last else 0, 1, 1)
     terms = [row_by_row(rows.tree, first * reach, reach, 1), others]
-    into = row_by_row(room.tree, begin + first, 1, 0)
+    into = row_by_row(out.tree, begin + first, 1, 0)
     products = Array((n, reach), checked(ps.mul, "float64", terms))
     writer.fill(into, products, reduction_by(ps.add, "float64"))
     return [found]

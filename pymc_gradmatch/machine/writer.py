@@ -1,12 +1,10 @@
-"""Graphs as machine code, by way of LLVM's own language.
+"""Graphs of arrays as machine code.
 
-PyTensor compiles a graph by numba, which spends about a fifth of a second on each of its
-nodes, in Python, before LLVM begins: half a minute on an ODE of three states.  A log density
-is simpler than what numba must be ready for: every array has a known shape and lies in one
-place.  :func:`machine_code` therefore writes LLVM's own language, one nest of loops for each
-sum and for each array that is read more than once, and LLVM takes a tenth of a second for
-all of it.  An axis that is added, swapped, cut or repeated costs nothing: it changes where a
-loop reads.  What has no loop here (a Cholesky factor, a Bessel function) is compiled by
+PyTensor compiles a graph by numba, which takes about a fifth of a second for each node before LLVM
+begins: half a minute for an ODE of three states.  In the graph of a log density every array has a
+known shape and a fixed place in memory.  :class:`Writer` therefore writes LLVM's own language, one
+nest of loops for each sum and for each array that is read more than once, which LLVM compiles in a
+tenth of a second.  What is not supported here (a Cholesky factor, a Bessel function) is compiled by
 PyTensor, and called.
 """
 
@@ -29,17 +27,17 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.rewriting.utils import rewrite_graph
 
-from pymc_gradmatch._pymc import EVALUATE_ONCE, as_written, machine_code
-from pymc_gradmatch.machine.loops import (
+from pymc_gradmatch._pymc import EVALUATE_ONCE, numba_code, without_fastmath
+from pymc_gradmatch.machine.llvm_ir import (
     Array,
     Call,
+    FunctionBuilder,
     Leaf,
-    Loops,
-    Native,
-    NotNativeError,
+    MachineCode,
     Number,
     Reduction,
-    assembled,
+    UnsupportedOpError,
+    compile_llvm,
     contiguous,
     leaves_of,
     literal,
@@ -51,9 +49,9 @@ from pymc_gradmatch.machine.operations import lower
 
 @dataclass
 class Writer:
-    """Writes a graph as a module of LLVM: one function per nest of loops, and one that calls them.
+    """Writes graphs as a module of LLVM: one function per nest of loops, and one that calls them.
 
-    In functions of their own LLVM knows that what they write is not what they read.
+    Arguments of functions, unlike other pointers, can be declared not to overlap.
     """
 
     declarations: set[str] = field(default_factory=set)
@@ -68,9 +66,9 @@ class Writer:
     uses: dict[Variable, int] = field(default_factory=dict)
 
     def write(self, inputs: Sequence, outputs: Sequence, given: Sequence[Array]) -> list[Array]:
-        """Write a graph, given what its inputs are; returns its outputs."""
+        """Write a graph of given inputs; returns its outputs."""
         graph = FunctionGraph([*inputs], [*outputs], clone=True)
-        # What is for C alone is of no use here, and warns where there is no BLAS.
+        # Rewrites for C are of no use here, and warn if there is no BLAS.
         kinds = ("canonicalize", "stabilize", "specialize", "merge")
         rewrite_graph(graph, include=kinds, exclude=("cxx_only",))
         before = {name: copy(value) for name, value in vars(self).items()}
@@ -82,7 +80,7 @@ class Writer:
                     is_shared = self.uses[variable] > 1
                     self.arrays[variable] = self.stored(array) if is_shared else array
             return [self[variable] for variable in graph.outputs]
-        except NotNativeError:  # an array has no place: its shape is not known
+        except UnsupportedOpError:  # the shape of an array is not known
             vars(self).update(before)
             code = _compiled_by_pytensor([*inputs], [*outputs])
             return self._called(code, [variable.type for variable in outputs], given)
@@ -90,14 +88,14 @@ class Writer:
     def _lowered(self, node: Apply) -> list[Array]:
         if all(self.is_known(variable) for variable in node.inputs) and all(
             variable.type.dtype == "int64" for variable in node.outputs
-        ):  # sizes
+        ):  # lengths of arrays
             again = node.op.make_node(*map(self.as_constant, node.inputs)).outputs
             values = [variable.eval(mode=EVALUATE_ONCE) for variable in again]
             self.numbers |= zip(node.outputs, values, strict=True)
             return [self.constant(np.asarray(value)) for value in values]
         try:
             return lower(node.op, node, self)
-        except NotNativeError:
+        except UnsupportedOpError:
             given = [self[variable] for variable in node.inputs]
             types = tuple(
                 pt.TensorType(array.tree.dtype, array.shape)
@@ -109,30 +107,30 @@ class Writer:
             return self._called(code, returned, given)
 
     def is_known(self, variable: Variable) -> bool:
-        """Tell whether the numbers of a variable are part of the code."""
+        """Return whether the value of a variable is a constant of the code."""
         return isinstance(variable, Constant) or variable in self.numbers
 
     def known(self, variable: Variable) -> Any:
-        """Return the numbers of a variable, if they are part of the code."""
+        """Return the value of a variable; raises if it is no constant of the code."""
         if not self.is_known(variable):
-            raise NotNativeError(variable)
+            raise UnsupportedOpError(variable)
         return variable.data if isinstance(variable, Constant) else self.numbers[variable]
 
     def as_constant(self, variable: Variable) -> Variable:
-        """Return a variable whose numbers are part of the code as these."""
+        """Return a variable, whose value is a constant of the code, as a constant."""
         make = ps.constant if isinstance(variable.type, ps.ScalarType) else pt.constant
         return make(self.known(variable), dtype=variable.type.dtype)
 
     def __getitem__(self, variable: Variable) -> Array:
-        """Return what was written of a variable."""
+        """Return the array of a variable."""
         if variable not in self.arrays:
             if not isinstance(variable, Constant):
-                raise NotNativeError(variable)
+                raise UnsupportedOpError(variable)
             self.arrays[variable] = self.constant(np.asarray(variable.data))
         return self.arrays[variable]
 
     def constant(self, values: NDArray) -> Array:
-        """Return an array of numbers that are part of the code."""
+        """Return a constant array."""
         dtype = "float64" if values.dtype == np.float32 else str(values.dtype)
         llvm_type(dtype)
         if values.size == 1:
@@ -145,8 +143,8 @@ class Writer:
         )
         return Array(values.shape, Leaf(name, dtype, 0, contiguous(values.shape)))
 
-    def room(self, shape, dtype: str) -> Array:
-        """Return an array in the workspace, not yet filled."""
+    def allocate(self, shape, dtype: str) -> Array:
+        """Return an array in the workspace, with arbitrary values."""
         width = 1 if dtype == "bool" else 8
         llvm_type(dtype)
         self.size = -(-self.size // 64) * 64
@@ -156,29 +154,29 @@ class Writer:
         return Array(tuple(shape), Leaf(name, dtype, 0, contiguous(shape)))
 
     def argument(self, name: str, shape: tuple[int, ...], offset: int = 0) -> Array:
-        """Return an array where an argument of the function points to."""
+        """Return an array in memory that an argument of the function points to."""
         return Array(shape, Leaf(name, "float64", offset, contiguous(shape)))
 
     def stored(self, array: Array) -> Array:
-        """Return an array that can be read without computing."""
+        """Return an array in memory, which may be the same."""
         return array if array.is_stored else self.copied(array)
 
     def copied(self, array: Array) -> Array:
-        """Return a copy of an array, contiguous and not shared."""
-        room = self.room(array.shape, array.tree.dtype)
-        self.fill(room, array)
-        return room
+        """Return a contiguous copy of an array."""
+        out = self.allocate(array.shape, array.tree.dtype)
+        self.fill(out, array)
+        return out
 
-    def fill(self, room: Array, array: Array, reduction: Reduction | None = None):
-        """Write a nest of loops that computes an array into memory, or into sums there.
+    def fill(self, out: Array, array: Array, reduction: Reduction | None = None):
+        """Write loops that compute an array into memory, or add it up there.
 
-        Where the array is reduced, the place in memory does not move along the axes that go.
+        With a reduction, strides of the memory are zero along the reduced axes.
         """
-        into = room.tree
+        into = out.tree
         if 0 in array.shape:
             return
         leaves = [*leaves_of(array.tree)]
-        # The array with the most numbers is read in the order in which they lie.
+        # FunctionBuilder follow the memory of the array with the most numbers.
         places = [leaf for leaf in [into, *leaves] if not leaf.table]
         widest = max(
             places or [into],
@@ -187,9 +185,8 @@ class Writer:
             ),
         )
         order = sorted(range(len(array.shape)), key=lambda k: -abs(widest.strides[k]))
-        axes = [k for k in order if array.shape[k] > 1]
-        groups: list[list[int]] = []
-        for k in axes:
+        groups: list[list[int]] = []  # of axes that are one loop
+        for k in (k for k in order if array.shape[k] > 1):
             if groups and all(
                 leaf.strides[groups[-1][-1]] == leaf.strides[k] * array.shape[k]
                 for leaf in [into, *leaves]
@@ -206,67 +203,34 @@ class Writer:
         into = Array(array.shape, into).moved(lengths, merged).tree
         bases = list(dict.fromkeys(leaf.base for leaf in [into, *leaves_of(tree)]))
         pointers = {base: f"%p{i}" for i, base in enumerate(bases)}
-        loops = Loops()
+        code = FunctionBuilder()
         if reduction is None:
-            self._nested(loops, lengths, [], lambda at: self._set(loops, into, tree, pointers, at))
+            with code.loops(lengths) as indices:
+                number = code.cast(code.value(tree, pointers, indices), tree.dtype, into.dtype)
+                code.store(into.dtype, number, code.place(into, pointers, indices))
         else:
-            self._reduce(loops, lengths, into, tree, pointers, reduction)
-        self.declarations |= loops.functions
-        name = f"@n{len(self.nests)}"
+            _reduce(code, lengths, into, tree, pointers, reduction)
+        self.declarations |= code.functions
+        name = f"n{len(self.nests)}"
         arguments = ", ".join(f"ptr noalias {pointer}" for pointer in pointers.values())
-        lines = [f"define private void {name}({arguments}) {{", "entry:", *loops.lines]
-        self.nests.append("\n".join([*lines, "  ret void", "}"]))
-        self.body.append(f"  call void {name}({', '.join(f'ptr {base}' for base in bases)})")
-
-    def _nested(self, loops: Loops, lengths, indices, write):
-        if len(indices) == len(lengths):
-            write(indices)
-            return
-        with loops.loop(lengths[len(indices)]) as index:
-            self._nested(loops, lengths, [*indices, index], write)
-
-    @staticmethod
-    def _set(loops: Loops, into: Leaf, tree, pointers, indices):
-        number = loops.cast(loops.value(tree, pointers, indices), tree.dtype, into.dtype)
-        loops.store(into.dtype, number, loops.place(into, pointers, indices))
-
-    def _reduce(self, loops: Loops, lengths, into: Leaf, tree, pointers, reduction: Reduction):
-        dtype = into.dtype
-        inner = next((i for i, stride in reversed([*enumerate(into.strides)]) if stride), -1) + 1
-        total = loops.new(f"alloca {llvm_type(dtype)}")
-        start = literal(reduction.start, dtype)
-
-        def add(indices):
-            number = loops.cast(loops.value(tree, pointers, indices), tree.dtype, dtype)
-            before = loops.new(f"load {llvm_type(dtype)}, ptr {total}")
-            after = loops.new(f"{reduction.instruction} {before}, {number}")
-            loops.lines.append(f"  store {llvm_type(dtype)} {after}, ptr {total}")
-
-        def along(indices):
-            loops.lines.append(f"  store {llvm_type(dtype)} {start}, ptr {total}")
-            self._nested(loops, lengths, indices, add)
-            place = loops.place(into, pointers, [*indices, *["0"] * (len(lengths) - inner)])
-            part = loops.new(f"load {llvm_type(dtype)}, ptr {total}")
-            before = loops.load(dtype, place)
-            loops.store(dtype, loops.new(f"{reduction.instruction} {before}, {part}"), place)
-
-        self._nested(loops, lengths[:inner], [], along)
+        self.nests.append(code.function(name, arguments).replace("define", "define private", 1))
+        self.body.append(f"  call void @{name}({', '.join(f'ptr {base}' for base in bases)})")
 
     def fail_unless(self, condition: Array, code: int = 1):
-        """Return a code from the function where a condition does not hold."""
+        """Return a code from the function if a condition is false."""
         self._leave_unless(self._flag(condition), code)
 
     @contextmanager
     def when(self, condition: Array) -> Iterator[None]:
-        """Write what is written meanwhile for where a condition holds."""
+        """Open a block that runs if a condition is true."""
         flag, n = self._flag(condition), len(self.body)
         self.body += [f"  br i1 {flag}, label %do{n}, label %done{n}", f"do{n}:"]
         yield
         self.body += [f"  br label %done{n}", f"done{n}:"]
 
     def _flag(self, condition: Array) -> str:
-        held, n = self.copied(_as_type(condition, "bool")), len(self.body)
-        self.body += [f"  %h{n} = load i8, ptr {held.tree.base}", f"  %f{n} = icmp ne i8 %h{n}, 0"]
+        flag, n = self.copied(_as_type(condition, "bool")), len(self.body)
+        self.body += [f"  %h{n} = load i8, ptr {flag.tree.base}", f"  %f{n} = icmp ne i8 %h{n}, 0"]
         return f"%f{n}"
 
     def _leave_unless(self, flag: str, code: int):
@@ -275,14 +239,14 @@ class Writer:
         self.body += [f"  br i1 {flag}, label %go{n}, label %fail{code}", f"go{n}:"]
 
     def _called(self, code, types: Sequence[Any], given: Sequence[Array]) -> list[Array]:
-        """Write a call of what PyTensor compiled, from one vector to another."""
+        """Write a call of a function that PyTensor compiled, of one vector into another."""
         ends = _ends(array.shape for array in given)
-        packed = self.room((ends[-1],), "float64")
+        packed = self.allocate((ends[-1],), "float64")
         for start, array in zip(ends, given, strict=False):
             part = packed.tree._replace(offset=start, strides=contiguous(array.shape))
             self.fill(Array(array.shape, part), array)
         ends = _ends(_known_shape(kind) for kind in types)
-        returned = self.room((ends[-1],), "float64")
+        returned = self.allocate((ends[-1],), "float64")
         self.owners.append(code)
         n = len(self.body)
         self.body += [
@@ -298,11 +262,10 @@ class Writer:
             arrays.append(_as_type(array, kind.dtype))
         return arrays
 
-    def call(self, code: Native, number: int, arrays: Sequence[Array]):
-        """Write a call of machine code that takes a whole number and pointers, and returns nothing.
+    def call(self, code: MachineCode, number: int, arrays: Sequence[Array]):
+        """Write a call of machine code of an integer and pointers to arrays, which returns nothing.
 
-        What it is given and what it fills are arrays of their own, see :meth:`copied` and
-        :meth:`room`.
+        The arrays are those of :meth:`copied` and :meth:`allocate`.
         """
         self.owners.append(code)
         pointers = "".join(f", ptr {array.tree.base}" for array in arrays)
@@ -310,7 +273,7 @@ class Writer:
             f"  call void inttoptr (i64 {code.address} to ptr)(i64 {number}{pointers})"
         )
 
-    def compiled(self, arguments: str) -> Native:
+    def compiled(self, arguments: str) -> MachineCode:
         """Compile what was written, as a function of arguments in LLVM's language."""
         self.declarations |= {"declare noalias ptr @malloc(i64)", "declare void @free(ptr)"}
         leaving = [line for code in sorted(self.codes) for line in _leave(f"fail{code}:", code)]
@@ -319,22 +282,43 @@ class Writer:
             *self.constants,
             *self.nests,
             f"define i64 @graph({arguments}) {{",
-            f"  %room = call ptr @malloc(i64 {self.size + 64})",
-            "  %begin = ptrtoint ptr %room to i64",
+            f"  %memory = call ptr @malloc(i64 {self.size + 64})",
+            "  %begin = ptrtoint ptr %memory to i64",
             "  %beyond = add i64 %begin, 63",
             "  %aligned = and i64 %beyond, -64",
             "  %shift = sub i64 %aligned, %begin",
-            "  %w = getelementptr inbounds i8, ptr %room, i64 %shift",
+            "  %w = getelementptr inbounds i8, ptr %memory, i64 %shift",
             *self.body,
             *_leave("", 0),
             *leaving,
             "}",
         ]
-        return assembled("\n".join(source), "graph", (*self.owners,))
+        return compile_llvm("\n".join(source), "graph", (*self.owners,))
 
 
 def _leave(label: str, code: int) -> list[str]:
-    return [label, "  call void @free(ptr %room)", f"  ret i64 {code}"]
+    return [label, "  call void @free(ptr %memory)", f"  ret i64 {code}"]
+
+
+def _reduce(
+    code: FunctionBuilder, lengths, into: Leaf, tree, pointers: dict[str, str], reduction: Reduction
+):
+    """Write loops that add up a tree: outer ones over the results, then inner ones."""
+    dtype = into.dtype
+    kind = llvm_type(dtype)
+    n_outer = next((i for i, stride in reversed([*enumerate(into.strides)]) if stride), -1) + 1
+    total = code.new(f"alloca {kind}")
+    with code.loops(lengths[:n_outer]) as indices:
+        code.lines.append(f"  store {kind} {literal(reduction.start, dtype)}, ptr {total}")
+        with code.loops(lengths[n_outer:]) as others:
+            number = code.cast(code.value(tree, pointers, [*indices, *others]), tree.dtype, dtype)
+            before = code.new(f"load {kind}, ptr {total}")
+            after = code.new(f"{reduction.instruction} {before}, {number}")
+            code.lines.append(f"  store {kind} {after}, ptr {total}")
+        place = code.place(into, pointers, [*indices, *["0"] * (len(lengths) - n_outer)])
+        part = code.new(f"load {kind}, ptr {total}")
+        before = code.load(dtype, place)
+        code.store(dtype, code.new(f"{reduction.instruction} {before}, {part}"), place)
 
 
 def _as_type(array: Array, dtype: str) -> Array:
@@ -345,18 +329,18 @@ def _as_type(array: Array, dtype: str) -> Array:
 
 def _known_shape(kind) -> tuple[int, ...]:
     if None in kind.shape:
-        raise NotNativeError(kind)
+        raise UnsupportedOpError(kind)
     return kind.shape
 
 
 def _ends(shapes: Iterable) -> list[int]:
-    """Return where arrays begin that lie one after the other, and where the last one ends."""
+    """Return the offsets of arrays one after the other, and the end of the last."""
     return np.cumsum([0, *map(math.prod, shapes)]).tolist()
 
 
 @cache
 def _operation_by_pytensor(op, types: tuple) -> tuple:
-    """Compile one operation by PyTensor; returns the code, and the types of its outputs."""
+    """Compile one operation by PyTensor; returns the code and the types of its outputs."""
     inputs = [kind() for kind in types]
     outputs = op.make_node(*inputs).outputs
     for variable in outputs:
@@ -376,17 +360,17 @@ def _compiled_by_pytensor(inputs: list, outputs: list) -> Any:
         given[variable] = variable.type.filter_variable(part)
     replaced = graph_replace(outputs, given, strict=False)
     flat = [pt.as_tensor(value).astype("float64").ravel() for value in replaced]
-    with as_written():
+    with without_fastmath():
         function = pytensor.function(
             [packed], [pt.concatenate(flat)], mode="NUMBA", on_unused_input="ignore"
         )
-    code, n_given = machine_code(function), ends[-1]
+    code, n_given = numba_code(function), ends[-1]
     n_returned = sum(math.prod(_known_shape(variable.type)) for variable in outputs)
 
     def call(given_start, returned_start):
         try:
             (values,) = code(numba.carray(given_start, (n_given,), np.float64))
-        except Exception:  # numba catches nothing more specific
+        except Exception:  # numba can catch nothing more specific
             return 1
         numba.carray(returned_start, (n_returned,), np.float64)[:] = values
         return 0

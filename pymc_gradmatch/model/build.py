@@ -13,7 +13,7 @@ from pytensor.compile import SharedVariable
 from pytensor.tensor import TensorVariable
 from xarray import DataTree
 
-from pymc_gradmatch._pymc import beside, start_at, starting_at
+from pymc_gradmatch._pymc import extendable_copy, set_start, with_start
 from pymc_gradmatch.arguments import (
     free_name,
     is_distribution,
@@ -246,7 +246,7 @@ def scales_finder(
 ) -> tuple[CheckedExperiment, ScalesFromSolutions]:
     """Check a data set as :func:`write_model` does; return it, and a function that finds scales."""
     home, made = _priors_in_model(
-        priors_by_entry(ode, priors), beside(pm.Model.get_context(False)), ode, {}
+        priors_by_entry(ode, priors), extendable_copy(pm.Model.get_context(False)), ode, {}
     )
     check_priors(ode, made, home)
     with home:
@@ -351,7 +351,7 @@ def write_model(
         ) if several else fits[0]  # fmt: skip
         is_local = np.array([made[n].ndim > 0 for n in ode.params])
         found = chosen.prepare(Fits(parts, fitted, scalar, is_local), rng, progressbar)
-    started = {n: starting_at(made[n], v) for n, v in found.start.items() if n in to_come}
+    started = {n: with_start(made[n], v) for n, v in found.start.items() if n in to_come}
     made, to_come = {**made, **started}, to_come | started
     lines = _ModelLines(chosen, ode, parts, found.gp, found.gamma, names, number)
     # Errors come before anything is added to a model of the user's.
@@ -500,7 +500,7 @@ class _ModelLines:
             ("state",) if is_observed.all() else ("observed_state",)
         )  # hidden states have no noise
         width = self.number(lambda of: _rms(of.scale)[is_observed], gp)
-        prior = starting_at(pm.HalfNormal.dist(width), start[is_observed])
+        prior = with_start(pm.HalfNormal.dist(width), start[is_observed])
         some = registered(model, name, prior, dims=dims)
         if is_observed.all():
             return some
@@ -544,7 +544,7 @@ def _priors_in_model(
     """Return priors and their model: a scratch copy where a function makes them."""
     if not callable(priors):
         return model, priors
-    home = beside(model)
+    home = extendable_copy(model)
     with home:
         add_coords(home, labels)
         return home, call_priors(priors, ode)
@@ -554,7 +554,7 @@ def _with_initial_values(made: Mapping, model: pm.Model, starts: Mapping[str, An
     """Set the initial values of parameters that a function has just made."""
     for name, value in starts.items():
         if made[name] in model.free_RVs and model.rvs_to_initial_values[made[name]] is None:
-            start_at(made[name], value)
+            set_start(made[name], value)
     return made
 
 

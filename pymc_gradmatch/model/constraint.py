@@ -17,7 +17,7 @@ from pytensor.tensor import TensorConstant, TensorVariable
 
 from pymc_gradmatch._pymc import (
     EVALUATE_ONCE,
-    at_starts,
+    at_initial_values,
     check_parameters,
     gradient,
     label_dim,
@@ -38,7 +38,7 @@ from pymc_gradmatch.numerics import (
     normal_log_density,
     smallest_reliable,
 )
-from pymc_gradmatch.ode import ODE, cure, in_experiments
+from pymc_gradmatch.ode import ODE, nonfinite_advice, stack_experiments
 
 
 def check_ode(ode: ODE):
@@ -170,7 +170,7 @@ def equations(ode: ODE, gp: AnyStateGP) -> list[ODE]:
 
 def _on_grid(ode: ODE, gp: AnyStateGP) -> ODE:
     """Return the right-hand side at ``gp.t``, of all experiments."""
-    return in_experiments(equations(ode, gp)) if gp.names else ode
+    return stack_experiments(equations(ode, gp)) if gp.names else ode
 
 
 def parameters_of_each(theta: Sequence, gp: AnyStateGP, params: Sequence[str]) -> list:
@@ -254,7 +254,7 @@ def check_start(
     graphs = [f, x, *_slopes(f, [*varying.values()])]
     upstream = set(ancestors(graphs))
     free = [rv for rv in dict.fromkeys([*model.free_RVs, *to_come]) if rv in upstream]
-    there = at_starts(graphs, free, model.rvs_to_initial_values)
+    there = at_initial_values(graphs, free, model.rvs_to_initial_values)
     with np.errstate(all="ignore"):
         f, states, *slopes = pytensor.function([], there, mode=EVALUATE_ONCE)()
     advice = (
@@ -268,7 +268,7 @@ def check_start(
         msg = (
             f"the right-hand side of state {ode.states[column]!r} is {f[*place, column]} at "
             f"t = {gp.t[row]:g} {advice} There {with_values(ode.states, at)}. "
-            f"{cure(ode, at, ode.enters[column])}"
+            f"{nonfinite_advice(ode, at, ode.jacobian_pattern[column])}"
         )
         raise ValueError(msg)
     by_what = zip(varying, slopes, strict=False)  # or no slopes at all
@@ -502,7 +502,7 @@ class GradientMatchingODE(pm.Continuous):
         basis = _tolerant_basis(gamma, gp)
         levels = gp.transform_states(x)
         values = parameters_of_each(ode.ordered_params(theta), gp, ode.params)
-        written = _on_grid(ode, gp).of_levels
+        written = _on_grid(ode, gp).transformed
         mismatch = residuals(written(gp.t, levels, values), levels, gp)
         parameters = [mismatch, x, _stacked(values, gp), *map(pt.as_tensor, basis)]
         return super().dist(parameters, ode=ode, gp=gp, **kwargs)

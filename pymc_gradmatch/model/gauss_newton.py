@@ -31,7 +31,7 @@ MIN_DECREASE = 1e-4  # of minus the log density: less ends the optimisation
 class Problem:
     """Theorem 1 of one experiment, as a function of parameters and states.
 
-    The ODE is that of levels (:attr:`ODE.of_levels`).  Gamma, the variance of the mismatch, has
+    The ODE is that of levels (:attr:`ODE.transformed`).  Gamma, the variance of the mismatch, has
     the shape ``(state,)``, and is empty where none is needed.
     """
 

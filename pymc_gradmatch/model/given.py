@@ -184,7 +184,7 @@ def check_priors(ode: ODE, priors, model: pm.Model, n_experiments: int | None = 
     """Raise unless there is one prior for each parameter, or one per experiment."""
     in_order(priors, ode.params, "priors are")
     for name, prior in priors.items():
-        is_entry = name not in ode.lengths and isinstance(prior, TensorVariable)
+        is_entry = name not in ode.param_lengths and isinstance(prior, TensorVariable)
         if not (is_entry or is_distribution(prior) or is_registered(prior, model)):
             msg = (
                 f"the prior of {name!r} is a {type(prior).__name__}; expected a distribution of "
@@ -228,7 +228,7 @@ def check_noise_is_identifiable(parts: Sequence[Data]):
 
 def warn_of_unused(ode: ODE, priors: Mapping, parts: Sequence[CheckedExperiment]):
     """Warn of parameters that nothing depends on."""
-    used = [name for name, is_used in zip(ode.params, ode.used, strict=True) if is_used]
+    used = [name for name, is_used in zip(ode.params, ode.used_params, strict=True) if is_used]
     for one in parts:
         used += [*one.start.uses, *(() if one.graph is None else one.graph.depends_on)]
     nodes = [priors[name].owner for name in used if name in ode.params]
@@ -327,7 +327,7 @@ class ScalesFromSolutions:
         )
         parameters = parameters_of(priors, one.ode.params)
         self._problem = Problem.of(
-            one.ode.of_levels, gp, parameters, likelihood=likelihood, start=one.start
+            one.ode.transformed, gp, parameters, likelihood=likelihood, start=one.start
         )
 
     def of(self, data: Data, rng: np.random.Generator) -> Data:
@@ -410,7 +410,7 @@ def _check_reached(ode: ODE, data: Data, graph: GraphLikelihood | None, start: S
         reached = np.array([name in graph.depends_on for name in ode.states])
     reached = reached | np.isin(ode.states, [*start.known, *start.priors, *start.uses])
     for _ in ode.states:
-        reached = reached | ode.enters[reached].any(axis=0)
+        reached = reached | ode.jacobian_pattern[reached].any(axis=0)
     unreached = [
         name for name, is_reached in zip(ode.states, reached, strict=True) if not is_reached
     ]

@@ -22,10 +22,10 @@ from scipy.optimize import minimize
 
 from pymc_gradmatch._pymc import (
     EVALUATE_ONCE,
-    beside,
+    extendable_copy,
     gradient,
-    impossible_outside,
     in_numpy,
+    minus_inf_if_invalid,
     random_ancestors,
 )
 from pymc_gradmatch.arguments import as_numbers
@@ -159,15 +159,22 @@ def with_noise(gp: StateGP, noise: NDArray[np.float64]) -> StateGP:
 
 
 @contextmanager
-def _derivatives() -> Iterator[None]:
-    """Raise an error that says what to do if a likelihood cannot be differentiated."""
+def _derivatives(order: int) -> Iterator[None]:
+    """Explain that a likelihood has no derivatives of an order, 1 or 2."""
     try:
         yield
     except (NotImplementedError, NullTypeGradError) as error:
-        msg = (
-            f"the likelihood has no derivative by the states ({error}); expected operations "
-            "that PyTensor can differentiate twice. Without refine, pm.sample may do."
-        )
+        if order == 1:
+            msg = (
+                f"the likelihood has no derivative ({error}); expected operations that PyTensor "
+                "can differentiate: the search for modes and NUTS need the gradient."
+            )
+        else:
+            msg = (
+                f"the likelihood has a gradient, but no second derivatives ({error}); expected "
+                "operations that PyTensor can differentiate twice. Without refine, pm.sample "
+                "needs only the gradient."
+            )
         raise ValueError(msg) from error
 
 
@@ -220,7 +227,7 @@ class GraphLikelihood(Likelihood):
         self._natural = dict(
             zip(natural or {}, clone_replace([*(natural or {}).values()], replaced), strict=True)
         )
-        [self._graph] = clone_replace([impossible_outside(log_density)], replaced)
+        [self._graph] = clone_replace([minus_inf_if_invalid(log_density)], replaced)
 
     @cached_property
     def _density(self) -> Callable:
@@ -229,7 +236,7 @@ class GraphLikelihood(Likelihood):
     @cached_property
     def _compiled(self) -> tuple[Callable, Callable]:
         """The density with its gradient, and with that by the others."""
-        with _derivatives():
+        with _derivatives(order=1):
             by_z, by_v = (gradient(self._graph, wrt) for wrt in (self._z, self._v))
         given = [self._z, self._v]
         return in_numpy(given, [self._graph, by_z]), in_numpy(given, [self._graph, by_v])
@@ -237,8 +244,9 @@ class GraphLikelihood(Likelihood):
     @cached_property
     def _hessian(self) -> Callable:
         """The Hessian, compiled on demand: a steady state in a likelihood has none."""
-        with _derivatives():
+        with _derivatives(order=1):
             by_z = gradient(self._graph, self._z)
+        with _derivatives(order=2):
             by_both = jacobian(by_z, self._z, vectorize=True, disconnected_inputs="ignore")
         return in_numpy([self._z, self._v], [by_both])
 
@@ -335,7 +343,7 @@ class GraphLikelihood(Likelihood):
 
     @cached_property
     def _pointwise(self) -> Callable:
-        graphs = [impossible_outside(term) for term in self._terms.values()]
+        graphs = [minus_inf_if_invalid(term) for term in self._terms.values()]
         return pytensor.function(
             [self._z, self._v], graphs, mode=EVALUATE_ONCE, on_unused_input="ignore"
         )
@@ -506,7 +514,7 @@ def _lengths(model: pm.Model) -> list[Variable]:
 
 def _scratch_model(coords: Mapping[str, Any]) -> pm.Model:
     """Return a model with coords in which lines are tried, a copy of the one on the stack."""
-    scratch = beside(pm.Model.get_context(error_if_none=False), _CheckedModel)
+    scratch = extendable_copy(pm.Model.get_context(error_if_none=False), _CheckedModel)
     for dim, labels in coords.items():
         scratch.coords.pop(dim, None)
         scratch.add_coord(dim, labels)

@@ -12,15 +12,15 @@ from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch._pymc import (
     EVALUATE_ONCE,
-    Pattern,
-    as_written,
-    at_starts,
+    GraphTemplate,
+    at_initial_values,
     at_support_points,
     compile_starts,
     gradient,
     in_numpy,
     random_ancestors,
     random_parents,
+    without_fastmath,
 )
 from pymc_gradmatch.arguments import is_distribution, is_registered, join, registered
 from pymc_gradmatch.numerics import one_at_a_time
@@ -84,9 +84,9 @@ def parameters_of(priors: Mapping[str, TensorVariable], names: Sequence[str]) ->
         model.replace_rvs_by_values(variables),
         strict=True,
     )
-    patterns = [Pattern([value], [log_prior, theta]) for value, log_prior, theta in each]
+    patterns = [GraphTemplate([value], [log_prior, theta]) for value, log_prior, theta in each]
 
-    with as_written():
+    with without_fastmath():
         start = compile_starts(model, drawn=names)
     try:
         start(0)
@@ -119,7 +119,7 @@ def parameters_of(priors: Mapping[str, TensorVariable], names: Sequence[str]) ->
 
 
 @lru_cache(maxsize=64)
-def _compiled(pattern: Pattern) -> tuple[Callable, Callable]:
+def _compiled(pattern: GraphTemplate) -> tuple[Callable, Callable]:
     """Compile the log density of a prior with two derivatives, and the parameter with one."""
     [u], [log_prior, theta] = pattern.inputs, pattern.outputs
     slope = gradient(log_prior, u)
@@ -148,7 +148,7 @@ def call_priors(priors: Callable, ode: ODE) -> dict[str, TensorVariable]:
         else prior
         for name, prior in made.items()
     }
-    vectors = [name for name in named if ode.lengths.get(name) is not None]
+    vectors = [name for name in named if ode.param_lengths.get(name) is not None]
     return dict(
         ode.by_entry(named | {name: variable_of(model, name, named[name]) for name in vectors})
     )
@@ -163,7 +163,7 @@ def priors_by_entry(ode: ODE, priors: Mapping | Callable) -> Mapping | Callable:
     """Return priors as a function that makes them, if some are vectors."""
     if not isinstance(priors, Mapping):
         return priors
-    has_vectors = any(ode.lengths.get(name) is not None for name in priors)
+    has_vectors = any(ode.param_lengths.get(name) is not None for name in priors)
     return partial(dict, priors) if has_vectors else priors
 
 
@@ -173,7 +173,7 @@ def conditional_prior(prior: TensorVariable, outer: pm.Model | None) -> TensorVa
     parents = [] if outer is None else [rv for rv in outer.free_RVs if rv in upstream]
     if outer is None or not parents:
         return prior
-    inputs = at_starts(prior.owner.inputs, parents, outer.rvs_to_initial_values)
+    inputs = at_initial_values(prior.owner.inputs, parents, outer.rvs_to_initial_values)
     return prior.owner.clone_with_new_inputs(inputs).outputs[prior.owner.outputs.index(prior)]
 
 

@@ -294,7 +294,7 @@ def _problem(one: CheckedExperiment, gp: StateGP, parameters: Parameters) -> Pro
         likelihood = NormalLikelihood(gp, len(one.start.places), one.noise)
     else:
         likelihood = graph_likelihood(one.likelihood, one.ode, gp)
-    return Problem(one.ode.of_levels, gp, parameters, gamma_of(gp), likelihood, one.start)
+    return Problem(one.ode.transformed, gp, parameters, gamma_of(gp), likelihood, one.start)
 
 
 def _shared_parameters(fits: Fits) -> SharedParameters:

@@ -20,7 +20,7 @@ from pytensor.tensor import TensorVariable
 from pymc_gradmatch._pymc import (
     EVALUATE_ONCE,
     at_support_points,
-    draws_of,
+    draw_values,
     gradient,
     in_numpy,
     normalize_size_param,
@@ -30,7 +30,7 @@ from pymc_gradmatch._pymc import (
 from pymc_gradmatch.arguments import in_order, is_distribution, is_registered
 from pymc_gradmatch.gp import AnyStateGP, StateGP, back_transform, transform_states
 from pymc_gradmatch.model.priors import conditional_prior
-from pymc_gradmatch.ode import ODE, named
+from pymc_gradmatch.ode import ODE, as_namedtuple
 
 KNOWN_WIDTH = 0.01  # sigma of a known start among the states: next to nothing beside the data
 KNOWN_WIDTH_OF_SCALE = 1e-3  # standard deviations of the data, where sigma is random
@@ -163,7 +163,9 @@ class Start:
         """
         names = self.ode.states
         parameters = self.ode.named_params([*map(pt.as_tensor, theta)], pt.stack)
-        stand_ins = named("Start", names, (pt.scalar(name, dtype="float64") for name in names))
+        stand_ins = as_namedtuple(
+            "Start", names, (pt.scalar(name, dtype="float64") for name in names)
+        )
         written = {
             name: _scalar(function(parameters, stand_ins), name)
             for name, function in self.known.items()
@@ -241,7 +243,9 @@ class Start:
         x0 = back_transform(levels, positive).copy()
         for k in of_hidden:
             with suppress(NotImplementedError):  # flat ones cannot be drawn from
-                [x0[:, k]] = draws_of([self.conditional_priors[self.ode.states[k]]], len(x0), rng)
+                [x0[:, k]] = draw_values(
+                    [self.conditional_priors[self.ode.states[k]]], len(x0), rng
+                )
         return transform_states(x0, positive)
 
     def with_known(
@@ -387,7 +391,7 @@ def _steady_state(ode: ODE, word: str, t: float) -> Callable:
     if word != STEADY:
         msg = f"start is {word!r}; expected {STEADY!r}, or a mapping by state, {EXAMPLE}."
         raise ValueError(msg)
-    held = ode.held_at(t)
+    held = ode.at_fixed_time(t)
     rng, n_states = np.random.default_rng(0), len(ode.states)
     x, theta = (rng.lognormal(size=(4 * n_states + 9, n)) for n in (n_states, len(ode.params)))
     slopes = held.slopes(t, x, theta)

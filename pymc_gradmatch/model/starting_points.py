@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from pymc_gradmatch.gp import Data
 from pymc_gradmatch.model.gauss_newton import Mode, Problem, Theorem1, local_optimum
 from pymc_gradmatch.numerics import N_STARTS, on_one_thread, search_mode
-from pymc_gradmatch.ode import Solver, ended, undefined_at
+from pymc_gradmatch.ode import Solver, explain_failure, explain_nonfinite
 
 N_PRIOR_DRAWS = 500  # that are solved: a tenth or less of them resembles the data
 MIN_CURVATURE = 1e-10  # of the largest, for draws around a point; rounding makes others negative
@@ -142,6 +142,6 @@ def scaled_by_solutions(problem: Problem, data: Data, rng: np.random.Generator) 
 def _why_not_finite(problem: Problem, x, start, theta) -> str:
     """Return where slopes at states x, or a solution from a start, are not finite, for a draw."""
     ode, t = problem.ode, problem.gp.t
-    where = "" if x is None else undefined_at(ode, t, x, theta)
-    where = where or ended(ode, t, problem.start.with_known(theta, start), theta)
+    where = "" if x is None else explain_nonfinite(ode, t, x, theta)
+    where = where or explain_failure(ode, t, problem.start.with_known(theta, start), theta)
     return f"For one, {where}" if where else ""

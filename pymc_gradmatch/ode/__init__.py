@@ -1,34 +1,45 @@
-"""The right-hand side: written once by the user, used as a graph and as a function.
+"""ODEs: the right-hand side as a graph and as machine code, and its solution.
 
-:class:`ODE` knows names, checks and derivatives of a right-hand side, and solves it: numbers for
-hundreds of draws at once (:class:`Solver`), tensors as a node of a graph (:class:`Solve`).
-Nothing here has heard of data or of a Gaussian process.  :class:`Input` is what is known from
-outside, and :func:`check_ode` looks at an ODE before it is fitted.
+:class:`ODE` has the names, checks and derivatives of a right-hand side, and solves it: numbers for
+many draws at once (:class:`Solver`), tensors as an operation in a graph (:class:`Solve`).
+:class:`Input` is a known input, and :func:`check_ode` checks an ODE before it is fitted.  Nothing
+here depends on data or Gaussian processes.
 """
 
 from pymc_gradmatch.ode.check import ODECheck, check_ode
-from pymc_gradmatch.ode.inputs import Input, in_experiments
+from pymc_gradmatch.ode.inputs import Input
 from pymc_gradmatch.ode.node import Solve
-from pymc_gradmatch.ode.rhs import named
-from pymc_gradmatch.ode.solve import OUT_OF_STEPS, TOLERANCE, Solution, Solver, in_words
-from pymc_gradmatch.ode.system import ODE
-from pymc_gradmatch.ode.undefined import cure, ended, undefined_at, without_slope
+from pymc_gradmatch.ode.nonfinite import (
+    explain_failure,
+    explain_nonfinite,
+    explain_nonfinite_slope,
+    nonfinite_advice,
+)
+from pymc_gradmatch.ode.rhs import as_namedtuple
+from pymc_gradmatch.ode.solve import (
+    DEFAULT_RTOL,
+    OUT_OF_STEPS,
+    Solution,
+    Solver,
+    failures_by_reason,
+)
+from pymc_gradmatch.ode.system import ODE, stack_experiments
 
 __all__ = [
+    "DEFAULT_RTOL",
     "ODE",
     "OUT_OF_STEPS",
-    "TOLERANCE",
     "Input",
     "ODECheck",
     "Solution",
     "Solve",
     "Solver",
+    "as_namedtuple",
     "check_ode",
-    "cure",
-    "ended",
-    "in_experiments",
-    "in_words",
-    "named",
-    "undefined_at",
-    "without_slope",
+    "explain_failure",
+    "explain_nonfinite",
+    "explain_nonfinite_slope",
+    "failures_by_reason",
+    "nonfinite_advice",
+    "stack_experiments",
 ]

@@ -1,4 +1,4 @@
-"""What is wrong with a right-hand side, before anyone fits."""
+"""Checks of an ODE before it is fitted."""
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -13,39 +13,39 @@ from numpy.typing import ArrayLike, NDArray
 from pymc_gradmatch._pymc import EVALUATE_ONCE
 from pymc_gradmatch.arguments import in_order, is_distribution, with_values
 from pymc_gradmatch.ode.inputs import Input
+from pymc_gradmatch.ode.nonfinite import explain_failure, nonfinite_advice
 from pymc_gradmatch.ode.system import ODE
-from pymc_gradmatch.ode.undefined import cure, ended
 from pymc_gradmatch.reporting import Report
 
 type Array = NDArray[np.float64]
 
-N_DRAWS = 50
-STEP = 1e-5  # of differences, in units of what is varied
-SAME = 1e-6  # relative
-CLOSE = 1e-4  # of derivatives, which the differences have to about 1e-9
-CHANGE = 0.01  # of a parameter, for its effect
-NO_EFFECT = 1e-6  # of a state's range, by a change of all of a parameter
-STIFF = 1_000.0  # fastest decays in the whole time
+N_DRAWS = 50  # of the prior
+STEP = 1e-5  # of differences, in units of the variable
+SAME_RTOL = 1e-6  # of slopes evaluated in two ways
+DERIVATIVE_RTOL = 1e-4  # of derivatives, which differences have to about 1e-9
+CHANGE = 0.01  # relative, of a parameter, to find its effect
+NO_EFFECT = 1e-6  # of a state's range, for a change of a parameter by its own value
+STIFF = 1_000.0  # ratio of the whole time to the fastest decay
 
 
 @dataclass(frozen=True, repr=False)
 class ODECheck(Report):
-    """What :func:`~pymc_gradmatch.check_ode` found; ``repr`` is the verdict and two tables.
+    """Result of :func:`~pymc_gradmatch.check_ode`; ``repr`` is the verdict and two tables.
 
     Attributes
     ----------
     verdict : str
-        What is wrong, or that nothing was found; then what to know before a fit.
+        What is wrong, or that nothing is; then notes for a fit.
     is_sound : bool
         Whether nothing is wrong.
     states : pandas.DataFrame
-        One row per state, along the trajectory: ``start``, ``least`` and ``largest``, the
-        largest ``slope`` by its size, the ``time`` in which the state would cross its range at
-        that slope, and whose derivatives it ``enters``.
+        One row per state, along the trajectory: ``start``, ``least`` and ``largest`` values, the
+        largest absolute ``slope``, the ``time`` in which the state would cross its range at that
+        slope, and the states whose derivatives it ``enters``.
     params : pandas.DataFrame
-        One row per parameter: its ``value``, the middle of the draws where a prior was given;
-        ``effect``, the elasticity: by how much of its range the most sensitive state moves, over
-        the change of the parameter relative to itself; and whose derivatives it ``enters``.
+        One row per parameter: its ``value``, the median of the draws if a prior was given; its
+        ``effect``, an elasticity: the change of the most sensitive state, in units of its range,
+        over the relative change of the parameter; and the states whose derivatives it ``enters``.
     trajectory : pandas.DataFrame
         The states from ``x0`` with these values, one row per time.
     """
@@ -70,14 +70,15 @@ def check_ode(
     inputs: Mapping[str, Input | Callable] | None = None,
     random_seed: int | np.random.Generator | None = None,
 ) -> ODECheck:
-    r"""Look at an ODE before it is fitted.
+    r"""Check an ODE before it is fitted.
 
-    It is integrated from ``x0``.  Along that trajectory the graph, which gradient matching
-    uses, is held against the function at one time alone, which the solver uses; and its
-    derivatives by states and parameters against central differences.  What enters nothing,
-    or has no effect, is named, and so is a prior from which the ODE cannot be integrated.
+    It is integrated from ``x0``.  Along that trajectory the graph for many times, which gradient
+    matching uses, is compared with the machine code for one time, which the solver uses; and its
+    derivatives by states and parameters with central differences.  Parameters and states that
+    enter nothing or have no effect are named, and draws of a prior that cannot be integrated are
+    counted.
 
-    The ODE is called stiff where the fastest decay would fit many times into the whole time:
+    The ODE is called stiff if the fastest decay is much shorter than the whole time:
 
     .. math:: (t_n - t_0) \max_{j, k} \bigl(-\mathrm{Re}\, \lambda_k(t_j)\bigr) > 1000
 
@@ -92,8 +93,8 @@ def check_ode(
     x0 : array_like of float, or mapping of str to float
         The states at ``t[0]``, shape ``(state,)`` or by name: the first data, or a guess.
     theta : mapping of str to float or TensorVariable, or sequence of these
-        The parameters: numbers, or priors such as ``pm.HalfNormal.dist(5)``.  Of priors fifty
-        draws are taken, and of these the middle, parameter by parameter.
+        The parameters: numbers, or priors such as ``pm.HalfNormal.dist(5)``, from which fifty
+        draws are taken, and the median of each parameter.
     inputs : mapping of str to Input or callable, optional
         As for :meth:`ODE.with_inputs`.
     random_seed : int or numpy.random.Generator, optional
@@ -127,34 +128,34 @@ def check_ode(
     """
     ode = ode if inputs is None else ode.with_inputs(inputs)
     t = np.asarray(t, dtype=float)
-    by_name = cast("Mapping", x0) if hasattr(x0, "keys") else None  # also a row of pandas
-    start = np.array(x0 if by_name is None else in_order(by_name, ode.states, "x0 is"), dtype=float)
+    named = hasattr(x0, "keys")  # also a row of pandas
+    start = np.array(in_order(cast("Mapping", x0), ode.states, "x0 is") if named else x0, float)
     if start.shape != (len(ode.states),):
         msg = f"x0 has shape {start.shape}; expected one value for each of {list(ode.states)}."
         raise ValueError(msg)
     draws = _draws(ode, theta, random_seed)
-    middle = np.median(draws, axis=0)
+    median = np.median(draws, axis=0)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of failed draws: they are counted below
-        path = ode.solve(t, start, middle)
+        warnings.simplefilter("ignore", UserWarning)  # failed draws are counted below
+        path = ode.solve(t, start, median)
         paths = path[None] if len(draws) == 1 else ode.solve(t, start, draws)
-        wrong = [] if np.isfinite(path).all() else [_stops(ode, t, start, middle)]
+        wrong = [] if np.isfinite(path).all() else [_failure(ode, t, start, median)]
         if wrong:
             t, path = t[:1], start[None]
-        effects = _effects(ode, t, start, middle, path) if len(t) > 1 else middle * np.nan
-    f, df_dx, df_dtheta = ode.linearised(t, path, middle)
-    wrong += _unlike(ode, t, path, middle, f, df_dx, df_dtheta)
-    enters = ode.written.depend_on([*ode.written.x, *ode.written.theta])
+        effects = _effects(ode, t, start, median, path) if len(t) > 1 else median * np.nan
+    f, df_dx, df_dtheta = ode.linearised(t, path, median)
+    wrong += _inconsistencies(ode, t, path, median, f, df_dx, df_dtheta)
+    enters = ode.symbolic.depend_on([*ode.symbolic.x, *ode.symbolic.theta])
     states = _states(ode, path, f, enters[:, : len(ode.states)])
     params = pd.DataFrame(
         {
-            "value": middle,
+            "value": median,
             "effect": effects,
             "enters": _listed(ode, enters[:, len(ode.states) :]),
         },
         index=pd.Index(ode.params, name="param"),
     )
-    wrong += _idle(params)
+    wrong += _without_effect(params)
     notes = _notes(t, path, f, df_dx, states, np.isfinite(paths).all(axis=(1, 2)))
     found = wrong or ["Nothing is wrong with the ODE along this trajectory."]
     return ODECheck(
@@ -180,31 +181,28 @@ def _draws(ode: ODE, theta, random_seed) -> Array:
     return np.stack(columns, axis=1)
 
 
-def _stops(ode: ODE, t, start, middle) -> str:
-    where = ended(ode.of_levels, t, ode.levels(start), middle)
-    return f"{where[0].upper()}{where[1:]} What follows is at the first time alone."
+def _failure(ode: ODE, t, start, median) -> str:
+    why = explain_failure(ode.transformed, t, ode.transform_states(start), median)
+    return f"{why[0].upper()}{why[1:]} The rest is checked at the first time alone."
 
 
-def _effects(ode: ODE, t, start, middle, path) -> Array:
-    steps = CHANGE * np.where(middle == 0, 1, np.abs(middle))
-    paths = ode.solve(t, start, np.concatenate([middle + np.diag(steps), middle - np.diag(steps)]))
+def _effects(ode: ODE, t, start, median, path) -> Array:
+    steps = CHANGE * np.where(median == 0, 1, np.abs(median))
+    paths = ode.solve(t, start, np.concatenate([median + np.diag(steps), median - np.diag(steps)]))
     more, less = np.split(paths, 2)
     span = np.ptp(path, axis=0)
     moved = np.abs(more - less).max(axis=1) / (2 * CHANGE)
     return (moved / np.where(span == 0, 1, span)).max(axis=1)
 
 
-def _unlike(ode: ODE, t, path, theta, f, df_dx, df_dtheta) -> list[str]:
-    """Say where graph and function differ, or else where slopes are wrong."""
-
-    def alone(x, parameters):
-        return ode.slopes(t, x, parameters)
-
-    rows = np.broadcast_to(theta, (len(t), len(theta)))
+def _inconsistencies(ode: ODE, t, path, theta, f, df_dx, df_dtheta) -> list[str]:
+    """Return where graph and machine code differ; if nowhere, where derivatives are wrong."""
+    rows, n_states = np.broadcast_to(theta, (len(t), len(theta))), len(ode.states)
     with np.errstate(all="ignore"):
         defined = np.isfinite(f)
-        error = np.where(defined, np.abs(alone(path, rows) - f), 0)
-        differ = ~(error <= SAME * np.where(defined, np.abs(f), 0).max(axis=0)).all(axis=0)
+        error = np.where(defined, np.abs(ode.slopes(t, path, rows) - f), 0)
+        size = np.where(defined, np.abs(f), 0).max(axis=0)
+        differ = ~(error <= SAME_RTOL * size).all(axis=0)
         found = [
             f"The derivative of {state} at one time alone is another than among all times: it "
             "depends on other times (a sum or a mean over x?), or on something that changes from "
@@ -212,21 +210,23 @@ def _unlike(ode: ODE, t, path, theta, f, df_dx, df_dtheta) -> list[str]:
             for state in _where(ode.states, differ)
         ]
         found += [
-            _not_finite(
-                f"The derivative of {state}", t, ~defined[:, ode.states.index(state)], path, ode
-            )
-            for state in _where(ode.states, ~defined.all(axis=0))
+            _not_finite(f"The derivative of {state}", t, ~is_defined, path, ode)
+            for state, is_defined in zip(ode.states, defined.T, strict=True)
+            if not is_defined.all()
         ]
         if found:
             return found
-        both, n_states = np.hstack([path, rows]), len(ode.states)
+        both = np.hstack([path, rows])
         slopes = np.concatenate([df_dx, df_dtheta], axis=2)
         for i, name in enumerate([*ode.states, *ode.params]):
             unit = np.abs(both[:, i]).max() or 1.0
             step = STEP * unit * np.eye(both.shape[1])[i]
-            ahead, behind = (alone(*np.split(v, [n_states], 1)) for v in (both + step, both - step))
+            ahead, behind = (
+                ode.slopes(t, *np.split(moved, [n_states], 1))
+                for moved in (both + step, both - step)
+            )
             change = (ahead - behind) / (2 * STEP)
-            found += _wrong_slopes(ode, t, path, f, name, unit, slopes[:, :, i], change)
+            found += _wrong_derivatives(ode, t, path, f, name, unit, slopes[:, :, i], change)
     return found
 
 
@@ -234,8 +234,8 @@ def _where(names: Sequence[str], chosen: NDArray[np.bool_]) -> list[str]:
     return [name for name, is_chosen in zip(names, chosen, strict=True) if is_chosen]
 
 
-def _wrong_slopes(ode: ODE, t, path, f, name, unit, slopes, change) -> list[str]:
-    """Hold slopes by one variable, ``(time, state)``, against changes over its unit."""
+def _wrong_derivatives(ode: ODE, t, path, f, name, unit, slopes, change) -> list[str]:
+    """Compare derivatives by one variable, ``(time, state)``, with differences over its unit."""
     found = []
     for k, state in enumerate(ode.states):
         what = f"The slope of d{state}/dt by {name}, which every fit needs,"
@@ -245,21 +245,20 @@ def _wrong_slopes(ode: ODE, t, path, f, name, unit, slopes, change) -> list[str]
             continue
         error = np.nan_to_num(np.abs(unit * slopes[:, k] - change[:, k]))
         j = int(np.argmax(error))
-        if error[j] > CLOSE * (np.abs(f[:, k]).max() + unit * np.abs(slopes[:, k]).max()):
+        if error[j] > DERIVATIVE_RTOL * (np.abs(f[:, k]).max() + unit * np.abs(slopes[:, k]).max()):
             found.append(
-                f"{what} is {slopes[j, k]:.3g} at time {t[j]:g}, where differences say "
-                f"{change[j, k] / unit:.3g}: something rounds, is cut off or stands behind a "
-                "condition there."
+                f"{what} is {slopes[j, k]:.3g} at time {t[j]:g}, but {change[j, k] / unit:.3g} by "
+                "differences: a number is rounded or clipped there, or a condition changes."
             )
     return found
 
 
 def _not_finite(what: str, t, bad, path, ode) -> str:
     j, every = int(np.argmax(bad)), np.ones(len(ode.states), dtype=bool)
-    at = with_values(ode.states, path[j])
+    states, advice = with_values(ode.states, path[j]), nonfinite_advice(ode, path[j], every)
     return (
-        f"{what} is not finite at time {t[j]:g}, where {at}: a logarithm, root, power or quotient "
-        f"at the edge of where it is defined. Start elsewhere. {cure(ode, path[j], every)}"
+        f"{what} is not finite at time {t[j]:g}, where {states}: a logarithm, root, power or "
+        f"quotient at the edge of where it is defined. Start elsewhere. {advice}"
     )
 
 
@@ -282,20 +281,20 @@ def _listed(ode: ODE, enters: NDArray[np.bool_]) -> list[str]:
     return [", ".join(_where(ode.states, column)) for column in enters.T]
 
 
-def _idle(params: pd.DataFrame) -> list[str]:
+def _without_effect(params: pd.DataFrame) -> list[str]:
     unused = params.index[params["enters"] == ""]
     without = params.index[(params["enters"] != "") & (params["effect"] < NO_EFFECT)]
     found = []
     if len(unused):
         is_one = len(unused) == 1
         found.append(
-            f"{', '.join(unused)} {'enters' if is_one else 'enter'} no derivative. The data cannot "
-            f"tell {'it' if is_one else 'them'}: drop what is not used, or add what was forgotten."
+            f"{', '.join(unused)} {'enters' if is_one else 'enter'} no derivative and cannot be "
+            f"estimated: drop {'it' if is_one else 'them'}, or add what was forgotten."
         )
     if len(without):
         found.append(
             f"{', '.join(without)} moved no state by a change of 1 %: with this x0 and these "
-            "values the data cannot tell."
+            "values the data say nothing of it."
         )
     return found
 
@@ -305,14 +304,14 @@ def _notes(t, path, f, df_dx, states: pd.DataFrame, integrated) -> list[str]:
     if len(integrated) > 1 and not integrated.all():
         notes.append(
             f"From {(~integrated).sum()} of {len(integrated)} draws of the prior the ODE cannot be "
-            "integrated to the end: a narrower prior says that these are not meant."
+            "integrated to the end: choose a narrower prior if these are not meant."
         )
     if len(t) == 1:
         return notes
-    idle = states.index[states["enters"] == ""]
-    if len(idle):
+    outputs = states.index[states["enters"] == ""]
+    if len(outputs):
         notes.append(
-            f"{', '.join(idle)} acts on no state: what is seen of it tells only its own rates."
+            f"{', '.join(outputs)} acts on no state: its data inform only about its own rates."
         )
     if np.isfinite(df_dx).all():
         decay = max(0.0, float(-np.linalg.eigvals(df_dx).real.min()))

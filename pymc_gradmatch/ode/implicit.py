@@ -4,38 +4,26 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from pymc_gradmatch.ode.plan import (
-    ARRIVED,
+from pymc_gradmatch.ode.solver_data import (
     BLEW_UP,
-    ENDS,
+    BYTES,
     EXHAUSTED,
-    FRONT,
-    JACOBIAN,
     LEFT_DOMAIN,
-    MAX_IMPLICIT_STEPS,
-    N_COLUMNS,
-    N_GROUPS,
-    N_LINEAR,
-    N_PARAMS,
-    N_STATES,
-    RHS,
-    RTOL,
-    SENSITIVITY,
-    SMALLEST,
-    STRIDE,
-    TABLES,
-    allocated,
+    PROGRESS,
+    SENSITIVITY_FACTOR,
+    SETUP,
+    SMALLEST_STEP,
+    SOLVED,
     call,
-    carry,
-    faintest,
-    integers,
+    calloc,
+    free,
+    group_slopes,
     jitted,
-    next_width,
+    negligible_sensitivity,
+    next_step_size,
     reals,
-    reals_at,
-    released,
     shifted,
-    write,
+    write_output,
 )
 
 SUBSTEPS = np.arange(2, 11)
@@ -43,7 +31,7 @@ ORDER = len(SUBSTEPS)
 
 
 def _extrapolation(n: NDArray) -> NDArray[np.float64]:
-    """Return the weights of results with n substeps in the polynomial's value at width zero."""
+    """Return the weights of results of n substeps in their extrapolation to substeps of zero."""
     others = n[:, None] - n + np.diag(n)
     return np.prod(n[:, None] / others, axis=1)
 
@@ -55,7 +43,7 @@ ROUNDING = np.finfo(float).eps * np.abs(FINAL).sum()
 
 @jitted(types.boolean(types.int64, reals, reals))
 def invert(n, matrix, inverse):
-    """Invert a small matrix by elimination, which it loses; tell whether it has an inverse."""
+    """Invert a small matrix by elimination in place; return whether it has an inverse."""
     for i in range(n):
         for j in range(n):
             inverse[i * n + j] = 1.0 if i == j else 0.0
@@ -82,57 +70,57 @@ def invert(n, matrix, inverse):
     return True
 
 
-@jitted(types.int64(integers))
-def implicit_room(plan):
+@jitted(types.int64(SETUP))
+def implicit_memory(setup):
     """Return how many numbers of memory :func:`implicit_step` needs."""
-    n_states = plan[N_STATES]
-    size = plan[N_GROUPS] * n_states * plan[STRIDE]
-    return (ORDER + 2) * size + 2 * n_states * n_states + 1 + plan[N_LINEAR]
+    n_states = setup.n_states
+    size = setup.n_groups * n_states * setup.stride
+    return (ORDER + 2) * size + 2 * n_states * n_states + 1 + setup.n_linear
 
 
-@jitted(types.float64(integers, types.float64, types.float64, *[reals] * 6))
-def implicit_step(plan, time, width, x, jacobian, theta, absolute, memory, x_new):
+@jitted(types.float64(SETUP, types.float64, types.float64, *[reals] * 6))
+def implicit_step(setup, time, step, x, jacobian, theta, absolute, memory, x_new):
     r"""Take one step (SEULEX: Hairer and Wanner, Solving ODEs II, section IV.9).
 
-    The step of width H is made n = 2 to 10 times over, in n substeps of h = H / n,
+    The step H is taken nine times, in n = 2 to 10 substeps of h = H / n,
 
     .. math::
 
         (I - h J)\,(x_{i+1} - x_i) = h f(t_{i+1}, x_i),
 
-    with the Jacobian J where the step starts, and the results are extrapolated
-    to h = 0.  The order is 9 for whatever J.  Sensitivities take the same substeps, with the
-    same matrices, by their own slopes: the derivatives of these steps, J held fixed.
+    with the Jacobian J at the start of the step, and the results are extrapolated to h = 0.  The
+    order is 9 for any J.  Sensitivities take the same substeps with the same matrices: they are
+    the derivatives of these steps with J fixed.
 
     Parameters
     ----------
-    plan : integers
-        See :class:`~pymc_gradmatch.ode.plan.Plan`.
-    time, width : float
-        Where the step starts, and its width.
+    setup : Setup
+        What the draws have in common.
+    time, step : float
+        The time at the start of the step, and its size.
     x, jacobian, theta, absolute : reals
         States with sensitivities, J, parameters, and absolute tolerances of the states.
     memory : reals
-        ``implicit_room(plan)`` numbers.
+        ``implicit_memory(setup)`` numbers.
     x_new : reals
         Gets states with sensitivities after the step.
 
     Returns
     -------
     float
-        How far the last two orders are apart, in units of the tolerance; NaN where a matrix
-        has no inverse.
+        The difference of the last two orders, in units of the tolerance; NaN if a matrix has no
+        inverse.
     """
-    n_states, stride, n_columns = plan[N_STATES], plan[STRIDE], plan[N_COLUMNS]
-    group_size, n_groups = n_states * stride, plan[N_GROUPS]
-    size, tables, rtol = n_groups * group_size, reals_at(plan[TABLES]), reals_at(plan[RTOL])[0]
+    n_states, stride, n_columns = setup.n_states, setup.stride, setup.n_columns
+    group_size, n_groups, rtol = n_states * stride, setup.n_groups, setup.rtol
+    size = n_groups * group_size
     here, f = shifted(memory, ORDER * size), shifted(memory, (ORDER + 1) * size)
     matrix = shifted(memory, (ORDER + 2) * size)
     inverse = shifted(matrix, n_states * n_states)
     clock = shifted(inverse, n_states * n_states)
     linear = shifted(clock, 1)
     for order in range(ORDER):
-        h, move = width / SUBSTEPS[order], shifted(memory, order * size)
+        h, move = step / SUBSTEPS[order], shifted(memory, order * size)
         for i in range(n_states):
             for j in range(n_states):
                 place = i * n_states + j
@@ -145,12 +133,12 @@ def implicit_step(plan, time, width, x, jacobian, theta, absolute, memory, x_new
             for k in range(size):
                 here[k] = x[k] + move[k]
             clock[0] = time + substep * h
-            call(plan[RHS], (1, stride, clock, here, theta, tables, f, linear))
+            call(setup.rhs, (1, stride, clock, here, theta, setup.tables, f, linear))
             for group in range(n_groups):
                 first = group * group_size
                 slopes, moves = shifted(f, first), shifted(move, first)
                 if group > 0:
-                    carry(plan, group, linear, shifted(here, first), slopes)
+                    group_slopes(setup, group, linear, shifted(here, first), slopes)
                 for i in range(n_states):
                     for j in range(n_states):
                         weight = h * inverse[i * n_states + j]
@@ -160,7 +148,7 @@ def implicit_step(plan, time, width, x, jacobian, theta, absolute, memory, x_new
     for k in range(size):
         total = x[k] + memory[last + k]
         apart = 0.0
-        for order in range(ORDER - 1):  # large weights of these differences, not of the moves
+        for order in range(ORDER - 1):  # of differences: weights of the moves would be large
             difference = memory[order * size + k] - memory[last + k]
             total += FINAL[order] * difference
             apart += DISAGREEMENT[order] * difference
@@ -174,7 +162,7 @@ def implicit_step(plan, time, width, x, jacobian, theta, absolute, memory, x_new
             terms = 0.0
             for k in range(n_states):
                 terms += abs(jacobian[j * n_states + k] * x[k * stride])
-            rounding += ROUNDING * abs(inverse[i * n_states + j]) * width / SUBSTEPS[-1] * terms
+            rounding += ROUNDING * abs(inverse[i * n_states + j]) * step / SUBSTEPS[-1] * terms
         size_of = max(abs(x[i * stride]), abs(x_new[i * stride]))
         error += (f[i * stride] / (absolute[i] + rounding + rtol * size_of)) ** 2
     for column in range(1, n_columns):
@@ -183,63 +171,65 @@ def implicit_step(plan, time, width, x, jacobian, theta, absolute, memory, x_new
             at = first + i * stride
             largest = max(largest, max(abs(x[at]), abs(x_new[at])) / absolute[i])
         if largest > 0:
-            largest = max(largest, faintest(plan, column, theta))
-            of_column = 0.0
+            largest = max(largest, negligible_sensitivity(setup, column, theta))
+            column_error = 0.0
             for i in range(n_states):
-                scale = SENSITIVITY * rtol * largest * absolute[i]
-                of_column += (f[first + i * stride] / scale) ** 2
-            if not of_column <= error:
-                error = of_column
+                scale = SENSITIVITY_FACTOR * rtol * largest * absolute[i]
+                column_error += (f[first + i * stride] / scale) ** 2
+            if not column_error <= error:
+                error = column_error
     return np.sqrt(error / n_states)
 
 
-@jitted(types.void(integers, types.int64, types.int64, FRONT, *[reals] * 3))
-def implicitly(plan, last, draw, front, theta, x_out, s_out):
+@jitted(types.void(SETUP, types.int64, types.int64, PROGRESS, *[reals] * 3))
+def integrate_implicit(setup, last, draw, progress, theta, x_out, s_out):
     """Integrate a stiff draw; no step goes beyond the next output time.
 
-    Parameters are those of :func:`~pymc_gradmatch.ode.explicit.explicitly`.
+    Parameters are those of :func:`~pymc_gradmatch.ode.explicit.integrate_explicit`.
     """
-    status, goal, _, n_steps, time, width, absolute, _, states = front
-    n_states, stride = plan[N_STATES], plan[STRIDE]
-    group_size, ends, tables = n_states * stride, reals_at(plan[ENDS]), reals_at(plan[TABLES])
-    size = plan[N_GROUPS] * group_size
-    memory = allocated(implicit_room(plan) + size + n_states * n_states + 1)
-    x_new = shifted(memory, implicit_room(plan))
+    status, next_output, _, n_steps, time, steps, absolute, _, states = progress
+    n_states, stride, ends = setup.n_states, setup.stride, setup.ends
+    group_size = n_states * stride
+    size = setup.n_groups * group_size
+    memory = calloc(implicit_memory(setup) + size + n_states * n_states + 1, BYTES)
+    x_new = shifted(memory, implicit_memory(setup))
     jacobian = shifted(x_new, size)
     clock = shifted(jacobian, n_states * n_states)
     x, tolerance = shifted(states, draw * size), shifted(absolute, draw * n_states)
-    parameters = shifted(theta, draw * plan[N_PARAMS])
-    smallest = SMALLEST * max(abs(ends[0]), abs(ends[last]))
+    parameters = shifted(theta, draw * setup.n_params)
+    smallest = SMALLEST_STEP * max(abs(ends[0]), abs(ends[last]))
     status[draw] = EXHAUSTED
     # Steps to output times do not count.
-    for _ in range(plan[MAX_IMPLICIT_STEPS] + last + 1 - goal[draw]):
+    for _ in range(setup.max_implicit_steps + last + 1 - next_output[draw]):
         n_steps[draw] += 1
-        longest = width[draw]
-        arrives = time[draw] + longest >= ends[goal[draw]]
-        step = ends[goal[draw]] - time[draw] if arrives else longest
+        longest, goal = steps[draw], ends[next_output[draw]]
+        arrives = time[draw] + longest >= goal
+        step = goal - time[draw] if arrives else longest
         clock[0] = time[draw]
-        call(plan[JACOBIAN], (1, stride, clock, x, parameters, tables, jacobian))
+        call(setup.jacobian, (1, stride, clock, x, parameters, setup.tables, jacobian))
         error = implicit_step(
-            plan, time[draw], step, x, jacobian, parameters, tolerance, memory, x_new
+            setup, time[draw], step, x, jacobian, parameters, tolerance, memory, x_new
         )
-        width[draw] = next_width(step, error, ORDER)
+        steps[draw] = next_step_size(step, error, ORDER)
         if error < 1:
             for k in range(size):
                 x[k] = x_new[k]
             if arrives:
-                # A step cut short by an output time says little against a longer one.
-                width[draw] = max(longest, width[draw])
-                time[draw] = ends[goal[draw]]
-                for group in range(plan[N_GROUPS]):
+                # That a step cut short by an output time is accurate says little of a longer one.
+                steps[draw] = max(longest, steps[draw])
+                time[draw] = goal
+                for group in range(setup.n_groups):
                     columns = shifted(x, group * group_size)
-                    write(plan, draw, goal[draw], group, stride, columns, x_out, s_out)
-                goal[draw] += 1
+                    write_output(
+                        setup, draw, next_output[draw], group, stride, columns, x_out, s_out
+                    )
+                next_output[draw] += 1
             else:
                 time[draw] += step
-        if goal[draw] > last:
-            status[draw] = ARRIVED
+        if next_output[draw] > last:
+            status[draw] = SOLVED
             break
-        if not width[draw] > smallest:
+        if not steps[draw] > smallest:
             status[draw] = BLEW_UP if np.isfinite(error) else LEFT_DOMAIN
             break
-    released(memory)
+    free(memory)

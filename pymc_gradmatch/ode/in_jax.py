@@ -1,4 +1,4 @@
-"""The solution of an ODE in JAX, by diffrax, with derivatives that JAX takes on."""
+"""The solution of an ODE in JAX, by diffrax, with its derivatives."""
 
 from collections.abc import Callable
 from functools import cache, partial
@@ -8,15 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_gradmatch.ode.implicit import DISAGREEMENT, FINAL, ORDER, ROUNDING, SUBSTEPS
-from pymc_gradmatch.ode.plan import SENSITIVITY, SHARE, SMALLEST
-from pymc_gradmatch.ode.solve import MATVECS, TOLERANCE, Course
+from pymc_gradmatch.ode.solve import DEFAULT_RTOL, N_PRODUCTS, Schedule
+from pymc_gradmatch.ode.solver_data import ABSOLUTE_SHARE, SENSITIVITY_FACTOR, SMALLEST_STEP
 
-MOST_STEPS = 2_000  # explicit ones of a piece; what is not done by then is left to implicit ones
-MOST_IMPLICIT_STEPS = 10_000  # of a piece, those to output times included
+MAX_STEPS = 2_000  # explicit ones of a piece, after which implicit ones are taken
+MAX_IMPLICIT_STEPS = 10_000  # of a piece, with those to output times
 
 
 def packages() -> tuple[Any, Any]:
-    """Import and return diffrax and jax, or say what to install."""
+    """Return diffrax and jax; raise if they are not installed."""
     try:
         import diffrax
         import jax
@@ -30,33 +30,33 @@ def packages() -> tuple[Any, Any]:
 
 
 def solution_in_jax(
-    f: Callable, course: Course, rtol: float, wrt: tuple[bool, ...], *, has_sensitivities: bool
+    f: Callable, schedule: Schedule, rtol: float, wrt: tuple[bool, ...], *, has_sensitivities: bool
 ) -> Callable:
     """Return the solution as a function of starts and parameters, for JAX.
 
-    Each piece of the course is tried by Dormand and Prince's pair of order 8.  Stiff systems are
-    not known beforehand: what has not arrived after 2000 steps is solved by the linearly implicit
-    Euler method extrapolated to order 9, as machine code does.  So a stiff system pays for 2000
-    explicit steps in each piece, a few milliseconds, and what is not stiff pays nothing, whether
-    one draw is solved or many, side by side.
+    Each piece of the schedule is solved by Dormand and Prince's pair of order 8.  Stiff systems are
+    not known beforehand: a draw that has not arrived after 2000 steps is solved by the linearly
+    implicit Euler method extrapolated to order 9, as in machine code.  So a stiff system costs 2000
+    explicit steps more in each piece, a few milliseconds, and others cost nothing, with one draw or
+    many.
 
-    Derivatives are forward sensitivities, integrated beside the states, as machine code does:
-    JAX's own, of steps that do not see them, grow without limit where stability bounds the steps.
-    JAX may differentiate forwards or backwards, once.
+    Derivatives are forward sensitivities, integrated with the states as in machine code: JAX's
+    derivatives of the steps grow without limit where stability limits the steps.  JAX may
+    differentiate forwards or backwards, once.
 
-    The right-hand side ``f(t, x, theta)`` is of one draw; the function takes arrays ``(draw,
-    state)`` and ``(draw, param)`` to one of shape ``(draw, time, state)``, and, where they are
-    wanted, its derivatives by those starts, then parameters, that ``wrt`` says.
+    The right-hand side ``f(t, x, theta)`` is of one draw.  The function maps arrays ``(draw,
+    state)`` and ``(draw, param)`` to one of shape ``(draw, time, state)`` and, if wanted, its
+    derivatives by the starts, then parameters, that ``wrt`` selects.
     """
     _, jax = packages()
-    jnp, n_states = jax.numpy, len(course.in_logs)
+    jnp, n_states = jax.numpy, len(schedule.in_logs)
     wanted = np.flatnonzero(wrt)
     directions = np.eye(len(wrt))[:, wanted]
 
     def solved(u, directions):
         start = jnp.concatenate([u[:n_states, None], directions[:n_states]], axis=1)
         lifted = _lifted(f, u[n_states:], directions[n_states:])
-        return _along(course, lifted, rtol, start)
+        return _along(schedule, lifted, rtol, start)
 
     @jax.custom_jvp
     def states(u):
@@ -79,7 +79,7 @@ def solution_in_jax(
             return jax.vmap(one)(u)
         return jax.tree.map(lambda values: values[None], one(u[0]))
 
-    return jax.jit(of_draws)  # PyMC's first calls are operation by operation
+    return jax.jit(of_draws)  # PyMC's first calls are not compiled
 
 
 def _lifted(f: Callable, theta, by) -> Callable:
@@ -103,41 +103,41 @@ def _lifted(f: Callable, theta, by) -> Callable:
 
 
 class _Pieces(NamedTuple):
-    """Each piece of a course, one row of arrays of equal lengths."""
+    """The pieces of a schedule, one in each row."""
 
     begin: NDArray
     times: NDArray
-    """At which states are asked for; the last is the piece's end, as often as needed."""
+    """Output times; the last, the end of the piece, is repeated to equal lengths."""
     factor: NDArray
     amount: NDArray
 
 
-def _pieces(course: Course) -> tuple[_Pieces, NDArray[np.int64]]:
-    """Return the pieces, and where each output is in their states, with those at the start first.
+def _pieces(schedule: Schedule) -> tuple[_Pieces, NDArray[np.int64]]:
+    """Return the pieces, and the index of each output time among their states.
 
-    Of a piece these are the states at its times, and after what happens at its end.
+    These are the states at the start, then of each piece those at its times and after its jump.
     """
-    first, last = course.pieces[:-1, None], course.pieces[1:, None]
+    first, last = schedule.pieces[:-1, None], schedule.pieces[1:, None]
     longest = int((last - first).max(initial=1))
     places = np.minimum(first + 1 + np.arange(longest), last)
-    times = np.where(places == last, course.ends[places], course.times[places])
+    times = np.where(places == last, schedule.ends[places], schedule.times[places])
     pieces = _Pieces(
-        course.times[first[:, 0]], times, course.factor[last[:, 0]], course.amount[last[:, 0]]
+        schedule.times[first[:, 0]], times, schedule.factor[last[:, 0]], schedule.amount[last[:, 0]]
     )
     inside = np.arange(longest + 1) == longest
-    held = np.where(inside, last, np.append(places, last, axis=1))
+    indices = np.where(inside, last, np.append(places, last, axis=1))
     is_first = np.append(places < last, np.ones_like(last, dtype=bool), axis=1)
-    at = np.zeros(len(course.times), dtype=np.int64)
-    at[held[is_first]] = 1 + np.flatnonzero(is_first)
-    return pieces, at[course.rows >= 0]
+    at = np.zeros(len(schedule.times), dtype=np.int64)
+    at[indices[is_first]] = 1 + np.flatnonzero(is_first)
+    return pieces, at[schedule.rows >= 0]
 
 
-def _along(course: Course, f: Callable, rtol: float, start):
+def _along(schedule: Schedule, f: Callable, rtol: float, start):
     """Return states and derivatives at all output times, from those at the first."""
     _, jax = packages()
     jnp = jax.numpy
-    pieces, asked_for = _pieces(course)
-    in_logs = np.array(course.in_logs)
+    pieces, asked_for = _pieces(schedule)
+    in_logs = np.array(schedule.in_logs)
 
     def piece(so_far, one):
         columns, is_known = so_far
@@ -153,7 +153,7 @@ def _along(course: Course, f: Callable, rtol: float, start):
         return (last, is_known & has_arrived), jnp.concatenate([columns, last[None]])
 
     begun = start, jnp.isfinite(start).all()
-    if len(pieces.begin) == 1:  # of times that are known, which need no check at run time
+    if len(pieces.begin) == 1:  # no loop, and times need no check at run time
         (_, is_known), columns = piece(begun, _Pieces(*(values[0] for values in pieces)))
     else:
         (_, is_known), columns = jax.lax.scan(piece, begun, pieces)
@@ -163,7 +163,7 @@ def _along(course: Course, f: Callable, rtol: float, start):
 
 
 def _through(f: Callable, rtol: float, begin, times, start) -> tuple:
-    """Return states and derivatives at the times of one piece, and whether they were found."""
+    """Return states and derivatives at the times of one piece, and whether it was solved."""
     diffrax, jax = packages()
     jnp, end, x = jax.numpy, times[-1], start[:, 0]
     explicit, implicit = _methods()
@@ -175,7 +175,7 @@ def _through(f: Callable, rtol: float, begin, times, start) -> tuple:
             rtol=0.0,
             atol=1.0,
             norm=lambda error: jnp.sqrt(jnp.square(error).mean(axis=0).max()),
-            dtmin=SMALLEST * jnp.maximum(jnp.abs(times[0]), jnp.abs(end)),
+            dtmin=SMALLEST_STEP * jnp.maximum(jnp.abs(times[0]), jnp.abs(end)),
             force_dtmin=False,
         )
         at = jnp.maximum(times, begin)
@@ -199,24 +199,24 @@ def _through(f: Callable, rtol: float, begin, times, start) -> tuple:
 
     results, slope = diffrax.RESULTS, f(begin, start[:, :1])[:, 0]
     sizes = _sizes(f, begin, end - begin, x, jnp.abs(x), slope)
-    tried, now, here, how = way(explicit, MOST_STEPS, begin, sizes, stops=False)
+    tried, now, here, how = way(explicit, MAX_STEPS, begin, sizes, stops=False)
     is_left = how == results.max_steps_reached
     reached = jnp.where(jnp.isfinite(tried[..., 0]), jnp.abs(tried[..., 0]), 0.0).max(axis=0)
     so_far = jnp.maximum(reached, jnp.maximum(jnp.abs(x), jnp.abs(here)))
     sizes = _sizes(f, now, end - begin, here, so_far, jnp.zeros_like(x))
-    begin = jnp.where(is_left, begin, end)  # from the end to the end it takes no step
-    others, *_, how_else = way(implicit, MOST_IMPLICIT_STEPS, begin, sizes, stops=True)
+    begin = jnp.where(is_left, begin, end)  # no step if there is nothing left
+    others, *_, how_else = way(implicit, MAX_IMPLICIT_STEPS, begin, sizes, stops=True)
     has_arrived = jnp.where(is_left, how_else == results.successful, how == results.successful)
     return jnp.where(is_left, others, tried), has_arrived
 
 
 def _sizes(f: Callable, t, duration, x, so_far, slope):
-    """Return the size that each state has or soon gets, as ``fill_sizes`` in ode/solve.py does."""
+    """Return the size of each state now or soon, as ``estimate_sizes`` in ode/solve.py."""
     _, jax = packages()
     jnp = jax.numpy
     by_state = jnp.abs(_jacobian(f, t, x))
     power, log_rate = by_state, 0.0
-    for k in range(int(np.log2(MATVECS)) + 1):
+    for k in range(int(np.log2(N_PRODUCTS)) + 1):
         largest = power.sum(axis=1).max()
         log_rate += jnp.log(largest) / 2**k
         power = power / jnp.where(largest > 0, largest, 1.0)
@@ -241,12 +241,12 @@ def _jacobian(f: Callable, t, x):
 
 
 def _tolerances(rtol: float, before, after):
-    """Return how wrong states and derivatives may be after a step, in units of sizes."""
+    """Return tolerances of states and derivatives after a step, in units of sizes."""
     _, jax = packages()
     largest = jax.numpy.maximum(*map(jax.numpy.abs, (before, after)))
-    of_derivatives = SENSITIVITY * rtol * largest[:, 1:].max(axis=0, keepdims=True)
+    of_derivatives = SENSITIVITY_FACTOR * rtol * largest[:, 1:].max(axis=0, keepdims=True)
     of_derivatives = jax.numpy.where(of_derivatives > 0, of_derivatives, 1.0)
-    of_states = rtol * (SHARE + largest[:, :1])
+    of_states = rtol * (ABSOLUTE_SHARE + largest[:, :1])
     return jax.numpy.concatenate(
         [of_states, jax.numpy.broadcast_to(of_derivatives, largest[:, 1:].shape)], axis=1
     )
@@ -254,23 +254,23 @@ def _tolerances(rtol: float, before, after):
 
 @cache
 def _methods() -> tuple[type, type]:
-    """Return two solvers of diffrax whose errors are in units of the tolerance."""
+    """Return two solvers for diffrax with errors in units of the tolerance."""
     diffrax, jax = packages()
     jnp = jax.numpy
     pair: Any = diffrax.Dopri8
     adaptive: Any = diffrax.AbstractAdaptiveSolver
 
     class Explicit(pair):
-        rtol: float = TOLERANCE
+        rtol: float = DEFAULT_RTOL
 
         def step(self, terms, t0, t1, y0, args, solver_state, made_jump):
             y1, error, *others = super().step(terms, t0, t1, y0, args, solver_state, made_jump)
             return y1, error / _tolerances(self.rtol, y0, y1), *others
 
     class Implicit(adaptive):
-        """The method of ode/implicit.py, whose order is 9 for whatever Jacobian."""
+        """The method of ode/implicit.py."""
 
-        rtol: float = TOLERANCE
+        rtol: float = DEFAULT_RTOL
         term_structure = diffrax.AbstractTerm
         interpolation_cls = diffrax.LocalLinearInterpolation
 

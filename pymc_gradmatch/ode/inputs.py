@@ -1,9 +1,8 @@
-"""Known inputs: of a right-hand side, on times of their own or as functions; doses of states."""
+"""Known inputs of a right-hand side, on times or as functions; doses and resets of states."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytensor.tensor as pt
@@ -14,12 +13,9 @@ from pytensor.tensor import TensorVariable
 from pymc_gradmatch._pymc import EVALUATE_ONCE
 from pymc_gradmatch.arguments import as_numbers, in_order
 
-if TYPE_CHECKING:
-    from pymc_gradmatch.ode.system import ODE
-
-ROUNDINGS = 4
+ROUNDINGS = 4  # within which a time is that of a jump, or still covered by an input
 KINDS = ("linear", "previous", "dose", "reset")
-FACTORS = {"dose": 1.0, "reset": 0.0}  # of the state, to which the value is added
+FACTORS = {"dose": 1.0, "reset": 0.0}  # of the state, before the value is added
 
 
 class Steps(NamedTuple):
@@ -37,7 +33,7 @@ class Input:
         u(t) = u_i + \frac{t - t_i}{t_{i+1} - t_i} (u_{i+1} - u_i)
         \quad \text{or} \quad u(t) = u_i, \qquad t_i \le t < t_{i+1}
 
-    Or what is given to a state at once: :math:`x(t_i) = x(t_i^-) + u_i`, a dose.
+    Or a dose, which a state is given at once: :math:`x(t_i) = x(t_i^-) + u_i`.
 
     Parameters
     ----------
@@ -48,11 +44,11 @@ class Input:
         process at these times, is for :meth:`ODE.solve <pymc_gradmatch.ODE.solve>` in a model;
         ``(..., n)`` with axes that broadcast against those of starts and parameters.
     kind : {"linear", "previous", "dose", "reset"}
-        ``"linear"`` between the times; or ``"previous"``, each value from its time on
-        until the next, the last for ever: a schedule, with jumps.  ``"dose"`` and
-        ``"reset"`` are of the state whose name they are given to, no argument of the
-        right-hand side: at each time the value is added to it, or takes its place (a
-        washout: zero).  At the time itself the state is the one after.
+        ``"linear"`` interpolation; or ``"previous"``, with jumps: each value from its time until
+        the next, the last one from then on.  ``"dose"`` and ``"reset"`` act on the state by whose
+        name they are given, and are no argument of the right-hand side: at each time the value is
+        added to the state, or replaces it (zero for a washout).  At that time the state is the one
+        after.
 
     Raises
     ------
@@ -134,7 +130,7 @@ class Input:
         )
 
     def __call__(self, t) -> TensorVariable:
-        """Write the input at times as a graph, shape of ``t``; beyond its times it stays level."""
+        """Return the input at times as a graph, shape of ``t``; constant beyond its own times."""
         if self.kind in FACTORS:
             msg = f"a {self.kind} has no value between its times; expected 'linear' or 'previous'."
             raise TypeError(msg)
@@ -142,43 +138,36 @@ class Input:
         last = len(self.times) - 1
         before = pt.searchsorted(self._beginnings, t.ravel(), side="right") - 1
         before = pt.clip(before, 0, last).reshape(t.shape)
-        level = pt.as_tensor(self.values)[before]
+        value = pt.as_tensor(self.values)[before]
         if self.kind == "previous":
-            return level
+            return value
         since = pt.clip(t, self.times[0], self.times[-1]) - pt.constant(self.times)[before]
-        return level + pt.as_tensor(self._slope)[before] * since
+        return value + pt.as_tensor(self._slope)[before] * since
 
-    def shares(self, t: TensorVariable) -> list[TensorVariable]:
-        """Write what each of the values weighs in the input at a time."""
+    def weights(self, t: TensorVariable) -> list[TensorVariable]:
+        """Return the weight of each of the values in the input at a time, as graphs."""
         if self.kind == "previous":
-            begun = [pt.ge(t, one).astype("float64") for one in self._beginnings[1:]]
-            return [one - other for one, other in zip([1.0, *begun], [*begun, 0.0], strict=True)]
-        past = [
-            pt.clip((t - first) / (last - first), 0.0, 1.0)
-            for first, last in pairwise(self.times.tolist())
-        ]
-        return [one - other for one, other in zip([1.0, *past], [*past, 0.0], strict=True)]
-
-    def held_at(self, t: float) -> "Input":
-        """Return the input, whose values are numbers, with the one at a time for all."""
-        beginnings, times, values, slope = self.table
-        k = max(int(np.searchsorted(beginnings, t, side="right")) - 1, 0)
-        since = min(max(t, times[0]), times[-1]) - times[k]
-        return Input([0.0], [values[k] + slope[k] * since], kind="previous")
+            passed = [pt.ge(t, one).astype("float64") for one in self._beginnings[1:]]
+        else:
+            passed = [
+                pt.clip((t - first) / (last - first), 0.0, 1.0)
+                for first, last in pairwise(self.times.tolist())
+            ]
+        return [one - other for one, other in pairwise([1.0, *passed, 0.0])]
 
     @property
     def table(self) -> tuple[NDArray[np.float64], ...]:
-        """What machine code looks up: where pieces begin, their times, values and slopes."""
+        """What machine code looks up: starts of the pieces, their times, values and slopes."""
         return self._beginnings, self.times, self.values, self._slope
 
     @property
     def _beginnings(self) -> NDArray[np.float64]:
-        """Of the two sides of a jump, the later, also where rounding puts a time before it."""
+        """The times at which pieces begin, earlier by the rounding of a time."""
         return self.times - ROUNDINGS * np.spacing(np.abs(self.times))
 
     @property
     def _slope(self) -> Any:
-        """After each of the times."""
+        """The slope after each of the times."""
         if self.kind == "previous":
             return np.zeros(len(self.times))
         if self.is_tensor:
@@ -214,30 +203,28 @@ class Input:
 def as_doses(
     given: Any, states: tuple[str, ...], positive: tuple[str, ...] = ()
 ) -> dict[str, Input]:
-    """Return what of the inputs is given to states at once, by state."""
+    """Return the doses and resets among inputs, by state."""
     if not isinstance(given, Mapping):
         return {}
     doses = {n: one for n, one in given.items() if isinstance(one, Input) and one.kind in FACTORS}
-    unknown = [name for name in doses if name not in states]
-    if unknown:
+    if unknown := [name for name in doses if name not in states]:
         msg = (
             f"doses are given to {unknown}; expected some of the states {list(states)}. An input "
             "of the right-hand side has kind='linear' or 'previous'."
         )
         raise ValueError(msg)
     resets = {n: doses[n] for n in positive if n in doses and doses[n].kind == "reset"}
-    lost = [name for name, reset in resets.items() if reset.values.min() <= 0]
-    if lost:
+    if zero := [name for name, reset in resets.items() if reset.values.min() <= 0]:
         msg = (
-            f"{lost} are positive states, and reset to zero or below; expected positive numbers. "
-            "A washout leaves a little, or the states are not declared positive."
+            f"{zero} are positive states, and reset to zero or below; expected positive numbers. "
+            "For a washout to zero, leave them out of positive=."
         )
         raise ValueError(msg)
     return doses
 
 
 def steps_at(times: NDArray[np.float64], doses: Mapping[str, Input], states: tuple) -> Steps:
-    """Return what happens to each state at some times."""
+    """Return how each state jumps at some times."""
     shape = len(times), len(states)
     steps = Steps(np.ones(shape), np.zeros(shape))
     for name, dose in doses.items():
@@ -247,7 +234,7 @@ def steps_at(times: NDArray[np.float64], doses: Mapping[str, Input], states: tup
 
 
 def as_inputs(given: Any, names: tuple[str, ...]) -> tuple[Input | Callable, ...]:
-    """Return one input for each name, or say what was expected."""
+    """Return one input for each name; raises if they do not fit."""
     if not names:
         msg = (
             f"inputs are given for {list(given)}, but the ODE has none; expected an ODE with their "
@@ -286,7 +273,7 @@ def _check_function(function: Callable, name: str):
 
 
 def input_at(value: Input | Callable, t: TensorVariable) -> TensorVariable:
-    """Return an input at times: numbers, where these are."""
+    """Return an input at times as a graph; as a constant if the times are constant."""
     graph = pt.as_tensor(value(t)) + pt.zeros_like(t)
     if t.owner is None and hasattr(t, "data"):
         return pt.constant(graph.eval(mode=EVALUATE_ONCE))
@@ -300,7 +287,7 @@ def times_where(inputs: tuple[Input | Callable, ...], what: str) -> NDArray[np.f
 
 
 def check_known(inputs: tuple[Input | Callable, ...], names: tuple[str, ...], t: NDArray):
-    """Raise if times lie beyond those at which an input is known."""
+    """Raise if an input is not known at all of the increasing times."""
     for name, value in zip(names, inputs, strict=True):
         if not isinstance(value, Input):
             continue
@@ -316,18 +303,6 @@ def check_known(inputs: tuple[Input | Callable, ...], names: tuple[str, ...], t:
             raise ValueError(msg)
 
 
-def in_experiments(odes: Sequence["ODE"]) -> "ODE":
-    """Return one right-hand side for all experiments, whose inputs differ.
-
-    As a graph: of times ``(experiment, time)``, states ``(..., experiment, time, state)``, and
-    parameters that broadcast against ``(..., experiment, time)``.  It is not integrated.
-    """
-    first = odes[0]
-    if not first.inputs:
-        return first
-    given = [[ode.known_inputs[name] for ode in odes] for name in first.inputs]
-    return first.with_given([partial(_of_each, inputs) for inputs in given])
-
-
-def _of_each(inputs: Sequence[Input | Callable], t) -> TensorVariable:
+def stacked_input(inputs: Sequence[Input | Callable], t) -> TensorVariable:
+    """Return an input of several experiments at their times, ``(experiment, time)``."""
     return pt.stack([pt.as_tensor(one(t[i])) + pt.zeros_like(t[i]) for i, one in enumerate(inputs)])

@@ -1,8 +1,8 @@
-"""The solution of an ODE as a node of PyTensor graphs, with its derivatives."""
+"""The solution of an ODE as an operation of PyTensor, with its gradient."""
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytensor.tensor as pt
@@ -15,46 +15,37 @@ from pymc_gradmatch._pymc import (
     external_function,
     jax_function,
     numba_function,
-    replaces,
-    when_compiled_by_jax,
-    when_compiled_by_numba,
-    when_vectorized,
+    register_for_jax,
+    register_for_numba,
+    register_replacement,
+    register_vectorized,
 )
 from pymc_gradmatch.machine import lower
 from pymc_gradmatch.ode.in_jax import solution_in_jax
-from pymc_gradmatch.ode.solve import Equations, Solver
+from pymc_gradmatch.ode.solve import Solver
+
+if TYPE_CHECKING:
+    from pymc_gradmatch.ode.system import ODE
 
 NO_SECOND_DERIVATIVES = (
-    "the solution of an ODE has first derivatives only; second ones, as of a Hessian, are not "
+    "the solution of an ODE has first derivatives only; second ones, for a Hessian, are not "
     "available. Samplers and optimisers that use gradients need none. For a normal approximation "
     "take products of first derivatives (Gauss-Newton), as gm.sample does."
 )
 
 
-class Solvable(Protocol):
-    """What :class:`Solve` needs of an ODE: its equations, and to be pickled."""
-
-    def equations(self, wrt: tuple[bool, ...] | None = None) -> Equations:
-        """Return the right-hand side as machine code, with derivatives or without."""
-        ...
-
-    def __call__(self, t, x, theta) -> TensorVariable:
-        """Write the right-hand side as a graph."""
-        ...
-
-
 class Solve(Op):
-    r"""The states of an ODE at some times, :math:`x(t; x_0, \theta)`, of one draw or of many.
+    r"""The states of an ODE at some times, :math:`x(t; x_0, \theta)`, of many draws.
 
-    Its inputs are starts and parameters, shapes ``(draw, state)`` and ``(draw, param)``; its
-    output has the shape ``(draw, time, state)``.  With sensitivities it has another, their
-    derivatives, ``(draw, time, state, derivative)``, by those starts, then parameters, that vary:
-    ``wrt``.  NaN where the ODE cannot be solved.
+    Inputs are starts and parameters, shapes ``(draw, state)`` and ``(draw, param)``; the output has
+    shape ``(draw, time, state)``.  With sensitivities there is a second output, the derivatives by
+    those starts, then parameters, that ``wrt`` selects: ``(draw, time, state, derivative)``.  NaN
+    where the ODE cannot be solved.
     """
 
     def __init__(
         self,
-        ode: Solvable,
+        ode: "ODE",
         t: NDArray[np.float64],
         rtol: float,
         wrt: tuple[bool, ...],
@@ -79,12 +70,12 @@ class Solve(Op):
         return f"Solve{{{self.solver.n_states} states, {self.solver.n_times} times}}"
 
     @property
-    def sensitive(self) -> "Solve":
-        """The same solution with its derivatives."""
+    def with_sensitivities(self) -> "Solve":
+        """The operation with its derivatives as second output."""
         return Solve(*self.given, has_sensitivities=True)
 
     def make_node(self, *inputs: Any) -> Apply:
-        """Take starts and parameters."""
+        """Return the node of starts and parameters."""
         x0, theta = map(pt.as_tensor, inputs)
         n_draws = theta.type.shape[0] if x0.type.shape[0] is None else x0.type.shape[0]
         shape: tuple = n_draws, self.solver.n_times, self.solver.n_states
@@ -108,7 +99,7 @@ class Solve(Op):
         r"""Return the gradient by starts and parameters, :math:`\sum_{tk} \bar x_{tk} S_{tkj}`."""
         if self.has_sensitivities and not isinstance(cotangents[1].type, DisconnectedType):
             raise NotImplementedError(NO_SECOND_DERIVATIVES)
-        both: Any = outputs if self.has_sensitivities else self.sensitive(*inputs)
+        both: Any = outputs if self.has_sensitivities else self.with_sensitivities(*inputs)
         _, sensitivities = both
         gradient = (cotangents[0][..., None] * sensitivities).sum(axis=(1, 2))
         columns = iter(range(sum(self.wrt)))
@@ -127,40 +118,34 @@ def _rebuilt(ode, t, rtol, wrt, has_sensitivities) -> Solve:
 
 
 def solution(
-    ode: Solvable,
+    ode: "ODE",
     t: NDArray[np.float64],
     rtol: float,
     values: Sequence[TensorVariable],
     n_states: int,
 ) -> TensorVariable:
-    """Write the solution as a graph, shape ``(..., time, state)``.
+    """Return the solution as a graph, shape ``(..., time, state)``.
 
-    Values are those of each of ``n_states`` starts and of each parameter, of shapes that
-    broadcast.
+    ``values`` are ``n_states`` starts and all parameters, of shapes that broadcast.
     """
     wrt = tuple(not isinstance(value, pt.TensorConstant) for value in values)
-    # Each is broadcast against each other: that many nodes of a graph, where they are no scalars.
-    alike = pt.broadcast_arrays(*values) if any(value.ndim for value in values) else values
-    together = pt.stack(alike, axis=-1)
-    batch = together.shape[:-1]
-    flat = together.reshape((_length(together), len(values)))
+    if any(value.ndim for value in values):  # scalars need no nodes for broadcasting
+        values = pt.broadcast_arrays(*values)
+    joined = pt.stack(values, axis=-1)
+    axes = enumerate(joined.type.shape[:-1])
+    lengths: list[Any] = [joined.shape[k] if n is None else n for k, n in axes]
+    flat = joined.reshape((prod(lengths), len(values)))
     x: Any = Solve(ode, t, rtol, wrt)(flat[:, :n_states], flat[:, n_states:])
-    lengths = [batch[k] if n is None else n for k, n in enumerate(together.type.shape[:-1])]
     return x.reshape((*lengths, *x.type.shape[1:]))
 
 
-def _length(batched: TensorVariable) -> Any:
-    lengths = batched.type.shape[:-1]
-    return prod(batched.shape[:-1]) if None in lengths else prod(lengths)  # type: ignore[arg-type]
-
-
-@when_vectorized(Solve)
+@register_vectorized(Solve)
 def _vectorized(op: Solve, node, x0, theta):
-    """Take more axes in front as more draws."""
+    """Solve for leading axes as for more draws."""
     batch = pt.broadcast_shape(x0, theta, arrays_are_shapes=False)[:-2]
     n_draws = x0.shape[-2]
     n_states = op.solver.n_states
-    lengths = n_states, len(op.wrt) - n_states  # a type may not know them
+    lengths = n_states, len(op.wrt) - n_states  # types need not contain them
     flat = [
         pt.broadcast_to(one, (*batch, n_draws, length)).reshape((-1, length))
         for one, length in zip((x0, theta), lengths, strict=True)
@@ -169,14 +154,14 @@ def _vectorized(op: Solve, node, x0, theta):
     return [out.reshape((*batch, n_draws, *out.type.shape[1:])) for out in outputs]
 
 
-@replaces(Solve)
+@register_replacement(Solve)
 def _with_its_derivatives(fgraph, node):
-    """Let a solution come from where its derivatives are computed too."""
+    """Replace a solution by that of the same operation with sensitivities, if there is one."""
     if node.op.has_sensitivities:
         return None
     for client, _ in fgraph.clients[node.inputs[1]]:
         is_same = isinstance(client.op, Solve) and client.op.has_sensitivities
-        if is_same and client.op == node.op.sensitive and client.inputs == node.inputs:
+        if is_same and client.op == node.op.with_sensitivities and client.inputs == node.inputs:
             return [client.outputs[0]]
     return None
 
@@ -185,20 +170,20 @@ def _with_its_derivatives(fgraph, node):
 def _(op: Solve, node, writer):
     x0, theta = (writer.copied(writer[variable]) for variable in node.inputs)
     shapes = [(x0.shape[0], *out.type.shape[1:]) for out in node.outputs]
-    outputs = [writer.room(shape, "float64") for shape in shapes]
+    outputs = [writer.allocate(shape, "float64") for shape in shapes]
     ended = writer.copied(writer.constant(np.zeros((x0.shape[0], 3), dtype="int64")))
-    missing = [writer.room((0,), "float64")] if len(outputs) == 1 else []
+    missing = [writer.allocate((0,), "float64")] if len(outputs) == 1 else []
     arguments = [x0, theta, *outputs, *missing, ended]
     writer.call(op.solver.native, x0.shape[0], arguments)
     return outputs
 
 
-@when_compiled_by_numba(Solve)
+@register_for_numba(Solve)
 def _in_numba(op: Solve, node, **kwargs):
     n_times, n_states, n_derivatives = (
         op.solver.n_times, op.solver.n_states, op.solver.n_derivatives,
     )  # fmt: skip
-    differ = "there are not as many starts as parameters of draws"
+    differ = "starts and parameters have different numbers of draws"
     name = f"gradmatch_solve_{op.solver.fingerprint}"
     native = external_function(name, op.solver.native.address, n_pointers=5)
 
@@ -221,11 +206,11 @@ def _in_numba(op: Solve, node, **kwargs):
     return (states_and_sensitivities if op.has_sensitivities else states), name
 
 
-@when_compiled_by_jax(Solve)
+@register_for_jax(Solve)
 def _in_jax(op: Solve, node, **kwargs):
     ode, _, rtol, wrt = op.given
     if not np.isfinite(op.given[1]).all():
-        msg = "a steady state has no implementation in JAX; expected numba, or no backend at all."
+        msg = "a steady state cannot be compiled by JAX; expected numba, or PyMC's default backend."
         raise NotImplementedError(msg)
     n_states, n_params = op.solver.n_states, op.solver.equations.n_params
     t, x, theta = (
@@ -235,7 +220,7 @@ def _in_jax(op: Solve, node, **kwargs):
     f = jax_function([t, x, theta], [slopes])
     return solution_in_jax(
         lambda *given: f(*given)[0],
-        op.solver.course,
+        op.solver.schedule,
         rtol,
         wrt,
         has_sensitivities=op.has_sensitivities,

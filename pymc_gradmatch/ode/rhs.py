@@ -1,4 +1,4 @@
-"""The user's right-hand side: called, checked, and written as graphs."""
+"""The user's right-hand side: calling it, checking it, and transforming it."""
 
 import inspect
 import warnings
@@ -18,42 +18,42 @@ from pytensor.tensor.elemwise import DimShuffle, Elemwise
 
 from pymc_gradmatch._pymc import gradient, in_numpy
 from pymc_gradmatch.arguments import in_order, usable_names
-from pymc_gradmatch.ode.elements import is_vector
 from pymc_gradmatch.ode.inputs import Input
+from pymc_gradmatch.ode.scalarize import is_vector
 from pymc_gradmatch.reporting import latex_name
 
-SAME = 1e-6  # relative, of slopes at one time and among others
-TIMES = ("t", "time", "times", "tau")  # what people call the first argument
+SAME_RTOL = 1e-6  # of slopes at one time alone and among others
+TIME_NAMES = ("t", "time", "times", "tau")  # usual names of the first argument
 ORDER = (
     "Its arguments are (t, x, theta), as for scipy's solve_ivp; not (x, t, theta), as for odeint "
     "and pm.ode. Inputs come last."
 )
 
-# Of named tuples taken for a number or a dict, and of calls without further parameters.
-OF_TUPLES = ("'State'", "'Param'", "tuple indices must be", "positional argument")
+# In errors of named tuples used as numbers or dicts, and of calls without further arguments.
+TUPLE_ERRORS = ("'State'", "'Param'", "tuple indices must be", "positional argument")
 
-POINTWISE = (Elemwise, DimShuffle)  # operations after which each time stands by itself
+POINTWISE = (Elemwise, DimShuffle)  # operations that do not mix times
 INDEXING = tuple(type(pt.vector()[place].owner.op) for place in (0, [0]))
 
 
 def derivatives_of(
     rhs: Callable, t: TensorVariable, x: Any, theta: Any, *inputs: Any
 ) -> TensorVariable:
-    """Return the derivatives of all states, or say what the right-hand side should return.
+    """Return the derivatives of all states, shape ``(..., time, state)``.
 
-    Of times ``(time,)`` and named tuples of states, each ``(..., time)``, of parameters, and
-    perhaps of inputs, each ``(time,)``; shape ``(..., time, state)``.
+    At times ``(time,)``, with named tuples of states, each ``(..., time)``, of parameters, and of
+    inputs, if there are any, each ``(time,)``.
     """
     values = expressions(rhs, t, x, theta, *inputs)
     return pt.stack([value + pt.zeros_like(x[0]) for value in values], -1)
 
 
 def expressions(rhs: Callable, t: TensorVariable, x: Any, theta: Any, *inputs: Any) -> list:
-    """Call the right-hand side, and return one expression for each state."""
+    """Call the right-hand side; return one expression for each state, or raise."""
     states, params = x._fields, theta._fields
     try:
         returned = rhs(t, x, theta, *inputs)
-    except Exception as error:  # the user's own lines: whatever they raise is said in words
+    except Exception as error:  # the user's code may raise anything
         fourth = ", u" if inputs else ""
         named = "".join(f" and u = ({', '.join(u._fields)})" for u in inputs)
         msg = (
@@ -67,11 +67,11 @@ def expressions(rhs: Callable, t: TensorVariable, x: Any, theta: Any, *inputs: A
 
 
 def check_arguments(rhs: Callable, t: TensorVariable, x: Any, theta: Any, *inputs: Any):
-    """Raise if a right-hand side picks or mixes times, or takes its arguments in another order.
+    """Raise if a right-hand side picks or mixes times, or has another order of arguments.
 
-    Or does not return one scalar expression per state; warn if time enters and no state does, and
-    no argument is called t.  What it may do: have no state in it, no parameter, no time, and any
-    names. It is called twice, with graphs without parents, and evaluated at a few numbers.
+    Also if it does not return one scalar expression per state.  Warn if time enters and no state
+    does, and no argument is called t.  It is called twice, with symbols, and evaluated at a few
+    numbers.
     """
     slopes = expressions(rhs, t, x, theta, *inputs)
     used = set(ancestors(slopes))
@@ -112,14 +112,14 @@ def check_arguments(rhs: Callable, t: TensorVariable, x: Any, theta: Any, *input
 
 
 def _check_each_time(rhs: Callable, slopes: list, t: TensorVariable, x: Any, theta: Any, *inputs):
-    """Raise if slopes at one of many times are others than those at this time alone."""
+    """Raise if slopes at one of many times differ from those at this time alone."""
     vectors = [t, *x, *(v for u in inputs for v in u)]
     alone = [pt.TensorType("float64", (1,))(v.name) for v in vectors]
     symbols = iter(alone)
     own_t = next(symbols)
     own_x, *own_u = (type(one)(*islice(symbols, len(one))) for one in (x, *inputs))
-    by_itself = expressions(rhs, own_t, own_x, theta, *own_u)
-    evaluate = in_numpy([*vectors, *theta, *alone], [*slopes, *by_itself], rewrites=())
+    slopes_alone = expressions(rhs, own_t, own_x, theta, *own_u)
+    evaluate = in_numpy([*vectors, *theta, *alone], [*slopes, *slopes_alone], rewrites=())
     rng, [n_times] = np.random.default_rng(0), t.type.shape
     n, j = len(vectors), n_times // 2
 
@@ -133,18 +133,18 @@ def _check_each_time(rhs: Callable, slopes: list, t: TensorVariable, x: Any, the
         others[:, j], parameters = values[:, j], draw(size=len(theta))
         try:
             (among, single), (moved, _) = (at_one(one, parameters) for one in (values, others))
-        except Exception:  # what an operation asks of its numbers is not known
+        except Exception:  # an operation may not be defined at these numbers
             continue
-        size = SAME * np.maximum(np.abs(among), np.abs(single))
+        size = SAME_RTOL * np.maximum(np.abs(among), np.abs(single))
         with np.errstate(invalid="ignore"):
             mixed, unlike = (np.abs(among - one) > size for one in (moved, single))
         if mixed.any():
             k = int(np.argmax(mixed))
             msg = (
                 f"the derivative of state {x._fields[k]!r} at one time changes with states, inputs "
-                f"or time at other times. x.{x._fields[0]} holds the state at all times at once, "
-                "and what is written must hold at each of them by itself: a sum, mean, maximum or "
-                "norm of it mixes times. Add states by name, x.a + x.b, or along the first axis, "
+                f"or time at other times. x.{x._fields[0]} holds the state at all times, and "
+                "expressions must hold at each time separately: a sum, mean, maximum or norm "
+                "mixes times. Add states by name, x.a + x.b, or along the first axis, "
                 "pt.sum(pt.stack(x), axis=0)."
             )
             raise ValueError(msg)
@@ -160,18 +160,18 @@ def _check_each_time(rhs: Callable, slopes: list, t: TensorVariable, x: Any, the
 
 
 def _place_of_time(rhs: Callable) -> int:
-    """Return the place of the argument that is called t, or -1."""
+    """Return the index of the argument that is called t, or -1."""
     try:
         names = list(inspect.signature(rhs).parameters)
-    except (TypeError, ValueError):  # no Python function
+    except (TypeError, ValueError):  # not a Python function
         return -1
-    return next((i for i, name in enumerate(names) if name.strip("_").lower() in TIMES), -1)
+    return next((i for i, name in enumerate(names) if name.strip("_").lower() in TIME_NAMES), -1)
 
 
-def with_their_slopes(derivatives: Sequence, t: TensorVariable, wrt: Sequence) -> list:
-    """Return derivatives at times, and then theirs by each of some vectors, state after state."""
+def with_jacobian(derivatives: Sequence, t: TensorVariable, wrt: Sequence) -> list:
+    """Return slopes at times, and then their derivatives by each vector, state after state."""
     along = [pt.zeros_like(t) + one for one in derivatives]
-    # What happens at one time depends on the states of that time alone.
+    # Slopes at one time depend on the states of that time alone.
     by = [gradient(one.sum(), wrt) for one in along]
     return [*along, *(one for column in zip(*by, strict=True) for one in column)]
 
@@ -181,10 +181,10 @@ def _advice(rhs: Callable, error: Exception) -> str:
         return ORDER
     if isinstance(error, AttributeError) and isinstance(error.obj, tuple):  # x or theta
         return "Use these names, or declare what is missing in states or params."
-    if isinstance(error, TypeError) and any(words in str(error) for words in OF_TUPLES):
+    if isinstance(error, TypeError) and any(words in str(error) for words in TUPLE_ERRORS):
         return (
             "x and theta are named tuples: write x.state and theta.parameter, or x[0]; parameters "
-            "are no arguments of their own."
+            "are not separate arguments."
         )
     return (
         "Use pm.math or pytensor.tensor functions: numpy's and math's do not work on tensors, "
@@ -240,8 +240,8 @@ def _derivative(state: str, value, column: TensorVariable) -> TensorVariable:
     return value
 
 
-class Written(NamedTuple):
-    """A right-hand side as graphs: what it is made of, and one expression per state."""
+class SymbolicRHS(NamedTuple):
+    """A right-hand side as graphs of symbols: one expression per state."""
 
     t: TensorVariable
     x: list[TensorVariable]
@@ -250,19 +250,19 @@ class Written(NamedTuple):
     derivatives: list[TensorVariable]
 
     def depend_on(self, variables: Sequence[TensorVariable]) -> NDArray[np.bool_]:
-        """Tell which derivatives (rows) depend on which variables (columns)."""
+        """Return which derivatives (rows) depend on which variables (columns)."""
         upstream = [set(ancestors([derivative])) for derivative in self.derivatives]
         return np.array([[v in reached for v in variables] for reached in upstream])
 
     def names(self) -> dict[Variable, str]:
-        """Return what the variables are called in formulas."""
+        """Return the LaTeX names of the symbols."""
         variables = [self.t, *self.x, *self.theta, *self.inputs]
         names = {v: latex_name(str(v.name)) for v in variables}
         return names | {v: f"{names[v]}(t)" for v in self.inputs}
 
 
 def returns_vector(rhs: Callable, t, x, theta, *inputs) -> bool:
-    """Tell whether a right-hand side of numbers returns one tensor for all states."""
+    """Return whether a right-hand side of scalars returns one vector of all states."""
 
     def numbers(values):
         return [pt.scalar(value.name, dtype="float64") for value in values]
@@ -270,34 +270,33 @@ def returns_vector(rhs: Callable, t, x, theta, *inputs) -> bool:
     given = [type(part)(*numbers(part)) for part in (x, theta, *inputs)]
     try:
         return is_vector(rhs(*numbers([t]), *given))
-    except Exception:  # the user's own lines, of which `expressions` says what they raise
+    except Exception:  # `expressions` explains what the user's code raises
         return False
 
 
-def of_values(
+def with_input_values(
     rhs: Callable, params: tuple, inputs: tuple, random: Mapping[str, Input], t, x, theta, *known
 ) -> Any:
-    """Write a right-hand side whose last parameters are the values of random inputs."""
+    """Return a right-hand side whose last parameters are the values of random inputs."""
     own, values = theta[: len(params)], iter(theta[len(params) :])
     u = known[0]._asdict() if known else {}
     for name, one in random.items():
-        u[name] = sum(share * next(values) for share in one.shares(t))
-    given = named("Input", inputs, [u[name] for name in inputs])
-    return rhs(t, x, named("Param", params, own), given)
+        u[name] = sum(weight * next(values) for weight in one.weights(t))
+    given = as_namedtuple("Input", inputs, [u[name] for name in inputs])
+    return rhs(t, x, as_namedtuple("Param", params, own), given)
 
 
-def held_at_one_time(rhs: Callable, at: float, t, x, theta, *inputs) -> Any:
-    """Write a right-hand side at one time, whatever the time is."""
+def at_one_time(rhs: Callable, at: float, t, x, theta, *inputs) -> Any:
+    """Return a right-hand side at a fixed time."""
     return rhs(pt.zeros_like(t) + np.float64(at), x, theta, *inputs)
 
 
-def by_chain_rule(rhs: Callable, is_positive: Sequence[bool], t, levels, theta, *inputs) -> list:
-    """Return the derivatives of levels, logarithms where states are positive."""
+def by_chain_rule(rhs: Callable, is_positive: Sequence[bool], t, states, theta, *inputs) -> list:
+    """Return the derivatives of transformed states, logarithms where states are positive."""
     natural = [
-        pt.exp(level) if positive else level
-        for level, positive in zip(levels, is_positive, strict=True)
+        pt.exp(x) if positive else x for x, positive in zip(states, is_positive, strict=True)
     ]
-    x = type(levels)(*natural)
+    x = type(states)(*natural)
     slopes = expressions(rhs, t, x, theta, *inputs)
     return [
         slope / state if positive else slope
@@ -306,7 +305,7 @@ def by_chain_rule(rhs: Callable, is_positive: Sequence[bool], t, levels, theta, 
 
 
 def lengths_of(params: Sequence[str] | Mapping[str, Any]) -> dict[str, int | None]:
-    """Return how many entries each parameter has; None of those that are numbers."""
+    """Return the number of entries of each parameter; None of scalars."""
     if not isinstance(params, Mapping):
         return dict.fromkeys(usable_names(params, "params"))
     lengths: dict[str, int | None] = {}
@@ -316,7 +315,7 @@ def lengths_of(params: Sequence[str] | Mapping[str, Any]) -> dict[str, int | Non
         if len(axes) > 1 or not whole or min(axes, default=1) < 1:
             msg = (
                 f"the parameter {name!r} has the length {shape!r}; expected how many entries it "
-                "has, 8 or (8,), or () of a number."
+                "has, 8 or (8,), or () for a scalar."
             )
             raise ValueError(msg)
         lengths[name] = int(axes[0]) if axes else None
@@ -329,7 +328,7 @@ def entries_of(name: str, n: int | None) -> list[str]:
 
 
 def entries_in(name: str, n: int | None, value: Any) -> list[tuple[str, Any]]:
-    """Return the entries of a vector of n with their names; a number as it is."""
+    """Return the entries of a vector with their names; a scalar as it is."""
     if n is None:
         return [(name, value)]
     vector: Any = value if isinstance(value, Variable) else np.asarray(value, dtype=float)
@@ -340,11 +339,11 @@ def entries_in(name: str, n: int | None, value: Any) -> list[tuple[str, Any]]:
     return [(one, vector[..., k]) for k, one in enumerate(entries_of(name, n))]
 
 
-def named(kind: str, names: tuple[str, ...], values: Iterable) -> Any:
-    """Return values as a named tuple: what users unpack, or name."""
-    return _record(kind, names)(*values)
+def as_namedtuple(kind: str, names: tuple[str, ...], values: Iterable) -> Any:
+    """Return values as a named tuple."""
+    return _namedtuple(kind, names)(*values)
 
 
 @cache
-def _record(kind: str, names: tuple[str, ...]) -> Callable[..., tuple]:
+def _namedtuple(kind: str, names: tuple[str, ...]) -> Callable[..., tuple]:
     return namedtuple(kind, names)

@@ -1,5 +1,6 @@
-"""Right-hand sides: written once by the user, used as a graph and as a function."""
+"""ODEs: a right-hand side with its names, evaluated, differentiated and solved."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence, Sized
 from copy import copy
 from functools import cached_property, partial
@@ -16,8 +17,6 @@ from pytensor.tensor import TensorVariable
 from pymc_gradmatch._pymc import in_numpy, without_traces
 from pymc_gradmatch.arguments import in_order, usable_names
 from pymc_gradmatch.numerics import one_at_a_time
-from pymc_gradmatch.ode.code import Code, compiled, tables_of
-from pymc_gradmatch.ode.elements import ByElements
 from pymc_gradmatch.ode.inputs import (
     Input,
     Steps,
@@ -25,29 +24,42 @@ from pymc_gradmatch.ode.inputs import (
     as_inputs,
     check_known,
     input_at,
+    stacked_input,
     steps_at,
     times_where,
 )
+from pymc_gradmatch.ode.node import solution
+from pymc_gradmatch.ode.nonfinite import explain_failure
 from pymc_gradmatch.ode.rhs import (
-    Written,
+    SymbolicRHS,
+    as_namedtuple,
+    at_one_time,
     by_chain_rule,
     check_arguments,
     derivatives_of,
     entries_in,
     entries_of,
     expressions,
-    held_at_one_time,
     lengths_of,
-    named,
     returns_vector,
-    with_their_slopes,
+    with_input_values,
+    with_jacobian,
 )
-from pymc_gradmatch.ode.solve import TOLERANCE, Equations, evaluate, in_words
-from pymc_gradmatch.ode.trajectories import columns, node, numbers, solved, with_values_as_params
+from pymc_gradmatch.ode.rhs_code import Code, compile_rhs, tables_of
+from pymc_gradmatch.ode.scalarize import Scalarized
+from pymc_gradmatch.ode.solve import (
+    DEFAULT_RTOL,
+    Equations,
+    Solver,
+    evaluate,
+    failures_by_reason,
+)
 from pymc_gradmatch.reporting import latex
 
-N_TIMES = 7  # of the symbols that a right-hand side is tried on
-DERIVED = ("of_levels", "written", "_linearisation")
+type Array = NDArray[np.float64]
+
+N_TIMES = 7  # of the symbols with which a right-hand side is checked
+DERIVED = ("transformed", "symbolic", "_linearisation")  # attributes that copies compute again
 
 
 class ODE:
@@ -56,33 +68,33 @@ class ODE:
     Parameters
     ----------
     rhs : callable
-        ``rhs(t, x, theta)``, written with :mod:`pymc.math` or
-        :mod:`pytensor.tensor` functions.  ``x`` and ``theta`` are named tuples:
-        unpack them, or use ``x.prey`` and ``theta.alpha``.  Returns one
-        expression per state, as a tuple or list in the order of ``states`` or
-        as a dict by state name.  ``x.prey`` is a tensor that holds the state at many times at
-        once, time last, ``theta.alpha`` a scalar: write what holds at each time.  The total of
-        states is ``x.prey + x.predator``; ``pt.sum`` without an axis would add times too.
-        It may return one vector of the states; all is then of one time: ``A @ pt.stack(x)``.
+        ``rhs(t, x, theta)``, written with :mod:`pymc.math` or :mod:`pytensor.tensor` functions.
+        ``x`` and ``theta`` are named tuples: unpack them, or use ``x.prey`` and ``theta.alpha``.
+        Returns one expression per state, as a tuple or list in the order of ``states`` or as a
+        dict by state name.  ``x.prey`` is a tensor of the state at many times, time last, and
+        ``theta.alpha`` a scalar: write what holds at each time.  The total of states is
+        ``x.prey + x.predator``; ``pt.sum`` without an axis would add up times too.
+        It may instead return one vector of the states; then everything is of one time:
+        ``A @ pt.stack(x)``.
     states : sequence of str
         Names of the states.
     params : sequence of str, or mapping of str to int
-        Names of the parameters; with vectors among them how many entries each has, () of a
-        number: ``{"k": 8, "loss": ()}``.  ``theta.k`` is then a vector, with one prior, of shape
-        8.  Entries have names, too: ``k_0``.
+        Names of the parameters.  If some are vectors, a mapping to their numbers of entries, or to
+        () for scalars: ``{"k": 8, "loss": ()}``.  ``theta.k`` is then a vector with one prior of
+        shape 8, and its entries are named ``k_0`` to ``k_7``.
     positive : sequence of str, optional
-        Names of states that are positive.  The package works with their logarithms; the
-        right-hand side, and what comes back, is in natural units.
+        Names of positive states.  The package works with their logarithms; the right-hand side and
+        all results are in natural units.
     inputs : sequence of str, optional
-        Names of known inputs.  The right-hand side is then ``rhs(t, x, theta, u)`` with
-        a named tuple ``u``, and :meth:`with_inputs` says what they are.
+        Names of known inputs.  The right-hand side is then ``rhs(t, x, theta, u)`` with a named
+        tuple ``u``; the inputs are given to :meth:`with_inputs`.
 
     Raises
     ------
     ValueError, TypeError
-        If a name is not usable, or the right-hand side, called on symbolic dummies, fails, does not
-        return one scalar expression per state, picks or mixes times, changes from call to call,
-        or takes its arguments in the order of ``odeint``, ``rhs(x, t, theta)``.
+        If a name is not usable, or the right-hand side, called with symbols, fails, does not return
+        one scalar expression per state, picks or mixes times, changes from call to call, or takes
+        its arguments in the order of ``odeint``, ``rhs(x, t, theta)``.
 
     Examples
     --------
@@ -116,8 +128,8 @@ class ODE:
     ):
         self.rhs = rhs
         self.states = usable_names(states, "states")
-        self.lengths = lengths_of(params)
-        entries = [one for pair in self.lengths.items() for one in entries_of(*pair)]
+        self.param_lengths = lengths_of(params)
+        entries = [one for pair in self.param_lengths.items() for one in entries_of(*pair)]
         self.params = usable_names(entries, "params")
         self.inputs, self.positive = (
             () if isinstance(given, Sized) and len(given) == 0 else usable_names(given, what)
@@ -131,26 +143,26 @@ class ODE:
         self._doses: dict[str, Input] = {}
         self._in_logs = (False,) * len(self.states)
         self._kinks = np.empty(0)  # besides those of the inputs
-        self._held: float | None = None  # the time at which it is held, of :meth:`held_at`
-        self._codes: dict[tuple, Code] = {}  # which copies with other inputs share
+        self._fixed_time: float | None = None
+        self._codes: dict[tuple, Code] = {}  # shared by copies
         theta = [pt.scalar(name, dtype="float64") for name in self.params]
         (t,), x, u = (
             [pt.TensorType("float64", (N_TIMES,))(name) for name in names]
             for names in (["t"], self.states, self.inputs)
         )
         arguments = self._arguments(x, theta, u)
-        if not isinstance(rhs, ByElements) and (
-            self.has_vectors or returns_vector(rhs, t, *arguments)
+        if not isinstance(rhs, Scalarized) and (
+            self._has_vectors or returns_vector(rhs, t, *arguments)
         ):
-            self.rhs = ByElements(rhs)
+            self.rhs = Scalarized(rhs)
         check_arguments(self.rhs, t, *arguments)
 
     @classmethod
     def from_sbml(cls, path: str | Path) -> "ODE":
         """Return the equations of an SBML file.
 
-        Its parameters are those of the file that a slope depends on, and its attributes
-        ``nominal`` and ``nominal_start`` have their values and x(0).  Needs the extra ``petab``.
+        Its parameters are those of the file that a slope depends on; the attributes ``nominal`` and
+        ``nominal_start`` are their values and x(0) there.  Needs the extra ``petab``.
 
         Parameters
         ----------
@@ -160,8 +172,7 @@ class ODE:
         Raises
         ------
         NotImplementedError
-            If the model contains what is not supported, by its name and place: delays, algebraic
-            rules, events.
+            If the model contains delays, algebraic rules or events.
 
         Examples
         --------
@@ -180,16 +191,23 @@ class ODE:
         return ode
 
     def __copy__(self) -> "ODE":
-        """Return the same ODE, with nothing that is derived from its parts."""
-        known = object.__new__(type(self))
-        vars(known).update({n: v for n, v in vars(self).items() if n not in DERIVED})
-        return known
+        """Return the same ODE without what is derived from its attributes."""
+        copied = object.__new__(type(self))
+        vars(copied).update({n: v for n, v in vars(self).items() if n not in DERIVED})
+        return copied
+
+    def _replaced(self, **attributes: Any) -> "ODE":
+        """Return a copy with some attributes replaced."""
+        copied = copy(self)
+        vars(copied).update(attributes)
+        return copied
 
     def __reduce__(self):
         # Its named tuples and compiled functions cannot be pickled, and need not be.
         names = {"positive": self.positive, "inputs": self.inputs}
-        given = dict(zip(self.inputs, self._given, strict=False)) | self._doses
-        others = {"_in_logs": self._in_logs, "_kinks": self._kinks, "_held": self._held}
+        given = self._inputs_by_name | self._doses
+        kept = ("_in_logs", "_kinks", "_fixed_time")
+        others = {name: vars(self)[name] for name in kept}
         return _rebuilt, (self.rhs, self.states, self._declared, names, given, others)
 
     def __repr__(self) -> str:
@@ -198,18 +216,19 @@ class ODE:
         return f"ODE(states={list(self.states)}, params={self._declared}{others})"
 
     @property
-    def has_vectors(self) -> bool:
-        """Whether some parameters are the entries of vectors."""
-        return any(n is not None for n in self.lengths.values())
+    def _has_vectors(self) -> bool:
+        """Whether some parameters are vectors."""
+        return any(n is not None for n in self.param_lengths.values())
 
     @property
     def _declared(self) -> list[str] | dict[str, Any]:
-        lengths = {name: () if n is None else n for name, n in self.lengths.items()}
-        return lengths if self.has_vectors else list(self.params)
+        """The parameters as they were given."""
+        lengths = {name: () if n is None else n for name, n in self.param_lengths.items()}
+        return lengths if self._has_vectors else list(self.params)
 
     def _repr_html_(self) -> str | None:
-        written, names = self.written, self.written.names()
-        equations = zip(written.x, written.derivatives, strict=True)
+        names = self.symbolic.names()
+        equations = zip(self.symbolic.x, self.symbolic.derivatives, strict=True)
         try:
             lines = [rf"\dot{{{names[x]}}} &= {latex(slope, names)}" for x, slope in equations]
         except NotImplementedError:
@@ -218,15 +237,15 @@ class ODE:
         return rf'<div class="math">\[\begin{{aligned}} {body} \end{{aligned}}\]</div>'
 
     def with_inputs(self, inputs: Mapping[str, Input | Callable]) -> "ODE":
-        """Return the same ODE with its inputs known, an ODE of explicit time.
+        """Return the same ODE with known inputs.
 
         Parameters
         ----------
         inputs : mapping of str to Input or callable
-            For each of the names in ``inputs`` a :class:`~pymc_gradmatch.Input`, or a
-            smooth function of time written with :mod:`pymc.math`.  What jumps or has
-            kinks is an ``Input``, which knows where: solvers stop there.  For any of the
-            states an ``Input`` of kind ``"dose"`` or ``"reset"``; the first is later than x0.
+            For each of the names in ``inputs`` a :class:`~pymc_gradmatch.Input`, or a smooth
+            function of time written with :mod:`pymc.math`.  An input with jumps or kinks must be an
+            ``Input``: solvers restart at its times.  Also, for any of the states, an ``Input`` of
+            kind ``"dose"`` or ``"reset"``, whose first time is later than that of x0.
 
         Raises
         ------
@@ -244,26 +263,18 @@ class ODE:
         """
         doses = as_doses(inputs, self.states, self.positive)
         others = {n: inputs[n] for n in inputs if n not in doses} if doses else inputs
-        written = self.written  # the same with whatever inputs
-        known = copy(self)
-        vars(known).update(_doses=doses, written=written)
+        replaced: dict[str, Any] = {"_doses": doses, "symbolic": self.symbolic}
         if others or self.inputs or not doses:
-            vars(known).update(_given=as_inputs(others, self.inputs))
-        return known
+            replaced["_given"] = as_inputs(others, self.inputs)
+        return self._replaced(**replaced)
 
     def with_inputs_changed(self, inputs: Mapping[str, Input | Callable]) -> "ODE":
-        """Return the same ODE with other inputs of these names; its others stay."""
-        return self.with_inputs({**self.known_inputs, **self._doses, **inputs})
-
-    def with_given(self, given: Sequence[Input | Callable]) -> "ODE":
-        """Return the same ODE with inputs that have been checked, and without doses."""
-        known = copy(self)
-        vars(known).update(_given=tuple(given), _doses={})
-        return known
+        """Return the same ODE with some of its inputs replaced."""
+        return self.with_inputs({**self._inputs_by_name, **self._doses, **inputs})
 
     @property
-    def known_inputs(self) -> dict[str, Input | Callable]:
-        """The inputs of the right-hand side by name, where they were given."""
+    def _inputs_by_name(self) -> dict[str, Input | Callable]:
+        """The inputs of the right-hand side, if they were given."""
         return dict(zip(self.inputs, self._given, strict=False))
 
     @property
@@ -273,52 +284,55 @@ class ODE:
 
     @property
     def is_positive_state(self) -> tuple[bool, ...]:
-        """Which states are positive, also where it is the ODE of their logarithms."""
+        """Which states are positive, also if this is the ODE of their logarithms."""
         return tuple(a or b for a, b in zip(self.is_positive, self._in_logs, strict=True))
 
-    def natural_states(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return states in their own units from those of this ODE, which may be logarithms."""
+    def natural_states(self, x: Array) -> Array:
+        """Return states in natural units from those of this ODE, which may be logarithms."""
         with np.errstate(over="ignore"):
             return np.where(self._in_logs, np.exp(np.where(self._in_logs, x, 0)), x)
 
+    def transform_states(self, x: Array) -> Array:
+        """Return states of :attr:`transformed` from those of this ODE."""
+        positive = np.array(self.is_positive)
+        return np.where(positive, np.log(np.where(positive, x, 1)), x)
+
     @cached_property
-    def of_levels(self) -> "ODE":
-        r"""The same ODE for the logarithms of positive states, by the chain rule.
+    def transformed(self) -> "ODE":
+        r"""The ODE of the logarithms of positive states, by the chain rule.
 
         .. math:: \frac{d \log x}{dt} = \frac{f(t, x, \theta)}{x}
 
-        Itself, if no state is positive.
+        This ODE itself, if no state is positive.
         """
         if not self.positive:
             return self
-        logs = copy(self)
         rhs = partial(by_chain_rule, self.rhs, self.is_positive)
-        vars(logs).update(rhs=rhs, positive=(), _in_logs=self.is_positive)
-        return logs
+        return self._replaced(rhs=rhs, positive=(), _in_logs=self.is_positive)
 
     @property
-    def is_driven(self) -> bool:
-        """Whether time enters, by itself, by inputs or by doses."""
-        return bool(len(self.jumps) or self.written.depend_on([self.written.t]).any())
+    def is_nonautonomous(self) -> bool:
+        """Whether time enters, integrate_explicit, by inputs or by doses."""
+        return bool(len(self.jumps) or self.symbolic.depend_on([self.symbolic.t]).any())
 
     @property
-    def jumps(self) -> NDArray[np.float64]:
-        """Times at which an input jumps, and with it the slope of the states, or a state does."""
+    def jumps(self) -> Array:
+        """Times at which an input jumps, and with it the slope of the states, or a state jumps."""
         return times_where((*self._given, *self._doses.values()), "jumps")
 
     @property
     def steps(self) -> Steps:
-        """How states jump at :attr:`jumps`, which they do for doses and resets alone."""
+        """How states jump at :attr:`jumps`, by doses and resets."""
         return steps_at(self.jumps, self._doses, self.states)
 
     @property
-    def breaks(self) -> NDArray[np.float64]:
+    def breaks(self) -> Array:
         """Times at which an input jumps or has a kink, or a state jumps."""
         kinks = np.union1d(times_where(self._given, "kinks"), self._kinks)
         return np.union1d(self.jumps, kinks)
 
-    def check_times(self, t: NDArray[np.float64]):
-        """Raise if inputs were not given, or are not known at all times from first to last."""
+    def check_times(self, t: Array):
+        """Raise if inputs were not given, or are not known from the first to the last time."""
         if self.inputs and not self._given:
             msg = (
                 f"the inputs {list(self.inputs)} of the ODE were not given; expected "
@@ -329,10 +343,10 @@ class ODE:
         check_known(self._given, self.inputs, t)
 
     def __call__(self, t, x, theta) -> TensorVariable:
-        """Write the right-hand side as a PyTensor graph, shape ``(..., time, state)``.
+        """Return the right-hand side as a PyTensor graph, shape ``(..., time, state)``.
 
-        At times ``(time,)`` and states ``(..., time, state)``, in units of these per time;
-        parameters, by name or in the order of ``params``, broadcast against ``(..., time)``.
+        At times ``(time,)`` and states ``(..., time, state)``.  Parameters, by name or in the order
+        of ``params``, broadcast against ``(..., time)``.
         """
         self.check_times(np.empty(0) if isinstance(t, Variable) else np.asarray(t))
         t, x = pt.as_tensor(t), pt.as_tensor(x)
@@ -340,53 +354,53 @@ class ODE:
         columns = [x[..., k] for k in range(len(self.states))]
         return derivatives_of(self.rhs, t, *self._arguments(columns, theta, self._inputs_at(t)))
 
-    @property
-    def used(self) -> NDArray[np.bool_]:
-        """Which parameters any derivative depends on, shape ``(param,)``."""
-        return self.written.depend_on(self.written.theta).any(axis=0)
-
     @cached_property
-    def written(self) -> "Written":
-        """The right-hand side as graphs, made once, which repr, checks and ``enters`` read."""
+    def symbolic(self) -> SymbolicRHS:
+        """The right-hand side as graphs of named symbols, inputs among them."""
         x = [pt.vector(name, dtype="float64") for name in self.states]
         t, *u = (pt.vector(name, dtype="float64") for name in ("t", *self.inputs))
         theta = [pt.scalar(name, dtype="float64") for name in self.params]
-        return Written(t, x, theta, u, expressions(self.rhs, t, *self._arguments(x, theta, u)))
-
-    def _arguments(self, x: Sequence, theta: Sequence, inputs: Sequence) -> list:
-        """Return what the right-hand side is called with after the time."""
-        last = [named("Input", self.inputs, inputs)] if inputs else []
-        return [named("State", self.states, x), self.named_params(theta), *last]
+        return SymbolicRHS(t, x, theta, u, expressions(self.rhs, t, *self._arguments(x, theta, u)))
 
     @property
-    def enters(self) -> NDArray[np.bool_]:
-        """Whose derivatives (rows) depend on which states (columns), shape ``(state, state)``."""
-        return self.written.depend_on(self.written.x)
+    def used_params(self) -> NDArray[np.bool_]:
+        """Which parameters any derivative depends on, shape ``(param,)``."""
+        return self.symbolic.depend_on(self.symbolic.theta).any(axis=0)
+
+    @property
+    def jacobian_pattern(self) -> NDArray[np.bool_]:
+        """Which derivatives (rows) depend on which states (columns), shape ``(state, state)``."""
+        return self.symbolic.depend_on(self.symbolic.x)
+
+    def _arguments(self, x: Sequence, theta: Sequence, inputs: Sequence) -> list:
+        """Return the arguments of the right-hand side after the time."""
+        last = [as_namedtuple("Input", self.inputs, inputs)] if inputs else []
+        return [as_namedtuple("State", self.states, x), self.named_params(theta), *last]
+
+    def _inputs_at(self, t) -> list:
+        return [input_at(value, t) for value in self._given]
 
     def by_name(self, x, theta) -> tuple[Any, Any]:
         """Return states, shape ``(..., time, state)``, and parameters as named tuples."""
         columns = [x[..., k] for k in range(len(self.states))]
         parameters = self.named_params(self.ordered_params(theta), pt.stack)
-        return named("State", self.states, columns), parameters
+        return as_namedtuple("State", self.states, columns), parameters
 
     def named_params(self, theta: Sequence, as_vector: Callable = tuple) -> Any:
-        """Return parameters in the order of ``params`` as a named tuple, vectors together."""
+        """Return parameters in the order of ``params`` as a named tuple, with vectors joined."""
         left = iter(theta)
-        grouped = {
+        joined = {
             name: next(left) if n is None else as_vector([*islice(left, n)])
-            for name, n in self.lengths.items()
+            for name, n in self.param_lengths.items()
         }
-        return named("Param", (*grouped,), grouped.values())
+        return as_namedtuple("Param", (*joined,), joined.values())
 
     def by_entry(self, theta: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return parameters with the entries of vectors by their names, ``k_0`` of ``k``."""
-        if not self.has_vectors:
+        """Return parameters by name, with vectors split into their entries: ``k_0`` of ``k``."""
+        if not self._has_vectors:
             return theta
-        pairs = ((name, self.lengths.get(name), value) for name, value in theta.items())
+        pairs = ((name, self.param_lengths.get(name), value) for name, value in theta.items())
         return dict(entry for one in pairs for entry in entries_in(*one))
-
-    def _inputs_at(self, t) -> list:
-        return [input_at(value, t) for value in self._given]
 
     def ordered_params(self, theta) -> list:
         """Return parameters in the order of ``params``, from a mapping or a sequence."""
@@ -410,13 +424,13 @@ class ODE:
         theta,
         *,
         inputs: Mapping[str, Input | Callable] | None = None,
-        rtol: float = TOLERANCE,
+        rtol: float = DEFAULT_RTOL,
     ) -> Any:
-        r"""Solve the ODE: numbers where all is known, a differentiable tensor where it is not.
+        r"""Solve the ODE: as numbers, or as a differentiable tensor if an argument is a tensor.
 
         .. math:: x(t) = x_0 + \int_{t_0}^t f(s, x(s), \theta)\, ds
 
-        It starts anew where an input jumps or has a kink.  A dose at ``t[0]`` is in ``x0``.
+        The solver restarts where an input jumps or has a kink.  ``x0`` includes a dose at ``t[0]``.
 
         Parameters
         ----------
@@ -428,7 +442,7 @@ class ODE:
             Parameters by name or in order: numbers, arrays or tensors, of shape ``(...)``; or
             one array of numbers of shape ``(..., param)``.
         inputs : mapping of str to Input or callable, optional
-            As for :meth:`with_inputs`, where they were not given yet.
+            As for :meth:`with_inputs`, if they were not given before.
         rtol : float, default 1e-9
             Relative tolerance of each step; right for evidence and for weights.  1e-6 is enough
             for a chain whose draws are reweighted.
@@ -436,9 +450,9 @@ class ODE:
         Returns
         -------
         array of float, or TensorVariable
-            Trajectories, shape ``(..., time, state)`` with the axes that starts and parameters
-            have in front, such as draws, experiments or patients.  A tensor as soon as a start
-            or a parameter is one: it belongs into any PyMC model, has gradients by forward
+            Trajectories, shape ``(..., time, state)``, with the leading axes of starts and
+            parameters, such as draws, experiments or patients.  If a start or a parameter is a
+            tensor, so is the solution: it can be used in any PyMC model, has gradients by forward
             sensitivities, and is compiled by numba and by JAX.
 
         Raises
@@ -449,12 +463,12 @@ class ODE:
         Warns
         -----
         UserWarning
-            If numbers cannot be solved from: NaN, and what happened (:meth:`failures`).  A
-            tensor is NaN without a warning, and the density of data around it no number.
+            If the solution of numbers fails: it is NaN, and the warning says why (see
+            :meth:`failures`).  A tensor is NaN without a warning, and so is the density of data.
 
         Notes
         -----
-        Dormand and Prince's pair of order 8; where a system turns out to be stiff, the linearly
+        Dormand and Prince's pair of order 8; for stiff systems, which are detected, the linearly
         implicit Euler method extrapolated to order 9 [1]_.  Sensitivities take the same steps,
         and cost about as much as one more solution for each derivative.  JAX runs both methods
         by diffrax (``pip install "pymc-gradmatch[jax]"``).
@@ -481,7 +495,7 @@ class ODE:
         if inputs is not None:
             return self.with_inputs(inputs).solve(t, x0, theta, rtol=rtol)
         if isinstance(t, Variable):
-            msg = "t is a tensor; expected the times at which the solution is wanted, as numbers."
+            msg = "t is a tensor; expected the times of the solution as numbers."
             raise TypeError(msg)
         t = np.asarray(t, dtype=float)
         if t.ndim != 1 or len(t) < 2 or not (np.diff(t) > 0).all():
@@ -500,14 +514,13 @@ class ODE:
         *,
         inputs: Mapping[str, Input | Callable] | None = None,
         t: float = 0.0,
-        rtol: float = TOLERANCE,
+        rtol: float = DEFAULT_RTOL,
     ) -> Any:
-        r"""Return the steady state that a solution comes to, :math:`f(t, x, \theta) = 0`.
+        r"""Return the steady state that a solution converges to, :math:`f(t, x, \theta) = 0`.
 
-        Inputs, and time where it enters by itself, are held at what they are at ``t``; doses are
-        not given.  The solution from ``x0`` is followed until Newton's steps end at rest, so what
-        the equations keep, such as the total of a protein and its complexes, is that of ``x0``.
-        Derivatives are those of the implicit function theorem,
+        Time and inputs are fixed at ``t``; doses are ignored.  The solution from ``x0`` is followed
+        until Newton's method converges, so that conserved totals, such as that of a protein and its
+        complexes, are those of ``x0``.  Derivatives are those of the implicit function theorem,
         :math:`\partial f / \partial x\; dx = -\partial f / \partial \theta\; d\theta`.
 
         Parameters
@@ -515,17 +528,17 @@ class ODE:
         x0, theta, inputs, rtol
             As for :meth:`solve`.
         t : float, default 0
-            The time at which inputs are held.
+            The time at which inputs are fixed.
 
         Returns
         -------
         array of float, or TensorVariable
-            Shape ``(..., state)``.  A tensor as soon as a start or a parameter is one.
+            Shape ``(..., state)``.  A tensor if a start or a parameter is one.
 
         Warns
         -----
         UserWarning
-            If numbers do not come to rest: NaN.  They grow or oscillate.
+            If a solution of numbers grows or oscillates: NaN.
 
         Examples
         --------
@@ -537,40 +550,29 @@ class ODE:
         """
         if inputs is not None:
             return self.with_inputs(inputs).steady_state(x0, theta, t=t, rtol=rtol)
-        held, times = self.held_at(t), np.array([t, np.inf])
-        return held._solution(times, x0, theta, rtol)[..., -1, :]
+        fixed, times = self.at_fixed_time(t), np.array([t, np.inf])
+        return fixed._solution(times, x0, theta, rtol)[..., -1, :]
 
-    def held_at(self, t: float) -> "ODE":
-        """Return the same ODE with time and inputs held, without doses; states may be zero."""
+    def at_fixed_time(self, t: float) -> "ODE":
+        """Return the ODE with time and inputs fixed, without doses; states may be zero."""
         self.check_times(np.array([t]))
-        held = copy(self)
         now: Any = pt.constant(t, dtype="float64")
-        at = [
-            Input([0.0], [cast("Any", input_at(value, now)).data], kind="previous")
-            if not isinstance(value, Input)
-            else value
-            if value.is_tensor
-            else value.held_at(t)
-            for value in self._given
+        fixed = [
+            value
+            if is_random
+            else Input([0.0], [cast("Any", input_at(value, now)).data], kind="previous")
+            for value, is_random in zip(self._given, self._is_random, strict=True)
         ]
-        vars(held).update(positive=(), _given=tuple(at), _doses={}, _kinks=np.empty(0))
-        if self.written.depend_on([self.written.t]).any() or any(self._is_random):
-            vars(held).update(rhs=partial(held_at_one_time, self.rhs, float(t)), _held=float(t))
-        return held
-
-    def _solution(self, t: NDArray[np.float64], x0, theta, rtol: float) -> Any:
-        starts, params = self._starts(x0), self._params(theta)
-        if any(self._is_random):
-            known, values = with_values_as_params(self)
-            return node(known, t, starts, [*params, *values], rtol)
-        if any(isinstance(value, Variable) for value in (*starts, *params)):
-            return node(self, t, starts, params, rtol)
-        return numbers(self, t, starts, params, rtol)
+        ode = self._replaced(positive=(), _given=tuple(fixed), _doses={}, _kinks=np.empty(0))
+        if self.symbolic.depend_on([self.symbolic.t]).any() or any(self._is_random):
+            rhs = partial(at_one_time, self.rhs, float(t))
+            return ode._replaced(rhs=rhs, _fixed_time=float(t))
+        return ode
 
     def failures(
         self, t: ArrayLike, x0, theta, *, inputs: Mapping[str, Input | Callable] | None = None
     ) -> dict[str, NDArray[np.int64]]:
-        """Say which draws :meth:`solve` cannot solve, and why.
+        """Return which draws :meth:`solve` cannot solve, and why.
 
         Parameters
         ----------
@@ -580,7 +582,7 @@ class ODE:
         Returns
         -------
         dict of str to array of int
-            For each reason the numbers of the draws; empty where all can be solved.
+            For each reason the indices of the draws; empty if all can be solved.
 
         Examples
         --------
@@ -593,8 +595,9 @@ class ODE:
             return self.with_inputs(inputs).failures(t, x0, theta)
         t = np.asarray(t, dtype=float)
         self.check_times(t)
-        _, _, ended = solved(self, t, self._starts(x0), self._params(theta), TOLERANCE)
-        return in_words(ended)
+        x0, theta, _ = self._draws(self._starts(x0), self._params(theta))
+        _, ended = self._solve_draws(t, x0, theta, DEFAULT_RTOL)
+        return failures_by_reason(ended)
 
     @property
     def _is_random(self) -> list[bool]:
@@ -602,10 +605,10 @@ class ODE:
         return [isinstance(value, Input) and value.is_tensor for value in self._given]
 
     def _starts(self, x0) -> list:
-        """Return x(t0), a number, an array or a tensor for each state."""
+        """Return a number, an array or a tensor for each initial state."""
         if hasattr(x0, "keys"):
             return in_order(x0, self.states, "x0 is")
-        return columns(x0, self.states, "x0")
+        return _columns(x0, self.states, "x0")
 
     def _params(self, theta) -> list:
         theta = theta._asdict() if hasattr(theta, "_asdict") else theta
@@ -613,17 +616,96 @@ class ODE:
             isinstance(theta, Sequence) and any(isinstance(value, Variable) for value in theta)
         ):
             return self.ordered_params(theta)
-        return columns(theta, self.params, "theta")
+        return _columns(theta, self.params, "theta")
 
-    def levels(self, x0: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return states as those of :attr:`of_levels`."""
-        positive = np.array(self.is_positive)
-        return np.where(positive, np.log(np.where(positive, x0, 1)), x0)
+    def _solution(self, t: Array, x0, theta, rtol: float) -> Any:
+        starts, params = self._starts(x0), self._params(theta)
+        if any(self._is_random):
+            ode, values = self._with_values_as_params()
+            return ode._as_graph(t, starts, [*params, *values], rtol)
+        if any(isinstance(value, Variable) for value in (*starts, *params)):
+            return self._as_graph(t, starts, params, rtol)
+        draws_x0, draws_theta, shape = self._draws(starts, params)
+        x, ended = self._solve_draws(t, draws_x0, draws_theta, rtol)
+        if failed := failures_by_reason(ended):
+            counts = ", ".join(f"{len(draws)} {reason}" for reason, draws in failed.items())
+            first = np.flatnonzero(ended)[0]
+            start, parameters = self.transform_states(draws_x0[first]), draws_theta[first]
+            why = (
+                explain_failure(self.transformed, t, start, parameters)
+                if np.isfinite(t).all()
+                else f"theta is {parameters.round(6)}: its solution grows, or oscillates."
+            )
+            msg = (
+                f"the numerical integration of {(ended != 0).sum()} of {len(ended)} draws failed "
+                f"({counts}); their trajectories are NaN. Of the first, {why}"
+            )
+            warnings.warn(msg, UserWarning, stacklevel=3)
+        return x.reshape(*shape, *x.shape[1:])
+
+    def _as_graph(self, t: Array, starts: list, params: list, rtol: float) -> TensorVariable:
+        starts, params = (
+            [pt.as_tensor(value).astype("float64") for value in values]
+            for values in (starts, params)
+        )
+        positive = self.is_positive
+        starts = [pt.log(v) if one else v for v, one in zip(starts, positive, strict=True)]
+        x = solution(self.transformed, t, rtol, [*starts, *params], len(self.states))
+        if not self.positive:
+            return x
+        columns = [pt.exp(x[..., k]) if one else x[..., k] for k, one in enumerate(positive)]
+        return pt.stack(columns, -1)
+
+    def _draws(self, starts: list, params: list) -> tuple[Array, Array, tuple[int, ...]]:
+        """Return starts ``(draw, state)``, parameters ``(draw, param)`` and the axes of draws."""
+        try:
+            given = np.broadcast_arrays(*(np.asarray(v, dtype=float) for v in (*starts, *params)))
+        except ValueError:
+            shapes = [np.shape(value) for value in (*starts, *params)]
+            msg = f"x0 and theta have shapes {shapes}; expected the same number of draws of all."
+            raise ValueError(msg) from None
+        x0, theta = np.split(np.stack(given, -1).reshape(-1, len(given)), [len(starts)], axis=1)
+        below = np.array(self.is_positive) & (x0 <= 0).any(axis=0)
+        if below.any():
+            names = [name for name, is_below in zip(self.states, below, strict=True) if is_below]
+            msg = f"the positive states {names} start at zero or below; expected positive numbers."
+            raise ValueError(msg)
+        return x0, theta, given[0].shape
+
+    def _solve_draws(self, t: Array, x0: Array, theta: Array, rtol: float) -> tuple:
+        """Return the states, shape ``(draw, time, state)``, and how draws ended."""
+        ode = self.transformed
+        found = Solver(ode.equations(), t, rtol)(self.transform_states(x0), theta)
+        return ode.natural_states(found.x) if self.positive else found.x, found.ended
+
+    def _with_values_as_params(self) -> tuple["ODE", list[TensorVariable]]:
+        """Return the ODE with values of inputs that are tensors as parameters, and the values."""
+        given = self._inputs_by_name
+        random: dict[str, Any] = {
+            name: value
+            for name, value in given.items()
+            if isinstance(value, Input) and value.is_tensor
+        }
+        places = [(name, k) for name, value in random.items() for k in range(len(value.times))]
+        names = [f"{name}_{k}" for name, k in places]
+        values = [random[name].values[..., k] for name, k in places]
+        others = {name: value for name, value in given.items() if name not in random}
+        breaks = [times_where((*random.values(),), what) for what in ("kinks", "jumps")]
+        ode = self._replaced(
+            rhs=partial(with_input_values, self.rhs, (*self.param_lengths,), self.inputs, random),
+            params=(*self.params, *names),
+            param_lengths=self.param_lengths | dict.fromkeys(names),
+            inputs=tuple(others),
+            _given=tuple(others.values()),
+            _codes={},
+            _kinks=np.union1d(*breaks),
+        )
+        return ode, values
 
     def equations(self, wrt: tuple[bool, ...] | None = None) -> Equations:
-        """Return the right-hand side as machine code, and all that solvers know of it.
+        """Return the right-hand side as machine code, with all that a solver needs.
 
-        ``wrt`` says by which initial states, then by which parameters, derivatives will be taken.
+        ``wrt`` says by which initial states, then by which parameters, derivatives are taken.
         """
         if any(self._is_random):
             msg = (
@@ -632,29 +714,29 @@ class ODE:
             )
             raise TypeError(msg)
         wrt = wrt or (False,) * (len(self.states) + len(self.params))
-        # Numbers of inputs are looked up; functions of time are part of the code.
-        written = tuple(None if isinstance(value, Input) else value for value in self._given)
-        key = wrt, self._in_logs, written, self._held
+        # Inputs are looked up in tables; functions of time are part of the code.
+        functions = tuple(None if isinstance(value, Input) else value for value in self._given)
+        key = wrt, self._in_logs, functions, self._fixed_time
         if key not in self._codes:
-            sizes = len(self.states), len(self.params), written.count(None)
-            self._codes[key] = compiled(self._written_of, *sizes, wrt)
+            sizes = len(self.states), len(self.params), functions.count(None)
+            self._codes[key] = compile_rhs(self._expressions, *sizes, wrt)
         tables = tables_of([value for value in self._given if isinstance(value, Input)])
         return Equations(
             self._codes[key], tables, len(self.params), self._in_logs, self.breaks, self.jumps,
             *self.steps, wrt,
         )  # fmt: skip
 
-    def _written_of(self, t, x, theta, looked_up) -> list:
-        """Write the slopes as graphs of symbols, of which some are looked up."""
-        measured = iter(looked_up)
+    def _expressions(self, t, x, theta, looked_up) -> list:
+        """Return the slopes as graphs of symbols; inputs on times are among these."""
+        symbols = iter(looked_up)
         inputs = [
-            next(measured) if isinstance(value, Input) else input_at(value, t)
+            next(symbols) if isinstance(value, Input) else input_at(value, t)
             for value in self._given
         ]
         return expressions(self.rhs, t, *self._arguments(x, theta, inputs))
 
-    def slopes(self, t, x, theta) -> NDArray[np.float64]:
-        """Evaluate the right-hand side, shape ``(..., state)``.
+    def slopes(self, t, x, theta) -> Array:
+        """Evaluate the right-hand side in machine code, shape ``(..., state)``.
 
         At times ``(...)``, states ``(..., state)`` and parameters ``(..., param)``.
         """
@@ -667,9 +749,7 @@ class ODE:
         )
         return evaluate(self.equations(), t, x, theta).reshape(*shape, len(self.states))
 
-    def linearised(
-        self, t: NDArray[np.float64], x: NDArray[np.float64], theta: NDArray[np.float64]
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    def linearised(self, t: Array, x: Array, theta: Array) -> tuple[Array, Array, Array]:
         """Evaluate the right-hand side along a trajectory, with its derivatives.
 
         At times, states and parameters of shapes ``(time,)``, ``(time, state)`` and ``(param,)``.
@@ -685,11 +765,11 @@ class ODE:
 
     @cached_property
     def _linearisation(self) -> Callable:
-        """The derivatives, and theirs by every state and parameter, of as many vectors of times."""
+        """Slopes, and their derivatives by states and parameters, as a function of vectors."""
         t, *given = (pt.vector(name, dtype="float64") for name in ("t", *self.states, *self.params))
         x, theta = given[: len(self.states)], given[len(self.states) :]
         slopes = expressions(self.rhs, t, *self._arguments(x, theta, self._inputs_at(t)))
-        outputs = with_their_slopes(slopes, t, given)
+        outputs = with_jacobian(slopes, t, given)
         return one_at_a_time(in_numpy([t, *given], outputs))  # threads share it
 
 
@@ -697,3 +777,33 @@ def _rebuilt(rhs, states, params, names, given, others) -> ODE:
     ode = ODE(rhs, states, params, **names)
     vars(ode).update(others)
     return ode.with_inputs(given) if given else ode
+
+
+def _columns(values, names: tuple[str, ...], what: str) -> list:
+    """Return the columns of an array or tensor of starts or parameters."""
+    if isinstance(values, Sequence) and any(isinstance(value, Variable) for value in values):
+        values = pt.stack([*map(pt.as_tensor, values)], -1)
+    is_tensor = isinstance(values, Variable)
+    values = values if is_tensor else np.asarray(values, dtype=float)
+    shape = values.type.shape if is_tensor else values.shape
+    if not shape or shape[-1] not in (None, len(names)):
+        msg = (
+            f"{what} has shape {shape}; expected ({len(names)},) or (draw, {len(names)}), in "
+            f"the order {list(names)}."
+        )
+        raise ValueError(msg)
+    return [values[..., k] for k in range(len(names))]
+
+
+def stack_experiments(odes: Sequence[ODE]) -> ODE:
+    """Return one right-hand side for all experiments, whose inputs differ.
+
+    As a graph: of times ``(experiment, time)``, states ``(..., experiment, time, state)``, and
+    parameters that broadcast against ``(..., experiment, time)``.  It cannot be integrated.
+    """
+    first = odes[0]
+    if not first.inputs:
+        return first
+    given = [[ode._inputs_by_name[name] for ode in odes] for name in first.inputs]
+    inputs = tuple(partial(stacked_input, values) for values in given)
+    return first._replaced(_given=inputs, _doses={})

@@ -10,7 +10,7 @@ import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch._pymc import beside, without_full_collections, without_traces
+from pymc_gradmatch._pymc import extendable_copy, without_traces, young_generation_gc
 from pymc_gradmatch.arguments import as_numbers
 from pymc_gradmatch.data_values import DataSet, OtherFormulaError, SharedValues
 from pymc_gradmatch.exact import BatchPosterior, Diagnostics, ExactPosterior, run_batched
@@ -65,7 +65,7 @@ class ExactFits:
     @one_at_a_time
     @on_one_thread
     @without_traces
-    @without_full_collections
+    @young_generation_gc
     def __call__(self, *data_sets: tuple) -> list[xr.Dataset | Exception]:
         """Fit (times, observations, seed) of each data set; return draws or the error of each."""
         if not self._can_batch:
@@ -201,7 +201,7 @@ class ExactFits:
         )  # fmt: skip
         settings = {name: v for name, v in self.settings.items() if name not in DATA_SETTINGS}
         given = {name: getattr(one, name) for name in DATA_SETTINGS}
-        with beside(pm.Model.get_context(error_if_none=False)):
+        with extendable_copy(pm.Model.get_context(error_if_none=False)):
             first_given, scales = scales_finder(self.ode, one, self.priors, number, rng)
             model = unfitted_model(
                 self.ode, t, one.y, priors=self.priors, settings=settings, number=number,

@@ -28,7 +28,7 @@ from pytensor.tensor import TensorConstant, TensorVariable
 from xarray import DataTree
 
 from pymc_gradmatch._pymc import nutpie_model
-from pymc_gradmatch.machine import Native, Writer, assembled, solved
+from pymc_gradmatch.machine import MachineCode, Writer, compile_llvm, solve_banded
 from pymc_gradmatch.model import log_density_of
 from pymc_gradmatch.sampling.coordinates import BandCoordinates, Coordinates, Roles, monomials
 
@@ -118,9 +118,9 @@ _NOT_FINITE = 3  # the code that a density returns where it is not finite
 
 
 @cache
-def stored_unchanged() -> Native:
+def stored_unchanged() -> MachineCode:
     """Return nutpie's map from q to what it stores, the identity."""
-    return assembled(_STORE, "store")
+    return compile_llvm(_STORE, "store")
 
 
 class Numbers(NamedTuple):
@@ -172,7 +172,7 @@ class NativeDensity:
     value, and to the numbers; it returns a nonzero code where the density is zero.
     """
 
-    code: Native
+    code: MachineCode
     numbers: NDArray[np.float64]
     n: int
 
@@ -369,13 +369,13 @@ def _band(given: BandNumbers, roles: Roles) -> tuple[Callable, Callable]:
 
     def moved(q):
         border, band = cut(q)
-        band = solved(given.scale * band, given.later, from_last=True)
+        band = solve_banded(given.scale * band, given.later, from_last=True)
         return joined(_times(given.border, border), band + _times(given.follow, border))
 
     def back(slope):
         border, band = cut(slope)
         followed = _times(given.follow_back, band)
-        band = solved(given.scale * band, given.earlier, from_last=False)
+        band = solve_banded(given.scale * band, given.earlier, from_last=False)
         return joined(_times(given.border_back, border) + followed, band)
 
     return moved, back

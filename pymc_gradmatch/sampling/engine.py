@@ -12,7 +12,7 @@ import xarray as xr
 from arviz_base import from_dict
 from numpy.typing import NDArray
 
-from pymc_gradmatch._pymc import start_at
+from pymc_gradmatch._pymc import set_start
 from pymc_gradmatch.arguments import check_counts
 from pymc_gradmatch.exact import (
     FIRST_STARTS,
@@ -196,7 +196,7 @@ class ExactSearch:
         exact = exact_model(self.target.model, rtol=NUTS_RTOL)
         centre_in_part(exact, self._centred)
         for name, value in self.target.constrained(self.modes.point[0]).items():
-            start_at(exact[name], value)
+            set_start(exact[name], value)
         posterior = compile_posterior(exact)
         return posterior, posterior.find_mode(self.rng)
 

@@ -17,7 +17,7 @@ from joblib import cpu_count
 from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch._pymc import beside
+from pymc_gradmatch._pymc import extendable_copy
 from pymc_gradmatch.arguments import check_counts, in_order, refuse_reserved
 from pymc_gradmatch.exact import NOT_COMPARED
 from pymc_gradmatch.model import Start, build_model, log_densities_of
@@ -50,7 +50,7 @@ def _by_gradient_matching(
     )
 
     def built(rng: np.random.Generator) -> pm.Model:
-        with beside(pm.Model.get_context(error_if_none=False)):
+        with extendable_copy(pm.Model.get_context(error_if_none=False)):
             return build(random_seed=rng)
 
     rng = np.random.default_rng(seed)
@@ -184,7 +184,7 @@ def fit_many(
             "single state, or gm.fit(ode, t, y) for one data set."
         )
         raise ValueError(msg)
-    refuse_reserved([*ode.lengths, *ode.params], RESULT_NAMES)
+    refuse_reserved([*ode.param_lengths, *ode.params], RESULT_NAMES)
     check_counts(draws=draws, tune=tune, chains=chains)
     given: dict[str, Any] = {"ode": ode, "priors": priors, "draws": draws}
     if exact:

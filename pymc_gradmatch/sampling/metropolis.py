@@ -17,8 +17,8 @@ from xarray import DataTree
 from pymc_gradmatch._pymc import (
     ArrayStep,
     StepMethodState,
-    as_written,
-    machine_code,
+    numba_code,
+    without_fastmath,
     without_starts,
 )
 from pymc_gradmatch.arguments import as_numbers, check_counts
@@ -114,7 +114,7 @@ class CompiledMetropolis(ArrayStep):
         self.width, self.fixed = _widths(width, shapes)
         shared = make_shared_replacements(point, values, model)
         [logp], joined = join_nonshared_inputs(point, [model.logp()], values, shared)
-        with model, as_written():
+        with model, without_fastmath():
             self.log_density = pm.compile([joined], logp, mode="NUMBA")
         super().__init__(values, shared)
         self.tune = True
@@ -123,7 +123,7 @@ class CompiledMetropolis(ArrayStep):
     @cached_property
     def sweep(self) -> Callable:
         """The compiled sweep; compiled when first used, also after unpickling."""
-        return _compile_sweep(machine_code(self.log_density))
+        return _compile_sweep(numba_code(self.log_density))
 
     def __getstate__(self) -> dict:
         return {name: value for name, value in vars(self).items() if name != "sweep"}

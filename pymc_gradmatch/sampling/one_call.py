@@ -17,11 +17,11 @@ from numpy.typing import ArrayLike, NDArray
 from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch._pymc import (
-    beside,
-    draws_of,
-    start_at,
-    without_full_collections,
+    draw_values,
+    extendable_copy,
+    set_start,
     without_traces,
+    young_generation_gc,
 )
 from pymc_gradmatch.arguments import free_name
 from pymc_gradmatch.exact import (
@@ -154,7 +154,7 @@ class Fit(Report):
     @cached_property
     @on_one_thread
     @without_traces
-    @without_full_collections
+    @young_generation_gc
     def mode(self) -> dict[str, NDArray[np.float64]]:
         """The most probable point: parameters, x(t0), all else and the states, by name.
 
@@ -177,7 +177,7 @@ class Fit(Report):
         """
         exact, drawn = exact_model(self.solved), self.idata["posterior"].isel(chain=0, draw=0)
         for rv in exact.free_RVs:
-            start_at(rv, drawn[rv.name].to_numpy())
+            set_start(rv, drawn[rv.name].to_numpy())
         return exact
 
     def report_parts(self) -> tuple[str, list[pd.DataFrame]]:
@@ -274,7 +274,7 @@ class Fit(Report):
 @one_at_a_time
 @on_one_thread
 @without_traces
-@without_full_collections
+@young_generation_gc
 def fit(
     ode: ODE | None = None,
     t: ArrayLike | None = None,
@@ -435,7 +435,7 @@ def fit(
             raise TypeError(msg)
         given: dict[str, Any] = {"priors": priors, "progressbar": progressbar, **written}
         # Priors may be variables of a model on the stack, to which nothing is added.
-        on_stack = beside(pm.Model.get_context(error_if_none=False))
+        on_stack = extendable_copy(pm.Model.get_context(error_if_none=False))
         refined = partial(
             _beside, on_stack, build_model, ode, t, y, preset="refined",
             random_seed=rng.spawn(1)[0], **given, **settings,
@@ -522,7 +522,7 @@ def _fit(
 
 def _beside(on_stack: pm.Model, write: Callable[..., pm.Model], *args, **given) -> pm.Model:
     """Write a model with variables of another, which is not changed."""
-    with beside(on_stack):
+    with extendable_copy(on_stack):
         return write(*args, **given)
 
 
@@ -564,12 +564,12 @@ def _is_hardly_narrower(before: Any, after: Any) -> Any:
 def _priors(free: list, rng) -> Iterator[tuple[TensorVariable, NDArray]]:
     """Draw variables from their priors, except those that cannot be drawn."""
     try:
-        draws = draws_of(free, N_PRIOR, rng) if free else []
+        draws = draw_values(free, N_PRIOR, rng) if free else []
         yield from zip(free, draws, strict=True)
     except PRIOR_ERRORS:
         for rv in free:
             with suppress(*PRIOR_ERRORS):
-                yield rv, draws_of([rv], N_PRIOR, rng)[0]
+                yield rv, draw_values([rv], N_PRIOR, rng)[0]
 
 
 def _width(draws: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -25,13 +25,13 @@ from xarray import DataTree
 from pymc_gradmatch._pymc import (
     EVALUATE_ONCE,
     NutpieProgressBarManager,
-    as_written,
     compile_starts,
-    impossible_outside,
+    has_own_start,
+    hierarchical_scales,
     log_convergence,
+    minus_inf_if_invalid,
     patch_nutpie_idata,
-    spreading,
-    starts_by_itself,
+    without_fastmath,
     without_traces,
 )
 from pymc_gradmatch.arguments import check_counts, check_share
@@ -56,7 +56,7 @@ from pymc_gradmatch.numerics import (
     optimise,
     search_mode,
 )
-from pymc_gradmatch.ode import Solve, ended
+from pymc_gradmatch.ode import Solve, explain_failure
 from pymc_gradmatch.reporting import reporting
 from pymc_gradmatch.sampling.coordinates import (
     BandCoordinates,
@@ -83,7 +83,7 @@ from pymc_gradmatch.sampling.density import (
 
 def has_start(model: pm.Model, rv) -> bool:
     """Return whether a variable has an initial value of its own."""
-    return starts_by_itself(rv) or model.rvs_to_initial_values[rv] is not None
+    return has_own_start(rv) or model.rvs_to_initial_values[rv] is not None
 
 
 def fixed_variables(model: pm.Model) -> set:
@@ -96,12 +96,12 @@ def fixed_variables(model: pm.Model) -> set:
     """
     matches = [rv for rv in model.observed_RVs if is_constraint(rv)]
     if not matches:
-        return spreading(model, [*model.observed_RVs, *model.potentials])
+        return hierarchical_scales(model, [*model.observed_RVs, *model.potentials])
     states = [rv for rv in model.free_RVs if is_states(rv)]
     starts = [known.values for known in known_starts(model)]
     given = [*(rv.owner.inputs[2] for rv in matches), *starts]
     reached = set(ancestors(given))
-    of_population = spreading(model, given)
+    of_population = hierarchical_scales(model, given)
     return {
         rv
         for rv in model.free_RVs
@@ -311,13 +311,13 @@ def _impossible(model: pm.Model) -> str:
         )
         return [*compiled(there)]
 
-    densities = [impossible_outside(g) for g in model.logp(vars=model.observed_RVs, sum=False)]
+    densities = [minus_inf_if_invalid(g) for g in model.logp(vars=model.observed_RVs, sum=False)]
     for node in {
         v.owner for v in ancestors(densities) if v.owner and isinstance(v.owner.op, Solve)
     }:
         ode, t, *_ = node.op.given
         for x0, theta in zip(*at_start(node.inputs), strict=True):
-            if where := ended(ode, t, x0, theta):
+            if where := explain_failure(ode, t, x0, theta):
                 return f"Where the model starts, {where} "
     names = [rv.name for rv in model.observed_RVs]
     observed = [values[rv].eval(mode=EVALUATE_ONCE) for rv in model.observed_RVs]
@@ -404,7 +404,7 @@ def _starts(model: pm.Model) -> Callable:
         if not (is_states(rv) or rv in fixed or has_start(model, rv))
         and (rv in behind or not solved)
     ]
-    with as_written():
+    with without_fastmath():
         return compile_starts(model, drawn)
 
 

@@ -382,7 +382,7 @@ def _as_json(value: Any, depth: int = 0) -> Any:
         ]
         return [re.sub(r"0x[0-9A-Fa-f]+", "", text), numbers]
     if isinstance(value, ODE):
-        graphs = [_as_json(graph) for graph in value.written.derivatives]
+        graphs = [_as_json(graph) for graph in value.symbolic.derivatives]
         return [graphs, *(_as_json(part, again) for part in value.__reduce__()[1][1:])]
     if isinstance(value, pd.DataFrame):
         return [_as_json(value.columns.tolist()), _as_json(value.to_numpy())]

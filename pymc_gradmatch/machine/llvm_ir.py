@@ -1,14 +1,14 @@
-"""Arrays in memory, what is computed from them, and loops over both in LLVM's language.
+"""Arrays in memory, expressions of them, and functions over both in LLVM's language.
 
-An axis that is added, swapped, cut or repeated costs nothing: it changes where a loop reads.
-Elementwise graphs of numbers need no loop: :func:`straight_line`.
+A transposed, sliced or broadcast array is a view: it changes where a loop reads.
+Elementwise graphs of scalars need no loop: :func:`straight_line`.
 """
 
 import ctypes
 import math
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -24,13 +24,13 @@ from pytensor.tensor.basic import ScalarFromTensor, TensorFromScalar
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 
 
-class NotNativeError(Exception):
-    """Something in a graph has no loop of ours."""
+class UnsupportedOpError(Exception):
+    """An operation, dtype or shape that cannot be written here."""
 
 
 @dataclass(frozen=True)
-class Native:
-    """Machine code: the address of a C function, and what must live as long as it is called."""
+class MachineCode:
+    """The address of a compiled C function, and what has to stay alive while it is called."""
 
     address: int
     owners: tuple
@@ -40,8 +40,8 @@ class Native:
         return self.owners[0].get_function_address(name)
 
 
-def assembled(source: str, name: str, owners: tuple = ()) -> Native:
-    """Compile a module in LLVM's language; the function of that name has the address."""
+def compile_llvm(source: str, name: str, owners: tuple = ()) -> MachineCode:
+    """Compile a module in LLVM's language and return its function of a name."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     module = llvm.parse_assembly(source)
@@ -55,32 +55,32 @@ def assembled(source: str, name: str, owners: tuple = ()) -> Native:
     passes.getModulePassManager().run(module, passes)
     engine = llvm.create_mcjit_compiler(module, machine)
     engine.finalize_object()
-    return Native(engine.get_function_address(name), (engine, *owners))
+    return MachineCode(engine.get_function_address(name), (engine, *owners))
 
 
-# Where numbers lie, and what is computed from them: a tree that is written into a loop.
+# Expression trees, which are written into a loop: leaves in memory, constants and operations.
 
 
 class Leaf(NamedTuple):
-    """Numbers in memory, read at ``offset`` plus indices times strides."""
+    """Numbers in memory, at ``offset`` plus indices times strides."""
 
     base: str
     dtype: str
     offset: int
     strides: tuple[int, ...]
     table: str = ""
-    """Where it has a name: numbers at the places that are read from there."""
+    """If it has a name: the array of integers there maps these positions to those of the base."""
 
 
 class Number(NamedTuple):
-    """One number, the same everywhere."""
+    """A constant."""
 
     value: float
     dtype: str
 
 
 class Call(NamedTuple):
-    """A scalar operation on trees of the same shape."""
+    """A scalar operation on trees of equal shape."""
 
     op: ps.ScalarOp
     dtype: str
@@ -88,13 +88,13 @@ class Call(NamedTuple):
 
 
 class Array(NamedTuple):
-    """A tree, and the shape that it is read in."""
+    """A tree with its shape."""
 
     shape: tuple[int, ...]
     tree: Any
 
     def moved(self, shape, places: Callable[[tuple[int, ...]], tuple[int, Sequence[int]]]):
-        """Return a view: ``places`` maps strides to an offset and to strides for its shape."""
+        """Return a view: ``places`` maps strides to an offset and new strides."""
 
         def move(tree):
             match tree:
@@ -108,7 +108,7 @@ class Array(NamedTuple):
         return Array(tuple(shape), move(self.tree))
 
     def broadcast(self, shape):
-        """Return a view of a larger shape, with the array repeated."""
+        """Return a view of a larger shape, by numpy's rules."""
         missing = len(shape) - len(self.shape)
         lengths = (1,) * missing + self.shape
 
@@ -120,17 +120,17 @@ class Array(NamedTuple):
 
     @property
     def is_stored(self) -> bool:
-        """Whether it can be read without computing."""
+        """Whether it is in memory, or a constant."""
         return not isinstance(self.tree, Call)
 
 
 def contiguous(shape) -> tuple[int, ...]:
-    """Return the strides of numbers that lie one after the other."""
+    """Return the strides of a C-contiguous array."""
     return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
 def leaves_of(tree) -> Iterator[Leaf]:
-    """Yield what a tree reads."""
+    """Yield the leaves of a tree."""
     match tree:
         case Leaf():
             yield tree
@@ -143,15 +143,20 @@ TYPES = {"float64": "double", "bool": "i1"} | {f"int{n}": f"i{n}" for n in (8, 1
 
 
 def llvm_type(dtype: str) -> str:
-    """Return LLVM's word for a type of numbers."""
+    """Return LLVM's type of a dtype."""
     if dtype not in TYPES:
-        raise NotNativeError(dtype)
+        raise UnsupportedOpError(dtype)
     return TYPES[dtype]
 
 
 def stored_as(dtype: str) -> str:
-    """Return LLVM's word for a number in memory."""
+    """Return LLVM's type of a dtype in memory."""
     return "i8" if dtype == "bool" else llvm_type(dtype)
+
+
+def vector_type(width: int) -> str:
+    """Return LLVM's type of a vector of doubles; of width 1, of a double."""
+    return f"<{width} x double>" if width > 1 else "double"
 
 
 def _is_integer(dtype: str) -> bool:
@@ -159,14 +164,14 @@ def _is_integer(dtype: str) -> bool:
 
 
 def literal(value, dtype: str) -> str:
-    """Return a number in LLVM's language."""
+    """Return a constant in LLVM's language."""
     if dtype == "float64":
         return f"0x{struct.unpack('>Q', struct.pack('>d', value))[0]:016X}"
     return str(int(value))
 
 
-class Loops:
-    """The body of one function: nested loops, and the instructions inside."""
+class FunctionBuilder:
+    """Writes the body of a function: instructions, and loops around them."""
 
     def __init__(self):
         self.lines: list[str] = []
@@ -175,20 +180,20 @@ class Loops:
         self.functions: set[str] = set()
 
     def new(self, instruction: str) -> str:
-        """Write an instruction, and return the name of its result."""
+        """Write an instruction; returns the name of its result."""
         self.count += 1
         self.lines.append(f"  %v{self.count} = {instruction}")
         return f"%v{self.count}"
 
     def first(self, instruction: str) -> str:
-        """Write an instruction before all others, and return the name of its result."""
+        """Write an instruction before all others; returns the name of its result."""
         self.count += 1
         self.lines.insert(0, f"  %v{self.count} = {instruction}")
         return f"%v{self.count}"
 
     @contextmanager
     def loop(self, length: int | str) -> Iterator[str]:
-        """Write what is written meanwhile into a loop, run at least once; yields its index."""
+        """Open a loop of at least one iteration around what is written inside; yields its index."""
         self.count += 1
         name, before = f"l{self.count}", self.block
         self.lines += [f"  br label %{name}", f"{name}:"]
@@ -205,8 +210,14 @@ class Loops:
         ]
         self.block = f"x{name}"
 
+    @contextmanager
+    def loops(self, lengths: Iterable[int | str]) -> Iterator[list[str]]:
+        """Open nested loops, the outermost first; yields their indices."""
+        with ExitStack() as stack:
+            yield [stack.enter_context(self.loop(length)) for length in lengths]
+
     def place(self, leaf: Leaf, pointers, indices) -> str:
-        """Write the address of a leaf's number."""
+        """Write the address of a leaf's number at some indices."""
         at = str(leaf.offset)
         for index, stride in zip(indices, leaf.strides, strict=True):
             if stride:
@@ -219,18 +230,18 @@ class Loops:
         return self.new(f"getelementptr inbounds {stored}, ptr {pointers[leaf.base]}, i64 {at}")
 
     def load(self, dtype: str, place: str) -> str:
-        """Write the reading of a number."""
+        """Write a load of a number."""
         number = self.new(f"load {stored_as(dtype)}, ptr {place}")
         return self.new(f"icmp ne i8 {number}, 0") if dtype == "bool" else number
 
     def store(self, dtype: str, number: str, place: str):
-        """Write the storing of a number."""
+        """Write a store of a number."""
         if dtype == "bool":
             number = self.new(f"zext i1 {number} to i8")
         self.lines.append(f"  store {stored_as(dtype)} {number}, ptr {place}")
 
     def value(self, tree, pointers, indices) -> str:
-        """Write what computes a tree's number at some indices."""
+        """Write the evaluation of a tree at some indices."""
         match tree:
             case Number():
                 return literal(tree.value, tree.dtype)
@@ -247,8 +258,37 @@ class Loops:
         given = ", ".join(f"double {argument}" for argument in arguments)
         return self.new(f"call double @{function}({given})")
 
+    def load_doubles(self, base: str, index: int | str, width: int = 1) -> str:
+        """Write a load of one double, or of a vector of doubles, at an index of an array."""
+        place = self.new(f"getelementptr double, ptr {base}, i64 {index}")
+        return self.new(f"load {vector_type(width)}, ptr {place}, align 8")
+
+    def store_doubles(self, value: str, base: str, index: int | str, width: int = 1):
+        """Write a store of one double, or of a vector of doubles."""
+        place = self.new(f"getelementptr double, ptr {base}, i64 {index}")
+        self.lines.append(f"  store {vector_type(width)} {value}, ptr {place}, align 8")
+
+    def splat(self, number: str, width: int) -> str:
+        """Write a vector with the same double everywhere."""
+        vector = vector_type(width)
+        one = self.new(f"insertelement {vector} poison, double {number}, i32 0")
+        zeros = f"<{width} x i32> zeroinitializer"
+        return self.new(f"shufflevector {vector} {one}, {vector} poison, {zeros}")
+
+    def add_product(self, total: str, factor: str, other: str, width: int) -> str:
+        """Write ``total + factor * other`` of vectors, which may be one rounding."""
+        vector = vector_type(width)
+        product = self.new(f"fmul contract {vector} {factor}, {other}")
+        return self.new(f"fadd contract {vector} {total}, {product}")
+
+    def function(self, name: str, arguments: str) -> str:
+        """Return the function that was written, which returns nothing."""
+        return "\n".join(
+            [f"define void @{name}({arguments}) {{", "entry:", *self.lines, "  ret void", "}"]
+        )
+
     def cast(self, number: str, given: str, wanted: str) -> str:
-        """Write a conversion of a number from one dtype to another."""
+        """Write a conversion of a number from a given dtype to another."""
         if given == wanted:
             return number
         there, here = llvm_type(wanted), llvm_type(given)
@@ -317,7 +357,7 @@ FUNCTIONS = {
 
 @cache
 def is_available(function: str) -> bool:
-    """Tell whether LLVM finds a function; it ends the process where it does not."""
+    """Return whether LLVM finds a function; a call of a missing one ends the process."""
     if function.startswith("llvm.") or llvm.address_of_symbol(function):
         return True
     try:
@@ -328,20 +368,27 @@ def is_available(function: str) -> bool:
     return True
 
 
-def scalar(loops: Loops, op, given: list[str], wanted: str, arguments: list[str]) -> str:
-    """Write a scalar operation on numbers of dtypes; returns one of the wanted dtype."""
+def check_available(code: FunctionBuilder):
+    """Raise if a function that is called does not exist here."""
+    for declaration in code.functions:
+        if not is_available(declaration.split("@")[1].split("(")[0]):
+            raise UnsupportedOpError(declaration)
+
+
+def scalar(code: FunctionBuilder, op, given: list[str], wanted: str, arguments: list[str]) -> str:
+    """Write a scalar operation on numbers of given dtypes; returns its value in a wanted dtype."""
     kind = type(op)
-    new = loops.new
+    new = code.new
 
     def as_type(dtype):
-        return [loops.cast(a, d, dtype) for a, d in zip(arguments, given, strict=True)]
+        return [code.cast(a, d, dtype) for a, d in zip(arguments, given, strict=True)]
 
     if kind in (ps.Cast, ps.Identity, ps.Second):
-        return loops.cast(arguments[-1], given[-1], wanted)
+        return code.cast(arguments[-1], given[-1], wanted)
     if kind is ps.Composite:
-        return _inlined(loops, op, given, wanted, arguments)
+        return _inlined(code, op, given, wanted, arguments)
     if kind is ps.Switch:
-        condition = loops.cast(arguments[0], given[0], "bool")
+        condition = code.cast(arguments[0], given[0], "bool")
         _, yes, no = as_type(wanted)
         return new(f"select i1 {condition}, {llvm_type(wanted)} {yes}, {llvm_type(wanted)} {no}")
     if kind in COMPARISONS:
@@ -356,7 +403,7 @@ def scalar(loops: Loops, op, given: list[str], wanted: str, arguments: list[str]
         (x,) = as_type("float64")
         return new(f"fcmp uno double {x}, 0.0")
     if kind is ps.IsInf:
-        size = loops.call("llvm.fabs.f64", *as_type("float64"))
+        size = code.call("llvm.fabs.f64", *as_type("float64"))
         return new(f"fcmp oeq double {size}, {literal(math.inf, 'float64')}")
     if kind is ps.Invert and wanted == "bool":
         return new(f"xor i1 {arguments[0]}, true")
@@ -365,7 +412,7 @@ def scalar(loops: Loops, op, given: list[str], wanted: str, arguments: list[str]
         real, whole, logical = ARITHMETIC[kind]
         chosen = real if wanted == "float64" else logical if wanted == "bool" else whole
         if chosen is None:
-            raise NotNativeError(op)
+            raise UnsupportedOpError(op)
         total = numbers[0]
         for number in numbers[1:]:
             total = new(f"{chosen} {llvm_type(wanted)} {total}, {number}")
@@ -373,14 +420,14 @@ def scalar(loops: Loops, op, given: list[str], wanted: str, arguments: list[str]
     if wanted != "float64":
         if kind is ps.Neg:
             return new(f"sub {llvm_type(wanted)} 0, {numbers[0]}")
-        raise NotNativeError(op)
+        raise UnsupportedOpError(op)
     if kind in FUNCTIONS:
-        return loops.call(FUNCTIONS[kind], *numbers)
-    return _composed(loops, op, *numbers)
+        return code.call(FUNCTIONS[kind], *numbers)
+    return _composed(code, op, *numbers)
 
 
-def _inlined(loops: Loops, op: ps.Composite, given, wanted: str, arguments) -> str:
-    """Write the operations that PyTensor has fused into one, such as a power by squarings."""
+def _inlined(code: FunctionBuilder, op: ps.Composite, given, wanted: str, arguments) -> str:
+    """Write the operations of a composite, such as a power by repeated squaring."""
     known = dict(zip(op.fgraph.inputs, zip(arguments, given, strict=True), strict=True))
 
     def value(variable) -> tuple[str, str]:
@@ -393,14 +440,14 @@ def _inlined(loops: Loops, op: ps.Composite, given, wanted: str, arguments) -> s
         numbers, dtypes = zip(*map(value, node.inputs), strict=True)
         [output] = node.outputs
         dtype = str(output.type.dtype)
-        known[output] = scalar(loops, node.op, [*dtypes], dtype, [*numbers]), dtype
+        known[output] = scalar(code, node.op, [*dtypes], dtype, [*numbers]), dtype
     [output] = op.fgraph.outputs
-    return loops.cast(*value(output), wanted)
+    return code.cast(*value(output), wanted)
 
 
-def _composed(loops: Loops, op, x: str, *others: str) -> str:
-    """Write a scalar operation that is made of others."""
-    new, call = loops.new, loops.call
+def _composed(code: FunctionBuilder, op, x: str, *others: str) -> str:
+    """Write a scalar operation by one or more instructions and calls."""
+    new, call = code.new, code.call
     one = "1.0"
 
     def smaller(bound: float) -> str:
@@ -437,20 +484,20 @@ def _composed(loops: Loops, op, x: str, *others: str) -> str:
             large = either(smaller(33.3), new(f"fadd double {x}, {back}"), x)
             return either(smaller(18.0), small, large)
         case ps.Log1mexp():
-            rest = call("log1p", new(f"fneg double {call('llvm.exp.f64', x)}"))
+            far = call("log1p", new(f"fneg double {call('llvm.exp.f64', x)}"))
             near = call("llvm.log.f64", new(f"fneg double {call('expm1', x)}"))
-            return either(smaller(math.log(0.5)), rest, near)
-    raise NotNativeError(op)
+            return either(smaller(math.log(0.5)), far, near)
+    raise UnsupportedOpError(op)
 
 
 class Reduction(NamedTuple):
-    """How numbers are taken together: from where, and by which instruction."""
+    """How numbers are combined: the start, and LLVM's instruction."""
 
     start: float
     instruction: str
 
 
-# A sum may be taken in any order, so that it runs in several lanes.
+# Sums may be reordered, so that they are vectorised.
 REDUCTIONS = {
     ps.Add: {"float64": Reduction(0, "fadd reassoc double"), "bool": Reduction(0, "or i1")},
     ps.Mul: {"float64": Reduction(1, "fmul reassoc double"), "bool": Reduction(1, "and i1")},
@@ -460,23 +507,23 @@ REDUCTIONS = {
 
 
 def reduction_by(op, dtype: str) -> Reduction:
-    """Return how a scalar operation takes numbers of a type together."""
+    """Return how a scalar operation combines numbers of a dtype."""
     if dtype.startswith("int") and type(op) in (ps.Add, ps.Mul):
         is_sum = type(op) is ps.Add
         return Reduction(0 if is_sum else 1, f"{'add' if is_sum else 'mul'} {llvm_type(dtype)}")
     try:
         return REDUCTIONS[type(op)][dtype]
     except KeyError:
-        raise NotNativeError(op) from None
+        raise UnsupportedOpError(op) from None
 
 
 def straight_line(
-    loops: Loops, given: Mapping[Variable, str], outputs: Sequence[Variable]
+    code: FunctionBuilder, given: Mapping[Variable, str], outputs: Sequence[Variable]
 ) -> list[str | None]:
-    """Write elementwise graphs of numbers into the body of a function.
+    """Write elementwise graphs of scalars into the body of a function.
 
-    Given inputs, scalars of type float64, and what holds their values.  Returns what holds the
-    values of the outputs, as doubles; None for those that are zero whatever the inputs.
+    ``given`` maps inputs, of type float64, to the names of their values.  Returns the names of the
+    outputs' values, as doubles; None for outputs that are always zero.
     """
     graph = FunctionGraph([*given], [pt.as_tensor(one) for one in outputs], clone=True)
     kinds = ("canonicalize", "stabilize", "specialize", "merge")
@@ -487,7 +534,7 @@ def straight_line(
         if variable in values:
             return values[variable]
         if not isinstance(variable, Constant) or variable.data.size != 1:
-            raise NotNativeError(variable)
+            raise UnsupportedOpError(variable)
         return literal(variable.data.item(), _dtype(variable))
 
     for node in graph.toposort():
@@ -497,16 +544,14 @@ def straight_line(
         if output.type.ndim or not isinstance(
             node.op, Elemwise | DimShuffle | TensorFromScalar | ScalarFromTensor
         ):
-            raise NotNativeError(node.op)
+            raise UnsupportedOpError(node.op)
         if isinstance(node.op, Elemwise):
-            values[output] = scalar(loops, node.op.scalar_op, dtypes, _dtype(output), arguments)
+            values[output] = scalar(code, node.op.scalar_op, dtypes, _dtype(output), arguments)
         else:
             [values[output]] = arguments
-    for declaration in loops.functions:
-        if not is_available(declaration.split("@")[1].split("(")[0]):
-            raise NotNativeError(declaration)
+    check_available(code)
     return [
-        None if _is_zero(one) else loops.cast(value(one), _dtype(one), "float64")
+        None if _is_zero(one) else code.cast(value(one), _dtype(one), "float64")
         for one in graph.outputs
     ]
 
@@ -516,6 +561,6 @@ def _is_zero(variable: Variable) -> bool:
 
 
 def _dtype(variable: Variable) -> str:
-    """Return the dtype of a number, of which every real one is kept in double precision."""
+    """Return the dtype of a variable; floats of 32 bits are kept in 64."""
     dtype = str(variable.type.dtype)
     return "float64" if dtype == "float32" else dtype

@@ -1,14 +1,17 @@
-"""What is said where a right-hand side is not finite: the state, the time, its value, the cure."""
+"""Messages where a right-hand side is not finite: the state, the time, its value, what to do."""
 
 import numpy as np
 import pymc as pm
+import pytensor.tensor as pt
 import pytest
+from pytensor.graph import Apply, Op
 
 import pymc_gradmatch as gm
+from pymc_gradmatch.model.likelihood import GraphLikelihood
 
 T = np.linspace(0, 10, 15)
 QUIET = {"random_seed": 1, "progressbar": False}
-CURE = r"pm\.math\.maximum\(x\.{0}, 1e-9\).*positive=\['{0}'\]"
+ADVICE = r"pm\.math\.maximum\(x\.{0}, 1e-9\).*positive=\['{0}'\]"
 
 
 def tank(t, x, theta):
@@ -28,7 +31,8 @@ def priors():
 def test_a_solution_that_leaves_the_domain_says_when_it_did():
     """From 1 with k = 1 the tank is empty at t = 2."""
     with pytest.warns(
-        UserWarning, match=r"from a = 1 ends at t = (1\.99|2).*left the domain.*" + CURE.format("a")
+        UserWarning,
+        match=r"from a = 1 ends at t = (1\.99|2).*left the domain.*" + ADVICE.format("a"),
     ):
         ODE.solve(T, [1.0], [1.0])
 
@@ -47,7 +51,7 @@ def test_a_solution_that_blows_up_is_told_no_maximum():
 
 def test_where_samplers_start_the_state_has_its_value():
     with pytest.raises(
-        ValueError, match=r"state 'a' is nan at t = .* There a = -.*" + CURE.format("a")
+        ValueError, match=r"state 'a' is nan at t = .* There a = -.*" + ADVICE.format("a")
     ):
         gm.build_model(ODE, T, Y, priors=priors(), **QUIET, preset="fgpgm")
 
@@ -56,7 +60,7 @@ def test_where_samplers_start_the_state_has_its_value():
     "call", [gm.fit, lambda *a, **k: gm.build_model(*a, preset="refined", **k)]
 )
 def test_data_below_zero_are_named_where_a_root_is_taken_of_them(call):
-    words = r"'a' is not finite at t = 0, where a = -(0\.98|1).* k = .*" + CURE.format("a")
+    words = r"'a' is not finite at t = 0, where a = -(0\.98|1).* k = .*" + ADVICE.format("a")
     with pytest.raises(ValueError, match=words):
         call(ODE, T, Y - 2, priors=priors(), **QUIET)
 
@@ -68,7 +72,7 @@ def test_a_hidden_state_that_starts_below_zero_is_the_one_to_mend():
     ode = gm.ODE(fed, ["a", "b"], ["k"])
     y = np.column_stack([Y, np.full(15, np.nan)])
     with pytest.raises(
-        ValueError, match=r"'a' is not finite at t = 0, .* b = -1 .*" + CURE.format("b")
+        ValueError, match=r"'a' is not finite at t = 0, .* b = -1 .*" + ADVICE.format("b")
     ):
         gm.fit(ode, T, y, priors=priors(), start={"b": -1.0}, **QUIET)
 
@@ -119,3 +123,41 @@ def test_a_sampler_that_cannot_start_names_state_time_and_value():
     said = r"not finite at any start\. .* derivative of 'a' is not finite at t = 0, where a = 1 and"
     with pytest.raises(ValueError, match=said):
         gm.sample(10, model=model, chains=1, random_seed=1, progressbar=False)
+
+
+def square(n_derivatives):
+    """Return x^2 of positive x as an operation that can be differentiated so many times."""
+
+    class Square(Op):
+        __props__ = ()
+
+        def make_node(self, x):
+            return Apply(self, [x], [x.type()])
+
+        def perform(self, node, inputs, outputs):
+            outputs[0][0] = inputs[0] ** 2
+
+        def pullback(self, inputs, outputs, cotangents):
+            if not n_derivatives:
+                raise NotImplementedError
+            return [cotangents[0] * 2 * pt.sqrt(square(n_derivatives - 1)(inputs[0]))]
+
+    return Square()
+
+
+@pytest.mark.parametrize(
+    ("n_derivatives", "said"),
+    [
+        (0, r"the likelihood has no derivative .* differentiate: the search for modes and NUTS"),
+        (1, r"has a gradient, but no second derivatives .* differentiate twice\. Without refine"),
+    ],
+)
+def test_which_derivatives_of_a_likelihood_are_missing_is_said(n_derivatives, said):
+    x, k = pt.matrix("x", dtype="float64"), pt.scalar("k", dtype="float64")
+    y, theta = np.linspace(1, 2, 5)[:, None], np.ones(1)
+    gp = gm.StateGP(np.arange(5.0), y, [pm.gp.cov.ExpQuad(1, ls=1.0)], sigma=0.1)
+    likelihood = GraphLikelihood(-k * square(n_derivatives)(x).sum(), x, [k], gp=gp)
+    if n_derivatives:
+        np.testing.assert_allclose(likelihood(theta, y).by_states, -2 * y)
+    with pytest.raises(ValueError, match=said):
+        likelihood.curvature(theta, y)

@@ -1,4 +1,4 @@
-"""Right-hand sides that are written with vectors and matrices, as one expression for each state."""
+"""Right-hand sides with vectors and matrices, as one expression of scalars for each state."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
@@ -17,21 +17,21 @@ from pytensor.tensor.shape import Shape
 
 from pymc_gradmatch._pymc import EVALUATE_ONCE
 
-ABSORBING, NEUTRAL = {"Mul": 0.0}, {"Mul": 1.0, "Add": 0.0}
+ABSORBING, NEUTRAL = {"Mul": 0.0}, {"Mul": 1.0, "Add": 0.0}  # elements of operations
 
 
-class ByElements:
-    """A right-hand side that is called with numbers of one time, whatever times it is wanted for.
+class Scalarized:
+    """A right-hand side that is called with scalars of one time, and then vectorized over times.
 
-    So it may return one vector, take vectors of parameters, and do with both what holds at one
-    time: ``A @ pt.stack(x)``, ``pt.sum(theta.k)``.
+    So it may return one vector, and take vectors of parameters: ``A @ pt.stack(x)``,
+    ``pt.sum(theta.k)``.
     """
 
     def __init__(self, rhs: Callable):
         self.rhs = self.__wrapped__ = rhs
 
     def __call__(self, t, x, theta, *inputs) -> Any:
-        """Write it, one expression of the shape of times for each state."""
+        """Return one expression, of the shape of times, for each state."""
         given = [t, *x, *_flat(theta), *(value for u in inputs for value in u)]
         symbols = [pt.scalar(dtype="float64") for _ in given]
         left = iter(symbols)
@@ -51,7 +51,7 @@ class ByElements:
 
     @staticmethod
     def _number(slope: Any, symbols: Sequence[TensorVariable]) -> Any:
-        """Return a slope as a graph of numbers, whatever vectors it is made of."""
+        """Return a slope as a graph of scalars, which may be made of vectors."""
         if not isinstance(slope, TensorVariable):
             return slope
         entries = elements(slope, symbols)
@@ -70,26 +70,26 @@ def _flat(theta) -> list:
 
 
 def _like(value: Any, symbols) -> Any:
-    """Return symbols for a parameter: a vector of as many, or one."""
+    """Return symbols of the shape of a parameter."""
     if isinstance(value, tuple):
         return pt.stack([next(symbols) for _ in value])
     return next(symbols)
 
 
 def is_vector(returned: Any) -> bool:
-    """Tell whether a right-hand side returned one tensor for all states."""
+    """Return whether a right-hand side returned one vector of all states."""
     return isinstance(returned, TensorVariable) and returned.ndim == 1
 
 
 def elements(output: TensorVariable, symbols: Sequence[TensorVariable]) -> NDArray:
-    """Return what a graph of scalars computes, entry by entry: numbers, and graphs of scalars.
+    """Return the entries of a graph: numbers, and graphs of scalars.
 
     Parameters
     ----------
     output : TensorVariable
-        Of a known shape.
+        A graph of a known shape.
     symbols : sequence of TensorVariable
-        The scalars.
+        The scalars that it depends on.
 
     Returns
     -------
@@ -99,25 +99,25 @@ def elements(output: TensorVariable, symbols: Sequence[TensorVariable]) -> NDArr
     Raises
     ------
     NotImplementedError
-        If something in it is neither elementwise, nor a sum or product, nor an arrangement of
+        If an operation is neither elementwise, nor a sum or product, nor a rearrangement of
         entries.
 
     Examples
     --------
     >>> import pytensor.tensor as pt
-    >>> from pymc_gradmatch.ode.elements import elements
+    >>> from pymc_gradmatch.ode.scalarize import elements
     >>> a, b = pt.scalar("a"), pt.scalar("b")
     >>> first, second = elements(pt.stack([[0, 2.0], [1.0, 0]]) @ pt.stack([a, b]), [a, b])
     >>> first.eval({b: 3.0}), second is a
     (array(6.), True)
     """
     graph = FunctionGraph([*symbols], [output], clone=True)
-    [found] = _walked(graph, map(_as_entry, symbols))
+    [found] = _evaluated(graph, map(_as_entry, symbols))
     return found
 
 
-def _walked(graph: FunctionGraph, values: Iterable[NDArray]) -> list[NDArray]:
-    """Return entries of a graph's outputs from those of its inputs."""
+def _evaluated(graph: FunctionGraph, values: Iterable[NDArray]) -> list[NDArray]:
+    """Return the entries of a graph's outputs from those of its inputs."""
     known: dict[Variable, NDArray] = dict(zip(graph.inputs, values, strict=True))
 
     def value(variable: Variable) -> NDArray:
@@ -129,7 +129,7 @@ def _walked(graph: FunctionGraph, values: Iterable[NDArray]) -> list[NDArray]:
 
 
 def _data(variable: Variable) -> Any:
-    """Return a constant's value; a number of elsewhere has none yet."""
+    """Return the value of a constant."""
     if not isinstance(variable, Constant):
         msg = f"{variable} is neither a number nor an argument of the right-hand side."
         raise NotImplementedError(msg)
@@ -147,15 +147,15 @@ def _is_number(entry: Any) -> bool:
 
 
 def _entries(node: Apply, inputs: list[NDArray]) -> list[NDArray]:
-    """Return what a node computes of entries."""
+    """Return the entries of a node's outputs from those of its inputs."""
     op = node.op
     if not any(one.dtype == object for one in inputs):
         return _computed(node, inputs)
     if isinstance(op, Shape):
         return [np.array(inputs[0].shape)]
-    if hasattr(op, "fgraph"):  # a graph of its own, as of pt.diag
-        return _walked(op.fgraph.unfreeze(), inputs)
-    core = getattr(op, "core_op", op)  # of what is done to each of a stack
+    if hasattr(op, "fgraph"):  # an inner graph, as of pt.diag
+        return _evaluated(op.fgraph.unfreeze(), inputs)
+    core = getattr(op, "core_op", op)  # of a blockwise operation
     if isinstance(op, Elemwise) and len(node.outputs) == 1:
         each = np.frompyfunc(_of_numbers(op.scalar_op), len(inputs), 1)
         return [np.asarray(each(*inputs), dtype=object)]
@@ -183,10 +183,10 @@ def _computed(node: Apply, inputs: Sequence[NDArray]) -> list[NDArray]:
 def _constant(variable: Variable, value: NDArray) -> Variable:
     kind: Any = variable.type
     is_array = isinstance(kind, pt.TensorType)
-    if is_array and tuple(kind.shape) != value.shape:  # of a length that only the entries tell
+    if is_array and tuple(kind.shape) != value.shape:  # a length that only the entries determine
         kind = kind.clone(shape=value.shape)
-    held = np.asarray(value, dtype=kind.dtype)
-    return kind.constant_type(kind, kind.filter(held if is_array else held.item()))
+    data = np.asarray(value, dtype=kind.dtype)
+    return kind.constant_type(kind, kind.filter(data if is_array else data.item()))
 
 
 def _reduced(array: NDArray, axis: int, combined: Callable) -> NDArray:
@@ -198,7 +198,7 @@ def _reduced(array: NDArray, axis: int, combined: Callable) -> NDArray:
 
 
 def _of_numbers(scalar_op: Any) -> Callable:
-    """Return an operation on entries, which leaves out what adds nothing."""
+    """Return an operation on entries, without zero terms and factors of one."""
     name, elementwise = type(scalar_op).__name__, Elemwise(scalar_op)
 
     def apply(*given):
@@ -217,7 +217,7 @@ def _of_numbers(scalar_op: Any) -> Callable:
 
 
 def _arranged(node: Apply, inputs: Sequence[NDArray]) -> list[NDArray]:
-    """Return entries as an operation arranges them, which is told by their numbers."""
+    """Return entries as an operation rearranges them, found by applying it to labels."""
     entries: list[Any] = [0.0]
     labelled = []
     for variable, array in zip(node.inputs, inputs, strict=True):
@@ -230,7 +230,7 @@ def _arranged(node: Apply, inputs: Sequence[NDArray]) -> list[NDArray]:
     found = _computed(node, labelled)
     if not _arranges(node, labelled, found):
         msg = (
-            f"{node.op} is not known here; expected elementwise functions, sums, products, matrix "
+            f"{node.op} is not supported; expected elementwise functions, sums, products, matrix "
             "products, indices and stacks."
         )
         raise NotImplementedError(msg)
@@ -243,9 +243,9 @@ def _arranged(node: Apply, inputs: Sequence[NDArray]) -> list[NDArray]:
 
 
 def _arranges(node: Apply, labelled: Sequence[NDArray], found: Sequence[NDArray]) -> bool:
-    """Tell whether an operation arranges entries alone: others come out in the same places.
+    """Return whether an operation only rearranges entries: other labels end in the same places.
 
-    What it adds of its own is zero, as beside a diagonal.
+    Entries that it adds are zero, as off a diagonal.
     """
 
     def others(labels: NDArray) -> NDArray:
