@@ -1,5 +1,6 @@
 """Grid and kernels of the refined rule, in which time is counted in observations."""
 
+import warnings
 from functools import reduce
 from math import ceil
 from typing import NamedTuple
@@ -11,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.interpolate import PchipInterpolator
 from scipy.linalg import expm
 
-from pymc_gradmatch.gp import StateGP
+from pymc_gradmatch.gp import StateGP, kernels
 from pymc_gradmatch.model.likelihood import Likelihood
 from pymc_gradmatch.ode import ODE
 
@@ -28,6 +29,7 @@ MAX_OBSERVATIONS = 400  # beyond which a subset of them leads to the solution
 MARKOV_LENGTHSCALE = 18.0  # grid steps, of the narrow Matern52 process of more observations
 RELATIVE_NUGGET = 1e-9  # of the kernel's variance
 MIN_END_SLOPE = 0.1  # of the count, relative to the outermost gap's: below, the count would stop
+POINTS_PER_GAP = 32  # to measure the path of a solution in a gap
 LONG_GAP = 3.0  # median gaps, or mean paths of the solution in other gaps
 MAX_GAP_COUNT = 16.0  # median gaps that a longer one counts as at most
 MAX_CLOCK_KNOTS = 400
@@ -43,10 +45,18 @@ class ProcessPair(NamedTuple):
 
 
 def process_pair(
-    gp: StateGP, ode: ODE, grid: int | ArrayLike | None, is_markov: bool = False
+    gp: StateGP,
+    ode: ODE,
+    grid: int | ArrayLike | None,
+    is_markov: bool = False,
+    counts: NDArray[np.float64] | None = None,
 ) -> ProcessPair:
-    """Return Gaussian processes of the data on the rule's grid, or on a given one."""
-    times, counts, states = gp.t_observed, gp.data.counted, range(len(gp.states))
+    """Return Gaussian processes of the data on the rule's grid, or on a given one.
+
+    ``counts`` are those of the observed times, by default of the observations.
+    """
+    times, states = gp.t_observed, range(len(gp.states))
+    counts = gp.data.counted if counts is None else counts
     n_gaps = counts[-1] - counts[0]
     steps = _steps_per_gap(n_gaps)
     clock = _clock(times, counts)
@@ -89,13 +99,40 @@ def grid_of(gp: StateGP) -> int | NDArray[np.float64]:
     return _divided(times, np.append(0.0, np.cumsum(counted)), steps)
 
 
-def moves_in_long_gap(gp: StateGP) -> bool:
-    """Return whether the prior mean, a solution, moves far in a long gap, compared with others."""
-    steps = np.linalg.norm(np.diff(gp.prior_mean / gp.scale, axis=0), axis=1)
-    is_long_gap = gp.data.is_long_gap
-    gap = np.clip(np.searchsorted(gp.t_observed, gp.t[1:]) - 1, 0, len(is_long_gap) - 1)
-    paths = np.bincount(gap, steps, len(is_long_gap))
-    return bool((paths[is_long_gap] > LONG_GAP * paths[~is_long_gap].mean()).any())
+def processes_between_gaps(gp: StateGP) -> StateGP:
+    """Return wide processes that are independent on the two sides of each long gap."""
+    times, counts, is_long_gap = gp.t_observed, gp.data.counted, gp.data.is_long_gap
+    # Counts go on in the gap as elsewhere, so that curves are no smoother at its edges.
+    rates = np.diff(counts) / np.diff(times)
+    rates = np.where(is_long_gap, np.median(rates[~is_long_gap]), rates)
+    clock = _clock(times, np.append(counts[0], counts[0] + np.cumsum(rates * np.diff(times))))
+    within = kernel_in_observations(pm.gp.cov.Matern52, WIDE_LENGTHSCALE, *clock)
+    starts, ends = times[:-1][is_long_gap], times[1:][is_long_gap]
+    in_gap = ((gp.t[:, None] > starts) & (gp.t[:, None] <= ends)).any(axis=1)
+    separate = kernels.Separate(within, gp.t[in_gap])
+    return with_amplitude(gp.with_covs([separate] * len(gp.states)), WIDE_AMPLITUDE)
+
+
+def counts_by_path(ode: ODE, gp: StateGP, theta: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the counts of the observed times, more for long gaps in which the solution moves far.
+
+    The solution starts where the prior mean of gp does.  A long gap in which its path is so many
+    times as long as on average in the other gaps counts as many times as much, so that the grid is
+    as fine along the solution there as elsewhere.
+    """
+    times, counts, is_long_gap = gp.t_observed, gp.data.counted, gp.data.is_long_gap
+    if not is_long_gap.any():
+        return counts
+    fine = np.linspace(times[:-1], times[1:], POINTS_PER_GAP, endpoint=False, axis=1).ravel()
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
+        solution = ode.solve(np.append(fine, times[-1]), gp.prior_mean[0], theta) / gp.scale
+    if not np.isfinite(solution).all():
+        return counts
+    steps = np.linalg.norm(np.diff(solution, axis=0), axis=1)
+    paths = steps.reshape(-1, POINTS_PER_GAP).sum(axis=1)
+    relative = np.where(is_long_gap, paths / paths[~is_long_gap].mean(), 0)
+    longer = np.diff(counts) * np.where(relative > LONG_GAP, relative, 1)
+    return np.append(counts[0], counts[0] + np.cumsum(longer))
 
 
 def _steps_per_gap(n_gaps: float) -> int:

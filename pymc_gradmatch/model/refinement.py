@@ -11,8 +11,8 @@ nothing pulls the states towards a constant.  docs/history/accuracy.md has the s
 2. *Time* is counted in observations: people observe where things change.
 3. A wide Matern52 process finds a solution: the ODE is integrated from the most probable
    parameters and first states, the solution becomes the prior mean, until theta settles.  If this
-   solution does not explain the data, or moves far in a long gap, others from draws of the
-   prior may fit better.
+   solution does not explain the data, others from draws of the prior may fit better; if it moves
+   far in a long gap, solutions that oscillate there more or less often.
 4. A narrow ExpQuad process, with an amplitude of 30 sigma, describes the distance from the
    solution, so that A follows the noise.  It is re-centred again.  For a state that the data of
    other states determine much better than its own do, sigma is replaced by four times
@@ -45,10 +45,11 @@ from pymc_gradmatch.model.layout import (
     MAX_OBSERVATIONS,
     RELATIVE_NUGGET,
     ProcessPair,
+    counts_by_path,
     gamma_of,
-    moves_in_long_gap,
     narrow_process,
     process_pair,
+    processes_between_gaps,
     with_amplitude,
 )
 from pymc_gradmatch.model.likelihood import (
@@ -247,7 +248,6 @@ def refine_experiments(
         _problem(part, one.wide, compiled[id(priors)])
         for part, one, priors in zip(fits.parts, pairs, fits.priors, strict=True)
     ]
-    narrow = [partial(_with_narrow_process, one.narrow) for one in pairs]
     with reporting(SEARCHING, enabled=progressbar) as report:
         found = []
         for part, problem in zip(fits.parts, problems, strict=True):
@@ -255,7 +255,14 @@ def refine_experiments(
                 report(f"seeking solutions of experiment {part.name!r}")
             found.append(_find_solution(problem, report, rng))
         shared = None if is_single else _shared_parameters(fits)
-        wide = found[0] if shared is None else _optimised_jointly(problems, found, shared)
+        if shared is None:
+            wide = found[0]
+            if grid is None and _moves_in_long_gap(wide):
+                report("refining the grid in long gaps in which the solution moves far")
+                pairs, wide = _with_finer_gaps(first, members[0], wide, is_long[0], report, rng)
+        else:
+            wide = _optimised_jointly(problems, found, shared)
+        narrow = [partial(_with_narrow_process, one.narrow) for one in pairs]
         settled = recentre(
             wide.problems, wide.modes, narrow, report=report, rng=rng, shared=shared,
             min_rounds=1 if is_single else 2,
@@ -276,15 +283,7 @@ def refine_experiments(
 
 
 def _with_known_noise(one: CheckedExperiment, gp: StateGP) -> StateGP:
-    gp = gp if one.noise is None else with_noise(gp, one.noise)
-    if isinstance(gp.sigma, TensorVariable):
-        msg = (
-            "sigma of gp is a random variable; expected numbers, from which re-centring "
-            "starts: gp.with_sigma(0.1), or a fit, gm.fit_gp(t, y, cov=...). The prior of "
-            "sigma goes into the model: build_model(sigma=pm.HalfNormal.dist(0.5))."
-        )
-        raise ValueError(msg)  # noqa: TRY004  the processes are refused, not a type
-    return gp
+    return gp if one.noise is None else with_noise(gp, one.noise)
 
 
 def _problem(one: CheckedExperiment, gp: StateGP, parameters: Parameters) -> Problem:
@@ -332,19 +331,20 @@ def _find_solution(
     smoothed = problem.start.within_support(problem.gp.posterior_mean())
     mode = optimise_from_prior(problem, smoothed, rng)
     best, reached = recentred(mode)
-    [around] = best.problems
-    if not (_unexplained(around) or moves_in_long_gap(around.gp)):
-        return best
-    report("seeking other solutions: this one leaves more than noise, or moves in a long gap")
-    others: list[tuple[float, Mode]] = []  # with their log likelihoods
+    others: list[tuple[float, Mode]] = []  # with their log likelihoods, if known
+    if _moves_in_long_gap(best):
+        report("seeking solutions that oscillate more or less often in long gaps")
+        others += [(np.inf, one) for one in _solutions_across_gaps(problem, rng.spawn(1)[0])]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # about solutions that are not taken
-        for u, x in solutions_of_prior(problem, rng.spawn(1)[0])[:N_OTHER_SOLUTIONS]:
-            start = Mode(u, x, mode.sd)
-            centred = _centred(problem, start)
-            [end] = optimise([centred], [start])
-            if one := with_solution(centred, end):
-                others.append((problem.log_likelihood(one.u, one.x), one))
+        if _unexplained(best.problems[0]):
+            report("seeking other solutions: this one leaves more than noise")
+            for u, x in solutions_of_prior(problem, rng.spawn(1)[0])[:N_OTHER_SOLUTIONS]:
+                start = Mode(u, x, mode.sd)
+                centred = _centred(problem, start)
+                [end] = optimise([centred], [start])
+                if one := with_solution(centred, end):
+                    others.append((problem.log_likelihood(one.u, one.x), one))
         for value, other in sorted(others, key=itemgetter(0), reverse=True):
             if value < reached:
                 break
@@ -352,6 +352,47 @@ def _find_solution(
             if value_at_end > reached + MIN_GAIN:
                 best, reached = there, value_at_end
     return best
+
+
+def _solutions_across_gaps(problem: Problem, rng: np.random.Generator) -> list[Mode]:
+    """Return solutions of the ODE, the most probable first, for data with long gaps.
+
+    Smoothed data hardly oscillate in a long gap, but a solution may.  So processes that are
+    independent on the two sides of each gap are matched with the same parameters, and the ODE is
+    integrated across the gaps for draws around the mode.
+    """
+    gp = processes_between_gaps(problem.gp)
+    separate = replace(problem, gp=gp, gamma=gamma_of(gp))
+    start = separate.start.within_support(gp.posterior_mean())
+    found = optimise_from_prior(separate, start, rng)
+    return solutions_around(separate, found, rng)[:N_OTHER_SOLUTIONS]
+
+
+def _counts_by_path(found: Recentred) -> NDArray[np.float64]:
+    """Return the counts of the observed times along the solution that was found."""
+    [problem], [at] = found.problems, found.modes
+    return counts_by_path(problem.ode, problem.gp, problem.theta(at.u))
+
+
+def _moves_in_long_gap(found: Recentred) -> bool:
+    return not np.array_equal(_counts_by_path(found), found.problems[0].gp.data.counted)
+
+
+def _with_finer_gaps(
+    one: CheckedExperiment,
+    gp: StateGP,
+    found: Recentred,
+    is_markov: bool,
+    report: Callable[[str], None],
+    rng: np.random.Generator,
+) -> tuple[list[ProcessPair], Recentred]:
+    """Return processes with a finer grid in long gaps, and the wide ones around the solution."""
+    pair = process_pair(gp, one.ode, None, is_markov, _counts_by_path(found))
+    [before], [mode] = found.problems, found.modes
+    problem = _problem(one, pair.wide, before.parameters)
+    at = mode._replace(x=_solution(problem, mode))
+    again = recentre([problem], [at], report=report, rng=rng)
+    return [pair], replace(again, moves=found.moves + again.moves)
 
 
 def recentre(

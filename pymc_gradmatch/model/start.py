@@ -33,7 +33,6 @@ from pymc_gradmatch.model.priors import conditional_prior
 from pymc_gradmatch.ode import ODE, as_namedtuple
 
 KNOWN_WIDTH = 0.01  # sigma of a known start among the states: next to nothing beside the data
-KNOWN_WIDTH_OF_SCALE = 1e-3  # standard deviations of the data, where sigma is random
 REFUSED_SDS = 5.0  # standard deviations of the data, from the first observation: a mistake
 DOUBTED_SIGMAS, DOUBTED_SDS = 10.0, 0.25  # sigma, and standard deviations of the data, warned of
 STEADY = "steady state"
@@ -211,9 +210,7 @@ class Start:
 
         A hundredth of sigma adds a ten thousandth to the variance of one observation.
         """
-        random = isinstance(gp.sigma, TensorVariable)
-        widths = KNOWN_WIDTH_OF_SCALE * gp.scale if random else KNOWN_WIDTH * np.asarray(gp.sigma)
-        return widths[self.places]
+        return KNOWN_WIDTH * gp.sigma[self.places]
 
     def evaluated(self, theta: NDArray[np.float64], levels: NDArray[np.float64]) -> StartTerms:
         """Evaluate the terms at parameters and the levels of x(t0)."""
@@ -327,7 +324,7 @@ class Start:
                     f"expected {unit}."
                 )
                 raise ValueError(msg)
-            noise = np.inf if isinstance(gp.sigma, TensorVariable) else np.asarray(gp.sigma)[k]
+            noise = gp.sigma[k]
             if distance / noise > DOUBTED_SIGMAS and in_sds > DOUBTED_SDS:
                 warnings.warn(
                     f"{given}{gp.t[0]:g}: {distance / noise:.0f} times the noise away. Is it "
