@@ -231,7 +231,7 @@ T, Y = np.linspace(0, 2, 5), np.exp(-np.linspace(0, 2, 5))[:, None]
     [
         (gm.Experiment(T, Y), TypeError, "expected several"),
         ({"a": Y}, TypeError, "experiment 'a' is a ndarray; expected gm.Experiment"),
-        ([gm.Experiment(T, Y)], ValueError, "a name of its own"),
+        ([gm.Experiment(T, Y)], ValueError, r"names of the experiments are \[''\]"),
         ({}, ValueError, "no experiment is given"),
         ({"a": gm.Experiment(T[::-1], Y)}, ValueError, "experiment 'a': t is not sorted"),
         (

@@ -177,7 +177,7 @@ def test_unusable_grids_are_named(two_kernel_gp, grid, message):
 
 
 def test_a_trajectory_is_known_on_its_own_grid_only(all_levers):
-    with pytest.raises(ValueError, match=r"prior mean is a trajectory.*with_grid before it"):
+    with pytest.raises(ValueError, match=r"prior mean is a trajectory.*change the grid before"):
         all_levers.with_grid(1)
 
 

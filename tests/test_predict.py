@@ -189,7 +189,7 @@ def test_what_does_not_fit_a_prediction_is_said(fit, batches):
         fit.predict(t=AHEAD, start=[1.0, 2.0])
     with fit.solved, pytest.raises(ValueError, match=r"own parameters are random"):
         fit.predict(t=AHEAD, start={"a": pm.Normal.dist(0, fit.solved["noise"])})
-    with pytest.raises(ValueError, match=r"names nothing .*pm\.Deterministic"):
+    with pytest.raises(ValueError, match=r"adds no new variable.*pm\.Deterministic"):
         fit.predict(t=AHEAD, likelihood=lambda x, theta: None)
     with pytest.raises(ValueError, match=r"experiments \['one'\]; expected none of a single"):
         fit.predict(t=AHEAD, start={"one": {"a": 1.0}})

@@ -235,7 +235,7 @@ def _draw_lines(likelihood: Callable, solutions: Solutions, draws, solved, theta
     names = [name for name in lines.named_vars if name not in {*given, *drawn_before}]
     if not names:
         msg = (
-            "the likelihood names no variable without draws; expected lines such as "
+            "the likelihood adds no new variable to predict; expected lines such as "
             'pm.Deterministic("total", x.a + x.b), or pm.Poisson("counts", x.a).'
         )
         raise ValueError(msg)
