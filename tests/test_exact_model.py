@@ -313,7 +313,9 @@ def test_a_flat_prior_is_improper_where_no_data_determine_the_start(prior, state
         )
     )
     point = target.start_point({"k": 1.0}, [np.array([3.0, 1.0])])
-    assert target.improper_coordinates(point, np.full(len(point), 0.3)) == (["x0[b]"] if state == "b" else [])
+    assert target.improper_coordinates(point, np.full(len(point), 0.3)) == (
+        ["x0[b]"] if state == "b" else []
+    )
 
 
 @pytest.mark.slow
