@@ -121,7 +121,7 @@ def check_ode(
     >>> check = gm.check_ode(growth, np.linspace(0, 5, 11), x0=[0.5], theta=priors, random_seed=1)
     >>> check.is_sound
     False
-    >>> print(check.verdict.split(". ")[0])
+    >>> print(check.verdict.split(" and ")[0])
     delay enters no derivative
     >>> check.params["enters"].to_dict()
     {'rate': 'mass', 'capacity': 'mass', 'delay': ''}
