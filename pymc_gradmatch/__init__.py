@@ -15,7 +15,7 @@ __version__ = "0.1.0"
 
 _find, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 _GONE = {
-    "find_map": "gm.find_MAP, the name that PyMC has for it",
+    "find_map": "use gm.find_MAP, the name as in PyMC",
     "recentre": "gm.refine makes a solution of the ODE the prior mean, with all that needs",
     "grid_check": "gm.fit draws from the posterior of the ODE's solution, which has no grid",
     "select_gamma": "gm.fit and preset='refined' need no gamma; others take gamma= of "
