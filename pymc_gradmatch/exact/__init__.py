@@ -10,6 +10,7 @@ from pymc_gradmatch.exact.comparison import NOT_CHECKED, NOT_COMPARED, compare_q
 from pymc_gradmatch.exact.diagnostics import Diagnostics, describe_modes, diagnose, residuals
 from pymc_gradmatch.exact.horizon import grow_horizon
 from pymc_gradmatch.exact.importance import Mixture, WeightedDraws, ZeroDensityError, fit_mixture
+from pymc_gradmatch.exact.in_jax import JaxBatchPosterior
 from pymc_gradmatch.exact.model import exact_model
 from pymc_gradmatch.exact.multistart import (
     FIRST_STARTS,
@@ -45,6 +46,7 @@ __all__ = [
     "BatchPosterior",
     "Diagnostics",
     "ExactPosterior",
+    "JaxBatchPosterior",
     "LocalApproximation",
     "Mixture",
     "ModeSearch",

@@ -7,6 +7,7 @@ here depends on data or Gaussian processes.
 """
 
 from pymc_gradmatch.ode.check import ODECheck, check_ode
+from pymc_gradmatch.ode.in_jax import packages
 from pymc_gradmatch.ode.inputs import Input
 from pymc_gradmatch.ode.node import Solve
 from pymc_gradmatch.ode.nonfinite import (
@@ -19,6 +20,7 @@ from pymc_gradmatch.ode.rhs import as_namedtuple
 from pymc_gradmatch.ode.solve import (
     DEFAULT_RTOL,
     OUT_OF_STEPS,
+    SOLVED,
     Solution,
     Solver,
     failures_by_reason,
@@ -29,6 +31,7 @@ __all__ = [
     "DEFAULT_RTOL",
     "ODE",
     "OUT_OF_STEPS",
+    "SOLVED",
     "Input",
     "ODECheck",
     "Solution",
@@ -41,5 +44,6 @@ __all__ = [
     "explain_nonfinite_slope",
     "failures_by_reason",
     "nonfinite_advice",
+    "packages",
     "stack_experiments",
 ]

@@ -1,6 +1,6 @@
 """The solution of an ODE as an operation of PyTensor, with its gradient."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +73,29 @@ class Solve(Op):
     def with_sensitivities(self) -> "Solve":
         """The operation with its derivatives as second output."""
         return Solve(*self.given, has_sensitivities=True)
+
+    def in_jax(self) -> Callable:
+        """Return the operation as a function for JAX, whose results are as its outputs."""
+        ode, t, rtol, wrt = self.given
+        if not np.isfinite(t).all():
+            msg = (
+                "a steady state cannot be compiled by JAX; expected numba, or PyMC's default "
+                "backend."
+            )
+            raise NotImplementedError(msg)
+        n_states, n_params = self.solver.n_states, self.solver.equations.n_params
+        time, x, theta = (
+            pt.tensor(dtype="float64", shape=shape) for shape in ((), (n_states,), (n_params,))
+        )
+        slopes = ode(time[None], x[None], [theta[k] for k in range(n_params)])[0]
+        f = jax_function([time, x, theta], [slopes])
+        return solution_in_jax(
+            lambda *given: f(*given)[0],
+            self.solver.schedule,
+            rtol,
+            wrt,
+            has_sensitivities=self.has_sensitivities,
+        )
 
     def make_node(self, *inputs: Any) -> Apply:
         """Return the node of starts and parameters."""
@@ -208,20 +231,4 @@ def _in_numba(op: Solve, node, **kwargs):
 
 @register_for_jax(Solve)
 def _in_jax(op: Solve, node, **kwargs):
-    ode, _, rtol, wrt = op.given
-    if not np.isfinite(op.given[1]).all():
-        msg = "a steady state cannot be compiled by JAX; expected numba, or PyMC's default backend."
-        raise NotImplementedError(msg)
-    n_states, n_params = op.solver.n_states, op.solver.equations.n_params
-    t, x, theta = (
-        pt.tensor(dtype="float64", shape=shape) for shape in ((), (n_states,), (n_params,))
-    )
-    slopes = ode(t[None], x[None], [theta[k] for k in range(n_params)])[0]
-    f = jax_function([t, x, theta], [slopes])
-    return solution_in_jax(
-        lambda *given: f(*given)[0],
-        op.solver.schedule,
-        rtol,
-        wrt,
-        has_sensitivities=op.has_sensitivities,
-    )
+    return op.in_jax()

@@ -13,7 +13,13 @@ from pytensor.tensor import TensorVariable
 from pymc_gradmatch._pymc import extendable_copy, without_traces, young_generation_gc
 from pymc_gradmatch.arguments import as_numbers
 from pymc_gradmatch.data_values import DataSet, OtherFormulaError, SharedValues
-from pymc_gradmatch.exact import BatchPosterior, Diagnostics, ExactPosterior, run_batched
+from pymc_gradmatch.exact import (
+    BatchPosterior,
+    Diagnostics,
+    ExactPosterior,
+    JaxBatchPosterior,
+    run_batched,
+)
 from pymc_gradmatch.gp import (
     Data,
     Experiment,
@@ -40,13 +46,14 @@ DATA_SETTINGS = "likelihood", "scales", "inputs", "start"  # arguments of gm.fit
 VERDICT_FIELDS = {"verdict": "", "is_exact": False, "pareto_k": np.nan}  # with values of no fit
 NDIM_OF_NOISE_BY_OBSERVATION = 2  # a known sigma of shape (time, state)
 MAX_PATTERNS = 8  # kept compiled: each takes some megabytes
+BACKENDS: dict[str, type[BatchPosterior]] = {"numba": BatchPosterior, "jax": JaxBatchPosterior}
 
 
 class ExactFits:
     """Fits of an ODE to data sets, each as by :func:`~pymc_gradmatch.fit`.
 
     The exact posteriors of data sets with the same observation pattern are one formula with
-    different numbers: it is written once, and evaluated for all of them in batches.
+    different numbers: it is written once, and evaluated for all of them in batches, by a backend.
     """
 
     def __init__(
@@ -55,8 +62,10 @@ class ExactFits:
         priors: Mapping[str, TensorVariable] | Callable,
         n_draws: int,
         settings: Mapping[str, Any],
+        backend: str = "numba",
     ):
         self.ode, self.priors, self.n_draws, self.settings = ode, priors, n_draws, settings
+        self.backend = backend
         self._posteriors: dict[Hashable, BatchedPosterior | None] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -209,7 +218,7 @@ class ExactFits:
             )  # fmt: skip
         target = ExactPosterior(model, number=number)
         return BatchedPosterior(
-            BatchPosterior(target, number),
+            BACKENDS[self.backend](target, number),
             first_given,
             scales,
             checked.numbers,

@@ -21,8 +21,8 @@ from pymc_gradmatch._pymc import extendable_copy
 from pymc_gradmatch.arguments import check_counts, in_order, refuse_reserved
 from pymc_gradmatch.exact import NOT_COMPARED
 from pymc_gradmatch.model import Start, build_model, log_densities_of
-from pymc_gradmatch.ode import ODE, Input
-from pymc_gradmatch.sampling.batched_fits import VERDICT_FIELDS, ExactFits, bind_data
+from pymc_gradmatch.ode import ODE, Input, packages
+from pymc_gradmatch.sampling.batched_fits import BACKENDS, VERDICT_FIELDS, ExactFits, bind_data
 from pymc_gradmatch.sampling.engine import check_n_draws
 from pymc_gradmatch.sampling.parallel import (
     WorkersLostError,
@@ -35,6 +35,7 @@ from pymc_gradmatch.sampling.posterior import build_and_sample
 from pymc_gradmatch.sampling.stack import NOT_YET, TIMES, InFile, InMemory, Stack, open_file
 
 MAX_BATCH = 32  # data sets that are searched in one batch: more save little, and take memory
+MAX_BATCH_OF_JAX = 128  # whose calls cost much, however few points
 RESULT_NAMES = dict.fromkeys(
     ("replicate", "diverging", "failure", TIMES, *VERDICT_FIELDS), "part of the result"
 )
@@ -67,6 +68,7 @@ def fit_many(
     tune: int | None = None,
     chains: int = 2,
     exact: bool = False,
+    backend: str = "numba",
     n_jobs: int = -1,
     scheduler: str | None = None,
     out: str | PathLike | None = None,
@@ -100,9 +102,15 @@ def fit_many(
     exact : bool, default False
         Draw from the exact posterior: ``draws`` for each, at least 1 000, as one chain;
         ``tune`` and ``chains`` are not used.
+    backend : {"numba", "jax"}, default "numba"
+        What evaluates densities and derivatives if ``exact``: machine code, or JAX with diffrax
+        on the device that JAX finds, an accelerator or the processor, where machine code is
+        faster.  Searches and verdicts are the same.  What JAX does not solve, and fits that need
+        chains, are left to machine code.
     n_jobs : int, default -1
-        Data sets fitted at the same time; -1 is one per core.  The backend is joblib's
-        (:class:`joblib.parallel_config`): threads by default, processes if ``exact``.
+        Data sets fitted at the same time; -1 is one per core, with ``backend="jax"`` one process.
+        They are joblib's (:class:`joblib.parallel_config`): threads by default, processes if
+        ``exact``.
     scheduler : str, optional
         Address of a Dask scheduler, such as ``"tcp://10.0.0.1:8786"``, whose workers run the fits.
     out : path, optional
@@ -138,7 +146,9 @@ def fit_many(
         neither text nor whole numbers, or ``t`` has others.  If ``out`` holds fits of another
         problem.
     ImportError
-        If ``out`` or ``scheduler`` need what is not installed.
+        If ``out``, ``scheduler`` or ``backend`` need what is not installed.
+    NotImplementedError
+        If JAX has no form of an operation in the ODE, priors or likelihood.
 
     Notes
     -----
@@ -175,6 +185,7 @@ def fit_many(
             "one."
         )
         raise TypeError(msg)
+    _check_backend(backend, exact=exact)
     has_likelihood = settings.get("likelihood") is not None
     if has_likelihood:
         _check_likelihood(settings["likelihood"])
@@ -210,10 +221,13 @@ def fit_many(
     stack = Stack(n, arrays, VERDICT_FIELDS if exact else {}, names)
     each = [*zip(times, ys, np.random.SeedSequence(entropy).spawn(n), strict=True)]
     left = {place: each[place] for place in stack.missing()}
+    by_jax = backend == "jax"
+    n_jobs = 1 if by_jax and n_jobs == -1 else n_jobs
     places: dict[str, Any] = {"n_jobs": n_jobs, "scheduler": scheduler}
     running: Generator[tuple[int, Any]]
     if exact:
-        running = _in_batches(ExactFits(ode, priors, draws, settings), left, **places)
+        most = MAX_BATCH_OF_JAX if by_jax else MAX_BATCH
+        running = _in_batches(ExactFits(ode, priors, draws, settings, backend), left, most, **places)
     else:
         work = partial(_by_gradient_matching, **given, **settings)
         running = in_parallel(work, left, prefer="threads", **places)
@@ -235,14 +249,14 @@ def fit_many(
 
 
 def _in_batches(
-    work: Callable[..., list], left: Mapping[int, tuple], **settings: Any
+    work: Callable[..., list], left: Mapping[int, tuple], most: int, **settings: Any
 ) -> Generator[tuple[int, Any]]:
-    """Fit data sets in batches; yield the place and the result, or the error, of each.
+    """Fit data sets in batches of ``most``; yield the place and the result, or the error, of each.
 
     Data sets of a batch whose processes were killed are fitted again separately.
     """
     places, n_jobs = [*left], cpu_count() if settings["n_jobs"] < 0 else settings["n_jobs"]
-    n_groups = max(-(-len(places) // MAX_BATCH), min(len(places), n_jobs), 1)
+    n_groups = max(-(-len(places) // most), min(len(places), n_jobs), 1)
     groups = [tuple(group.tolist()) for group in np.array_split(places, n_groups)]
     jobs = {group: tuple(left[place] for place in group) for group in groups if group}
     alone: dict[tuple[int, ...], tuple] = {}
@@ -282,6 +296,18 @@ def _functions_as_graphs(
             for name, value in given["inputs"].items()
         }
     return written
+
+
+def _check_backend(backend: str, *, exact: bool):
+    """Raise unless a backend is known, installed, and used."""
+    if backend not in BACKENDS:
+        msg = f"backend is {backend!r}; expected one of {[*BACKENDS]}."
+        raise ValueError(msg)
+    if backend == "jax":
+        if not exact:
+            msg = 'backend="jax" needs exact=True; without it fits are by NUTS in machine code.'
+            raise ValueError(msg)
+        packages()
 
 
 def _check_likelihood(likelihood: Callable):
