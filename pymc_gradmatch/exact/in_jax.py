@@ -1,7 +1,7 @@
 """Batched exact posteriors of data sets, evaluated by JAX: ``fit_many(backend="jax")``."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,15 @@ from pymc_gradmatch.ode import DEFAULT_RTOL, SOLVED, Solve, packages
 
 AT_ONCE = {"cpu": (256, 64)}  # points, without derivatives and with: they stay in a core's cache
 AT_ONCE_ON_ACCELERATORS = (8_192, 2_048)
+MOST_EXPLICIT = 300  # steps of a piece: all points of a block wait for the slowest
+FEW = 32  # points, which cost less in machine code than JAX's steps for a block of them
+
+
+class Functions(NamedTuple):
+    """What JAX evaluates at points, with up to so many explicit steps or all."""
+
+    evaluate: Callable
+    expand: Callable
 
 
 class JaxBatchPosterior(BatchPosterior):
@@ -27,7 +36,8 @@ class JaxBatchPosterior(BatchPosterior):
     The graphs are those of :class:`BatchPosterior`, and so are the derivatives but for rounding:
     the solution's by forward sensitivities, those of parameters and x(t0) by JAX in place of
     differences.  JAX compiles for a fixed number of points; the last of a request are padded.
-    A point whose solution diffrax does not find is evaluated in machine code, which says why.
+    Points that need many steps, as stiff ones do, are evaluated together after the others.  A few
+    of them, and those whose solution diffrax does not find, are evaluated in machine code.
 
     Raises
     ------
@@ -37,11 +47,12 @@ class JaxBatchPosterior(BatchPosterior):
 
     def __init__(self, written: ExactPosterior, number: SharedValues):
         super().__init__(written, number)
-        _, jax = packages()
-        self._written_functions(jax)
+        self._quick = self._functions_for_jax(MOST_EXPLICIT)
+        self._whole = self._functions_for_jax()
 
-    def _written_functions(self, jax: Any):
-        """Write both functions for JAX, and trace them, so that what has no form is found now."""
+    def _functions_for_jax(self, most_explicit: int | None = None) -> Functions:
+        """Write functions for JAX, and trace them, so that what has no form is found now."""
+        _, jax = packages()
         [constraint], [[ode]] = self.constraints, self._transformed_odes
         [used], [x] = self._used, self._x
         positive = np.broadcast_to(constraint.gp.data.positive, constraint.gp.mean.shape)
@@ -50,7 +61,9 @@ class JaxBatchPosterior(BatchPosterior):
             at_values, tables_of_values = self._function(self._values, self._graphs[:2])
             gradient, tables_of_gradient = self._function([*self._values, x], self._gradient_graphs)
             states = Solve(ode, constraint.gp.t, DEFAULT_RTOL, wrt)
-            solve, solve_with_sensitivities = states.in_jax(), states.with_sensitivities.in_jax()
+            solve, solve_with_sensitivities = (
+                one.in_jax(most_explicit) for one in (states, states.with_sensitivities)
+            )
         except NotImplementedError as error:
             raise _no_form(error) from error
         jnp, sizes = jax.numpy, [int(np.prod(shape)) for shape in self._shapes]
@@ -105,8 +118,6 @@ class JaxBatchPosterior(BatchPosterior):
         n = len(self._start)
         of_values, with_derivatives = AT_ONCE.get(jax.default_backend(), AT_ONCE_ON_ACCELERATORS)
         self._places = {*tables_of_values, *tables_of_gradient}
-        self._evaluate_in_jax = _by_blocks(jax, evaluate, of_values)
-        self._expand_in_jax = _by_blocks(jax, expand, with_derivatives)
         phi = np.zeros((1, n))
         own = self.number.shared_in([*self._graphs[:2], *self._gradient_graphs])
         tables = {place: v.get_value()[None] for v, place in own.items()}
@@ -115,6 +126,9 @@ class JaxBatchPosterior(BatchPosterior):
             jax.eval_shape(expand, phi, np.eye(n)[None], tables)
         except (NotImplementedError, jax.errors.JAXTypeError) as error:
             raise _no_form(error) from error
+        return Functions(
+            _by_blocks(jax, evaluate, of_values), _by_blocks(jax, expand, with_derivatives)
+        )
 
     def _function(self, inputs: Sequence, graphs: Sequence) -> tuple[Callable, list[int]]:
         """Return graphs as a function for JAX of inputs and tables, and the places of these."""
@@ -128,49 +142,63 @@ class JaxBatchPosterior(BatchPosterior):
         return jax_function([*inputs, *places], graphs), [*places.values()]
 
     def _evaluate(self, phi) -> tuple[Array, ...]:
-        log_density, states = self._evaluate_in_jax(phi, self._tables_at_rows())
-        log_density = np.where(np.isfinite(log_density), log_density, -np.inf)
-        is_solved = np.isfinite(states).all(axis=(1, 2))
-        return self._completed(is_solved, (log_density, states), super()._evaluate, phi)
+        def by_jax(one: Functions, phi):
+            log_density, states = one.evaluate(phi, self._tables_at_rows())
+            log_density = np.where(np.isfinite(log_density), log_density, -np.inf)
+            return (log_density, states), np.isfinite(states).all(axis=(1, 2))
+
+        return self._in_turn(by_jax, super()._evaluate, phi)
 
     def expand_along(self, phi: Array, factor: Array) -> Expansion:
         """Expand the log density to second order at points, along axes."""
-        *values, is_solved = self._expand_in_jax(phi, factor, self._tables_at_rows())
-        return Expansion(*self._completed(is_solved, values, super().expand_along, phi, factor))
+
+        def by_jax(one: Functions, phi, factor):
+            *values, is_solved = one.expand(phi, factor, self._tables_at_rows())
+            return values, is_solved
+
+        return Expansion(*self._in_turn(by_jax, super().expand_along, phi, factor))
 
     def value_and_gradient(self, phi: Array, widths: Array) -> tuple[Array, Array]:
         """Evaluate the log density and its gradient at points."""
-        factor = np.broadcast_to(np.eye(phi.shape[1]), (len(phi), *[phi.shape[1]] * 2))
-        *values, _, is_solved = self._expand_in_jax(phi, factor, self._tables_at_rows())
-        log_density, gradient = self._completed(
-            is_solved, values, super().value_and_gradient, phi, widths
-        )
+
+        def by_jax(one: Functions, phi, _):
+            factor = np.broadcast_to(np.eye(phi.shape[1]), (*phi.shape, phi.shape[1]))
+            *values, _, is_solved = one.expand(phi, factor, self._tables_at_rows())
+            return values, is_solved
+
+        log_density, gradient = self._in_turn(by_jax, super().value_and_gradient, phi, widths)
         return log_density, gradient
 
     def _tables_at_rows(self) -> dict[int, Array]:
         return {place: self._tables[place][self._rows] for place in self._places}
 
-    def _completed(
-        self,
-        is_solved: NDArray[np.bool_],
-        values: Sequence[Array],
-        in_machine_code: Callable,
-        *arguments: Array,
+    def _in_turn(
+        self, by_jax: Callable, in_machine_code: Callable, *arguments: Array
     ) -> tuple[Array, ...]:
-        """Return values with those of points without a solution from machine code."""
-        values, left = tuple(map(np.array, values)), np.flatnonzero(~is_solved)
-        ended = np.full(len(is_solved), SOLVED)
-        if len(left):
-            rows, self._rows = self._rows, self._rows[left]
-            try:
-                found = in_machine_code(*(array[left] for array in arguments))
-            finally:
-                self._rows = rows
-            ended[left] = self._ended.pop()
-            for array, own in zip(values, found, strict=True):
-                array[left] = own
+        """Return values at points: of JAX, and where it finds no solution of machine code."""
+        found, is_solved = by_jax(self._quick, *arguments)
+        values, ended = tuple(map(np.array, found)), np.full(len(is_solved), SOLVED)
+        rows, left = self._rows, np.flatnonzero(~is_solved)
+        try:
+            if len(left) > FEW:
+                self._rows = rows[left]
+                found, is_solved = by_jax(self._whole, *(array[left] for array in arguments))
+                _fill(values, left[is_solved], [array[is_solved] for array in found])
+                left = left[~is_solved]
+            if len(left):
+                self._rows = rows[left]
+                _fill(values, left, in_machine_code(*(array[left] for array in arguments)))
+                ended[left] = self._ended.pop()
+        finally:
+            self._rows = rows
         self._ended.append(ended)
         return values
+
+
+def _fill(values: Sequence[Array], places: NDArray[np.intp], found: Sequence[Array]):
+    """Set values at places."""
+    for array, own in zip(values, found, strict=True):
+        array[places] = own
 
 
 def _by_blocks(jax: Any, function: Callable, size: int) -> Callable:

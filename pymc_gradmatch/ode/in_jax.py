@@ -30,7 +30,13 @@ def packages() -> tuple[Any, Any]:
 
 
 def solution_in_jax(
-    f: Callable, schedule: Schedule, rtol: float, wrt: tuple[bool, ...], *, has_sensitivities: bool
+    f: Callable,
+    schedule: Schedule,
+    rtol: float,
+    wrt: tuple[bool, ...],
+    *,
+    has_sensitivities: bool,
+    most_explicit: int | None = None,
 ) -> Callable:
     """Return the solution as a function of starts and parameters, for JAX.
 
@@ -38,7 +44,8 @@ def solution_in_jax(
     not known beforehand: a draw that has not arrived after 2000 steps is solved by the linearly
     implicit Euler method extrapolated to order 9, as in machine code.  So a stiff system costs 2000
     explicit steps more in each piece, a few milliseconds, and others cost nothing, with one draw or
-    many.
+    many.  With ``most_explicit`` no more steps of a piece are taken, and no implicit ones: the
+    solution of a draw that has not arrived is NaN.
 
     Derivatives are forward sensitivities, integrated with the states as in machine code: JAX's
     derivatives of the steps grow without limit where stability limits the steps.  JAX may
@@ -56,7 +63,7 @@ def solution_in_jax(
     def solved(u, directions):
         start = jnp.concatenate([u[:n_states, None], directions[:n_states]], axis=1)
         lifted = _lifted(f, u[n_states:], directions[n_states:])
-        return _along(schedule, lifted, rtol, start)
+        return _along(schedule, lifted, rtol, start, most_explicit)
 
     @jax.custom_jvp
     def states(u):
@@ -132,7 +139,7 @@ def _pieces(schedule: Schedule) -> tuple[_Pieces, NDArray[np.int64]]:
     return pieces, at[schedule.rows >= 0]
 
 
-def _along(schedule: Schedule, f: Callable, rtol: float, start):
+def _along(schedule: Schedule, f: Callable, rtol: float, start, most_explicit: int | None):
     """Return states and derivatives at all output times, from those at the first."""
     _, jax = packages()
     jnp = jax.numpy
@@ -141,7 +148,7 @@ def _along(schedule: Schedule, f: Callable, rtol: float, start):
 
     def piece(so_far, one):
         columns, is_known = so_far
-        columns, has_arrived = _through(f, rtol, one.begin, one.times, columns)
+        columns, has_arrived = _through(f, rtol, one.begin, one.times, columns, most_explicit)
         x, factor = columns[-1, :, 0], one.factor
         carried = factor * jnp.where(in_logs, jnp.exp(x), x)
         given = carried + one.amount
@@ -162,7 +169,7 @@ def _along(schedule: Schedule, f: Callable, rtol: float, start):
     return jnp.where(is_known, at_times, jnp.nan)
 
 
-def _through(f: Callable, rtol: float, begin, times, start) -> tuple:
+def _through(f: Callable, rtol: float, begin, times, start, most_explicit: int | None) -> tuple:
     """Return states and derivatives at the times of one piece, and whether it was solved."""
     diffrax, jax = packages()
     jnp, end, x = jax.numpy, times[-1], start[:, 0]
@@ -199,7 +206,10 @@ def _through(f: Callable, rtol: float, begin, times, start) -> tuple:
 
     results, slope = diffrax.RESULTS, f(begin, start[:, :1])[:, 0]
     sizes = _sizes(f, begin, end - begin, x, jnp.abs(x), slope)
-    tried, now, here, how = way(explicit, MAX_STEPS, begin, sizes, stops=False)
+    most = MAX_STEPS if most_explicit is None else most_explicit
+    tried, now, here, how = way(explicit, most, begin, sizes, stops=False)
+    if most_explicit is not None:
+        return tried, how == results.successful
     is_left = how == results.max_steps_reached
     reached = jnp.where(jnp.isfinite(tried[..., 0]), jnp.abs(tried[..., 0]), 0.0).max(axis=0)
     so_far = jnp.maximum(reached, jnp.maximum(jnp.abs(x), jnp.abs(here)))

@@ -74,8 +74,8 @@ class Solve(Op):
         """The operation with its derivatives as second output."""
         return Solve(*self.given, has_sensitivities=True)
 
-    def in_jax(self) -> Callable:
-        """Return the operation as a function for JAX, whose results are as its outputs."""
+    def in_jax(self, most_explicit: int | None = None) -> Callable:
+        """Return the operation as a function for JAX; see :func:`solution_in_jax`."""
         ode, t, rtol, wrt = self.given
         if not np.isfinite(t).all():
             msg = (
@@ -95,6 +95,7 @@ class Solve(Op):
             rtol,
             wrt,
             has_sensitivities=self.has_sensitivities,
+            most_explicit=most_explicit,
         )
 
     def make_node(self, *inputs: Any) -> Apply:
