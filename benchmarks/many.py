@@ -13,6 +13,9 @@ epidemic (``--data-sets``, a hundred; ``--only`` some of these) in one process, 
 included, the same ones by ``gm.fit``, one by one, and by NumPyro and diffrax, compiled once for
 all and told the truth, in coordinates made for it; it prints CPU seconds, and how far means and
 verdicts are apart (``--quick``: three, and no NumPyro).
+
+``--backends`` fits them (``--data-sets``, 32; ``--quick``: three) by ``backend="numba"`` and by
+``"jax"``, on the device that JAX finds.
 """
 
 import argparse
@@ -347,11 +350,49 @@ def beside(n: int, names: Sequence[str], has_rival: bool, csv: Path | None) -> p
     return table
 
 
+def by_backend(name: str, n: int) -> list[dict]:
+    """Fit data sets of a system by each backend, in a process of its own."""
+    ode, t, ys, settings = problem(name, n)
+    rows, fits = [], {}
+    for backend in ("numba", "jax"):
+        wall, cpu = perf_counter(), process_time()
+        one = fits[backend] = gm.fit_many(
+            ode, t, ys, exact=True, draws=N_DRAWS, backend=backend, n_jobs=1, random_seed=1,
+            progressbar=False, **settings,
+        )  # fmt: skip
+        took = perf_counter() - wall, process_time() - cpu
+        theta, first = one[[*ode.params]], fits["numba"][[*ode.params]]
+        off = (theta.mean("draw") - first.mean("draw")) / first.std("draw")
+        rows.append(
+            {
+                "system": name,
+                "backend": backend,
+                "data sets": n,
+                "wall_s": took[0],
+                "cpu_s": took[1],
+                "passed": int(one["is_exact"].sum()),
+                "verdicts alike": int((one["is_exact"] == fits["numba"]["is_exact"]).sum()),
+                "means apart (sd)": float(np.abs(off.to_array()).max()),
+            }
+        )
+    return rows
+
+
+def backends(n: int, names: Sequence[str], csv: Path | None) -> pd.DataFrame:
+    """Print what the backends of ``fit_many`` cost."""
+    with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
+        rows = [row for rows in pool.map(partial(by_backend, n=n), names) for row in rows]
+    table = pd.DataFrame(rows).set_index("system")
+    show(table, csv)
+    return table
+
+
 def main(arguments: list[str] | None = None):
     """Measure, print both tables, save them as CSV."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--data-sets", type=int)
     parser.add_argument("--beside-fit", action="store_true", help="beside gm.fit, one by one")
+    parser.add_argument("--backends", action="store_true", help="by machine code, and by JAX")
     parser.add_argument("--only", nargs="+", choices=BESIDE, default=BESIDE, help="some systems")
     parser.add_argument("--quick", action="store_true", help="six data sets")
     parser.add_argument("--out", type=Path, help="folder of CSV files to save")
@@ -360,6 +401,12 @@ def main(arguments: list[str] | None = None):
     n, out = 6 if options.quick else options.data_sets or 1_000, options.out
     if out:
         out.mkdir(parents=True, exist_ok=True)  # not after the work
+    if options.backends:
+        n = 3 if options.quick else options.data_sets or 32
+        table = backends(n, options.only, out and out / "backends.csv")
+        if options.quick:
+            none_failed(table[table["verdicts alike"] < n])
+        return
     if options.beside_fit:
         n = 3 if options.quick else options.data_sets or 100
         table = beside(n, options.only, not options.quick, out and out / "beside-fit.csv")

@@ -111,7 +111,9 @@ class JaxBatchPosterior(BatchPosterior):
         def expand(phi, factor, tables):
             at, by = jax.vmap(linearise)(phi, factor, tables)
             n_states = len(positive)
-            transformed, sensitivities = solve_with_sensitivities(at[:, :n_states], at[:, n_states:])
+            transformed, sensitivities = solve_with_sensitivities(
+                at[:, :n_states], at[:, n_states:]
+            )
             values = jax.vmap(expand_one)(phi, factor, transformed, sensitivities, by, tables)
             return *values, jnp.isfinite(transformed).all(axis=(1, 2))
 

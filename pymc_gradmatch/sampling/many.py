@@ -227,7 +227,9 @@ def fit_many(
     running: Generator[tuple[int, Any]]
     if exact:
         most = MAX_BATCH_OF_JAX if by_jax else MAX_BATCH
-        running = _in_batches(ExactFits(ode, priors, draws, settings, backend), left, most, **places)
+        running = _in_batches(
+            ExactFits(ode, priors, draws, settings, backend), left, most, **places
+        )
     else:
         work = partial(_by_gradient_matching, **given, **settings)
         running = in_parallel(work, left, prefer="threads", **places)
