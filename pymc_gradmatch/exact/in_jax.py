@@ -115,7 +115,8 @@ class JaxBatchPosterior(BatchPosterior):
                 at[:, :n_states], at[:, n_states:]
             )
             values = jax.vmap(expand_one)(phi, factor, transformed, sensitivities, by, tables)
-            return *values, jnp.isfinite(transformed).all(axis=(1, 2))
+            is_solved = jnp.isfinite(transformed).all(axis=(1, 2))
+            return *values, is_solved & jnp.isfinite(sensitivities).all(axis=(1, 2, 3))
 
         n = len(self._start)
         of_values, with_derivatives = AT_ONCE.get(jax.default_backend(), AT_ONCE_ON_ACCELERATORS)
