@@ -12,18 +12,11 @@ import pymc_gradmatch as gm
 from benchmarks.many import problem
 from pymc_gradmatch.exact.batch import Request
 from pymc_gradmatch.sampling.batched_fits import ExactFits
+from tests.test_batch import chain
 
 pytestmark = pytest.mark.jax("jax", "diffrax")
 
 T = np.linspace(0, 4, 9)
-
-
-def decays(**settings):
-    """Return a chain, a to b, which has doses with ``inputs=``."""
-    return gm.ODE(
-        lambda t, x, theta: [-theta.k * x.a, theta.k * x.a - theta.m * x.b],
-        ["a", "b"], ["k", "m"], **settings,
-    )  # fmt: skip
 
 
 def rates():
@@ -74,7 +67,7 @@ DOSE = {"a": gm.Input([1.0, 2.5], [2.0, 1.0], kind="dose")}
             {"start": {"e": 0.2, "s": 1.0, "c": 0.0, "p": 0.0}, "sigma": 0.02}, id="stiff",
         ),
         pytest.param(
-            decays(positive=["a", "b"]), rates(), [np.arange(9), 9 - np.arange(9)],
+            chain(positive=["a", "b"]), rates(), [np.arange(9), 9 - np.arange(9)],
             {"likelihood": counted, "inputs": DOSE,
              "start": {"a": 1.0, "b": lambda theta, x0: 0.1 * theta.k}},
             id="counts, of logarithms with doses",
@@ -155,7 +148,7 @@ class Thrice(Op):
 
 def many(**settings):
     given = {"priors": rates(), "n_jobs": 1, "progressbar": False, "exact": True} | settings
-    return gm.fit_many(decays(), T, [NEAR], **given)
+    return gm.fit_many(chain(), T, [NEAR], **given)
 
 
 def test_what_has_no_form_in_jax_is_named():

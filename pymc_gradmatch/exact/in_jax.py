@@ -1,6 +1,7 @@
 """Batched exact posteriors of data sets, evaluated by JAX: ``fit_many(backend="jax")``."""
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,12 +55,12 @@ class JaxBatchPosterior(BatchPosterior):
         """Write functions for JAX, and trace them, so that what has no form is found now."""
         _, jax = packages()
         [constraint], [[ode]] = self.constraints, self._transformed_odes
-        [used], [x] = self._used, self._x
+        [used] = self._used
         positive = np.broadcast_to(constraint.gp.data.positive, constraint.gp.mean.shape)
         wrt = tuple(used.tolist())
         try:
-            at_values, tables_of_values = self._function(self._values, self._graphs[:2])
-            gradient, tables_of_gradient = self._function([*self._values, x], self._gradient_graphs)
+            at_values, tables_of_values = self._theta_and_start
+            gradient, tables_of_gradient = self._density_with_gradient
             states = Solve(ode, constraint.gp.t, DEFAULT_RTOL, wrt)
             solve, solve_with_sensitivities = (
                 one.in_jax(most_explicit) for one in (states, states.with_sensitivities)
@@ -92,7 +93,9 @@ class JaxBatchPosterior(BatchPosterior):
             return log_density, states
 
         def linearise(phi, factor, tables):
-            of_point = lambda phi: jnp.concatenate(start_and_theta(phi, tables))  # noqa: E731
+            def of_point(phi):
+                return jnp.concatenate(start_and_theta(phi, tables))
+
             at, along = jax.linearize(of_point, phi)
             return at, jax.vmap(along)(factor.T)[:, np.array(wrt)]
 
@@ -132,6 +135,14 @@ class JaxBatchPosterior(BatchPosterior):
         return Functions(
             _by_blocks(jax, evaluate, of_values), _by_blocks(jax, expand, with_derivatives)
         )
+
+    @cached_property
+    def _theta_and_start(self) -> tuple[Callable, list[int]]:
+        return self._function(self._values, self._graphs[:2])
+
+    @cached_property
+    def _density_with_gradient(self) -> tuple[Callable, list[int]]:
+        return self._function([*self._values, *self._x], self._gradient_graphs)
 
     def _function(self, inputs: Sequence, graphs: Sequence) -> tuple[Callable, list[int]]:
         """Return graphs as a function for JAX of inputs and tables, and the places of these."""
