@@ -20,6 +20,7 @@ def packages() -> tuple[Any, Any]:
     try:
         import diffrax
         import jax
+        import pymc.sampling.jax  # noqa: F401  lets JAX run several chains: too late after JAX has begun
     except ImportError as error:
         msg = (
             f"the solution of an ODE is compiled for JAX, and {error.name} is missing; expected "
