@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from string import ascii_uppercase
+from typing import Any
 
 import arviz as az
 import numpy as np
@@ -141,7 +142,7 @@ def _plot_plate(
     means[tuple(places.T)] = table[unknown, "mean"]
     image = target.imshow(means, aspect="auto")
     target.figure.colorbar(image, ax=target, label=text[unknown])
-    marks = {
+    marks: dict[str, tuple[NDArray[np.bool_], dict[str, Any]]] = {
         NO_DRAWS: (_has_no_draws(table), {"marker": "x", "color": "C3"}),
         WITHHELD: (_is_withheld(table), {"marker": "o", "color": "white", "mec": "black", "ms": 5}),
     }
