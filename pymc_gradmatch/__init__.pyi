@@ -6,7 +6,8 @@ from .gp import Experiment, StateGP, StateGPs, derivatives, fit_gp, kernels
 from .model import GradientMatchingODE, build_model, refine
 from .ode import ODE, Input, check_ode
 from .plots import plot_gp_fit, plot_gradient_match, plot_states, plot_verdict
-from .population import add_fits, plot_fits, tabulate
+from .population import add_fits, reweight_fits, tabulate
+from .population_plots import plot_fits
 from .sampling import Fit, find_MAP, fit, fit_many, sample, sample_fgpgm
 
 __version__: str
@@ -40,6 +41,7 @@ __all__ = [
     "plot_verdict",
     "predict",
     "refine",
+    "reweight_fits",
     "sample",
     "sample_fgpgm",
     "tabulate",

@@ -375,6 +375,15 @@ def register_for_jax(kind: type[Op]) -> Callable:
     return decorate
 
 
+def set_devices_of_jax() -> None:
+    """Let JAX run several chains on the processor.
+
+    PyMC's samplers for JAX set the number of devices when they are imported, and JAX reads it when
+    it is first used: after that, two chains fail or run one after the other.
+    """
+    import pymc.sampling.jax  # noqa: F401
+
+
 def jax_function(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> Callable:
     """Return graphs as a function for JAX, neither compiled nor wrapped."""
     from pytensor.link.jax.dispatch import jax_funcify

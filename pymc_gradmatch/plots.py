@@ -153,37 +153,37 @@ def plot_states(
     mean, low, high = (line.reindex(state=states) for line in (mean, low, high))
     panels = mean.to_dataset(name=var_name)
     pc = _make_panels(panels, pc_kwargs)
-    percent = _percent(ci_prob)
+    percent = in_percent(ci_prob)
     if ends is not None:
         ends = interpolate_along(ends, mean)
         bottom, top = ends.reindex(state=states)
         pc.map(
             az.visuals.fill_between_y, "new_data", data=bottom.to_dataset(name=var_name),
             x=ends[time_dim(ends)], y_bottom=bottom, y_top=top, color="C0", alpha=NEW_DATA_OPACITY,
-            **_legend_entry(pc, f"{percent} of new data"),
+            **legend_entry(pc, f"{percent} of new data"),
         )  # fmt: skip
     on_grid = {"data": panels, "x": times, "color": "C0"}
     is_data = group.endswith("_predictive") and var_name == observed
     pc.map(
         az.visuals.fill_between_y, "band", **on_grid, y_bottom=low, y_top=high,
         alpha=NEW_DATA_OPACITY if is_data else BAND_OPACITY,
-        **_legend_entry(pc, f"{percent} of {'new data' if is_data else 'the curve'}"),
+        **legend_entry(pc, f"{percent} of {'new data' if is_data else 'the curve'}"),
     )  # fmt: skip
     mean_of = f"{group.replace('_', ' ')} mean{of_draws}"
-    pc.map(az.visuals.line_xy, "mean", **on_grid, **_legend_entry(pc, mean_of))
+    pc.map(az.visuals.line_xy, "mean", **on_grid, **legend_entry(pc, mean_of))
     if true_states is not None:
         pc.map(
             az.visuals.line_xy, "truth", data=true_states.reindex(state=states).to_dataset(
                 name=var_name
             ),
             x=true_states[times.name], color=_text_color(pc), linestyle=DASHED_LINE[pc.backend],
-            **_legend_entry(pc, "truth"),
+            **legend_entry(pc, "truth"),
         )  # fmt: skip
     if data is not None:
         shown = data.reindex(state=states)  # states that were not observed are NaN
         pc.map(
             az.visuals.scatter_xy, "data", data=shown.to_dataset(name=var_name),
-            x=data[time_dim(data)], color="C1", **_legend_entry(pc, "data", on_top=True),
+            x=data[time_dim(data)], color="C1", **legend_entry(pc, "data", on_top=True),
         )  # fmt: skip
     whole = panels.fillna(0.0)  # ArviZ writes no title and no labels for a panel of NaN
     _add_labels(pc, whole, times, axis_labels, own_panels=found.own_panels)
@@ -276,7 +276,7 @@ def plot_gradient_match(
         shown = {"data": mean.to_dataset(name="slope"), "x": times, "color": color}
         band = {"y_bottom": low, "y_top": high, "alpha": BAND_OPACITY}
         pc.map(az.visuals.fill_between_y, f"band of {what}", **shown, **band)
-        pc.map(az.visuals.line_xy, what, **shown, **_legend_entry(pc, f"slope of the {what}"))
+        pc.map(az.visuals.line_xy, what, **shown, **legend_entry(pc, f"slope of the {what}"))
     _add_labels(pc, panels, times, axis_labels)
     return pc
 
@@ -338,19 +338,19 @@ def plot_gp_fit(
     panels = mean.to_dataset()
     pc = _make_panels(panels, pc_kwargs)
     shown = {"data": panels, "x": panels["time"], "color": "C0"}
-    percent = _percent(ci_prob)
+    percent = in_percent(ci_prob)
     pc.map(
         az.visuals.fill_between_y, "noise", **shown, y_bottom=low, y_top=high,
-        alpha=NEW_DATA_OPACITY, **_legend_entry(pc, f"{percent} of new data"),
+        alpha=NEW_DATA_OPACITY, **legend_entry(pc, f"{percent} of new data"),
     )  # fmt: skip
     pc.map(
         az.visuals.fill_between_y, "band", **shown, y_bottom=band[0], y_top=band[1],
-        alpha=BAND_OPACITY, **_legend_entry(pc, f"{percent} of the curve"),
+        alpha=BAND_OPACITY, **legend_entry(pc, f"{percent} of the curve"),
     )  # fmt: skip
-    pc.map(az.visuals.line_xy, "mean", **shown, **_legend_entry(pc, "mean of the curve"))
+    pc.map(az.visuals.line_xy, "mean", **shown, **legend_entry(pc, "mean of the curve"))
     pc.map(
         az.visuals.scatter_xy, "data", data=data.to_dataset(), x=data["time"],
-        color="C1", **_legend_entry(pc, "data", on_top=True),
+        color="C1", **legend_entry(pc, "data", on_top=True),
     )  # fmt: skip
     newline = "<br>" if pc.backend == "plotly" else "\n"
     fitted = [
@@ -445,7 +445,7 @@ def plot_verdict(idata: xr.DataTree, **pc_kwargs) -> az.PlotCollection:
     pc.map(az.visuals.set_xticks, data=compared_panels, **ticks, **plain)
     units = ["from their mean (posterior sd)", "from their mean (log)"]
     unit = xr.DataArray(units, {"what": what[:2]})
-    pc.map(_draw_y_label, data=compared_panels, text=unit, **plain)
+    pc.map(draw_y_label, data=compared_panels, text=unit, **plain)
 
     weights = np.sort(found["weight"].to_numpy())[::-1]
     share = np.linspace(0, 1, len(weights) + 1)
@@ -489,7 +489,7 @@ def _draw_title(da: xr.DataArray, target, text: xr.DataArray, **kwargs):
     return az.visuals.labelled_title(da, target, text=text.item(), **kwargs)
 
 
-def _draw_y_label(da: xr.DataArray, target, text: xr.DataArray, **kwargs):
+def draw_y_label(da: xr.DataArray, target, text: xr.DataArray, **kwargs):
     """Write the label of the y axis of one panel."""
     return az.visuals.labelled_y(da, target, text=text.item(), **kwargs)
 
@@ -574,7 +574,7 @@ def set_figure_size(pc_kwargs: dict, width: float, height: float):
     pc_kwargs["figure_kwargs"] = layout | pc_kwargs.get("figure_kwargs", {})
 
 
-def _legend_entry(pc: az.PlotCollection, label: str, *, on_top: bool = False) -> dict:
+def legend_entry(pc: az.PlotCollection, label: str, *, on_top: bool = False) -> dict:
     """Return the backend's arguments that name an artist in the legend or on hover."""
     if pc.backend == "matplotlib":
         return {"label": label} | ({"zorder": 3} if on_top else {})
@@ -595,7 +595,7 @@ def _add_labels(
     pc.map(az.visuals.labelled_x, "x_label", data=panels, text=labels[0])
     names = panels["state"].to_numpy()
     of_each = xr.DataArray(_y_labels(labels[1], [*map(str, names)], own_panels), {"state": names})
-    pc.map(_draw_y_label, "y_label", data=panels, text=of_each)
+    pc.map(draw_y_label, "y_label", data=panels, text=of_each)
     if pc.backend == "matplotlib":
         _wrap_titles_and_add_legend(pc)
         for panel in pc.viz["plot"].to_numpy().ravel():
@@ -616,6 +616,12 @@ def _wrap_titles_and_add_legend(pc: az.PlotCollection):
         title = experiment.replace("$", r"\$") + colon + state  # a state may be a formula
         lines = [fill(line, max_characters) for line in title.splitlines()]
         panel.set_title("\n".join(lines), fontsize=TITLE_POINTS)
+    add_legend(pc)
+
+
+def add_legend(pc: az.PlotCollection):
+    """Add one legend below all panels; with matplotlib only."""
+    figure, panels = pc.viz["figure"].item(), pc.viz["plot"].to_numpy().ravel()
     legends = [panel.get_legend_handles_labels() for panel in panels]
     entries = {label: handle for legend in legends for handle, label in zip(*legend, strict=True)}
     if entries:
@@ -632,7 +638,8 @@ def interval_probability(ci_prob: float | None) -> float:
     return az.rcParams["stats.ci_prob"] if ci_prob is None else ci_prob
 
 
-def _percent(probability: float) -> str:
+def in_percent(probability: float) -> str:
+    """Return a probability as text, such as ``"89%"``."""
     return f"{100 * probability:.4g}%"
 
 

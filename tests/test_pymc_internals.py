@@ -1,6 +1,8 @@
 """Every internal of PyMC, PyTensor and nutpie, with why it is needed where its test fails."""
 
 import functools
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -96,6 +98,10 @@ INTERNALS = {
     "pymc.pytensorf.reseed_rngs": (
         "A compiled graph is drawn from again with another seed. If it breaks: set the values of "
         "the generators among the shared variables of the compiled function."
+    ),
+    "pymc.sampling.jax.": (
+        "Imported for what it does to JAX: as many devices as chains. If it breaks: set "
+        "XLA_FLAGS before JAX is used."
     ),
     "pymc.stats.convergence.log_warnings": (
         "Logs PyMC's convergence warnings in PyMC's way. If it breaks: log their message."
@@ -472,6 +478,18 @@ def test_jax_knows_an_operation_once_it_is_compiled_also_by_pymc():
         get_jaxified_graph([x], [Thrice()(x)]),
     ):
         np.testing.assert_array_equal(compiled(np.array([1.0, 2.0]))[0], [3.0, 6.0])
+
+
+@pytest.mark.jax("jax", "diffrax")
+@leans_on("pymc.sampling.jax.")
+def test_jax_runs_several_chains_after_it_has_been_used_here():
+    code = """
+from pymc_gradmatch.ode import packages
+_, jax = packages()
+jax.numpy.ones(1)
+assert jax.local_device_count() > 1
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @leans_on("pytensor.graph.replace._vectorize_node")

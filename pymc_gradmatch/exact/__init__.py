@@ -9,7 +9,13 @@ from pymc_gradmatch.exact.batch import BatchPosterior, run_batched
 from pymc_gradmatch.exact.comparison import NOT_CHECKED, NOT_COMPARED, compare_quickly
 from pymc_gradmatch.exact.diagnostics import Diagnostics, describe_modes, diagnose, residuals
 from pymc_gradmatch.exact.horizon import grow_horizon
-from pymc_gradmatch.exact.importance import Mixture, WeightedDraws, ZeroDensityError, fit_mixture
+from pymc_gradmatch.exact.importance import (
+    Mixture,
+    WeightedDraws,
+    ZeroDensityError,
+    fit_mixture,
+    pareto_smooth,
+)
 from pymc_gradmatch.exact.in_jax import JaxBatchPosterior
 from pymc_gradmatch.exact.model import exact_model
 from pymc_gradmatch.exact.multistart import (
@@ -67,6 +73,7 @@ __all__ = [
     "further_starts",
     "grow_horizon",
     "optimise_locally",
+    "pareto_smooth",
     "predict",
     "residuals",
     "result_of_chains",

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pymc_gradmatch._pymc import set_devices_of_jax
 from pymc_gradmatch.ode.implicit import DISAGREEMENT, FINAL, ORDER, ROUNDING, SUBSTEPS
 from pymc_gradmatch.ode.solve import DEFAULT_RTOL, N_PRODUCTS, Schedule
 from pymc_gradmatch.ode.solver_data import ABSOLUTE_SHARE, SENSITIVITY_FACTOR, SMALLEST_STEP
@@ -20,7 +21,8 @@ def packages() -> tuple[Any, Any]:
     try:
         import diffrax
         import jax
-        import pymc.sampling.jax  # noqa: F401  lets JAX run several chains: too late after JAX has begun
+
+        set_devices_of_jax()
     except ImportError as error:
         msg = (
             f"the solution of an ODE is compiled for JAX, and {error.name} is missing; expected "
