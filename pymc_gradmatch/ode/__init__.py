@@ -9,6 +9,7 @@ here depends on data or Gaussian processes.
 from pymc_gradmatch.ode.check import ODECheck, check_ode
 from pymc_gradmatch.ode.in_jax import packages
 from pymc_gradmatch.ode.inputs import Input
+from pymc_gradmatch.ode.names import as_namedtuple
 from pymc_gradmatch.ode.node import Solve
 from pymc_gradmatch.ode.nonfinite import (
     explain_failure,
@@ -16,7 +17,6 @@ from pymc_gradmatch.ode.nonfinite import (
     explain_nonfinite_slope,
     nonfinite_advice,
 )
-from pymc_gradmatch.ode.rhs import as_namedtuple
 from pymc_gradmatch.ode.solve import (
     DEFAULT_RTOL,
     OUT_OF_STEPS,

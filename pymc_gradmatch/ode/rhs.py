@@ -2,9 +2,7 @@
 
 import inspect
 import warnings
-from collections import namedtuple
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -17,8 +15,9 @@ from pytensor.tensor import TensorVariable
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 
 from pymc_gradmatch._pymc import gradient, in_numpy
-from pymc_gradmatch.arguments import in_order, usable_names
+from pymc_gradmatch.arguments import in_order
 from pymc_gradmatch.ode.inputs import Input
+from pymc_gradmatch.ode.names import as_namedtuple
 from pymc_gradmatch.ode.scalarize import is_vector
 from pymc_gradmatch.reporting import latex_name
 
@@ -302,48 +301,3 @@ def by_chain_rule(rhs: Callable, is_positive: Sequence[bool], t, states, theta, 
         slope / state if positive else slope
         for slope, state, positive in zip(slopes, x, is_positive, strict=True)
     ]
-
-
-def lengths_of(params: Sequence[str] | Mapping[str, Any]) -> dict[str, int | None]:
-    """Return the number of entries of each parameter; None of scalars."""
-    if not isinstance(params, Mapping):
-        return dict.fromkeys(usable_names(params, "params"))
-    lengths: dict[str, int | None] = {}
-    for name, shape in zip(usable_names([*params], "params"), params.values(), strict=True):
-        axes = shape if isinstance(shape, tuple) else (shape,)
-        whole = all(isinstance(n, int | np.integer) and not isinstance(n, bool) for n in axes)
-        if len(axes) > 1 or not whole or min(axes, default=1) < 1:
-            msg = (
-                f"the parameter {name!r} has the length {shape!r}; expected how many entries it "
-                "has, 8 or (8,), or () for a scalar."
-            )
-            raise ValueError(msg)
-        lengths[name] = int(axes[0]) if axes else None
-    return lengths
-
-
-def entries_of(name: str, n: int | None) -> list[str]:
-    """Return the names of the entries of a parameter."""
-    return [name] if n is None else [f"{name}_{k}" for k in range(n)]
-
-
-def entries_in(name: str, n: int | None, value: Any) -> list[tuple[str, Any]]:
-    """Return the entries of a vector with their names; a scalar as it is."""
-    if n is None:
-        return [(name, value)]
-    vector: Any = value if isinstance(value, Variable) else np.asarray(value, dtype=float)
-    shape = vector.type.shape if isinstance(value, Variable) else vector.shape
-    if not shape or shape[-1] not in (n, None):
-        msg = f"{name!r} has shape {shape}; expected (..., {n}), one for each entry."
-        raise ValueError(msg)
-    return [(one, vector[..., k]) for k, one in enumerate(entries_of(name, n))]
-
-
-def as_namedtuple(kind: str, names: tuple[str, ...], values: Iterable) -> Any:
-    """Return values as a named tuple."""
-    return _namedtuple(kind, names)(*values)
-
-
-@cache
-def _namedtuple(kind: str, names: tuple[str, ...]) -> Callable[..., tuple]:
-    return namedtuple(kind, names)

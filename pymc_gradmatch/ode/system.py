@@ -1,10 +1,9 @@
 """ODEs: a right-hand side with its names, evaluated, differentiated and solved."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import cached_property, partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +14,6 @@ from pytensor.graph.basic import Variable
 from pytensor.tensor import TensorVariable
 
 from pymc_gradmatch._pymc import in_numpy, without_traces
-from pymc_gradmatch.arguments import in_order, usable_names
 from pymc_gradmatch.numerics import one_at_a_time
 from pymc_gradmatch.ode.inputs import (
     Input,
@@ -28,19 +26,16 @@ from pymc_gradmatch.ode.inputs import (
     steps_at,
     times_where,
 )
+from pymc_gradmatch.ode.names import Names
 from pymc_gradmatch.ode.node import solution
 from pymc_gradmatch.ode.nonfinite import explain_failure
 from pymc_gradmatch.ode.rhs import (
     SymbolicRHS,
-    as_namedtuple,
     at_one_time,
     by_chain_rule,
     check_arguments,
     derivatives_of,
-    entries_in,
-    entries_of,
     expressions,
-    lengths_of,
     returns_vector,
     with_input_values,
     with_jacobian,
@@ -62,7 +57,7 @@ N_TIMES = 7  # of the symbols with which a right-hand side is checked
 DERIVED = ("transformed", "symbolic", "_linearisation")  # attributes that copies compute again
 
 
-class ODE:
+class ODE(Names):
     r"""A system of ordinary differential equations, :math:`\dot x = f(t, x, \theta)`.
 
     Parameters
@@ -127,18 +122,7 @@ class ODE:
         inputs: Sequence[str] = (),
     ):
         self.rhs = rhs
-        self.states = usable_names(states, "states")
-        self.param_lengths = lengths_of(params)
-        entries = [one for pair in self.param_lengths.items() for one in entries_of(*pair)]
-        self.params = usable_names(entries, "params")
-        self.inputs, self.positive = (
-            () if isinstance(given, Sized) and len(given) == 0 else usable_names(given, what)
-            for given, what in ((inputs, "inputs"), (positive, "positive"))
-        )
-        unknown = [name for name in self.positive if name not in self.states]
-        if unknown:
-            msg = f"positive are {unknown}; expected some of the states {list(self.states)}."
-            raise ValueError(msg)
+        super().__init__(states, params, positive, inputs)
         self._given: tuple[Input | Callable, ...] = ()
         self._doses: dict[str, Input] = {}
         self._in_logs = (False,) * len(self.states)
@@ -210,22 +194,6 @@ class ODE:
         others = {name: vars(self)[name] for name in kept}
         return _rebuilt, (self.rhs, self.states, self._declared, names, given, others)
 
-    def __repr__(self) -> str:
-        names = {"positive": self.positive, "inputs": self.inputs}
-        others = "".join(f", {what}={list(given)}" for what, given in names.items() if given)
-        return f"ODE(states={list(self.states)}, params={self._declared}{others})"
-
-    @property
-    def _has_vectors(self) -> bool:
-        """Whether some parameters are vectors."""
-        return any(n is not None for n in self.param_lengths.values())
-
-    @property
-    def _declared(self) -> list[str] | dict[str, Any]:
-        """The parameters as they were given."""
-        lengths = {name: () if n is None else n for name, n in self.param_lengths.items()}
-        return lengths if self._has_vectors else list(self.params)
-
     def _repr_html_(self) -> str | None:
         names = self.symbolic.names()
         equations = zip(self.symbolic.x, self.symbolic.derivatives, strict=True)
@@ -278,11 +246,6 @@ class ODE:
         return dict(zip(self.inputs, self._given, strict=False))
 
     @property
-    def is_positive(self) -> tuple[bool, ...]:
-        """Which states are positive, in their order."""
-        return tuple(name in self.positive for name in self.states)
-
-    @property
     def is_positive_state(self) -> tuple[bool, ...]:
         """Which states are positive, also if this is the ODE of their logarithms."""
         return tuple(a or b for a, b in zip(self.is_positive, self._in_logs, strict=True))
@@ -312,7 +275,7 @@ class ODE:
 
     @property
     def is_nonautonomous(self) -> bool:
-        """Whether time enters, integrate_explicit, by inputs or by doses."""
+        """Whether the right-hand side depends on time: by itself, by inputs or by doses."""
         return bool(len(self.jumps) or self.symbolic.depend_on([self.symbolic.t]).any())
 
     @property
@@ -372,50 +335,8 @@ class ODE:
         """Which derivatives (rows) depend on which states (columns), shape ``(state, state)``."""
         return self.symbolic.depend_on(self.symbolic.x)
 
-    def _arguments(self, x: Sequence, theta: Sequence, inputs: Sequence) -> list:
-        """Return the arguments of the right-hand side after the time."""
-        last = [as_namedtuple("Input", self.inputs, inputs)] if inputs else []
-        return [as_namedtuple("State", self.states, x), self.named_params(theta), *last]
-
     def _inputs_at(self, t) -> list:
         return [input_at(value, t) for value in self._given]
-
-    def by_name(self, x, theta) -> tuple[Any, Any]:
-        """Return states, shape ``(..., time, state)``, and parameters as named tuples."""
-        columns = [x[..., k] for k in range(len(self.states))]
-        parameters = self.named_params(self.ordered_params(theta), pt.stack)
-        return as_namedtuple("State", self.states, columns), parameters
-
-    def named_params(self, theta: Sequence, as_vector: Callable = tuple) -> Any:
-        """Return parameters in the order of ``params`` as a named tuple, with vectors joined."""
-        left = iter(theta)
-        joined = {
-            name: next(left) if n is None else as_vector([*islice(left, n)])
-            for name, n in self.param_lengths.items()
-        }
-        return as_namedtuple("Param", (*joined,), joined.values())
-
-    def by_entry(self, theta: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return parameters by name, with vectors split into their entries: ``k_0`` of ``k``."""
-        if not self._has_vectors:
-            return theta
-        pairs = ((name, self.param_lengths.get(name), value) for name, value in theta.items())
-        return dict(entry for one in pairs for entry in entries_in(*one))
-
-    def ordered_params(self, theta) -> list:
-        """Return parameters in the order of ``params``, from a mapping or a sequence."""
-        if hasattr(theta, "keys"):  # also a row or a table of pandas
-            return in_order(self.by_entry(theta), self.params, "theta is")
-        if not isinstance(theta, Sequence | np.ndarray):
-            msg = (
-                f"theta is a {type(theta).__name__}; expected a mapping by name, or a list, in the "
-                f"order {list(self.params)}."
-            )
-            raise TypeError(msg)
-        if len(theta) != len(self.params):
-            msg = f"theta has {len(theta)} values; expected one for each of {list(self.params)}."
-            raise ValueError(msg)
-        return list(theta)
 
     def solve(
         self,
@@ -604,20 +525,6 @@ class ODE:
         """Of which inputs the values are tensors."""
         return [isinstance(value, Input) and value.is_tensor for value in self._given]
 
-    def _starts(self, x0) -> list:
-        """Return a number, an array or a tensor for each initial state."""
-        if hasattr(x0, "keys"):
-            return in_order(x0, self.states, "x0 is")
-        return _columns(x0, self.states, "x0")
-
-    def _params(self, theta) -> list:
-        theta = theta._asdict() if hasattr(theta, "_asdict") else theta
-        if hasattr(theta, "keys") or (
-            isinstance(theta, Sequence) and any(isinstance(value, Variable) for value in theta)
-        ):
-            return self.ordered_params(theta)
-        return _columns(theta, self.params, "theta")
-
     def _solution(self, t: Array, x0, theta, rtol: float) -> Any:
         starts, params = self._starts(x0), self._params(theta)
         if any(self._is_random):
@@ -777,22 +684,6 @@ def _rebuilt(rhs, states, params, names, given, others) -> ODE:
     ode = ODE(rhs, states, params, **names)
     vars(ode).update(others)
     return ode.with_inputs(given) if given else ode
-
-
-def _columns(values, names: tuple[str, ...], what: str) -> list:
-    """Return the columns of an array or tensor of starts or parameters."""
-    if isinstance(values, Sequence) and any(isinstance(value, Variable) for value in values):
-        values = pt.stack([*map(pt.as_tensor, values)], -1)
-    is_tensor = isinstance(values, Variable)
-    values = values if is_tensor else np.asarray(values, dtype=float)
-    shape = values.type.shape if is_tensor else values.shape
-    if not shape or shape[-1] not in (None, len(names)):
-        msg = (
-            f"{what} has shape {shape}; expected ({len(names)},) or (draw, {len(names)}), in "
-            f"the order {list(names)}."
-        )
-        raise ValueError(msg)
-    return [values[..., k] for k in range(len(names))]
 
 
 def stack_experiments(odes: Sequence[ODE]) -> ODE:
