@@ -21,7 +21,7 @@ test-seeds: $(VENV)/.installed-test
 
 test-jax: $(VENV)/.installed-test
 	$(BIN)/python -m pip install --quiet --editable ".[test,petab,jax,benchmarks]"
-	OMP_NUM_THREADS=1 GRADMATCH_SKIPS_NOTHING=1 $(BIN)/python -m pytest -m jax tests
+	OMP_NUM_THREADS=1 GRADMATCH_SKIPS_NOTHING=1 $(BIN)/python -m pytest -n 2 -m jax tests
 
 lint: $(VENV)/.installed-test
 	bash -n .ci/run
