@@ -39,7 +39,7 @@ class Effort(NamedTuple):
 
 FULL = Effort(draws=1_000, chains=4, sweeps=1.0, steps=30_000)
 ALONE: dict[str, Any] = {"tune": None, "cores": 1}  # on one core, as long as nutpie would
-QUICK = Effort(draws=200, chains=2, sweeps=0.05, steps=5_000)
+QUICK = Effort(draws=200, chains=2, sweeps=0.01, steps=500)
 
 
 class Draws(NamedTuple):
