@@ -111,6 +111,11 @@ def has_own_start(rv: TensorVariable) -> bool:
     return isinstance(rv.owner.op, Starting)
 
 
+def has_start(model: pm.Model, rv: TensorVariable) -> bool:
+    """Return whether a variable has an initial value of its own."""
+    return has_own_start(rv) or model.rvs_to_initial_values[rv] is not None
+
+
 _WITHOUT_FASTMATH = Setting(partial(pytensor.config.change_flags, numba__fastmath=False))
 
 

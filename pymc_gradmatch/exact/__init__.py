@@ -11,7 +11,7 @@ from pymc_gradmatch.exact.diagnostics import Diagnostics, describe_modes, diagno
 from pymc_gradmatch.exact.horizon import grow_horizon
 from pymc_gradmatch.exact.importance import Mixture, WeightedDraws, ZeroDensityError, fit_mixture
 from pymc_gradmatch.exact.in_jax import JaxBatchPosterior
-from pymc_gradmatch.exact.model import exact_model
+from pymc_gradmatch.exact.model import exact_model, solved_model
 from pymc_gradmatch.exact.multistart import (
     FIRST_STARTS,
     MAX_STARTS,
@@ -73,5 +73,6 @@ __all__ = [
     "run_batched",
     "run_searches",
     "searches_dataset",
+    "solved_model",
     "weight_normal_approximations",
 ]

@@ -18,9 +18,15 @@ from pymc_gradmatch._pymc import (
     EVALUATE_ONCE,
     at_support_points,
     change_dist_size,
+    compile_starts,
+    gradient,
+    has_start,
+    hierarchical_scales,
+    in_numpy,
     is_generator,
     set_start,
     with_start,
+    without_fastmath,
     without_starts,
 )
 from pymc_gradmatch.data_values import CONSTANT, DataValues
@@ -34,6 +40,7 @@ from pymc_gradmatch.model import (
     known_starts,
     start_priors,
 )
+from pymc_gradmatch.numerics import N_STARTS, on_one_thread, optimise, search_mode
 from pymc_gradmatch.ode import DEFAULT_RTOL
 
 Solving = Callable[[Constraint, TensorVariable, TensorVariable], TensorVariable]
@@ -147,7 +154,77 @@ def exact_model(model: pm.Model | None = None, *, rtol: float = DEFAULT_RTOL) ->
     >>> pm.draw(pm.do(exact, {"rate": 1.0, "x0": [2.0]})["x"])[-1].round(4)
     array([0.2707])
     """
-    return with_solutions(Solutions(pm.modelcontext(model)), partial(_as_node, rtol)).model
+    model = pm.modelcontext(model)
+    solved = solved_model(model, rtol)
+    for name, start in matched_parameters(model).items():
+        set_start(solved[name], start)
+    return solved
+
+
+def solved_model(model: pm.Model, rtol: float = DEFAULT_RTOL) -> pm.Model:
+    """Return the exact model whose parameters have no initial values but those of the given one."""
+    return with_solutions(Solutions(model), partial(_as_node, rtol)).model
+
+
+@on_one_thread
+def matched_parameters(model: pm.Model) -> dict[str, Array]:
+    """Return the parameters without an initial value at which slopes match the smoothed states.
+
+    These are the most probable ones given the states' start, from several prior draws, by name.
+    None are returned if a state is hidden, whose smoothed slopes are unknown, or if a prior cannot
+    be drawn from.
+    """
+    matches = constraints(model)
+    given = [constraint.theta for constraint in matches]
+    reached = {*ancestors(given)} - hierarchical_scales(model, given)
+    unknown = [
+        rv
+        for rv in model.free_RVs
+        if rv in reached and not has_start(model, rv) and np.issubdtype(rv.dtype, np.inexact)
+    ]
+    if not unknown or any(constraint.gp.data.is_sparse.any() for constraint in matches):
+        return {}
+    with without_fastmath():
+        draw = compile_starts(model, [str(rv.name) for rv in unknown])
+    try:
+        drawn = [draw(seed) for seed in range(N_STARTS)]
+    except NotImplementedError:
+        return {}
+    values = [model.rvs_to_values[rv] for rv in unknown]
+    parts = [drawn[0][str(value.name)] for value in values]
+    ends = np.cumsum([part.size for part in parts])
+    u = pt.vector("u", dtype="float64")
+    fixed: dict[Any, Any] = {
+        value: pt.constant(drawn[0][str(value.name)], dtype=value.type.dtype)
+        for value in model.value_vars
+    }
+    free = {
+        value: u[end - part.size : end].reshape(part.shape)
+        for value, part, end in zip(values, parts, ends, strict=True)
+    }
+    terms = [model[constraint.name] for constraint in matches]
+    graphs: Any = graph_replace(
+        [model.logp(vars=[*terms, *unknown]), *model.replace_rvs_by_values(unknown)],
+        fixed | free,
+        strict=False,
+    )
+    log_density, *natural = graphs
+    evaluate = in_numpy([u], [log_density, gradient(log_density, u), *natural])
+
+    def density(point):
+        return evaluate(point)[:2]
+
+    with np.errstate(all="ignore"):
+        best = search_mode(
+            [np.concatenate([one[str(v.name)].ravel() for v in values]) for one in drawn],
+            lambda point: density(point)[0],
+            parameters=lambda point: optimise(density, point),
+            jointly=lambda point: point,
+        )
+    if best is None:
+        return {}
+    _, _, *found = evaluate(best)
+    return {str(rv.name): value for rv, value in zip(unknown, found, strict=True)}
 
 
 def with_solutions(of: Solutions, solving: Solving, number: DataValues = CONSTANT) -> SolvedModel:

@@ -26,7 +26,7 @@ from pymc_gradmatch._pymc import (
     EVALUATE_ONCE,
     NutpieProgressBarManager,
     compile_starts,
-    has_own_start,
+    has_start,
     hierarchical_scales,
     log_convergence,
     minus_inf_if_invalid,
@@ -79,11 +79,6 @@ from pymc_gradmatch.sampling.density import (
     pack,
     same_but_for_constants,
 )
-
-
-def has_start(model: pm.Model, rv) -> bool:
-    """Return whether a variable has an initial value of its own."""
-    return has_own_start(rv) or model.rvs_to_initial_values[rv] is not None
 
 
 def fixed_variables(model: pm.Model) -> set:
