@@ -157,7 +157,7 @@ def exact_model(model: pm.Model | None = None, *, rtol: float = DEFAULT_RTOL) ->
     model = pm.modelcontext(model)
     solved = solved_model(model, rtol)
     for name, start in matched_parameters(model).items():
-        set_start(solved[name], start)
+        set_start(solved[name], start, is_sole=False)
     return solved
 
 

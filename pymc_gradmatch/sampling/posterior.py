@@ -124,7 +124,7 @@ class CompiledPosterior:
 
     model: pm.Model
     native: NativeDensity
-    draw_start: Callable[[int], NDArray[np.float64]]
+    draw_start: Callable[[int | None], NDArray[np.float64]]
     roles: Roles
     shapes: list[tuple[int, ...]]
     graphs: ModelGraphs
@@ -162,7 +162,8 @@ class CompiledPosterior:
         of a population are fixed at their start.
         """
         free = ~self.roles.is_fixed
-        starts = [self.draw_start(seed) for seed in rng.integers(2**31, size=N_STARTS)]
+        seeds = rng.integers(2**31, size=N_STARTS - 1)
+        starts = [self.draw_start(seed) for seed in [None, *seeds]]
         if all(np.array_equal(start, starts[0]) for start in starts):
             best: NDArray[np.float64] | None = starts[0]
         else:
@@ -400,7 +401,8 @@ def _starts(model: pm.Model) -> Callable:
         and (rv in behind or not solved)
     ]
     with without_fastmath():
-        return compile_starts(model, drawn)
+        draw, initial = compile_starts(model, drawn), compile_starts(model, [])
+    return lambda seed: initial(0) if seed is None else draw(seed)
 
 
 def _with_entries(u, entries, part):
