@@ -89,9 +89,7 @@ def _start(op, rv, *inputs):
     return start if start.type.shape == rv.type.shape else pt.broadcast_to(start, rv.shape)
 
 
-def with_start(
-    rv: TensorVariable, start: ArrayLike, *, is_sole: bool = True
-) -> TensorVariable:
+def with_start(rv: TensorVariable, start: ArrayLike, *, is_sole: bool = True) -> TensorVariable:
     """Return the random variable with another support point, which copies of it keep.
 
     Optimisations start there alone, or also from draws of the prior.

@@ -140,6 +140,11 @@ def exact_model(model: pm.Model | None = None, *, rtol: float = DEFAULT_RTOL) ->
     them and of the known starts.  Experiments with different priors of a start have one each,
     ``x0_prey_mutant``.
 
+    Parameters without an initial value have as such what gradient matching estimates, the most
+    probable ones given the smoothed data, unless a state is hidden.  :func:`~pymc_gradmatch.sample`
+    starts there and at draws of the prior, from which the solution of an oscillating or chaotic ODE
+    is often far from the data.
+
     Examples
     --------
     >>> import numpy as np, pymc as pm, pymc_gradmatch as gm
@@ -168,11 +173,10 @@ def solved_model(model: pm.Model, rtol: float = DEFAULT_RTOL) -> pm.Model:
 
 @on_one_thread
 def matched_parameters(model: pm.Model) -> dict[str, Array]:
-    """Return the parameters without an initial value at which slopes match the smoothed states.
+    """Return gradient-matching estimates of the parameters without an initial value, by name.
 
-    These are the most probable ones given the states' start, from several prior draws, by name.
-    None are returned if a state is hidden, whose smoothed slopes are unknown, or if a prior cannot
-    be drawn from.
+    The most probable ones given the smoothed states, from several prior draws.  None are returned
+    if a state is hidden, whose slopes are unknown, or if a prior cannot be drawn from.
     """
     matches = constraints(model)
     given = [constraint.theta for constraint in matches]
@@ -190,41 +194,45 @@ def matched_parameters(model: pm.Model) -> dict[str, Array]:
         drawn = [draw(seed) for seed in range(N_STARTS)]
     except NotImplementedError:
         return {}
-    values = [model.rvs_to_values[rv] for rv in unknown]
-    parts = [drawn[0][str(value.name)] for value in values]
-    ends = np.cumsum([part.size for part in parts])
-    u = pt.vector("u", dtype="float64")
-    fixed: dict[Any, Any] = {
-        value: pt.constant(drawn[0][str(value.name)], dtype=value.type.dtype)
-        for value in model.value_vars
-    }
-    free = {
-        value: u[end - part.size : end].reshape(part.shape)
-        for value, part, end in zip(values, parts, ends, strict=True)
-    }
-    terms = [model[constraint.name] for constraint in matches]
-    graphs: Any = graph_replace(
-        [model.logp(vars=[*terms, *unknown]), *model.replace_rvs_by_values(unknown)],
-        fixed | free,
-        strict=False,
-    )
-    log_density, *natural = graphs
-    evaluate = in_numpy([u], [log_density, gradient(log_density, u), *natural])
+    evaluate = _given_states(model, unknown, drawn[0])
+    names = [str(model.rvs_to_values[rv].name) for rv in unknown]
 
-    def density(point):
-        return evaluate(point)[:2]
+    def density(u):
+        return evaluate(u)[:2]
 
     with np.errstate(all="ignore"):
         best = search_mode(
-            [np.concatenate([one[str(v.name)].ravel() for v in values]) for one in drawn],
-            lambda point: density(point)[0],
-            parameters=lambda point: optimise(density, point),
-            jointly=lambda point: point,
+            [np.concatenate([one[name].ravel() for name in names]) for one in drawn],
+            lambda u: density(u)[0],
+            parameters=lambda u: optimise(density, u),
+            jointly=lambda u: u,
         )
     if best is None:
         return {}
     _, _, *found = evaluate(best)
     return {str(rv.name): value for rv, value in zip(unknown, found, strict=True)}
+
+
+def _given_states(model: pm.Model, unknown: list, start: Mapping[str, Array]) -> Callable:
+    """Return a function of the unconstrained values of some variables, in one vector.
+
+    It returns the log density of constraints and priors given all other values at the start, its
+    gradient, and the variables.
+    """
+    u, n_before = pt.vector("u", dtype="float64"), 0
+    values: dict[Any, Any] = {
+        value: pt.constant(start[str(value.name)], dtype=value.type.dtype)
+        for value in model.value_vars
+    }
+    for rv in unknown:
+        value = model.rvs_to_values[rv]
+        shape, size = np.shape(start[str(value.name)]), np.size(start[str(value.name)])
+        values[value] = u[n_before : n_before + size].reshape(shape)
+        n_before += size
+    terms = [*(model[constraint.name] for constraint in constraints(model)), *unknown]
+    graphs: Any = [model.logp(vars=terms), *model.replace_rvs_by_values(unknown)]
+    log_density, *natural = graph_replace(graphs, values, strict=False)
+    return in_numpy([u], [log_density, gradient(log_density, u), *natural])
 
 
 def with_solutions(of: Solutions, solving: Solving, number: DataValues = CONSTANT) -> SolvedModel:
