@@ -65,6 +65,7 @@ class Starting:
     """Mixin of the class of a distribution's op: it changes the support point alone."""
 
     start: Any = None
+    is_sole = True  # whether optimisations start there alone, not from draws of the prior too
 
     def __reduce__(self):
         # The class is made at run time: pickle cannot find it by name.
@@ -88,27 +89,31 @@ def _start(op, rv, *inputs):
     return start if start.type.shape == rv.type.shape else pt.broadcast_to(start, rv.shape)
 
 
-def with_start(rv: TensorVariable, start: ArrayLike) -> TensorVariable:
-    """Return the random variable with another support point, which copies of it keep."""
+def with_start(rv: TensorVariable, start: ArrayLike, *, is_sole: bool = True) -> TensorVariable:
+    """Return the random variable with another support point, which copies of it keep.
+
+    Optimisations start there alone, or also from draws of the prior.
+    """
     node = rv.owner
     kind = type(node.op)
     op = _blank(kind.__bases__[1] if issubclass(kind, Starting) else kind)
     given = np.asarray(start)
     is_known = None not in rv.type.shape  # a dim's length may change later
     at = np.broadcast_to(given, rv.type.shape) if is_known else given
-    vars(op).update(vars(node.op), start=at)
+    vars(op).update(vars(node.op), start=at, is_sole=is_sole)
     outputs = [output.clone() for output in node.outputs]
     return Apply(op, node.inputs, outputs).outputs[node.outputs.index(rv)]
 
 
-def set_start(rv: TensorVariable, start: ArrayLike):
+def set_start(rv: TensorVariable, start: ArrayLike, *, is_sole: bool = True):
     """Change the support point of a random variable in place, see :func:`with_start`."""
-    rv.owner.op = with_start(rv, start).owner.op
+    rv.owner.op = with_start(rv, start, is_sole=is_sole).owner.op
 
 
-def has_own_start(rv: TensorVariable) -> bool:
-    """Return whether a variable was made by :func:`with_start`."""
-    return isinstance(rv.owner.op, Starting)
+def has_start(model: pm.Model, rv: TensorVariable) -> bool:
+    """Return whether optimisations start at a variable's initial value alone."""
+    op = rv.owner.op
+    return (isinstance(op, Starting) and op.is_sole) or model.rvs_to_initial_values[rv] is not None
 
 
 _WITHOUT_FASTMATH = Setting(partial(pytensor.config.change_flags, numba__fastmath=False))

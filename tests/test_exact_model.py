@@ -282,6 +282,56 @@ def test_the_default_prior_is_wide(first, is_positive):
     assert mean[1] == pytest.approx(levels[0, 1])
 
 
+def matched(hidden=False, **priors):
+    y = CHAIN.solve(T, (3.0, 0.2), [1.0, 0.4])
+    y[2:, 1] = np.nan if hidden else y[2:, 1]
+    covs = [pm.gp.cov.Matern52(1, ls=1.0)] * 2
+    scales = {"b": 0.5} if hidden else None
+    gp = gm.StateGP(T, y, covs, sigma=0.05, states=CHAIN.states, scales=scales)
+    settings = {"preset": "fgpgm", "gamma": 0.1, "sigma": "fixed"}
+    return gm.build_model(CHAIN, T, y, priors=PRIORS | priors, gp=gp, **settings)
+
+
+def rates_at_start(model):
+    start = model.initial_point()
+    return np.exp([start["k_log__"], start["m_log__"]])
+
+
+def test_parameters_start_where_slopes_match_the_smoothed_data():
+    exact = gm.exact_model(matched(k=pm.LogNormal.dist(3, 2)))
+    np.testing.assert_allclose(rates_at_start(exact), [1.0, 0.4], rtol=0.2)
+
+
+def test_a_parameter_with_an_initial_value_keeps_it_and_slopes_match_given_it():
+    model = matched()
+    model.set_initval(model["k"], 2.0)
+    k, m = rates_at_start(gm.exact_model(model))
+    assert k == pytest.approx(2.0)
+    assert m > 0.6
+
+
+def test_rates_of_hidden_states_start_where_their_prior_says():
+    model = matched(hidden=True)
+    np.testing.assert_array_equal(rates_at_start(gm.exact_model(model)), rates_at_start(model))
+
+
+def test_each_member_of_a_population_starts_at_its_own_rate_and_the_spread_at_its_prior():
+    rates, rng = np.array([0.5, 1.0, 2.0]), np.random.default_rng(1)
+    given = {
+        f"of {k}": gm.Experiment(T, DECAY.solve(T, [2.0], [k]) + rng.normal(0, 0.02, (9, 1)))
+        for k in rates
+    }
+
+    def population():
+        center, spread = pm.Normal("center", 0, 1), pm.HalfNormal("spread", 0.5)
+        return {"rate": pm.LogNormal("rate", center, spread, dims="experiment")}
+
+    model = gm.build_model(DECAY, experiments=given, priors=population, preset="fgpgm", **QUICK)
+    start = gm.exact_model(model).initial_point()
+    np.testing.assert_allclose(np.exp(start["rate_log__"]), rates, rtol=0.2)
+    assert np.exp(start["spread_log__"]) == pytest.approx(0.5)
+
+
 def test_what_cannot_be_an_exact_model_is_refused():
     with pytest.raises(ValueError, match=r"expected a gm\.GradientMatchingODE among these"):
         gm.exact_model(pm.Model())

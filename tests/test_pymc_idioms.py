@@ -16,12 +16,11 @@ import pymc_gradmatch as gm
 from benchmarks import fuzz
 from benchmarks.paper import results, study, systems
 from benchmarks.paper.methods import METHODS, QUICK, Draws
-from pymc_gradmatch._pymc import with_start
+from pymc_gradmatch._pymc import has_start, with_start
 from pymc_gradmatch.model import constraints
 from pymc_gradmatch.model.gauss_newton import Mode, Problem, Theorem1
 from pymc_gradmatch.model.priors import parameters_of
 from pymc_gradmatch.model.refinement import with_solution
-from pymc_gradmatch.sampling.posterior import has_start
 
 FAST = {"mode": "FAST_COMPILE"}
 

@@ -17,7 +17,7 @@ from pymc_gradmatch.exact.importance import (
     pareto_smooth,
 )
 from pymc_gradmatch.exact.in_jax import JaxBatchPosterior
-from pymc_gradmatch.exact.model import exact_model
+from pymc_gradmatch.exact.model import exact_model, solved_model
 from pymc_gradmatch.exact.multistart import (
     FIRST_STARTS,
     MAX_STARTS,
@@ -80,5 +80,6 @@ __all__ = [
     "run_batched",
     "run_searches",
     "searches_dataset",
+    "solved_model",
     "weight_normal_approximations",
 ]

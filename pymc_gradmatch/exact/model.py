@@ -18,9 +18,15 @@ from pymc_gradmatch._pymc import (
     EVALUATE_ONCE,
     at_support_points,
     change_dist_size,
+    compile_starts,
+    gradient,
+    has_start,
+    hierarchical_scales,
+    in_numpy,
     is_generator,
     set_start,
     with_start,
+    without_fastmath,
     without_starts,
 )
 from pymc_gradmatch.data_values import CONSTANT, DataValues
@@ -34,6 +40,7 @@ from pymc_gradmatch.model import (
     known_starts,
     start_priors,
 )
+from pymc_gradmatch.numerics import N_STARTS, on_one_thread, optimise, search_mode
 from pymc_gradmatch.ode import DEFAULT_RTOL
 
 Solving = Callable[[Constraint, TensorVariable, TensorVariable], TensorVariable]
@@ -133,6 +140,11 @@ def exact_model(model: pm.Model | None = None, *, rtol: float = DEFAULT_RTOL) ->
     them and of the known starts.  Experiments with different priors of a start have one each,
     ``x0_prey_mutant``.
 
+    Parameters without an initial value have as such what gradient matching estimates, the most
+    probable ones given the smoothed data, unless a state is hidden.  :func:`~pymc_gradmatch.sample`
+    starts there and at draws of the prior, from which the solution of an oscillating or chaotic ODE
+    is often far from the data.
+
     Examples
     --------
     >>> import numpy as np, pymc as pm, pymc_gradmatch as gm
@@ -147,7 +159,80 @@ def exact_model(model: pm.Model | None = None, *, rtol: float = DEFAULT_RTOL) ->
     >>> pm.draw(pm.do(exact, {"rate": 1.0, "x0": [2.0]})["x"])[-1].round(4)
     array([0.2707])
     """
-    return with_solutions(Solutions(pm.modelcontext(model)), partial(_as_node, rtol)).model
+    model = pm.modelcontext(model)
+    solved = solved_model(model, rtol)
+    for name, start in matched_parameters(model).items():
+        set_start(solved[name], start, is_sole=False)
+    return solved
+
+
+def solved_model(model: pm.Model, rtol: float = DEFAULT_RTOL) -> pm.Model:
+    """Return the exact model whose parameters have no initial values but those of the given one."""
+    return with_solutions(Solutions(model), partial(_as_node, rtol)).model
+
+
+@on_one_thread
+def matched_parameters(model: pm.Model) -> dict[str, Array]:
+    """Return gradient-matching estimates of the parameters without an initial value, by name.
+
+    The most probable ones given the smoothed states, from several prior draws.  None are returned
+    if a state is hidden, whose slopes are unknown, or if a prior cannot be drawn from.
+    """
+    matches = constraints(model)
+    given = [constraint.theta for constraint in matches]
+    reached = {*ancestors(given)} - hierarchical_scales(model, given)
+    unknown = [
+        rv
+        for rv in model.free_RVs
+        if rv in reached and not has_start(model, rv) and np.issubdtype(rv.dtype, np.inexact)
+    ]
+    if not unknown or any(constraint.gp.data.is_sparse.any() for constraint in matches):
+        return {}
+    with without_fastmath():
+        draw = compile_starts(model, [str(rv.name) for rv in unknown])
+    try:
+        drawn = [draw(seed) for seed in range(N_STARTS)]
+    except NotImplementedError:
+        return {}
+    evaluate = _given_states(model, unknown, drawn[0])
+    names = [str(model.rvs_to_values[rv].name) for rv in unknown]
+
+    def density(u):
+        return evaluate(u)[:2]
+
+    with np.errstate(all="ignore"):
+        best = search_mode(
+            [np.concatenate([one[name].ravel() for name in names]) for one in drawn],
+            lambda u: density(u)[0],
+            parameters=lambda u: optimise(density, u),
+            jointly=lambda u: u,
+        )
+    if best is None:
+        return {}
+    _, _, *found = evaluate(best)
+    return {str(rv.name): value for rv, value in zip(unknown, found, strict=True)}
+
+
+def _given_states(model: pm.Model, unknown: list, start: Mapping[str, Array]) -> Callable:
+    """Return a function of the unconstrained values of some variables, in one vector.
+
+    It returns the log density of constraints and priors given all other values at the start, its
+    gradient, and the variables.
+    """
+    u, n_before = pt.vector("u", dtype="float64"), 0
+    values: dict[Any, Any] = {
+        value: pt.constant(start[str(value.name)], dtype=value.type.dtype)
+        for value in model.value_vars
+    }
+    for rv in unknown:
+        value = model.rvs_to_values[rv]
+        shape, size = np.shape(start[str(value.name)]), np.size(start[str(value.name)])
+        values[value] = u[n_before : n_before + size].reshape(shape)
+        n_before += size
+    terms = [*(model[constraint.name] for constraint in constraints(model)), *unknown]
+    graphs: Any = [model.logp(vars=terms), *model.replace_rvs_by_values(unknown)]
+    log_density, *natural = graph_replace(graphs, values, strict=False)
+    return in_numpy([u], [log_density, gradient(log_density, u), *natural])
 
 
 def with_solutions(of: Solutions, solving: Solving, number: DataValues = CONSTANT) -> SolvedModel:

@@ -29,7 +29,6 @@ from pymc_gradmatch.exact import (
     ZeroDensityError,
     approximate,
     diagnose,
-    exact_model,
     find_modes,
     fit_mixture,
     further_starts,
@@ -38,6 +37,7 @@ from pymc_gradmatch.exact import (
     result_of_chains,
     run_searches,
     searches_dataset,
+    solved_model,
     weight_normal_approximations,
 )
 from pymc_gradmatch.numerics import Laplace
@@ -193,7 +193,7 @@ class ExactSearch:
 
     def _compiled(self) -> tuple[CompiledPosterior, Laplace]:
         """Return the exact posterior, compiled for NUTS, and its mode."""
-        exact = exact_model(self.target.model, rtol=NUTS_RTOL)
+        exact = solved_model(self.target.model, rtol=NUTS_RTOL)
         centre_in_part(exact, self._centred)
         for name, value in self.target.constrained(self.modes.point[0]).items():
             set_start(exact[name], value)

@@ -31,9 +31,9 @@ from pymc_gradmatch.exact import (
     ExactPosterior,
     OutOfTimeError,
     describe_modes,
-    exact_model,
     optimise_locally,
     predict,
+    solved_model,
 )
 from pymc_gradmatch.gp import Experiment, is_states
 from pymc_gradmatch.model import (
@@ -175,7 +175,7 @@ class Fit(Report):
         See :func:`~pymc_gradmatch.exact_model`, also for the prior of x(t0).  Its initial values
         are one of the draws, where :func:`~pymc_gradmatch.sample` and :func:`pymc.sample` start.
         """
-        exact, drawn = exact_model(self.solved), self.idata["posterior"].isel(chain=0, draw=0)
+        exact, drawn = solved_model(self.solved), self.idata["posterior"].isel(chain=0, draw=0)
         for rv in exact.free_RVs:
             set_start(rv, drawn[rv.name].to_numpy())
         return exact

@@ -26,7 +26,7 @@ from pymc_gradmatch._pymc import (
     EVALUATE_ONCE,
     NutpieProgressBarManager,
     compile_starts,
-    has_own_start,
+    has_start,
     hierarchical_scales,
     log_convergence,
     minus_inf_if_invalid,
@@ -81,11 +81,6 @@ from pymc_gradmatch.sampling.density import (
 )
 
 
-def has_start(model: pm.Model, rv) -> bool:
-    """Return whether a variable has an initial value of its own."""
-    return has_own_start(rv) or model.rvs_to_initial_values[rv] is not None
-
-
 def fixed_variables(model: pm.Model) -> set:
     """Return the free variables that are fixed in the search for the mode.
 
@@ -124,12 +119,13 @@ class CompiledPosterior:
 
     The density is a function of q, from which coordinates give u; its numbers are those of the
     coordinates and ``data``, all numbers that may differ between data sets.  ``draw_start`` maps a
-    seed to a start u, with parameters drawn from their prior.
+    seed to a start u, with parameters drawn from their prior, and None to the model's initial
+    point.
     """
 
     model: pm.Model
     native: NativeDensity
-    draw_start: Callable[[int], NDArray[np.float64]]
+    draw_start: Callable[[int | None], NDArray[np.float64]]
     roles: Roles
     shapes: list[tuple[int, ...]]
     graphs: ModelGraphs
@@ -162,12 +158,14 @@ class CompiledPosterior:
     def find_mode(self, rng: np.random.Generator) -> Laplace:
         """Find the most probable u, and a normal approximation there.
 
-        From every start the parameters are optimised given the states; from the best of these
-        points states and parameters are optimised jointly.  A random sigma or gamma and the spread
-        of a population are fixed at their start.
+        Starts are the model's initial point, and draws of the parameters from their prior.  From
+        every start the parameters are optimised given the states; from the best of these points
+        states and parameters are optimised jointly.  A random sigma or gamma and the spread of a
+        population are fixed at their start.
         """
         free = ~self.roles.is_fixed
-        starts = [self.draw_start(seed) for seed in rng.integers(2**31, size=N_STARTS)]
+        seeds = rng.integers(2**31, size=N_STARTS - 1)
+        starts = [self.draw_start(seed) for seed in [None, *seeds]]
         if all(np.array_equal(start, starts[0]) for start in starts):
             best: NDArray[np.float64] | None = starts[0]
         else:
@@ -389,10 +387,10 @@ def _experiments(model: pm.Model, shapes) -> NDArray[np.int64]:
 
 
 def _starts(model: pm.Model) -> Callable:
-    """Return a function of a seed that draws parameters without an initial value of their own.
+    """Return a function of a seed that draws parameters that do not start at one value alone.
 
-    In a model with solutions of an ODE only what these depend on is drawn; noise starts at the
-    center of its prior.
+    Given None it returns the initial point.  In a model with solutions of an ODE only what these
+    depend on is drawn; noise starts at the center of its prior.
     """
     fixed = fixed_variables(model)
     terms = ancestors([*model.observed_RVs, *model.potentials])
@@ -405,7 +403,8 @@ def _starts(model: pm.Model) -> Callable:
         and (rv in behind or not solved)
     ]
     with without_fastmath():
-        return compile_starts(model, drawn)
+        draw, initial = compile_starts(model, drawn), compile_starts(model, [])
+    return lambda seed: initial(0) if seed is None else draw(seed)
 
 
 def _with_entries(u, entries, part):
@@ -606,10 +605,10 @@ def find_MAP(  # noqa: N802  PyMC's name
 ) -> dict[str, NDArray]:
     """Find the most probable states and parameters, from several starts.
 
-    The mode of the density of the unconstrained variables.  Parameters start from eight prior
-    draws and are optimised given the states' start, the posterior mean of their Gaussian process;
-    the best three are then optimised jointly with the states.  Optimisation from one prior draw
-    would often end in a minor mode.
+    The mode of the density of the unconstrained variables.  Parameters start from the model's
+    initial point and seven prior draws and are optimised given the states' start, the posterior
+    mean of their Gaussian process; the best three are then optimised jointly with the states.
+    Optimisation from one start would often end in a minor mode.
 
     Parameters
     ----------
