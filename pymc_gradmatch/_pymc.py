@@ -270,7 +270,9 @@ def gradient(scalar: Any, wrt: Any) -> Any:
 def minus_inf_if_invalid(log_density: Any) -> Any:
     """Return a log density that is minus infinity where ``check_parameters`` raises."""
     return rewrite_graph(
-        log_density, include=("canonicalize", local_check_parameter_to_ninf_switch.__name__)
+        log_density,
+        include=("canonicalize", local_check_parameter_to_ninf_switch.__name__),
+        clone=True,
     )
 
 

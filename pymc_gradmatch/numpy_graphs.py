@@ -64,16 +64,12 @@ class GraphTemplate:
     def __init__(self, inputs: Sequence[Variable], outputs: Sequence[Variable]):
         self.inputs, self._outputs = [*inputs], [*outputs]
         variables = [*ancestors(outputs, blockers=inputs)]
-        places = {variable: k for k, variable in enumerate(inputs)}
-        for variable in variables:
-            if variable not in places and is_data(variable):
-                places[variable] = len(places)
-        constants: list[Any] = [*places][len(inputs) :]
-        self.values = [constant.data for constant in constants]
-        self._constants = constants
+        constants: list[Any] = [v for v in variables if is_data(v)]
+        self.values, self._constants = [constant.data for constant in constants], constants
+        places = {variable: k for k, variable in enumerate([*inputs, *constants])}
         order = {variable: k for k, variable in enumerate(variables)}
-        self._key: Hashable = (
-            tuple(variable.type for variable in places),
+        self.key: Hashable = (
+            tuple(variable.type for variable in [*inputs, *constants]),
             tuple(_token(variable, places, order) for variable in variables),
             tuple(order[variable] for variable in outputs),
         )
@@ -90,10 +86,10 @@ class GraphTemplate:
         return graph_replace(self._outputs, pairs, strict=False)
 
     def __hash__(self) -> int:
-        return hash(self._key)
+        return hash(self.key)
 
     def __eq__(self, other) -> bool:
-        return self._key == other._key
+        return isinstance(other, GraphTemplate) and self.key == other.key
 
 
 def is_data(variable: Variable) -> bool:
@@ -156,7 +152,8 @@ def in_numpy(
     That and rewriting them is done once for all graphs that differ only in their data; what
     depends on data alone is then evaluated once.  Not thread-safe.
     """
-    shared = [leaf for leaf in graph_inputs(outputs) if isinstance(leaf, SharedVariable)]
+    leaves = [leaf for leaf in graph_inputs(outputs) if leaf not in inputs]
+    shared = [leaf for leaf in leaves if isinstance(leaf, SharedVariable)]
     template = GraphTemplate([*inputs, *shared], outputs)
     graph = _rewritten(template, len(inputs), rewrites, derive)
     nodes = graph.toposort()

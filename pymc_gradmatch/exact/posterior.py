@@ -298,9 +298,7 @@ class ExactPosterior(ModelVariables):
     @cached_property
     def _gradient(self) -> Callable:
         densities = [*self._checked_terms.values()]
-        return compile_for_draws(
-            [*self._values, *self._x], densities, derive=total_with_gradient
-        )
+        return compile_for_draws([*self._values, *self._x], densities, derive=total_with_gradient)
 
     def draw_prior(self, n: int, rng: np.random.Generator) -> Array:
         """Return draws of the prior, with x(t0) near the first data, if there are any.
