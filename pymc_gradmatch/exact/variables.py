@@ -248,17 +248,18 @@ class ModelVariables(Solutions):
 
     def _cached_or_solved(self, phi: Array) -> list[Array]:
         """Return the trajectories of points, most of which were evaluated before, or repeat."""
-        rows = [row.tobytes() for row in phi]
-        known = {row.tobytes() for points, _ in self._evaluated for row in points}
-        places = {row: place for place, row in enumerate(rows)}
-        left = [place for row, place in places.items() if row not in known]
-        solved = [*self._evaluated]
+        rows = _as_bytes(phi)
+        wanted = {row: place for place, row in enumerate(rows)}
+        found: dict[bytes, tuple[NDArray, ...]] = {}
+        for points, trajectories in self._evaluated:
+            at = {row: k for k, row in enumerate(_as_bytes(points)) if row in wanted}
+            some = zip(*(x[[*at.values()]] for x in trajectories), strict=True)
+            found |= zip(at, some, strict=True)
+        left = [place for row, place in wanted.items() if row not in found]
         if left:
-            solved.append((phi[left], self._solved(self._split(phi[left]))))
-        points, trajectories = zip(*solved, strict=True)
-        places = {row.tobytes(): place for place, row in enumerate(np.concatenate(points))}
-        at = [places[row] for row in rows]
-        return [np.concatenate(x)[at] for x in zip(*trajectories, strict=True)]
+            solved = zip(*self._solved(self._split(phi[left])), strict=True)
+            found |= zip((rows[place] for place in left), solved, strict=True)
+        return [np.stack(x) for x in zip(*(found[row] for row in rows), strict=True)]
 
     @cached_property
     def _functions_of_states(self) -> tuple[list[str], list, Callable]:
@@ -354,6 +355,12 @@ class ModelVariables(Solutions):
             )
             raise ValueError(msg)
         return draws
+
+
+def _as_bytes(points: Array) -> list[bytes]:
+    """Return each row as a key."""
+    rows = np.ascontiguousarray(points)
+    return rows.view(f"V{rows.itemsize * rows.shape[1]}").ravel().tolist()
 
 
 def single_terms(inputs, densities) -> tuple[Any, list]:
