@@ -62,7 +62,8 @@ class GraphTemplate:
     """
 
     def __init__(self, inputs: Sequence[Variable], outputs: Sequence[Variable]):
-        self.inputs, self._outputs = [*inputs], [*outputs]
+        self.inputs: list[Any] = [*inputs]
+        self._outputs = [*outputs]
         variables = [*ancestors(outputs, blockers=inputs)]
         constants: list[Any] = [v for v in variables if is_data(v)]
         self.values, self._constants = [constant.data for constant in constants], constants
