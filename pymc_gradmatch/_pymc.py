@@ -31,27 +31,31 @@ from pymc.logprob.utils import (
     local_remove_check_parameter,
 )
 from pymc.progress_bar import NutpieProgressBarManager as NutpieProgressBarManager
-from pymc.pytensorf import reseed_rngs
+from pymc.pytensorf import collect_default_updates, reseed_rngs
 from pymc.stats.convergence import log_warnings, run_convergence_checks
 from pymc.step_methods.arraystep import ArrayStepShared
 from pymc.step_methods.compound import StepMethodState as StepMethodState
 from pytensor.compile import get_mode, optdb
 from pytensor.graph import Apply, Op
-from pytensor.graph.basic import Variable, equal_computations
+from pytensor.graph.basic import Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.replace import _vectorize_node, clone_replace, graph_replace, vectorize_graph
+from pytensor.graph.replace import _vectorize_node, clone_replace, vectorize_graph
 from pytensor.graph.rewriting.basic import GraphRewriter, node_rewriter
 from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import ancestors
-from pytensor.tensor import TensorConstant, TensorVariable
+from pytensor.tensor import TensorVariable
 from pytensor.tensor.random.op import RandomVariable, RNGConsumerOp
 from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.random.utils import normalize_size_param as normalize_size_param
 from pytensor.tensor.rewriting.basic import register_specialize
 from xarray import DataTree
 
+from pymc_gradmatch.numpy_graphs import Derive as Derive
+from pymc_gradmatch.numpy_graphs import GraphTemplate as GraphTemplate
 from pymc_gradmatch.numpy_graphs import Setting as Setting
+from pymc_gradmatch.numpy_graphs import as_they_are as as_they_are
 from pymc_gradmatch.numpy_graphs import in_numpy as in_numpy
+from pymc_gradmatch.numpy_graphs import is_data as is_data
 from pymc_gradmatch.numpy_graphs import without_traces as without_traces
 
 if TYPE_CHECKING:
@@ -227,6 +231,11 @@ def random_parents(rv: TensorVariable, known: Collection = ()) -> list:
     return random_ancestors([pm.logp(rv, rv.type(), warn_rvs=False)], known)
 
 
+def reseed(graphs: Sequence, inputs: Sequence, seed: int):
+    """Give the generators of graphs new states."""
+    reseed_rngs([*collect_default_updates([*graphs], inputs=[*inputs])], seed)
+
+
 def draw_values(graphs: Sequence, n: int, rng: np.random.Generator) -> list[NDArray]:
     """Return n draws of graphs of random variables; see :func:`compile_draws`."""
     return compile_draws(graphs, n)(rng)
@@ -241,9 +250,14 @@ def compile_draws(graphs: Sequence, n: int) -> Callable[[np.random.Generator], l
     if not any(random_ancestors(variable.owner.inputs) for variable in random):
         many = {variable: change_dist_size(variable, (n,), expand=True) for variable in random}
         graphs, n_calls = vectorize_graph([*graphs], many), 1
-    draw, updates = pm.compile(
-        [], [*graphs], random_seed=False, mode=EVALUATE_ONCE, return_updates=True
-    )
+    updates = collect_default_updates([*graphs])
+    evaluate = in_numpy([], [*graphs, *updates.values()], rewrites=())
+
+    def draw() -> list[NDArray]:
+        values = evaluate()
+        for generator, advanced in zip(updates, values[len(graphs) :], strict=True):
+            generator.set_value(advanced, borrow=True)
+        return values[: len(graphs)]
 
     def draw_all(rng: np.random.Generator) -> list[NDArray]:
         reseed_rngs([*updates], rng.integers(2**30, dtype=np.int64))
@@ -258,35 +272,12 @@ def gradient(scalar: Any, wrt: Any) -> Any:
     return pytensor.grad(scalar, wrt, disconnected_inputs="ignore")
 
 
-class GraphTemplate:
-    """Graphs with their constants as further inputs: equal if they differ in constants alone.
-
-    A function compiled of :attr:`inputs` and :attr:`numbers` serves for all equal ones;
-    :attr:`values` are the numbers of this one.
-    """
-
-    def __init__(self, inputs: Sequence, outputs: Sequence):
-        self.inputs = inputs
-        constants = [v for v in ancestors(outputs) if isinstance(v, TensorConstant)]
-        constants = [constant for constant in constants if constant.type.dtype == "float64"]
-        self.numbers = [constant.type() for constant in constants]
-        self.values = [constant.data for constant in constants]
-        self.outputs: Any = graph_replace(outputs, [*zip(constants, self.numbers, strict=True)])
-
-    def __hash__(self) -> int:
-        return hash((len(self.inputs), len(self.numbers)))
-
-    def __eq__(self, other) -> bool:
-        ours, theirs = ([*graphs.inputs, *graphs.numbers] for graphs in (self, other))
-        return [v.type for v in ours] == [v.type for v in theirs] and equal_computations(
-            self.outputs, other.outputs, in_xs=ours, in_ys=theirs
-        )
-
-
 def minus_inf_if_invalid(log_density: Any) -> Any:
     """Return a log density that is minus infinity where ``check_parameters`` raises."""
     return rewrite_graph(
-        log_density, include=("canonicalize", local_check_parameter_to_ninf_switch.__name__)
+        log_density,
+        include=("canonicalize", local_check_parameter_to_ninf_switch.__name__),
+        clone=True,
     )
 
 

@@ -11,8 +11,9 @@ from scipy import stats
 from scipy.optimize import minimize
 
 import pymc_gradmatch as gm
+from pymc_gradmatch import numpy_graphs
 from pymc_gradmatch.exact import ExactPosterior, compare_quickly, comparison
-from pymc_gradmatch.model import layout
+from pymc_gradmatch.model import layout, unfitted_model
 
 T = np.linspace(0, 2, 9)
 DECAY = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"])
@@ -75,6 +76,71 @@ def assert_density(model, idata, log_likelihood):
     expected = stats.halfnorm.logpdf(rate, scale=2) + np.log(rate) + log_likelihood(x)
     expected += of_start(target.constraints[0].gp, x[:, 0])
     np.testing.assert_allclose(target(phi), expected, rtol=1e-6)
+
+
+POSTERIORS = {
+    "other data": {"shift": 1.0},
+    "another prior": {"width": 0.6},
+    "another family of priors": {"prior": pm.Gamma},
+    "known noise": {"sigma": 0.7},
+    "other known noise": {"sigma": 1.1},
+    "another prior of the noise": {"sigma": pm.HalfNormal.dist(0.8)},
+    "a dose": {"dose": 2.0},
+    "another dose": {"dose": 3.0},
+    "a missing value": {"missing": 3},
+    "another missing value": {"missing": 5},
+    "a likelihood of the user's": {"nu": 4.3},
+    "another number in it": {"nu": 5.7},
+}
+
+
+def a_posterior(
+    y, width=0.4, prior=pm.LogNormal, shift=0.0, dose=None, missing=None, nu=None, **of
+):
+    """Return an exact posterior, points of its prior, and all that is evaluated there."""
+    ode, seen = DECAY, y + shift
+    if dose is not None:
+        ode = gm.ODE(lambda t, x, theta: [-theta.rate * x.mass], ["mass"], ["rate"], inputs=[])
+        of["inputs"] = {"mass": gm.Input([0.6], [dose], kind="dose")}
+    if missing is not None:
+        seen[missing] = np.nan
+    if nu is not None:
+        given, seen = seen, None
+        of["likelihood"] = lambda x, theta: pm.StudentT(
+            "z", nu=nu, mu=x.mass, sigma=1.0, observed=given[:, 0]
+        )
+        of["scales"] = {"mass": 10.0}
+    settings = {name: of.pop(name) for name in [*of] if name == "sigma"}
+    model = unfitted_model(
+        ode, T, seen, priors={"rate": prior.dist(0.3, width)}, settings=settings, random_seed=1,
+        progressbar=False, **of,
+    )  # fmt: skip
+    target, rng = ExactPosterior(model), np.random.default_rng(1)
+    phi = target.draw_prior(20, rng)
+    groups = target.idata(phi, rng)
+    names = ("posterior_predictive", "log_likelihood")
+    found = [groups[name].dataset.to_array().to_numpy() for name in names]
+    at = phi[np.isfinite(target(phi))]
+    return [phi, target(phi), *target.expand(at, np.ones(phi.shape[1])), *found]
+
+
+def test_graphs_of_an_earlier_model_leave_nothing_of_it(y):
+    """Assert that models written after others, in any order, are the same as on their own."""
+    alone = {}
+    for name, changed in POSTERIORS.items():
+        numpy_graphs._rewritten.cache_clear()
+        alone[name] = a_posterior(y, **changed)
+    for name in [*POSTERIORS, *reversed(POSTERIORS)]:
+        for one, other in zip(alone[name], a_posterior(y, **POSTERIORS[name]), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-8, atol=1e-6, err_msg=name)
+
+
+def test_a_posterior_of_other_data_is_not_rewritten(y):
+    a_posterior(y)
+    before = numpy_graphs._rewritten.cache_info().misses
+    a_posterior(y, shift=1.0)
+    a_posterior(y, width=0.6)
+    assert numpy_graphs._rewritten.cache_info().misses == before
 
 
 # 1. integrate_check judges the model's own likelihood.

@@ -95,6 +95,10 @@ INTERNALS = {
     "pymc.progress_bar.NutpieProgressBarManager": (
         "nutpie's chains on PyMC's progress bars. If it breaks: nutpie.sample has bars of its own."
     ),
+    "pymc.pytensorf.collect_default_updates": (
+        "The generators of a graph, and these after drawing. If it breaks: find the shared "
+        "variables of RandomType, and the other output of the node that each enters."
+    ),
     "pymc.pytensorf.reseed_rngs": (
         "A compiled graph is drawn from again with another seed. If it breaks: set the values of "
         "the generators among the shared variables of the compiled function."
@@ -221,7 +225,7 @@ def test_a_start_of_the_variable_itself_is_kept_by_copies_of_a_model():
     assert copied.initial_point()["x_log__"] == pytest.approx(np.log(0.7))
 
 
-@leans_on("pymc.pytensorf.reseed_rngs")
+@leans_on("pymc.pytensorf.reseed_rngs", "pymc.pytensorf.collect_default_updates")
 def test_what_is_compiled_once_can_be_drawn_with_any_seed():
     draw = _pymc.compile_draws([pm.Normal.dist()], 3)
     [first], [again], [other] = (draw(np.random.default_rng(seed)) for seed in (1, 1, 2))

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pymc as pm
-import pytensor
 import pytensor.tensor as pt
 from numpy.typing import NDArray
 
@@ -17,13 +16,14 @@ from pymc_gradmatch._pymc import (
     at_initial_values,
     compile_draws,
     draw_values,
+    gradient,
     hierarchical_scales,
     in_numpy,
     random_ancestors,
 )
 from pymc_gradmatch.data_values import CONSTANT, DataValues
 from pymc_gradmatch.exact.solutions import Array, broadcast_draws, compile_for_draws
-from pymc_gradmatch.exact.variables import ModelVariables
+from pymc_gradmatch.exact.variables import ModelVariables, single_terms
 from pymc_gradmatch.gp import StateGP, sampling_start
 from pymc_gradmatch.model import equations, sum_of_entries, where_impossible
 from pymc_gradmatch.ode import ODE, OUT_OF_STEPS, explain_failure, explain_nonfinite_slope
@@ -72,9 +72,9 @@ class ExactPosterior(ModelVariables):
 
     def __init__(self, model: pm.Model, *, has_volume: bool = True, number: DataValues = CONSTANT):
         super().__init__(model, has_volume, number)
-        solved, states = self._exact, [*self._values, *self._x]
+        solved = self._exact
         self._log_density = compile_for_draws(
-            states, [sum_of_entries([*self.single_terms.values()])]
+            [*self._values, *self._x], [*self._checked_terms.values()], derive=total
         )
         self._prior_samplers: dict[int, Callable] = {}
         terms = [solved[name] for name in self.likelihood]
@@ -275,7 +275,8 @@ class ExactPosterior(ModelVariables):
                 c.gp.back_transform(x) for c, x in zip(self.constraints, transformed, strict=True)
             ]
             values = self._gradient(*u, *states)
-            log_density, *by = broadcast_draws(values, self._gradient_graphs, n_points)
+            of = [np.zeros(()), *self._values, *self._x]  # as many axes as the density, derivatives
+            log_density, *by = broadcast_draws(values, of, n_points)
             own = np.concatenate([one.reshape(n_points, -1) for one in by[: len(u)]], axis=1)
             gradient = (own.reshape(len(factor), -1, n) @ factor).reshape(n_points, n)
             for constraint, by_states, x, slopes in zip(
@@ -291,14 +292,13 @@ class ExactPosterior(ModelVariables):
     @cached_property
     def _gradient_graphs(self) -> list:
         """The log density and its gradient by the values and by the states."""
-        inputs: list[Any] = [*self._values, *self._x]
-        total = sum_of_entries([*self.single_terms.values()])
-        gradient: Any = pytensor.grad(total, inputs, disconnected_inputs="ignore")
-        return [total, *gradient]
+        densities = [*self._checked_terms.values()]
+        return total_with_gradient([*self._values, *self._x], densities)[1]
 
     @cached_property
     def _gradient(self) -> Callable:
-        return compile_for_draws([*self._values, *self._x], self._gradient_graphs)
+        densities = [*self._checked_terms.values()]
+        return compile_for_draws([*self._values, *self._x], densities, derive=total_with_gradient)
 
     def draw_prior(self, n: int, rng: np.random.Generator) -> Array:
         """Return draws of the prior, with x(t0) near the first data, if there are any.
@@ -406,6 +406,17 @@ class ExactPosterior(ModelVariables):
                 if where := message(ode.transformed, t, start, own):
                     return f"{where[0].upper()}{where[1:]}"
         return ""
+
+
+def total(inputs, densities) -> tuple[Any, list]:
+    """Derive the log density from its terms."""
+    return inputs, [sum_of_entries(single_terms(inputs, densities)[1])]
+
+
+def total_with_gradient(inputs, densities) -> tuple[Any, list]:
+    """Derive the log density and its gradient from its terms."""
+    _, [density] = total(inputs, densities)
+    return inputs, [density, *gradient(density, inputs)]
 
 
 def _differences(values: Array) -> Array:

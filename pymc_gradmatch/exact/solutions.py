@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from itertools import product
 from time import monotonic
 from typing import Any
@@ -17,7 +18,7 @@ from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.traversal import ancestors, truncated_graph_inputs
 from pytensor.tensor import TensorVariable
 
-from pymc_gradmatch._pymc import in_numpy, random_ancestors
+from pymc_gradmatch._pymc import Derive, as_they_are, in_numpy, random_ancestors, reseed
 from pymc_gradmatch.gp import is_states
 from pymc_gradmatch.model import Constraint, constraints, equations, known_starts
 from pymc_gradmatch.ode import ODE, Solution, Solver, failures_by_reason
@@ -330,15 +331,28 @@ def _stacked(draws: xr.DataArray) -> Array:
     return values.reshape(-1, *values.shape[2:])
 
 
-def compile_for_draws(inputs, outputs, random_seed: int | None = None) -> Callable:
-    """Compile graphs of inputs for arrays with a leading draw axis; random graphs need a seed."""
-    batched = [pt.tensor(dtype=v.dtype, shape=(None, *v.type.shape)) for v in inputs]
-    graphs = vectorize_graph(outputs, dict(zip(inputs, batched, strict=True)))
-    if random_seed is None:
-        return in_numpy(batched, graphs)
-    return pm.compile(
-        batched, graphs, random_seed=random_seed, mode="FAST_COMPILE", on_unused_input="ignore"
-    )
+def compile_for_draws(
+    inputs, outputs, random_seed: int | None = None, derive: Derive = as_they_are
+) -> Callable:
+    """Compile graphs of inputs for arrays with a leading draw axis; random graphs need a seed.
+
+    ``derive``: see :func:`in_numpy`.
+    """
+    if random_seed is not None:
+        reseed(outputs, inputs, random_seed)
+    return in_numpy(inputs, outputs, derive=_for_draws(derive))
+
+
+@cache
+def _for_draws(derive: Derive) -> Derive:
+    """Return what derives graphs of arrays with a leading draw axis."""
+
+    def derived(inputs, outputs):
+        graphs = derive(inputs, outputs)[1]
+        batched = [pt.tensor(dtype=v.dtype, shape=(None, *v.type.shape)) for v in inputs]
+        return batched, vectorize_graph([*graphs], dict(zip(inputs, batched, strict=True)))
+
+    return derived
 
 
 def broadcast_draws(values, graphs, *batch: int) -> list[Array]:

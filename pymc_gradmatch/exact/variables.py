@@ -36,8 +36,7 @@ class ModelVariables(Solutions):
 
     Coordinates are the values of the exact model's free variables, flat, those of x(t0) last;
     solutions are given to its graphs as data.  ``likelihood`` are the names of the observed
-    variables and potentials that count; ``single_terms`` the terms of the log density, entry by
-    entry, by name.
+    variables and potentials that count.
     """
 
     def __init__(self, model: pm.Model, has_volume: bool, number: DataValues):
@@ -64,16 +63,19 @@ class ModelVariables(Solutions):
         self._parameters = [v.name for v in named if v in upstream]
         self._graphs = number.with_shared(solved.replace_rvs_by_values([*theta, *starts, *named]))
         self._evaluate_graphs = compile_for_draws(self._values, self._graphs)
-        # A draw outside the likelihood's domain has density zero; it must not stop the others.
-        densities = minus_inf_if_invalid(
-            number.with_shared(log_densities_of(solved, [*free, *terms], has_volume))
-        )
+        densities = number.with_shared(log_densities_of(solved, [*free, *terms], has_volume))
         names = [rv.name for rv in [*free, *terms]]
-        self.single_terms = number.masked(dict(zip(names, densities, strict=True)))
+        self._checked_terms = number.masked(dict(zip(names, densities, strict=True)))
         there = self._start_values({}, None)
         self._shapes = [value.shape for value in there]
         self._start = np.concatenate([value.ravel() for value in there])
         self._evaluated: deque[tuple[NDArray, list[NDArray]]] = deque()  # points, trajectories
+
+    @cached_property
+    def single_terms(self) -> dict[str, Any]:
+        """The terms of the log density, entry by entry, by name."""
+        _, graphs = single_terms([], [*self._checked_terms.values()])
+        return dict(zip(self._checked_terms, graphs, strict=True))
 
     @property
     def names(self) -> list[str]:
@@ -209,16 +211,17 @@ class ModelVariables(Solutions):
         variables, values = self._at_points(phi)
         observed = self._observed_data()
 
-        def evaluated(graphs) -> dict[str, NDArray]:
-            seed = int(rng.integers(2**31))
-            evaluate = compile_for_draws([*self._values, *self._x], graphs, seed)
+        def evaluated(graphs, **how) -> dict[str, NDArray]:
+            evaluate = compile_for_draws([*self._values, *self._x], graphs, **how)
             arrays = broadcast_draws(evaluate(*values), graphs, len(phi))
             return dict(zip(observed, (array[None] for array in arrays), strict=True))
 
         groups = {"posterior": {name: array[None] for name, array in variables.items()}}
         with suppress(NotImplementedError):
-            groups["posterior_predictive"] = evaluated(self._random_data())
-        groups["log_likelihood"] = evaluated([self.single_terms[name] for name in observed])
+            seed = int(rng.integers(2**31))
+            groups["posterior_predictive"] = evaluated(self._random_data(), random_seed=seed)
+        terms = [self._checked_terms[name] for name in observed]
+        groups["log_likelihood"] = evaluated(terms, derive=single_terms)
         groups |= {"observed_data": observed} if observed else {}
         of_draws = ((name, array[0]) for name, array in variables.items())
         dims, coords = self._dims_and_coords([*of_draws, *observed.items()])
@@ -245,17 +248,18 @@ class ModelVariables(Solutions):
 
     def _cached_or_solved(self, phi: Array) -> list[Array]:
         """Return the trajectories of points, most of which were evaluated before, or repeat."""
-        rows = [row.tobytes() for row in phi]
-        known = {row.tobytes() for points, _ in self._evaluated for row in points}
-        places = {row: place for place, row in enumerate(rows)}
-        left = [place for row, place in places.items() if row not in known]
-        solved = [*self._evaluated]
+        rows = _as_bytes(phi)
+        wanted = {row: place for place, row in enumerate(rows)}
+        found: dict[bytes, tuple[NDArray, ...]] = {}
+        for points, trajectories in self._evaluated:
+            at = {row: k for k, row in enumerate(_as_bytes(points)) if row in wanted}
+            some = zip(*(x[[*at.values()]] for x in trajectories), strict=True)
+            found |= zip(at, some, strict=True)
+        left = [place for row, place in wanted.items() if row not in found]
         if left:
-            solved.append((phi[left], self._solved(self._split(phi[left]))))
-        points, trajectories = zip(*solved, strict=True)
-        places = {row.tobytes(): place for place, row in enumerate(np.concatenate(points))}
-        at = [places[row] for row in rows]
-        return [np.concatenate(x)[at] for x in zip(*trajectories, strict=True)]
+            solved = zip(*self._solved(self._split(phi[left])), strict=True)
+            found |= zip((rows[place] for place in left), solved, strict=True)
+        return [np.stack(x) for x in zip(*(found[row] for row in rows), strict=True)]
 
     @cached_property
     def _functions_of_states(self) -> tuple[list[str], list, Callable]:
@@ -351,6 +355,20 @@ class ModelVariables(Solutions):
             )
             raise ValueError(msg)
         return draws
+
+
+def _as_bytes(points: Array) -> list[bytes]:
+    """Return each row as a key."""
+    rows = np.ascontiguousarray(points)
+    return rows.view(f"V{rows.itemsize * rows.shape[1]}").ravel().tolist()
+
+
+def single_terms(inputs, densities) -> tuple[Any, list]:
+    """Derive terms that are minus infinity where parameters are outside their domain.
+
+    A draw there has density zero; it must not stop the others.
+    """
+    return inputs, minus_inf_if_invalid([*densities])
 
 
 def _shared_states(constraint: Constraint, *_) -> TensorVariable:

@@ -24,10 +24,10 @@ from pytensor.graph.basic import Variable, equal_computations
 from pytensor.graph.replace import clone_replace, graph_replace
 from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import ancestors
-from pytensor.tensor import TensorConstant, TensorVariable
+from pytensor.tensor import TensorVariable
 from xarray import DataTree
 
-from pymc_gradmatch._pymc import nutpie_model
+from pymc_gradmatch._pymc import is_data, nutpie_model
 from pymc_gradmatch.machine import MachineCode, Writer, compile_llvm, solve_banded
 from pymc_gradmatch.model import log_density_of
 from pymc_gradmatch.sampling.coordinates import BandCoordinates, Coordinates, Roles, monomials
@@ -69,16 +69,7 @@ def graphs_of(model: pm.Model) -> ModelGraphs:
         log_density,
         variables,
         [str(variable.name) for variable in named],
-        [v for v in ancestors([log_density, *variables]) if _is_data(v)],
-    )
-
-
-def _is_data(variable) -> bool:
-    # Multiples of a quarter, such as the factor 0.5, belong to the formula.
-    return (
-        isinstance(variable, TensorConstant)
-        and variable.dtype == "float64"
-        and not (variable.ndim == 0 and float(4 * variable.data).is_integer())
+        [v for v in ancestors([log_density, *variables]) if is_data(v)],
     )
 
 
