@@ -318,12 +318,21 @@ def search_mode(
 
 
 def optimise(density: Density, start: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the point that L-BFGS reaches."""
+    """Return the point that L-BFGS reaches from a point of finite density.
+
+    SciPy's line search, which interpolates, ends at an infinite value.  So where the density is not
+    finite it is taken to fall as steeply as it rises at the highest point so far, and the line
+    search returns.
+    """
+    top, highest, ascent = start, -np.inf, np.zeros_like(start)
 
     def objective(point):
+        nonlocal top, highest, ascent
         value, gradient = density(point)
         if not (np.isfinite(value) and np.isfinite(gradient).all()):
-            return np.inf, np.zeros_like(point)
+            return abs(ascent @ (point - top)) - highest, ascent
+        if value > highest:
+            top, highest, ascent = point.copy(), value, gradient
         return -value, -gradient
 
     options = {"maxiter": MAX_STEPS}

@@ -9,7 +9,7 @@ from scipy.optimize import approx_fprime
 import pymc_gradmatch as gm
 from benchmarks.cases import ACCURACY, named
 from benchmarks.paper import systems
-from pymc_gradmatch.numerics import laplace
+from pymc_gradmatch.numerics import laplace, optimise
 from pymc_gradmatch.sampling.posterior import compile_posterior, fixed_variables
 
 QUIET = {"cores": 1, "random_seed": 1, "progressbar": False}
@@ -219,6 +219,16 @@ def test_laplace_of_a_normal_is_exact_whatever_its_scales(rng):
     fit = laplace(density, center + scales)
     np.testing.assert_allclose(fit.factor.T @ precision @ fit.factor, np.eye(6), atol=1e-3)
     np.testing.assert_allclose((fit.location - center) / scales, 0, atol=1e-3)
+
+
+def test_an_optimisation_returns_from_where_the_density_is_zero():
+    """Assert it of a wall just behind the mode, which the first step jumps over."""
+
+    def density(u):
+        value = -50 * np.square(u - 0.1).sum() if (u < 0.2).all() else -np.inf
+        return value, -100 * (u - 0.1)
+
+    np.testing.assert_allclose(optimise(density, np.zeros(3)), 0.1, atol=1e-4)
 
 
 @pytest.mark.slow
