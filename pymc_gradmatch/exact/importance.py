@@ -146,6 +146,17 @@ class WeightedDraws(NamedTuple):
         """Whether Pareto k is below :func:`reliable_k`."""
         return bool(self.pareto_k < reliable_k(len(self.weights)))
 
+    @property
+    def has_variance(self) -> bool:
+        """Whether Pareto k is below 0.5, by two standard errors.
+
+        Otherwise weights may have no variance: Monte Carlo errors, by which searches are compared,
+        are then too small, and so are the standard deviations of few draws.  The error of k is that
+        of the maximum likelihood of a generalised Pareto distribution, (1 + k) / sqrt(m).
+        """
+        m = min(3 * np.sqrt(len(self.weights)), len(self.weights) / 5)
+        return bool(self.pareto_k + 2 * (1 + self.pareto_k) / np.sqrt(m) < 0.5)
+
     def resampled(self, n: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """Return indices of n draws of equal weight, by systematic resampling, in random order."""
         ends = np.cumsum(self.weights)

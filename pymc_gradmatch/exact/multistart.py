@@ -12,10 +12,16 @@ More starts are added until the end points repeat: the share of maxima that few 
 estimates the chance that one more start ends at an unknown maximum [1]_.  The highest
 maximum must have been reached more than once.
 
+Half of the starts are draws at which the profile density, maximised over initial states and noise,
+is higher than at their neighbours [2]_.  The likeliest draws may all be near one mode, and a draw
+near another is likely only if its initial states suit.
+
 References
 ----------
 .. [1] Good, I. J. (1953). The population frequencies of species and the estimation of population
    parameters. *Biometrika* 40.
+.. [2] Rinnooy Kan, A. H. G. and Timmer, G. T. (1987). Stochastic global optimization methods,
+   part II: multi level methods. *Mathematical Programming* 39.
 """
 
 from collections.abc import Iterator
@@ -23,6 +29,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.spatial import KDTree
 
 from pymc_gradmatch.exact.importance import check_positive
 from pymc_gradmatch.exact.posterior import ExactPosterior, Expansion
@@ -31,8 +38,10 @@ from pymc_gradmatch.exact.solutions import Array
 MAX_STEPS = 150  # of a local optimisation
 MIN_GAIN, LARGE_GAIN = 0.01, 1.0  # of the log density in a step: negligible; worth going on for
 PATIENCE = 5  # steps of less gain, after which a local optimisation ends
-N_SCREENED = 1_000  # prior draws, from the likeliest of which half of the starts are taken
+N_SCREENED = 1_000  # draws, of which starts are taken
 FIRST_STARTS, MAX_STARTS = 32, 256
+N_NEIGHBOURS = 8  # among which a start is the highest
+WIDENING = 2.0  # of half of the draws: far out in the prior, too, a mode may have much weight
 EVIDENCE_GAP = 20.0  # log evidence below the largest, beyond which maxima are ignored
 MIN_REPEATS = 3  # of a maximum: fewer suggest that there are more like it
 MAX_CHANCE_OF_NEW = 0.05  # that one more start ends at a new maximum
@@ -300,7 +309,7 @@ def find_modes(
     drawn = target.draw_prior(N_SCREENED, rng)
     low, high = np.quantile(drawn, [0.16, 0.84], axis=0)
     widths = np.maximum((high - low) / 2, 1e-8)
-    points = _starts(target, drawn, FIRST_STARTS, rng)
+    points = _starts(target, drawn, widths, FIRST_STARTS, rng)
     if near is not None:
         some = rng.permutation(near)[:N_SCREENED]
         points = np.concatenate([points, some[np.argsort(-target(some))[: FIRST_STARTS // 2]]])
@@ -318,19 +327,56 @@ def further_starts(
 ) -> Iterator[ModeSearch]:
     """Double the number of starts, up to 256, and yield the result so far each time.
 
-    Starts are draws of the prior, and end points above all maxima that reached the step limit.
+    Starts are draws, and end points above all maxima that reached the step limit.
     """
     n_starts = FIRST_STARTS
     while n_starts < MAX_STARTS:
-        points = _starts(target, target.draw_prior(N_SCREENED, rng), n_starts, rng)
+        points = _starts(target, target.draw_prior(N_SCREENED, rng), found.widths, n_starts, rng)
         found = found.extended(target, np.concatenate([points, found.unfinished]))
         n_starts *= 2
         yield found
 
 
-def _starts(target: ExactPosterior, drawn: Array, n: int, rng) -> Array:
-    """Return the likeliest of draws, and as many others of positive density."""
-    log_density = target.screen(drawn)
-    likeliest = np.argsort(-log_density)[: np.isfinite(log_density).sum()]
-    others = rng.permutation(likeliest[n // 2 :])
-    return drawn[np.append(likeliest[: n // 2], others[: n // 2])]
+def _starts(target: ExactPosterior, drawn: Array, widths: Array, n: int, rng) -> Array:
+    """Return the highest maxima of the profile density among draws, and as many other draws.
+
+    Half of the draws are those given, of the prior, half of a wider one.
+    """
+    center, half = np.median(drawn, axis=0), len(drawn) // 2
+    points = np.concatenate([drawn[:half], center + WIDENING * (drawn[half:] - center)])
+    log_density = np.concatenate([target.screen(points[:half]), target(points[half:])])
+    is_positive = np.isfinite(log_density)
+    points, log_density = points[is_positive], log_density[is_positive]
+    if not len(points):
+        return points
+    is_kept = target.is_parameter if target.is_parameter.any() else ~target.is_parameter
+    for part in np.array_split(np.arange(len(points)), -(-len(points) // MAX_STARTS)):
+        points[part], log_density[part] = _step_in_others(
+            target, points[part], log_density[part], widths, is_kept
+        )
+    parameters = points[:, is_kept] / widths[is_kept]
+    _, nearest = KDTree(parameters).query(parameters, min(N_NEIGHBOURS + 1, len(points)))
+    is_highest = log_density >= log_density[nearest].max(axis=1)
+    order = np.lexsort((-log_density, ~is_highest))
+    n_highest = min(n // 2, int(is_highest.sum()))
+    return points[np.append(order[:n_highest], rng.permutation(order[n_highest:])[: n - n_highest])]
+
+
+def _step_in_others(
+    target: ExactPosterior, points: Array, log_density: Array, widths: Array, is_kept: NDArray
+) -> tuple[Array, Array]:
+    """Return points after a step in the coordinates that are not kept, and their log density."""
+    if is_kept.all():
+        return points, log_density
+    at = Expansion(*map(np.array, target.expand(points, widths)))
+    at.gradient[:, is_kept] = 0
+    at.hessian[:, is_kept] = at.hessian[..., is_kept] = 0
+    points, log_density, known = points.copy(), log_density.copy(), np.flatnonzero(_is_finite(at))
+    dampings = np.tile([1e-6, 1.0, 16.0], (len(known), 1))
+    moved = points[known, None] + PrincipalAxes.of(at.select(known), widths).steps(dampings)
+    found = target(moved.reshape(-1, points.shape[1])).reshape(dampings.shape)
+    best, rows = found.argmax(axis=1), np.arange(len(known))
+    rises = found[rows, best] > log_density[known]
+    points[known[rises]] = moved[rows, best][rises]
+    log_density[known[rises]] = found[rows, best][rises]
+    return points, log_density

@@ -175,7 +175,9 @@ def run_searches(
             )  # fmt: skip
         n_rounds += sum(one.pool.n_rounds for one in searches)
         found = _combined([one.pool for one in searches], modes, n_unfinished)
-        is_reliable = found.is_reliable
+        weighted = found.weighted
+        is_enough = weighted.has_variance and weighted.n_effective >= n_draws / 4
+        is_reliable = found.is_reliable and (is_enough or attempt > 0)
         if is_reliable:
             found = found._replace(hmc=hmc_check(target, found, rng))
         proposals = [one.proposal for one in searches]

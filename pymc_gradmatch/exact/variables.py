@@ -48,7 +48,7 @@ class ModelVariables(Solutions):
         self.likelihood = [term.name for term in terms]
         self._observed = [term for term in terms if term in solved.observed_RVs]
         needed = set(ancestors([*theta, *starts, *terms]))
-        self._theta_and_starts = [*theta, *starts]
+        self._theta, self._theta_and_starts = theta, [*theta, *starts]
         self._free_rvs = free = [rv for rv in solved.free_RVs if rv in needed]
         if discrete := [rv.name for rv in free if not np.issubdtype(rv.dtype, np.inexact)]:
             msg = f"the free variables {discrete} are discrete; expected continuous ones."
@@ -83,6 +83,13 @@ class ModelVariables(Solutions):
         others = zip(self._values[: self._n_others], self._shapes, strict=False)
         names = [name for value, shape in others for name in self.entries(str(value.name), shape)]
         return [*names, *map(str, self._start_entries(self._start_labels))]
+
+    @property
+    def is_parameter(self) -> NDArray[np.bool_]:
+        """Which coordinates the parameters of the ODE depend on."""
+        behind = {*ancestors(self._theta)}
+        sizes = [prod(shape) for shape in self._shapes]
+        return np.repeat([rv in behind for rv in self._free_rvs], sizes)
 
     @property
     def _n_others(self) -> int:
