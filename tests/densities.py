@@ -19,16 +19,25 @@ class Density:
         Maps points ``(point, n)`` to values.
     draw_prior : callable, optional
         Maps a number and a generator to draws of the prior.
+    n_parameters : int, optional
+        How many coordinates, the first, are parameters of an ODE; all by default.
     """
 
-    def __init__(self, log_density, draw_prior=None):
+    def __init__(self, log_density, draw_prior=None, n_parameters=None):
         self.log_density, self.draw_prior = log_density, draw_prior
+        self.n_parameters = n_parameters
 
     def __call__(self, phi):
         """Evaluate it at points."""
         return self.log_density(phi)
 
     screen = __call__
+
+    @property
+    def is_parameter(self):
+        """Which coordinates are parameters of an ODE."""
+        n = self.draw_prior(1, np.random.default_rng(0)).shape[1]
+        return np.arange(n) < (n if self.n_parameters is None else self.n_parameters)
 
     def value_and_gradient(self, phi, widths):
         """Evaluate it and its gradient at points."""
