@@ -90,8 +90,9 @@ def _progress_console() -> Console:
 
 
 def largest_changes(moved: pd.Series, decimals: int = 1) -> str:
-    """Return the three largest changes as text, with their names and sizes."""
+    """Return the largest changes as text, with names and sizes: three, without negligible ones."""
     most = moved[moved.abs().sort_values(ascending=False).index[:3]]
+    most = most[(most.abs().round(decimals) > 0) | (most.index == most.index[0])]
     return ", ".join(f"{name} by {value:+.{decimals}f}" for name, value in most.items())
 
 

@@ -127,7 +127,7 @@ def test_what_the_data_do_not_tell_is_said_beside_the_prior():
     row = fit.unidentified.loc["k"]
     expected = np.ptp(stats.beta(3, 3).ppf([0.25, 0.75]))
     assert row["prior_width"] == pytest.approx(expected, rel=0.2)
-    assert "The data say little about k (0." in repr(fit)
+    assert "The data say little about k (the middle half of its draws is 0." in repr(fit)
 
 
 @pytest.mark.filterwarnings("ignore:state 'b'. the estimate of")

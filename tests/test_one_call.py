@@ -255,6 +255,13 @@ def test_a_density_that_is_zero_at_the_start_says_where(gp, y):
         gm.fit(model=four_lines(gp, likelihood), random_seed=1)
 
 
+def test_a_prior_that_is_nan_at_its_own_draws_is_named(y):
+    """Assert it of one that PyMC 6.4 computes in integers of 8 bits."""
+    priors = {"rate": pm.HalfStudentT.dist(nu=3, sigma=50)}
+    with pytest.raises(ValueError, match=r"prior density of rate is zero or NaN .* as floats"):
+        gm.fit(DECAY, T, y, priors=priors, random_seed=1)
+
+
 @pytest.mark.parametrize(
     ("start", "rate", "states"),
     [(3.0, 10.0, ["mass"]), (3.0, 1.5, ["mass"]), (3.0, 0.6, []), (0.0, 10.0, [])],

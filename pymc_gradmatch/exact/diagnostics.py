@@ -178,13 +178,13 @@ REASONS = {
         "them out, or times at unequal gaps: {figures}"
     ),
     "walks": (
-        "{figure} of {walkers} Hamiltonian trajectories from them lead to a region without draws "
-        "of {searches}: {figures}. The posterior extends beyond what they could cover"
+        "{figure} of {walkers} Hamiltonian trajectories from the draws of {searches} lead to a "
+        "region without draws: {figures}. The posterior extends beyond what they could cover"
     ),
     "walks_tell": (
-        "only {figure} of {walkers} Hamiltonian trajectories from them, half of which start in the "
-        "tails, keep their energy for a step: {figures}. Part of the posterior is a ridge too thin "
-        "for their steps, and for the proposals to cover"
+        "only {figure} of {walkers} Hamiltonian trajectories from the draws, half of which start "
+        "in the tails, keep their energy for a step: {figures}. Part of the posterior is a ridge "
+        "too thin for their steps, and for the proposals to cover"
     ),
     "ridges": (
         "a ridge extends beyond the point to which it was followed, with a share of the posterior "

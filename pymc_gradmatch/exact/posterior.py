@@ -373,12 +373,20 @@ class ExactPosterior(ModelVariables):
         trajectories = self._solved(u)
         if not all(np.isfinite(x).all() for x in trajectories):
             return self._first_message(u, explain_failure)
-        graphs = [self.single_terms[name] for name in self.likelihood]
+        graphs = [*self.single_terms.values()]
         with np.errstate(all="ignore"):
             evaluate = compile_for_draws([*self._values, *self._x], graphs)
             arrays = broadcast_draws(evaluate(*u, *trajectories), graphs, 1)
-        densities = {name: v[0] for name, v in zip(self.likelihood, arrays, strict=True)}
-        zero = where_impossible(densities, self._observed_data())
+        densities = {name: v[0] for name, v in zip(self.single_terms, arrays, strict=True)}
+        of_priors = {name: v for name, v in densities.items() if name not in self.likelihood}
+        if zero := where_impossible(of_priors):
+            return (
+                f"The prior density of {zero} is zero or NaN there; if the point was drawn from "
+                "the prior, that prior computes it wrongly: write its numbers as floats, 50.0 "
+                "instead of 50."
+            )
+        of_data = {name: densities[name] for name in self.likelihood}
+        zero = where_impossible(of_data, self._observed_data())
         return f"The likelihood is zero at {zero}." if zero else ""
 
     def why_no_gradient(self, phi: Array) -> str:

@@ -57,9 +57,8 @@ N_STARTS_RETURNED = 4
 N_EXAMINED = 100  # prior draws examined for an error message
 UNSEEN = "A solution that none of the searches found cannot be ruled out."
 TRY = (
-    "Try more draws (n_draws), narrower priors where the data leave parameters open, or sample the "
-    "exact posterior with an ODE solver in the loop, from .starts and with .covariance as the "
-    "metric."
+    "Try more draws (n_draws=), narrower priors where the data leave parameters open, or NUTS: "
+    "gm.sample(model=fit.exact_model)."
 )
 
 
@@ -311,5 +310,5 @@ def _no_start(target: ExactPosterior, rng: np.random.Generator) -> str:
     where = f" From {at}: {why}" if why else ""
     return (
         "the exact density is zero at all prior draws: the ODE cannot be integrated from "
-        f"there, or the likelihood excludes them.{where} Check the priors."
+        f"there, or the likelihood or a prior excludes them.{where} Check the priors."
     )

@@ -300,9 +300,10 @@ def fit(
         p(\theta, x_0, \sigma \mid y) \propto
         p(\theta)\, p(\sigma)\, N\bigl(y \mid x(t; \theta, x_0), \sigma^2 I\bigr)
 
-    The ODE is solved for some thousand prior draws.  Multi-start optimisation
-    (Levenberg-Marquardt with forward sensitivities) from the likeliest and from others leads to
-    the modes of the exact posterior, and ends when its end points repeat.  Where the best solution
+    The ODE is solved for a thousand draws of the prior and of a wider distribution.  Multi-start
+    optimisation (Levenberg-Marquardt with forward sensitivities), from draws that fit better than
+    their neighbours and from others, leads to the modes of the exact posterior, and ends when its
+    end points repeat.  Where the best solution
     fits the data poorly, as for long series and chaos, a first piece of the data is fitted, then
     longer and longer ones.  Two independent searches then draw around all modes by adaptive
     importance sampling.  With twenty unknowns or more and one mode, with fifteen or more where
@@ -582,13 +583,11 @@ def _in_words(unidentified: pd.DataFrame) -> str:
     if unidentified.empty:
         return ""
     listed = ", ".join(
-        f"{name} ({row.prior_width:.2g} in the prior, {row.posterior_width:.2g} in the posterior)"
+        f"{name} (the middle half of its draws is {row.posterior_width:.2g} wide, before the data "
+        f"{row.prior_width:.2g})"
         for name, row in zip(unidentified.index, unidentified.itertuples(), strict=True)
     )
-    return (
-        f" The data say little about {listed}: interquartile ranges, of a start the range of the "
-        "state over time where that is less than the prior's."
-    )
+    return f" The data say little about {listed}."
 
 
 def _of_starts(default: list[str]) -> str:
