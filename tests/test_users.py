@@ -314,7 +314,7 @@ def test_what_is_withheld_says_that_the_solution_is_told_where_parameters_are_no
 
 
 @pytest.mark.slow
-def test_a_neural_term_of_nine_weights_ends_and_says_what_is_determined(monkeypatch):
+def test_a_neural_term_of_nine_weights_ends_with_the_curve_and_no_passed_verdict(monkeypatch):
     """The units may be exchanged and their signs turned: 48 modes that are one solution.
 
     From 32 starts; from 256, of which all find other modes, it takes some ten minutes.
@@ -334,7 +334,6 @@ def test_a_neural_term_of_nine_weights_ends_and_says_what_is_determined(monkeypa
     fit = gm.fit(ode, t, y, priors=weights, **QUIET)
     assert not fit.is_exact
     assert fit.diagnostics.n_rounds <= 36
-    assert "The data say little about" in repr(fit)
     best = ode.solve(t, fit.mode["x0"], {name: fit.mode[name] for name in names})
     assert np.abs(best[:, 0] - curve).max() < 0.03
 
