@@ -1,5 +1,5 @@
-# Needs Python 3.12 or newer. `make demo` runs an example, `make test` the fast tests (about 12 CPU
-# minutes), `make test-all` also the slow tests and the notebooks (about 35).
+# Needs Python 3.12 or newer. `make demo` runs an example, `make test` the fast tests (about 19 CPU
+# minutes), `make test-all` also the slow tests and the notebooks (about 55).
 VENV := .venv
 BIN := $(VENV)/bin
 FIND_PYTHON = for p in python3.12 python3.13 python3.14 python3 python; do \
