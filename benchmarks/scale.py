@@ -5,7 +5,7 @@ microseconds of CPU time inside compiled code, and the seconds on the clock that
 compiling takes the first time, before PyTensor's cache knows the model:
 Lotka-Volterra at 20 to 1000 times, with dense matrices and with structured ones
 (a model of Matern52 kernels has these from 200 times on), and Lorenz-96 with 2, 10 and 40 states.
-``--quick`` stops at 200 times and 10 states.  Run it with ``OMP_NUM_THREADS=1``.
+``--quick`` stops at 20 times and 2 states.  Run it with ``OMP_NUM_THREADS=1``.
 
 ``--build`` measures from data to density instead: CPU seconds of ``fit_gp``, of
 ``build_model``, of ``gm.fit`` and of ``gm.sample`` (the refined model, 4 x 500 draws),
@@ -408,11 +408,11 @@ def main(arguments: list[str] | None = None):
         out = options.out or (None if quick else RESULTS / f"scale-{study}.csv")
         show(pd.DataFrame(rows).set_index(["system", "size"]), out)
         return
-    for n_time in LENGTHS[:4] if options.quick else LENGTHS:
+    for n_time in LENGTHS[:1] if options.quick else LENGTHS:
         for matrices in ("dense", "structured"):
             rows.append(row("Lotka-Volterra", matrices, long_series, n_time))
             print(rows[-1], flush=True)
-    for n_state in SIZES[:2] if options.quick else SIZES:
+    for n_state in SIZES[:1] if options.quick else SIZES:
         rows.append(row("Lorenz-96", "dense", lorenz_96, n_state))
         print(rows[-1], flush=True)
     table = pd.DataFrame(rows).set_index(["system", "times", "states", "matrices"])
