@@ -132,6 +132,16 @@ def test_variances_are_not_climbed(model):
                                atol=1e-4)  # fmt: skip
 
 
+def assert_one_mode_near(posterior, theta, n_seeds):
+    """Assert that optimisations of all seeds end at one mode, near the truth."""
+    modes = [posterior.find_mode(np.random.default_rng(seed)) for seed in range(n_seeds)]
+    heights = [mode.log_density for mode in modes]
+    np.testing.assert_allclose(heights, heights[0], atol=1e-3)
+    variables = posterior.variables(modes[0].location)
+    for name, truth in theta.items():
+        assert abs(variables[name] - truth) < 0.25 * truth + 0.05
+
+
 @pytest.mark.slow
 def test_fitzhugh_nagumo_ends_in_the_right_mode_from_prior_starts(even_noise):
     """Assert the mode near the truth for ten seeds of the starts; one start in nine is a trap."""
@@ -150,13 +160,7 @@ def test_fitzhugh_nagumo_ends_in_the_right_mode_from_prior_starts(even_noise):
         sigma="fixed",
         preset="fgpgm",
     )
-    posterior = compile_posterior(model)
-    modes = [posterior.find_mode(np.random.default_rng(seed)) for seed in range(10)]
-    heights = [mode.log_density for mode in modes]
-    np.testing.assert_allclose(heights, heights[0], atol=1e-3)
-    variables = posterior.variables(modes[0].location)
-    for name, truth in system.theta.items():
-        assert abs(variables[name] - truth) < 0.25 * truth + 0.05
+    assert_one_mode_near(compile_posterior(model), system.theta, n_seeds=10)
 
 
 @pytest.mark.slow
@@ -165,13 +169,8 @@ def test_an_exact_model_ends_in_the_right_mode_whatever_the_seed():
     case = named(ACCURACY, "FHN SNR 10")
     quiet = {"random_seed": 1, "progressbar": False}
     model = case.model(case.simulate(1), preset="fgpgm", **quiet)
-    posterior = compile_posterior(gm.exact_model(model, rtol=1e-6))
-    modes = [posterior.find_mode(np.random.default_rng(seed)) for seed in range(5)]
-    heights = [mode.log_density for mode in modes]
-    np.testing.assert_allclose(heights, heights[0], atol=1e-3)
-    found = posterior.variables(modes[0].location)
-    for name, truth in case.theta.items():
-        assert abs(found[name] - truth) < 0.25 * truth + 0.05
+    exact = compile_posterior(gm.exact_model(model, rtol=1e-6))
+    assert_one_mode_near(exact, case.theta, n_seeds=5)
 
 
 @pytest.mark.slow

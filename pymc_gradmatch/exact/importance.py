@@ -152,7 +152,8 @@ class WeightedDraws(NamedTuple):
 
         Otherwise weights may have no variance: Monte Carlo errors, by which searches are compared,
         are then too small, and so are the standard deviations of few draws.  The error of k is that
-        of the maximum likelihood of a generalised Pareto distribution, (1 + k) / sqrt(m).
+        of the maximum likelihood of a generalised Pareto distribution, (1 + k) / sqrt(m), where m
+        draws are in the tail that it is fitted to.
         """
         m = min(3 * np.sqrt(len(self.weights)), len(self.weights) / 5)
         return bool(self.pareto_k + 2 * (1 + self.pareto_k) / np.sqrt(m) < 0.5)

@@ -84,7 +84,7 @@ class ModelVariables(Solutions):
         names = [name for value, shape in others for name in self.entries(str(value.name), shape)]
         return [*names, *map(str, self._start_entries(self._start_labels))]
 
-    @property
+    @cached_property
     def is_parameter(self) -> NDArray[np.bool_]:
         """Which coordinates the parameters of the ODE depend on."""
         behind = {*ancestors(self._theta)}
