@@ -40,8 +40,8 @@ MIN_GAIN, LARGE_GAIN = 0.01, 1.0  # of the log density in a step: negligible; wo
 PATIENCE = 5  # steps of less gain, after which a local optimisation ends
 N_SCREENED = 1_000  # draws, of which starts are taken
 FIRST_STARTS, MAX_STARTS = 32, 256
-# Among which a start is the highest.  For an oscillator (tests/test_multistart.py) 4 leave 75 draws,
-# 8 leave 17, 16 leave 11, and all of its modes in 8 of 8 seeds; 32 leave 7, and all in 7 of 8.
+# Among which a start is the highest.  Of an oscillator (tests/test_multistart.py) 4 leave 75 draws,
+# 8 leave 17 and 16 leave 11, with all modes in 8 of 8 seeds; 32 leave 7, with all in 7 of 8.
 N_NEIGHBOURS = 8
 # Of half of the draws: far out in the prior, too, a mode may have much weight.  For the same
 # oscillator 1 finds all modes in 2 of 8 seeds, 1.5 in 6, 2 in all.
